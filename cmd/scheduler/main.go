@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Berth-scheduler is kube-scheduler with the FloatingIP plugin compiled in. It
+// takes kube-scheduler's flags and configuration.
+package main
+
+import (
+	"os"
+
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	"github.com/berth-dev/berth/plugins/floatingip"
+)
+
+func main() {
+	factory := floatingip.NewFactory()
+	command := app.NewSchedulerCommand(app.WithPlugin(floatingip.Name, factory.New))
+	os.Exit(cli.Run(command))
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Owner is the workload an address belongs to. Comparable.
+type Owner struct {
+	// APIVersion and Kind say what the workload is; the version part does not
+	// count for identity.
+	APIVersion, Kind string
+	Namespace, Name  string
+	// UID tells a workload from another that had its name before.
+	UID string
+	// PodName is the pod the address stands for; empty where the owner's pods
+	// share out its addresses.
+	PodName string
+}
+
+// Record is what the API server stores of an address in use.
+type Record struct {
+	Addr  netip.Addr
+	Pool  string
+	Owner Owner
+	// PodName and PodUID name the holder; both are empty while the address is
+	// retained.
+	PodName, PodUID string
+	Node            string
+	Policy          Policy
+	// Reserved marks an address that an administrator took out of circulation.
+	Reserved bool
+
+	// UID, Version and Generation identify the stored object. Versions of one
+	// object grow (KEP-5504: resource versions are comparable integers).
+	UID        string
+	Version    uint64
+	Generation int64
+	Created    time.Time
+}
+
+// Policy says when an address is freed.
+type Policy uint8
+
+// The release policies.
+const (
+	PodDeleted Policy = iota
+	Retain
+	Never
+)
+
+// ownerKey is the identity under which an owner finds its addresses again. It
+// leaves out the API version, which may change under a live workload, and the
+// UID, which a workload kept by Never may change.
+type ownerKey struct {
+	group, kind, namespace, name, podName string
+}
+
+func (o Owner) key() ownerKey {
+	group := ""
+	for i := range len(o.APIVersion) {
+		if o.APIVersion[i] == '/' {
+			group = o.APIVersion[:i]
+			break
+		}
+	}
+	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName}
+}
+
+// SameWorkload says whether two owners are the same workload by name, whatever
+// their UIDs.
+func (o Owner) SameWorkload(other Owner) bool {
+	return o.key() == other.key()
+}
+
+// heldBy says whether the address is owner's to use for the pod podUID: the pod
+// has it already, or the policy kept it for the owner.
+func (r *Record) heldBy(owner Owner, podUID string) bool {
+	if r.Reserved {
+		return false
+	}
+	if r.PodUID == podUID {
+		return true
+	}
+	// A pod with a name that lasts replaces the holder of that name: the API
+	// server admits one pod of a name, so the other is gone. Pods that share out
+	// addresses wait until one is given back.
+	if r.PodUID != "" && owner.PodName == "" {
+		return false
+	}
+	switch r.Policy {
+	case Retain:
+		return r.Owner.UID == owner.UID
+	case Never:
+		return true
+	}
+	return false
+}

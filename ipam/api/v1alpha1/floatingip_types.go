@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ReleasePolicy says when an address that a pod held is freed.
+//
+// +kubebuilder:validation:Enum=PodDeleted;Retain;Never
+type ReleasePolicy string
+
+const (
+	// ReleasePodDeleted frees the address when the pod is gone or finished.
+	ReleasePodDeleted ReleasePolicy = "PodDeleted"
+	// ReleaseRetain frees the address when the workload is deleted or scaled
+	// down below what the address stands for.
+	ReleaseRetain ReleasePolicy = "Retain"
+	// ReleaseNever keeps the address until somebody deletes the FloatingIP.
+	ReleaseNever ReleasePolicy = "Never"
+)
+
+// FloatingIP is one address in use. It is named by the address, so the API
+// server admits one holder. The scheduler creates and updates it when it binds
+// a pod, the controller clears the pod and deletes the object by release
+// policy. A free address has no object.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=fip;fips,categories=berth
+// +kubebuilder:selectablefield:JSONPath=.spec.pool
+// +kubebuilder:selectablefield:JSONPath=.spec.node
+// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.spec.address`,priority=1
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.owner.namespace`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
+// +kubebuilder:printcolumn:name="Owner-Kind",type=string,JSONPath=`.spec.owner.kind`
+// +kubebuilder:printcolumn:name="Owner",type=string,JSONPath=`.spec.owner.name`
+// +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.releasePolicy`
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.spec.since`
+// +kubebuilder:printcolumn:name="Reserved",type=boolean,JSONPath=`.spec.reserved`,priority=1
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('-') ? (isIP(self.metadata.name.replace('-', ':')) && isIP(self.spec.address) && ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address)) : self.metadata.name == self.spec.address",message="metadata.name must be spec.address itself for IPv4, and its eight four-digit groups joined by dashes for IPv6 (2001-0db8-0000-0000-0000-0000-0000-0001)"
+type FloatingIP struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec FloatingIPSpec `json:"spec"`
+}
+
+// FloatingIPSpec says who has the address, where and since when.
+type FloatingIPSpec struct {
+	// address in its canonical form; the object's name follows from it.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an IP address in canonical form, such as 10.0.70.2 or 2001:db8::1"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: delete this FloatingIP and create another"
+	Address string `json:"address"`
+
+	// pool is the IPPool the address was drawn from.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Pool string `json:"pool,omitempty"`
+
+	// network is what the node needs to wire the address, as the pool said it
+	// when the address was bound to its pod.
+	//
+	// +optional
+	Network *Network `json:"network,omitempty"`
+
+	// owner is the workload the address belongs to. It stays while the pod
+	// comes and goes.
+	//
+	// +optional
+	Owner *Owner `json:"owner,omitempty"`
+
+	// pod holds the address now. Absent: the address is retained for its owner,
+	// or reserved.
+	//
+	// +optional
+	Pod *PodReference `json:"pod,omitempty"`
+
+	// node is where the pod was bound.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Node string `json:"node,omitempty"`
+
+	// releasePolicy says when the address is freed.
+	//
+	// +kubebuilder:default=PodDeleted
+	// +optional
+	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
+
+	// reserved marks an address that an administrator took out of circulation:
+	// it is never given to a pod and never freed by Berth.
+	//
+	// +optional
+	Reserved bool `json:"reserved,omitempty"`
+
+	// since is when the address came to its present holder: bound to the pod,
+	// or retained.
+	//
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+}
+
+// Network is how an address is reached from its node.
+type Network struct {
+	// subnet of the pool, as a CIDR.
+	//
+	// +kubebuilder:validation:MaxLength=43
+	Subnet string `json:"subnet"`
+
+	// gateway of the subnet.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	// +optional
+	Gateway string `json:"gateway,omitempty"`
+
+	// vlan is the 802.1Q tag of the subnet on the node's uplink; 0 is untagged.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4094
+	// +optional
+	VLAN int32 `json:"vlan,omitempty"`
+}
+
+// Owner is the workload that an address belongs to: the controller at the top
+// of the pod's chain of owners, or the pod itself where it has none.
+type Owner struct {
+	// +kubebuilder:validation:MaxLength=253
+	APIVersion string `json:"apiVersion"`
+	// +kubebuilder:validation:MaxLength=63
+	Kind string `json:"kind"`
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+
+	// uid of the workload. A workload that was deleted and created again under
+	// the same name has another one.
+	UID types.UID `json:"uid"`
+
+	// podName is the pod the address stands for where the owner's pods have
+	// names that last (StatefulSet, bare pod); empty where pods share out the
+	// owner's addresses (Deployment).
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	PodName string `json:"podName,omitempty"`
+}
+
+// PodReference is one incarnation of a pod; its namespace is the owner's.
+type PodReference struct {
+	// +kubebuilder:validation:MaxLength=253
+	Name string    `json:"name"`
+	UID  types.UID `json:"uid"`
+}
+
+// FloatingIPList is a list of FloatingIPs.
+//
+// +kubebuilder:object:root=true
+type FloatingIPList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []FloatingIP `json:"items"`
+}

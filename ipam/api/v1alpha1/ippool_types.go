@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// IPPool is where addresses come from: one subnet, the ranges of it that Berth
+// may hand out, and the nodes where the subnet is reachable.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=ipp,categories=berth
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnet`
+// +kubebuilder:printcolumn:name="VLAN",type=integer,JSONPath=`.spec.vlan`,priority=1
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Capacity",type=integer,JSONPath=`.status.capacity`
+// +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.allocated`
+// +kubebuilder:printcolumn:name="Retained",type=integer,JSONPath=`.status.retained`
+// +kubebuilder:printcolumn:name="Reserved",type=integer,JSONPath=`.status.reserved`,priority=1
+// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.free`
+// +kubebuilder:printcolumn:name="Disabled",type=boolean,JSONPath=`.spec.disabled`,priority=1
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type IPPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec IPPoolSpec `json:"spec"`
+	// +optional
+	Status IPPoolStatus `json:"status,omitempty"`
+}
+
+// IPPoolSpec is what the administrator says of a pool. A range is one address,
+// "first-last", or a CIDR.
+//
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || !isIP(self.gateway) || cidr(self.subnet).containsIP(self.gateway)",message="gateway must be an address of spec.subnet, such as 10.0.70.1 in 10.0.70.0/24",fieldPath=".gateway"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || self.ranges.all(r, isCIDR(r) ? cidr(self.subnet).containsCIDR(r) : r.split('-').all(a, !isIP(a) || cidr(self.subnet).containsIP(a)))",message="every range must lie inside spec.subnet and be of its family, such as 10.0.70.10-10.0.70.99 in 10.0.70.0/24",fieldPath=".ranges"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.exclude) || self.exclude.all(r, isCIDR(r) ? cidr(self.subnet).containsCIDR(r) : r.split('-').all(a, !isIP(a) || cidr(self.subnet).containsIP(a)))",message="every exclude must lie inside spec.subnet and be of its family, such as 10.0.70.50 in 10.0.70.0/24",fieldPath=".exclude"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.nodeSubnets) || self.nodeSubnets.all(n, !isCIDR(n) || cidr(n).ip().family() == cidr(self.subnet).ip().family() || cidr(self.subnet).ip().family() == 6)",message="nodeSubnets of an IPv4 pool must be IPv4",fieldPath=".nodeSubnets"
+type IPPoolSpec struct {
+	// subnet that the addresses belong to, as a CIDR without host bits.
+	//
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="must be a CIDR without host bits, such as 10.0.70.0/24 or 2001:db8:70::/64"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: create another pool for another subnet"
+	Subnet string `json:"subnet"`
+
+	// ranges that Berth may hand out: addresses ("10.0.70.9"), first-last
+	// ("10.0.70.10-10.0.70.99", both included) or CIDRs ("10.0.70.128/25"). The
+	// gateway and the first and last address of an IPv4 subnet are left out
+	// unless they are listed as addresses of their own.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=87
+	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) ? cidr(r) == cidr(r).masked() : (r.split('-').size() <= 2 && r.split('-').all(a, isIP(a))))",message="every range must be one address (10.0.70.9), first-last (10.0.70.10-10.0.70.99) or a CIDR without host bits (10.0.70.128/25)"
+	// +kubebuilder:validation:XValidation:rule="self.all(r, r.split('-').size() != 2 || !r.split('-').all(a, isIP(a)) || ip(r.split('-')[0]).family() == ip(r.split('-')[1]).family())",message="first and last of a range must be of one family"
+	// +kubebuilder:validation:XValidation:rule="self.all(r, r.split('-').size() != 2 || !r.split('-').all(a, isIP(a) && ip(a).family() == 4) || (int(r.split('-')[0].split('.')[0]) * 16777216 + int(r.split('-')[0].split('.')[1]) * 65536 + int(r.split('-')[0].split('.')[2]) * 256 + int(r.split('-')[0].split('.')[3])) <= (int(r.split('-')[1].split('.')[0]) * 16777216 + int(r.split('-')[1].split('.')[1]) * 65536 + int(r.split('-')[1].split('.')[2]) * 256 + int(r.split('-')[1].split('.')[3])))",message="the first address of a range must not come after its last: write 10.0.70.10-10.0.70.99, not 10.0.70.99-10.0.70.10"
+	// +listType=atomic
+	Ranges []string `json:"ranges"`
+
+	// exclude takes addresses out of the ranges; same forms.
+	//
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=87
+	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) ? cidr(r) == cidr(r).masked() : (r.split('-').size() <= 2 && r.split('-').all(a, isIP(a))))",message="every exclude must be one address (10.0.70.50), first-last (10.0.70.50-10.0.70.59) or a CIDR without host bits (10.0.70.64/28)"
+	// +listType=atomic
+	// +optional
+	Exclude []string `json:"exclude,omitempty"`
+
+	// gateway of the subnet; pods use it as their way out.
+	//
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an address without a prefix length, such as 10.0.70.1"
+	// +optional
+	Gateway string `json:"gateway,omitempty"`
+
+	// vlan is the 802.1Q tag of the subnet on the nodes' uplink; 0 (default) is
+	// untagged.
+	//
+	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 4094",message="must be a VLAN ID from 1 to 4094, or 0 for untagged"
+	// +optional
+	VLAN int32 `json:"vlan,omitempty"`
+
+	// nodeSubnets are the networks of the nodes where the subnet is reachable: a
+	// node belongs to the pool if its InternalIP lies in one of them and
+	// nodeSelector, where given, matches. Neither: every node.
+	//
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked())",message="every node subnet must be a CIDR without host bits, such as 10.0.60.0/24"
+	// +listType=atomic
+	// +optional
+	NodeSubnets []string `json:"nodeSubnets,omitempty"`
+
+	// nodeSelector limits the pool to nodes with these labels.
+	//
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+
+	// namespaceSelector limits the pool to pods of namespaces with these labels.
+	// Absent: every namespace.
+	//
+	// +optional
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+
+	// disabled stops new allocations; addresses in use stay with their pods and
+	// retained ones with their owners.
+	//
+	// +optional
+	Disabled bool `json:"disabled,omitempty"`
+}
+
+// Conditions of an IPPool.
+const (
+	// PoolReady is true when the scheduler can allocate from the pool.
+	PoolReady = "Ready"
+	// PoolExhausted is true when the pool has no free address.
+	PoolExhausted = "Exhausted"
+)
+
+// IPPoolStatus is what the controller counted. capacity = allocated + retained
+// + reserved + free.
+type IPPoolStatus struct {
+	// observedGeneration of the spec that the numbers belong to.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// capacity is how many addresses the ranges hold.
+	// +optional
+	Capacity int64 `json:"capacity"`
+	// allocated addresses are held by a pod.
+	// +optional
+	Allocated int64 `json:"allocated"`
+	// retained addresses have an owner but no pod now.
+	// +optional
+	Retained int64 `json:"retained"`
+	// reserved addresses were taken out by an administrator.
+	// +optional
+	Reserved int64 `json:"reserved"`
+	// free addresses can be given to a pod.
+	// +optional
+	Free int64 `json:"free"`
+	// outside is how many addresses in use name this pool but are no longer in
+	// its ranges.
+	// +optional
+	Outside int64 `json:"outside"`
+
+	// conditions: Ready, Exhausted.
+	//
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// IPPoolList is a list of IPPools.
+//
+// +kubebuilder:object:root=true
+type IPPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []IPPool `json:"items"`
+}

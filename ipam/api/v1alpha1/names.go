@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// What a user writes on a pod.
+const (
+	// ResourceIP is the extended resource by which a pod asks for a floating
+	// IP. One container requests one; a ResourceQuota can cap it.
+	ResourceIP = GroupName + "/ip"
+	// AnnotationReleasePolicy is when the pod's address is freed: a
+	// [ReleasePolicy].
+	AnnotationReleasePolicy = GroupName + "/release-policy"
+	// AnnotationPools limits the pod to some pools: names, separated by commas.
+	AnnotationPools = GroupName + "/pools"
+)
+
+// AnnotationFloatingIPs names the FloatingIP objects of a bound pod, separated
+// by commas. The scheduler writes it with the Binding. It is a hint where to
+// look and proves nothing: only the pod UID inside the FloatingIP does.
+const AnnotationFloatingIPs = GroupName + "/floatingips"
+
+// NameOf returns the FloatingIP name of an address: the address itself for
+// IPv4, all eight groups joined by dashes for IPv6, which is a valid object
+// name and sorts as the address does.
+func NameOf(addr netip.Addr) string {
+	addr = addr.Unmap()
+	if addr.Is4() {
+		return addr.String()
+	}
+	return strings.ReplaceAll(addr.WithZone("").StringExpanded(), ":", "-")
+}
+
+// AddrOf is the inverse of [NameOf].
+func AddrOf(name string) (netip.Addr, error) {
+	text := name
+	if strings.Contains(name, "-") {
+		text = strings.ReplaceAll(name, "-", ":")
+	}
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("parse FloatingIP name %q as an address: %w", name, err)
+	}
+	if NameOf(addr) != name {
+		return netip.Addr{}, fmt.Errorf("FloatingIP name %q is not the canonical name of %s, which is %q", name, addr, NameOf(addr))
+	}
+	return addr, nil
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Pool is a compiled IPPool. Immutable.
+type Pool struct {
+	Name     string
+	Subnet   netip.Prefix
+	Gateway  netip.Addr // zero if the pool has none
+	VLAN     int32
+	Disabled bool
+	// Ranges hold the addresses Berth may hand out: ascending, disjoint, without
+	// the excluded ones and those of older pools.
+	Ranges []Range
+
+	listed            string
+	nodeSubnets       []netip.Prefix
+	nodeSelector      labels.Selector
+	namespaceSelector labels.Selector
+}
+
+// Capacity is the number of addresses in Ranges, math.MaxUint64 where it does
+// not fit.
+func (p *Pool) Capacity() uint64 {
+	var capacity uint64
+	for _, r := range p.Ranges {
+		size := r.Size()
+		if capacity+size < capacity {
+			return math.MaxUint64
+		}
+		capacity += size
+	}
+	return capacity
+}
+
+// Contains says whether the pool may hand out addr.
+func (p *Pool) Contains(addr netip.Addr) bool {
+	for _, r := range p.Ranges {
+		if r.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// String names the pool and its ranges as its author wrote them, for messages.
+func (p *Pool) String() string {
+	return fmt.Sprintf("pool %q (%s)", p.Name, p.listed)
+}
+
+// ServesNode says whether the pool's subnet is reachable at a node with these
+// internal addresses and labels.
+func (p *Pool) ServesNode(addresses []netip.Addr, nodeLabels labels.Set) bool {
+	if p.nodeSelector != nil && !p.nodeSelector.Matches(nodeLabels) {
+		return false
+	}
+	if len(p.nodeSubnets) == 0 {
+		return true
+	}
+	for _, subnet := range p.nodeSubnets {
+		for _, addr := range addresses {
+			if subnet.Contains(addr) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// AdmitsNamespace says whether pods of a namespace with these labels may use
+// the pool.
+func (p *Pool) AdmitsNamespace(namespaceLabels labels.Set) bool {
+	return p.namespaceSelector == nil || p.namespaceSelector.Matches(namespaceLabels)
+}
+
+func compile(object *v1alpha1.IPPool) (*Pool, error) {
+	spec := &object.Spec
+	pool := &Pool{
+		Name:     object.Name,
+		VLAN:     spec.VLAN,
+		Disabled: spec.Disabled,
+		listed:   listed(spec.Ranges),
+	}
+	var err error
+	if pool.Subnet, err = ParseSubnet(spec.Subnet); err != nil {
+		return nil, fmt.Errorf("spec.subnet: %w", err)
+	}
+	if spec.Gateway != "" {
+		if pool.Gateway, err = parseAddr(spec.Gateway); err != nil {
+			return nil, fmt.Errorf("spec.gateway: %w", err)
+		}
+		if !pool.Subnet.Contains(pool.Gateway) {
+			return nil, fmt.Errorf("spec.gateway: %s is not in the subnet %s", pool.Gateway, pool.Subnet)
+		}
+	}
+	if spec.VLAN < 0 || spec.VLAN > 4094 {
+		return nil, fmt.Errorf("spec.vlan: %d is not a VLAN ID from 1 to 4094, nor 0 for untagged", spec.VLAN)
+	}
+	if pool.Ranges, err = compileRanges(spec, pool); err != nil {
+		return nil, err
+	}
+	for i, text := range spec.NodeSubnets {
+		subnet, err := ParseSubnet(text)
+		if err != nil {
+			return nil, fmt.Errorf("spec.nodeSubnets[%d]: %w", i, err)
+		}
+		pool.nodeSubnets = append(pool.nodeSubnets, subnet)
+	}
+	if spec.NodeSelector != nil {
+		if pool.nodeSelector, err = metav1.LabelSelectorAsSelector(spec.NodeSelector); err != nil {
+			return nil, fmt.Errorf("spec.nodeSelector: %w", err)
+		}
+	}
+	if spec.NamespaceSelector != nil {
+		if pool.namespaceSelector, err = metav1.LabelSelectorAsSelector(spec.NamespaceSelector); err != nil {
+			return nil, fmt.Errorf("spec.namespaceSelector: %w", err)
+		}
+	}
+	return pool, nil
+}
+
+// compileRanges applies spec.ranges and spec.exclude, and leaves out what no
+// pod may have unless it is listed by itself: the gateway, and an IPv4 subnet's
+// network and broadcast addresses (RFC 1122 §3.2.1.3) or an IPv6 subnet's
+// router anycast address (RFC 4291 §2.6.1).
+func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) ([]Range, error) {
+	included, err := parseRanges("spec.ranges", spec.Ranges, pool.Subnet)
+	if err != nil {
+		return nil, err
+	}
+	excluded, err := parseRanges("spec.exclude", spec.Exclude, pool.Subnet)
+	if err != nil {
+		return nil, err
+	}
+	unusable := []netip.Addr{}
+	if pool.Gateway.IsValid() {
+		unusable = append(unusable, pool.Gateway)
+	}
+	if hostBits := pool.Subnet.Addr().BitLen() - pool.Subnet.Bits(); hostBits > 1 {
+		unusable = append(unusable, pool.Subnet.Addr())
+		if pool.Subnet.Addr().Is4() {
+			unusable = append(unusable, lastOf(pool.Subnet))
+		}
+	}
+	for _, addr := range unusable {
+		single := Range{First: addr, Last: addr}
+		listedByItself := false
+		for _, r := range included {
+			listedByItself = listedByItself || r == single
+		}
+		if !listedByItself {
+			excluded = append(excluded, single)
+		}
+	}
+	ranges := subtract(merge(included), merge(excluded))
+	if len(ranges) == 0 {
+		return nil, fmt.Errorf("spec.ranges: nothing is left after spec.exclude, the gateway and the subnet's first and last address")
+	}
+	return ranges, nil
+}
+
+func parseRanges(field string, texts []string, subnet netip.Prefix) ([]Range, error) {
+	var ranges []Range
+	for i, text := range texts {
+		r, err := ParseRange(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s[%d]: %w", field, i, err)
+		}
+		if !subnet.Contains(r.First) || !subnet.Contains(r.Last) {
+			return nil, fmt.Errorf("%s[%d]: %s is not inside the subnet %s", field, i, r, subnet)
+		}
+		ranges = append(ranges, r)
+	}
+	return ranges, nil
+}
+
+// listed shortens a long list of ranges for messages.
+func listed(ranges []string) string {
+	const most = 4
+	if len(ranges) <= most {
+		return strings.Join(ranges, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(ranges[:most], ", "), len(ranges)-most)
+}

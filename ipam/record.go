@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// recordOf reads a FloatingIP into the book's terms.
+func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
+	addr, err := v1alpha1.AddrOf(ip.Name)
+	if err != nil {
+		return allocator.Record{}, err
+	}
+	version, err := strconv.ParseUint(ip.ResourceVersion, 10, 64)
+	if err != nil {
+		return allocator.Record{}, fmt.Errorf("FloatingIP %s: resource version %q is not a number", ip.Name, ip.ResourceVersion)
+	}
+	record := allocator.Record{
+		Addr:       addr,
+		Pool:       ip.Spec.Pool,
+		Node:       ip.Spec.Node,
+		Policy:     policyOf(ip.Spec.ReleasePolicy),
+		Reserved:   ip.Spec.Reserved,
+		UID:        string(ip.UID),
+		Version:    version,
+		Generation: ip.Generation,
+		Created:    ip.CreationTimestamp.Time,
+	}
+	if owner := ip.Spec.Owner; owner != nil {
+		record.Owner = Owner{
+			APIVersion: owner.APIVersion, Kind: owner.Kind,
+			Namespace: owner.Namespace, Name: owner.Name,
+			UID: string(owner.UID), PodName: owner.PodName,
+		}
+	} else {
+		// Nobody's: nobody may be given it.
+		record.Reserved = true
+	}
+	if pod := ip.Spec.Pod; pod != nil {
+		record.PodName, record.PodUID = pod.Name, string(pod.UID)
+	}
+	return record, nil
+}
+
+func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
+	switch policy {
+	case v1alpha1.ReleaseRetain:
+		return allocator.Retain
+	case v1alpha1.ReleaseNever:
+		return allocator.Never
+	}
+	return allocator.PodDeleted
+}
+
+// specOf is what the API server is told when a pod gets an address.
+func specOf(r *Reservation, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
+	since := metav1.NewTime(now)
+	owner := r.request.Owner
+	spec := v1alpha1.FloatingIPSpec{
+		Address: r.Addr.String(),
+		Pool:    pool.Name,
+		Network: &v1alpha1.Network{Subnet: pool.Subnet.String(), VLAN: pool.VLAN},
+		Owner: &v1alpha1.Owner{
+			APIVersion: owner.APIVersion, Kind: owner.Kind,
+			Namespace: owner.Namespace, Name: owner.Name,
+			UID: types.UID(owner.UID), PodName: owner.PodName,
+		},
+		Pod:           &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)},
+		Node:          r.node,
+		ReleasePolicy: r.request.Policy,
+		Since:         &since,
+	}
+	if pool.Gateway.IsValid() {
+		spec.Network.Gateway = pool.Gateway.String()
+	}
+	return spec
+}

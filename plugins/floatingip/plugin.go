@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam"
+)
+
+// Name of the plugin in a KubeSchedulerConfiguration.
+const Name = "FloatingIP"
+
+var (
+	_ fwk.PreFilterPlugin   = (*Plugin)(nil)
+	_ fwk.FilterPlugin      = (*Plugin)(nil)
+	_ fwk.SignPlugin        = (*Plugin)(nil)
+	_ fwk.ReservePlugin     = (*Plugin)(nil)
+	_ fwk.BindPlugin        = (*Plugin)(nil)
+	_ fwk.EnqueueExtensions = (*Plugin)(nil)
+)
+
+// addresses is the book of addresses, shared by all profiles. All methods are
+// safe in parallel; only Commit and Abandon block.
+type addresses interface {
+	// Candidates, Reserve and Unreserve work in memory.
+	Candidates(request ipam.Request) (*ipam.Candidates, error)
+	Reserve(c *ipam.Candidates, node string, nodePools []int) (*ipam.Reservation, error)
+	// Unreserve is idempotent, and leaves alone what was committed.
+	Unreserve(r *ipam.Reservation)
+	// Commit makes at most one write.
+	Commit(ctx context.Context, r *ipam.Reservation, current ipam.PodIsCurrent) error
+	// Abandon is idempotent.
+	Abandon(ctx context.Context, r *ipam.Reservation) error
+}
+
+// Factory makes the plugin for every profile of one scheduler process, on one
+// book of addresses.
+type Factory struct {
+	open func(config *rest.Config) (book, error)
+
+	mu     sync.Mutex
+	shared *shared
+}
+
+// book is what the factory needs of an IPAM.
+type book interface {
+	addresses
+	OnChange(listener func(ipam.Change))
+	Run(ctx context.Context)
+}
+
+// shared is what the profiles have in common.
+type shared struct {
+	book    book
+	waiting *waiting
+	nodes   *nodePools
+}
+
+// NewFactory returns a factory. A process has one.
+func NewFactory() *Factory {
+	return &Factory{open: func(config *rest.Config) (book, error) { return ipam.NewForConfig(config) }}
+}
+
+// New makes the plugin of one profile. The first call starts to follow the API
+// server until ctx ends: the framework has no later hook for it. It does not
+// wait for the book to be read, which happens while another scheduler may still
+// lead.
+func (f *Factory) New(ctx context.Context, args runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	if err := checkArgs(args); err != nil {
+		return nil, err
+	}
+	shared, err := f.share(ctx, handle)
+	if err != nil {
+		return nil, err
+	}
+	informers := handle.SharedInformerFactory()
+	sets := informers.Apps().V1().ReplicaSets().Lister()
+	return &Plugin{
+		handle:     handle,
+		addresses:  shared.book,
+		waiting:    shared.waiting,
+		nodes:      shared.nodes,
+		namespaces: informers.Core().V1().Namespaces().Lister(),
+		replicaSet: func(namespace, name string) (metav1.Object, error) { return sets.ReplicaSets(namespace).Get(name) },
+	}, nil
+}
+
+func (f *Factory) share(ctx context.Context, handle fwk.Handle) (*shared, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.shared != nil {
+		return f.shared, nil
+	}
+	book, err := f.open(handle.KubeConfig())
+	if err != nil {
+		return nil, fmt.Errorf("open the book of addresses: %w", err)
+	}
+	shared := &shared{book: book, waiting: newWaiting(handle), nodes: newNodePools()}
+	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
+		return nil, err
+	}
+	book.OnChange(shared.waiting.changed)
+	go book.Run(ctx)
+	go shared.waiting.run(ctx)
+	f.shared = shared
+	return shared, nil
+}
+
+// watch follows what the scheduler watches anyway.
+func (s *shared) watch(informers informers.SharedInformerFactory) error {
+	core := informers.Core().V1()
+	if _, err := core.Pods().Informer().AddEventHandler(deleted(func(object metav1.Object) { s.waiting.remove(object.GetUID()) })); err != nil {
+		return fmt.Errorf("watch pods: %w", err)
+	}
+	if _, err := core.Nodes().Informer().AddEventHandler(deleted(func(object metav1.Object) { s.nodes.forget(object.GetName()) })); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	// A namespace's labels decide which pools admit it, and the framework has no
+	// event for them.
+	if _, err := core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(before, after any) {
+			if !maps.Equal(before.(*v1.Namespace).Labels, after.(*v1.Namespace).Labels) {
+				s.waiting.changed(ipam.Change{Everything: true})
+			}
+		},
+	}); err != nil {
+		return fmt.Errorf("watch namespaces: %w", err)
+	}
+	return nil
+}
+
+// deleted is an informer's handler of deletions.
+func deleted(handle func(metav1.Object)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(object any) {
+		if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = unknown.Obj
+		}
+		if object, err := meta.Accessor(object); err == nil {
+			handle(object)
+		}
+	}}
+}
+
+// checkArgs refuses arguments: the plugin has none, and a setting that is
+// silently ignored misleads.
+func checkArgs(args runtime.Object) error {
+	unknown, ok := args.(*runtime.Unknown)
+	if args == nil || ok && (len(unknown.Raw) == 0 || string(unknown.Raw) == "{}") {
+		return nil
+	}
+	return fmt.Errorf("plugin %s takes no args", Name)
+}
+
+// Plugin gives pods of one profile their addresses.
+type Plugin struct {
+	handle     fwk.Handle
+	addresses  addresses
+	waiting    *waiting
+	nodes      *nodePools
+	namespaces corelisters.NamespaceLister
+	replicaSet replicaSets
+}
+
+// Name of the plugin.
+func (pl *Plugin) Name() string { return Name }
+
+// request compiles the pod and looks up what the request needs of other
+// objects.
+func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
+	request, err := compile(pod)
+	if err != nil {
+		return request, err
+	}
+	if request.Owner, err = ownerOf(pod, pl.replicaSet); err != nil {
+		return request, errRetry{err}
+	}
+	if err := checkPolicy(&request); err != nil {
+		return request, err
+	}
+	namespace, err := pl.namespaces.Get(pod.Namespace)
+	if err != nil {
+		return request, errRetry{fmt.Errorf("find namespace %s: %w", pod.Namespace, err)}
+	}
+	request.NamespaceLabels = labels.Set(namespace.Labels)
+	return request, nil
+}
+
+// podIsCurrent asks the API server whether a pod is there, with this UID.
+func (pl *Plugin) podIsCurrent(ctx context.Context, namespace, name, uid string) (bool, error) {
+	pod, err := pl.handle.ClientSet().CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return pod.UID == types.UID(uid), nil
+}
+
+// errRetry marks an error that may go away by itself.
+type errRetry struct{ error }
+
+func (e errRetry) Unwrap() error { return e.error }
+
+// toStatus is the one place where errors become scheduler statuses. What the
+// pod's author must change is not resolvable by any event in the cluster, a
+// shortage is, and the rest is retried with back-off.
+func toStatus(err error) *fwk.Status {
+	var shortage *ipam.ShortageError
+	var retry errRetry
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &shortage), errors.Is(err, ipam.ErrNotSynced):
+		return fwk.NewStatus(fwk.Unschedulable, err.Error())
+	case errors.As(err, &retry):
+		return fwk.AsStatus(err)
+	}
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+}
