@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Berth-controller frees addresses by release policy and keeps the status of
+// pools. Several replicas may run; the one with the lease works.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/component-base/cli"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/poolstatus"
+	"github.com/berth-dev/berth/ipam/reclaim"
+	"github.com/berth-dev/berth/ipam/store"
+)
+
+func main() {
+	os.Exit(cli.Run(newCommand()))
+}
+
+func newCommand() *cobra.Command {
+	options := defaultOptions()
+	logOptions := logs.NewOptions()
+	command := &cobra.Command{
+		Use:           "berth-controller",
+		Short:         "Frees floating IPs by release policy and keeps the status of pools",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(*cobra.Command, []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			if err := logsapi.ValidateAndApply(logOptions, nil); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return run(ctx, options)
+		},
+	}
+	options.addFlags(command.Flags())
+	logsapi.AddFlags(logOptions, command.Flags())
+	return command
+}
+
+func run(ctx context.Context, options *options) error {
+	config, err := clientcmd.BuildConfigFromFlags("", options.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read the API server's address and credentials: %w", err)
+	}
+	config.QPS, config.Burst = options.qps, options.burst
+	config.UserAgent = "berth-controller"
+	kube, err := kubernetes.NewForConfig(protobuf(config))
+	if err != nil {
+		return fmt.Errorf("create the Kubernetes client: %w", err)
+	}
+	work, err := newWork(config, kube, options.workers)
+	if err != nil {
+		return err
+	}
+	stopHealth, err := serveHealth(ctx, options.healthAddress, &work.ready)
+	if err != nil {
+		return err
+	}
+	defer stopHealth()
+
+	work.startInformers(ctx)
+	if !options.leaderElect {
+		work.lead(ctx)
+		return nil
+	}
+	return elect(ctx, options, kube, work.lead)
+}
+
+// protobuf asks for built-in objects in the smaller encoding.
+func protobuf(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	return config
+}
+
+// work is the parts of the controller, wired.
+type work struct {
+	factory   informers.SharedInformerFactory
+	informers []interface{ RunWithContext(context.Context) }
+	reclaimer *reclaim.Reclaimer
+	status    *poolstatus.Writer
+	workers   int
+	ready     atomic.Bool
+}
+
+func newWork(config *rest.Config, kube kubernetes.Interface, workers int) (*work, error) {
+	api, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	// Anew every ten minutes: should a bug lose an event, an address is late, not
+	// lost.
+	const resync = 10 * time.Minute
+	ips := client.NewFloatingIPInformer(api.FloatingIPs, resync, reclaim.Indexers())
+	pools := client.NewIPPoolInformer(api.IPPools, 0)
+	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(reclaim.Slim))
+	w := &work{
+		factory:   factory,
+		informers: []interface{ RunWithContext(context.Context) }{ips, pools},
+		workers:   workers,
+	}
+	if w.reclaimer, err = reclaim.New(kube, store.New(api.FloatingIPs), ips, factory); err != nil {
+		return nil, err
+	}
+	if w.status, err = poolstatus.New(api.IPPools, pools, ips); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// startInformers fills the caches, on every replica, so that a new leader starts
+// at once.
+func (w *work) startInformers(ctx context.Context) {
+	w.factory.StartWithContext(ctx)
+	for _, informer := range w.informers {
+		go informer.RunWithContext(ctx)
+	}
+	w.ready.Store(true)
+}
+
+// lead works until ctx ends.
+func (w *work) lead(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.status.Run(ctx)
+	}()
+	w.reclaimer.Run(ctx, w.workers)
+	<-done
+}
+
+// errLeaseLost ends the process: another replica leads now.
+var errLeaseLost = errors.New("lost the lease")
+
+func elect(ctx context.Context, options *options, kube kubernetes.Interface, lead func(context.Context)) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("read the host name: %w", err)
+	}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Name: options.leaseName,
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: options.leaseNamespace, Name: options.leaseName},
+			Client:     kube.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())},
+		},
+		LeaseDuration: 15 * time.Second,
+		RenewDeadline: 10 * time.Second,
+		RetryPeriod:   2 * time.Second,
+		// Not ReleaseOnCancel: the lease would be free while workers still write.
+		// Two at once do no harm, as every write is conditional, but it would be
+		// of no use either.
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: lead,
+			OnStoppedLeading: func() {},
+			OnNewLeader: func(identity string) {
+				klog.FromContext(ctx).Info("There is a new leader", "identity", identity)
+			},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("set up leader election: %w", err)
+	}
+	elector.Run(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return errLeaseLost
+}
+
+// serveHealth serves /healthz (the process runs) and /readyz (its caches are
+// being filled, it can take the lease) until the returned function is called.
+func serveHealth(ctx context.Context, address string, ready *atomic.Bool) (stop func(), err error) {
+	if address == "" {
+		return func() {}, nil
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !ready.Load() {
+			http.Error(w, "starting", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("serve health: %w", err)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			klog.FromContext(ctx).Error(err, "Stopped serving health")
+		}
+	}()
+	return func() { _ = server.Close() }, nil
+}

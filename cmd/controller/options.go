@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/spf13/pflag"
+)
+
+// options are the controller's flags.
+type options struct {
+	kubeconfig     string
+	leaderElect    bool
+	leaseNamespace string
+	leaseName      string
+	healthAddress  string
+	workers        int
+	qps            float32
+	burst          int
+}
+
+func defaultOptions() *options {
+	namespace := os.Getenv("POD_NAMESPACE")
+	if namespace == "" {
+		namespace = "berth-system"
+	}
+	return &options{
+		leaderElect:    true,
+		leaseNamespace: namespace,
+		leaseName:      "berth-controller",
+		healthAddress:  ":10266",
+		workers:        8,
+		qps:            200,
+		burst:          400,
+	}
+}
+
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "Path of a kubeconfig file; empty: the pod's service account.")
+	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
+	flags.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", o.leaseNamespace, "Namespace of the lease (default: $POD_NAMESPACE, or berth-system).")
+	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
+	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "Address that serves /healthz and /readyz; empty: none.")
+	flags.IntVar(&o.workers, "workers", o.workers, "How many addresses are worked on at once.")
+	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
+	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Requests to the API server at once.")
+}
+
+func (o *options) validate() error {
+	var errs []error
+	if o.workers < 1 {
+		errs = append(errs, fmt.Errorf("--workers: %d is less than 1", o.workers))
+	}
+	if o.leaderElect && (o.leaseName == "" || o.leaseNamespace == "") {
+		errs = append(errs, errors.New("--leader-elect needs --leader-elect-resource-name and --leader-elect-resource-namespace"))
+	}
+	if o.healthAddress != "" {
+		if _, _, err := net.SplitHostPort(o.healthAddress); err != nil {
+			errs = append(errs, fmt.Errorf("--health-address: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// An address rests as long as the pool allows before somebody else gets it.
+func TestFreedAddressRestsLongest(t *testing.T) {
+	book := New()
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4")})
+	take := func() netip.Addr {
+		t.Helper()
+		addr, _, err := book.ReserveFree([]string{"a"}, "pod")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return addr
+	}
+	first, second := take(), take()
+	book.Release(first, "pod")
+	book.Release(second, "pod")
+	for _, want := range []string{"10.0.0.3", "10.0.0.4", "10.0.0.1", "10.0.0.2"} {
+		if got := take(); got != netip.MustParseAddr(want) {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+// A pool too large to count hands out addresses and takes no memory for the free
+// ones.
+func TestUnlimitedPool(t *testing.T) {
+	book := New()
+	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8:ffff::"), Capacity: Unlimited}})
+	for range 1000 {
+		if _, _, err := book.ReserveFree([]string{"six"}, "pod"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := book.Counts("six"); got.Free != Unlimited || got.Allocated != 1000 {
+		t.Errorf("counts are %+v", got)
+	}
+}
+
+// The last address of the address space ends a range, too.
+func TestRangeAtTheEndOfTheAddressSpace(t *testing.T) {
+	book := New()
+	book.SetPools([]Pool{testPool("a", "255.255.255.254", "255.255.255.255")})
+	for range 2 {
+		if _, _, err := book.ReserveFree([]string{"a"}, "pod"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := book.ReserveFree([]string{"a"}, "pod"); err == nil {
+		t.Error("a third address was found in a range of two")
+	}
+}
+
+func TestHeldBy(t *testing.T) {
+	set := Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "n", Name: "web", UID: "1", PodName: "web-0"}
+	again := set
+	again.UID = "2"
+	deployment := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	for _, test := range []struct {
+		name   string
+		record Record
+		owner  Owner
+		want   bool
+	}{
+		{"the pod's own", Record{Owner: set, PodUID: "new"}, set, true},
+		{"PodDeleted keeps nothing for the next pod", Record{Owner: set, PodUID: "old"}, set, false},
+		{"retained", Record{Owner: set, Policy: Retain}, set, true},
+		{"of the pod that had the name before", Record{Owner: set, Policy: Retain, PodUID: "old"}, set, true},
+		{"retained for a set that was deleted and made again", Record{Owner: set, Policy: Retain}, again, false},
+		{"Never outlives the set", Record{Owner: set, Policy: Never}, again, true},
+		{"shared, given back", Record{Owner: deployment, Policy: Retain}, deployment, true},
+		{"shared, of a pod that may be alive", Record{Owner: deployment, Policy: Retain, PodUID: "old"}, deployment, false},
+		{"reserved by an administrator", Record{Owner: set, Policy: Never, Reserved: true}, set, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := test.record.heldBy(test.owner, "new"); got != test.want {
+				t.Errorf("heldBy = %v, want %v", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// kubernetesVersion is what the Kubernetes programs say they are; the module
+// requires the same.
+const kubernetesVersion = "v1.36.3"
+
+// program is one program that a lab runs, built from this module or from the
+// module in the folder containerd.
+type program struct {
+	name   string
+	pkg    string // import path
+	module string // folder of the module that pins it, below test
+	source string // folder of its source if it is our own, below test
+}
+
+// programs returns all programs, in the order in which they are built.
+func programs() []program {
+	var all []program
+	for _, n := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"} {
+		all = append(all, program{name: n, pkg: "k8s.io/kubernetes/cmd/" + n, module: "."})
+	}
+	all = append(all,
+		program{name: "agnhost", pkg: "k8s.io/kubernetes/test/images/agnhost", module: "."},
+		program{name: "etcd", pkg: "github.com/berth-dev/berth/test/etcd", module: ".", source: "etcd"},
+		program{name: "forward", pkg: "github.com/berth-dev/berth/test/lab/forward", module: ".", source: "lab/forward"},
+	)
+	for _, n := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		all = append(all, program{name: n, pkg: "github.com/containerd/containerd/v2/cmd/" + n, module: "containerd"})
+	}
+	for _, p := range cniPlugins() {
+		all = append(all, program{name: filepath.Base(p), pkg: "github.com/containernetworking/plugins/plugins/" + p, module: "."})
+	}
+	return all
+}
+
+// cniPlugins are the upstream plugins in every node's /opt/cni/bin.
+func cniPlugins() []string {
+	return []string{"main/bridge", "main/loopback", "main/ptp", "ipam/host-local", "meta/portmap"}
+}
+
+// moduleDir finds the folder of this module: the working directory, one
+// above it, or the folder test in one of these.
+func moduleDir() (string, error) {
+	wd, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the lab's module: %w", err)
+	}
+	for dir := wd; ; dir = filepath.Dir(dir) {
+		for _, d := range []string{dir, filepath.Join(dir, "test")} {
+			b, err := os.ReadFile(filepath.Join(d, "go.mod"))
+			if err == nil && bytes.HasPrefix(b, []byte("module github.com/berth-dev/berth/test\n")) {
+				return d, nil
+			}
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("find the lab's module: %s is not in Berth's repository", wd)
+		}
+	}
+}
+
+// BinDir returns the folder of the lab's programs: what BinEnv names, or
+// test/bin in the repository around the working directory.
+func BinDir() (string, error) {
+	if d := os.Getenv(BinEnv); d != "" {
+		return filepath.Abs(d)
+	}
+	m, err := moduleDir()
+	return filepath.Join(m, "bin"), err
+}
+
+// Build builds the lab's programs that are missing or out of date into
+// BinDir. It takes minutes when nothing was ever built, and milliseconds when
+// all is there. Several programs may call it at the same time.
+func Build(ctx context.Context, w io.Writer) error {
+	return build(ctx, newProgress(w))
+}
+
+func build(ctx context.Context, progress *progress) error {
+	bin, err := BinDir()
+	if err != nil || os.Getenv(BinEnv) != "" {
+		return err
+	}
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return fmt.Errorf("build the lab's programs: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(bin, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return fmt.Errorf("build the lab's programs: %w", err)
+	}
+	defer f.Close()
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return fmt.Errorf("build the lab's programs: %w", err)
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return fmt.Errorf("wait for another build of the lab's programs: %w", err)
+		}
+	}
+	return buildInto(ctx, bin, progress)
+}
+
+func buildInto(ctx context.Context, bin string, progress *progress) error {
+	pins := map[string]pinned{}
+	for i, p := range programs() {
+		dir := filepath.Join(filepath.Dir(bin), p.module)
+		if _, ok := pins[dir]; !ok {
+			pin, err := pinsOf(ctx, dir)
+			if err != nil {
+				return err
+			}
+			pins[dir] = pin
+		}
+		out := filepath.Join(bin, p.name)
+		if pins[dir].upToDate(out) && !newer(filepath.Join(filepath.Dir(bin), p.source), out, p.source != "") {
+			continue
+		}
+		progress.say("building %s (%d of %d; minutes if nothing is cached)", p.name, i+1, len(programs()))
+		version := "k8s.io/component-base/version"
+		ldflags := "-s -w"
+		if p.module == "." { // the same for all, so that they share compiled packages
+			ldflags += " -X " + version + ".gitVersion=" + kubernetesVersion + " -X " + version + ".gitMajor=1 -X " + version + ".gitMinor=36"
+		}
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", ldflags, "-o", out, p.pkg)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		if msg, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w: %s", p.name, err, tail(msg, 10))
+		}
+	}
+	return nil
+}
+
+// pinned is what a program must have been built with.
+type pinned struct {
+	goVersion string
+	versions  map[string]string // by module path
+}
+
+var requireLine = regexp.MustCompile(`(?m)^(?:require)?\s+(\S+) (v\S+)`)
+
+// pinsOf reads the go.mod in dir, which lists all modules that its programs
+// are made of.
+func pinsOf(ctx context.Context, dir string) (pinned, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		return pinned{}, fmt.Errorf("read pinned versions: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off")
+	v, err := cmd.Output()
+	if err != nil {
+		return pinned{}, fmt.Errorf("ask for Go's version (is Go installed?): %w", err)
+	}
+	return pinned{goVersion: strings.TrimSpace(string(v)), versions: parseRequires(b)}, nil
+}
+
+// parseRequires returns the versions that a go.mod requires.
+func parseRequires(gomod []byte) map[string]string {
+	versions := map[string]string{}
+	for _, m := range requireLine.FindAllSubmatch(gomod, -1) {
+		versions[string(m[1])] = string(m[2])
+	}
+	return versions
+}
+
+// upToDate reports whether the program at path was built by this Go from the
+// pinned versions, by what Go wrote into it. (Asking `go build` would link
+// every program again.)
+func (p pinned) upToDate(path string) bool {
+	bi, err := buildinfo.ReadFile(path)
+	if err != nil || bi.GoVersion != p.goVersion {
+		return false
+	}
+	for _, m := range append(bi.Deps, &bi.Main) {
+		if want, ok := p.versions[m.Path]; ok && m.Version != want {
+			return false
+		}
+	}
+	return true
+}
+
+// newer reports whether a file in the folder dir is newer than the file than;
+// false when !asked.
+func newer(dir, than string, asked bool) bool {
+	if !asked {
+		return false
+	}
+	t, err := os.Stat(than)
+	if err != nil {
+		return true
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return true
+	}
+	for _, e := range entries {
+		if fi, err := e.Info(); err != nil || fi.ModTime().After(t.ModTime()) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Node is a host that runs pods. Its folders /etc/cni, /opt/cni, /run,
+// /var/lib/{berth,cni,containerd,kubelet} and /var/log/{pods,containers} are
+// its own.
+type Node struct {
+	*Host
+	IP        netip.Addr
+	PodSubnet netip.Prefix // of the pod network that it comes with
+	number    int
+}
+
+// StopNode ends a node as a power loss would: all its processes end at once
+// (pods' too), its interfaces, network namespaces and mounts are gone, and
+// its port of the switch has no link. Its disk stays. It does nothing when
+// the node is stopped.
+func (c *Cluster) StopNode(ctx context.Context, name string) error {
+	n, err := c.Node(name)
+	if err != nil {
+		return err
+	}
+	unlock, err := lock(ctx, c.name, true)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var init process
+	err = c.update(func(s *state) {
+		init = s.Inits[name]
+		s.Stopped[name] = true
+		for d := range s.Daemons {
+			if strings.HasPrefix(d, name+"/") {
+				delete(s.Daemons, d)
+			}
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("stop %s: %w", name, err)
+	}
+	if init.alive() {
+		sw, err := c.host(switchHost).PID()
+		if err != nil {
+			return fmt.Errorf("stop %s: %w", name, err)
+		}
+		// First the link, so that nobody hears the node's last words.
+		if err := ipBatch(ctx, sw, "link del "+name+"\n"); err != nil {
+			return fmt.Errorf("stop %s: %w", name, err)
+		}
+	}
+	if err := endAll(ctx, []process{init}); err != nil {
+		return fmt.Errorf("stop %s: %w", name, err)
+	}
+	if err := emptyCgroup(ctx, n.cgroup()); err != nil {
+		return fmt.Errorf("stop %s: %w", name, err)
+	}
+	return nil
+}
+
+// StartNode starts a stopped node again, and returns when its programs have
+// been started; [Cluster.WaitReady] waits for more. The node has the disk of
+// before and nothing else. It does nothing when the node runs.
+func (c *Cluster) StartNode(ctx context.Context, name string) error {
+	n, err := c.Node(name)
+	if err != nil {
+		return err
+	}
+	unlock, err := lock(ctx, c.name, true)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := n.PID(); err == nil {
+		return nil
+	}
+	if err := n.turnOn(ctx); err != nil {
+		// Not half a node, so that StartNode can be tried again.
+		if pid, perr := n.PID(); perr == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	return c.update(func(s *state) { delete(s.Stopped, name) })
+}
+
+// turnOn starts the node and its programs.
+func (n *Node) turnOn(ctx context.Context) error {
+	if err := n.boot(ctx); err != nil {
+		return err
+	}
+	if err := n.startRuntime(ctx); err != nil {
+		return err
+	}
+	_, err := n.startKubelet()
+	return err
+}
+
+// CutOff pulls a node's cable: its eth0 loses the carrier, and all of it goes
+// on running. It does nothing when the node is cut off.
+func (c *Cluster) CutOff(ctx context.Context, node string) error {
+	return c.setCable(ctx, node, false)
+}
+
+// Reconnect undoes CutOff.
+func (c *Cluster) Reconnect(ctx context.Context, node string) error {
+	return c.setCable(ctx, node, true)
+}
+
+func (c *Cluster) setCable(ctx context.Context, node string, up bool) error {
+	n, err := c.Node(node)
+	if err != nil {
+		return err
+	}
+	unlock, err := lock(ctx, c.name, true)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := n.PID(); err != nil {
+		return fmt.Errorf("change the cable of %s: %w", node, err)
+	}
+	sw, err := c.host(switchHost).PID()
+	if err != nil {
+		return fmt.Errorf("change the cable of %s: %w", node, err)
+	}
+	if err := ipBatch(ctx, sw, portState(node, up)); err != nil {
+		return fmt.Errorf("change the cable of %s: %w", node, err)
+	}
+	return nil
+}
+
+// cgroup is the parent of the node's pods' cgroups.
+func (n *Node) cgroup() string { return cgroupOf(n.cluster.name) + "/" + n.name }
+
+// configDir holds the node's configuration, disk what is mounted in it.
+func (n *Node) configDir() string { return filepath.Join(n.cluster.Dir(), "nodes", n.name, "config") }
+func (n *Node) disk() string      { return filepath.Join(n.cluster.Dir(), "nodes", n.name, "disk") }
+
+func (n *Node) config() nodeConfig {
+	return nodeConfig{
+		name: n.name, dir: n.configDir(), keys: n.cluster.controlDir(), cgroup: n.cgroup(),
+		addr: n.IP, pods: n.PodSubnet, network: n.cluster.network,
+	}
+}
+
+// boot makes the node's disk, if it has none, and starts it without any of
+// its programs.
+func (n *Node) boot(ctx context.Context) error {
+	if err := n.format(); err != nil {
+		return fmt.Errorf("boot %s: %w", n.name, err)
+	}
+	if err := makeCgroup(n.cgroup()); err != nil {
+		return fmt.Errorf("boot %s: %w", n.name, err)
+	}
+	sysctls := hostSysctls(true)
+	for k, v := range nodeSysctls() {
+		sysctls[k] = v
+	}
+	if _, err := n.Host.boot(ctx, initScript(n.name, sysctls, n.disk())); err != nil {
+		return err
+	}
+	return n.cluster.plug(ctx, n.name)
+}
+
+// format makes the node's disk as it comes with the pod network installed.
+func (n *Node) format() error {
+	if isDir(n.disk()) {
+		return nil
+	}
+	for _, m := range nodeMounts() {
+		if err := os.MkdirAll(diskPath(n.disk(), m), 0o755); err != nil {
+			return err
+		}
+	}
+	netd := filepath.Join(diskPath(n.disk(), "/etc/cni"), "net.d")
+	binDir := filepath.Join(diskPath(n.disk(), "/opt/cni"), "bin")
+	for _, d := range []string{netd, binDir, n.configDir()} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, p := range cniPlugins() {
+		name := filepath.Base(p)
+		if err := copyFile(filepath.Join(binDir, name), filepath.Join(n.cluster.bin, name)); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(netd, cniName), []byte(n.config().cni()), 0o644)
+}
+
+// configure writes the configuration of the node's programs.
+func (n *Node) configure(keys *pki) error {
+	cfg := n.config()
+	kubelet := identity{
+		name: "kubelet-" + n.name, user: "system:node:" + n.name, groups: []string{"system:nodes"},
+		addrs: []netip.Addr{n.IP}, names: []string{n.name},
+	}
+	proxy := identity{name: "kube-proxy-" + n.name, user: "system:kube-proxy"}
+	for file, id := range map[string]identity{"kubelet.kubeconfig": kubelet, "kube-proxy.kubeconfig": proxy} {
+		if err := keys.issue(id); err != nil {
+			return fmt.Errorf("configure %s: %w", n.name, err)
+		}
+		if err := keys.kubeconfig(cfg.file(file), n.cluster.apiAddress(), id.name, ""); err != nil {
+			return fmt.Errorf("configure %s: %w", n.name, err)
+		}
+	}
+	texts := map[string]string{
+		"kubelet.yaml":    cfg.kubelet(),
+		"containerd.toml": cfg.containerd(),
+		"resolv.conf":     "# A lab has no name server.\n",
+	}
+	for file, text := range texts {
+		if err := os.WriteFile(cfg.file(file), []byte(text), 0o600); err != nil {
+			return fmt.Errorf("configure %s: %w", n.name, err)
+		}
+	}
+	return nil
+}
+
+// startRuntime starts containerd and waits until it answers.
+func (n *Node) startRuntime(ctx context.Context) error {
+	bin := func(name string) string { return filepath.Join(n.cluster.bin, name) }
+	d, err := n.start("containerd", bin("containerd"), "--config", n.config().file("containerd.toml"))
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, "containerd on "+n.name, []*daemon{d}, func(ctx context.Context) error {
+		_, err := n.Exec(ctx, bin("ctr"), "version")
+		return err
+	})
+}
+
+// startKubelet starts kubelet and kube-proxy.
+func (n *Node) startKubelet() ([]*daemon, error) {
+	kubelet, err := n.start("kubelet", append([]string{filepath.Join(n.cluster.bin, "kubelet")}, n.config().kubeletArgs()...)...)
+	if err != nil {
+		return nil, err
+	}
+	proxy, err := n.start("kube-proxy", append([]string{filepath.Join(n.cluster.bin, "kube-proxy")}, n.config().proxyArgs()...)...)
+	if err != nil {
+		return nil, err
+	}
+	return []*daemon{kubelet, proxy}, nil
+}
+
+// copyFile makes an executable copy.
+func copyFile(to, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o755)
+}

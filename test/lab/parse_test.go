@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"archive/tar"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+func TestParseStat(t *testing.T) {
+	tests := []struct {
+		name, in string
+		start    uint64
+		state    byte
+		ok       bool
+	}{
+		{"plain", "7 (sh) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 2 3\n", 4711, 'S', true},
+		{"brackets in name", "7 (a) Z (b) R 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12 2 3\n", 12, 'R', true},
+		{"short", "7 (sh) S 1", 0, 0, false},
+		{"empty", "", 0, 0, false},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			start, state, err := parseStat([]byte(tc.in))
+			if start != tc.start || state != tc.state || (err == nil) != tc.ok {
+				t.Errorf("parseStat() = %d, %c, %v", start, state, err)
+			}
+		})
+	}
+}
+
+func TestProcessAlive(t *testing.T) {
+	self, err := processOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !self.alive() {
+		t.Error("this process is not alive")
+	}
+	if (process{PID: self.PID, Start: self.Start + 1}).alive() {
+		t.Error("another process with this PID is alive")
+	}
+	if (process{}).alive() {
+		t.Error("no process is alive")
+	}
+}
+
+func TestCgroupMount(t *testing.T) {
+	tests := map[string]string{
+		"32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu":      "/sys/fs/cgroup/cpu",
+		"41 31 0:38 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate": "/sys/fs/cgroup",
+		"31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755":       "",
+	}
+	for line, want := range tests {
+		if got, ok := cgroupMount(line); got != want || ok != (want != "") {
+			t.Errorf("cgroupMount(%q) = %q, %v", line, got, ok)
+		}
+	}
+}
+
+func TestParseRequires(t *testing.T) {
+	got := parseRequires([]byte("module m\n\ngo 1.26.0\n\ntool (\n\ta.b/tool\n)\nrequire one.io/x v1.2.3\nrequire (\n\ttwo.io/y v0.1.0 // indirect\n)\n"))
+	if diff := cmp.Diff(map[string]string{"one.io/x": "v1.2.3", "two.io/y": "v0.1.0"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWriteImage(t *testing.T) {
+	dir := t.TempDir()
+	src := filepath.Join(dir, "src")
+	if err := os.MkdirAll(filepath.Join(src, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"prog": "binary", "sub/data": "more"} {
+		if err := os.WriteFile(filepath.Join(src, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("data", filepath.Join(src, "sub/link")); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(dir, "image.tar")
+	files := map[string]string{"/prog": filepath.Join(src, "prog"), "/opt/all": src}
+	cfg := ImageConfig{Entrypoint: []string{"/prog"}, Cmd: []string{"serve"}, Env: []string{"A=b"}}
+	if err := WriteImage(out, "berth.dev/test:1", files, cfg); err != nil {
+		t.Fatal(err)
+	}
+
+	img, err := tarball.ImageFromPath(out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"/prog", "serve"}, append(conf.Config.Entrypoint, conf.Config.Cmd...)); diff != "" {
+		t.Error(diff)
+	}
+	layers, err := img.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	r, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, h.Name+h.Linkname)
+	}
+	want := []string{"etc/", "opt/", "opt/all/", "opt/all/prog", "opt/all/sub/", "opt/all/sub/data", "opt/all/sub/linkdata", "prog", "tmp/"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWriteImageRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for name, files := range map[string]map[string]string{
+		"relative path": {"prog": dir},
+		"no such file":  {"/prog": filepath.Join(dir, "absent")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := WriteImage(filepath.Join(dir, "x.tar"), "test:1", files, ImageConfig{}); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+}
