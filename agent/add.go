@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// Add attaches the container and returns the CNI result.
+func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+	if err := checkIDs(req); err != nil {
+		return nil, err
+	}
+	if req.NetNS == "" {
+		return nil, fmt.Errorf("%w: ADD without a network namespace", ErrRequest)
+	}
+	args, err := parseArgs(req.Args)
+	if err != nil {
+		return nil, err
+	}
+	conf, err := parseConfig(req.Config)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := a.lockContainer(ctx, req.ContainerID)
+	if err != nil {
+		return nil, fmt.Errorf("wait for another call for container %s: %w", req.ContainerID, err)
+	}
+	defer unlock()
+
+	record, network, err := a.plan(ctx, req, args, conf)
+	if err != nil {
+		return nil, err
+	}
+	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return nil, fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+	}
+	defer unlockAddresses()
+
+	if result, done, err := a.earlier(ctx, record); done || err != nil {
+		return result, err
+	}
+	if err := a.supersede(ctx, record); err != nil {
+		return nil, err
+	}
+	return a.attach(ctx, record, network)
+}
+
+// plan finds out what is to be done. It changes nothing.
+func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf requestConfig) (*state.Attachment, *chain.Network, error) {
+	pod, err := a.Pods.Pod(ctx, args.namespace, args.name, args.uid)
+	if err != nil {
+		return nil, nil, err
+	}
+	if pod.Finished {
+		return nil, nil, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
+	}
+	record := &state.Attachment{
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod,
+		Args: req.Args, Capabilities: maps.Clone(conf.RuntimeConfig), Phase: state.Adding,
+	}
+	var network *chain.Network
+	if pod.Wants {
+		network, err = a.planFloating(ctx, record, pod)
+	} else {
+		network, err = a.Networks.Default()
+		if errors.Is(err, chain.ErrNoNetwork) {
+			err = fmt.Errorf("%w: pod %s requests no berth.dev/ip, so it belongs to the default network: %w", ErrNoDefaultNetwork, pod.Pod, err)
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	record.Network = network.Raw()
+	return record, network, nil
+}
+
+func (a *Agent) planFloating(ctx context.Context, record *state.Attachment, pod podinfo.Pod) (*chain.Network, error) {
+	addrs, err := a.Pods.Addresses(ctx, pod)
+	if errors.Is(err, podinfo.ErrNotPlaced) {
+		return nil, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
+	}
+	network, uplink, err := a.Networks.Floating()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := json.Marshal(addrs)
+	if err != nil {
+		return nil, fmt.Errorf("encode the addresses of pod %s: %w", pod.Pod, err)
+	}
+	if record.Capabilities == nil {
+		record.Capabilities = map[string]json.RawMessage{}
+	}
+	record.Capabilities[api.CapabilityAddresses] = raw
+	record.Addresses, record.Uplink = addrs, uplink
+	return network, nil
+}
+
+// earlier looks at what an earlier ADD of the same interface left: its result
+// if it still stands, nothing otherwise.
+func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result json.RawMessage, done bool, err error) {
+	old, err := a.Store.Get(record.Key())
+	if err != nil || old == nil {
+		return nil, false, err
+	}
+	if old.Phase == state.Added && old.NetNS == record.NetNS && old.Pod == record.Pod && sameAddresses(old, record) {
+		network, err := chain.Parse(old.Network)
+		if err == nil && a.Plugins.Check(ctx, network, attachmentOf(old), old.Result) == nil {
+			return old.Result, true, nil
+		}
+	}
+	// The addresses of the old record may be others than the new one's.
+	if err := a.undo(ctx, old); err != nil {
+		return nil, false, fmt.Errorf("undo an earlier ADD of container %s: %w", record.ContainerID, err)
+	}
+	return nil, false, nil
+}
+
+func sameAddresses(x, y *state.Attachment) bool {
+	if len(x.Addresses) != len(y.Addresses) {
+		return false
+	}
+	for i := range x.Addresses {
+		if x.Addresses[i] != y.Addresses[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// supersede takes the record's addresses from older containers of this node:
+// the API says that they are this pod's.
+func (a *Agent) supersede(ctx context.Context, record *state.Attachment) error {
+	if len(record.Addresses) == 0 {
+		return nil
+	}
+	all, err := a.Store.List()
+	if err != nil {
+		return err
+	}
+	for _, old := range all {
+		if old.Key() == record.Key() || old.Phase != state.Added || !shareAddress(old, record) {
+			continue
+		}
+		if err := a.withdraw(ctx, old, "another container of this node has the address now"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func shareAddress(x, y *state.Attachment) bool {
+	for _, p := range x.Addresses {
+		for _, q := range y.Addresses {
+			if p.Address == q.Address {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// attach does what was planned: the steps 3 to 6 of ADD.
+func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *chain.Network) (json.RawMessage, error) {
+	if err := a.Store.Put(record); err != nil {
+		return nil, err
+	}
+	fault.Point("add/intent")
+	result, err := a.Plugins.Add(ctx, network, attachmentOf(record))
+	if err == nil {
+		fault.Point("add/plugins")
+		err = a.stillThere(ctx, record)
+	}
+	if err == nil {
+		done := *record
+		done.Phase, done.Result = state.Added, result
+		err = a.Store.Put(&done)
+	}
+	if err != nil {
+		if undo := a.undo(ctx, record); undo != nil {
+			return nil, errors.Join(err, fmt.Errorf("undo: %w", undo))
+		}
+		return nil, err
+	}
+	fault.Point("add/result")
+	a.announce.later(record)
+	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
+		"containerID", record.ContainerID, "network", network.Name(), "ips", addressList(record))
+	return result, nil
+}
+
+// stillThere closes the gap between asking who the pod is and having a record
+// by which its deletion is acted on.
+func (a *Agent) stillThere(ctx context.Context, record *state.Attachment) error {
+	if len(record.Addresses) == 0 {
+		return nil
+	}
+	alive, err := a.Pods.Alive(ctx, record.Pod)
+	if err != nil {
+		return err
+	}
+	if !alive {
+		return fmt.Errorf("%w: pod %s went away while it was wired", podinfo.ErrPodReplaced, record.Pod)
+	}
+	return nil
+}
+
+func addressList(record *state.Attachment) []string {
+	var all []string
+	for _, addr := range record.Addresses {
+		all = append(all, addr.Address.String())
+	}
+	return all
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// pods is what the agent asks the API. Parallel; each call may block for a few
+// requests.
+type pods interface {
+	Pod(ctx context.Context, namespace, name, uid string) (podinfo.Pod, error)
+	Addresses(ctx context.Context, pod podinfo.Pod) ([]api.Address, error)
+	Alive(ctx context.Context, pod api.Pod) (bool, error)
+	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
+	HasSynced() bool
+}
+
+// plugins runs a network's plugins. Parallel, blocks until they end; Del is
+// idempotent.
+type plugins interface {
+	Add(ctx context.Context, n *chain.Network, a chain.Attachment) (json.RawMessage, error)
+	Del(ctx context.Context, n *chain.Network, a chain.Attachment, result json.RawMessage) error
+	Check(ctx context.Context, n *chain.Network, a chain.Attachment, result json.RawMessage) error
+	Status(ctx context.Context, n *chain.Network) error
+	GC(ctx context.Context, n *chain.Network, valid []types.GCAttachment) error
+}
+
+// networks chooses configurations. Parallel; reads files.
+type networks interface {
+	// Default is the network of pods without a floating IP.
+	Default() (*chain.Network, error)
+	// Floating is the network of pods with one, and the uplink it uses.
+	Floating() (n *chain.Network, uplink string, err error)
+}
+
+// kernel is the floating network without its plugin, for what cannot wait for
+// the runtime. Serial per address, short, idempotent.
+type kernel interface {
+	// Repair makes what is missing for the attachment.
+	Repair(a *state.Attachment) error
+	// Withdraw stops the node from carrying the attachment's addresses.
+	Withdraw(a *state.Attachment) error
+	// Announce tells the network that the addresses are here.
+	Announce(a *state.Attachment) error
+	// Forget removes what the container's interface left, without a record.
+	Forget(containerID, ifName, netns string) error
+	// LinkOf names the host end that an attachment has or would have. Pure.
+	LinkOf(key state.Key) string
+	// Links lists the host ends on the node, whoever recorded them.
+	Links() ([]Link, error)
+	// Remove takes a host end away, with all that belongs to it.
+	Remove(link string) error
+	// RemoveLoose takes away what belongs to no link at all.
+	RemoveLoose() error
+}
+
+// Link is the host end of a container's interface in the floating network.
+type Link struct {
+	Name      string
+	Addresses []netip.Addr
+}
+
+// Options of an Agent; all but Metrics must be given.
+type Options struct {
+	Pods     pods
+	Store    *state.Store
+	Plugins  plugins
+	Networks networks
+	Kernel   kernel
+	Metrics  *Metrics
+}
+
+// Agent serves CNI calls. All methods may be called in parallel.
+type Agent struct {
+	Options
+
+	locks    keyedLocks
+	announce announcer
+}
+
+// New returns an Agent that is idle until Run and the first call.
+func New(o Options) *Agent {
+	a := &Agent{Options: o}
+	a.announce.kernel = o.Kernel
+	a.announce.queue = make(chan *state.Attachment, 1024)
+	return a
+}
+
+// Errors that this package detects.
+var (
+	// ErrRequest is returned when a call lacks what CNI or Kubernetes always
+	// give.
+	ErrRequest = errors.New("bad CNI request")
+	// ErrUnknownContainer is returned by Check for a container without a
+	// record.
+	ErrUnknownContainer = errors.New("container not known")
+	// ErrNoDefaultNetwork is returned when an ordinary pod finds no network
+	// configured on the node.
+	ErrNoDefaultNetwork = errors.New("no default network on this node")
+	// ErrNotReady is returned by Status while the agent cannot serve ADD.
+	ErrNotReady = errors.New("agent not ready")
+)
+
+// undoTimeout bounds what is undone after a caller has gone.
+const undoTimeout = 90 * time.Second
+
+// Run does the work that belongs to no call: announcements. It returns when the
+// context ends.
+func (a *Agent) Run(ctx context.Context) { a.announce.run(ctx) }
+
+func attachmentOf(r *state.Attachment) chain.Attachment {
+	return chain.Attachment{
+		ContainerID: r.ContainerID, NetNS: r.NetNS, IfName: r.IfName, Args: r.Args, Capabilities: r.Capabilities,
+	}
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chain
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+var _ invoke.Exec = (*Exec)(nil)
+
+// Exec starts plugins as child processes that die with the agent: a plugin
+// that outlived it would change the kernel under the hands of the next one.
+type Exec struct {
+	version.PluginDecoder
+
+	// Root is where the node's file system is mounted, if plugins are to run in
+	// it: with the node's iptables, /proc/sys and plugin data. Empty runs them
+	// in the agent's own file system.
+	Root string
+}
+
+// FindInPath looks for the plugin as the child will see it.
+func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
+	if plugin == "" || strings.ContainsRune(plugin, filepath.Separator) {
+		return "", fmt.Errorf("%q is not the name of a plugin", plugin)
+	}
+	for _, dir := range path {
+		file := filepath.Join(dir, plugin)
+		if info, err := os.Stat(filepath.Join(e.Root, file)); err == nil && info.Mode().IsRegular() {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("plugin %q is not installed in %s", plugin, strings.Join(path, ", "))
+}
+
+// ExecPlugin runs one plugin and returns its standard output. A plugin's own
+// error comes back as *types.Error.
+func (e *Exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, environ []string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, plugin)
+	cmd.Env, cmd.Dir = environ, "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Chroot: e.Root}
+
+	// The signal comes when the thread that started the child ends, so the
+	// thread must stay with us.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Run(); err != nil {
+		return nil, pluginError(ctx, err, stdout.Bytes(), stderr.Bytes())
+	}
+	return stdout.Bytes(), nil
+}
+
+func pluginError(ctx context.Context, err error, stdout, stderr []byte) error {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return fmt.Errorf("start plugin: %w", err)
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("plugin ended before it finished (%w): %w", context.Cause(ctx), err)
+	}
+	var e types.Error
+	if json.Unmarshal(stdout, &e) == nil && e.Msg != "" {
+		return &e
+	}
+	return fmt.Errorf("plugin said nothing CNI understands (%w): %.500q %.500q", err, stdout, stderr)
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/podinfo"
+)
+
+// ToCNIError gives an error the code by which a runtime acts and the text that
+// the user reads in the pod's events.
+func ToCNIError(err error) *types.Error {
+	return types.NewError(code(err), err.Error(), "")
+}
+
+func code(err error) uint {
+	switch {
+	case errors.Is(err, ErrRequest):
+		return types.ErrInvalidEnvironmentVariables
+	case errors.Is(err, ErrUnknownContainer):
+		return types.ErrUnknownContainer
+	case errors.Is(err, ErrNotReady):
+		return api.CodeNotAvailable
+	case errors.Is(err, ErrNoDefaultNetwork):
+		return api.CodeNetworkMissing
+	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrBadHint):
+		return api.CodePodNotPlaced
+	case errors.Is(err, podinfo.ErrPodNotFound), errors.Is(err, podinfo.ErrPodReplaced),
+		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return types.ErrTryAgainLater
+	}
+	var plugin *types.Error
+	if errors.As(err, &plugin) && plugin.Code != types.ErrUnknown {
+		return plugin.Code
+	}
+	return types.ErrInternal
+}

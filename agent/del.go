@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// Del detaches the container. It succeeds where nothing is left to detach.
+func (a *Agent) Del(ctx context.Context, req *api.Request) error {
+	if err := checkIDs(req); err != nil {
+		return err
+	}
+	key := state.Key{ContainerID: req.ContainerID, IfName: req.IfName}
+	return a.detach(ctx, key, req)
+}
+
+// detach undoes the record of key. req is the runtime's call, nil where the
+// agent acts on its own.
+func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) error {
+	unlock, err := a.lockContainer(ctx, key.ContainerID)
+	if err != nil {
+		return fmt.Errorf("wait for another call for container %s: %w", key.ContainerID, err)
+	}
+	defer unlock()
+	record, err := a.Store.Get(key)
+	if err != nil {
+		return err
+	}
+	if record == nil {
+		if req != nil {
+			a.detachUnknown(ctx, req)
+		}
+		return nil
+	}
+	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+	}
+	defer unlockAddresses()
+	if req != nil {
+		// Empty says that the namespace is gone.
+		record.NetNS = req.NetNS
+	}
+	if err := a.undo(ctx, record); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("Detached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
+		"containerID", record.ContainerID, "ips", addressList(record))
+	return nil
+}
+
+// undo runs the plugins' DEL and removes the record. The caller holds the locks.
+// It finishes what it began even when the caller of ADD or DEL has gone.
+func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	network, err := chain.Parse(record.Network)
+	if err != nil {
+		return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+	}
+	deleting := *record
+	deleting.Phase = state.Deleting
+	if err := a.Store.Put(&deleting); err != nil {
+		return err
+	}
+	fault.Point("del/intent")
+	if err := a.Plugins.Del(ctx, network, attachmentOf(record), record.Result); err != nil {
+		return err
+	}
+	fault.Point("del/plugins")
+	if err := a.Store.Delete(record.Key()); err != nil {
+		return err
+	}
+	fault.Point("del/record")
+	return nil
+}
+
+// detachUnknown cleans up after a container that no record describes: mostly a
+// second DEL, but also one whose record was lost with the state file. Which
+// network it had is not known, and failures cannot be told from "never was".
+func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
+	logger := klog.FromContext(ctx)
+	if err := a.Kernel.Forget(req.ContainerID, req.IfName, req.NetNS); err != nil {
+		logger.Error(err, "Cannot clean up after a container without a record", "containerID", req.ContainerID)
+	}
+	network, err := a.Networks.Default()
+	if err != nil {
+		return
+	}
+	conf, err := parseConfig(req.Config)
+	if err != nil {
+		return
+	}
+	err = a.Plugins.Del(ctx, network, chain.Attachment{
+		ContainerID: req.ContainerID, NetNS: req.NetNS, IfName: req.IfName, Args: req.Args, Capabilities: conf.RuntimeConfig,
+	}, nil)
+	if err != nil {
+		logger.V(2).Info("The default network could not clean up after a container without a record", "containerID", req.ContainerID, "err", err)
+	}
+}
+
+// Check verifies the container's network.
+func (a *Agent) Check(ctx context.Context, req *api.Request) error {
+	if err := checkIDs(req); err != nil {
+		return err
+	}
+	unlock, err := a.lockContainer(ctx, req.ContainerID)
+	if err != nil {
+		return fmt.Errorf("wait for another call for container %s: %w", req.ContainerID, err)
+	}
+	defer unlock()
+	record, err := a.Store.Get(state.Key{ContainerID: req.ContainerID, IfName: req.IfName})
+	if err != nil {
+		return err
+	}
+	if record == nil {
+		return fmt.Errorf("%w: %s, interface %s", ErrUnknownContainer, req.ContainerID, req.IfName)
+	}
+	if record.Phase != state.Added {
+		return fmt.Errorf("container %s, interface %s of pod %s is not attached but %s", record.ContainerID, record.IfName, record.Pod, record.Phase)
+	}
+	network, err := chain.Parse(record.Network)
+	if err != nil {
+		return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+	}
+	return a.Plugins.Check(ctx, network, attachmentOf(record), record.Result)
+}
+
+// Status says whether ADD would be served.
+func (a *Agent) Status(ctx context.Context) error {
+	if !a.Pods.HasSynced() {
+		return fmt.Errorf("%w: the pods of this node are not known yet: the API server has not answered", ErrNotReady)
+	}
+	floating, _, err := a.Networks.Floating()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	if err := a.Plugins.Status(ctx, floating); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	network, err := a.Networks.Default()
+	if errors.Is(err, chain.ErrNoNetwork) {
+		// The node serves pods with a floating IP; the others are told.
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	if err := a.Plugins.Status(ctx, network); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+// keyedLocks is one lock per key. Unlike a mutex, waiting for it ends with the
+// context, so a caller that gave up does not run later.
+type keyedLocks struct {
+	mu   sync.Mutex
+	held map[string]*keyedLock
+}
+
+type keyedLock struct {
+	token chan struct{}
+	users int
+}
+
+// lock waits for the key and returns what frees it.
+func (l *keyedLocks) lock(ctx context.Context, key string) (func(), error) {
+	l.mu.Lock()
+	if l.held == nil {
+		l.held = map[string]*keyedLock{}
+	}
+	k := l.held[key]
+	if k == nil {
+		k = &keyedLock{token: make(chan struct{}, 1)}
+		l.held[key] = k
+	}
+	k.users++
+	l.mu.Unlock()
+
+	select {
+	case k.token <- struct{}{}:
+		return func() { <-k.token; l.leave(key, k) }, nil
+	case <-ctx.Done():
+		l.leave(key, k)
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (l *keyedLocks) leave(key string, k *keyedLock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.users--; k.users == 0 {
+		delete(l.held, key)
+	}
+}
+
+// lockContainer is taken first, and by one call at a time for each container.
+func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
+	return a.locks.lock(ctx, "container/"+id)
+}
+
+// lockAddresses is taken after the container's lock, in one order for all. Who
+// holds it may change the records and the kernel state of these addresses.
+func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(), error) {
+	keys := make([]string, 0, len(addrs))
+	for _, addr := range addrs {
+		keys = append(keys, "address/"+addr.Address.String())
+	}
+	slices.Sort(keys)
+	var held []func()
+	unlock := func() {
+		for _, u := range slices.Backward(held) {
+			u()
+		}
+	}
+	for _, key := range slices.Compact(keys) {
+		u, err := a.locks.lock(ctx, key)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		held = append(held, u)
+	}
+	return unlock, nil
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netnstest makes small networks of real network namespaces for tests:
+// nodes, clients and pods on bridges, gone when the test ends. It is for tests
+// of every package that touches the kernel and is part of no program.
+package netnstest
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/containernetworking/plugins/pkg/testutils"
+	"github.com/vishvananda/netlink"
+)
+
+// EnvRequire turns "cannot make namespaces here" from a skip into a failure.
+const EnvRequire = "REQUIRE_NETNS"
+
+// Need skips the test where namespaces cannot be made, which is never so for
+// root; there it fails.
+func Need(t testing.TB) {
+	t.Helper()
+	netns, err := testutils.NewNS()
+	if err == nil {
+		_ = netns.Close()
+		_ = testutils.UnmountNS(netns)
+		return
+	}
+	if os.Getenv(EnvRequire) != "" || os.Geteuid() == 0 {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	t.Skipf("needs root to make network namespaces: %v", err)
+}
+
+// Host is one namespace.
+type Host struct {
+	ns.NetNS
+	t testing.TB
+}
+
+// New returns an empty namespace with its loopback up.
+func New(t testing.TB) *Host {
+	t.Helper()
+	netns, err := testutils.NewNS()
+	if err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = netns.Close()
+		_ = testutils.UnmountNS(netns)
+	})
+	h := &Host{NetNS: netns, t: t}
+	h.Run(func() error {
+		lo, err := netlinksafe.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	})
+	return h
+}
+
+// Run runs f inside and fails the test where it fails.
+func (h *Host) Run(f func() error) {
+	h.t.Helper()
+	if err := h.Do(func(ns.NetNS) error { return f() }); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// Try runs f inside.
+func (h *Host) Try(f func() error) error {
+	return h.Do(func(ns.NetNS) error { return f() })
+}
+
+// Command runs a program inside and returns what it prints.
+func (h *Host) Command(name string, args ...string) (string, error) {
+	var out []byte
+	err := h.Try(func() error {
+		var err error
+		out, err = exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+		}
+		return nil
+	})
+	return string(out), err
+}
+
+// IP runs "ip args" inside and fails the test where it fails.
+func (h *Host) IP(args ...string) string {
+	h.t.Helper()
+	out, err := h.Command("ip", args...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return out
+}
+
+// Wire is a bridge in a namespace of its own: one layer 2 network.
+type Wire struct {
+	host *Host
+	n    int
+}
+
+// NewWire returns a network without members.
+func NewWire(t testing.TB) *Wire {
+	t.Helper()
+	w := &Wire{host: New(t)}
+	w.host.IP("link", "add", "br0", "type", "bridge")
+	w.host.IP("link", "set", "br0", "up")
+	return w
+}
+
+// Plug gives the host a link on the network, with addresses.
+func (w *Wire) Plug(h *Host, link string, addrs ...netip.Prefix) {
+	h.t.Helper()
+	w.n++
+	port := fmt.Sprintf("port%d", w.n)
+	w.host.Run(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = port
+		pair := netlink.NewVeth(attrs)
+		pair.PeerName, pair.PeerNamespace = link, netlink.NsFd(int(h.Fd()))
+		return netlink.LinkAdd(pair)
+	})
+	w.host.IP("link", "set", port, "master", "br0", "up")
+	h.IP("link", "set", link, "up")
+	for _, a := range addrs {
+		args := []string{"addr", "add", a.String(), "dev", link}
+		if a.Addr().Is6() {
+			args = append(args, "nodad")
+		}
+		h.IP(args...)
+	}
+}
+
+// Port cuts or restores what was plugged in as the n-th, from 1.
+func (w *Wire) Port(n int, up bool) {
+	state := "down"
+	if up {
+		state = "up"
+	}
+	w.host.IP("link", "set", fmt.Sprintf("port%d", n), state)
+}

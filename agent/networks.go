@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/chain"
+)
+
+// Networks chooses the configurations of this node. It reads the files at each
+// call, so a change needs no restart.
+type Networks struct {
+	// ConfDir is the runtime's CNI configuration folder and OwnFile the name of
+	// our file in it.
+	ConfDir string
+	OwnFile string
+	// DefaultFile, if given, is the configuration of pods without a floating
+	// IP; otherwise it is the first other file of ConfDir.
+	DefaultFile string
+	// FloatingFile, if given, is the configuration of pods with a floating IP:
+	// a list that begins with the plugin berth-veth.
+	FloatingFile string
+	// Uplink returns the node's link to the network of the pools.
+	Uplink func() (string, error)
+	// SysctlRoot is passed on to berth-veth.
+	SysctlRoot string
+}
+
+// Default is the network of pods without a floating IP.
+func (n *Networks) Default() (*chain.Network, error) {
+	if n.DefaultFile != "" {
+		return chain.Load(n.DefaultFile)
+	}
+	network, err := chain.Find(n.ConfDir, n.OwnFile)
+	if err != nil {
+		return nil, fmt.Errorf("%w; put a CNI configuration (.conflist) beside %s, or name one with --default-network", err, n.OwnFile)
+	}
+	return network, nil
+}
+
+// Floating is the network of pods with a floating IP, and the uplink it uses.
+func (n *Networks) Floating() (*chain.Network, string, error) {
+	network, err := n.floatingTemplate()
+	if err != nil {
+		return nil, "", err
+	}
+	var conf struct {
+		Uplink       string          `json:"uplink"`
+		Capabilities map[string]bool `json:"capabilities"`
+	}
+	if network.Types()[0] == api.VethType {
+		if err := network.Plugin(&conf); err != nil {
+			return nil, "", err
+		}
+	}
+	if conf.Uplink == "" {
+		if conf.Uplink, err = n.Uplink(); err != nil {
+			return nil, "", fmt.Errorf("find the uplink of the floating network: %w", err)
+		}
+	}
+	if conf.Capabilities == nil {
+		conf.Capabilities = map[string]bool{}
+	}
+	conf.Capabilities[api.CapabilityAddresses] = true
+	network, err = network.WithPlugin(api.VethType, map[string]any{
+		"uplink": conf.Uplink, "capabilities": conf.Capabilities, "sysctlRoot": n.SysctlRoot,
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return network, conf.Uplink, nil
+}
+
+func (n *Networks) floatingTemplate() (*chain.Network, error) {
+	if n.FloatingFile != "" {
+		return chain.Load(n.FloatingFile)
+	}
+	raw, err := json.Marshal(map[string]any{
+		"cniVersion": "1.1.0", "name": api.FloatingNetworkName,
+		"plugins": []map[string]any{{"type": api.VethType}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode the floating network: %w", err)
+	}
+	return chain.Parse(raw)
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podinfo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// How long a pod that the API does not have yet is waited for: the kubelet may
+// know a static pod before its copy is there.
+const (
+	notFoundInterval = 250 * time.Millisecond
+	notFoundTimeout  = 3 * time.Second
+)
+
+// Pod returns the pod that a CNI call is for. uid is what the runtime said,
+// empty where it said nothing.
+func (n *Node) Pod(ctx context.Context, namespace, name, uid string) (Pod, error) {
+	if uid != "" {
+		if p, ok := n.cached(namespace, name); ok && p.is(uid) {
+			return p, nil
+		}
+	}
+	p, err := n.livePod(ctx, namespace, name)
+	if err != nil {
+		return Pod{}, err
+	}
+	if !p.is(uid) {
+		return Pod{}, fmt.Errorf("%w: %s has UID %s in the API, the runtime wires UID %s", ErrPodReplaced, p.Pod, p.UID, uid)
+	}
+	if p.node != n.name {
+		return Pod{}, fmt.Errorf("%w: %s is bound to node %q, this is %q", ErrPodReplaced, p.Pod, p.node, n.name)
+	}
+	return p, nil
+}
+
+// livePod asks the API, and again for a while where the pod is not there.
+func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error) {
+	var found *corev1.Pod
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, notFoundInterval, notFoundTimeout, true, func(ctx context.Context) (bool, error) {
+		found, last = n.pods.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(last) {
+			return false, nil
+		}
+		return true, last
+	})
+	switch {
+	case err == nil:
+		return fromAPI(found), nil
+	case apierrors.IsNotFound(last) && ctx.Err() == nil:
+		return Pod{}, fmt.Errorf("%w: %s/%s", ErrPodNotFound, namespace, name)
+	default:
+		return Pod{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
+	}
+}
+
+// Alive says whether the pod is still this incarnation and still to run. It
+// asks the API only where the watch does not know the pod.
+func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
+	if p, ok := n.cached(pod.Namespace, pod.Name); ok && p.UID == pod.UID {
+		return !p.Finished, nil
+	}
+	found, err := n.pods.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if isAbsent(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("get pod %s: %w", pod, err)
+	}
+	p := fromAPI(found)
+	return p.UID == pod.UID && p.node == n.name && !p.Finished, nil
+}
+
+// Addresses returns the addresses that the pod holds on this node. Every one
+// that its annotation names must be its own.
+func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
+	names, err := parseHint(pod.Hint)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, ErrNotPlaced
+	}
+	addrs := make([]api.Address, 0, len(names))
+	for _, name := range names {
+		ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
+		if isAbsent(err) {
+			return nil, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
+		}
+		if err := holds(ip, pod.UID, n.name); err != nil {
+			return nil, err
+		}
+		addr, err := toAddress(ip)
+		if err != nil {
+			return nil, err
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
+}
+
+// Holds returns nil while the pod holds the address on this node, ErrNotHolder
+// when it does not, and another error when that cannot be known now.
+func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
+	name := v1alpha1.NameOf(addr.Address)
+	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
+	if isAbsent(err) {
+		return fmt.Errorf("%w %s: the FloatingIP does not exist", ErrNotHolder, name)
+	}
+	if err != nil {
+		return fmt.Errorf("get FloatingIP %s: %w", name, err)
+	}
+	return holds(ip, pod.UID, n.name)
+}
+
+// isAbsent says that the API server knows the kind and has no such object. A
+// 404 from something else on the way, or while the kind is not served, proves
+// nothing.
+func isAbsent(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
+		return false
+	}
+	details := status.Status().Details
+	if details == nil {
+		return false
+	}
+	for _, cause := range details.Causes {
+		if cause.Type == metav1.CauseTypeUnexpectedServerResponse {
+			return false
+		}
+	}
+	return details.Name != ""
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podinfo
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// floatingIPs is what we need of ipam/client.
+type floatingIPs interface {
+	// Get reads one FloatingIP live. Parallel, blocks for one request.
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
+}
+
+// Handler is told what happened to this node's pods.
+type Handler interface {
+	// Gone is called when a pod no longer runs or exists: deleted, replaced by
+	// another of its name, or finished. Serial; an error makes it be called
+	// again.
+	Gone(ctx context.Context, pod api.Pod) error
+	// Verify is called at the start and when the API is reachable again after
+	// it was not, while the watch may still wait to reconnect. Serial; an error
+	// makes it be called again.
+	Verify(ctx context.Context) error
+}
+
+// Node knows the pods of one node.
+type Node struct {
+	name     string
+	pods     corev1client.PodsGetter
+	ips      floatingIPs
+	informer cache.SharedIndexInformer
+	gone     workqueue.TypedRateLimitingInterface[api.Pod]
+	lost     chan struct{}
+}
+
+// New returns a Node that knows nothing yet; Run starts the watch.
+func New(name string, pods corev1client.PodsGetter, ips floatingIPs) *Node {
+	n := &Node{
+		name: name, pods: pods, ips: ips,
+		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
+		lost: make(chan struct{}, 1),
+	}
+	selector := fields.OneTermEqualSelector("spec.nodeName", name).String()
+	n.informer = cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = selector
+			list, err := pods.Pods(metav1.NamespaceAll).List(ctx, o)
+			n.noteReach(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = selector
+			w, err := pods.Pods(metav1.NamespaceAll).Watch(ctx, o)
+			n.noteReach(err)
+			return w, err
+		},
+	}, &corev1.Pod{}, 0, cache.Indexers{})
+	return n
+}
+
+// noteReach wakes the reconnect loop when a list or watch fails.
+func (n *Node) noteReach(err error) {
+	if err != nil {
+		n.noteLost()
+	}
+}
+
+func (n *Node) noteLost() {
+	select {
+	case n.lost <- struct{}{}:
+	default:
+	}
+}
+
+// HasSynced says whether the watch has seen every pod once.
+func (n *Node) HasSynced() bool { return n.informer.HasSynced() }
+
+// Run watches until the context ends.
+func (n *Node) Run(ctx context.Context, handler Handler) error {
+	if err := n.informer.SetTransform(trim); err != nil {
+		return fmt.Errorf("prepare the watch of pods: %w", err)
+	}
+	_, err := n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: n.updated,
+		DeleteFunc: n.deleted,
+	})
+	if err != nil {
+		return fmt.Errorf("prepare the watch of pods: %w", err)
+	}
+	n.noteLost()
+	go n.work(ctx, handler)
+	go n.reconnect(ctx, handler)
+	go func() {
+		<-ctx.Done()
+		n.gone.ShutDown()
+	}()
+	n.informer.RunWithContext(ctx)
+	return nil
+}
+
+// updated sees a replaced pod too: a re-list that finds another UID under the
+// same name is an update to the informer.
+func (n *Node) updated(was, is any) {
+	before, ok := was.(*corev1.Pod)
+	after, ok2 := is.(*corev1.Pod)
+	if !ok || !ok2 {
+		return
+	}
+	if before.UID != after.UID {
+		n.gone.Add(fromAPI(before).Pod)
+	}
+	if p := fromAPI(after); p.Finished {
+		n.gone.Add(p.Pod)
+	}
+}
+
+func (n *Node) deleted(obj any) {
+	if final, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = final.Obj
+	}
+	if p, ok := obj.(*corev1.Pod); ok {
+		n.gone.Add(fromAPI(p).Pod)
+	}
+}
+
+func (n *Node) work(ctx context.Context, handler Handler) {
+	logger := klog.FromContext(ctx)
+	for {
+		pod, shutdown := n.gone.Get()
+		if shutdown {
+			return
+		}
+		if err := handler.Gone(ctx, pod); err != nil {
+			logger.Error(err, "Cannot withdraw the addresses of a pod that is gone, will try again", "pod", klog.KRef(pod.Namespace, pod.Name))
+			n.gone.AddRateLimited(pod)
+		} else {
+			n.gone.Forget(pod)
+		}
+		n.gone.Done(pod)
+	}
+}
+
+// How often the API is tried while it cannot be reached, and how long one try
+// may take. The watch itself backs off up to a minute: too long to keep
+// answering for an address that may live elsewhere by now.
+const (
+	reconnectInterval = time.Second
+	verifyTimeout     = 20 * time.Second
+)
+
+// reconnect verifies all addresses as soon as the API answers again.
+func (n *Node) reconnect(ctx context.Context, handler Handler) {
+	logger := klog.FromContext(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.lost:
+		}
+		logger.V(2).Info("Will check every floating IP of this node as soon as the API server answers")
+		if !n.verifyUntilDone(ctx, handler) {
+			return
+		}
+		logger.V(2).Info("Checked every floating IP of this node")
+	}
+}
+
+func (n *Node) verifyUntilDone(ctx context.Context, handler Handler) bool {
+	ticker := time.NewTicker(reconnectInterval)
+	defer ticker.Stop()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, verifyTimeout)
+		err := handler.Verify(attempt)
+		cancel()
+		if err == nil {
+			return true
+		}
+		klog.FromContext(ctx).V(4).Info("Cannot check the floating IPs of this node yet", "err", err)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-ticker.C:
+		}
+	}
+}
+
+func (n *Node) cached(namespace, name string) (Pod, bool) {
+	obj, exists, err := n.informer.GetStore().GetByKey(namespace + "/" + name)
+	if err != nil || !exists {
+		return Pod{}, false
+	}
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return Pod{}, false
+	}
+	return fromAPI(p), true
+}
+
+// trim drops what nobody here reads and what makes up most of a pod.
+func trim(obj any) (any, error) {
+	if p, ok := obj.(*corev1.Pod); ok {
+		p.ManagedFields = nil
+	}
+	return obj, nil
+}

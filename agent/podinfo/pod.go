@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podinfo
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+var (
+	// ErrPodNotFound is returned when the API has no such pod.
+	ErrPodNotFound = errors.New("pod not found")
+	// ErrPodReplaced is returned when a pod of that name exists with another
+	// UID.
+	ErrPodReplaced = errors.New("pod was replaced")
+	// ErrNotPlaced is returned when a pod that asks for a floating IP names
+	// none.
+	ErrNotPlaced = errors.New("pod was not placed by the Berth scheduler")
+	// ErrNotHolder is returned when a FloatingIP does not name the pod and this
+	// node.
+	ErrNotHolder = errors.New("pod does not hold the floating IP")
+	// ErrBadHint is returned when the pod's annotation cannot be read.
+	ErrBadHint = errors.New("annotation cannot be read")
+)
+
+// annotationMirror is on the API's copy of a static pod and holds the UID by
+// which the kubelet knows it.
+const annotationMirror = "kubernetes.io/config.mirror"
+
+// maxHints bounds what one annotation makes us read.
+const maxHints = 8
+
+// Pod is what the node needs to know of a pod.
+type Pod struct {
+	api.Pod
+
+	// Wants says that the pod requests a floating IP.
+	Wants bool
+	// Hint is the annotation that names its FloatingIPs.
+	Hint string
+	// Finished says that no container of the pod will run again.
+	Finished bool
+
+	node   string
+	mirror string
+}
+
+func fromAPI(p *corev1.Pod) Pod {
+	return Pod{
+		Pod:      api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
+		Wants:    wantsIP(p),
+		Hint:     p.Annotations[v1alpha1.AnnotationFloatingIPs],
+		Finished: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		node:     p.Spec.NodeName,
+		mirror:   p.Annotations[annotationMirror],
+	}
+}
+
+// is says whether the kubelet's UID means this pod; the kubelet may give none.
+func (p Pod) is(uid string) bool {
+	return uid == "" || uid == p.UID || p.mirror != "" && uid == p.mirror
+}
+
+func wantsIP(p *corev1.Pod) bool {
+	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
+		for _, c := range containers {
+			if requests(c.Resources.Requests) || requests(c.Resources.Limits) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func requests(list corev1.ResourceList) bool {
+	q, ok := list[v1alpha1.ResourceIP]
+	return ok && q.Sign() > 0
+}
+
+// parseHint reads the names of FloatingIPs from the annotation.
+func parseHint(text string) ([]string, error) {
+	var names []string
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.TrimSpace(name)
+		if name == "" {
+			continue
+		}
+		if _, err := v1alpha1.AddrOf(name); err != nil {
+			return nil, fmt.Errorf("%w: %s=%.100q: %w", ErrBadHint, v1alpha1.AnnotationFloatingIPs, text, err)
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		if len(names) > maxHints {
+			return nil, fmt.Errorf("%w: %s names more than %d addresses", ErrBadHint, v1alpha1.AnnotationFloatingIPs, maxHints)
+		}
+	}
+	return names, nil
+}
+
+// toAddress checks a FloatingIP as the API may hold it: an administrator can
+// write one by hand.
+func toAddress(ip *v1alpha1.FloatingIP) (api.Address, error) {
+	addr, err := netip.ParseAddr(ip.Spec.Address)
+	if err != nil {
+		return api.Address{}, fmt.Errorf("FloatingIP %s: spec.address: %w", ip.Name, err)
+	}
+	if v1alpha1.NameOf(addr) != ip.Name {
+		return api.Address{}, fmt.Errorf("FloatingIP %s: spec.address is %s", ip.Name, addr)
+	}
+	n := ip.Spec.Network
+	if n == nil {
+		return api.Address{}, fmt.Errorf("FloatingIP %s has no spec.network, so the node does not know how to reach it", ip.Name)
+	}
+	out := api.Address{Address: addr, VLAN: int(n.VLAN)}
+	if out.Subnet, err = netip.ParsePrefix(n.Subnet); err != nil {
+		return api.Address{}, fmt.Errorf("FloatingIP %s: spec.network.subnet: %w", ip.Name, err)
+	}
+	if n.Gateway != "" {
+		if out.Gateway, err = netip.ParseAddr(n.Gateway); err != nil {
+			return api.Address{}, fmt.Errorf("FloatingIP %s: spec.network.gateway: %w", ip.Name, err)
+		}
+	}
+	return out, nil
+}
+
+// holds says whether the FloatingIP names the pod and the node, and if not,
+// whom it names.
+func holds(ip *v1alpha1.FloatingIP, uid, node string) error {
+	switch holder := ip.Spec.Pod; {
+	case holder == nil:
+		return fmt.Errorf("%w %s: no pod holds it now", ErrNotHolder, ip.Name)
+	case string(holder.UID) != uid:
+		return fmt.Errorf("%w %s: pod %s with UID %s on node %q holds it", ErrNotHolder, ip.Name, holderName(ip), holder.UID, ip.Spec.Node)
+	case ip.Spec.Node != node:
+		return fmt.Errorf("%w %s here: it is bound to node %q, this is %q", ErrNotHolder, ip.Name, ip.Spec.Node, node)
+	}
+	return nil
+}
+
+func holderName(ip *v1alpha1.FloatingIP) string {
+	if ip.Spec.Owner == nil {
+		return ip.Spec.Pod.Name
+	}
+	return ip.Spec.Owner.Namespace + "/" + ip.Spec.Pod.Name
+}

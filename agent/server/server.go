@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+// Handler serves CNI calls, in parallel.
+type Handler interface {
+	Add(ctx context.Context, req *api.Request) (json.RawMessage, error)
+	Del(ctx context.Context, req *api.Request) error
+	Check(ctx context.Context, req *api.Request) error
+	GC(ctx context.Context, req *api.Request) error
+	Status(ctx context.Context) error
+}
+
+// ErrBusy is returned by Listen when another process answers on the socket.
+var ErrBusy = errors.New("another agent answers on the socket")
+
+// callTimeout bounds one call; the kubelet gives up after two minutes.
+const callTimeout = 110 * time.Second
+
+// Server serves one socket.
+type Server struct {
+	// Socket is its path.
+	Socket string
+	// Handler does the work.
+	Handler Handler
+	// Observe, if given, is told of each call.
+	Observe func(command, code string, took time.Duration)
+	// ToError translates what Handler returned.
+	ToError func(error) *types.Error
+}
+
+// Listen makes the socket. A socket that nobody answers on is a leftover and
+// replaced; one that somebody answers on is not ours to take.
+func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
+	dir := filepath.Dir(s.Socket)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create the folder of the socket: %w", err)
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("restrict access to %s: %w", dir, err)
+	}
+	if err := s.removeLeftover(ctx); err != nil {
+		return nil, err
+	}
+	// The mask makes the socket private from its first moment.
+	old := unix.Umask(0o177)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", s.Socket)
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", s.Socket, err)
+	}
+	return listener, nil
+}
+
+func (s *Server) removeLeftover(ctx context.Context) error {
+	info, err := os.Lstat(s.Socket)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", s.Socket, err)
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("%s exists and is not a socket", s.Socket)
+	}
+	dial, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(dial, "unix", s.Socket)
+	if err == nil {
+		return errors.Join(fmt.Errorf("%w %s", ErrBusy, s.Socket), conn.Close())
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return fmt.Errorf("see whether anybody answers on %s: %w", s.Socket, err)
+	}
+	if err := os.Remove(s.Socket); err != nil {
+		return fmt.Errorf("remove leftover socket: %w", err)
+	}
+	return nil
+}
+
+// Serve answers until the context ends, then lets the calls under way finish
+// for at most grace.
+func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI)
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+		// Calls under way when the agent is asked to end are to finish.
+		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("serve %s: %w", s.Socket, err)
+	case <-ctx.Done():
+	}
+	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	if err := server.Shutdown(finish); err != nil {
+		return fmt.Errorf("wait for the calls under way: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) serveCNI(w http.ResponseWriter, r *http.Request) {
+	var req api.Request
+	response := api.Response{}
+	start := time.Now()
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequestBytes)).Decode(&req); err != nil {
+		response.Error = types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the request to the agent: %v", err), "")
+	} else {
+		ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+		defer cancel()
+		result, err := s.dispatch(ctx, &req)
+		response.Result = result
+		if err != nil {
+			response = api.Response{Error: s.ToError(err)}
+			logFailure(ctx, err, &req)
+		}
+	}
+	s.observe(req.Command, response.Error, time.Since(start))
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(response); err != nil {
+		klog.FromContext(r.Context()).V(2).Info("The caller did not take the answer", "command", req.Command, "containerID", req.ContainerID, "err", err)
+	}
+}
+
+// logFailure leaves STATUS out: it is asked again and again, and its answer is
+// for who asked.
+func logFailure(ctx context.Context, err error, req *api.Request) {
+	logger := klog.FromContext(ctx)
+	if req.Command == "STATUS" {
+		logger.V(2).Info("Not ready", "err", err)
+		return
+	}
+	logger.Error(err, "CNI call failed", "command", req.Command, "containerID", req.ContainerID, "args", req.Args)
+}
+
+func (s *Server) dispatch(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+	switch req.Command {
+	case "ADD":
+		return s.Handler.Add(ctx, req)
+	case "DEL":
+		return nil, s.Handler.Del(ctx, req)
+	case "CHECK":
+		return nil, s.Handler.Check(ctx, req)
+	case "GC":
+		return nil, s.Handler.GC(ctx, req)
+	case "STATUS":
+		return nil, s.Handler.Status(ctx)
+	default:
+		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("unknown command %.100q", req.Command), "")
+	}
+}
+
+func (s *Server) observe(command string, err *types.Error, took time.Duration) {
+	if s.Observe == nil {
+		return
+	}
+	switch command {
+	case "ADD", "DEL", "CHECK", "GC", "STATUS":
+	default:
+		command = "other"
+	}
+	code := "0"
+	if err != nil {
+		code = strconv.FormatUint(uint64(err.Code), 10)
+	}
+	s.Observe(command, code, took)
+}

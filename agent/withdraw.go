@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// Gone takes the addresses of a pod that is deleted, replaced or finished out
+// of the kernel. Pods of the default network keep theirs until DEL: those
+// belong to the node.
+func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
+	all, err := a.Store.List()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, record := range all {
+		if record.Pod.UID == pod.UID && len(record.Addresses) > 0 {
+			errs = append(errs, a.withdrawIf(ctx, record.Key(), func(r *state.Attachment) (string, error) {
+				if r.Pod.UID != pod.UID {
+					return "", nil
+				}
+				return "the pod is deleted, replaced or finished", nil
+			}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Verify asks the API about every floating IP that this node carries, withdraws
+// those that are somebody else's and repairs the others. It is what a node does
+// first after a start and when it has been cut off. It ends at the first
+// question that the API does not answer.
+func (a *Agent) Verify(ctx context.Context) error {
+	all, err := a.Store.List()
+	if err != nil {
+		return err
+	}
+	for _, record := range all {
+		if record.Phase != state.Added || len(record.Addresses) == 0 {
+			continue
+		}
+		if err := a.verifyOne(ctx, record.Key()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *Agent) verifyOne(ctx context.Context, key state.Key) error {
+	return a.withdrawIf(ctx, key, func(record *state.Attachment) (string, error) {
+		reason, err := a.lostWhy(ctx, record)
+		if err != nil || reason != "" {
+			return reason, err
+		}
+		if err := a.Kernel.Repair(record); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
+				"containerID", record.ContainerID)
+		}
+		return "", nil
+	})
+}
+
+// lostWhy says why the record's pod may no longer have its addresses; empty
+// while it has them.
+func (a *Agent) lostWhy(ctx context.Context, record *state.Attachment) (string, error) {
+	for _, addr := range record.Addresses {
+		err := a.Pods.Holds(ctx, record.Pod, addr)
+		if errors.Is(err, podinfo.ErrNotHolder) {
+			return err.Error(), nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	alive, err := a.Pods.Alive(ctx, record.Pod)
+	if err != nil {
+		return "", err
+	}
+	if !alive {
+		return "the pod is deleted, replaced or finished", nil
+	}
+	return "", nil
+}
+
+// withdrawIf withdraws the record of key if it is still wired and why gives a
+// reason. why runs under the locks, because a call for the container may have
+// been under way.
+func (a *Agent) withdrawIf(ctx context.Context, key state.Key, why func(*state.Attachment) (string, error)) error {
+	unlock, err := a.lockContainer(ctx, key.ContainerID)
+	if err != nil {
+		return fmt.Errorf("wait for another call for container %s: %w", key.ContainerID, err)
+	}
+	defer unlock()
+	record, err := a.Store.Get(key)
+	if err != nil || record == nil {
+		return err
+	}
+	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+	}
+	defer unlockAddresses()
+	// Another container's ADD may have withdrawn it meanwhile.
+	if record, err = a.Store.Get(key); err != nil || record == nil || record.Phase != state.Added {
+		return err
+	}
+	reason, err := why(record)
+	if err != nil || reason == "" {
+		return err
+	}
+	return a.withdraw(ctx, record, reason)
+}
+
+// withdraw takes the record's addresses out of the kernel and notes it. The
+// caller holds the lock of the addresses.
+func (a *Agent) withdraw(ctx context.Context, record *state.Attachment, reason string) error {
+	// The kernel first: if the agent dies here, the next start sees the same
+	// API and does it again.
+	if err := a.Kernel.Withdraw(record); err != nil {
+		return fmt.Errorf("withdraw the addresses of pod %s: %w", record.Pod, err)
+	}
+	fault.Point("withdraw/kernel")
+	record.Phase = state.Withdrawn
+	if err := a.Store.Put(record); err != nil {
+		return err
+	}
+	fault.Point("withdraw/record")
+	a.Metrics.withdrawn()
+	klog.FromContext(ctx).Info("Withdrew the addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
+		"podUID", record.Pod.UID, "ips", addressList(record), "reason", reason)
+	return nil
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+// writeConf writes the configuration that makes the runtime call berth-cni.
+// cniVersion is for runtimes that do not know cniVersions; the others take the
+// newest they support.
+func writeConf(path, socket string) error {
+	conf, err := json.MarshalIndent(map[string]any{
+		"cniVersion":  "1.0.0",
+		"cniVersions": []string{"0.4.0", "1.0.0", "1.1.0"},
+		"name":        api.NetworkName,
+		"plugins": []map[string]any{{
+			"type": api.ShimType, "socket": socket,
+			"capabilities": map[string]bool{"portMappings": true, "bandwidth": true, "dns": true, "ipRanges": true, "cgroupPath": true},
+		}},
+	}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the CNI configuration: %w", err)
+	}
+	if err := writeAtomically(path, 0o644, func(w io.Writer) error { _, err := w.Write(append(conf, '\n')); return err }); err != nil {
+		return fmt.Errorf("write the CNI configuration: %w", err)
+	}
+	return nil
+}
+
+// writeAtomically makes the file appear whole: runtimes watch these folders.
+func writeAtomically(path string, mode os.FileMode, write func(io.Writer) error) (err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	// A leading dot and another ending keep runtimes from reading it.
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(temp.Name()))
+		}
+	}()
+	if err := errors.Join(write(temp), temp.Chmod(mode), temp.Sync(), temp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temp.Name(), path)
+}
+
+func newInstallCommand() *cobra.Command {
+	from, to := "/", "/opt/cni/bin"
+	command := &cobra.Command{
+		Use:          "install",
+		Short:        "Copies the CNI plugins of the image to the node",
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE:         func(*cobra.Command, []string) error { return install(from, to) },
+	}
+	command.Flags().StringVar(&from, "from", from, "Folder that holds "+api.ShimType+" and "+api.VethType+".")
+	command.Flags().StringVar(&to, "to", to, "The node's folder of CNI plugins.")
+	return command
+}
+
+func install(from, to string) error {
+	for _, name := range []string{api.VethType, api.ShimType} {
+		if err := copyFile(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			return fmt.Errorf("install %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func copyFile(from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	return writeAtomically(to, 0o755, func(w io.Writer) error { _, err := io.Copy(w, source); return err })
+}

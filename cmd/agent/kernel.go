@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// kernel lets the agent use the floating network's kernel package, which is the
+// plugin's and knows nothing of records.
+type kernel struct {
+	wirer *wire.Wirer
+}
+
+func specOf(a *state.Attachment) wire.Spec {
+	return wire.Spec{ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Uplink: a.Uplink, Addresses: a.Addresses}
+}
+
+func (k *kernel) Repair(a *state.Attachment) error {
+	if k.wirer.Check(specOf(a)) == nil {
+		return nil
+	}
+	_, err := k.wirer.Setup(specOf(a))
+	if err != nil {
+		return err
+	}
+	return k.wirer.Announce(specOf(a))
+}
+
+func (k *kernel) Withdraw(a *state.Attachment) error { return k.wirer.Withdraw(specOf(a)) }
+
+func (k *kernel) Announce(a *state.Attachment) error { return k.wirer.Announce(specOf(a)) }
+
+func (k *kernel) Forget(containerID, ifName, netns string) error {
+	return k.wirer.Teardown(wire.Spec{ContainerID: containerID, IfName: ifName, NetNS: netns})
+}
+
+func (k *kernel) LinkOf(key state.Key) string { return wire.HostLink(key.ContainerID, key.IfName) }
+
+func (k *kernel) Links() ([]agent.Link, error) {
+	links, err := k.wirer.List()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]agent.Link, 0, len(links))
+	for _, l := range links {
+		all = append(all, agent.Link{Name: l.Name, Addresses: l.Addresses})
+	}
+	return all, nil
+}
+
+func (k *kernel) Remove(link string) error { return k.wirer.Remove(link) }
+
+func (k *kernel) RemoveLoose() error { return k.wirer.RemoveLoose() }

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+// Options is what the command line says.
+type Options struct {
+	Kubeconfig      string
+	NodeName        string
+	NodeIP          string
+	Socket          string
+	StateFile       string
+	ResetState      bool
+	CNIConfDir      string
+	CNIConfName     string
+	CNIBinDir       string
+	DefaultNetwork  string
+	FloatingNetwork string
+	Uplink          string
+	HostRoot        string
+	SysctlRoot      string
+	HealthAddress   string
+}
+
+func newOptions() *Options {
+	return &Options{
+		NodeName:      os.Getenv("NODE_NAME"),
+		NodeIP:        os.Getenv("HOST_IP"),
+		Socket:        api.SocketPath,
+		StateFile:     "/var/lib/berth/agent.db",
+		CNIConfDir:    "/etc/cni/net.d",
+		CNIConfName:   "00-berth.conflist",
+		CNIBinDir:     "/opt/cni/bin",
+		SysctlRoot:    "/proc/sys",
+		HealthAddress: "127.0.0.1:10265",
+	}
+}
+
+func (o *Options) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "Path of a kubeconfig; empty uses the pod's service account.")
+	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
+	fs.StringVar(&o.NodeIP, "node-ip", o.NodeIP, "This node's own address, by which the uplink is found; default from the environment variable HOST_IP.")
+	fs.StringVar(&o.Socket, "socket", o.Socket, "Unix socket for the CNI plugin berth-cni, by its path on the node.")
+	fs.StringVar(&o.StateFile, "state-file", o.StateFile, "File that keeps what is attached.")
+	fs.BoolVar(&o.ResetState, "reset-state", o.ResetState, "Rename the state file (.bak-<time>) and start with an empty one.")
+	fs.StringVar(&o.CNIConfDir, "cni-conf-dir", o.CNIConfDir, "The runtime's CNI configuration folder.")
+	fs.StringVar(&o.CNIConfName, "cni-conf-name", o.CNIConfName, "Name of the file that the agent writes there; it must sort before the others.")
+	fs.StringVar(&o.CNIBinDir, "cni-bin-dir", o.CNIBinDir, "Folder of the CNI plugins that the agent runs.")
+	fs.StringVar(&o.DefaultNetwork, "default-network", o.DefaultNetwork, "CNI configuration of pods without a floating IP; empty takes the first other file of --cni-conf-dir.")
+	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin berth-veth; empty uses that plugin alone.")
+	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the network of the pools; empty takes the link that has --node-ip.")
+	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Where the node's file system is mounted, if CNI plugins are to run in it (needs CAP_SYS_CHROOT); empty runs them in the agent's own.")
+	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Where the node's /proc/sys is; IPv6 pools need its net folder writable.")
+	fs.StringVar(&o.HealthAddress, "health-address", o.HealthAddress, "Address for /healthz, /readyz and /metrics; empty serves none.")
+}
+
+func (o *Options) validate() error {
+	var errs []error
+	if o.NodeName == "" {
+		errs = append(errs, errors.New("--node-name or the environment variable NODE_NAME must be given"))
+	}
+	if o.Uplink == "" {
+		if _, err := netip.ParseAddr(o.NodeIP); err != nil {
+			errs = append(errs, fmt.Errorf("--uplink, --node-ip or the environment variable HOST_IP must be given: %w", err))
+		}
+	}
+	for flag, path := range map[string]string{
+		"socket": o.Socket, "state-file": o.StateFile, "cni-conf-dir": o.CNIConfDir, "cni-bin-dir": o.CNIBinDir, "sysctl-root": o.SysctlRoot,
+	} {
+		if !filepath.IsAbs(path) {
+			errs = append(errs, fmt.Errorf("--%s must be an absolute path, is %q", flag, path))
+		}
+	}
+	if o.CNIConfName != filepath.Base(o.CNIConfName) || filepath.Ext(o.CNIConfName) != ".conflist" {
+		errs = append(errs, fmt.Errorf("--cni-conf-name must be a file name that ends in .conflist, is %q", o.CNIConfName))
+	}
+	return errors.Join(errs...)
+}

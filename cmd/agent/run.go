@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/server"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+// grace is how long calls under way may take when the agent is asked to end;
+// less than a pod's usual 30 s.
+const grace = 25 * time.Second
+
+// run builds the parts in the order in which they need each other and works
+// until the context ends. What is wired stays wired: pods outlive the agent.
+func run(ctx context.Context, o *Options) error {
+	logger := klog.FromContext(ctx)
+	store, err := openState(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := store.Close(); err != nil {
+			logger.Error(err, "Cannot close the state file")
+		}
+	}()
+	node, err := newNode(o)
+	if err != nil {
+		return err
+	}
+	a := agent.New(agent.Options{
+		Pods: node, Store: store,
+		Plugins:  chain.NewRunner(&chain.Exec{Root: o.HostRoot}, []string{o.CNIBinDir}),
+		Networks: newNetworks(o),
+		Kernel:   &kernel{wirer: wire.New(o.SysctlRoot)},
+		Metrics:  agent.NewMetrics(legacyregistry.MustRegister),
+	})
+	if err := a.Recover(ctx); err != nil {
+		return err
+	}
+	return serve(ctx, o, a, node)
+}
+
+func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node) error {
+	s := &server.Server{Socket: o.Socket, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
+	listener, err := s.Listen(ctx)
+	if err != nil {
+		return err
+	}
+	health := newHealth(o.HealthAddress, a)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return s.Serve(ctx, listener, grace) })
+	group.Go(func() error { return node.Run(ctx, a) })
+	group.Go(func() error { a.Run(ctx); return nil })
+	group.Go(func() error { return watchUplink(ctx, a) })
+	group.Go(func() error { return health.run(ctx) })
+	group.Go(func() error {
+		// The runtime takes the file as the sign that pods can be made.
+		if err := writeConf(filepath.Join(o.CNIConfDir, o.CNIConfName), o.Socket); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Serving CNI", "socket", o.Socket, "node", o.NodeName)
+		return nil
+	})
+	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+func openState(ctx context.Context, o *Options) (*state.Store, error) {
+	if o.ResetState {
+		aside, err := state.MoveAside(o.StateFile, time.Now())
+		if err != nil {
+			return nil, err
+		}
+		klog.FromContext(ctx).Info("Starting with an empty state file", "old", aside)
+	}
+	store, err := state.Open(o.StateFile)
+	if errors.Is(err, state.ErrUnusable) {
+		return nil, fmt.Errorf("%w; it was left as it is. Start once with --reset-state to rename it and begin anew: running pods keep their network, and what deleted pods leave is removed by DEL and CNI GC", err)
+	}
+	return store, err
+}
+
+func newNode(o *Options) (*podinfo.Node, error) {
+	config, err := newConfig(o.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	ips, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	core := rest.CopyConfig(config)
+	core.ContentType, core.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
+	pods, err := kubernetes.NewForConfig(core)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of pods: %w", err)
+	}
+	return podinfo.New(o.NodeName, pods.CoreV1(), ips.FloatingIPs), nil
+}
+
+// How soon a connection that has died unnoticed is noticed. A node that was cut
+// off learns only then that its addresses may be elsewhere; client-go's own
+// values are 30 and 15 seconds.
+const (
+	envReadIdle, readIdleSeconds = "HTTP2_READ_IDLE_TIMEOUT_SECONDS", "5"
+	envPing, pingSeconds         = "HTTP2_PING_TIMEOUT_SECONDS", "5"
+	dialTimeout                  = 3 * time.Second
+)
+
+func newConfig(kubeconfig string) (*rest.Config, error) {
+	for env, value := range map[string]string{envReadIdle: readIdleSeconds, envPing: pingSeconds} {
+		if os.Getenv(env) != "" {
+			continue
+		}
+		if err := os.Setenv(env, value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", env, err)
+		}
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	config.UserAgent = "berth-agent"
+	config.QPS, config.Burst = 100, 200
+	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
+	return config, nil
+}
+
+func newNetworks(o *Options) *agent.Networks {
+	return &agent.Networks{
+		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName,
+		DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork, SysctlRoot: o.SysctlRoot,
+		Uplink: func() (string, error) {
+			if o.Uplink != "" {
+				return o.Uplink, nil
+			}
+			addr, err := netip.ParseAddr(o.NodeIP)
+			if err != nil {
+				return "", fmt.Errorf("parse the node's address: %w", err)
+			}
+			return wire.UplinkFor(addr)
+		},
+	}
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+// timeout is longer than the agent gives any call; runtimes give up sooner or
+// later than this and then end the shim.
+const timeout = 4 * time.Minute
+
+// config is what the shim itself reads of its network configuration; the agent
+// gets all of it.
+type config struct {
+	CNIVersion string `json:"cniVersion"`
+	Socket     string `json:"socket"`
+}
+
+func add(args *skel.CmdArgs) error {
+	conf, err := parseConfig(args.StdinData)
+	if err != nil {
+		return err
+	}
+	response, err := call(context.Background(), conf.Socket, request("ADD", args))
+	if err != nil {
+		return err
+	}
+	return printResult(response.Result, conf.CNIVersion)
+}
+
+// printResult prints a result in the version that the runtime asked for; the
+// plugin behind the agent may speak another.
+func printResult(raw []byte, version string) error {
+	result, err := create.CreateFromBytes(raw)
+	if err != nil {
+		return types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the result from the agent: %v", err), "")
+	}
+	return types.PrintResult(result, version)
+}
+
+func forward(command string) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) error {
+		conf, err := parseConfig(args.StdinData)
+		if err != nil {
+			return err
+		}
+		_, err = call(context.Background(), conf.Socket, request(command, args))
+		return err
+	}
+}
+
+func parseConfig(stdin []byte) (config, error) {
+	conf := config{Socket: api.SocketPath}
+	if err := json.Unmarshal(stdin, &conf); err != nil {
+		return config{}, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the configuration of berth-cni: %v", err), "")
+	}
+	if conf.Socket == "" {
+		conf.Socket = api.SocketPath
+	}
+	return conf, nil
+}
+
+func request(command string, args *skel.CmdArgs) api.Request {
+	return api.Request{
+		Command: command, ContainerID: args.ContainerID, NetNS: args.Netns, IfName: args.IfName,
+		Args: args.Args, Config: args.StdinData,
+	}
+}
+
+// call sends one request and returns the agent's answer, or its error.
+func call(ctx context.Context, socket string, req api.Request) (*api.Response, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("encode the request to the agent: %v", err), "")
+	}
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+		DisableKeepAlives: true,
+	}}
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent"+api.PathCNI, bytes.NewReader(body))
+	if err != nil {
+		return nil, types.NewError(types.ErrInternal, fmt.Sprintf("make the request to the agent: %v", err), "")
+	}
+	post.Header.Set("Content-Type", "application/json")
+	answer, err := client.Do(post)
+	if err != nil {
+		return nil, unreachable(socket, err)
+	}
+	defer answer.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(answer.Body, api.MaxRequestBytes))
+	if err != nil {
+		return nil, unreachable(socket, err)
+	}
+	return decode(socket, answer.StatusCode, raw)
+}
+
+func decode(socket string, status int, raw []byte) (*api.Response, error) {
+	var response api.Response
+	if err := json.Unmarshal(raw, &response); err != nil || status != http.StatusOK && response.Error == nil {
+		return nil, types.NewError(types.ErrInternal,
+			fmt.Sprintf("what answers on %s is not the Berth agent: HTTP status %d, %.200q", socket, status, raw), "")
+	}
+	if response.Error != nil {
+		return nil, response.Error
+	}
+	return &response, nil
+}
+
+// unreachable tells whoever reads the pod's events what is wrong and where to
+// look. The code makes the runtime try again.
+func unreachable(socket string, err error) error {
+	var op *net.OpError
+	reason := err
+	if errors.As(err, &op) {
+		reason = op.Err
+	}
+	return types.NewError(types.ErrTryAgainLater,
+		fmt.Sprintf("the Berth agent of this node does not answer on %s: %v; see: kubectl -n berth-system get pods -l app.kubernetes.io/name=berth-agent -o wide", socket, reason), "")
+}

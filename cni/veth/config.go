@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// config is the plugin's network configuration.
+type config struct {
+	types.PluginConf
+
+	// Uplink is the node's link to the network of the pools.
+	Uplink string `json:"uplink"`
+	// MTU of the pair; 0 takes the uplink's.
+	MTU int `json:"mtu,omitempty"`
+	// SysctlRoot is where the node's /proc/sys is, if not there.
+	SysctlRoot string `json:"sysctlRoot,omitempty"`
+
+	RuntimeConfig struct {
+		Addresses []api.Address `json:"berthAddresses"`
+	} `json:"runtimeConfig"`
+	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments,omitempty"`
+}
+
+// parseConfig reads standard input. It does not validate addresses: DEL must
+// work with what an older version wrote.
+func parseConfig(stdin []byte) (*config, error) {
+	var c config
+	if err := json.Unmarshal(stdin, &c); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the configuration of berth-veth: %v", err), "")
+	}
+	if c.Uplink == "" {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the configuration of berth-veth names no uplink", "")
+	}
+	if c.MTU < 0 || c.MTU > 65535 {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the configuration of berth-veth has MTU %d", c.MTU), "")
+	}
+	return &c, nil
+}
+
+func (c *config) spec(args *skel.CmdArgs) wire.Spec {
+	return wire.Spec{
+		ContainerID: args.ContainerID, IfName: args.IfName, NetNS: args.Netns,
+		Uplink: c.Uplink, MTU: c.MTU, Addresses: c.RuntimeConfig.Addresses,
+	}
+}

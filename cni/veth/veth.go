@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+func cmdAdd(args *skel.CmdArgs) error {
+	c, err := parseConfig(args.StdinData)
+	if err != nil {
+		return err
+	}
+	w, spec := wire.New(c.SysctlRoot), c.spec(args)
+	wired, err := w.Setup(spec)
+	if err != nil {
+		// The agent undoes a failed chain too; this is for other callers.
+		return toCNIError(errors.Join(err, w.Teardown(spec)))
+	}
+	// A lost announcement costs its receivers a stale neighbour entry, the
+	// agent repeats it, and a pod that is wired must not fail for it.
+	_ = w.Announce(spec)
+	return types.PrintResult(result(spec, wired), c.CNIVersion)
+}
+
+func cmdDel(args *skel.CmdArgs) error {
+	c, err := parseConfig(args.StdinData)
+	if err != nil {
+		return err
+	}
+	return toCNIError(wire.New(c.SysctlRoot).Teardown(c.spec(args)))
+}
+
+func cmdCheck(args *skel.CmdArgs) error {
+	c, err := parseConfig(args.StdinData)
+	if err != nil {
+		return err
+	}
+	return toCNIError(wire.New(c.SysctlRoot).Check(c.spec(args)))
+}
+
+func cmdStatus(args *skel.CmdArgs) error {
+	c, err := parseConfig(args.StdinData)
+	if err != nil {
+		return err
+	}
+	if err := wire.New(c.SysctlRoot).Ready(c.Uplink); err != nil {
+		return types.NewError(api.CodeNotAvailable, err.Error(), "")
+	}
+	return nil
+}
+
+// cmdGC removes the host ends of attachments that the caller does not list.
+func cmdGC(args *skel.CmdArgs) error {
+	c, err := parseConfig(args.StdinData)
+	if err != nil {
+		return err
+	}
+	keep := make(map[string]bool, len(c.ValidAttachments))
+	for _, a := range c.ValidAttachments {
+		keep[wire.HostLink(a.ContainerID, a.IfName)] = true
+	}
+	w := wire.New(c.SysctlRoot)
+	links, err := w.List()
+	if err != nil {
+		return toCNIError(err)
+	}
+	var errs []error
+	for _, l := range links {
+		if !keep[l.Name] {
+			errs = append(errs, w.Remove(l.Name))
+		}
+	}
+	return toCNIError(errors.Join(append(errs, w.RemoveLoose())...))
+}
+
+// toCNIError gives errors the codes of the CNI specification.
+func toCNIError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, wire.ErrNetNS):
+		return types.NewError(types.ErrInvalidNetNS, err.Error(), "")
+	case errors.Is(err, wire.ErrUplink):
+		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
+	default:
+		return types.NewError(types.ErrInternal, err.Error(), "")
+	}
+}
+
+func result(spec wire.Spec, wired wire.Wired) *current.Result {
+	r := &current.Result{
+		CNIVersion: current.ImplementedSpecVersion,
+		Interfaces: []*current.Interface{
+			{Name: wired.HostLink, Mac: wired.HostMAC.String(), Mtu: wired.MTU},
+			{Name: spec.IfName, Mac: wired.PodMAC.String(), Mtu: wired.MTU, Sandbox: spec.NetNS},
+		},
+	}
+	for _, a := range spec.Addresses {
+		gw := wire.PodGateway(a.Address)
+		r.IPs = append(r.IPs, &current.IPConfig{
+			Interface: current.Int(1), Address: *wire.IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: gw.AsSlice(),
+		})
+		r.Routes = append(r.Routes, &types.Route{Dst: defaultNet(a.Address), GW: gw.AsSlice()})
+	}
+	return r
+}
+
+func defaultNet(addr netip.Addr) net.IPNet {
+	return *wire.IPNet(netip.PrefixFrom(addr, 0).Masked())
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Announce tells the network that the addresses are here now: gratuitous ARP,
+// as a request and as a reply because receivers differ in which one they heed,
+// or an unsolicited neighbour advertisement.
+func (w *Wirer) Announce(spec Spec) error {
+	var errs []error
+	for _, a := range spec.Addresses {
+		link, err := uplinkOf(spec.Uplink, a.VLAN)
+		if err == nil {
+			err = announce(link, a.Address)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("announce %s: %w", a.Address, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func announce(link netlink.Link, addr netip.Addr) error {
+	mac := link.Attrs().HardwareAddr
+	if len(mac) != 6 {
+		return fmt.Errorf("link %s has no Ethernet address", link.Attrs().Name)
+	}
+	if addr.Is4() {
+		return send(link.Attrs().Index, unix.ETH_P_ARP, [][]byte{arpFrame(mac, addr, arpRequest), arpFrame(mac, addr, arpReply)})
+	}
+	source, err := linkLocal(link)
+	if err != nil {
+		return err
+	}
+	return send(link.Attrs().Index, unix.ETH_P_IPV6, [][]byte{advertisement(mac, source, addr)})
+}
+
+// linkLocal returns the link's own link-local address, which routers expect as
+// the source of an advertisement; the unspecified address where it has none.
+func linkLocal(link netlink.Link) (netip.Addr, error) {
+	addrs, err := netlinksafe.AddrList(link, unix.AF_INET6)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+	}
+	for _, a := range addrs {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.IsLinkLocalUnicast() {
+			return addr, nil
+		}
+	}
+	return netip.IPv6Unspecified(), nil
+}
+
+const (
+	arpRequest = 1
+	arpReply   = 2
+)
+
+// arpFrame is a gratuitous ARP for an IPv4 address (RFC 5227, section 3).
+func arpFrame(mac net.HardwareAddr, addr netip.Addr, op uint16) []byte {
+	ip := addr.As4()
+	f := make([]byte, 0, 42)
+	f = append(f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)
+	f = append(f, mac...)
+	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_ARP)
+	f = append(f, 0, 1, 0x08, 0x00, 6, 4)
+	f = binary.BigEndian.AppendUint16(f, op)
+	f = append(f, mac...)
+	f = append(f, ip[:]...)
+	if op == arpReply {
+		f = append(f, mac...)
+	} else {
+		f = append(f, 0, 0, 0, 0, 0, 0)
+	}
+	return append(f, ip[:]...)
+}
+
+// advertisement is an unsolicited neighbour advertisement to all nodes (RFC
+// 4861, section 7.2.6) with the flags router and override.
+func advertisement(mac net.HardwareAddr, source, target netip.Addr) []byte {
+	if source.IsUnspecified() {
+		source = target
+	}
+	src, dst, tgt := source.As16(), netip.IPv6LinkLocalAllNodes().As16(), target.As16()
+
+	icmp := make([]byte, 0, 32)
+	icmp = append(icmp, 136, 0, 0, 0, 0xa0, 0, 0, 0)
+	icmp = append(icmp, tgt[:]...)
+	icmp = append(icmp, 2, 1)
+	icmp = append(icmp, mac...)
+	binary.BigEndian.PutUint16(icmp[2:4], icmpChecksum(src, dst, icmp))
+
+	f := make([]byte, 0, 14+40+len(icmp))
+	f = append(f, 0x33, 0x33, 0, 0, 0, 1)
+	f = append(f, mac...)
+	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_IPV6)
+	f = append(f, 0x60, 0, 0, 0)
+	f = binary.BigEndian.AppendUint16(f, uint16(len(icmp)))
+	f = append(f, unix.IPPROTO_ICMPV6, 255)
+	f = append(f, src[:]...)
+	f = append(f, dst[:]...)
+	return append(f, icmp...)
+}
+
+// icmpChecksum is the Internet checksum over the pseudo header and the message,
+// whose checksum field is zero.
+func icmpChecksum(src, dst [16]byte, message []byte) uint16 {
+	var sum uint32
+	add := func(b []byte) {
+		for i := 0; i+1 < len(b); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+	}
+	add(src[:])
+	add(dst[:])
+	sum += uint32(len(message)) + unix.IPPROTO_ICMPV6
+	add(message)
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+func send(link int, protocol uint16, frames [][]byte) error {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open packet socket: %w", err)
+	}
+	defer unix.Close(fd)
+	to := &unix.SockaddrLinklayer{Ifindex: link, Protocol: protocol<<8 | protocol>>8, Halen: 6}
+	for _, f := range frames {
+		copy(to.Addr[:], f[:6])
+		if err := unix.Sendto(fd, f, 0, to); err != nil {
+			return fmt.Errorf("send on link %d: %w", link, err)
+		}
+	}
+	return nil
+}

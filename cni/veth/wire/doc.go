@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wire makes the kernel of a node carry a floating IP to its pod: a
+// veth pair, a host route, a way out through the pool's gateway, and an entry
+// by which the node answers for exactly that address on its uplink. It owns
+// what carries its marks (link prefix, protocol number, table range) and
+// touches nothing else. It never decides who an address belongs to and keeps
+// no state outside the kernel.
+//
+// For the address 10.0.70.5 of the pool 10.0.70.0/24 with gateway 10.0.70.1:
+//
+//	pod   10.0.70.5/32 dev eth0
+//	      169.254.1.1 dev eth0 scope link, neighbour permanent = MAC of the host end
+//	      default via 169.254.1.1
+//	node  10.0.70.5 dev bth… scope link                      to the pod
+//	      rule: lookup main suppress_prefixlength 0           what the cluster routes, stays there
+//	      rule: from 10.0.70.5 lookup T                       the pod's way out
+//	      T: 10.0.70.0/24 dev uplink scope link
+//	      T: default via 10.0.70.1 dev uplink onlink
+//	      neigh proxy 10.0.70.5 dev uplink                    the node answers ARP or ND
+//
+// T belongs to one link, so two attachments share nothing but the neighbour
+// entry and the first rule. The rules also make reverse path filtering come out
+// right, strict or loose, because the kernel looks up the way back with the
+// pod's address as the source.
+//
+// The address is answered for last on set-up and first no longer on teardown.
+//
+// # Caveats
+//
+// Callers that work on one address serialise: teardown of an old link and
+// set-up of a new one for the same address must not overlap.
+//
+// The first rule stays when the last address has gone: it changes nothing on
+// its own.
+package wire

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// ErrSysctl is returned when a kernel setting is wrong and cannot be set from
+// here.
+var ErrSysctl = errors.New("kernel setting")
+
+// Attributes of linux/if_link.h and linux/ip.h.
+const (
+	iflaInetConf          = 1
+	ipv4DevconfForwarding = 1
+)
+
+// forward makes the kernel route packets that arrive on a link and, for IPv6 on
+// an uplink, answer for the addresses of its proxy entries.
+func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
+	if family == unix.AF_INET {
+		return forward4(link)
+	}
+	// IPv6 forwards per namespace, not per link.
+	if err := w.setSysctl("net/ipv6/conf/all/forwarding", "1"); err != nil {
+		return err
+	}
+	if !isUplink {
+		return nil
+	}
+	return w.setSysctl("net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp", "1")
+}
+
+// forward4 sets net.ipv4.conf.<link>.forwarding through netlink, which needs
+// CAP_NET_ADMIN and not, as the file does, a writable /proc/sys.
+func forward4(link netlink.Link) error {
+	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(link.Attrs().Index)
+	req.AddData(msg)
+	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	inet := spec.AddRtAttr(unix.AF_INET, nil)
+	conf := inet.AddRtAttr(iflaInetConf, nil)
+	conf.AddRtAttr(ipv4DevconfForwarding, nl.Uint32Attr(1))
+	req.AddData(spec)
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("set IPv4 forwarding of link %s: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+func (w *Wirer) setSysctl(key, value string) error {
+	path := filepath.Join(w.SysctlRoot, key)
+	have, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("%w: read %s: %w", ErrSysctl, path, err)
+	}
+	if string(bytes.TrimSpace(have)) == value {
+		return nil
+	}
+	err = os.WriteFile(path, []byte(value), 0o644)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: %s is %s, must be %s, and is not writable here: set it on the node, or mount the node's /proc/sys/net and name the mount with --sysctl-root: %w",
+			ErrSysctl, key, bytes.TrimSpace(have), value, err)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: write %s: %w", ErrSysctl, path, err)
+	}
+	return nil
+}
+
+// checkForward is forward without setting anything.
+func (w *Wirer) checkForward(link netlink.Link, family int, isUplink bool) error {
+	keys := []string{"net/ipv4/conf/" + link.Attrs().Name + "/forwarding"}
+	if family == unix.AF_INET6 {
+		keys = []string{"net/ipv6/conf/all/forwarding"}
+		if isUplink {
+			keys = append(keys, "net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp")
+		}
+	}
+	for _, key := range keys {
+		have, err := os.ReadFile(filepath.Join(w.SysctlRoot, key))
+		if err != nil {
+			return fmt.Errorf("%w: read %s: %w", ErrSysctl, key, err)
+		}
+		if string(bytes.TrimSpace(have)) != "1" {
+			return fmt.Errorf("%w: %s is %s, must be 1", ErrSysctl, key, bytes.TrimSpace(have))
+		}
+	}
+	return nil
+}

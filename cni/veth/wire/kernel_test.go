@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+// world is two nodes in 10.0.60.0/24 and a client in the pool's 10.0.70.0/24 on
+// one layer 2 network, with the router of both.
+type world struct {
+	t                            *testing.T
+	wire                         *netnstest.Wire
+	nodeA, nodeB, client, router *netnstest.Host
+}
+
+const (
+	outside4 = "10.99.0.1"
+	outside6 = "2001:db8:99::1"
+)
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	netnstest.Need(t)
+	w := &world{t: t, wire: netnstest.NewWire(t)}
+	w.nodeA, w.nodeB, w.client, w.router = netnstest.New(t), netnstest.New(t), netnstest.New(t), netnstest.New(t)
+	plug := func(h *netnstest.Host, addrs ...string) {
+		var prefixes []netip.Prefix
+		for _, a := range addrs {
+			prefixes = append(prefixes, netip.MustParsePrefix(a))
+		}
+		w.wire.Plug(h, "eth0", prefixes...)
+	}
+	for _, h := range []*netnstest.Host{w.nodeA, w.nodeB, w.client, w.router} {
+		// Without waiting for duplicate address detection of each link.
+		sysctl(t, h, "net/ipv6/conf/default/accept_dad", "0")
+	}
+	for _, n := range []*netnstest.Host{w.nodeA, w.nodeB} {
+		sysctl(t, n, "net/ipv6/conf/all/forwarding", "1")
+		// The strictest setting a node can have.
+		sysctl(t, n, "net/ipv4/conf/all/rp_filter", "1")
+		sysctl(t, n, "net/ipv4/conf/default/rp_filter", "1")
+		sysctl(t, n, "net/ipv4/ip_forward", "0")
+	}
+	plug(w.nodeA, "10.0.60.11/24", "2001:db8:60::11/64")
+	plug(w.nodeB, "10.0.60.12/24", "2001:db8:60::12/64")
+	plug(w.client, "10.0.70.50/24", "2001:db8:70::50/64")
+	plug(w.router, "10.0.60.1/24", "10.0.70.1/24", "2001:db8:60::1/64", "2001:db8:70::1/64")
+	w.router.IP("addr", "add", outside4+"/32", "dev", "lo")
+	w.router.IP("addr", "add", outside6+"/128", "dev", "lo")
+	sysctl(t, w.router, "net/ipv4/ip_forward", "1")
+	sysctl(t, w.router, "net/ipv6/conf/all/forwarding", "1")
+	for _, n := range []*netnstest.Host{w.nodeA, w.nodeB} {
+		n.IP("route", "add", "default", "via", "10.0.60.1")
+		n.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
+	}
+	w.client.IP("route", "add", "default", "via", "10.0.70.1")
+	w.client.IP("-6", "route", "add", "default", "via", "2001:db8:70::1")
+	return w
+}
+
+func sysctl(t *testing.T, h *netnstest.Host, key, value string) {
+	t.Helper()
+	h.Run(func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0o644) })
+}
+
+// pod is a container with its spec.
+type pod struct {
+	*netnstest.Host
+	spec Spec
+}
+
+func (w *world) pod(id string, addrs ...string) *pod {
+	w.t.Helper()
+	h := netnstest.New(w.t)
+	p := &pod{Host: h, spec: Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: "eth0"}}
+	for _, a := range addrs {
+		p.spec.Addresses = append(p.spec.Addresses, poolAddress(a))
+	}
+	return p
+}
+
+func poolAddress(a string) api.Address {
+	addr := netip.MustParseAddr(a)
+	if addr.Is4() {
+		return api.Address{Address: addr, Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}
+	}
+	return api.Address{Address: addr, Subnet: netip.MustParsePrefix("2001:db8:70::/64"), Gateway: netip.MustParseAddr("2001:db8:70::1")}
+}
+
+func setup(node *netnstest.Host, p *pod) {
+	node.Run(func() error {
+		w := New("")
+		if _, err := w.Setup(p.spec); err != nil {
+			return err
+		}
+		return errors.Join(w.Announce(p.spec), w.Check(p.spec))
+	})
+}
+
+func (w *world) ping(from *netnstest.Host, to string) {
+	w.t.Helper()
+	if out, err := from.Command("ping", "-c", "1", "-W", "2", to); err != nil {
+		w.t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func (w *world) noPing(from *netnstest.Host, to string) {
+	w.t.Helper()
+	if _, err := from.Command("ping", "-c", "1", "-W", "1", to); err == nil {
+		w.t.Errorf("%s answers and must not", to)
+	}
+}
+
+// snapshot is everything in a node's kernel that Setup could have touched. The
+// rule that stays is left out.
+func snapshot(node *netnstest.Host) string {
+	var b strings.Builder
+	for _, args := range [][]string{
+		{"-o", "link", "show", "type", "veth"}, {"rule"}, {"-6", "rule"},
+		{"route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"}, {"neigh", "show", "proxy"}, {"-6", "neigh", "show", "proxy"},
+	} {
+		for line := range strings.SplitSeq(node.IP(args...), "\n") {
+			if strings.HasPrefix(line, fmt.Sprint(PriorityMain)+":") || strings.Contains(line, "fe80") || strings.Contains(line, "ff00::/8") {
+				continue
+			}
+			fmt.Fprintln(&b, strings.TrimSpace(line))
+		}
+	}
+	return b.String()
+}
+
+func TestTraffic(t *testing.T) {
+	cases := map[string]struct{ a, a2, b, client, nodeA, nodeB, outside string }{
+		"IPv4": {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50", "10.0.60.11", "10.0.60.12", outside4},
+		"IPv6": {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50", "2001:db8:60::11", "2001:db8:60::12", outside6},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			before := snapshot(w.nodeA)
+			a, a2, b := w.pod("a", c.a), w.pod("a2", c.a2), w.pod("b", c.b)
+			setup(w.nodeA, a)
+			setup(w.nodeA, a2)
+			setup(w.nodeB, b)
+			for _, hop := range []struct {
+				from *netnstest.Host
+				to   string
+			}{
+				{w.client, c.a}, {a.Host, c.client}, {a.Host, c.outside}, {w.router, c.a},
+				{a.Host, c.a2}, {a2.Host, c.a}, {a.Host, c.b}, {b.Host, c.a},
+				{w.nodeA, c.a}, {a.Host, c.nodeA}, {a.Host, c.nodeB}, {w.nodeB, c.a},
+			} {
+				w.ping(hop.from, hop.to)
+			}
+			// The pod's way out is the pool's gateway, not the node's.
+			out, err := w.router.Command("ip", "neigh", "show", c.a)
+			if err != nil || !strings.Contains(out, "lladdr") {
+				t.Errorf("the router did not see the pod on the pool's network: %q, %v", out, err)
+			}
+			for _, p := range []*pod{a, a2} {
+				w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
+				w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
+			}
+			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+				t.Errorf("node after teardown (-before +after):\n%s", diff)
+			}
+			w.noPing(w.client, c.a)
+		})
+	}
+}
+
+func TestDefaultNetworkPods(t *testing.T) {
+	w := newWorld(t)
+	a := w.pod("a", "10.0.70.5")
+	setup(w.nodeA, a)
+	// A bridge with a pod of the node's default network.
+	ordinary := netnstest.New(t)
+	w.nodeA.IP("link", "add", "cni0", "type", "bridge")
+	w.nodeA.IP("addr", "add", "10.244.0.1/24", "dev", "cni0")
+	w.nodeA.IP("link", "set", "cni0", "up")
+	w.nodeA.IP("link", "add", "ord0", "type", "veth", "peer", "name", "tmp0")
+	w.nodeA.IP("link", "set", "ord0", "master", "cni0", "up")
+	w.nodeA.IP("link", "set", "tmp0", "netns", ordinary.Path())
+	ordinary.IP("link", "set", "tmp0", "name", "eth0")
+	ordinary.IP("addr", "add", "10.244.0.5/24", "dev", "eth0")
+	ordinary.IP("link", "set", "eth0", "up")
+	ordinary.IP("route", "add", "default", "via", "10.244.0.1")
+	sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1")
+	w.ping(ordinary, "10.0.70.5")
+	w.ping(a.Host, "10.244.0.5")
+}
+
+func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
+	breakage := map[string][]string{
+		"host route":   {"route", "del", "10.0.70.5"},
+		"table route":  {"route", "del", "10.0.70.0/24", "table", "TABLE"},
+		"gateway":      {"route", "del", "default", "table", "TABLE"},
+		"rule":         {"rule", "del", "from", "10.0.70.5"},
+		"main rule":    {"rule", "del", "pref", fmt.Sprint(PriorityMain)},
+		"proxy":        {"neigh", "del", "proxy", "10.0.70.5", "dev", "eth0"},
+		"host down":    {"link", "set", "LINK", "down"},
+		"host link":    {"link", "del", "LINK"},
+		"uplink flap":  {"link", "set", "eth0", "down"},
+		"pod address":  {"POD", "addr", "flush", "dev", "eth0"},
+		"pod route":    {"POD", "route", "del", "default"},
+		"pod link":     {"POD", "link", "set", "eth0", "down"},
+		"pod deletion": {"POD", "link", "del", "eth0"},
+	}
+	w := newWorld(t)
+	a := w.pod("a", "10.0.70.5")
+	setup(w.nodeA, a)
+	for name, args := range breakage {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string(nil), args...)
+			host := w.nodeA
+			if args[0] == "POD" {
+				host, args = a.Host, args[1:]
+			}
+			for i := range args {
+				args[i] = strings.NewReplacer("LINK", a.spec.HostLink(), "TABLE", tableText(w.nodeA, "10.0.70.5")).Replace(args[i])
+			}
+			host.IP(args...)
+			if name == "uplink flap" {
+				w.nodeA.IP("link", "set", "eth0", "up")
+				w.nodeA.IP("route", "add", "default", "via", "10.0.60.1")
+			}
+			err := w.nodeA.Try(func() error { return New("").Check(a.spec) })
+			if !errors.Is(err, ErrNotWired) {
+				t.Errorf("Check() = %v, want ErrNotWired", err)
+			}
+			setup(w.nodeA, a)
+			setup(w.nodeA, a)
+			w.ping(w.client, "10.0.70.5")
+		})
+	}
+}
+
+// tableText finds the routing table of an address.
+func tableText(node *netnstest.Host, addr string) string {
+	for line := range strings.SplitSeq(node.IP("rule"), "\n") {
+		if f := strings.Fields(line); strings.Contains(line, "from "+addr+" ") {
+			for i := range f {
+				if f[i] == "lookup" {
+					return f[i+1]
+				}
+			}
+		}
+	}
+	return "none"
+}
+
+// The kubelet makes a new sandbox for a pod before it takes the old one down.
+func TestOldLinkDoesNotTakeTheNewOnesAddress(t *testing.T) {
+	w := newWorld(t)
+	old, fresh := w.pod("old", "10.0.70.5"), w.pod("new", "10.0.70.5")
+	setup(w.nodeA, old)
+	setup(w.nodeA, fresh)
+	w.ping(w.client, "10.0.70.5")
+	w.nodeA.Run(func() error { return New("").Teardown(old.spec) })
+	w.ping(w.client, "10.0.70.5")
+	w.nodeA.Run(func() error { return New("").Check(fresh.spec) })
+	w.nodeA.Run(func() error { return New("").Teardown(fresh.spec) })
+	w.noPing(w.client, "10.0.70.5")
+}
+
+func TestTakeover(t *testing.T) {
+	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a, b := w.pod("a", addr), w.pod("b", addr)
+			setup(w.nodeA, a)
+			w.ping(w.client, addr)
+			before := w.client.IP("neigh", "show", addr)
+
+			w.wire.Port(1, false) // node A is cut off
+			setup(w.nodeB, b)
+			// The first announcement may fall into the second in which Linux
+			// keeps an entry it just learned; the agent repeats it.
+			netnstest.Eventually(t, func() error {
+				w.nodeB.Run(func() error { return New("").Announce(b.spec) })
+				if now := w.client.IP("neigh", "show", addr); strings.Fields(now)[4] == strings.Fields(before)[4] {
+					return fmt.Errorf("the client still has %q", now)
+				}
+				return nil
+			})
+			w.ping(w.client, addr)
+
+			w.wire.Port(1, true) // node A is back
+			w.nodeA.Run(func() error { return New("").Withdraw(a.spec) })
+			w.client.IP("neigh", "flush", "all")
+			for range 5 {
+				w.ping(w.client, addr)
+			}
+			// The runtime's DEL comes later and finds what it needs.
+			w.nodeA.Run(func() error { return New("").Teardown(a.spec) })
+			w.ping(w.client, addr)
+		})
+	}
+}
+
+func TestTeardownFindsNothing(t *testing.T) {
+	w := newWorld(t)
+	a := w.pod("a", "10.0.70.5")
+	before := snapshot(w.nodeA)
+	gone := a.spec
+	gone.NetNS = "/run/netns/never-was"
+	for _, spec := range []Spec{a.spec, gone, {ContainerID: "a", IfName: "eth0"}} {
+		w.nodeA.Run(func() error { return New("").Teardown(spec) })
+	}
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+func TestTeardownWithoutRecord(t *testing.T) {
+	w := newWorld(t)
+	before := snapshot(w.nodeA)
+	a := w.pod("a", "10.0.70.5")
+	setup(w.nodeA, a)
+	w.nodeA.Run(func() error { return New("").Teardown(Spec{ContainerID: "a", IfName: "eth0", NetNS: a.spec.NetNS}) })
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+func TestRemoveLoose(t *testing.T) {
+	w := newWorld(t)
+	before := snapshot(w.nodeA)
+	a, b := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6")
+	setup(w.nodeA, a)
+	w.nodeA.IP("link", "del", a.spec.HostLink())
+	w.nodeA.IP("neigh", "add", "proxy", "10.0.70.99", "dev", "eth0") // somebody else's
+	setup(w.nodeA, b)
+	w.nodeA.Run(func() error { return New("").RemoveLoose() })
+	w.nodeA.Run(func() error { return New("").Check(b.spec) })
+	w.nodeA.Run(func() error { return New("").Remove(b.spec.HostLink()) })
+	if out := w.nodeA.IP("neigh", "show", "proxy"); !strings.Contains(out, "10.0.70.99") {
+		t.Errorf("another's proxy entry is gone: %q", out)
+	}
+	w.nodeA.IP("neigh", "del", "proxy", "10.0.70.99", "dev", "eth0")
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+func TestSetupErrors(t *testing.T) {
+	w := newWorld(t)
+	a := w.pod("a", "10.0.70.5")
+	taken := w.pod("taken", "10.0.70.5")
+	taken.IP("link", "add", "eth0", "type", "bridge")
+	vlan := a.spec
+	vlan.Addresses = []api.Address{a.spec.Addresses[0]}
+	vlan.Addresses[0].VLAN = 7
+	noUplink, noNetns := a.spec, a.spec
+	noUplink.Uplink, noNetns.NetNS = "eth9", "/run/netns/never-was"
+	cases := map[string]struct {
+		spec Spec
+		is   error
+		text string
+	}{
+		"no VLAN link":   {vlan, ErrUplink, "ip link add link eth0 name eth0.7 type vlan id 7"},
+		"no uplink":      {noUplink, ErrUplink, `no link "eth9"`},
+		"no namespace":   {noNetns, ErrNetNS, "never-was"},
+		"name is taken":  {taken.spec, nil, "exists"},
+		"no address":     {Spec{ContainerID: "a", IfName: "eth0"}, nil, "addresses given"},
+		"name too long":  {Spec{ContainerID: "a", IfName: "sixteencharacter"}, nil, "interface name"},
+		"no interface":   {Spec{ContainerID: "a"}, nil, "must be given"},
+		"foreign subnet": {Spec{ContainerID: "a", IfName: "eth0", Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.71.0/24")}}}, nil, "not in its subnet"},
+	}
+	before := snapshot(w.nodeA)
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := w.nodeA.Try(func() error { _, err := New("").Setup(c.spec); return err })
+			if err == nil || !strings.Contains(err.Error(), c.text) || c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("Setup() = %v, want %v with %q", err, c.is, c.text)
+			}
+			w.nodeA.Run(func() error { return New("").Teardown(c.spec) })
+			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
+	}
+	if !strings.Contains(taken.IP("link"), "eth0") {
+		t.Error("Teardown took somebody else's interface")
+	}
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net"
+	"net/netip"
+	"strings"
+)
+
+// Marks of what is ours in the kernel. They may never change: after an upgrade
+// the new version recognises by them what the old one left.
+const (
+	// LinkPrefix begins the name of the host end of every pair.
+	LinkPrefix = "bth"
+	// Protocol is on every route, rule and proxy neighbour.
+	Protocol = 98
+	// tableBase and tableMask select the routing tables: one per host link and
+	// address, tableBase + 4·ifindex + position.
+	tableBase = 0x62000000
+	tableMask = 0xff000000
+	// tablesPerLink bounds the addresses of one link.
+	tablesPerLink = 4
+	// PriorityMain lets routes of the main table other than the default come
+	// first; PriorityPod sends the rest of a pod's traffic to its table. They
+	// are just before the kernel's main rule (32766), so rules of others, which
+	// are there for a reason, come before ours.
+	PriorityMain = 32300
+	PriorityPod  = 32301
+)
+
+// The gateway that pods see: an address no network routes, answered by a
+// permanent neighbour entry and never on the wire.
+var (
+	gateway4 = netip.AddrFrom4([4]byte{169, 254, 1, 1})
+	gateway6 = netip.MustParseAddr("fe80::1")
+)
+
+// PodGateway returns the gateway that a pod with the address sees.
+func PodGateway(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return gateway4
+	}
+	return gateway6
+}
+
+// HostLink returns the name of the host end of a container's interface.
+func HostLink(containerID, ifName string) string {
+	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
+	return LinkPrefix + hex.EncodeToString(sum[:])[:15-len(LinkPrefix)]
+}
+
+// hostMAC is derived from the name, so that it is known before the link exists
+// and is "set by the user": otherwise udev may change it after the pod learned
+// it.
+func hostMAC(link string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte(link))
+	return append(net.HardwareAddr{0x02, 0xbe}, sum[:4]...)
+}
+
+// podMAC stays with the address, so neighbours that see it across a bridge find
+// it unchanged after a restart.
+func podMAC(addr netip.Addr) net.HardwareAddr {
+	if addr.Is4() {
+		b := addr.As4()
+		return append(net.HardwareAddr{0x02, 0x42}, b[:]...)
+	}
+	b := addr.As16()
+	sum := sha256.Sum256(b[:])
+	return append(net.HardwareAddr{0x02, 0x66}, sum[:4]...)
+}
+
+func tableOf(hostIndex, position int) (int, bool) {
+	offset := hostIndex*tablesPerLink + position
+	if position >= tablesPerLink || offset < 0 || offset > 0x00ffffff {
+		return 0, false
+	}
+	return tableBase + offset, true
+}
+
+func isOurTable(table int) bool { return table&tableMask == tableBase }
+
+// linkOfTable returns the index of the link that a table belongs to.
+func linkOfTable(table int) int { return (table &^ tableMask) / tablesPerLink }
+
+// IsHostLink says whether a link's name is one of ours.
+func IsHostLink(name string) bool { return strings.HasPrefix(name, LinkPrefix) }

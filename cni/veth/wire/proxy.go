@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// proxy is an entry by which the node answers ARP or neighbour solicitations
+// for one address on one link. The netlink library cannot mark it as ours, so
+// the messages are made here.
+type proxy struct {
+	addr netip.Addr
+	link int
+}
+
+// Attributes and messages of linux/neighbour.h that the packages we use do not
+// name.
+const (
+	ndaDst      = 1
+	ndaProtocol = 12
+
+	ndtaName       = 1
+	ndtaParms      = 6
+	ndtpaIfindex   = 1
+	ndtpaProxyWait = 13
+)
+
+func (p proxy) message() *netlink.Ndmsg {
+	return &netlink.Ndmsg{Family: uint8(familyOf(p.addr)), Index: uint32(p.link), State: netlink.NUD_PERMANENT, Flags: netlink.NTF_PROXY}
+}
+
+func (p proxy) add() error {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
+	req.AddData(p.message())
+	req.AddData(nl.NewRtAttr(ndaDst, p.addr.AsSlice()))
+	req.AddData(nl.NewRtAttr(ndaProtocol, nl.Uint8Attr(Protocol)))
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("answer for %s on link %d: %w", p.addr, p.link, err)
+	}
+	return nil
+}
+
+func (p proxy) del() error {
+	req := nl.NewNetlinkRequest(unix.RTM_DELNEIGH, unix.NLM_F_ACK)
+	req.AddData(p.message())
+	req.AddData(nl.NewRtAttr(ndaDst, p.addr.AsSlice()))
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !isGone(err) {
+		return fmt.Errorf("stop answering for %s on link %d: %w", p.addr, p.link, err)
+	}
+	return nil
+}
+
+// listProxies returns our entries of both families.
+func listProxies() ([]proxy, error) {
+	var all []proxy
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		messages, err := dumpProxies(family)
+		if err != nil {
+			return nil, fmt.Errorf("list proxy neighbours: %w", err)
+		}
+		for _, m := range messages {
+			if p, ours := parseProxy(m); ours {
+				all = append(all, p)
+			}
+		}
+	}
+	return all, nil
+}
+
+func dumpProxies(family int) ([][]byte, error) {
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+		req.AddData(&netlink.Ndmsg{Family: uint8(family), Flags: netlink.NTF_PROXY})
+		messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
+			continue
+		}
+		return messages, err
+	}
+}
+
+// parseProxy reads one RTM_NEWNEIGH message; ours is false for entries of
+// others and for what cannot be read.
+func parseProxy(m []byte) (p proxy, ours bool) {
+	const header = 12
+	if len(m) < header || m[10]&netlink.NTF_PROXY == 0 {
+		return proxy{}, false
+	}
+	attrs, err := nl.ParseRouteAttr(m[header:])
+	if err != nil {
+		return proxy{}, false
+	}
+	p.link = int(binary.NativeEndian.Uint32(m[4:8]))
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case ndaDst:
+			if addr, ok := netip.AddrFromSlice(a.Value); ok {
+				p.addr = addr
+			}
+		case ndaProtocol:
+			ours = len(a.Value) >= 1 && a.Value[0] == Protocol
+		}
+	}
+	return p, ours && p.addr.IsValid()
+}
+
+// answerAtOnce takes away the random delay (up to 0.8 s) with which the kernel
+// answers for addresses of others on a link.
+func answerAtOnce(link int, family int) error {
+	table, name := "arp_cache", "ARP"
+	if family == unix.AF_INET6 {
+		table, name = "ndisc_cache", "neighbour discovery"
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_SETNEIGHTBL, unix.NLM_F_REPLACE|unix.NLM_F_ACK)
+	req.AddData(&rawMessage{byte(family), 0, 0, 0})
+	req.AddData(nl.NewRtAttr(ndtaName, nl.ZeroTerminated(table)))
+	parms := nl.NewRtAttr(ndtaParms|unix.NLA_F_NESTED, nil)
+	parms.AddRtAttr(ndtpaIfindex, nl.Uint32Attr(uint32(link)))
+	parms.AddRtAttr(ndtpaProxyWait, nl.Uint64Attr(0))
+	req.AddData(parms)
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("set the %s proxy delay of link %d to 0: %w", name, link, err)
+	}
+	return nil
+}
+
+// rawMessage is a netlink header of fixed bytes.
+type rawMessage []byte
+
+func (m *rawMessage) Len() int          { return len(*m) }
+func (m *rawMessage) Serialize() []byte { return *m }
+
+// isGone says that what was to be removed does not exist.
+func isGone(err error) bool {
+	for _, gone := range []syscall.Errno{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.ENXIO, unix.EADDRNOTAVAIL} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
+}

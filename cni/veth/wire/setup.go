@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/fault"
+)
+
+// ErrNetNS is returned when the container's network namespace cannot be opened.
+var ErrNetNS = errors.New("network namespace not accessible")
+
+// Wirer works in the network namespace that its caller is in.
+type Wirer struct {
+	// SysctlRoot is where the node's /proc/sys is.
+	SysctlRoot string
+}
+
+// New returns a Wirer; an empty sysctlRoot means /proc/sys.
+func New(sysctlRoot string) *Wirer {
+	if sysctlRoot == "" {
+		sysctlRoot = "/proc/sys"
+	}
+	return &Wirer{SysctlRoot: sysctlRoot}
+}
+
+// Wired describes the pair that Setup made or found.
+type Wired struct {
+	HostLink string
+	HostMAC  net.HardwareAddr
+	PodMAC   net.HardwareAddr
+	MTU      int
+}
+
+// Setup wires the addresses. It may be called again: what exists as it should
+// stays, the rest is made. After an error the caller calls Teardown.
+func (w *Wirer) Setup(spec Spec) (Wired, error) {
+	if err := spec.Validate(); err != nil {
+		return Wired{}, err
+	}
+	uplinks, mtu, err := resolveUplinks(spec)
+	if err != nil {
+		return Wired{}, err
+	}
+	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: podMAC(spec.Addresses[0].Address), MTU: mtu}
+	netns, err := ns.GetNS(spec.NetNS)
+	if err != nil {
+		return Wired{}, fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
+	}
+	defer netns.Close()
+
+	host, err := ensurePair(spec, netns, wired)
+	if err != nil {
+		return Wired{}, err
+	}
+	fault.Point("veth/pair")
+	if err := w.configurePod(spec, netns, wired); err != nil {
+		return Wired{}, err
+	}
+	fault.Point("veth/pod")
+	for i, a := range spec.Addresses {
+		if err := w.setupHost(a, i, host, uplinks[i], wired.PodMAC); err != nil {
+			return Wired{}, err
+		}
+	}
+	return wired, nil
+}
+
+// resolveUplinks returns the link of each address and the MTU for the pair.
+func resolveUplinks(spec Spec) ([]netlink.Link, int, error) {
+	links := make([]netlink.Link, 0, len(spec.Addresses))
+	mtu := spec.MTU
+	for _, a := range spec.Addresses {
+		link, err := uplinkOf(spec.Uplink, a.VLAN)
+		if err != nil {
+			return nil, 0, fmt.Errorf("address %s: %w", a.Address, err)
+		}
+		if err := isUp(link); err != nil {
+			return nil, 0, fmt.Errorf("address %s: %w", a.Address, err)
+		}
+		if m := link.Attrs().MTU; spec.MTU == 0 && (mtu == 0 || m < mtu) {
+			mtu = m
+		}
+		links = append(links, link)
+	}
+	return links, mtu, nil
+}
+
+// ensurePair returns the host end. A pair whose other end is not in the
+// container is a leftover and replaced.
+func ensurePair(spec Spec, netns ns.NetNS, wired Wired) (netlink.Link, error) {
+	host, err := linkOrNil(wired.HostLink)
+	if err != nil {
+		return nil, err
+	}
+	if host != nil {
+		ok, err := isPeer(spec, netns, host)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			return host, nil
+		}
+		if err := netlink.LinkDel(host); err != nil && !isGone(err) {
+			return nil, fmt.Errorf("delete leftover link %s: %w", wired.HostLink, err)
+		}
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = wired.HostLink, wired.MTU, wired.HostMAC
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = spec.IfName, wired.PodMAC, uint32(wired.MTU)
+	pair.PeerNamespace = netlink.NsFd(int(netns.Fd()))
+	if err := netlink.LinkAdd(pair); err != nil {
+		return nil, fmt.Errorf("create veth pair %s, %s in %s: %w", wired.HostLink, spec.IfName, spec.NetNS, err)
+	}
+	host, err = netlinksafe.LinkByName(wired.HostLink)
+	if err != nil {
+		return nil, fmt.Errorf("find link %s just created: %w", wired.HostLink, err)
+	}
+	return host, nil
+}
+
+// isPeer says whether the container's interface is the other end of host.
+func isPeer(spec Spec, netns ns.NetNS, host netlink.Link) (bool, error) {
+	var ok bool
+	err := netns.Do(func(ns.NetNS) error {
+		link, err := linkOrNil(spec.IfName)
+		if err != nil || link == nil {
+			return err
+		}
+		ok = link.Type() == "veth" && link.Attrs().ParentIndex == host.Attrs().Index && link.Attrs().Index == host.Attrs().ParentIndex
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("look for %s in %s: %w", spec.IfName, spec.NetNS, err)
+	}
+	return ok, nil
+}
+
+func (w *Wirer) configurePod(spec Spec, netns ns.NetNS, wired Wired) error {
+	err := netns.Do(func(ns.NetNS) error {
+		link, err := netlinksafe.LinkByName(spec.IfName)
+		if err != nil {
+			return fmt.Errorf("find link %s: %w", spec.IfName, err)
+		}
+		if err := w.allowIPv6(spec); err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
+			return fmt.Errorf("set link %s up: %w", spec.IfName, err)
+		}
+		for _, a := range spec.Addresses {
+			if err := applyPod(planPod(a.Address, link.Attrs().Index, wired.HostMAC), link); err != nil {
+				return fmt.Errorf("address %s: %w", a.Address, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
+	}
+	return nil
+}
+
+// allowIPv6 undoes what some runtimes do to a new namespace.
+func (w *Wirer) allowIPv6(spec Spec) error {
+	for _, a := range spec.Addresses {
+		if a.Address.Is6() {
+			return w.setSysctl("net/ipv6/conf/"+spec.IfName+"/disable_ipv6", "0")
+		}
+	}
+	return nil
+}
+
+func applyPod(plan podPlan, link netlink.Link) error {
+	if err := netlink.AddrReplace(link, &plan.addr); err != nil {
+		return fmt.Errorf("add address: %w", err)
+	}
+	if err := netlink.NeighSet(&plan.neigh); err != nil {
+		return fmt.Errorf("add neighbour %s: %w", plan.neigh.IP, err)
+	}
+	for _, route := range []netlink.Route{plan.gateway, plan.byRoute} {
+		if err := netlink.RouteReplace(&route); err != nil {
+			return fmt.Errorf("add route %s: %w", route.Dst, err)
+		}
+	}
+	return nil
+}
+
+// setupHost does the node's side of one address; the node answers for it only
+// when everything behind the answer is there.
+func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link, mac net.HardwareAddr) error {
+	plan, err := planHost(a, position, host.Attrs().Index, uplink.Attrs().Index, mac)
+	if err != nil {
+		return err
+	}
+	if err := w.readyLinks(host, uplink, plan.hostRoute.Family); err != nil {
+		return err
+	}
+	fault.Point("veth/links")
+	if err := netlink.NeighSet(&plan.podNeigh); err != nil {
+		return fmt.Errorf("add neighbour %s on %s: %w", a.Address, host.Attrs().Name, err)
+	}
+	for _, route := range plan.table {
+		if err := netlink.RouteReplace(&route); err != nil {
+			return fmt.Errorf("add route %s on %s to table %d: %w", route.Dst, uplink.Attrs().Name, route.Table, err)
+		}
+		fault.Point("veth/table")
+	}
+	// What another link has for the address would come before ours.
+	if err := deleteRules(a.Address, func(table int) (bool, error) { return table != plan.tableID, nil }); err != nil {
+		return err
+	}
+	for _, rule := range plan.rules {
+		if err := addRule(rule); err != nil {
+			return err
+		}
+		fault.Point("veth/rule")
+	}
+	if err := netlink.RouteReplace(&plan.hostRoute); err != nil {
+		return fmt.Errorf("add route %s on %s: %w", plan.hostRoute.Dst, host.Attrs().Name, err)
+	}
+	fault.Point("veth/route")
+	if err := plan.proxy.add(); err != nil {
+		return err
+	}
+	fault.Point("veth/proxy")
+	return nil
+}
+
+func (w *Wirer) readyLinks(host, uplink netlink.Link, family int) error {
+	if err := w.forward(host, family, false); err != nil {
+		return err
+	}
+	if err := w.forward(uplink, family, true); err != nil {
+		return err
+	}
+	if err := answerAtOnce(uplink.Attrs().Index, family); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(host); err != nil {
+		return fmt.Errorf("set link %s up: %w", host.Attrs().Name, err)
+	}
+	return nil
+}
+
+// addRule tolerates the rule being there: the kernel has no replace for rules.
+func addRule(rule netlink.Rule) error {
+	if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add rule %q: %w", rule.String(), err)
+	}
+	return nil
+}

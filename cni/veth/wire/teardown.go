@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/fault"
+)
+
+// Teardown removes what Setup made for the container, as far as it is there.
+// What another link of this node carries for the same address stays.
+func (w *Wirer) Teardown(spec Spec) error {
+	err := w.Withdraw(spec)
+	if e := deleteLink(spec.HostLink()); e != nil {
+		err = errors.Join(err, e)
+	}
+	fault.Point("veth/link-deleted")
+	return errors.Join(err, deletePodLink(spec))
+}
+
+// Withdraw stops the node from answering for the container's addresses, from
+// routing to them and from letting their traffic out. The pair stays, down.
+func (w *Wirer) Withdraw(spec Spec) error {
+	host, err := linkOrNil(spec.HostLink())
+	if err != nil {
+		return err
+	}
+	if host == nil {
+		// The kernel removed the routes with the link; the rest is found by
+		// address.
+		return w.withdrawAddresses(spec, 0)
+	}
+	err = w.withdrawAddresses(spec, host.Attrs().Index)
+	if e := netlink.LinkSetDown(host); e != nil && !isGone(e) {
+		err = errors.Join(err, fmt.Errorf("set link %s down: %w", spec.HostLink(), e))
+	}
+	return err
+}
+
+func (w *Wirer) withdrawAddresses(spec Spec, host int) error {
+	var errs []error
+	addrs := map[netip.Addr]bool{}
+	for _, a := range spec.Addresses {
+		addrs[a.Address] = true
+	}
+	if host != 0 {
+		// A caller that lost its records passes no addresses: take them from
+		// the link's own rules.
+		more, err := addressesOf(host)
+		errs = append(errs, err)
+		for _, addr := range more {
+			addrs[addr] = true
+		}
+	}
+	for addr := range addrs {
+		errs = append(errs, withdrawAddress(addr, host))
+	}
+	if host != 0 {
+		// A set-up that was cut short has a table without a rule.
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			errs = append(errs, flushTables(family, func(table int) bool { return linkOfTable(table) == host }))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// withdrawAddress removes proxy entries, route, rules and table of one address
+// on the host link. With host 0 it removes what no link carries any more.
+func withdrawAddress(addr netip.Addr, host int) error {
+	elsewhere, err := carriedElsewhere(addr, host)
+	if err != nil {
+		return err
+	}
+	if !elsewhere {
+		if err := stopAnswering(addr); err != nil {
+			return err
+		}
+		fault.Point("veth/proxy-deleted")
+	}
+	if err := deleteRoutes(addr, host); err != nil {
+		return err
+	}
+	fault.Point("veth/route-deleted")
+	return deleteRules(addr, ofLinkOrGone(host))
+}
+
+// carriedElsewhere says whether the host route of the address leads to another
+// link of ours.
+func carriedElsewhere(addr netip.Addr, host int) (bool, error) {
+	routes, err := hostRoutes(addr)
+	if err != nil {
+		return false, err
+	}
+	for _, r := range routes {
+		if r.LinkIndex != host && r.Protocol == Protocol {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func hostRoutes(addr netip.Addr) ([]netlink.Route, error) {
+	filter := &netlink.Route{Dst: IPNet(singlePrefix(addr)), Table: unix.RT_TABLE_MAIN, Protocol: Protocol}
+	routes, err := netlinksafe.RouteListFiltered(familyOf(addr), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("list routes to %s: %w", addr, err)
+	}
+	return routes, nil
+}
+
+func stopAnswering(addr netip.Addr) error {
+	proxies, err := listProxies()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range proxies {
+		if p.addr == addr {
+			errs = append(errs, p.del())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func deleteRoutes(addr netip.Addr, host int) error {
+	routes, err := hostRoutes(addr)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if r.LinkIndex != host {
+			continue
+		}
+		if err := netlink.RouteDel(&r); err != nil && !isGone(err) {
+			return fmt.Errorf("delete route to %s: %w", addr, err)
+		}
+	}
+	return nil
+}
+
+// deleteRules removes the address's rules to those tables that match selects,
+// and empties the tables.
+func deleteRules(addr netip.Addr, match func(table int) (bool, error)) error {
+	rules, err := podRules(familyOf(addr))
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if r.addr != addr {
+			continue
+		}
+		selected, err := match(r.rule.Table)
+		if err != nil {
+			return err
+		}
+		if !selected {
+			continue
+		}
+		// The table first: it is found through the rule.
+		if err := flushTables(familyOf(addr), func(table int) bool { return table == r.rule.Table }); err != nil {
+			return err
+		}
+		if err := netlink.RuleDel(&r.rule); err != nil && !isGone(err) {
+			return fmt.Errorf("delete rule %q: %w", r.rule.String(), err)
+		}
+		fault.Point("veth/rule-deleted")
+	}
+	return nil
+}
+
+// ofLinkOrGone selects the tables of the host link and those of links that do
+// not exist any more.
+func ofLinkOrGone(host int) func(int) (bool, error) {
+	return func(table int) (bool, error) {
+		link := linkOfTable(table)
+		if link == host {
+			return true, nil
+		}
+		exists, err := linkExists(link)
+		return !exists, err
+	}
+}
+
+// ourRule is a rule that sends a pod's traffic to its table.
+type ourRule struct {
+	addr netip.Addr
+	rule netlink.Rule
+}
+
+func podRules(family int) ([]ourRule, error) {
+	rules, err := netlinksafe.RuleList(family)
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	var ours []ourRule
+	for _, r := range rules {
+		if r.Protocol != Protocol || r.Priority != PriorityPod || !isOurTable(r.Table) || r.Src == nil {
+			continue
+		}
+		if addr, ok := netip.AddrFromSlice(r.Src.IP); ok {
+			r.Family = family
+			ours = append(ours, ourRule{addr: addr.Unmap(), rule: r})
+		}
+	}
+	return ours, nil
+}
+
+func addressesOf(host int) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := podRules(family)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rules {
+			if linkOfTable(r.rule.Table) == host {
+				addrs = append(addrs, r.addr)
+			}
+		}
+	}
+	return addrs, nil
+}
+
+// flushTables removes our routes from those of our tables that match selects.
+func flushTables(family int, match func(table int) bool) error {
+	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: Protocol}
+	routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if !isOurTable(r.Table) || !match(r.Table) {
+			continue
+		}
+		if err := netlink.RouteDel(&r); err != nil && !isGone(err) {
+			return fmt.Errorf("delete route %s of table %d: %w", r.Dst, r.Table, err)
+		}
+		fault.Point("veth/table-deleted")
+	}
+	return nil
+}
+
+func linkExists(index int) (bool, error) {
+	_, err := netlink.LinkByIndex(index)
+	if err == nil {
+		return true, nil
+	}
+	if isLinkNotFound(err) {
+		return false, nil
+	}
+	return false, fmt.Errorf("find link %d: %w", index, err)
+}
+
+func deleteLink(name string) error {
+	link, err := linkOrNil(name)
+	if err != nil || link == nil {
+		return err
+	}
+	if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+		return fmt.Errorf("delete link %s: %w", name, err)
+	}
+	return nil
+}
+
+// deletePodLink removes the container's interface where only that end is left
+// to be found, which happens when the host end was moved or renamed. A missing
+// namespace, or an interface that is not ours, is nothing to do.
+func deletePodLink(spec Spec) error {
+	if spec.NetNS == "" {
+		return nil
+	}
+	netns, err := ns.GetNS(spec.NetNS)
+	if err != nil {
+		var gone ns.NSPathNotExistErr
+		var other ns.NSPathNotNSErr
+		if errors.As(err, &gone) || errors.As(err, &other) {
+			return nil
+		}
+		return fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
+	}
+	defer netns.Close()
+	err = netns.Do(func(ns.NetNS) error {
+		link, err := linkOrNil(spec.IfName)
+		if err != nil || link == nil || !isOurPodLink(spec, link) {
+			return err
+		}
+		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+			return fmt.Errorf("delete link: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("delete %s in %s: %w", spec.IfName, spec.NetNS, err)
+	}
+	return nil
+}
+
+// isOurPodLink protects an interface of the same name that somebody else made,
+// and over which Setup failed.
+func isOurPodLink(spec Spec, link netlink.Link) bool {
+	return link.Type() == "veth" && len(spec.Addresses) > 0 &&
+		bytes.Equal(link.Attrs().HardwareAddr, podMAC(spec.Addresses[0].Address))
+}

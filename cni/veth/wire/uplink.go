@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ErrUplink is returned when a link that leads to a pool's network does not
+// exist.
+var ErrUplink = errors.New("uplink missing")
+
+// UplinkFor returns the link that holds addr, the node's own address.
+func UplinkFor(addr netip.Addr) (string, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return "", fmt.Errorf("list links: %w", err)
+	}
+	for _, link := range links {
+		addrs, err := netlinksafe.AddrList(link, familyOf(addr))
+		if err != nil {
+			return "", fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		}
+		for _, a := range addrs {
+			if have, ok := netip.AddrFromSlice(a.IP); ok && have.Unmap() == addr.Unmap() {
+				return link.Attrs().Name, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("%w: no link of this node has the node's address %s; name the link with --uplink", ErrUplink, addr)
+}
+
+// uplinkOf returns the link that carries the VLAN on the uplink: the uplink
+// itself for 0.
+func uplinkOf(name string, vlan int) (netlink.Link, error) {
+	parent, err := netlinksafe.LinkByName(name)
+	if err != nil {
+		if isLinkNotFound(err) {
+			return nil, fmt.Errorf("%w: the node has no link %q", ErrUplink, name)
+		}
+		return nil, fmt.Errorf("find uplink %q: %w", name, err)
+	}
+	if vlan == 0 {
+		return parent, nil
+	}
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, link := range links {
+		v, ok := link.(*netlink.Vlan)
+		if ok && v.VlanId == vlan && v.ParentIndex == parent.Attrs().Index {
+			return link, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: VLAN %d has no link on %s; create it: ip link add link %s name %s.%d type vlan id %d && ip link set %s.%d up",
+		ErrUplink, vlan, name, name, name, vlan, vlan, name, vlan)
+}
+
+func isLinkNotFound(err error) bool {
+	var notFound netlink.LinkNotFoundError
+	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
+}
+
+// linkOrNil returns nil where the link does not exist.
+func linkOrNil(name string) (netlink.Link, error) {
+	link, err := netlinksafe.LinkByName(name)
+	if err != nil && isLinkNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find link %s: %w", name, err)
+	}
+	return link, nil
+}
+
+// Ready says whether pools without a VLAN could be wired now.
+func (w *Wirer) Ready(uplink string) error {
+	link, err := uplinkOf(uplink, 0)
+	if err != nil {
+		return err
+	}
+	return isUp(link)
+}
+
+func isUp(link netlink.Link) error {
+	if link.Attrs().Flags&net.FlagUp == 0 {
+		return fmt.Errorf("%w: link %s is down; ip link set %s up", ErrUplink, link.Attrs().Name, link.Attrs().Name)
+	}
+	return nil
+}

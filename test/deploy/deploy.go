@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package deploy puts Berth onto a lab the way its users put it onto their
+// clusters: it builds the programs and their images, loads these into the nodes
+// instead of pushing them to a registry, and applies manifests/ with kubectl.
+package deploy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// image is one of Berth's images: files at the root, of which the first is what
+// it runs.
+type image struct {
+	name     string
+	programs []program
+}
+
+type program struct{ name, pkg string }
+
+func images() []image {
+	return []image{
+		{"berth-scheduler", []program{{"berth-scheduler", "./cmd/scheduler"}}},
+		{"berth-controller", []program{{"berth-controller", "./cmd/controller"}}},
+		{"berth-agent", []program{{"berth-agent", "./cmd/agent"}, {"berth-cni", "./cni/shim"}, {"berth-veth", "./cni/veth"}}},
+	}
+}
+
+// registry and tag are how manifests/ name the images.
+const (
+	registry = "ghcr.io/berth-dev/"
+	tag      = ":dev"
+)
+
+// Root finds the folder of the root module: the working directory or one above
+// it.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the repository: %w", err)
+	}
+	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && bytes.HasPrefix(text, []byte("module github.com/berth-dev/berth\n")) {
+			return dir, nil
+		}
+	}
+	return "", errors.New("find the repository: the working directory is not in it")
+}
+
+// Build compiles Berth's programs into the repository's bin folder.
+func Build(ctx context.Context, progress io.Writer) error {
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	for _, image := range images() {
+		for _, program := range image.programs {
+			command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join("bin", program.name), program.pkg)
+			command.Dir = root
+			command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+			if output, err := command.CombinedOutput(); err != nil {
+				return fmt.Errorf("build %s: %w\n%s", program.name, err, output)
+			}
+			fmt.Fprintf(progress, "built %s\n", program.name)
+		}
+	}
+	return nil
+}
+
+// Berth installs Berth on a lab and waits until all of it is ready. Build comes
+// first.
+func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	var archives []string
+	for _, image := range images() {
+		files := map[string]string{}
+		for _, program := range image.programs {
+			files["/"+program.name] = filepath.Join(root, "bin", program.name)
+		}
+		archive, err := cluster.BuildImage(registry+image.name+tag, files, lab.ImageConfig{Entrypoint: []string{"/" + image.programs[0].name}})
+		if err != nil {
+			return err
+		}
+		archives = append(archives, archive)
+	}
+	if err := cluster.LoadImage(ctx, archives...); err != nil {
+		return err
+	}
+	fmt.Fprintln(progress, "loaded Berth's images into the nodes")
+	if _, err := Kubectl(ctx, cluster, "apply", "-k", filepath.Join(root, "manifests")); err != nil {
+		return err
+	}
+	fmt.Fprintln(progress, "applied manifests/")
+	for _, resource := range []string{"daemonset/berth-agent", "deployment/berth-controller", "deployment/berth-scheduler"} {
+		if _, err := Kubectl(ctx, cluster, "-n", "berth-system", "rollout", "status", resource, "--timeout=120s"); err != nil {
+			return err
+		}
+		fmt.Fprintf(progress, "%s is ready\n", resource)
+	}
+	return nil
+}
+
+// Kubectl runs kubectl as the lab's administrator and returns what it printed.
+func Kubectl(ctx context.Context, cluster *lab.Cluster, args ...string) (string, error) {
+	command := exec.CommandContext(ctx, filepath.Join(cluster.BinDir(), "kubectl"), args...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	output, err := command.Output()
+	if err != nil {
+		return string(output), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return string(output), nil
+}

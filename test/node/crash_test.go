@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+)
+
+// points returns the fault points that were passed since the last call, each
+// with its number among those of its name.
+func (n *node) points() []string {
+	n.t.Helper()
+	file := filepath.Join(n.dir, "points")
+	raw, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	seen := map[string]int{}
+	var all []string
+	for _, name := range strings.Fields(string(raw)) {
+		seen[name]++
+		all = append(all, fmt.Sprintf("%s %d", name, seen[name]))
+	}
+	return all
+}
+
+// crashAt arranges for the agent to be killed at the point.
+func (n *node) crashAt(point string) { n.write("kill", point) }
+
+// crashed waits until the agent is dead and starts the next one.
+func (n *node) crashed(point string, err error) {
+	n.t.Helper()
+	var e *types.Error
+	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater || !strings.Contains(e.Msg, "agent.sock") {
+		n.t.Errorf("crash at %s: the runtime was told %v, want code %d that names the socket", point, err, types.ErrTryAgainLater)
+	}
+	<-n.agent.done
+	n.start()
+}
+
+// TestCrash kills the agent after every single side effect of ADD and DEL and
+// looks at what the next one makes of it.
+func TestCrash(t *testing.T) {
+	cases := map[string]struct {
+		address string
+	}{
+		"floating IP":     {address: "10.0.70.5"},
+		"default network": {},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			net := newNetwork(t)
+			n := net.newNode(t, "crash-"+strings.ReplaceAll(strings.ToLower(name), " ", "-"), "10.0.60.11")
+			pod := createPod(t, n.name, n.name, c.address)
+			if c.address != "" {
+				bind(t, c.address, pod)
+			}
+			before := n.kernel()
+
+			// What there is to interrupt.
+			probe := newContainer(t, "probe", pod)
+			n.points()
+			n.mustAdd(probe)
+			adding := n.points()
+			n.mustDel(probe)
+			deleting := n.points()
+			t.Logf("ADD passes %v", adding)
+			t.Logf("DEL passes %v", deleting)
+			if len(adding) < 3 || len(deleting) < 3 {
+				t.Fatal("the programs have no fault points")
+			}
+
+			for i, point := range adding {
+				t.Run("ADD/"+strings.ReplaceAll(point, "/", "-"), func(t *testing.T) {
+					n.t = t
+					crashInAdd(n, newContainer(t, fmt.Sprintf("add%d", i), pod), point, before)
+				})
+			}
+			for i, point := range deleting {
+				t.Run("DEL/"+strings.ReplaceAll(point, "/", "-"), func(t *testing.T) {
+					n.t = t
+					crashInDel(n, newContainer(t, fmt.Sprintf("del%d", i), pod), point, before)
+				})
+			}
+			n.t = t
+		})
+	}
+}
+
+func crashInAdd(n *node, c *container, point, before string) {
+	n.t.Helper()
+	n.crashAt(point)
+	_, err := n.add(c)
+	n.crashed(point, err)
+	if point != "add/result 1" {
+		// Nothing was promised to the runtime, so nothing is left.
+		if diff := cmp.Diff(before, n.kernel()); diff != "" {
+			n.t.Errorf("after the restart (-before +after):\n%s", diff)
+		}
+		if err := n.check(c); err == nil {
+			n.t.Error("CHECK of what was rolled back succeeds")
+		}
+	} else if err := n.check(c); err != nil {
+		n.t.Errorf("CHECK of what was complete: %v", err)
+	}
+	works(n, c, before)
+}
+
+func crashInDel(n *node, c *container, point, before string) {
+	n.t.Helper()
+	n.mustAdd(c)
+	n.crashAt(point)
+	n.crashed(point, n.del(c))
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		n.t.Errorf("after the restart (-before +after):\n%s", diff)
+	}
+	n.mustDel(c)
+	works(n, c, before)
+}
+
+// works is the whole life of a container that had an accident.
+func works(n *node, c *container, before string) {
+	n.t.Helper()
+	r := n.mustAdd(c)
+	ping(n.t, n.Host, r.IPs[0].Address.IP.String())
+	if err := n.check(c); err != nil {
+		n.t.Errorf("CHECK: %v", err)
+	}
+	n.mustDel(c)
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		n.t.Errorf("after DEL (-before +after):\n%s", diff)
+	}
+}
+
+// A restart must not touch pods that run.
+func TestRestartKeepsPods(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "restart-a", "10.0.60.11")
+	pod := createPod(t, n.name, "restart", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	during := n.kernel()
+	n.kill()
+	ping(t, net.client, "10.0.70.5")
+	n.start()
+	if diff := cmp.Diff(during, n.kernel()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	n.stop()
+	ping(t, net.client, "10.0.70.5")
+	// What went missing meanwhile is made again.
+	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
+	n.start()
+	eventually(t, func() error { return n.check(c) })
+	n.mustDel(c)
+}

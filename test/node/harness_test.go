@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+// ctxOf is a context for clean-up, when the test's own has ended.
+func ctxOf(t *testing.T) context.Context { return context.WithoutCancel(t.Context()) }
+
+// node is a network namespace with an uplink, the agent's folders and, mostly,
+// an agent.
+type node struct {
+	t *testing.T
+	*netnstest.Host
+	name  string
+	dir   string
+	api   *link
+	agent *process
+	// args are added to the agent's command line.
+	args []string
+}
+
+type process struct {
+	cmd  *exec.Cmd
+	log  *bytes.Buffer
+	mu   *sync.Mutex
+	done chan struct{}
+}
+
+// network is the layer 2 network with the pools' router and a client.
+type network struct {
+	wire           *netnstest.Wire
+	client, router *netnstest.Host
+	ports          int
+}
+
+func newNetwork(t *testing.T) *network {
+	t.Helper()
+	n := &network{wire: netnstest.NewWire(t), client: netnstest.New(t), router: netnstest.New(t)}
+	n.plug(n.client, "10.0.70.50/24")
+	n.plug(n.router, "10.0.60.1/24", "10.0.70.1/24")
+	n.router.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) })
+	n.client.IP("route", "add", "default", "via", "10.0.70.1")
+	return n
+}
+
+func (n *network) plug(h *netnstest.Host, addrs ...string) int {
+	var prefixes []netip.Prefix
+	for _, a := range addrs {
+		prefixes = append(prefixes, netip.MustParsePrefix(a))
+	}
+	n.wire.Plug(h, "eth0", prefixes...)
+	n.ports++
+	return n.ports
+}
+
+// newNode makes a node with a default network of upstream plugins and starts
+// its agent.
+func (n *network) newNode(t *testing.T, name, address string, args ...string) *node {
+	t.Helper()
+	h := netnstest.New(t)
+	n.plug(h, address+"/24")
+	h.IP("route", "add", "default", "via", "10.0.60.1")
+	// Unix socket paths are short.
+	dir, err := os.MkdirTemp("/tmp", "bn-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	nd := &node{t: t, Host: h, name: name, dir: dir, args: args}
+	nd.api = newLink(t, h)
+	nd.write("net.d/10-default.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"default-net","plugins":[
+		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, dir+"/host-local"))
+	nd.write("kubeconfig", nd.api.kubeconfig(t))
+	nd.start()
+	t.Cleanup(nd.stop)
+	return nd
+}
+
+func (n *node) write(file, content string) {
+	n.t.Helper()
+	path := filepath.Join(n.dir, file)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(shared.bin, name), args...)
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"),
+		"BERTH_FAULT_KILL=" + filepath.Join(n.dir, "kill"), "BERTH_FAULT_LOG=" + filepath.Join(n.dir, "points"),
+	}
+	return cmd
+}
+
+// start starts the agent and waits until it serves.
+func (n *node) start() {
+	n.t.Helper()
+	n.launch()
+	n.ready()
+}
+
+func (n *node) launch() {
+	n.t.Helper()
+	args := append([]string{
+		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
+		"--state-file", n.dir + "/agent.db", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--health-address", "", "-v", "4",
+	}, n.args...)
+	p := &process{cmd: n.command("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	n.Run(p.cmd.Start)
+	go func() { _ = p.cmd.Wait(); close(p.done) }()
+	n.agent = p
+	n.t.Cleanup(func() {
+		if n.t.Failed() {
+			n.t.Logf("agent of %s:\n%s", n.name, p.text())
+		}
+	})
+}
+
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.Write(b)
+}
+
+func (p *process) text() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.String()
+}
+
+// ready waits until the agent has recovered and knows its pods.
+func (n *node) ready() {
+	n.t.Helper()
+	netnstest.Eventually(n.t, func() error {
+		select {
+		case <-n.agent.done:
+			return fmt.Errorf("the agent has ended")
+		default:
+		}
+		_, err := n.cni([]string{"CNI_COMMAND=STATUS", "CNI_PATH=/nowhere"}, nil)
+		return err
+	})
+}
+
+// stop asks the agent to end and waits.
+func (n *node) stop() { n.end(syscall.SIGTERM) }
+
+func (n *node) kill() { n.end(syscall.SIGKILL) }
+
+func (n *node) end(sig syscall.Signal) {
+	_ = n.agent.cmd.Process.Signal(sig)
+	<-n.agent.done
+}
+
+// cni calls the shim as a runtime does.
+func (n *node) cni(env []string, extra map[string]any) ([]byte, error) {
+	conf := map[string]any{"cniVersion": "1.1.0", "name": "berth", "type": "berth-cni", "socket": n.dir + "/run/agent.sock"}
+	for k, v := range extra {
+		conf[k] = v
+	}
+	stdin, err := json.Marshal(conf)
+	if err != nil {
+		return nil, err
+	}
+	cmd := n.command("berth-cni")
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	var out []byte
+	err = n.Try(func() error {
+		var err error
+		out, err = cmd.Output()
+		return err
+	})
+	if err == nil {
+		return out, nil
+	}
+	var e types.Error
+	if json.Unmarshal(out, &e) == nil && e.Msg != "" {
+		return nil, &e
+	}
+	return nil, fmt.Errorf("%w: %s", err, out)
+}
+
+func (n *node) add(c *container) (*current.Result, error) {
+	out, err := n.cni(c.env("ADD"), nil)
+	if err != nil {
+		return nil, err
+	}
+	var r current.Result
+	return &r, json.Unmarshal(out, &r)
+}
+
+func (n *node) mustAdd(c *container) *current.Result {
+	n.t.Helper()
+	r, err := n.add(c)
+	if err != nil {
+		n.t.Fatalf("ADD: %v", err)
+	}
+	return r
+}
+
+func (n *node) del(c *container) error {
+	_, err := n.cni(c.env("DEL"), nil)
+	return err
+}
+
+func (n *node) mustDel(c *container) {
+	n.t.Helper()
+	if err := n.del(c); err != nil {
+		n.t.Fatalf("DEL: %v", err)
+	}
+}
+
+func (n *node) check(c *container) error {
+	_, err := n.cni(c.env("CHECK"), map[string]any{"prevResult": map[string]any{"cniVersion": "1.1.0"}})
+	return err
+}
+
+// kernel is everything of ours, and of the default network, in the node.
+func (n *node) kernel() string {
+	var b strings.Builder
+	for _, args := range [][]string{
+		{"-o", "link", "show", "type", "veth"}, {"rule"}, {"route", "show", "table", "all"}, {"neigh", "show", "proxy"},
+	} {
+		for line := range strings.SplitSeq(n.IP(args...), "\n") {
+			// The rule that stays, and what the kernel does on its own time.
+			if strings.HasPrefix(line, "32300:") || strings.Contains(line, "fe80") || strings.Contains(line, "ff00::/8") {
+				continue
+			}
+			fmt.Fprintln(&b, strings.TrimSpace(line))
+		}
+	}
+	files, _ := filepath.Glob(n.dir + "/host-local/default-net/10.*")
+	fmt.Fprintln(&b, "leases:", len(files))
+	return b.String()
+}
+
+func ping(t *testing.T, from *netnstest.Host, to string) {
+	t.Helper()
+	if out, err := from.Command("ping", "-c", "1", "-W", "2", to); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// answers says whether anybody answers ARP for the address on the client's
+// network.
+func answers(from *netnstest.Host, address string) bool {
+	_, _ = from.Command("ip", "neigh", "del", address, "dev", "eth0")
+	_, err := from.Command("ping", "-c", "1", "-W", "1", address)
+	return err == nil
+}
+
+// link is a node's way to the API server, which can be cut: what is under way
+// then stays open and nothing passes, as when a cable is pulled.
+type link struct {
+	listener net.Listener
+	target   string
+	mu       sync.Mutex
+	up       chan struct{}
+}
+
+func newLink(t *testing.T, h *netnstest.Host) *link {
+	t.Helper()
+	config, err := shared.cp.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &link{target: strings.TrimPrefix(config.Host, "https://"), up: make(chan struct{})}
+	close(l.up)
+	h.Run(func() error { l.listener, err = net.Listen("tcp", "127.0.0.1:0"); return err })
+	t.Cleanup(func() { _ = l.listener.Close(); l.restore() })
+	go l.accept()
+	return l
+}
+
+func (l *link) kubeconfig(t *testing.T) string {
+	t.Helper()
+	raw, err := os.ReadFile(shared.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.Load(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range config.Clusters {
+		c.Server = "https://" + l.listener.Addr().String()
+		c.TLSServerName = "localhost"
+	}
+	if raw, err = clientcmd.Write(*config); err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+// sever stops everything, restore lets it pass again.
+func (l *link) sever() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.up = make(chan struct{})
+}
+
+func (l *link) restore() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.up:
+	default:
+		close(l.up)
+	}
+}
+
+func (l *link) wait() {
+	l.mu.Lock()
+	up := l.up
+	l.mu.Unlock()
+	<-up
+}
+
+func (l *link) accept() {
+	for {
+		in, err := l.listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer in.Close()
+			l.wait()
+			out, err := net.Dial("tcp", l.target)
+			if err != nil {
+				return
+			}
+			defer out.Close()
+			go l.copy(out, in)
+			l.copy(in, out)
+		}()
+	}
+}
+
+func (l *link) copy(to, from net.Conn) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		l.wait()
+		if n > 0 {
+			if _, werr := to.Write(buf[:n]); werr != nil {
+				break
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	_ = to.Close()
+	_ = from.Close()
+}
+
+var _ io.Writer = (*process)(nil)

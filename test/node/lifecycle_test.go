@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestFloatingPod(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "floating-a", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "floating", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+
+	r := n.mustAdd(c)
+	if len(r.IPs) != 1 || r.IPs[0].Address.String() != "10.0.70.5/32" {
+		t.Errorf("result has %v", r.IPs)
+	}
+	if again := n.mustAdd(c); cmp.Diff(r, again) != "" {
+		t.Errorf("a second ADD returned something else (-first +second):\n%s", cmp.Diff(r, again))
+	}
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	ping(t, net.client, "10.0.70.5")
+	ping(t, c.Host, "10.0.70.50")
+	ping(t, n.Host, "10.0.70.5")
+
+	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
+	if err := n.check(c); err == nil || !strings.Contains(err.Error(), "does not answer for 10.0.70.5") {
+		t.Errorf("CHECK with a missing piece: %v", err)
+	}
+	for range 2 {
+		n.mustDel(c)
+	}
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after DEL (-before +after):\n%s", diff)
+	}
+}
+
+func TestDefaultNetwork(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "default-a", "10.0.60.11")
+	before := n.kernel()
+	ordinary := newContainer(t, "c1", createPod(t, n.name, "ordinary", ""))
+	floating := createPod(t, n.name, "floating-2", "10.0.70.6")
+	bind(t, "10.0.70.6", floating)
+	fc := newContainer(t, "c2", floating)
+	r := n.mustAdd(ordinary)
+	if len(r.IPs) != 1 || !strings.HasPrefix(r.IPs[0].Address.String(), "10.244.0.") {
+		t.Fatalf("result has %v", r.IPs)
+	}
+	if r.CNIVersion != "1.1.0" {
+		t.Errorf("result has version %s, asked for 1.1.0", r.CNIVersion)
+	}
+	n.mustAdd(fc)
+	ping(t, n.Host, r.IPs[0].Address.IP.String())
+	ping(t, ordinary.Host, "10.0.70.6")
+	ping(t, fc.Host, r.IPs[0].Address.IP.String())
+	if err := n.check(ordinary); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	// The configuration that ADD used is kept: DEL works after it has changed.
+	n.write("net.d/10-default.conflist", `{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"missing"}]}`)
+	n.mustDel(ordinary)
+	n.mustDel(fc)
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after DEL (-before +after):\n%s", diff)
+	}
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+func eventually(t *testing.T, f func() error) {
+	t.Helper()
+	netnstest.Eventually(t, f)
+}
+
+func (n *node) carries(address string) bool {
+	return strings.Contains(n.IP("neigh", "show", "proxy"), address+" ") || strings.Contains(n.IP("route"), address+" ") ||
+		strings.Contains(n.IP("rule"), "from "+address+" ")
+}
+
+func (n *node) withdrawn(address string) error {
+	if n.carries(address) {
+		return fmt.Errorf("node %s still carries %s", n.name, address)
+	}
+	return nil
+}
+
+// TestWithdraw: whatever takes the address from the pod, the node stops
+// answering for it without waiting for the runtime, and DEL still works.
+func TestWithdraw(t *testing.T) {
+	cases := map[string]func(t *testing.T, pod *corev1.Pod){
+		"deleted": func(t *testing.T, pod *corev1.Pod) { deletePod(t, pod.Name) },
+		"replaced": func(t *testing.T, pod *corev1.Pod) {
+			deletePod(t, pod.Name)
+			bind(t, "10.0.70.5", createPod(t, "elsewhere", pod.Name, "10.0.70.5"))
+		},
+		"finished": func(t *testing.T, pod *corev1.Pod) {
+			pod.Status.Phase = corev1.PodFailed
+			if _, err := shared.kube.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	for name, lose := range cases {
+		t.Run(name, func(t *testing.T) {
+			net := newNetwork(t)
+			n := net.newNode(t, "withdraw-"+name, "10.0.60.11")
+			before := n.kernel()
+			pod := createPod(t, n.name, "withdraw-"+name, "10.0.70.5")
+			bind(t, "10.0.70.5", pod)
+			c := newContainer(t, "c1", pod)
+			n.mustAdd(c)
+			ping(t, net.client, "10.0.70.5")
+			lose(t, pod)
+			eventually(t, func() error { return n.withdrawn("10.0.70.5") })
+			if answers(net.client, "10.0.70.5") {
+				t.Error("somebody still answers")
+			}
+			n.kill()
+			n.start()
+			if err := n.withdrawn("10.0.70.5"); err != nil {
+				t.Errorf("after a restart: %v", err)
+			}
+			n.mustDel(c)
+			if got := n.kernel(); got != before {
+				t.Errorf("after DEL:\n%s\nwant:\n%s", got, before)
+			}
+		})
+	}
+}
+
+// TestPartition: a node is cut off, its pod's address moves to another node and
+// works there; when the first node is back it lets go at once and nobody has
+// to clear a neighbour cache.
+func TestPartition(t *testing.T) {
+	for name, agentLives := range map[string]bool{"agent lives": true, "agent dies": false} {
+		t.Run(name, func(t *testing.T) {
+			net := newNetwork(t)
+			suffix := strings.Fields(name)[1]
+			a := net.newNode(t, "partition-a-"+suffix, "10.0.60.11")
+			b := net.newNode(t, "partition-b-"+suffix, "10.0.60.12")
+			pod := createPod(t, a.name, "partition-"+suffix, "10.0.70.5")
+			bind(t, "10.0.70.5", pod)
+			ca := newContainer(t, "a", pod)
+			a.mustAdd(ca)
+			ping(t, net.client, "10.0.70.5")
+
+			net.wire.Port(net.ports-1, false)
+			a.api.sever()
+			if !agentLives {
+				a.kill()
+			}
+			deletePod(t, pod.Name)
+			again := createPod(t, b.name, pod.Name, "10.0.70.5")
+			bind(t, "10.0.70.5", again)
+			cb := newContainer(t, "b", again)
+			b.mustAdd(cb)
+			// No flush: the announcement is what updates the client.
+			eventually(t, func() error {
+				_, err := net.client.Command("ping", "-c", "1", "-W", "1", "10.0.70.5")
+				return err
+			})
+			if agentLives {
+				// Until the dead connection has been noticed.
+				eventually(t, func() error {
+					if !strings.Contains(a.agent.text(), "as soon as the API server answers") || strings.Count(a.agent.text(), "Cannot check the floating IPs") == 0 {
+						return errors.New("the agent has not noticed that it is cut off")
+					}
+					return nil
+				})
+			}
+			net.wire.Port(net.ports-1, true)
+			a.api.restore()
+			if !agentLives {
+				a.launch()
+			}
+			back := time.Now()
+			eventually(t, func() error { return a.withdrawn("10.0.70.5") })
+			t.Logf("let go after %v", time.Since(back))
+			for range 3 {
+				if !answers(net.client, "10.0.70.5") {
+					t.Error("the address does not work after the first node is back")
+				}
+			}
+			if !strings.Contains(net.client.IP("neigh", "show", "10.0.70.5"), mac(b)) {
+				t.Errorf("the client has %q, want %s", net.client.IP("neigh", "show", "10.0.70.5"), mac(b))
+			}
+			a.ready()
+			a.mustDel(ca)
+			ping(t, net.client, "10.0.70.5")
+			b.mustDel(cb)
+		})
+	}
+}
+
+func mac(n *node) string {
+	f := strings.Fields(n.IP("-o", "link", "show", "eth0"))
+	for i := range f {
+		if f[i] == "link/ether" {
+			return f[i+1]
+		}
+	}
+	return "no MAC"
+}
+
+// TestNewSandbox: the kubelet replaces a pod's sandbox; the old one's DEL comes
+// after the new one's ADD.
+func TestNewSandbox(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "sandbox-a", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "sandbox", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	old, fresh := newContainer(t, "old", pod), newContainer(t, "new", pod)
+	n.mustAdd(old)
+	n.mustAdd(fresh)
+	ping(t, net.client, "10.0.70.5")
+	n.kill()
+	n.start()
+	n.mustDel(old)
+	ping(t, net.client, "10.0.70.5")
+	if err := n.check(fresh); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	n.mustDel(fresh)
+	if got := n.kernel(); got != before {
+		t.Errorf("after DEL:\n%s\nwant:\n%s", got, before)
+	}
+}
+
+// The kernel forgets what hangs on a link that goes down.
+func TestUplinkFlap(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "flap-a", "10.0.60.11")
+	pod := createPod(t, n.name, "flap", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	n.IP("link", "set", "eth0", "down")
+	n.IP("link", "set", "eth0", "up")
+	n.IP("route", "add", "default", "via", "10.0.60.1")
+	eventually(t, func() error { return n.check(c) })
+	ping(t, net.client, "10.0.70.5")
+	n.mustDel(c)
+}
