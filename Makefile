@@ -1,4 +1,71 @@
-CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
+# Two commands do everything, on a fresh Debian machine with Go, make and root:
+#
+#   make demo    a pod keeps its address through the loss of its node
+#   make test    all tests
+#
+# What ships is built and tested with GOWORK=off, so that no dependency of test/
+# raises a version in it.
 
-generate:
+export GOWORK := off
+
+CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
+STATICCHECK    := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/veth
+FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
+GOTEST   := go test -timeout 20m
+
+.PHONY: all build demo lab lab-down test test-unit test-race test-api test-node test-e2e fuzz bench lint generate verify clean
+
+all: build
+
+build: ## Compile Berth's programs into bin/.
+	@$(foreach p,$(PROGRAMS),echo "go build $(lastword $(subst :, ,$(p)))" && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/$(firstword $(subst :, ,$(p))) $(lastword $(subst :, ,$(p))) &&) true
+
+demo: ## Show the main job on a real cluster; KEEP=1 leaves it up.
+	cd test && go build -trimpath -o bin/demo ./cmd/demo && go build -trimpath -o bin/lab ./cmd/lab && bin/demo $(if $(KEEP),-keep)
+
+lab: ## Build the command that runs clusters: test/bin/lab.
+	cd test && go build -trimpath -o bin/lab ./cmd/lab && bin/lab prepare
+
+lab-down: lab ## Take down every cluster, also what a crash left of one.
+	test/bin/lab down --all
+
+test: lint test-unit lab test-api test-node test-e2e ## All tests.
+
+test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
+	REQUIRE_NETNS=1 $(GOTEST) ./...
+
+test-race: ## The same under the race detector.
+	REQUIRE_NETNS=1 $(GOTEST) -race ./...
+
+test-api: lab build ## Scheduler and controller on a real API server.
+	cd test && $(GOTEST) ./scheduler/...
+
+test-node: lab build ## Agent, shim and plugins on a real kernel.
+	cd test && REQUIRE_NETNS=1 $(GOTEST) ./node/...
+
+test-e2e: lab build ## The lab, and Berth on it.
+	cd test && $(GOTEST) ./lab/... && $(GOTEST) -v ./e2e/...
+
+fuzz: ## Every fuzz target for 30 s.
+	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
+		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime 30s ./$$(dirname $$file) || exit 1; done; done
+
+bench: ## The allocator: figures to compare with each other.
+	go test -run '^$$' -bench . -benchmem ./ipam/...
+
+lint: ## gofmt, vet and staticcheck, both modules.
+	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "not gofmt-ed:"; echo "$$files"; exit 1; }
+	go vet ./... && $(STATICCHECK) ./...
+	cd test && go vet ./... && $(STATICCHECK) ./...
+
+generate: ## Deep copies and CRDs from ipam/api.
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/crd
+
+verify: generate ## Fail if generated files or go.mod are not up to date.
+	go mod tidy -diff && cd test && go mod tidy -diff
+	git diff --exit-code -- ipam/api manifests/crd
+
+clean: ## Remove what was built.
+	rm -rf bin test/bin

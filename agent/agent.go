@@ -48,6 +48,8 @@ type networks interface {
 // kernel is the floating network without its plugin, for what cannot wait for
 // the runtime. Serial per address, short, idempotent.
 type kernel interface {
+	// Check says what is missing for the attachment.
+	Check(a *state.Attachment) error
 	// Repair makes what is missing for the attachment.
 	Repair(a *state.Attachment) error
 	// Withdraw stops the node from carrying the attachment's addresses.

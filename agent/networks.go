@@ -5,6 +5,7 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
@@ -31,14 +32,26 @@ type Networks struct {
 
 // Default is the network of pods without a floating IP.
 func (n *Networks) Default() (*chain.Network, error) {
-	if n.DefaultFile != "" {
-		return chain.Load(n.DefaultFile)
+	if n.DefaultFile == "" {
+		network, err := chain.Find(n.ConfDir, n.OwnFile, notOurselves)
+		if err != nil {
+			return nil, fmt.Errorf("%w; put a CNI configuration (.conflist) beside %s, or name one with --default-network", err, n.OwnFile)
+		}
+		return network, nil
 	}
-	network, err := chain.Find(n.ConfDir, n.OwnFile)
+	network, err := chain.Load(n.DefaultFile)
 	if err != nil {
-		return nil, fmt.Errorf("%w; put a CNI configuration (.conflist) beside %s, or name one with --default-network", err, n.OwnFile)
+		return nil, err
 	}
-	return network, nil
+	return network, notOurselves(network)
+}
+
+// notOurselves refuses a network that would make the agent call itself.
+func notOurselves(network *chain.Network) error {
+	if slices.Contains(network.Types(), api.ShimType) {
+		return fmt.Errorf("network %q uses the plugin %s, so it cannot be the default network", network.Name(), api.ShimType)
+	}
+	return nil
 }
 
 // Floating is the network of pods with a floating IP, and the uplink it uses.

@@ -177,23 +177,22 @@ func (a *Agent) gcDefault(ctx context.Context, valid []types.GCAttachment) error
 	return a.Plugins.GC(ctx, network, valid)
 }
 
-// Repair looks at every floating IP that this node carries and makes what is
-// missing, without asking the API: who has an address does not change because
-// a link did.
-func (a *Agent) Repair(ctx context.Context) {
-	logger := klog.FromContext(ctx)
+// Recheck looks at every floating IP that this node carries, after something
+// happened to its links. Where a piece is missing it asks the API first: a link
+// that comes back may be the end of a partition. An error says that the API did
+// not answer.
+func (a *Agent) Recheck(ctx context.Context) error {
 	all, err := a.Store.List()
 	if err != nil {
-		logger.Error(err, "Cannot read the state file")
-		return
+		return err
 	}
 	for _, record := range all {
-		if record.Phase != state.Added || len(record.Addresses) == 0 {
+		if record.Phase != state.Added || len(record.Addresses) == 0 || a.Kernel.Check(record) == nil {
 			continue
 		}
-		err := a.withdrawIf(ctx, record.Key(), func(r *state.Attachment) (string, error) { return "", a.Kernel.Repair(r) })
-		if err != nil {
-			logger.Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID)
+		if err := a.verifyOne(ctx, record.Key()); err != nil {
+			return err
 		}
 	}
+	return nil
 }

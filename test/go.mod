@@ -18,7 +18,7 @@ tool (
 )
 
 require (
-	github.com/containernetworking/plugins v1.9.1 // indirect
+	github.com/containernetworking/plugins v1.9.1
 	go.etcd.io/etcd/server/v3 v3.6.8
 	k8s.io/kubernetes v1.36.3 // indirect
 )

@@ -95,18 +95,23 @@ func inline(top map[string]json.RawMessage, list *libcni.NetworkConfigList, dir 
 }
 
 // Find returns the network of the first usable file in dir, by name, as
-// runtimes choose theirs; the file skip is left out. Where files exist and none
-// is usable the error says what is wrong with each.
-func Find(dir, skip string) (*Network, error) {
+// runtimes choose theirs; the file skip is left out, and so is what usable
+// refuses. Where files exist and none is usable the error says what is wrong
+// with each.
+func Find(dir, skip string, usable func(*Network) error) (*Network, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("look for network configurations: %w", err)
 	}
 	var unusable []error
 	for _, name := range candidates(entries, skip) {
-		n, err := Load(filepath.Join(dir, name))
+		file := filepath.Join(dir, name)
+		n, err := Load(file)
 		if err == nil {
-			return n, nil
+			if err = usable(n); err == nil {
+				return n, nil
+			}
+			err = fmt.Errorf("%s: %w", file, err)
 		}
 		unusable = append(unusable, err)
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // patience is how long a test waits for what must happen soon.
-const patience = 20 * time.Second
+const patience = 30 * time.Second
 
 // Eventually calls f until it returns nil. It is for what the kernel or another
 // process does without saying when it is done.

@@ -48,18 +48,20 @@ func (n *Node) Pod(ctx context.Context, namespace, name, uid string) (Pod, error
 // livePod asks the API, and again for a while where the pod is not there.
 func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error) {
 	var found *corev1.Pod
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, notFoundInterval, notFoundTimeout, true, func(ctx context.Context) (bool, error) {
-		found, last = n.pods.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(last) {
+	var absent bool
+	err := wait.PollUntilContextTimeout(ctx, notFoundInterval, notFoundTimeout, true, func(ctx context.Context) (done bool, err error) {
+		found, err = n.pods.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			absent = true
 			return false, nil
 		}
-		return true, last
+		return err == nil, err
 	})
 	switch {
 	case err == nil:
 		return fromAPI(found), nil
-	case apierrors.IsNotFound(last) && ctx.Err() == nil:
+	case absent && ctx.Err() == nil:
+		// Also where the last of several questions ran into the timeout.
 		return Pod{}, fmt.Errorf("%w: %s/%s", ErrPodNotFound, namespace, name)
 	default:
 		return Pod{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)

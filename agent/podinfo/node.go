@@ -77,11 +77,13 @@ func New(name string, pods corev1client.PodsGetter, ips floatingIPs) *Node {
 // noteReach wakes the reconnect loop when a list or watch fails.
 func (n *Node) noteReach(err error) {
 	if err != nil {
-		n.noteLost()
+		n.VerifySoon()
 	}
 }
 
-func (n *Node) noteLost() {
+// VerifySoon makes the handler verify as soon as the API answers. It returns at
+// once.
+func (n *Node) VerifySoon() {
 	select {
 	case n.lost <- struct{}{}:
 	default:
@@ -103,7 +105,7 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 	if err != nil {
 		return fmt.Errorf("prepare the watch of pods: %w", err)
 	}
-	n.noteLost()
+	n.VerifySoon()
 	go n.work(ctx, handler)
 	go n.reconnect(ctx, handler)
 	go func() {

@@ -18,8 +18,10 @@ func specOf(a *state.Attachment) wire.Spec {
 	return wire.Spec{ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Uplink: a.Uplink, Addresses: a.Addresses}
 }
 
+func (k *kernel) Check(a *state.Attachment) error { return k.wirer.Check(specOf(a)) }
+
 func (k *kernel) Repair(a *state.Attachment) error {
-	if k.wirer.Check(specOf(a)) == nil {
+	if k.Check(a) == nil {
 		return nil
 	}
 	_, err := k.wirer.Setup(specOf(a))

@@ -63,6 +63,7 @@ func run(ctx context.Context, o *Options) error {
 }
 
 func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node) error {
+	uplink := func() (string, error) { _, uplink, err := a.Networks.Floating(); return uplink, err }
 	s := &server.Server{Socket: o.Socket, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
@@ -73,7 +74,13 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node) 
 	group.Go(func() error { return s.Serve(ctx, listener, grace) })
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
-	group.Go(func() error { return watchUplink(ctx, a) })
+	group.Go(func() error {
+		return watchUplink(ctx, uplink, func(ctx context.Context) {
+			if err := a.Recheck(ctx); err != nil {
+				node.VerifySoon()
+			}
+		}, node.VerifySoon)
+	})
 	group.Go(func() error { return health.run(ctx) })
 	group.Go(func() error {
 		// The runtime takes the file as the sign that pods can be made.

@@ -7,47 +7,73 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
-
-	"github.com/berth-dev/berth/agent"
-	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 // settle is how long the network is left alone after a change before it is
 // looked at: changes come in bursts.
 const settle = 300 * time.Millisecond
 
-// watchUplink repairs the node's side of floating IPs when links come and go:
-// the kernel drops routes and proxy entries of a link that goes down and does
-// not bring them back.
-func watchUplink(ctx context.Context, a *agent.Agent) error {
-	updates := make(chan netlink.LinkUpdate, 64)
-	if err := netlink.LinkSubscribeWithOptions(updates, ctx.Done(), netlink.LinkSubscribeOptions{
-		ErrorCallback: func(err error) {
-			if ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("Missed changes of links", "err", err)
-			}
-		},
-	}); err != nil {
+// watchUplink calls changed after the uplink, or a VLAN link on top of it, has
+// changed: the kernel drops routes and proxy entries of a link that goes down
+// or loses its last address, and does not bring them back. It calls back at
+// once when the link has come up: the node may have been cut off.
+func watchUplink(ctx context.Context, uplink func() (string, error), changed func(context.Context), back func()) error {
+	missed := func(err error) {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("Missed changes of links", "err", err)
+		}
+	}
+	links, addrs := make(chan netlink.LinkUpdate, 256), make(chan netlink.AddrUpdate, 256)
+	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed}); err != nil {
 		return fmt.Errorf("watch links: %w", err)
 	}
-	timer := time.NewTimer(time.Hour)
+	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed}); err != nil {
+		return fmt.Errorf("watch addresses: %w", err)
+	}
+	timer := time.NewTimer(settle)
 	defer timer.Stop()
+	down := map[int32]bool{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case u, ok := <-updates:
-			if !ok {
-				return nil
+		case u, ok := <-links:
+			if !ok || !leadsOut(uplink, int(u.Index)) {
+				continue
 			}
-			if u.IfInfomsg.Flags&unix.IFF_UP != 0 && !wire.IsHostLink(u.Link.Attrs().Name) {
+			timer.Reset(settle)
+			running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
+			if running && down[u.Index] {
+				back()
+			}
+			down[u.Index] = !running
+		case u, ok := <-addrs:
+			if ok && leadsOut(uplink, u.LinkIndex) {
 				timer.Reset(settle)
 			}
 		case <-timer.C:
-			a.Repair(ctx)
+			changed(ctx)
 		}
 	}
+}
+
+// leadsOut says whether the link is the uplink or a VLAN on it.
+func leadsOut(uplink func() (string, error), index int) bool {
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return false
+	}
+	name, err := uplink()
+	if err != nil {
+		return false
+	}
+	if link.Attrs().Name == name {
+		return true
+	}
+	parent, err := netlinksafe.LinkByName(name)
+	return err == nil && link.Type() == "vlan" && link.Attrs().ParentIndex == parent.Attrs().Index
 }

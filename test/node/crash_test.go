@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/pkg/testutils"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -165,4 +166,34 @@ func TestRestartKeepsPods(t *testing.T) {
 	n.start()
 	eventually(t, func() error { return n.check(c) })
 	n.mustDel(c)
+}
+
+// After a reboot the records are there and neither namespaces nor links are.
+func TestReboot(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "reboot-a", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "reboot", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	floating := newContainer(t, "c1", pod)
+	ordinary := newContainer(t, "c2", createPod(t, n.name, "reboot-ordinary", ""))
+	n.mustAdd(floating)
+	n.mustAdd(ordinary)
+	n.kill()
+	for _, c := range []*container{floating, ordinary} {
+		if err := errors.Join(c.Close(), testutils.UnmountNS(c.NetNS)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.start()
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	// The kubelet makes new sandboxes for the same pods.
+	again := newContainer(t, "c3", pod)
+	n.mustAdd(again)
+	ping(t, net.client, "10.0.70.5")
+	for _, c := range []*container{floating, ordinary, again} {
+		n.mustDel(c)
+	}
 }

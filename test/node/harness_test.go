@@ -35,8 +35,9 @@ type node struct {
 	*netnstest.Host
 	name  string
 	dir   string
-	api   *link
 	agent *process
+	// port is the node's plug in the network.
+	port int
 	// args are added to the agent's command line.
 	args []string
 }
@@ -62,6 +63,7 @@ func newNetwork(t *testing.T) *network {
 	n.plug(n.router, "10.0.60.1/24", "10.0.70.1/24")
 	n.router.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) })
 	n.client.IP("route", "add", "default", "via", "10.0.70.1")
+	n.newAPI(t)
 	return n
 }
 
@@ -80,19 +82,20 @@ func (n *network) plug(h *netnstest.Host, addrs ...string) int {
 func (n *network) newNode(t *testing.T, name, address string, args ...string) *node {
 	t.Helper()
 	h := netnstest.New(t)
-	n.plug(h, address+"/24")
+	port := n.plug(h, address+"/24")
 	h.IP("route", "add", "default", "via", "10.0.60.1")
+	// As on every node of Kubernetes; the floating network would do without.
+	h.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) })
 	// Unix socket paths are short.
 	dir, err := os.MkdirTemp("/tmp", "bn-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	nd := &node{t: t, Host: h, name: name, dir: dir, args: args}
-	nd.api = newLink(t, h)
+	nd := &node{t: t, Host: h, name: name, dir: dir, args: args, port: port}
 	nd.write("net.d/10-default.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"default-net","plugins":[
 		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, dir+"/host-local"))
-	nd.write("kubeconfig", nd.api.kubeconfig(t))
+	nd.write("kubeconfig", kubeconfig(t))
 	nd.start()
 	t.Cleanup(nd.stop)
 	return nd
@@ -118,6 +121,18 @@ func (n *node) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// confined runs a program with what manifests/agent gives the container and no
+// more: three capabilities, /proc/sys read-only, mounts that the node makes
+// later visible.
+func (n *node) confined(name string, args ...string) *exec.Cmd {
+	const enter = `mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && ` +
+		`exec setpriv --bounding-set=-all,+net_admin,+net_raw,+sys_admin --inh-caps=-all -- "$0" "$@"`
+	cmd := n.command(name, args...)
+	cmd.Args = append([]string{"unshare", "--mount", "--propagation", "slave", "sh", "-c", enter, cmd.Path}, args...)
+	cmd.Path = "/usr/bin/unshare"
+	return cmd
+}
+
 // start starts the agent and waits until it serves.
 func (n *node) start() {
 	n.t.Helper()
@@ -131,7 +146,7 @@ func (n *node) launch() {
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
 		"--state-file", n.dir + "/agent.db", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--health-address", "", "-v", "4",
 	}, n.args...)
-	p := &process{cmd: n.command("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
+	p := &process{cmd: n.confined("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	n.Run(p.cmd.Start)
@@ -278,30 +293,31 @@ func answers(from *netnstest.Host, address string) bool {
 	return err == nil
 }
 
-// link is a node's way to the API server, which can be cut: what is under way
-// then stays open and nothing passes, as when a cable is pulled.
-type link struct {
+// apiServer is the API server as a host of the network: a node that is cut off
+// cannot reach it.
+type apiServer struct {
 	listener net.Listener
 	target   string
-	mu       sync.Mutex
-	up       chan struct{}
 }
 
-func newLink(t *testing.T, h *netnstest.Host) *link {
+const apiAddress = "10.0.60.2"
+
+func (n *network) newAPI(t *testing.T) *apiServer {
 	t.Helper()
+	h := netnstest.New(t)
+	n.plug(h, apiAddress+"/24")
 	config, err := shared.cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &link{target: strings.TrimPrefix(config.Host, "https://"), up: make(chan struct{})}
-	close(l.up)
-	h.Run(func() error { l.listener, err = net.Listen("tcp", "127.0.0.1:0"); return err })
-	t.Cleanup(func() { _ = l.listener.Close(); l.restore() })
-	go l.accept()
-	return l
+	a := &apiServer{target: strings.TrimPrefix(config.Host, "https://")}
+	h.Run(func() error { a.listener, err = net.Listen("tcp", apiAddress+":6443"); return err })
+	t.Cleanup(func() { _ = a.listener.Close() })
+	go a.accept()
+	return a
 }
 
-func (l *link) kubeconfig(t *testing.T) string {
+func kubeconfig(t *testing.T) string {
 	t.Helper()
 	raw, err := os.ReadFile(shared.kubeconfig)
 	if err != nil {
@@ -312,8 +328,7 @@ func (l *link) kubeconfig(t *testing.T) string {
 		t.Fatal(err)
 	}
 	for _, c := range config.Clusters {
-		c.Server = "https://" + l.listener.Addr().String()
-		c.TLSServerName = "localhost"
+		c.Server, c.TLSServerName = "https://"+apiAddress+":6443", "localhost"
 	}
 	if raw, err = clientcmd.Write(*config); err != nil {
 		t.Fatal(err)
@@ -321,66 +336,21 @@ func (l *link) kubeconfig(t *testing.T) string {
 	return string(raw)
 }
 
-// sever stops everything, restore lets it pass again.
-func (l *link) sever() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.up = make(chan struct{})
-}
-
-func (l *link) restore() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	select {
-	case <-l.up:
-	default:
-		close(l.up)
-	}
-}
-
-func (l *link) wait() {
-	l.mu.Lock()
-	up := l.up
-	l.mu.Unlock()
-	<-up
-}
-
-func (l *link) accept() {
+func (a *apiServer) accept() {
 	for {
-		in, err := l.listener.Accept()
+		in, err := a.listener.Accept()
 		if err != nil {
 			return
 		}
 		go func() {
 			defer in.Close()
-			l.wait()
-			out, err := net.Dial("tcp", l.target)
+			out, err := net.Dial("tcp", a.target)
 			if err != nil {
 				return
 			}
 			defer out.Close()
-			go l.copy(out, in)
-			l.copy(in, out)
+			go func() { _, _ = io.Copy(out, in); _ = out.Close() }()
+			_, _ = io.Copy(in, out)
 		}()
 	}
 }
-
-func (l *link) copy(to, from net.Conn) {
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buf)
-		l.wait()
-		if n > 0 {
-			if _, werr := to.Write(buf[:n]); werr != nil {
-				break
-			}
-		}
-		if err != nil {
-			break
-		}
-	}
-	_ = to.Close()
-	_ = from.Close()
-}
-
-var _ io.Writer = (*process)(nil)

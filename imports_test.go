@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package berth
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/berth-dev/berth"
+
+// rule says what a folder's packages, and all that they import, must not reach.
+type rule struct {
+	folder string
+	never  []string
+	why    string
+}
+
+var rules = []rule{
+	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
+	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
+	{"cmd/agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
+	{"plugins/floatingip", []string{"agent", "cni", "k8s.io/kubernetes"}, "plugin code stays on the published framework"},
+	{"ipam", []string{"plugins", "agent", "cni", "k8s.io/kube-scheduler", "k8s.io/kubernetes"}, "addresses know no scheduler"},
+	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},
+	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},
+	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
+	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
+	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
+	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
+	{"agent/api", []string{"k8s.io", "ipam"}, "the shim depends on it and stays small"},
+	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
+	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},
+	{"cni", []string{"k8s.io", "ipam", "agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "plugins start for every pod and stay small"},
+}
+
+// direct says what a folder's packages must not import themselves, though what
+// they import may.
+var direct = []rule{
+	{"plugins/floatingip", []string{"ipam/allocator", "ipam/store"}, "the plugin sees addresses through ipam only"},
+	{"agent/state", []string{"agent/chain", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
+	{"agent/chain", []string{"agent/state", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
+	{"agent/server", []string{"agent/state", "agent/chain", "agent/podinfo"}, "the agent's parts do not know each other"},
+	{"agent/podinfo", []string{"agent/state", "agent/chain", "agent/server"}, "the agent's parts do not know each other"},
+}
+
+// Who may import whom is the architecture; it fails here before it erodes.
+func TestImports(t *testing.T) {
+	for _, rule := range rules {
+		check(t, rule, "{{.ImportPath}}:{{join .Deps \",\"}}")
+	}
+	for _, rule := range direct {
+		check(t, rule, "{{.ImportPath}}:{{join .Imports \",\"}}")
+	}
+}
+
+func check(t *testing.T, rule rule, format string) {
+	t.Run(rule.folder, func(t *testing.T) {
+		command := exec.Command("go", "list", "-f", format, "./"+rule.folder+"/...")
+		output, err := command.Output()
+		if err != nil {
+			t.Fatalf("%v: %v", command, err)
+		}
+		for line := range strings.Lines(string(output)) {
+			pkg, imports, _ := strings.Cut(strings.TrimSpace(line), ":")
+			if rule.folder == "ipam" && strings.HasPrefix(pkg, module+"/ipam/client") {
+				continue
+			}
+			for _, imported := range strings.Split(imports, ",") {
+				if slices.ContainsFunc(rule.never, func(never string) bool { return within(imported, never) }) {
+					t.Errorf("%s imports %s: %s", pkg, imported, rule.why)
+				}
+			}
+		}
+	})
+}
+
+// within says whether an import path is a rule's entry or below it. An entry
+// with a dot in its first element or of the standard library is a path as it is,
+// others are folders of this module.
+func within(imported, never string) bool {
+	if first, _, _ := strings.Cut(never, "/"); !strings.Contains(first, ".") && never != "context" {
+		never = module + "/" + never
+	}
+	return imported == never || strings.HasPrefix(imported, never+"/")
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// request of a StatefulSet's pod.
+func request(pod, uid string, policy v1alpha1.ReleasePolicy, pools ...string) Request {
+	return Request{
+		Namespace: "shop", Name: pod, UID: uid, Policy: policy, Pools: pools,
+		Owner: Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: "set", PodName: pod},
+	}
+}
+
+var node = Node{Name: "node1"}
+
+// reserve goes as far as Reserve, on a node in every pool of these positions, or
+// in all.
+func reserve(t *testing.T, i *IPAM, r Request, positions ...int) *Reservation {
+	t.Helper()
+	candidates, err := i.Candidates(r)
+	if err != nil {
+		t.Fatalf("Candidates: %v", err)
+	}
+	if len(positions) == 0 {
+		positions = PoolsOf(candidates.Snapshot(), node)
+	}
+	reservation, err := i.Reserve(candidates, node.Name, positions)
+	if err != nil {
+		t.Fatalf("Reserve: %v", err)
+	}
+	return reservation
+}
+
+func isCurrent(context.Context, string, string, string) (bool, error) { return true, nil }
+
+func commit(t *testing.T, i *IPAM, r *Reservation) {
+	t.Helper()
+	if err := i.Commit(context.Background(), r, isCurrent); err != nil {
+		t.Fatalf("Commit: %v", err)
+	}
+}
+
+func wantWrites(t *testing.T, s *server, want ...string) {
+	t.Helper()
+	if !slices.Equal(s.writes, want) {
+		t.Errorf("writes are %q, want %q", s.writes, want)
+	}
+	s.writes = nil
+}
+
+func TestOneWriteForANewAddressAndOneForARetainedOne(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	wantWrites(t, s, "create 10.0.70.2")
+
+	s.retain(t, "10.0.70.2")
+	s.writes = nil
+	commit(t, i, reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
+	wantWrites(t, s, "update 10.0.70.2")
+	if pod := s.objects["10.0.70.2"].Spec.Pod; pod == nil || pod.UID != "b" {
+		t.Errorf("10.0.70.2 is held by %v, want b", pod)
+	}
+}
+
+func TestRetainedAddressIsNobodyElses(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2"))
+	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	s.retain(t, "10.0.70.2")
+
+	_, err := i.Candidates(request("web-1", "b", v1alpha1.ReleaseRetain))
+	var shortage *ShortageError
+	if !errors.As(err, &shortage) || !strings.Contains(err.Error(), `pool "web" (10.0.70.2) has no free address (0 in use, 1 retained)`) {
+		t.Errorf("Candidates: %v", err)
+	}
+	candidates, err := i.Candidates(request("web-0", "c", v1alpha1.ReleaseRetain))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addr, kept := candidates.Kept(); !kept || addr.String() != "10.0.70.2" {
+		t.Errorf("web-0 is to have %s, want 10.0.70.2", addr)
+	}
+}
+
+// Two schedulers whose books do not know of each other: the API server decides,
+// and the loser gets another address.
+func TestTwoSchedulers(t *testing.T) {
+	s := newServer()
+	one, two := open(t, s, testPool("web", "10.0.70.2-10.0.70.9")), open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	first, second := reserve(t, one, request("web-0", "a", "")), reserve(t, two, request("web-1", "b", ""))
+	if first.Addr != second.Addr {
+		t.Fatalf("both were to reserve the same address, not %s and %s", first.Addr, second.Addr)
+	}
+	s.watchers = nil // and the loser's watch is late
+	commit(t, one, first)
+	if err := two.Commit(context.Background(), second, isCurrent); !errors.Is(err, ErrConflict) {
+		t.Fatalf("the second Commit: %v, want ErrConflict", err)
+	}
+	two.Unreserve(second)
+	again := reserve(t, two, request("web-1", "b", ""))
+	if again.Addr == first.Addr {
+		t.Fatalf("the loser tries %s again", again.Addr)
+	}
+	commit(t, two, again)
+	if len(s.objects) != 2 {
+		t.Errorf("there are %d addresses in use, want 2", len(s.objects))
+	}
+}
+
+// The API server made the object but its answer got lost: the next attempt finds
+// that it is the pod's own, and no address leaks.
+func TestLostAnswer(t *testing.T) {
+	for _, watchIsLate := range []bool{true, false} {
+		s := newServer()
+		i := open(t, s, testPool("web", "10.0.70.2"))
+		if watchIsLate {
+			s.watchers = nil
+		}
+		s.fail, s.lostAnswer = errors.New("connection reset"), true
+		reservation := reserve(t, i, request("web-0", "a", ""))
+		if err := i.Commit(context.Background(), reservation, isCurrent); err == nil || errors.Is(err, ErrConflict) {
+			t.Fatalf("Commit: %v, want the connection's error", err)
+		}
+		i.Unreserve(reservation)
+		commit(t, i, reserve(t, i, request("web-0", "a", "")))
+		if pod := s.objects["10.0.70.2"].Spec.Pod; len(s.objects) != 1 || pod.UID != "a" {
+			t.Errorf("late watch %v: the address is held by %v", watchIsLate, pod)
+		}
+	}
+}
+
+// A scheduler dies between claim and bind. The next one finds the claim and uses
+// it, on the same node without a write.
+func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
+	s := newServer()
+	pools := []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9"), testPool("db", "10.0.70.20")}
+	dead := open(t, s, pools...)
+	commit(t, dead, reserve(t, dead, request("web-0", "a", "")))
+	s.writes = nil
+
+	next := open(t, s, pools...)
+	reservation := reserve(t, next, request("web-0", "a", ""))
+	if reservation.Addr.String() != "10.0.70.2" {
+		t.Fatalf("the pod is to have %s, not the 10.0.70.2 it has", reservation.Addr)
+	}
+	commit(t, next, reservation)
+	wantWrites(t, s)
+}
+
+// The same, but only a node of another pool has room: the claim is given back,
+// for the pod never ran with it.
+func TestClaimIsGivenBackWhereAnotherPoolServes(t *testing.T) {
+	s := newServer()
+	pools := []*v1alpha1.IPPool{testPool("db", "10.0.70.20"), testPool("web", "10.0.70.2-10.0.70.9")}
+	dead := open(t, s, pools...)
+	commit(t, dead, reserve(t, dead, request("web-0", "a", "", "web")))
+	s.writes = nil
+
+	next := open(t, s, pools...)
+	commit(t, next, reserve(t, next, request("web-0", "a", ""), 0))
+	wantWrites(t, s, "delete 10.0.70.2", "create 10.0.70.20")
+}
+
+// A scheduler that is behind must not take the address from the pod's successor.
+func TestStaleSchedulerDoesNotTakeOver(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	commit(t, i, reserve(t, i, request("web-0", "new", v1alpha1.ReleaseRetain)))
+	reservation := reserve(t, i, request("web-0", "old", v1alpha1.ReleaseRetain))
+	gone := func(context.Context, string, string, string) (bool, error) { return false, nil }
+	if err := i.Commit(context.Background(), reservation, gone); !errors.Is(err, ErrConflict) {
+		t.Fatalf("Commit: %v, want ErrConflict", err)
+	}
+	if pod := s.objects["10.0.70.2"].Spec.Pod; pod.UID != "new" {
+		t.Errorf("the address went to %v", pod)
+	}
+}
+
+func TestAbandon(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	fresh := reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain))
+	commit(t, i, fresh)
+	if err := i.Abandon(context.Background(), fresh); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.objects) != 0 {
+		t.Errorf("%d addresses are left, want none", len(s.objects))
+	}
+
+	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	for name := range s.objects {
+		s.retain(t, name)
+	}
+	retained := reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain))
+	commit(t, i, retained)
+	if err := i.Abandon(context.Background(), retained); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.objects) != 1 {
+		t.Error("a retained address was given up")
+	}
+}
+
+// Whoever waits for an address is told when one may be there, and not before the
+// book knows.
+func TestChanges(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2"))
+	var told []string
+	i.OnChange(func(change Change) {
+		switch {
+		case change.Owner != nil:
+			told = append(told, "owner "+change.Owner.PodName)
+		default:
+			if i.book.Counts(change.Pool).Free == 0 {
+				t.Errorf("told that %s has a free address before it has", change.Pool)
+			}
+			told = append(told, "pool "+change.Pool)
+		}
+	})
+	reservation := reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain))
+	i.Unreserve(reservation)
+	i.Unreserve(reservation)
+	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	s.retain(t, "10.0.70.2")
+	object, _ := s.Get(context.Background(), "10.0.70.2")
+	if err := s.Delete(context.Background(), object); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"pool web", "owner web-0", "pool web"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
+
+func TestShortage(t *testing.T) {
+	disabled, bad := testPool("closed", "10.0.70.30"), testPool("bad", "10.0.71.1")
+	disabled.Spec.Disabled = true
+	i := open(t, newServer(), testPool("web", "10.0.70.2"), disabled, bad)
+	commit(t, i, reserve(t, i, request("web-0", "a", "")))
+	for _, test := range []struct {
+		pools []string
+		want  string
+	}{
+		{[]string{"web"}, `pool "web" (10.0.70.2) has no free address (1 in use, 0 retained)`},
+		{[]string{"wbe"}, `there is no IPPool "wbe"`},
+		{[]string{"closed"}, `pool "closed" (10.0.70.30) is disabled`},
+		{[]string{"bad"}, `pool "bad" is invalid: spec.ranges[0]: 10.0.71.1 is not inside the subnet 10.0.70.0/24`},
+		{nil, `pool "closed" (10.0.70.30) is disabled; pool "web" (10.0.70.2) has no free address`},
+	} {
+		_, err := i.Candidates(request("web-1", "b", "", test.pools...))
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("pools %v: %v, want %q", test.pools, err, test.want)
+		}
+	}
+	none := open(t, newServer())
+	if _, err := none.Candidates(request("web-1", "b", "")); err == nil || !strings.Contains(err.Error(), "there is no IPPool (create one") {
+		t.Errorf("without pools: %v", err)
+	}
+}
+
+func TestNothingIsGivenBeforeTheBookIsRead(t *testing.T) {
+	i := &IPAM{store: newServer(), watch: &poolWatch{}, book: allocator.New()}
+	if _, err := i.Candidates(request("web-0", "a", "")); !errors.Is(err, ErrNotSynced) {
+		t.Errorf("Candidates: %v, want ErrNotSynced", err)
+	}
+}

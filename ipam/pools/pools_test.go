@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+func TestParseRange(t *testing.T) {
+	for _, test := range []struct {
+		text, want string
+		size       uint64
+		err        string
+	}{
+		{text: "10.0.0.9", want: "10.0.0.9", size: 1},
+		{text: "10.0.0.10-10.0.0.19", want: "10.0.0.10-10.0.0.19", size: 10},
+		{text: "10.0.0.128/25", want: "10.0.0.128-10.0.0.255", size: 128},
+		{text: "0.0.0.0/0", want: "0.0.0.0-255.255.255.255", size: 1 << 32},
+		{text: "2001:db8::1-2001:db8::ff", want: "2001:db8::1-2001:db8::ff", size: 255},
+		{text: "2001:db8::/64", want: "2001:db8::-2001:db8::ffff:ffff:ffff:ffff", size: math.MaxUint64},
+		{text: "", err: "is not an IP address"},
+		{text: "10.0.0.1/24", err: "has host bits: write 10.0.0.0/24"},
+		{text: "10.0.0.9-10.0.0.1", err: "is backwards: write 10.0.0.1-10.0.0.9"},
+		{text: "10.0.0.1-2001:db8::1", err: "mixes IPv4 and IPv6"},
+		{text: "10.0.0.1-", err: "is not an IP address"},
+		{text: "10.0.0.1-10.0.0.2-10.0.0.3", err: "is not an IP address"},
+		{text: "fe80::1%eth0", err: "is not a plain IPv4 or IPv6 address"},
+		{text: "::ffff:10.0.0.1", err: "is not a plain IPv4 or IPv6 address"},
+	} {
+		t.Run(test.text, func(t *testing.T) {
+			got, err := ParseRange(test.text)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Fatalf("error is %v, want one with %q", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.String() != test.want || got.Size() != test.size {
+				t.Errorf("got %s of size %d, want %s of size %d", got, got.Size(), test.want, test.size)
+			}
+		})
+	}
+}
+
+func FuzzParseRange(f *testing.F) {
+	for _, seed := range []string{"10.0.0.9", "10.0.0.10-10.0.0.19", "10.0.0.128/25", "2001:db8::/64", "1-2", "-", "/", "::ffff:1.2.3.4"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		r, err := ParseRange(text)
+		if err != nil {
+			return
+		}
+		if r.Last.Less(r.First) || r.First.BitLen() != r.Last.BitLen() || r.Size() == 0 || !r.Contains(r.First) || !r.Contains(r.Last) {
+			t.Fatalf("%q gave the impossible range %s", text, r)
+		}
+		again, err := ParseRange(r.String())
+		if err != nil || again != r {
+			t.Fatalf("%q gave %s, which reads as %s, %v", text, r, again, err)
+		}
+	})
+}
+
+// Random sets of ranges, against sets of addresses.
+func TestSubtract(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	draw := func() []Range {
+		var ranges []Range
+		for range random.IntN(6) {
+			first := random.IntN(60)
+			last := min(first+random.IntN(8), 59)
+			ranges = append(ranges, Range{host(first), host(last)})
+		}
+		return ranges
+	}
+	for range 5000 {
+		from, taken := draw(), draw()
+		got := subtract(merge(from), merge(taken))
+		for i := range 60 {
+			want := contains(from, host(i)) && !contains(taken, host(i))
+			if contains(got, host(i)) != want {
+				t.Fatalf("%v less %v is %v: wrong at %s", from, taken, got, host(i))
+			}
+		}
+		for i := 1; i < len(got); i++ {
+			if !got[i-1].Last.Less(got[i].First) {
+				t.Fatalf("%v less %v is %v: not ascending", from, taken, got)
+			}
+		}
+	}
+}
+
+func host(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+
+func contains(ranges []Range, addr netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(r Range) bool { return r.Contains(addr) })
+}
+
+// pool builds an IPPool in 10.0.0.0/24 with gateway .1, created at second age.
+func pool(name string, age int, ranges ...string) *v1alpha1.IPPool {
+	return &v1alpha1.IPPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(int64(age), 0)},
+		Spec:       v1alpha1.IPPoolSpec{Subnet: "10.0.0.0/24", Gateway: "10.0.0.1", Ranges: ranges},
+	}
+}
+
+func rangesOf(s *Snapshot, name string) string {
+	i, ok := s.Index(name)
+	if !ok {
+		return fmt.Sprintf("invalid: %v", s.Invalid(name))
+	}
+	var texts []string
+	for _, r := range s.Pools()[i].Ranges {
+		texts = append(texts, r.String())
+	}
+	return strings.Join(texts, " ")
+}
+
+func TestCompileRanges(t *testing.T) {
+	withExclude := pool("p", 1, "10.0.0.10-10.0.0.20")
+	withExclude.Spec.Exclude = []string{"10.0.0.12-10.0.0.13", "10.0.0.20"}
+	six := pool("p", 1, "2001:db8::/126")
+	six.Spec.Subnet, six.Spec.Gateway = "2001:db8::/64", "2001:db8::1"
+	pointToPoint := pool("p", 1, "10.0.0.0/31")
+	pointToPoint.Spec.Subnet, pointToPoint.Spec.Gateway = "10.0.0.0/31", ""
+	for _, test := range []struct {
+		name string
+		pool *v1alpha1.IPPool
+		want string
+	}{
+		{"network, gateway and broadcast are left out", pool("p", 1, "10.0.0.0/24"), "10.0.0.2-10.0.0.254"},
+		{"unless listed by themselves", pool("p", 1, "10.0.0.0/30", "10.0.0.1", "10.0.0.255"), "10.0.0.1-10.0.0.3 10.0.0.255"},
+		{"overlapping and touching ranges are one", pool("p", 1, "10.0.0.15-10.0.0.20", "10.0.0.10-10.0.0.16", "10.0.0.21"), "10.0.0.10-10.0.0.21"},
+		{"exclude", withExclude, "10.0.0.10-10.0.0.11 10.0.0.14-10.0.0.19"},
+		{"IPv6 leaves out the router anycast address, and has no broadcast", six, "2001:db8::2-2001:db8::3"},
+		{"both addresses of a /31 count (RFC 3021)", pointToPoint, "10.0.0.0-10.0.0.1"},
+		{"nothing left", pool("p", 1, "10.0.0.0/31"), "invalid: spec.ranges: nothing is left after spec.exclude, the gateway and the subnet's first and last address"},
+		{"outside the subnet", pool("p", 1, "10.0.1.5"), "invalid: spec.ranges[0]: 10.0.1.5 is not inside the subnet 10.0.0.0/24"},
+		{"half outside the subnet", pool("p", 1, "10.0.0.5-10.0.1.5"), "invalid: spec.ranges[0]: 10.0.0.5-10.0.1.5 is not inside the subnet 10.0.0.0/24"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := test.pool.DeepCopy()
+			if got := rangesOf(Compile([]*v1alpha1.IPPool{test.pool}), "p"); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if diff := cmp.Diff(before, test.pool); diff != "" {
+				t.Errorf("Compile changed its input:\n%s", diff)
+			}
+		})
+	}
+}
+
+// No address is in two pools: the older one keeps it, and both stay usable.
+func TestOverlap(t *testing.T) {
+	s := Compile([]*v1alpha1.IPPool{
+		pool("young", 3, "10.0.0.10-10.0.0.40"),
+		pool("old", 1, "10.0.0.20-10.0.0.29"),
+		pool("middle", 2, "10.0.0.15-10.0.0.19", "10.0.0.25"),
+		pool("broken", 0, "nonsense"),
+	})
+	for name, want := range map[string]string{
+		"old":    "10.0.0.20-10.0.0.29",
+		"middle": "10.0.0.15-10.0.0.19",
+		"young":  "10.0.0.10-10.0.0.14 10.0.0.30-10.0.0.40",
+		"broken": `invalid: spec.ranges[0]: range "nonsense": "nonsense" is not an IP address`,
+	} {
+		if got := rangesOf(s, name); got != want {
+			t.Errorf("%s has %q, want %q", name, got, want)
+		}
+	}
+	var overlaps []string
+	for _, overlap := range s.Overlaps("young") {
+		overlaps = append(overlaps, overlap.Range.String()+" "+overlap.With)
+	}
+	if want := []string{"10.0.0.15-10.0.0.19 middle", "10.0.0.20-10.0.0.29 old"}; !slices.Equal(overlaps, want) {
+		t.Errorf("overlaps are %v, want %v", overlaps, want)
+	}
+	for addr, want := range map[string]string{"10.0.0.14": "young", "10.0.0.15": "middle", "10.0.0.25": "old", "10.0.0.41": ""} {
+		got := ""
+		if i, ok := s.Home(netip.MustParseAddr(addr)); ok {
+			got = s.Pools()[i].Name
+		}
+		if got != want {
+			t.Errorf("%s is at home in %q, want %q", addr, got, want)
+		}
+	}
+}
+
+func TestServesNode(t *testing.T) {
+	inRack := pool("p", 1, "10.0.0.9")
+	inRack.Spec.NodeSubnets = []string{"10.1.0.0/16", "2001:db8:1::/48"}
+	selected := pool("p", 1, "10.0.0.9")
+	selected.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "7"}}
+	both := inRack.DeepCopy()
+	both.Spec.NodeSelector = selected.Spec.NodeSelector
+	for _, test := range []struct {
+		name    string
+		pool    *v1alpha1.IPPool
+		address string
+		labels  labels.Set
+		want    bool
+	}{
+		{"no restriction", pool("p", 1, "10.0.0.9"), "192.0.2.1", nil, true},
+		{"inside", inRack, "10.1.2.3", nil, true},
+		{"inside, IPv6", inRack, "2001:db8:1::5", nil, true},
+		{"outside", inRack, "10.2.2.3", nil, false},
+		{"selected", selected, "192.0.2.1", labels.Set{"rack": "7"}, true},
+		{"not selected", selected, "192.0.2.1", labels.Set{"rack": "8"}, false},
+		{"selected but outside", both, "10.2.2.3", labels.Set{"rack": "7"}, false},
+		{"selected and inside", both, "10.1.2.3", labels.Set{"rack": "7"}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			compiled := Compile([]*v1alpha1.IPPool{test.pool}).Pools()[0]
+			if got := compiled.ServesNode([]netip.Addr{netip.MustParseAddr(test.address)}, test.labels); got != test.want {
+				t.Errorf("ServesNode = %v, want %v", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// invariants waits until the API objects agree with each other and the test's
+// world is at rest:
+//
+//   - every live pod that is bound and asked for an address has exactly one, the
+//     one that its annotation names, recorded for its UID and node;
+//   - every address in use is recorded for such a pod, or kept for an owner by
+//     policy, or reserved: none is leaked.
+//
+// That no two live pods have one address is checked all the time, by [wires].
+func (w *world) invariants() {
+	w.t.Helper()
+	w.eventually("invariants", func() error {
+		pods, err := w.pods()
+		if err != nil {
+			return err
+		}
+		ips, err := w.ips()
+		if err != nil {
+			return err
+		}
+		return agree(pods, ips)
+	})
+}
+
+// agree says in what pods and addresses do not agree; nil if they do. Pure.
+func agree(pods []v1.Pod, ips []v1alpha1.FloatingIP) error {
+	var errs []error
+	byPod := map[types.UID][]*v1alpha1.FloatingIP{}
+	for i := range ips {
+		if holder := ips[i].Spec.Pod; holder != nil {
+			byPod[holder.UID] = append(byPod[holder.UID], &ips[i])
+		} else if err := kept(&ips[i]); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for i := range pods {
+		pod := &pods[i]
+		held := byPod[pod.UID]
+		if finished(pod) || pod.Spec.NodeName == "" || !asks(pod) {
+			continue
+		}
+		delete(byPod, pod.UID)
+		if len(held) != 1 {
+			errs = append(errs, fmt.Errorf("pod %s on %s has %d addresses: %v", pod.Name, pod.Spec.NodeName, len(held), texts(held)))
+			continue
+		}
+		ip := held[0]
+		if name := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; name != ip.Name {
+			errs = append(errs, fmt.Errorf("pod %s is annotated with %q, but has %s", pod.Name, name, texts(held)))
+		}
+		if ip.Spec.Node != pod.Spec.NodeName || ip.Spec.Owner == nil || ip.Spec.Owner.Namespace != pod.Namespace || ip.Spec.Pod.Name != pod.Name {
+			errs = append(errs, fmt.Errorf("pod %s on %s has %s", pod.Name, pod.Spec.NodeName, texts(held)))
+		}
+	}
+	for _, leaked := range byPod {
+		errs = append(errs, fmt.Errorf("leaked: %s are held by a pod that is not alive and bound", texts(leaked)))
+	}
+	return errors.Join(errs...)
+}
+
+// kept says whether an address without a pod has a reason to exist.
+func kept(ip *v1alpha1.FloatingIP) error {
+	if ip.Spec.Reserved || ip.Spec.Owner != nil && ip.Spec.ReleasePolicy != v1alpha1.ReleasePodDeleted {
+		return nil
+	}
+	return fmt.Errorf("leaked: %s has neither pod nor policy", ip.Name)
+}
+
+func texts(ips []*v1alpha1.FloatingIP) []string {
+	var texts []string
+	for _, ip := range ips {
+		texts = append(texts, fmt.Sprintf("%s (pod %s %s, node %s, policy %s)", ip.Name, ip.Spec.Pod.Name, ip.Spec.Pod.UID, ip.Spec.Node, ip.Spec.ReleasePolicy))
+	}
+	return texts
+}

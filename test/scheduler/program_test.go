@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"sigs.k8s.io/yaml"
+)
+
+// program is a running berth-scheduler or berth-controller.
+type program struct {
+	w    *world
+	name string
+	*proxy
+	command *exec.Cmd
+	ended   chan struct{}
+}
+
+// schedulerOptions say how a scheduler differs from the manifests.
+type schedulerOptions struct {
+	// elect lets it lead only with the lease, which is renewed more often than
+	// the manifests say, so that a test need not wait.
+	elect bool
+}
+
+// scheduler starts berth-scheduler with the configuration of the manifests.
+func (w *world) scheduler(options schedulerOptions) *program {
+	w.t.Helper()
+	proxy := w.proxyFor("berth-scheduler")
+	objects, err := manifest("scheduler/config.yaml")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	text := objects[0].Object["data"].(map[string]any)["config.yaml"].(string)
+	config := map[string]any{}
+	if err := yaml.UnmarshalStrict([]byte(text), &config); err != nil {
+		w.t.Fatal(err)
+	}
+	config["clientConnection"].(map[string]any)["kubeconfig"] = w.kubeconfig(proxy)
+	election := config["leaderElection"].(map[string]any)
+	election["leaderElect"] = options.elect
+	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "3s", "2s", "500ms"
+	return w.start(proxy, "berth-scheduler", "--config="+w.file("scheduler-*.yaml", config), "--secure-port=0", "--v=4")
+}
+
+// controller starts berth-controller without leader election.
+func (w *world) controller() *program {
+	w.t.Helper()
+	proxy := w.proxyFor("berth-controller")
+	return w.start(proxy, "berth-controller", "--kubeconfig="+w.kubeconfig(proxy), "--leader-elect=false", "--health-address=", "--v=4")
+}
+
+// kubeconfig leads to a proxy, which adds the identity.
+func (w *world) kubeconfig(p *proxy) string {
+	return w.file("kubeconfig-*", map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "proxy",
+		"clusters": []any{map[string]any{"name": "proxy", "cluster": map[string]any{"server": p.url}}},
+		"contexts": []any{map[string]any{"name": "proxy", "context": map[string]any{"cluster": "proxy"}}},
+	})
+}
+
+// file writes content as YAML.
+func (w *world) file(pattern string, content any) string {
+	w.t.Helper()
+	text, err := yaml.Marshal(content)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	file, err := os.CreateTemp(w.t.TempDir(), pattern)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.Write(text); err != nil {
+		w.t.Fatal(err)
+	}
+	return file.Name()
+}
+
+// start runs a program until kill or the end of the test, whichever way that
+// ends.
+func (w *world) start(p *proxy, name string, args ...string) *program {
+	w.t.Helper()
+	log, err := os.CreateTemp(w.t.TempDir(), name+"-*.log")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer log.Close()
+	r := &program{w: w, name: name, proxy: p, command: exec.Command(filepath.Join(binDir, name), args...), ended: make(chan struct{})}
+	r.command.Stdout, r.command.Stderr = log, log
+	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := r.command.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	go func() {
+		defer close(r.ended)
+		_ = r.command.Wait() // killed, or it says why in its log
+	}()
+	w.t.Cleanup(func() {
+		r.kill()
+		if w.t.Failed() {
+			w.t.Logf("the end of %s (%d)'s log:\n%s", name, r.command.Process.Pid, tail(log.Name(), 60))
+		}
+	})
+	return r
+}
+
+// kill ends the program as a power loss does. It is idempotent.
+func (r *program) kill() {
+	r.signal(syscall.SIGKILL)
+	<-r.ended
+}
+
+// pause and resume stop and continue the program's process.
+func (r *program) pause()  { r.signal(syscall.SIGSTOP) }
+func (r *program) resume() { r.signal(syscall.SIGCONT) }
+
+func (r *program) signal(signal syscall.Signal) {
+	select {
+	case <-r.ended:
+	default:
+		_ = r.command.Process.Signal(signal) // it may have just ended
+	}
+}
+
+// running fails the test if the program has ended.
+func (r *program) running() error {
+	select {
+	case <-r.ended:
+		return fmt.Errorf("%s ended: %v", r.name, r.command.ProcessState)
+	default:
+		return nil
+	}
+}
+
+func tail(path string, lines int) []byte {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	all := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+	return bytes.Join(all[max(0, len(all)-lines):], []byte("\n"))
+}

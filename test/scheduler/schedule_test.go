@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// A pod that asks gets an address, and all that a node needs to wire it is in
+// the FloatingIP.
+func TestPodGetsAddress(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(3)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.pool("web", "10.0.70.2-10.0.70.9", func(pool *v1alpha1.IPPool) { pool.Spec.VLAN = 70 })
+	pods := newPods("web", 8)
+	w.create(pods...)
+
+	seen := map[string]bool{}
+	for _, pod := range w.bound(namesOf(pods)...) {
+		name := pod.Annotations[v1alpha1.AnnotationFloatingIPs]
+		ip, err := w.berth.FloatingIPs.Get(w.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := v1alpha1.FloatingIPSpec{
+			Address: name, Pool: "web", Node: pod.Spec.NodeName, ReleasePolicy: v1alpha1.ReleasePodDeleted,
+			Network: &v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 70},
+			Owner:   &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod.Name, UID: pod.UID, PodName: pod.Name},
+			Pod:     &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
+		}
+		if diff := cmp.Diff(want, ip.Spec, cmpopts.IgnoreFields(v1alpha1.FloatingIPSpec{}, "Since")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if ip.Spec.Since == nil {
+			t.Errorf("%s does not say since when", name)
+		}
+		seen[name] = true
+	}
+	if len(seen) != len(pods) {
+		t.Errorf("%d pods have %d addresses: %v", len(pods), len(seen), seen)
+	}
+	w.invariants()
+}
+
+// A pod that finds no address says so where its author looks, and starts the
+// moment an address is free.
+func TestExhaustedPool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(3)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.controller()
+	w.pool("web", "10.0.70.2-10.0.70.9")
+	pods := newPods("web", 8)
+	w.create(pods...)
+	w.bound(namesOf(pods)...)
+
+	w.create(newPod("late"))
+	const want = `0/3 nodes are available: pool "web" (10.0.70.2-10.0.70.9) has no free address (8 in use, 0 retained)`
+	if got := w.refused("late"); !strings.Contains(got, want) {
+		t.Errorf("the pod's condition says %q, want %q in it", got, want)
+	}
+	w.eventually("wait for the event", func() error {
+		return w.eventOf("late", "FailedScheduling", want)
+	})
+
+	freed := w.get("web-3").Annotations[v1alpha1.AnnotationFloatingIPs]
+	w.delete("web-3")
+	if got := w.address("late"); got != freed {
+		t.Errorf("the pod got %s, the only free address was %s", got, freed)
+	}
+	w.invariants()
+}
+
+// An address comes free by other ways than a pod's deletion; each starts the pod
+// that waits.
+func TestWaitingPodStarts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(3)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.controller()
+	tests := []struct {
+		name string
+		// before makes pod "late" of the case's pool wait; help ends that.
+		before, help func(t *testing.T, pool string)
+	}{
+		{
+			name:   "the pool is made later",
+			before: func(*testing.T, string) {},
+			help:   func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.20") },
+		},
+		{
+			name:   "ranges are added",
+			before: func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.30"); w.occupy(pool) },
+			help: func(t *testing.T, pool string) {
+				w.patchPool(pool, `{"spec":{"ranges":["10.0.70.30","10.0.70.31"]}}`)
+			},
+		},
+		{
+			name: "the pool is enabled",
+			before: func(_ *testing.T, pool string) {
+				w.pool(pool, "10.0.70.40", func(p *v1alpha1.IPPool) { p.Spec.Disabled = true })
+			},
+			help: func(t *testing.T, pool string) { w.patchPool(pool, `{"spec":{"disabled":false}}`) },
+		},
+		{
+			name:   "the holder finishes",
+			before: func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.50"); w.occupy(pool) },
+			help: func(t *testing.T, pool string) {
+				if err := w.setPhase(w.get(pool+"-first"), v1.PodSucceeded); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+		{
+			name:   "an administrator frees it",
+			before: func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.60"); w.reserve("10.0.70.60") },
+			help: func(t *testing.T, _ string) {
+				if err := w.berth.FloatingIPs.Delete(w.ctx, "10.0.70.60", metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+		{
+			name: "a node that the pool serves joins",
+			before: func(_ *testing.T, pool string) {
+				w.pool(pool, "10.0.70.70", func(p *v1alpha1.IPPool) {
+					p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "7"}}
+				})
+			},
+			help: func(t *testing.T, _ string) { w.label("node2", "rack", "7") },
+		},
+		{
+			name: "the namespace is admitted",
+			before: func(_ *testing.T, pool string) {
+				w.pool(pool, "10.0.70.80", func(p *v1alpha1.IPPool) {
+					p.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "web"}}
+				})
+			},
+			help: func(t *testing.T, _ string) { w.labelNamespace("team", "web") },
+		},
+	}
+	for i, tc := range tests {
+		pool := string(rune('a' + i))
+		t.Run(tc.name, func(t *testing.T) {
+			tc.before(t, pool)
+			w.create(newPod(pool+"-late", fromPools(pool)))
+			t.Logf("waiting: %s", w.refused(pool+"-late"))
+			tc.help(t, pool)
+			w.bound(pool + "-late")
+		})
+	}
+	w.invariants()
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+const (
+	namespace = "default"
+	// patience is how long a test waits for anything. It is far below the five
+	// minutes after which kube-scheduler looks at a waiting pod again by itself,
+	// so that a lost wake-up is a failure.
+	patience = 60 * time.Second
+	// poll is the pause between two looks.
+	poll = 30 * time.Millisecond
+)
+
+// world is an API server with Berth's manifests applied, and what a test runs on
+// it.
+type world struct {
+	t      *testing.T
+	ctx    context.Context
+	cp     *lab.ControlPlane
+	config *rest.Config // an administrator's
+	kube   *kubernetes.Clientset
+	berth  *client.Client
+	wires  *wires
+}
+
+// newWorld starts an API server and applies the manifests. It ends with the
+// test.
+func newWorld(t *testing.T, options lab.ControlPlaneOptions) *world {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	t.Cleanup(cancel)
+	cp, err := lab.StartControlPlane(ctx, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cp.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := &world{t: t, ctx: ctx, cp: cp}
+	if w.config, err = cp.RESTConfig(); err != nil {
+		t.Fatal(err)
+	}
+	if w.kube, err = kubernetes.NewForConfig(w.config); err != nil {
+		t.Fatal(err)
+	}
+	if w.berth, err = client.NewForConfig(w.config); err != nil {
+		t.Fatal(err)
+	}
+	w.applyManifests()
+	return w
+}
+
+// eventually looks until check is content. The last complaint fails the test.
+func (w *world) eventually(what string, check func() error) {
+	w.t.Helper()
+	if err := w.try(check); err != nil {
+		w.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// try looks until check is content or patience is over.
+func (w *world) try(check func() error) error {
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
+	defer cancel()
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-ticker.C:
+		}
+	}
+}
+
+// nodes makes nodes node1, node2, … that are ready, with InternalIPs 10.0.60.11,
+// 10.0.60.12, …, and keeps their leases.
+func (w *world) nodes(n int) {
+	w.t.Helper()
+	for i := 1; i <= n; i++ {
+		resources := v1.ResourceList{v1.ResourceCPU: quantity("1000"), v1.ResourceMemory: quantity("1000Gi"), v1.ResourcePods: quantity("1000")}
+		name := fmt.Sprintf("node%d", i)
+		_, err := w.kube.CoreV1().Nodes().Create(w.ctx, &v1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}},
+			Status: v1.NodeStatus{
+				Capacity: resources, Allocatable: resources,
+				Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: fmt.Sprintf("10.0.60.%d", 10+i)}},
+				Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}},
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		// Admission taints new nodes until a controller has looked at them.
+		untaint := []byte(`{"spec":{"taints":null}}`)
+		if _, err := w.kube.CoreV1().Nodes().Patch(w.ctx, name, types.MergePatchType, untaint, metav1.PatchOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+		go w.keepLease(name)
+	}
+}
+
+// pool makes an IPPool of 10.0.70.0/24.
+func (w *world) pool(name, ranges string, options ...func(*v1alpha1.IPPool)) *v1alpha1.IPPool {
+	w.t.Helper()
+	pool := newPool(name, ranges)
+	for _, option := range options {
+		option(pool)
+	}
+	pool, err := w.berth.IPPools.Create(w.ctx, pool, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return pool
+}
+
+// create makes pods.
+func (w *world) create(pods ...*v1.Pod) {
+	w.t.Helper()
+	for _, pod := range pods {
+		if _, err := w.kube.CoreV1().Pods(namespace).Create(w.ctx, pod, metav1.CreateOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// delete ends a pod at once, as the kubelet does when it is done with it.
+func (w *world) delete(names ...string) {
+	w.t.Helper()
+	for _, name := range names {
+		if err := w.kube.CoreV1().Pods(namespace).Delete(w.ctx, name, *metav1.NewDeleteOptions(0)); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// get reads a pod.
+func (w *world) get(name string) *v1.Pod {
+	w.t.Helper()
+	pod, err := w.kube.CoreV1().Pods(namespace).Get(w.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return pod
+}
+
+// pods lists the pods of the test.
+func (w *world) pods() ([]v1.Pod, error) {
+	list, err := w.kube.CoreV1().Pods(namespace).List(w.ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// ips lists the addresses in use.
+func (w *world) ips() ([]v1alpha1.FloatingIP, error) {
+	list, err := w.berth.FloatingIPs.List(w.ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// bound waits until pods are bound, and returns them as they then are.
+func (w *world) bound(names ...string) []*v1.Pod {
+	w.t.Helper()
+	var pods []*v1.Pod
+	for _, name := range names {
+		w.eventually("wait for pod "+name+" to be bound", func() error {
+			pod, err := w.kube.CoreV1().Pods(namespace).Get(w.ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if pod.Spec.NodeName == "" {
+				return fmt.Errorf("not bound; conditions: %v", conditionTexts(pod))
+			}
+			pods = append(pods, pod)
+			return nil
+		})
+	}
+	return pods
+}
+
+// address waits until a pod is bound and returns its address.
+func (w *world) address(name string) string {
+	w.t.Helper()
+	return w.bound(name)[0].Annotations[v1alpha1.AnnotationFloatingIPs]
+}
+
+// refused waits until the scheduler says of a pod that it cannot be scheduled,
+// and returns what it says.
+func (w *world) refused(name string) string {
+	w.t.Helper()
+	var message string
+	w.eventually("wait for pod "+name+" to be unschedulable", func() error {
+		pod, err := w.kube.CoreV1().Pods(namespace).Get(w.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse {
+				message = condition.Message
+				if condition.Reason != v1.PodReasonUnschedulable {
+					return fmt.Errorf("reason is %s: %s", condition.Reason, condition.Message)
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("on node %q, conditions: %v", pod.Spec.NodeName, conditionTexts(pod))
+	})
+	return message
+}
+
+func conditionTexts(pod *v1.Pod) []string {
+	var texts []string
+	for _, c := range pod.Status.Conditions {
+		texts = append(texts, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
+	}
+	return texts
+}
