@@ -198,6 +198,8 @@ func (n *Node) verifyUntilDone(ctx context.Context, handler Handler) bool {
 		case <-ctx.Done():
 			return false
 		case <-ticker.C:
+		case <-n.lost:
+			// Something happened: a better moment than the next tick.
 		}
 	}
 }

@@ -4,6 +4,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -169,6 +170,10 @@ func TestSocketAndConfiguration(t *testing.T) {
 	raw, err := os.ReadFile(n.dir + "/net.d/00-berth.conflist")
 	if err != nil || !strings.Contains(string(raw), `"type": "berth-cni"`) {
 		t.Errorf("configuration: %s, %v", raw, err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.agent.cmd.Process.Pid))
+	if err != nil || !strings.Contains(string(status), "CapEff:\t0000000000203000\n") {
+		t.Errorf("the agent of these tests does not run with the three capabilities of its manifest: %v\n%s", err, status)
 	}
 	// A second agent leaves the first alone.
 	first := n.agent

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/witness"
 )
 
 // threePods: a pool, a StatefulSet of three with Retain, and a host outside the
@@ -32,7 +33,7 @@ func (d *demo) threePods(ctx context.Context) error {
 		d.say("$ kubectl apply -f manifests/examples/%s", example)
 	}
 	for _, name := range []string{"web-0", "web-1", "web-2"} {
-		if _, err := d.waitPod(ctx, name, "Ready", 90*time.Second, ready); err != nil {
+		if _, err := d.witness.Pod(ctx, "default", name, witness.BecomesReady); err != nil {
 			return err
 		}
 	}
@@ -43,15 +44,15 @@ func (d *demo) threePods(ctx context.Context) error {
 	if err := d.show(ctx, "get", "floatingips"); err != nil {
 		return err
 	}
-	pod, err := d.client.CoreV1().Pods("default").Get(ctx, "web-1", metav1.GetOptions{})
+	pod, err := d.witness.Client.CoreV1().Pods("default").Get(ctx, "web-1", metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	d.moved, d.address, d.lost = pod.Name, pod.Status.PodIP, pod.Spec.NodeName
-	if err := d.askUntil(ctx, d.address, d.moved, 10*time.Second); err != nil {
+	if err := d.witness.AskUntil(ctx, d.address, d.moved); err != nil {
 		return err
 	}
-	mac, err := d.neighbour(ctx, d.address)
+	mac, err := d.witness.Neighbour(ctx, d.address)
 	if err != nil {
 		return err
 	}
@@ -66,11 +67,11 @@ const outOfService = "node.kubernetes.io/out-of-service"
 // loseNode: the node of the pod loses its power.
 func (d *demo) loseNode(ctx context.Context) error {
 	d.title("The node of %s is lost", d.moved)
-	before, err := d.neighbour(ctx, d.address)
+	before, err := d.witness.Neighbour(ctx, d.address)
 	if err != nil {
 		return err
 	}
-	gone, err := d.client.CoreV1().Pods("default").Get(ctx, d.moved, metav1.GetOptions{})
+	gone, err := d.witness.Client.CoreV1().Pods("default").Get(ctx, d.moved, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func (d *demo) loseNode(ctx context.Context) error {
 		return err
 	}
 	d.say("%s is off", d.lost)
-	if answer, err := d.ask(ctx, d.address); err == nil {
+	if answer, err := d.witness.Ask(ctx, d.address); err == nil {
 		return fmt.Errorf("%s still answers at %s on a node that is off", answer, d.address)
 	}
 	if err := d.cluster.WaitNotReady(ctx, d.lost); err != nil {
@@ -90,26 +91,26 @@ func (d *demo) loseNode(ctx context.Context) error {
 	if err := d.kubectl(ctx, "taint", "node", d.lost, outOfService+"=nodeshutdown:NoExecute"); err != nil {
 		return err
 	}
-	bound, err := d.waitPod(ctx, d.moved, "bound to another node", 2*time.Minute, func(pod *v1.Pod) bool {
+	bound, err := d.witness.Pod(ctx, "default", d.moved, witness.Condition{Name: "bound to another node", Holds: func(pod *v1.Pod) bool {
 		return pod.UID != gone.UID && pod.Spec.NodeName != ""
-	})
+	}})
 	if err != nil {
 		return err
 	}
 	boundAt := time.Now()
 	d.say("%s was created anew and bound to %s, %s after the taint", d.moved, bound.Spec.NodeName, since(noticed))
-	if err := d.askUntil(ctx, d.address, d.moved, time.Minute); err != nil {
+	if err := d.witness.AskUntil(ctx, d.address, d.moved); err != nil {
 		return err
 	}
 	d.say("the client host reaches %s again at %s, %s after it was bound and %s after the node was lost", d.moved, d.address, since(boundAt), since(lost))
-	pod, err := d.waitPod(ctx, d.moved, "Ready", time.Minute, ready)
+	pod, err := d.witness.Pod(ctx, "default", d.moved, witness.BecomesReady)
 	if err != nil {
 		return err
 	}
 	if pod.Status.PodIP != d.address {
 		return fmt.Errorf("%s came up with %s, not with %s", d.moved, pod.Status.PodIP, d.address)
 	}
-	after, err := d.neighbour(ctx, d.address)
+	after, err := d.witness.Neighbour(ctx, d.address)
 	if err != nil {
 		return err
 	}
@@ -135,12 +136,12 @@ func (d *demo) nodeReturns(ctx context.Context) error {
 	if _, err := deploy.Kubectl(ctx, d.cluster, "-n", "berth-system", "rollout", "status", "daemonset/berth-agent", "--timeout=60s"); err != nil {
 		return err
 	}
-	mac, err := d.neighbour(ctx, d.address)
+	mac, err := d.witness.Neighbour(ctx, d.address)
 	if err != nil {
 		return err
 	}
 	for range 5 {
-		if got, err := d.ask(ctx, d.address); err != nil || got != d.moved {
+		if got, err := d.witness.Ask(ctx, d.address); err != nil || got != d.moved {
 			return fmt.Errorf("after %s came back, %s answered %q: %w", d.lost, d.address, got, err)
 		}
 	}
@@ -161,17 +162,17 @@ func (d *demo) scale(ctx context.Context) error {
 	if err := d.kubectl(ctx, "delete", "pod", "web-0", "--wait=true"); err != nil {
 		return err
 	}
-	first, err := d.waitPod(ctx, "web-0", "Ready", time.Minute, ready)
+	first, err := d.witness.Pod(ctx, "default", "web-0", witness.BecomesReady)
 	if err != nil {
 		return err
 	}
 	if err := d.kubectl(ctx, "scale", "statefulset", "web", "--replicas=3"); err != nil {
 		return err
 	}
-	if _, err := d.waitPod(ctx, "web-2", "Ready", time.Minute, ready); err != nil {
+	if _, err := d.witness.Pod(ctx, "default", "web-2", witness.BecomesReady); err != nil {
 		return err
 	}
-	pod, err := d.client.CoreV1().Pods("default").Get(ctx, d.moved, metav1.GetOptions{})
+	pod, err := d.witness.Client.CoreV1().Pods("default").Get(ctx, d.moved, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func (d *demo) runDry(ctx context.Context) error {
 		return err
 	}
 	for _, name := range []string{"dry-1", "dry-2"} {
-		if _, err := d.waitPod(ctx, name, "Ready", time.Minute, ready); err != nil {
+		if _, err := d.witness.Pod(ctx, "default", name, witness.BecomesReady); err != nil {
 			return err
 		}
 	}
@@ -247,14 +248,14 @@ func (d *demo) runDry(ctx context.Context) error {
 	if err := d.apply(ctx, fmt.Sprintf(dryPod, 3)); err != nil {
 		return err
 	}
-	waiting, err := d.waitPod(ctx, "dry-3", "Unschedulable", time.Minute, func(pod *v1.Pod) bool { return unschedulable(pod) != "" })
+	waiting, err := d.witness.Pod(ctx, "default", "dry-3", witness.BecomesUnschedulable)
 	if err != nil {
 		return err
 	}
-	if message := unschedulable(waiting); !strings.Contains(message, `pool "dry"`) {
+	if message := witness.Unschedulable(waiting); !strings.Contains(message, `pool "dry"`) {
 		return fmt.Errorf("dry-3 waits, but its message does not name the pool: %s", message)
 	}
-	d.say("dry-3 waits: %s", unschedulable(waiting))
+	d.say("dry-3 waits: %s", witness.Unschedulable(waiting))
 	if err := d.podTable(ctx, "app=dry"); err != nil {
 		return err
 	}
@@ -265,11 +266,11 @@ func (d *demo) runDry(ctx context.Context) error {
 		return err
 	}
 	deleted := time.Now()
-	if _, err := d.waitPod(ctx, "dry-3", "bound", 30*time.Second, func(pod *v1.Pod) bool { return pod.Spec.NodeName != "" }); err != nil {
+	if _, err := d.witness.Pod(ctx, "default", "dry-3", witness.BecomesBound); err != nil {
 		return err
 	}
 	d.say("dry-3 was bound %s after dry-1 was gone", since(deleted))
-	pod, err := d.waitPod(ctx, "dry-3", "Ready", time.Minute, ready)
+	pod, err := d.witness.Pod(ctx, "default", "dry-3", witness.BecomesReady)
 	if err != nil {
 		return err
 	}
@@ -277,15 +278,6 @@ func (d *demo) runDry(ctx context.Context) error {
 		return fmt.Errorf("dry-3 was promised %s and has %s", name, pod.Status.PodIP)
 	}
 	return d.podTable(ctx, "app=dry")
-}
-
-func unschedulable(pod *v1.Pod) string {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == v1.PodScheduled && condition.Reason == v1.PodReasonUnschedulable {
-			return condition.Message
-		}
-	}
-	return ""
 }
 
 func since(t time.Time) time.Duration { return time.Since(t).Round(10 * time.Millisecond) }

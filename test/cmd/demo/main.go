@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/witness"
 )
 
 func main() {
@@ -68,9 +69,11 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 		d.say("taking the cluster down")
 		err = errors.Join(err, d.cluster.Down(context.WithoutCancel(ctx)))
 	}()
-	if d.client, err = d.cluster.Clientset(); err != nil {
+	client, err := d.cluster.Clientset()
+	if err != nil {
 		return err
 	}
+	d.witness = &witness.Witness{Cluster: d.cluster, Client: client}
 	if err := deploy.Berth(ctx, d.cluster, d); err != nil {
 		return err
 	}

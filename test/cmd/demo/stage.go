@@ -4,10 +4,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -15,13 +12,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/witness"
 )
 
 // demo is the stage: the cluster, what is remembered from act to act, and the
@@ -31,7 +25,7 @@ type demo struct {
 	name    string
 	nodes   int
 	cluster *lab.Cluster
-	client  kubernetes.Interface
+	witness *witness.Witness
 	// lost is the node that was lost and comes back.
 	lost string
 	// moved is the pod that came up elsewhere.
@@ -96,7 +90,7 @@ func (d *demo) show(ctx context.Context, args ...string) error {
 
 // podTable shows pods, nodes and addresses.
 func (d *demo) podTable(ctx context.Context, selector string) error {
-	pods, err := d.client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: selector})
+	pods, err := d.witness.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return err
 	}
@@ -118,7 +112,7 @@ func state(pod *v1.Pod) string {
 	switch {
 	case pod.DeletionTimestamp != nil:
 		return "Terminating"
-	case ready(pod):
+	case witness.Ready(pod):
 		return "Ready"
 	}
 	return string(pod.Status.Phase)
@@ -129,95 +123,4 @@ func orDash(text string) string {
 		return "-"
 	}
 	return text
-}
-
-func ready(pod *v1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == v1.PodReady {
-			return condition.Status == v1.ConditionTrue && pod.DeletionTimestamp == nil
-		}
-	}
-	return false
-}
-
-// waitPod waits until a pod of this name satisfies a condition; it may be
-// deleted and created in the meantime.
-func (d *demo) waitPod(ctx context.Context, name, what string, limit time.Duration, condition func(*v1.Pod) bool) (*v1.Pod, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("pod %s was not %s within %s", name, what, limit))
-	defer cancel()
-	listWatch := cache.NewFilteredListWatchFromClient(d.client.CoreV1().RESTClient(), "pods", "default", func(options *metav1.ListOptions) {
-		options.FieldSelector = "metadata.name=" + name
-	})
-	event, err := watchtools.UntilWithSync(ctx, listWatch, &v1.Pod{}, nil, func(event watch.Event) (bool, error) {
-		pod, ok := event.Object.(*v1.Pod)
-		return ok && event.Type != watch.Deleted && condition(pod), nil
-	})
-	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			return nil, cause
-		}
-		return nil, fmt.Errorf("wait for pod %s to be %s: %w", name, what, err)
-	}
-	return event.Object.(*v1.Pod), nil
-}
-
-// ask sends one request from the client host, which is not part of the cluster,
-// to a pod, and returns the pod's name as it answers. Every request opens a new
-// connection.
-func (d *demo) ask(ctx context.Context, address string) (string, error) {
-	client := http.Client{
-		Timeout:   time.Second,
-		Transport: &http.Transport{DialContext: d.cluster.Client().Dial, DisableKeepAlives: true},
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+":8080/hostname", nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, 256))
-	return string(body), err
-}
-
-// askUntil asks until the pod answers with its name, or the time is over.
-func (d *demo) askUntil(ctx context.Context, address, name string, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	var last error
-	for {
-		got, err := d.ask(ctx, address)
-		if err == nil && got == name {
-			return nil
-		}
-		if err == nil {
-			err = fmt.Errorf("%q answered", got)
-		}
-		if !errors.Is(err, context.DeadlineExceeded) {
-			last = err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("the client host asked %s for %s and %s did not answer: %w", address, limit, name, last)
-		case <-tick.C:
-		}
-	}
-}
-
-// neighbour returns the client host's ARP entry for an address.
-func (d *demo) neighbour(ctx context.Context, address string) (string, error) {
-	output, err := d.cluster.Client().Exec(ctx, "ip", "neigh", "show", address)
-	if err != nil {
-		return "", err
-	}
-	for fields := strings.Fields(string(output)); len(fields) > 1; fields = fields[1:] {
-		if fields[0] == "lladdr" {
-			return fields[1], nil
-		}
-	}
-	return "", fmt.Errorf("the client host has no neighbour %s: %q", address, output)
 }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+func TestParseArgs(t *testing.T) {
+	cases := map[string]struct {
+		args string
+		want podArgs
+		text string
+	}{
+		"kubelet":      {"IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c", podArgs{"a", "b", "c"}, ""},
+		"no UID":       {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", podArgs{"a", "b", ""}, ""},
+		"trailing":     {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;", podArgs{"a", "b", ""}, ""},
+		"empty":        {"", podArgs{}, "names no pod"},
+		"no name":      {"K8S_POD_NAMESPACE=a", podArgs{}, "names no pod"},
+		"not pairs":    {"K8S_POD_NAMESPACE", podArgs{}, "not key=value"},
+		"another path": {"K8S_POD_NAMESPACE=a;K8S_POD_NAME=../secrets", podArgs{}, "no name of a pod"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseArgs(c.args)
+			if c.text == "" && (err != nil || got != c.want) {
+				t.Errorf("parseArgs() = %v, %v, want %v", got, err, c.want)
+			}
+			if c.text != "" && (!errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), c.text)) {
+				t.Errorf("parseArgs() = %v, %v, want %q", got, err, c.text)
+			}
+		})
+	}
+}
+
+func FuzzParseArgs(f *testing.F) {
+	f.Add("IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c")
+	f.Add(";;=;K8S_POD_NAME==")
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := parseArgs(text)
+		if err == nil && (p.namespace == "" || p.name == "" || strings.ContainsAny(p.namespace+p.name+p.uid, "/%\x00")) {
+			t.Errorf("parseArgs(%q) = %+v", text, p)
+		}
+	})
+}
+
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"runtimeConfig":{"portMappings":[]},"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}`))
+	f.Add([]byte(`{"cni.dev/attachments":null}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := parseConfig(raw)
+		if err == nil && c.hasAttachments != (c.ValidAttachments != nil) {
+			t.Errorf("parseConfig(%q) = %+v", raw, c)
+		}
+	})
+}
+
+func FuzzRequest(f *testing.F) {
+	f.Add([]byte(`{"command":"ADD","containerID":"c","netns":"/run/netns/x","ifName":"eth0","config":{}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var req api.Request
+		if json.Unmarshal(raw, &req) != nil || checkIDs(&req) != nil {
+			return
+		}
+		if req.ContainerID == "" || len(req.IfName) > 15 || strings.ContainsRune(req.ContainerID+req.IfName, 0) {
+			t.Errorf("checkIDs accepts %+v", req)
+		}
+	})
+}
