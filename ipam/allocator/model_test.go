@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -245,25 +246,27 @@ func (s *simulation) step() string {
 		}
 		return fmt.Sprintf("release %s by %s", addr, pod)
 	case 6: // commit: the API server took the object, the watch may show it first
-		for addr, pod := range s.model.reserved {
-			record := s.record(addr)
-			record.PodUID, record.Reserved = pod, false
-			if s.random.IntN(2) == 0 {
-				s.book.Observe(record)
-				if s.random.IntN(2) == 0 { // and deleted again before we hear of it
-					s.book.Forget(addr, record.UID)
-					delete(s.model.stored, addr)
-					delete(s.model.reserved, addr)
-					s.book.Confirm(record, pod)
-					return fmt.Sprintf("commit %s, gone already", addr)
-				}
-			}
-			s.book.Confirm(record, pod)
-			delete(s.model.reserved, addr)
-			s.model.stored[addr] = record
-			return fmt.Sprintf("commit %s", addr)
+		reserved := slices.SortedFunc(maps.Keys(s.model.reserved), netip.Addr.Compare)
+		if len(reserved) == 0 {
+			return "nothing to commit"
 		}
-		return "nothing to commit"
+		addr := reserved[s.random.IntN(len(reserved))]
+		pod := s.model.reserved[addr]
+		record := s.record(addr)
+		record.PodUID, record.Reserved = pod, false
+		delete(s.model.reserved, addr)
+		if s.random.IntN(2) == 0 {
+			s.book.Observe(record)
+			if s.random.IntN(2) == 0 { // and deleted again before we hear of it
+				s.book.Forget(addr, record.UID)
+				delete(s.model.stored, addr)
+				s.book.Confirm(record, pod)
+				return fmt.Sprintf("commit %s, gone already", addr)
+			}
+		}
+		s.book.Confirm(record, pod)
+		s.model.stored[addr] = record
+		return fmt.Sprintf("commit %s", addr)
 	case 7: // the watch shows a new or changed object, or an old one late
 		addr := s.any()
 		record := s.record(addr)

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package manifests has no code; its tests read what users apply.
+package manifests
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+const kustomization = "kustomization.yaml"
+
+// decode reads all documents of a YAML text strictly: a field that its type does
+// not have is an error.
+func decode(text []byte) ([]runtime.Object, error) {
+	all := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensions.AddToScheme, v1alpha1.AddToScheme, admissionv1.AddToScheme} {
+		if err := add(all); err != nil {
+			return nil, err
+		}
+	}
+	decoder := serializer.NewCodecFactory(all, serializer.EnableStrict).UniversalDeserializer()
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	var objects []runtime.Object
+	for {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		object, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, object)
+	}
+}
+
+func yamlFiles(t *testing.T) []string {
+	t.Helper()
+	var files []string
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".yaml") && path != kustomization {
+			files = append(files, path)
+		}
+		return err
+	})
+	if err != nil || len(files) == 0 {
+		t.Fatalf("found %d files: %v", len(files), err)
+	}
+	return files
+}
+
+func TestManifestsDecodeStrictly(t *testing.T) {
+	for _, path := range yamlFiles(t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := decode(text); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// A file that no kustomization names is not applied.
+func TestKustomizationHasEveryFile(t *testing.T) {
+	text, err := os.ReadFile(kustomization)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range yamlFiles(t) {
+		if !strings.HasPrefix(path, "examples/") && !bytes.Contains(text, []byte("- "+path+"\n")) {
+			t.Errorf("%s does not name %s", kustomization, path)
+		}
+	}
+}
+
+var codeBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
+
+// What the documentation tells users to apply decodes, too.
+func TestDocumentationDecodesStrictly(t *testing.T) {
+	pages, err := filepath.Glob("../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := 0
+	for _, page := range append(pages, "../README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range codeBlock.FindAllSubmatch(text, -1) {
+			blocks++
+			if _, err := decode(block[1]); err != nil {
+				t.Errorf("%s: %v\n%s", page, err, block[1])
+			}
+		}
+	}
+	if blocks == 0 {
+		t.Error("found no YAML in the documentation")
+	}
+}
+
+// Least privilege, as the documentation promises it.
+func TestPrivileges(t *testing.T) {
+	for _, path := range yamlFiles(t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects, err := decode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects {
+			switch o := object.(type) {
+			case *rbacv1.ClusterRole:
+				checkRules(t, path, o.Rules)
+			case *rbacv1.Role:
+				checkRules(t, path, o.Rules)
+			case *appsv1.Deployment:
+				for _, container := range o.Spec.Template.Spec.Containers {
+					c := container.SecurityContext
+					if c == nil || c.Capabilities == nil || len(c.Capabilities.Add) > 0 || len(c.Capabilities.Drop) != 1 || c.Capabilities.Drop[0] != "ALL" {
+						t.Errorf("%s: container %s does not drop all capabilities", path, container.Name)
+					}
+				}
+				if s := o.Spec.Template.Spec.SecurityContext; s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot {
+					t.Errorf("%s: runs as root", path)
+				}
+			case *appsv1.DaemonSet:
+				for _, container := range o.Spec.Template.Spec.Containers {
+					if c := container.SecurityContext; c == nil || c.Privileged != nil && *c.Privileged {
+						t.Errorf("%s: container %s is privileged", path, container.Name)
+					}
+				}
+			}
+		}
+	}
+}
+
+func checkRules(t *testing.T, path string, rules []rbacv1.PolicyRule) {
+	t.Helper()
+	for _, rule := range rules {
+		for _, list := range [][]string{rule.Verbs, rule.Resources, rule.APIGroups} {
+			for _, entry := range list {
+				if entry == "*" || entry == "secrets" || entry == "deletecollection" || entry == "escalate" || entry == "impersonate" {
+					t.Errorf("%s grants %q", path, entry)
+				}
+			}
+		}
+	}
+}
