@@ -11,7 +11,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent/fault"
 )
@@ -171,13 +170,4 @@ func (r *Runner) args(command string, a Attachment) *invoke.Args {
 // inside.
 func failed(n *Network, pluginType, command string, err error) error {
 	return fmt.Errorf("%s by plugin %s of network %q: %w", command, pluginType, n.Name(), err)
-}
-
-// Convert re-encodes a result in another version of the specification.
-func Convert(result json.RawMessage, version string) (json.RawMessage, error) {
-	res, err := create.CreateFromBytes(result)
-	if err != nil {
-		return nil, fmt.Errorf("decode result: %w", err)
-	}
-	return encode(res, version)
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -50,14 +51,15 @@ type Node struct {
 }
 
 // New returns a Node that knows nothing yet; Run starts the watch.
-func New(name string, pods corev1client.PodsGetter, ips floatingIPs) *Node {
+func New(name string, client kubernetes.Interface, ips floatingIPs) *Node {
+	pods := client.CoreV1()
 	n := &Node{
 		name: name, pods: pods, ips: ips,
 		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
 		lost: make(chan struct{}, 1),
 	}
 	selector := fields.OneTermEqualSelector("spec.nodeName", name).String()
-	n.informer = cache.NewSharedIndexInformer(&cache.ListWatch{
+	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = selector
 			list, err := pods.Pods(metav1.NamespaceAll).List(ctx, o)
@@ -70,7 +72,8 @@ func New(name string, pods corev1client.PodsGetter, ips floatingIPs) *Node {
 			n.noteReach(err)
 			return w, err
 		},
-	}, &corev1.Pod{}, 0, cache.Indexers{})
+	}
+	n.informer = cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, client), &corev1.Pod{}, 0, cache.Indexers{})
 	return n
 }
 

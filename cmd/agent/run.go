@@ -126,7 +126,7 @@ func newNode(o *Options) (*podinfo.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the client of pods: %w", err)
 	}
-	return podinfo.New(o.NodeName, pods.CoreV1(), ips.FloatingIPs), nil
+	return podinfo.New(o.NodeName, pods, ips.FloatingIPs), nil
 }
 
 // How soon a connection that has died unnoticed is noticed. A node that was cut

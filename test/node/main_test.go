@@ -61,10 +61,10 @@ func newEnv(ctx context.Context) (e *env, stop func() error, err error) {
 		return nil, nil, err
 	}
 	if err := buildPrograms(e.bin); err != nil {
-		return nil, nil, err
+		return nil, nil, errors.Join(err, os.RemoveAll(e.bin))
 	}
 	if e.cp, err = lab.StartControlPlane(ctx, lab.ControlPlaneOptions{}); err != nil {
-		return nil, nil, err
+		return nil, nil, errors.Join(err, os.RemoveAll(e.bin))
 	}
 	stop = func() error { return errors.Join(e.cp.Stop(), os.RemoveAll(e.bin)) }
 	e.kubeconfig = e.cp.Kubeconfig()

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"syscall"
 
@@ -96,22 +97,36 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 	if len(m) < header || m[10]&netlink.NTF_PROXY == 0 {
 		return proxy{}, false
 	}
-	attrs, err := nl.ParseRouteAttr(m[header:])
-	if err != nil {
-		return proxy{}, false
-	}
 	p.link = int(binary.NativeEndian.Uint32(m[4:8]))
-	for _, a := range attrs {
-		switch a.Attr.Type {
+	for kind, value := range attributes(m[header:]) {
+		switch kind {
 		case ndaDst:
-			if addr, ok := netip.AddrFromSlice(a.Value); ok {
+			if addr, ok := netip.AddrFromSlice(value); ok {
 				p.addr = addr
 			}
 		case ndaProtocol:
-			ours = len(a.Value) >= 1 && a.Value[0] == Protocol
+			ours = len(value) >= 1 && value[0] == Protocol
 		}
 	}
 	return p, ours && p.addr.IsValid()
+}
+
+// attributes walks a list of netlink attributes and ends where it is malformed;
+// the library's parser panics on a last attribute that is cut short.
+func attributes(b []byte) iter.Seq2[uint16, []byte] {
+	const header, align, nlaTypeMask = 4, 4, 0x3fff
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= header {
+			size := int(binary.NativeEndian.Uint16(b))
+			if size < header || size > len(b) {
+				return
+			}
+			if !yield(binary.NativeEndian.Uint16(b[2:])&nlaTypeMask, b[header:size]) {
+				return
+			}
+			b = b[min((size+align-1)/align*align, len(b)):]
+		}
+	}
 }
 
 // answerAtOnce takes away the random delay (up to 0.8 s) with which the kernel

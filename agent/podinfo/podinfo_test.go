@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podinfo
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+const thisNode = "node-1"
+
+// fakeIPs is the FloatingIPs of the API; err, if set, is what it answers.
+type fakeIPs struct {
+	mu  sync.Mutex
+	ips map[string]*v1alpha1.FloatingIP
+	err error
+}
+
+func (f *fakeIPs) Get(_ context.Context, name string, _ metav1.GetOptions) (*v1alpha1.FloatingIP, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return nil, f.err
+	}
+	if ip := f.ips[name]; ip != nil {
+		return ip.DeepCopy(), nil
+	}
+	return nil, apierrors.NewNotFound(schema.GroupResource{Group: "berth.dev", Resource: "floatingips"}, name)
+}
+
+func fip(address, uid, node string) *v1alpha1.FloatingIP {
+	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{
+		Address: address, Node: node, Network: &v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 7},
+	}}
+	if uid != "" {
+		ip.Spec.Pod = &v1alpha1.PodReference{Name: "web-0", UID: types.UID(uid)}
+	}
+	return ip
+}
+
+func podObject(uid string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: types.UID(uid)},
+		Spec:       corev1.PodSpec{NodeName: thisNode, Containers: []corev1.Container{{Name: "c"}}},
+	}
+	for _, f := range change {
+		f(p)
+	}
+	return p
+}
+
+func mirror(p *corev1.Pod)    { p.Annotations = map[string]string{annotationMirror: "static"} }
+func elsewhere(p *corev1.Pod) { p.Spec.NodeName = "node-2" }
+
+func TestPod(t *testing.T) {
+	cases := map[string]struct {
+		object *corev1.Pod
+		uid    string
+		is     error
+	}{
+		"the same":      {podObject("u1"), "u1", nil},
+		"no UID given":  {podObject("u1"), "", nil},
+		"static pod":    {podObject("u1", mirror), "static", nil},
+		"another":       {podObject("u2"), "u1", ErrPodReplaced},
+		"on other node": {podObject("u1", elsewhere), "u1", ErrPodReplaced},
+		"none":          {nil, "u1", ErrPodNotFound},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset()
+			if c.object != nil {
+				client = fake.NewClientset(c.object)
+			}
+			p, err := New(thisNode, client, &fakeIPs{}).Pod(t.Context(), "default", "web-0", c.uid)
+			if !errors.Is(err, c.is) || c.is == nil && p.UID != string(c.object.UID) {
+				t.Errorf("Pod() = %+v, %v, want %v", p, err, c.is)
+			}
+		})
+	}
+}
+
+func TestWantsIP(t *testing.T) {
+	one := corev1.ResourceRequirements{Requests: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}
+	limit := corev1.ResourceRequirements{Limits: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}
+	zero := corev1.ResourceRequirements{Limits: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("0")}}
+	for name, c := range map[string]struct {
+		spec corev1.PodSpec
+		want bool
+	}{
+		"none":           {corev1.PodSpec{Containers: []corev1.Container{{}}}, false},
+		"request":        {corev1.PodSpec{Containers: []corev1.Container{{}, {Resources: one}}}, true},
+		"limit":          {corev1.PodSpec{Containers: []corev1.Container{{Resources: limit}}}, true},
+		"zero":           {corev1.PodSpec{Containers: []corev1.Container{{Resources: zero}}}, false},
+		"init container": {corev1.PodSpec{InitContainers: []corev1.Container{{Resources: one}}}, true},
+	} {
+		if got := wantsIP(&corev1.Pod{Spec: c.spec}); got != c.want {
+			t.Errorf("%s: wantsIP() = %v", name, got)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	broken := fip("10.0.70.8", "u1", thisNode)
+	broken.Spec.Network.Subnet = "10.0.70.0"
+	bare := fip("10.0.70.9", "u1", thisNode)
+	bare.Spec.Network = nil
+	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
+		"10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.6": fip("10.0.70.6", "u2", "node-2"),
+		"10.0.70.7": fip("10.0.70.7", "", ""), "10.0.70.8": broken, "10.0.70.9": bare, "10.0.70.10": fip("10.0.70.10", "u1", "node-2"),
+	}}
+	cases := map[string]struct {
+		hint string
+		want string
+		is   error
+		text string
+	}{
+		"own":            {"10.0.70.5", "10.0.70.5", nil, ""},
+		"with spaces":    {" 10.0.70.5 ,", "10.0.70.5", nil, ""},
+		"another's":      {"10.0.70.6", "", ErrNotHolder, `pod web-0 with UID u2 on node "node-2" holds it`},
+		"one another's":  {"10.0.70.5,10.0.70.6", "", ErrNotHolder, ""},
+		"nobody's":       {"10.0.70.7", "", ErrNotHolder, "no pod holds it"},
+		"on other node":  {"10.0.70.10", "", ErrNotHolder, `bound to node "node-2"`},
+		"missing":        {"10.0.70.99", "", ErrNotHolder, "does not exist"},
+		"none":           {"", "", ErrNotPlaced, ""},
+		"commas":         {",,", "", ErrNotPlaced, ""},
+		"no address":     {"web", "", ErrBadHint, "berth.dev/floatingips"},
+		"not canonical":  {"010.0.70.5", "", ErrBadHint, ""},
+		"too many":       {"10.0.70.1,10.0.70.2,10.0.70.3,10.0.70.4,10.0.70.5,10.0.70.6,10.0.70.7,10.0.70.8,10.0.70.9", "", ErrBadHint, "more than"},
+		"broken network": {"10.0.70.8", "", nil, "spec.network.subnet"},
+		"no network":     {"10.0.70.9", "", nil, "no spec.network"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: c.hint}
+			got, err := New(thisNode, fake.NewClientset(), ips).Addresses(t.Context(), pod)
+			if c.want != "" {
+				if err != nil || len(got) != 1 || got[0].Address.String() != c.want || got[0].VLAN != 7 || got[0].Gateway.String() != "10.0.70.1" {
+					t.Errorf("Addresses() = %v, %v", got, err)
+				}
+				return
+			}
+			if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("Addresses() = %v, %v, want %v with %q", got, err, c.is, c.text)
+			}
+		})
+	}
+}
+
+// A 404 is proof only from the API server and about the object.
+func TestHolds(t *testing.T) {
+	addr := api.Address{}
+	if err := addr.Address.UnmarshalText([]byte("10.0.70.5")); err != nil {
+		t.Fatal(err)
+	}
+	resource := schema.GroupResource{Group: "berth.dev", Resource: "floatingips"}
+	cases := map[string]struct {
+		ip   *v1alpha1.FloatingIP
+		err  error
+		lost bool
+		ok   bool
+	}{
+		"holds":          {ip: fip("10.0.70.5", "u1", thisNode), ok: true},
+		"moved":          {ip: fip("10.0.70.5", "u2", "node-2"), lost: true},
+		"freed":          {lost: true},
+		"not served":     {err: apierrors.NewGenericServerResponse(404, "get", resource, "10.0.70.5", "404 page not found", 0, true)},
+		"unreachable":    {err: errors.New("dial tcp: i/o timeout")},
+		"not authorized": {err: apierrors.NewForbidden(resource, "10.0.70.5", nil)},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			ips := &fakeIPs{err: c.err, ips: map[string]*v1alpha1.FloatingIP{}}
+			if c.ip != nil {
+				ips.ips[c.ip.Name] = c.ip
+			}
+			err := New(thisNode, fake.NewClientset(), ips).Holds(t.Context(), api.Pod{UID: "u1"}, addr)
+			if (err == nil) != c.ok || errors.Is(err, ErrNotHolder) != c.lost {
+				t.Errorf("Holds() = %v", err)
+			}
+		})
+	}
+}
+
+// handler records what it is told, and fails the first time.
+type handler struct {
+	gone     chan api.Pod
+	verified chan struct{}
+	failed   bool
+}
+
+func (h *handler) Gone(_ context.Context, pod api.Pod) error {
+	if !h.failed {
+		h.failed = true
+		return errors.New("not now")
+	}
+	h.gone <- pod
+	return nil
+}
+
+func (h *handler) Verify(context.Context) error {
+	select {
+	case h.verified <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func TestRun(t *testing.T) {
+	cases := map[string]func(client *fake.Clientset, pod *corev1.Pod) error{
+		"deleted": func(c *fake.Clientset, pod *corev1.Pod) error {
+			return c.CoreV1().Pods("default").Delete(context.Background(), pod.Name, metav1.DeleteOptions{})
+		},
+		"replaced": func(c *fake.Clientset, pod *corev1.Pod) error {
+			next := pod.DeepCopy()
+			next.UID = "u2"
+			return c.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), next, "default")
+		},
+		"finished": func(c *fake.Clientset, pod *corev1.Pod) error {
+			next := pod.DeepCopy()
+			next.Status.Phase = corev1.PodSucceeded
+			return c.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), next, "default")
+		},
+	}
+	for name, lose := range cases {
+		t.Run(name, func(t *testing.T) {
+			pod := podObject("u1")
+			client := fake.NewClientset(pod)
+			n := New(thisNode, client, &fakeIPs{})
+			h := &handler{gone: make(chan api.Pod), verified: make(chan struct{}, 1)}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- n.Run(ctx, h) }()
+			<-h.verified
+			if !cache.WaitForCacheSync(ctx.Done(), n.HasSynced) {
+				t.Fatal("the watch does not start")
+			}
+			if alive, err := n.Alive(ctx, api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}); !alive || err != nil {
+				t.Errorf("Alive() = %v, %v", alive, err)
+			}
+			if err := lose(client, pod); err != nil {
+				t.Fatal(err)
+			}
+			want := api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}
+			if got := <-h.gone; got != want {
+				t.Errorf("gone: %s", cmp.Diff(want, got))
+			}
+			if alive, err := n.Alive(ctx, want); alive || err != nil {
+				t.Errorf("Alive() = %v, %v", alive, err)
+			}
+			n.VerifySoon()
+			<-h.verified
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func FuzzParseHint(f *testing.F) {
+	f.Add("10.0.70.5")
+	f.Add("2001-0db8-0070-0000-0000-0000-0000-0005, 10.0.70.5,")
+	f.Fuzz(func(t *testing.T, text string) {
+		names, err := parseHint(text)
+		if err != nil {
+			return
+		}
+		if len(names) > maxHints {
+			t.Errorf("%d names", len(names))
+		}
+		for _, name := range names {
+			if _, err := v1alpha1.AddrOf(name); err != nil || strings.ContainsAny(name, "/?%# ") {
+				t.Errorf("parseHint(%q) has %q: %v", text, name, err)
+			}
+		}
+	})
+}
+
+func FuzzToAddress(f *testing.F) {
+	f.Add("10.0.70.5", "10.0.70.5", "10.0.70.0/24", "10.0.70.1", int32(7))
+	f.Add("::1", "0000", "", "", int32(-1))
+	f.Fuzz(func(t *testing.T, name, address, subnet, gateway string, vlan int32) {
+		ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		ip.Spec.Address = address
+		ip.Spec.Network = &v1alpha1.Network{Subnet: subnet, Gateway: gateway, VLAN: vlan}
+		got, err := toAddress(ip)
+		if err == nil && (!got.Address.IsValid() || !got.Subnet.IsValid() || v1alpha1.NameOf(got.Address) != name) {
+			t.Errorf("toAddress() = %+v", got)
+		}
+	})
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+type fakeHandler struct {
+	started chan struct{}
+	finish  chan struct{}
+}
+
+func (f *fakeHandler) Add(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+	if f.started != nil {
+		close(f.started)
+		<-f.finish
+	}
+	return json.RawMessage(`{"cniVersion":"1.0.0"}`), ctx.Err()
+}
+func (f *fakeHandler) Del(context.Context, *api.Request) error   { return nil }
+func (f *fakeHandler) Check(context.Context, *api.Request) error { return errors.New("broken") }
+func (f *fakeHandler) GC(context.Context, *api.Request) error    { return nil }
+func (f *fakeHandler) Status(context.Context) error              { return nil }
+
+func newServer(t *testing.T, h Handler) *Server {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "bs-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return &Server{Socket: dir + "/run/agent.sock", Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
+}
+
+func run(t *testing.T, s *Server) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	l, err := s.Listen(ctx)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, l, 10*time.Second) }()
+	return func() error { cancel(); return <-done }
+}
+
+func post(t *testing.T, s *Server, body string) api.Response {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", s.Socket)
+	}}}
+	answer, err := client.Post("http://agent"+api.PathCNI, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var r api.Response
+	if err := json.NewDecoder(answer.Body).Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestServe(t *testing.T) {
+	s := newServer(t, &fakeHandler{})
+	var observed []string
+	s.Observe = func(command, code string, _ time.Duration) { observed = append(observed, command+" "+code) }
+	stop := run(t, s)
+	for body, want := range map[string]uint{
+		`{"command":"ADD"}`: 0, `{"command":"DEL"}`: 0, `{"command":"CHECK"}`: 999, `{"command":"GC"}`: 0, `{"command":"STATUS"}`: 0,
+		`{"command":"DESTROY"}`: 999, `{`: types.ErrDecodingFailure, `[]`: types.ErrDecodingFailure,
+		`{"command":"` + strings.Repeat("x", api.MaxRequestBytes) + `"}`: types.ErrDecodingFailure,
+	} {
+		r := post(t, s, body)
+		var got uint
+		if r.Error != nil {
+			got = r.Error.Code
+		}
+		if got != want {
+			t.Errorf("%.40s: code %d, want %d: %v", body, got, want, r.Error)
+		}
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if len(observed) != 9 {
+		t.Errorf("observed %v", observed)
+	}
+}
+
+func TestShutdownLetsCallsFinish(t *testing.T) {
+	h := &fakeHandler{started: make(chan struct{}), finish: make(chan struct{})}
+	s := newServer(t, h)
+	stop := run(t, s)
+	answer := make(chan api.Response, 1)
+	go func() { answer <- post(t, s, `{"command":"ADD"}`) }()
+	<-h.started
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	close(h.finish)
+	if r := <-answer; r.Error != nil || !bytes.Contains(r.Result, []byte("1.0.0")) {
+		t.Errorf("the call under way was answered %+v", r)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestListen(t *testing.T) {
+	s := newServer(t, &fakeHandler{})
+	l, err := s.Listen(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]os.FileMode{s.Socket: 0o600, filepath.Dir(s.Socket): 0o700} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s has mode %v, %v", path, info.Mode(), err)
+		}
+	}
+	if _, err := s.Listen(t.Context()); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second Listen() = %v, want ErrBusy", err)
+	}
+	// What a killed agent leaves.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = s.Listen(t.Context()); err != nil {
+		t.Fatalf("Listen over a leftover: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(s.Socket, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "not a socket") {
+		t.Errorf("Listen over a file: %v", err)
+	}
+}
+
+func FuzzServeCNI(f *testing.F) {
+	f.Add([]byte(`{"command":"ADD","containerID":"c"}`))
+	f.Add([]byte(`{"command":1}`))
+	s := &Server{Handler: &fakeHandler{}, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		w := &recorder{header: http.Header{}}
+		r, err := http.NewRequest(http.MethodPost, "http://agent"+api.PathCNI, bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.serveCNI(w, r)
+		var answer api.Response
+		if err := json.Unmarshal(w.body.Bytes(), &answer); err != nil {
+			t.Errorf("%q was answered %q", body, w.body.Bytes())
+		}
+	})
+}
+
+type recorder struct {
+	header http.Header
+	body   bytes.Buffer
+}
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
+func (r *recorder) WriteHeader(int)             {}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+func socket(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "bc-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir + "/agent.sock"
+}
+
+func serve(t *testing.T, path string, h http.HandlerFunc) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(h)
+	s.Listener = l
+	s.Start()
+	t.Cleanup(s.Close)
+}
+
+func TestCall(t *testing.T) {
+	cases := map[string]struct {
+		answer http.HandlerFunc
+		code   uint
+		text   []string
+	}{
+		"result": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(`{"result":{"cniVersion":"1.0.0"}}`))
+		}, 0, nil},
+		"agent's error": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(`{"error":{"code":120,"msg":"no"}}`))
+		}, 120, []string{"no"}},
+		"garbage": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`<html>`)) }, types.ErrInternal, []string{"is not the Berth agent", "<html>"}},
+		"status":  {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "{}", 404) }, types.ErrInternal, []string{"404"}},
+		"killed": {func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err == nil {
+				_ = conn.Close()
+			}
+		}, types.ErrTryAgainLater, []string{"agent.sock", "kubectl -n berth-system"}},
+		"not there": {nil, types.ErrTryAgainLater, []string{"agent.sock", "no such file", "kubectl -n berth-system get pods -l app.kubernetes.io/name=berth-agent"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			path := socket(t)
+			if c.answer != nil {
+				serve(t, path, c.answer)
+			}
+			r, err := call(t.Context(), path, api.Request{Command: "ADD"})
+			var e *types.Error
+			if c.code == 0 {
+				if err != nil || string(r.Result) == "" {
+					t.Errorf("call() = %v, %v", r, err)
+				}
+				return
+			}
+			if !errors.As(err, &e) || e.Code != c.code {
+				t.Fatalf("call() = %v, want code %d", err, c.code)
+			}
+			for _, text := range c.text {
+				if !strings.Contains(e.Msg, text) {
+					t.Errorf("%q lacks %q", e.Msg, text)
+				}
+			}
+		})
+	}
+}
+
+func TestForwardSendsWhatItGot(t *testing.T) {
+	path := socket(t)
+	var got api.Request
+	serve(t, path, func(w http.ResponseWriter, r *http.Request) {
+		if err := json.NewDecoder(r.Body).Decode(&got); err != nil || r.URL.Path != api.PathCNI {
+			t.Errorf("%s: %v", r.URL, err)
+		}
+		_, _ = w.Write([]byte(`{}`))
+	})
+	stdin := `{"cniVersion":"1.1.0","socket":"` + path + `","runtimeConfig":{"portMappings":[]}}`
+	err := forward("DEL")(&skel.CmdArgs{ContainerID: "c", Netns: "/n", IfName: "eth0", Args: "A=1", StdinData: []byte(stdin)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Command != "DEL" || got.ContainerID != "c" || got.NetNS != "/n" || got.IfName != "eth0" || got.Args != "A=1" || string(got.Config) != stdin {
+		t.Errorf("sent %+v", got)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(200, []byte(`{"result":{}}`))
+	f.Add(500, []byte(`{"error":{"code":1}}`))
+	f.Fuzz(func(t *testing.T, status int, raw []byte) {
+		r, err := decode("/s", status, raw)
+		if (r == nil) == (err == nil) {
+			t.Errorf("decode(%d, %q) = %v, %v", status, raw, r, err)
+		}
+	})
+}
+
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"cniVersion":"1.1.0","socket":"/x"}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if c, err := parseConfig(raw); err == nil && c.Socket == "" {
+			t.Errorf("parseConfig(%q) has no socket", raw)
+		}
+	})
+}
