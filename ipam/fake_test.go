@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -89,6 +90,9 @@ func (s *server) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 		return nil, store.ErrChanged
 	}
 	updated := s.objects[seen.Name].DeepCopy()
+	if equality.Semantic.DeepEqual(updated.Spec, spec) {
+		return updated, nil // as the API server does
+	}
 	updated.Spec, updated.ResourceVersion = spec, s.next()
 	updated.Generation++
 	s.objects[seen.Name] = updated
@@ -137,7 +141,7 @@ func (s *server) retain(t *testing.T, name string) {
 // poolWatch has pools and is in sync.
 type poolWatch struct{ pools []*v1alpha1.IPPool }
 
-func (w *poolWatch) Run(ctx context.Context)             { <-ctx.Done() }
+func (w *poolWatch) Run(ctx context.Context)              { <-ctx.Done() }
 func (w *poolWatch) WaitForSync(ctx context.Context) bool { return ctx.Err() == nil }
 func (w *poolWatch) Pools() []*v1alpha1.IPPool            { return w.pools }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -180,7 +181,7 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	for _, held := range i.book.Held(request.Owner, request.UID) {
 		if held.PodUID == request.UID && (held.Policy == allocator.PodDeleted || held.Generation == 1) {
 			// Committed for this very pod, which is not bound: nothing ran with it.
-			c.stale = &held
+			c.stale = append(c.stale, held)
 			continue
 		}
 		return c, i.keep(c, held)
@@ -251,7 +252,7 @@ func usage(n allocator.Counts) string {
 }
 
 func (c *Candidates) staleIn(pool *pools.Pool) bool {
-	return c.stale != nil && pool.Contains(c.stale.Addr)
+	return slices.ContainsFunc(c.stale, func(claim allocator.Record) bool { return pool.Contains(claim.Addr) })
 }
 
 // wanted returns the positions of the pools that the request may use by name,
@@ -286,8 +287,8 @@ func (i *IPAM) wanted(c *Candidates) ([]int, *ShortageError) {
 // went to another pod since Candidates.
 func (i *IPAM) Reserve(c *Candidates, node string, nodePools []int) (*Reservation, error) {
 	r := &Reservation{request: c.request, node: node}
-	for _, held := range []*allocator.Record{c.kept, c.stale} {
-		if held == nil || !c.homedIn(held, nodePools) {
+	for _, held := range c.held() {
+		if !c.homedIn(held, nodePools) {
 			continue
 		}
 		stored, err := i.book.Reserve(held.Addr, c.request.Owner, c.request.UID)
@@ -296,9 +297,7 @@ func (i *IPAM) Reserve(c *Candidates, node string, nodePools []int) (*Reservatio
 		}
 		r.stored = &stored
 		r.Addr = stored.Addr
-		if held == c.kept {
-			r.stale = c.stale
-		}
+		r.stale = held != c.kept
 		r.Pool, _ = i.book.PoolOf(stored.Addr)
 		return r, nil
 	}
@@ -316,8 +315,19 @@ func (i *IPAM) Reserve(c *Candidates, node string, nodePools []int) (*Reservatio
 	if err != nil {
 		return nil, err
 	}
-	r.stale = c.stale
 	return r, nil
+}
+
+// held returns the addresses that the pod has, the one it must have first.
+func (c *Candidates) held() []*allocator.Record {
+	var held []*allocator.Record
+	if c.kept != nil {
+		held = append(held, c.kept)
+	}
+	for i := range c.stale {
+		held = append(held, &c.stale[i])
+	}
+	return held
 }
 
 func (c *Candidates) homedIn(held *allocator.Record, nodePools []int) bool {
@@ -338,5 +348,8 @@ func (c *Candidates) homedIn(held *allocator.Record, nodePools []int) bool {
 func (i *IPAM) Unreserve(r *Reservation) {
 	if i.book.Release(r.Addr, r.request.UID) {
 		i.tell(Change{Pool: r.Pool})
+	} else if r.stored != nil {
+		// Another pod of the owner may have found it taken.
+		i.tell(Change{Owner: &r.request.Owner})
 	}
 }

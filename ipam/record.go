@@ -64,7 +64,7 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 
 // specOf is what the API server is told when a pod gets an address.
 func specOf(r *Reservation, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
-	since := metav1.NewTime(now)
+	since := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
 	owner := r.request.Owner
 	spec := v1alpha1.FloatingIPSpec{
 		Address: r.Addr.String(),

@@ -43,10 +43,9 @@ type Candidates struct {
 	// kept is an address that the pod must have: its owner retained it, or the
 	// pod was bound with it.
 	kept *allocator.Record
-	// stale is an address that an earlier attempt to schedule the pod committed.
-	// The pod never ran with it, so it is given back where another node suits
-	// better.
-	stale *allocator.Record
+	// stale are addresses that earlier attempts to schedule the pod committed, in
+	// this process or in another scheduler. The pod need not run with them.
+	stale []allocator.Record
 	// usable marks the pools, by position in the snapshot, that can serve.
 	usable []bool
 }
@@ -93,8 +92,8 @@ type Reservation struct {
 	node    string
 	// stored is the object to update; nil: one is to be created.
 	stored *allocator.Record
-	// stale is an address to give back before.
-	stale *allocator.Record
+	// stale: stored is the claim of an earlier attempt.
+	stale bool
 	// committed is what Commit created, for Abandon.
 	committed *v1alpha1.FloatingIP
 }

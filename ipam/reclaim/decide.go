@@ -33,7 +33,8 @@ type workload struct {
 
 // decide applies the rules of the package documentation. Pure.
 //
-// rank is the position of the address among those of its owner, oldest first.
+// rank is the position of the address among those of its owner, and of the pod
+// name where it stands for one, oldest first.
 func decide(spec *v1alpha1.FloatingIPSpec, podAlive bool, owner workload, rank int) action {
 	if spec.Reserved || spec.Owner == nil || podAlive {
 		return keep
@@ -62,11 +63,12 @@ func wants(owner *v1alpha1.Owner, w workload, rank int) bool {
 	case owner.Kind == "StatefulSet":
 		ordinal, ok := ordinalOf(owner)
 		// Compared in 64 bits: start and replicas may each be near the limit.
-		return !ok || ordinal >= int64(w.start) && ordinal < int64(w.start)+int64(w.replicas)
+		inRange := !ok || ordinal >= int64(w.start) && ordinal < int64(w.start)+int64(w.replicas)
+		return inRange && rank == 0
 	case owner.Kind == "Deployment":
 		return int64(rank) < int64(w.replicas)
 	}
-	return true
+	return rank == 0
 }
 
 // ordinalOf reads the ordinal off a StatefulSet pod's name, which is the set's

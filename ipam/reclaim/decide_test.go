@@ -35,6 +35,7 @@ func TestDecide(t *testing.T) {
 		{"StatefulSet, at the end with ordinals.start", set("web-4"), fromTwo, 0, true},
 		{"StatefulSet, beyond the end with ordinals.start", set("web-5"), fromTwo, 0, false},
 		{"StatefulSet, near the limit of ordinals", set("web-2147483647"), workload{exists: true, known: true, start: 2147483647, replicas: 2147483647}, 0, true},
+		{"StatefulSet, a second address for the pod name", set("web-0"), three, 1, false},
 		{"StatefulSet, deleted", set("web-0"), gone, 0, false},
 		{"StatefulSet, a pod whose name is not an ordinal's", set("other"), three, 0, true},
 		{"Deployment, among the oldest", deployment, three, 2, true},

@@ -21,5 +21,11 @@
 // StatefulSet, while the pod's ordinal is in its range; a Deployment, while the
 // address is among its oldest, as many as it has replicas. So the addresses that
 // a rolling update needed in addition are the ones given back when it is over. A
-// pod without a controller is its own workload.
+// pod without a controller is its own workload. Where a crash left two addresses
+// for one pod name, the older is wanted.
+//
+// A pod that is bound has one address. Others that were claimed for it, by a
+// scheduler that crashed or was overtaken, are surplus, and freed as if the pod
+// were gone: those recorded for another node than the pod's, if another is recorded
+// for the pod's node, and if the pod's annotation does not name them.
 package reclaim

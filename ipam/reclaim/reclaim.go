@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -90,7 +92,7 @@ func New(client kubernetes.Interface, ips ips, floatingIPs cache.SharedIndexInfo
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandlerFuncs
 	}{
-		{floatingIPs, everyChange(r.enqueue)},
+		{floatingIPs, everyChange(r.addressChanged)},
 		{pods.Informer(), everyChange(r.podChanged)},
 		{apps.StatefulSets().Informer(), everyChange(r.workloadChanged)},
 		{apps.Deployments().Informer(), everyChange(r.workloadChanged)},
@@ -126,6 +128,15 @@ func (r *Reclaimer) enqueueIndexed(index, key string) {
 	}
 	for _, object := range objects {
 		r.enqueue(object)
+	}
+}
+
+// addressChanged also looks at other addresses of the pod: one of them may be
+// surplus now.
+func (r *Reclaimer) addressChanged(object any) {
+	r.enqueue(object)
+	if pod := object.(*v1alpha1.FloatingIP).Spec.Pod; pod != nil {
+		r.enqueueIndexed(byPodUID, string(pod.UID))
 	}
 }
 
@@ -191,9 +202,25 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string) error {
 	if ip.Spec.Reserved || ip.Spec.Owner == nil {
 		return nil
 	}
-	alive, podExists, err := r.pod(ctx, ip)
-	if err != nil || alive {
+	pod, podExists, err := r.pod(ctx, ip)
+	if err != nil {
 		return err
+	}
+	if pod != nil {
+		if pod.Spec.NodeName == "" || pod.Spec.NodeName == ip.Spec.Node {
+			return nil
+		}
+		if isNamed(ip, pod) {
+			return r.correctNode(ctx, ip, pod.Spec.NodeName)
+		}
+		if !r.hasAnother(ip, pod) {
+			return nil
+		}
+		if ip.Generation == 1 {
+			// Written once, for this pod, which was bound with another: nobody ever
+			// had it.
+			return r.free(ctx, ip)
+		}
 	}
 	var owner workload
 	if ip.Spec.ReleasePolicy == v1alpha1.ReleaseRetain {
@@ -201,57 +228,101 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	logger := klog.FromContext(ctx)
-	switch decide(&ip.Spec, alive, owner, r.rank(ip)) {
+	switch decide(&ip.Spec, false, owner, r.rank(ip)) {
 	case free:
-		if err := r.ips.Delete(ctx, ip); err != nil {
-			return err
-		}
-		logger.V(2).Info("Freed a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
+		return r.free(ctx, ip)
 	case retain:
-		spec := ip.Spec.DeepCopy()
-		spec.Pod = nil
-		spec.Node = ""
-		now := metav1.Now()
-		spec.Since = &now
-		if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
-			return err
-		}
-		logger.V(2).Info("Retained a floating IP for its owner", "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
+		return r.retain(ctx, ip)
 	}
 	return nil
 }
 
-// pod says whether the pod that holds the address is alive: there under the
+func (r *Reclaimer) free(ctx context.Context, ip *v1alpha1.FloatingIP) error {
+	if err := r.ips.Delete(ctx, ip); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("Freed a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
+	return nil
+}
+
+func (r *Reclaimer) retain(ctx context.Context, ip *v1alpha1.FloatingIP) error {
+	spec := ip.Spec.DeepCopy()
+	spec.Pod = nil
+	spec.Node = ""
+	now := metav1.Now()
+	spec.Since = &now
+	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("Retained a floating IP for its owner", "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
+	return nil
+}
+
+// isNamed says whether the annotation that came with the pod's Binding names the
+// address. The pod's author can change it: it proves nothing by itself.
+func isNamed(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
+	return slices.Contains(strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","), ip.Name)
+}
+
+// hasAnother says whether another address is recorded for the pod on the node
+// where it is bound. An address of the pod that is recorded for another node is
+// then surplus: an attempt to schedule the pod claimed it, and a later one, or
+// another scheduler, bound the pod with the other address.
+func (r *Reclaimer) hasAnother(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
+	objects, err := r.index.ByIndex(byPodUID, string(pod.UID))
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(objects, func(object any) bool {
+		other := object.(*v1alpha1.FloatingIP)
+		return other.Name != ip.Name && other.Spec.Node == pod.Spec.NodeName
+	})
+}
+
+// correctNode writes where the pod is. A scheduler that was slow wrote where it
+// meant to bind the pod, after another had bound it.
+func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, node string) error {
+	spec := ip.Spec.DeepCopy()
+	spec.Node = node
+	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("Corrected the node of a floating IP", "ip", ip.Spec.Address, "was", ip.Spec.Node, "node", node)
+	return nil
+}
+
+// pod returns the pod that holds the address if it is alive: there under the
 // recorded UID, and not finished. exists is also true for a finished one, and
 // for the pod that a retained address belongs to.
-func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (alive, exists bool, err error) {
+func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v1.Pod, exists bool, err error) {
 	owner := ip.Spec.Owner
 	name, uid := owner.PodName, owner.UID
 	if ip.Spec.Pod != nil {
 		name, uid = ip.Spec.Pod.Name, ip.Spec.Pod.UID
 	} else if owner.Kind != "Pod" {
-		return false, false, nil
+		return nil, false, nil
 	}
 	pod, err := r.pods.Pods(owner.Namespace).Get(name)
 	if err != nil || pod.UID != uid {
 		pod, err = r.client.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
-		return false, false, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return false, false, fmt.Errorf("get pod %s/%s: %w", owner.Namespace, name, err)
+		return nil, false, fmt.Errorf("get pod %s/%s: %w", owner.Namespace, name, err)
 	}
 	if pod.UID != uid {
-		return false, false, nil
+		return nil, false, nil
 	}
-	finished := pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
-	return ip.Spec.Pod != nil && !finished, true, nil
+	if finished := pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed; ip.Spec.Pod == nil || finished {
+		return nil, true, nil
+	}
+	return pod, true, nil
 }
 
-// rank is the position of the address among those its owner keeps, the oldest
-// first.
+// rank is the position of the address among those its owner keeps, for the same
+// pod name if the owner's pods have names that last, the oldest first.
 func (r *Reclaimer) rank(ip *v1alpha1.FloatingIP) int {
 	owner := ip.Spec.Owner
 	objects, err := r.index.ByIndex(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name))
@@ -261,7 +332,7 @@ func (r *Reclaimer) rank(ip *v1alpha1.FloatingIP) int {
 	rank := 0
 	for _, object := range objects {
 		other := object.(*v1alpha1.FloatingIP)
-		if other.Spec.Owner.UID == owner.UID && older(other, ip) {
+		if other.Spec.Owner.UID == owner.UID && other.Spec.Owner.PodName == owner.PodName && older(other, ip) {
 			rank++
 		}
 	}
@@ -279,9 +350,13 @@ func Slim(object any) (any, error) {
 	if !ok {
 		return object, nil
 	}
-	return &v1.Pod{
+	slim := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion},
+		Spec:       v1.PodSpec{NodeName: pod.Spec.NodeName},
 		Status:     v1.PodStatus{Phase: pod.Status.Phase},
-	}, nil
+	}
+	if names, ok := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; ok {
+		slim.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: names}
+	}
+	return slim, nil
 }
-

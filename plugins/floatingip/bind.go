@@ -36,6 +36,10 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return fwk.AsStatus(err)
 	}
 	s.reservation = reservation
+	// What fails from here on is retried with back-off, or waits for something
+	// else: an address that comes free must not wake the pod early, least of all
+	// the one it gives back itself.
+	pl.waiting.remove(pod.UID)
 	klog.FromContext(ctx).V(4).Info("Reserved a floating IP", "pod", klog.KObj(pod), "ip", reservation.Addr, "pool", reservation.Pool, "node", nodeName)
 	return nil
 }
@@ -69,7 +73,6 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		Target: v1.ObjectReference{Kind: "Node", Name: nodeName},
 	})
 	if err == nil {
-		pl.waiting.remove(pod.UID)
 		klog.FromContext(ctx).V(2).Info("Bound a pod with a floating IP", "pod", klog.KObj(pod), "ip", s.reservation.Addr, "pool", s.reservation.Pool, "node", nodeName)
 		return nil
 	}

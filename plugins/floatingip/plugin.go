@@ -203,7 +203,8 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	return request, nil
 }
 
-// podIsCurrent asks the API server whether a pod is there, with this UID.
+// podIsCurrent asks the API server whether a pod is there, with this UID, and not
+// yet bound.
 func (pl *Plugin) podIsCurrent(ctx context.Context, namespace, name, uid string) (bool, error) {
 	pod, err := pl.handle.ClientSet().CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -212,7 +213,7 @@ func (pl *Plugin) podIsCurrent(ctx context.Context, namespace, name, uid string)
 	if err != nil {
 		return false, err
 	}
-	return pod.UID == types.UID(uid), nil
+	return pod.UID == types.UID(uid) && pod.Spec.NodeName == "", nil
 }
 
 // errRetry marks an error that may go away by itself.

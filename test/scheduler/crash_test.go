@@ -21,7 +21,7 @@ func TestSchedulerKilled(t *testing.T) {
 	w.kubelet()
 	w.controller()
 	w.pool("web", "10.0.70.2-10.0.70.199")
-	w.retainForSet("db", 2)
+	set := w.retainForSet("db", 2)
 	tests := []struct {
 		name  string
 		match func(*http.Request) bool
@@ -41,12 +41,13 @@ func TestSchedulerKilled(t *testing.T) {
 	}
 	for i, tc := range tests {
 		t.Run(fmt.Sprintf("%s %s", tc.name, tc.at), func(t *testing.T) {
+			w := w.on(t)
 			first := w.scheduler(schedulerOptions{})
 			tap := first.stop(tc.match, tc.at)
 			name, pod := fmt.Sprintf("web-%d", i), newPod(fmt.Sprintf("web-%d", i))
 			if tc.ordinal >= 0 {
 				name = fmt.Sprintf("db-%d", tc.ordinal)
-				pod = newPod(name, policy(v1alpha1.ReleaseRetain), ofSet("db"))
+				pod = newPod(name, policy(v1alpha1.ReleaseRetain), ofSet(set))
 			}
 			w.create(pod)
 			tap.wait(w)

@@ -114,9 +114,10 @@ func (k *wires) alive(pod *v1.Pod) bool {
 
 func (k *wires) setPhase(pod *v1.Pod, phase v1.PodPhase) { k.report(k.w.setPhase(pod, phase)) }
 
-// report ignores what a pod that is gone meanwhile answers.
+// report ignores what a pod that is gone or was replaced meanwhile answers.
 func (k *wires) report(err error) {
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && k.w.ctx.Err() == nil {
+	gone := apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err)
+	if err != nil && !gone && k.w.ctx.Err() == nil {
 		k.w.t.Errorf("the imitated kubelet: %v", err)
 	}
 }

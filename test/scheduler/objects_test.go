@@ -9,7 +9,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -92,14 +91,6 @@ func asking(n string) func(*v1.Pod) {
 	}
 }
 
-// ownedBy makes a pod look as if a controller made it.
-func ownedBy(apiVersion, kind, name, uid string) func(*v1.Pod) {
-	return func(pod *v1.Pod) {
-		yes := true
-		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(uid), Controller: &yes}}
-	}
-}
-
 // asks says whether a pod asks for a floating IP.
 func asks(pod *v1.Pod) bool {
 	_, ok := pod.Spec.Containers[0].Resources.Requests[v1alpha1.ResourceIP]
@@ -109,4 +100,19 @@ func asks(pod *v1.Pod) bool {
 // finished says whether a pod has ended.
 func finished(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// and combines options.
+func and(options ...func(*v1.Pod)) func(*v1.Pod) {
+	return func(pod *v1.Pod) {
+		for _, option := range options {
+			option(pod)
+		}
+	}
+}
+
+// ownerOf returns references to a controller that need not exist.
+func ownerOf(apiVersion, kind, name string) []metav1.OwnerReference {
+	yes := true
+	return []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: "some-uid", Controller: &yes}}
 }

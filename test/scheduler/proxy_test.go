@@ -25,10 +25,11 @@ type proxy struct {
 	upstream  *url.URL
 	transport http.RoundTripper
 
-	mu    sync.Mutex
-	taps  []*tap
-	held  map[string]chan struct{} // resource → closed when its watches flow again
-	calls []call
+	mu      sync.Mutex
+	taps    []*tap
+	refused func(*http.Request) bool
+	held    map[string]chan struct{} // resource → closed when its watches flow again
+	calls   []call
 }
 
 // call is a request that was answered.
@@ -38,6 +39,7 @@ type call struct {
 	// Initial marks a watch that begins with everything there is: a LIST.
 	Initial bool
 	Code    int
+	At      time.Time
 }
 
 // proxyFor starts a proxy that makes requests as a ServiceAccount of
@@ -71,6 +73,13 @@ func (w *world) proxyFor(account string) *proxy {
 // ServeHTTP forwards a request, unless a tap stops it.
 func (p *proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 	ctx := request.Context()
+	if p.refuses(request) {
+		p.remember(request, http.StatusForbidden)
+		writer.Header().Set("Content-Type", "application/json")
+		writer.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(writer, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"refused by the test"}`)
+		return
+	}
 	if stop := p.tapped(request, beforeRequest); stop != nil && !stop.hold(ctx) {
 		panic(http.ErrAbortHandler)
 	}
@@ -152,12 +161,29 @@ func (p *proxy) holdWatch(resource string) (release func()) {
 	}
 }
 
+// refuse answers requests that match with 403 Forbidden until accept is called.
+func (p *proxy) refuse(match func(*http.Request) bool) (accept func()) {
+	set := func(match func(*http.Request) bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.refused = match
+	}
+	set(match)
+	return func() { set(nil) }
+}
+
+func (p *proxy) refuses(request *http.Request) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.refused != nil && p.refused(request)
+}
+
 func (p *proxy) remember(request *http.Request, code int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.calls = append(p.calls, call{
 		Method: request.Method, Path: request.URL.Path, Watch: isWatch(request),
-		Initial: request.URL.Query().Get("sendInitialEvents") == "true", Code: code,
+		Initial: request.URL.Query().Get("sendInitialEvents") == "true", Code: code, At: time.Now(),
 	})
 }
 

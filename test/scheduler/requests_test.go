@@ -41,13 +41,12 @@ func audited(t *testing.T) (options lab.ControlPlaneOptions, log string) {
 // request is a line of the audit log.
 type request struct {
 	Verb             string
-	User             struct{ Username string }
 	ImpersonatedUser struct{ Username string }
 	ObjectRef        struct{ Resource, Subresource, Namespace, Name string }
 }
 
-// requestsOf counts the requests of the scheduler that are not watches or lists
-// ("verb resource/subresource").
+// requestsOf counts the scheduler's requests for objects that are not watches or
+// lists ("verb resource/subresource").
 func requestsOf(log string) (map[string]int, error) {
 	file, err := os.Open(log)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -65,7 +64,8 @@ func requestsOf(log string) (map[string]int, error) {
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			return nil, fmt.Errorf("audit log: %w", err)
 		}
-		if r.ImpersonatedUser.Username != "system:serviceaccount:berth-system:berth-scheduler" || r.Verb == "watch" || r.Verb == "list" {
+		byScheduler := r.ImpersonatedUser.Username == "system:serviceaccount:berth-system:berth-scheduler"
+		if !byScheduler || r.ObjectRef.Resource == "" || r.Verb == "watch" || r.Verb == "list" {
 			continue
 		}
 		counts[strings.TrimSuffix(r.Verb+" "+r.ObjectRef.Resource+"/"+r.ObjectRef.Subresource, "/")]++
@@ -82,11 +82,11 @@ func TestRequestsPerPod(t *testing.T) {
 	w.nodes(3)
 	w.scheduler(schedulerOptions{})
 	w.pool("web", "10.0.70.2-10.0.70.99")
+	set := w.retainForSet("db", 5)
 	tests := []struct {
-		name    string
-		prepare func()
-		pods    []*v1.Pod
-		want    map[string]int
+		name string
+		pods []*v1.Pod
+		want map[string]int
 	}{
 		{
 			name: "without", pods: newPods("plain", 10, asking("0")),
@@ -97,17 +97,13 @@ func TestRequestsPerPod(t *testing.T) {
 			want: map[string]int{"create pods/binding": 10, "create events": 10, "create floatingips": 10},
 		},
 		{
-			name:    "with a retained address",
-			prepare: func() { w.retainForSet("db", 5) },
-			pods:    newPods("db", 5, policy(v1alpha1.ReleaseRetain), ofSet("db")),
-			want:    map[string]int{"create pods/binding": 5, "create events": 5, "patch floatingips": 5},
+			name: "with a retained address", pods: newPods("db", 5, policy(v1alpha1.ReleaseRetain), ofSet(set)),
+			want: map[string]int{"create pods/binding": 5, "create events": 5, "patch floatingips": 5},
 		},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			if tc.prepare != nil {
-				tc.prepare()
-			}
+			w := w.on(t)
 			before, err := requestsOf(log)
 			if err != nil {
 				t.Fatal(err)

@@ -97,71 +97,72 @@ func TestWaitingPodStarts(t *testing.T) {
 	tests := []struct {
 		name string
 		// before makes pod "late" of the case's pool wait; help ends that.
-		before, help func(t *testing.T, pool string)
+		before, help func(w *world, pool string)
 	}{
 		{
 			name:   "the pool is made later",
-			before: func(*testing.T, string) {},
-			help:   func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.20") },
+			before: func(*world, string) {},
+			help:   func(w *world, pool string) { w.pool(pool, "10.0.70.20") },
 		},
 		{
 			name:   "ranges are added",
-			before: func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.30"); w.occupy(pool) },
-			help: func(t *testing.T, pool string) {
+			before: func(w *world, pool string) { w.pool(pool, "10.0.70.30"); w.occupy(pool) },
+			help: func(w *world, pool string) {
 				w.patchPool(pool, `{"spec":{"ranges":["10.0.70.30","10.0.70.31"]}}`)
 			},
 		},
 		{
 			name: "the pool is enabled",
-			before: func(_ *testing.T, pool string) {
+			before: func(w *world, pool string) {
 				w.pool(pool, "10.0.70.40", func(p *v1alpha1.IPPool) { p.Spec.Disabled = true })
 			},
-			help: func(t *testing.T, pool string) { w.patchPool(pool, `{"spec":{"disabled":false}}`) },
+			help: func(w *world, pool string) { w.patchPool(pool, `{"spec":{"disabled":false}}`) },
 		},
 		{
 			name:   "the holder finishes",
-			before: func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.50"); w.occupy(pool) },
-			help: func(t *testing.T, pool string) {
+			before: func(w *world, pool string) { w.pool(pool, "10.0.70.50"); w.occupy(pool) },
+			help: func(w *world, pool string) {
 				if err := w.setPhase(w.get(pool+"-first"), v1.PodSucceeded); err != nil {
-					t.Fatal(err)
+					w.t.Fatal(err)
 				}
 			},
 		},
 		{
 			name:   "an administrator frees it",
-			before: func(_ *testing.T, pool string) { w.pool(pool, "10.0.70.60"); w.reserve("10.0.70.60") },
-			help: func(t *testing.T, _ string) {
+			before: func(w *world, pool string) { w.pool(pool, "10.0.70.60"); w.reserve("10.0.70.60") },
+			help: func(w *world, _ string) {
 				if err := w.berth.FloatingIPs.Delete(w.ctx, "10.0.70.60", metav1.DeleteOptions{}); err != nil {
-					t.Fatal(err)
+					w.t.Fatal(err)
 				}
 			},
 		},
 		{
 			name: "a node that the pool serves joins",
-			before: func(_ *testing.T, pool string) {
+			before: func(w *world, pool string) {
 				w.pool(pool, "10.0.70.70", func(p *v1alpha1.IPPool) {
 					p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "7"}}
 				})
 			},
-			help: func(t *testing.T, _ string) { w.label("node2", "rack", "7") },
+			help: func(w *world, _ string) { w.label("node2", "rack", "7") },
 		},
 		{
 			name: "the namespace is admitted",
-			before: func(_ *testing.T, pool string) {
+			before: func(w *world, pool string) {
 				w.pool(pool, "10.0.70.80", func(p *v1alpha1.IPPool) {
 					p.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "web"}}
 				})
 			},
-			help: func(t *testing.T, _ string) { w.labelNamespace("team", "web") },
+			help: func(w *world, _ string) { w.labelNamespace("team", "web") },
 		},
 	}
 	for i, tc := range tests {
 		pool := string(rune('a' + i))
 		t.Run(tc.name, func(t *testing.T) {
-			tc.before(t, pool)
+			w := w.on(t)
+			tc.before(w, pool)
 			w.create(newPod(pool+"-late", fromPools(pool)))
 			t.Logf("waiting: %s", w.refused(pool+"-late"))
-			tc.help(t, pool)
+			tc.help(w, pool)
 			w.bound(pool + "-late")
 		})
 	}

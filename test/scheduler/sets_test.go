@@ -8,38 +8,40 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// setUID is the UID that pods made by [ofSet] name as their StatefulSet's, where
-// no controller makes StatefulSets.
-func setUID(name string) types.UID { return types.UID("uid-of-" + name) }
-
-// ofSet makes a pod that a StatefulSet made.
-func ofSet(name string) func(*v1.Pod) {
-	return ownedBy("apps/v1", "StatefulSet", name, string(setUID(name)))
+// ofSet makes a pod that a StatefulSet made, where no controller does.
+func ofSet(set *appsv1.StatefulSet) func(*v1.Pod) {
+	return func(pod *v1.Pod) {
+		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))}
+	}
 }
 
-// retainForSet makes addresses that are retained for the first n pods of a
-// StatefulSet: 10.0.70.100, 10.0.70.101, ….
-func (w *world) retainForSet(name string, n int) {
+// retainForSet makes a StatefulSet and addresses that are retained for its pods:
+// 10.0.70.200, 10.0.70.201, …, at most nine.
+func (w *world) retainForSet(name string, n int32) *appsv1.StatefulSet {
 	w.t.Helper()
+	set, err := w.kube.AppsV1().StatefulSets(namespace).Create(w.ctx, newSet(name, n), metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.pool(name, "10.0.70.200-10.0.70.209")
 	for i := range n {
-		address := fmt.Sprintf("10.0.70.%d", 100+i)
+		address := fmt.Sprintf("10.0.70.%d", 200+i)
 		_, err := w.berth.FloatingIPs.Create(w.ctx, &v1alpha1.FloatingIP{
 			ObjectMeta: metav1.ObjectMeta{Name: address},
 			Spec: v1alpha1.FloatingIPSpec{
-				Address: address, Pool: "web", ReleasePolicy: v1alpha1.ReleaseRetain,
-				Owner: &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: namespace, Name: name, UID: setUID(name), PodName: fmt.Sprintf("%s-%d", name, i)},
+				Address: address, Pool: name, ReleasePolicy: v1alpha1.ReleaseRetain,
+				Owner: &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: namespace, Name: name, UID: set.UID, PodName: fmt.Sprintf("%s-%d", name, i)},
 			},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			w.t.Fatal(err)
 		}
 	}
-	w.patchPool("web", `{"spec":{"ranges":["10.0.70.2-10.0.70.199"]}}`)
+	return set
 }
 
 // template returns a pod template for workloads.

@@ -70,6 +70,13 @@ func newWorld(t *testing.T, options lab.ControlPlaneOptions) *world {
 	return w
 }
 
+// on is the same world for a subtest.
+func (w *world) on(t *testing.T) *world {
+	of := *w
+	of.t = t
+	return &of
+}
+
 // eventually looks until check is content. The last complaint fails the test.
 func (w *world) eventually(what string, check func() error) {
 	w.t.Helper()

@@ -41,7 +41,7 @@ const (
 // +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.releasePolicy`
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.spec.since`
 // +kubebuilder:printcolumn:name="Reserved",type=boolean,JSONPath=`.spec.reserved`,priority=1
-// +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('-') ? (isIP(self.metadata.name.replace('-', ':')) && isIP(self.spec.address) && ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address)) : self.metadata.name == self.spec.address",message="metadata.name must be spec.address itself for IPv4, and its eight four-digit groups joined by dashes for IPv6 (2001-0db8-0000-0000-0000-0000-0000-0001)"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('-') ? (self.metadata.name.size() == 39 && isIP(self.metadata.name.replace('-', ':')) && isIP(self.spec.address) && ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address)) : self.metadata.name == self.spec.address",message="metadata.name must be spec.address itself for IPv4, and its eight four-digit groups joined by dashes for IPv6 (2001-0db8-0000-0000-0000-0000-0000-0001)"
 type FloatingIP struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

@@ -64,6 +64,8 @@ type IPPoolSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=87
 	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) ? cidr(r) == cidr(r).masked() : (r.split('-').size() <= 2 && r.split('-').all(a, isIP(a))))",message="every exclude must be one address (10.0.70.50), first-last (10.0.70.50-10.0.70.59) or a CIDR without host bits (10.0.70.64/28)"
+	// +kubebuilder:validation:XValidation:rule="self.all(r, r.split('-').size() != 2 || !r.split('-').all(a, isIP(a)) || ip(r.split('-')[0]).family() == ip(r.split('-')[1]).family())",message="first and last of an exclude must be of one family"
+	// +kubebuilder:validation:XValidation:rule="self.all(r, r.split('-').size() != 2 || !r.split('-').all(a, isIP(a) && ip(a).family() == 4) || (int(r.split('-')[0].split('.')[0]) * 16777216 + int(r.split('-')[0].split('.')[1]) * 65536 + int(r.split('-')[0].split('.')[2]) * 256 + int(r.split('-')[0].split('.')[3])) <= (int(r.split('-')[1].split('.')[0]) * 16777216 + int(r.split('-')[1].split('.')[1]) * 65536 + int(r.split('-')[1].split('.')[2]) * 256 + int(r.split('-')[1].split('.')[3])))",message="the first address of an exclude must not come after its last: write 10.0.70.10-10.0.70.99, not 10.0.70.99-10.0.70.10"
 	// +listType=atomic
 	// +optional
 	Exclude []string `json:"exclude,omitempty"`
