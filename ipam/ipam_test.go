@@ -244,11 +244,12 @@ func TestChanges(t *testing.T) {
 	i.Unreserve(reservation)
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
 	s.retain(t, "10.0.70.2")
+	i.Unreserve(reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
 	object, _ := s.Get(context.Background(), "10.0.70.2")
 	if err := s.Delete(context.Background(), object); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"pool web", "owner web-0", "pool web"}; !slices.Equal(told, want) {
+	if want := []string{"pool web", "owner web-0", "owner web-0", "pool web"}; !slices.Equal(told, want) {
 		t.Errorf("told %q, want %q", told, want)
 	}
 }

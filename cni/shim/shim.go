@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -24,6 +25,39 @@ import (
 // later than this and then end the shim.
 const timeout = 4 * time.Minute
 
+// patience is how long an agent that does not listen is waited for. After a
+// crash or an upgrade it is back within seconds, and a failure in between costs
+// much: a node whose STATUS fails is not Ready, so all its pods leave their
+// Services. The kubelet takes a runtime that is silent for 30 s for dead.
+//
+// No socket at all is not waited for: the node has just started, and the kubelet
+// starts no pod, the agent's neither, before STATUS has been answered once.
+const patience = 10 * time.Second
+
+// awaitAgent returns when something listens on the socket, or when there is no
+// point in waiting longer; the call that follows says why.
+func awaitAgent(ctx context.Context, socket string, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // config is what the shim itself reads of its network configuration; the agent
 // gets all of it.
 type config struct {
@@ -36,6 +70,7 @@ func add(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+	awaitAgent(context.Background(), conf.Socket, patience)
 	response, err := call(context.Background(), conf.Socket, request("ADD", args))
 	if err != nil {
 		return err
@@ -59,6 +94,7 @@ func forward(command string) func(*skel.CmdArgs) error {
 		if err != nil {
 			return err
 		}
+		awaitAgent(context.Background(), conf.Socket, patience)
 		_, err = call(context.Background(), conf.Socket, request(command, args))
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -105,6 +106,38 @@ func TestForwardSendsWhatItGot(t *testing.T) {
 	if got.Command != "DEL" || got.ContainerID != "c" || got.NetNS != "/n" || got.IfName != "eth0" || got.Args != "A=1" || string(got.Config) != stdin {
 		t.Errorf("sent %+v", got)
 	}
+}
+
+// TestAwaitAgent: an agent that is gone for a moment is waited for, one that does
+// not come back no longer than the limit, and one that never was not at all.
+func TestAwaitAgent(t *testing.T) {
+	path := socket(t)
+	awaitAgent(t.Context(), path, time.Hour) // no socket
+
+	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.SetUnlinkOnClose(false)
+	_ = old.Close()
+	awaitAgent(t.Context(), path, time.Millisecond)
+
+	serving := make(chan struct{})
+	time.AfterFunc(100*time.Millisecond, func() {
+		defer close(serving)
+		next := path + ".next" // the socket is not missing for a moment
+		serve(t, next, func(http.ResponseWriter, *http.Request) {})
+		if err := os.Rename(next, path); err != nil {
+			t.Error(err)
+		}
+	})
+	defer func() { <-serving }()
+	awaitAgent(t.Context(), path, time.Minute)
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("returned before anybody listened: %v", err)
+	}
+	_ = conn.Close()
 }
 
 func FuzzDecode(f *testing.F) {

@@ -37,11 +37,16 @@ func (c *Cluster) StopNode(ctx context.Context, name string) error {
 	}
 	defer unlock()
 	var init process
+	var all []process
 	err = c.update(func(s *state) {
 		init = s.Inits[name]
 		s.Stopped[name] = true
-		for d := range s.Daemons {
+		for d, p := range s.Daemons {
 			if strings.HasPrefix(d, name+"/") {
+				// The nsenter around a program that somebody stopped with
+				// SIGSTOP is stopped too: it would not reap its child, and
+				// without that the init cannot end.
+				all = append(all, p)
 				delete(s.Daemons, d)
 			}
 		}
@@ -59,7 +64,7 @@ func (c *Cluster) StopNode(ctx context.Context, name string) error {
 			return fmt.Errorf("stop %s: %w", name, err)
 		}
 	}
-	if err := endAll(ctx, []process{init}); err != nil {
+	if err := endAll(ctx, append(all, init)); err != nil {
 		return fmt.Errorf("stop %s: %w", name, err)
 	}
 	if err := emptyCgroup(ctx, n.cgroup()); err != nil {

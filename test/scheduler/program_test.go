@@ -5,6 +5,8 @@ package scheduler
 import (
 	"bytes"
 	"fmt"
+	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,6 +29,8 @@ type schedulerOptions struct {
 	// elect lets it lead only with the lease, which is renewed more often than
 	// the manifests say, so that a test need not wait.
 	elect bool
+	// profiles are the names of more profiles, all like the first.
+	profiles []string
 }
 
 // scheduler starts berth-scheduler with the configuration of the manifests.
@@ -45,15 +49,23 @@ func (w *world) scheduler(options schedulerOptions) *program {
 	config["clientConnection"].(map[string]any)["kubeconfig"] = w.kubeconfig(proxy)
 	election := config["leaderElection"].(map[string]any)
 	election["leaderElect"] = options.elect
+	profile := config["profiles"].([]any)[0].(map[string]any)
+	for _, name := range options.profiles {
+		another := maps.Clone(profile)
+		another["schedulerName"] = name
+		config["profiles"] = append(config["profiles"].([]any), another)
+	}
 	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "3s", "2s", "500ms"
 	return w.start(proxy, "berth-scheduler", "--config="+w.file("scheduler-*.yaml", config), "--secure-port=0", "--v=4")
 }
 
-// controller starts berth-controller without leader election.
-func (w *world) controller() *program {
+// controller starts berth-controller, without leader election unless a flag says
+// otherwise.
+func (w *world) controller(flags ...string) *program {
 	w.t.Helper()
 	proxy := w.proxyFor("berth-controller")
-	return w.start(proxy, "berth-controller", "--kubeconfig="+w.kubeconfig(proxy), "--leader-elect=false", "--health-address=", "--v=4")
+	flags = append([]string{"--kubeconfig=" + w.kubeconfig(proxy), "--leader-elect=false", "--health-address=", "--v=4"}, flags...)
+	return w.start(proxy, "berth-controller", flags...)
 }
 
 // kubeconfig leads to a proxy, which adds the identity.
@@ -104,6 +116,9 @@ func (w *world) start(p *proxy, name string, args ...string) *program {
 	}()
 	w.t.Cleanup(func() {
 		r.kill()
+		for _, c := range r.seen(func(c call) bool { return c.Code == http.StatusForbidden && !c.ByTest }) {
+			w.t.Errorf("%s is forbidden %s %s", name, c.Method, c.Path)
+		}
 		if w.t.Failed() {
 			w.t.Logf("the end of %s (%d)'s log:\n%s", name, r.command.Process.Pid, tail(log.Name(), 60))
 		}

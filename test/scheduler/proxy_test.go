@@ -39,7 +39,9 @@ type call struct {
 	// Initial marks a watch that begins with everything there is: a LIST.
 	Initial bool
 	Code    int
-	At      time.Time
+	// ByTest marks a refusal by the proxy itself.
+	ByTest bool
+	At     time.Time
 }
 
 // proxyFor starts a proxy that makes requests as a ServiceAccount of
@@ -74,7 +76,7 @@ func (w *world) proxyFor(account string) *proxy {
 func (p *proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 	ctx := request.Context()
 	if p.refuses(request) {
-		p.remember(request, http.StatusForbidden)
+		p.remember(request, http.StatusForbidden, true)
 		writer.Header().Set("Content-Type", "application/json")
 		writer.WriteHeader(http.StatusForbidden)
 		_, _ = io.WriteString(writer, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"refused by the test"}`)
@@ -97,7 +99,7 @@ func (p *proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer response.Body.Close()
-	p.remember(request, response.StatusCode)
+	p.remember(request, response.StatusCode, false)
 	if after != nil && !after.hold(request.Context()) {
 		panic(http.ErrAbortHandler)
 	}
@@ -178,12 +180,12 @@ func (p *proxy) refuses(request *http.Request) bool {
 	return p.refused != nil && p.refused(request)
 }
 
-func (p *proxy) remember(request *http.Request, code int) {
+func (p *proxy) remember(request *http.Request, code int, byTest bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.calls = append(p.calls, call{
 		Method: request.Method, Path: request.URL.Path, Watch: isWatch(request),
-		Initial: request.URL.Query().Get("sendInitialEvents") == "true", Code: code, At: time.Now(),
+		Initial: request.URL.Query().Get("sendInitialEvents") == "true", Code: code, ByTest: byTest, At: time.Now(),
 	})
 }
 

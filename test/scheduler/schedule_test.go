@@ -3,6 +3,8 @@
 package scheduler
 
 import (
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -52,6 +54,26 @@ func TestPodGetsAddress(t *testing.T) {
 		t.Errorf("%d pods have %d addresses: %v", len(pods), len(seen), seen)
 	}
 	w.invariants()
+}
+
+// The profiles of one scheduler share one book: none gives an address that
+// another has given, so that no claim is refused.
+func TestTwoProfiles(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(3)
+	w.kubelet()
+	scheduler := w.scheduler(schedulerOptions{profiles: []string{"other"}})
+	w.pool("web", "10.0.70.2-10.0.70.61")
+	other := func(pod *v1.Pod) { pod.Spec.SchedulerName = "other" }
+	for i := range 30 {
+		w.create(newPod(fmt.Sprintf("web-%d", i)), newPod(fmt.Sprintf("other-%d", i), other))
+	}
+	w.eventually("wait for all pods to be bound", func() error { return w.countBound(60) })
+	w.invariants()
+	if refused := scheduler.seen(func(c call) bool { return c.Path == floatingIPs && c.Code == http.StatusConflict }); len(refused) > 0 {
+		t.Errorf("%d claims were refused", len(refused))
+	}
 }
 
 // A pod that finds no address says so where its author looks, and starts the

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+const agentSelector = "app.kubernetes.io/name=berth-agent"
+
+// What the kubelet calls it when a pod gets no network: its sandbox was tried,
+// or CNI's STATUS had told already that there is no point.
+const (
+	sandboxFailed   = "FailedCreatePodSandBox"
+	networkNotReady = "NetworkNotReady"
+)
+
+// failsWith waits until the pod is said to get no network, with a message that
+// has all of the texts, and returns it.
+func (s *stage) failsWith(pod *v1.Pod, texts ...string) string {
+	s.t.Helper()
+	event, err := s.Event(s.ctx, pod, func(event *v1.Event) bool {
+		if event.Reason != sandboxFailed && event.Reason != networkNotReady {
+			return false
+		}
+		for _, text := range texts {
+			if !strings.Contains(event.Message, text) {
+				s.t.Logf("%s: event without %q: %s", pod.Name, text, event.Message)
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		s.t.Fatalf("no event of %s has %q: %v", pod.Name, texts, err)
+	}
+	return event.Message
+}
+
+// TestAgentDown: without agents running pods keep their network, new ones wait
+// and say why, deleted ones wait too; when the agents are back all goes on by
+// itself.
+func TestAgentDown(t *testing.T) {
+	s := newStage(t, "10.0.70.55-10.0.70.59")
+	running := s.start("running", s.floating)
+	leaving := s.start("leaving", s.floating)
+	tr := s.ask(running)
+
+	s.atEnd(s.agentsBack)
+	s.kubectl("-n", "berth-system", "patch", "daemonset", "berth-agent", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"berth.dev/no-such-node":""}}}}}`)
+	s.kubectl("-n", "berth-system", "wait", "--for=delete", "pod", "-l", agentSelector, "--timeout=100s")
+	waiting, plain := s.create(s.pod("waiting", s.floating)), s.create(s.pod("plain"))
+	s.kubectl("-n", s.name, "delete", "pod", leaving.Name, "--wait=false")
+	for _, pod := range []*v1.Pod{waiting, plain} {
+		t.Log(s.failsWith(pod, "Berth agent", "does not answer", api.SocketPath, "kubectl -n berth-system get pods"))
+	}
+	s.expectUnbroken(tr, "the absence of all agents")
+
+	tr = s.ask(running)
+	s.agentsBack()
+	s.answers(s.ready(waiting.Name))
+	s.ready(plain.Name)
+	s.agree() // which "leaving" has no part in any more
+	s.expectUnbroken(tr, "the return of the agents")
+}
+
+// freshAgents replaces the agents' pods, so that none waits longer and longer
+// for its next start.
+func (s *stage) freshAgents() {
+	s.t.Helper()
+	s.kubectl("-n", "berth-system", "delete", "pod", "-l", agentSelector, "--wait=true", "--timeout=100s")
+	s.settled()
+}
+
+func (s *stage) agentsBack() {
+	s.t.Helper()
+	s.kubectl("-n", "berth-system", "patch", "daemonset", "berth-agent", "--type=merge", "-p", `{"spec":{"template":{"spec":{"nodeSelector":null}}}}`)
+	s.settled()
+}
+
+// TestMissingPermission: an agent that may not read FloatingIPs says so in the
+// pod's events, and goes on when it may.
+func TestMissingPermission(t *testing.T) {
+	s := newStage(t, "10.0.70.60-10.0.70.64")
+	running := s.start("running", s.floating)
+	tr := s.ask(running)
+	allowed := s.kubectl("get", "clusterrole", "berth-agent", "-o", "jsonpath={.rules}")
+	setRules := func(rules string) {
+		s.kubectl("patch", "clusterrole", "berth-agent", "--type=merge", "-p", `{"rules":`+rules+`}`)
+	}
+	s.atEnd(func() { setRules(allowed) })
+	setRules(`[{"apiGroups":[""],"resources":["pods"],"verbs":["get","list","watch"]}]`)
+	waiting := s.create(s.pod("waiting", s.floating))
+	t.Log(s.failsWith(waiting, "forbidden", "floatingips", "system:serviceaccount:berth-system:berth-agent"))
+	setRules(allowed)
+	s.answers(s.ready(waiting.Name))
+	s.agree()
+	s.expectUnbroken(tr, "missing permissions")
+}
+
+// TestAgentUpgrade: the agents are replaced one after the other. No request
+// fails, pods that start meanwhile do start, and no node is not Ready in between:
+// its pods would leave their Services.
+func TestAgentUpgrade(t *testing.T) {
+	s := newStage(t, "10.0.70.83-10.0.70.92")
+	var pods []*v1.Pod
+	for _, node := range s.Cluster.Nodes() {
+		pods = append(pods, s.start("web-on-"+node.Name(), s.floating, on(node.Name())))
+	}
+	tr, before := s.ask(pods...), s.readySince()
+	s.kubectl("-n", "berth-system", "rollout", "restart", "daemonset/berth-agent")
+	for _, node := range s.Cluster.Nodes() {
+		s.create(s.pod("new-on-"+node.Name(), s.floating, on(node.Name())))
+	}
+	s.settled()
+	for _, node := range s.Cluster.Nodes() {
+		s.answers(s.ready("new-on-" + node.Name()))
+	}
+	s.expectUnbroken(tr, "the replacement of all agents")
+	if diff := cmp.Diff(before, s.readySince()); diff != "" {
+		t.Errorf("nodes were not Ready in between (-before +after):\n%s", diff)
+	}
+	s.agree()
+}
+
+// readySince returns since when each node is Ready.
+func (s *stage) readySince() map[string]string {
+	s.t.Helper()
+	nodes, err := s.Client.CoreV1().Nodes().List(s.ctx, metav1.ListOptions{})
+	s.must(err)
+	since := map[string]string{}
+	for _, node := range nodes.Items {
+		for _, condition := range node.Status.Conditions {
+			if condition.Type == v1.NodeReady {
+				since[node.Name] = fmt.Sprintf("%s since %s", condition.Status, condition.LastTransitionTime.UTC().Format(time.RFC3339))
+			}
+		}
+	}
+	return since
+}

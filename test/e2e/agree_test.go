@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// agree waits until the API, the agents' files and the kernels of all nodes
+// that are up say the same.
+func (s *stage) agree() {
+	s.t.Helper()
+	s.eventually("API, agents and kernels agree", func() error {
+		held, err := s.holders(s.ctx)
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, node := range s.Cluster.Nodes() {
+			if _, err := node.PID(); errors.Is(err, lab.ErrHostDown) {
+				continue
+			}
+			if err := nodeAgrees(s.ctx, s.t, node, held[node.Name()]); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", node.Name(), err))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// holders checks the API's objects against each other and returns the addresses
+// that pods hold on each node.
+func (s *stage) holders(ctx context.Context) (map[string][]string, error) {
+	list, err := s.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	ips, err := s.berth.FloatingIPs.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	pods := map[types.UID]*v1.Pod{}
+	users := map[string]string{}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		pods[pod.UID] = pod
+		if pod.Spec.HostNetwork || pod.Status.PodIP == "" || finished(pod) {
+			continue
+		}
+		if other, taken := users[pod.Status.PodIP]; taken {
+			// No waiting makes this right.
+			s.t.Fatalf("pods %s and %s/%s both have %s", other, pod.Namespace, pod.Name, pod.Status.PodIP)
+		}
+		users[pod.Status.PodIP] = pod.Namespace + "/" + pod.Name
+	}
+	held := map[string][]string{}
+	for i := range ips.Items {
+		ip := &ips.Items[i]
+		if ip.Spec.Pod == nil {
+			continue
+		}
+		if err := holderLives(ip, pods[ip.Spec.Pod.UID]); err != nil {
+			return nil, fmt.Errorf("FloatingIP %s: %w", ip.Name, err)
+		}
+		held[ip.Spec.Node] = append(held[ip.Spec.Node], ip.Spec.Address)
+	}
+	return held, nil
+}
+
+func finished(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+func holderLives(ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
+	switch {
+	case pod == nil:
+		return fmt.Errorf("its pod %s with UID %s does not exist", ip.Spec.Pod.Name, ip.Spec.Pod.UID)
+	case finished(pod):
+		return fmt.Errorf("its pod %s has finished", pod.Name)
+	case pod.Spec.NodeName != ip.Spec.Node:
+		return fmt.Errorf("its pod %s is on node %q, not on %q", pod.Name, pod.Spec.NodeName, ip.Spec.Node)
+	case pod.Status.PodIP != ip.Spec.Address:
+		return fmt.Errorf("its pod %s has address %q", pod.Name, pod.Status.PodIP)
+	}
+	return nil
+}
+
+// nodeAgrees compares what a node carries and has written down with what the
+// API says it should carry.
+func nodeAgrees(ctx context.Context, t *testing.T, node *lab.Node, want []string) error {
+	records, err := recordsOf(ctx, t, node)
+	if err != nil {
+		return err
+	}
+	var recorded []string
+	links := map[string]bool{}
+	for _, r := range records {
+		if r.Phase != state.Added {
+			return fmt.Errorf("the agent has a record of pod %s that is %s", r.Pod, r.Phase)
+		}
+		for _, a := range r.Addresses {
+			recorded = append(recorded, a.Address.String())
+			links[wire.HostLink(r.ContainerID, r.IfName)] = true
+		}
+	}
+	have, err := kernelOf(node)
+	if err != nil {
+		return err
+	}
+	slices.Sort(want)
+	slices.Sort(recorded)
+	wanted := kernel{Answered: want, Routed: want, Out: want, Links: links}
+	if diff := cmp.Diff(wanted, have, cmpopts.EquateEmpty()); diff != "" {
+		return fmt.Errorf("the kernel carries other addresses than the API says (-API +kernel):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, recorded, cmpopts.EquateEmpty()); diff != "" {
+		return fmt.Errorf("the agent has records of other addresses than the API says (-API +agent):\n%s", diff)
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/test/witness"
+)
+
+// kill kills the processes of a program on a node. It fails the test where there
+// is none.
+func (s *stage) kill(node, program string) {
+	s.t.Helper()
+	s.run(node, "pkill", "-9", "-f", "^/"+program+" ")
+}
+
+// TestAgentKilled: the agents of all nodes are killed while pods come and go
+// there. In the end every pod is Ready or gone, and nothing disagrees.
+func TestAgentKilled(t *testing.T) {
+	const (
+		rounds  = 3
+		perNode = 4
+	)
+	s := newStage(t, "10.0.70.110-10.0.70.149")
+	s.atEnd(s.freshAgents)
+	var last []string
+	for round := range rounds {
+		var names []string
+		for i := range perNode {
+			for _, node := range s.Cluster.Nodes() {
+				pod := s.create(s.pod(fmt.Sprintf("r%d-%s-%d", round, node.Name(), i), s.floating, on(node.Name())))
+				names = append(names, pod.Name)
+			}
+		}
+		if len(last) > 0 {
+			s.kubectl(append([]string{"-n", s.name, "delete", "pod", "--wait=false"}, last...)...)
+		}
+		// Each round strikes at another moment: when the first is bound, when
+		// some are wired, …
+		s.wait(names[round*2], witness.Condition{Name: "on its way", Holds: func(pod *v1.Pod) bool {
+			return pod.Spec.NodeName != "" && (round%2 == 0 || pod.Status.PodIP != "")
+		}})
+		for _, node := range s.Cluster.Nodes() {
+			s.kill(node.Name(), "berth-agent")
+		}
+		for _, name := range names {
+			s.answers(s.ready(name))
+		}
+		s.agree()
+		s.freshAgents()
+		last = names
+	}
+}
+
+// restarts counts the restarts of a program's containers.
+func (s *stage) restarts(name string) (n int) {
+	s.t.Helper()
+	pods, err := s.Client.CoreV1().Pods("berth-system").List(s.ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + name})
+	s.must(err)
+	for _, pod := range pods.Items {
+		for _, c := range pod.Status.ContainerStatuses {
+			n += int(c.RestartCount)
+		}
+	}
+	return n
+}
+
+// leader returns the pod that holds a program's lease.
+func (s *stage) leader(name string) *v1.Pod {
+	s.t.Helper()
+	lease, err := s.Client.CoordinationV1().Leases("berth-system").Get(s.ctx, name, metav1.GetOptions{})
+	s.must(err)
+	holder, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+	pod, err := s.Client.CoreV1().Pods("berth-system").Get(s.ctx, holder, metav1.GetOptions{})
+	s.must(err)
+	return pod
+}
+
+// TestLeadersKilled: the leading scheduler and the leading controller are killed
+// while pods come and go.
+func TestLeadersKilled(t *testing.T) {
+	const many = 12
+	s := newStage(t, "10.0.70.150-10.0.70.189")
+	s.atEnd(s.settled)
+	programs := []string{"berth-scheduler", "berth-controller"}
+	restarts := map[string]int{}
+	for _, program := range programs {
+		restarts[program] = s.restarts(program)
+	}
+	var old, young []string
+	for i := range many {
+		old = append(old, s.create(s.pod(fmt.Sprintf("old-%d", i), s.floating)).Name)
+	}
+	for _, name := range old {
+		s.ready(name)
+	}
+	for i := range many {
+		young = append(young, s.create(s.pod(fmt.Sprintf("young-%d", i), s.floating)).Name)
+		if i == many/2 {
+			s.kubectl(append([]string{"-n", s.name, "delete", "pod", "--wait=false"}, old...)...)
+			for _, program := range programs {
+				pod := s.leader(program)
+				s.kill(pod.Spec.NodeName, program)
+			}
+		}
+	}
+	for _, name := range young {
+		s.answers(s.ready(name))
+	}
+	s.agree()
+	for _, program := range programs {
+		if s.restarts(program) == restarts[program] {
+			t.Errorf("%s was not killed, so nothing was tested", program)
+		}
+	}
+	if ips, err := s.berth.FloatingIPs.List(s.ctx, metav1.ListOptions{FieldSelector: "spec.pool=" + s.name}); err != nil || len(ips.Items) != many {
+		t.Errorf("%d FloatingIPs exist (%v), want one for each of %d pods", len(ips.Items), err, many)
+	}
+}

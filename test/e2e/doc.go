@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package e2e tests Berth as its users get it, on a real cluster: programs in
+// their images, manifests/ applied by kubectl, kubelet and containerd calling
+// CNI, packets on wires. It needs root.
+//
+// The test binary starts itself once more: the parent makes the cluster and
+// takes it down however the child, which runs the tests, has ended. The tests
+// run one after the other; each has a namespace and a pool of its own and must
+// leave nodes and programs as they were. After each the API, the agents' files
+// and the kernels of all nodes must agree.
+//
+//	go test -timeout 15m ./e2e
+//	go test -timeout 15m -run TestPartition ./e2e
+//
+// What the cluster knew when a test failed goes to a file in ARTIFACTS, or in
+// the temporary folder; the test says where. With BERTH_E2E_LAB=NAME the tests
+// use a lab that is up and has Berth on it, and leave it up.
+package e2e

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/witness"
+)
+
+// party takes part in the matrix: it asks and is asked.
+type party struct {
+	name string
+	// address is where it serves, and the source that others must see.
+	address string
+	port    string
+	// node is where a pod of the default network runs.
+	node string
+	// ask sends a request on from the party.
+	ask func(ctx context.Context, protocol, address, port, request string) (string, error)
+}
+
+// podParty asks by way of the pod's own server, which is told what to ask.
+func (s *stage) podParty(pod *v1.Pod) party {
+	address := pod.Status.PodIP
+	return party{name: pod.Name, address: address, port: witness.Port, ask: func(ctx context.Context, protocol, to, port, request string) (string, error) {
+		query := url.Values{"protocol": {protocol}, "host": {to}, "port": {port}, "request": {request}}
+		text, err := witness.Get(ctx, s.Cluster.Client(), "http://"+net.JoinHostPort(address, witness.Port)+"/dial?"+query.Encode())
+		if err != nil {
+			return "", fmt.Errorf("tell %s what to ask: %w", pod.Name, err)
+		}
+		var answer struct{ Responses, Errors []string }
+		if err := json.Unmarshal([]byte(text), &answer); err != nil {
+			return "", fmt.Errorf("%s said %q: %w", pod.Name, text, err)
+		}
+		if len(answer.Responses) != 1 {
+			return "", errors.New(strings.Join(answer.Errors, "; "))
+		}
+		return answer.Responses[0], nil
+	}}
+}
+
+// hostPort is where hosts of the matrix serve.
+const hostPort = "18080"
+
+// hostParty asks from a host, and serves there what pods serve.
+func (s *stage) hostParty(host *lab.Host, address string) party {
+	s.t.Helper()
+	listener, err := host.Listen(s.ctx, "tcp", net.JoinHostPort(address, hostPort))
+	s.must(err)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RemoteAddr) })}
+	go func() { _ = server.Serve(listener) }()
+	s.t.Cleanup(func() { _ = server.Close() })
+	return party{name: host.Name(), address: address, port: hostPort, ask: func(ctx context.Context, _, to, port, request string) (string, error) {
+		return witness.Get(ctx, host, "http://"+net.JoinHostPort(to, port)+"/"+request)
+	}}
+}
+
+// expectSeen checks that a request arrives and that its source is the asking
+// party's own address.
+func (s *stage) expectSeen(protocol string, from, to party, port string) {
+	s.t.Helper()
+	seen, err := from.ask(s.ctx, protocol, to.address, port, "clientip")
+	if err != nil {
+		s.t.Errorf("%s: %s (%s) to %s (%s): %v", protocol, from.name, from.address, to.name, to.address, err)
+		return
+	}
+	if to.node == from.name {
+		return // a node has an address for each of the default network's pods
+	}
+	if source, _, err := net.SplitHostPort(seen); err != nil || source != from.address {
+		s.t.Errorf("%s: %s sees %s as %q, want its own address %s", protocol, to.name, from.name, seen, from.address)
+	}
+}
+
+// TestMatrix: everybody reaches everybody, and everybody is seen by the own
+// address.
+func TestMatrix(t *testing.T) {
+	s := newStage(t, "10.0.70.45-10.0.70.54")
+	network := s.Cluster.Network()
+	members := []*v1.Pod{
+		s.pod("floating-1a", netexec, s.floating, on("node1")), s.pod("floating-1b", netexec, s.floating, on("node1")),
+		s.pod("floating-2", netexec, s.floating, on("node2")),
+		s.pod("default-1", netexec, on("node1")), s.pod("default-3", netexec, on("node3")),
+	}
+	var pods, all []party
+	for _, pod := range members {
+		s.create(pod)
+	}
+	for i, pod := range members {
+		members[i] = s.ready(pod.Name)
+		asked := s.podParty(members[i])
+		if members[i].Spec.SchedulerName != berthScheduler {
+			asked.node = members[i].Spec.NodeName
+		}
+		pods = append(pods, asked)
+	}
+	all = append(all, pods...)
+	for i, node := range s.Cluster.Nodes() {
+		all = append(all, s.hostParty(node.Host, network.Node(i+1).String()))
+	}
+	all = append(all,
+		s.hostParty(s.Cluster.Client(), network.Client().String()),
+		s.hostParty(s.Cluster.Router(), network.FloatingGateway().String()))
+	for _, from := range all {
+		for _, to := range all {
+			if from.name == s.Cluster.Router().Name() && !network.Floating.Contains(netip.MustParseAddr(to.address)) {
+				continue // it has an address there too, and uses that
+			}
+			if from.name != to.name {
+				s.expectSeen("http", from, to, to.port)
+			}
+		}
+	}
+	for _, from := range pods {
+		for _, to := range pods {
+			if from.name != to.name {
+				s.expectSeen("udp", from, to, udpPort)
+			}
+		}
+	}
+	s.expectService(members[:3], append(pods, all[len(pods):len(pods)+labNodes]...))
+	for _, pod := range []*v1.Pod{members[0], members[3]} {
+		for _, to := range pods {
+			s.kubectl("-n", s.name, "exec", pod.Name, "--", "/agnhost", "connect", "--timeout=5s", net.JoinHostPort(to.address, witness.Port))
+		}
+	}
+}
+
+// expectService makes a ClusterIP service of the pods and checks that all who
+// ask it reach each of them in time. What source a backend sees there is
+// kube-proxy's affair.
+func (s *stage) expectService(backends []*v1.Pod, askers []party) {
+	s.t.Helper()
+	var want []string
+	for _, pod := range backends {
+		pod := s.get(pod.Name)
+		pod.Labels["service"] = "floating"
+		_, err := s.Client.CoreV1().Pods(s.name).Update(s.ctx, pod, metav1.UpdateOptions{})
+		s.must(err)
+		want = append(want, pod.Name)
+	}
+	service, err := s.Client.CoreV1().Services(s.name).Create(s.ctx, &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "floating"},
+		Spec: v1.ServiceSpec{
+			Selector: map[string]string{"service": "floating"},
+			Ports:    []v1.ServicePort{{Port: 80, TargetPort: intstr.Parse(witness.Port)}},
+		},
+	}, metav1.CreateOptions{})
+	s.must(err)
+	for _, from := range askers {
+		seen := map[string]bool{}
+		s.eventually(from.name+" reaches all pods of the service", func() error {
+			answer, err := from.ask(s.ctx, "http", service.Spec.ClusterIP, "80", "hostname")
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(want, answer) {
+				s.t.Fatalf("%s answers at the service", answer)
+			}
+			seen[answer] = true
+			if len(seen) < len(want) {
+				return fmt.Errorf("only %v answered", seen)
+			}
+			return nil
+		})
+	}
+}
+
+// TestIPv6: a pod with a single IPv6 address, on a cluster whose nodes are known
+// to Kubernetes by their IPv4 addresses.
+func TestIPv6(t *testing.T) {
+	s := newStageOf(t, v1alpha1.IPPoolSpec{Subnet: "fd00:70::/64", Gateway: "fd00:70::1", Ranges: []string{"fd00:70::20-fd00:70::2f"}})
+	local, remote := s.start("first", netexec, s.floating, on("node1")), s.start("second", netexec, s.floating, on("node2"))
+	pods := []party{s.podParty(local), s.podParty(remote)}
+	router := s.hostParty(s.Cluster.Router(), "fd00:70::1")
+	client := s.hostParty(s.Cluster.Client(), "fd00:70::fa")
+	for _, from := range pods {
+		for _, to := range append(pods, client, router) {
+			if from.name != to.name {
+				s.expectSeen("http", from, to, to.port)
+			}
+		}
+		s.expectSeen("http", client, from, from.port)
+		s.expectSeen("http", router, from, from.port)
+	}
+	s.expectSeen("udp", pods[0], pods[1], udpPort)
+	for i, node := range s.Cluster.Nodes() {
+		party := s.hostParty(node.Host, fmt.Sprintf("fd00:60::%x", 11+i))
+		s.expectSeen("http", party, pods[0], pods[0].port)
+		s.expectSeen("http", pods[0], party, party.port)
+	}
+	s.agree()
+	s.delete(local.Name)
+	s.agree()
+	if _, err := s.Ask(s.ctx, local.Status.PodIP); err == nil {
+		t.Error("a deleted pod answers")
+	}
+}

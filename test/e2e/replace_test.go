@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/test/witness"
+)
+
+// TestContainerRestart: the container dies, the sandbox and its address stay.
+func TestContainerRestart(t *testing.T) {
+	s := newStage(t, "10.0.70.30-10.0.70.34")
+	pod := s.start("web", s.floating)
+	s.answers(pod)
+	s.killContainer(pod)
+	restarted := s.wait("web", witness.Condition{Name: "restarted", Holds: func(pod *v1.Pod) bool {
+		return witness.Ready(pod) && pod.Status.ContainerStatuses[0].RestartCount == 1
+	}})
+	if restarted.Status.PodIP != pod.Status.PodIP {
+		t.Errorf("the pod has %s after its container restarted, want %s", restarted.Status.PodIP, pod.Status.PodIP)
+	}
+	s.answers(restarted)
+	s.agree()
+}
+
+// containerPIDs returns the processes of a pod that answers with its UID, as
+// the node sees them.
+func (s *stage) containerPIDs(pod *v1.Pod) []string {
+	s.t.Helper()
+	return strings.Fields(s.run(pod.Spec.NodeName, "sh", "-c", "grep -l SERVE_PORT_"+witness.Port+"="+string(pod.UID)+" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"))
+}
+
+func (s *stage) killContainer(pod *v1.Pod) {
+	s.t.Helper()
+	pids := s.containerPIDs(pod)
+	if len(pids) == 0 {
+		s.t.Fatalf("%s has no process", pod.Name)
+	}
+	s.run(pod.Spec.NodeName, append([]string{"kill", "-9"}, pids...)...)
+}
+
+// TestReplaceInPlace: a pod is deleted with force and comes back on the same
+// node with the same address while its old sandbox still runs. The new one must
+// answer, and the DEL of the old one must not take the address from it.
+func TestReplaceInPlace(t *testing.T) {
+	const rounds = 10
+	s := newStage(t, "10.0.70.35-10.0.70.39")
+	lingering := func(pod *v1.Pod) {
+		pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](10)
+		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 3}}}
+	}
+	pod := s.statefulSet(s.pod("web", s.floating, retaining, on("node1"), lingering), 1)[0]
+	overlaps := 0
+	for range rounds {
+		old := pod
+		s.must(s.Client.CoreV1().Pods(s.name).Delete(s.ctx, old.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+		pod = s.wait(old.Name, successor(old))
+		if pod.Status.PodIP != old.Status.PodIP {
+			t.Fatalf("the new pod has %s, want %s", pod.Status.PodIP, old.Status.PodIP)
+		}
+		s.answers(pod)
+		if len(s.containerPIDs(old)) > 0 {
+			overlaps++
+		}
+	}
+	tr := s.ask(pod)
+	s.agree() // the last old sandbox is gone
+	s.expectOneAnswer(pod.Status.PodIP, "node1")
+	s.expectUnbroken(tr, "the DEL of the last old sandbox")
+	t.Logf("in %d of %d rounds the old pod still ran when the new one answered", overlaps, rounds)
+	if overlaps == 0 {
+		t.Error("the old pod was gone each time, so nothing was tested")
+	}
+}
+
+// TestMove: a pod moves to another node that is asked to, not because its own is
+// lost. The client learns of it at once.
+func TestMove(t *testing.T) {
+	s := newStage(t, "10.0.70.65-10.0.70.69")
+	old := s.statefulSet(s.pod("web", s.floating, retaining, on("node1")), 1)[0]
+	s.answers(old)
+	for _, node := range []string{"node2", "node3", "node1"} {
+		s.kubectl("-n", s.name, "patch", "statefulset", "web", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"`+node+`"}}}}}`)
+		next := s.wait(old.Name, successor(old))
+		if next.Status.PodIP != old.Status.PodIP || next.Spec.NodeName != node {
+			t.Fatalf("%s came up with %s on %s, want %s on %s", next.Name, next.Status.PodIP, next.Spec.NodeName, old.Status.PodIP, node)
+		}
+		ready := time.Now()
+		s.answers(next)
+		t.Logf("the client reached it on %s %s after it was Ready", node, time.Since(ready).Round(time.Millisecond))
+		s.expectOneAnswer(next.Status.PodIP, node)
+		old = next
+	}
+	s.agree()
+}
+
+// TestFinishedPod: a pod that has finished holds nothing any more, though it is
+// still there to be looked at; the next pod gets its address.
+func TestFinishedPod(t *testing.T) {
+	s := newStage(t, "10.0.70.220")
+	once := func(pod *v1.Pod) { pod.Spec.RestartPolicy = v1.RestartPolicyNever }
+	first := s.start("first", s.floating, netexec, once, on("node1"))
+	second := s.create(s.pod("second", s.floating, on("node2")))
+	s.wait(second.Name, witness.BecomesUnschedulable)
+	_, err := witness.Get(s.ctx, s.Cluster.Client(), "http://"+first.Status.PodIP+":"+witness.Port+"/exit?code=0")
+	if err == nil {
+		t.Fatal("the pod answered, so it did not exit")
+	}
+	s.wait(first.Name, witness.Condition{Name: "finished", Holds: finished})
+	second = s.ready(second.Name)
+	if second.Status.PodIP != first.Status.PodIP {
+		t.Errorf("the second pod has %s, want %s", second.Status.PodIP, first.Status.PodIP)
+	}
+	s.answers(second)
+	s.expectOneAnswer(second.Status.PodIP, "node2")
+	s.agree()
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/witness"
+)
+
+// limit is how long a test may take. It is there so that a test that hangs is
+// cleaned up after, and the next one runs.
+const limit = 5 * time.Minute
+
+// stage is one test's part of the cluster: a namespace, and a pool of the same
+// name. Its methods fail the test.
+type stage struct {
+	*world
+	t    *testing.T
+	ctx  context.Context
+	name string
+}
+
+// newStage makes a pool of the given ranges of the floating subnet, and of any
+// node.
+func newStage(t *testing.T, ranges ...string) *stage {
+	t.Helper()
+	network := shared.Cluster.Network()
+	return newStageOf(t, v1alpha1.IPPoolSpec{
+		Subnet: network.Floating.String(), Gateway: network.FloatingGateway().String(), Ranges: ranges,
+		NodeSubnets: []string{network.Nodes.String()},
+	})
+}
+
+func newStageOf(t *testing.T, spec v1alpha1.IPPoolSpec) *stage {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	s := &stage{world: shared, t: t, ctx: ctx}
+	// An older run's namespace may still be on its way out.
+	namespace := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: strings.ToLower(t.Name()) + "-"}}
+	namespace, err := s.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+	s.must(err)
+	s.name = namespace.Name
+	t.Cleanup(s.strike)
+	pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: s.name}, Spec: spec}
+	_, err = s.berth.IPPools.Create(ctx, pool, metav1.CreateOptions{})
+	s.must(err)
+	return s
+}
+
+// strike takes the stage down and checks that nothing is left of it.
+func (s *stage) strike() {
+	// The test's own context has ended.
+	ctx, cancel := context.WithTimeout(context.Background(), witness.Patience)
+	defer cancel()
+	s.ctx = ctx
+	if s.t.Failed() {
+		s.dump()
+	}
+	s.kubectl("-n", s.name, "delete", "statefulsets,pods", "--all", "--wait=true", "--timeout=100s")
+	s.kubectl("delete", "namespace", s.name, "--wait=false")
+	s.agree()
+	s.eventually("the pool's addresses are free", func() error {
+		ips, err := s.berth.FloatingIPs.List(s.ctx, metav1.ListOptions{FieldSelector: "spec.pool=" + s.name})
+		if err == nil && len(ips.Items) > 0 {
+			err = fmt.Errorf("%d are left, among them %s of %v", len(ips.Items), ips.Items[0].Name, ips.Items[0].Spec.Owner)
+		}
+		return err
+	})
+	if err := s.berth.IPPools.Delete(s.ctx, s.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		s.t.Error(err)
+	}
+}
+
+// dump keeps what the cluster knew.
+func (s *stage) dump() {
+	dir := os.Getenv("ARTIFACTS")
+	if dir == "" {
+		dir = filepath.Join(os.TempDir(), "berth-e2e")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		s.t.Log(err)
+		return
+	}
+	file, err := os.Create(filepath.Join(dir, s.t.Name()+".txt"))
+	if err != nil {
+		s.t.Log(err)
+		return
+	}
+	defer file.Close()
+	s.Cluster.Dump(s.ctx, file)
+	s.t.Logf("the cluster's state and logs are in %s", file.Name())
+}
+
+func (s *stage) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// eventually waits for what no event tells of.
+func (s *stage) eventually(what string, try func() error) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, witness.Patience)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			s.t.Fatalf("%s: not so within %s: %v", what, witness.Patience, err)
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *stage) kubectl(args ...string) string {
+	s.t.Helper()
+	output, err := deploy.Kubectl(s.ctx, s.Cluster, args...)
+	s.must(err)
+	return output
+}
+
+func (s *stage) node(name string) *lab.Node {
+	s.t.Helper()
+	node, err := s.Cluster.Node(name)
+	s.must(err)
+	return node
+}
+
+// run runs a command on a node.
+func (s *stage) run(node string, argv ...string) string {
+	s.t.Helper()
+	output, err := s.node(node).Exec(s.ctx, argv...)
+	s.must(err)
+	return string(output)
+}
+
+// atEnd registers what brings the cluster back to how it was. It runs before
+// the stage is taken down, and when the test failed too.
+func (s *stage) atEnd(restore func()) {
+	s.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), witness.Patience)
+		defer cancel()
+		s.ctx = ctx
+		restore()
+	})
+}
+
+// settled waits until all nodes are Ready and Berth's programs run.
+func (s *stage) settled() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, witness.Patience)
+	defer cancel()
+	s.must(s.Cluster.WaitReady(ctx))
+	for _, resource := range []string{"daemonset/berth-agent", "deployment/berth-controller", "deployment/berth-scheduler"} {
+		s.kubectl("-n", "berth-system", "rollout", "status", resource, "--timeout=100s")
+	}
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// What the manifests allow. That it is enough, every other test shows: there the
+// programs have these permissions and no others, and start fails the test where
+// one of their requests is forbidden.
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	tests := []struct {
+		account string
+		// each is "verb group/resource[/subresource] [namespace/name]".
+		may, mayNot []string
+	}{
+		{
+			account: "berth-scheduler",
+			may: []string{
+				"create berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips", "get berth.dev/floatingips",
+				"watch berth.dev/ippools", "create /pods/binding", "list apps/replicasets", "list /namespaces", "get /pods",
+				"update coordination.k8s.io/leases berth-system/berth-scheduler",
+			},
+			mayNot: []string{
+				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
+				"create berth.dev/ippools", "update berth.dev/ippools", "patch berth.dev/ippools", "delete berth.dev/ippools", "patch berth.dev/ippools/status",
+				"create /pods", "update /pods", "get /secrets", "list /secrets", "create apps/deployments", "patch /nodes",
+				"update coordination.k8s.io/leases berth-system/berth-controller", "delete coordination.k8s.io/leases berth-system/berth-scheduler",
+				"create rbac.authorization.k8s.io/clusterrolebindings",
+			},
+		},
+		{
+			account: "berth-controller",
+			may: []string{
+				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
+				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
+				"get apps/statefulsets", "get apps/deployments", "update coordination.k8s.io/leases berth-system/berth-controller",
+			},
+			mayNot: []string{
+				"create berth.dev/floatingips", "update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
+				"patch berth.dev/ippools", "create berth.dev/ippools", "delete berth.dev/ippools",
+				"create /pods", "delete /pods", "patch /pods", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
+				"update apps/statefulsets", "update apps/deployments", "patch /nodes", "list /nodes",
+				"update coordination.k8s.io/leases berth-system/berth-scheduler", "create rbac.authorization.k8s.io/clusterrolebindings",
+			},
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.account, func(t *testing.T) {
+			w := w.on(t)
+			for _, access := range tc.may {
+				if !w.allowed(tc.account, access) {
+					t.Errorf("may not %s", access)
+				}
+			}
+			for _, access := range tc.mayNot {
+				if w.allowed(tc.account, access) {
+					t.Errorf("may %s", access)
+				}
+			}
+		})
+	}
+}
+
+// allowed asks the API server's authorizer.
+func (w *world) allowed(account, access string) bool {
+	w.t.Helper()
+	words := strings.Fields(access)
+	group, resource, _ := strings.Cut(words[1], "/")
+	resource, subresource, _ := strings.Cut(resource, "/")
+	attributes := &authorizationv1.ResourceAttributes{Verb: words[0], Group: group, Resource: resource, Subresource: subresource}
+	if len(words) > 2 {
+		attributes.Namespace, attributes.Name, _ = strings.Cut(words[2], "/")
+	}
+	review, err := w.kube.AuthorizationV1().SubjectAccessReviews().Create(w.ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User:               "system:serviceaccount:berth-system:" + account,
+			Groups:             []string{"system:serviceaccounts", "system:serviceaccounts:berth-system", "system:authenticated"},
+			ResourceAttributes: attributes,
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return review.Status.Allowed
+}
