@@ -68,6 +68,11 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", s.Socket, err)
 	}
+	if l, ok := listener.(*net.UnixListener); ok {
+		// The socket that stays tells the shim that an agent was here and will
+		// be back; the next one removes it.
+		l.SetUnlinkOnClose(false)
+	}
 	return listener, nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 )
 
 var (
@@ -33,7 +34,7 @@ func Open(path string) (*Store, error) {
 		return nil, fmt.Errorf("create the folder of the state file: %w", err)
 	}
 	db, err := openBolt(path)
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, bolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("%w: %s: another agent runs on this node", ErrLocked, path)
 	}
 	if errors.Is(err, os.ErrPermission) {

@@ -7,6 +7,8 @@ package main
 
 import (
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
@@ -35,7 +37,11 @@ func newCommand() *cobra.Command {
 			if err := options.validate(); err != nil {
 				return err
 			}
-			return run(cmd.Context(), options)
+			// cobra's context does not end by itself: calls under way are to
+			// finish when the kubelet ends the agent.
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return run(ctx, options)
 		},
 	}
 	options.addFlags(command.Flags())

@@ -209,14 +209,15 @@ func (s *simulation) step() string {
 		return fmt.Sprintf("reserve free %s for %s", addr, pod)
 	case 3: // schedule a pod on an address its owner holds
 		owner, pod := s.owner(), s.pod()
-		for _, record := range s.book.Held(owner, pod) {
-			if _, err := s.book.Reserve(record.Addr, owner, pod); err != nil {
-				s.t.Fatalf("Reserve of the held %s: %v", record.Addr, err)
-			}
-			s.model.reserved[record.Addr] = pod
-			return fmt.Sprintf("reserve held %s for %s", record.Addr, pod)
+		held := s.book.Held(owner, pod)
+		if len(held) == 0 {
+			return "nothing held"
 		}
-		return "nothing held"
+		if _, err := s.book.Reserve(held[0].Addr, owner, pod); err != nil {
+			s.t.Fatalf("Reserve of the held %s: %v", held[0].Addr, err)
+		}
+		s.model.reserved[held[0].Addr] = pod
+		return fmt.Sprintf("reserve held %s for %s", held[0].Addr, pod)
 	case 4: // somebody else's address
 		addr, owner, pod := s.any(), s.owner(), s.pod()
 		record, stored := s.model.stored[addr]
