@@ -136,15 +136,14 @@ func TestListen(t *testing.T) {
 	if _, err := s.Listen(t.Context()); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second Listen() = %v, want ErrBusy", err)
 	}
-	// What a killed agent leaves.
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	// It stays, for the shim to see that an agent was here.
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if l, err = s.Listen(t.Context()); err != nil {
 		t.Fatalf("Listen over a leftover: %v", err)
 	}
-	if err := l.Close(); err != nil {
+	if err := errors.Join(l.Close(), os.Remove(s.Socket)); err != nil {
 		t.Error(err)
 	}
 	if err := os.WriteFile(s.Socket, nil, 0o600); err != nil {

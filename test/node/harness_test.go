@@ -186,7 +186,17 @@ func (n *node) ready() {
 }
 
 // stop asks the agent to end and waits.
-func (n *node) stop() { n.end(syscall.SIGTERM) }
+func (n *node) stop() {
+	select {
+	case <-n.agent.done:
+		return // it was killed before
+	default:
+	}
+	n.end(syscall.SIGTERM)
+	if state := n.agent.cmd.ProcessState; !state.Success() {
+		n.t.Errorf("the agent of %s was asked to end and ended with %s", n.name, state)
+	}
+}
 
 func (n *node) kill() { n.end(syscall.SIGKILL) }
 
