@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -18,10 +19,21 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// manifestFiles are what the control plane of a cluster needs of manifests/.
-var manifestFiles = []string{
-	"namespace.yaml", "crd/berth.dev_floatingips.yaml", "crd/berth.dev_ippools.yaml",
-	"scheduler/rbac.yaml", "scheduler/config.yaml", "controller/rbac.yaml",
+// manifestFiles are the files of manifests/ that `kubectl apply -k` applies, but
+// for the programs, which the tests run themselves.
+func manifestFiles() ([]string, error) {
+	kustomization, err := manifest("kustomization.yaml")
+	if err != nil {
+		return nil, err
+	}
+	resources, _, err := unstructured.NestedStringSlice(kustomization[0].Object, "resources")
+	if err != nil {
+		return nil, fmt.Errorf("kustomization.yaml: %w", err)
+	}
+	return slices.DeleteFunc(resources, func(name string) bool {
+		base := filepath.Base(name)
+		return base == "deployment.yaml" || base == "daemonset.yaml"
+	}), nil
 }
 
 // manifest reads the objects of one file of manifests/.
@@ -56,7 +68,11 @@ func (w *world) applyManifests() {
 		w.t.Fatal(err)
 	}
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(w.kube.Discovery()))
-	for _, name := range manifestFiles {
+	names, err := manifestFiles()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, name := range names {
 		objects, err := manifest(name)
 		if err != nil {
 			w.t.Fatal(err)
