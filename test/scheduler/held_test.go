@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// Not even an administrator deletes the address of a pod that runs by mistake:
+// that would give it to another. Berth itself may, and one that is retained
+// anybody with the right to.
+func TestHeldAddressIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(1)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.controller()
+	w.pool("web", "10.0.70.2")
+	w.create(newPod("web-0", policy(v1alpha1.ReleaseNever)))
+	w.bound("web-0")
+
+	// The API server takes a moment to enforce a policy that was just made.
+	w.eventually("wait for the policy to be enforced", func() error {
+		err := w.berth.FloatingIPs.Delete(w.ctx, "10.0.70.2", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return fmt.Errorf("a held address can be deleted")
+		}
+		return nil
+	})
+	err := w.berth.FloatingIPs.Delete(w.ctx, "10.0.70.2", metav1.DeleteOptions{})
+	want := fmt.Sprintf("the address is held by pod %s/web-0: delete the pod instead, and the address is freed by its release policy Never", namespace)
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
+		t.Errorf("deleting a held address: %v, want %q", err, want)
+	}
+
+	w.delete("web-0")
+	w.eventually("wait for the address to be retained", func() error {
+		ip, err := w.berth.FloatingIPs.Get(w.ctx, "10.0.70.2", metav1.GetOptions{})
+		if err == nil && ip.Spec.Pod != nil {
+			err = fmt.Errorf("it still is with %s", ip.Spec.Pod.Name)
+		}
+		return err
+	})
+	if err := w.berth.FloatingIPs.Delete(w.ctx, "10.0.70.2", metav1.DeleteOptions{}); err != nil {
+		t.Errorf("deleting a retained address: %v", err)
+	}
+	w.create(newPod("web-1"))
+	w.bound("web-1")
+	w.delete("web-1")
+	w.eventually("wait for the controller to free the address", func() error {
+		ips, err := w.ips()
+		if err == nil && len(ips) > 0 {
+			err = fmt.Errorf("%s is in use", ips[0].Name)
+		}
+		return err
+	})
+	w.invariants()
+}
