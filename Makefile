@@ -12,6 +12,7 @@ CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 STATICCHECK    := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/veth
+FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 20m
 
@@ -48,9 +49,9 @@ test-node: lab build ## Agent, shim and plugins on a real kernel.
 test-e2e: lab build ## The lab, and Berth on it.
 	cd test && $(GOTEST) ./lab/... && $(GOTEST) -v ./e2e/...
 
-fuzz: ## Every fuzz target for 30 s.
+fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
-		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime 30s ./$$(dirname $$file) || exit 1; done; done
+		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done; done
 
 bench: ## The allocator: figures to compare with each other.
 	go test -run '^$$' -bench . -benchmem ./ipam/...
