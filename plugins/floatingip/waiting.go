@@ -16,8 +16,8 @@ import (
 )
 
 // waiting is the pods for which no address was reserved yet, and wakes those that
-// a change may help. It does so from one goroutine, so that many changes at once wake a
-// pod once. Safe for concurrent use.
+// a change may help. It does so from one goroutine, so that many changes at once
+// wake a pod once. Safe for concurrent use.
 type waiting struct {
 	activator fwk.PodActivator
 
