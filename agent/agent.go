@@ -24,7 +24,9 @@ type pods interface {
 	Addresses(ctx context.Context, pod podinfo.Pod) ([]api.Address, error)
 	Alive(ctx context.Context, pod api.Pod) (bool, error)
 	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
-	HasSynced() bool
+	// WaitForSync returns when every pod of the node is known, and false where
+	// the context ends before.
+	WaitForSync(ctx context.Context) bool
 }
 
 // plugins runs a network's plugins. Parallel, blocks until they end; Del is
@@ -114,6 +116,12 @@ var (
 	// ErrNotReady is returned by Status while the agent cannot serve ADD.
 	ErrNotReady = errors.New("agent not ready")
 )
+
+// syncPatience is how long STATUS waits for an agent that has just started to
+// learn of the node's pods. The kubelet takes a node whose STATUS fails once for
+// not Ready, and a runtime that is silent for 30 s for dead; the shim may have
+// waited 10 s before.
+const syncPatience = 10 * time.Second
 
 // undoTimeout bounds what is undone after a caller has gone.
 const undoTimeout = 90 * time.Second

@@ -34,6 +34,7 @@ type world struct {
 	holds   error
 	addErr  error
 	delErr  error
+	synced  chan struct{}
 	// log is what happened, in order.
 	log []string
 }
@@ -50,7 +51,19 @@ func (w *world) Addresses(context.Context, podinfo.Pod) ([]api.Address, error) {
 }
 func (w *world) Alive(context.Context, api.Pod) (bool, error)      { return w.alive, nil }
 func (w *world) Holds(context.Context, api.Pod, api.Address) error { return w.holds }
-func (w *world) HasSynced() bool                                   { return true }
+
+// WaitForSync waits for synced where a case sets it.
+func (w *world) WaitForSync(ctx context.Context) bool {
+	if w.synced == nil {
+		return true
+	}
+	select {
+	case <-w.synced:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
 
 type fakePlugins struct{ *world }
 
@@ -341,5 +354,23 @@ func TestLocks(t *testing.T) {
 	unlock()
 	if total.Load() != 50 || len(l.held) != 0 {
 		t.Errorf("%d calls, %d locks left", total.Load(), len(l.held))
+	}
+}
+
+// STATUS of an agent that has just started waits for the node's pods to be known:
+// one failed STATUS makes the node not Ready.
+func TestStatusWaitsForSync(t *testing.T) {
+	a, w := newAgent(t)
+	w.synced = make(chan struct{})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.Status(ended); !errors.Is(err, ErrNotReady) {
+		t.Errorf("Status() of an agent that never learns of its pods = %v, want ErrNotReady", err)
+	}
+	status := make(chan error)
+	go func() { status <- a.Status(t.Context()) }()
+	close(w.synced)
+	if err := <-status; err != nil {
+		t.Errorf("Status() once the pods are known = %v", err)
 	}
 }

@@ -138,7 +138,9 @@ func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 
 // Status says whether ADD would be served.
 func (a *Agent) Status(ctx context.Context) error {
-	if !a.Pods.HasSynced() {
+	wait, cancel := context.WithTimeout(ctx, syncPatience)
+	defer cancel()
+	if !a.Pods.WaitForSync(wait) {
 		return fmt.Errorf("%w: the pods of this node are not known yet: the API server has not answered", ErrNotReady)
 	}
 	floating, _, err := a.Networks.Floating()

@@ -93,8 +93,22 @@ func (n *Node) VerifySoon() {
 	}
 }
 
-// HasSynced says whether the watch has seen every pod once.
-func (n *Node) HasSynced() bool { return n.informer.HasSynced() }
+// WaitForSync returns when the watch has seen every pod once, and false where the
+// context ends before.
+func (n *Node) WaitForSync(ctx context.Context) bool {
+	synced := n.informer.HasSyncedChecker().Done()
+	select {
+	case <-synced:
+		return true
+	default:
+	}
+	select {
+	case <-synced:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
 
 // Run watches until the context ends.
 func (n *Node) Run(ctx context.Context, handler Handler) error {

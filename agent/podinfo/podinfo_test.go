@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -246,7 +245,7 @@ func TestRun(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- n.Run(ctx, h) }()
 			<-h.verified
-			if !cache.WaitForCacheSync(ctx.Done(), n.HasSynced) {
+			if !n.WaitForSync(ctx) {
 				t.Fatal("the watch does not start")
 			}
 			if alive, err := n.Alive(ctx, api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}); !alive || err != nil {
