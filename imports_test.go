@@ -68,7 +68,7 @@ func check(t *testing.T, rule rule, format string) {
 			if rule.folder == "ipam" && strings.HasPrefix(pkg, module+"/ipam/client") {
 				continue
 			}
-			for _, imported := range strings.Split(imports, ",") {
+			for imported := range strings.SplitSeq(imports, ",") {
 				if slices.ContainsFunc(rule.never, func(never string) bool { return within(imported, never) }) {
 					t.Errorf("%s imports %s: %s", pkg, imported, rule.why)
 				}

@@ -335,12 +335,7 @@ func (c *Candidates) homedIn(held *allocator.Record, nodePools []int) bool {
 	if !ok {
 		return false
 	}
-	for _, position := range nodePools {
-		if position == home {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(nodePools, home)
 }
 
 // Unreserve gives back what Reserve took. It is idempotent, and does nothing to

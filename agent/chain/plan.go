@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -135,9 +136,7 @@ func (n *Network) WithPlugin(pluginType string, values map[string]any) (*Network
 	if err := json.Unmarshal(list["plugins"], &plugins); err != nil || len(plugins) == 0 {
 		return nil, errors.Join(fmt.Errorf("parse plugins of network configuration %q", n.Name()), err)
 	}
-	for k, v := range values {
-		plugins[0][k] = v
-	}
+	maps.Copy(plugins[0], values)
 	raw, err := json.Marshal(plugins)
 	if err != nil {
 		return nil, fmt.Errorf("encode plugins of network configuration %q: %w", n.Name(), err)

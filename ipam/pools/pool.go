@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,10 +71,8 @@ func (p *Pool) ServesNode(addresses []netip.Addr, nodeLabels labels.Set) bool {
 		return true
 	}
 	for _, subnet := range p.nodeSubnets {
-		for _, addr := range addresses {
-			if subnet.Contains(addr) {
-				return true
-			}
+		if slices.ContainsFunc(addresses, subnet.Contains) {
+			return true
 		}
 	}
 	return false
