@@ -121,9 +121,6 @@ func (i *IPAM) Run(ctx context.Context) {
 	}
 }
 
-// HasSynced says whether the book has been read from the API server.
-func (i *IPAM) HasSynced() bool { return i.snapshot.Load() != nil }
-
 func allocatorPools(snapshot *pools.Snapshot) []allocator.Pool {
 	var result []allocator.Pool
 	for _, pool := range snapshot.Pools() {

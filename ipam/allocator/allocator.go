@@ -206,18 +206,6 @@ func (a *Allocator) held(owner Owner, podUID string) []Record {
 	return held
 }
 
-// Owned returns everything stored under an owner's name, whatever its policy,
-// holder or the owner's UID. The order is not defined.
-func (a *Allocator) Owned(owner Owner) []Record {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var owned []Record
-	for _, addr := range a.owners[owner.key()] {
-		owned = append(owned, *a.entries[addr].stored)
-	}
-	return owned
-}
-
 // Free returns the number of free addresses of each pool, in the order of
 // SetPools.
 func (a *Allocator) Free() []uint64 {

@@ -100,16 +100,6 @@ func (w *Watch) Pools() []*v1alpha1.IPPool {
 	return pools
 }
 
-// FloatingIP returns an address in use as it was seen last. The caller must not
-// modify it.
-func (w *Watch) FloatingIP(name string) (*v1alpha1.FloatingIP, bool) {
-	object, ok, err := w.ips.GetStore().GetByKey(name)
-	if err != nil || !ok {
-		return nil, false
-	}
-	return object.(*v1alpha1.FloatingIP), true
-}
-
 // Run follows the API server until ctx ends. It blocks.
 func (w *Watch) Run(ctx context.Context) {
 	done := make(chan struct{})
@@ -121,13 +111,8 @@ func (w *Watch) Run(ctx context.Context) {
 	<-done
 }
 
-// WaitForSync blocks until HasSynced or the end of ctx, and says which.
+// WaitForSync blocks until the handler has been called for everything that
+// existed when Run began, and says so, or until the end of ctx.
 func (w *Watch) WaitForSync(ctx context.Context) bool {
 	return cache.WaitFor(ctx, "IPPools and FloatingIPs", w.poolsHandled.HasSyncedChecker(), w.ipsHandled.HasSyncedChecker())
-}
-
-// HasSynced says whether the handler has been called for everything that existed
-// when Run began.
-func (w *Watch) HasSynced() bool {
-	return w.poolsHandled.HasSynced() && w.ipsHandled.HasSynced()
 }

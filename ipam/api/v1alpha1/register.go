@@ -20,11 +20,6 @@ var (
 	AddToScheme   = SchemeBuilder.AddToScheme
 )
 
-// Resource qualifies a resource name with the group, for API errors.
-func Resource(resource string) schema.GroupResource {
-	return SchemeGroupVersion.WithResource(resource).GroupResource()
-}
-
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
 		&IPPool{}, &IPPoolList{},
