@@ -97,7 +97,7 @@ type Agent struct {
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
 	a := &Agent{Options: o}
-	a.announce.kernel = o.Kernel
+	a.announce.announce = a.announceAgain
 	a.announce.queue = make(chan *state.Attachment, 1024)
 	return a
 }

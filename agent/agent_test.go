@@ -294,7 +294,9 @@ func TestRecover(t *testing.T) {
 func TestAnnouncements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{}
-		n := announcer{kernel: fakeKernel{w}, queue: make(chan *state.Attachment, 4)}
+		n := announcer{queue: make(chan *state.Attachment, 4), announce: func(_ context.Context, r *state.Attachment) (bool, error) {
+			return true, fakeKernel{w}.Announce(r)
+		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		go n.run(ctx)
 		n.later(&state.Attachment{ContainerID: "c", Addresses: []api.Address{{}}})
@@ -315,6 +317,29 @@ func TestAnnouncements(t *testing.T) {
 		cancel()
 		synctest.Wait()
 	})
+}
+
+// An announcement after the withdrawal would take the address from the node that
+// has it now.
+func TestNoAnnouncementOfWithdrawn(t *testing.T) {
+	a, w := newAgent(t)
+	for phase, want := range map[state.Phase]bool{state.Added: true, state.Withdrawn: false, state.Deleting: false} {
+		w.log = nil
+		r := &state.Attachment{ContainerID: "c", IfName: "eth0", Phase: phase, Addresses: w.addrs}
+		if err := a.Store.Put(r); err != nil {
+			t.Fatal(err)
+		}
+		if carried, err := a.announceAgain(t.Context(), r); carried != want || err != nil {
+			t.Errorf("%s: announceAgain() = %v, %v, want %v", phase, carried, err, want)
+		}
+		if announced := len(w.log) > 0; announced != want {
+			t.Errorf("%s: %q, want an announcement: %v", phase, w.log, want)
+		}
+	}
+	gone := &state.Attachment{ContainerID: "gone", IfName: "eth0", Addresses: w.addrs}
+	if carried, err := a.announceAgain(t.Context(), gone); carried || err != nil {
+		t.Errorf("a detached container: announceAgain() = %v, %v", carried, err)
+	}
 }
 
 func TestLocks(t *testing.T) {

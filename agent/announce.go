@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -16,10 +17,15 @@ import (
 // of the first (Linux: locktime).
 var announceAfter = [...]time.Duration{time.Second, 2 * time.Second, 4 * time.Second}
 
+// announcePatience is how long an announcement waits for a call that is under
+// way for the same address; such a call mostly ends it anyway.
+const announcePatience = time.Second
+
 // announcer repeats announcements without holding up ADD.
 type announcer struct {
-	kernel kernel
-	queue  chan *state.Attachment
+	// announce says false where the record's addresses are no longer here.
+	announce func(ctx context.Context, record *state.Attachment) (carried bool, err error)
+	queue    chan *state.Attachment
 }
 
 // later asks for the announcements. When the queue is full they are left out:
@@ -59,6 +65,24 @@ func (n *announcer) run(ctx context.Context) {
 	}
 }
 
+// announceAgain announces the record's addresses if this node still carries them
+// for it. It holds their locks meanwhile: an announcement after the withdrawal
+// would draw the traffic away from the node that has the address now.
+func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (carried bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, announcePatience)
+	defer cancel()
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return false, fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+	}
+	defer unlock()
+	now, err := a.Store.Get(record.Key())
+	if err != nil || now == nil || now.Phase != state.Added {
+		return false, err
+	}
+	return true, a.Kernel.Announce(record)
+}
+
 // fire announces what is due and returns what is still to come.
 func (n *announcer) fire(ctx context.Context, pending []announcement, now time.Time) []announcement {
 	var rest []announcement
@@ -67,8 +91,11 @@ func (n *announcer) fire(ctx context.Context, pending []announcement, now time.T
 			rest = append(rest, p)
 			continue
 		}
-		if err := n.kernel.Announce(p.record); err != nil {
+		carried, err := n.announce(ctx, p.record)
+		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(p.record), "err", err)
+		}
+		if err != nil || !carried {
 			continue
 		}
 		if p.round+1 < len(announceAfter) {
