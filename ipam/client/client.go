@@ -25,6 +25,9 @@ import (
 type (
 	// IPPools reads and writes IPPool objects. Safe for concurrent use.
 	IPPools = gentype.ClientWithList[*v1alpha1.IPPool, *v1alpha1.IPPoolList]
+	// IPClaims reads and writes the IPClaim objects of one namespace. Safe for
+	// concurrent use.
+	IPClaims = gentype.ClientWithList[*v1alpha1.IPClaim, *v1alpha1.IPClaimList]
 	// FloatingIPs reads and writes FloatingIP objects. Safe for concurrent use.
 	FloatingIPs = gentype.ClientWithList[*v1alpha1.FloatingIP, *v1alpha1.FloatingIPList]
 )
@@ -33,7 +36,12 @@ type (
 type Client struct {
 	IPPools     *IPPools
 	FloatingIPs *FloatingIPs
+
+	ipClaims func(namespace string) *IPClaims
 }
+
+// IPClaims of a namespace; metav1.NamespaceAll reads those of all.
+func (c *Client) IPClaims(namespace string) *IPClaims { return c.ipClaims(namespace) }
 
 // NewForConfig returns a Client. It opens no connection.
 func NewForConfig(config *rest.Config) (*Client, error) {
@@ -66,6 +74,11 @@ func NewForConfig(config *rest.Config) (*Client, error) {
 		FloatingIPs: gentype.NewClientWithList("floatingips", restClient, parameters, "",
 			func() *v1alpha1.FloatingIP { return &v1alpha1.FloatingIP{} },
 			func() *v1alpha1.FloatingIPList { return &v1alpha1.FloatingIPList{} }),
+		ipClaims: func(namespace string) *IPClaims {
+			return gentype.NewClientWithList("ipclaims", restClient, parameters, namespace,
+				func() *v1alpha1.IPClaim { return &v1alpha1.IPClaim{} },
+				func() *v1alpha1.IPClaimList { return &v1alpha1.IPClaimList{} })
+		},
 	}, nil
 }
 
@@ -78,6 +91,12 @@ type listWatcher[L runtime.Object] interface {
 // NewIPPoolInformer returns an informer of all pools, not yet running.
 func NewIPPoolInformer(pools *IPPools, resync time.Duration) cache.SharedIndexInformer {
 	return newInformer[*v1alpha1.IPPoolList](pools, &v1alpha1.IPPool{}, resync, cache.Indexers{})
+}
+
+// NewIPClaimInformer returns an informer of the claims of all namespaces, not yet
+// running.
+func NewIPClaimInformer(api *Client, resync time.Duration) cache.SharedIndexInformer {
+	return newInformer[*v1alpha1.IPClaimList](api.IPClaims(metav1.NamespaceAll), &v1alpha1.IPClaim{}, resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 }
 
 // NewFloatingIPInformer returns an informer of all addresses in use, not yet

@@ -31,6 +31,9 @@ const (
 // +kubebuilder:resource:scope=Cluster,shortName=fip;fips,categories=berth
 // +kubebuilder:selectablefield:JSONPath=.spec.pool
 // +kubebuilder:selectablefield:JSONPath=.spec.node
+// +kubebuilder:selectablefield:JSONPath=.spec.owner.namespace
+// +kubebuilder:selectablefield:JSONPath=.spec.owner.kind
+// +kubebuilder:selectablefield:JSONPath=.spec.owner.name
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.spec.address`,priority=1
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.owner.namespace`
@@ -77,10 +80,17 @@ type FloatingIPSpec struct {
 	Owner *Owner `json:"owner,omitempty"`
 
 	// pod holds the address now. Absent: the address is retained for its owner,
-	// or reserved.
+	// cooling down, or reserved.
 	//
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
+
+	// lastPod is the name of the pod that had the address last. Of several
+	// addresses that are retained, a pod gets the one it had.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	LastPod string `json:"lastPod,omitempty"`
 
 	// node is where the pod was bound.
 	//
@@ -93,6 +103,31 @@ type FloatingIPSpec struct {
 	// +kubebuilder:default=PodDeleted
 	// +optional
 	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
+
+	// retainFor limits how long the address is retained: it is freed when it had
+	// no pod for so long. Absent: no limit.
+	//
+	// +optional
+	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
+
+	// keepOnScaleDown keeps a retained address until its workload is deleted,
+	// even if the workload has fewer replicas meanwhile.
+	//
+	// +optional
+	KeepOnScaleDown bool `json:"keepOnScaleDown,omitempty"`
+
+	// releasedAt is when the address was freed. It has no owner any more and is
+	// given to nobody until the cooldown of its pool is over.
+	//
+	// +optional
+	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
+
+	// externallyAssigned says that the external assigner was, or is about to be,
+	// told to attach the address to spec.node. It is told to detach it before
+	// the address goes anywhere else.
+	//
+	// +optional
+	ExternallyAssigned bool `json:"externallyAssigned,omitempty"`
 
 	// reserved marks an address that an administrator took out of circulation:
 	// it is never given to a pod and never freed by Berth.
@@ -128,8 +163,9 @@ type Network struct {
 	VLAN int32 `json:"vlan,omitempty"`
 }
 
-// Owner is the workload that an address belongs to: the controller at the top
-// of the pod's chain of owners, or the pod itself where it has none.
+// Owner is what an address belongs to: the IPClaim that the pod names, or the
+// controller at the top of the pod's chain of owners, or the pod itself where it
+// has none.
 type Owner struct {
 	// +kubebuilder:validation:MaxLength=253
 	APIVersion string `json:"apiVersion"`
@@ -146,11 +182,18 @@ type Owner struct {
 
 	// podName is the pod the address stands for where the owner's pods have
 	// names that last (StatefulSet, bare pod); empty where pods share out the
-	// owner's addresses (Deployment).
+	// owner's addresses (Deployment, IPClaim).
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	PodName string `json:"podName,omitempty"`
+
+	// nodeName is the node the address stands for where the owner has one pod
+	// on each node (DaemonSet).
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
 }
 
 // PodReference is one incarnation of a pod; its namespace is the owner's.

@@ -17,6 +17,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.allocated`
 // +kubebuilder:printcolumn:name="Retained",type=integer,JSONPath=`.status.retained`
 // +kubebuilder:printcolumn:name="Reserved",type=integer,JSONPath=`.status.reserved`,priority=1
+// +kubebuilder:printcolumn:name="Cooling",type=integer,JSONPath=`.status.cooling`,priority=1
 // +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.free`
 // +kubebuilder:printcolumn:name="Disabled",type=boolean,JSONPath=`.spec.disabled`,priority=1
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
@@ -106,6 +107,22 @@ type IPPoolSpec struct {
 	// +optional
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 
+	// cooldown is how long an address that a pod gave back rests before another
+	// gets it: as long as neighbours and firewalls may remember it. Addresses at
+	// rest are FloatingIPs with spec.releasedAt, so the cooldown survives
+	// restarts. A change applies to those that rest already. Absent or 0: none.
+	//
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('720h')",message="must be from 0s to 720h"
+	// +optional
+	Cooldown *metav1.Duration `json:"cooldown,omitempty"`
+
+	// externalAssigner says that addresses of the pool must be attached to the
+	// node by the external assigner (a cloud's network, for instance) before a pod
+	// can use them. Scheduler and controller must be configured with one.
+	//
+	// +optional
+	ExternalAssigner bool `json:"externalAssigner,omitempty"`
+
 	// disabled stops new allocations; addresses in use stay with their pods and
 	// retained ones with their owners.
 	//
@@ -122,7 +139,7 @@ const (
 )
 
 // IPPoolStatus is what the controller counted. capacity = allocated + retained
-// + reserved + free.
+// + reserved + cooling + free, but for a disabled pool, which has none free.
 type IPPoolStatus struct {
 	// observedGeneration of the spec that the numbers belong to.
 	//
@@ -141,6 +158,9 @@ type IPPoolStatus struct {
 	// reserved addresses were taken out by an administrator.
 	// +optional
 	Reserved int64 `json:"reserved"`
+	// cooling addresses were freed and rest until spec.cooldown is over.
+	// +optional
+	Cooling int64 `json:"cooling"`
 	// free addresses can be given to a pod.
 	// +optional
 	Free int64 `json:"free"`

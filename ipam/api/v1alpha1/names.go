@@ -10,14 +10,33 @@ import (
 
 // What a user writes on a pod.
 const (
-	// ResourceIP is the extended resource by which a pod asks for a floating
-	// IP. One container requests one; a ResourceQuota can cap it.
+	// ResourceIP is the extended resource by which a pod asks for floating IPs:
+	// as many as its containers request. A ResourceQuota can cap it.
 	ResourceIP = GroupName + "/ip"
 	// AnnotationReleasePolicy is when the pod's address is freed: a
 	// [ReleasePolicy].
 	AnnotationReleasePolicy = GroupName + "/release-policy"
+	// AnnotationRetainFor limits how long the policies Retain and Never keep an
+	// address without a pod: a duration such as 72h.
+	AnnotationRetainFor = GroupName + "/retain-for"
+	// AnnotationKeepOnScaleDown makes Retain keep the addresses of replicas that
+	// a workload was scaled down by: "true".
+	AnnotationKeepOnScaleDown = GroupName + "/keep-on-scale-down"
+	// AnnotationClaim names the IPClaim, in the pod's namespace, that the pod's
+	// addresses come from.
+	AnnotationClaim = GroupName + "/claim"
 	// AnnotationPools limits the pod to some pools: names, separated by commas.
 	AnnotationPools = GroupName + "/pools"
+	// AnnotationPoolSelector limits the pod to pools with some labels: a label
+	// selector such as tier=db.
+	AnnotationPoolSelector = GroupName + "/pool-selector"
+	// AnnotationAddresses limits the pod to some addresses: lists separated by
+	// semicolons, of which the pod gets one address each. A list is addresses and
+	// ranges (first-last or CIDR) separated by commas.
+	AnnotationAddresses = GroupName + "/addresses"
+	// AnnotationFamilies is the IP families of the pod's addresses, one address
+	// of each: IPv4, IPv6, or IPv4,IPv6 (dual-stack).
+	AnnotationFamilies = GroupName + "/families"
 )
 
 // AnnotationFloatingIPs names the FloatingIP objects of a bound pod, separated

@@ -23,6 +23,7 @@ var (
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
 		&IPPool{}, &IPPoolList{},
+		&IPClaim{}, &IPClaimList{},
 		&FloatingIP{}, &FloatingIPList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// IPClaim is a named set of addresses for the pods of one namespace that name it
+// in the annotation berth.dev/claim, whatever workloads they belong to. It owns
+// the addresses: they stay when a workload goes and another takes its place.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Namespaced,shortName=ipc,categories=berth
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.spec.size`
+// +kubebuilder:printcolumn:name="Addresses",type=integer,JSONPath=`.status.addresses`
+// +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.allocated`
+// +kubebuilder:printcolumn:name="Retained",type=integer,JSONPath=`.status.retained`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 253",message="metadata.name is too long"
+type IPClaim struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec IPClaimSpec `json:"spec"`
+	// +optional
+	Status IPClaimStatus `json:"status,omitempty"`
+}
+
+// IPFamily is IPv4 or IPv6.
+//
+// +kubebuilder:validation:Enum=IPv4;IPv6
+type IPFamily string
+
+// The IP families.
+const (
+	IPv4 IPFamily = "IPv4"
+	IPv6 IPFamily = "IPv6"
+)
+
+// IPClaimSpec is what the claim's author asks for.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.takeOver) || !has(self.ranges)",message="takeOver takes the addresses as they are; leave ranges out",fieldPath=".takeOver"
+type IPClaimSpec struct {
+	// size is how many addresses of each family the claim may have: no more pods
+	// than that get one. When it is lowered, addresses without a pod are freed
+	// first, those of pods as the pods end.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	Size int32 `json:"size"`
+
+	// preallocate takes all addresses at once, before any pod asks.
+	//
+	// +optional
+	Preallocate bool `json:"preallocate,omitempty"`
+
+	// families of the addresses that are preallocated. Absent: IPv4.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +listType=set
+	// +optional
+	Families []IPFamily `json:"families,omitempty"`
+
+	// pools that the addresses come from, by name. Absent: any pool that admits
+	// the namespace.
+	//
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
+	// +listType=set
+	// +optional
+	Pools []string `json:"pools,omitempty"`
+
+	// poolSelector limits the pools to those with these labels.
+	//
+	// +optional
+	PoolSelector *metav1.LabelSelector `json:"poolSelector,omitempty"`
+
+	// ranges limits the addresses: "10.0.70.9", "10.0.70.10-10.0.70.19" or CIDRs,
+	// no more than 4096 addresses each.
+	//
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=87
+	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) ? cidr(r) == cidr(r).masked() : (r.split('-').size() <= 2 && r.split('-').all(a, isIP(a))))",message="every range must be one address (10.0.70.9), first-last (10.0.70.10-10.0.70.19) or a CIDR without host bits (10.0.70.128/25)"
+	// +listType=atomic
+	// +optional
+	Ranges []string `json:"ranges,omitempty"`
+
+	// releasePolicy says what happens to an address whose pod has gone. Retain
+	// (default): the claim keeps it while the claim exists. PodDeleted: it is
+	// freed; the claim is a cap only. Never: it stays even when the claim is
+	// deleted, for a claim of the same name.
+	//
+	// +kubebuilder:default=Retain
+	// +optional
+	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
+
+	// retainFor frees an address that had no pod for so long. Not applied to
+	// addresses that preallocate asks for.
+	//
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be more than 0s"
+	// +optional
+	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
+
+	// takeOver names another claim of the namespace whose addresses this one
+	// takes: how a claim is renamed. They move as they are, with their pods; when
+	// none are left the other claim can be deleted.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	TakeOver string `json:"takeOver,omitempty"`
+}
+
+// Conditions of an IPClaim.
+const (
+	// ClaimReady is true when the claim has all that it asks for.
+	ClaimReady = "Ready"
+	// ClaimOversized is true while the claim has more addresses than its size.
+	ClaimOversized = "Oversized"
+)
+
+// IPClaimStatus is what the controller counted. addresses = allocated + retained.
+type IPClaimStatus struct {
+	// observedGeneration of the spec that the numbers belong to.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// addresses that the claim has.
+	// +optional
+	Addresses int64 `json:"addresses"`
+	// allocated addresses are held by a pod.
+	// +optional
+	Allocated int64 `json:"allocated"`
+	// retained addresses wait for a pod.
+	// +optional
+	Retained int64 `json:"retained"`
+
+	// conditions: Ready, Oversized.
+	//
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// IPClaimList is a list of IPClaims.
+//
+// +kubebuilder:object:root=true
+type IPClaimList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []IPClaim `json:"items"`
+}
