@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
@@ -21,73 +23,109 @@ import (
 // name and UID, not yet bound. It is asked live.
 type PodIsCurrent func(ctx context.Context, namespace, name, uid string) (bool, error)
 
-// Commit makes a reservation durable: one write, create or update, none if the
-// address that the pod must have already is recorded for it on this node. It
-// fails with ErrConflict if the API server gave the address to somebody else.
+// Commit makes a reservation durable: one write for each address, create or
+// update, none for one that the pod must have and that is recorded for it on this
+// node already. It fails with ErrConflict if the API server gave an address to
+// somebody else. Then it has the external assigner, where the pool has one, attach
+// the addresses.
 //
 // The claim of an earlier attempt is written even if nothing changes: whoever
 // made it, and may be about to take it back ([IPAM.Abandon]), then no longer can.
 // Other claims of earlier attempts are left alone, for a scheduler that is slow
 // may yet bind the pod with one; the controller frees them when the pod is bound.
+// So it frees what was committed of a reservation that failed.
 //
 // current is asked only where somebody else wrote the record: this process may be
 // the one that is behind, and must then not take the address from the pod's
 // successor, nor say that it is on another node than the pod is.
 func (i *IPAM) Commit(ctx context.Context, r *Reservation, current PodIsCurrent) error {
-	if r.stored != nil && !r.stale && r.stored.PodUID == r.request.UID && r.stored.Node == r.node {
-		i.book.Release(r.Addr, r.request.UID)
+	if len(r.addrs) == 1 {
+		return i.commit(ctx, r, r.addrs[0], current)
+	}
+	failed := make([]error, len(r.addrs))
+	var group sync.WaitGroup
+	for at, a := range r.addrs {
+		group.Go(func() { failed[at] = i.commit(ctx, r, a, current) })
+	}
+	group.Wait()
+	return errors.Join(failed...)
+}
+
+func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, current PodIsCurrent) error {
+	pool := i.poolNamed(a.Pool)
+	if pool == nil {
+		return fmt.Errorf("commit %s: pool %q is gone: %w", a.Addr, a.Pool, ErrConflict)
+	}
+	if a.stored != nil && !a.stale && a.stored.PodUID == r.request.UID && a.stored.Node == r.node {
+		i.book.Release(a.Addr, r.request.UID)
+	} else {
+		ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now()), current)
+		if err != nil {
+			return err
+		}
+		record, err := recordOf(ip)
+		if err != nil {
+			return err
+		}
+		if i.book.Confirm(record, r.request.UID) {
+			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+		}
+	}
+	return i.attach(ctx, r, a, pool)
+}
+
+// attach has the external assigner attach the address to the pod's node.
+func (i *IPAM) attach(ctx context.Context, r *Reservation, a *reserved, pool *pools.Pool) error {
+	if !pool.ExternalAssigner || r.request.Name == "" {
 		return nil
 	}
-	snapshot := i.snapshot.Load()
-	position, ok := snapshot.Index(r.Pool)
-	if !ok {
-		return fmt.Errorf("commit %s: pool %q is gone: %w", r.Addr, r.Pool, ErrConflict)
+	if i.assigner == nil {
+		return fmt.Errorf("pool %q needs the external assigner, which the scheduler is not configured with", pool.Name)
 	}
-	spec := specOf(r, snapshot.Pools()[position], time.Now())
-	ip, err := i.write(ctx, r, spec, current)
-	if err != nil {
-		return err
-	}
-	record, err := recordOf(ip)
-	if err != nil {
-		return err
-	}
-	if i.book.Confirm(record, r.request.UID) {
-		i.tell(Change{Pool: r.Pool})
+	return i.assigner.Attach(ctx, Assignment{
+		Address: a.Addr, Subnet: pool.Subnet, Gateway: pool.Gateway, VLAN: pool.VLAN, Pool: pool.Name,
+		Node: r.node, PodNamespace: r.request.Namespace, PodName: r.request.Name, PodUID: r.request.UID,
+	})
+}
+
+func (i *IPAM) poolNamed(name string) *pools.Pool {
+	snapshot := i.state.Load().snapshot
+	if position, ok := snapshot.Index(name); ok {
+		return snapshot.Pools()[position]
 	}
 	return nil
 }
 
-func (i *IPAM) write(ctx context.Context, r *Reservation, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
-	if r.stored == nil {
-		return i.create(ctx, r, spec, current)
+func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
+	if a.stored == nil {
+		return i.create(ctx, r, a, spec, current)
 	}
-	if r.stale {
-		return i.takeOver(ctx, r, spec, current)
+	if a.stale {
+		return i.takeOver(ctx, r, a, spec, current)
 	}
-	if r.stored.PodUID != "" {
-		if err := checkCurrent(ctx, r, current); err != nil {
+	if a.stored.PodUID != "" {
+		if err := checkCurrent(ctx, r, a, current); err != nil {
 			return nil, err
 		}
 	}
-	return i.update(ctx, seen(r.stored), spec)
+	return i.update(ctx, seen(a.stored), spec)
 }
 
 // checkCurrent fails if the pod is not the one to get the address any more.
-func checkCurrent(ctx context.Context, r *Reservation, current PodIsCurrent) error {
+func checkCurrent(ctx context.Context, r *Reservation, a *reserved, current PodIsCurrent) error {
 	ok, err := current(ctx, r.request.Namespace, r.request.Name, r.request.UID)
 	if err != nil {
-		return fmt.Errorf("ask whether pod %s/%s is still the one to get %s: %w", r.request.Namespace, r.request.Name, r.Addr, err)
+		return fmt.Errorf("ask whether pod %s/%s is still the one to get %s: %w", r.request.Namespace, r.request.Name, a.Addr, err)
 	}
 	if !ok {
-		return fmt.Errorf("commit %s: pod %s/%s was bound by another scheduler or replaced: %w", r.Addr, r.request.Namespace, r.request.Name, ErrConflict)
+		return fmt.Errorf("commit %s: pod %s/%s was bound by another scheduler or replaced: %w", a.Addr, r.request.Namespace, r.request.Name, ErrConflict)
 	}
 	return nil
 }
 
 // takeOver makes the claim of an earlier attempt, for the same pod, this one's.
-func (i *IPAM) takeOver(ctx context.Context, r *Reservation, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
-	existing, err := i.store.Get(ctx, r.Name())
+func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
+	existing, err := i.store.Get(ctx, a.name())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConflict, err)
 	}
@@ -95,9 +133,9 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, spec v1alpha1.Float
 		i.book.Observe(record)
 	}
 	if pod := existing.Spec.Pod; pod == nil || string(pod.UID) != r.request.UID {
-		return nil, fmt.Errorf("commit %s: %w", r.Addr, ErrConflict)
+		return nil, fmt.Errorf("commit %s: %w", a.Addr, ErrConflict)
 	}
-	if err := checkCurrent(ctx, r, current); err != nil {
+	if err := checkCurrent(ctx, r, a, current); err != nil {
 		return nil, err
 	}
 	// The API server does not count an update that changes nothing, and the times
@@ -116,10 +154,10 @@ func (i *IPAM) update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 	return ip, err
 }
 
-func (i *IPAM) create(ctx context.Context, r *Reservation, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
-	ip, err := i.store.Claim(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: r.Name()}, Spec: spec})
+func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
+	ip, err := i.store.Claim(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: a.name()}, Spec: spec})
 	if err == nil {
-		r.committed = ip
+		a.committed = ip
 		return ip, nil
 	}
 	if !errors.Is(err, store.ErrTaken) {
@@ -127,21 +165,25 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, spec v1alpha1.Floatin
 	}
 	// Taken, perhaps for this very pod: an earlier answer of the API server got
 	// lost, or another scheduler chose the same address for it.
-	return i.takeOver(ctx, r, spec, current)
+	return i.takeOver(ctx, r, a, spec, current)
 }
 
-// Abandon frees an address that Commit created for a pod that turned out to be
+// Abandon frees the addresses that Commit created for a pod that turned out to be
 // gone or bound by another scheduler. It is a no-op for an address that was
-// retained, which stays with its owner, and for one that another scheduler took
-// over since: the pod may be bound with it.
+// retained, which stays with its owner, for one that another scheduler took over
+// since, as the pod may be bound with it, and for one that the external assigner
+// was told of: the controller has it detached first.
 func (i *IPAM) Abandon(ctx context.Context, r *Reservation) error {
-	if r.committed == nil {
-		return nil
+	var errs []error
+	for _, a := range r.addrs {
+		if a.committed == nil || a.committed.Spec.ExternallyAssigned {
+			continue
+		}
+		if err := i.store.Delete(ctx, a.committed); err != nil && !errors.Is(err, store.ErrChanged) {
+			errs = append(errs, err)
+		}
 	}
-	if err := i.store.Delete(ctx, r.committed); err != nil && !errors.Is(err, store.ErrChanged) {
-		return err
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // seen is the identity of a record's object, for conditional writes.

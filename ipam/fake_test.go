@@ -138,8 +138,20 @@ func (s *server) retain(t *testing.T, name string) {
 	}
 }
 
-// poolWatch has pools and is in sync.
-type poolWatch struct{ pools []*v1alpha1.IPPool }
+// poolWatch has pools and claims and is in sync.
+type poolWatch struct {
+	pools  []*v1alpha1.IPPool
+	claims []*v1alpha1.IPClaim
+}
+
+func (w *poolWatch) Claim(namespace, name string) *v1alpha1.IPClaim {
+	for _, claim := range w.claims {
+		if claim.Namespace == namespace && claim.Name == name {
+			return claim
+		}
+	}
+	return nil
+}
 
 func (w *poolWatch) Run(ctx context.Context)              { <-ctx.Done() }
 func (w *poolWatch) WaitForSync(ctx context.Context) bool { return ctx.Err() == nil }
@@ -156,7 +168,7 @@ func testPool(name string, ranges ...string) *v1alpha1.IPPool {
 // reads what is there, then follows.
 func open(t *testing.T, s *server, pools ...*v1alpha1.IPPool) *IPAM {
 	t.Helper()
-	i := &IPAM{store: s, watch: &poolWatch{pools}, book: allocator.New(), poolsChanged: make(chan struct{}, 1)}
+	i := &IPAM{store: s, watch: &poolWatch{pools: pools}, book: allocator.New(), poolsChanged: make(chan struct{}, 1)}
 	s.mu.Lock()
 	for _, object := range s.objects {
 		i.handler().Observed(object.DeepCopy())

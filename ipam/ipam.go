@@ -4,10 +4,9 @@ package ipam
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -23,9 +22,10 @@ import (
 
 // Change says what came free, for those who wait for it.
 type Change struct {
-	// Pool got a free address; empty where only Owner or everybody is concerned.
+	// Pool got back Addr; empty where only Owner or everybody is concerned.
 	Pool string
-	// Owner got back an address that was retained for it.
+	Addr netip.Addr
+	// Owner got back an address that was retained for it, or may have more.
 	Owner *Owner
 	// Everything: pools changed or the book has just been read.
 	Everything bool
@@ -47,30 +47,57 @@ type ipWatch interface {
 	Run(ctx context.Context)
 	WaitForSync(ctx context.Context) bool
 	Pools() []*v1alpha1.IPPool
+	// Claim returns nil where there is no such claim. The caller must not modify
+	// it.
+	Claim(namespace, name string) *v1alpha1.IPClaim
+}
+
+// externalAssigner attaches addresses to nodes. Blocking, safe in parallel,
+// idempotent.
+type externalAssigner interface {
+	Attach(ctx context.Context, a Assignment) error
+}
+
+// Assignment is an address that a pod is about to have on a node.
+type Assignment struct {
+	Address                       netip.Addr
+	Subnet                        netip.Prefix
+	Gateway                       netip.Addr
+	VLAN                          int32
+	Pool, Node                    string
+	PodNamespace, PodName, PodUID string
+}
+
+// state is what one look at the pools compiled to. Immutable.
+type state struct {
+	snapshot *pools.Snapshot
+	view     *allocator.View
 }
 
 // IPAM gives addresses to pods. Safe for concurrent use.
 type IPAM struct {
-	store ipStore
-	watch ipWatch
-	book  *allocator.Allocator
+	store    ipStore
+	watch    ipWatch
+	assigner externalAssigner // nil: none
+	book     *allocator.Allocator
 
-	snapshot     atomic.Pointer[pools.Snapshot] // nil until synced
+	state        atomic.Pointer[state] // nil until synced
 	poolsChanged chan struct{}
 
 	mu        sync.Mutex
 	listeners []func(Change)
 }
 
-// NewForConfig returns an IPAM on the API server of config. It does nothing
-// until Run.
-func NewForConfig(config *rest.Config) (*IPAM, error) {
+// NewForConfig returns an IPAM on the API server of config, with an external
+// assigner unless that is nil. It does nothing until Run.
+func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error) {
 	api, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
 	i := &IPAM{
 		store:        store.New(api.FloatingIPs),
+		assigner:     assigner,
 		book:         allocator.New(),
 		poolsChanged: make(chan struct{}, 1),
 	}
@@ -109,8 +136,7 @@ func (i *IPAM) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for {
 		snapshot := pools.Compile(i.watch.Pools())
-		i.book.SetPools(allocatorPools(snapshot))
-		i.snapshot.Store(snapshot)
+		i.state.Store(&state{snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot))})
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
 		i.tell(Change{Everything: true})
 		select {
@@ -160,188 +186,87 @@ func (i *IPAM) handler() store.Handler {
 			}
 			if i.book.Forget(addr, string(ip.UID)) {
 				if pool, ok := i.book.PoolOf(addr); ok {
-					i.tell(Change{Pool: pool})
+					i.tell(Change{Pool: pool, Addr: addr})
 				}
 			}
+			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {
+				// An owner that had all it may have now has fewer.
+				i.tell(Change{Owner: &record.Owner})
+			}
+		},
+		ClaimChanged: func(claim *v1alpha1.IPClaim) {
+			owner := claimOwner(claim.Namespace, claim.Name, string(claim.UID))
+			i.tell(Change{Owner: &owner})
 		},
 	}
 }
 
 // Candidates says what can serve a request now. It fails with ErrNotSynced, or
-// with a *ShortageError if nothing can.
+// with a *ShortageError if nothing can, whatever comes free.
 func (i *IPAM) Candidates(request Request) (*Candidates, error) {
-	snapshot := i.snapshot.Load()
-	if snapshot == nil {
+	state := i.state.Load()
+	if state == nil {
 		return nil, ErrNotSynced
 	}
-	c := &Candidates{request: request, snapshot: snapshot, usable: make([]bool, len(snapshot.Pools()))}
-	for _, held := range i.book.Held(request.Owner, request.UID) {
-		if held.PodUID == request.UID && (held.Policy == allocator.PodDeleted || held.Generation == 1) {
-			// Committed for this very pod, which is not bound: nothing ran with it.
-			c.stale = append(c.stale, held)
-			continue
+	c := &Candidates{request: request, state: state, book: i.book}
+	c.claimant = allocator.Claimant{Owner: request.Owner, PodUID: request.UID}
+	if request.Claim != "" {
+		if err := i.applyClaim(c); err != nil {
+			return nil, err
 		}
-		return c, i.keep(c, held)
 	}
-	if err := i.findPools(c); err != nil {
+	held := i.book.Held(c.claimant.Owner, request.UID, request.Name)
+	c.assign(held)
+	c.chooseFamilies()
+	if err := c.impossible(); err != nil {
 		return nil, err
 	}
+	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited
 	return c, nil
 }
 
-// keep narrows the candidates to the pool of an address that the pod must have.
-func (i *IPAM) keep(c *Candidates, held allocator.Record) error {
-	home, ok := c.snapshot.Home(held.Addr)
-	if !ok {
+// applyClaim makes the IPClaim that the request names the owner.
+func (i *IPAM) applyClaim(c *Candidates) error {
+	r := &c.request
+	claim := i.watch.Claim(r.Namespace, r.Claim)
+	if claim == nil || claim.DeletionTimestamp != nil {
 		return &ShortageError{
-			Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s but no valid pool contains it any longer",
-				held.Addr, held.Owner.Kind, held.Owner.Namespace, held.Owner.Name)},
-			Remedy: fmt.Sprintf("put it back into pool %q, or give it up: kubectl delete floatingip %s", held.Pool, v1alpha1.NameOf(held.Addr)),
+			Reasons: []string{fmt.Sprintf("there is no IPClaim %q in namespace %q", r.Claim, r.Namespace)},
+			Remedy:  "create it, or correct the pod's annotation " + v1alpha1.AnnotationClaim,
 		}
 	}
-	c.kept = &held
-	c.usable[home] = true
+	if err := fromClaim(r, claim); err != nil {
+		return &ShortageError{Reasons: []string{fmt.Sprintf("IPClaim %q: %v", r.Claim, err)}}
+	}
+	c.claimant = allocator.Claimant{Owner: r.Owner, PodUID: r.UID, Limited: true, Limit: int(claim.Spec.Size)}
 	return nil
 }
 
-// findPools marks the pools with a free address that the request may use.
-func (i *IPAM) findPools(c *Candidates) error {
-	free := i.book.Free()
-	all := c.snapshot.Pools()
-	if len(free) != len(all) {
-		// The pools changed between the two looks; the next snapshot is a moment away.
-		return ErrNotSynced
+// Helps says whether a change may be what a request waits for.
+func (i *IPAM) Helps(change Change, request *Request) bool {
+	if change.Everything {
+		return true
 	}
-	wanted, shortage := i.wanted(c)
-	found := false
-	for _, position := range wanted {
-		pool := all[position]
-		switch {
-		case !pool.AdmitsNamespace(c.request.NamespaceLabels):
-			shortage.Reasons = append(shortage.Reasons, fmt.Sprintf("%s does not admit namespace %q", pool, c.request.Namespace))
-		case free[position] > 0 || c.staleIn(pool):
-			c.usable[position] = true
-			found = true
-		case pool.Disabled:
-			shortage.Reasons = append(shortage.Reasons, fmt.Sprintf("%s is disabled", pool))
-		default:
-			n := i.book.Counts(pool.Name)
-			shortage.Reasons = append(shortage.Reasons, fmt.Sprintf("%s has no free address (%s)", pool, usage(n)))
-			shortage.Remedy = "add ranges to a pool or free an address; kubectl get floatingips shows who has them"
-		}
+	if change.Owner != nil && request.Holder().SameWorkload(*change.Owner) {
+		return true
 	}
-	if found {
-		return nil
-	}
-	if len(shortage.Reasons) == 0 {
-		shortage.Reasons = []string{"there is no IPPool"}
-		shortage.Remedy = "create one: kubectl explain ippool.spec"
-	}
-	return shortage
-}
-
-func usage(n allocator.Counts) string {
-	text := fmt.Sprintf("%d in use, %d retained", n.Allocated, n.Retained)
-	if n.Reserved > 0 {
-		text += fmt.Sprintf(", %d reserved", n.Reserved)
-	}
-	return text
-}
-
-func (c *Candidates) staleIn(pool *pools.Pool) bool {
-	return slices.ContainsFunc(c.stale, func(claim allocator.Record) bool { return pool.Contains(claim.Addr) })
-}
-
-// wanted returns the positions of the pools that the request may use by name,
-// and a shortage that says which names there are not.
-func (i *IPAM) wanted(c *Candidates) ([]int, *ShortageError) {
-	shortage := &ShortageError{}
-	if len(c.request.Pools) == 0 {
-		positions := make([]int, len(c.snapshot.Pools()))
-		for position := range positions {
-			positions[position] = position
-		}
-		return positions, shortage
-	}
-	var positions []int
-	for _, name := range c.request.Pools {
-		position, ok := c.snapshot.Index(name)
-		switch {
-		case ok:
-			positions = append(positions, position)
-		case c.snapshot.Invalid(name) != nil:
-			shortage.Reasons = append(shortage.Reasons, fmt.Sprintf("pool %q is invalid: %v", name, c.snapshot.Invalid(name)))
-		default:
-			shortage.Reasons = append(shortage.Reasons, fmt.Sprintf("there is no IPPool %q", name))
-			shortage.Remedy = "kubectl get ippools lists them"
-		}
-	}
-	return positions, shortage
-}
-
-// Reserve takes an address for the pod on a node that serves the pools at the
-// positions nodePools, in memory. It fails with a *ShortageError if the last one
-// went to another pod since Candidates.
-func (i *IPAM) Reserve(c *Candidates, node string, nodePools []int) (*Reservation, error) {
-	r := &Reservation{request: c.request, node: node}
-	for _, held := range c.held() {
-		if !c.homedIn(held, nodePools) {
-			continue
-		}
-		stored, err := i.book.Reserve(held.Addr, c.request.Owner, c.request.UID)
-		if err != nil {
-			return nil, fmt.Errorf("reserve %s: %w", held.Addr, err)
-		}
-		r.stored = &stored
-		r.Addr = stored.Addr
-		r.stale = held != c.kept
-		r.Pool, _ = i.book.PoolOf(stored.Addr)
-		return r, nil
-	}
-	var names []string
-	for _, position := range nodePools {
-		if c.usable[position] {
-			names = append(names, c.snapshot.Pools()[position].Name)
-		}
-	}
-	var err error
-	r.Addr, r.Pool, err = i.book.ReserveFree(names, c.request.UID)
-	if errors.Is(err, allocator.ErrExhausted) {
-		return nil, &ShortageError{Reasons: []string{fmt.Sprintf("the last free address of %s went to another pod", strings.Join(names, ", "))}}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return r, nil
-}
-
-// held returns the addresses that the pod has, the one it must have first.
-func (c *Candidates) held() []*allocator.Record {
-	var held []*allocator.Record
-	if c.kept != nil {
-		held = append(held, c.kept)
-	}
-	for i := range c.stale {
-		held = append(held, &c.stale[i])
-	}
-	return held
-}
-
-func (c *Candidates) homedIn(held *allocator.Record, nodePools []int) bool {
-	home, ok := c.snapshot.Home(held.Addr)
-	if !ok {
+	state := i.state.Load()
+	if change.Pool == "" || state == nil {
 		return false
 	}
-	return slices.Contains(nodePools, home)
+	position, ok := state.snapshot.Index(change.Pool)
+	if !ok || request.Claim == "" && !request.mayUse(state.snapshot.Pools()[position]) {
+		return false
+	}
+	return slices.ContainsFunc(request.Parts, func(p Part) bool { return p.fits(change.Addr) })
 }
 
-// Unreserve gives back what Reserve took. It is idempotent, and does nothing to
-// an address that was committed.
-func (i *IPAM) Unreserve(r *Reservation) {
-	if i.book.Release(r.Addr, r.request.UID) {
-		i.tell(Change{Pool: r.Pool})
-	} else if r.stored != nil {
-		// Another pod of the owner may have found it taken.
-		i.tell(Change{Owner: &r.request.Owner})
+// HasFree says whether a pool has a free address. It does not block.
+func (i *IPAM) HasFree(pool string) bool {
+	state := i.state.Load()
+	if state == nil {
+		return false
 	}
+	position, ok := state.snapshot.Index(pool)
+	return ok && state.view.Free(position) > 0
 }

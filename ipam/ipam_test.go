@@ -18,7 +18,22 @@ func request(pod, uid string, policy v1alpha1.ReleasePolicy, pools ...string) Re
 	return Request{
 		Namespace: "shop", Name: pod, UID: uid, Policy: policy, Pools: pools,
 		Owner: Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: "set", PodName: pod},
+		Parts: make([]Part, 1),
 	}
+}
+
+// rejected says why a node in all pools cannot have the pod.
+func rejected(t *testing.T, i *IPAM, r Request) string {
+	t.Helper()
+	candidates, err := i.Candidates(r)
+	if err != nil {
+		return err.Error()
+	}
+	rejection := candidates.Rejects(PoolsOf(candidates.Snapshot(), node))
+	if rejection == nil {
+		return ""
+	}
+	return rejection.Reason
 }
 
 var node = Node{Name: "node1"}
@@ -79,17 +94,15 @@ func TestRetainedAddressIsNobodyElses(t *testing.T) {
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
 	s.retain(t, "10.0.70.2")
 
-	_, err := i.Candidates(request("web-1", "b", v1alpha1.ReleaseRetain))
-	var shortage *ShortageError
-	if !errors.As(err, &shortage) || !strings.Contains(err.Error(), `pool "web" (10.0.70.2) has no free address (0 in use, 1 retained)`) {
-		t.Errorf("Candidates: %v", err)
+	if why := rejected(t, i, request("web-1", "b", v1alpha1.ReleaseRetain)); !strings.Contains(why, `pool "web" (10.0.70.2) has no free address (0 in use, 1 retained)`) {
+		t.Errorf("another pod is rejected because %q", why)
 	}
 	candidates, err := i.Candidates(request("web-0", "c", v1alpha1.ReleaseRetain))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if addr, kept := candidates.Kept(); !kept || addr.String() != "10.0.70.2" {
-		t.Errorf("web-0 is to have %s, want 10.0.70.2", addr)
+	if kept := candidates.Kept(); len(kept) != 1 || kept[0].String() != "10.0.70.2" {
+		t.Errorf("web-0 is to have %s, want 10.0.70.2", kept)
 	}
 }
 
@@ -99,8 +112,8 @@ func TestTwoSchedulers(t *testing.T) {
 	s := newServer()
 	one, two := open(t, s, testPool("web", "10.0.70.2-10.0.70.9")), open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
 	first, second := reserve(t, one, request("web-0", "a", "")), reserve(t, two, request("web-1", "b", ""))
-	if first.Addr != second.Addr {
-		t.Fatalf("both were to reserve the same address, not %s and %s", first.Addr, second.Addr)
+	if first.addrs[0].Addr != second.addrs[0].Addr {
+		t.Fatalf("both were to reserve the same address, not %s and %s", first.addrs[0].Addr, second.addrs[0].Addr)
 	}
 	s.watchers = nil // and the loser's watch is late
 	commit(t, one, first)
@@ -109,8 +122,8 @@ func TestTwoSchedulers(t *testing.T) {
 	}
 	two.Unreserve(second)
 	again := reserve(t, two, request("web-1", "b", ""))
-	if again.Addr == first.Addr {
-		t.Fatalf("the loser tries %s again", again.Addr)
+	if again.addrs[0].Addr == first.addrs[0].Addr {
+		t.Fatalf("the loser tries %s again", again.addrs[0].Addr)
 	}
 	commit(t, two, again)
 	if len(s.objects) != 2 {
@@ -152,12 +165,12 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 
 	next := open(t, s, pools...)
 	reservation := reserve(t, next, request("web-0", "a", ""))
-	if reservation.Addr.String() != "10.0.70.2" {
-		t.Fatalf("the pod is to have %s, not the 10.0.70.2 it has", reservation.Addr)
+	if reservation.addrs[0].Addr.String() != "10.0.70.2" {
+		t.Fatalf("the pod is to have %s, not the 10.0.70.2 it has", reservation.addrs[0].Addr)
 	}
 	commit(t, next, reservation)
 	wantWrites(t, s, "update 10.0.70.2")
-	abandoned := &Reservation{Addr: reservation.Addr, committed: seen(reservation.stored)}
+	abandoned := &Reservation{addrs: []*reserved{{Addr: reservation.addrs[0].Addr, committed: seen(reservation.addrs[0].stored)}}}
 	if err := dead.Abandon(context.Background(), abandoned); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +262,7 @@ func TestChanges(t *testing.T) {
 	if err := s.Delete(context.Background(), object); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"pool web", "owner web-0", "owner web-0", "pool web"}; !slices.Equal(told, want) {
+	if want := []string{"pool web", "owner web-0", "owner web-0", "pool web", "owner web-0"}; !slices.Equal(told, want) {
 		t.Errorf("told %q, want %q", told, want)
 	}
 }
@@ -269,13 +282,12 @@ func TestShortage(t *testing.T) {
 		{[]string{"bad"}, `pool "bad" is invalid: spec.ranges[0]: 10.0.71.1 is not inside the subnet 10.0.70.0/24`},
 		{nil, `pool "closed" (10.0.70.30) is disabled; pool "web" (10.0.70.2) has no free address`},
 	} {
-		_, err := i.Candidates(request("web-1", "b", "", test.pools...))
-		if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("pools %v: %v, want %q", test.pools, err, test.want)
+		if why := rejected(t, i, request("web-1", "b", "", test.pools...)); !strings.Contains(why, test.want) {
+			t.Errorf("pools %v: %q, want %q", test.pools, why, test.want)
 		}
 	}
 	none := open(t, newServer())
-	if _, err := none.Candidates(request("web-1", "b", "")); err == nil || !strings.Contains(err.Error(), "there is no IPPool (create one") {
+	if _, err := none.Candidates(request("web-1", "b", "")); err == nil || !strings.Contains(err.Error(), "there is no valid IPPool (create one") {
 		t.Errorf("without pools: %v", err)
 	}
 }

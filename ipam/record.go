@@ -31,6 +31,9 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 		Node:       ip.Spec.Node,
 		Policy:     policyOf(ip.Spec.ReleasePolicy),
 		Reserved:   ip.Spec.Reserved,
+		Cooling:    ip.Spec.ReleasedAt != nil,
+		LastPod:    ip.Spec.LastPod,
+		Index:      ip.Spec.Index,
 		UID:        string(ip.UID),
 		Version:    version,
 		Generation: ip.Generation,
@@ -40,7 +43,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 		record.Owner = Owner{
 			APIVersion: owner.APIVersion, Kind: owner.Kind,
 			Namespace: owner.Namespace, Name: owner.Name,
-			UID: string(owner.UID), PodName: owner.PodName,
+			UID: string(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
 		}
 	} else {
 		// Nobody's: nobody may be given it.
@@ -62,23 +65,32 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 	return allocator.PodDeleted
 }
 
-// specOf is what the API server is told when a pod gets an address.
-func specOf(r *Reservation, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
+// specOf is what the API server is told when a pod, or a claim before any pod,
+// gets an address.
+func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
 	since := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
 	owner := r.request.Owner
 	spec := v1alpha1.FloatingIPSpec{
-		Address: r.Addr.String(),
+		Address: a.Addr.String(),
 		Pool:    pool.Name,
 		Network: &v1alpha1.Network{Subnet: pool.Subnet.String(), VLAN: pool.VLAN},
 		Owner: &v1alpha1.Owner{
 			APIVersion: owner.APIVersion, Kind: owner.Kind,
 			Namespace: owner.Namespace, Name: owner.Name,
-			UID: types.UID(owner.UID), PodName: owner.PodName,
+			UID: types.UID(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
 		},
-		Pod:           &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)},
-		Node:          r.node,
-		ReleasePolicy: r.request.Policy,
-		Since:         &since,
+		Index:           int32(a.part),
+		Node:            r.node,
+		ReleasePolicy:   r.request.Policy,
+		KeepOnScaleDown: r.request.KeepOnScaleDown,
+		Since:           &since,
+	}
+	if r.request.RetainFor > 0 {
+		spec.RetainFor = &metav1.Duration{Duration: r.request.RetainFor}
+	}
+	if r.request.Name != "" {
+		spec.Pod = &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)}
+		spec.ExternallyAssigned = pool.ExternalAssigner
 	}
 	if pool.Gateway.IsValid() {
 		spec.Network.Gateway = pool.Gateway.String()

@@ -4,6 +4,8 @@ package ipam
 
 import (
 	"net/netip"
+	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -12,19 +14,85 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Owner is the workload an address belongs to.
+// Owner is what an address belongs to.
 type Owner = allocator.Owner
 
-// Request is a pod's wish for an address. Immutable.
+// Request is a pod's wish for addresses. Immutable.
 type Request struct {
-	// Namespace, Name and UID are the pod's.
+	// Namespace, Name and UID are the pod's. Name is empty in a request without a
+	// pod, of a claim for itself.
 	Namespace, Name, UID string
 	Owner                Owner
 	Policy               v1alpha1.ReleasePolicy
-	// Pools limits the request to pools of these names; empty means any.
-	Pools []string
+	// RetainFor limits how long a policy keeps the addresses; 0: it does not.
+	RetainFor       time.Duration
+	KeepOnScaleDown bool
+	// Claim is the name of the IPClaim that owns the addresses and says where
+	// they come from, in place of Owner, Policy, RetainFor, Pools and
+	// PoolSelector.
+	Claim string
+	// Parts are the addresses the pod wants, one each; there is at least one.
+	Parts []Part
+	// Pools limits the request to pools of these names, PoolSelector to pools
+	// with some labels; empty and nil mean any.
+	Pools        []string
+	PoolSelector labels.Selector
 	// NamespaceLabels are matched with a pool's namespaceSelector.
 	NamespaceLabels labels.Set
+}
+
+// Part is one address of a request.
+type Part struct {
+	// Family of the address; empty: either.
+	Family v1alpha1.IPFamily
+	// Ranges that the address must be in; none: any.
+	Ranges []pools.Range
+}
+
+// Holder is whose the addresses will be; for a claim without its UID.
+func (r *Request) Holder() Owner {
+	if r.Claim == "" {
+		return r.Owner
+	}
+	return claimOwner(r.Namespace, r.Claim, "")
+}
+
+func claimOwner(namespace, name, uid string) Owner {
+	return Owner{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "IPClaim",
+		Namespace: namespace, Name: name, UID: uid,
+	}
+}
+
+// fits says whether the part can be served with an address.
+func (p *Part) fits(addr netip.Addr) bool {
+	if p.Family != "" && p.Family != pools.FamilyOf(addr) {
+		return false
+	}
+	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r pools.Range) bool { return r.Contains(addr) })
+}
+
+// fitsPool says whether the part can be served from a pool.
+func (p *Part) fitsPool(pool *pools.Pool) bool {
+	if p.Family != "" && p.Family != pool.Family() {
+		return false
+	}
+	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r pools.Range) bool {
+		return slices.ContainsFunc(pool.Ranges, func(of pools.Range) bool { return !of.Last.Less(r.First) && !r.Last.Less(of.First) })
+	})
+}
+
+// names says whether the request may use a pool by its name and labels.
+func (r *Request) names(pool *pools.Pool) bool {
+	if len(r.Pools) > 0 && !slices.Contains(r.Pools, pool.Name) {
+		return false
+	}
+	return r.PoolSelector == nil || r.PoolSelector.Matches(pool.Labels)
+}
+
+// mayUse says whether the request may draw from a pool.
+func (r *Request) mayUse(pool *pools.Pool) bool {
+	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels)
 }
 
 // Node is what matters of a node.
@@ -34,43 +102,6 @@ type Node struct {
 	Addresses []netip.Addr
 	Labels    labels.Set
 }
-
-// Candidates is what can serve a request at one moment: an address its owner
-// already has, or the pools with a free one. Immutable.
-type Candidates struct {
-	request  Request
-	snapshot *pools.Snapshot
-	// kept is an address that the pod must have: its owner retained it, or the
-	// pod was bound with it.
-	kept *allocator.Record
-	// stale are addresses that earlier attempts to schedule the pod committed, in
-	// this process or in another scheduler. The pod need not run with them.
-	stale []allocator.Record
-	// usable marks the pools, by position in the snapshot, that can serve.
-	usable []bool
-}
-
-// Kept returns the address that the pod must have, if any.
-func (c *Candidates) Kept() (netip.Addr, bool) {
-	if c.kept == nil {
-		return netip.Addr{}, false
-	}
-	return c.kept.Addr, true
-}
-
-// Serves says whether a node that serves the pools at these positions can have
-// the pod.
-func (c *Candidates) Serves(nodePools []int) bool {
-	for _, i := range nodePools {
-		if c.usable[i] {
-			return true
-		}
-	}
-	return false
-}
-
-// Snapshot is what positions of pools refer to.
-func (c *Candidates) Snapshot() *pools.Snapshot { return c.snapshot }
 
 // PoolsOf returns the positions, in s.Pools(), of the pools that serve a node.
 func PoolsOf(s *pools.Snapshot, node Node) []int {
@@ -82,21 +113,3 @@ func PoolsOf(s *pools.Snapshot, node Node) []int {
 	}
 	return positions
 }
-
-// Reservation is an address taken for a pod in memory. It ends with Commit or
-// Unreserve.
-type Reservation struct {
-	Addr    netip.Addr
-	Pool    string
-	request Request
-	node    string
-	// stored is the object to update; nil: one is to be created.
-	stored *allocator.Record
-	// stale: stored is the claim of an earlier attempt.
-	stale bool
-	// committed is what Commit created, for Abandon.
-	committed *v1alpha1.FloatingIP
-}
-
-// Name of the reservation's FloatingIP.
-func (r *Reservation) Name() string { return v1alpha1.NameOf(r.Addr) }

@@ -14,19 +14,27 @@ var (
 	// ErrExhausted is returned when no pool that may serve the request has a free
 	// address.
 	ErrExhausted = errors.New("no free address")
-	// ErrLost is returned when the API server gave a reserved address to somebody
-	// else in the meantime.
+	// ErrLost is returned when an address of the owner is not to be had any more:
+	// another of its pods has it, or the API server gave it to somebody else.
 	ErrLost = errors.New("the address was given to somebody else")
+	// ErrLimit is returned when the owner has as many addresses as it may have.
+	ErrLimit = errors.New("the owner has all the addresses it may have")
 )
 
 // entry is one address in use. At least one of its layers is set.
 type entry struct {
 	stored *Record
-	// reservedBy is the UID of the pod that is being scheduled with the address.
-	reservedBy string
+	// promised says who is being scheduled with the address.
+	promised *promise
 	// gone is the last stored object that was deleted while the address was
-	// reserved: its creation may be confirmed after its deletion was seen.
+	// promised: its creation may be confirmed after its deletion was seen.
 	gone string
+}
+
+// promise is a reservation.
+type promise struct {
+	podUID string
+	owner  ownerKey
 }
 
 // use is what an address is used for, as pools count it.
@@ -37,19 +45,42 @@ const (
 	allocated
 	retained
 	reserved
+	cooling
 	uses
 )
 
 func (e *entry) use() use {
 	switch {
-	case e.stored == nil && e.reservedBy == "":
+	case e.stored == nil && e.promised == nil:
 		return unused
+	case e.stored != nil && e.stored.Cooling:
+		return cooling
 	case e.stored != nil && e.stored.Reserved:
 		return reserved
-	case e.stored != nil && e.stored.PodUID == "" && e.reservedBy == "":
+	case e.stored != nil && e.stored.PodUID == "" && e.promised == nil:
 		return retained
 	}
 	return allocated
+}
+
+// owner returns under whose key the address is listed.
+func (e *entry) owner() (ownerKey, bool) {
+	switch {
+	case e.stored != nil && e.stored.owned():
+		return e.stored.Owner.key(), true
+	case e.stored == nil && e.promised != nil:
+		return e.promised.owner, true
+	}
+	return ownerKey{}, false
+}
+
+func (e *entry) promisedTo(podUID string) bool {
+	return e.promised != nil && e.promised.podUID == podUID
+}
+
+// usable says whether the stored address is owner's to use for a pod now.
+func (e *entry) usable(owner Owner, podUID string) bool {
+	return e.stored != nil && e.stored.heldBy(owner, podUID) && (e.promised == nil || e.promised.podUID == podUID)
 }
 
 // Allocator is the book. Safe for concurrent use; no method blocks but for the
@@ -60,7 +91,8 @@ type Allocator struct {
 	byName  map[string]*freeSpace
 	byRange []homedRange
 	entries map[netip.Addr]*entry
-	owners  map[ownerKey][]netip.Addr
+	// owners lists the addresses that are stored for an owner or promised to it.
+	owners map[ownerKey][]netip.Addr
 }
 
 type homedRange struct {
@@ -78,8 +110,8 @@ func New() *Allocator {
 }
 
 // SetPools replaces the pools. Addresses in use stay in use, also those that no
-// pool contains any longer.
-func (a *Allocator) SetPools(pools []Pool) {
+// pool contains any longer. The View is of these pools.
+func (a *Allocator) SetPools(pools []Pool) *View {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 
@@ -104,14 +136,17 @@ func (a *Allocator) SetPools(pools []Pool) {
 		}
 	}
 	slices.SortFunc(a.byRange, func(x, y homedRange) int { return x.First.Compare(y.First) })
-	if len(changed) == 0 {
-		return
-	}
-	for addr, e := range a.entries {
-		if home := a.home(addr); home != nil && changed[home] {
-			home.count[e.use()]++
+	if len(changed) > 0 {
+		for addr, e := range a.entries {
+			if home := a.home(addr); home != nil && changed[home] {
+				home.count[e.use()]++
+			}
 		}
 	}
+	for _, space := range a.pools {
+		space.publish()
+	}
+	return &View{spaces: a.pools}
 }
 
 func (a *Allocator) home(addr netip.Addr) *freeSpace {
@@ -123,16 +158,25 @@ func (a *Allocator) home(addr netip.Addr) *freeSpace {
 }
 
 // change applies mutate to the entry of addr, which it makes and drops as
-// needed, and keeps the counts of its pool. It says whether the address came
-// free.
+// needed, and keeps the counts of its pool and the lists of owners. It says
+// whether the address came free.
 func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	e := a.entries[addr]
 	if e == nil {
 		e = &entry{}
 	}
 	before := e.use()
+	ownerBefore, ownedBefore := e.owner()
 	mutate(e)
 	after := e.use()
+	if ownerAfter, ownedAfter := e.owner(); ownedBefore != ownedAfter || ownerBefore != ownerAfter {
+		if ownedBefore {
+			a.disown(ownerBefore, addr)
+		}
+		if ownedAfter {
+			a.owners[ownerAfter] = append(a.owners[ownerAfter], addr)
+		}
+	}
 	if before == after {
 		return false
 	}
@@ -153,75 +197,84 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 			home.rest(addr)
 		}
 	}
+	if home != nil {
+		home.publish()
+	}
 	return after == unused
 }
 
-// store sets the stored layer of an entry; nil clears it.
-func (a *Allocator) store(addr netip.Addr, e *entry, record *Record) {
-	if e.stored != nil {
-		key := e.stored.Owner.key()
-		rest := slices.DeleteFunc(a.owners[key], func(other netip.Addr) bool { return other == addr })
-		if len(rest) == 0 {
-			delete(a.owners, key)
-		} else {
-			a.owners[key] = rest
-		}
-	}
-	e.stored = record
-	if record != nil && !record.Reserved {
-		key := record.Owner.key()
-		a.owners[key] = append(a.owners[key], addr)
+func (a *Allocator) disown(key ownerKey, addr netip.Addr) {
+	rest := slices.DeleteFunc(a.owners[key], func(other netip.Addr) bool { return other == addr })
+	if len(rest) == 0 {
+		delete(a.owners, key)
+	} else {
+		a.owners[key] = rest
 	}
 }
 
-// Held returns the stored addresses that owner may use for the pod podUID: the
-// pod's own first, then those retained, the oldest first. Addresses reserved
-// for another pod are left out.
-func (a *Allocator) Held(owner Owner, podUID string) []Record {
+// Held returns the stored addresses that owner may use for the pod podUID, most
+// fitting first: the pod's own, those a pod of the name podName had, the oldest.
+// Addresses promised to another pod are left out.
+func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.held(owner, podUID)
-}
-
-func (a *Allocator) held(owner Owner, podUID string) []Record {
 	var held []Record
 	for _, addr := range a.owners[owner.key()] {
-		e := a.entries[addr]
-		if e.reservedBy != "" && e.reservedBy != podUID {
-			continue
-		}
-		if e.stored.heldBy(owner, podUID) {
+		if e := a.entries[addr]; e.usable(owner, podUID) {
 			held = append(held, *e.stored)
 		}
 	}
-	slices.SortFunc(held, func(x, y Record) int {
-		if mine := x.PodUID == podUID; mine != (y.PodUID == podUID) {
-			if mine {
-				return -1
-			}
-			return 1
+	first := func(x, y bool) int {
+		switch {
+		case x == y:
+			return 0
+		case x:
+			return -1
 		}
-		return cmp.Or(x.Created.Compare(y.Created), x.Addr.Compare(y.Addr))
+		return 1
+	}
+	slices.SortFunc(held, func(x, y Record) int {
+		return cmp.Or(
+			first(x.PodUID == podUID, y.PodUID == podUID),
+			first(podName != "" && x.LastPod == podName, podName != "" && y.LastPod == podName),
+			x.Created.Compare(y.Created), x.Addr.Compare(y.Addr))
 	})
 	return held
 }
 
-// Free returns the number of free addresses of each pool, in the order of
-// SetPools.
-func (a *Allocator) Free() []uint64 {
+// Stored returns what the API server stores of an address.
+func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	free := make([]uint64, len(a.pools))
-	for i, pool := range a.pools {
-		free[i] = pool.free()
+	if e := a.entries[addr]; e != nil && e.stored != nil {
+		return *e.stored, true
 	}
-	return free
+	return Record{}, false
 }
 
-// Counts of a pool. Allocated includes addresses reserved for pods that are
-// being scheduled; Reserved are those an administrator took out.
+// Owned counts the addresses of each family that are stored for an owner or
+// promised to it, whatever its UID.
+func (a *Allocator) Owned(owner Owner) (v4, v6 int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.owned(owner)
+}
+
+func (a *Allocator) owned(owner Owner) (v4, v6 int) {
+	for _, addr := range a.owners[owner.key()] {
+		if addr.Is4() {
+			v4++
+		} else {
+			v6++
+		}
+	}
+	return v4, v6
+}
+
+// Counts of a pool. Allocated includes addresses promised to pods that are being
+// scheduled; Reserved are those an administrator took out; Cooling ones rest.
 type Counts struct {
-	Capacity, Allocated, Retained, Reserved, Free uint64
+	Capacity, Allocated, Retained, Reserved, Cooling, Free uint64
 }
 
 // Counts returns the counts of a pool, zero for one it does not know.
@@ -237,58 +290,21 @@ func (a *Allocator) Counts(pool string) Counts {
 		Allocated: uint64(f.count[allocated]),
 		Retained:  uint64(f.count[retained]),
 		Reserved:  uint64(f.count[reserved]),
+		Cooling:   uint64(f.count[cooling]),
 		Free:      f.free(),
 	}
 }
 
-// Reserve takes addr, which Held returned for this owner and pod. It fails with
-// ErrLost if it no longer is the owner's or was reserved for another pod.
-func (a *Allocator) Reserve(addr netip.Addr, owner Owner, podUID string) (Record, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	e := a.entries[addr]
-	if e == nil || e.stored == nil || !e.stored.heldBy(owner, podUID) ||
-		(e.reservedBy != "" && e.reservedBy != podUID) {
-		return Record{}, ErrLost
-	}
-	a.change(addr, func(e *entry) { e.reservedBy = podUID })
-	return *e.stored, nil
-}
-
-// ReserveFree takes a free address for the pod podUID from one of pools: from
-// the one with the most free addresses, so that scarce pools last. It fails with
-// ErrExhausted if none has any.
-func (a *Allocator) ReserveFree(pools []string, podUID string) (netip.Addr, string, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var roomiest *freeSpace
-	for _, name := range pools {
-		pool := a.byName[name]
-		if pool != nil && pool.free() > 0 && (roomiest == nil || pool.free() > roomiest.free()) {
-			roomiest = pool
-		}
-	}
-	if roomiest == nil {
-		return netip.Addr{}, "", ErrExhausted
-	}
-	addr, ok := roomiest.take(func(addr netip.Addr) bool { return a.entries[addr] != nil })
-	if !ok {
-		return netip.Addr{}, "", ErrExhausted
-	}
-	a.change(addr, func(e *entry) { e.reservedBy = podUID })
-	return addr, roomiest.Name, nil
-}
-
-// Release gives back what Reserve or ReserveFree took and says whether the
-// address is free now. It is idempotent.
+// Release gives back what Reserve took and says whether the address is free now.
+// It is idempotent.
 func (a *Allocator) Release(addr netip.Addr, podUID string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e := a.entries[addr]
-	if e == nil || e.reservedBy != podUID {
+	if e == nil || !e.promisedTo(podUID) {
 		return false
 	}
-	return a.change(addr, func(e *entry) { e.reservedBy = "" })
+	return a.change(addr, func(e *entry) { e.promised = nil })
 }
 
 // Confirm turns the reservation of the pod podUID into what the API server now
@@ -298,11 +314,11 @@ func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.change(record.Addr, func(e *entry) {
-		if e.reservedBy == podUID {
-			e.reservedBy = ""
+		if e.promisedTo(podUID) {
+			e.promised = nil
 		}
 		if e.gone != record.UID && (e.stored == nil || e.stored.Version <= record.Version) {
-			a.store(record.Addr, e, &record)
+			e.stored = &record
 		}
 		e.gone = ""
 	})
@@ -318,8 +334,8 @@ func (a *Allocator) Observe(record Record) (retainedNow bool) {
 		if e.stored != nil && record.Version < e.stored.Version {
 			return
 		}
-		retainedNow = record.PodUID == "" && !record.Reserved && (e.stored == nil || e.stored.PodUID != "")
-		a.store(record.Addr, e, &record)
+		retainedNow = record.PodUID == "" && record.owned() && (e.stored == nil || e.stored.PodUID != "" || e.stored.Owner != record.Owner)
+		e.stored = &record
 	})
 	return retainedNow
 }
@@ -334,8 +350,8 @@ func (a *Allocator) Forget(addr netip.Addr, uid string) (freed bool) {
 		return false
 	}
 	return a.change(addr, func(e *entry) {
-		a.store(addr, e, nil)
-		if e.reservedBy != "" {
+		e.stored = nil
+		if e.promised != nil {
 			e.gone = uid
 		}
 	})

@@ -13,7 +13,7 @@ func TestFreedAddressRestsLongest(t *testing.T) {
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4")})
 	take := func() netip.Addr {
 		t.Helper()
-		addr, _, err := book.ReserveFree([]string{"a"}, "pod")
+		addr, _, err := reserveFree(book, []string{"a"}, "pod")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +35,7 @@ func TestUnlimitedPool(t *testing.T) {
 	book := New()
 	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8:ffff::"), Capacity: Unlimited}})
 	for range 1000 {
-		if _, _, err := book.ReserveFree([]string{"six"}, "pod"); err != nil {
+		if _, _, err := reserveFree(book, []string{"six"}, "pod"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -49,11 +49,11 @@ func TestRangeAtTheEndOfTheAddressSpace(t *testing.T) {
 	book := New()
 	book.SetPools([]Pool{testPool("a", "255.255.255.254", "255.255.255.255")})
 	for range 2 {
-		if _, _, err := book.ReserveFree([]string{"a"}, "pod"); err != nil {
+		if _, _, err := reserveFree(book, []string{"a"}, "pod"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := book.ReserveFree([]string{"a"}, "pod"); err == nil {
+	if _, _, err := reserveFree(book, []string{"a"}, "pod"); err == nil {
 		t.Error("a third address was found in a range of two")
 	}
 }

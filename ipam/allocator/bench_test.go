@@ -38,7 +38,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 			fill(book, 1, size*percent/100)
 			names := []string{"a"}
 			for b.Loop() {
-				addr, _, err := book.ReserveFree(names, "pod")
+				addr, _, err := reserveFree(book, names, "pod")
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -80,18 +80,13 @@ func BenchmarkClusterSize(b *testing.B) {
 		i := 0
 		for b.Loop() {
 			i++
-			addr, _, err := book.ReserveFree([]string{fmt.Sprint("pool-", i%pools)}, "pod")
+			addr, _, err := reserveFree(book, []string{fmt.Sprint("pool-", i%pools)}, "pod")
 			if err != nil {
 				b.Fatal(err)
 			}
 			book.Release(addr, "pod")
 		}
 		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(pools*used), "B/address")
-	})
-	b.Run("free-counts", func(b *testing.B) {
-		for b.Loop() {
-			book.Free()
-		}
 	})
 	runtime.KeepAlive(book)
 }

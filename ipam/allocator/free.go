@@ -6,11 +6,16 @@ import (
 	"container/list"
 	"math"
 	"net/netip"
+	"sync/atomic"
 )
 
 // Range is the addresses from First to Last, both included.
 type Range struct {
 	First, Last netip.Addr
+}
+
+func (r Range) contains(addr netip.Addr) bool {
+	return !addr.Less(r.First) && !r.Last.Less(addr)
 }
 
 // Unlimited is the capacity and free count of a pool whose size does not fit 64
@@ -27,6 +32,16 @@ type Pool struct {
 	Disabled bool
 }
 
+// View reads free counts without a lock, by the position of a pool in one call of
+// [Allocator.SetPools]. It stays valid, but not up to date, after the next.
+type View struct {
+	spaces []*freeSpace
+}
+
+// Free returns the number of free addresses of the pool at a position. It does
+// not block.
+func (v *View) Free(position int) uint64 { return v.spaces[position].published.Load() }
+
 // freeSpace hands out the addresses of one pool. The caller's lock guards it.
 //
 // Addresses at or behind the cursor were never handed out since the start;
@@ -34,6 +49,8 @@ type Pool struct {
 type freeSpace struct {
 	Pool
 	count [uses]int
+	// published is what free returns, for readers without the lock.
+	published atomic.Uint64
 
 	rangeIndex int
 	next       netip.Addr // invalid: the cursor is past the last range
@@ -51,7 +68,7 @@ func newFreeSpace(pool Pool) *freeSpace {
 
 // free is the number of addresses a new pod could get.
 func (f *freeSpace) free() uint64 {
-	used := uint64(f.count[allocated] + f.count[retained] + f.count[reserved])
+	used := uint64(f.count[allocated] + f.count[retained] + f.count[reserved] + f.count[cooling])
 	if f.Disabled || used >= f.Capacity {
 		return 0
 	}
@@ -61,11 +78,10 @@ func (f *freeSpace) free() uint64 {
 	return f.Capacity - used
 }
 
+func (f *freeSpace) publish() { f.published.Store(f.free()) }
+
 // take returns an address for which inUse is false.
 func (f *freeSpace) take(inUse func(netip.Addr) bool) (netip.Addr, bool) {
-	if f.free() == 0 {
-		return netip.Addr{}, false
-	}
 	for f.next.IsValid() {
 		addr := f.next
 		f.advance()
@@ -109,5 +125,29 @@ func (f *freeSpace) unrest(addr netip.Addr) {
 	if element := f.inRested[addr]; element != nil {
 		f.rested.Remove(element)
 		delete(f.inRested, addr)
+	}
+}
+
+// within yields addresses of the pool that lie in a range, ascending.
+func (f *freeSpace) within(r Range, yield func(netip.Addr) bool) {
+	for _, own := range f.Ranges {
+		if own.Last.Less(r.First) || r.Last.Less(own.First) {
+			continue
+		}
+		addr, last := own.First, own.Last
+		if addr.Less(r.First) {
+			addr = r.First
+		}
+		if r.Last.Less(last) {
+			last = r.Last
+		}
+		for ; ; addr = addr.Next() {
+			if !yield(addr) {
+				return
+			}
+			if addr == last {
+				break
+			}
+		}
 	}
 }

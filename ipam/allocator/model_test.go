@@ -46,6 +46,8 @@ func (m *model) counts(pool Pool) Counts {
 		for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
 			record, stored := m.stored[addr]
 			switch {
+			case stored && record.Cooling:
+				c.Cooling++
 			case stored && record.Reserved:
 				c.Reserved++
 			case stored && record.PodUID == "" && m.reserved[addr] == "":
@@ -56,7 +58,7 @@ func (m *model) counts(pool Pool) Counts {
 		}
 	}
 	if !pool.Disabled {
-		c.Free = c.Capacity - c.Allocated - c.Retained - c.Reserved
+		c.Free = c.Capacity - c.Allocated - c.Retained - c.Reserved - c.Cooling
 	}
 	return c
 }
@@ -87,7 +89,7 @@ func (m *model) held(owner Owner, podUID string) []netip.Addr {
 	return addrs
 }
 
-func seed(t *testing.T) uint64 {
+func seed(t testing.TB) uint64 {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
 		var err error
@@ -124,6 +126,7 @@ type simulation struct {
 	t       *testing.T
 	random  *rand.Rand
 	book    *Allocator
+	view    *View
 	model   model
 	version uint64
 	layouts [][]Pool
@@ -151,7 +154,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 
 func (s *simulation) setPools(pools []Pool) {
 	s.model.pools = pools
-	s.book.SetPools(pools)
+	s.view = s.book.SetPools(pools)
 }
 
 // any returns an address: one in use for sure where there is one, now and then.
@@ -178,10 +181,12 @@ func (s *simulation) record(addr netip.Addr) Record {
 		UID: fmt.Sprintf("object-%d", s.version), Version: s.version, Generation: 1,
 		Created: time.Unix(int64(s.version/3), 0),
 	}
-	switch s.random.IntN(4) {
+	switch s.random.IntN(5) {
 	case 0:
 	case 1:
 		record.Reserved = true
+	case 2:
+		record.Cooling = true
 	default:
 		record.PodUID = s.pod()
 	}
@@ -193,7 +198,7 @@ func (s *simulation) step() string {
 	case 0, 1, 2: // schedule a pod on a free address
 		names := []string{"a", "b", "six", "unknown"}[s.random.IntN(3):]
 		pod := s.pod()
-		addr, pool, err := s.book.ReserveFree(names, pod)
+		addr, pool, err := reserveFree(s.book, names, pod)
 		available := slices.ContainsFunc(s.model.pools, func(p Pool) bool {
 			return slices.Contains(names, p.Name) && s.model.counts(p).Free > 0
 		})
@@ -209,11 +214,11 @@ func (s *simulation) step() string {
 		return fmt.Sprintf("reserve free %s for %s", addr, pod)
 	case 3: // schedule a pod on an address its owner holds
 		owner, pod := s.owner(), s.pod()
-		held := s.book.Held(owner, pod)
+		held := s.book.Held(owner, pod, "")
 		if len(held) == 0 {
 			return "nothing held"
 		}
-		if _, err := s.book.Reserve(held[0].Addr, owner, pod); err != nil {
+		if _, err := reserveHeld(s.book, held[0].Addr, owner, pod); err != nil {
 			s.t.Fatalf("Reserve of the held %s: %v", held[0].Addr, err)
 		}
 		s.model.reserved[held[0].Addr] = pod
@@ -226,7 +231,7 @@ func (s *simulation) step() string {
 		if !stored || !record.Owner.SameWorkload(owner) {
 			return "not of this owner"
 		}
-		_, err := s.book.Reserve(addr, owner, pod)
+		_, err := reserveHeld(s.book, addr, owner, pod)
 		if may != (err == nil) {
 			s.t.Fatalf("Reserve(%s, %v, %s): %v, want allowed %v", addr, owner, pod, err, may)
 		}
@@ -254,7 +259,7 @@ func (s *simulation) step() string {
 		addr := reserved[s.random.IntN(len(reserved))]
 		pod := s.model.reserved[addr]
 		record := s.record(addr)
-		record.PodUID, record.Reserved = pod, false
+		record.PodUID, record.Reserved, record.Cooling = pod, false, false
 		delete(s.model.reserved, addr)
 		if s.random.IntN(2) == 0 {
 			s.book.Observe(record)
@@ -308,19 +313,18 @@ func (s *simulation) step() string {
 }
 
 func (s *simulation) check(after string) {
-	free := s.book.Free()
 	for i, pool := range s.model.pools {
 		want := s.model.counts(pool)
 		if got := s.book.Counts(pool.Name); got != want {
 			s.t.Fatalf("after %q: counts of pool %s are %+v, want %+v", after, pool.Name, got, want)
 		}
-		if free[i] != want.Free {
-			s.t.Fatalf("after %q: Free of pool %s is %d, want %d", after, pool.Name, free[i], want.Free)
+		if free := s.view.Free(i); free != want.Free {
+			s.t.Fatalf("after %q: Free of pool %s is %d, want %d", after, pool.Name, free, want.Free)
 		}
 	}
 	owner, pod := s.owner(), s.pod()
 	var held []netip.Addr
-	for _, record := range s.book.Held(owner, pod) {
+	for _, record := range s.book.Held(owner, pod, "") {
 		held = append(held, record.Addr)
 	}
 	if want := s.model.held(owner, pod); !slices.Equal(held, want) {
@@ -352,7 +356,7 @@ func TestConcurrent(t *testing.T) {
 			for i := range 20_000 {
 				if len(mine) < 30 && random.IntN(2) == 0 {
 					pod := fmt.Sprintf("%d/%d", worker, i)
-					addr, _, err := book.ReserveFree([]string{"a"}, pod)
+					addr, _, err := reserveFree(book, []string{"a"}, pod)
 					if err != nil {
 						t.Errorf("ReserveFree: %v", err)
 						return

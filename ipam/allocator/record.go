@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// Owner is the workload an address belongs to. Comparable.
+// Owner is what an address belongs to. Comparable.
 type Owner struct {
-	// APIVersion and Kind say what the workload is; the version part does not
-	// count for identity.
+	// APIVersion and Kind say what the owner is; the version part does not count
+	// for identity.
 	APIVersion, Kind string
 	Namespace, Name  string
-	// UID tells a workload from another that had its name before.
+	// UID tells an owner from another that had its name before.
 	UID string
-	// PodName is the pod the address stands for; empty where the owner's pods
-	// share out its addresses.
-	PodName string
+	// PodName is the pod the address stands for, NodeName the node; both are
+	// empty where the owner's pods share out its addresses.
+	PodName, NodeName string
 }
 
 // Record is what the API server stores of an address in use.
@@ -28,10 +28,17 @@ type Record struct {
 	// PodName and PodUID name the holder; both are empty while the address is
 	// retained.
 	PodName, PodUID string
-	Node            string
-	Policy          Policy
+	// LastPod is the name of the holder before.
+	LastPod string
+	// Index says which of its pod's addresses it is.
+	Index  int32
+	Node   string
+	Policy Policy
 	// Reserved marks an address that an administrator took out of circulation.
 	Reserved bool
+	// Cooling marks an address that was freed and is not to be given to anybody
+	// yet.
+	Cooling bool
 
 	// UID, Version and Generation identify the stored object. Versions of one
 	// object grow (KEP-5504: resource versions are comparable integers).
@@ -55,7 +62,7 @@ const (
 // leaves out the API version, which may change under a live workload, and the
 // UID, which a workload kept by Never may change.
 type ownerKey struct {
-	group, kind, namespace, name, podName string
+	group, kind, namespace, name, podName, nodeName string
 }
 
 func (o Owner) key() ownerKey {
@@ -66,7 +73,7 @@ func (o Owner) key() ownerKey {
 			break
 		}
 	}
-	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName}
+	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName, nodeName: o.NodeName}
 }
 
 // SameWorkload says whether two owners are the same workload by name, whatever
@@ -75,10 +82,13 @@ func (o Owner) SameWorkload(other Owner) bool {
 	return o.key() == other.key()
 }
 
+// owned says whether the address is an owner's and not out of circulation.
+func (r *Record) owned() bool { return !r.Reserved && !r.Cooling }
+
 // heldBy says whether the address is owner's to use for the pod podUID: the pod
 // has it already, or the policy kept it for the owner.
 func (r *Record) heldBy(owner Owner, podUID string) bool {
-	if r.Reserved {
+	if !r.owned() {
 		return false
 	}
 	if r.PodUID == podUID {

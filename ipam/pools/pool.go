@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -18,10 +19,15 @@ import (
 // Pool is a compiled IPPool. Immutable.
 type Pool struct {
 	Name     string
+	Labels   labels.Set
 	Subnet   netip.Prefix
 	Gateway  netip.Addr // zero if the pool has none
 	VLAN     int32
 	Disabled bool
+	// Cooldown is how long a freed address rests.
+	Cooldown time.Duration
+	// ExternalAssigner says that addresses must be attached to nodes by it.
+	ExternalAssigner bool
 	// Ranges hold the addresses Berth may hand out: ascending, disjoint, without
 	// the excluded ones and those of older pools.
 	Ranges []Range
@@ -56,6 +62,17 @@ func (p *Pool) Contains(addr netip.Addr) bool {
 	return false
 }
 
+// Family of the pool's addresses.
+func (p *Pool) Family() v1alpha1.IPFamily { return FamilyOf(p.Subnet.Addr()) }
+
+// FamilyOf an address.
+func FamilyOf(addr netip.Addr) v1alpha1.IPFamily {
+	if addr.Is4() {
+		return v1alpha1.IPv4
+	}
+	return v1alpha1.IPv6
+}
+
 // String names the pool and its ranges as its author wrote them, for messages.
 func (p *Pool) String() string {
 	return fmt.Sprintf("pool %q (%s)", p.Name, p.listed)
@@ -87,10 +104,15 @@ func (p *Pool) AdmitsNamespace(namespaceLabels labels.Set) bool {
 func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	spec := &object.Spec
 	pool := &Pool{
-		Name:     object.Name,
-		VLAN:     spec.VLAN,
-		Disabled: spec.Disabled,
-		listed:   listed(spec.Ranges),
+		Name:             object.Name,
+		Labels:           object.Labels,
+		VLAN:             spec.VLAN,
+		Disabled:         spec.Disabled,
+		ExternalAssigner: spec.ExternalAssigner,
+		listed:           listed(spec.Ranges),
+	}
+	if spec.Cooldown != nil {
+		pool.Cooldown = max(0, spec.Cooldown.Duration)
 	}
 	var err error
 	if pool.Subnet, err = ParseSubnet(spec.Subnet); err != nil {

@@ -5,6 +5,8 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
@@ -13,20 +15,21 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 )
 
-// Watch follows all pools and all addresses in use. Its informers are made by
+// Watch follows all pools, all claims and all addresses in use. Its informers are made by
 // NewWatch and run by Run.
 type Watch struct {
-	pools, ips   cache.SharedIndexInformer
-	poolsHandled cache.ResourceEventHandlerRegistration
-	ipsHandled   cache.ResourceEventHandlerRegistration
+	pools, claims, ips cache.SharedIndexInformer
+	handled            []cache.DoneChecker
 }
 
 // Handler receives what a Watch sees. Calls for one kind are serial, in the
-// order of the API server for one object; calls for the two kinds may overlap.
+// order of the API server for one object; calls for different kinds may overlap.
 type Handler struct {
 	// PoolsChanged is called whenever a pool changed, for each of them: it should
 	// only take a note.
 	PoolsChanged func()
+	// ClaimChanged gets a claim that is new or changed.
+	ClaimChanged func(claim *v1alpha1.IPClaim)
 	// Observed gets an address in use that is new or changed.
 	Observed func(ip *v1alpha1.FloatingIP)
 	// Forgotten gets the last known state of an address that was freed.
@@ -36,40 +39,60 @@ type Handler struct {
 // NewWatch returns a Watch that calls handler once Run is called.
 func NewWatch(api *client.Client, handler Handler) (*Watch, error) {
 	w := &Watch{
-		pools: client.NewIPPoolInformer(api.IPPools, 0),
-		ips:   client.NewFloatingIPInformer(api.FloatingIPs, 0, cache.Indexers{}),
+		pools:  client.NewIPPoolInformer(api.IPPools, 0),
+		claims: client.NewIPClaimInformer(api, 0),
+		ips:    client.NewFloatingIPInformer(api.FloatingIPs, 0, cache.Indexers{}),
 	}
-	for _, informer := range []cache.SharedIndexInformer{w.pools, w.ips} {
-		if err := informer.SetTransform(dropManagedFields); err != nil {
+	for _, watched := range []struct {
+		informer  cache.SharedIndexInformer
+		transform cache.TransformFunc
+		handler   cache.ResourceEventHandlerFuncs
+	}{
+		{w.pools, dropManagedFields, cache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { handler.PoolsChanged() },
+			UpdateFunc: func(before, after any) {
+				// The controller writes counts into the status all the time.
+				if specChanged(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) {
+					handler.PoolsChanged()
+				}
+			},
+			DeleteFunc: func(any) { handler.PoolsChanged() },
+		}},
+		{w.claims, dropManagedFields, cache.ResourceEventHandlerFuncs{
+			AddFunc: func(object any) { handler.ClaimChanged(object.(*v1alpha1.IPClaim)) },
+			UpdateFunc: func(before, after any) {
+				if claim := after.(*v1alpha1.IPClaim); before.(*v1alpha1.IPClaim).Generation != claim.Generation {
+					handler.ClaimChanged(claim)
+				}
+			},
+		}},
+		{w.ips, dropManagedFields, cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(object any) { handler.Observed(object.(*v1alpha1.FloatingIP)) },
+			UpdateFunc: func(before, object any) { observeUpdate(handler, before, object) },
+			DeleteFunc: func(object any) {
+				if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+					object = unknown.Obj
+				}
+				handler.Forgotten(object.(*v1alpha1.FloatingIP))
+			},
+		}},
+	} {
+		if err := watched.informer.SetTransform(watched.transform); err != nil {
 			return nil, fmt.Errorf("set the informer's transform: %w", err)
 		}
-	}
-	var err error
-	if w.ipsHandled, err = w.ips.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { handler.Observed(object.(*v1alpha1.FloatingIP)) },
-		UpdateFunc: func(before, object any) { observeUpdate(handler, before, object) },
-		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
-			handler.Forgotten(object.(*v1alpha1.FloatingIP))
-		},
-	}); err != nil {
-		return nil, fmt.Errorf("watch FloatingIPs: %w", err)
-	}
-	if w.poolsHandled, err = w.pools.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { handler.PoolsChanged() },
-		UpdateFunc: func(before, after any) {
-			// The controller writes counts into the status all the time.
-			if before.(*v1alpha1.IPPool).Generation != after.(*v1alpha1.IPPool).Generation {
-				handler.PoolsChanged()
-			}
-		},
-		DeleteFunc: func(any) { handler.PoolsChanged() },
-	}); err != nil {
-		return nil, fmt.Errorf("watch IPPools: %w", err)
+		registration, err := watched.informer.AddEventHandler(watched.handler)
+		if err != nil {
+			return nil, fmt.Errorf("add an event handler: %w", err)
+		}
+		w.handled = append(w.handled, registration.HasSyncedChecker())
 	}
 	return w, nil
+}
+
+// specChanged says whether the pool is not the same to the scheduler; labels are
+// not counted by the generation.
+func specChanged(before, after *v1alpha1.IPPool) bool {
+	return before.UID != after.UID || before.Generation != after.Generation || !maps.Equal(before.Labels, after.Labels)
 }
 
 // observeUpdate tells an update from a deletion and a creation between two
@@ -100,19 +123,27 @@ func (w *Watch) Pools() []*v1alpha1.IPPool {
 	return pools
 }
 
+// Claim returns a claim as it was seen last, nil if there is none. The caller
+// must not modify it.
+func (w *Watch) Claim(namespace, name string) *v1alpha1.IPClaim {
+	object, exists, err := w.claims.GetStore().GetByKey(namespace + "/" + name)
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*v1alpha1.IPClaim)
+}
+
 // Run follows the API server until ctx ends. It blocks.
 func (w *Watch) Run(ctx context.Context) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.pools.RunWithContext(ctx)
-	}()
-	w.ips.RunWithContext(ctx)
-	<-done
+	var group sync.WaitGroup
+	for _, informer := range []cache.SharedIndexInformer{w.pools, w.claims, w.ips} {
+		group.Go(func() { informer.RunWithContext(ctx) })
+	}
+	group.Wait()
 }
 
 // WaitForSync blocks until the handler has been called for everything that
 // existed when Run began, and says so, or until the end of ctx.
 func (w *Watch) WaitForSync(ctx context.Context) bool {
-	return cache.WaitFor(ctx, "IPPools and FloatingIPs", w.poolsHandled.HasSyncedChecker(), w.ipsHandled.HasSyncedChecker())
+	return cache.WaitFor(ctx, "IPPools, IPClaims and FloatingIPs", w.handled...)
 }

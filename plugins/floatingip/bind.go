@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,6 +32,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		var shortage *ipam.ShortageError
 		if errors.As(err, &shortage) {
+			pl.waiting.short(pod.UID)
 			return toStatus(err)
 		}
 		return fwk.AsStatus(err)
@@ -39,8 +41,10 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	// What fails from here on is retried with back-off, or waits for something
 	// else: an address that comes free must not wake the pod early, least of all
 	// the one it gives back itself.
-	pl.waiting.remove(pod.UID)
-	klog.FromContext(ctx).V(4).Info("Reserved a floating IP", "pod", klog.KObj(pod), "ip", reservation.Addr, "pool", reservation.Pool, "node", nodeName)
+	if since, ok := pl.waiting.remove(pod.UID); ok {
+		allocationDuration.Observe(time.Since(since).Seconds())
+	}
+	klog.FromContext(ctx).V(4).Info("Reserved floating IPs", "pod", klog.KObj(pod), "floatingIPs", reservation.Names(), "pools", reservation.Pools(), "node", nodeName)
 	return nil
 }
 
@@ -51,8 +55,8 @@ func (pl *Plugin) Unreserve(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 	}
 }
 
-// Bind claims the reserved address and binds the pod with an annotation that
-// names it: the API server copies a Binding's annotations onto the pod. Pods
+// Bind claims the reserved addresses and binds the pod with an annotation that
+// names them: the API server copies a Binding's annotations onto the pod. Pods
 // without a floating IP are left to the next bind plugin.
 func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
@@ -62,28 +66,42 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if s.reservation == nil {
 		return fwk.AsStatus(fmt.Errorf("bind %s: no address was reserved", klog.KObj(pod)))
 	}
-	if err := pl.addresses.Commit(ctx, s.reservation, pl.podIsCurrent); err != nil {
-		return fwk.AsStatus(fmt.Errorf("claim floating IP %s: %w", s.reservation.Addr, err))
+	if err := pl.commit(ctx, s.reservation); err != nil {
+		return fwk.AsStatus(fmt.Errorf("claim floating IP %s: %w", s.reservation.Names(), err))
 	}
 	err := pl.bind(ctx, &v1.Binding{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-			Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: s.reservation.Name()},
+			Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: s.reservation.Names()},
 		},
 		Target: v1.ObjectReference{Kind: "Node", Name: nodeName},
 	})
 	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Bound a pod with a floating IP", "pod", klog.KObj(pod), "ip", s.reservation.Addr, "pool", s.reservation.Pool, "node", nodeName)
+		klog.FromContext(ctx).V(2).Info("Bound a pod with floating IPs", "pod", klog.KObj(pod), "floatingIPs", s.reservation.Names(), "pools", s.reservation.Pools(), "node", nodeName)
 		return nil
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// Another scheduler bound the pod, or it is gone: it will not come back for
 		// the address.
 		if abandonErr := pl.addresses.Abandon(ctx, s.reservation); abandonErr != nil {
-			err = errors.Join(err, fmt.Errorf("give back floating IP %s: %w", s.reservation.Addr, abandonErr))
+			err = errors.Join(err, fmt.Errorf("give back floating IP %s: %w", s.reservation.Names(), abandonErr))
 		}
 	}
 	return fwk.AsStatus(err)
+}
+
+func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {
+	started := time.Now()
+	err := pl.addresses.Commit(ctx, r, pl.podIsCurrent)
+	result := "success"
+	switch {
+	case errors.Is(err, ipam.ErrConflict):
+		result = "conflict"
+	case err != nil:
+		result = "error"
+	}
+	commitDuration.WithLabelValues(result).Observe(time.Since(started).Seconds())
+	return err
 }
 
 // bind posts a Binding the way the stock binder does.

@@ -5,6 +5,7 @@ package floatingip
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -12,26 +13,36 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// Reasons that a user reads in `kubectl describe pod`.
-const (
-	ErrReasonNode     = "node(s) in no IPPool that has an address for the pod"
-	ErrReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
-)
+// reasonNodeCap is of a node that advertises the resource and has given out all
+// of it.
+const reasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
 
 const stateKey = fwk.StateKey(Name)
 
-// cycleState is what PreFilter found and Reserve took. The reservation is
-// written once, in Reserve, which runs alone; a clone made before, for
-// preemption, never sees it.
+// cycleState is what PreFilter found and Reserve took.
 type cycleState struct {
-	candidates  *ipam.Candidates
+	*found
+	// relief is what the preemption that is being tried out gives; nil: none is.
+	relief *relief
+}
+
+// found is the same for all copies of a state.
+type found struct {
+	candidates *ipam.Candidates
+	// short is done once the pod has met a node that lacks an address for it.
+	short sync.Once
+	// reservation is written once, in Reserve, which runs alone; a copy made
+	// before, for preemption, never sees it.
 	reservation *ipam.Reservation
 }
 
-// Clone returns the state itself: only Reserve changes it, and never on a clone.
-func (s *cycleState) Clone() fwk.StateData { return s }
+// Clone copies what a preemption that is tried out changes.
+func (s *cycleState) Clone() fwk.StateData {
+	return &cycleState{found: s.found, relief: s.relief.clone()}
+}
 
 // stateOf returns nil for a pod without a floating IP, whose PreFilter was
 // skipped and wrote none.
@@ -43,9 +54,11 @@ func stateOf(state fwk.CycleState) *cycleState {
 	return data.(*cycleState)
 }
 
-// PreFilter compiles the pod's request and finds the pools that can serve it.
+// PreFilter compiles the pod's request and finds what can serve it. It rejects
+// the pod only if nothing can, whatever comes free: a pod for which there is no
+// address now may get one by preemption, which needs the Filters to have run.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
-	if !asks(pod) {
+	if !pl.reader.asks(pod) {
 		if name := strayAnnotation(pod); name != "" {
 			return nil, toStatus(fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to one, or remove the annotation", name, v1alpha1.ResourceIP))
 		}
@@ -59,36 +72,69 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	pl.waiting.add(pod, request)
 	candidates, err := pl.addresses.Candidates(request)
 	if err != nil {
+		pl.waiting.short(pod.UID)
 		return nil, toStatus(err)
 	}
-	state.Write(stateKey, &cycleState{candidates: candidates})
-	if _, kept := candidates.Kept(); !kept {
+	s := &cycleState{found: &found{candidates: candidates}}
+	state.Write(stateKey, s)
+	if len(candidates.Kept()) == 0 {
 		return nil, nil
 	}
 	names := sets.New[string]()
 	for _, node := range nodes {
-		if candidates.Serves(pl.nodes.of(candidates.Snapshot(), node.Node())) {
+		rejection := candidates.Rejects(pl.nodes.of(candidates.Snapshot(), node.Node()))
+		if rejection == nil || !rejection.Unresolvable {
 			names.Insert(node.Node().Name)
 		}
 	}
 	if len(names) == 0 {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ErrReasonKeptNode)
+		pl.waiting.short(pod.UID)
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonKeptNode)
 	}
 	return &fwk.PreFilterResult{NodeNames: names}, nil
 }
 
-// PreFilterExtensions do not exist: see the package documentation.
-func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
-
-// Filter says whether the node is in a pool that can serve the pod.
-func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, _ *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
+// Filter says whether the node has addresses for the pod.
+func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
-		// PreFilter found no address. Preemption asks nevertheless.
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ErrReasonNode)
+		// PreFilter found that nothing can serve the pod. Preemption asks
+		// nevertheless.
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonNode)
 	}
-	if !s.candidates.Serves(pl.nodes.of(s.candidates.Snapshot(), nodeInfo.Node())) {
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ErrReasonNode)
+	if status := withinNode(pod, nodeInfo); status != nil {
+		return status
+	}
+	nodePools := pl.nodes.of(s.candidates.Snapshot(), nodeInfo.Node())
+	var rejection *ipam.Rejection
+	if s.relief == nil {
+		rejection = s.candidates.Rejects(nodePools)
+	} else {
+		rejection = s.candidates.RejectsAfter(nodePools, s.relief.sum(s.candidates))
+	}
+	if rejection == nil {
+		return nil
+	}
+	s.short.Do(func() { pl.waiting.short(pod.UID) })
+	code := fwk.Unschedulable
+	if rejection.Unresolvable {
+		code = fwk.UnschedulableAndUnresolvable
+	}
+	return fwk.NewStatus(code, rejection.Reason)
+}
+
+// withinNode caps the addresses on a node that advertises the extended resource.
+// NodeResourcesFit would do it, but would also refuse every node that does not
+// advertise it.
+func withinNode(pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
+	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
+		limit, capped := nodeInfo.GetAllocatable().GetScalarResources()[name]
+		if !capped {
+			continue
+		}
+		if wanted := requested(pod, name); wanted > 0 && nodeInfo.GetRequested().GetScalarResources()[name]+wanted > limit {
+			return fwk.NewStatus(fwk.Unschedulable, reasonNodeCap)
+		}
 	}
 	return nil
 }
@@ -97,7 +143,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, _ *v1.Pod, nod
 // for them. A pod with one is not to be batched, since each address taken changes
 // what the next pod can have.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
-	if asks(pod) || strayAnnotation(pod) != "" {
+	if pl.reader.asks(pod) || strayAnnotation(pod) != "" {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with a floating IP are scheduled one by one")
 	}
 	return nil, nil

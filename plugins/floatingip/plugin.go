@@ -32,6 +32,8 @@ var (
 	_ fwk.PreFilterPlugin   = (*Plugin)(nil)
 	_ fwk.FilterPlugin      = (*Plugin)(nil)
 	_ fwk.SignPlugin        = (*Plugin)(nil)
+	_ fwk.PreScorePlugin    = (*Plugin)(nil)
+	_ fwk.ScorePlugin       = (*Plugin)(nil)
 	_ fwk.ReservePlugin     = (*Plugin)(nil)
 	_ fwk.BindPlugin        = (*Plugin)(nil)
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
@@ -54,7 +56,7 @@ type addresses interface {
 // Factory makes the plugin for every profile of one scheduler process, on one
 // book of addresses.
 type Factory struct {
-	open func(config *rest.Config) (book, error)
+	open func(config *rest.Config, args Args) (book, error)
 
 	mu     sync.Mutex
 	shared *shared
@@ -63,12 +65,14 @@ type Factory struct {
 // book is what the factory needs of an IPAM.
 type book interface {
 	addresses
+	pool
 	OnChange(listener func(ipam.Change))
 	Run(ctx context.Context)
 }
 
 // shared is what the profiles have in common.
 type shared struct {
+	args    Args
 	book    book
 	waiting *waiting
 	nodes   *nodePools
@@ -76,18 +80,20 @@ type shared struct {
 
 // NewFactory returns a factory. A process has one.
 func NewFactory() *Factory {
-	return &Factory{open: func(config *rest.Config) (book, error) { return ipam.NewForConfig(config) }}
+	registerMetrics()
+	return &Factory{open: func(config *rest.Config, _ Args) (book, error) { return ipam.NewForConfig(config, nil) }}
 }
 
 // New makes the plugin of one profile. The first call starts to follow the API
 // server until ctx ends: the framework has no later hook for it. It does not
 // wait for the book to be read, which happens while another scheduler may still
 // lead.
-func (f *Factory) New(ctx context.Context, args runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
-	if err := checkArgs(args); err != nil {
+func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	args, err := decodeArgs(object)
+	if err != nil {
 		return nil, err
 	}
-	shared, err := f.share(ctx, handle)
+	shared, err := f.share(ctx, args, handle)
 	if err != nil {
 		return nil, err
 	}
@@ -95,6 +101,7 @@ func (f *Factory) New(ctx context.Context, args runtime.Object, handle fwk.Handl
 	sets := informers.Apps().V1().ReplicaSets().Lister()
 	return &Plugin{
 		handle:     handle,
+		reader:     reader{galaxy: args.GalaxyAliases},
 		addresses:  shared.book,
 		waiting:    shared.waiting,
 		nodes:      shared.nodes,
@@ -103,23 +110,27 @@ func (f *Factory) New(ctx context.Context, args runtime.Object, handle fwk.Handl
 	}, nil
 }
 
-func (f *Factory) share(ctx context.Context, handle fwk.Handle) (*shared, error) {
+func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*shared, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.shared != nil {
+		if f.shared.args != args {
+			return nil, fmt.Errorf("plugin %s: all profiles must have the same args, for they share one book of addresses", Name)
+		}
 		return f.shared, nil
 	}
-	book, err := f.open(handle.KubeConfig())
+	book, err := f.open(handle.KubeConfig(), args)
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
-	shared := &shared{book: book, waiting: newWaiting(handle), nodes: newNodePools()}
+	shared := &shared{args: args, book: book, waiting: newWaiting(handle, book), nodes: newNodePools()}
 	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
 		return nil, err
 	}
 	book.OnChange(shared.waiting.changed)
 	go book.Run(ctx)
 	go shared.waiting.run(ctx)
+	exposeWaiting(shared.waiting.count)
 	f.shared = shared
 	return shared, nil
 }
@@ -127,7 +138,7 @@ func (f *Factory) share(ctx context.Context, handle fwk.Handle) (*shared, error)
 // watch follows what the scheduler watches anyway.
 func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	core := informers.Core().V1()
-	if _, err := core.Pods().Informer().AddEventHandler(deleted(func(object metav1.Object) { s.waiting.remove(object.GetUID()) })); err != nil {
+	if _, err := core.Pods().Informer().AddEventHandler(deleted(func(object metav1.Object) { _, _ = s.waiting.remove(object.GetUID()) })); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	if _, err := core.Nodes().Informer().AddEventHandler(deleted(func(object metav1.Object) { s.nodes.forget(object.GetName()) })); err != nil {
@@ -159,19 +170,10 @@ func deleted(handle func(metav1.Object)) cache.ResourceEventHandler {
 	}}
 }
 
-// checkArgs refuses arguments: the plugin has none, and a setting that is
-// silently ignored misleads.
-func checkArgs(args runtime.Object) error {
-	unknown, ok := args.(*runtime.Unknown)
-	if args == nil || ok && (len(unknown.Raw) == 0 || string(unknown.Raw) == "{}") {
-		return nil
-	}
-	return fmt.Errorf("plugin %s takes no args", Name)
-}
-
 // Plugin gives pods of one profile their addresses.
 type Plugin struct {
 	handle     fwk.Handle
+	reader     reader
 	addresses  addresses
 	waiting    *waiting
 	nodes      *nodePools
@@ -185,14 +187,14 @@ func (pl *Plugin) Name() string { return Name }
 // request compiles the pod and looks up what the request needs of other
 // objects.
 func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
-	request, err := compile(pod)
+	request, err := pl.reader.compile(pod)
 	if err != nil {
 		return request, err
 	}
 	if request.Owner, err = ownerOf(pod, pl.replicaSet); err != nil {
 		return request, errRetry{err}
 	}
-	if err := checkPolicy(&request); err != nil {
+	if err := checkOwner(&request); err != nil {
 		return request, err
 	}
 	namespace, err := pl.namespaces.Get(pod.Namespace)

@@ -30,9 +30,6 @@ func TestBadInput(t *testing.T) {
 		pools         = v1alpha1.AnnotationPools
 	)
 	hostNetwork := func(pod *v1.Pod) { pod.Spec.HostNetwork = true }
-	ofJob := func(pod *v1.Pod) {
-		pod.OwnerReferences = ownerOf("batch/v1", "Job", "backup")
-	}
 	tests := []struct {
 		name string
 		pod  func(*v1.Pod)
@@ -47,8 +44,14 @@ func TestBadInput(t *testing.T) {
 		{"pools: empty", annotated(pools, ""), `annotation berth.dev/pools: "" is not the name of an IPPool`, pools, "web"},
 		{"pools: no such pool", fromPools("wbe"), `there is no IPPool "wbe" (kubectl get ippools lists them)`, pools, "wbe, web"},
 		{"pools: all taken out", fromPools("reserved"), `pool "reserved" (10.0.70.200) has no free address (0 in use, 0 retained, 1 reserved)`, pools, "web"},
-		{"Retain on a pod of a Job", and(policy(v1alpha1.ReleaseRetain), ofJob), `Retain works for StatefulSets, Deployments and pods of their own, not for pods of a Job (batch/v1)`, releasePolicy, "PodDeleted"},
-		{"two addresses", asking("2"), `the pod requests berth.dev/ip: 2; a pod can have 1`, "", ""},
+		{"nine addresses", asking("9"), `the pod requests berth.dev/ip: 9; a pod can have 8`, "", ""},
+		{"dual-stack with one address", annotated(v1alpha1.AnnotationFamilies, "IPv4,IPv6"), `annotation berth.dev/families asks for one address of each of 2 families but the pod requests berth.dev/ip: 1; make it 2`, v1alpha1.AnnotationFamilies, ""},
+		{"IPv6 without a pool", annotated(v1alpha1.AnnotationFamilies, "IPv6"), `pool "web" (10.0.70.2-10.0.70.99) has no IPv6 addresses`, v1alpha1.AnnotationFamilies, "IPv4"},
+		{"an address of no pool", annotated(v1alpha1.AnnotationAddresses, "10.0.71.5"), `address (one of 10.0.71.5): pool "web" (10.0.70.2-10.0.70.99) has none of 10.0.71.5`, v1alpha1.AnnotationAddresses, "10.0.70.50"},
+		{"a reserved address", annotated(v1alpha1.AnnotationAddresses, "10.0.70.200"), `address (one of 10.0.70.200): 10.0.70.200 is reserved by an administrator`, v1alpha1.AnnotationAddresses, "10.0.70.51"},
+		{"an address and pools that do not have it", and(fromPools("reserved"), annotated(v1alpha1.AnnotationAddresses, "10.0.70.52")), `pool "reserved" (10.0.70.200) has none of 10.0.70.52`, pools, "web"},
+		{"no such claim", annotated(v1alpha1.AnnotationClaim, "licences"), `there is no IPClaim "licences" in namespace "default" (create it, or correct the pod's annotation berth.dev/claim)`, v1alpha1.AnnotationClaim, ""},
+		{"retain-for without a policy", annotated(v1alpha1.AnnotationRetainFor, "1h"), `annotation berth.dev/retain-for has no effect with release policy PodDeleted`, v1alpha1.AnnotationRetainFor, ""},
 		{"hostNetwork", hostNetwork, `the pod requests berth.dev/ip but uses the node's network (hostNetwork: true): remove one of the two`, "", ""},
 		{"policy without request", and(policy(v1alpha1.ReleaseRetain), asking("0")), `the pod has annotation berth.dev/release-policy but no container requests berth.dev/ip: add resources.requests["berth.dev/ip"]: 1 to one, or remove the annotation`, releasePolicy, ""},
 		{"pools without request", and(fromPools("web"), asking("0")), `the pod has annotation berth.dev/pools but no container requests berth.dev/ip`, pools, ""},

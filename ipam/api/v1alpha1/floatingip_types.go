@@ -85,6 +85,14 @@ type FloatingIPSpec struct {
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
 
+	// index says which of its pod's addresses it is, from 0: a pod's next
+	// incarnation gets its addresses in the same order.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=7
+	// +optional
+	Index int32 `json:"index,omitempty"`
+
 	// lastPod is the name of the pod that had the address last. Of several
 	// addresses that are retained, a pod gets the one it had.
 	//

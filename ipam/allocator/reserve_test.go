@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+// reserveFree reserves one free address of some pools.
+func reserveFree(book *Allocator, pools []string, pod string) (netip.Addr, string, error) {
+	taken, err := book.Reserve(Claimant{PodUID: pod}, []Want{{Pools: pools}})
+	if err != nil {
+		return netip.Addr{}, "", err
+	}
+	return taken[0].Addr, taken[0].Pool, nil
+}
+
+// reserveHeld reserves an address that an owner holds.
+func reserveHeld(book *Allocator, addr netip.Addr, owner Owner, pod string) (Record, error) {
+	taken, err := book.Reserve(Claimant{Owner: owner, PodUID: pod}, []Want{{Held: []netip.Addr{addr}}})
+	if err != nil {
+		return Record{}, err
+	}
+	return *taken[0].Stored, nil
+}
+
+func addrs(texts ...string) []netip.Addr {
+	var result []netip.Addr
+	for _, text := range texts {
+		result = append(result, netip.MustParseAddr(text))
+	}
+	return result
+}
+
+func exactly(texts ...string) []Range {
+	var result []Range
+	for _, text := range texts {
+		result = append(result, ranges(text, text)...)
+	}
+	return result
+}
+
+// A greedy choice would take 10.0.0.1 for the first want and leave none for the
+// second.
+func TestReserveSeveral(t *testing.T) {
+	book := New()
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.3"), testPool("six", "2001:db8::1", "2001:db8::2")})
+	wants := []Want{
+		{Pools: []string{"a"}, Ranges: ranges("10.0.0.1", "10.0.0.2")},
+		{Pools: []string{"a"}, Ranges: exactly("10.0.0.1")},
+		{Pools: []string{"a"}},
+		{Pools: []string{"six"}},
+	}
+	taken, err := book.Reserve(Claimant{PodUID: "pod"}, wants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []netip.Addr
+	for _, one := range taken {
+		got = append(got, one.Addr)
+	}
+	if want := addrs("10.0.0.2", "10.0.0.1", "10.0.0.3", "2001:db8::1"); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	var unmet *UnmetError
+	_, err = book.Reserve(Claimant{PodUID: "next"}, []Want{{Pools: []string{"six"}}, {Pools: []string{"a"}}})
+	if !errors.As(err, &unmet) || unmet.Want != 1 || !errors.Is(err, ErrExhausted) {
+		t.Errorf("Reserve() from a pool that is used up = %v, want the second want unmet", err)
+	}
+	if free := book.Counts("six").Free; free != 1 {
+		t.Errorf("pool six has %d free addresses after a reservation that failed, want 1", free)
+	}
+}
+
+func TestLimit(t *testing.T) {
+	book := New()
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.9"), testPool("six", "2001:db8::1", "2001:db8::9")})
+	owner := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
+	claimant := func(pod string) Claimant { return Claimant{Owner: owner, PodUID: pod, Limited: true, Limit: 2} }
+	four, six := Want{Pools: []string{"a"}}, Want{Pools: []string{"six"}}
+	if _, err := book.Reserve(claimant("x"), []Want{four, six}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := book.Reserve(claimant("y"), []Want{four, four}); !errors.Is(err, ErrLimit) {
+		t.Errorf("three of a family where two may be = %v, want ErrLimit", err)
+	}
+	if err := book.Feasible(claimant("y"), []Want{four, four}, &Relief{Owned4: 1}); err != nil {
+		t.Errorf("Feasible() after a relief of one = %v", err)
+	}
+	if _, err := book.Reserve(claimant("y"), []Want{four, six}); err != nil {
+		t.Errorf("two of a family where two may be: %v", err)
+	}
+	if v4, v6 := book.Owned(owner); v4 != 2 || v6 != 2 {
+		t.Errorf("the owner has %d and %d addresses, want 2 and 2", v4, v6)
+	}
+	book.Release(netip.MustParseAddr("10.0.0.1"), "x")
+	if v4, _ := book.Owned(owner); v4 != 1 {
+		t.Errorf("the owner has %d addresses after a release, want 1", v4)
+	}
+}
+
+func TestRelief(t *testing.T) {
+	book := New()
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.1")})
+	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "d", UID: "1"}
+	book.Observe(Record{Addr: netip.MustParseAddr("10.0.0.1"), UID: "o", Version: 1, Owner: owner, PodUID: "victim", Policy: Retain})
+	pod, want := Claimant{PodUID: "pod"}, []Want{{Pools: []string{"a"}}}
+	for _, test := range []struct {
+		name   string
+		relief *Relief
+		ok     bool
+	}{
+		{"none", nil, false},
+		{"the victim's address is freed", &Relief{Freed: addrs("10.0.0.1")}, true},
+		{"but a pod with precedence needs it", &Relief{Freed: addrs("10.0.0.1"), Demand: 1}, false},
+		{"the victim's address stays with the owner of both", &Relief{Held: addrs("10.0.0.1")}, true},
+	} {
+		if err := book.Feasible(pod, want, test.relief); (err == nil) != test.ok {
+			t.Errorf("%s: Feasible() = %v, want success %v", test.name, err, test.ok)
+		}
+	}
+	exact := []Want{{Pools: []string{"a"}, Ranges: exactly("10.0.0.1")}}
+	if err := book.Feasible(pod, exact, &Relief{Freed: addrs("10.0.0.1")}); err != nil {
+		t.Errorf("the very address that would be freed: %v", err)
+	}
+}
+
+// match serves all wants if and only if trying everything does.
+func FuzzMatch(f *testing.F) {
+	for i := range uint64(20) {
+		f.Add(i)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		pools := []*freeSpace{{}, {}, {}}
+		room := map[*freeSpace]uint64{}
+		for _, pool := range pools {
+			room[pool] = 1 + random.Uint64N(2)
+		}
+		// An address is either the owner's or of one pool.
+		var all []option
+		for i := range 6 {
+			o := option{addr: v4(i)}
+			if at := random.IntN(4); at < 3 {
+				o.pool = pools[at]
+			}
+			all = append(all, o)
+		}
+		for _, pool := range pools {
+			all = append(all, option{pool: pool})
+		}
+		wants := make([][]option, 1+random.IntN(5))
+		for i := range wants {
+			for _, at := range random.Perm(len(all))[:1+random.IntN(3)] {
+				wants[i] = append(wants[i], all[at])
+			}
+		}
+		chosen, unmet := match(wants, func(p *freeSpace) uint64 { return room[p] })
+		if possible := exhaustive(wants, nil, room); possible != (unmet == len(wants)) {
+			t.Fatalf("match found %v for %v, but possible is %v", chosen, wants, possible)
+		}
+		if unmet == len(wants) && !allowed(chosen, room) {
+			t.Fatalf("match chose %v for %v", chosen, wants)
+		}
+	})
+}
+
+func exhaustive(wants [][]option, chosen []option, room map[*freeSpace]uint64) bool {
+	if !allowed(chosen, room) {
+		return false
+	}
+	if len(chosen) == len(wants) {
+		return true
+	}
+	return slices.ContainsFunc(wants[len(chosen)], func(o option) bool {
+		return exhaustive(wants, append(slices.Clone(chosen), o), room)
+	})
+}
+
+func allowed(chosen []option, room map[*freeSpace]uint64) bool {
+	drawn, seen := map[*freeSpace]uint64{}, map[netip.Addr]bool{}
+	for _, o := range chosen {
+		if o.addr.IsValid() && seen[o.addr] {
+			return false
+		}
+		seen[o.addr] = true
+		if drawn[o.pool]++; o.pool != nil && drawn[o.pool] > room[o.pool] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"encoding/binary"
+	"math"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// Candidates is what can serve a request at one moment: addresses its owner
+// already has, and the pools it may use. Safe for concurrent use.
+type Candidates struct {
+	request  Request
+	claimant allocator.Claimant
+	state    *state
+	book     *allocator.Allocator
+	parts    []candidate
+	// plain: one free address of any pool, which needs no look into the book.
+	plain bool
+	// answers remembers, for a set of pools, whether they can serve.
+	answers sync.Map // string → *Rejection, nil if they can
+}
+
+// candidate is what can serve one part.
+type candidate struct {
+	// kept are addresses of which the part must have one: the owner retained
+	// them, or the pod was bound with them. None: it gets a free one.
+	kept []allocator.Record
+	// stale are addresses that earlier attempts to schedule the pod claimed, in
+	// this process or in another scheduler. The pod need not run with them.
+	stale []allocator.Record
+}
+
+// Rejection says why a node cannot have the pod.
+type Rejection struct {
+	// Reason for a person; the same for nodes with the same pools.
+	Reason string
+	// Unresolvable: not even preemption would help.
+	Unresolvable bool
+}
+
+// Reasons of rejections that do not depend on what is free.
+const (
+	ReasonNode     = "node(s) in no IPPool that the pod may use"
+	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
+)
+
+// Kept returns the addresses of which the pod must have some.
+func (c *Candidates) Kept() []netip.Addr {
+	var kept []netip.Addr
+	for _, part := range c.parts {
+		for _, record := range part.kept {
+			if !slices.Contains(kept, record.Addr) {
+				kept = append(kept, record.Addr)
+			}
+		}
+	}
+	return kept
+}
+
+// Snapshot is what positions of pools refer to.
+func (c *Candidates) Snapshot() *pools.Snapshot { return c.state.snapshot }
+
+// assign distributes the addresses that the owner holds, most fitting first, to
+// the parts.
+func (c *Candidates) assign(held []allocator.Record) {
+	c.parts = make([]candidate, len(c.request.Parts))
+	var options [][]allocator.Record
+	for i := range c.request.Parts {
+		part := &c.request.Parts[i]
+		var fitting []allocator.Record
+		for _, record := range held {
+			switch {
+			case !part.fits(record.Addr):
+			case c.isStale(&record):
+				c.parts[i].stale = append(c.parts[i].stale, record)
+			default:
+				fitting = append(fitting, record)
+			}
+		}
+		slices.SortStableFunc(fitting, func(x, y allocator.Record) int { return distance(x, i) - distance(y, i) })
+		options = append(options, fitting)
+	}
+	// As many parts as possible have a kept address; where there are fewer
+	// addresses than parts, the parts with their own index come first.
+	holder := map[netip.Addr]int{}
+	for i := range options {
+		claimKept(options, i, holder, map[int]bool{})
+	}
+	for _, i := range holder {
+		c.parts[i].kept = options[i]
+	}
+}
+
+// isStale says of an address that records this very pod, which is not bound,
+// whether nothing ran with it: it was claimed anew and not retained before.
+func (c *Candidates) isStale(record *allocator.Record) bool {
+	return record.PodUID == c.request.UID && (record.Policy == allocator.PodDeleted || record.Generation == 1)
+}
+
+// chooseFamilies decides for parts that may be of either family and get a new
+// address: IPv4 where the request may use a pool of it. What the author did not
+// say must not depend on which pool has more room.
+func (c *Candidates) chooseFamilies() {
+	family := v1alpha1.IPFamily("")
+	parts := slices.Clone(c.request.Parts)
+	for i := range parts {
+		if parts[i].Family != "" || len(parts[i].Ranges) > 0 || len(c.parts[i].kept) > 0 {
+			continue
+		}
+		if family == "" {
+			family = c.defaultFamily()
+		}
+		parts[i].Family = family
+	}
+	c.request.Parts = parts
+}
+
+func (c *Candidates) defaultFamily() v1alpha1.IPFamily {
+	for _, pool := range c.state.snapshot.Pools() {
+		if pool.Family() == v1alpha1.IPv4 && c.request.mayUse(pool) {
+			return v1alpha1.IPv4
+		}
+	}
+	return v1alpha1.IPv6
+}
+
+func distance(record allocator.Record, part int) int {
+	if int(record.Index) == part {
+		return 0
+	}
+	return 1
+}
+
+// claimKept gives part one of its options, moving others (Kuhn's matching).
+func claimKept(options [][]allocator.Record, part int, holder map[netip.Addr]int, seen map[int]bool) bool {
+	if seen[part] {
+		return false
+	}
+	seen[part] = true
+	for _, record := range options[part] {
+		if _, taken := holder[record.Addr]; !taken {
+			holder[record.Addr] = part
+			return true
+		}
+	}
+	for _, record := range options[part] {
+		if claimKept(options, holder[record.Addr], holder, seen) {
+			holder[record.Addr] = part
+			return true
+		}
+	}
+	return false
+}
+
+// Rejects says why a node that serves the pools at these positions cannot have
+// the pod, nil if it can. It is quick for a pod that wants one address of any
+// pool, and remembers its answers for the others.
+func (c *Candidates) Rejects(nodePools []int) *Rejection {
+	if c.plain {
+		for _, position := range nodePools {
+			if c.state.view.Free(position) > 0 && c.serves(0, position) {
+				return nil
+			}
+		}
+	}
+	key := keyOf(nodePools)
+	if answer, known := c.answers.Load(key); known {
+		return answer.(*Rejection)
+	}
+	answer := c.rejection(nodePools, nil)
+	c.answers.Store(key, answer)
+	return answer
+}
+
+// RejectsAfter is Rejects after a preemption.
+func (c *Candidates) RejectsAfter(nodePools []int, relief *allocator.Relief) *Rejection {
+	return c.rejection(nodePools, relief)
+}
+
+func (c *Candidates) pool(position int) *pools.Pool { return c.state.snapshot.Pools()[position] }
+
+// keyOf is the positions as a map key.
+func keyOf(positions []int) string {
+	key := make([]byte, 0, 4*len(positions))
+	for _, position := range positions {
+		key = binary.LittleEndian.AppendUint32(key, uint32(position))
+	}
+	return string(key)
+}
+
+func (c *Candidates) rejection(nodePools []int, relief *allocator.Relief) *Rejection {
+	for i := range c.parts {
+		if rejection := c.unreachable(i, nodePools); rejection != nil {
+			return rejection
+		}
+	}
+	err := c.book.Feasible(c.claimant, c.wants(nodePools), relief)
+	if err == nil {
+		return nil
+	}
+	return &Rejection{Reason: c.explain(err, nodePools)}
+}
+
+// unreachable says whether nothing that could serve the part is reachable at a
+// node.
+func (c *Candidates) unreachable(part int, nodePools []int) *Rejection {
+	kept := c.parts[part].kept
+	if len(kept) > 0 {
+		if len(c.homedIn(kept, nodePools)) == 0 {
+			return &Rejection{Reason: ReasonKeptNode, Unresolvable: true}
+		}
+		return nil
+	}
+	for _, position := range nodePools {
+		if c.serves(part, position) {
+			return nil
+		}
+	}
+	return &Rejection{Reason: c.describePart(part, ReasonNode), Unresolvable: true}
+}
+
+// serves says whether the part may have a free address of a pool.
+func (c *Candidates) serves(part, position int) bool {
+	pool := c.pool(position)
+	return c.request.mayUse(pool) && c.request.Parts[part].fitsPool(pool)
+}
+
+// homedIn returns the addresses that lie in the pools at these positions.
+func (c *Candidates) homedIn(records []allocator.Record, nodePools []int) []netip.Addr {
+	var addrs []netip.Addr
+	for _, record := range records {
+		if home, ok := c.state.snapshot.Home(record.Addr); ok && slices.Contains(nodePools, home) {
+			addrs = append(addrs, record.Addr)
+		}
+	}
+	return addrs
+}
+
+// wants is what the book is asked for on a node with these pools.
+func (c *Candidates) wants(nodePools []int) []allocator.Want {
+	wants := make([]allocator.Want, len(c.parts))
+	for i, part := range c.parts {
+		if len(part.kept) > 0 {
+			wants[i].Held = c.homedIn(part.kept, nodePools)
+			continue
+		}
+		wants[i].Preferred = c.homedIn(part.stale, nodePools)
+		for _, position := range nodePools {
+			if c.serves(i, position) {
+				wants[i].Pools = append(wants[i].Pools, c.pool(position).Name)
+			}
+		}
+		for _, r := range c.request.Parts[i].Ranges {
+			wants[i].Ranges = append(wants[i].Ranges, allocator.Range{First: r.First, Last: r.Last})
+		}
+	}
+	return wants
+}
+
+// Room is how many free addresses a node that serves the pools at these
+// positions could still give to pods like this one; 0 if the pod must have an
+// address that it has already.
+func (c *Candidates) Room(nodePools []int) int64 {
+	var room uint64
+	for _, position := range nodePools {
+		if free := c.state.view.Free(position); free > 0 && c.mayServe(position) {
+			room += min(free, math.MaxInt32)
+		}
+	}
+	return int64(min(room, math.MaxInt32))
+}
+
+func (c *Candidates) mayServe(position int) bool {
+	for part := range c.parts {
+		if len(c.parts[part].kept) == 0 && c.serves(part, position) {
+			return true
+		}
+	}
+	return false
+}
+
+// Relieve adds to a relief what the end of a pod would give to this request. held
+// are the names of FloatingIPs that the pod is said to hold; only those count
+// that record it.
+func (c *Candidates) Relieve(relief *allocator.Relief, podUID string, names []string) {
+	for _, name := range names {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			continue
+		}
+		record, ok := c.book.Stored(addr)
+		if !ok || record.PodUID != podUID || record.Reserved || record.Cooling {
+			continue
+		}
+		ours := record.Owner.SameWorkload(c.claimant.Owner)
+		home, homed := c.state.snapshot.Home(addr)
+		switch {
+		case record.Policy != allocator.PodDeleted:
+			// It stays with its owner, which may be this pod's.
+			if ours && record.Owner.UID == c.claimant.Owner.UID {
+				relief.Held = append(relief.Held, addr)
+			}
+			continue
+		case homed && c.pool(home).Cooldown == 0:
+			relief.Freed = append(relief.Freed, addr)
+		}
+		if ours && addr.Is4() {
+			relief.Owned4++
+		} else if ours {
+			relief.Owned6++
+		}
+	}
+}
+
+// Parts is how many addresses the pod wants.
+func (c *Candidates) Parts() int { return len(c.parts) }

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// impossible says why no node at all can have the pod, whatever comes free: nil
+// if one may.
+func (c *Candidates) impossible() error {
+	all := c.state.snapshot.Pools()
+	if err := c.homeless(); err != nil {
+		return err
+	}
+	if len(all) == 0 && len(c.request.Pools) == 0 {
+		return &ShortageError{Reasons: []string{"there is no valid IPPool"}, Remedy: "create one: kubectl explain ippool.spec"}
+	}
+	for part := range c.parts {
+		if len(c.parts[part].kept) > 0 {
+			continue
+		}
+		found := false
+		for position := range all {
+			if c.serves(part, position) {
+				found = true
+				break
+			}
+		}
+		if !found {
+			return c.noPool(part)
+		}
+	}
+	return nil
+}
+
+// homeless says that an address which the pod must have is in no pool any more,
+// so that nobody knows where it is reachable.
+func (c *Candidates) homeless() error {
+	for _, part := range c.parts {
+		var lost *allocator.Record
+		for i := range part.kept {
+			if _, ok := c.state.snapshot.Home(part.kept[i].Addr); ok {
+				lost = nil
+				break
+			}
+			lost = &part.kept[i]
+		}
+		if lost != nil {
+			return &ShortageError{
+				Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s but no valid pool contains it any longer",
+					lost.Addr, lost.Owner.Kind, lost.Owner.Namespace, lost.Owner.Name)},
+				Remedy: fmt.Sprintf("put it back into pool %q, or give it up: kubectl delete floatingip %s", lost.Pool, v1alpha1.NameOf(lost.Addr)),
+			}
+		}
+	}
+	return nil
+}
+
+// noPool says why the part can have an address of no pool.
+func (c *Candidates) noPool(part int) error {
+	shortage := &ShortageError{}
+	add := func(format string, args ...any) {
+		shortage.Reasons = append(shortage.Reasons, c.describePart(part, fmt.Sprintf(format, args...)))
+	}
+	snapshot := c.state.snapshot
+	for _, name := range c.request.Pools {
+		if _, ok := snapshot.Index(name); ok {
+			continue
+		}
+		if err := snapshot.Invalid(name); err != nil {
+			add("pool %q is invalid: %v", name, err)
+			continue
+		}
+		add("there is no IPPool %q", name)
+		shortage.Remedy = "kubectl get ippools lists them"
+	}
+	named := 0
+	for _, pool := range snapshot.Pools() {
+		if !c.request.names(pool) {
+			continue
+		}
+		named++
+		switch {
+		case !pool.AdmitsNamespace(c.request.NamespaceLabels):
+			add("%s does not admit namespace %q", pool, c.request.Namespace)
+		case c.request.Parts[part].Family != "" && c.request.Parts[part].Family != pool.Family():
+			add("%s has no %s addresses", pool, c.request.Parts[part].Family)
+		default:
+			add("%s has none of %s", pool, rangesText(c.request.Parts[part].Ranges))
+		}
+	}
+	if named == 0 && len(shortage.Reasons) == 0 {
+		add("no IPPool has labels that match %q", c.request.PoolSelector)
+		shortage.Remedy = "kubectl get ippools --show-labels lists them"
+	}
+	return shortage
+}
+
+// describePart says which part a text is about, where there are several or it is
+// a special one.
+func (c *Candidates) describePart(part int, text string) string {
+	p := c.request.Parts[part]
+	var what []string
+	if p.Family != "" && len(c.parts) > 1 && len(p.Ranges) == 0 {
+		what = append(what, string(p.Family))
+	}
+	if len(p.Ranges) > 0 {
+		what = append(what, "one of "+rangesText(p.Ranges))
+	}
+	switch {
+	case len(c.parts) == 1 && len(what) == 0:
+		return text
+	case len(c.parts) == 1:
+		return fmt.Sprintf("address (%s): %s", strings.Join(what, ", "), text)
+	case len(what) == 0:
+		return fmt.Sprintf("address %d of %d: %s", part+1, len(c.parts), text)
+	}
+	return fmt.Sprintf("address %d of %d (%s): %s", part+1, len(c.parts), strings.Join(what, ", "), text)
+}
+
+func rangesText(ranges []pools.Range) string {
+	const most = 4
+	var texts []string
+	for i, r := range ranges {
+		if i == most {
+			texts = append(texts, fmt.Sprintf("%d more", len(ranges)-most))
+			break
+		}
+		texts = append(texts, r.String())
+	}
+	return strings.Join(texts, ", ")
+}
+
+// explain says why the book cannot serve the request from the pools of a node.
+func (c *Candidates) explain(err error, nodePools []int) string {
+	var unmet *allocator.UnmetError
+	if !errors.As(err, &unmet) {
+		return err.Error()
+	}
+	part := unmet.Want
+	switch {
+	case errors.Is(err, allocator.ErrLimit):
+		return c.describePart(part, fmt.Sprintf("IPClaim %q has all %d addresses that its size allows: raise spec.size, or wait for one of its pods to end", c.request.Claim, c.claimant.Limit))
+	case errors.Is(err, allocator.ErrLost):
+		return c.describePart(part, "the addresses retained for the pod's workload are with other pods of it")
+	}
+	if ranges := c.request.Parts[part].Ranges; len(ranges) == 1 && ranges[0].First == ranges[0].Last {
+		return c.describePart(part, c.whoHas(ranges[0].First))
+	}
+	var reasons []string
+	for _, position := range nodePools {
+		if !c.serves(part, position) {
+			continue
+		}
+		pool := c.pool(position)
+		if pool.Disabled {
+			reasons = append(reasons, fmt.Sprintf("%s is disabled", pool))
+			continue
+		}
+		what := "no free address"
+		if len(c.request.Parts[part].Ranges) > 0 {
+			what = "no free address in these ranges"
+		} else if n := c.book.Counts(pool.Name); n.Free > 0 {
+			what = fmt.Sprintf("only %d free", n.Free)
+		}
+		reasons = append(reasons, fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name))))
+	}
+	return c.describePart(part, (&ShortageError{Reasons: reasons}).Error())
+}
+
+// whoHas says why an address is not free.
+func (c *Candidates) whoHas(addr netip.Addr) string {
+	record, ok := c.book.Stored(addr)
+	switch {
+	case !ok:
+		return fmt.Sprintf("%s is being given to another pod", addr)
+	case record.Cooling:
+		return fmt.Sprintf("%s was freed and rests until its pool's cooldown is over", addr)
+	case record.Owner == (Owner{}):
+		return fmt.Sprintf("%s is reserved by an administrator", addr)
+	case record.PodUID != "":
+		return fmt.Sprintf("%s is held by pod %s/%s", addr, record.Owner.Namespace, record.PodName)
+	}
+	return fmt.Sprintf("%s is retained for %s %s/%s", addr, record.Owner.Kind, record.Owner.Namespace, record.Owner.Name)
+}
+
+func usage(n allocator.Counts) string {
+	text := fmt.Sprintf("%d in use, %d retained", n.Allocated, n.Retained)
+	if n.Reserved > 0 {
+		text += fmt.Sprintf(", %d reserved", n.Reserved)
+	}
+	if n.Cooling > 0 {
+		text += fmt.Sprintf(", %d cooling down", n.Cooling)
+	}
+	return text
+}

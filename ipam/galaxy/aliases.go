@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package galaxy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// What a user of Galaxy writes on a pod.
+const (
+	// ResourceENIIP is the extended resource by which a pod asks for addresses.
+	// Galaxy does not look at how many: see [Aliases].
+	ResourceENIIP = "tke.cloud.tencent.com/eni-ip"
+	// AnnotationReleasePolicy is "immutable" or "never"; anything else frees the
+	// address with the pod.
+	AnnotationReleasePolicy = "k8s.v1.cni.galaxy.io/release-policy"
+	// AnnotationPool names the Pool that the pod's address belongs to, whatever
+	// the release policy says.
+	AnnotationPool = "tke.cloud.tencent.com/eni-ip-pool"
+	// AnnotationArgs is JSON: "request_ip_range" is what the user asks for,
+	// "common.ipinfos" what Galaxy gave.
+	AnnotationArgs = "k8s.v1.cni.galaxy.io/args"
+)
+
+// Aliases returns Berth's annotations that ask for what a pod's Galaxy
+// annotations ask for: release-policy, claim and addresses, each only where the
+// pod has its counterpart. The caller lets annotations that the pod has in
+// Berth's own names win. annotations is not modified.
+//
+// A pod of a Galaxy pool gets berth.dev/claim and no release policy: the claim
+// says what becomes of its addresses. A pod with request_ip_range gets as many
+// addresses as berth.dev/addresses has lists, however many of [ResourceENIIP] it
+// requests; any other pod gets one.
+//
+// It fails where Galaxy's annotation has no meaning. What Galaxy wrote itself
+// (common.ipinfos) is ignored.
+func Aliases(annotations map[string]string) (ours map[string]string, err error) {
+	ours = map[string]string{}
+	var errs []error
+	policy, hasPolicy := annotations[AnnotationReleasePolicy]
+	if pool := annotations[AnnotationPool]; pool != "" {
+		if err := CheckClaimName(pool); err != nil {
+			errs = append(errs, fmt.Errorf("annotation %s: %w", AnnotationPool, err))
+		}
+		ours[v1alpha1.AnnotationClaim] = pool
+	} else if hasPolicy {
+		ours[v1alpha1.AnnotationReleasePolicy] = string(PolicyNamed(policy))
+	}
+	if args := annotations[AnnotationArgs]; args != "" {
+		addresses, err := requestedAddresses(args)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("annotation %s: %w", AnnotationArgs, err))
+		}
+		if addresses != "" {
+			ours[v1alpha1.AnnotationAddresses] = addresses
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return ours, nil
+}
+
+// PolicyNamed is Galaxy's reading of its release-policy annotation.
+func PolicyNamed(text string) v1alpha1.ReleasePolicy {
+	switch text {
+	case "immutable":
+		return v1alpha1.ReleaseRetain
+	case "never":
+		return v1alpha1.ReleaseNever
+	}
+	return v1alpha1.ReleasePodDeleted
+}
+
+// CheckClaimName says whether a Galaxy pool's name can be an IPClaim's. Galaxy
+// takes any text; some of them break its own keys.
+func CheckClaimName(pool string) error {
+	if problems := validation.IsDNS1123Subdomain(pool); len(problems) > 0 {
+		return fmt.Errorf("%q cannot be the name of an IPClaim: %s", pool, strings.Join(problems, "; "))
+	}
+	return nil
+}
+
+// args is the part of the args annotation that matters.
+type args struct {
+	RequestIPRange [][]string `json:"request_ip_range"`
+	Common         struct {
+		IPInfos []struct {
+			IP string `json:"ip"`
+		} `json:"ipinfos"`
+	} `json:"common"`
+}
+
+// requestedAddresses writes request_ip_range as berth.dev/addresses; "" if there
+// is none.
+func requestedAddresses(text string) (string, error) {
+	var parsed args
+	if err := json.Unmarshal([]byte(text), &parsed); err != nil {
+		return "", fmt.Errorf("parse as JSON: %w", err)
+	}
+	var lists []string
+	for i, group := range parsed.RequestIPRange {
+		if len(group) == 0 {
+			return "", fmt.Errorf("request_ip_range[%d] is empty, so no address can be in it", i)
+		}
+		var list []string
+		for j, text := range group {
+			first, last, err := parseRange(text)
+			if err != nil {
+				return "", fmt.Errorf("request_ip_range[%d][%d]: %w", i, j, err)
+			}
+			if first == last {
+				list = append(list, first.String())
+			} else {
+				list = append(list, first.String()+"-"+last.String())
+			}
+		}
+		lists = append(lists, strings.Join(list, ","))
+	}
+	return strings.Join(lists, ";"), nil
+}
+
+// AssignedAddresses returns the addresses that Galaxy wrote into a pod's args
+// annotation when it bound the pod, nil if it wrote none. Who may change the pod
+// can change them.
+func AssignedAddresses(annotations map[string]string) ([]netip.Addr, error) {
+	text := annotations[AnnotationArgs]
+	if text == "" {
+		return nil, nil
+	}
+	var parsed args
+	if err := json.Unmarshal([]byte(text), &parsed); err != nil {
+		return nil, fmt.Errorf("annotation %s: parse as JSON: %w", AnnotationArgs, err)
+	}
+	var addresses []netip.Addr
+	for i, info := range parsed.Common.IPInfos {
+		text, _, _ := strings.Cut(info.IP, "/")
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, fmt.Errorf("annotation %s: common.ipinfos[%d]: %q is not an address", AnnotationArgs, i, info.IP)
+		}
+		addresses = append(addresses, addr)
+	}
+	return addresses, nil
+}
+
+// parseRange reads "first~last" or one address.
+func parseRange(text string) (first, last netip.Addr, err error) {
+	from, to, isRange := strings.Cut(text, "~")
+	if first, err = parseAddr(from); err != nil {
+		return first, last, fmt.Errorf("%q: %w", text, err)
+	}
+	if !isRange {
+		return first, first, nil
+	}
+	if last, err = parseAddr(to); err != nil {
+		return first, last, fmt.Errorf("%q: %w", text, err)
+	}
+	if first.BitLen() != last.BitLen() {
+		return first, last, fmt.Errorf("%q mixes IPv4 and IPv6", text)
+	}
+	if last.Less(first) {
+		return first, last, fmt.Errorf("%q is backwards: write %s~%s", text, last, first)
+	}
+	return first, last, nil
+}
+
+func parseAddr(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(strings.TrimSpace(text))
+	if err != nil || addr.Zone() != "" || addr.Is4In6() {
+		return netip.Addr{}, fmt.Errorf("%q is not a plain IP address", text)
+	}
+	return addr, nil
+}

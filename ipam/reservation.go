@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Reservation is addresses taken for a pod in memory. It ends with Commit or
+// Unreserve.
+type Reservation struct {
+	request Request
+	node    string
+	addrs   []*reserved
+}
+
+// reserved is one address of a reservation, the one at the same position as the
+// part of the request.
+type reserved struct {
+	Addr netip.Addr
+	Pool string
+	part int
+	// stored is the object to update; nil: one is to be created.
+	stored *allocator.Record
+	// stale: stored is the claim of an earlier attempt.
+	stale bool
+	// committed is what Commit created, for Abandon.
+	committed *v1alpha1.FloatingIP
+}
+
+func (a *reserved) name() string { return v1alpha1.NameOf(a.Addr) }
+
+// Names of the reservation's FloatingIPs in the order of the request, separated
+// by commas.
+func (r *Reservation) Names() string {
+	var names []string
+	for _, a := range r.addrs {
+		names = append(names, a.name())
+	}
+	return strings.Join(names, ",")
+}
+
+// Pools of the addresses, in their order, separated by commas.
+func (r *Reservation) Pools() string {
+	var names []string
+	for _, a := range r.addrs {
+		names = append(names, a.Pool)
+	}
+	return strings.Join(names, ",")
+}
+
+// Reserve takes the addresses for the pod on a node that serves the pools at the
+// positions nodePools, in memory, all or none. It fails with a *ShortageError if
+// one went to another pod since Candidates.
+func (i *IPAM) Reserve(c *Candidates, node string, nodePools []int) (*Reservation, error) {
+	taken, err := i.book.Reserve(c.claimant, c.wants(nodePools))
+	var unmet *allocator.UnmetError
+	if errors.As(err, &unmet) {
+		return nil, &ShortageError{Reasons: []string{c.explain(err, nodePools)}}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reserve addresses: %w", err)
+	}
+	r := &Reservation{request: c.request, node: node}
+	for part, t := range taken {
+		r.addrs = append(r.addrs, &reserved{
+			Addr: t.Addr, Pool: t.Pool, part: part, stored: t.Stored,
+			stale: t.Stored != nil && c.isStale(t.Stored),
+		})
+	}
+	return r, nil
+}
+
+// Unreserve gives back what Reserve took. It is idempotent, and does nothing to
+// an address that was committed.
+func (i *IPAM) Unreserve(r *Reservation) {
+	for _, a := range r.addrs {
+		if i.book.Release(a.Addr, r.request.UID) {
+			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+		} else if a.stored != nil {
+			// Another pod of the owner may have found it taken.
+			owner := r.request.Holder()
+			i.tell(Change{Owner: &owner})
+		}
+	}
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"context"
+	"maps"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// relief is the pods that are thought away from a node, and those thought onto
+// it because they were nominated for it. A copy changes independently.
+type relief struct {
+	removed map[types.UID]*v1.Pod
+	// nominated pods have precedence; the number of addresses each wants.
+	nominated map[types.UID]int
+}
+
+func (r *relief) clone() *relief {
+	if r == nil {
+		return nil
+	}
+	return &relief{removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
+}
+
+// sum is what it comes to for the pod that is being scheduled. The victims'
+// annotations only say where to look.
+func (r *relief) sum(candidates *ipam.Candidates) *allocator.Relief {
+	sum := &allocator.Relief{}
+	for uid, pod := range r.removed {
+		candidates.Relieve(sum, string(uid), strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","))
+	}
+	for _, wanted := range r.nominated {
+		sum.Demand += wanted
+	}
+	return sum
+}
+
+// PreFilterExtensions let preemption count the addresses of its victims.
+func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return pl }
+
+// RemovePod thinks a pod away from the node.
+func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, removed fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
+	s := stateOf(state)
+	pod := removed.GetPod()
+	if s == nil || !pl.reader.asks(pod) {
+		return nil
+	}
+	s.change(func(r *relief) {
+		if _, nominated := r.nominated[pod.UID]; nominated {
+			delete(r.nominated, pod.UID)
+		} else {
+			r.removed[pod.UID] = pod
+		}
+	})
+	return nil
+}
+
+// AddPod takes back RemovePod, or thinks a nominated pod onto the node, which
+// needs its addresses before the pod that is being scheduled.
+func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, added fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
+	s := stateOf(state)
+	pod := added.GetPod()
+	if s == nil || !pl.reader.asks(pod) {
+		return nil
+	}
+	s.change(func(r *relief) {
+		if _, removed := r.removed[pod.UID]; removed {
+			delete(r.removed, pod.UID)
+			return
+		}
+		if request, err := pl.reader.compile(pod); err == nil && pod.Spec.NodeName == "" {
+			r.nominated[pod.UID] = len(request.Parts)
+		}
+	})
+	return nil
+}
+
+// change gives the state a relief of its own, for no other copy to see.
+func (s *cycleState) change(mutate func(*relief)) {
+	if s.relief == nil {
+		s.relief = &relief{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]int{}}
+	}
+	mutate(s.relief)
+}
