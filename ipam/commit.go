@@ -63,6 +63,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, current 
 		if err != nil {
 			return err
 		}
+		a.committed = ip
 		record, err := recordOf(ip)
 		if err != nil {
 			return err
@@ -157,7 +158,7 @@ func (i *IPAM) update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
 	ip, err := i.store.Claim(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: a.name()}, Spec: spec})
 	if err == nil {
-		a.committed = ip
+		a.created = true
 		return ip, nil
 	}
 	if !errors.Is(err, store.ErrTaken) {
@@ -168,22 +169,36 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1a
 	return i.takeOver(ctx, r, a, spec, current)
 }
 
-// Abandon frees the addresses that Commit created for a pod that turned out to be
-// gone or bound by another scheduler. It is a no-op for an address that was
-// retained, which stays with its owner, for one that another scheduler took over
-// since, as the pod may be bound with it, and for one that the external assigner
-// was told of: the controller has it detached first.
+// Abandon takes back what Commit wrote for a pod that turned out to be gone or
+// bound by another scheduler: it frees the addresses that Commit created, and
+// returns those that were retained to their owner. It leaves alone what another
+// scheduler took over since, as the pod may be bound with it, and what the
+// external assigner was told of: the controller has that detached first. It may
+// be called again after an error.
 func (i *IPAM) Abandon(ctx context.Context, r *Reservation) error {
 	var errs []error
 	for _, a := range r.addrs {
-		if a.committed == nil || a.committed.Spec.ExternallyAssigned {
-			continue
-		}
-		if err := i.store.Delete(ctx, a.committed); err != nil && !errors.Is(err, store.ErrChanged) {
+		if err := i.abandon(ctx, a); err != nil && !errors.Is(err, store.ErrChanged) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (i *IPAM) abandon(ctx context.Context, a *reserved) error {
+	switch {
+	case a.committed == nil || a.committed.Spec.ExternallyAssigned:
+		return nil
+	case a.created:
+		return i.store.Delete(ctx, a.committed)
+	case a.stored == nil || a.stored.PodUID != "":
+		// It was the pod's before.
+		return nil
+	}
+	spec := a.committed.Spec.DeepCopy()
+	spec.Pod, spec.Node, spec.LastPod = nil, "", a.stored.LastPod
+	_, err := i.store.Update(ctx, a.committed, *spec)
+	return err
 }
 
 // seen is the identity of a record's object, for conditional writes.

@@ -170,7 +170,7 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 	}
 	commit(t, next, reservation)
 	wantWrites(t, s, "update 10.0.70.2")
-	abandoned := &Reservation{addrs: []*reserved{{Addr: reservation.addrs[0].Addr, committed: seen(reservation.addrs[0].stored)}}}
+	abandoned := &Reservation{addrs: []*reserved{{Addr: reservation.addrs[0].Addr, committed: seen(reservation.addrs[0].stored), created: true}}}
 	if err := dead.Abandon(context.Background(), abandoned); err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,12 @@ func TestAbandon(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(s.objects) != 1 {
-		t.Error("a retained address was given up")
+		t.Fatal("a retained address was given up")
+	}
+	for name, object := range s.objects {
+		if object.Spec.Pod != nil || object.Spec.Node != "" {
+			t.Errorf("%s was not returned to its owner: %+v", name, object.Spec)
+		}
 	}
 }
 

@@ -30,8 +30,10 @@ type reserved struct {
 	stored *allocator.Record
 	// stale: stored is the claim of an earlier attempt.
 	stale bool
-	// committed is what Commit created, for Abandon.
+	// committed is what Commit wrote, and created says whether that made the
+	// object, for Abandon.
 	committed *v1alpha1.FloatingIP
+	created   bool
 }
 
 func (a *reserved) name() string { return v1alpha1.NameOf(a.Addr) }

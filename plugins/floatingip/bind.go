@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -83,11 +85,19 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// Another scheduler bound the pod, or it is gone: it will not come back for
 		// the address.
-		if abandonErr := pl.addresses.Abandon(ctx, s.reservation); abandonErr != nil {
+		if abandonErr := pl.abandon(ctx, s.reservation); abandonErr != nil {
 			err = errors.Join(err, fmt.Errorf("give back floating IP %s: %w", s.reservation.Names(), abandonErr))
 		}
 	}
 	return fwk.AsStatus(err)
+}
+
+// abandonBackoff is for an API server that refuses for a moment. What is not
+// taken back in the end stays until the pod ends, or the controller finds it.
+var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Factor: 3, Jitter: 0.1}
+
+func (pl *Plugin) abandon(ctx context.Context, r *ipam.Reservation) error {
+	return retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error { return pl.addresses.Abandon(ctx, r) })
 }
 
 func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {

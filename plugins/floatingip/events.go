@@ -7,22 +7,70 @@ import (
 	"maps"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // EventsToRegister names what, other than the book, can make a pod schedulable
-// that the plugin rejected: a node that serves a pool, and the pod's own
-// annotations. For freed addresses and changed pools see the package
-// documentation.
+// that the plugin rejected: a node that serves a pool, the pod's own annotations,
+// and room on a node that caps addresses. For freed addresses and changed pools
+// see the package documentation.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel}},
 		{
+			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeAllocatable},
+			QueueingHintFn: isSchedulableAfterNodeUpdated,
+		},
+		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Update},
 			QueueingHintFn: pl.isSchedulableAfterPodUpdated,
 		},
+		{
+			Event:          fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete},
+			QueueingHintFn: pl.isSchedulableAfterPodDeleted,
+		},
 	}, nil
+}
+
+// capOf is what a node advertises of the extended resources.
+func capOf(node *v1.Node) v1.ResourceList {
+	limits := v1.ResourceList{}
+	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
+		if limit, ok := node.Status.Allocatable[name]; ok {
+			limits[name] = limit
+		}
+	}
+	return limits
+}
+
+// isSchedulableAfterNodeUpdated queues a pod when a node caps addresses otherwise
+// than before.
+func isSchedulableAfterNodeUpdated(_ klog.Logger, _ *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+	before, ok := oldObj.(*v1.Node)
+	after, isNode := newObj.(*v1.Node)
+	if !ok || !isNode || equality.Semantic.DeepEqual(capOf(before), capOf(after)) {
+		return fwk.QueueSkip, nil
+	}
+	return fwk.Queue, nil
+}
+
+// isSchedulableAfterPodDeleted queues a pod when one with addresses left a node
+// that caps them. Its addresses are another matter: the book tells of them.
+func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, _ *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
+	deleted, ok := oldObj.(*v1.Pod)
+	if !ok || deleted.Spec.NodeName == "" || !pl.reader.asks(deleted) {
+		return fwk.QueueSkip, nil
+	}
+	node, err := pl.nodeLister.Get(deleted.Spec.NodeName)
+	if err != nil || len(capOf(node)) == 0 {
+		return fwk.QueueSkip, nil //nolint:nilerr // a node that is gone has no room
+	}
+	return fwk.Queue, nil
 }
 
 // isSchedulableAfterPodUpdated queues a pod whose own annotations changed.

@@ -105,6 +105,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		addresses:  shared.book,
 		waiting:    shared.waiting,
 		nodes:      shared.nodes,
+		nodeLister: informers.Core().V1().Nodes().Lister(),
 		namespaces: informers.Core().V1().Namespaces().Lister(),
 		replicaSet: func(namespace, name string) (metav1.Object, error) { return sets.ReplicaSets(namespace).Get(name) },
 	}, nil
@@ -177,6 +178,7 @@ type Plugin struct {
 	addresses  addresses
 	waiting    *waiting
 	nodes      *nodePools
+	nodeLister corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	replicaSet replicaSets
 }
