@@ -86,7 +86,7 @@ func (i *IPAM) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespa
 	for position := range all {
 		all[position] = position
 	}
-	r, err := i.Reserve(c, "", all)
+	r, err := i.Reserve(c, Node{}, all)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
 )
@@ -56,8 +57,10 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, current 
 	if pool == nil {
 		return fmt.Errorf("commit %s: pool %q is gone: %w", a.Addr, a.Pool, ErrConflict)
 	}
-	if a.stored != nil && !a.stale && a.stored.PodUID == r.request.UID && a.stored.Node == r.node {
+	var revision uint64
+	if a.stored != nil && !a.stale && a.stored.PodUID == r.request.UID && a.stored.Node == r.node.Name {
 		i.book.Release(a.Addr, r.request.UID)
+		revision = a.stored.Version
 	} else {
 		ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now()), current)
 		if err != nil {
@@ -71,21 +74,24 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, current 
 		if i.book.Confirm(record, r.request.UID) {
 			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
 		}
+		revision = record.Version
 	}
-	return i.attach(ctx, r, a, pool)
+	return i.attach(ctx, r, a, pool, revision)
 }
 
 // attach has the external assigner attach the address to the pod's node.
-func (i *IPAM) attach(ctx context.Context, r *Reservation, a *reserved, pool *pools.Pool) error {
+func (i *IPAM) attach(ctx context.Context, r *Reservation, a *reserved, pool *pools.Pool, revision uint64) error {
 	if !pool.ExternalAssigner || r.request.Name == "" {
 		return nil
 	}
 	if i.assigner == nil {
 		return fmt.Errorf("pool %q needs the external assigner, which the scheduler is not configured with", pool.Name)
 	}
-	return i.assigner.Attach(ctx, Assignment{
-		Address: a.Addr, Subnet: pool.Subnet, Gateway: pool.Gateway, VLAN: pool.VLAN, Pool: pool.Name,
-		Node: r.node, PodNamespace: r.request.Namespace, PodName: r.request.Name, PodUID: r.request.UID,
+	return i.assigner.Attach(ctx, assigner.Assignment{
+		Address: a.Addr, Pool: pool.Name, Subnet: pool.Subnet, Gateway: pool.Gateway, VLAN: pool.VLAN,
+		Node:     assigner.Node{Name: r.node.Name, ProviderID: r.node.ProviderID, InternalIPs: r.node.Addresses},
+		Pod:      assigner.Pod{Namespace: r.request.Namespace, Name: r.request.Name, UID: types.UID(r.request.UID)},
+		Revision: revision,
 	})
 }
 

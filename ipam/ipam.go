@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
@@ -55,17 +56,7 @@ type ipWatch interface {
 // externalAssigner attaches addresses to nodes. Blocking, safe in parallel,
 // idempotent.
 type externalAssigner interface {
-	Attach(ctx context.Context, a Assignment) error
-}
-
-// Assignment is an address that a pod is about to have on a node.
-type Assignment struct {
-	Address                       netip.Addr
-	Subnet                        netip.Prefix
-	Gateway                       netip.Addr
-	VLAN                          int32
-	Pool, Node                    string
-	PodNamespace, PodName, PodUID string
+	Attach(ctx context.Context, a assigner.Assignment) error
 }
 
 // state is what one look at the pools compiled to. Immutable.

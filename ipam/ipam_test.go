@@ -49,7 +49,7 @@ func reserve(t *testing.T, i *IPAM, r Request, positions ...int) *Reservation {
 	if len(positions) == 0 {
 		positions = PoolsOf(candidates.Snapshot(), node)
 	}
-	reservation, err := i.Reserve(candidates, node.Name, positions)
+	reservation, err := i.Reserve(candidates, node, positions)
 	if err != nil {
 		t.Fatalf("Reserve: %v", err)
 	}

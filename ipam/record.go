@@ -52,6 +52,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	if pod := ip.Spec.Pod; pod != nil {
 		record.PodName, record.PodUID = pod.Name, string(pod.UID)
 	}
+	record.Detaching = ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned
 	return record, nil
 }
 
@@ -80,7 +81,7 @@ func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alph
 			UID: types.UID(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
 		},
 		Index:           int32(a.part),
-		Node:            r.node,
+		Node:            r.node.Name,
 		ReleasePolicy:   r.request.Policy,
 		KeepOnScaleDown: r.request.KeepOnScaleDown,
 		Since:           &since,

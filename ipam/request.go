@@ -101,6 +101,8 @@ type Node struct {
 	// Addresses are the node's InternalIPs.
 	Addresses []netip.Addr
 	Labels    labels.Set
+	// ProviderID is by which its cloud knows it.
+	ProviderID string
 }
 
 // PoolsOf returns the positions, in s.Pools(), of the pools that serve a node.

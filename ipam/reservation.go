@@ -16,7 +16,7 @@ import (
 // Unreserve.
 type Reservation struct {
 	request Request
-	node    string
+	node    Node
 	addrs   []*reserved
 }
 
@@ -60,7 +60,7 @@ func (r *Reservation) Pools() string {
 // Reserve takes the addresses for the pod on a node that serves the pools at the
 // positions nodePools, in memory, all or none. It fails with a *ShortageError if
 // one went to another pod since Candidates.
-func (i *IPAM) Reserve(c *Candidates, node string, nodePools []int) (*Reservation, error) {
+func (i *IPAM) Reserve(c *Candidates, node Node, nodePools []int) (*Reservation, error) {
 	taken, err := i.book.Reserve(c.claimant, c.wants(nodePools))
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) {

@@ -334,7 +334,7 @@ func (a *Allocator) Observe(record Record) (retainedNow bool) {
 		if e.stored != nil && record.Version < e.stored.Version {
 			return
 		}
-		retainedNow = record.PodUID == "" && record.owned() && (e.stored == nil || e.stored.PodUID != "" || e.stored.Owner != record.Owner)
+		retainedNow = record.available() && (e.stored == nil || !e.stored.available() || e.stored.Owner != record.Owner)
 		e.stored = &record
 	})
 	return retainedNow

@@ -30,7 +30,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("find node %s: %w", nodeName, err))
 	}
-	reservation, err := pl.addresses.Reserve(s.candidates, nodeName, pl.nodes.of(s.candidates.Snapshot(), nodeInfo.Node()))
+	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.of(s.candidates.Snapshot(), nodeInfo.Node()))
 	if err != nil {
 		var shortage *ipam.ShortageError
 		if errors.As(err, &shortage) {

@@ -44,7 +44,7 @@ func (n *nodePools) of(snapshot *pools.Snapshot, node *v1.Node) []int {
 func (n *nodePools) forget(name string) { n.byNode.Delete(name) }
 
 func nodeOf(node *v1.Node) ipam.Node {
-	result := ipam.Node{Name: node.Name, Labels: labels.Set(node.Labels)}
+	result := ipam.Node{Name: node.Name, Labels: labels.Set(node.Labels), ProviderID: node.Spec.ProviderID}
 	for _, address := range node.Status.Addresses {
 		if address.Type != v1.NodeInternalIP {
 			continue

@@ -20,9 +20,11 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics/legacyregistry"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/assigner"
 )
 
 // Name of the plugin in a KubeSchedulerConfiguration.
@@ -44,7 +46,7 @@ var (
 type addresses interface {
 	// Candidates, Reserve and Unreserve work in memory.
 	Candidates(request ipam.Request) (*ipam.Candidates, error)
-	Reserve(c *ipam.Candidates, node string, nodePools []int) (*ipam.Reservation, error)
+	Reserve(c *ipam.Candidates, node ipam.Node, nodePools []int) (*ipam.Reservation, error)
 	// Unreserve is idempotent, and leaves alone what was committed.
 	Unreserve(r *ipam.Reservation)
 	// Commit makes at most one write.
@@ -81,7 +83,18 @@ type shared struct {
 // NewFactory returns a factory. A process has one.
 func NewFactory() *Factory {
 	registerMetrics()
-	return &Factory{open: func(config *rest.Config, _ Args) (book, error) { return ipam.NewForConfig(config, nil) }}
+	return &Factory{open: openBook}
+}
+
+func openBook(config *rest.Config, args Args) (book, error) {
+	if !args.Assigner.Enabled() {
+		return ipam.NewForConfig(config, nil)
+	}
+	client, err := assigner.New(args.Assigner, assigner.NewMetrics(legacyregistry.MustRegister))
+	if err != nil {
+		return nil, err
+	}
+	return ipam.NewForConfig(config, client)
 }
 
 // New makes the plugin of one profile. The first call starts to follow the API
