@@ -168,7 +168,13 @@ func testPool(name string, ranges ...string) *v1alpha1.IPPool {
 // reads what is there, then follows.
 func open(t *testing.T, s *server, pools ...*v1alpha1.IPPool) *IPAM {
 	t.Helper()
-	i := &IPAM{store: s, watch: &poolWatch{pools: pools}, book: allocator.New(), poolsChanged: make(chan struct{}, 1)}
+	return openWith(t, s, &poolWatch{pools: pools})
+}
+
+// openWith does it with claims.
+func openWith(t *testing.T, s *server, watch *poolWatch) *IPAM {
+	t.Helper()
+	i := &IPAM{store: s, watch: watch, book: allocator.New(), poolsChanged: make(chan struct{}, 1)}
 	s.mu.Lock()
 	for _, object := range s.objects {
 		i.handler().Observed(object.DeepCopy())

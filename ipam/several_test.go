@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+func poolOfSix(name string, ranges ...string) *v1alpha1.IPPool {
+	pool := testPool(name, ranges...)
+	pool.Spec.Subnet, pool.Spec.Gateway = "2001:db8::/64", "2001:db8::1"
+	return pool
+}
+
+// dualStack is request with an address of each family.
+func dualStack(pod, uid string, policy v1alpha1.ReleasePolicy) Request {
+	r := request(pod, uid, policy)
+	r.Parts = []Part{{Family: v1alpha1.IPv4}, {Family: v1alpha1.IPv6}}
+	return r
+}
+
+func exactly(texts ...string) Part {
+	var part Part
+	for _, text := range texts {
+		addr := netip.MustParseAddr(text)
+		part.Ranges = append(part.Ranges, pools.Range{First: addr, Last: addr})
+	}
+	return part
+}
+
+const six = "2001-0db8-0000-0000-0000-0000-0000-0002"
+
+// A pod's addresses keep their places: the next pod gets both back, in the same
+// order.
+func TestDualStackIsRetained(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2-2001:db8::9"))
+	first := reserve(t, i, dualStack("web-0", "a", v1alpha1.ReleaseRetain))
+	commit(t, i, first)
+	if got := first.Names(); got != "10.0.70.2,"+six {
+		t.Fatalf("the pod has %s", got)
+	}
+	for _, name := range []string{"10.0.70.2", six} {
+		s.retain(t, name)
+	}
+	s.writes = nil
+	next := reserve(t, i, dualStack("web-0", "b", v1alpha1.ReleaseRetain))
+	commit(t, i, next)
+	if got := next.Names(); got != first.Names() {
+		t.Errorf("the next pod has %s, want %s", got, first.Names())
+	}
+	slices.Sort(s.writes)
+	wantWrites(t, s, "update 10.0.70.2", "update "+six)
+}
+
+// One of two claims fails: the other is found and used by the next attempt.
+func TestHalfCommitted(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2-2001:db8::9"))
+	s.fail = errors.New("refused")
+	r := reserve(t, i, dualStack("web-0", "a", ""))
+	if err := i.Commit(context.Background(), r, isCurrent); err == nil {
+		t.Fatal("Commit succeeded though a write failed")
+	}
+	i.Unreserve(r)
+	if len(s.objects) != 1 {
+		t.Fatalf("%d addresses are in use, want 1", len(s.objects))
+	}
+	commit(t, i, reserve(t, i, dualStack("web-0", "a", "")))
+	if len(s.objects) != 2 {
+		t.Errorf("%d addresses are in use, want 2", len(s.objects))
+	}
+}
+
+// A pod that says nothing of families gets IPv4 where there is a pool of it,
+// though more of IPv6 is free, but keeps an IPv6 address that it has.
+func TestDefaultFamily(t *testing.T) {
+	s := newServer()
+	none := open(t, s, poolOfSix("six", "2001:db8::2-2001:db8::99"))
+	r := reserve(t, none, request("old-0", "a", v1alpha1.ReleaseRetain))
+	commit(t, none, r)
+	if r.Names() != six {
+		t.Fatalf("without an IPv4 pool the pod has %s", r.Names())
+	}
+	s.retain(t, six)
+	both := open(t, s, poolOfSix("six", "2001:db8::2-2001:db8::99"), testPool("four", "10.0.70.2"))
+	if got := reserve(t, both, request("new-0", "b", "")).Names(); got != "10.0.70.2" {
+		t.Errorf("a new pod has %s, want the IPv4 address", got)
+	}
+	if got := reserve(t, both, request("old-0", "c", v1alpha1.ReleaseRetain)).Names(); got != six {
+		t.Errorf("the pod with an IPv6 address has %s now", got)
+	}
+}
+
+// An address that is kept but not among those the pod asks for now is not used.
+func TestChangedAddresses(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	r := request("web-0", "a", v1alpha1.ReleaseRetain)
+	r.Parts = []Part{exactly("10.0.70.5")}
+	commit(t, i, reserve(t, i, r))
+	s.retain(t, "10.0.70.5")
+	r.UID, r.Parts = "b", []Part{exactly("10.0.70.7", "10.0.70.8")}
+	if got := reserve(t, i, r).Names(); got != "10.0.70.7" {
+		t.Errorf("the pod has %s, want one of those it asks for", got)
+	}
+}
+
+func claimOf(size int32) *v1alpha1.IPClaim {
+	return &v1alpha1.IPClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "licences", UID: "claim"},
+		Spec:       v1alpha1.IPClaimSpec{Size: size},
+	}
+}
+
+// claiming is a request of a Deployment's pod that names the claim.
+func claiming(pod, uid string) Request {
+	return Request{
+		Namespace: "shop", Name: pod, UID: uid, Claim: "licences", Parts: make([]Part, 1),
+		Owner: Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "blue", UID: "blue"},
+	}
+}
+
+// A claim owns what its pods get, no more than its size, and a pod gets the one
+// that a pod of its name had.
+func TestClaim(t *testing.T) {
+	s := newServer()
+	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9")}, claims: []*v1alpha1.IPClaim{claimOf(2)}})
+	for _, pod := range []string{"db-0", "db-1"} {
+		commit(t, i, reserve(t, i, claiming(pod, pod)))
+	}
+	if owner := s.objects["10.0.70.2"].Spec.Owner; owner.Kind != "IPClaim" || owner.Name != "licences" || owner.UID != "claim" {
+		t.Errorf("the owner is %+v", owner)
+	}
+	if why := rejected(t, i, claiming("db-2", "db-2")); !strings.Contains(why, `IPClaim "licences" has all 2 addresses that its size allows`) {
+		t.Errorf("a third pod is rejected because %q", why)
+	}
+	for name, pod := range map[string]string{"10.0.70.2": "db-0", "10.0.70.3": "db-1"} {
+		object := s.objects[name]
+		spec := object.Spec
+		spec.Pod, spec.LastPod = nil, pod
+		if _, err := s.Update(context.Background(), object, spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := reserve(t, i, claiming("db-1", "next")).Names(); got != "10.0.70.3" {
+		t.Errorf("db-1 gets %s, want the 10.0.70.3 it had", got)
+	}
+	if got := reserve(t, i, claiming("green-x", "green")).Names(); got != "10.0.70.2" {
+		t.Errorf("a pod of another workload gets %s, want the other address of the claim", got)
+	}
+}
+
+func TestPreallocate(t *testing.T) {
+	s := newServer()
+	claim := claimOf(9)
+	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.4")}, claims: []*v1alpha1.IPClaim{claim}})
+	made, err := i.Preallocate(context.Background(), claim, nil, v1alpha1.IPv4, 2)
+	if made != 2 || err != nil {
+		t.Fatalf("Preallocate(2) = %d, %v", made, err)
+	}
+	made, err = i.Preallocate(context.Background(), claim, nil, v1alpha1.IPv4, 7)
+	var shortage *ShortageError
+	if made != 1 || !errors.As(err, &shortage) {
+		t.Errorf("Preallocate(7) of one that is left = %d, %v", made, err)
+	}
+	for name, object := range s.objects {
+		if object.Spec.Pod != nil || object.Spec.Node != "" || object.Spec.ReleasePolicy != v1alpha1.ReleaseRetain {
+			t.Errorf("%s: %+v", name, object.Spec)
+		}
+	}
+	// They are there for the first pod, without a look at the pool.
+	s.writes = nil
+	commit(t, i, reserve(t, i, claiming("blue-x", "blue")))
+	wantWrites(t, s, "update 10.0.70.2")
+}
+
+// What a victim has counts only if its end frees it.
+func TestRelieve(t *testing.T) {
+	s := newServer()
+	rests := testPool("rests", "10.0.70.20")
+	rests.Spec.Cooldown = &metav1.Duration{Duration: 1}
+	i := open(t, s, testPool("web", "10.0.70.2"), rests, testPool("kept", "10.0.70.30"))
+	commit(t, i, reserve(t, i, request("web-0", "web-0", "", "web"), 0, 1, 2))
+	commit(t, i, reserve(t, i, request("rests-0", "rests-0", "", "rests"), 0, 1, 2))
+	commit(t, i, reserve(t, i, request("kept-0", "kept-0", v1alpha1.ReleaseRetain, "kept"), 0, 1, 2))
+	for _, test := range []struct {
+		victim, hint string
+		pool         string
+		helps        bool
+	}{
+		{"web-0", "10.0.70.2", "web", true},
+		{"web-0", "10.0.70.2", "kept", false},
+		{"forged", "10.0.70.2", "web", false},
+		{"rests-0", "10.0.70.20", "rests", false},
+		{"kept-0", "10.0.70.30", "kept", false},
+		{"web-0", "", "web", false},
+	} {
+		candidates, err := i.Candidates(request("urgent-0", "urgent", "", test.pool))
+		if err != nil {
+			t.Fatal(err)
+		}
+		snapshot := candidates.Snapshot()
+		position, _ := snapshot.Index(test.pool)
+		relief := &allocator.Relief{}
+		candidates.Relieve(relief, test.victim, strings.Split(test.hint, ","))
+		rejection := candidates.RejectsAfter([]int{position}, relief)
+		if (rejection == nil) != test.helps {
+			t.Errorf("the end of %s, said to have %q, helps a pod of pool %s: %v, want %v", test.victim, test.hint, test.pool, rejection == nil, test.helps)
+		}
+		if rejection != nil && rejection.Unresolvable {
+			t.Errorf("preemption is said to be of no use: %s", rejection.Reason)
+		}
+	}
+}
+
+func TestHelps(t *testing.T) {
+	i := open(t, newServer(), testPool("web", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2"))
+	freed := func(pool, addr string) Change { return Change{Pool: pool, Addr: netip.MustParseAddr(addr)} }
+	exact, named, four := request("web-0", "a", ""), request("web-0", "a", "", "db"), request("web-0", "a", "")
+	exact.Parts = []Part{exactly("10.0.70.5")}
+	four.Parts = []Part{{Family: v1alpha1.IPv4}}
+	claimed := claiming("blue-x", "b")
+	claim, other := claimOwner("shop", "licences", "any"), claimOwner("shop", "other", "any")
+	for _, test := range []struct {
+		name    string
+		change  Change
+		request Request
+		want    bool
+	}{
+		{"any address", freed("web", "10.0.70.2"), request("web-0", "a", ""), true},
+		{"of another pool", freed("web", "10.0.70.2"), named, false},
+		{"of another family", freed("six", "2001:db8::2"), four, false},
+		{"not the one", freed("web", "10.0.70.2"), exact, false},
+		{"the one", freed("web", "10.0.70.5"), exact, true},
+		{"of the claim", Change{Owner: &claim}, claimed, true},
+		{"of another claim", Change{Owner: &other}, claimed, false},
+		{"of a pool that is gone", freed("gone", "10.0.70.2"), request("web-0", "a", ""), false},
+		{"everything", Change{Everything: true}, exact, true},
+	} {
+		if got := i.Helps(test.change, &test.request); got != test.want {
+			t.Errorf("%s: Helps() = %v, want %v", test.name, got, test.want)
+		}
+	}
+}
