@@ -125,7 +125,7 @@ func checkCurrent(ctx context.Context, r *Reservation, a *reserved, current PodI
 		return fmt.Errorf("ask whether pod %s/%s is still the one to get %s: %w", r.request.Namespace, r.request.Name, a.Addr, err)
 	}
 	if !ok {
-		return fmt.Errorf("commit %s: pod %s/%s was bound by another scheduler or replaced: %w", a.Addr, r.request.Namespace, r.request.Name, ErrConflict)
+		return fmt.Errorf("commit %s for pod %s/%s: %w: %w", a.Addr, r.request.Namespace, r.request.Name, ErrNotCurrent, ErrConflict)
 	}
 	return nil
 }

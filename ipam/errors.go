@@ -16,6 +16,9 @@ var (
 	// ErrConflict is returned by Commit when the address went to somebody else
 	// between Reserve and Commit. The pod is to be scheduled again.
 	ErrConflict = errors.New("the address went to somebody else in the meantime")
+	// ErrNotCurrent is returned by Commit, with ErrConflict, when the pod was bound
+	// by another scheduler or replaced. What was committed is to be abandoned.
+	ErrNotCurrent = errors.New("the pod was bound by another scheduler or replaced")
 )
 
 // ShortageError says why no address can serve a request. Its text is what the

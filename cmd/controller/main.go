@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,17 +20,26 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"  // queues
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/reclaim"
@@ -77,7 +87,7 @@ func run(ctx context.Context, options *options) error {
 	if err != nil {
 		return fmt.Errorf("create the Kubernetes client: %w", err)
 	}
-	work, err := newWork(config, kube, options.workers)
+	work, err := newWork(config, kube, options)
 	if err != nil {
 		return err
 	}
@@ -87,6 +97,10 @@ func run(ctx context.Context, options *options) error {
 	}
 	defer stopHealth()
 
+	if err := work.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return fmt.Errorf("start to record events: %w", err)
+	}
+	defer work.broadcaster.Shutdown()
 	work.startInformers(ctx)
 	if !options.leaderElect {
 		work.lead(ctx)
@@ -105,15 +119,18 @@ func protobuf(config *rest.Config) *rest.Config {
 
 // work is the parts of the controller, wired.
 type work struct {
-	factory   informers.SharedInformerFactory
-	informers []interface{ RunWithContext(context.Context) }
-	reclaimer *reclaim.Reclaimer
-	status    *poolstatus.Writer
-	workers   int
-	ready     atomic.Bool
+	factory     informers.SharedInformerFactory
+	informers   []interface{ RunWithContext(context.Context) }
+	broadcaster events.EventBroadcaster
+	reclaimer   *reclaim.Reclaimer
+	status      *poolstatus.Writer
+	claims      *claims.Controller
+	book        *ipam.IPAM
+	workers     int
+	ready       atomic.Bool
 }
 
-func newWork(config *rest.Config, kube kubernetes.Interface, workers int) (*work, error) {
+func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (*work, error) {
 	api, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -123,16 +140,55 @@ func newWork(config *rest.Config, kube kubernetes.Interface, workers int) (*work
 	const resync = 10 * time.Minute
 	ips := client.NewFloatingIPInformer(api.FloatingIPs, resync, reclaim.Indexers())
 	pools := client.NewIPPoolInformer(api.IPPools, 0)
+	ipClaims := client.NewIPClaimInformer(api, 0)
 	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(reclaim.Slim))
 	w := &work{
-		factory:   factory,
-		informers: []interface{ RunWithContext(context.Context) }{ips, pools},
-		workers:   workers,
+		factory:     factory,
+		informers:   []interface{ RunWithContext(context.Context) }{ips, pools, ipClaims},
+		broadcaster: events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()}),
+		workers:     options.workers,
 	}
-	if w.reclaimer, err = reclaim.New(kube, store.New(api.FloatingIPs), ips, factory); err != nil {
+	scheme, err := reclaim.Scheme()
+	if err != nil {
+		return nil, fmt.Errorf("register the objects that events are about: %w", err)
+	}
+	recorder := w.broadcaster.NewRecorder(scheme, "berth-controller")
+	// Kinds of workloads that this program was not built with.
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
+	}
+	headers, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the metadata client of custom workloads: %w", err)
+	}
+	var detacher reclaim.Detacher
+	if options.assigner.Enabled() {
+		if detacher, err = assigner.New(options.assigner, assigner.NewMetrics(legacyregistry.MustRegister)); err != nil {
+			return nil, err
+		}
+	}
+	if w.reclaimer, err = reclaim.New(reclaim.Config{
+		Kube: kube, Berth: api, Dynamic: objects, Metadata: headers,
+		FloatingIPs: ips, Pools: pools, Claims: ipClaims, Factory: factory,
+		Detacher: detacher,
+		Events:   recorder,
+		Metrics:  reclaim.NewMetrics(legacyregistry.MustRegister),
+	}); err != nil {
 		return nil, err
 	}
-	if w.status, err = poolstatus.New(api.IPPools, pools, ips); err != nil {
+	poolMetrics, claimMetrics := poolstatus.NewMetrics(), claims.NewMetrics()
+	legacyregistry.CustomMustRegister(poolMetrics, claimMetrics)
+	if w.status, err = poolstatus.New(api.IPPools, pools, ips, recorder, poolMetrics); err != nil {
+		return nil, err
+	}
+	if w.book, err = ipam.NewForConfig(config, nil); err != nil {
+		return nil, err
+	}
+	if w.claims, err = claims.New(claims.Parts{
+		API: api, IPs: store.New(api.FloatingIPs), Preallocator: w.book, Recorder: recorder, Metrics: claimMetrics,
+		Claims: ipClaims, FloatingIPs: ips, Pools: pools, Namespaces: factory.Core().V1().Namespaces(),
+	}); err != nil {
 		return nil, err
 	}
 	return w, nil
@@ -150,13 +206,12 @@ func (w *work) startInformers(ctx context.Context) {
 
 // lead works until ctx ends.
 func (w *work) lead(ctx context.Context) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		w.status.Run(ctx)
-	}()
+	var group sync.WaitGroup
+	group.Go(func() { w.status.Run(ctx) })
+	group.Go(func() { w.book.Run(ctx) })
+	group.Go(func() { w.claims.Run(ctx) })
 	w.reclaimer.Run(ctx, w.workers)
-	<-done
+	group.Wait()
 }
 
 // errLeaseLost ends the process: another replica leads now.
@@ -198,8 +253,9 @@ func elect(ctx context.Context, options *options, kube kubernetes.Interface, lea
 	return errLeaseLost
 }
 
-// serveHealth serves /healthz (the process runs) and /readyz (its caches are
-// being filled, it can take the lease) until the returned function is called.
+// serveHealth serves /healthz (the process runs), /readyz (its caches are being
+// filled, it can take the lease) and /metrics until the returned function is
+// called.
 func serveHealth(ctx context.Context, address string, ready *atomic.Bool) (stop func(), err error) {
 	if address == "" {
 		return func() {}, nil
@@ -213,6 +269,7 @@ func serveHealth(ctx context.Context, address string, ready *atomic.Bool) (stop 
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	mux.Handle("/metrics", legacyregistry.Handler())
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("serve health: %w", err)

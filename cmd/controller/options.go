@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"github.com/spf13/pflag"
+
+	"github.com/berth-dev/berth/ipam/assigner"
 )
 
 // options are the controller's flags.
@@ -21,6 +23,7 @@ type options struct {
 	workers        int
 	qps            float32
 	burst          int
+	assigner       assigner.Options
 }
 
 func defaultOptions() *options {
@@ -44,10 +47,11 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
 	flags.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", o.leaseNamespace, "Namespace of the lease (default: $POD_NAMESPACE, or berth-system).")
 	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
-	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "Address that serves /healthz and /readyz; empty: none.")
+	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "Address that serves /healthz, /readyz and /metrics; empty: none.")
 	flags.IntVar(&o.workers, "workers", o.workers, "How many addresses are worked on at once.")
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Requests to the API server at once.")
+	o.assigner.AddFlags(flags)
 }
 
 func (o *options) validate() error {
@@ -62,6 +66,9 @@ func (o *options) validate() error {
 		if _, _, err := net.SplitHostPort(o.healthAddress); err != nil {
 			errs = append(errs, fmt.Errorf("--health-address: %w", err))
 		}
+	}
+	if err := o.assigner.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("--assigner flags: %w", err))
 	}
 	return errors.Join(errs...)
 }

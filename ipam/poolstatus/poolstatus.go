@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package poolstatus keeps the status of IPPools: how many addresses there are,
-// in use, retained, reserved and free, and whether the pool is usable at all. It
+// in use, retained, reserved, cooling and free, and whether the pool is usable at
+// all. It tells by events when that changes, and by metrics all the time. It
 // reads pools and FloatingIPs and writes nothing but IPPool status.
 package poolstatus
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"math"
-	"net/netip"
-	"strings"
+	"strconv"
+	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -32,6 +32,9 @@ import (
 // otherwise make a status write per pod.
 const Interval = time.Second
 
+// mostErrors is how many writes fail before a round gives up.
+const mostErrors = 10
+
 // patcher writes an IPPool's status. Blocking.
 type patcher interface {
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string) (*v1alpha1.IPPool, error)
@@ -40,28 +43,57 @@ type patcher interface {
 // Writer keeps pool status. One runs at a time: the leader.
 type Writer struct {
 	patcher    patcher
+	recorder   Recorder
+	metrics    *Metrics
 	pools, ips cache.Store
 	synced     []cache.DoneChecker
 	dirty      chan struct{}
 	clock      clock.Clock
+
+	// respecified: pools are not those that the snapshot was compiled of.
+	respecified atomic.Bool
+	snapshot    *pools.Snapshot
+	// written are statuses that the watch has still to bring, by name.
+	written map[string]written
+	// orphans are the addresses whose pool is gone; true: an event told of it.
+	orphans map[types.UID]bool
+}
+
+// written is a status and the resource version that writing it led to.
+type written struct {
+	uid     types.UID
+	version uint64
+	status  v1alpha1.IPPoolStatus
 }
 
 // New returns a Writer on informers that the caller runs. It does nothing until
 // Run.
-func New(patcher patcher, poolInformer, ipInformer cache.SharedIndexInformer) (*Writer, error) {
+func New(patcher patcher, poolInformer, ipInformer cache.SharedIndexInformer, recorder Recorder, metrics *Metrics) (*Writer, error) {
 	w := &Writer{
-		patcher: patcher,
-		pools:   poolInformer.GetStore(),
-		ips:     ipInformer.GetStore(),
-		dirty:   make(chan struct{}, 1),
-		clock:   clock.RealClock{},
+		patcher:  patcher,
+		recorder: recorder,
+		metrics:  metrics,
+		pools:    poolInformer.GetStore(),
+		ips:      ipInformer.GetStore(),
+		dirty:    make(chan struct{}, 1),
+		clock:    clock.RealClock{},
+		written:  map[string]written{},
+		orphans:  map[types.UID]bool{},
 	}
-	for _, informer := range []cache.SharedIndexInformer{poolInformer, ipInformer} {
-		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	w.respecified.Store(true)
+	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
+		poolInformer: {
+			AddFunc:    func(any) { w.respecify() },
+			UpdateFunc: func(before, after any) { w.poolChanged(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) },
+			DeleteFunc: func(any) { w.respecify() },
+		},
+		ipInformer: {
 			AddFunc:    func(any) { w.mark() },
 			UpdateFunc: func(any, any) { w.mark() },
 			DeleteFunc: func(any) { w.mark() },
-		})
+		},
+	} {
+		registration, err := informer.AddEventHandler(handler)
 		if err != nil {
 			return nil, fmt.Errorf("add an event handler: %w", err)
 		}
@@ -76,6 +108,19 @@ func (w *Writer) mark() {
 	case w.dirty <- struct{}{}:
 	default:
 	}
+}
+
+func (w *Writer) respecify() {
+	w.respecified.Store(true)
+	w.mark()
+}
+
+func (w *Writer) poolChanged(before, after *v1alpha1.IPPool) {
+	if before.UID != after.UID || before.Generation != after.Generation || !labels.Equals(before.Labels, after.Labels) {
+		w.respecify()
+		return
+	}
+	w.mark()
 }
 
 // Run writes status until ctx ends. It blocks.
@@ -101,104 +146,85 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// round computes the status of every pool in one pass over the addresses and
-// writes those that changed.
+// round computes the status of every pool in one pass over the addresses, writes
+// those that changed and publishes the numbers.
 func (w *Writer) round(ctx context.Context) error {
+	// Read before the pools are: what changes from here on has another round.
+	respecified := w.respecified.Swap(false)
 	var objects []*v1alpha1.IPPool
 	for _, object := range w.pools.List() {
 		objects = append(objects, object.(*v1alpha1.IPPool))
+	}
+	if respecified {
+		w.snapshot = pools.Compile(objects)
 	}
 	var ips []*v1alpha1.FloatingIP
 	for _, object := range w.ips.List() {
 		ips = append(ips, object.(*v1alpha1.FloatingIP))
 	}
-	statuses := compute(objects, ips, metav1.NewTime(w.clock.Now()))
-	for i, object := range objects {
-		if equality.Semantic.DeepEqual(object.Status, statuses[i]) {
-			continue
-		}
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": object.UID}, "status": statuses[i]})
-		if err != nil {
-			return fmt.Errorf("encode the status of IPPool %s: %w", object.Name, err)
-		}
-		_, err = w.patcher.Patch(ctx, object.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("write the status of IPPool %s: %w", object.Name, err)
-		}
-	}
-	return nil
-}
+	before := w.statuses(objects)
+	tally := count(objects, w.snapshot, ips)
+	after := compute(objects, before, w.snapshot, tally, metav1.NewTime(w.clock.Now()).Rfc3339Copy())
+	w.metrics.publish(objects, after, tally)
+	w.tellOrphans(tally.orphans)
 
-// compute returns the status of each pool. Pure.
-func compute(objects []*v1alpha1.IPPool, ips []*v1alpha1.FloatingIP, now metav1.Time) []v1alpha1.IPPoolStatus {
-	snapshot := pools.Compile(objects)
-	position := make(map[string]int, len(objects))
-	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
+	var errs []error
 	for i, object := range objects {
-		position[object.Name] = i
-		statuses[i].ObservedGeneration = object.Generation
-		statuses[i].Conditions = append([]metav1.Condition(nil), object.Status.Conditions...)
-		if at, ok := snapshot.Index(object.Name); ok {
-			statuses[i].Capacity = clamp(snapshot.Pools()[at].Capacity())
-		}
-	}
-	for _, ip := range ips {
-		addr, err := netip.ParseAddr(ip.Spec.Address)
-		if err != nil {
+		if same(&before[i], &after[i]) {
 			continue
 		}
-		at, ok := snapshot.Home(addr)
-		if !ok {
-			if i, ok := position[ip.Spec.Pool]; ok {
-				statuses[i].Outside++
+		if err := w.write(ctx, object, &after[i]); err != nil {
+			errs = append(errs, err)
+			// Then it is not about this pool.
+			if len(errs) == mostErrors {
+				break
 			}
 			continue
 		}
-		status := &statuses[position[snapshot.Pools()[at].Name]]
-		switch {
-		case ip.Spec.Reserved:
-			status.Reserved++
-		case ip.Spec.Pod != nil:
-			status.Allocated++
-		default:
-			status.Retained++
-		}
+		w.tellChanges(object, &before[i], &after[i])
 	}
+	return errors.Join(errs...)
+}
+
+// statuses are the pools' statuses as they are now: those that were written, where
+// the watch is behind.
+func (w *Writer) statuses(objects []*v1alpha1.IPPool) []v1alpha1.IPPoolStatus {
+	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
+	ahead := make(map[string]written, len(w.written))
 	for i, object := range objects {
-		status := &statuses[i]
-		status.Free = status.Capacity - status.Allocated - status.Retained - status.Reserved
-		for _, condition := range conditions(object, status, snapshot) {
-			condition.ObservedGeneration = object.Generation
-			condition.LastTransitionTime = now
-			meta.SetStatusCondition(&status.Conditions, condition)
+		statuses[i] = object.Status
+		if last, ok := w.written[object.Name]; ok && last.uid == object.UID && versionOf(object) < last.version {
+			statuses[i] = last.status
+			ahead[object.Name] = last
 		}
 	}
+	w.written = ahead
 	return statuses
 }
 
-func clamp(n uint64) int64 {
-	return int64(min(n, math.MaxInt64))
+// write fails only where the pool is still there.
+func (w *Writer) write(ctx context.Context, object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": object.UID}, "status": status})
+	if err != nil {
+		return fmt.Errorf("encode the status of IPPool %s: %w", object.Name, err)
+	}
+	updated, err := w.patcher.Patch(ctx, object.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	switch {
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("write the status of IPPool %s: %w", object.Name, err)
+	}
+	w.written[object.Name] = written{uid: object.UID, version: versionOf(updated), status: *status}
+	return nil
 }
 
-func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot *pools.Snapshot) []metav1.Condition {
-	ready := metav1.Condition{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: "Valid", Message: "The scheduler allocates from the pool."}
-	overlaps := snapshot.Overlaps(object.Name)
-	switch err := snapshot.Invalid(object.Name); {
-	case err != nil:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Invalid", err.Error()
-	case object.Spec.Disabled:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Disabled", "spec.disabled is true: nothing new is allocated, what is in use stays."
-	case len(overlaps) > 0:
-		var texts []string
-		for _, overlap := range overlaps {
-			texts = append(texts, fmt.Sprintf("%s (pool %q)", overlap.Range, overlap.With))
-		}
-		ready.Reason, ready.Message = "Overlap", "Older pools keep these addresses: "+strings.Join(texts, ", ")
+// versionOf is an object's resource version; they are comparable integers
+// (KEP-5504).
+func versionOf(object *v1alpha1.IPPool) uint64 {
+	version, err := strconv.ParseUint(object.ResourceVersion, 10, 64)
+	if err != nil {
+		return 0
 	}
-	exhausted := metav1.Condition{Type: v1alpha1.PoolExhausted, Status: metav1.ConditionFalse, Reason: "AddressesFree", Message: "There are free addresses."}
-	if status.Free <= 0 {
-		exhausted.Status, exhausted.Reason, exhausted.Message = metav1.ConditionTrue, "NoAddressFree",
-			fmt.Sprintf("All %d addresses are taken: %d allocated, %d retained, %d reserved.", status.Capacity, status.Allocated, status.Retained, status.Reserved)
-	}
-	return []metav1.Condition{ready, exhausted}
+	return version
 }

@@ -3,8 +3,7 @@
 package reclaim
 
 import (
-	"strconv"
-	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -16,68 +15,101 @@ const (
 	keep action = iota
 	// retain: the pod is gone, the address stays with its owner.
 	retain
+	// cool: it is nobody's any more, and given to nobody until its cooldown is over.
+	cool
 	// free: delete the FloatingIP.
 	free
 )
 
-// workload is what matters of an address's owner.
-type workload struct {
-	// exists under the UID that is recorded.
-	exists bool
-	// known is false for a kind whose rules are not known: it wants all it has.
-	known bool
-	// replicas and start are the ordinals' range of a StatefulSet; replicas alone
-	// that of a Deployment.
-	replicas, start int32
+// situation is all, besides the address's own record, that a decision rests on.
+type situation struct {
+	now time.Time
+	// created is when the object was made.
+	created time.Time
+	// podAlive: the pod that holds the address is there and not finished.
+	podAlive bool
+	// unclaimed: the pod that the address was claimed for runs with others, and no
+	// pod ever had it.
+	unclaimed bool
+	// superseded: a live pod of the name that the address stands for is bound with
+	// others.
+	superseded bool
+	// owner and at are looked at only if needsOwner.
+	owner workload
+	at    standing
+	// cooldown of the pool.
+	cooldown time.Duration
+}
+
+// verdict is what to do, and for keep, when to look again; 0: when something
+// changes.
+type verdict struct {
+	action action
+	again  time.Duration
+}
+
+// needsOwner says whether the decision about an address whose pod is gone depends
+// on its workload.
+func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
+	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || isClaim(spec.Owner)
 }
 
 // decide applies the rules of the package documentation. Pure.
-//
-// rank is the position of the address among those of its owner, and of the pod
-// name where it stands for one, oldest first.
-func decide(spec *v1alpha1.FloatingIPSpec, podAlive bool, owner workload, rank int) action {
-	if spec.Reserved || spec.Owner == nil || podAlive {
-		return keep
+func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
+	switch {
+	case spec.Reserved:
+		return verdict{}
+	case spec.Owner == nil:
+		return endCooldown(spec, s)
+	case s.podAlive:
+		return verdict{}
+	case s.unclaimed:
+		return verdict{action: free}
 	}
+	preallocated := s.owner.preallocated(s.at)
 	switch spec.ReleasePolicy {
 	case v1alpha1.ReleaseNever:
 	case v1alpha1.ReleaseRetain:
-		if !wants(spec.Owner, owner, rank) {
-			return free
+		if s.superseded || !s.owner.wants(spec, s.at) {
+			return giveBack(spec, s)
 		}
 	default:
-		return free
+		if !preallocated {
+			return giveBack(spec, s)
+		}
 	}
 	if spec.Pod != nil {
-		return retain
+		return verdict{action: retain}
 	}
-	return keep
+	if spec.RetainFor == nil || preallocated {
+		return verdict{}
+	}
+	since := s.created
+	if spec.Since != nil {
+		since = spec.Since.Time
+	}
+	if left := since.Add(spec.RetainFor.Duration).Sub(s.now); left > 0 {
+		return verdict{again: left}
+	}
+	return giveBack(spec, s)
 }
 
-func wants(owner *v1alpha1.Owner, w workload, rank int) bool {
-	switch {
-	case !w.exists:
-		return false
-	case !w.known:
-		return true
-	case owner.Kind == "StatefulSet":
-		ordinal, ok := ordinalOf(owner)
-		// Compared in 64 bits: start and replicas may each be near the limit.
-		inRange := !ok || ordinal >= int64(w.start) && ordinal < int64(w.start)+int64(w.replicas)
-		return inRange && rank == 0
-	case owner.Kind == "Deployment":
-		return int64(rank) < int64(w.replicas)
+// giveBack frees an address, by way of the pool's cooldown if a pod ran with it.
+func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
+	if s.cooldown > 0 && (spec.Pod != nil || spec.LastPod != "") {
+		return verdict{action: cool}
 	}
-	return rank == 0
+	return verdict{action: free}
 }
 
-// ordinalOf reads the ordinal off a StatefulSet pod's name, which is the set's
-// name, a dash and the ordinal.
-func ordinalOf(owner *v1alpha1.Owner) (int64, bool) {
-	text, ok := strings.CutPrefix(owner.PodName, owner.Name+"-")
-	if !ok {
-		return 0, false
+// endCooldown decides about an address without an owner. One that does not cool
+// down was made by somebody else, and is theirs.
+func endCooldown(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
+	if spec.ReleasedAt == nil || spec.Pod != nil {
+		return verdict{}
 	}
-	ordinal, err := strconv.ParseInt(text, 10, 32)
-	return ordinal, err == nil
+	if left := spec.ReleasedAt.Add(s.cooldown).Sub(s.now); left > 0 {
+		return verdict{again: left}
+	}
+	return verdict{action: free}
 }

@@ -6,9 +6,10 @@
 // lost.
 //
 // It never takes an address from a pod that may be alive. Before it acts on the
-// absence of a pod or a workload it asks the API server itself, since the
-// scheduler may have seen it before this process's cache did; and every write
-// carries the UID and resource version it was decided on.
+// absence of a pod, or on a workload that does not want an address, it asks the API
+// server itself, since the scheduler may have seen more than this process's caches
+// have; and every write carries the UID and resource version it was decided on.
+// What it cannot find out frees nothing.
 //
 // # Rules
 //
@@ -17,15 +18,27 @@
 //	Retain      keep           keep for the workload                              free
 //	Never       keep           keep for the workload                              keep for the workload
 //
-// A workload wants an address while it exists under the recorded UID and: a
-// StatefulSet, while the pod's ordinal is in its range; a Deployment, while the
-// address is among its oldest, as many as it has replicas. So the addresses that
-// a rolling update needed in addition are the ones given back when it is over. A
-// pod without a controller is its own workload. Where a crash left two addresses
-// for one pod name, the older is wanted.
+// Kept addresses are freed when spec.retainFor has passed; what an IPClaim
+// preallocates stays. Freed means deleted, or, if a pod had the address and the pool
+// has a cooldown, left without an owner until that is over. docs/release.md says
+// when each kind of workload wants an address ([workload.wants] here), and what that
+// means in every situation.
 //
-// A pod that is bound has one address. Others that were claimed for it, by a
-// scheduler that crashed or was overtaken, are surplus, and freed as if the pod
-// were gone: those recorded for another node than the pod's, if another is recorded
-// for the pod's node, and if the pod's annotation does not name them.
+// # Several addresses of a pod
+//
+// Addresses recorded for a live pod on the pod's node are the pod's, however many
+// and whatever its annotation says. Those recorded for another node were claimed by
+// a scheduler that crashed or was overtaken; they are freed as if the pod were gone
+// if the pod has as many as it asks for without, and if its annotation does not name
+// them.
+//
+// An address kept for a pod name is not wanted if the pod of that name is alive and
+// bound with others.
+//
+// # Caveats
+//
+// Two Reclaimers at once do no harm but double work. Addresses that an external
+// assigner attached are detached before the write that gives them away, so the
+// scheduler must not take over one whose record still says that it is attached
+// for another pod.
 package reclaim

@@ -3,55 +3,55 @@
 package reclaim
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
+	"net/netip"
 	"sync"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// Indexes of the FloatingIP informer.
-const (
-	byPodUID = "podUID"
-	byOwner  = "owner"
-)
-
-// Indexers are what a Reclaimer needs the FloatingIP informer to have.
-func Indexers() cache.Indexers {
-	return cache.Indexers{
-		byPodUID: func(object any) ([]string, error) {
-			if ip := object.(*v1alpha1.FloatingIP); ip.Spec.Pod != nil {
-				return []string{string(ip.Spec.Pod.UID)}, nil
-			}
-			return nil, nil
-		},
-		byOwner: func(object any) ([]string, error) {
-			if owner := object.(*v1alpha1.FloatingIP).Spec.Owner; owner != nil {
-				return []string{ownerKey(owner.Kind, owner.Namespace, owner.Name)}, nil
-			}
-			return nil, nil
-		},
-	}
+// Detacher tells the external assigner that an address leaves a node. It may be
+// slow; it is called in parallel, and again after a failure, also for an address
+// that it has detached already. Its error is shown to users.
+type Detacher interface {
+	Detach(ctx context.Context, address netip.Addr, node string) error
 }
 
-func ownerKey(kind, namespace, name string) string { return kind + "/" + namespace + "/" + name }
+// Config is what a Reclaimer works with. The caller runs the informers.
+type Config struct {
+	Kube     kubernetes.Interface
+	Berth    *client.Client
+	Dynamic  dynamic.Interface
+	Metadata metadata.Interface
+	// FloatingIPs must have Indexers.
+	FloatingIPs, Pools, Claims cache.SharedIndexInformer
+	// Factory's informers should have the transform Slim.
+	Factory informers.SharedInformerFactory
+	// Detacher, Events and Metrics may be nil.
+	Detacher Detacher
+	Events   events.EventRecorder
+	Metrics  *Metrics
+}
 
 // ips writes FloatingIPs; both fail with store.ErrChanged if the object is not as
 // seen. Blocking, safe in parallel.
@@ -60,99 +60,66 @@ type ips interface {
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
 }
 
+// queue holds names of FloatingIPs to look at.
+type queue = workqueue.TypedRateLimitingInterface[string]
+
 // Reclaimer frees addresses by release policy. One runs at a time: the leader.
 type Reclaimer struct {
-	client    kubernetes.Interface
-	ips       ips
-	index     cache.Indexer
-	pods      corelisters.PodLister
-	workloads workloads
-	queue     workqueue.TypedRateLimitingInterface[string]
-	synced    []cache.DoneChecker
+	kube     kubernetes.Interface
+	ips      ips
+	index    cache.Indexer
+	poolsOf  cache.Indexer
+	pods     corelisters.PodLister
+	owners   *owners
+	detacher Detacher
+	events   events.EventRecorder
+	metrics  *Metrics
+	clocks   clockings
+	synced   []cache.DoneChecker
+
+	queue queue
+	// detaching are addresses that wait for the external assigner, which may be
+	// slow: they do not hold up the others.
+	detaching queue
 }
 
-// New returns a Reclaimer on informers that the caller runs; floatingIPs must
-// have Indexers. It does nothing until Run.
-func New(client kubernetes.Interface, ips ips, floatingIPs cache.SharedIndexInformer, factory informers.SharedInformerFactory) (*Reclaimer, error) {
-	apps := factory.Apps().V1()
-	pods := factory.Core().V1().Pods()
+// New returns a Reclaimer. It does nothing until Run.
+func New(config Config) (*Reclaimer, error) {
+	apps, core := config.Factory.Apps().V1(), config.Factory.Core().V1()
 	r := &Reclaimer{
-		client: client,
-		ips:    ips,
-		index:  floatingIPs.GetIndexer(),
-		pods:   pods.Lister(),
-		workloads: workloads{
-			client: client, statefulSets: apps.StatefulSets().Lister(), deployments: apps.Deployments().Lister(),
-		},
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "reclaim"}),
-	}
-	for _, watched := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandlerFuncs
-	}{
-		{floatingIPs, everyChange(r.addressChanged)},
-		{pods.Informer(), everyChange(r.podChanged)},
-		{apps.StatefulSets().Informer(), everyChange(r.workloadChanged)},
-		{apps.Deployments().Informer(), everyChange(r.workloadChanged)},
-	} {
-		registration, err := watched.informer.AddEventHandler(watched.handler)
-		if err != nil {
-			return nil, fmt.Errorf("add an event handler: %w", err)
-		}
-		r.synced = append(r.synced, registration.HasSyncedChecker())
-	}
-	return r, nil
-}
+		kube:     config.Kube,
+		ips:      store.New(config.Berth.FloatingIPs),
+		index:    config.FloatingIPs.GetIndexer(),
+		poolsOf:  config.Pools.GetIndexer(),
+		pods:     core.Pods().Lister(),
+		detacher: config.Detacher,
+		events:   config.Events,
+		metrics:  config.Metrics,
+		clocks:   clockings{since: map[string]time.Time{}},
 
-func everyChange(handle func(object any)) cache.ResourceEventHandlerFuncs {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    handle,
-		UpdateFunc: func(_, after any) { handle(after) },
-		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
-			handle(object)
+		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),
+	}
+	r.owners = &owners{
+		client: config.Kube, api: config.Berth,
+		statefulSets: apps.StatefulSets().Lister(), deployments: apps.Deployments().Lister(),
+		replicaSets: apps.ReplicaSets().Lister(), daemonSets: apps.DaemonSets().Lister(),
+		jobs:   config.Factory.Batch().V1().Jobs().Lister(),
+		nodes:  core.Nodes().Lister(),
+		claims: config.Claims.GetIndexer(),
+		customs: &customs{
+			discovery: config.Kube.Discovery(), objects: config.Dynamic, metadata: config.Metadata,
+			changed: r.ownerChanged, refused: r.unfollowed,
+			kinds: map[schema.GroupKind]*customKind{}, views: map[types.UID]view{},
+			informers: map[schema.GroupVersionResource]cache.SharedIndexInformer{},
 		},
 	}
+	return r, r.watch(config)
 }
 
-func (r *Reclaimer) enqueue(object any) { r.queue.Add(object.(*v1alpha1.FloatingIP).Name) }
-
-func (r *Reclaimer) enqueueIndexed(index, key string) {
-	objects, err := r.index.ByIndex(index, key)
-	if err != nil {
-		panic(fmt.Sprintf("the FloatingIP informer was made without reclaim.Indexers: %v", err))
-	}
-	for _, object := range objects {
-		r.enqueue(object)
-	}
-}
-
-// addressChanged also looks at other addresses of the pod: one of them may be
-// surplus now.
-func (r *Reclaimer) addressChanged(object any) {
-	r.enqueue(object)
-	if pod := object.(*v1alpha1.FloatingIP).Spec.Pod; pod != nil {
-		r.enqueueIndexed(byPodUID, string(pod.UID))
-	}
-}
-
-func (r *Reclaimer) podChanged(object any) {
-	pod := object.(*v1.Pod)
-	r.enqueueIndexed(byPodUID, string(pod.UID))
-	r.enqueueIndexed(byOwner, ownerKey("Pod", pod.Namespace, pod.Name))
-}
-
-func (r *Reclaimer) workloadChanged(object any) {
-	switch w := object.(type) {
-	case *appsv1.StatefulSet:
-		r.enqueueIndexed(byOwner, ownerKey("StatefulSet", w.Namespace, w.Name))
-	case *appsv1.Deployment:
-		r.enqueueIndexed(byOwner, ownerKey("Deployment", w.Namespace, w.Name))
-	}
+func newQueue(name string) queue {
+	return workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](50*time.Millisecond, time.Minute),
+		workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
 }
 
 // Run reconciles with some workers until ctx ends. It blocks until they are
@@ -164,130 +131,240 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	var group sync.WaitGroup
 	for range workers {
 		group.Go(func() {
-			for r.next(ctx) {
+			for r.next(ctx, r.queue) {
+			}
+		})
+		group.Go(func() {
+			for r.next(ctx, r.detaching) {
 			}
 		})
 	}
 	<-ctx.Done()
 	r.queue.ShutDown()
+	r.detaching.ShutDown()
 	group.Wait()
+	r.owners.customs.followed.Wait()
 }
 
-func (r *Reclaimer) next(ctx context.Context) bool {
-	name, shutdown := r.queue.Get()
+// errDetachFirst is returned when an address has to be detached from its node,
+// by a worker of the detaching queue.
+var errDetachFirst = errors.New("the address has to be detached first")
+
+func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
+	name, shutdown := queue.Get()
 	if shutdown {
 		return false
 	}
-	defer r.queue.Done(name)
-	err := r.reconcile(ctx, name)
+	defer queue.Done(name)
+	again, err := r.reconcile(ctx, name, queue == r.detaching)
 	switch {
 	case err == nil:
-		r.queue.Forget(name)
+		queue.Forget(name)
+		if again > 0 {
+			r.queue.AddAfter(name, again)
+		}
+	case errors.Is(err, errDetachFirst):
+		queue.Forget(name)
+		r.detaching.Add(name)
 	case errors.Is(err, store.ErrChanged):
 		// The watch brings what it is now, unless it did before we wrote.
-		r.queue.AddRateLimited(name)
+		r.metrics.conflict()
+		queue.AddRateLimited(name)
 	default:
 		klog.FromContext(ctx).Error(err, "Failed to reconcile a floating IP, will retry", "ip", name)
-		r.queue.AddRateLimited(name)
+		queue.AddRateLimited(name)
 	}
 	return true
 }
 
-func (r *Reclaimer) reconcile(ctx context.Context, name string) error {
+// reconcile brings one address to what it should be, and returns when to look at
+// it again; 0: when something changes.
+func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) (time.Duration, error) {
 	object, exists, err := r.index.GetByKey(name)
 	if err != nil || !exists {
-		return err
+		return 0, err
 	}
 	ip := object.(*v1alpha1.FloatingIP)
-	if ip.Spec.Reserved || ip.Spec.Owner == nil {
+	if ip.Spec.Reserved {
+		return 0, nil
+	}
+	s := situation{now: time.Now(), created: ip.CreationTimestamp.Time, cooldown: r.cooldown(ip)}
+	if ip.Spec.Owner != nil {
+		pod, podExists, err := r.pod(ctx, ip)
+		if err != nil {
+			return 0, err
+		}
+		if pod != nil {
+			switch classify(ip, pod, r.recorded(pod.UID)) {
+			case itsOwn:
+				return 0, r.adopt(ctx, ip, pod)
+			case misplaced:
+				return 0, r.correctNode(ctx, ip, pod)
+			}
+			// Written once, for this pod, which was bound with others: nobody ever had
+			// it.
+			s.unclaimed = ip.Generation == 1
+		}
+		if err := r.assess(ctx, ip, podExists, &s); err != nil {
+			return 0, err
+		}
+	}
+	v := decide(&ip.Spec, s)
+	if ip.Spec.ExternallyAssigned && (v.action != keep || ip.Spec.Pod == nil) {
+		return 0, r.leaveNode(ctx, ip, v.action, mayDetach)
+	}
+	if v.action == keep {
+		return v.again, nil
+	}
+	return 0, r.apply(ctx, ip, v.action)
+}
+
+// leaveNode has the external assigner detach an address before it goes anywhere
+// else. First the record says that no pod has it, and from then on until it says
+// that it is detached the scheduler gives it to none: a Detach on its way must not
+// take it from a pod that came back to the same node meanwhile.
+func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, then action, mayDetach bool) error {
+	if ip.Spec.Pod != nil {
+		now := storedNow()
+		spec := ip.Spec.DeepCopy()
+		spec.Pod, spec.LastPod, spec.Since = nil, ip.Spec.Pod.Name, &now
+		_, err := r.ips.Update(ctx, ip, *spec)
+		return err
+	}
+	if !mayDetach {
+		return errDetachFirst
+	}
+	if detached, err := r.detach(ctx, ip); err != nil || !detached {
+		return err
+	}
+	if then == keep {
+		then = retain
+	}
+	return r.apply(ctx, ip, then)
+}
+
+// storedNow is the time in the seconds that are stored, and no less than it is.
+func storedNow() metav1.Time {
+	return metav1.NewTime(time.Now().Add(time.Second - 1).Truncate(time.Second))
+}
+
+// assess adds to s what the decision about an address without a pod rests on. It
+// asks the API server itself before a workload counts as not wanting the address:
+// a cache may be older than the address is.
+func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) error {
+	if s.unclaimed || !needsOwner(&ip.Spec) {
 		return nil
 	}
-	pod, podExists, err := r.pod(ctx, ip)
-	if err != nil {
-		return err
+	siblings := r.siblings(ip)
+	s.at = standingOf(ip, siblings)
+	s.superseded = superseded(ip, siblings, r.liveHolder)
+	if isPod(ip.Spec.Owner) {
+		s.owner = workload{exists: podExists, unbounded: true}
+		return nil
 	}
-	if pod != nil {
-		if pod.Spec.NodeName == "" || pod.Spec.NodeName == ip.Spec.Node {
-			return nil
+	for _, fresh := range []bool{false, true} {
+		w, live, err := r.owners.find(ctx, ip.Spec.Owner, fresh)
+		if err != nil {
+			return r.unknown(ip, nil, err)
 		}
-		if isNamed(ip, pod) {
-			return r.correctNode(ctx, ip, pod.Spec.NodeName)
+		if w.each.total == 0 {
+			w.each.total = r.observedDemand(ip.Spec.Owner, siblings)
 		}
-		if !r.hasAnother(ip, pod) {
-			return nil
-		}
-		if ip.Generation == 1 {
-			// Written once, for this pod, which was bound with another: nobody ever
-			// had it.
-			return r.free(ctx, ip)
-		}
-	}
-	var owner workload
-	if ip.Spec.ReleasePolicy == v1alpha1.ReleaseRetain {
-		if owner, err = r.workloads.find(ctx, ip.Spec.Owner, podExists); err != nil {
-			return err
+		s.owner = w
+		if live || s.superseded || w.wants(&ip.Spec, s.at) {
+			break
 		}
 	}
-	switch decide(&ip.Spec, false, owner, r.rank(ip)) {
+	return nil
+}
+
+// apply writes a decision.
+func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, a action) error {
+	now := storedNow()
+	did := "Freed a floating IP"
+	since, clocked := r.clocks.of(ip.Name)
+	var err error
+	switch a {
 	case free:
-		return r.free(ctx, ip)
+		err = r.ips.Delete(ctx, ip)
+	case cool:
+		did = "Freed a floating IP, its cooldown begins"
+		_, err = r.ips.Update(ctx, ip, v1alpha1.FloatingIPSpec{
+			Address: ip.Spec.Address, Pool: ip.Spec.Pool, ReleasedAt: &now, LastPod: lastPod(&ip.Spec),
+			ReleasePolicy: v1alpha1.ReleasePodDeleted,
+		})
 	case retain:
-		return r.retain(ctx, ip)
+		did = "Retained a floating IP for its owner"
+		spec := ip.Spec.DeepCopy()
+		if spec.Pod != nil {
+			spec.Since = &now
+		}
+		spec.Pod, spec.Node, spec.LastPod = nil, "", lastPod(&ip.Spec)
+		spec.ExternallyAssigned = false
+		_, err = r.ips.Update(ctx, ip, *spec)
 	}
-	return nil
-}
-
-func (r *Reclaimer) free(ctx context.Context, ip *v1alpha1.FloatingIP) error {
-	if err := r.ips.Delete(ctx, ip); err != nil {
-		return err
-	}
-	klog.FromContext(ctx).V(2).Info("Freed a floating IP", "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
-	return nil
-}
-
-func (r *Reclaimer) retain(ctx context.Context, ip *v1alpha1.FloatingIP) error {
-	spec := ip.Spec.DeepCopy()
-	spec.Pod = nil
-	spec.Node = ""
-	now := metav1.Now()
-	spec.Since = &now
-	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
-		return err
-	}
-	klog.FromContext(ctx).V(2).Info("Retained a floating IP for its owner", "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
-	return nil
-}
-
-// isNamed says whether the annotation that came with the pod's Binding names the
-// address. The pod's author can change it: it proves nothing by itself.
-func isNamed(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
-	return slices.Contains(strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","), ip.Name)
-}
-
-// hasAnother says whether another address is recorded for the pod on the node
-// where it is bound. An address of the pod that is recorded for another node is
-// then surplus: an attempt to schedule the pod claimed it, and a later one, or
-// another scheduler, bound the pod with the other address.
-func (r *Reclaimer) hasAnother(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
-	objects, err := r.index.ByIndex(byPodUID, string(pod.UID))
 	if err != nil {
-		return false
+		return err
 	}
-	return slices.ContainsFunc(objects, func(object any) bool {
-		other := object.(*v1alpha1.FloatingIP)
-		return other.Name != ip.Name && other.Spec.Node == pod.Spec.NodeName
-	})
+	logger := klog.FromContext(ctx)
+	if owner := ip.Spec.Owner; owner == nil {
+		did = "Ended the cooldown of a floating IP"
+		logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
+		return nil
+	}
+	if a == retain {
+		r.metrics.retain(ip.Spec.ReleasePolicy)
+	} else {
+		r.metrics.release(ip.Spec.ReleasePolicy)
+	}
+	if clocked {
+		r.metrics.late(time.Since(since))
+		r.clocks.forget(ip.Name)
+	}
+	logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
+	return nil
+}
+
+func lastPod(spec *v1alpha1.FloatingIPSpec) string {
+	if spec.Pod != nil {
+		return spec.Pod.Name
+	}
+	return spec.LastPod
+}
+
+// detach has the external assigner take an address off its node, and says whether
+// that is done. If it fails nothing changes, and it is tried again.
+func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+	if r.detacher == nil {
+		// No retry helps; whoever configures one starts this program anew.
+		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and has to detach it, but the controller is configured with none.", ip.Spec.Node)
+		klog.FromContext(ctx).Info(note, "ip", ip.Spec.Address)
+		r.warn(ip, nil, ReasonNoExternalAssigner, note)
+		return false, nil
+	}
+	address, err := netip.ParseAddr(ip.Spec.Address)
+	if err != nil {
+		return false, fmt.Errorf("read the address: %w", err)
+	}
+	if err := r.detacher.Detach(ctx, address, ip.Spec.Node); err != nil {
+		r.warn(ip, nil, ReasonDetachFailed, fmt.Sprintf("The address is kept, detaching it from node %s failed: %v", ip.Spec.Node, err))
+		return false, fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
+	}
+	return true, nil
 }
 
 // correctNode writes where the pod is. A scheduler that was slow wrote where it
 // meant to bind the pod, after another had bound it.
-func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, node string) error {
+func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
 	spec := ip.Spec.DeepCopy()
-	spec.Node = node
+	spec.Node = pod.Spec.NodeName
 	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).V(2).Info("Corrected the node of a floating IP", "ip", ip.Spec.Address, "was", ip.Spec.Node, "node", node)
+	klog.FromContext(ctx).V(2).Info("Corrected the node of a floating IP", "ip", ip.Spec.Address, "was", ip.Spec.Node, "node", spec.Node)
+	if ip.Spec.ExternallyAssigned {
+		r.warn(ip, pod, ReasonMisplaced, fmt.Sprintf("The address was recorded, and perhaps attached by the external assigner, for node %s, while its pod is on node %s. If the pod cannot be reached, delete it.", ip.Spec.Node, spec.Node))
+	}
 	return nil
 }
 
@@ -299,12 +376,12 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	name, uid := owner.PodName, owner.UID
 	if ip.Spec.Pod != nil {
 		name, uid = ip.Spec.Pod.Name, ip.Spec.Pod.UID
-	} else if owner.Kind != "Pod" {
+	} else if !isPod(owner) {
 		return nil, false, nil
 	}
 	pod, err := r.pods.Pods(owner.Namespace).Get(name)
 	if err != nil || pod.UID != uid {
-		pod, err = r.client.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})
+		pod, err = r.kube.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
 		return nil, false, nil
@@ -315,48 +392,24 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	if pod.UID != uid {
 		return nil, false, nil
 	}
-	if finished := pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed; ip.Spec.Pod == nil || finished {
+	if ip.Spec.Pod == nil || finished(pod) {
 		return nil, true, nil
 	}
 	return pod, true, nil
 }
 
-// rank is the position of the address among those its owner keeps, for the same
-// pod name if the owner's pods have names that last, the oldest first.
-func (r *Reclaimer) rank(ip *v1alpha1.FloatingIP) int {
-	owner := ip.Spec.Owner
-	objects, err := r.index.ByIndex(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name))
-	if err != nil {
+func finished(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// cooldown of the address's pool; none if the pool is gone.
+func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
+	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
+	if err != nil || !found {
 		return 0
 	}
-	rank := 0
-	for _, object := range objects {
-		other := object.(*v1alpha1.FloatingIP)
-		if other.Spec.Owner.UID == owner.UID && other.Spec.Owner.PodName == owner.PodName && older(other, ip) {
-			rank++
-		}
+	if cooldown := object.(*v1alpha1.IPPool).Spec.Cooldown; cooldown != nil {
+		return cooldown.Duration
 	}
-	return rank
-}
-
-func older(a, b *v1alpha1.FloatingIP) bool {
-	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name)) < 0
-}
-
-// Slim is a transform for the pod informer: of a pod, only what Reclaimer reads
-// is kept, since a cluster has many.
-func Slim(object any) (any, error) {
-	pod, ok := object.(*v1.Pod)
-	if !ok {
-		return object, nil
-	}
-	slim := &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion},
-		Spec:       v1.PodSpec{NodeName: pod.Spec.NodeName},
-		Status:     v1.PodStatus{Phase: pod.Status.Phase},
-	}
-	if names, ok := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; ok {
-		slim.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: names}
-	}
-	return slim, nil
+	return 0
 }

@@ -69,7 +69,11 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		return fwk.AsStatus(fmt.Errorf("bind %s: no address was reserved", klog.KObj(pod)))
 	}
 	if err := pl.commit(ctx, s.reservation); err != nil {
-		return fwk.AsStatus(fmt.Errorf("claim floating IP %s: %w", s.reservation.Names(), err))
+		err = fmt.Errorf("claim floating IP %s: %w", s.reservation.Names(), err)
+		if errors.Is(err, ipam.ErrNotCurrent) {
+			err = pl.abandon(ctx, s.reservation, err)
+		}
+		return fwk.AsStatus(err)
 	}
 	err := pl.bind(ctx, &v1.Binding{
 		ObjectMeta: metav1.ObjectMeta{
@@ -85,9 +89,7 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// Another scheduler bound the pod, or it is gone: it will not come back for
 		// the address.
-		if abandonErr := pl.abandon(ctx, s.reservation); abandonErr != nil {
-			err = errors.Join(err, fmt.Errorf("give back floating IP %s: %w", s.reservation.Names(), abandonErr))
-		}
+		err = pl.abandon(ctx, s.reservation, err)
 	}
 	return fwk.AsStatus(err)
 }
@@ -96,8 +98,14 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 // taken back in the end stays until the pod ends, or the controller finds it.
 var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Factor: 3, Jitter: 0.1}
 
-func (pl *Plugin) abandon(ctx context.Context, r *ipam.Reservation) error {
-	return retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error { return pl.addresses.Abandon(ctx, r) })
+// abandon takes back what was committed for a pod that will not come back for it.
+// It returns the error that made it necessary, and its own.
+func (pl *Plugin) abandon(ctx context.Context, r *ipam.Reservation, because error) error {
+	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error { return pl.addresses.Abandon(ctx, r) })
+	if err != nil {
+		return errors.Join(because, fmt.Errorf("give back floating IP %s: %w", r.Names(), err))
+	}
+	return because
 }
 
 func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {

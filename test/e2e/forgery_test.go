@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/witness"
 )
 
@@ -58,13 +59,16 @@ func TestForgedAnnotation(t *testing.T) {
 	s.agree()
 }
 
-// TestEditedAnnotation: a running pod that is made to name another pod's address
-// keeps its own, also over a restart of the agent.
+// TestEditedAnnotation: a running pod cannot be made to name another pod's
+// address, and keeps its own, also over a restart of the agent.
 func TestEditedAnnotation(t *testing.T) {
 	s := newStage(t, "10.0.70.75-10.0.70.79")
 	victim, thief := s.start("victim", s.floating, on("node1")), s.start("thief", s.floating, on("node2"))
 	tr := s.ask(victim, thief)
-	s.kubectl("-n", s.name, "annotate", "pod", thief.Name, "--overwrite", v1alpha1.AnnotationFloatingIPs+"="+victim.Status.PodIP)
+	_, err := deploy.Kubectl(s.ctx, s.Cluster, "-n", s.name, "annotate", "pod", thief.Name, "--overwrite", v1alpha1.AnnotationFloatingIPs+"="+victim.Status.PodIP)
+	if err == nil || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is the scheduler's") {
+		t.Errorf("editing the annotation of a bound pod: %v, want it refused", err)
+	}
 	s.freshAgents()
 	s.agree()
 	s.expectUnbroken(tr, "the edit and the agents' restart")

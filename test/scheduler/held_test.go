@@ -9,6 +9,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -63,5 +64,37 @@ func TestHeldAddressIsNotDeleted(t *testing.T) {
 		}
 		return err
 	})
+	w.invariants()
+}
+
+// What came with a pod's Binding stays: nobody makes a bound pod name other
+// addresses, so that its own are taken for surplus.
+func TestBoundAnnotationIsNotChanged(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(1)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.pool("web", "10.0.70.2-10.0.70.3")
+	w.create(newPod("web-0"))
+	w.bound("web-0")
+	edit := func(value string, options metav1.PatchOptions) error {
+		patch := []byte(`{"metadata":{"annotations":{"berth.dev/floatingips":` + value + `}}}`)
+		_, err := w.kube.CoreV1().Pods(namespace).Patch(w.ctx, "web-0", types.MergePatchType, patch, options)
+		return err
+	}
+	// The API server takes a moment to enforce a policy that was just made.
+	w.eventually("wait for the policy to be enforced", func() error {
+		if edit("null", metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}) == nil {
+			return fmt.Errorf("the annotation can be removed")
+		}
+		return nil
+	})
+	for _, value := range []string{`"10.0.70.3"`, `""`, "null"} {
+		if err := edit(value, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is the scheduler's") {
+			t.Errorf("changing the annotation to %s: %v, want it refused", value, err)
+		}
+	}
+	w.annotate("web-0", "another", "one")
 	w.invariants()
 }

@@ -43,13 +43,14 @@ func TestPermissions(t *testing.T) {
 			may: []string{
 				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
 				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
-				"get apps/statefulsets", "get apps/deployments", "update coordination.k8s.io/leases berth-system/berth-controller",
+				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "create events.k8s.io/events",
+				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "update coordination.k8s.io/leases berth-system/berth-controller",
 			},
 			mayNot: []string{
-				"create berth.dev/floatingips", "update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
+				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
 				"patch berth.dev/ippools", "create berth.dev/ippools", "delete berth.dev/ippools",
 				"create /pods", "delete /pods", "patch /pods", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
-				"update apps/statefulsets", "update apps/deployments", "patch /nodes", "list /nodes",
+				"update apps/statefulsets", "update apps/deployments", "patch /nodes", "update berth.dev/ipclaims",
 				"update coordination.k8s.io/leases berth-system/berth-scheduler", "create rbac.authorization.k8s.io/clusterrolebindings",
 			},
 		},

@@ -27,6 +27,13 @@ func TestReleaseOfPods(t *testing.T) {
 	gone := func(w *world, pod string) { w.delete(pod) }
 	ends := func(phase v1.PodPhase) func(*world, string) {
 		return func(w *world, pod string) {
+			// Before, the imitated kubelet may yet write that it runs.
+			w.eventually("wait for the pod to run", func() error {
+				if now := w.get(pod).Status.Phase; now != v1.PodRunning {
+					return fmt.Errorf("it is %s", now)
+				}
+				return nil
+			})
 			if err := w.setPhase(w.get(pod), phase); err != nil {
 				w.t.Fatal(err)
 			}

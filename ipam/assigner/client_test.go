@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package assigner
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+
+	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
+)
+
+var (
+	addr       = netip.MustParseAddr("10.0.70.2")
+	assignment = Assignment{
+		Address: addr, Pool: "web", Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1"), VLAN: 70,
+		Node:     Node{Name: "node1", ProviderID: "cloud://i-1", InternalIPs: []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("2001:db8::11")}},
+		Pod:      Pod{Namespace: "default", Name: "web-0", UID: "u"},
+		Revision: 42,
+	}
+)
+
+func TestWhatIsSent(t *testing.T) {
+	s := &server{answer: succeed}
+	client := newClient(t, onSocket(t, s))
+	if err := client.Attach(t.Context(), assignment); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Detach(t.Context(), addr, "node1"); err != nil {
+		t.Fatal(err)
+	}
+	bare := Assignment{Address: addr, Subnet: netip.MustParsePrefix("10.0.70.0/24"), Node: Node{Name: "node1"}}
+	if err := client.Attach(t.Context(), bare); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []*assignerv1.AttachRequest{
+		{
+			Address: "10.0.70.2", Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", Vlan: 70, Pool: "web", Revision: 42,
+			Node: &assignerv1.Node{Name: "node1", ProviderId: "cloud://i-1", InternalIps: []string{"10.0.60.11", "2001:db8::11"}},
+			Pod:  &assignerv1.Pod{Namespace: "default", Name: "web-0", Uid: "u"},
+		},
+		{Address: "10.0.70.2", Subnet: "10.0.70.0/24", Node: &assignerv1.Node{Name: "node1"}, Pod: &assignerv1.Pod{}},
+	} {
+		if got := s.attached[i]; !proto.Equal(got, want) {
+			t.Errorf("attach: got %v, want %v", got, want)
+		}
+	}
+	if want := (&assignerv1.DetachRequest{Address: "10.0.70.2", NodeName: "node1"}); !proto.Equal(s.detached[0], want) {
+		t.Errorf("detach: got %v, want %v", s.detached[0], want)
+	}
+}
+
+// The codes that the protocol promises to repeat, and those it does not.
+func TestRepeats(t *testing.T) {
+	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+		repeated := code == codes.Unavailable || code == codes.ResourceExhausted || code == codes.Aborted || code == codes.DeadlineExceeded
+		t.Run(code.String(), func(t *testing.T) {
+			s := &server{answer: func(_ context.Context, n int) error {
+				if n < 3 {
+					return status.Error(code, "no\n room")
+				}
+				return nil
+			}}
+			err := newClient(t, onSocket(t, s)).Attach(t.Context(), assignment)
+			if repeated {
+				if err != nil || s.requests() != 3 {
+					t.Errorf("%d requests, then %v", s.requests(), err)
+				}
+				return
+			}
+			if want := "external assigner: attach 10.0.70.2 to node1: no room (" + code.String() + ")"; err == nil || err.Error() != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+			var typed *Error
+			if !errors.As(err, &typed) || typed.Code != code || typed.Address != addr || typed.Node != "node1" {
+				t.Errorf("got %#v", err)
+			}
+			if s.requests() != 1 {
+				t.Errorf("%d requests, want 1", s.requests())
+			}
+		})
+	}
+}
+
+func TestGivesUp(t *testing.T) {
+	s := &server{answer: func(context.Context, int) error { return status.Error(codes.ResourceExhausted, "slow down") }}
+	client := newClient(t, onSocket(t, s))
+	err := client.Detach(t.Context(), addr, "node1")
+	if want := "external assigner: detach 10.0.70.2 from node1: slow down (ResourceExhausted)"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if s.requests() != client.pauses.Steps {
+		t.Errorf("%d requests, want %d", s.requests(), client.pauses.Steps)
+	}
+}
+
+// A provider that hangs costs a bounded time, is asked again, and learns that
+// nobody waits any more.
+func TestDeadline(t *testing.T) {
+	released := make(chan error, 9)
+	s := &server{answer: func(ctx context.Context, _ int) error {
+		<-ctx.Done()
+		released <- ctx.Err()
+		return ctx.Err()
+	}}
+	options := onSocket(t, s)
+	options.Timeout.Duration = 200 * time.Millisecond
+	start := time.Now()
+	err := newClient(t, options).Attach(t.Context(), assignment)
+	// What follows is gRPC's, if the server noticed first.
+	if want := "external assigner: attach 10.0.70.2 to node1: no answer within 200ms"; err == nil || !strings.HasPrefix(err.Error(), want) || !strings.HasSuffix(err.Error(), "(DeadlineExceeded)") {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	// The upper bound is for a busy machine; without the deadline it would be for
+	// ever.
+	if took := time.Since(start); took < options.Longest()-50*time.Millisecond || took > options.Longest()+5*time.Second {
+		t.Errorf("took %v, want %v", took, options.Longest())
+	}
+	if s.requests() < 2 {
+		t.Errorf("%d requests, want it repeated", s.requests())
+	}
+	if err := <-released; err == nil {
+		t.Error("the server's context did not end")
+	}
+}
+
+// That the time is up says less than what the provider said before.
+func TestWordsOutliveTheDeadline(t *testing.T) {
+	s := &server{answer: func(ctx context.Context, n int) error {
+		if n == 1 {
+			return status.Error(codes.Unavailable, "the network's API is down")
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	client := newClient(t, onSocket(t, s))
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	err := client.Attach(ctx, assignment)
+	if want := "external assigner: attach 10.0.70.2 to node1: the network's API is down (Unavailable)"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &server{answer: func(ctx context.Context, _ int) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	client := newClient(t, onSocket(t, s))
+	for range 2 { // while it waits for an answer, and before it asks
+		var typed *Error
+		if err := client.Attach(ctx, assignment); !errors.As(err, &typed) || typed.Code != codes.Canceled {
+			t.Errorf("got %v", err)
+		}
+	}
+	if s.requests() != 1 {
+		t.Errorf("%d requests, want 1", s.requests())
+	}
+}
+
+// The client starts before the assigner, and outlives it.
+func TestConnection(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.sock")
+	client := newClient(t, Options{Address: "unix://" + path})
+	err := client.Attach(t.Context(), assignment)
+	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "(Unavailable)") {
+		t.Fatalf("without a server: got %v, want what it cannot reach", err)
+	}
+	client.pauses.Duration = 200 * time.Millisecond
+	s := &server{answer: succeed}
+	for range 3 {
+		_, stop := s.serve(t, "unix", path, nil)
+		if err := client.Attach(t.Context(), assignment); err != nil {
+			t.Errorf("with a server: %v", err)
+		}
+		stop()
+	}
+	if s.requests() != 3 {
+		t.Errorf("%d requests, want 3", s.requests())
+	}
+}
+
+// A server that says it is not serving gets no requests, and one that says
+// nothing of its health does.
+func TestHealth(t *testing.T) {
+	s := &server{answer: succeed}
+	state := health.NewServer()
+	const service = "berth.assigner.v1.Assigner"
+	state.SetServingStatus(service, healthv1.HealthCheckResponse_NOT_SERVING)
+	address, _ := s.serve(t, "tcp", "127.0.0.1:0", state)
+	client := newClient(t, Options{Address: address, Insecure: true})
+	if err := client.Attach(t.Context(), assignment); err == nil || !strings.Contains(err.Error(), "NOT_SERVING") {
+		t.Errorf("not serving: got %v", err)
+	}
+	if s.requests() != 0 {
+		t.Errorf("%d requests, want none", s.requests())
+	}
+	state.SetServingStatus(service, healthv1.HealthCheckResponse_SERVING)
+	client.pauses.Duration = 100 * time.Millisecond
+	if err := client.Attach(t.Context(), assignment); err != nil {
+		t.Errorf("serving: %v", err)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	s := &server{answer: func(_ context.Context, n int) error {
+		if n == 1 {
+			return status.Error(codes.Unavailable, "wait")
+		}
+		return nil
+	}}
+	registry := metrics.NewKubeRegistry()
+	client := newClient(t, onSocket(t, s))
+	client.metrics = NewMetrics(registry.MustRegister)
+	if err := client.Attach(t.Context(), assignment); err != nil {
+		t.Fatal(err)
+	}
+	for _, code := range []string{"Unavailable", "OK"} {
+		histogram, err := testutil.GetHistogramVecFromGatherer(registry, "berth_assigner_request_duration_seconds", map[string]string{"method": "attach", "code": code})
+		if err != nil || histogram.GetAggregatedSampleCount() != 1 {
+			t.Errorf("%s: counted %d, %v", code, histogram.GetAggregatedSampleCount(), err)
+		}
+	}
+}
+
+func TestNew(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	for name, test := range map[string]struct {
+		options Options
+		want    string
+	}{
+		"no address":   {Options{}, "external assigner: no address"},
+		"invalid":      {Options{Address: "a:1", Timeout: metav1.Duration{Duration: -1}}, "external assigner: timeout"},
+		"no CA file":   {Options{Address: "a:1", CAFile: missing}, missing},
+		"no cert file": {Options{Address: "a:1", CertFile: missing, KeyFile: missing}, missing},
+	} {
+		if _, err := New(test.options, nil); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestOneLine(t *testing.T) {
+	long := strings.Repeat("ü", maxWords)
+	for message, want := range map[string]string{
+		"":                       "no reason given",
+		" \n\t":                  "no reason given",
+		"quota\r\n  of 5\x1b[1m": "quota of 5 [1m",
+		"a" + long:               "a" + long[:maxWords-2] + "…",
+	} {
+		if got := oneLine(message); got != want {
+			t.Errorf("%q: got %q, want %q", message, got, want)
+		}
+	}
+}

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/store"
+)
+
+const (
+	// Interval is the least time between two status writes of a claim, and between
+	// two attempts to preallocate that fail.
+	Interval = time.Second
+	// gather is how long news of a claim's addresses is gathered: they come by the
+	// hundred.
+	gather = 100 * time.Millisecond
+	// workers is how many claims are worked on at once.
+	workers = 4
+)
+
+// Preallocator takes addresses for a claim before any pod asks. Blocking, safe in
+// parallel; made may be more than 0 with an error.
+type Preallocator interface {
+	Preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespaceLabels labels.Set, family v1alpha1.IPFamily, count int) (made int, err error)
+}
+
+// ips writes FloatingIPs. Blocking, safe in parallel; it fails with
+// store.ErrChanged if the object is not as seen.
+type ips interface {
+	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
+}
+
+// api reads and writes claims at the API server. Blocking, safe in parallel.
+type api interface {
+	// get fails with a NotFound error where there is none.
+	get(ctx context.Context, namespace, name string) (*v1alpha1.IPClaim, error)
+	// writeStatus fails with a NotFound or Conflict error if the claim is gone.
+	writeStatus(ctx context.Context, claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) (*v1alpha1.IPClaim, error)
+}
+
+// Parts are what a Controller works with. The caller runs the informers, and
+// nobody else need know of the indexes that New adds to them.
+type Parts struct {
+	API          *client.Client
+	IPs          *store.Store
+	Preallocator Preallocator
+	Recorder     Recorder
+	Metrics      *Metrics
+
+	Claims, FloatingIPs, Pools cache.SharedIndexInformer
+	Namespaces                 coreinformers.NamespaceInformer
+}
+
+// Controller keeps claims. One runs at a time: the leader.
+type Controller struct {
+	api          api
+	store        ips
+	preallocator Preallocator
+	recorder     Recorder
+	metrics      *Metrics
+	clock        clock.PassiveClock
+
+	claims, ips cache.Indexer
+	pools       cache.Store
+	namespaces  corelisters.NamespaceLister
+	synced      []cache.DoneChecker
+	queue       workqueue.TypedRateLimitingInterface[string]
+
+	// snapshot of the pools; poolsChanged asks for another.
+	snapshot     atomic.Pointer[pools.Snapshot]
+	poolsChanged chan struct{}
+
+	mu     sync.Mutex
+	states map[string]*state
+}
+
+// Indexes of informers.
+const (
+	byClaim    = "claim"    // FloatingIPs by namespace/name of the IPClaim that owns them
+	byTakeOver = "takeOver" // IPClaims by namespace/name of the one they take over
+)
+
+func claimIndex(object any) ([]string, error) {
+	if key := ownerOf(object.(*v1alpha1.FloatingIP)); key != "" {
+		return []string{key}, nil
+	}
+	return nil, nil
+}
+
+func takeOverIndex(object any) ([]string, error) {
+	if claim := object.(*v1alpha1.IPClaim); claim.Spec.TakeOver != "" {
+		return []string{keyOf(claim.Namespace, claim.Spec.TakeOver)}, nil
+	}
+	return nil, nil
+}
+
+func keyOf(namespace, name string) string { return namespace + "/" + name }
+
+// ownerOf returns the key of the claim that owns an address; empty: none does.
+func ownerOf(ip *v1alpha1.FloatingIP) string {
+	owner := ip.Spec.Owner
+	if owner == nil || owner.Kind != "IPClaim" || !strings.HasPrefix(owner.APIVersion, v1alpha1.GroupName+"/") {
+		return ""
+	}
+	return keyOf(owner.Namespace, owner.Name)
+}
+
+// New returns a Controller. It does nothing until Run.
+func New(parts Parts) (*Controller, error) {
+	c := &Controller{
+		api:          apiServer{parts.API},
+		store:        parts.IPs,
+		preallocator: parts.Preallocator,
+		recorder:     parts.Recorder,
+		metrics:      parts.Metrics,
+		clock:        clock.RealClock{},
+	}
+	if err := c.watch(parts); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// watch makes what the Controller keeps in memory and connects the informers.
+func (c *Controller) watch(parts Parts) error {
+	c.claims, c.ips, c.pools = parts.Claims.GetIndexer(), parts.FloatingIPs.GetIndexer(), parts.Pools.GetStore()
+	c.namespaces = parts.Namespaces.Lister()
+	c.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](Interval, time.Minute),
+		workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
+	c.poolsChanged = make(chan struct{}, 1)
+	c.states = map[string]*state{}
+
+	if err := parts.FloatingIPs.AddIndexers(cache.Indexers{byClaim: claimIndex}); err != nil {
+		return fmt.Errorf("index FloatingIPs by claim: %w", err)
+	}
+	if err := parts.Claims.AddIndexers(cache.Indexers{byTakeOver: takeOverIndex}); err != nil {
+		return fmt.Errorf("index IPClaims by what they take over: %w", err)
+	}
+	for _, watched := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandlerFuncs
+	}{
+		{parts.Claims, changesOf(c.claimChanged)},
+		{parts.FloatingIPs, changesOf(c.addressChanged)},
+		{parts.Pools, changesOf(c.poolChanged)},
+		{parts.Namespaces.Informer(), changesOf(c.namespaceChanged)},
+	} {
+		registration, err := watched.informer.AddEventHandler(watched.handler)
+		if err != nil {
+			return fmt.Errorf("add an event handler: %w", err)
+		}
+		c.synced = append(c.synced, registration.HasSyncedChecker())
+	}
+	return nil
+}
+
+// changesOf calls handle with what an object was and is; nil where it was or is
+// not.
+func changesOf[T any](handle func(before, after *T)) cache.ResourceEventHandlerFuncs {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { handle(nil, object.(*T)) },
+		UpdateFunc: func(before, after any) { handle(before.(*T), after.(*T)) },
+		DeleteFunc: func(object any) {
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = unknown.Obj
+			}
+			handle(object.(*T), nil)
+		},
+	}
+}
+
+// claimChanged also looks at the claims that stand to this one in a relation of
+// takeOver, and did before.
+func (c *Controller) claimChanged(before, after *v1alpha1.IPClaim) {
+	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation &&
+		(before.DeletionTimestamp == nil) == (after.DeletionTimestamp == nil) {
+		return // its status
+	}
+	for _, claim := range []*v1alpha1.IPClaim{before, after} {
+		if claim == nil {
+			continue
+		}
+		c.queue.Add(keyOf(claim.Namespace, claim.Name))
+		// What it takes over, what that takes over, and so on, and all who want to.
+		seen := map[string]bool{}
+		for name := claim.Name; name != "" && !seen[name]; {
+			seen[name] = true
+			for _, taker := range c.takers(claim.Namespace, name) {
+				c.queue.Add(keyOf(taker.Namespace, taker.Name))
+			}
+			next := ""
+			if name == claim.Name {
+				next = claim.Spec.TakeOver
+			} else if other := c.claim(claim.Namespace, name); other != nil {
+				c.queue.Add(keyOf(other.Namespace, other.Name))
+				next = other.Spec.TakeOver
+			}
+			name = next
+		}
+	}
+}
+
+func (c *Controller) addressChanged(before, after *v1alpha1.FloatingIP) {
+	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
+		if ip == nil {
+			continue
+		}
+		if key := ownerOf(ip); key != "" {
+			c.queue.AddAfter(key, gather)
+			namespace, name, _ := strings.Cut(key, "/")
+			for _, taker := range c.takers(namespace, name) {
+				c.queue.AddAfter(keyOf(taker.Namespace, taker.Name), gather)
+			}
+		}
+	}
+	if after == nil {
+		c.addressFreed(before)
+	}
+}
+
+// addressFreed has the claims tried again that an address may help.
+func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP) {
+	c.mu.Lock()
+	var helped []string
+	for key, s := range c.states {
+		if s.waitsFor(familyOf(ip)) {
+			helped = append(helped, key)
+		}
+	}
+	c.mu.Unlock()
+	for _, key := range helped {
+		c.queue.AddAfter(key, Interval)
+	}
+}
+
+func (c *Controller) poolChanged(before, after *v1alpha1.IPPool) {
+	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation && labels.Equals(before.Labels, after.Labels) {
+		return // its status
+	}
+	select {
+	case c.poolsChanged <- struct{}{}:
+	default:
+	}
+}
+
+func (c *Controller) namespaceChanged(before, after *v1.Namespace) {
+	if after == nil || before != nil && labels.Equals(before.Labels, after.Labels) {
+		return
+	}
+	claims, err := c.claims.ByIndex(cache.NamespaceIndex, after.Name)
+	if err != nil {
+		panic(fmt.Sprintf("the IPClaim informer has no index of namespaces: %v", err))
+	}
+	for _, claim := range claims {
+		c.queue.Add(keyOf(after.Name, claim.(*v1alpha1.IPClaim).Name))
+	}
+}
+
+// claim returns a claim as it was seen last, nil if there is none.
+func (c *Controller) claim(namespace, name string) *v1alpha1.IPClaim {
+	object, exists, err := c.claims.GetByKey(keyOf(namespace, name))
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*v1alpha1.IPClaim)
+}
+
+// takers returns the claims that want to take over a claim.
+func (c *Controller) takers(namespace, name string) []*v1alpha1.IPClaim {
+	objects, err := c.claims.ByIndex(byTakeOver, keyOf(namespace, name))
+	if err != nil {
+		panic(fmt.Sprintf("the IPClaim informer has no index of takeOver: %v", err))
+	}
+	var claims []*v1alpha1.IPClaim
+	for _, object := range objects {
+		claims = append(claims, object.(*v1alpha1.IPClaim))
+	}
+	return claims
+}
+
+// addressesOf returns what is recorded under a claim's name.
+func (c *Controller) addressesOf(namespace, name string) []*v1alpha1.FloatingIP {
+	objects, err := c.ips.ByIndex(byClaim, keyOf(namespace, name))
+	if err != nil {
+		panic(fmt.Sprintf("the FloatingIP informer has no index of claims: %v", err))
+	}
+	var ips []*v1alpha1.FloatingIP
+	for _, object := range objects {
+		ips = append(ips, object.(*v1alpha1.FloatingIP))
+	}
+	return ips
+}
+
+// Run keeps claims until ctx ends. It blocks until its workers are done.
+func (c *Controller) Run(ctx context.Context) {
+	if !cache.WaitFor(ctx, "the caches of claims", c.synced...) {
+		return
+	}
+	c.compilePools()
+	var group sync.WaitGroup
+	group.Go(func() { c.followPools(ctx) })
+	for range workers {
+		group.Go(func() {
+			for c.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	c.queue.ShutDown()
+	group.Wait()
+}
+
+// followPools looks at all claims again after pools changed, but not more often
+// than every Interval.
+func (c *Controller) followPools(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.poolsChanged:
+		}
+		c.compilePools()
+		for _, key := range c.claims.ListKeys() {
+			c.queue.Add(key)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(Interval):
+		}
+	}
+}
+
+func (c *Controller) compilePools() {
+	var objects []*v1alpha1.IPPool
+	for _, object := range c.pools.List() {
+		objects = append(objects, object.(*v1alpha1.IPPool))
+	}
+	c.snapshot.Store(pools.Compile(objects))
+}
+
+func (c *Controller) next(ctx context.Context) bool {
+	key, shutdown := c.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer c.queue.Done(key)
+	again, err := c.reconcile(ctx, key)
+	switch {
+	case err == nil:
+		c.queue.Forget(key)
+		if again > 0 {
+			c.queue.AddAfter(key, again)
+		}
+	case errors.Is(err, store.ErrChanged) || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		// The watch brings what it is now, unless it did before we wrote.
+		c.queue.AddAfter(key, Interval)
+	default:
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Failed to reconcile an IPClaim, will retry", "claim", key)
+		}
+		c.queue.AddRateLimited(key)
+	}
+	return true
+}
+
+// apiServer is the API server's claims.
+type apiServer struct{ client *client.Client }
+
+func (s apiServer) get(ctx context.Context, namespace, name string) (*v1alpha1.IPClaim, error) {
+	return s.client.IPClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (s apiServer) writeStatus(ctx context.Context, claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) (*v1alpha1.IPClaim, error) {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID}, "status": status})
+	if err != nil {
+		return nil, fmt.Errorf("encode the status: %w", err)
+	}
+	return s.client.IPClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+}
+
+// versionOf is an object's resource version; they are comparable integers
+// (KEP-5504).
+func versionOf(claim *v1alpha1.IPClaim) uint64 {
+	version, err := strconv.ParseUint(claim.ResourceVersion, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return version
+}

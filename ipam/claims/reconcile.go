@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/store"
+)
+
+const (
+	// atOnce is how many addresses are taken or moved before the status is written
+	// and another claim has its turn.
+	atOnce = 64
+	// settling is how long the watch is waited for after a write. It is the bound
+	// for addresses that were freed again before it brought them.
+	settling = 5 * time.Second
+	// patience is the longest time between two attempts to preallocate.
+	patience = time.Minute
+)
+
+// state is what is remembered of a claim between looks; losing it is harmless.
+// It belongs to the worker that has the claim's key, but for waiting.
+type state struct {
+	uid types.UID
+	// expected is how many own addresses the watch has still to bring, by family,
+	// until a time.
+	expected map[v1alpha1.IPFamily]int
+	until    time.Time
+	// shortage is why the last attempts to preallocate fell short, at which
+	// generation and time; failures counts those since one brought something.
+	shortage   *problem
+	generation int64
+	attempted  time.Time
+	failures   int
+	// written is the status written last, with the version it led to, when.
+	written        *v1alpha1.IPClaimStatus
+	writtenVersion uint64
+	writtenAt      time.Time
+
+	waiting4, waiting6 atomic.Bool
+}
+
+// waitsFor says whether a free address of the family may help.
+func (s *state) waitsFor(family v1alpha1.IPFamily) bool {
+	if family == v1alpha1.IPv6 {
+		return s.waiting6.Load()
+	}
+	return s.waiting4.Load()
+}
+
+func (s *state) wait(families ...v1alpha1.IPFamily) {
+	s.waiting4.Store(slices.Contains(families, v1alpha1.IPv4))
+	s.waiting6.Store(slices.Contains(families, v1alpha1.IPv6))
+}
+
+func (c *Controller) stateOf(key string, uid types.UID) *state {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.states[key]
+	if s == nil || s.uid != uid {
+		s = &state{uid: uid, expected: map[v1alpha1.IPFamily]int{}}
+		c.states[key] = s
+	}
+	return s
+}
+
+func (c *Controller) forget(key string) {
+	c.metrics.forget(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.states, key)
+}
+
+// reconcile does what one claim needs, and says when to look again; 0: when
+// something changes.
+func (c *Controller) reconcile(ctx context.Context, key string) (again time.Duration, err error) {
+	object, exists, err := c.claims.GetByKey(key)
+	if err != nil {
+		return 0, err
+	}
+	if !exists {
+		c.forget(key)
+		return 0, nil
+	}
+	claim := object.(*v1alpha1.IPClaim)
+	s := c.stateOf(key, claim.UID)
+	t := count(claim, c.addressesOf(claim.Namespace, claim.Name))
+	wrong, again, workErr := c.work(ctx, claim, s, &t)
+	if workErr != nil && wrong == nil {
+		return 0, workErr
+	}
+	later, err := c.report(ctx, claim, s, &t, wrong)
+	if later > 0 && (again == 0 || later < again) {
+		again = later
+	}
+	return again, errors.Join(workErr, err)
+}
+
+// work moves and takes addresses. It says why the claim has not all that it asks
+// for (nil: it has), and when to look again.
+func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*problem, time.Duration, error) {
+	if claim.DeletionTimestamp != nil {
+		s.wait()
+		return &problem{ReasonDeleting, "The claim is being deleted: its addresses are freed as their pods end."}, 0, nil
+	}
+	r := relate(claim, c)
+	if left := c.unsettled(s, t); left > 0 {
+		return c.progress(claim, s, t), left, nil
+	}
+	moved, more, err := c.move(ctx, claim, r, t)
+	if moved.total() > 0 {
+		c.expect(s, t, moved)
+	}
+	if err != nil || more {
+		return &problem{ReasonTakingOver, "Addresses that others have are being taken over."}, gather, err
+	}
+	if more, err := c.follow(ctx, claim, t); err != nil || more {
+		return c.progress(claim, s, t), gather, err
+	}
+	switch {
+	case r.conflict != "":
+		s.wait()
+		return &problem{ReasonTakeOverConflict, r.conflict}, 0, nil
+	case !claim.Spec.Preallocate || claim.Spec.Size == 0:
+		s.wait()
+		return c.servable(claim)
+	case r.taker != "":
+		s.wait()
+		return &problem{ReasonTakenOver, fmt.Sprintf("IPClaim %q takes the addresses over: nothing is preallocated.", r.taker)}, 0, nil
+	}
+	return c.preallocate(ctx, claim, s, t)
+}
+
+// unsettled is how long the watch is to be waited for, so that nothing is done
+// twice.
+func (c *Controller) unsettled(s *state, t *tally) time.Duration {
+	left := s.until.Sub(c.clock.Now())
+	for family, n := range s.expected {
+		if t.ownOf(family) < n && left > 0 {
+			return left
+		}
+	}
+	clear(s.expected)
+	return 0
+}
+
+func (c *Controller) expect(s *state, t *tally, more familyCount) {
+	for family, n := range more {
+		s.expected[family] = t.ownOf(family) + n
+	}
+	s.until = c.clock.Now().Add(settling)
+}
+
+// familyCount is a number of addresses of each family.
+type familyCount map[v1alpha1.IPFamily]int
+
+func (n familyCount) total() int { return total(n) }
+
+// move makes addresses the claim's: those that an earlier claim of its name left,
+// and those that it takes over. more says that there are others to move.
+func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relation, t *tally) (moved familyCount, more bool, err error) {
+	moved = familyCount{}
+	ownRoom, room := familyCount{}, familyCount{}
+	for _, family := range both {
+		ownRoom[family] = int(claim.Spec.Size) - t.ownOf(family)
+		room[family] = int(claim.Spec.Size) - t.of(family)
+	}
+	adopted := pick(t.left, ownRoom)
+	var taken []*v1alpha1.FloatingIP
+	if r.source != "" {
+		taken = pick(c.addressesOf(claim.Namespace, r.source), room)
+	}
+	all := slices.Concat(adopted, taken)
+	if len(all) == 0 {
+		return moved, false, nil
+	}
+	if err := c.stillThere(ctx, claim); err != nil {
+		return moved, true, err
+	}
+	tookOver := 0
+	for i, ip := range all[:min(len(all), atOnce)] {
+		_, err := c.store.Update(ctx, ip, asClaimed(ip, claim))
+		if errors.Is(err, store.ErrChanged) {
+			continue // it was freed, or has another pod: the watch will tell
+		}
+		if err != nil {
+			return moved, true, fmt.Errorf("make %s an address of IPClaim %s/%s: %w", ip.Name, claim.Namespace, claim.Name, err)
+		}
+		moved[familyOf(ip)]++
+		if i >= len(adopted) {
+			tookOver++
+		}
+		klog.FromContext(ctx).V(2).Info("Moved a floating IP to another claim", "ip", ip.Spec.Address, "claim", klog.KObj(claim), "from", ip.Spec.Owner.Name, "adopted", i < len(adopted))
+	}
+	if tookOver > 0 {
+		c.tell(claim, event{reason: EventTookOver, message: fmt.Sprintf("Took over %d addresses of IPClaim %q", tookOver, r.source)})
+	}
+	return moved, true, nil
+}
+
+// stillThere asks the API server whether the claim is the one that the cache
+// has.
+func (c *Controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) error {
+	live, err := c.api.get(ctx, claim.Namespace, claim.Name)
+	if err != nil {
+		return fmt.Errorf("get IPClaim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	if live.UID != claim.UID || live.DeletionTimestamp != nil || live.Generation != claim.Generation {
+		return fmt.Errorf("IPClaim %s/%s: %w", claim.Namespace, claim.Name, store.ErrChanged)
+	}
+	return nil
+}
+
+// follow writes the claim's rules of release into addresses that have others. more
+// says that there were some.
+func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (more bool, err error) {
+	others := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool { return released(ip, claim) })
+	if len(others) == 0 {
+		return false, nil
+	}
+	if err := c.stillThere(ctx, claim); err != nil {
+		return true, err
+	}
+	for _, ip := range others[:min(len(others), atOnce)] {
+		if _, err := c.store.Update(ctx, ip, asClaimed(ip, claim)); err != nil && !errors.Is(err, store.ErrChanged) {
+			return true, fmt.Errorf("write the release policy of IPClaim %s/%s into %s: %w", claim.Namespace, claim.Name, ip.Name, err)
+		}
+	}
+	return true, nil
+}
+
+// servable says of a claim that takes addresses as pods ask for them whether it
+// could get any.
+func (c *Controller) servable(claim *v1alpha1.IPClaim) (*problem, time.Duration, error) {
+	namespace, err := c.namespaces.Get(claim.Namespace)
+	if err != nil {
+		return nil, 0, fmt.Errorf("get namespace %s: %w", claim.Namespace, err)
+	}
+	return unserved(claim, c.snapshot.Load(), namespace.Labels, ""), 0, nil
+}
+
+// progress is what is missing while no attempt is made: what the last one said,
+// or that it is under way.
+func (c *Controller) progress(claim *v1alpha1.IPClaim, s *state, t *tally) *problem {
+	if !claim.Spec.Preallocate {
+		return nil
+	}
+	if s.shortage != nil && s.generation == claim.Generation {
+		return s.shortage
+	}
+	var problems []problem
+	for _, family := range families(claim) {
+		if missing := int(claim.Spec.Size) - t.of(family); missing > 0 {
+			problems = append(problems, problem{ReasonPreallocating, have(claim, t.of(family), family) + "."})
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	p := joined(problems)
+	return &p
+}
+
+func have(claim *v1alpha1.IPClaim, n int, family v1alpha1.IPFamily) string {
+	return fmt.Sprintf("%d of %d %s addresses", n, claim.Spec.Size, family)
+}
+
+// preallocate takes what is missing.
+func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*problem, time.Duration, error) {
+	now := c.clock.Now()
+	if s.generation != claim.Generation {
+		s.generation, s.shortage, s.failures = claim.Generation, nil, 0
+	} else if soon := s.attempted.Add(Interval).Sub(now); s.failures > 0 && soon > 0 {
+		return c.progress(claim, s, t), soon, nil
+	}
+	namespace, err := c.namespaces.Get(claim.Namespace)
+	if err != nil {
+		return nil, 0, fmt.Errorf("get namespace %s: %w", claim.Namespace, err)
+	}
+	// An address that comes free from here on has the claim tried again.
+	s.wait(families(claim)...)
+	a := attempt{taken: familyCount{}}
+	for _, family := range families(claim) {
+		if missing := int(claim.Spec.Size) - t.of(family); missing > 0 {
+			a.missing += missing
+			c.preallocateFamily(ctx, claim, namespace.Labels, family, t.of(family), &a)
+		}
+	}
+	if n := a.taken.total(); n > 0 {
+		c.expect(s, t, a.taken)
+		s.failures = 0
+		klog.FromContext(ctx).V(2).Info("Preallocated floating IPs", "claim", klog.KObj(claim), "count", n, "missing", a.missing-n)
+	}
+	s.attempted = now
+	switch {
+	case len(a.problems) > 0:
+		s.failures++
+		// The book of addresses may not know yet what this watch brought: the claim,
+		// its size, or an address that came free. So the first failure is not yet
+		// believed.
+		if a.certain || s.failures > 1 || s.shortage != nil {
+			p := joined(a.problems)
+			s.shortage = &p
+		}
+		return c.progress(claim, s, t), min(patience, Interval<<min(s.failures-1, 10)), nil
+	case a.missing > 0:
+		s.shortage, s.failures = nil, 0
+		return c.progress(claim, s, t), gather, nil
+	}
+	s.shortage, s.failures = nil, 0
+	s.wait()
+	return nil, 0, nil
+}
+
+// attempt is what came of an attempt to preallocate.
+type attempt struct {
+	// missing is how many addresses it was for, taken how many it got.
+	missing int
+	taken   familyCount
+	// problems, one for each family that fell short; certain says that one does
+	// not depend on what is free.
+	problems []problem
+	certain  bool
+}
+
+func (c *Controller) preallocateFamily(ctx context.Context, claim *v1alpha1.IPClaim, namespaceLabels labels.Set, family v1alpha1.IPFamily, has int, a *attempt) {
+	if p := unserved(claim, c.snapshot.Load(), namespaceLabels, family); p != nil {
+		a.problems = append(a.problems, problem{p.reason, have(claim, has, family) + ": " + p.message})
+		a.certain = true
+		return
+	}
+	made, err := c.preallocator.Preallocate(ctx, claim, namespaceLabels, family, min(int(claim.Spec.Size)-has, atOnce))
+	a.taken[family] += made
+	if err == nil || passing(err) || ctx.Err() != nil {
+		return
+	}
+	p := problem{ReasonPoolsExhausted, have(claim, has+made, family) + ": " + err.Error()}
+	if shortage := new(ipam.ShortageError); !errors.As(err, &shortage) {
+		p.reason = ReasonPreallocationFailed
+		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "claim", klog.KObj(claim), "family", family)
+	}
+	a.problems = append(a.problems, p)
+}
+
+// passing says whether an error needs nobody's attention: the book is not read
+// yet, or an address went to somebody else.
+func passing(err error) bool {
+	return errors.Is(err, ipam.ErrNotSynced) || errors.Is(err, ipam.ErrConflict)
+}
+
+// report writes the status if it changed, and says when to look again if it was
+// written just before.
+func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally, wrong *problem) (time.Duration, error) {
+	before := claim.Status
+	if s.written != nil && versionOf(claim) < s.writtenVersion {
+		before = *s.written
+	}
+	now := c.clock.Now()
+	status := statusOf(claim, before, t, wrong, metav1.NewTime(now).Rfc3339Copy())
+	c.metrics.set(keyOf(claim.Namespace, claim.Name), numbersOf(claim, &status))
+	if equality.Semantic.DeepEqual(before, status) {
+		return 0, nil
+	}
+	if soon := s.writtenAt.Add(Interval).Sub(now); soon > 0 {
+		return soon, nil
+	}
+	written, err := c.api.writeStatus(ctx, claim, &status)
+	if err != nil {
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			return 0, err
+		}
+		return 0, fmt.Errorf("write the status of IPClaim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	for _, e := range changes(claim, before.Conditions, status.Conditions) {
+		c.tell(claim, e)
+	}
+	s.written, s.writtenVersion, s.writtenAt = &status, versionOf(written), now
+	return 0, nil
+}
+
+func numbersOf(claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) numbers {
+	n := numbers{
+		namespace: claim.Namespace, name: claim.Name,
+		allocated: float64(status.Allocated), retained: float64(status.Retained), size: float64(claim.Spec.Size),
+	}
+	if meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ClaimReady) {
+		n.ready = 1
+	}
+	return n
+}

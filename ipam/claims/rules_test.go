@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+const namespace = "shop"
+
+// newClaim returns a claim whose UID is its name.
+func newClaim(name string, size int32, options ...func(*v1alpha1.IPClaim)) *v1alpha1.IPClaim {
+	claim := &v1alpha1.IPClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(name), Generation: 1},
+		Spec:       v1alpha1.IPClaimSpec{Size: size, ReleasePolicy: v1alpha1.ReleaseRetain},
+	}
+	for _, option := range options {
+		option(claim)
+	}
+	return claim
+}
+
+func preallocating(families ...v1alpha1.IPFamily) func(*v1alpha1.IPClaim) {
+	return func(c *v1alpha1.IPClaim) { c.Spec.Preallocate, c.Spec.Families = true, families }
+}
+
+func takingOver(name string) func(*v1alpha1.IPClaim) {
+	return func(c *v1alpha1.IPClaim) { c.Spec.TakeOver = name }
+}
+
+func aged(seconds int64) func(*v1alpha1.IPClaim) {
+	return func(c *v1alpha1.IPClaim) { c.CreationTimestamp = metav1.Unix(seconds, 0) }
+}
+
+func deleted(c *v1alpha1.IPClaim) { c.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
+
+// newIP returns an address of a claim, with a pod unless pod is empty.
+func newIP(address, claim, pod string, age int64) *v1alpha1.FloatingIP {
+	ip := &v1alpha1.FloatingIP{
+		ObjectMeta: metav1.ObjectMeta{Name: address, UID: types.UID(address), CreationTimestamp: metav1.Unix(age, 0)},
+		Spec: v1alpha1.FloatingIPSpec{
+			Address: address, Pool: "web", ReleasePolicy: v1alpha1.ReleaseRetain,
+			Owner: &v1alpha1.Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: namespace, Name: claim, UID: types.UID(claim)},
+		},
+	}
+	if pod != "" {
+		ip.Spec.Pod = &v1alpha1.PodReference{Name: pod, UID: types.UID(pod)}
+	}
+	return ip
+}
+
+// village is claims without informers.
+type village map[string]*v1alpha1.IPClaim
+
+func (v village) claim(_, name string) *v1alpha1.IPClaim { return v[name] }
+
+func (v village) takers(_, name string) []*v1alpha1.IPClaim {
+	var takers []*v1alpha1.IPClaim
+	for _, claim := range v {
+		if claim.Spec.TakeOver == name {
+			takers = append(takers, claim)
+		}
+	}
+	return takers
+}
+
+func TestRelate(t *testing.T) {
+	claim := func(name string, options ...func(*v1alpha1.IPClaim)) *v1alpha1.IPClaim {
+		return newClaim(name, 1, options...)
+	}
+	tests := []struct {
+		name   string
+		claims []*v1alpha1.IPClaim
+		// want is "source taker conflict" by claim.
+		want map[string]string
+	}{
+		{"alone", []*v1alpha1.IPClaim{claim("a")}, map[string]string{"a": `"" "" ""`}},
+		{"a source that is gone", []*v1alpha1.IPClaim{claim("b", takingOver("a"))}, map[string]string{"b": `"a" "" ""`}},
+		{"plain", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"))}, map[string]string{"a": `"" "b" ""`, "b": `"a" "" ""`}},
+		{"chain", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a")), claim("c", takingOver("b"))},
+			map[string]string{"a": `"" "b" ""`, "b": `"a" "c" ""`, "c": `"b" "" ""`}},
+		{"itself", []*v1alpha1.IPClaim{claim("a", takingOver("a"))}, map[string]string{"a": `"" "" "names the claim itself`}},
+		{"each other", []*v1alpha1.IPClaim{claim("a", takingOver("b")), claim("b", takingOver("a"))},
+			map[string]string{"a": `"" "" "the IPClaims a, b take over each other`, "b": `"" "" "the IPClaims a, b take over each other`}},
+		{"circle of three and one beside it",
+			[]*v1alpha1.IPClaim{claim("a", takingOver("b")), claim("b", takingOver("c")), claim("c", takingOver("a")), claim("d", takingOver("a"), aged(1))},
+			map[string]string{
+				"a": `"" "" "the IPClaims a, b, c`, "b": `"" "" "the IPClaims a, b, c`, "c": `"" "" "the IPClaims a, b, c`,
+				"d": `"" "" "IPClaim \"c\", which is older, takes over \"a\"`,
+			}},
+		{"rivals", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"), aged(2)), claim("c", takingOver("a"), aged(1))},
+			map[string]string{"a": `"" "c" ""`, "b": `"" "" "IPClaim \"c\", which is older`, "c": `"a" "" ""`}},
+		{"the older rival is being deleted", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"), aged(2)), claim("c", takingOver("a"), aged(1), deleted)},
+			map[string]string{"a": `"" "b" ""`, "b": `"a" "" ""`}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			v := village{}
+			for _, claim := range tc.claims {
+				v[claim.Name] = claim
+			}
+			for name, want := range tc.want {
+				r := relate(v[name], v)
+				if got := fmt.Sprintf("%q %q %q", r.source, r.taker, r.conflict); !matches(got, want) {
+					t.Errorf("%s is %s, want %s", name, got, want)
+				}
+			}
+		})
+	}
+}
+
+// matches compares all but the end of the conflict, of which want has a part.
+func matches(got, want string) bool {
+	g, w := strings.SplitN(got, " ", 3), strings.SplitN(want, " ", 3)
+	if w[2] == `""` {
+		return got == want
+	}
+	return g[0] == w[0] && g[1] == w[1] && strings.Contains(g[2], strings.TrimPrefix(w[2], `"`))
+}
+
+func TestPick(t *testing.T) {
+	reserved := newIP("10.0.0.7", "a", "", 0)
+	reserved.Spec.Reserved = true
+	ips := []*v1alpha1.FloatingIP{
+		newIP("10.0.0.1", "a", "", 1), newIP("10.0.0.2", "a", "", 2), newIP("10.0.0.3", "a", "p3", 3), reserved,
+		newIP("2001-0db8-0000-0000-0000-0000-0000-0001", "a", "", 4), newIP("2001-0db8-0000-0000-0000-0000-0000-0002", "a", "p2", 5),
+	}
+	tests := []struct {
+		four, six int
+		want      []string
+	}{
+		{0, 0, nil},
+		{-1, -3, nil},
+		{1, 1, []string{"10.0.0.3", "2001-0db8-0000-0000-0000-0000-0000-0002"}},
+		{2, 0, []string{"10.0.0.3", "10.0.0.1"}},
+		{9, 0, []string{"10.0.0.3", "10.0.0.1", "10.0.0.2"}},
+	}
+	for _, tc := range tests {
+		var got []string
+		for _, ip := range pick(ips, map[v1alpha1.IPFamily]int{v1alpha1.IPv4: tc.four, v1alpha1.IPv6: tc.six}) {
+			got = append(got, ip.Name)
+		}
+		if diff := cmp.Diff(tc.want, got); diff != "" {
+			t.Errorf("room for %d and %d: %s", tc.four, tc.six, diff)
+		}
+	}
+	if len(ips) != 6 || ips[0].Name != "10.0.0.1" {
+		t.Error("it changed its argument")
+	}
+}
+
+func TestStatus(t *testing.T) {
+	two := []*v1alpha1.FloatingIP{newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "a", "", 1)}
+	left := newIP("10.0.0.3", "a", "q", 1)
+	left.Spec.Owner.UID = "the claim before"
+	tests := []struct {
+		name  string
+		claim *v1alpha1.IPClaim
+		ips   []*v1alpha1.FloatingIP
+		wrong *problem
+		want  string
+	}{
+		{"on demand, empty", newClaim("a", 2), nil, nil, "0=0+0 Ready=True OnDemand Oversized=False WithinSize"},
+		{"on demand, full", newClaim("a", 2), two, nil, "2=1+1 Ready=True OnDemand Oversized=False WithinSize"},
+		{"preallocated", newClaim("a", 2, preallocating()), two, nil, "2=1+1 Ready=True Preallocated Oversized=False WithinSize"},
+		{"short", newClaim("a", 3, preallocating()), two, &problem{ReasonPoolsExhausted, "why"}, "2=1+1 Ready=False PoolsExhausted Oversized=False WithinSize"},
+		{"shrunk", newClaim("a", 1), two, nil, "2=1+1 Ready=True OnDemand Oversized=True MoreThanSize"},
+		{"what an earlier claim left counts", newClaim("a", 2), append([]*v1alpha1.FloatingIP{left}, two...), nil, "3=2+1 Ready=True OnDemand Oversized=True MoreThanSize"},
+		{"size is of each family", newClaim("a", 1), []*v1alpha1.FloatingIP{two[0], newIP("2001-0db8-0000-0000-0000-0000-0000-0001", "a", "", 1)}, nil,
+			"2=1+1 Ready=True OnDemand Oversized=False WithinSize"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			tally := count(tc.claim, tc.ips)
+			s := statusOf(tc.claim, v1alpha1.IPClaimStatus{}, &tally, tc.wrong, metav1.Unix(5, 0))
+			got := fmt.Sprintf("%d=%d+%d", s.Addresses, s.Allocated, s.Retained)
+			for _, c := range s.Conditions {
+				got += fmt.Sprintf(" %s=%s %s", c.Type, c.Status, c.Reason)
+				if c.Message == "" || c.ObservedGeneration != 1 {
+					t.Errorf("condition %+v", c)
+				}
+			}
+			if got != tc.want {
+				t.Errorf("it is %q, want %q", got, tc.want)
+			}
+			// A second look changes nothing, not even the time.
+			again := statusOf(tc.claim, s, &tally, tc.wrong, metav1.Unix(6, 0))
+			if diff := cmp.Diff(s, again); diff != "" {
+				t.Error(diff)
+			}
+			if meta.FindStatusCondition(s.Conditions, v1alpha1.ClaimReady).LastTransitionTime != metav1.Unix(5, 0) {
+				t.Error("the time is wrong")
+			}
+		})
+	}
+}
+
+func TestChanges(t *testing.T) {
+	conditions := func(ready, oversized string) []metav1.Condition {
+		return []metav1.Condition{{Type: v1alpha1.ClaimReady, Reason: ready}, {Type: v1alpha1.ClaimOversized, Reason: oversized}}
+	}
+	tests := []struct {
+		name          string
+		claim         *v1alpha1.IPClaim
+		before, after []metav1.Condition
+		want          []string
+	}{
+		{"new", newClaim("a", 1), nil, conditions(ReasonOnDemand, ReasonWithinSize), nil},
+		{"preallocated", newClaim("a", 1, preallocating()), conditions(ReasonPreallocating, ReasonWithinSize), conditions(ReasonPreallocated, ReasonWithinSize), []string{"Preallocated"}},
+		{"still", newClaim("a", 1, preallocating()), conditions(ReasonPreallocated, ReasonWithinSize), conditions(ReasonPreallocated, ReasonWithinSize), nil},
+		{"short", newClaim("a", 1, preallocating()), conditions(ReasonPreallocating, ReasonWithinSize), conditions(ReasonPoolsExhausted, ReasonWithinSize), []string{"PreallocationFailed"}},
+		{"no pool", newClaim("a", 1), nil, conditions(ReasonNoSuchPool, ReasonWithinSize), []string{"Unserved"}},
+		{"conflict", newClaim("a", 1), nil, conditions(ReasonTakeOverConflict, ReasonWithinSize), []string{"TakeOverFailed"}},
+		{"shrunk", newClaim("a", 1), conditions(ReasonOnDemand, ReasonWithinSize), conditions(ReasonOnDemand, ReasonMoreThanSize), []string{"Oversized"}},
+		{"still too many", newClaim("a", 1), conditions(ReasonOnDemand, ReasonMoreThanSize), conditions(ReasonOnDemand, ReasonMoreThanSize), nil},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			var got []string
+			for _, e := range changes(tc.claim, tc.before, tc.after) {
+				got = append(got, e.reason)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestUnserved(t *testing.T) {
+	pool := func(name, subnet, ranges string, options ...func(*v1alpha1.IPPool)) *v1alpha1.IPPool {
+		p := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}, Spec: v1alpha1.IPPoolSpec{Subnet: subnet, Ranges: []string{ranges}}}
+		for _, option := range options {
+			option(p)
+		}
+		return p
+	}
+	snapshot := pools.Compile([]*v1alpha1.IPPool{
+		pool("web", "10.0.0.0/24", "10.0.0.10"),
+		pool("other", "10.0.1.0/24", "10.0.1.10", func(p *v1alpha1.IPPool) {
+			p.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "other"}}
+		}),
+		pool("off", "10.0.2.0/24", "10.0.2.10", func(p *v1alpha1.IPPool) { p.Spec.Disabled = true }),
+		pool("bad", "10.0.3.0/24", "10.0.3.10-10.0.3.9"),
+	})
+	from := func(names ...string) *v1alpha1.IPClaim {
+		return newClaim("a", 1, func(c *v1alpha1.IPClaim) { c.Spec.Pools = names })
+	}
+	selecting := func(name string) *v1alpha1.IPClaim {
+		return newClaim("a", 1, func(c *v1alpha1.IPClaim) {
+			c.Spec.PoolSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"name": name}}
+		})
+	}
+	tests := []struct {
+		name     string
+		claim    *v1alpha1.IPClaim
+		snapshot *pools.Snapshot
+		family   v1alpha1.IPFamily
+		want     string
+	}{
+		{"any", newClaim("a", 1), snapshot, v1alpha1.IPv4, ""},
+		{"any family", newClaim("a", 1), snapshot, "", ""},
+		{"one of two", from("none", "web"), snapshot, "", ""},
+		{"by label", selecting("web"), snapshot, v1alpha1.IPv4, ""},
+		{"no pool at all", newClaim("a", 1), pools.Compile(nil), "", "NoSuchPool: there is no valid IPPool"},
+		{"unknown", from("none"), snapshot, "", `NoSuchPool: there is no IPPool "none"`},
+		{"unknown label", selecting("none"), snapshot, "", "NoSuchPool: no IPPool has labels that match spec.poolSelector (name=none)"},
+		{"other namespaces'", from("none", "other"), snapshot, "", `NoPoolFits: there is no IPPool "none", pool "other" (10.0.1.10) does not admit namespace "shop"`},
+		{"other family", newClaim("a", 1), snapshot, v1alpha1.IPv6, "NoPoolFits: "},
+		{"disabled", from("off"), snapshot, "", `NoPoolFits: pool "off" (10.0.2.10) is disabled`},
+		{"invalid", from("bad"), snapshot, "", `NoPoolFits: pool "bad" is invalid: `},
+		{"selector", newClaim("a", 1, func(c *v1alpha1.IPClaim) {
+			c.Spec.PoolSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}
+		}), snapshot, "", "Invalid: spec.poolSelector: "},
+		{"range", newClaim("a", 1, func(c *v1alpha1.IPClaim) { c.Spec.Ranges = []string{"10.0.0.9-10.0.0.1"} }), snapshot, "", "Invalid: spec.ranges[0]: "},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			got := ""
+			if p := unserved(tc.claim, tc.snapshot, labels.Set{"team": "shop"}, tc.family); p != nil {
+				got = p.reason + ": " + p.message
+			}
+			if got != tc.want && (tc.want == "" || !strings.HasSuffix(tc.want, ": ") || !strings.HasPrefix(got, tc.want)) {
+				t.Errorf("it says %q, want %q", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// both families, in the order of messages.
+var both = []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}
+
+// familyOf reads the family off the name.
+func familyOf(ip *v1alpha1.FloatingIP) v1alpha1.IPFamily {
+	if strings.Contains(ip.Name, "-") {
+		return v1alpha1.IPv6
+	}
+	return v1alpha1.IPv4
+}
+
+// tally is the addresses that are recorded under a claim's name.
+type tally struct {
+	// own have the claim's UID, left that of an earlier claim of the name.
+	own, left []*v1alpha1.FloatingIP
+	// allocated have a pod, retained have none; own and left ones together.
+	allocated, retained map[v1alpha1.IPFamily]int
+}
+
+// count sorts the addresses recorded under the name of a claim. Those that an
+// administrator reserved are nobody's.
+func count(claim *v1alpha1.IPClaim, ips []*v1alpha1.FloatingIP) tally {
+	t := tally{allocated: map[v1alpha1.IPFamily]int{}, retained: map[v1alpha1.IPFamily]int{}}
+	for _, ip := range ips {
+		if ip.Spec.Reserved {
+			continue
+		}
+		if ip.Spec.Owner.UID == claim.UID {
+			t.own = append(t.own, ip)
+		} else {
+			t.left = append(t.left, ip)
+		}
+		if ip.Spec.Pod != nil {
+			t.allocated[familyOf(ip)]++
+		} else {
+			t.retained[familyOf(ip)]++
+		}
+	}
+	return t
+}
+
+// of is how many addresses of a family there are.
+func (t *tally) of(family v1alpha1.IPFamily) int { return t.allocated[family] + t.retained[family] }
+
+// total is how many addresses of both families there are.
+func total(numbers map[v1alpha1.IPFamily]int) int {
+	return numbers[v1alpha1.IPv4] + numbers[v1alpha1.IPv6]
+}
+
+// ownOf is how many addresses of a family have the claim's UID.
+func (t *tally) ownOf(family v1alpha1.IPFamily) int {
+	n := 0
+	for _, ip := range t.own {
+		if familyOf(ip) == family {
+			n++
+		}
+	}
+	return n
+}
+
+// pick returns those of ips that there is room for, with a pod first, then the
+// oldest.
+func pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha1.FloatingIP {
+	ips = slices.DeleteFunc(slices.Clone(ips), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Reserved })
+	slices.SortFunc(ips, func(a, b *v1alpha1.FloatingIP) int {
+		if held := a.Spec.Pod != nil; held != (b.Spec.Pod != nil) {
+			if held {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	left := map[v1alpha1.IPFamily]int{v1alpha1.IPv4: room[v1alpha1.IPv4], v1alpha1.IPv6: room[v1alpha1.IPv6]}
+	return slices.DeleteFunc(ips, func(ip *v1alpha1.FloatingIP) bool {
+		family := familyOf(ip)
+		left[family]--
+		return left[family] < 0
+	})
+}
+
+// families that a claim preallocates.
+func families(claim *v1alpha1.IPClaim) []v1alpha1.IPFamily {
+	if len(claim.Spec.Families) == 0 {
+		return both[:1]
+	}
+	return claim.Spec.Families
+}
+
+// releasePolicy of a claim.
+func releasePolicy(claim *v1alpha1.IPClaim) v1alpha1.ReleasePolicy {
+	return cmp.Or(claim.Spec.ReleasePolicy, v1alpha1.ReleaseRetain)
+}
+
+// asClaimed returns a FloatingIP's spec as the claim wants it: itself the owner,
+// and its rules of release.
+func asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
+	spec := *ip.Spec.DeepCopy()
+	spec.Owner.Name, spec.Owner.UID = claim.Name, claim.UID
+	spec.ReleasePolicy = releasePolicy(claim)
+	spec.RetainFor = claim.Spec.RetainFor.DeepCopy()
+	return spec
+}
+
+// released says whether an address is released as the claim says.
+func released(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) bool {
+	if ip.Spec.ReleasePolicy != releasePolicy(claim) {
+		return false
+	}
+	has, want := ip.Spec.RetainFor, claim.Spec.RetainFor
+	return (has == nil) == (want == nil) && (has == nil || has.Duration == want.Duration)
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package poolstatus
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// tally is how many addresses are in use.
+type tally struct {
+	// pools in the order of the objects.
+	pools []uses
+	// gone are addresses that name a pool which is no more, and that no other
+	// contains; orphans are those of them that an owner still has.
+	gone    map[string]int64
+	orphans []*v1alpha1.FloatingIP
+}
+
+// uses of a pool's addresses.
+type uses struct {
+	allocated, retained, reserved, cooling, outside int64
+}
+
+// count counts the addresses of each pool in one pass. Pure.
+func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips []*v1alpha1.FloatingIP) *tally {
+	t := &tally{pools: make([]uses, len(objects)), gone: map[string]int64{}}
+	position := make(map[string]int, len(objects))
+	for i, object := range objects {
+		position[object.Name] = i
+	}
+	// homes are positions of objects by position in the snapshot; -1: the pool was
+	// deleted after the snapshot was compiled.
+	homes := make([]int, len(snapshot.Pools()))
+	for at, pool := range snapshot.Pools() {
+		homes[at] = -1
+		if i, ok := position[pool.Name]; ok {
+			homes[at] = i
+		}
+	}
+	for _, ip := range ips {
+		addr, err := netip.ParseAddr(ip.Spec.Address)
+		if err != nil {
+			continue // the CRD's validation admits no such object
+		}
+		if at, ok := snapshot.Home(addr); ok && homes[at] >= 0 {
+			t.pools[homes[at]].add(&ip.Spec)
+			continue
+		}
+		if i, ok := position[ip.Spec.Pool]; ok {
+			t.pools[i].outside++
+			continue
+		}
+		if ip.Spec.Pool == "" {
+			continue // out of circulation, and of no pool
+		}
+		t.gone[ip.Spec.Pool]++
+		if ip.Spec.Owner != nil && !ip.Spec.Reserved {
+			t.orphans = append(t.orphans, ip)
+		}
+	}
+	return t
+}
+
+func (u *uses) add(spec *v1alpha1.FloatingIPSpec) {
+	switch {
+	case spec.Reserved:
+		u.reserved++
+	case spec.Pod != nil:
+		u.allocated++
+	case spec.Owner == nil && spec.ReleasedAt != nil:
+		u.cooling++
+	default:
+		u.retained++
+	}
+}
+
+// compute returns the status of each pool; before are those they have. Pure.
+func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapshot *pools.Snapshot, t *tally, now metav1.Time) []v1alpha1.IPPoolStatus {
+	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
+	for i, object := range objects {
+		status, n := &statuses[i], &t.pools[i]
+		status.ObservedGeneration = object.Generation
+		status.Allocated, status.Retained, status.Reserved, status.Cooling = n.allocated, n.retained, n.reserved, n.cooling
+		status.Outside = n.outside
+		if at, ok := snapshot.Index(object.Name); ok {
+			status.Capacity = clamp(snapshot.Pools()[at].Capacity())
+		}
+		if !object.Spec.Disabled {
+			status.Free = untaken(status)
+		}
+		status.Conditions = slices.Clone(before[i].Conditions)
+		for _, condition := range conditions(object, status, snapshot) {
+			condition.ObservedGeneration = object.Generation
+			condition.LastTransitionTime = now
+			meta.SetStatusCondition(&status.Conditions, condition)
+		}
+	}
+	return statuses
+}
+
+// untaken is how many addresses nobody has, nor had just before.
+func untaken(status *v1alpha1.IPPoolStatus) int64 {
+	return status.Capacity - status.Allocated - status.Retained - status.Reserved - status.Cooling
+}
+
+func clamp(n uint64) int64 {
+	return int64(min(n, math.MaxInt64))
+}
+
+// Reasons of the conditions.
+const (
+	ReasonValid    = "Valid"
+	ReasonInvalid  = "Invalid"
+	ReasonDisabled = "Disabled"
+	ReasonOverlap  = "Overlap"
+
+	ReasonAddressesFree = "AddressesFree"
+	ReasonNoAddressFree = "NoAddressFree"
+)
+
+func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot *pools.Snapshot) []metav1.Condition {
+	ready := metav1.Condition{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: ReasonValid, Message: "The scheduler allocates from the pool."}
+	overlaps := snapshot.Overlaps(object.Name)
+	switch err := snapshot.Invalid(object.Name); {
+	case err != nil:
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonInvalid, err.Error()
+	case object.Spec.Disabled:
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonDisabled, "spec.disabled is true: nothing new is allocated, what is in use stays."
+	case len(overlaps) > 0:
+		ready.Reason, ready.Message = ReasonOverlap, "Older pools keep these addresses: "+overlapsText(overlaps)
+	}
+	exhausted := metav1.Condition{Type: v1alpha1.PoolExhausted, Status: metav1.ConditionFalse, Reason: ReasonAddressesFree, Message: "There are free addresses."}
+	switch {
+	case untaken(status) <= 0:
+		exhausted.Status, exhausted.Reason = metav1.ConditionTrue, ReasonNoAddressFree
+		exhausted.Message = fmt.Sprintf("All %d addresses are taken: %d allocated, %d retained, %d reserved, %d cooling down.",
+			status.Capacity, status.Allocated, status.Retained, status.Reserved, status.Cooling)
+	case object.Spec.Disabled:
+		// It is no shortage that somebody would have to end.
+		exhausted.Reason, exhausted.Message = ReasonDisabled, "Not all addresses are taken, but spec.disabled is true."
+	}
+	return []metav1.Condition{ready, exhausted}
+}
+
+// overlapsText is bounded: pools may overlap in thousands of ranges.
+func overlapsText(overlaps []pools.Overlap) string {
+	const most = 16
+	var texts []string
+	for i, overlap := range overlaps {
+		if i == most {
+			texts = append(texts, fmt.Sprintf("and %d more ranges", len(overlaps)-most))
+			break
+		}
+		texts = append(texts, fmt.Sprintf("%s (pool %q)", overlap.Range, overlap.With))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// same says whether two statuses say the same. It is much faster than reflection,
+// and there are thousands.
+func same(a, b *v1alpha1.IPPoolStatus) bool {
+	return a.ObservedGeneration == b.ObservedGeneration && a.Capacity == b.Capacity &&
+		a.Allocated == b.Allocated && a.Retained == b.Retained && a.Reserved == b.Reserved && a.Cooling == b.Cooling &&
+		a.Free == b.Free && a.Outside == b.Outside &&
+		slices.EqualFunc(a.Conditions, b.Conditions, func(a, b metav1.Condition) bool {
+			return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message &&
+				a.ObservedGeneration == b.ObservedGeneration && a.LastTransitionTime.Equal(&b.LastTransitionTime)
+		})
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package poolstatus
+
+import (
+	"sync/atomic"
+
+	"k8s.io/component-base/metrics"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+var (
+	addressesDesc = metrics.NewDesc("berth_pool_addresses",
+		"Addresses of an IPPool by state: allocated, retained, reserved, cooling or free.",
+		[]string{"pool", "state"}, nil, metrics.ALPHA, "")
+	capacityDesc = metrics.NewDesc("berth_pool_capacity",
+		"How many addresses the ranges of an IPPool hold.",
+		[]string{"pool"}, nil, metrics.ALPHA, "")
+	outsideDesc = metrics.NewDesc("berth_pool_outside_addresses",
+		"Addresses in use that name an IPPool but are in no pool's ranges; the pool may be gone.",
+		[]string{"pool"}, nil, metrics.ALPHA, "")
+)
+
+// Metrics of pools, as the last round of the Writer counted them. Safe for
+// concurrent use.
+type Metrics struct {
+	metrics.BaseStableCollector
+
+	last atomic.Pointer[round]
+}
+
+// round is what a round counted. Immutable.
+type round struct {
+	names    []string
+	statuses []v1alpha1.IPPoolStatus
+	gone     map[string]int64
+}
+
+// NewMetrics returns metrics that are to be registered, for New. They are empty
+// until the Writer runs.
+func NewMetrics() *Metrics { return &Metrics{} }
+
+func (m *Metrics) publish(objects []*v1alpha1.IPPool, statuses []v1alpha1.IPPoolStatus, t *tally) {
+	r := &round{names: make([]string, len(objects)), statuses: statuses, gone: t.gone}
+	for i, object := range objects {
+		r.names[i] = object.Name
+	}
+	m.last.Store(r)
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (m *Metrics) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, desc := range []*metrics.Desc{addressesDesc, capacityDesc, outsideDesc} {
+		ch <- desc
+	}
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
+	last := m.last.Load()
+	if last == nil {
+		return
+	}
+	gauge := func(desc *metrics.Desc, value int64, labels ...string) {
+		ch <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, float64(value), labels...)
+	}
+	for i, name := range last.names {
+		s := &last.statuses[i]
+		gauge(addressesDesc, s.Allocated, name, "allocated")
+		gauge(addressesDesc, s.Retained, name, "retained")
+		gauge(addressesDesc, s.Reserved, name, "reserved")
+		gauge(addressesDesc, s.Cooling, name, "cooling")
+		gauge(addressesDesc, s.Free, name, "free")
+		gauge(capacityDesc, s.Capacity, name)
+		gauge(outsideDesc, s.Outside, name)
+	}
+	for name, n := range last.gone {
+		gauge(outsideDesc, n, name)
+	}
+}

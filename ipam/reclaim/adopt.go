@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// adopt writes the UID of the workload that has the pod now, if that is another
+// one of the same kind and name than is recorded: one was deleted and its pods were
+// left (kubectl delete --cascade=orphan), and the next adopted them. What the pod
+// says of its controller was perhaps written by its author, so the workload must
+// exist under that UID.
+func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
+	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain || isPod(ip.Spec.Owner) || isClaim(ip.Spec.Owner) {
+		return nil
+	}
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller != nil && !isSame(controller, ip.Spec.Owner) {
+		controller = r.controllerOf(pod.Namespace, controller)
+	}
+	if controller == nil || !isSame(controller, ip.Spec.Owner) || controller.UID == ip.Spec.Owner.UID {
+		return nil
+	}
+	spec := ip.Spec.DeepCopy()
+	spec.Owner.APIVersion, spec.Owner.UID = controller.APIVersion, controller.UID
+	w, _, err := r.owners.find(ctx, spec.Owner, false)
+	if err != nil {
+		return r.unknown(ip, pod, fmt.Errorf("find the workload that adopted pod %s: %w", klog.KObj(pod), err))
+	}
+	if !w.exists {
+		return nil
+	}
+	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("A floating IP follows its pod to the workload that adopted it", "ip", ip.Spec.Address, "pod", klog.KObj(pod), "kind", spec.Owner.Kind, "owner", spec.Owner.Name)
+	return nil
+}
+
+// controllerOf returns what controls a pod's ReplicaSet, or nil.
+func (r *Reclaimer) controllerOf(namespace string, reference *metav1.OwnerReference) *metav1.OwnerReference {
+	if groupKind(reference.APIVersion, reference.Kind) != (schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}) {
+		return nil
+	}
+	set, err := r.owners.replicaSets.ReplicaSets(namespace).Get(reference.Name)
+	if err != nil || set.UID != reference.UID {
+		return nil // The ReplicaSet's event brings us back.
+	}
+	return metav1.GetControllerOfNoCopy(set)
+}
+
+func isSame(reference *metav1.OwnerReference, owner *v1alpha1.Owner) bool {
+	return reference.Name == owner.Name && groupKind(reference.APIVersion, reference.Kind) == groupKind(owner.APIVersion, owner.Kind)
+}
+
+func groupKind(apiVersion, kind string) schema.GroupKind {
+	return schema.FromAPIVersionAndKind(apiVersion, kind).GroupKind()
+}

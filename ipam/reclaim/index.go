@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"fmt"
+	"maps"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Indexes of the FloatingIP informer.
+const (
+	byPodUID = "podUID"
+	byOwner  = "owner"
+	// byPodName has addresses that stand for a pod name.
+	byPodName = "podName"
+	// byNode has addresses that stand for a node.
+	byNode = "ownerNode"
+	// byPool has addresses that cool down.
+	byPool = "coolingOfPool"
+)
+
+// Indexers are what a Reclaimer needs the FloatingIP informer to have.
+func Indexers() cache.Indexers {
+	of := func(key func(spec *v1alpha1.FloatingIPSpec) string) cache.IndexFunc {
+		return func(object any) ([]string, error) {
+			if key := key(&object.(*v1alpha1.FloatingIP).Spec); key != "" {
+				return []string{key}, nil
+			}
+			return nil, nil
+		}
+	}
+	ofOwner := func(key func(owner *v1alpha1.Owner) string) cache.IndexFunc {
+		return of(func(spec *v1alpha1.FloatingIPSpec) string {
+			if spec.Owner == nil {
+				return ""
+			}
+			return key(spec.Owner)
+		})
+	}
+	return cache.Indexers{
+		byPodUID: of(func(spec *v1alpha1.FloatingIPSpec) string {
+			if spec.Pod == nil {
+				return ""
+			}
+			return string(spec.Pod.UID)
+		}),
+		byOwner: ofOwner(func(owner *v1alpha1.Owner) string { return ownerKey(owner.Kind, owner.Namespace, owner.Name) }),
+		byPodName: ofOwner(func(owner *v1alpha1.Owner) string {
+			if owner.PodName == "" {
+				return ""
+			}
+			return podKey(owner.Namespace, owner.PodName)
+		}),
+		byNode: ofOwner(func(owner *v1alpha1.Owner) string { return owner.NodeName }),
+		byPool: of(func(spec *v1alpha1.FloatingIPSpec) string {
+			if spec.Owner != nil || spec.ReleasedAt == nil {
+				return ""
+			}
+			return spec.Pool
+		}),
+	}
+}
+
+func ownerKey(kind, namespace, name string) string { return kind + "/" + namespace + "/" + name }
+
+func podKey(namespace, name string) string { return namespace + "/" + name }
+
+// indexed returns the addresses of an index key, as the cache has them.
+func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
+	objects, err := r.index.ByIndex(index, key)
+	if err != nil {
+		panic(fmt.Sprintf("the FloatingIP informer was made without reclaim.Indexers: %v", err))
+	}
+	list := make([]*v1alpha1.FloatingIP, len(objects))
+	for i, object := range objects {
+		list[i] = object.(*v1alpha1.FloatingIP)
+	}
+	return list
+}
+
+// siblings are the addresses of the same owner.
+func (r *Reclaimer) siblings(ip *v1alpha1.FloatingIP) []*v1alpha1.FloatingIP {
+	owner := ip.Spec.Owner
+	return r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name))
+}
+
+// recorded are the addresses that are recorded for a pod.
+func (r *Reclaimer) recorded(uid types.UID) []*v1alpha1.FloatingIP {
+	return r.indexed(byPodUID, string(uid))
+}
+
+// liveHolder returns the pod that holds an address if the cache has it, alive, and
+// all addresses recorded for it.
+func (r *Reclaimer) liveHolder(ip *v1alpha1.FloatingIP) (*v1.Pod, []*v1alpha1.FloatingIP) {
+	pod, err := r.pods.Pods(ip.Spec.Owner.Namespace).Get(ip.Spec.Pod.Name)
+	if err != nil || pod.UID != ip.Spec.Pod.UID || finished(pod) {
+		return nil, nil
+	}
+	return pod, r.recorded(pod.UID)
+}
+
+// observedDemand is how many addresses one pod of an owner has, judged by those
+// that its pods ask for or had together: for workloads that do not say. 0: nothing
+// can be said.
+func (r *Reclaimer) observedDemand(owner *v1alpha1.Owner, siblings []*v1alpha1.FloatingIP) int64 {
+	if owner.PodName != "" || owner.NodeName != "" {
+		return 0
+	}
+	together := map[string]int64{}
+	most := int64(1)
+	for _, ip := range siblings {
+		if ip.Spec.Owner.UID != owner.UID {
+			continue
+		}
+		if name := lastPod(&ip.Spec); name != "" {
+			together[name]++
+			most = max(most, together[name])
+		}
+		if ip.Spec.Pod != nil {
+			if pod, _ := r.liveHolder(ip); pod != nil {
+				most = max(most, requested(&pod.Spec))
+			}
+		}
+	}
+	return most
+}
+
+// watch registers the event handlers.
+func (r *Reclaimer) watch(config Config) error {
+	apps, core := config.Factory.Apps().V1(), config.Factory.Core().V1()
+	for _, watched := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{config.FloatingIPs, handler(r.addressChanged, nil)},
+		{config.Pools, handler(r.poolChanged, reconsider)},
+		{config.Claims, handler(r.workloadChanged("IPClaim"), reconsider)},
+		{core.Pods().Informer(), handler(r.podChanged, podChanged)},
+		{core.Nodes().Informer(), handler(r.nodeChanged, labelsChanged)},
+		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), reconsider)},
+		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), reconsider)},
+		{apps.DaemonSets().Informer(), handler(r.workloadChanged("DaemonSet"), reconsider)},
+		{apps.ReplicaSets().Informer(), handler(r.replicaSetChanged, reconsider)},
+		{config.Factory.Batch().V1().Jobs().Informer(), handler(r.workloadChanged("Job"), jobChanged)},
+	} {
+		registration, err := watched.informer.AddEventHandler(watched.handler)
+		if err != nil {
+			return fmt.Errorf("add an event handler: %w", err)
+		}
+		r.synced = append(r.synced, registration.HasSyncedChecker())
+	}
+	return nil
+}
+
+// handler calls changed with the last state of an object that is new, gone, or
+// changed so that matters says so; nil: always.
+func handler[T any](changed func(object T, gone bool), matters func(before, after T) bool) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(object any) { changed(object.(T), false) },
+		UpdateFunc: func(before, after any) {
+			if matters == nil || matters(before.(T), after.(T)) {
+				changed(after.(T), false)
+			}
+		},
+		DeleteFunc: func(object any) { changed(lastKnown(object).(T), true) },
+	}
+}
+
+func lastKnown(object any) any {
+	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		return unknown.Obj
+	}
+	return object
+}
+
+// reconsider says whether what matters of a workload changed, besides its status.
+func reconsider(before, after metav1.Object) bool {
+	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration() ||
+		(before.GetDeletionTimestamp() == nil) != (after.GetDeletionTimestamp() == nil) ||
+		controllerUID(before) != controllerUID(after)
+}
+
+func controllerUID(object metav1.Object) types.UID {
+	if controller := metav1.GetControllerOfNoCopy(object); controller != nil {
+		return controller.UID
+	}
+	return ""
+}
+
+func podChanged(before, after *v1.Pod) bool {
+	return before.UID != after.UID || before.Spec.NodeName != after.Spec.NodeName || finished(before) != finished(after) ||
+		controllerUID(before) != controllerUID(after) ||
+		before.Annotations[v1alpha1.AnnotationFloatingIPs] != after.Annotations[v1alpha1.AnnotationFloatingIPs]
+}
+
+func jobChanged(before, after metav1.Object) bool {
+	return reconsider(before, after) || ended(before.(*batchv1.Job)) != ended(after.(*batchv1.Job))
+}
+
+func labelsChanged(before, after *v1.Node) bool {
+	return before.UID != after.UID || !maps.Equal(before.Labels, after.Labels)
+}
+
+func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
+	for _, ip := range list {
+		r.queue.Add(ip.Name)
+	}
+}
+
+// addressChanged also looks at other addresses of the pod, of the pod name, and of
+// an owner whose pods share them out: one of them may be surplus now.
+func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
+	r.queue.Add(ip.Name)
+	if owner := ip.Spec.Owner; !gone && owner != nil && owner.PodName == "" && owner.NodeName == "" && (isClaim(owner) || ip.Generation == 1) {
+		// Others may now be among those that are too many.
+		for _, sibling := range r.siblings(ip) {
+			if sibling.Spec.Pod == nil {
+				r.queue.Add(sibling.Name)
+			}
+		}
+	}
+	if gone || ip.Spec.Pod == nil {
+		r.clocks.forget(ip.Name)
+		return
+	}
+	r.enqueue(r.recorded(ip.Spec.Pod.UID))
+	if owner := ip.Spec.Owner; owner != nil && owner.PodName != "" {
+		r.enqueue(r.indexed(byPodName, podKey(owner.Namespace, owner.PodName)))
+	}
+}
+
+func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
+	held := r.recorded(pod.UID)
+	if gone || finished(pod) {
+		for _, ip := range held {
+			r.clocks.start(ip.Name)
+		}
+	}
+	r.enqueue(held)
+	r.enqueue(r.indexed(byPodName, podKey(pod.Namespace, pod.Name)))
+}
+
+func (r *Reclaimer) nodeChanged(node *v1.Node, _ bool) { r.enqueue(r.indexed(byNode, node.Name)) }
+
+func (r *Reclaimer) poolChanged(pool metav1.Object, _ bool) {
+	r.enqueue(r.indexed(byPool, pool.GetName()))
+}
+
+func (r *Reclaimer) ownerChanged(kind, namespace, name string) {
+	r.enqueue(r.indexed(byOwner, ownerKey(kind, namespace, name)))
+}
+
+func (r *Reclaimer) workloadChanged(kind string) func(object metav1.Object, gone bool) {
+	return func(object metav1.Object, _ bool) { r.ownerChanged(kind, object.GetNamespace(), object.GetName()) }
+}
+
+// replicaSetChanged also looks at the addresses of what controls it, which may
+// have adopted it.
+func (r *Reclaimer) replicaSetChanged(object metav1.Object, _ bool) {
+	r.ownerChanged("ReplicaSet", object.GetNamespace(), object.GetName())
+	if controller := metav1.GetControllerOfNoCopy(object); controller != nil {
+		r.ownerChanged(controller.Kind, object.GetNamespace(), controller.Name)
+	}
+}
+
+// isBuiltIn says whether a workload is of a kind that this program knows.
+func isBuiltIn(owner *v1alpha1.Owner) bool {
+	switch groupKind(owner.APIVersion, owner.Kind).Group {
+	case "", appsv1.GroupName, batchv1.GroupName, v1alpha1.GroupName:
+		return true
+	}
+	return false
+}
+
+// needsOwnerOf says whether the fate of an address depends on workloads of a group.
+func needsOwnerOf(ip *v1alpha1.FloatingIP, group string) bool {
+	return ip.Spec.Owner != nil && needsOwner(&ip.Spec) && groupKind(ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind).Group == group
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	batchlisters "k8s.io/client-go/listers/batch/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/resource"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+// owners finds what owns addresses: in the cache, and at the API server where the
+// cache has nothing or is not to be trusted. Safe in parallel.
+type owners struct {
+	client       kubernetes.Interface
+	api          *client.Client
+	statefulSets appslisters.StatefulSetLister
+	deployments  appslisters.DeploymentLister
+	replicaSets  appslisters.ReplicaSetLister
+	daemonSets   appslisters.DaemonSetLister
+	jobs         batchlisters.JobLister
+	nodes        corelisters.NodeLister
+	claims       cache.Indexer
+	customs      *customs
+}
+
+// find looks an owner up; live says that the answer does not come from a cache,
+// and with fresh it never does. Blocking.
+func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w workload, live bool, err error) {
+	if isClaim(owner) {
+		return o.claim(ctx, owner, fresh)
+	}
+	w, template, live, err := o.workload(ctx, owner, fresh)
+	if err != nil {
+		return workload{}, false, err
+	}
+	if template != nil {
+		w.each = demandOf(template)
+	}
+	if w.exists && owner.NodeName != "" {
+		belongs, nodeLive, err := o.belongs(ctx, owner.NodeName, template, fresh)
+		if err != nil {
+			return workload{}, false, err
+		}
+		w.offNode, live = !belongs, live && nodeLive
+	}
+	return w, live, nil
+}
+
+// workload is find without what follows from the pod template, which is nil where
+// there is none.
+func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w workload, template *v1.PodTemplateSpec, live bool, err error) {
+	gv, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil {
+		return workload{}, nil, false, fmt.Errorf("read the owner's apiVersion: %w", err)
+	}
+	namespace := owner.Namespace
+	switch (schema.GroupKind{Group: gv.Group, Kind: owner.Kind}) {
+	case schema.GroupKind{Group: appsv1.GroupName, Kind: "StatefulSet"}:
+		set, live, err := lookUp(ctx, owner, fresh, o.statefulSets.StatefulSets(namespace).Get, o.client.AppsV1().StatefulSets(namespace).Get)
+		if err != nil || set == nil {
+			return workload{}, nil, live, err
+		}
+		w := workload{exists: exists(set), replicas: number(set.Spec.Replicas)}
+		if set.Spec.Ordinals != nil {
+			w.start = int64(set.Spec.Ordinals.Start)
+		}
+		return w, &set.Spec.Template, live, nil
+	case schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"}:
+		deployment, live, err := lookUp(ctx, owner, fresh, o.deployments.Deployments(namespace).Get, o.client.AppsV1().Deployments(namespace).Get)
+		if err != nil || deployment == nil {
+			return workload{}, nil, live, err
+		}
+		return workload{exists: exists(deployment), replicas: number(deployment.Spec.Replicas)}, &deployment.Spec.Template, live, nil
+	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
+		set, live, err := lookUp(ctx, owner, fresh, o.replicaSets.ReplicaSets(namespace).Get, o.client.AppsV1().ReplicaSets(namespace).Get)
+		if err != nil || set == nil {
+			return workload{}, nil, live, err
+		}
+		return workload{exists: exists(set), replicas: number(set.Spec.Replicas)}, &set.Spec.Template, live, nil
+	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}:
+		set, live, err := lookUp(ctx, owner, fresh, o.daemonSets.DaemonSets(namespace).Get, o.client.AppsV1().DaemonSets(namespace).Get)
+		if err != nil || set == nil {
+			return workload{}, nil, live, err
+		}
+		// Its pods are as many as its nodes, and each address stands for one.
+		return workload{exists: exists(set), unbounded: true}, &set.Spec.Template, live, nil
+	case schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}:
+		job, live, err := lookUp(ctx, owner, fresh, o.jobs.Jobs(namespace).Get, o.client.BatchV1().Jobs(namespace).Get)
+		if err != nil || job == nil {
+			return workload{}, nil, live, err
+		}
+		return workload{exists: exists(job) && !ended(job), replicas: number(job.Spec.Parallelism)}, &job.Spec.Template, live, nil
+	}
+	return o.customs.find(ctx, owner, fresh)
+}
+
+func (o *owners) claim(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (workload, bool, error) {
+	cached := func(name string) (*v1alpha1.IPClaim, error) {
+		object, found, err := o.claims.GetByKey(owner.Namespace + "/" + name)
+		if err != nil || !found {
+			return nil, apierrors.NewNotFound(schema.GroupResource{Group: v1alpha1.GroupName, Resource: "ipclaims"}, name)
+		}
+		return object.(*v1alpha1.IPClaim), nil
+	}
+	claim, live, err := lookUp(ctx, owner, fresh, cached, o.api.IPClaims(owner.Namespace).Get)
+	if err != nil || claim == nil {
+		return workload{claim: true}, live, err
+	}
+	w := workload{claim: true, exists: exists(claim), replicas: int64(claim.Spec.Size)}
+	if claim.Spec.Preallocate {
+		if w.preallocates = claim.Spec.Families; len(w.preallocates) == 0 {
+			w.preallocates = []v1alpha1.IPFamily{v1alpha1.IPv4}
+		}
+	}
+	return w, live, nil
+}
+
+// belongs says whether pods of a template belong on a node: it exists, and is one
+// that they select. Taints do not count: they say when, not whether. A nil template
+// is not known, and belongs on every node.
+func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTemplateSpec, fresh bool) (belongs, live bool, err error) {
+	var node *v1.Node
+	if !fresh {
+		node, err = o.nodes.Get(name)
+	}
+	if fresh || err != nil {
+		live = true
+		node, err = o.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return false, true, nil
+	}
+	if err != nil {
+		return false, live, fmt.Errorf("get node %s: %w", name, err)
+	}
+	if template == nil {
+		return true, live, nil
+	}
+	belongs, err = nodeaffinity.GetRequiredNodeAffinity(&v1.Pod{Spec: template.Spec}).Match(node)
+	if err != nil {
+		return false, live, fmt.Errorf("match node %s with the node affinity of the pod template: %w", name, err)
+	}
+	return belongs, live, nil
+}
+
+// demandOf reads how many addresses a pod of the template has.
+func demandOf(template *v1.PodTemplateSpec) demand {
+	d := demand{total: requested(&template.Spec)}
+	text, ok := template.Annotations[v1alpha1.AnnotationFamilies]
+	if !ok {
+		return d
+	}
+	for name := range strings.SplitSeq(text, ",") {
+		family := v1alpha1.IPFamily(strings.TrimSpace(name))
+		if family != v1alpha1.IPv4 && family != v1alpha1.IPv6 {
+			return demand{total: d.total}
+		}
+		d.families = append(d.families, family)
+	}
+	return d
+}
+
+// requested is how many addresses a pod asks for.
+func requested(spec *v1.PodSpec) int64 {
+	quantity := resource.PodRequests(&v1.Pod{Spec: *spec}, resource.PodResourcesOptions{})[v1alpha1.ResourceIP]
+	return quantity.Value()
+}
+
+// number applies the API's default, which the API server has applied already.
+func number(n *int32) int64 {
+	if n == nil {
+		return 1
+	}
+	return int64(*n)
+}
+
+// exists says whether a workload may start pods: one that is being deleted does
+// not, however long a finalizer keeps it.
+func exists(object metav1.Object) bool { return object.GetDeletionTimestamp() == nil }
+
+// ended says whether a Job starts no more pods.
+func ended(job *batchv1.Job) bool {
+	for _, condition := range job.Status.Conditions {
+		if (condition.Type == batchv1.JobComplete || condition.Type == batchv1.JobFailed) && condition.Status == v1.ConditionTrue {
+			return true
+		}
+	}
+	return false
+}
+
+type object interface {
+	comparable
+	GetUID() types.UID
+}
+
+// lookUp returns the owner's object, or nil if the API server has none under the
+// recorded UID. Absence is never taken from the cache.
+func lookUp[T object](ctx context.Context, owner *v1alpha1.Owner, fresh bool,
+	cached func(name string) (T, error),
+	get func(ctx context.Context, name string, options metav1.GetOptions) (T, error),
+) (found T, live bool, err error) {
+	var none T
+	if !fresh {
+		if object, err := cached(owner.Name); err == nil && object.GetUID() == owner.UID {
+			return object, false, nil
+		}
+	}
+	object, err := get(ctx, owner.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return none, true, nil
+	}
+	if err != nil {
+		return none, true, fmt.Errorf("get %s %s/%s: %w", owner.Kind, owner.Namespace, owner.Name, err)
+	}
+	if object.GetUID() != owner.UID {
+		return none, true, nil
+	}
+	return object, true, nil
+}

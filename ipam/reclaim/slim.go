@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"maps"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Slim is a transform for the informers: of an object, only what Reclaimer reads
+// is kept, since a cluster has many.
+func Slim(object any) (any, error) {
+	switch o := object.(type) {
+	case *v1.Pod:
+		slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: slimPodSpec(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
+		slim.Spec.NodeName = o.Spec.NodeName
+		slim.Spec.NodeSelector, slim.Spec.Affinity = nil, nil
+		return slim, nil
+	case *v1.Node:
+		slim := &v1.Node{ObjectMeta: slimMeta(&o.ObjectMeta)}
+		slim.Labels = maps.Clone(o.Labels)
+		return slim, nil
+	case *appsv1.StatefulSet:
+		return &appsv1.StatefulSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.StatefulSetSpec{
+			Replicas: o.Spec.Replicas, Ordinals: o.Spec.Ordinals, Template: slimTemplate(&o.Spec.Template),
+		}}, nil
+	case *appsv1.Deployment:
+		return &appsv1.Deployment{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.DeploymentSpec{
+			Replicas: o.Spec.Replicas, Template: slimTemplate(&o.Spec.Template),
+		}}, nil
+	case *appsv1.ReplicaSet:
+		return &appsv1.ReplicaSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.ReplicaSetSpec{
+			Replicas: o.Spec.Replicas, Template: slimTemplate(&o.Spec.Template),
+		}}, nil
+	case *appsv1.DaemonSet:
+		return &appsv1.DaemonSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.DaemonSetSpec{Template: slimTemplate(&o.Spec.Template)}}, nil
+	case *batchv1.Job:
+		return &batchv1.Job{
+			ObjectMeta: slimMeta(&o.ObjectMeta),
+			Spec:       batchv1.JobSpec{Parallelism: o.Spec.Parallelism, Template: slimTemplate(&o.Spec.Template)},
+			Status:     batchv1.JobStatus{Conditions: o.Status.Conditions},
+		}, nil
+	}
+	return object, nil
+}
+
+func slimMeta(o *metav1.ObjectMeta) metav1.ObjectMeta {
+	slim := metav1.ObjectMeta{
+		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
+		Generation: o.Generation, DeletionTimestamp: o.DeletionTimestamp, Annotations: ourAnnotations(o.Annotations),
+	}
+	if controller := metav1.GetControllerOf(o); controller != nil {
+		slim.OwnerReferences = []metav1.OwnerReference{*controller}
+	}
+	return slim
+}
+
+func ourAnnotations(all map[string]string) map[string]string {
+	var ours map[string]string
+	for key, value := range all {
+		if strings.HasPrefix(key, v1alpha1.GroupName+"/") {
+			if ours == nil {
+				ours = map[string]string{}
+			}
+			ours[key] = value
+		}
+	}
+	return ours
+}
+
+// slimTemplate keeps where the pods may run and how many addresses they ask for.
+func slimTemplate(template *v1.PodTemplateSpec) v1.PodTemplateSpec {
+	return v1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Annotations: ourAnnotations(template.Annotations)},
+		Spec:       slimPodSpec(&template.Spec),
+	}
+}
+
+func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
+	slim := v1.PodSpec{
+		NodeSelector: spec.NodeSelector, Containers: slimContainers(spec.Containers), InitContainers: slimContainers(spec.InitContainers),
+	}
+	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
+		slim.Affinity = &v1.Affinity{NodeAffinity: spec.Affinity.NodeAffinity}
+	}
+	return slim
+}
+
+// slimContainers keeps those that ask for addresses.
+func slimContainers(all []v1.Container) []v1.Container {
+	var slim []v1.Container
+	for i := range all {
+		if quantity, ok := all[i].Resources.Requests[v1alpha1.ResourceIP]; ok {
+			slim = append(slim, v1.Container{
+				RestartPolicy: all[i].RestartPolicy,
+				Resources:     v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: quantity}},
+			})
+		}
+	}
+	return slim
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// workload is what matters of an address's owner, whatever its kind.
+type workload struct {
+	// exists under the UID that is recorded, is not being deleted and, if it is a
+	// Job, is not done: it may start pods.
+	exists bool
+	// unbounded: nobody can say how many pods it wants (a custom kind without a
+	// scale subresource, a pod). It wants all that it has.
+	unbounded bool
+	// replicas is how many pods it wants at once; of an IPClaim, how many
+	// addresses of each family.
+	replicas int64
+	// start and reserved are the first ordinal of pods whose names last, and the
+	// ordinals that are left out.
+	start    int64
+	reserved []span
+	// offNode: the node that the address stands for is gone, or the workload's
+	// pods do not belong there.
+	offNode bool
+	// each is how many addresses one pod has.
+	each demand
+	// claim: the owner is an IPClaim.
+	claim bool
+	// preallocates are the families of which the claim asks for all its addresses
+	// before any pod does.
+	preallocates []v1alpha1.IPFamily
+}
+
+// span is ordinals, first and last included.
+type span struct{ first, last int64 }
+
+// demand is how many addresses one pod of a workload has, of which families.
+type demand struct {
+	// total of all families; 0: not known.
+	total int64
+	// families, one address of each, if the pod template names them.
+	families []v1alpha1.IPFamily
+}
+
+// of a family. present are the families that the addresses in question have: each
+// takes at least one of the total. Where that leaves doubt it is too many.
+func (d demand) of(family v1alpha1.IPFamily, present int64) int64 {
+	switch {
+	case d.total == 0:
+		return math.MaxInt64
+	case len(d.families) == 0:
+		return max(1, d.total-(present-1))
+	case slices.Contains(d.families, family):
+		return max(1, d.total-int64(len(d.families)-1))
+	}
+	return 0
+}
+
+// familyOf reads the family off the name.
+func familyOf(ip *v1alpha1.FloatingIP) v1alpha1.IPFamily {
+	if strings.Contains(ip.Name, "-") {
+		return v1alpha1.IPv6
+	}
+	return v1alpha1.IPv4
+}
+
+// standing is where an address stands among those that its owner has for the same
+// purpose: for one pod name, for one node, or for all pods.
+type standing struct {
+	family v1alpha1.IPFamily
+	// rank is how many of its family come before it, the oldest first; of an
+	// IPClaim, those with pods first.
+	rank int64
+	// families is how many families they have.
+	families int64
+}
+
+// standingOf computes the standing of an address; siblings are the addresses of
+// the same owner, itself included.
+func standingOf(ip *v1alpha1.FloatingIP, siblings []*v1alpha1.FloatingIP) standing {
+	s := standing{family: familyOf(ip)}
+	var four, six int64
+	for _, other := range siblings {
+		if !samePurpose(other, ip) {
+			continue
+		}
+		family := familyOf(other)
+		if family == v1alpha1.IPv6 {
+			six = 1
+		} else {
+			four = 1
+		}
+		if family == s.family && before(other, ip) {
+			s.rank++
+		}
+	}
+	s.families = four + six
+	return s
+}
+
+func samePurpose(a, b *v1alpha1.FloatingIP) bool {
+	x, y := a.Spec.Owner, b.Spec.Owner
+	return x.UID == y.UID && x.PodName == y.PodName && x.NodeName == y.NodeName
+}
+
+func before(a, b *v1alpha1.FloatingIP) bool {
+	if isClaim(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
+		return a.Spec.Pod != nil
+	}
+	// In the scheduler's order: by number, not by text.
+	x, _ := v1alpha1.AddrOf(a.Name)
+	y, _ := v1alpha1.AddrOf(b.Name)
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), x.Compare(y)) < 0
+}
+
+func isClaim(owner *v1alpha1.Owner) bool {
+	return owner.Kind == "IPClaim" && strings.HasPrefix(owner.APIVersion, v1alpha1.GroupName+"/")
+}
+
+func isPod(owner *v1alpha1.Owner) bool { return owner.Kind == "Pod" && owner.APIVersion == "v1" }
+
+// wants says whether a workload wants an address that has no pod.
+func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
+	owner := spec.Owner
+	// What keepOnScaleDown does not look at.
+	unscaled := w.unbounded || spec.KeepOnScaleDown
+	switch {
+	case !w.exists:
+		return false
+	case isPod(owner):
+		return true
+	case w.claim:
+		return at.rank < w.replicas
+	case owner.PodName != "":
+		// Not by the families the template names: a pod that is made again from an
+		// older template may want others.
+		if at.rank >= (demand{total: w.each.total}).of(at.family, at.families) {
+			return false
+		}
+		ordinal, ok := ordinalOf(owner)
+		return unscaled || !ok || w.hasOrdinal(ordinal)
+	case owner.NodeName != "":
+		return !w.offNode && at.rank < w.each.of(at.family, at.families)
+	case unscaled:
+		return true
+	}
+	each := w.each.of(at.family, at.families)
+	return each > 0 && at.rank/each < w.replicas
+}
+
+// preallocated says whether the claim asks for the address though no pod does.
+func (w *workload) preallocated(at standing) bool {
+	return w.exists && w.claim && at.rank < w.replicas && slices.Contains(w.preallocates, at.family)
+}
+
+// hasOrdinal says whether a pod of this ordinal is wanted: there are replicas of
+// them from start on, those that are reserved left out.
+func (w *workload) hasOrdinal(ordinal int64) bool {
+	if ordinal < w.start {
+		return false
+	}
+	position := ordinal - w.start
+	next := w.start // the first ordinal that no span counted yet
+	for _, s := range slices.SortedFunc(slices.Values(w.reserved), func(a, b span) int { return cmp.Compare(a.first, b.first) }) {
+		if s.first <= ordinal && ordinal <= s.last {
+			return false
+		}
+		first, last := max(s.first, next), min(s.last, ordinal)
+		if first <= last {
+			position -= last - first + 1
+			next = last + 1
+		}
+	}
+	return position < w.replicas
+}
+
+// ordinalOf reads the ordinal off the name of a pod whose name lasts, which is
+// the workload's name, a dash and the ordinal.
+func ordinalOf(owner *v1alpha1.Owner) (int64, bool) {
+	text, ok := strings.CutPrefix(owner.PodName, owner.Name+"-")
+	if !ok {
+		return 0, false
+	}
+	ordinal, err := strconv.ParseUint(text, 10, 31)
+	return int64(ordinal), err == nil
+}

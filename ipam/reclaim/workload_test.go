@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// record returns an address of an owner with UID "owner", made so many seconds
+// after others, and held by a pod if one is named.
+func record(name string, owner *v1alpha1.Owner, second int, pod string) *v1alpha1.FloatingIP {
+	copied := *owner
+	copied.UID = "owner"
+	ip := &v1alpha1.FloatingIP{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(int64(second), 0))},
+		Spec:       v1alpha1.FloatingIPSpec{Owner: &copied},
+	}
+	if pod != "" {
+		ip.Spec.Pod, ip.Spec.Node = &v1alpha1.PodReference{Name: pod, UID: types.UID("uid of " + pod)}, "node1"
+	}
+	return ip
+}
+
+func TestStanding(t *testing.T) {
+	deployment := shared("apps/v1", "Deployment")
+	another := record("10.0.70.1", deployment, 0, "")
+	another.Spec.Owner.UID = "another"
+	const six = "2001-0db8-0000-0000-0000-0000-0000-0001"
+	for _, test := range []struct {
+		name     string
+		siblings []*v1alpha1.FloatingIP
+		want     []standing
+	}{
+		{"by age, then by name", []*v1alpha1.FloatingIP{
+			record("10.0.70.3", deployment, 2, ""), record("10.0.70.4", deployment, 1, "a"), record("10.0.70.2", deployment, 2, "b"),
+		}, []standing{{v1alpha1.IPv4, 2, 1}, {v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 1, 1}}},
+		{"each family by itself", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), record(six, deployment, 2, "")},
+			[]standing{{v1alpha1.IPv4, 0, 2}, {v1alpha1.IPv6, 0, 2}}},
+		{"another workload of the name", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), another},
+			[]standing{{v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 0, 1}}},
+		{"each pod name by itself", []*v1alpha1.FloatingIP{record("10.0.70.3", set("web-0"), 1, ""), record("10.0.70.4", set("web-1"), 2, ""), record("10.0.70.5", set("web-0"), 3, "")},
+			[]standing{{v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 1, 1}}},
+		{"of a claim, those with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", claim, 1, ""), record("10.0.70.4", claim, 2, "a")},
+			[]standing{{v1alpha1.IPv4, 1, 1}, {v1alpha1.IPv4, 0, 1}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for i, ip := range test.siblings {
+				if got := standingOf(ip, test.siblings); got != test.want[i] {
+					t.Errorf("%s: got %+v, want %+v", ip.Name, got, test.want[i])
+				}
+			}
+		})
+	}
+}
+
+// boundTo returns a pod that asks for so many addresses and is bound to node1.
+func boundTo(name string, asks int64, annotation string) *v1.Pod {
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name), Annotations: map[string]string{v1alpha1.AnnotationFloatingIPs: annotation}},
+		Spec: v1.PodSpec{NodeName: "node1", Containers: []v1.Container{{
+			Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: *resource.NewQuantity(asks, resource.DecimalSI)}},
+		}}},
+	}
+}
+
+// Of the addresses recorded for a live pod, none that it may have is surplus.
+func TestClassify(t *testing.T) {
+	at := func(name, node string) *v1alpha1.FloatingIP {
+		ip := record(name, bare, 1, "web")
+		ip.Spec.Node = node
+		return ip
+	}
+	a, b, c := at("10.0.70.2", "node1"), at("10.0.70.3", "node1"), at("10.0.70.4", "node2")
+	unbound := boundTo("web", 1, "")
+	unbound.Spec.NodeName = ""
+	for _, test := range []struct {
+		name     string
+		pod      *v1.Pod
+		recorded []*v1alpha1.FloatingIP
+		want     []bindingOf
+	}{
+		{"not bound yet", unbound, []*v1alpha1.FloatingIP{a, c}, []bindingOf{itsOwn, itsOwn}},
+		{"its only one", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a}, []bindingOf{itsOwn}},
+		{"one claimed for another node", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a, c}, []bindingOf{itsOwn, surplus}},
+		{"several, all on its node", boundTo("web", 2, a.Name+","+b.Name), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
+		{"several, and one claimed for another node", boundTo("web", 2, a.Name+","+b.Name), []*v1alpha1.FloatingIP{a, b, c}, []bindingOf{itsOwn, itsOwn, surplus}},
+		{"several, its annotation written anew by its author", boundTo("web", 2, a.Name), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
+		{"more than it asks for on its node: two schedulers chose the same", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, surplus}},
+		{"the same, its annotation naming what it does not have", boundTo("web", 1, "10.0.70.9"), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
+		{"the same, its annotation naming more", boundTo("web", 1, a.Name+",10.0.70.9"), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
+		{"the same, without the annotation", boundTo("web", 1, ""), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
+		{"one of two recorded for another node, as a slow scheduler wrote", boundTo("web", 2, a.Name+","+c.Name), []*v1alpha1.FloatingIP{a, c}, []bindingOf{itsOwn, misplaced}},
+		{"the same, its annotation written anew by its author", boundTo("web", 2, a.Name), []*v1alpha1.FloatingIP{a, c}, []bindingOf{itsOwn, itsOwn}},
+		{"all recorded for another node", boundTo("web", 1, ""), []*v1alpha1.FloatingIP{c}, []bindingOf{itsOwn}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for i, ip := range test.recorded {
+				if got := classify(ip, test.pod, test.recorded); got != test.want[i] {
+					t.Errorf("%s: got %v, want %v", ip.Name, got, test.want[i])
+				}
+			}
+		})
+	}
+}
+
+func TestSuperseded(t *testing.T) {
+	retained, other, second := record("10.0.70.2", set("web-0"), 1, ""), record("10.0.70.3", set("web-0"), 2, "web-0"), record("10.0.70.4", set("web-0"), 3, "web-0")
+	stranger := record("10.0.70.9", bare, 3, "web-0")
+	all := []*v1alpha1.FloatingIP{retained, other, second}
+	unbound := boundTo("web-0", 1, other.Name)
+	unbound.Spec.NodeName = ""
+	for _, test := range []struct {
+		name string
+		ip   *v1alpha1.FloatingIP
+		pod  *v1.Pod // nil: gone or finished
+		want bool
+	}{
+		{"the pod has another", retained, boundTo("web-0", 1, other.Name), true},
+		{"the pod has two others", retained, boundTo("web-0", 2, other.Name+","+second.Name), true},
+		{"the pod has it", other, boundTo("web-0", 1, other.Name), false},
+		{"the pod has it and another", second, boundTo("web-0", 2, other.Name+","+second.Name), false},
+		{"the pod is not bound", retained, unbound, false},
+		{"the pod is gone", retained, nil, false},
+		{"the pod's author says it has it", retained, boundTo("web-0", 1, retained.Name), false},
+		{"the pod's author names what it has not", retained, boundTo("web-0", 1, "10.0.70.77"), false},
+		{"the pod names none", retained, boundTo("web-0", 1, ""), false},
+		{"the pod names one that is not the workload's", retained, boundTo("web-0", 1, stranger.Name), false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			find := func(ip *v1alpha1.FloatingIP) (*v1.Pod, []*v1alpha1.FloatingIP) {
+				return test.pod, []*v1alpha1.FloatingIP{other, second, stranger}
+			}
+			if got := superseded(test.ip, all, find); got != test.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+	ofDeployment := record("10.0.70.2", shared("apps/v1", "Deployment"), 1, "")
+	if superseded(ofDeployment, []*v1alpha1.FloatingIP{ofDeployment}, nil) {
+		t.Error("the pods of a Deployment have no names that last")
+	}
+}
+
+func TestReadOrdinals(t *testing.T) {
+	for _, test := range []struct {
+		spec map[string]any
+		want workload
+	}{
+		{map[string]any{}, workload{}},
+		{map[string]any{"ordinals": map[string]any{"start": int64(5)}}, workload{start: 5}},
+		{map[string]any{"reserveOrdinals": []any{int64(1), "3-5", "7", "x", "9-8", int64(-2)}}, workload{reserved: []span{{1, 1}, {3, 5}, {7, 7}}}},
+	} {
+		var w workload
+		readOrdinals(&unstructured.Unstructured{Object: map[string]any{"spec": test.spec}}, &w)
+		if diff := cmp.Diff(fmt.Sprint(test.want), fmt.Sprint(w)); diff != "" {
+			t.Errorf("%v: %s", test.spec, diff)
+		}
+	}
+}
+
+// hasOrdinal against counting one by one.
+func TestHasOrdinal(t *testing.T) {
+	w := workload{start: 2, replicas: 4, reserved: []span{{5, 6}, {0, 3}, {6, 8}, {11, 11}}}
+	var want, got []int64
+	for ordinal, n := w.start, int64(0); n < w.replicas; ordinal++ {
+		if !slices.ContainsFunc(w.reserved, func(s span) bool { return s.first <= ordinal && ordinal <= s.last }) {
+			want, n = append(want, ordinal), n+1
+		}
+	}
+	for ordinal := range int64(50) {
+		if w.hasOrdinal(ordinal) {
+			got = append(got, ordinal)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
