@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Add attaches the container and returns the CNI result.
@@ -73,7 +74,7 @@ func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf r
 		Args: req.Args, Capabilities: maps.Clone(conf.RuntimeConfig), Phase: state.Adding,
 	}
 	var network *chain.Network
-	if pod.Wants {
+	if pod.Wants > 0 {
 		network, err = a.planFloating(ctx, record, pod)
 	} else {
 		network, err = a.Networks.Default()
@@ -100,15 +101,15 @@ func (a *Agent) planFloating(ctx context.Context, record *state.Attachment, pod 
 	if err != nil {
 		return nil, err
 	}
-	raw, err := json.Marshal(addrs)
-	if err != nil {
-		return nil, fmt.Errorf("encode the addresses of pod %s: %w", pod.Pod, err)
-	}
+	record.Addresses, record.Uplink, record.MAC = addrs, uplink, v1alpha1.MACOf(addrs[0].Address).String()
 	if record.Capabilities == nil {
 		record.Capabilities = map[string]json.RawMessage{}
 	}
-	record.Capabilities[api.CapabilityAddresses] = raw
-	record.Addresses, record.Uplink = addrs, uplink
+	for capability, value := range map[string]any{api.CapabilityAddresses: record.Addresses, api.CapabilityMAC: record.MAC} {
+		if record.Capabilities[capability], err = json.Marshal(value); err != nil {
+			return nil, fmt.Errorf("encode %s of pod %s: %w", capability, pod.Pod, err)
+		}
+	}
 	return network, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -123,7 +124,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 	}
 	t.Cleanup(func() { _ = store.Close() })
 	w := &world{
-		pod:   podinfo.Pod{Pod: api.Pod{Namespace: "ns", Name: "p", UID: "u"}, Wants: true},
+		pod:   podinfo.Pod{Pod: api.Pod{Namespace: "ns", Name: "p", UID: "u"}, Wants: 1},
 		addrs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
 		alive: true,
 	}
@@ -161,7 +162,7 @@ func TestAgent(t *testing.T) {
 			log: []string{"ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
 		"ordinary pod": {
-			world: func(w *world) { w.pod.Wants = false },
+			world: func(w *world) { w.pod.Wants = 0 },
 			do:    func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
 			log:   []string{"ADD default c"}, left: map[string]state.Phase{"c": state.Added},
 		},
@@ -201,7 +202,7 @@ func TestAgent(t *testing.T) {
 			log: []string{"ADD floating c", "withdraw c"}, left: map[string]state.Phase{"c": state.Withdrawn},
 		},
 		"ordinary pods keep theirs": {
-			world: func(w *world) { w.pod.Wants = false },
+			world: func(w *world) { w.pod.Wants = 0 },
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
 				return errors.Join(err, a.Gone(ctx, w.pod.Pod))
@@ -268,6 +269,58 @@ func TestAgent(t *testing.T) {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The plugins are given the addresses and the MAC that belongs to the first.
+func TestCapabilities(t *testing.T) {
+	a, w := newAgent(t)
+	w.addrs = append(w.addrs, api.Address{Address: netip.MustParseAddr("2001:db8:70::5"), Subnet: netip.MustParsePrefix("2001:db8:70::/64")})
+	if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
+		t.Fatal(err)
+	}
+	r, err := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const mac = "02:be:0a:00:46:05"
+	if r.MAC != mac || string(r.Capabilities["mac"]) != `"`+mac+`"` {
+		t.Errorf("the record has MAC %q, the plugins get %s, want %s", r.MAC, r.Capabilities["mac"], mac)
+	}
+	const addresses = `[{"address":"10.0.70.5","subnet":"10.0.70.0/24","gateway":""},{"address":"2001:db8:70::5","subnet":"2001:db8:70::/64","gateway":""}]`
+	if got := string(r.Capabilities["berthAddresses"]); got != addresses {
+		t.Errorf("the plugins get %s, want %s", got, addresses)
+	}
+}
+
+// The plugin of the floating network must declare what it is to be given,
+// whatever an administrator wrote.
+func TestFloatingNetwork(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "floating.conflist")
+	const list = `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"berth-veth","uplink":"bond0","mtu":1400,"capabilities":{"mac":false}},{"type":"tuning","capabilities":{"mac":true}}]}`
+	if err := os.WriteFile(file, []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		file, uplink string
+		mtu          int
+	}{"built in": {"", "eth0", 0}, "of a file": {file, "bond0", 1400}} {
+		n := &Networks{FloatingFile: c.file, Uplink: func() (string, error) { return "eth0", nil }}
+		network, uplink, err := n.Floating()
+		if err != nil || uplink != c.uplink {
+			t.Fatalf("%s: Floating() = %v, %q, %v", name, network, uplink, err)
+		}
+		var conf struct {
+			Uplink       string
+			MTU          int
+			Capabilities map[string]bool
+		}
+		if err := network.Plugin(&conf); err != nil {
+			t.Fatal(err)
+		}
+		if conf.Uplink != c.uplink || conf.MTU != c.mtu || !cmp.Equal(conf.Capabilities, map[string]bool{"berthAddresses": true, "mac": true}) {
+			t.Errorf("%s: the plugin has %+v", name, conf)
+		}
 	}
 }
 

@@ -16,6 +16,8 @@
 //     seen while there was no record to act on
 //  6. write the result (added), announce
 //
+// A pod's addresses are wired, withdrawn and taken down together: all or none.
+//
 // A failure after 3 runs the plugins' DEL and then removes the record; where
 // DEL fails too the record stays, for the runtime's DEL, for GC and for the
 // next start.
@@ -29,9 +31,9 @@
 // # Losing an address
 //
 // When a pod is deleted, replaced or finished, or a FloatingIP names somebody
-// else, the node stops answering for the address at once, whatever the runtime
-// still does. The record stays (withdrawn), so the runtime's DEL finds what it
-// needs.
+// else, the node stops answering for the pod's addresses at once, whatever the
+// runtime still does. The record stays (withdrawn), so the runtime's DEL finds
+// what it needs.
 //
 // # After a crash
 //

@@ -78,6 +78,7 @@ func (n *Networks) Floating() (*chain.Network, string, error) {
 		conf.Capabilities = map[string]bool{}
 	}
 	conf.Capabilities[api.CapabilityAddresses] = true
+	conf.Capabilities[api.CapabilityMAC] = true
 	network, err = network.WithPlugin(api.VethType, map[string]any{
 		"uplink": conf.Uplink, "capabilities": conf.Capabilities, "sysctlRoot": n.SysctlRoot,
 	})

@@ -181,7 +181,7 @@ func (c *Candidates) Rejects(nodePools []int) *Rejection {
 }
 
 // RejectsAfter is Rejects after a preemption.
-func (c *Candidates) RejectsAfter(nodePools []int, relief *allocator.Relief) *Rejection {
+func (c *Candidates) RejectsAfter(nodePools []int, relief *Relief) *Rejection {
 	return c.rejection(nodePools, relief)
 }
 
@@ -196,7 +196,7 @@ func keyOf(positions []int) string {
 	return string(key)
 }
 
-func (c *Candidates) rejection(nodePools []int, relief *allocator.Relief) *Rejection {
+func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
 	for i := range c.parts {
 		if rejection := c.unreachable(i, nodePools); rejection != nil {
 			return rejection
@@ -290,7 +290,7 @@ func (c *Candidates) mayServe(position int) bool {
 // Relieve adds to a relief what the end of a pod would give to this request. held
 // are the names of FloatingIPs that the pod is said to hold; only those count
 // that record it.
-func (c *Candidates) Relieve(relief *allocator.Relief, podUID string, names []string) {
+func (c *Candidates) Relieve(relief *Relief, podUID string, names []string) {
 	for _, name := range names {
 		addr, err := v1alpha1.AddrOf(name)
 		if err != nil {

@@ -52,7 +52,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	if pod := ip.Spec.Pod; pod != nil {
 		record.PodName, record.PodUID = pod.Name, string(pod.UID)
 	}
-	record.Detaching = ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned
+	record.Attached = ip.Spec.ExternallyAssigned
 	return record, nil
 }
 
@@ -91,7 +91,7 @@ func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alph
 	}
 	if r.request.Name != "" {
 		spec.Pod = &v1alpha1.PodReference{Name: r.request.Name, UID: types.UID(r.request.UID)}
-		spec.ExternallyAssigned = pool.ExternalAssigner
+		spec.ExternallyAssigned = pool.ExternalAssigner || a.stored != nil && a.stored.Attached
 	}
 	if pool.Gateway.IsValid() {
 		spec.Network.Gateway = pool.Gateway.String()

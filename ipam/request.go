@@ -17,6 +17,9 @@ import (
 // Owner is what an address belongs to.
 type Owner = allocator.Owner
 
+// Relief is what would be different after a preemption.
+type Relief = allocator.Relief
+
 // Request is a pod's wish for addresses. Immutable.
 type Request struct {
 	// Namespace, Name and UID are the pod's. Name is empty in a request without a

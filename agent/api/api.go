@@ -33,6 +33,10 @@ const (
 	// CapabilityAddresses is the capability by which a plugin receives the
 	// addresses of the pod: a list of [Address] in runtimeConfig.
 	CapabilityAddresses = "berthAddresses"
+	// CapabilityMAC is the capability by which a plugin receives the MAC address
+	// of the pod's interface, as CNI's conventions have it: a string in
+	// runtimeConfig.
+	CapabilityMAC = "mac"
 )
 
 // CNI error codes (CNI specification, section Error) that CNI's Go package

@@ -139,6 +139,16 @@ func (w *Wire) Plug(h *Host, link string, addrs ...netip.Prefix) {
 		}
 		h.IP(args...)
 	}
+	// The kernel makes an IPv6 address usable a moment later.
+	Eventually(h.t, func() error {
+		local := h.IP("-6", "route", "show", "table", "local", "dev", link)
+		for _, a := range addrs {
+			if a.Addr().Is6() && !strings.Contains(local, "local "+a.Addr().String()+" ") {
+				return fmt.Errorf("%s cannot use %s yet", link, a)
+			}
+		}
+		return nil
+	})
 }
 
 // Port cuts or restores what was plugged in as the n-th, from 1.

@@ -8,7 +8,8 @@
 // API server every event. It writes nothing.
 //
 // An address is a pod's own only if the FloatingIP, read live, names the UID of
-// the pod and this node. What is written on the pod says where to look.
+// the pod and this node. What is written on the pod says where to look, and in
+// which order.
 //
 // # Caveats
 //

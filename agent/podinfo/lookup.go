@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -59,7 +60,7 @@ func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error)
 	})
 	switch {
 	case err == nil:
-		return fromAPI(found), nil
+		return n.fromAPI(found), nil
 	case absent && ctx.Err() == nil:
 		// Also where the last of several questions ran into the timeout.
 		return Pod{}, fmt.Errorf("%w: %s/%s", ErrPodNotFound, namespace, name)
@@ -81,12 +82,16 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("get pod %s: %w", pod, err)
 	}
-	p := fromAPI(found)
+	p := n.fromAPI(found)
 	return p.UID == pod.UID && p.node == n.name && !p.Finished, nil
 }
 
-// Addresses returns the addresses that the pod holds on this node. Every one
-// that its annotation names must be its own.
+// Addresses returns the addresses that the pod holds on this node, in the order
+// in which its annotation names them: the first of each family is the pod's own
+// in the eyes of Kubernetes. Every one must be the pod's, and there must be as
+// many as it requests: a list that somebody has shortened would leave the pod
+// without what it was scheduled for. More than that are welcome, since each
+// proves whose it is.
 func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
 	names, err := parseHint(pod.Hint)
 	if err != nil {
@@ -95,25 +100,36 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
 	if len(names) == 0 {
 		return nil, ErrNotPlaced
 	}
-	addrs := make([]api.Address, 0, len(names))
-	for _, name := range names {
-		ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
-		if isAbsent(err) {
-			return nil, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
-		}
-		if err := holds(ip, pod.UID, n.name); err != nil {
-			return nil, err
-		}
-		addr, err := toAddress(ip)
-		if err != nil {
-			return nil, err
-		}
-		addrs = append(addrs, addr)
+	if len(names) < pod.Wants {
+		return nil, fmt.Errorf("%w: it requests %d, and %s=%q names %d; the scheduler names them all, so the annotation was changed: delete the pod",
+			ErrTooFew, pod.Wants, v1alpha1.AnnotationFloatingIPs, pod.Hint, len(names))
+	}
+	// At the same time: the pod waits for the slowest, not for the sum.
+	addrs, errs := make([]api.Address, len(names)), make([]error, len(names))
+	var group sync.WaitGroup
+	for i, name := range names {
+		group.Go(func() { addrs[i], errs[i] = n.ownAddress(ctx, pod, name) })
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
 	}
 	return addrs, nil
+}
+
+// ownAddress reads one FloatingIP, which must be the pod's on this node.
+func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (api.Address, error) {
+	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
+	if isAbsent(err) {
+		return api.Address{}, fmt.Errorf("%w %s: nobody holds it, the FloatingIP does not exist", ErrNotHolder, name)
+	}
+	if err != nil {
+		return api.Address{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
+	}
+	if err := holds(ip, pod.UID, n.name); err != nil {
+		return api.Address{}, err
+	}
+	return toAddress(ip)
 }
 
 // Holds returns nil while the pod holds the address on this node, ErrNotHolder

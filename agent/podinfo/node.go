@@ -46,15 +46,18 @@ type Node struct {
 	pods     corev1client.PodsGetter
 	ips      floatingIPs
 	informer cache.SharedIndexInformer
-	gone     workqueue.TypedRateLimitingInterface[api.Pod]
-	lost     chan struct{}
+	// aliases are resources by which pods request a floating IP too.
+	aliases []corev1.ResourceName
+	gone    workqueue.TypedRateLimitingInterface[api.Pod]
+	lost    chan struct{}
 }
 
-// New returns a Node that knows nothing yet; Run starts the watch.
-func New(name string, client kubernetes.Interface, ips floatingIPs) *Node {
+// New returns a Node that knows nothing yet; Run starts the watch. A pod
+// that requests one of the aliases wants a floating IP too.
+func New(name string, client kubernetes.Interface, ips floatingIPs, aliases ...corev1.ResourceName) *Node {
 	pods := client.CoreV1()
 	n := &Node{
-		name: name, pods: pods, ips: ips,
+		name: name, pods: pods, ips: ips, aliases: aliases,
 		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
 		lost: make(chan struct{}, 1),
 	}
@@ -142,9 +145,9 @@ func (n *Node) updated(was, is any) {
 		return
 	}
 	if before.UID != after.UID {
-		n.gone.Add(fromAPI(before).Pod)
+		n.gone.Add(n.fromAPI(before).Pod)
 	}
-	if p := fromAPI(after); p.Finished {
+	if p := n.fromAPI(after); p.Finished {
 		n.gone.Add(p.Pod)
 	}
 }
@@ -154,7 +157,7 @@ func (n *Node) deleted(obj any) {
 		obj = final.Obj
 	}
 	if p, ok := obj.(*corev1.Pod); ok {
-		n.gone.Add(fromAPI(p).Pod)
+		n.gone.Add(n.fromAPI(p).Pod)
 	}
 }
 
@@ -230,7 +233,7 @@ func (n *Node) cached(namespace, name string) (Pod, bool) {
 	if !ok {
 		return Pod{}, false
 	}
-	return fromAPI(p), true
+	return n.fromAPI(p), true
 }
 
 // trim drops what nobody here reads and what makes up most of a pod.

@@ -5,6 +5,7 @@ package podinfo
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -27,6 +28,8 @@ var (
 	// ErrNotHolder is returned when a FloatingIP does not name the pod and this
 	// node.
 	ErrNotHolder = errors.New("pod does not hold the floating IP")
+	// ErrTooFew is returned when a pod names fewer floating IPs than it requests.
+	ErrTooFew = errors.New("pod names too few floating IPs")
 	// ErrBadHint is returned when the pod's annotation cannot be read.
 	ErrBadHint = errors.New("annotation cannot be read")
 )
@@ -35,15 +38,16 @@ var (
 // which the kubelet knows it.
 const annotationMirror = "kubernetes.io/config.mirror"
 
-// maxHints bounds what one annotation makes us read.
+// maxHints bounds what one annotation makes us read. It is how many addresses a
+// pod can have.
 const maxHints = 8
 
 // Pod is what the node needs to know of a pod.
 type Pod struct {
 	api.Pod
 
-	// Wants says that the pod requests a floating IP.
-	Wants bool
+	// Wants is how many floating IPs the pod requests at least.
+	Wants int
 	// Hint is the annotation that names its FloatingIPs.
 	Hint string
 	// Finished says that no container of the pod will run again.
@@ -53,10 +57,10 @@ type Pod struct {
 	mirror string
 }
 
-func fromAPI(p *corev1.Pod) Pod {
+func (n *Node) fromAPI(p *corev1.Pod) Pod {
 	return Pod{
 		Pod:      api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
-		Wants:    wantsIP(p),
+		Wants:    wanted(p, n.aliases),
 		Hint:     p.Annotations[v1alpha1.AnnotationFloatingIPs],
 		Finished: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		node:     p.Spec.NodeName,
@@ -69,20 +73,37 @@ func (p Pod) is(uid string) bool {
 	return uid == "" || uid == p.UID || p.mirror != "" && uid == p.mirror
 }
 
-func wantsIP(p *corev1.Pod) bool {
-	for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
-		for _, c := range containers {
-			if requests(c.Resources.Requests) || requests(c.Resources.Limits) {
-				return true
+// wanted is how many floating IPs the pod requests at least: of berth.dev/ip, as
+// of every resource, the sum over its containers, or what one init container
+// wants if that is more; the scheduler counts in the same way. Of an alias it is
+// one, whatever the amount: Galaxy's does not say how many.
+func wanted(p *corev1.Pod, aliases []corev1.ResourceName) int {
+	var sum, most, alias int64
+	for i := range p.Spec.Containers {
+		sum += amount(p.Spec.Containers[i].Resources, v1alpha1.ResourceIP)
+	}
+	for i := range p.Spec.InitContainers {
+		most = max(most, amount(p.Spec.InitContainers[i].Resources, v1alpha1.ResourceIP))
+	}
+	for _, name := range aliases {
+		for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
+			for i := range containers {
+				alias = max(alias, min(1, amount(containers[i].Resources, name)))
 			}
 		}
 	}
-	return false
+	return int(max(sum, most, alias))
 }
 
-func requests(list corev1.ResourceList) bool {
-	q, ok := list[v1alpha1.ResourceIP]
-	return ok && q.Sign() > 0
+// amount is what one container requests of a resource, cut where it is far more
+// than anybody has, so that sums stay in range. The API server sees to it that
+// requests and limits of ours are the same where both are given.
+func amount(container corev1.ResourceRequirements, name corev1.ResourceName) int64 {
+	q, ok := container.Requests[name]
+	if !ok {
+		q = container.Limits[name]
+	}
+	return min(max(0, q.Value()), math.MaxInt32)
 }
 
 // parseHint reads the names of FloatingIPs from the annotation.

@@ -5,6 +5,8 @@ package podinfo
 import (
 	"context"
 	"errors"
+	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -94,22 +96,40 @@ func TestPod(t *testing.T) {
 	}
 }
 
-func TestWantsIP(t *testing.T) {
-	one := corev1.ResourceRequirements{Requests: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}
-	limit := corev1.ResourceRequirements{Limits: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}
-	zero := corev1.ResourceRequirements{Limits: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("0")}}
+func TestWanted(t *testing.T) {
+	const alias = "example.com/address"
+	asks := func(name corev1.ResourceName, quantity string) corev1.Container {
+		list := corev1.ResourceList{name: resource.MustParse(quantity)}
+		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list, Limits: list}}
+	}
+	limited := corev1.Container{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}}
+	one, two, three := asks(v1alpha1.ResourceIP, "1"), asks(v1alpha1.ResourceIP, "2"), asks(v1alpha1.ResourceIP, "3")
 	for name, c := range map[string]struct {
-		spec corev1.PodSpec
-		want bool
+		containers, inits []corev1.Container
+		want, aliased     int
 	}{
-		"none":           {corev1.PodSpec{Containers: []corev1.Container{{}}}, false},
-		"request":        {corev1.PodSpec{Containers: []corev1.Container{{}, {Resources: one}}}, true},
-		"limit":          {corev1.PodSpec{Containers: []corev1.Container{{Resources: limit}}}, true},
-		"zero":           {corev1.PodSpec{Containers: []corev1.Container{{Resources: zero}}}, false},
-		"init container": {corev1.PodSpec{InitContainers: []corev1.Container{{Resources: one}}}, true},
+		"none":                {[]corev1.Container{{}}, nil, 0, 0},
+		"request":             {[]corev1.Container{{}, one}, nil, 1, 1},
+		"limit only":          {[]corev1.Container{limited}, nil, 1, 1},
+		"zero":                {[]corev1.Container{asks(v1alpha1.ResourceIP, "0")}, nil, 0, 0},
+		"sum":                 {[]corev1.Container{one, two}, nil, 3, 3},
+		"init container":      {nil, []corev1.Container{one}, 1, 1},
+		"init container more": {[]corev1.Container{one}, []corev1.Container{three, two}, 3, 3},
+		"init container less": {[]corev1.Container{two}, []corev1.Container{one}, 2, 2},
+		"enormous":            {[]corev1.Container{asks(v1alpha1.ResourceIP, "9E"), asks(v1alpha1.ResourceIP, "9E")}, nil, 2 * math.MaxInt32, 2 * math.MaxInt32},
+		"alias":               {[]corev1.Container{asks(alias, "1")}, nil, 0, 1},
+		"alias, two":          {[]corev1.Container{asks(alias, "1"), asks(alias, "2")}, nil, 0, 1},
+		"alias, zero":         {[]corev1.Container{asks(alias, "0")}, nil, 0, 0},
+		"alias in init":       {nil, []corev1.Container{asks(alias, "1")}, 0, 1},
+		"both":                {[]corev1.Container{asks(alias, "1"), two}, nil, 2, 2},
 	} {
-		if got := wantsIP(&corev1.Pod{Spec: c.spec}); got != c.want {
-			t.Errorf("%s: wantsIP() = %v", name, got)
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: c.containers, InitContainers: c.inits}}
+		plain, aliased := New(thisNode, fake.NewClientset(), &fakeIPs{}), New(thisNode, fake.NewClientset(), &fakeIPs{}, alias)
+		if got := plain.fromAPI(pod).Wants; got != c.want {
+			t.Errorf("%s: Wants = %d, want %d", name, got, c.want)
+		}
+		if got := aliased.fromAPI(pod).Wants; got != c.aliased {
+			t.Errorf("%s: with the alias Wants = %d, want %d", name, got, c.aliased)
 		}
 	}
 }
@@ -119,8 +139,11 @@ func TestAddresses(t *testing.T) {
 	broken.Spec.Network.Subnet = "10.0.70.0"
 	bare := fip("10.0.70.9", "u1", thisNode)
 	bare.Spec.Network = nil
+	six := fip("2001-0db8-0070-0000-0000-0000-0000-0005", "u1", thisNode)
+	six.Spec.Address, six.Spec.Network = "2001:db8:70::5", &v1alpha1.Network{Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1", VLAN: 7}
 	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
-		"10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.6": fip("10.0.70.6", "u2", "node-2"),
+		"10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.4": fip("10.0.70.4", "u1", thisNode),
+		"2001-0db8-0070-0000-0000-0000-0000-0005": six, "10.0.70.6": fip("10.0.70.6", "u2", "node-2"),
 		"10.0.70.7": fip("10.0.70.7", "", ""), "10.0.70.8": broken, "10.0.70.9": bare, "10.0.70.10": fip("10.0.70.10", "u1", "node-2"),
 	}}
 	cases := map[string]struct {
@@ -131,8 +154,12 @@ func TestAddresses(t *testing.T) {
 	}{
 		"own":            {"10.0.70.5", "10.0.70.5", nil, ""},
 		"with spaces":    {" 10.0.70.5 ,", "10.0.70.5", nil, ""},
+		"in their order": {"10.0.70.5,2001-0db8-0070-0000-0000-0000-0000-0005,10.0.70.4", "10.0.70.5 2001:db8:70::5 10.0.70.4", nil, ""},
+		"other order":    {"2001-0db8-0070-0000-0000-0000-0000-0005,10.0.70.4,10.0.70.5", "2001:db8:70::5 10.0.70.4 10.0.70.5", nil, ""},
+		"twice":          {"10.0.70.5,10.0.70.5", "10.0.70.5", nil, ""},
 		"another's":      {"10.0.70.6", "", ErrNotHolder, `pod web-0 with UID u2 on node "node-2" holds it`},
-		"one another's":  {"10.0.70.5,10.0.70.6", "", ErrNotHolder, ""},
+		"one another's":  {"10.0.70.5,10.0.70.6", "", ErrNotHolder, `10.0.70.6: pod web-0 with UID u2`},
+		"two another's":  {"10.0.70.6,10.0.70.5,10.0.70.7", "", ErrNotHolder, `10.0.70.7: no pod holds it`},
 		"nobody's":       {"10.0.70.7", "", ErrNotHolder, "no pod holds it"},
 		"on other node":  {"10.0.70.10", "", ErrNotHolder, `bound to node "node-2"`},
 		"missing":        {"10.0.70.99", "", ErrNotHolder, "does not exist"},
@@ -149,8 +176,15 @@ func TestAddresses(t *testing.T) {
 			pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: c.hint}
 			got, err := New(thisNode, fake.NewClientset(), ips).Addresses(t.Context(), pod)
 			if c.want != "" {
-				if err != nil || len(got) != 1 || got[0].Address.String() != c.want || got[0].VLAN != 7 || got[0].Gateway.String() != "10.0.70.1" {
-					t.Errorf("Addresses() = %v, %v", got, err)
+				var texts []string
+				for _, a := range got {
+					texts = append(texts, a.Address.String())
+					if a.VLAN != 7 || !slices.Contains([]string{"10.0.70.1", "2001:db8:70::1"}, a.Gateway.String()) || !a.Subnet.Contains(a.Gateway) {
+						t.Errorf("Addresses() has %+v", a)
+					}
+				}
+				if text := strings.Join(texts, " "); err != nil || text != c.want {
+					t.Errorf("Addresses() = %s, %v, want %s", text, err, c.want)
 				}
 				return
 			}
@@ -158,6 +192,54 @@ func TestAddresses(t *testing.T) {
 				t.Errorf("Addresses() = %v, %v, want %v with %q", got, err, c.is, c.text)
 			}
 		})
+	}
+}
+
+// A pod that names fewer addresses than it requests is not wired with what is
+// left; one that has more has them.
+func TestAddressesOfShortList(t *testing.T) {
+	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
+		"10.0.70.4": fip("10.0.70.4", "u1", thisNode), "10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.6": fip("10.0.70.6", "u1", thisNode),
+	}}
+	for hint, want := range map[string]error{
+		"10.0.70.4":                     ErrTooFew,
+		"10.0.70.4,10.0.70.4":           ErrTooFew,
+		"10.0.70.4,10.0.70.5":           nil,
+		"10.0.70.4,10.0.70.5,10.0.70.6": nil,
+		"":                              ErrNotPlaced,
+	} {
+		pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: hint, Wants: 2}
+		got, err := New(thisNode, fake.NewClientset(), ips).Addresses(t.Context(), pod)
+		if !errors.Is(err, want) || want == nil && len(got) != strings.Count(hint, ",")+1 {
+			t.Errorf("%q: Addresses() = %v, %v, want %v", hint, got, err, want)
+		}
+		if want == ErrTooFew && !strings.Contains(err.Error(), `it requests 2, and berth.dev/floatingips="`+hint+`" names 1`) {
+			t.Errorf("%q: the error does not say what is wrong: %v", hint, err)
+		}
+	}
+}
+
+// slowIPs answers when all have been asked for.
+type slowIPs struct {
+	fakeIPs
+	asked sync.WaitGroup
+}
+
+func (s *slowIPs) Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error) {
+	s.asked.Done()
+	s.asked.Wait()
+	return s.fakeIPs.Get(ctx, name, options)
+}
+
+// The pod waits for one answer of the API, not for one after another.
+func TestAddressesAtTheSameTime(t *testing.T) {
+	ips := &slowIPs{fakeIPs: fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
+		"10.0.70.4": fip("10.0.70.4", "u1", thisNode), "10.0.70.5": fip("10.0.70.5", "u1", thisNode),
+	}}}
+	ips.asked.Add(2)
+	got, err := New(thisNode, fake.NewClientset(), ips).Addresses(t.Context(), Pod{Pod: api.Pod{UID: "u1"}, Hint: "10.0.70.5,10.0.70.4", Wants: 2})
+	if err != nil || len(got) != 2 {
+		t.Errorf("Addresses() = %v, %v", got, err)
 	}
 }
 

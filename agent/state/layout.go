@@ -62,6 +62,9 @@ type Attachment struct {
 	Addresses []api.Address `json:"addresses,omitempty"`
 	// Uplink is the link that the addresses are reached by.
 	Uplink string `json:"uplink,omitempty"`
+	// MAC is that of the pod's interface in the floating network; empty where
+	// the agent that wired it named none.
+	MAC string `json:"mac,omitempty"`
 	// Network is the complete configuration list that ADD used.
 	Network json.RawMessage `json:"network"`
 	// Args is CNI_ARGS, Capabilities is runtimeConfig, as ADD passed them.

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"net"
+
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -15,7 +17,10 @@ type kernel struct {
 }
 
 func specOf(a *state.Attachment) wire.Spec {
-	return wire.Spec{ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Uplink: a.Uplink, Addresses: a.Addresses}
+	spec := wire.Spec{ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Uplink: a.Uplink, Addresses: a.Addresses}
+	// An agent wrote it; what cannot be read counts as not named.
+	spec.MAC, _ = net.ParseMAC(a.MAC)
+	return spec
 }
 
 func (k *kernel) Check(a *state.Attachment) error { return k.wirer.Check(specOf(a)) }

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // Options is what the command line says.
@@ -31,6 +33,7 @@ type Options struct {
 	HostRoot        string
 	SysctlRoot      string
 	HealthAddress   string
+	GalaxyAliases   bool
 }
 
 func newOptions() *Options {
@@ -62,6 +65,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the network of the pools; empty takes the link that has --node-ip.")
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Where the node's file system is mounted, if CNI plugins are to run in it (needs CAP_SYS_CHROOT); empty runs them in the agent's own.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Where the node's /proc/sys is; IPv6 pools need its net folder writable.")
+	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	fs.StringVar(&o.HealthAddress, "health-address", o.HealthAddress, "Address for /healthz, /readyz and /metrics; empty serves none.")
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -26,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // grace is how long calls under way may take when the agent is asked to end;
@@ -126,7 +128,11 @@ func newNode(o *Options) (*podinfo.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the client of pods: %w", err)
 	}
-	return podinfo.New(o.NodeName, pods, ips.FloatingIPs), nil
+	var aliases []corev1.ResourceName
+	if o.GalaxyAliases {
+		aliases = append(aliases, galaxy.ResourceENIIP)
+	}
+	return podinfo.New(o.NodeName, pods, ips.FloatingIPs, aliases...), nil
 }
 
 // How soon a connection that has died unnoticed is noticed. A node that was cut

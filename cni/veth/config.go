@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -26,8 +27,12 @@ type config struct {
 
 	RuntimeConfig struct {
 		Addresses []api.Address `json:"berthAddresses"`
+		// MAC is empty where the agent is of the first version, which named none.
+		MAC string `json:"mac,omitempty"`
 	} `json:"runtimeConfig"`
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments,omitempty"`
+
+	mac net.HardwareAddr
 }
 
 // parseConfig reads standard input. It does not validate addresses: DEL must
@@ -43,12 +48,18 @@ func parseConfig(stdin []byte) (*config, error) {
 	if c.MTU < 0 || c.MTU > 65535 {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the configuration of berth-veth has MTU %d", c.MTU), "")
 	}
+	if text := c.RuntimeConfig.MAC; text != "" {
+		var err error
+		if c.mac, err = net.ParseMAC(text); err != nil {
+			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the configuration of berth-veth: %v", err), "")
+		}
+	}
 	return &c, nil
 }
 
 func (c *config) spec(args *skel.CmdArgs) wire.Spec {
 	return wire.Spec{
 		ContainerID: args.ContainerID, IfName: args.IfName, NetNS: args.Netns,
-		Uplink: c.Uplink, MTU: c.MTU, Addresses: c.RuntimeConfig.Addresses,
+		Uplink: c.Uplink, MTU: c.MTU, Addresses: c.RuntimeConfig.Addresses, MAC: c.mac,
 	}
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"net"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -97,6 +96,8 @@ func toCNIError(err error) error {
 	}
 }
 
+// result lists the addresses in the order given. Runtimes keep it, and the
+// kubelet takes the first of each family for status.podIPs.
 func result(spec wire.Spec, wired wire.Wired) *current.Result {
 	r := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,
@@ -106,15 +107,12 @@ func result(spec wire.Spec, wired wire.Wired) *current.Result {
 		},
 	}
 	for _, a := range spec.Addresses {
-		gw := wire.PodGateway(a.Address)
 		r.IPs = append(r.IPs, &current.IPConfig{
-			Interface: current.Int(1), Address: *wire.IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: gw.AsSlice(),
+			Interface: current.Int(1), Address: *wire.IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: wire.PodGateway(a.Address).AsSlice(),
 		})
-		r.Routes = append(r.Routes, &types.Route{Dst: defaultNet(a.Address), GW: gw.AsSlice()})
+	}
+	for _, way := range wire.PodRoutes(spec.Addresses) {
+		r.Routes = append(r.Routes, &types.Route{Dst: *wire.IPNet(way.Destination), GW: way.Gateway.AsSlice()})
 	}
 	return r
-}
-
-func defaultNet(addr netip.Addr) net.IPNet {
-	return *wire.IPNet(netip.PrefixFrom(addr, 0).Masked())
 }

@@ -39,9 +39,9 @@ type Record struct {
 	// Cooling marks an address that was freed and is not to be given to anybody
 	// yet.
 	Cooling bool
-	// Detaching marks a retained address that the external assigner has yet to
-	// detach from where it was: until then no pod gets it.
-	Detaching bool
+	// Attached marks an address that the external assigner was told to attach.
+	// Without a pod it is yet to be detached, and until then no pod gets it.
+	Attached bool
 
 	// UID, Version and Generation identify the stored object. Versions of one
 	// object grow (KEP-5504: resource versions are comparable integers).
@@ -86,7 +86,7 @@ func (o Owner) SameWorkload(other Owner) bool {
 }
 
 // available says whether the address waits for a pod of its owner.
-func (r *Record) available() bool { return r.PodUID == "" && r.owned() && !r.Detaching }
+func (r *Record) available() bool { return r.PodUID == "" && r.owned() && !r.Attached }
 
 // owned says whether the address is an owner's and not out of circulation.
 func (r *Record) owned() bool { return !r.Reserved && !r.Cooling }
@@ -94,7 +94,7 @@ func (r *Record) owned() bool { return !r.Reserved && !r.Cooling }
 // heldBy says whether the address is owner's to use for the pod podUID: the pod
 // has it already, or the policy kept it for the owner.
 func (r *Record) heldBy(owner Owner, podUID string) bool {
-	if !r.owned() || r.Detaching {
+	if !r.owned() || r.Attached && r.PodUID == "" {
 		return false
 	}
 	if r.PodUID == podUID {

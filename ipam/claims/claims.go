@@ -4,10 +4,8 @@ package claims
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,9 +13,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -52,14 +48,6 @@ type Preallocator interface {
 // store.ErrChanged if the object is not as seen.
 type ips interface {
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
-}
-
-// api reads and writes claims at the API server. Blocking, safe in parallel.
-type api interface {
-	// get fails with a NotFound error where there is none.
-	get(ctx context.Context, namespace, name string) (*v1alpha1.IPClaim, error)
-	// writeStatus fails with a NotFound or Conflict error if the claim is gone.
-	writeStatus(ctx context.Context, claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) (*v1alpha1.IPClaim, error)
 }
 
 // Parts are what a Controller works with. The caller runs the informers, and
@@ -387,29 +375,4 @@ func (c *Controller) next(ctx context.Context) bool {
 		c.queue.AddRateLimited(key)
 	}
 	return true
-}
-
-// apiServer is the API server's claims.
-type apiServer struct{ client *client.Client }
-
-func (s apiServer) get(ctx context.Context, namespace, name string) (*v1alpha1.IPClaim, error) {
-	return s.client.IPClaims(namespace).Get(ctx, name, metav1.GetOptions{})
-}
-
-func (s apiServer) writeStatus(ctx context.Context, claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) (*v1alpha1.IPClaim, error) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID}, "status": status})
-	if err != nil {
-		return nil, fmt.Errorf("encode the status: %w", err)
-	}
-	return s.client.IPClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-}
-
-// versionOf is an object's resource version; they are comparable integers
-// (KEP-5504).
-func versionOf(claim *v1alpha1.IPClaim) uint64 {
-	version, err := strconv.ParseUint(claim.ResourceVersion, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return version
 }

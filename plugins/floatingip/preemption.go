@@ -12,7 +12,6 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -33,8 +32,8 @@ func (r *relief) clone() *relief {
 
 // sum is what it comes to for the pod that is being scheduled. The victims'
 // annotations only say where to look.
-func (r *relief) sum(candidates *ipam.Candidates) *allocator.Relief {
-	sum := &allocator.Relief{}
+func (r *relief) sum(candidates *ipam.Candidates) *ipam.Relief {
+	sum := &ipam.Relief{}
 	for uid, pod := range r.removed {
 		candidates.Relieve(sum, string(uid), strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","))
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -59,16 +60,18 @@ func (s *stage) holders(ctx context.Context) (map[string][]string, error) {
 	for i := range list.Items {
 		pod := &list.Items[i]
 		pods[pod.UID] = pod
-		if pod.Spec.HostNetwork || pod.Status.PodIP == "" || finished(pod) {
+		if pod.Spec.HostNetwork || finished(pod) {
 			continue
 		}
-		if other, taken := users[pod.Status.PodIP]; taken {
-			// No waiting makes this right.
-			s.t.Fatalf("pods %s and %s/%s both have %s", other, pod.Namespace, pod.Name, pod.Status.PodIP)
+		for _, ip := range pod.Status.PodIPs {
+			if other, taken := users[ip.IP]; taken {
+				// No waiting makes this right.
+				s.t.Fatalf("pods %s and %s/%s both have %s", other, pod.Namespace, pod.Name, ip.IP)
+			}
+			users[ip.IP] = pod.Namespace + "/" + pod.Name
 		}
-		users[pod.Status.PodIP] = pod.Namespace + "/" + pod.Name
 	}
-	held := map[string][]string{}
+	held, ofPod := map[string][]string{}, map[types.UID][]string{}
 	for i := range ips.Items {
 		ip := &ips.Items[i]
 		if ip.Spec.Pod == nil {
@@ -78,8 +81,32 @@ func (s *stage) holders(ctx context.Context) (map[string][]string, error) {
 			return nil, fmt.Errorf("FloatingIP %s: %w", ip.Name, err)
 		}
 		held[ip.Spec.Node] = append(held[ip.Spec.Node], ip.Spec.Address)
+		ofPod[ip.Spec.Pod.UID] = append(ofPod[ip.Spec.Pod.UID], ip.Spec.Address)
+	}
+	for uid, addresses := range ofPod {
+		if err := showsItsOwn(pods[uid], addresses); err != nil {
+			return nil, err
+		}
 	}
 	return held, nil
+}
+
+// showsItsOwn checks the addresses in a pod's status, of which there is one of
+// each family at most, against all that it holds.
+func showsItsOwn(pod *v1.Pod, holds []string) error {
+	families := map[bool]bool{}
+	for _, ip := range pod.Status.PodIPs {
+		if !slices.Contains(holds, ip.IP) {
+			return fmt.Errorf("pod %s has %s and holds %v", pod.Name, ip.IP, holds)
+		}
+		families[strings.Contains(ip.IP, ":")] = true
+	}
+	for _, address := range holds {
+		if !families[strings.Contains(address, ":")] {
+			return fmt.Errorf("pod %s holds %s and shows %v only", pod.Name, address, pod.Status.PodIPs)
+		}
+	}
+	return nil
 }
 
 func finished(pod *v1.Pod) bool {
@@ -94,8 +121,6 @@ func holderLives(ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
 		return fmt.Errorf("its pod %s has finished", pod.Name)
 	case pod.Spec.NodeName != ip.Spec.Node:
 		return fmt.Errorf("its pod %s is on node %q, not on %q", pod.Name, pod.Spec.NodeName, ip.Spec.Node)
-	case pod.Status.PodIP != ip.Spec.Address:
-		return fmt.Errorf("its pod %s has address %q", pod.Name, pod.Status.PodIP)
 	}
 	return nil
 }

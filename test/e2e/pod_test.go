@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
@@ -53,11 +54,23 @@ func requesting(pod *v1.Pod) {
 	pod.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
 }
 
-// floating makes the pod have an address of the stage's pool.
+// floating makes the pod have an address of the stage's pools.
 func (s *stage) floating(pod *v1.Pod) {
 	requesting(pod)
 	pod.Spec.SchedulerName = berthScheduler
-	pod.Annotations[v1alpha1.AnnotationPools] = s.name
+	pod.Annotations[v1alpha1.AnnotationPools] = strings.Join(s.pools, ",")
+}
+
+// number makes the pod have several addresses, once it asks for any.
+func number(n int64) option {
+	return func(pod *v1.Pod) {
+		pod.Spec.Containers[0].Resources.Limits[v1alpha1.ResourceIP] = *resource.NewQuantity(n, resource.DecimalSI)
+	}
+}
+
+// annotated says more about the addresses that the pod asks for.
+func annotated(name, value string) option {
+	return func(pod *v1.Pod) { pod.Annotations[name] = value }
 }
 
 // retaining keeps the address for the pod's workload.

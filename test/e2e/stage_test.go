@@ -26,12 +26,13 @@ import (
 const limit = 5 * time.Minute
 
 // stage is one test's part of the cluster: a namespace, and a pool of the same
-// name. Its methods fail the test.
+// name, or several that begin with it. Its methods fail the test.
 type stage struct {
 	*world
-	t    *testing.T
-	ctx  context.Context
-	name string
+	t     *testing.T
+	ctx   context.Context
+	name  string
+	pools []string
 }
 
 // newStage makes a pool of the given ranges of the floating subnet, and of any
@@ -45,7 +46,8 @@ func newStage(t *testing.T, ranges ...string) *stage {
 	})
 }
 
-func newStageOf(t *testing.T, spec v1alpha1.IPPoolSpec) *stage {
+// newStageOf makes a pool of each spec.
+func newStageOf(t *testing.T, specs ...v1alpha1.IPPoolSpec) *stage {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
@@ -56,9 +58,15 @@ func newStageOf(t *testing.T, spec v1alpha1.IPPoolSpec) *stage {
 	s.must(err)
 	s.name = namespace.Name
 	t.Cleanup(s.strike)
-	pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: s.name}, Spec: spec}
-	_, err = s.berth.IPPools.Create(ctx, pool, metav1.CreateOptions{})
-	s.must(err)
+	for i, spec := range specs {
+		pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: s.name}, Spec: spec}
+		if i > 0 {
+			pool.Name = fmt.Sprintf("%s-%d", s.name, i+1)
+		}
+		s.pools = append(s.pools, pool.Name)
+		_, err = s.berth.IPPools.Create(ctx, pool, metav1.CreateOptions{})
+		s.must(err)
+	}
 	return s
 }
 
@@ -74,15 +82,17 @@ func (s *stage) strike() {
 	s.kubectl("-n", s.name, "delete", "statefulsets,pods", "--all", "--wait=true", "--timeout=100s")
 	s.kubectl("delete", "namespace", s.name, "--wait=false")
 	s.agree()
-	s.eventually("the pool's addresses are free", func() error {
-		ips, err := s.berth.FloatingIPs.List(s.ctx, metav1.ListOptions{FieldSelector: "spec.pool=" + s.name})
-		if err == nil && len(ips.Items) > 0 {
-			err = fmt.Errorf("%d are left, among them %s of %v", len(ips.Items), ips.Items[0].Name, ips.Items[0].Spec.Owner)
+	for _, pool := range s.pools {
+		s.eventually("the addresses of pool "+pool+" are free", func() error {
+			ips, err := s.berth.FloatingIPs.List(s.ctx, metav1.ListOptions{FieldSelector: "spec.pool=" + pool})
+			if err == nil && len(ips.Items) > 0 {
+				err = fmt.Errorf("%d are left, among them %s of %v", len(ips.Items), ips.Items[0].Name, ips.Items[0].Spec.Owner)
+			}
+			return err
+		})
+		if err := s.berth.IPPools.Delete(s.ctx, pool, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.t.Error(err)
 		}
-		return err
-	})
-	if err := s.berth.IPPools.Delete(s.ctx, s.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		s.t.Error(err)
 	}
 }
 

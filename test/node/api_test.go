@@ -4,6 +4,7 @@ package node
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -16,28 +17,54 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// createPod makes a pod that is bound to the node; with an address it requests
-// a floating IP and the annotation names that address.
-func createPod(t *testing.T, node, name, address string) *corev1.Pod {
+// createPod makes a pod that is bound to the node; with addresses, separated by
+// commas, it requests as many floating IPs and the annotation names them.
+func createPod(t *testing.T, node, name, addresses string) *corev1.Pod {
 	t.Helper()
-	pod := &corev1.Pod{
+	pod := podObject(node, name)
+	if addresses != "" {
+		var names []string
+		for text := range strings.SplitSeq(addresses, ",") {
+			names = append(names, nameOf(text))
+		}
+		requesting(pod, v1alpha1.ResourceIP, len(names))
+		pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: strings.Join(names, ",")}
+	}
+	return create(t, pod)
+}
+
+func podObject(node, name string) *corev1.Pod {
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
 		Spec: corev1.PodSpec{
 			NodeName:   node,
 			Containers: []corev1.Container{{Name: "c", Image: "none"}},
 		},
 	}
-	if address != "" {
-		one := corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
-		pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: one, Limits: one}
-		pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: address}
-	}
+}
+
+func requesting(pod *corev1.Pod, name corev1.ResourceName, number int) {
+	list := corev1.ResourceList{name: *resource.NewQuantity(int64(number), resource.DecimalSI)}
+	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list, Limits: list}
+}
+
+func create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
 	created, err := shared.kube.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { deletePod(t, name) })
+	t.Cleanup(func() { deletePod(t, pod.Name) })
 	return created
+}
+
+// nameOf returns the FloatingIP name of an address; what is none stays as it is.
+func nameOf(text string) string {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return text
+	}
+	return v1alpha1.NameOf(addr)
 }
 
 func deletePod(t *testing.T, name string) {
@@ -49,14 +76,41 @@ func deletePod(t *testing.T, name string) {
 	}
 }
 
-// bind makes or changes the FloatingIP so that it names the pod.
-func bind(t *testing.T, address string, pod *corev1.Pod) {
+// networks are the subnets of addresses by what they begin with. That of storage
+// has no gateway.
+var networks = map[string]v1alpha1.Network{
+	"10.0.70.":     {Subnet: "10.0.70.0/24", Gateway: "10.0.70.1"},
+	"10.0.80.":     {Subnet: "10.0.80.0/24"},
+	"2001:db8:70:": {Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1"},
+}
+
+func networkOf(t *testing.T, address string) *v1alpha1.Network {
 	t.Helper()
-	name := strings.ReplaceAll(address, ":", "-")
+	for prefix, network := range networks {
+		if strings.HasPrefix(address, prefix) {
+			return &network
+		}
+	}
+	t.Fatalf("%s is of no network", address)
+	return nil
+}
+
+// bind makes or changes the FloatingIPs of the addresses, separated by commas, so
+// that they name the pod.
+func bind(t *testing.T, addresses string, pod *corev1.Pod) {
+	t.Helper()
+	for address := range strings.SplitSeq(addresses, ",") {
+		bindOne(t, address, pod)
+	}
+}
+
+func bindOne(t *testing.T, address string, pod *corev1.Pod) {
+	t.Helper()
+	name := nameOf(address)
 	ip, err := shared.ips.Get(t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		ip = &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.FloatingIPSpec{
-			Address: address, Network: &v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1"},
+			Address: address, Network: networkOf(t, address),
 		}}
 	} else if err != nil {
 		t.Fatal(err)

@@ -57,6 +57,7 @@ func TestCrash(t *testing.T) {
 		address string
 	}{
 		"floating IP":     {address: "10.0.70.5"},
+		"dual-stack":      {address: "10.0.70.5,2001:db8:70::5"},
 		"default network": {},
 	}
 	for name, c := range cases {
@@ -134,7 +135,9 @@ func crashInDel(n *node, c *container, point, before string) {
 func works(n *node, c *container, before string) {
 	n.t.Helper()
 	r := n.mustAdd(c)
-	ping(n.t, n.Host, r.IPs[0].Address.IP.String())
+	for _, ip := range r.IPs {
+		ping(n.t, n.Host, ip.Address.IP.String())
+	}
 	if err := n.check(c); err != nil {
 		n.t.Errorf("CHECK: %v", err)
 	}

@@ -60,6 +60,17 @@ func TestErrors(t *testing.T) {
 			bind(t, "10.0.70.12", moved)
 			return pod
 		}, api.CodePodNotPlaced, []string{`bound to node "elsewhere"`}},
+		{"too few", func() *corev1.Pod {
+			pod := createPod(t, n.name, "too-few", "10.0.70.14,10.0.70.15")
+			bind(t, "10.0.70.14,10.0.70.15", pod)
+			annotate(pod, "10.0.70.14")
+			return pod
+		}, api.CodePodNotPlaced, []string{"default/too-few", "it requests 2", `berth.dev/floatingips="10.0.70.14" names 1`, "delete the pod"}},
+		{"one of two is another's", func() *corev1.Pod {
+			pod := createPod(t, n.name, "half", "10.0.70.16,10.0.70.9")
+			bind(t, "10.0.70.16", pod)
+			return pod
+		}, api.CodePodNotPlaced, []string{"does not hold the floating IP 10.0.70.9", "victim"}},
 		{"no pod", func() *corev1.Pod {
 			return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "never-was"}}
 		}, types.ErrTryAgainLater, []string{"pod not found: default/never-was"}},

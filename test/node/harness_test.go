@@ -59,15 +59,23 @@ type network struct {
 func newNetwork(t *testing.T) *network {
 	t.Helper()
 	n := &network{wire: netnstest.NewWire(t), client: netnstest.New(t), router: netnstest.New(t)}
-	n.plug(n.client, "10.0.70.50/24")
-	n.plug(n.router, "10.0.60.1/24", "10.0.70.1/24")
-	n.router.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) })
+	n.plug(n.client, "10.0.70.50/24", "2001:db8:70::50/64")
+	n.plug(n.router, "10.0.60.1/24", "10.0.70.1/24", "2001:db8:60::1/64", "2001:db8:70::1/64")
+	sysctl(n.router, "net/ipv4/ip_forward", "1")
+	sysctl(n.router, "net/ipv6/conf/all/forwarding", "1")
 	n.client.IP("route", "add", "default", "via", "10.0.70.1")
+	n.client.IP("-6", "route", "add", "default", "via", "2001:db8:70::1")
 	n.newAPI(t)
 	return n
 }
 
+func sysctl(h *netnstest.Host, key, value string) {
+	h.Run(func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0o644) })
+}
+
 func (n *network) plug(h *netnstest.Host, addrs ...string) int {
+	// Without waiting for duplicate address detection of each link.
+	sysctl(h, "net/ipv6/conf/default/accept_dad", "0")
 	var prefixes []netip.Prefix
 	for _, a := range addrs {
 		prefixes = append(prefixes, netip.MustParsePrefix(a))
@@ -82,10 +90,14 @@ func (n *network) plug(h *netnstest.Host, addrs ...string) int {
 func (n *network) newNode(t *testing.T, name, address string, args ...string) *node {
 	t.Helper()
 	h := netnstest.New(t)
-	port := n.plug(h, address+"/24")
+	port := n.plug(h, address+"/24", strings.Replace(address, "10.0.60.", "2001:db8:60::", 1)+"/64")
 	h.IP("route", "add", "default", "via", "10.0.60.1")
+	h.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
 	// As on every node of Kubernetes; the floating network would do without.
-	h.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) })
+	sysctl(h, "net/ipv4/ip_forward", "1")
+	// What the agent cannot set where /proc/sys is read-only.
+	sysctl(h, "net/ipv6/conf/all/forwarding", "1")
+	sysctl(h, "net/ipv6/conf/eth0/proxy_ndp", "1")
 	// Unix socket paths are short.
 	dir, err := os.MkdirTemp("/tmp", "bn-")
 	if err != nil {
@@ -274,6 +286,7 @@ func (n *node) kernel() string {
 	var b strings.Builder
 	for _, args := range [][]string{
 		{"-o", "link", "show", "type", "veth"}, {"rule"}, {"route", "show", "table", "all"}, {"neigh", "show", "proxy"},
+		{"-6", "rule"}, {"-6", "route", "show", "table", "all"}, {"-6", "neigh", "show", "proxy"},
 	} {
 		for line := range strings.SplitSeq(n.IP(args...), "\n") {
 			// The rule that stays, and what the kernel does on its own time.
@@ -290,7 +303,7 @@ func (n *node) kernel() string {
 
 func ping(t *testing.T, from *netnstest.Host, to string) {
 	t.Helper()
-	if out, err := from.Command("ping", "-c", "1", "-W", "2", to); err != nil {
+	if out, err := from.Command("ping", "-c", "1", "-w", "5", to); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

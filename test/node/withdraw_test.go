@@ -21,8 +21,13 @@ func eventually(t *testing.T, f func() error) {
 }
 
 func (n *node) carries(address string) bool {
-	return strings.Contains(n.IP("neigh", "show", "proxy"), address+" ") || strings.Contains(n.IP("route"), address+" ") ||
-		strings.Contains(n.IP("rule"), "from "+address+" ")
+	for _, family := range []string{"-4", "-6"} {
+		if strings.Contains(n.IP(family, "neigh", "show", "proxy"), address+" ") || strings.Contains(n.IP(family, "route"), address+" ") ||
+			strings.Contains(n.IP(family, "rule"), "from "+address+" ") {
+			return true
+		}
+	}
+	return false
 }
 
 func (n *node) withdrawn(address string) error {

@@ -3,10 +3,10 @@
 package wire
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -34,7 +34,7 @@ func (w *Wirer) Check(spec Spec) error {
 	if host.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("%w: link %s is down", ErrNotWired, spec.HostLink())
 	}
-	errs := []error{w.checkPod(spec)}
+	errs := []error{w.checkPod(spec, host.Attrs().HardwareAddr)}
 	for i, a := range spec.Addresses {
 		errs = append(errs, w.checkHost(spec, a, i, host))
 	}
@@ -46,13 +46,14 @@ func (w *Wirer) checkHost(spec Spec, a api.Address, position int, host netlink.L
 	if err != nil {
 		return err
 	}
-	plan, err := planHost(a, position, host.Attrs().Index, uplink.Attrs().Index, podMAC(spec.Addresses[0].Address))
+	plan, err := planHost(a, position, host.Attrs().Index, uplink.Attrs().Index, spec.podMAC())
 	if err != nil {
 		return err
 	}
 	errs := []error{
 		w.checkForward(host, plan.hostRoute.Family, false),
 		w.checkForward(uplink, plan.hostRoute.Family, true),
+		checkNeighbour(plan.podNeigh),
 	}
 	for _, route := range append([]netlink.Route{plan.hostRoute}, plan.table...) {
 		errs = append(errs, checkRoute(route))
@@ -73,6 +74,9 @@ func checkRoute(want netlink.Route) error {
 	if want.Gw != nil {
 		mask |= netlink.RT_FILTER_GW
 	}
+	if want.Src != nil {
+		mask |= netlink.RT_FILTER_SRC
+	}
 	routes, err := netlinksafe.RouteListFiltered(want.Family, &want, mask)
 	if err != nil {
 		return fmt.Errorf("list routes to %s: %w", want.Dst, err)
@@ -81,6 +85,29 @@ func checkRoute(want netlink.Route) error {
 		return fmt.Errorf("%w: route %s on link %d is missing from table %d", ErrNotWired, want.Dst, want.LinkIndex, want.Table)
 	}
 	return nil
+}
+
+// checkNeighbour checks the entry that makes the two ends of a pair find each
+// other: nobody answers ARP for the gateway that pods see, and the kernel drops
+// entries when the MAC of a link changes.
+func checkNeighbour(want netlink.Neigh) error {
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		have, err := netlink.NeighList(want.LinkIndex, want.Family)
+		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
+		}
+		known := func(n netlink.Neigh) bool {
+			return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
+		}
+		if !slices.ContainsFunc(have, known) {
+			return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
+		}
+		return nil
+	}
 }
 
 func checkRules(want []netlink.Rule) error {
@@ -108,7 +135,8 @@ func netString(n *net.IPNet) string {
 	return n.String()
 }
 
-func (w *Wirer) checkPod(spec Spec) error {
+// checkPod checks the pod's side; hostMAC is what the node's end has.
+func (w *Wirer) checkPod(spec Spec, hostMAC net.HardwareAddr) error {
 	netns, err := ns.GetNS(spec.NetNS)
 	if err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
@@ -125,12 +153,10 @@ func (w *Wirer) checkPod(spec Spec) error {
 		if link.Attrs().Flags&net.FlagUp == 0 {
 			return fmt.Errorf("%w: link is down", ErrNotWired)
 		}
-		for _, a := range spec.Addresses {
-			if err := checkPodAddress(a.Address, link); err != nil {
-				return err
-			}
+		if have := link.Attrs().HardwareAddr; !bytes.Equal(have, spec.podMAC()) {
+			return fmt.Errorf("%w: link has MAC address %s, must have %s", ErrNotWired, have, spec.podMAC())
 		}
-		return nil
+		return checkPodPlan(planPod(spec.Addresses, link.Attrs().Index, hostMAC), link)
 	})
 	if err != nil {
 		return fmt.Errorf("check %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -138,14 +164,22 @@ func (w *Wirer) checkPod(spec Spec) error {
 	return nil
 }
 
-func checkPodAddress(addr netip.Addr, link netlink.Link) error {
-	addrs, err := netlinksafe.AddrList(link, familyOf(addr))
+func checkPodPlan(plan podPlan, link netlink.Link) error {
+	have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
-	if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(addr.AsSlice()) }) {
-		return fmt.Errorf("%w: address %s is missing", ErrNotWired, addr)
+	var errs []error
+	for _, want := range plan.addrs {
+		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(want.IP) }) {
+			errs = append(errs, fmt.Errorf("%w: address %s is missing", ErrNotWired, want.IP))
+		}
 	}
-	plan := planPod(addr, link.Attrs().Index, nil)
-	return errors.Join(checkRoute(plan.gateway), checkRoute(plan.byRoute))
+	for _, neigh := range plan.neighs {
+		errs = append(errs, checkNeighbour(neigh))
+	}
+	for _, route := range plan.routes {
+		errs = append(errs, checkRoute(route))
+	}
+	return errors.Join(errs...)
 }

@@ -19,10 +19,23 @@
 //	      T: default via 10.0.70.1 dev uplink onlink
 //	      neigh proxy 10.0.70.5 dev uplink                    the node answers ARP or ND
 //
-// T belongs to one link, so two attachments share nothing but the neighbour
-// entry and the first rule. The rules also make reverse path filtering come out
+// T belongs to one address of one link, so two attachments share nothing but the
+// first rule. The rules also make reverse path filtering come out
 // right, strict or loose, because the kernel looks up the way back with the
 // pod's address as the source.
+//
+// A pod may have up to [MaxAddresses] addresses on its one interface, of both
+// families, subnets and VLANs; the node does the above for each. In a pod with
+// several of a family the default route has the first that has a gateway as its
+// source, and a route for each subnet has the first address there:
+//
+//	pod   default via 169.254.1.1 src 10.0.70.5
+//	      10.0.80.0/24 via 169.254.1.1 src 10.0.80.5
+//
+// The pod's interface has the MAC that the caller names, which belongs to its
+// first address and so moves with it. Only the node sees it: neighbours on the
+// uplink see the node's MAC, because this network answers for the address
+// instead of bridging the pod's frames.
 //
 // The address is answered for last on set-up and first no longer on teardown.
 //

@@ -5,6 +5,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // world is two nodes in 10.0.60.0/24 and a client in the pool's 10.0.70.0/24 on
@@ -87,6 +89,7 @@ func (w *world) pod(id string, addrs ...string) *pod {
 	for _, a := range addrs {
 		p.spec.Addresses = append(p.spec.Addresses, poolAddress(a))
 	}
+	p.spec.MAC = v1alpha1.MACOf(p.spec.Addresses[0].Address)
 	return p
 }
 
@@ -110,7 +113,7 @@ func setup(node *netnstest.Host, p *pod) {
 
 func (w *world) ping(from *netnstest.Host, to string) {
 	w.t.Helper()
-	if out, err := from.Command("ping", "-c", "1", "-W", "2", to); err != nil {
+	if out, err := from.Command("ping", "-c", "1", "-w", "5", to); err != nil {
 		w.t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -215,6 +218,9 @@ func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 		"pod address":  {"POD", "addr", "flush", "dev", "eth0"},
 		"pod route":    {"POD", "route", "del", "default"},
 		"pod link":     {"POD", "link", "set", "eth0", "down"},
+		"pod gateway":  {"POD", "neigh", "del", "169.254.1.1", "dev", "eth0"},
+		"neighbour":    {"neigh", "replace", "10.0.70.5", "lladdr", "02:00:00:00:00:01", "dev", "LINK", "nud", "permanent"},
+		"pod MAC":      {"POD", "link", "set", "eth0", "address", "02:00:00:00:00:01"},
 		"pod deletion": {"POD", "link", "del", "eth0"},
 	}
 	w := newWorld(t)
@@ -376,6 +382,10 @@ func TestSetupErrors(t *testing.T) {
 		"no address":     {Spec{ContainerID: "a", IfName: "eth0"}, nil, "addresses given"},
 		"name too long":  {Spec{ContainerID: "a", IfName: "sixteencharacter"}, nil, "interface name"},
 		"no interface":   {Spec{ContainerID: "a"}, nil, "must be given"},
+		"twice":          {Spec{ContainerID: "a", IfName: "eth0", Addresses: []api.Address{a.spec.Addresses[0], a.spec.Addresses[0]}}, nil, "given twice"},
+		"too many":       {Spec{ContainerID: "a", IfName: "eth0", Addresses: make([]api.Address, MaxAddresses+1)}, nil, "9 addresses given"},
+		"multicast MAC":  {Spec{ContainerID: "a", IfName: "eth0", MAC: net.HardwareAddr{1, 0, 0, 0, 0, 1}, Addresses: a.spec.Addresses}, nil, "not the MAC address"},
+		"long MAC":       {Spec{ContainerID: "a", IfName: "eth0", MAC: make(net.HardwareAddr, 8), Addresses: a.spec.Addresses}, nil, "not the MAC address"},
 		"foreign subnet": {Spec{ContainerID: "a", IfName: "eth0", Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.71.0/24")}}}, nil, "not in its subnet"},
 	}
 	before := snapshot(w.nodeA)

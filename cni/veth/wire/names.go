@@ -18,11 +18,15 @@ const (
 	// Protocol is on every route, rule and proxy neighbour.
 	Protocol = 98
 	// tableBase and tableMask select the routing tables: one per host link and
-	// address, tableBase + 4·ifindex + position.
-	tableBase = 0x62000000
-	tableMask = 0xff000000
-	// tablesPerLink bounds the addresses of one link.
-	tablesPerLink = 4
+	// address. The first four addresses of a link have tableBase + 4·ifindex +
+	// position, the next four the same in the block after it: the first version
+	// knew no more than four.
+	tableBase     = 0x62000000
+	tableMask     = 0xff000000
+	tablesInBlock = 4
+	tableBlocks   = 2
+	// MaxAddresses bounds the addresses of one link.
+	MaxAddresses = tablesInBlock * tableBlocks
 	// PriorityMain lets routes of the main table other than the default come
 	// first; PriorityPod sends the rest of a pod's traffic to its table. They
 	// are just before the kernel's main rule (32766), so rules of others, which
@@ -54,15 +58,15 @@ func HostLink(containerID, ifName string) string {
 
 // hostMAC is derived from the name, so that it is known before the link exists
 // and is "set by the user": otherwise udev may change it after the pod learned
-// it.
+// it. Pods' MACs begin otherwise.
 func hostMAC(link string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(link))
-	return append(net.HardwareAddr{0x02, 0xbe}, sum[:4]...)
+	return append(net.HardwareAddr{0x0a, 0xbe}, sum[:4]...)
 }
 
-// podMAC stays with the address, so neighbours that see it across a bridge find
-// it unchanged after a restart.
-func podMAC(addr netip.Addr) net.HardwareAddr {
+// unnamedMAC is the MAC of a pod for which the caller names none: as the first
+// version of the agent did, whose pods keep it.
+func unnamedMAC(addr netip.Addr) net.HardwareAddr {
 	if addr.Is4() {
 		b := addr.As4()
 		return append(net.HardwareAddr{0x02, 0x42}, b[:]...)
@@ -73,17 +77,20 @@ func podMAC(addr netip.Addr) net.HardwareAddr {
 }
 
 func tableOf(hostIndex, position int) (int, bool) {
-	offset := hostIndex*tablesPerLink + position
-	if position >= tablesPerLink || offset < 0 || offset > 0x00ffffff {
+	offset := hostIndex*tablesInBlock + position%tablesInBlock
+	if position < 0 || position >= MaxAddresses || hostIndex < 0 || offset > 0x00ffffff {
 		return 0, false
 	}
-	return tableBase + offset, true
+	return tableBase + position/tablesInBlock<<24 + offset, true
 }
 
-func isOurTable(table int) bool { return table&tableMask == tableBase }
+func isOurTable(table int) bool {
+	block := (table&tableMask - tableBase) >> 24
+	return block >= 0 && block < tableBlocks
+}
 
 // linkOfTable returns the index of the link that a table belongs to.
-func linkOfTable(table int) int { return (table &^ tableMask) / tablesPerLink }
+func linkOfTable(table int) int { return (table &^ tableMask) / tablesInBlock }
 
 // IsHostLink says whether a link's name is one of ours.
 func IsHostLink(name string) bool { return strings.HasPrefix(name, LinkPrefix) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -24,14 +25,27 @@ type Spec struct {
 	NetNS string
 	// Uplink is the node's link to the network of the pools; addresses with a
 	// VLAN use the VLAN link on top of it.
-	Uplink    string
+	Uplink string
+	// Addresses are in the order of preference: the first of each family is the
+	// pod's own in the eyes of Kubernetes.
 	Addresses []api.Address
+	// MAC is that of the container's interface; empty takes the one that the
+	// first version of the agent, which named none, expects.
+	MAC net.HardwareAddr
 	// MTU of the pair; 0 takes the uplink's.
 	MTU int
 }
 
 // HostLink returns the name of the host end.
 func (s Spec) HostLink() string { return HostLink(s.ContainerID, s.IfName) }
+
+// podMAC returns the MAC that the container's interface has or gets.
+func (s Spec) podMAC() net.HardwareAddr {
+	if len(s.MAC) > 0 || len(s.Addresses) == 0 {
+		return s.MAC
+	}
+	return unnamedMAC(s.Addresses[0].Address)
+}
 
 // Validate says what a caller got wrong, before the kernel is touched.
 func (s Spec) Validate() error {
@@ -41,13 +55,21 @@ func (s Spec) Validate() error {
 	if len(s.IfName) > 15 || strings.ContainsAny(s.IfName, "/: \t\n") {
 		return fmt.Errorf("interface name %q is not one the kernel accepts", s.IfName)
 	}
-	if len(s.Addresses) == 0 || len(s.Addresses) > tablesPerLink {
-		return fmt.Errorf("%d addresses given, 1 to %d can be wired to one interface", len(s.Addresses), tablesPerLink)
+	if len(s.MAC) > 0 && (len(s.MAC) != 6 || s.MAC[0]&1 != 0) {
+		return fmt.Errorf("%q is not the MAC address of an interface", s.MAC)
 	}
+	if len(s.Addresses) == 0 || len(s.Addresses) > MaxAddresses {
+		return fmt.Errorf("%d addresses given, 1 to %d can be wired to one interface", len(s.Addresses), MaxAddresses)
+	}
+	seen := map[netip.Addr]bool{}
 	for _, a := range s.Addresses {
 		if err := validateAddress(a); err != nil {
 			return err
 		}
+		if seen[a.Address] {
+			return fmt.Errorf("address %s is given twice", a.Address)
+		}
+		seen[a.Address] = true
 	}
 	return nil
 }
@@ -110,26 +132,86 @@ func planHost(a api.Address, position, host, uplink int, mac net.HardwareAddr) (
 	return plan, nil
 }
 
-// podPlan is the pod's side of one address.
-type podPlan struct {
-	addr    netlink.Addr
-	neigh   netlink.Neigh
-	gateway netlink.Route
-	byRoute netlink.Route
+// PodRoute is a route of a pod through its node.
+type PodRoute struct {
+	Destination netip.Prefix
+	Gateway     netip.Addr
+	// Source is the pod's address that it uses on this way; the zero Addr where
+	// the pod has one of the family only.
+	Source netip.Addr
 }
 
-func planPod(addr netip.Addr, link int, hostMAC net.HardwareAddr) podPlan {
-	family, gw := familyOf(addr), PodGateway(addr)
-	plan := podPlan{
-		addr:    netlink.Addr{IPNet: IPNet(singlePrefix(addr))},
-		neigh:   netlink.Neigh{LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: gw.AsSlice(), HardwareAddr: hostMAC},
-		gateway: netlink.Route{LinkIndex: link, Dst: IPNet(singlePrefix(gw)), Scope: linkScope(family), Family: family, Table: unix.RT_TABLE_MAIN},
-		byRoute: netlink.Route{LinkIndex: link, Dst: IPNet(anyPrefix(addr)), Gw: gw.AsSlice(), Family: family, Table: unix.RT_TABLE_MAIN},
+// PodRoutes returns the routes of a pod with these addresses, the default routes
+// first. The pod speaks to each of its subnets from the first address that it has
+// there, and to the rest of the world from the first address of the family that
+// has a gateway; where none has, from the first.
+func PodRoutes(addrs []api.Address) []PodRoute {
+	var routes []PodRoute
+	for _, is4 := range []bool{true, false} {
+		routes = append(routes, familyRoutes(slices.DeleteFunc(slices.Clone(addrs), func(a api.Address) bool { return a.Address.Is4() != is4 }))...)
 	}
-	if addr.Is6() {
-		// The API server saw to it that nobody else has the address; waiting a
-		// second for an answer that never comes would only delay the pod.
-		plan.addr.Flags = unix.IFA_F_NODAD
+	return routes
+}
+
+// familyRoutes is PodRoutes for addresses of one family.
+func familyRoutes(addrs []api.Address) []PodRoute {
+	if len(addrs) == 0 {
+		return nil
+	}
+	first := max(0, slices.IndexFunc(addrs, func(a api.Address) bool { return a.Gateway.IsValid() }))
+	way := PodRoute{Destination: anyPrefix(addrs[0].Address), Gateway: PodGateway(addrs[0].Address)}
+	if len(addrs) == 1 {
+		return []PodRoute{way}
+	}
+	way.Source = addrs[first].Address
+	routes := []PodRoute{way}
+	seen := map[netip.Prefix]bool{}
+	for _, a := range addrs {
+		subnet := a.Subnet.Masked()
+		// One that is as wide as the family is the default route.
+		if seen[subnet] || subnet.Bits() == 0 {
+			continue
+		}
+		seen[subnet] = true
+		routes = append(routes, PodRoute{Destination: subnet, Gateway: way.Gateway, Source: a.Address})
+	}
+	return routes
+}
+
+// podPlan is the pod's side of an interface.
+type podPlan struct {
+	addrs  []netlink.Addr
+	neighs []netlink.Neigh
+	// routes are in the order in which they need each other.
+	routes []netlink.Route
+}
+
+// planPod computes the pod's side. link is the index of its interface, hostMAC
+// the node's end.
+func planPod(addrs []api.Address, link int, hostMAC net.HardwareAddr) podPlan {
+	var plan podPlan
+	for _, a := range addrs {
+		addr := netlink.Addr{IPNet: IPNet(singlePrefix(a.Address))}
+		if a.Address.Is6() {
+			// The API server saw to it that nobody else has the address; waiting a
+			// second for an answer that never comes would only delay the pod.
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		plan.addrs = append(plan.addrs, addr)
+	}
+	known := map[netip.Addr]bool{}
+	for _, way := range PodRoutes(addrs) {
+		family, gw := familyOf(way.Gateway), way.Gateway
+		if !known[gw] {
+			known[gw] = true
+			plan.neighs = append(plan.neighs, netlink.Neigh{LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: gw.AsSlice(), HardwareAddr: hostMAC})
+			plan.routes = append(plan.routes, netlink.Route{
+				LinkIndex: link, Dst: IPNet(singlePrefix(gw)), Scope: linkScope(family), Family: family, Table: unix.RT_TABLE_MAIN,
+			})
+		}
+		plan.routes = append(plan.routes, netlink.Route{
+			LinkIndex: link, Dst: IPNet(way.Destination), Gw: gw.AsSlice(), Src: way.Source.AsSlice(), Family: family, Table: unix.RT_TABLE_MAIN,
+		})
 	}
 	return plan
 }

@@ -16,49 +16,85 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 var update = flag.Bool("update", false, "write the golden file")
 
-// describe prints a plan as the commands that would do the same.
-func describe(a api.Address, host, uplink int) (string, error) {
-	plan, err := planHost(a, 0, host, uplink, podMAC(a.Address))
-	if err != nil {
-		return "", err
-	}
+// describe prints the plans of one interface as the commands that would do the
+// same.
+func describe(spec Spec, host, uplink int) (string, error) {
 	var b strings.Builder
-	inPod := planPod(a.Address, 2, hostMAC("bth0"))
-	fmt.Fprintf(&b, "pod:  addr %s mac %s\n", inPod.addr.IPNet, podMAC(a.Address))
-	fmt.Fprintf(&b, "pod:  neigh %s lladdr %s\n", inPod.neigh.IP, inPod.neigh.HardwareAddr)
-	for _, r := range []netlink.Route{inPod.gateway, inPod.byRoute} {
+	inPod := planPod(spec.Addresses, 2, hostMAC("bth0"))
+	fmt.Fprintf(&b, "pod:  mac %s\n", spec.podMAC())
+	for _, a := range inPod.addrs {
+		fmt.Fprintf(&b, "pod:  addr %s\n", a.IPNet)
+	}
+	for _, n := range inPod.neighs {
+		fmt.Fprintf(&b, "pod:  neigh %s lladdr %s\n", n.IP, n.HardwareAddr)
+	}
+	for _, r := range inPod.routes {
 		fmt.Fprintf(&b, "pod:  route %s\n", routeText(r))
 	}
-	fmt.Fprintf(&b, "node: neigh %s lladdr %s dev %d\n", plan.podNeigh.IP, plan.podNeigh.HardwareAddr, plan.podNeigh.LinkIndex)
-	for _, r := range plan.table {
-		fmt.Fprintf(&b, "node: route %s\n", routeText(r))
+	for i, a := range spec.Addresses {
+		plan, err := planHost(a, i, host, uplink+a.VLAN, spec.podMAC())
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&b, "node: neigh %s lladdr %s dev %d\n", plan.podNeigh.IP, plan.podNeigh.HardwareAddr, plan.podNeigh.LinkIndex)
+		for _, r := range plan.table {
+			fmt.Fprintf(&b, "node: route %s\n", routeText(r))
+		}
+		for _, r := range plan.rules {
+			fmt.Fprintf(&b, "node: rule pref %d from %s lookup %#x suppress %d proto %d\n", r.Priority, netString(r.Src), r.Table, r.SuppressPrefixlen, r.Protocol)
+		}
+		fmt.Fprintf(&b, "node: route %s\n", routeText(plan.hostRoute))
+		fmt.Fprintf(&b, "node: neigh proxy %s dev %d proto %d\n", plan.proxy.addr, plan.proxy.link, Protocol)
 	}
-	for _, r := range plan.rules {
-		fmt.Fprintf(&b, "node: rule pref %d from %s lookup %#x suppress %d proto %d\n", r.Priority, netString(r.Src), r.Table, r.SuppressPrefixlen, r.Protocol)
-	}
-	fmt.Fprintf(&b, "node: route %s\n", routeText(plan.hostRoute))
-	fmt.Fprintf(&b, "node: neigh proxy %s dev %d proto %d\n", plan.proxy.addr, plan.proxy.link, Protocol)
 	return b.String(), nil
 }
 
 func routeText(r netlink.Route) string {
-	return fmt.Sprintf("%s via %v dev %d scope %s table %#x proto %d flags %v", r.Dst, r.Gw, r.LinkIndex, r.Scope, r.Table, int(r.Protocol), r.ListFlags())
+	src := ""
+	if r.Src != nil {
+		src = " src " + r.Src.String()
+	}
+	return fmt.Sprintf("%s via %v dev %d"+src+" scope %s table %#x proto %d flags %v", r.Dst, r.Gw, r.LinkIndex, r.Scope, r.Table, int(r.Protocol), r.ListFlags())
 }
 
 // The marks and shapes that an upgrade must find again are in the golden file.
 func TestPlanGolden(t *testing.T) {
 	noGateway := poolAddress("10.0.70.6")
 	noGateway.Gateway = netip.Addr{}
+	storage := api.Address{Address: netip.MustParseAddr("10.0.80.5"), Subnet: netip.MustParsePrefix("10.0.80.0/24"), VLAN: 7}
+	one := func(a api.Address) []api.Address { return []api.Address{a} }
+	eight := []api.Address{noGateway}
+	for i := range 7 {
+		eight = append(eight, poolAddress(fmt.Sprintf("10.0.70.%d", 10+i)))
+	}
 	var b strings.Builder
 	for _, c := range []struct {
-		name string
-		addr api.Address
-	}{{"IPv4", poolAddress("10.0.70.5")}, {"IPv4 without gateway", noGateway}, {"IPv6", poolAddress("2001:db8:70::5")}} {
-		text, err := describe(c.addr, 12, 3)
+		name  string
+		addrs []api.Address
+		mac   string
+	}{
+		{"IPv4", one(poolAddress("10.0.70.5")), "02:be:0a:00:46:05"},
+		{"IPv4 without gateway", one(noGateway), "02:be:0a:00:46:06"},
+		{"IPv6", one(poolAddress("2001:db8:70::5")), "06:ab:bd:4e:6b:d0"},
+		{"no MAC named, IPv4", one(poolAddress("10.0.70.5")), ""},
+		{"no MAC named, IPv6", one(poolAddress("2001:db8:70::5")), ""},
+		{"dual-stack", []api.Address{poolAddress("2001:db8:70::5"), poolAddress("10.0.70.5")}, "06:ab:bd:4e:6b:d0"},
+		{"two subnets, the first without gateway", []api.Address{storage, poolAddress("10.0.70.5"), poolAddress("10.0.70.6")}, "02:be:0a:00:50:05"},
+		{"eight", eight, "02:be:0a:00:46:06"},
+	} {
+		spec := Spec{ContainerID: "c", IfName: "eth0", Addresses: c.addrs}
+		if c.mac != "" {
+			spec.MAC = hardwareAddr(t, c.mac)
+		}
+		if err := spec.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		text, err := describe(spec, 12, 3)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,10 +116,32 @@ func TestPlanGolden(t *testing.T) {
 	}
 }
 
+func hardwareAddr(t *testing.T, text string) net.HardwareAddr {
+	t.Helper()
+	mac, err := net.ParseMAC(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}
+
+// A pod's MAC and that of its node's end must differ, or the pod talks to itself.
+func TestHostMACIsNoPods(t *testing.T) {
+	host := hostMAC("bth0")[0]
+	for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {
+		a := netip.MustParseAddr(addr)
+		for _, pod := range []net.HardwareAddr{v1alpha1.MACOf(a), unnamedMAC(a)} {
+			if pod[0] == host {
+				t.Errorf("%s and the node's end both begin with %02x", pod, host)
+			}
+		}
+	}
+}
+
 func TestTablesNeverCollide(t *testing.T) {
 	seen := map[int]bool{}
 	for host := 1; host < 3000; host++ {
-		for position := range tablesPerLink {
+		for position := range MaxAddresses {
 			table, ok := tableOf(host, position)
 			if !ok || seen[table] || !isOurTable(table) || linkOfTable(table) != host {
 				t.Fatalf("tableOf(%d, %d) = %#x, %v", host, position, table, ok)
@@ -94,6 +152,20 @@ func TestTablesNeverCollide(t *testing.T) {
 	for _, host := range []int{-1, 1 << 22, 1 << 40} {
 		if table, ok := tableOf(host, 0); ok {
 			t.Errorf("tableOf(%d, 0) = %#x", host, table)
+		}
+	}
+	for _, position := range []int{-1, MaxAddresses} {
+		if table, ok := tableOf(12, position); ok {
+			t.Errorf("tableOf(12, %d) = %#x", position, table)
+		}
+	}
+	// Where the first version put them.
+	if table, _ := tableOf(12, 3); table != 0x62000033 {
+		t.Errorf("tableOf(12, 3) = %#x", table)
+	}
+	for _, table := range []int{0, 254, 0x61ffffff, 0x64000000, 0x7fffffff, 0xffffffff} {
+		if isOurTable(table) {
+			t.Errorf("table %#x is ours", table)
 		}
 	}
 }

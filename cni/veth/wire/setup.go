@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -51,7 +52,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
-	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: podMAC(spec.Addresses[0].Address), MTU: mtu}
+	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: spec.podMAC(), MTU: mtu}
 	netns, err := ns.GetNS(spec.NetNS)
 	if err != nil {
 		return Wired{}, fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
@@ -62,6 +63,8 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
+	// One that an older version made keeps the MAC that its pod knows.
+	wired.HostMAC = host.Attrs().HardwareAddr
 	fault.Point("veth/pair")
 	if err := w.configurePod(spec, netns, wired); err != nil {
 		return Wired{}, err
@@ -158,12 +161,12 @@ func (w *Wirer) configurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 		if err := netlink.LinkSetUp(link); err != nil {
 			return fmt.Errorf("set link %s up: %w", spec.IfName, err)
 		}
-		for _, a := range spec.Addresses {
-			if err := applyPod(planPod(a.Address, link.Attrs().Index, wired.HostMAC), link); err != nil {
-				return fmt.Errorf("address %s: %w", a.Address, err)
+		if !bytes.Equal(link.Attrs().HardwareAddr, wired.PodMAC) {
+			if err := netlink.LinkSetHardwareAddr(link, wired.PodMAC); err != nil {
+				return fmt.Errorf("set the MAC address of link %s to %s: %w", spec.IfName, wired.PodMAC, err)
 			}
 		}
-		return nil
+		return applyPod(planPod(spec.Addresses, link.Attrs().Index, wired.HostMAC), link)
 	})
 	if err != nil {
 		return fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -182,13 +185,17 @@ func (w *Wirer) allowIPv6(spec Spec) error {
 }
 
 func applyPod(plan podPlan, link netlink.Link) error {
-	if err := netlink.AddrReplace(link, &plan.addr); err != nil {
-		return fmt.Errorf("add address: %w", err)
+	for _, addr := range plan.addrs {
+		if err := netlink.AddrReplace(link, &addr); err != nil {
+			return fmt.Errorf("add address %s: %w", addr.IPNet, err)
+		}
 	}
-	if err := netlink.NeighSet(&plan.neigh); err != nil {
-		return fmt.Errorf("add neighbour %s: %w", plan.neigh.IP, err)
+	for _, neigh := range plan.neighs {
+		if err := netlink.NeighSet(&neigh); err != nil {
+			return fmt.Errorf("add neighbour %s: %w", neigh.IP, err)
+		}
 	}
-	for _, route := range []netlink.Route{plan.gateway, plan.byRoute} {
+	for _, route := range plan.routes {
 		if err := netlink.RouteReplace(&route); err != nil {
 			return fmt.Errorf("add route %s: %w", route.Dst, err)
 		}

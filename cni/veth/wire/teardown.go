@@ -308,5 +308,5 @@ func deletePodLink(spec Spec) error {
 // and over which Setup failed.
 func isOurPodLink(spec Spec, link netlink.Link) bool {
 	return link.Type() == "veth" && len(spec.Addresses) > 0 &&
-		bytes.Equal(link.Attrs().HardwareAddr, podMAC(spec.Addresses[0].Address))
+		bytes.Equal(link.Attrs().HardwareAddr, spec.podMAC())
 }

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package galaxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Subnet is one entry of Galaxy's configuration: addresses, and the nodes where
+// they are routable. It is what Berth calls a pool.
+type Subnet struct {
+	// Prefix follows from the gateway and the mask of "subnet".
+	Prefix  netip.Prefix
+	Gateway netip.Addr
+	// VLAN tag, 0 for untagged.
+	VLAN int32
+	// Ranges are ascending and do not touch each other. An entry without any is
+	// valid and has no use.
+	Ranges []Range
+	// NodeSubnets are those of the nodes, without host bits, in the order of the
+	// configuration.
+	NodeSubnets []netip.Prefix
+	// Notes are what Galaxy accepts in the entry and Berth reads in another way.
+	Notes []string
+}
+
+// Range is First to Last, both included.
+type Range struct {
+	First, Last netip.Addr
+}
+
+// String writes the range as Berth does.
+func (r Range) String() string {
+	if r.First == r.Last {
+		return r.First.String()
+	}
+	return r.First.String() + "-" + r.Last.String()
+}
+
+func (r Range) contains(addr netip.Addr) bool {
+	return !addr.Less(r.First) && !r.Last.Less(addr)
+}
+
+// entry is a pool as it is written.
+type entry struct {
+	NodeSubnets    []string `json:"nodeSubnets"`
+	RoutableSubnet string   `json:"routableSubnet"`
+	IPs            []string `json:"ips"`
+	Subnet         string   `json:"subnet"`
+	Gateway        string   `json:"gateway"`
+	VLAN           int64    `json:"vlan"`
+}
+
+// ParseConfig reads Galaxy's pool configuration: the JSON array of the ConfigMap
+// floatingip-config, or the process configuration galaxy-ipam.json with the array
+// inside. It fails, naming all that is wrong, where the configuration cannot work
+// or has no single meaning, which is much that Galaxy itself accepts.
+func ParseConfig(text []byte) ([]Subnet, error) {
+	entries, err := parseEntries(text)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	subnets := make([]Subnet, 0, len(entries))
+	for i := range entries {
+		subnet, err := entries[i].parse()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("pool %d: %w", i, err))
+		}
+		subnets = append(subnets, subnet)
+	}
+	errs = append(errs, overlaps(subnets)...)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return subnets, nil
+}
+
+func parseEntries(text []byte) ([]entry, error) {
+	if trimmed := bytes.TrimSpace(text); len(trimmed) > 0 && trimmed[0] == '{' {
+		var process struct {
+			SchedulePlugin struct {
+				FloatingIPs json.RawMessage `json:"floatingips"`
+			} `json:"schedule_plugin"`
+		}
+		if err := json.Unmarshal(trimmed, &process); err != nil {
+			return nil, fmt.Errorf("parse as JSON: %w", err)
+		}
+		if process.SchedulePlugin.FloatingIPs == nil {
+			return nil, errors.New("this is an object without schedule_plugin.floatingips; want a JSON array of pools")
+		}
+		text = process.SchedulePlugin.FloatingIPs
+	}
+	var entries []entry
+	if err := json.Unmarshal(text, &entries); err != nil {
+		return nil, fmt.Errorf("parse as a JSON array of pools: %w", err)
+	}
+	return entries, nil
+}
+
+func (e *entry) parse() (Subnet, error) {
+	var (
+		s    Subnet
+		errs []error
+	)
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	var err error
+	if s.Prefix, s.Gateway, err = e.prefix(); err != nil {
+		errs = append(errs, err)
+	}
+	if e.VLAN < 0 || e.VLAN > 4094 {
+		fail("vlan %d is not a VLAN ID from 1 to 4094, nor 0 for untagged", e.VLAN)
+	}
+	s.VLAN = int32(e.VLAN)
+	if s.NodeSubnets, err = e.nodeSubnets(); err != nil {
+		errs = append(errs, err)
+	}
+	for i, text := range e.IPs {
+		first, last, err := parseRange(text)
+		switch {
+		case err != nil:
+			fail("ips[%d]: %w", i, err)
+		case !first.Is4():
+			fail("ips[%d]: %q is IPv6, which Galaxy takes for other addresses: leave it out here and make an IPPool of it", i, text)
+		case s.Prefix.IsValid() && (!s.Prefix.Contains(first) || !s.Prefix.Contains(last)):
+			fail("ips[%d]: %q is not inside the subnet %s", i, text, s.Prefix)
+		default:
+			s.Ranges = append(s.Ranges, Range{First: first, Last: last})
+		}
+	}
+	s.tidy()
+	return s, errors.Join(errs...)
+}
+
+// prefix is the pool's subnet. Galaxy uses only the mask of "subnet"; where its
+// network is not the gateway's one of the two is wrong.
+func (e *entry) prefix() (netip.Prefix, netip.Addr, error) {
+	if e.Gateway == "" || e.Subnet == "" {
+		return netip.Prefix{}, netip.Addr{}, errors.New("gateway and subnet must both be given")
+	}
+	gateway, err := parseAddr(e.Gateway)
+	if err != nil {
+		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("gateway: %w (an address without a prefix length, such as 10.0.70.1)", err)
+	}
+	subnet, err := netip.ParsePrefix(e.Subnet)
+	if err != nil {
+		return netip.Prefix{}, gateway, fmt.Errorf("subnet: %q is not a CIDR, such as 10.0.70.0/24", e.Subnet)
+	}
+	if !gateway.Is4() || !subnet.Addr().Is4() {
+		return netip.Prefix{}, gateway, fmt.Errorf("gateway %s, subnet %s: Galaxy takes IPv6 for other addresses: leave the pool out here and make an IPPool of it", gateway, subnet)
+	}
+	if !subnet.Contains(gateway) {
+		return netip.Prefix{}, gateway, fmt.Errorf("gateway %s is not inside the subnet %s", gateway, subnet)
+	}
+	return subnet.Masked(), gateway, nil
+}
+
+func (e *entry) nodeSubnets() ([]netip.Prefix, error) {
+	field, texts := "nodeSubnets", e.NodeSubnets
+	if e.RoutableSubnet != "" {
+		field, texts = "routableSubnet", []string{e.RoutableSubnet}
+	}
+	if len(texts) == 0 {
+		return nil, errors.New("nodeSubnets is empty: no node could have pods with these addresses")
+	}
+	var (
+		subnets []netip.Prefix
+		errs    []error
+	)
+	for _, text := range texts {
+		subnet, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %q is not a CIDR, such as 10.0.60.0/24", field, text))
+			continue
+		}
+		if !subnet.Addr().Is4() {
+			errs = append(errs, fmt.Errorf("%s: %s is IPv6, an IPv4 pool's nodes need IPv4", field, subnet))
+			continue
+		}
+		if subnet = subnet.Masked(); !slices.Contains(subnets, subnet) {
+			subnets = append(subnets, subnet)
+		}
+	}
+	return subnets, errors.Join(errs...)
+}
+
+// tidy sorts and joins the ranges, and leaves out what no pod may have.
+func (s *Subnet) tidy() {
+	ranges := slices.Clone(s.Ranges)
+	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
+	s.Ranges = nil
+	for _, r := range ranges {
+		n := len(s.Ranges)
+		if n > 0 && (!s.Ranges[n-1].Last.Less(r.First) || s.Ranges[n-1].Last.Next() == r.First) {
+			if s.Ranges[n-1].Last.Less(r.Last) {
+				s.Ranges[n-1].Last = r.Last
+			}
+			continue
+		}
+		s.Ranges = append(s.Ranges, r)
+	}
+	if !s.Prefix.IsValid() {
+		return
+	}
+	s.leaveOut("gateway", s.Gateway)
+	if s.Prefix.Bits() < 31 {
+		s.leaveOut("network address", s.Prefix.Addr())
+		s.leaveOut("broadcast address", broadcast(s.Prefix))
+	}
+}
+
+// leaveOut takes an address out of the ranges that a pool may list but no pod may
+// have, and notes it.
+func (s *Subnet) leaveOut(what string, addr netip.Addr) {
+	i := slices.IndexFunc(s.Ranges, func(r Range) bool { return r.contains(addr) })
+	if i < 0 {
+		return
+	}
+	s.Notes = append(s.Notes, fmt.Sprintf("left out %s, which ips lists: it is the %s", addr, what))
+	r := s.Ranges[i]
+	var rest []Range
+	if r.First != addr {
+		rest = append(rest, Range{First: r.First, Last: addr.Prev()})
+	}
+	if r.Last != addr {
+		rest = append(rest, Range{First: addr.Next(), Last: r.Last})
+	}
+	s.Ranges = slices.Replace(s.Ranges, i, i+1, rest...)
+}
+
+func broadcast(prefix netip.Prefix) netip.Addr {
+	b := prefix.Addr().As4()
+	for bit := prefix.Bits(); bit < 32; bit++ {
+		b[bit/8] |= 1 << (7 - bit%8)
+	}
+	return netip.AddrFrom4(b)
+}
+
+// overlaps finds addresses that two pools list.
+func overlaps(subnets []Subnet) []error {
+	type listed struct {
+		Range
+		pool int
+	}
+	var all []listed
+	for i := range subnets {
+		for _, r := range subnets[i].Ranges {
+			all = append(all, listed{r, i})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b listed) int { return a.First.Compare(b.First) })
+	var (
+		errs    []error
+		reached listed // of those before, the one that ends last
+	)
+	for i, r := range all {
+		if i > 0 && !reached.Last.Less(r.First) {
+			shared := Range{First: r.First, Last: r.Last}
+			if reached.Last.Less(shared.Last) {
+				shared.Last = reached.Last
+			}
+			errs = append(errs, fmt.Errorf("pools %d and %d both list %s: take it out of one of them", min(reached.pool, r.pool), max(reached.pool, r.pool), shared))
+		}
+		if i == 0 || reached.Last.Less(r.Last) {
+			reached = r
+		}
+	}
+	return errs
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package migrate
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
+)
+
+// Kinds returns the kinds, in lower case, whose objects a plan needs to know.
+func Kinds(ips []galaxy.FloatingIP, pods []*v1.Pod) []string {
+	kinds := map[string]bool{}
+	for i := range ips {
+		key, err := galaxy.ParseKey(ips[i].Spec.Key)
+		if err != nil || key.Type == "" || key.Pool != "" || key.Type == galaxy.TypeNone {
+			continue
+		}
+		kinds[kindOf(key.Type)] = true
+	}
+	for _, pod := range pods {
+		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && controller.Kind == "ReplicaSet" {
+			kinds["replicaset"] = true
+			break
+		}
+	}
+	var sorted []string
+	for kind := range kinds {
+		sorted = append(sorted, kind)
+	}
+	slices.Sort(sorted)
+	return sorted
+}
+
+// kindOf returns the lower-case kind of a key's type.
+func kindOf(keyType string) string {
+	switch keyType {
+	case galaxy.TypeStatefulSet:
+		return "statefulset"
+	case galaxy.TypeDeployment:
+		return "deployment"
+	}
+	return keyType
+}
+
+// cluster finds pods and workloads.
+type cluster struct {
+	byName map[types.NamespacedName]*v1.Pod
+	byUID  map[types.UID]*v1.Pod
+	// byAddress has the live pods that Galaxy wrote an address into, in the order
+	// of their names.
+	byAddress map[netip.Addr][]*v1.Pod
+	workloads map[workloadName][]Workload
+	kinds     map[string][]schema.GroupVersionKind
+}
+
+// workloadName identifies workloads as Galaxy's keys do.
+type workloadName struct{ kind, namespace, name string }
+
+func newCluster(input *Input) *cluster {
+	c := &cluster{
+		byName:    map[types.NamespacedName]*v1.Pod{},
+		byUID:     map[types.UID]*v1.Pod{},
+		byAddress: map[netip.Addr][]*v1.Pod{},
+		workloads: map[workloadName][]Workload{},
+		kinds:     input.Kinds,
+	}
+	for _, pod := range input.Pods {
+		c.byName[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = pod
+		c.byUID[pod.UID] = pod
+		if !isLive(pod) || !asks(pod) {
+			continue
+		}
+		// What cannot be read gives no addresses: then Galaxy did not write it.
+		addresses, _ := galaxy.AssignedAddresses(pod.Annotations)
+		for _, addr := range addresses {
+			c.byAddress[addr] = append(c.byAddress[addr], pod)
+		}
+	}
+	for _, pods := range c.byAddress {
+		slices.SortFunc(pods, func(a, b *v1.Pod) int {
+			return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+		})
+	}
+	for _, workload := range input.Workloads {
+		name := workloadName{strings.ToLower(workload.Kind), workload.Namespace, workload.Name}
+		c.workloads[name] = append(c.workloads[name], workload)
+	}
+	return c
+}
+
+// isLive says whether a pod has, or is about to get, the network of a node.
+func isLive(pod *v1.Pod) bool {
+	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
+}
+
+// live returns the live pod of a UID, or nil.
+func (c *cluster) live(uid types.UID) *v1.Pod {
+	if pod := c.byUID[uid]; pod != nil && isLive(pod) {
+		return pod
+	}
+	return nil
+}
+
+// holder returns the live pod that uses an address, and whether it is the one
+// that Galaxy's record means.
+func (c *cluster) holder(addr netip.Addr, key galaxy.Key, attributes galaxy.Attributes) (pod *v1.Pod, agrees bool) {
+	if attributes.PodUID != "" {
+		if pod := c.live(attributes.PodUID); pod != nil {
+			return pod, true
+		}
+	}
+	users := c.byAddress[addr]
+	for _, pod := range users {
+		if pod.Namespace == key.Namespace && pod.Name == key.Pod {
+			return pod, true
+		}
+	}
+	if len(users) > 0 {
+		return users[0], false
+	}
+	return nil, false
+}
+
+// isPending says whether the pod of a record waits to be bound.
+func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
+	pod := c.byUID[attributes.PodUID]
+	if pod == nil {
+		pod = c.byName[types.NamespacedName{Namespace: key.Namespace, Name: key.Pod}]
+	}
+	return pod != nil && pod.Spec.NodeName == "" && asks(pod)
+}
+
+// ownerOf resolves the workload of a pod as the scheduler does.
+func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller == nil {
+		controller = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
+	}
+	if controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/") {
+		for _, set := range c.workloads[workloadName{"replicaset", pod.Namespace, controller.Name}] {
+			if set.UID == controller.UID && set.Controller != nil {
+				// Its pods are the ReplicaSet's: no name of theirs lasts.
+				return newOwner(set.Controller, pod.Namespace, "", "")
+			}
+		}
+	}
+	return newOwner(controller, pod.Namespace, pod.Name, pod.Spec.NodeName)
+}
+
+// newOwner says what an address stands for: the pod's name where it lasts, the
+// node where the owner has one pod on each, else nothing but the owner.
+func newOwner(workload *metav1.OwnerReference, namespace, podName, nodeName string) v1alpha1.Owner {
+	owner := v1alpha1.Owner{
+		APIVersion: workload.APIVersion, Kind: workload.Kind,
+		Namespace: namespace, Name: workload.Name, UID: workload.UID,
+	}
+	switch workload.Kind {
+	case "ReplicaSet", "Deployment", "Job":
+	case "DaemonSet":
+		owner.NodeName = nodeName
+	case "StatefulSet", "Pod":
+		owner.PodName = podName
+	default:
+		if ordinal, ok := strings.CutPrefix(podName, workload.Name+"-"); ok && isOrdinal(ordinal) {
+			owner.PodName = podName
+		}
+	}
+	return owner
+}
+
+func isOrdinal(text string) bool {
+	_, err := strconv.ParseUint(text, 10, 31)
+	return err == nil
+}
+
+// ownerNamed resolves the workload that a key names. It returns the workload by
+// name alone, with [NilUID], if there is none; it fails where that cannot be told.
+func (c *cluster) ownerNamed(key galaxy.Key, nodeName string) (owner v1alpha1.Owner, found bool, err error) {
+	if key.Type == galaxy.TypeNone {
+		pod := &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: key.Pod, UID: NilUID}
+		return newOwner(pod, key.Namespace, key.Pod, ""), false, nil
+	}
+	kind := kindOf(key.Type)
+	workloads := c.workloads[workloadName{kind, key.Namespace, key.App}]
+	var reference metav1.OwnerReference
+	switch len(workloads) {
+	case 1:
+		found = true
+		reference = metav1.OwnerReference{
+			APIVersion: workloads[0].GroupVersion().String(), Kind: workloads[0].Kind,
+			Name: key.App, UID: workloads[0].UID,
+		}
+	case 0:
+		known, err := c.kindNamed(kind)
+		if err != nil {
+			return owner, false, err
+		}
+		reference = metav1.OwnerReference{APIVersion: known.GroupVersion().String(), Kind: known.Kind, Name: key.App, UID: NilUID}
+	default:
+		return owner, false, fmt.Errorf("there are %s %s/%s of several API groups, the key does not say which", workloads[0].Kind, key.Namespace, key.App)
+	}
+	owner = newOwner(&reference, key.Namespace, key.Pod, nodeName)
+	if owner.Kind == "DaemonSet" && nodeName == "" {
+		return owner, found, fmt.Errorf("the address is a DaemonSet's and Galaxy no longer knows of which node")
+	}
+	return owner, found, nil
+}
+
+// kindNamed returns the only kind of a lower-case name, the built-in one where
+// there is one.
+func (c *cluster) kindNamed(kind string) (schema.GroupVersionKind, error) {
+	switch kind {
+	case "statefulset":
+		return schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "StatefulSet"}, nil
+	case "deployment":
+		return schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"}, nil
+	}
+	switch known := c.kinds[kind]; len(known) {
+	case 1:
+		return known[0], nil
+	case 0:
+		return schema.GroupVersionKind{}, fmt.Errorf("the cluster has no kind %q", kind)
+	default:
+		return schema.GroupVersionKind{}, fmt.Errorf("several API groups have a kind %q, the key does not say which", kind)
+	}
+}

@@ -1,0 +1,552 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package migrate
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// What every imported object carries.
+const (
+	// LabelImportedFrom has the value "galaxy".
+	LabelImportedFrom = v1alpha1.GroupName + "/imported-from"
+	ImportedFrom      = "galaxy"
+	// AnnotationKey is, on a FloatingIP, the key that Galaxy had for it.
+	AnnotationKey = v1alpha1.GroupName + "/galaxy-key"
+)
+
+// NilUID stands for the UID of an owner that does not exist: the claim that is
+// yet to be created, or the workload that an address waits for. Addresses with it
+// have the policy Never, by which owners find theirs by name.
+const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
+
+// Input is all that a plan depends on.
+type Input struct {
+	// Subnets, IPs and Pools are Galaxy's.
+	Subnets []galaxy.Subnet
+	IPs     []galaxy.FloatingIP
+	Pools   []galaxy.Pool
+
+	// Pods of all namespaces, Workloads at least of the kinds that [Kinds] names.
+	Pods      []*v1.Pod
+	Workloads []Workload
+	// Kinds are those that the cluster serves, by their name in lower case.
+	Kinds map[string][]schema.GroupVersionKind
+
+	// Existing objects of Berth's.
+	ExistingPools  []*v1alpha1.IPPool
+	ExistingClaims []*v1alpha1.IPClaim
+	ExistingIPs    []*v1alpha1.FloatingIP
+
+	Options Options
+}
+
+// Options are the user's.
+type Options struct {
+	// PoolPrefix begins the names of IPPools.
+	PoolPrefix string
+	// EnablePools lets Berth allocate from the pools as soon as they exist.
+	EnablePools bool
+	// ExternalAssigner says that Galaxy has a cloud provider: pools get an external
+	// assigner, and addresses of live pods are assigned already.
+	ExternalAssigner bool
+	// ReserveOrphans reserves addresses that Galaxy retains for an owner that
+	// cannot be found, instead of leaving them out.
+	ReserveOrphans bool
+	// ClaimNamespaces says, by Galaxy pool, in which namespace the claim is that
+	// gets the pool's addresses without a pod.
+	ClaimNamespaces map[string]string
+}
+
+// Workload is what matters of an object that may own pods.
+type Workload struct {
+	schema.GroupVersionKind
+	Namespace, Name string
+	UID             types.UID
+	// Controller of the workload itself, if any.
+	Controller *metav1.OwnerReference
+}
+
+// Action is what is to be done about an object.
+type Action string
+
+// The actions.
+const (
+	// Create: it is missing.
+	Create Action = "create"
+	// Update: it exists, without a live pod, and a live pod of Galaxy's has the
+	// address.
+	Update Action = "update"
+	// Same: it exists as it would be created.
+	Same Action = "same"
+	// Differs: it exists, for the same owner, and is left as it is.
+	Differs Action = "differs"
+	// Conflict: it exists for another owner, or contradicts what exists. Somebody
+	// must decide.
+	Conflict Action = "conflict"
+	// Stale: Galaxy itself would free the address, or should have.
+	Stale Action = "stale"
+	// Skip: it cannot be imported. Somebody must decide.
+	Skip Action = "skip"
+)
+
+// Actions lists all, in the order in which people want to see them.
+var Actions = []Action{Create, Update, Same, Differs, Stale, Skip, Conflict}
+
+// Item is one object of the plan. At most one of Pool, Claim and IP is set, to
+// the object as it should be; none where there is none to be.
+type Item struct {
+	Action          Action
+	Kind            string // IPPool, IPClaim or FloatingIP
+	Namespace, Name string
+	Note            string
+
+	Pool  *v1alpha1.IPPool
+	Claim *v1alpha1.IPClaim
+	IP    *v1alpha1.FloatingIP
+	// Seen is the FloatingIP to update.
+	Seen *v1alpha1.FloatingIP
+}
+
+// Plan is what to do.
+type Plan struct {
+	// Items in the order pools, claims, addresses; each by name, addresses as
+	// numbers.
+	Items []Item
+	// Notes concern the whole.
+	Notes []string
+}
+
+// Count returns how many items of each action a kind has.
+func (p *Plan) Count(kind string) map[Action]int {
+	count := map[Action]int{}
+	for i := range p.Items {
+		if p.Items[i].Kind == kind {
+			count[p.Items[i].Action]++
+		}
+	}
+	return count
+}
+
+// Undecided is how many items somebody must decide about.
+func (p *Plan) Undecided() int {
+	n := 0
+	for i := range p.Items {
+		if action := p.Items[i].Action; action == Skip || action == Conflict {
+			n++
+		}
+	}
+	return n
+}
+
+// Make returns the plan for an input, which it does not modify. It fails where
+// pools cannot be made of Galaxy's configuration.
+func Make(input *Input) (*Plan, error) {
+	p := &planner{
+		input:          input,
+		cluster:        newCluster(input),
+		claims:         map[types.NamespacedName]*claim{},
+		existingIPs:    map[string]*v1alpha1.FloatingIP{},
+		existingClaims: map[types.NamespacedName]*v1alpha1.IPClaim{},
+	}
+	for _, ip := range input.ExistingIPs {
+		p.existingIPs[ip.Name] = ip
+	}
+	for _, claim := range input.ExistingClaims {
+		p.existingClaims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
+	}
+	poolItems, err := p.planPools()
+	if err != nil {
+		return nil, err
+	}
+	p.poolUsers = poolUsers(input)
+	ipItems := p.planIPs()
+	claimItems := p.planClaims()
+	p.guardClaims(ipItems)
+	p.plan.Items = slices.Concat(poolItems, claimItems, ipItems)
+	return &p.plan, nil
+}
+
+// planner makes one plan.
+type planner struct {
+	input          *Input
+	cluster        *cluster
+	snapshot       *pools.Snapshot
+	claims         map[types.NamespacedName]*claim
+	poolUsers      map[string][]string
+	existingIPs    map[string]*v1alpha1.FloatingIP
+	existingClaims map[types.NamespacedName]*v1alpha1.IPClaim
+	plan           Plan
+}
+
+func (p *planner) note(format string, args ...any) {
+	p.plan.Notes = append(p.plan.Notes, fmt.Sprintf(format, args...))
+}
+
+// planIPs decides about every record of Galaxy's, and about addresses that live
+// pods have without a record.
+func (p *planner) planIPs() []Item {
+	var (
+		items []Item
+		known = map[netip.Addr]bool{}
+	)
+	type recorded struct {
+		addr   netip.Addr
+		record *galaxy.FloatingIP
+	}
+	var records []recorded
+	for i := range p.input.IPs {
+		record := &p.input.IPs[i]
+		addr, err := record.Addr()
+		if err != nil {
+			items = append(items, Item{Action: Skip, Kind: kindIP, Name: record.Name, Note: err.Error()})
+			continue
+		}
+		if known[addr] {
+			continue // given twice, in two files
+		}
+		known[addr] = true
+		records = append(records, recorded{addr, record})
+	}
+	for addr := range p.cluster.byAddress {
+		// Berth gives out nothing outside of its pools.
+		if _, inPool := p.snapshot.Home(addr); inPool && !known[addr] {
+			records = append(records, recorded{addr, nil})
+		}
+	}
+	slices.SortFunc(records, func(a, b recorded) int { return a.addr.Compare(b.addr) })
+	order := map[string]int32{}
+	for _, r := range records {
+		item := p.settle(r.addr, r.record)
+		if item.IP != nil && r.record != nil {
+			item.IP.Spec.Index = p.indexOf(r.addr, item.IP, r.record.Spec.Key, order)
+		}
+		items = append(items, item)
+	}
+	return items
+}
+
+// maxIndex is what the CRD allows.
+const maxIndex = 7
+
+// indexOf says which of its pod's addresses one is: by what Galaxy wrote into the
+// pod, else in the order of the addresses that have the key, which order counts.
+func (p *planner) indexOf(addr netip.Addr, ip *v1alpha1.FloatingIP, key string, order map[string]int32) int32 {
+	if ip.Spec.Owner == nil || ip.Spec.Pod == nil && ip.Spec.LastPod == "" {
+		return 0
+	}
+	if ip.Spec.Pod != nil {
+		addresses, _ := galaxy.AssignedAddresses(p.cluster.byUID[ip.Spec.Pod.UID].Annotations)
+		if i := slices.Index(addresses, addr); i >= 0 {
+			return min(int32(i), maxIndex)
+		}
+	}
+	order[key]++
+	return min(order[key]-1, maxIndex)
+}
+
+// settle decides about one address. record is nil if Galaxy has none.
+func (p *planner) settle(addr netip.Addr, record *galaxy.FloatingIP) Item {
+	item := Item{Kind: kindIP, Name: v1alpha1.NameOf(addr)}
+	ip := p.newIP(addr, record)
+	d := p.decide(addr, record, ip)
+	item.Action, item.Note = d.action, strings.Join(d.notes, "; ")
+	if d.action != Create {
+		return item
+	}
+	if ip.Spec.Pool == "" {
+		item.Note = join(item.Note, "outside of every pool")
+	}
+	item.IP = ip
+	if existing := p.existingIPs[ip.Name]; existing != nil {
+		action, note := p.compare(ip, existing)
+		item.Action, item.Note = action, join(note, item.Note)
+		if action == Update {
+			item.Seen = existing
+		}
+	}
+	return item
+}
+
+// newIP returns the object of an address with what does not depend on its owner.
+func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.FloatingIP {
+	ip := &v1alpha1.FloatingIP{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindIP},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   v1alpha1.NameOf(addr),
+			Labels: map[string]string{LabelImportedFrom: ImportedFrom},
+		},
+		Spec: v1alpha1.FloatingIPSpec{Address: addr.String()},
+	}
+	if record != nil {
+		ip.Annotations = map[string]string{AnnotationKey: record.Spec.Key}
+		if since := record.Since(); !since.IsZero() {
+			ip.Spec.Since = &metav1.Time{Time: since.UTC()}
+		}
+	}
+	if home, ok := p.snapshot.Home(addr); ok {
+		pool := p.snapshot.Pools()[home]
+		ip.Spec.Pool = pool.Name
+		ip.Spec.Network = &v1alpha1.Network{Subnet: pool.Subnet.String(), VLAN: pool.VLAN}
+		if pool.Gateway.IsValid() {
+			ip.Spec.Network.Gateway = pool.Gateway.String()
+		}
+	}
+	return ip
+}
+
+// decision about an address: Create, Stale or Skip, with remarks.
+type decision struct {
+	action Action
+	notes  []string
+}
+
+func decided(action Action, notes ...string) decision {
+	return decision{action, slices.DeleteFunc(notes, func(note string) bool { return note == "" })}
+}
+
+// decide fills in who has an address.
+func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) decision {
+	if record == nil {
+		pod := p.cluster.byAddress[addr][0]
+		return p.hold(ip, pod, nil, "Galaxy has no record of it, but a pod runs with it", p.rivals(addr, pod))
+	}
+	if record.Reserved() {
+		ip.Spec.Reserved, ip.Spec.Network = true, nil
+		return decided(Create, p.rivals(addr, nil))
+	}
+	key, keyErr := galaxy.ParseKey(record.Spec.Key)
+	attributes, err := record.Attributes()
+	attributeNote := ""
+	if err != nil {
+		attributeNote = err.Error()
+	}
+	if pod, agrees := p.cluster.holder(addr, key, attributes); pod != nil {
+		switch {
+		case agrees && keyErr == nil:
+			return p.hold(ip, pod, &held{key, record.Spec.Policy}, attributeNote, p.rivals(addr, pod))
+		case agrees:
+			key.Pool = pod.Annotations[galaxy.AnnotationPool]
+			return p.hold(ip, pod, &held{key, record.Spec.Policy}, keyErr.Error(), attributeNote, p.rivals(addr, pod))
+		}
+		return p.hold(ip, pod, nil, fmt.Sprintf("Galaxy's record names %q, but this pod runs with it", record.Spec.Key), attributeNote, p.rivals(addr, pod))
+	}
+	switch {
+	case keyErr != nil:
+		return p.orphan(ip, keyErr.Error())
+	case p.cluster.isPending(key, attributes) && record.Spec.Policy == galaxy.PolicyPodDeleted:
+		return decided(Skip, "its pod is not bound to a node yet: run this again when it is", attributeNote)
+	case record.Spec.Policy == galaxy.PolicyPodDeleted:
+		return decided(Stale, "its pod is gone, Galaxy frees it", attributeNote)
+	case record.Spec.Policy != galaxy.PolicyImmutable && record.Spec.Policy != galaxy.PolicyNever:
+		return p.orphan(ip, fmt.Sprintf("policy %d is not known", record.Spec.Policy))
+	case key.Pool != "":
+		return p.retainForClaim(ip, key, attributeNote)
+	}
+	return p.retainForWorkload(ip, key, attributes, record.Spec.Policy, attributeNote)
+}
+
+// held is what Galaxy recorded of a live pod's address.
+type held struct {
+	key    galaxy.Key
+	policy galaxy.Policy
+}
+
+// hold records an address for the live pod that uses it, by Galaxy's record of it
+// or, where there is none, by what the pod says.
+func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) decision {
+	pool := pod.Annotations[galaxy.AnnotationPool]
+	policy := galaxy.PolicyNamed(pod.Annotations[galaxy.AnnotationReleasePolicy])
+	if by != nil {
+		pool, policy = by.key.Pool, policyOf(by.policy, policy)
+	}
+	if pool != "" {
+		if err := galaxy.CheckClaimName(pool); err != nil {
+			policy = v1alpha1.ReleaseNever
+			notes = append(notes, fmt.Sprintf("given to its workload: Galaxy's pool %v", err))
+			pool = ""
+		}
+	}
+	if pool != "" {
+		p.giveToClaim(ip, pod.Namespace, pool)
+	} else {
+		owner := p.cluster.ownerOf(pod)
+		ip.Spec.Owner, ip.Spec.ReleasePolicy = &owner, policy
+	}
+	ip.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}
+	ip.Spec.Node = pod.Spec.NodeName
+	ip.Spec.ExternallyAssigned = p.input.Options.ExternalAssigner
+	return decided(Create, notes...)
+}
+
+// rivals names live pods other than one that claim to have an address.
+func (p *planner) rivals(addr netip.Addr, besides *v1.Pod) string {
+	var names []string
+	for _, pod := range p.cluster.byAddress[addr] {
+		if pod != besides {
+			names = append(names, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "pod " + strings.Join(names, ", ") + " says that it has the address too"
+}
+
+func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.ReleasePolicy {
+	switch policy {
+	case galaxy.PolicyPodDeleted:
+		return v1alpha1.ReleasePodDeleted
+	case galaxy.PolicyImmutable:
+		return v1alpha1.ReleaseRetain
+	case galaxy.PolicyNever:
+		return v1alpha1.ReleaseNever
+	}
+	return otherwise
+}
+
+// orphan is an address that Galaxy retains for somebody who cannot be found.
+func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) decision {
+	if !p.input.Options.ReserveOrphans {
+		return decided(Skip, reason)
+	}
+	ip.Spec.Reserved, ip.Spec.Network = true, nil
+	return decided(Create, "reserved: "+reason)
+}
+
+func (p *planner) retainForClaim(ip *v1alpha1.FloatingIP, key galaxy.Key, notes ...string) decision {
+	if err := galaxy.CheckClaimName(key.Pool); err != nil {
+		return p.orphan(ip, "Galaxy's pool "+err.Error())
+	}
+	namespace := key.Namespace
+	if namespace == "" {
+		var err error
+		if namespace, err = p.namespaceOf(key.Pool); err != nil {
+			return p.orphan(ip, err.Error())
+		}
+	}
+	p.giveToClaim(ip, namespace, key.Pool)
+	ip.Spec.LastPod = key.Pod
+	return decided(Create, notes...)
+}
+
+func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, attributes galaxy.Attributes, policy galaxy.Policy, notes ...string) decision {
+	owner, found, err := p.cluster.ownerNamed(key, attributes.NodeName)
+	if err != nil {
+		return p.orphan(ip, err.Error())
+	}
+	if !found {
+		gone := fmt.Sprintf("there is no %s %s/%s", owner.Kind, owner.Namespace, owner.Name)
+		if policy == galaxy.PolicyImmutable {
+			if p.input.Options.ReserveOrphans {
+				return p.orphan(ip, gone)
+			}
+			return decided(Stale, gone+" any longer, Galaxy frees it or forgot to")
+		}
+		notes = append(notes, gone+" now: kept for one of that name")
+	}
+	ip.Spec.Owner = &owner
+	ip.Spec.ReleasePolicy = policyOf(policy, "")
+	ip.Spec.LastPod = key.Pod
+	return decided(Create, notes...)
+}
+
+// compare says what an address's object, which exists, is to the one that would
+// be created.
+func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP) (Action, string) {
+	if wanted.Spec.Reserved || existing.Spec.Reserved {
+		if wanted.Spec.Reserved == existing.Spec.Reserved {
+			return Same, ""
+		}
+		return Conflict, fmt.Sprintf("reserved is %t in Berth, %t in Galaxy", existing.Spec.Reserved, wanted.Spec.Reserved)
+	}
+	sameOwner := existing.Spec.Owner != nil && ownerName(existing.Spec.Owner) == ownerName(wanted.Spec.Owner)
+	var holder *v1.Pod
+	if pod := existing.Spec.Pod; pod != nil {
+		holder = p.cluster.live(pod.UID)
+	}
+	if pod := wanted.Spec.Pod; pod != nil && (existing.Spec.Pod == nil || existing.Spec.Pod.UID != pod.UID) {
+		untouched := existing.Labels[LabelImportedFrom] == ImportedFrom && existing.Generation == 1
+		coolsDown := existing.Spec.Owner == nil && existing.Spec.ReleasedAt != nil
+		switch {
+		case holder != nil:
+			return Conflict, fmt.Sprintf("in Berth pod %s/%s has it", holder.Namespace, holder.Name)
+		case sameOwner || untouched || coolsDown:
+			return Update, "a pod of Galaxy's took it since"
+		}
+	}
+	if !sameOwner {
+		return Conflict, "in Berth it belongs to " + ownerText(existing)
+	}
+	var fields []string
+	if podUID(wanted) != podUID(existing) {
+		fields = append(fields, "pod")
+	}
+	if cmp.Or(existing.Spec.ReleasePolicy, v1alpha1.ReleasePodDeleted) != wanted.Spec.ReleasePolicy {
+		fields = append(fields, "releasePolicy")
+	}
+	if wanted.Spec.Owner.UID != existing.Spec.Owner.UID && wanted.Spec.Owner.UID != NilUID {
+		fields = append(fields, "owner.uid")
+	}
+	if len(fields) == 0 {
+		return Same, ""
+	}
+	return Differs, "in " + strings.Join(fields, ", ")
+}
+
+func podUID(ip *v1alpha1.FloatingIP) types.UID {
+	if ip.Spec.Pod == nil {
+		return ""
+	}
+	return ip.Spec.Pod.UID
+}
+
+// ownerName is the owner without what may change under it.
+func ownerName(owner *v1alpha1.Owner) v1alpha1.Owner {
+	name := *owner
+	name.UID = ""
+	group, _, isGroup := strings.Cut(owner.APIVersion, "/")
+	if !isGroup {
+		group = ""
+	}
+	name.APIVersion = group
+	return name
+}
+
+func ownerText(ip *v1alpha1.FloatingIP) string {
+	owner := ip.Spec.Owner
+	if owner == nil {
+		if ip.Spec.ReleasedAt != nil {
+			return "nobody: it cools down"
+		}
+		return "nobody"
+	}
+	text := fmt.Sprintf("%s %s/%s", owner.Kind, owner.Namespace, owner.Name)
+	if owner.PodName != "" && owner.PodName != owner.Name {
+		text += ", pod " + owner.PodName
+	}
+	return text
+}
+
+func join(notes ...string) string {
+	return strings.Join(slices.DeleteFunc(notes, func(note string) bool { return note == "" }), "; ")
+}
+
+const (
+	kindPool  = "IPPool"
+	kindClaim = "IPClaim"
+	kindIP    = "FloatingIP"
+)

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package assigner is a small external assigner, as a pattern for one of your
+// own and for Berth's tests. [Server] speaks the protocol and keeps its promises;
+// [Network] is what it moves addresses in, and [Memory] an imitation of one.
+// docs/assigner.md tells the rest.
+package assigner
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
+)
+
+// Network is what delivers addresses to nodes: in a real assigner, a cloud's API.
+// Server calls it for one address at a time, and for different addresses in
+// parallel. A method that returns because ctx ended must have nothing left in
+// progress. Errors that are gRPC statuses reach Berth as they are, others as
+// UNKNOWN.
+type Network interface {
+	// Holder is the node that the address is delivered to; "" for none.
+	Holder(ctx context.Context, address netip.Addr) (string, error)
+	// Attach delivers the address to request.Node, and not to where it was.
+	Attach(ctx context.Context, address netip.Addr, request *assignerv1.AttachRequest) error
+	// Detach delivers the address to nobody.
+	Detach(ctx context.Context, address netip.Addr) error
+}
+
+// Server implements the protocol on a Network. It is safe for concurrent use.
+type Server struct {
+	assignerv1.UnimplementedAssignerServer
+
+	network Network
+
+	mu        sync.Mutex
+	addresses map[netip.Addr]*address
+}
+
+// address is what the server remembers of one.
+type address struct {
+	// turn is held by the request that is worked on; others queue.
+	turn chan struct{}
+	// revision is the highest that an Attach had. Guarded by turn.
+	revision uint64
+}
+
+// NewServer returns a server on a network.
+func NewServer(network Network) *Server {
+	return &Server{network: network, addresses: map[netip.Addr]*address{}}
+}
+
+// Attach moves an address to a node.
+func (s *Server) Attach(ctx context.Context, request *assignerv1.AttachRequest) (*assignerv1.AttachResponse, error) {
+	addr, err := parse(request.GetAddress(), request.GetNode().GetName())
+	if err != nil {
+		return nil, err
+	}
+	known, err := s.take(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	defer known.giveBack()
+	if revision := request.GetRevision(); revision != 0 {
+		if revision < known.revision {
+			return nil, status.Errorf(codes.FailedPrecondition, "this request follows from revision %d of %s, and one from revision %d came before", revision, addr, known.revision)
+		}
+		known.revision = revision
+	}
+	holder, err := s.network.Holder(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	if holder == request.GetNode().GetName() {
+		return &assignerv1.AttachResponse{}, nil
+	}
+	if err := s.network.Attach(ctx, addr, request); err != nil {
+		return nil, err
+	}
+	return &assignerv1.AttachResponse{}, nil
+}
+
+// Detach takes an address from a node, if it is there.
+func (s *Server) Detach(ctx context.Context, request *assignerv1.DetachRequest) (*assignerv1.DetachResponse, error) {
+	addr, err := parse(request.GetAddress(), request.GetNodeName())
+	if err != nil {
+		return nil, err
+	}
+	known, err := s.take(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	defer known.giveBack()
+	holder, err := s.network.Holder(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	if holder != request.GetNodeName() {
+		return &assignerv1.DetachResponse{}, nil
+	}
+	if err := s.network.Detach(ctx, addr); err != nil {
+		return nil, err
+	}
+	return &assignerv1.DetachResponse{}, nil
+}
+
+func parse(address, node string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(address)
+	if err != nil {
+		return netip.Addr{}, status.Errorf(codes.InvalidArgument, "address: %v", err)
+	}
+	if node == "" {
+		return netip.Addr{}, status.Error(codes.InvalidArgument, "the name of the node is missing")
+	}
+	return addr, nil
+}
+
+// take waits for the address's turn.
+func (s *Server) take(ctx context.Context, addr netip.Addr) (*address, error) {
+	s.mu.Lock()
+	known := s.addresses[addr]
+	if known == nil {
+		known = &address{turn: make(chan struct{}, 1)}
+		s.addresses[addr] = known
+	}
+	s.mu.Unlock()
+	select {
+	case known.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	// Both may have been possible, and the client may have gone elsewhere since.
+	if err := ctx.Err(); err != nil {
+		known.giveBack()
+		return nil, status.FromContextError(err).Err()
+	}
+	return known, nil
+}
+
+func (a *address) giveBack() { <-a.turn }

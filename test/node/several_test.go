@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
+)
+
+// several are addresses of one pod: of both families and of two subnets.
+const several = "10.0.70.5,2001:db8:70::5,10.0.80.5,10.0.70.6"
+
+func addressesOf(r *current.Result) string {
+	var all []string
+	for _, ip := range r.IPs {
+		all = append(all, ip.Address.IP.String())
+	}
+	return strings.Join(all, ",")
+}
+
+// macOf is the MAC that the runtime was told.
+func macOf(t *testing.T, r *current.Result) string {
+	t.Helper()
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" {
+			return i.Mac
+		}
+	}
+	t.Fatalf("the result has no interface of the container: %+v", r.Interfaces)
+	return ""
+}
+
+// mac is the MAC that the container has.
+func (c *container) mac() string {
+	var mac string
+	c.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err == nil {
+			mac = link.HardwareAddr.String()
+		}
+		return err
+	})
+	return mac
+}
+
+func wantedMAC(address string) string {
+	return v1alpha1.MACOf(netip.MustParseAddr(address)).String()
+}
+
+func TestSeveralAddresses(t *testing.T) {
+	network := newNetwork(t)
+	storage := netnstest.New(t)
+	network.plug(storage, "10.0.80.50/24")
+	n := network.newNode(t, "several-a", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "several", several)
+	bind(t, several, pod)
+	c := newContainer(t, "c1", pod)
+
+	r := n.mustAdd(c)
+	if got := addressesOf(r); got != several {
+		t.Errorf("the runtime is told %s, want %s", got, several)
+	}
+	if told, has, want := macOf(t, r), c.mac(), wantedMAC("10.0.70.5"); told != want || has != want {
+		t.Errorf("the runtime is told MAC %s, the container has %s, want %s", told, has, want)
+	}
+	if diff := cmp.Diff(r, n.mustAdd(c)); diff != "" {
+		t.Errorf("a second ADD returned something else (-first +second):\n%s", diff)
+	}
+	reachable := func() {
+		t.Helper()
+		for from, addresses := range map[*netnstest.Host][]string{
+			network.client: {"10.0.70.5", "10.0.70.6", "2001:db8:70::5"}, storage: {"10.0.80.5"}, n.Host: strings.Split(several, ","),
+		} {
+			for _, address := range addresses {
+				ping(t, from, address)
+			}
+		}
+	}
+	reachable()
+	for _, to := range []string{"10.0.70.50", "2001:db8:70::50", "10.0.80.50"} {
+		ping(t, c.Host, to)
+	}
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+
+	// CHECK finds another MAC, and the next start of the agent mends it.
+	c.IP("link", "set", "eth0", "address", "02:00:00:00:00:01")
+	if err := n.check(c); err == nil || !strings.Contains(err.Error(), "MAC address 02:00:00:00:00:01, must have "+wantedMAC("10.0.70.5")) {
+		t.Errorf("CHECK with another MAC: %v", err)
+	}
+	n.kill()
+	n.start()
+	eventually(t, func() error { return n.check(c) })
+	if got, want := c.mac(), wantedMAC("10.0.70.5"); got != want {
+		t.Errorf("after the repair the container has MAC %s, want %s", got, want)
+	}
+	reachable()
+
+	n.mustDel(c)
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after DEL (-before +after):\n%s", diff)
+	}
+	for _, address := range []string{"10.0.70.5", "10.0.70.6", "2001:db8:70::5"} {
+		if answers(network.client, address) {
+			t.Errorf("somebody still answers at %s", address)
+		}
+	}
+}
+
+// neighbour is the MAC by which the client knows an address.
+func neighbour(from *netnstest.Host, address string) string {
+	fields := strings.Fields(from.IP("neigh", "show", address))
+	for i := range fields {
+		if fields[i] == "lladdr" {
+			return fields[i+1]
+		}
+	}
+	return "none"
+}
+
+// TestMove: the pod's next incarnation on another node has all addresses, in
+// their order, and the MAC; neighbours learn of each address without asking.
+func TestMove(t *testing.T) {
+	const addresses = "2001:db8:70::5,10.0.70.5,10.0.70.6"
+	network := newNetwork(t)
+	a, b := network.newNode(t, "move-a", "10.0.60.11"), network.newNode(t, "move-b", "10.0.60.12")
+	for i, n := range []*node{a, b, a} {
+		pod := createPod(t, n.name, "move", addresses)
+		bind(t, addresses, pod)
+		c := newContainer(t, fmt.Sprint("c", i), pod)
+		r := n.mustAdd(c)
+		if got := addressesOf(r); got != addresses {
+			t.Errorf("on %s the runtime is told %s, want %s", n.name, got, addresses)
+		}
+		if told, has, want := macOf(t, r), c.mac(), wantedMAC("2001:db8:70::5"); told != want || has != want {
+			t.Errorf("on %s the runtime is told MAC %s, the container has %s, want %s", n.name, told, has, want)
+		}
+		for address := range strings.SplitSeq(addresses, ",") {
+			if i > 0 {
+				eventually(t, func() error {
+					if got := neighbour(network.client, address); got != mac(n) {
+						return fmt.Errorf("the client knows %s by %s, want %s", address, got, mac(n))
+					}
+					return nil
+				})
+			}
+			ping(t, network.client, address)
+		}
+		deletePod(t, pod.Name)
+		eventually(t, func() error {
+			var errs []error
+			for address := range strings.SplitSeq(addresses, ",") {
+				errs = append(errs, n.withdrawn(address))
+			}
+			return errors.Join(errs...)
+		})
+		n.mustDel(c)
+	}
+}
+
+// TestOneOfSeveralLost: a pod that has lost one of its addresses is not what the
+// scheduler placed any more; the node lets go of all of them.
+func TestOneOfSeveralLost(t *testing.T) {
+	network := newNetwork(t)
+	n := network.newNode(t, "lost-a", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "lost", several)
+	bind(t, several, pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	n.kill()
+	bind(t, "2001:db8:70::5", createPod(t, "elsewhere", "finder", "2001:db8:70::5"))
+	n.start()
+	eventually(t, func() error {
+		var errs []error
+		for address := range strings.SplitSeq(several, ",") {
+			errs = append(errs, n.withdrawn(address))
+		}
+		return errors.Join(errs...)
+	})
+	n.mustDel(c)
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after DEL (-before +after):\n%s", diff)
+	}
+}
+
+// TestPartialFailure: a pod of which one address cannot be wired has none.
+func TestPartialFailure(t *testing.T) {
+	network := newNetwork(t)
+	n := network.newNode(t, "partial-a", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "partial", "10.0.70.5,2001:db8:70::5")
+	bind(t, "10.0.70.5,2001:db8:70::5", pod)
+	c := newContainer(t, "c1", pod)
+	sysctl(n.Host, "net/ipv6/conf/eth0/proxy_ndp", "0") // /proc/sys is read-only to the agent
+	_, err := n.add(c)
+	if err == nil || !strings.Contains(err.Error(), "net/ipv6/conf/eth0/proxy_ndp is 0, must be 1") {
+		t.Errorf("ADD: %v", err)
+	}
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after a failed ADD (-before +after):\n%s", diff)
+	}
+	if answers(network.client, "10.0.70.5") {
+		t.Error("somebody answers at the first address")
+	}
+	sysctl(n.Host, "net/ipv6/conf/eth0/proxy_ndp", "1")
+	n.mustAdd(c)
+	ping(t, network.client, "2001:db8:70::5")
+	n.mustDel(c)
+}
+
+// TestUpgrade: what an agent of the first version wired, with another MAC and a
+// record that names none, is valid to this one and stays as it is.
+func TestUpgrade(t *testing.T) {
+	const firstMAC = "02:42:0a:00:46:05"
+	network := newNetwork(t)
+	n := network.newNode(t, "upgrade-a", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "upgrade", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	n.stop()
+	asFirstVersion(t, n)
+	link := strings.Fields(n.IP("route", "show", "10.0.70.5"))[2]
+	hostMAC := strings.Fields(c.IP("neigh", "show", "169.254.1.1"))[4]
+	c.IP("link", "set", "eth0", "address", firstMAC)
+	c.IP("neigh", "replace", "169.254.1.1", "lladdr", hostMAC, "dev", "eth0", "nud", "permanent")
+	n.IP("neigh", "replace", "10.0.70.5", "lladdr", firstMAC, "dev", link, "nud", "permanent")
+	during := n.kernel()
+
+	n.start()
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	r := n.mustAdd(c) // a runtime that lost the answer asks again
+	if diff := cmp.Diff(during, n.kernel()); diff != "" {
+		t.Errorf("node after the upgrade (-before +after):\n%s", diff)
+	}
+	ping(t, network.client, "10.0.70.5")
+	n.stop()
+	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
+	n.start()
+	eventually(t, func() error { return n.check(c) })
+	if got := c.mac(); got != firstMAC || addressesOf(r) != "10.0.70.5" {
+		t.Errorf("after a repair the container has MAC %s, want %s", got, firstMAC)
+	}
+	ping(t, network.client, "10.0.70.5")
+	n.mustDel(c)
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after DEL (-before +after):\n%s", diff)
+	}
+}
+
+// asFirstVersion takes from the records what the first version did not write.
+func asFirstVersion(t *testing.T, n *node) {
+	t.Helper()
+	store, err := state.Open(n.dir + "/agent.db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	all, err := store.List()
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%d records, %v", len(all), err)
+	}
+	all[0].MAC = ""
+	delete(all[0].Capabilities, "mac")
+	all[0].Network = json.RawMessage(strings.Replace(string(all[0].Network), `,"mac":true`, "", 1))
+	if strings.Contains(string(all[0].Network), "mac") {
+		t.Fatalf("the record's network is %s", all[0].Network)
+	}
+	if err := store.Put(all[0]); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestGalaxyAliases: Galaxy's resource asks for a floating IP where the agent is
+// told so, and for nothing elsewhere.
+func TestGalaxyAliases(t *testing.T) {
+	network := newNetwork(t)
+	with := network.newNode(t, "galaxy-with", "10.0.60.11", "--galaxy-aliases")
+	without := network.newNode(t, "galaxy-without", "10.0.60.12")
+	for n, want := range map[*node]string{with: "10.0.70.5", without: "10.244."} {
+		pod := podObject(n.name, n.name)
+		// Galaxy does not look at the number.
+		requesting(pod, corev1.ResourceName(galaxy.ResourceENIIP), 2)
+		pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.5"}
+		pod = create(t, pod)
+		bind(t, "10.0.70.5", pod)
+		c := newContainer(t, "c1", pod)
+		if got := addressesOf(n.mustAdd(c)); !strings.HasPrefix(got, want) {
+			t.Errorf("on %s the pod has %s, want %s", n.name, got, want)
+		}
+		n.mustDel(c)
+	}
+}
