@@ -71,18 +71,25 @@ func (i *IPAM) Preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespa
 }
 
 func (i *IPAM) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespaceLabels labels.Set, family v1alpha1.IPFamily, number int) error {
-	c, err := i.Candidates(Request{
+	state := i.state.Load()
+	if state == nil {
+		return ErrNotSynced
+	}
+	c := &Candidates{state: state, book: i.book, request: Request{
 		Namespace: claim.Namespace, Claim: claim.Name, NamespaceLabels: namespaceLabels,
 		// Not a pod's, but as unique: it marks the reservation.
 		UID:   fmt.Sprintf("%s/%s/%d", claim.UID, family, number),
 		Parts: []Part{{Family: family}},
-	})
-	if err != nil {
+	}}
+	if err := c.applyClaim(claim); err != nil {
 		return err
 	}
 	// What the claim has already is not to be reserved: a new one is wanted.
-	c.parts[0] = candidate{}
-	all := make([]int, len(c.state.snapshot.Pools()))
+	c.assign(nil)
+	if err := c.impossible(); err != nil {
+		return err
+	}
+	all := make([]int, len(state.snapshot.Pools()))
 	for position := range all {
 		all[position] = position
 	}

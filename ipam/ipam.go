@@ -202,24 +202,33 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	c := &Candidates{request: request, state: state, book: i.book}
 	c.claimant = allocator.Claimant{Owner: request.Owner, PodUID: request.UID}
 	if request.Claim != "" {
-		if err := i.applyClaim(c); err != nil {
+		claim := i.watch.Claim(request.Namespace, request.Claim)
+		if err := c.applyClaim(claim); err != nil {
 			return nil, err
 		}
 	}
-	held := i.book.Held(c.claimant.Owner, request.UID, request.Name)
-	c.assign(held)
-	c.chooseFamilies()
-	if err := c.impossible(); err != nil {
+	if err := i.look(c); err != nil {
 		return nil, err
 	}
-	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited
 	return c, nil
 }
 
-// applyClaim makes the IPClaim that the request names the owner.
-func (i *IPAM) applyClaim(c *Candidates) error {
+// look finds what the candidates can be served with.
+func (i *IPAM) look(c *Candidates) error {
+	held := i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name)
+	c.assign(held)
+	c.chooseFamilies()
+	if err := c.impossible(); err != nil {
+		return err
+	}
+	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited
+	return nil
+}
+
+// applyClaim makes the IPClaim that the request names, nil if there is none, the
+// owner.
+func (c *Candidates) applyClaim(claim *v1alpha1.IPClaim) error {
 	r := &c.request
-	claim := i.watch.Claim(r.Namespace, r.Claim)
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return &ShortageError{
 			Reasons: []string{fmt.Sprintf("there is no IPClaim %q in namespace %q", r.Claim, r.Namespace)},

@@ -52,7 +52,7 @@ func TestPoolStatus(t *testing.T) {
 		{"a", numbers{18, 2, 1, 1, 14, 0}, condition{"True", "Valid"}, condition{"False", "AddressesFree"}, ""},
 		{"b-overlap", numbers{Capacity: 4, Free: 4}, condition{"True", "Overlap"}, condition{"False", "AddressesFree"}, `10.0.70.15-10.0.70.20 (pool "a")`},
 		{"c-full", numbers{Capacity: 1, Allocated: 1}, condition{"True", "Valid"}, condition{"True", "NoAddressFree"}, ""},
-		{"d-disabled", numbers{Capacity: 10, Free: 10}, condition{"False", "Disabled"}, condition{"False", "AddressesFree"}, "spec.disabled is true"},
+		{"d-disabled", numbers{Capacity: 10}, condition{"False", "Disabled"}, condition{"False", "Disabled"}, "spec.disabled is true"},
 		{"e-backwards", numbers{}, condition{"False", "Invalid"}, condition{"True", "NoAddressFree"}, "is backwards: write 2001:db8::10-2001:db8::20"},
 		{"f-huge", numbers{Capacity: huge, Free: huge}, condition{"True", "Valid"}, condition{"False", "AddressesFree"}, ""},
 	}
