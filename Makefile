@@ -9,14 +9,20 @@
 export GOWORK := off
 
 CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
+BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
 STATICCHECK    := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/veth
+PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/veth kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 20m
 
-.PHONY: all build demo lab lab-down test test-unit test-race test-api test-node test-e2e fuzz bench lint generate verify clean
+CHAOS_ROUNDS ?= 20
+CHAOS_PODS   ?= 2000
+CHAOS_NODES  ?= 40
+CHAOS_STEPS  ?= 300
+
+.PHONY: all build demo lab lab-down test test-unit test-race test-api test-chaos chaos test-node test-e2e fuzz bench lint generate verify clean
 
 all: build
 
@@ -32,7 +38,7 @@ lab: ## Build the command that runs clusters: test/bin/lab.
 lab-down: lab ## Take down every cluster, also what a crash left of one.
 	test/bin/lab down --all
 
-test: lint test-unit lab test-api test-node test-e2e ## All tests.
+test: lint test-unit lab test-api test-chaos test-node test-e2e ## All tests.
 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
@@ -41,7 +47,13 @@ test-race: ## The same under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...
 
 test-api: lab build ## Scheduler and controller on a real API server.
-	cd test && $(GOTEST) ./scheduler/...
+	cd test && $(GOTEST) ./assigner/... ./scheduler/...
+
+test-chaos: lab ## A short time of chaos, and a judge of what comes of it.
+	cd test && $(GOTEST) -count=1 ./chaos/...
+
+chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; BERTH_CHAOS_SEED draws a run again.
+	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 test-node: lab build ## Agent, shim and plugins on a real kernel.
 	cd test && REQUIRE_NETNS=1 $(GOTEST) ./node/...
@@ -53,20 +65,21 @@ fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
 		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done; done
 
-bench: ## The allocator: figures to compare with each other.
-	go test -run '^$$' -bench . -benchmem ./ipam/...
+bench: ## All benchmarks; BENCH='-small' is a quick look, BENCH_OUT the folder for results.
+	cd test && go build -trimpath -o bin/bench ./bench && BENCH_OUT='$(BENCH_OUT)' bin/bench $(BENCH)
 
 lint: ## gofmt, vet and staticcheck, both modules.
 	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "not gofmt-ed:"; echo "$$files"; exit 1; }
 	go vet ./... && $(STATICCHECK) ./...
 	cd test && go vet ./... && $(STATICCHECK) ./...
 
-generate: ## Deep copies and CRDs from ipam/api.
+generate: ## Deep copies and CRDs from ipam/api, Go code of the external assigner's protocol.
+	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/crd
 
 verify: generate ## Fail if generated files or go.mod are not up to date.
 	go mod tidy -diff && cd test && go mod tidy -diff
-	git diff --exit-code -- ipam/api manifests/crd
+	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests/crd
 
 clean: ## Remove what was built.
 	rm -rf bin test/bin

@@ -21,11 +21,13 @@ type rule struct {
 var rules = []rule{
 	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
 	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
+	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
 	{"cmd/agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
 	{"plugins/floatingip", []string{"agent", "cni", "k8s.io/kubernetes"}, "plugin code stays on the published framework"},
 	{"ipam", []string{"plugins", "agent", "cni", "k8s.io/kube-scheduler", "k8s.io/kubernetes"}, "addresses know no scheduler"},
 	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},
 	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},
+	{"ipam/galaxy", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "Galaxy's formats are read without I/O, also in the scheduler and on nodes"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},

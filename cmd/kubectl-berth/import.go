@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/galaxy/migrate"
+)
+
+const importLong = `Turns Galaxy's pools, addresses and named pools into IPPools, FloatingIPs and
+IPClaims, so that pods keep their addresses when they move from Galaxy to Berth.
+
+Without --apply it only says what it would do. Nothing of Galaxy's is changed,
+ever, and nothing of Berth's is deleted: run it as often as you like.
+
+An address that a live pod of Galaxy's uses is recorded for that pod, which goes
+on with Galaxy's network until it is deleted. Pools are created disabled: Berth
+gives out no new addresses while Galaxy may do so, too.
+
+Exit codes: 0 done, 1 failed, 2 done, but something is left that somebody must
+decide about (skip and conflict in the plan).`
+
+const importExamples = `  # What would be done?
+  kubectl berth import-galaxy
+
+  # With a copy of the pool configuration in which mistakes are mended
+  kubectl berth import-galaxy -f pools.json
+
+  # From a backup: kubectl get floatingips.galaxy.k8s.io,pools.galaxy.k8s.io -A -o yaml
+  kubectl berth import-galaxy -f configmap.yaml -f backup.yaml
+
+  # The objects, to review and commit
+  kubectl berth import-galaxy -o yaml > imported.yaml
+
+  # Do it
+  kubectl berth import-galaxy --apply`
+
+// importOptions are the flags of import-galaxy.
+type importOptions struct {
+	files              []string
+	configMapNamespace string
+	configMapName      string
+	configMapKey       string
+	poolPrefix         string
+	claimNamespaces    map[string]string
+	orphans            string
+	enablePools        bool
+	externalAssigner   bool
+	apply              bool
+	workers            int
+	output             string
+}
+
+func newImportGalaxy(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
+	options := &importOptions{
+		configMapNamespace: "kube-system",
+		configMapName:      "floatingip-config",
+		configMapKey:       "floatingips",
+		poolPrefix:         "galaxy-",
+		orphans:            "skip",
+		workers:            16,
+	}
+	command := &cobra.Command{
+		Use:     "import-galaxy",
+		Short:   "Takes over addresses from Galaxy",
+		Long:    importLong,
+		Example: importExamples,
+		Args:    cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			return options.run(command.Context(), config, streams)
+		},
+	}
+	options.addFlags(command.Flags())
+	return command
+}
+
+func (o *importOptions) addFlags(flags *pflag.FlagSet) {
+	flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with Galaxy's pool configuration (JSON) or its objects (YAML or JSON: ConfigMap, FloatingIP, Pool, lists); - is stdin. What files do not have is read from the cluster. Can be repeated.")
+	flags.StringVar(&o.configMapNamespace, "configmap-namespace", o.configMapNamespace, "Namespace of the ConfigMap with Galaxy's pools.")
+	flags.StringVar(&o.configMapName, "configmap-name", o.configMapName, "Name of the ConfigMap with Galaxy's pools.")
+	flags.StringVar(&o.configMapKey, "configmap-key", o.configMapKey, "Key in the ConfigMap. For pools inside Galaxy's process configuration: --configmap-name galaxy-ipam-etc --configmap-key galaxy-ipam.json.")
+	flags.StringVar(&o.poolPrefix, "pool-prefix", o.poolPrefix, "What the names of IPPools begin with; the pool's first address follows.")
+	flags.StringToStringVar(&o.claimNamespaces, "claim-namespace", nil, "Galaxy pool and namespace: where the IPClaim is that gets the pool's addresses without a pod (front=shop).")
+	flags.StringVar(&o.orphans, "orphans", o.orphans, "What to do with addresses that Galaxy retains for an owner that cannot be found: skip, or reserve (import them as reserved).")
+	flags.BoolVar(&o.enablePools, "enable-pools", o.enablePools, "Create pools enabled. Only when Galaxy gives out no addresses any more.")
+	flags.BoolVar(&o.externalAssigner, "external-assigner", o.externalAssigner, "Galaxy has a cloud provider: pools get spec.externalAssigner, and addresses of live pods are marked as assigned to their nodes.")
+	flags.BoolVar(&o.apply, "apply", o.apply, "Create what is missing. Everything is validated by the API server first.")
+	flags.IntVar(&o.workers, "workers", o.workers, "How many requests to make at once.")
+	flags.StringVarP(&o.output, "output", "o", "", "Print the objects to create, as yaml or json, instead of the plan.")
+}
+
+func (o *importOptions) validate() error {
+	var errs []error
+	switch o.orphans {
+	case "skip", "reserve":
+	default:
+		errs = append(errs, fmt.Errorf("--orphans: %q is neither skip nor reserve", o.orphans))
+	}
+	switch o.output {
+	case "", "yaml", "json":
+	default:
+		errs = append(errs, fmt.Errorf("--output: %q is neither yaml nor json", o.output))
+	}
+	if o.output != "" && o.apply {
+		errs = append(errs, errors.New("--output prints what is to be created, --apply creates it: choose one"))
+	}
+	if o.workers < 1 || o.workers > 256 {
+		errs = append(errs, fmt.Errorf("--workers: %d is not from 1 to 256", o.workers))
+	}
+	for pool, namespace := range o.claimNamespaces {
+		if pool == "" || namespace == "" {
+			errs = append(errs, fmt.Errorf("--claim-namespace: %q=%q: write POOL=NAMESPACE", pool, namespace))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// undecidedError says that all went well but for what somebody must decide.
+type undecidedError struct {
+	items int
+}
+
+func (e *undecidedError) Error() string {
+	return fmt.Sprintf("%d to decide about: see skip and conflict in the plan.", e.items)
+}
+
+func (o *importOptions) run(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) error {
+	given, err := readFiles(o.files, streams.In, o.configMapKey)
+	if err != nil {
+		return err
+	}
+	api, err := connect(config)
+	if err != nil {
+		return err
+	}
+	progress := &progress{out: streams.ErrOut}
+	input, notes, err := o.read(ctx, api, given, progress)
+	if err != nil {
+		return err
+	}
+	plan, err := migrate.Make(input)
+	if err != nil {
+		return configError(err)
+	}
+	plan.Notes = append(notes, plan.Notes...)
+	if o.output != "" {
+		if err := printObjects(streams.Out, plan, o.output); err != nil {
+			return err
+		}
+		printRemarks(streams.ErrOut, plan)
+	} else if err := printPlan(streams.Out, plan); err != nil {
+		return err
+	}
+	if o.apply {
+		applier := &applier{api: api.berth, workers: o.workers, progress: progress}
+		if err := applier.apply(ctx, plan); err != nil {
+			return err
+		}
+	}
+	printSummary(streams, plan, o)
+	if n := plan.Undecided(); n > 0 {
+		return &undecidedError{n}
+	}
+	return nil
+}
+
+// read collects all that the plan depends on.
+func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *progress) (*migrate.Input, []string, error) {
+	notes, err := o.readGalaxy(ctx, api, given, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	subnets, err := galaxy.ParseConfig(given.config)
+	if err != nil {
+		return nil, nil, configError(err)
+	}
+	input := &migrate.Input{
+		Subnets: subnets, IPs: given.ips, Pools: given.pools,
+		Options: migrate.Options{
+			PoolPrefix:       o.poolPrefix,
+			EnablePools:      o.enablePools,
+			ExternalAssigner: o.externalAssigner,
+			ReserveOrphans:   o.orphans == "reserve",
+			ClaimNamespaces:  o.claimNamespaces,
+		},
+	}
+	if err := api.readBerth(ctx, input, progress); err != nil {
+		return nil, nil, err
+	}
+	if err := api.readWorkloads(ctx, input, progress); err != nil {
+		return nil, nil, err
+	}
+	return input, append(notes, api.notes...), nil
+}
+
+// configError says what to do about a configuration that cannot be imported.
+func configError(err error) error {
+	return fmt.Errorf("the pool configuration of Galaxy cannot be imported as it is:\n%w\n"+
+		"leave the ConfigMap alone, for Galaxy forgets addresses that a change puts outside of its pools; mend a copy and pass it with -f", err)
+}

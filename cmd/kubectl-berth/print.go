@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/berth-dev/berth/ipam/galaxy/migrate"
+)
+
+func newReader(text []byte) *bufio.Reader { return bufio.NewReader(strings.NewReader(string(text))) }
+
+// printPlan writes a line for each object, and remarks.
+func printPlan(out io.Writer, plan *migrate.Plan) error {
+	table := printers.GetNewTabWriter(out)
+	fmt.Fprintln(table, "ACTION\tKIND\tNAME\tPOOL\tOWNER\tPOD\tNODE\tPOLICY\tNOTE")
+	for i := range plan.Items {
+		fmt.Fprintln(table, strings.Join(row(&plan.Items[i]), "\t"))
+	}
+	if err := table.Flush(); err != nil {
+		return fmt.Errorf("print the plan: %w", err)
+	}
+	for _, note := range plan.Notes {
+		fmt.Fprintln(out, "Note:", note)
+	}
+	return nil
+}
+
+// printRemarks writes what a plan in the form of objects does not say.
+func printRemarks(out io.Writer, plan *migrate.Plan) {
+	for i := range plan.Items {
+		if item := &plan.Items[i]; item.Note != "" || item.Action == migrate.Update {
+			fmt.Fprintf(out, "%s %s %s: %s\n", item.Action, item.Kind, name(item), item.Note)
+		}
+	}
+	for _, note := range plan.Notes {
+		fmt.Fprintln(out, "Note:", note)
+	}
+}
+
+func name(item *migrate.Item) string {
+	if item.Namespace == "" {
+		return item.Name
+	}
+	return item.Namespace + "/" + item.Name
+}
+
+func row(item *migrate.Item) []string {
+	pool, owner, pod, node, policy, note := "", "", "", "", "", item.Note
+	switch {
+	case item.Pool != nil:
+		about := fmt.Sprintf("%s: %s", item.Pool.Spec.Subnet, strings.Join(item.Pool.Spec.Ranges, ", "))
+		if item.Pool.Spec.VLAN != 0 {
+			about += fmt.Sprintf(", VLAN %d", item.Pool.Spec.VLAN)
+		}
+		note = both(about, note)
+	case item.Claim != nil:
+		policy = string(item.Claim.Spec.ReleasePolicy)
+		about := fmt.Sprintf("size %d", item.Claim.Spec.Size)
+		if item.Claim.Spec.Preallocate {
+			about += ", preallocated"
+		}
+		note = both(about, note)
+	case item.IP != nil:
+		spec := &item.IP.Spec
+		pool, node, policy = spec.Pool, spec.Node, string(spec.ReleasePolicy)
+		if spec.Reserved {
+			owner = "(reserved)"
+		}
+		if spec.Owner != nil {
+			owner = fmt.Sprintf("%s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+			pod = spec.Owner.PodName
+			if spec.Pod != nil {
+				pod = spec.Pod.Name
+			} else {
+				note = both("retained", note)
+			}
+		}
+	}
+	cells := []string{string(item.Action), item.Kind, name(item), pool, owner, pod, node, policy, note}
+	for i := range cells {
+		if cells[i] == "" && i < len(cells)-1 {
+			cells[i] = "-"
+		}
+	}
+	return cells
+}
+
+func both(a, b string) string {
+	if b == "" {
+		return a
+	}
+	return a + "; " + b
+}
+
+// printObjects writes the objects to create, in the order in which to create them.
+func printObjects(out io.Writer, plan *migrate.Plan, format string) error {
+	var flags genericclioptions.JSONYamlPrintFlags
+	printer, err := flags.ToPrinter(format)
+	if err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}}}
+	claims, ips, pools := toWrite(plan)
+	for _, items := range [][]*migrate.Item{claims, ips, pools} {
+		for _, item := range items {
+			if item.Action != migrate.Create {
+				continue // an update needs what exists: --apply does it
+			}
+			var object any
+			switch {
+			case item.Claim != nil:
+				object = item.Claim
+			case item.IP != nil:
+				object = item.IP
+			default:
+				object = item.Pool
+			}
+			fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+			if err != nil {
+				return fmt.Errorf("print %s %s: %w", item.Kind, name(item), err)
+			}
+			delete(fields, "status")
+			unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
+			list.Items = append(list.Items, unstructured.Unstructured{Object: fields})
+		}
+	}
+	if err := printer.PrintObj(list, out); err != nil {
+		return fmt.Errorf("print the objects: %w", err)
+	}
+	return nil
+}
+
+// printSummary says what is done and what comes next.
+func printSummary(streams genericiooptions.IOStreams, plan *migrate.Plan, options *importOptions) {
+	out := streams.Out
+	if options.output != "" {
+		out = streams.ErrOut
+	}
+	fmt.Fprintln(out)
+	for _, kind := range []string{"IPPool", "IPClaim", "FloatingIP"} {
+		var counts []string
+		byAction := plan.Count(kind)
+		for _, action := range migrate.Actions {
+			if n := byAction[action]; n > 0 {
+				counts = append(counts, fmt.Sprintf("%d %s", n, word(action, options.apply)))
+			}
+		}
+		if len(counts) == 0 {
+			counts = []string{"none"}
+		}
+		fmt.Fprintf(out, "%-11s %s\n", kind+":", strings.Join(counts, ", "))
+	}
+	live := 0
+	for i := range plan.Items {
+		if ip := plan.Items[i].IP; ip != nil && ip.Spec.Pod != nil {
+			live++
+		}
+	}
+	if live > 0 {
+		fmt.Fprintf(out, "%d addresses are those of live pods, which stay on Galaxy's network until they are deleted.\n", live)
+	}
+	switch {
+	case options.apply:
+	case plan.Count("IPPool")[migrate.Create]+plan.Count("IPClaim")[migrate.Create]+plan.Count("FloatingIP")[migrate.Create]+plan.Count("FloatingIP")[migrate.Update] == 0:
+		fmt.Fprintln(out, "There is nothing to create.")
+	default:
+		fmt.Fprintln(out, "Nothing was changed. Do it with --apply.")
+	}
+}
+
+func word(action migrate.Action, applied bool) string {
+	switch {
+	case action == migrate.Create && applied:
+		return "created"
+	case action == migrate.Create:
+		return "to create"
+	case action == migrate.Update && applied:
+		return "updated"
+	case action == migrate.Update:
+		return "to update"
+	case action == migrate.Skip:
+		return "skipped"
+	case action == migrate.Conflict:
+		return "in conflict"
+	}
+	return string(action)
+}
+
+// progress tells the user, not too often, that something goes on. Safe for
+// concurrent use.
+type progress struct {
+	out io.Writer
+
+	mu   sync.Mutex
+	said time.Time
+}
+
+// pause between two lines.
+const pause = 2 * time.Second
+
+func (p *progress) say(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.said = time.Now()
+	fmt.Fprintf(p.out, format+"\n", args...)
+}
+
+// count says how much is done, of all if that is known; not if it said something
+// a moment ago, since short runs need no progress.
+func (p *progress) count(what string, done, all int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.said.IsZero() {
+		p.said = now
+	}
+	if now.Sub(p.said) < pause {
+		return
+	}
+	p.said = now
+	if all == 0 {
+		fmt.Fprintf(p.out, "%s: %d\n", what, done)
+		return
+	}
+	fmt.Fprintf(p.out, "%s: %d of %d\n", what, done, all)
+}

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/pager"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/galaxy/migrate"
+)
+
+// galaxyNamespace is the only one whose Pools Galaxy looks at.
+const galaxyNamespace = "kube-system"
+
+// given is what of Galaxy's state is known.
+type given struct {
+	config    []byte // nil: not given
+	hasIPs    bool
+	ips       []galaxy.FloatingIP
+	hasPools  bool
+	pools     []galaxy.Pool
+	configKey string
+}
+
+// readFiles reads Galaxy's state from files.
+func readFiles(names []string, stdin io.Reader, configKey string) (*given, error) {
+	g := &given{configKey: configKey}
+	for _, name := range names {
+		text, err := readFile(name, stdin)
+		if err != nil {
+			return nil, err
+		}
+		if err := g.addFile(text); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return g, nil
+}
+
+func readFile(name string, stdin io.Reader) ([]byte, error) {
+	if name == "-" {
+		text, err := io.ReadAll(stdin)
+		if err != nil {
+			return nil, fmt.Errorf("read stdin: %w", err)
+		}
+		return text, nil
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("read Galaxy's state: %w", err)
+	}
+	return text, nil
+}
+
+func (g *given) addFile(text []byte) error {
+	if json.Valid(text) { // which YAML does not take if it is indented with tabs
+		if err := g.addDocument(text); err != nil {
+			return fmt.Errorf("document 1: %w", err)
+		}
+		return nil
+	}
+	documents := utilyaml.NewYAMLReader(newReader(text))
+	for n := 1; ; n++ {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("document %d: %w", n, err)
+		}
+		document, err = yaml.YAMLToJSON(document)
+		if err != nil {
+			return fmt.Errorf("document %d: %w", n, err)
+		}
+		if err := g.addDocument(document); err != nil {
+			return fmt.Errorf("document %d: %w", n, err)
+		}
+	}
+}
+
+// addDocument adds JSON.
+func (g *given) addDocument(document []byte) error {
+	switch document = bytes.TrimSpace(document); {
+	case bytes.Equal(document, []byte("null")):
+		return nil // nothing but comments
+	case document[0] == '[':
+		return g.addConfig(document)
+	}
+	return g.addObject(document)
+}
+
+func (g *given) addConfig(text []byte) error {
+	if g.config != nil {
+		return errors.New("a second pool configuration: give one")
+	}
+	g.config = text
+	return nil
+}
+
+func (g *given) addObject(document []byte) error {
+	var object struct {
+		metav1.TypeMeta   `json:",inline"`
+		metav1.ObjectMeta `json:"metadata"`
+		Items             []json.RawMessage `json:"items"`
+		Data              map[string]string `json:"data"`
+		SchedulePlugin    json.RawMessage   `json:"schedule_plugin"`
+	}
+	if err := json.Unmarshal(document, &object); err != nil {
+		return fmt.Errorf("neither a Kubernetes object nor Galaxy's pool configuration: %w", err)
+	}
+	galaxyVersion := galaxy.GroupName + "/" + galaxy.Version
+	switch kind := object.Kind; {
+	case kind == "" && object.SchedulePlugin != nil:
+		return g.addConfig(document)
+	case kind == "ConfigMap" && object.APIVersion == "v1":
+		config, ok := object.Data[g.configKey]
+		if !ok {
+			return fmt.Errorf("ConfigMap %s/%s has no key %q: name it with --configmap-key", object.Namespace, object.Name, g.configKey)
+		}
+		return g.addConfig([]byte(config))
+	case kind == "FloatingIP" && object.APIVersion == galaxyVersion:
+		return g.addIP(document)
+	case kind == "Pool" && object.APIVersion == galaxyVersion:
+		return g.addPool(document)
+	case strings.HasSuffix(kind, "List"):
+		g.hasIPs = g.hasIPs || kind == "FloatingIPList"
+		g.hasPools = g.hasPools || kind == "PoolList"
+		for i, item := range object.Items {
+			if err := g.addObject(item); err != nil {
+				return fmt.Errorf("items[%d]: %w", i, err)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("%s %s is not Galaxy's: want a ConfigMap, %s FloatingIP or Pool, or a list of them", object.APIVersion, object.Kind, galaxyVersion)
+}
+
+func (g *given) addIP(document []byte) error {
+	var ip galaxy.FloatingIP
+	if err := json.Unmarshal(document, &ip); err != nil {
+		return fmt.Errorf("parse a FloatingIP of Galaxy's: %w", err)
+	}
+	g.ips, g.hasIPs = append(g.ips, ip), true
+	return nil
+}
+
+func (g *given) addPool(document []byte) error {
+	var pool galaxy.Pool
+	if err := json.Unmarshal(document, &pool); err != nil {
+		return fmt.Errorf("parse a Pool of Galaxy's: %w", err)
+	}
+	g.hasPools = true
+	if pool.Namespace == galaxyNamespace || pool.Namespace == "" {
+		g.pools = append(g.pools, pool)
+	}
+	return nil
+}
+
+// cluster is the API server that is migrated.
+type cluster struct {
+	kube     kubernetes.Interface
+	dynamic  dynamic.Interface
+	metadata metadata.Interface
+	berth    *client.Client
+	// kinds and resources that the API server can list, of namespaced objects.
+	kinds     map[string][]schema.GroupVersionKind
+	resources map[schema.GroupVersionKind]schema.GroupVersionResource
+	groups    map[string]bool
+	notes     []string
+}
+
+func connect(flags *genericclioptions.ConfigFlags) (*cluster, error) {
+	config, err := flags.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's address and credentials: %w", err)
+	}
+	config.QPS = -1 // the number of workers limits it, and the API server itself
+	c := &cluster{}
+	protobuf := rest.CopyConfig(config)
+	protobuf.ContentType = "application/vnd.kubernetes.protobuf"
+	protobuf.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	if c.kube, err = kubernetes.NewForConfig(protobuf); err != nil {
+		return nil, fmt.Errorf("create the Kubernetes client: %w", err)
+	}
+	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("create the client of Galaxy's objects: %w", err)
+	}
+	if c.metadata, err = metadata.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("create the client of workloads: %w", err)
+	}
+	if c.berth, err = client.NewForConfig(config); err != nil {
+		return nil, err
+	}
+	found, err := flags.ToDiscoveryClient()
+	if err != nil {
+		return nil, fmt.Errorf("create the discovery client: %w", err)
+	}
+	found.Invalidate() // it keeps what it found on disk for hours
+	return c, c.discover(found)
+}
+
+// discover learns which kinds there are.
+func (c *cluster) discover(api discovery.DiscoveryInterface) error {
+	lists, err := api.ServerPreferredResources()
+	if failed, ok := errors.AsType[*discovery.ErrGroupDiscoveryFailed](err); ok {
+		// An aggregated API that is down is no concern unless a key names its kind.
+		for group := range failed.Groups {
+			c.notes = append(c.notes, fmt.Sprintf("API %s does not answer: workloads of its kinds are not found", group))
+		}
+		slices.Sort(c.notes)
+	} else if err != nil {
+		return fmt.Errorf("ask the API server what kinds it has: %w", err)
+	}
+	c.kinds = map[string][]schema.GroupVersionKind{}
+	c.resources = map[schema.GroupVersionKind]schema.GroupVersionResource{}
+	c.groups = map[string]bool{}
+	for _, list := range lists {
+		version, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			return fmt.Errorf("read the API server's kinds: %w", err)
+		}
+		for i := range list.APIResources {
+			resource := &list.APIResources[i]
+			c.groups[version.WithResource(resource.Name).GroupResource().String()] = true
+			if !resource.Namespaced || strings.Contains(resource.Name, "/") || !slices.Contains(resource.Verbs, "list") {
+				continue
+			}
+			kind := version.WithKind(resource.Kind)
+			lower := strings.ToLower(resource.Kind)
+			c.kinds[lower] = append(c.kinds[lower], kind)
+			c.resources[kind] = version.WithResource(resource.Name)
+		}
+	}
+	return nil
+}
+
+// has says whether the API server has a resource, written "resource.group".
+func (c *cluster) has(resource string) bool { return c.groups[resource] }
+
+// readGalaxy reads what the files did not have.
+func (o *importOptions) readGalaxy(ctx context.Context, api *cluster, g *given, progress *progress) (notes []string, err error) {
+	if g.config == nil {
+		progress.say("Reading ConfigMap %s/%s", o.configMapNamespace, o.configMapName)
+		if g.config, err = o.readConfigMap(ctx, api.kube); err != nil {
+			return nil, err
+		}
+	}
+	version := schema.GroupVersion{Group: galaxy.GroupName, Version: galaxy.Version}
+	if resource := version.WithResource("floatingips"); !g.hasIPs {
+		if !api.has(resource.GroupResource().String()) {
+			notes = append(notes, fmt.Sprintf("the cluster has no %s: no addresses are imported but those that pods say they have", resource.GroupResource()))
+		} else if err := list(ctx, api.dynamic.Resource(resource), progress, resource.GroupResource().String(), &g.ips); err != nil {
+			return nil, err
+		}
+	}
+	if resource := version.WithResource("pools"); !g.hasPools && api.has(resource.GroupResource().String()) {
+		if err := list(ctx, api.dynamic.Resource(resource).Namespace(galaxyNamespace), progress, resource.GroupResource().String(), &g.pools); err != nil {
+			return nil, err
+		}
+	}
+	return notes, nil
+}
+
+func (o *importOptions) readConfigMap(ctx context.Context, kube kubernetes.Interface) ([]byte, error) {
+	object, err := kube.CoreV1().ConfigMaps(o.configMapNamespace).Get(ctx, o.configMapName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("there is no ConfigMap %s/%s with Galaxy's pools: name it with --configmap-namespace and --configmap-name, or give the pools with -f", o.configMapNamespace, o.configMapName)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get Galaxy's pools: %w", err)
+	}
+	text, ok := object.Data[o.configMapKey]
+	if !ok {
+		return nil, fmt.Errorf("ConfigMap %s/%s has no key %q: name it with --configmap-key", o.configMapNamespace, o.configMapName, o.configMapKey)
+	}
+	return []byte(text), nil
+}
+
+// list reads all objects of a resource into items.
+func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progress *progress, what string, items *[]T) error {
+	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return resource.List(ctx, options)
+	})
+	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		var item T
+		fields := object.(*unstructured.Unstructured)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields.Object, &item); err != nil {
+			return fmt.Errorf("%s %s: %w", fields.GetKind(), fields.GetName(), err)
+		}
+		*items = append(*items, item)
+		progress.count(what, len(*items), 0)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list %s: %w", what, err)
+	}
+	return nil
+}
+
+// readBerth reads Berth's objects.
+func (c *cluster) readBerth(ctx context.Context, input *migrate.Input, progress *progress) error {
+	for _, resource := range []string{"ippools", "ipclaims", "floatingips"} {
+		if !c.has(resource + "." + v1alpha1.GroupName) {
+			return fmt.Errorf("the cluster has no %s.%s: install Berth first", resource, v1alpha1.GroupName)
+		}
+	}
+	list := func(what string, page func(metav1.ListOptions) (runtime.Object, error), add func(runtime.Object) int) error {
+		err := pager.New(pager.SimplePageFunc(page)).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+			progress.count(what, add(object), 0)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("list %s: %w", what, err)
+		}
+		return nil
+	}
+	return errors.Join(
+		list("Berth's ippools", func(options metav1.ListOptions) (runtime.Object, error) {
+			return c.berth.IPPools.List(ctx, options)
+		}, func(object runtime.Object) int {
+			input.ExistingPools = append(input.ExistingPools, object.(*v1alpha1.IPPool))
+			return len(input.ExistingPools)
+		}),
+		list("Berth's ipclaims", func(options metav1.ListOptions) (runtime.Object, error) {
+			return c.berth.IPClaims(metav1.NamespaceAll).List(ctx, options)
+		}, func(object runtime.Object) int {
+			input.ExistingClaims = append(input.ExistingClaims, object.(*v1alpha1.IPClaim))
+			return len(input.ExistingClaims)
+		}),
+		list("Berth's floatingips", func(options metav1.ListOptions) (runtime.Object, error) {
+			return c.berth.FloatingIPs.List(ctx, options)
+		}, func(object runtime.Object) int {
+			input.ExistingIPs = append(input.ExistingIPs, object.(*v1alpha1.FloatingIP))
+			return len(input.ExistingIPs)
+		}),
+	)
+}
+
+// readWorkloads reads pods and what may own them.
+func (c *cluster) readWorkloads(ctx context.Context, input *migrate.Input, progress *progress) error {
+	pods := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+	})
+	err := pods.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		input.Pods = append(input.Pods, slim(object.(*v1.Pod)))
+		progress.count("pods", len(input.Pods), 0)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	input.Kinds = c.kinds
+	for _, name := range migrate.Kinds(input.IPs, input.Pods) {
+		for _, kind := range c.kinds[name] {
+			if err := c.readKind(ctx, kind, input, progress); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// slim keeps of a pod what a plan needs.
+func slim(pod *v1.Pod) *v1.Pod {
+	slim := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+			Annotations: map[string]string{}, OwnerReferences: pod.OwnerReferences,
+		},
+		Spec:   v1.PodSpec{NodeName: pod.Spec.NodeName},
+		Status: v1.PodStatus{Phase: pod.Status.Phase},
+	}
+	for _, name := range []string{galaxy.AnnotationArgs, galaxy.AnnotationPool, galaxy.AnnotationReleasePolicy} {
+		if value, ok := pod.Annotations[name]; ok {
+			slim.Annotations[name] = value
+		}
+	}
+	for i := range pod.Spec.Containers {
+		slim.Spec.Containers = append(slim.Spec.Containers, v1.Container{Resources: pod.Spec.Containers[i].Resources})
+	}
+	return slim
+}
+
+func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, input *migrate.Input, progress *progress) error {
+	resource := c.resources[kind]
+	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return c.metadata.Resource(resource).List(ctx, options)
+	})
+	n := 0
+	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		meta := object.(*metav1.PartialObjectMetadata)
+		input.Workloads = append(input.Workloads, migrate.Workload{
+			GroupVersionKind: kind, Namespace: meta.Namespace, Name: meta.Name, UID: meta.UID,
+			Controller: metav1.GetControllerOf(meta),
+		})
+		n++
+		progress.count(resource.GroupResource().String(), n, 0)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list %s: %w", resource.GroupResource(), err)
+	}
+	return nil
+}
