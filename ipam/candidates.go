@@ -206,7 +206,7 @@ func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
 	if err == nil {
 		return nil
 	}
-	return &Rejection{Reason: c.explain(err, nodePools)}
+	return &Rejection{Reason: "node(s) without an address for the pod: " + c.explain(err, nodePools)}
 }
 
 // unreachable says whether nothing that could serve the part is reachable at a

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -25,13 +26,12 @@ import (
 type PodIsCurrent func(ctx context.Context, namespace, name, uid string) (bool, error)
 
 // Commit makes a reservation durable: one write for each address, create or
-// update, none for one that the pod must have and that is recorded for it on this
-// node already. It fails with ErrConflict if the API server gave an address to
+// update. It fails with ErrConflict if the API server gave an address to
 // somebody else. Then it has the external assigner, where the pool has one, attach
 // the addresses.
 //
-// The claim of an earlier attempt is written even if nothing changes: whoever
-// made it, and may be about to take it back ([IPAM.Abandon]), then no longer can.
+// What is recorded for the pod already is written even if nothing changes: whoever
+// wrote it, and may be about to take it back ([IPAM.Abandon]), then no longer can.
 // Other claims of earlier attempts are left alone, for a scheduler that is slow
 // may yet bind the pod with one; the controller frees them when the pod is bound.
 // So it frees what was committed of a reservation that failed.
@@ -40,12 +40,15 @@ type PodIsCurrent func(ctx context.Context, namespace, name, uid string) (bool, 
 // the one that is behind, and must then not take the address from the pod's
 // successor, nor say that it is on another node than the pod is.
 func (i *IPAM) Commit(ctx context.Context, r *Reservation, current PodIsCurrent) error {
-	if len(r.addrs) == 1 {
-		return i.commit(ctx, r, r.addrs[0], current)
+	// The first decides between two schedulers that want the pod; each would
+	// otherwise win some and both fail.
+	if err := i.commit(ctx, r, r.addrs[0], current); err != nil {
+		return err
 	}
-	failed := make([]error, len(r.addrs))
+	rest := r.addrs[1:]
+	failed := make([]error, len(rest))
 	var group sync.WaitGroup
-	for at, a := range r.addrs {
+	for at, a := range rest {
 		group.Go(func() { failed[at] = i.commit(ctx, r, a, current) })
 	}
 	group.Wait()
@@ -57,26 +60,19 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, current 
 	if pool == nil {
 		return fmt.Errorf("commit %s: pool %q is gone: %w", a.Addr, a.Pool, ErrConflict)
 	}
-	var revision uint64
-	if a.stored != nil && !a.stale && a.stored.PodUID == r.request.UID && a.stored.Node == r.node.Name {
-		i.book.Release(a.Addr, r.request.UID)
-		revision = a.stored.Version
-	} else {
-		ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now()), current)
-		if err != nil {
-			return err
-		}
-		a.committed = ip
-		record, err := recordOf(ip)
-		if err != nil {
-			return err
-		}
-		if i.book.Confirm(record, r.request.UID) {
-			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
-		}
-		revision = record.Version
+	ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now()), current)
+	if err != nil {
+		return err
 	}
-	return i.attach(ctx, r, a, pool, revision)
+	a.committed = ip
+	record, err := recordOf(ip)
+	if err != nil {
+		return err
+	}
+	if i.book.Confirm(record, r.request.UID) {
+		i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+	}
+	return i.attach(ctx, r, a, pool, record.Version)
 }
 
 // attach has the external assigner attach the address to the pod's node.
@@ -107,7 +103,7 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1al
 	if a.stored == nil {
 		return i.create(ctx, r, a, spec, current)
 	}
-	if a.stale {
+	if a.stored.PodUID == r.request.UID {
 		return i.takeOver(ctx, r, a, spec, current)
 	}
 	if a.stored.PodUID != "" {
@@ -130,7 +126,7 @@ func checkCurrent(ctx context.Context, r *Reservation, a *reserved, current PodI
 	return nil
 }
 
-// takeOver makes the claim of an earlier attempt, for the same pod, this one's.
+// takeOver makes what an earlier attempt wrote, for the same pod, this one's.
 func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
 	existing, err := i.store.Get(ctx, a.name())
 	if err != nil {
@@ -177,13 +173,17 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1a
 
 // Abandon takes back what Commit wrote for a pod that turned out to be gone or
 // bound by another scheduler: it frees the addresses that Commit created, and
-// returns those that were retained to their owner. It leaves alone what another
-// scheduler took over since, as the pod may be bound with it, and what the
-// external assigner was told of: the controller has that detached first. It may
-// be called again after an error.
-func (i *IPAM) Abandon(ctx context.Context, r *Reservation) error {
+// returns those that were retained to their owner. It leaves alone what the pod is
+// bound with, by the names of FloatingIPs, what another scheduler took over since,
+// as it may be about to bind the pod with it, and what the external assigner was
+// told of: the controller has that detached first. It may be called again after an
+// error.
+func (i *IPAM) Abandon(ctx context.Context, r *Reservation, boundWith []string) error {
 	var errs []error
 	for _, a := range r.addrs {
+		if slices.Contains(boundWith, a.name()) {
+			continue
+		}
 		if err := i.abandon(ctx, a); err != nil && !errors.Is(err, store.ErrChanged) {
 			errs = append(errs, err)
 		}

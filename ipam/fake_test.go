@@ -28,8 +28,10 @@ type server struct {
 	writes  []string
 	// watchers get every change; a test that delays the watch clears them.
 	watchers []store.Handler
-	// fail is returned by the next write; lostAnswer says whether it was done.
+	// fail is returned by the next creation, of failOn unless that is empty;
+	// lostAnswer says whether it was done.
 	fail       error
+	failOn     string
 	lostAnswer bool
 }
 
@@ -40,9 +42,9 @@ func (s *server) next() string {
 	return strconv.Itoa(s.version)
 }
 
-func (s *server) failing(done bool) error {
+func (s *server) failing(name string, done bool) error {
 	err := s.fail
-	if err == nil || done != s.lostAnswer {
+	if err == nil || done != s.lostAnswer || s.failOn != "" && s.failOn != name {
 		return nil
 	}
 	s.fail = nil
@@ -59,7 +61,7 @@ func (s *server) Claim(_ context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.Fl
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.writes = append(s.writes, "create "+ip.Name)
-	if err := s.failing(false); err != nil {
+	if err := s.failing(ip.Name, false); err != nil {
 		return nil, err
 	}
 	if s.objects[ip.Name] != nil {
@@ -71,7 +73,7 @@ func (s *server) Claim(_ context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.Fl
 	created.CreationTimestamp = metav1.Unix(int64(s.version), 0)
 	s.objects[ip.Name] = created
 	s.observed(created)
-	if err := s.failing(true); err != nil {
+	if err := s.failing(ip.Name, true); err != nil {
 		return nil, err
 	}
 	return created.DeepCopy(), nil

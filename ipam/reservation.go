@@ -28,8 +28,6 @@ type reserved struct {
 	part int
 	// stored is the object to update; nil: one is to be created.
 	stored *allocator.Record
-	// stale: stored is the claim of an earlier attempt.
-	stale bool
 	// committed is what Commit wrote, and created says whether that made the
 	// object, for Abandon.
 	committed *v1alpha1.FloatingIP
@@ -71,10 +69,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, nodePools []int) (*Reservation,
 	}
 	r := &Reservation{request: c.request, node: node}
 	for part, t := range taken {
-		r.addrs = append(r.addrs, &reserved{
-			Addr: t.Addr, Pool: t.Pool, part: part, stored: t.Stored,
-			stale: t.Stored != nil && c.isStale(t.Stored),
-		})
+		r.addrs = append(r.addrs, &reserved{Addr: t.Addr, Pool: t.Pool, part: part, stored: t.Stored})
 	}
 	return r, nil
 }

@@ -68,7 +68,7 @@ func TestDualStackIsRetained(t *testing.T) {
 func TestHalfCommitted(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2-2001:db8::9"))
-	s.fail = errors.New("refused")
+	s.fail, s.failOn = errors.New("refused"), six
 	r := reserve(t, i, dualStack("web-0", "a", ""))
 	if err := i.Commit(context.Background(), r, isCurrent); err == nil {
 		t.Fatal("Commit succeeded though a write failed")

@@ -71,6 +71,10 @@ func TestHeldBy(t *testing.T) {
 	}{
 		{"the pod's own", Record{Owner: set, PodUID: "new"}, set, true},
 		{"PodDeleted keeps nothing for the next pod", Record{Owner: set, PodUID: "old"}, set, false},
+		{"taken before any pod asked", Record{Owner: set}, set, true},
+		{"the same, of an owner that was deleted and made again", Record{Owner: set}, again, false},
+		{"to be detached first", Record{Owner: set, Policy: Retain, Attached: true}, set, false},
+		{"cooling down", Record{Owner: set, Policy: Retain, Cooling: true}, set, false},
 		{"retained", Record{Owner: set, Policy: Retain}, set, true},
 		{"of the pod that had the name before", Record{Owner: set, Policy: Retain, PodUID: "old"}, set, true},
 		{"retained for a set that was deleted and made again", Record{Owner: set, Policy: Retain}, again, false},

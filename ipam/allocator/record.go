@@ -111,6 +111,8 @@ func (r *Record) heldBy(owner Owner, podUID string) bool {
 		return r.Owner.UID == owner.UID
 	case Never:
 		return true
+	default:
+		// Taken for an owner before any pod asked, whatever becomes of it after one.
+		return r.PodUID == "" && r.Owner.UID == owner.UID
 	}
-	return false
 }

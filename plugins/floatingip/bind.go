@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -71,7 +72,7 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if err := pl.commit(ctx, s.reservation); err != nil {
 		err = fmt.Errorf("claim floating IP %s: %w", s.reservation.Names(), err)
 		if errors.Is(err, ipam.ErrNotCurrent) {
-			err = pl.abandon(ctx, s.reservation, err)
+			err = pl.abandon(ctx, pod, s.reservation, err)
 		}
 		return fwk.AsStatus(err)
 	}
@@ -89,7 +90,7 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// Another scheduler bound the pod, or it is gone: it will not come back for
 		// the address.
-		err = pl.abandon(ctx, s.reservation, err)
+		err = pl.abandon(ctx, pod, s.reservation, err)
 	}
 	return fwk.AsStatus(err)
 }
@@ -100,12 +101,34 @@ var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Fa
 
 // abandon takes back what was committed for a pod that will not come back for it.
 // It returns the error that made it necessary, and its own.
-func (pl *Plugin) abandon(ctx context.Context, r *ipam.Reservation, because error) error {
-	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error { return pl.addresses.Abandon(ctx, r) })
+func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation, because error) error {
+	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error {
+		boundWith, err := pl.boundWith(ctx, pod)
+		if err != nil {
+			return err
+		}
+		return pl.addresses.Abandon(ctx, r, boundWith)
+	})
 	if err != nil {
 		return errors.Join(because, fmt.Errorf("give back floating IP %s: %w", r.Names(), err))
 	}
 	return because
+}
+
+// boundWith asks the API server which FloatingIPs the pod was bound with; none if
+// it is gone or not bound.
+func (pl *Plugin) boundWith(ctx context.Context, pod *v1.Pod) ([]string, error) {
+	now, err := pl.handle.ClientSet().CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask what pod %s is bound with: %w", klog.KObj(pod), err)
+	}
+	if now.UID != pod.UID || now.Spec.NodeName == "" {
+		return nil, nil
+	}
+	return strings.Split(now.Annotations[v1alpha1.AnnotationFloatingIPs], ","), nil
 }
 
 func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {

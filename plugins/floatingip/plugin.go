@@ -52,7 +52,7 @@ type addresses interface {
 	// Commit makes at most one write.
 	Commit(ctx context.Context, r *ipam.Reservation, current ipam.PodIsCurrent) error
 	// Abandon is idempotent.
-	Abandon(ctx context.Context, r *ipam.Reservation) error
+	Abandon(ctx context.Context, r *ipam.Reservation, boundWith []string) error
 }
 
 // Factory makes the plugin for every profile of one scheduler process, on one

@@ -5,6 +5,8 @@ package scheduler
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,8 +17,8 @@ import (
 // invariants waits until the API objects agree with each other and the test's
 // world is at rest:
 //
-//   - every live pod that is bound and asked for an address has exactly one, the
-//     one that its annotation names, recorded for its UID and node;
+//   - every live pod that is bound has exactly as many addresses as it asked for,
+//     those that its annotation names, recorded for its UID and node;
 //   - every address in use is recorded for such a pod, or kept for an owner by
 //     policy, or reserved: none is leaked.
 //
@@ -54,16 +56,18 @@ func agree(pods []v1.Pod, ips []v1alpha1.FloatingIP) error {
 			continue
 		}
 		delete(byPod, pod.UID)
-		if len(held) != 1 {
+		if len(held) != wants(pod) {
 			errs = append(errs, fmt.Errorf("pod %s on %s has %d addresses: %v", pod.Name, pod.Spec.NodeName, len(held), texts(held)))
 			continue
 		}
-		ip := held[0]
-		if name := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; name != ip.Name {
-			errs = append(errs, fmt.Errorf("pod %s is annotated with %q, but has %s", pod.Name, name, texts(held)))
-		}
-		if ip.Spec.Node != pod.Spec.NodeName || ip.Spec.Owner == nil || ip.Spec.Owner.Namespace != pod.Namespace || ip.Spec.Pod.Name != pod.Name {
-			errs = append(errs, fmt.Errorf("pod %s on %s has %s", pod.Name, pod.Spec.NodeName, texts(held)))
+		names := strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ",")
+		for _, ip := range held {
+			if !slices.Contains(names, ip.Name) || len(names) != len(held) {
+				errs = append(errs, fmt.Errorf("pod %s is annotated with %q, but has %s", pod.Name, names, texts(held)))
+			}
+			if ip.Spec.Node != pod.Spec.NodeName || ip.Spec.Owner == nil || ip.Spec.Owner.Namespace != pod.Namespace || ip.Spec.Pod.Name != pod.Name {
+				errs = append(errs, fmt.Errorf("pod %s on %s has %s", pod.Name, pod.Spec.NodeName, texts(held)))
+			}
 		}
 	}
 	for _, leaked := range byPod {
@@ -74,7 +78,7 @@ func agree(pods []v1.Pod, ips []v1alpha1.FloatingIP) error {
 
 // kept says whether an address without a pod has a reason to exist.
 func kept(ip *v1alpha1.FloatingIP) error {
-	if ip.Spec.Reserved || ip.Spec.Owner != nil && ip.Spec.ReleasePolicy != v1alpha1.ReleasePodDeleted {
+	if ip.Spec.Reserved || ip.Spec.ReleasedAt != nil || ip.Spec.Owner != nil && ip.Spec.ReleasePolicy != v1alpha1.ReleasePodDeleted {
 		return nil
 	}
 	return fmt.Errorf("leaked: %s has neither pod nor policy", ip.Name)

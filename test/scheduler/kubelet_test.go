@@ -5,6 +5,8 @@ package scheduler
 import (
 	"context"
 	"encoding/json"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,13 +30,16 @@ type wires struct {
 
 	mu      sync.Mutex
 	holders map[string]*v1.Pod // FloatingIP name → live pod
+	dead    map[string]bool    // nodes whose kubelet does nothing any more
+	lingers []func(*v1.Pod) bool
 }
 
-// kubelet starts the imitation and waits until it follows the API server.
-func (w *world) kubelet() {
+// kubelet starts the imitation and waits until it follows the API server. Pods
+// that are to be deleted and that linger, the test must end.
+func (w *world) kubelet(linger ...func(*v1.Pod) bool) {
 	w.t.Helper()
-	w.wires = &wires{w: w, holders: map[string]*v1.Pod{}}
-	factory := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithNamespace(namespace))
+	w.wires = &wires{w: w, lingers: linger, holders: map[string]*v1.Pod{}, dead: map[string]bool{}}
+	factory := informers.NewSharedInformerFactory(w.kube, 0)
 	registration, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { w.wires.changed(object.(*v1.Pod)) },
 		UpdateFunc: func(_, object any) { w.wires.changed(object.(*v1.Pod)) },
@@ -62,10 +67,14 @@ func (w *world) kubelet() {
 // changed runs serially, in the order of the API server's changes.
 func (k *wires) changed(pod *v1.Pod) {
 	switch {
-	case pod.Spec.NodeName == "":
+	case pod.Spec.NodeName == "" || k.isDead(pod.Spec.NodeName):
 	case finished(pod):
 		k.unwire(pod)
 	case pod.DeletionTimestamp != nil:
+		if slices.ContainsFunc(k.lingers, func(lingers func(*v1.Pod) bool) bool { return lingers(pod) }) {
+			return
+		}
+		k.checkHeld(pod)
 		err := k.w.kube.CoreV1().Pods(pod.Namespace).Delete(k.w.ctx, pod.Name, metav1.DeleteOptions{
 			GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 		})
@@ -80,7 +89,16 @@ func (k *wires) changed(pod *v1.Pod) {
 
 // wire is the agent's ADD.
 func (k *wires) wire(pod *v1.Pod) {
-	name := pod.Annotations[v1alpha1.AnnotationFloatingIPs]
+	names := strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ",")
+	if len(names) != wants(pod) && k.alive(pod) {
+		k.w.t.Errorf("pod %s is bound with FloatingIPs %q but asked for %d", pod.Name, names, wants(pod))
+	}
+	for _, name := range names {
+		k.wireOne(pod, name)
+	}
+}
+
+func (k *wires) wireOne(pod *v1.Pod, name string) {
 	ip, err := k.w.berth.FloatingIPs.Get(k.w.ctx, name, metav1.GetOptions{})
 	if err != nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID {
 		if k.alive(pod) {
@@ -94,6 +112,42 @@ func (k *wires) wire(pod *v1.Pod) {
 		k.w.t.Errorf("pods %s and %s are alive and both have %s", other.Name, pod.Name, name)
 	}
 	k.holders[name] = pod
+}
+
+// checkHeld fails the test if an address was taken from a pod before it ended.
+func (k *wires) checkHeld(pod *v1.Pod) {
+	for name := range k.heldBy(pod) {
+		ip, err := k.w.berth.FloatingIPs.Get(k.w.ctx, name, metav1.GetOptions{})
+		taken := apierrors.IsNotFound(err) || err == nil && (ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID)
+		if taken && k.alive(pod) {
+			k.w.t.Errorf("pod %s/%s is being deleted but has not ended, and %s was taken from it: %+v", pod.Namespace, pod.Name, name, ip)
+		}
+	}
+}
+
+func (k *wires) heldBy(pod *v1.Pod) map[string]bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	names := map[string]bool{}
+	for name, holder := range k.holders {
+		if holder.UID == pod.UID {
+			names[name] = true
+		}
+	}
+	return names
+}
+
+// die ends a node's kubelet and all its pods, without anybody hearing of it.
+func (k *wires) die(node string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.dead[node] = true
+}
+
+func (k *wires) isDead(node string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.dead[node]
 }
 
 func (k *wires) unwire(pod *v1.Pod) {
@@ -142,8 +196,9 @@ func (w *world) setPhase(pod *v1.Pod, phase v1.PodPhase) error {
 	return err
 }
 
-// keepLease renews a node's lease, so that the node controller finds it alive.
-func (w *world) keepLease(node string) {
+// keepLease renews a node's lease until ctx ends, so that the node controller finds it
+// alive.
+func (w *world) keepLease(ctx context.Context, node string) {
 	leases := w.kube.CoordinationV1().Leases(v1.NamespaceNodeLease)
 	ticker := time.NewTicker(2 * time.Second)
 	defer ticker.Stop()
@@ -153,12 +208,12 @@ func (w *world) keepLease(node string) {
 			ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: v1.NamespaceNodeLease},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &node, LeaseDurationSeconds: &seconds, RenewTime: &now},
 		}
-		if _, err := leases.Create(w.ctx, lease, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+		if _, err := leases.Create(ctx, lease, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
 			patch, _ := json.Marshal(map[string]any{"spec": lease.Spec})
-			_, _ = leases.Patch(w.ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}) // the next one may succeed
+			_, _ = leases.Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}) // the next one may succeed
 		}
 		select {
-		case <-w.ctx.Done():
+		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}

@@ -97,6 +97,12 @@ func asks(pod *v1.Pod) bool {
 	return ok
 }
 
+// wants is how many addresses a pod asks for.
+func wants(pod *v1.Pod) int {
+	q := pod.Spec.Containers[0].Resources.Requests[v1alpha1.ResourceIP]
+	return int(q.Value())
+}
+
 // finished says whether a pod has ended.
 func finished(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
@@ -109,10 +115,4 @@ func and(options ...func(*v1.Pod)) func(*v1.Pod) {
 			option(pod)
 		}
 	}
-}
-
-// ownerOf returns references to a controller that need not exist.
-func ownerOf(apiVersion, kind, name string) []metav1.OwnerReference {
-	yes := true
-	return []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: "some-uid", Controller: &yes}}
 }

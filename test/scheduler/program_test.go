@@ -22,6 +22,7 @@ type program struct {
 	*proxy
 	command *exec.Cmd
 	ended   chan struct{}
+	log     string
 }
 
 // schedulerOptions say how a scheduler differs from the manifests.
@@ -31,6 +32,8 @@ type schedulerOptions struct {
 	elect bool
 	// profiles are the names of more profiles, all like the first.
 	profiles []string
+	// args are those of the plugin.
+	args map[string]any
 }
 
 // scheduler starts berth-scheduler with the configuration of the manifests.
@@ -50,6 +53,9 @@ func (w *world) scheduler(options schedulerOptions) *program {
 	election := config["leaderElection"].(map[string]any)
 	election["leaderElect"] = options.elect
 	profile := config["profiles"].([]any)[0].(map[string]any)
+	if options.args != nil {
+		profile["pluginConfig"] = append(profile["pluginConfig"].([]any), map[string]any{"name": "FloatingIP", "args": options.args})
+	}
 	for _, name := range options.profiles {
 		another := maps.Clone(profile)
 		another["schedulerName"] = name
@@ -104,7 +110,7 @@ func (w *world) start(p *proxy, name string, args ...string) *program {
 		w.t.Fatal(err)
 	}
 	defer log.Close()
-	r := &program{w: w, name: name, proxy: p, command: exec.Command(filepath.Join(binDir, name), args...), ended: make(chan struct{})}
+	r := &program{w: w, name: name, proxy: p, command: exec.Command(filepath.Join(binDir, name), args...), ended: make(chan struct{}), log: log.Name()}
 	r.command.Stdout, r.command.Stderr = log, log
 	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := r.command.Start(); err != nil {

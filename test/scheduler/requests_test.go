@@ -83,6 +83,11 @@ func TestRequestsPerPod(t *testing.T) {
 	w.scheduler(schedulerOptions{})
 	w.pool("web", "10.0.70.2-10.0.70.99")
 	set := w.retainForSet("db", 5)
+	// Until the scheduler has read the book it schedules no pod that asks, and says
+	// so once for each.
+	w.create(newPod("first"))
+	w.bound("first")
+	w.eventually("wait for the event", func() error { return w.eventOf("first", "Scheduled", "") })
 	tests := []struct {
 		name string
 		pods []*v1.Pod

@@ -91,7 +91,7 @@ func TestExhaustedPool(t *testing.T) {
 	w.bound(namesOf(pods)...)
 
 	w.create(newPod("late"))
-	const want = `0/3 nodes are available: pool "web" (10.0.70.2-10.0.70.9) has no free address (8 in use, 0 retained)`
+	const want = `0/3 nodes are available: 3 node(s) without an address for the pod: pool "web" (10.0.70.2-10.0.70.9) has no free address (8 in use, 0 retained)`
 	if got := w.refused("late"); !strings.Contains(got, want) {
 		t.Errorf("the pod's condition says %q, want %q in it", got, want)
 	}

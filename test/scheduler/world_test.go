@@ -5,6 +5,7 @@ package scheduler
 import (
 	"context"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -45,7 +46,13 @@ type world struct {
 // test.
 func newWorld(t *testing.T, options lab.ControlPlaneOptions) *world {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	return newWorldFor(t, 4*time.Minute, options)
+}
+
+// newWorldFor starts one that lasts longer, or less long.
+func newWorldFor(t *testing.T, lasts time.Duration, options lab.ControlPlaneOptions) *world {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
 	t.Cleanup(cancel)
 	cp, err := lab.StartControlPlane(ctx, options)
 	if err != nil {
@@ -109,26 +116,35 @@ func (w *world) try(check func() error) error {
 func (w *world) nodes(n int) {
 	w.t.Helper()
 	for i := 1; i <= n; i++ {
-		resources := v1.ResourceList{v1.ResourceCPU: quantity("1000"), v1.ResourceMemory: quantity("1000Gi"), v1.ResourcePods: quantity("1000")}
-		name := fmt.Sprintf("node%d", i)
-		_, err := w.kube.CoreV1().Nodes().Create(w.ctx, &v1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelHostname: name}},
-			Status: v1.NodeStatus{
-				Capacity: resources, Allocatable: resources,
-				Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: fmt.Sprintf("10.0.60.%d", 10+i)}},
-				Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}},
-			},
-		}, metav1.CreateOptions{})
-		if err != nil {
+		if err := w.node(w.ctx, fmt.Sprintf("node%d", i), fmt.Sprintf("10.0.60.%d", 10+i), nil); err != nil {
 			w.t.Fatal(err)
 		}
-		// Admission taints new nodes until a controller has looked at them.
-		untaint := []byte(`{"spec":{"taints":null}}`)
-		if _, err := w.kube.CoreV1().Nodes().Patch(w.ctx, name, types.MergePatchType, untaint, metav1.PatchOptions{}); err != nil {
-			w.t.Fatal(err)
-		}
-		go w.keepLease(name)
 	}
+}
+
+// node makes a node that is ready, and keeps its lease until ctx ends.
+func (w *world) node(ctx context.Context, name, address string, labels map[string]string) error {
+	resources := v1.ResourceList{v1.ResourceCPU: quantity("1000"), v1.ResourceMemory: quantity("1000Gi"), v1.ResourcePods: quantity("1000")}
+	all := map[string]string{v1.LabelHostname: name}
+	maps.Copy(all, labels)
+	_, err := w.kube.CoreV1().Nodes().Create(ctx, &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: all},
+		Status: v1.NodeStatus{
+			Capacity: resources, Allocatable: resources,
+			Addresses:  []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: address}},
+			Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	// Admission taints new nodes until a controller has looked at them.
+	untaint := []byte(`{"spec":{"taints":null}}`)
+	if _, err := w.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, untaint, metav1.PatchOptions{}); err != nil {
+		return err
+	}
+	go w.keepLease(ctx, name)
+	return nil
 }
 
 // pool makes an IPPool of 10.0.70.0/24.

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// patience is how long the dust may take to settle. It is far below the five
+// minutes after which kube-scheduler looks at a waiting pod again by itself, so
+// that a lost wake-up is a failure.
+const patience = 100 * time.Second
+
+func TestChaos(t *testing.T) {
+	s, err := settingsFromEnv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("BERTH_CHAOS_SEED=%d, %d rounds, about %d pods on %d nodes", s.seed, s.rounds, s.pods, s.nodes)
+	w := newWorld(t, s)
+	t.Cleanup(w.keepLogs)
+	w.record()
+	w.startNodes()
+	api, err := dynamic.NewForConfig(w.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &driver{w: w, api: api, random: rand.New(rand.NewPCG(s.seed, 0))}
+	if err := d.makePools(); err != nil {
+		t.Fatal(err)
+	}
+	for round := range s.rounds {
+		// In every second round the programs of a kind elect one that works, in the
+		// others both do.
+		d.round(round, round%2 == 1)
+	}
+	d.end(s.rounds)
+}
+
+// round starts the programs, which must find everything as it was, lets a while
+// of chaos pass, and looks.
+func (d *driver) round(round int, elect bool) {
+	w := d.w
+	w.t.Helper()
+	w.say("round %d begins, election: %t", round, elect)
+	w.startPrograms(round, elect)
+	d.probe(round)
+	d.rest(fmt.Sprintf("round %d, programs started again", round))
+	if err := d.run(round, w.settings.steps); err != nil {
+		w.t.Fatal(err)
+	}
+	d.rest(fmt.Sprintf("round %d", round))
+	w.say("round %d ends; faults: %s", round, summary(w.programs.faults()))
+	w.programs.stop()
+	w.check()
+}
+
+// end deletes everything: what is left is what policy Never keeps.
+func (d *driver) end(round int) {
+	w := d.w
+	w.t.Helper()
+	w.startPrograms(round, false)
+	for _, wl := range d.live() {
+		if err := d.delete(wl, metav1.DeletePropagationBackground); err != nil && !expected(err) {
+			w.t.Fatal(err)
+		}
+		wl.deleted = true
+	}
+	for _, c := range d.claims {
+		if err := d.endClaim(c); err != nil && !expected(err) {
+			w.t.Fatal(err)
+		}
+	}
+	d.rest("all workloads deleted")
+	if err := d.freeSome(func(ip *v1alpha1.FloatingIP) bool {
+		if ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever && !ip.Spec.Reserved && ip.Spec.ReleasedAt == nil {
+			w.violation("%s is left when all workloads are deleted: %+v", ip.Name, ip.Spec)
+		}
+		return true
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	d.rest("all addresses freed")
+	w.eventually("wait for all addresses to be free", func() error {
+		list, err := w.berth.FloatingIPs.List(w.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if n := len(list.Items); n > 0 {
+			return fmt.Errorf("%d are left", n)
+		}
+		return nil
+	})
+	w.programs.stop()
+	w.check()
+}
+
+// rest waits until the dust has settled, and lets the judge see what happened.
+func (d *driver) rest(when string) {
+	w := d.w
+	w.t.Helper()
+	if err := d.settle(); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := d.sweep(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.say("%s: wait for the dust to settle", when)
+	began := time.Now()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	ticker := time.NewTicker(250 * time.Millisecond)
+	defer ticker.Stop()
+	for told := began; ; {
+		version, wrong := d.look()
+		if time.Since(told) > 5*time.Second {
+			told = time.Now()
+			w.say("  not yet, for %d reasons: %s", len(wrong), strings.Join(wrong[:min(2, len(wrong))], "; "))
+		}
+		if len(wrong) == 0 {
+			for _, text := range w.recorder.judgeUntil(version) {
+				w.violation("%s", text)
+			}
+			for _, text := range w.recorder.judge.AtRest(time.Now()) {
+				w.violation("%s", text)
+			}
+			break
+		}
+		select {
+		case <-w.ctx.Done():
+			w.t.Fatal(w.ctx.Err())
+		case <-ticker.C:
+			continue
+		case <-deadline.C:
+		}
+		for _, text := range wrong {
+			w.violation("%s, after %s: %s", when, patience, text)
+		}
+		for _, text := range w.recorder.judgeUntil(^uint64(0)) {
+			w.violation("%s", text)
+		}
+		break
+	}
+	pods, _ := w.kubelet.pods.List(everything)
+	w.say("%s: at rest after %.1f s, %d pods", when, time.Since(began).Seconds(), len(pods))
+	w.check()
+}
+
+// look says what keeps the cluster from being at rest; if nothing does, until
+// which version everything was recorded.
+func (d *driver) look() (version uint64, wrong []string) {
+	w := d.w
+	if lost := w.kubelet.notReady(); len(lost) > 0 {
+		return 0, []string{"nodes are not ready: " + strings.Join(lost, ", ")}
+	}
+	if quiet := w.recorder.quiet(); quiet < 700*time.Millisecond {
+		// Something happens; but what lasts is told.
+		if wrong = w.recorder.now().AtRest(time.Now()); len(wrong) == 0 {
+			wrong = []string{"objects still change"}
+		}
+		return 0, wrong
+	}
+	if wrong = w.recorder.now().AtRest(time.Now()); len(wrong) > 0 {
+		return 0, wrong
+	}
+	version, err := w.recorder.caughtUp()
+	if err != nil {
+		return 0, []string{err.Error()}
+	}
+	return version, nil
+}
+
+// sweep deletes what nobody else does: pods and ReplicaSets whose owner was deleted
+// and left them, and pods that a controller made and that have finished.
+func (d *driver) sweep() error {
+	wanted := map[string]bool{}
+	for _, wl := range d.live() {
+		wanted[wl.String()] = true
+	}
+	background := metav1.DeletePropagationBackground
+	for _, namespace := range namespaces {
+		sets, err := d.w.kube.AppsV1().ReplicaSets(namespace).List(d.w.ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("list ReplicaSets: %w", err)
+		}
+		for i := range sets.Items {
+			set := &sets.Items[i]
+			wl := &workload{kind: replicaSet, namespace: namespace, name: set.Name}
+			if metav1.GetControllerOf(set) == nil && !wanted[wl.String()] {
+				if err := d.delete(wl, background); err != nil && !expected(err) {
+					return fmt.Errorf("delete %s: %w", wl, err)
+				}
+			}
+		}
+		pods, err := d.w.kube.CoreV1().Pods(namespace).List(d.w.ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("list pods: %w", err)
+		}
+		for i := range pods.Items {
+			pod := &pods.Items[i]
+			wl := &workload{kind: barePod, namespace: namespace, name: pod.Name}
+			orphan := metav1.GetControllerOf(pod) == nil
+			if orphan && !wanted[wl.String()] || !orphan && finished(pod) {
+				if err := d.deletePod(pod); err != nil && !expected(err) {
+					return fmt.Errorf("delete pod %s: %w", pod.Name, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// probe shows that the programs work.
+func (d *driver) probe(round int) {
+	w := d.w
+	w.t.Helper()
+	wl := &workload{kind: barePod, namespace: namespaces[0], name: fmt.Sprintf("probe-%d", round), asks: 1, replicas: 1}
+	if err := w.create(wl); err != nil {
+		w.t.Fatal(err)
+	}
+	w.eventually("wait for a pod to be bound after a start", func() error {
+		pod, err := w.kubelet.pods.Pods(wl.namespace).Get(wl.name)
+		if err == nil && pod.Spec.NodeName == "" {
+			err = errors.New("it is not bound")
+		}
+		return err
+	})
+	if err := d.delete(wl, metav1.DeletePropagationBackground); err != nil {
+		w.t.Fatal(err)
+	}
+}

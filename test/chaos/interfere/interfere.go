@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package interfere is an HTTP proxy in front of an API server that does to a
+// program what networks and API servers do: refuse requests, answer with an error,
+// do what was asked and lose the answer, be late, cut watches and hold them back.
+package interfere
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// Faults are probabilities, each from 0 to 1, of what befalls a request.
+type Faults struct {
+	// Conflict answers a write with 409 and does nothing.
+	Conflict float64
+	// Error answers with 500, 503 or 504 and does nothing.
+	Error float64
+	// Lost does what is asked and cuts the connection instead of answering.
+	Lost float64
+	// Late passes a request on only after a while, at most Delay; it arrives even
+	// if the program has given up meanwhile.
+	Late  float64
+	Delay time.Duration
+}
+
+// Proxy stands between one program and the API server. Safe for concurrent use.
+type Proxy struct {
+	url       string
+	upstream  *url.URL
+	transport http.RoundTripper
+	server    *http.Server
+	ended     chan struct{}
+
+	mu        sync.Mutex
+	random    *rand.Rand
+	faults    Faults
+	held      map[string]chan struct{} // resource → closed when its watches flow again
+	watches   map[*http.Request]func() // cuts it
+	forbidden map[string]bool          // what the API server refused
+	count     map[string]int           // faults done, by name
+}
+
+// Start starts a proxy to the API server of config, with the identity that config
+// has. The caller must call Stop.
+func Start(config *rest.Config, random *rand.Rand) (*Proxy, error) {
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("start a proxy: %w", err)
+	}
+	upstream, err := url.Parse(config.Host)
+	if err != nil {
+		return nil, fmt.Errorf("start a proxy: %w", err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("start a proxy: %w", err)
+	}
+	p := &Proxy{
+		url: "http://" + listener.Addr().String(), upstream: upstream, transport: transport, ended: make(chan struct{}), random: random,
+		held: map[string]chan struct{}{}, watches: map[*http.Request]func(){}, forbidden: map[string]bool{}, count: map[string]int{},
+	}
+	p.server = &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		defer close(p.ended)
+		_ = p.server.Serve(listener) // until Stop
+	}()
+	return p, nil
+}
+
+// Stop cuts all connections.
+func (p *Proxy) Stop() {
+	_ = p.server.Close() // nothing is left to do if it fails
+	<-p.ended
+}
+
+// URL of the proxy.
+func (p *Proxy) URL() string { return p.url }
+
+// Set makes faults happen from now on; the zero Faults end them.
+func (p *Proxy) Set(faults Faults) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = faults
+}
+
+// Hold holds back everything that watches of a resource bring, until release is
+// called, which is idempotent.
+func (p *Proxy) Hold(resource string) (release func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held[resource] != nil {
+		return func() {}
+	}
+	open := make(chan struct{})
+	p.held[resource] = open
+	return sync.OnceFunc(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.held, resource)
+		close(open)
+	})
+}
+
+// CutWatches ends all watches; the program may start them again.
+func (p *Proxy) CutWatches() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, cut := range p.watches {
+		cut()
+	}
+	return len(p.watches)
+}
+
+// Forbidden returns what the API server did not permit the program.
+func (p *Proxy) Forbidden() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []string
+	for text := range p.forbidden {
+		all = append(all, text)
+	}
+	return all
+}
+
+// Count returns how many faults were done, by name.
+func (p *Proxy) Count() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	count := make(map[string]int, len(p.count))
+	for name, n := range p.count {
+		count[name] = n
+	}
+	return count
+}
+
+// fate is what befalls one request.
+type fate struct {
+	code  int // answer with it and do nothing; 0: pass on
+	lost  bool
+	delay time.Duration
+}
+
+func (p *Proxy) draw(request *http.Request) fate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	chance := func(name string, probability float64) bool {
+		if probability == 0 || p.random.Float64() >= probability {
+			return false
+		}
+		p.count[name]++
+		return true
+	}
+	write := request.Method != http.MethodGet
+	var f fate
+	switch {
+	case write && chance("conflict", p.faults.Conflict):
+		f.code = http.StatusConflict
+	case chance("error", p.faults.Error):
+		f.code = []int{http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusGatewayTimeout}[p.random.IntN(3)]
+	case !isWatch(request) && chance("lost", p.faults.Lost):
+		f.lost = true
+	}
+	if f.code == 0 && p.faults.Delay > 0 && chance("late", p.faults.Late) {
+		f.delay = time.Duration(p.random.Int64N(int64(p.faults.Delay)))
+	}
+	return f
+}
+
+// ServeHTTP passes a request on, unless its fate is another.
+func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
+	f := p.draw(request)
+	if f.code != 0 {
+		refuse(writer, request, f.code)
+		return
+	}
+	ctx := request.Context()
+	if isWatch(request) {
+		watch, cut := context.WithCancel(ctx)
+		defer p.watching(request, cut)()
+		ctx = watch
+	} else if f.delay > 0 || f.lost {
+		// The program may be dead before the request arrives; the API server must not
+		// notice.
+		ctx = context.WithoutCancel(ctx)
+		if err := buffer(request); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	if f.delay > 0 {
+		timer := time.NewTimer(f.delay)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			panic(http.ErrAbortHandler)
+		}
+	}
+	forward := request.Clone(ctx)
+	forward.RequestURI = ""
+	forward.URL.Scheme, forward.URL.Host, forward.Host = p.upstream.Scheme, p.upstream.Host, p.upstream.Host
+	response, err := p.transport.RoundTrip(forward)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusForbidden {
+		p.mu.Lock()
+		p.forbidden[request.Method+" "+request.URL.Path] = true
+		p.mu.Unlock()
+	}
+	if f.lost {
+		panic(http.ErrAbortHandler)
+	}
+	for key, values := range response.Header {
+		writer.Header()[key] = values
+	}
+	writer.WriteHeader(response.StatusCode)
+	p.copy(ctx, writer, response.Body, request)
+}
+
+// buffer reads a request's body, so that it outlives the connection.
+func buffer(request *http.Request) error {
+	if request.Body == nil {
+		return nil
+	}
+	text, err := io.ReadAll(request.Body)
+	if err != nil {
+		return err
+	}
+	request.Body = io.NopCloser(strings.NewReader(string(text)))
+	return nil
+}
+
+// watching notes a watch until the returned function is called.
+func (p *Proxy) watching(request *http.Request, cut func()) (done func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.watches[request] = cut
+	return func() {
+		cut()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.watches, request)
+	}
+}
+
+// copy passes an answer on piece by piece, as long as it is not held.
+func (p *Proxy) copy(ctx context.Context, writer http.ResponseWriter, body io.Reader, request *http.Request) {
+	flusher, _ := writer.(http.Flusher)
+	flusher.Flush()
+	piece := make([]byte, 64<<10)
+	for {
+		n, err := body.Read(piece)
+		if n > 0 {
+			if isWatch(request) && !p.mayPass(ctx, resourceOf(request)) {
+				panic(http.ErrAbortHandler)
+			}
+			if _, err := writer.Write(piece[:n]); err != nil {
+				return
+			}
+			flusher.Flush()
+		}
+		if err != nil && err != io.EOF {
+			panic(http.ErrAbortHandler) // the program must not take it for the end
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// mayPass waits while watches of a resource are held.
+func (p *Proxy) mayPass(ctx context.Context, resource string) bool {
+	p.mu.Lock()
+	open := p.held[resource]
+	p.mu.Unlock()
+	if open == nil {
+		return true
+	}
+	select {
+	case <-open:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// refuse answers as the API server would.
+func refuse(writer http.ResponseWriter, request *http.Request, code int) {
+	status := metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status:   metav1.StatusFailure, Code: int32(code), Message: "injected by the test",
+	}
+	switch code {
+	case http.StatusConflict:
+		status.Reason = metav1.StatusReasonConflict
+		if request.Method == http.MethodPost && !strings.HasSuffix(request.URL.Path, "/binding") {
+			status.Reason = metav1.StatusReasonAlreadyExists
+		}
+	case http.StatusServiceUnavailable:
+		status.Reason = metav1.StatusReasonServiceUnavailable
+	case http.StatusGatewayTimeout:
+		status.Reason = metav1.StatusReasonTimeout
+	default:
+		status.Reason = metav1.StatusReasonInternalError
+	}
+	writer.Header().Set("Content-Type", "application/json")
+	writer.WriteHeader(code)
+	_ = json.NewEncoder(writer).Encode(status) // the program may be gone
+}
+
+func isWatch(r *http.Request) bool {
+	watch := r.URL.Query().Get("watch")
+	return watch == "1" || watch == "true"
+}
+
+// resourceOf returns the last part of a collection's path.
+func resourceOf(r *http.Request) string {
+	return r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+}

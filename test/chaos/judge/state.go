@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// State is the objects at one moment of a history, and what must be remembered of
+// its past. Not safe for concurrent use.
+type State struct {
+	pods      map[string]*Pod      // by UID
+	addresses map[string]*tenure   // by name
+	workloads map[string]*Workload // by UID
+	claims    map[string]*Claim    // by UID
+	pools     map[string]*Pool
+	nodes     map[string]*Node
+
+	// runners are the live pods that were bound with an address while it was
+	// recorded for them, by address.
+	runners map[string]*Pod
+	// byOwner are names of addresses by the UID of their owner.
+	byOwner map[string]map[string]bool
+	// pardoned are UIDs of FloatingIPs that an administrator may delete.
+	pardoned map[string]bool
+}
+
+// tenure is the life of one FloatingIP.
+type tenure struct {
+	Address
+	// used: it was made for its owner, or a pod was bound with it since it was made.
+	// Others were claimed for a pod that was then bound with another, or not at all.
+	used bool
+	// ran: a pod was bound with it since it was made.
+	ran bool
+	// unwanted: at some moment since it was written, its owner did not want the pod
+	// that it stands for.
+	unwanted bool
+	// least is the smallest number of addresses like it that its owner wanted since
+	// it was written.
+	least int
+	// rest is the shortest cooldown of its pool since it was written.
+	rest time.Duration
+}
+
+// New returns the state of a cluster without objects.
+func New() *State {
+	return &State{
+		pods: map[string]*Pod{}, addresses: map[string]*tenure{}, workloads: map[string]*Workload{}, claims: map[string]*Claim{},
+		pools: map[string]*Pool{}, nodes: map[string]*Node{},
+		runners: map[string]*Pod{}, byOwner: map[string]map[string]bool{}, pardoned: map[string]bool{},
+	}
+}
+
+// Pardon allows an administrator to delete the FloatingIP with this UID.
+func (s *State) Pardon(uid string) { s.pardoned[uid] = true }
+
+// Apply takes the next event and returns what is wrong with it. Events come in the
+// order of their versions.
+func (s *State) Apply(e Event) []string {
+	switch object := e.Object.(type) {
+	case *Pod:
+		return s.applyPod(object, e.Deleted)
+	case *Address:
+		if e.Deleted {
+			return s.forgetAddress(object, e.At)
+		}
+		return s.applyAddress(object, e.At)
+	case *Workload:
+		put(s.workloads, object.UID, object, e.Deleted)
+		s.ownerChanged(object.UID)
+	case *Claim:
+		put(s.claims, object.UID, object, e.Deleted)
+		s.ownerChanged(object.UID)
+	case *Pool:
+		before := s.pools[object.Name]
+		put(s.pools, object.Name, object, e.Deleted)
+		if e.Deleted || before == nil || before.Generation != object.Generation {
+			for _, t := range s.addresses {
+				s.observe(t, false)
+			}
+		}
+	case *Node:
+		put(s.nodes, object.Name, object, e.Deleted)
+		s.nodeChanged(object.Name)
+	}
+	return nil
+}
+
+func put[T any](all map[string]*T, key string, object *T, deleted bool) {
+	if deleted {
+		delete(all, key)
+	} else {
+		all[key] = object
+	}
+}
+
+func (s *State) applyPod(pod *Pod, deleted bool) []string {
+	before := s.pods[pod.UID]
+	put(s.pods, pod.UID, pod, deleted)
+	if deleted || pod.finished() {
+		maps.DeleteFunc(s.runners, func(_ string, runner *Pod) bool { return runner.UID == pod.UID })
+		if deleted {
+			s.ownerChanged(pod.UID)
+		}
+		return nil
+	}
+	if pod.Node == "" || before != nil && before.Node != "" {
+		return nil
+	}
+	return s.bound(pod)
+}
+
+// bound looks at a pod at the moment when it is bound.
+func (s *State) bound(pod *Pod) []string {
+	var wrong []string
+	if len(pod.Addresses) != pod.Asks {
+		wrong = append(wrong, fmt.Sprintf("pod %s asks for %d addresses and is bound with %q", pod, pod.Asks, pod.Addresses))
+	}
+	for i, name := range pod.Addresses {
+		t := s.addresses[name]
+		switch runner := s.runners[name]; {
+		case slices.Contains(pod.Addresses[:i], name):
+			wrong = append(wrong, fmt.Sprintf("pod %s is bound with %s twice", pod, name))
+		case runner != nil:
+			wrong = append(wrong, fmt.Sprintf("DUPLICATE: pod %s is bound with %s, which live pod %s has", pod, name, runner))
+		case t == nil:
+			wrong = append(wrong, fmt.Sprintf("pod %s is bound with %s, of which there is no FloatingIP", pod, name))
+		case t.Spec.Pod == nil || string(t.Spec.Pod.UID) != pod.UID:
+			wrong = append(wrong, fmt.Sprintf("pod %s is bound with %s, which is %s", pod, name, t))
+		default:
+			t.used, t.ran = true, true
+			s.runners[name] = pod
+		}
+	}
+	return wrong
+}
+
+func (s *State) applyAddress(next *Address, at time.Time) []string {
+	t := s.addresses[next.Name]
+	var wrong []string
+	if t != nil && t.UID == next.UID {
+		wrong = s.judgeChange(t, next, at)
+		s.unindex(&t.Address)
+	} else {
+		t = &tenure{}
+		s.addresses[next.Name] = t
+		if next.Spec.Pod == nil && next.Spec.Owner != nil {
+			t.used = true
+		}
+	}
+	t.Address = *next
+	if owner := next.Spec.Owner; owner != nil {
+		names := s.byOwner[string(owner.UID)]
+		if names == nil {
+			names = map[string]bool{}
+			s.byOwner[string(owner.UID)] = names
+		}
+		names[next.Name] = true
+	}
+	s.observe(t, true)
+	return wrong
+}
+
+// judgeChange says what is wrong with a change of a FloatingIP.
+func (s *State) judgeChange(t *tenure, next *Address, at time.Time) []string {
+	var wrong []string
+	if runner := s.runners[t.Name]; runner != nil && (next.Spec.Pod == nil || string(next.Spec.Pod.UID) != runner.UID) {
+		wrong = append(wrong, fmt.Sprintf("%s is taken from live pod %s: it was %s, now it is %s", t.Name, runner, t, next))
+	}
+	before, after := t.Spec.Owner, next.Spec.Owner
+	switch {
+	case t.Spec.Reserved || next.Spec.Reserved:
+	case before != nil && after != nil && !s.sameOwner(t, next):
+		if reason := s.keeps(t, at); reason != "" {
+			wrong = append(wrong, fmt.Sprintf("%s is given to another owner: it was %s and %s; now it is %s", t.Name, t, reason, next))
+		}
+	case before != nil && after == nil:
+		if reason := s.keeps(t, at); reason != "" {
+			wrong = append(wrong, fmt.Sprintf("LOST: %s is freed: it was %s and %s", t.Name, t, reason))
+		}
+	case before == nil && after != nil:
+		if reason := s.keeps(t, at); reason != "" {
+			wrong = append(wrong, fmt.Sprintf("%s is given away: it was %s and %s; now it is %s", t.Name, t, reason, next))
+		}
+	}
+	return wrong
+}
+
+func (s *State) forgetAddress(last *Address, at time.Time) []string {
+	t := s.addresses[last.Name]
+	if t == nil || t.UID != last.UID {
+		return nil
+	}
+	var wrong []string
+	if runner := s.runners[t.Name]; runner != nil {
+		wrong = append(wrong, fmt.Sprintf("%s is freed, but live pod %s has it: it was %s", t.Name, runner, t))
+	} else if reason := s.keeps(t, at); reason != "" {
+		wrong = append(wrong, fmt.Sprintf("LOST: %s is freed: it was %s and %s", t.Name, t, reason))
+	} else if t.ran && t.Spec.ReleasedAt == nil && t.rest > 0 && !s.pardoned[t.UID] {
+		wrong = append(wrong, fmt.Sprintf("%s is freed without its cooldown of %s: it was %s", t.Name, t.rest, t))
+	}
+	s.unindex(&t.Address)
+	delete(s.addresses, t.Name)
+	return wrong
+}
+
+func (s *State) unindex(a *Address) {
+	if owner := a.Spec.Owner; owner != nil {
+		delete(s.byOwner[string(owner.UID)], a.Name)
+	}
+}
+
+// ownerChanged takes note of what an owner wants now.
+func (s *State) ownerChanged(uid string) {
+	for name := range s.byOwner[uid] {
+		s.observe(s.addresses[name], false)
+	}
+}
+
+func (s *State) nodeChanged(name string) {
+	for _, t := range s.addresses {
+		if t.Spec.Owner != nil && t.Spec.Owner.NodeName == name {
+			s.observe(t, false)
+		}
+	}
+}
+
+// observe takes note of what is wanted of an address at this moment; anew if the
+// address was just written.
+func (s *State) observe(t *tenure, anew bool) {
+	wanted, count := s.wants(&t.Address)
+	rest := s.cooldown(&t.Address)
+	if anew {
+		t.unwanted, t.least, t.rest = !wanted, count, rest
+		return
+	}
+	t.unwanted = t.unwanted || !wanted
+	t.least = min(t.least, count)
+	t.rest = min(t.rest, rest)
+}
+
+// String says who has the address.
+func (a *Address) String() string {
+	var parts []string
+	switch {
+	case a.Spec.Reserved:
+		parts = append(parts, "reserved")
+	case a.Spec.ReleasedAt != nil:
+		parts = append(parts, "at rest since "+a.Spec.ReleasedAt.UTC().Format(time.RFC3339))
+	case a.Spec.Pod != nil:
+		parts = append(parts, fmt.Sprintf("held by pod %s (%s) on %s", a.Spec.Pod.Name, a.Spec.Pod.UID, a.Spec.Node))
+	default:
+		parts = append(parts, "retained")
+	}
+	if o := a.Spec.Owner; o != nil {
+		parts = append(parts, fmt.Sprintf("for %s %s/%s (%s)", o.Kind, o.Namespace, o.Name, o.UID))
+		if o.PodName+o.NodeName != "" {
+			parts = append(parts, o.PodName+o.NodeName)
+		}
+	}
+	parts = append(parts, "policy "+string(a.Spec.ReleasePolicy), "pool "+a.Spec.Pool)
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package chaos runs berth-scheduler and berth-controller on a real API server
+// with kube-controller-manager, imitated nodes and pods of all workload kinds, and
+// does to them whatever may happen to them: see [actions]. After every round the
+// dust settles, and package judge, which watches all the time, has to find
+// nothing wrong.
+//
+// One seed draws everything that is done. It is printed, and given as
+// BERTH_CHAOS_SEED draws the same again; what was done when stands in
+// operations.log. A round that fails leaves its logs in a folder that it names:
+// operations.log, the history of all addresses, the logs of all programs, the
+// API server's audit log.
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// settings of a run, from the environment.
+type settings struct {
+	seed   uint64
+	rounds int
+	pods   int // about as many live at once
+	nodes  int
+	steps  int // in a round
+	// dir gets the logs when a round fails.
+	dir string
+}
+
+func settingsFromEnv() (settings, error) {
+	s := settings{seed: rand.Uint64(), dir: os.Getenv("CHAOS_DIR")}
+	for _, number := range []struct {
+		name  string
+		value *int
+		short int
+	}{
+		{"CHAOS_ROUNDS", &s.rounds, 3},
+		{"CHAOS_PODS", &s.pods, 240},
+		{"CHAOS_NODES", &s.nodes, 8},
+		{"CHAOS_STEPS", &s.steps, 80},
+	} {
+		*number.value = number.short
+		if text := os.Getenv(number.name); text != "" {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 1 {
+				return s, fmt.Errorf("%s: %q is not a number of at least 1", number.name, text)
+			}
+			*number.value = n
+		}
+	}
+	if text := os.Getenv("BERTH_CHAOS_SEED"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return s, fmt.Errorf("BERTH_CHAOS_SEED: %w", err)
+		}
+		s.seed = n
+	}
+	return s, nil
+}
+
+// binDir has berth-scheduler and berth-controller. Written by TestMain only.
+var binDir string
+
+// root of the repository.
+const root = "../.."
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "berth-test-chaos-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binDir = dir
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	for _, name := range []string{"scheduler", "controller"} {
+		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "berth-"+name), "./cmd/"+name)
+		build.Dir = root
+		build.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build berth-%s: %v\n%s", name, err, out)
+			return 1
+		}
+	}
+	return m.Run()
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chaos
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/chaos/judge"
+)
+
+// slim makes of an API object what the judge sees.
+func slim(object metav1.Object) any {
+	switch o := object.(type) {
+	case *v1.Node:
+		node := &judge.Node{Name: o.Name}
+		for _, address := range o.Status.Addresses {
+			if address.Type == v1.NodeInternalIP {
+				node.Address, _ = netip.ParseAddr(address.Address) // the test wrote it
+			}
+		}
+		return node
+	case *v1.Pod:
+		return slimPod(o)
+	case *v1alpha1.FloatingIP:
+		return &judge.Address{Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Writer: writerOf(o), Spec: o.Spec}
+	case *v1alpha1.IPPool:
+		return &judge.Pool{Name: o.Name, Created: o.CreationTimestamp.Time, Generation: o.Generation, Spec: o.Spec, Status: o.Status}
+	case *v1alpha1.IPClaim:
+		return &judge.Claim{Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Generation: o.Generation, Deleting: o.DeletionTimestamp != nil, Spec: o.Spec, Status: o.Status}
+	}
+	return slimWorkload(object)
+}
+
+func slimPod(pod *v1.Pod) *judge.Pod {
+	slim := &judge.Pod{
+		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Node: pod.Spec.NodeName,
+		Phase: string(pod.Status.Phase), Terminating: pod.DeletionTimestamp != nil, Asks: asks(&pod.Spec),
+		Claim: pod.Annotations[v1alpha1.AnnotationClaim],
+	}
+	if text := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; text != "" {
+		slim.Addresses = strings.Split(text, ",")
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse {
+			slim.Why = condition.Message
+		}
+	}
+	return slim
+}
+
+func asks(spec *v1.PodSpec) int {
+	sum := 0
+	for i := range spec.Containers {
+		n := spec.Containers[i].Resources.Requests[v1alpha1.ResourceIP]
+		sum += int(n.Value())
+	}
+	return sum
+}
+
+func slimWorkload(object metav1.Object) *judge.Workload {
+	var template *v1.PodTemplateSpec
+	w := &judge.Workload{
+		Namespace: object.GetNamespace(), Name: object.GetName(), UID: string(object.GetUID()), Deleting: object.GetDeletionTimestamp() != nil,
+		Top: metav1.GetControllerOf(object) == nil,
+	}
+	switch o := object.(type) {
+	case *appsv1.StatefulSet:
+		w.Kind, w.Replicas, template = "StatefulSet", int(*o.Spec.Replicas), &o.Spec.Template
+		if o.Spec.Ordinals != nil {
+			w.Start = int(o.Spec.Ordinals.Start)
+		}
+		s := &o.Status
+		w.AtRest = s.ObservedGeneration == o.Generation && s.Replicas == *o.Spec.Replicas && s.UpdatedReplicas == s.Replicas && s.ReadyReplicas == s.Replicas
+	case *appsv1.Deployment:
+		w.Kind, w.Replicas, template = "Deployment", int(*o.Spec.Replicas), &o.Spec.Template
+		s := &o.Status
+		w.AtRest = s.ObservedGeneration == o.Generation && s.Replicas == *o.Spec.Replicas && s.UpdatedReplicas == s.Replicas && s.AvailableReplicas == s.Replicas
+	case *appsv1.ReplicaSet:
+		w.Kind, w.Replicas, template = "ReplicaSet", int(*o.Spec.Replicas), &o.Spec.Template
+		s := &o.Status
+		w.AtRest = s.ObservedGeneration == o.Generation && s.Replicas == *o.Spec.Replicas && s.ReadyReplicas == s.Replicas
+	case *appsv1.DaemonSet:
+		w.Kind, template = "DaemonSet", &o.Spec.Template
+		s := &o.Status
+		w.AtRest = s.ObservedGeneration == o.Generation && s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberAvailable == s.DesiredNumberScheduled
+	case *batchv1.Job:
+		w.Kind, w.Replicas, template = "Job", int(*o.Spec.Parallelism), &o.Spec.Template
+		over := false
+		for _, condition := range o.Status.Conditions {
+			over = over || condition.Status == v1.ConditionTrue && (condition.Type == batchv1.JobComplete || condition.Type == batchv1.JobFailed)
+		}
+		if over {
+			w.Replicas = 0
+		}
+		ready := o.Status.Ready
+		w.AtRest = over || ready != nil && *ready == o.Status.Active
+	}
+	w.Claim = template.Annotations[v1alpha1.AnnotationClaim]
+	w.Four = asks(&template.Spec)
+	if template.Annotations[v1alpha1.AnnotationFamilies] == bothFamilies {
+		w.Four, w.Six = w.Four/2, w.Four/2
+	}
+	return w
+}
+
+// writerOf says who wrote an object last, by its managed fields.
+func writerOf(object metav1.Object) string {
+	var last metav1.ManagedFieldsEntry
+	for _, entry := range object.GetManagedFields() {
+		if entry.Time != nil && (last.Time == nil || !entry.Time.Before(last.Time)) {
+			last = entry
+		}
+	}
+	if last.Time == nil {
+		return ""
+	}
+	return last.Manager + " at " + last.Time.UTC().Format(time.TimeOnly)
+}
