@@ -21,9 +21,15 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// PodIsCurrent says whether the API server still has the pod of this namespace,
-// name and UID, not yet bound. It is asked live.
-type PodIsCurrent func(ctx context.Context, namespace, name, uid string) (bool, error)
+// Pods answers from the API server itself, not from a cache. Blocking, safe in
+// parallel.
+type Pods interface {
+	// IsCurrent says whether the pod of this namespace, name and UID is there, not
+	// yet bound.
+	IsCurrent(ctx context.Context, namespace, name, uid string) (bool, error)
+	// IsGone says whether it does not exist, or is finished.
+	IsGone(ctx context.Context, namespace, name, uid string) (bool, error)
+}
 
 // Commit makes a reservation durable: one write for each address, create or
 // update. It fails with ErrConflict if the API server gave an address to
@@ -36,31 +42,31 @@ type PodIsCurrent func(ctx context.Context, namespace, name, uid string) (bool, 
 // may yet bind the pod with one; the controller frees them when the pod is bound.
 // So it frees what was committed of a reservation that failed.
 //
-// current is asked only where somebody else wrote the record: this process may be
+// pods are asked only where somebody else wrote the record: this process may be
 // the one that is behind, and must then not take the address from the pod's
 // successor, nor say that it is on another node than the pod is.
-func (i *IPAM) Commit(ctx context.Context, r *Reservation, current PodIsCurrent) error {
+func (i *IPAM) Commit(ctx context.Context, r *Reservation, pods Pods) error {
 	// The first decides between two schedulers that want the pod; each would
 	// otherwise win some and both fail.
-	if err := i.commit(ctx, r, r.addrs[0], current); err != nil {
+	if err := i.commit(ctx, r, r.addrs[0], pods); err != nil {
 		return err
 	}
 	rest := r.addrs[1:]
 	failed := make([]error, len(rest))
 	var group sync.WaitGroup
 	for at, a := range rest {
-		group.Go(func() { failed[at] = i.commit(ctx, r, a, current) })
+		group.Go(func() { failed[at] = i.commit(ctx, r, a, pods) })
 	}
 	group.Wait()
 	return errors.Join(failed...)
 }
 
-func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, current PodIsCurrent) error {
+func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, pods Pods) error {
 	pool := i.poolNamed(a.Pool)
 	if pool == nil {
 		return fmt.Errorf("commit %s: pool %q is gone: %w", a.Addr, a.Pool, ErrConflict)
 	}
-	ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now()), current)
+	ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now()), pods)
 	if err != nil {
 		return err
 	}
@@ -99,15 +105,18 @@ func (i *IPAM) poolNamed(name string) *pools.Pool {
 	return nil
 }
 
-func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
+func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	if a.stored == nil {
-		return i.create(ctx, r, a, spec, current)
+		return i.create(ctx, r, a, spec, pods)
 	}
 	if a.stored.PodUID == r.request.UID {
-		return i.takeOver(ctx, r, a, spec, current)
+		return i.takeOver(ctx, r, a, spec, pods)
 	}
 	if a.stored.PodUID != "" {
-		if err := checkCurrent(ctx, r, a, current); err != nil {
+		if err := checkCurrent(ctx, r, a, pods); err != nil {
+			return nil, err
+		}
+		if err := checkGone(ctx, a, pods); err != nil {
 			return nil, err
 		}
 	}
@@ -115,8 +124,8 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1al
 }
 
 // checkCurrent fails if the pod is not the one to get the address any more.
-func checkCurrent(ctx context.Context, r *Reservation, a *reserved, current PodIsCurrent) error {
-	ok, err := current(ctx, r.request.Namespace, r.request.Name, r.request.UID)
+func checkCurrent(ctx context.Context, r *Reservation, a *reserved, pods Pods) error {
+	ok, err := pods.IsCurrent(ctx, r.request.Namespace, r.request.Name, r.request.UID)
 	if err != nil {
 		return fmt.Errorf("ask whether pod %s/%s is still the one to get %s: %w", r.request.Namespace, r.request.Name, a.Addr, err)
 	}
@@ -126,8 +135,24 @@ func checkCurrent(ctx context.Context, r *Reservation, a *reserved, current PodI
 	return nil
 }
 
+// checkGone fails if the pod that the address is recorded for may be alive. A pod
+// whose name the next one has is gone for that reason alone.
+func checkGone(ctx context.Context, a *reserved, pods Pods) error {
+	if a.stored.Owner.PodName != "" {
+		return nil
+	}
+	gone, err := pods.IsGone(ctx, a.stored.Owner.Namespace, a.stored.PodName, a.stored.PodUID)
+	if err != nil {
+		return fmt.Errorf("ask whether pod %s/%s, which had %s, is gone: %w", a.stored.Owner.Namespace, a.stored.PodName, a.Addr, err)
+	}
+	if !gone {
+		return fmt.Errorf("commit %s: pod %s/%s still has it: %w", a.Addr, a.stored.Owner.Namespace, a.stored.PodName, ErrConflict)
+	}
+	return nil
+}
+
 // takeOver makes what an earlier attempt wrote, for the same pod, this one's.
-func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
+func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	existing, err := i.store.Get(ctx, a.name())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConflict, err)
@@ -138,7 +163,7 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *reserved, spec v
 	if pod := existing.Spec.Pod; pod == nil || string(pod.UID) != r.request.UID {
 		return nil, fmt.Errorf("commit %s: %w", a.Addr, ErrConflict)
 	}
-	if err := checkCurrent(ctx, r, a, current); err != nil {
+	if err := checkCurrent(ctx, r, a, pods); err != nil {
 		return nil, err
 	}
 	// The API server does not count an update that changes nothing, and the times
@@ -157,7 +182,7 @@ func (i *IPAM) update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 	return ip, err
 }
 
-func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, current PodIsCurrent) (*v1alpha1.FloatingIP, error) {
+func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	ip, err := i.store.Claim(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: a.name()}, Spec: spec})
 	if err == nil {
 		a.created = true
@@ -168,7 +193,7 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1a
 	}
 	// Taken, perhaps for this very pod: an earlier answer of the API server got
 	// lost, or another scheduler chose the same address for it.
-	return i.takeOver(ctx, r, a, spec, current)
+	return i.takeOver(ctx, r, a, spec, pods)
 }
 
 // Abandon takes back what Commit wrote for a pod that turned out to be gone or

@@ -176,7 +176,8 @@ func open(t *testing.T, s *server, pools ...*v1alpha1.IPPool) *IPAM {
 // openWith does it with claims.
 func openWith(t *testing.T, s *server, watch *poolWatch) *IPAM {
 	t.Helper()
-	i := &IPAM{store: s, watch: watch, book: allocator.New(), poolsChanged: make(chan struct{}, 1)}
+	i := &IPAM{store: s, watch: watch, poolsChanged: make(chan struct{}, 1)}
+	i.book = allocator.New(i.vacated)
 	s.mu.Lock()
 	for _, object := range s.objects {
 		i.handler().Observed(object.DeepCopy())

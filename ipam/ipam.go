@@ -73,6 +73,7 @@ type IPAM struct {
 	book     *allocator.Allocator
 
 	state        atomic.Pointer[state] // nil until synced
+	gone         atomic.Pointer[func(namespace, name, uid string) bool]
 	poolsChanged chan struct{}
 
 	mu        sync.Mutex
@@ -89,13 +90,24 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 	i := &IPAM{
 		store:        store.New(api.FloatingIPs),
 		assigner:     assigner,
-		book:         allocator.New(),
 		poolsChanged: make(chan struct{}, 1),
 	}
+	i.book = allocator.New(i.vacated)
 	if i.watch, err = store.NewWatch(api, i.handler()); err != nil {
 		return nil, err
 	}
 	return i, nil
+}
+
+// KnowPods lets IPAM give a retained address to its owner's next pod as soon as
+// the last one is known to be gone, before the controller has noted it. gone says
+// so of a pod of that namespace, name and UID that does not exist, or is finished,
+// as far as the caller has heard; it must not block. Commit asks again, live.
+func (i *IPAM) KnowPods(gone func(namespace, name, uid string) bool) { i.gone.Store(&gone) }
+
+func (i *IPAM) vacated(record *allocator.Record) bool {
+	gone := i.gone.Load()
+	return gone != nil && (*gone)(record.Owner.Namespace, record.PodName, record.PodUID)
 }
 
 // OnChange adds a function that is called when something came free: serially

@@ -56,7 +56,15 @@ func reserve(t *testing.T, i *IPAM, r Request, positions ...int) *Reservation {
 	return reservation
 }
 
-func isCurrent(context.Context, string, string, string) (bool, error) { return true, nil }
+// podsAre are pods that are all current, or not, and all gone, or not.
+type podsAre struct{ current, gone bool }
+
+func (p podsAre) IsCurrent(context.Context, string, string, string) (bool, error) {
+	return p.current, nil
+}
+func (p podsAre) IsGone(context.Context, string, string, string) (bool, error) { return p.gone, nil }
+
+var isCurrent = podsAre{current: true}
 
 func commit(t *testing.T, i *IPAM, r *Reservation) {
 	t.Helper()
@@ -200,8 +208,7 @@ func TestStaleSchedulerDoesNotTakeOver(t *testing.T) {
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
 	commit(t, i, reserve(t, i, request("web-0", "new", v1alpha1.ReleaseRetain)))
 	reservation := reserve(t, i, request("web-0", "old", v1alpha1.ReleaseRetain))
-	gone := func(context.Context, string, string, string) (bool, error) { return false, nil }
-	if err := i.Commit(context.Background(), reservation, gone); !errors.Is(err, ErrConflict) {
+	if err := i.Commit(context.Background(), reservation, podsAre{gone: true}); !errors.Is(err, ErrConflict) {
 		t.Fatalf("Commit: %v, want ErrConflict", err)
 	}
 	if pod := s.objects["10.0.70.2"].Spec.Pod; pod.UID != "new" {
@@ -330,7 +337,7 @@ func TestShortage(t *testing.T) {
 }
 
 func TestNothingIsGivenBeforeTheBookIsRead(t *testing.T) {
-	i := &IPAM{store: newServer(), watch: &poolWatch{}, book: allocator.New()}
+	i := &IPAM{store: newServer(), watch: &poolWatch{}, book: allocator.New(nil)}
 	if _, err := i.Candidates(request("web-0", "a", "")); !errors.Is(err, ErrNotSynced) {
 		t.Errorf("Candidates: %v, want ErrNotSynced", err)
 	}

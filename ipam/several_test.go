@@ -162,6 +162,36 @@ func TestClaim(t *testing.T) {
 	}
 }
 
+// The address of a pod that is known to be gone goes to its owner's next pod, if
+// the API server agrees that it is gone.
+func TestVacated(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	of := func(pod string) Request {
+		r := request(pod, pod, v1alpha1.ReleaseRetain)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		return r
+	}
+	commit(t, i, reserve(t, i, of("old")))
+	if got := reserve(t, i, of("surge")).Names(); got != "10.0.70.3" {
+		t.Fatalf("a pod beside one that may be alive gets %s", got)
+	}
+	i.KnowPods(func(namespace, name, uid string) bool { return namespace == "shop" && name == "old" && uid == "old" })
+	next := reserve(t, i, of("next"))
+	if got := next.Names(); got != "10.0.70.2" {
+		t.Fatalf("the next pod gets %s, want the address of the one that is gone", got)
+	}
+	if err := i.Commit(context.Background(), next, podsAre{current: true}); !errors.Is(err, ErrConflict) {
+		t.Errorf("Commit() while the API server has the old pod = %v, want ErrConflict", err)
+	}
+	if err := i.Commit(context.Background(), next, podsAre{current: true, gone: true}); err != nil {
+		t.Error(err)
+	}
+	if pod := s.objects["10.0.70.2"].Spec.Pod; pod.UID != "next" {
+		t.Errorf("the address is with %v", pod)
+	}
+}
+
 func TestPreallocate(t *testing.T) {
 	s := newServer()
 	claim := claimOf(9)

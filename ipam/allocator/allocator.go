@@ -79,8 +79,8 @@ func (e *entry) promisedTo(podUID string) bool {
 }
 
 // usable says whether the stored address is owner's to use for a pod now.
-func (e *entry) usable(owner Owner, podUID string) bool {
-	return e.stored != nil && e.stored.heldBy(owner, podUID) && (e.promised == nil || e.promised.podUID == podUID)
+func (e *entry) usable(owner Owner, podUID string, vacated func(*Record) bool) bool {
+	return e.stored != nil && e.stored.heldBy(owner, podUID, vacated) && (e.promised == nil || e.promised.podUID == podUID)
 }
 
 // Allocator is the book. Safe for concurrent use; no method blocks but for the
@@ -91,6 +91,7 @@ type Allocator struct {
 	byName  map[string]*freeSpace
 	byRange []homedRange
 	entries map[netip.Addr]*entry
+	vacated func(*Record) bool
 	// owners lists the addresses that are stored for an owner or promised to it.
 	owners map[ownerKey][]netip.Addr
 }
@@ -100,9 +101,13 @@ type homedRange struct {
 	pool *freeSpace
 }
 
-// New returns an empty book without pools.
-func New() *Allocator {
+// New returns an empty book without pools. vacated says whether the pod that a
+// record names is known to be gone, so that its owner may use the address before
+// the record says so; it is called under the book's lock and must not block. nil:
+// it is never known.
+func New(vacated func(*Record) bool) *Allocator {
 	return &Allocator{
+		vacated: vacated,
 		byName:  map[string]*freeSpace{},
 		entries: map[netip.Addr]*entry{},
 		owners:  map[ownerKey][]netip.Addr{},
@@ -220,7 +225,7 @@ func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
 	defer a.mu.Unlock()
 	var held []Record
 	for _, addr := range a.owners[owner.key()] {
-		if e := a.entries[addr]; e.usable(owner, podUID) {
+		if e := a.entries[addr]; e.usable(owner, podUID, a.vacated) {
 			held = append(held, *e.stored)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 // An address rests as long as the pool allows before somebody else gets it.
 func TestFreedAddressRestsLongest(t *testing.T) {
-	book := New()
+	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4")})
 	take := func() netip.Addr {
 		t.Helper()
@@ -32,7 +32,7 @@ func TestFreedAddressRestsLongest(t *testing.T) {
 // A pool too large to count hands out addresses and takes no memory for the free
 // ones.
 func TestUnlimitedPool(t *testing.T) {
-	book := New()
+	book := New(nil)
 	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8:ffff::"), Capacity: Unlimited}})
 	for range 1000 {
 		if _, _, err := reserveFree(book, []string{"six"}, "pod"); err != nil {
@@ -46,7 +46,7 @@ func TestUnlimitedPool(t *testing.T) {
 
 // The last address of the address space ends a range, too.
 func TestRangeAtTheEndOfTheAddressSpace(t *testing.T) {
-	book := New()
+	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "255.255.255.254", "255.255.255.255")})
 	for range 2 {
 		if _, _, err := reserveFree(book, []string{"a"}, "pod"); err != nil {
@@ -81,10 +81,12 @@ func TestHeldBy(t *testing.T) {
 		{"Never outlives the set", Record{Owner: set, Policy: Never}, again, true},
 		{"shared, given back", Record{Owner: deployment, Policy: Retain}, deployment, true},
 		{"shared, of a pod that may be alive", Record{Owner: deployment, Policy: Retain, PodUID: "old"}, deployment, false},
+		{"shared, of a pod that is gone", Record{Owner: deployment, Policy: Retain, PodUID: "gone"}, deployment, true},
+		{"PodDeleted, of a pod that is gone", Record{Owner: deployment, PodUID: "gone"}, deployment, false},
 		{"reserved by an administrator", Record{Owner: set, Policy: Never, Reserved: true}, set, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := test.record.heldBy(test.owner, "new"); got != test.want {
+			if got := test.record.heldBy(test.owner, "new", func(r *Record) bool { return r.PodUID == "gone" }); got != test.want {
 				t.Errorf("heldBy = %v, want %v", got, test.want)
 			}
 		})

@@ -33,7 +33,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 	const size = 65534
 	for _, percent := range []int{0, 50, 90, 99} {
 		b.Run(fmt.Sprintf("%dpercent", percent), func(b *testing.B) {
-			book := New()
+			book := New(nil)
 			book.SetPools([]Pool{{Name: "a", Ranges: []Range{{v4(1), v4(size)}}, Capacity: size}})
 			fill(book, 1, size*percent/100)
 			names := []string{"a"}
@@ -54,7 +54,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 func BenchmarkClusterSize(b *testing.B) {
 	const pools, size, used = 10_000, 100, 15
 	build := func() *Allocator {
-		book := New()
+		book := New(nil)
 		var all []Pool
 		for i := range pools {
 			all = append(all, Pool{Name: fmt.Sprint("pool-", i), Ranges: []Range{{v4(i * 256), v4(i*256 + size - 1)}}, Capacity: size})

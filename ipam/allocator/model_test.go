@@ -69,7 +69,7 @@ func (m *model) held(owner Owner, podUID string) []netip.Addr {
 		if by := m.reserved[addr]; by != "" && by != podUID {
 			continue
 		}
-		if record.Owner.SameWorkload(owner) && record.heldBy(owner, podUID) {
+		if record.Owner.SameWorkload(owner) && record.heldBy(owner, podUID, nil) {
 			held = append(held, record)
 		}
 	}
@@ -135,7 +135,7 @@ type simulation struct {
 
 func newSimulation(t *testing.T, seed uint64) *simulation {
 	s := &simulation{
-		t: t, random: rand.New(rand.NewPCG(seed, 1)), book: New(),
+		t: t, random: rand.New(rand.NewPCG(seed, 1)), book: New(nil),
 		model: model{stored: map[netip.Addr]Record{}, reserved: map[netip.Addr]string{}},
 		layouts: [][]Pool{
 			{testPool("a", "10.0.0.1", "10.0.0.6", "10.0.0.9", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.4"), testPool("six", "2001:db8::1", "2001:db8::3")},
@@ -227,7 +227,7 @@ func (s *simulation) step() string {
 		addr, owner, pod := s.any(), s.owner(), s.pod()
 		record, stored := s.model.stored[addr]
 		by := s.model.reserved[addr]
-		may := stored && record.Owner.SameWorkload(owner) && record.heldBy(owner, pod) && (by == "" || by == pod)
+		may := stored && record.Owner.SameWorkload(owner) && record.heldBy(owner, pod, nil) && (by == "" || by == pod)
 		if !stored || !record.Owner.SameWorkload(owner) {
 			return "not of this owner"
 		}
@@ -342,7 +342,7 @@ func TestModel(t *testing.T) {
 
 // Pods scheduled at once never share an address, and all come free again.
 func TestConcurrent(t *testing.T) {
-	book := New()
+	book := New(nil)
 	pool := testPool("a", "10.0.0.1", "10.0.0.250")
 	book.SetPools([]Pool{pool})
 	first := seed(t)

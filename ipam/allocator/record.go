@@ -92,8 +92,9 @@ func (r *Record) available() bool { return r.PodUID == "" && r.owned() && !r.Att
 func (r *Record) owned() bool { return !r.Reserved && !r.Cooling }
 
 // heldBy says whether the address is owner's to use for the pod podUID: the pod
-// has it already, or the policy kept it for the owner.
-func (r *Record) heldBy(owner Owner, podUID string) bool {
+// has it already, or the policy kept it for the owner. vacated says of one that
+// records another pod whether that is known to be gone; nil: it never is.
+func (r *Record) heldBy(owner Owner, podUID string, vacated func(*Record) bool) bool {
 	if !r.owned() || r.Attached && r.PodUID == "" {
 		return false
 	}
@@ -101,9 +102,9 @@ func (r *Record) heldBy(owner Owner, podUID string) bool {
 		return true
 	}
 	// A pod with a name that lasts replaces the holder of that name: the API
-	// server admits one pod of a name, so the other is gone. Pods that share out
-	// addresses wait until one is given back.
-	if r.PodUID != "" && owner.PodName == "" {
+	// server admits one pod of a name, so the other is gone. Of pods that share out
+	// addresses the other may be alive.
+	if r.PodUID != "" && owner.PodName == "" && (vacated == nil || !vacated(r)) {
 		return false
 	}
 	switch r.Policy {

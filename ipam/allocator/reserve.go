@@ -173,7 +173,7 @@ func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []
 	var options []option
 	owners := func(addrs []netip.Addr, promised bool) {
 		for _, addr := range addrs[:min(len(addrs), wants)] {
-			if e := a.entries[addr]; e != nil && (promised || e.usable(c.Owner, c.PodUID)) {
+			if e := a.entries[addr]; e != nil && (promised || e.usable(c.Owner, c.PodUID, a.vacated)) {
 				options = append(options, option{addr: addr})
 			}
 		}

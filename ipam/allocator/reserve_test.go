@@ -47,7 +47,7 @@ func exactly(texts ...string) []Range {
 // A greedy choice would take 10.0.0.1 for the first want and leave none for the
 // second.
 func TestReserveSeveral(t *testing.T) {
-	book := New()
+	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.3"), testPool("six", "2001:db8::1", "2001:db8::2")})
 	wants := []Want{
 		{Pools: []string{"a"}, Ranges: ranges("10.0.0.1", "10.0.0.2")},
@@ -77,7 +77,7 @@ func TestReserveSeveral(t *testing.T) {
 }
 
 func TestLimit(t *testing.T) {
-	book := New()
+	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.9"), testPool("six", "2001:db8::1", "2001:db8::9")})
 	owner := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
 	claimant := func(pod string) Claimant { return Claimant{Owner: owner, PodUID: pod, Limited: true, Limit: 2} }
@@ -104,7 +104,7 @@ func TestLimit(t *testing.T) {
 }
 
 func TestRelief(t *testing.T) {
-	book := New()
+	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.1")})
 	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "d", UID: "1"}
 	book.Observe(Record{Addr: netip.MustParseAddr("10.0.0.1"), UID: "o", Version: 1, Owner: owner, PodUID: "victim", Policy: Retain})

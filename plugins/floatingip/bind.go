@@ -118,12 +118,9 @@ func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation,
 // boundWith asks the API server which FloatingIPs the pod was bound with; none if
 // it is gone or not bound.
 func (pl *Plugin) boundWith(ctx context.Context, pod *v1.Pod) ([]string, error) {
-	now, err := pl.handle.ClientSet().CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("ask what pod %s is bound with: %w", klog.KObj(pod), err)
+	now, err := livePods{pl.handle.ClientSet()}.get(ctx, pod.Namespace, pod.Name)
+	if err != nil || now == nil {
+		return nil, err
 	}
 	if now.UID != pod.UID || now.Spec.NodeName == "" {
 		return nil, nil
@@ -133,7 +130,7 @@ func (pl *Plugin) boundWith(ctx context.Context, pod *v1.Pod) ([]string, error) 
 
 func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {
 	started := time.Now()
-	err := pl.addresses.Commit(ctx, r, pl.podIsCurrent)
+	err := pl.addresses.Commit(ctx, r, livePods{pl.handle.ClientSet()})
 	result := "success"
 	switch {
 	case errors.Is(err, ipam.ErrConflict):

@@ -10,12 +10,10 @@ import (
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
@@ -50,7 +48,7 @@ type addresses interface {
 	// Unreserve is idempotent, and leaves alone what was committed.
 	Unreserve(r *ipam.Reservation)
 	// Commit makes at most one write.
-	Commit(ctx context.Context, r *ipam.Reservation, current ipam.PodIsCurrent) error
+	Commit(ctx context.Context, r *ipam.Reservation, pods ipam.Pods) error
 	// Abandon is idempotent.
 	Abandon(ctx context.Context, r *ipam.Reservation, boundWith []string) error
 }
@@ -69,6 +67,7 @@ type book interface {
 	addresses
 	pool
 	OnChange(listener func(ipam.Change))
+	KnowPods(gone func(namespace, name, uid string) bool)
 	Run(ctx context.Context)
 }
 
@@ -141,6 +140,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
 		return nil, err
 	}
+	book.KnowPods(knownGone(handle.SharedInformerFactory().Core().V1().Pods().Lister()))
 	book.OnChange(shared.waiting.changed)
 	go book.Run(ctx)
 	go shared.waiting.run(ctx)
@@ -218,19 +218,6 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	}
 	request.NamespaceLabels = labels.Set(namespace.Labels)
 	return request, nil
-}
-
-// podIsCurrent asks the API server whether a pod is there, with this UID, and not
-// yet bound.
-func (pl *Plugin) podIsCurrent(ctx context.Context, namespace, name, uid string) (bool, error) {
-	pod, err := pl.handle.ClientSet().CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return pod.UID == types.UID(uid) && pod.Spec.NodeName == "", nil
 }
 
 // errRetry marks an error that may go away by itself.

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Bench runs all benchmarks and puts their figures side by side; README.md says
+// how to read them.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/berth-dev/berth/test/bench/book"
+	"github.com/berth-dev/berth/test/bench/load"
+	"github.com/berth-dev/berth/test/bench/programs"
+	"github.com/berth-dev/berth/test/bench/report"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// options are the command's flags.
+type options struct {
+	out                       string
+	parts                     string
+	cases                     string
+	rounds                    int
+	nodes, pods               int
+	programNodes, programPods int
+	small                     bool
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.StringVar(&o.out, "out", os.Getenv("BENCH_OUT"), "Folder for results and profiles (default: $BENCH_OUT, or a temporary one).")
+	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book", "What to run.")
+	flags.StringVar(&o.cases, "cases", "a,b,c,c1,d", "Cases that are compared; cn is one with 10,000 pools.")
+	flags.IntVar(&o.rounds, "rounds", 3, "How often each case is run.")
+	flags.IntVar(&o.nodes, "nodes", 5000, "Nodes in scheduler_perf.")
+	flags.IntVar(&o.pods, "pods", 10_000, "Pods in scheduler_perf.")
+	flags.IntVar(&o.programNodes, "program-nodes", 1000, "Nodes of the real programs.")
+	flags.IntVar(&o.programPods, "program-pods", 5000, "Pods of the real programs.")
+	flags.BoolVar(&o.small, "small", false, "A quick look: 500 nodes, 1,000 pods, one round.")
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	if flags.NArg() > 0 {
+		return nil, fmt.Errorf("unexpected arguments: %q", flags.Args())
+	}
+	if o.small {
+		o.nodes, o.pods, o.programNodes, o.programPods, o.rounds = 500, 1000, 500, 1000, 1
+	}
+	for id := range strings.SplitSeq(o.cases, ",") {
+		if _, err := load.CaseOf(id); err != nil {
+			return nil, err
+		}
+	}
+	if o.out == "" {
+		dir, err := os.MkdirTemp("", "berth-bench-out-")
+		if err != nil {
+			return nil, err
+		}
+		o.out = dir
+	}
+	var err error
+	if o.out, err = filepath.Abs(o.out); err != nil {
+		return nil, err
+	}
+	return o, os.MkdirAll(o.out, 0o755)
+}
+
+func (o *options) runs(part string) bool { return slices.Contains(strings.Split(o.parts, ","), part) }
+
+// turn is one run of one case.
+type turn struct {
+	round int
+	id    string
+}
+
+// turns interleaves the cases, and turns their order round every time: so a
+// machine that gets slower or faster meanwhile favours none.
+func (o *options) turns() []turn {
+	ids := strings.Split(o.cases, ",")
+	var turns []turn
+	for round := 1; round <= o.rounds; round++ {
+		for _, id := range ids {
+			turns = append(turns, turn{round, id})
+		}
+		slices.Reverse(ids)
+	}
+	return turns
+}
+
+func say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s  %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
+}
+
+func run(ctx context.Context, args []string) error {
+	o, err := parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	root, err := deploy.Root()
+	if err != nil {
+		return err
+	}
+	if err := lab.Build(ctx, os.Stderr); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "berth-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	b := &bench{options: o, root: root, dir: dir, report: &report.Report{Time: time.Now(), CPUs: runtime.NumCPU()}}
+	err = b.all(ctx)
+	summary, writeErr := b.report.Write(o.out)
+	fmt.Println(summary)
+	fmt.Printf("Results and profiles are in %s\n", o.out)
+	return errors.Join(err, writeErr)
+}
+
+// bench is one run of the benchmarks.
+type bench struct {
+	*options
+	root, dir string
+	report    *report.Report
+}
+
+// all runs the parts. One that fails does not keep the others from running.
+func (b *bench) all(ctx context.Context) error {
+	var errs []error
+	for _, part := range []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"book", b.book}, {"perf", b.perf}, {"programs", b.programs}, {"requests", b.requests},
+	} {
+		if !b.runs(part.name) || ctx.Err() != nil {
+			continue
+		}
+		if err := part.run(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", part.name, err))
+		}
+	}
+	return errors.Join(append(errs, ctx.Err(), b.shares(ctx))...)
+}
+
+func (b *bench) book(ctx context.Context) (err error) {
+	say("the allocator, as a pool fills up")
+	if b.report.Fills, err = book.MeasureFills(); err != nil {
+		return err
+	}
+	say("the allocator, %d pools", book.Pools)
+	if b.report.Cluster, err = book.MeasureCluster(); err != nil {
+		return err
+	}
+	say("a scheduler starts with %d addresses in use", book.InUse)
+	b.report.Ready, err = book.MeasureReady(ctx)
+	return err
+}
+
+func (b *bench) programs(ctx context.Context) error {
+	options, err := b.build(ctx)
+	if err != nil {
+		return err
+	}
+	for _, turn := range b.turns() {
+		c, err := load.CaseOf(turn.id)
+		if err != nil {
+			return err
+		}
+		say("the real programs: round %d, case %s: %s", turn.round, c.ID, c.Title)
+		run, err := programs.Throughput(ctx, options, c, turn.round)
+		if err != nil {
+			return err
+		}
+		b.report.Programs = append(b.report.Programs, run)
+		say("%.0f pods/s", run.PodsPerSecond)
+	}
+	return nil
+}
+
+func (b *bench) requests(ctx context.Context) error {
+	options, err := b.build(ctx)
+	if err != nil {
+		return err
+	}
+	options.Nodes = 100
+	say("requests to the API server")
+	b.report.Requests, err = programs.CountRequests(ctx, options)
+	return err
+}
+
+// build compiles Berth's programs, as make build does.
+func (b *bench) build(ctx context.Context) (programs.Options, error) {
+	for _, name := range []string{"scheduler", "controller"} {
+		command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(b.dir, "berth-"+name), "./cmd/"+name)
+		command.Dir = b.root
+		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		if output, err := command.CombinedOutput(); err != nil {
+			return programs.Options{}, fmt.Errorf("build berth-%s: %w\n%s", name, err, output)
+		}
+	}
+	return programs.Options{Root: b.root, Programs: b.dir, Out: b.out, Nodes: b.programNodes, Pods: b.programPods}, nil
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package programs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/test/bench/load"
+	"github.com/berth-dev/berth/test/bench/measure"
+)
+
+// Throughput runs one case on an API server of its own.
+func Throughput(ctx context.Context, options Options, c load.Case, round int) (*measure.Run, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	run := &measure.Run{Case: c.ID, Round: round, Nodes: options.Nodes, Pods: options.Pods}
+	var err error
+	if run.Load, err = measure.LoadAverage(); err != nil {
+		return nil, err
+	}
+	w, err := newWorld(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("case %s: %w", c.ID, err)
+	}
+	if err := errors.Join(w.throughput(ctx, c, run), w.stop()); err != nil {
+		return nil, fmt.Errorf("case %s: %w", c.ID, err)
+	}
+	return run, nil
+}
+
+func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) error {
+	if c.Pools != nil {
+		if err := load.CreatePools(ctx, w.config, c.Pools(w.Nodes)); err != nil {
+			return err
+		}
+	}
+	scheduler, err := w.scheduler(ctx, c.Berth)
+	if err != nil {
+		return err
+	}
+	claimer, err := load.NewClaimer(w.config)
+	if err != nil {
+		return err
+	}
+	hooks := load.Hooks{}
+	if c.Claims {
+		hooks.Bound = func(pod *v1.Pod) { claimer.Claim(ctx, pod) }
+	}
+	newPod := func(int) *v1.Pod { return load.Pod(profile, c.Asks) }
+
+	warmPods := max(w.Pods/10, 100)
+	warmed, err := load.Count(ctx, w.config, warm, warmPods, hooks)
+	if err != nil {
+		return err
+	}
+	if err := w.createPods(ctx, warm, warmPods, newPod); err != nil {
+		return err
+	}
+	if _, _, err := warmed.Wait(ctx); err != nil {
+		return err
+	}
+	if c.Claims {
+		if _, err := claimer.Wait(ctx, warm, warmPods); err != nil {
+			return err
+		}
+	}
+
+	// Only the first counter claims: it follows all pods.
+	var after [2]*measure.Snapshot
+	var afterErr error
+	counter, err := load.Count(ctx, w.config, measured, w.Pods, load.Hooks{Last: func() { after, afterErr = w.snapshots(ctx, scheduler) }})
+	if err != nil {
+		return err
+	}
+	before, err := w.snapshots(ctx, scheduler)
+	if err != nil {
+		return err
+	}
+	profiled := make(chan error, 1)
+	go func() { profiled <- w.profile(ctx, scheduler, fmt.Sprintf("programs-%d-%s.pprof", run.Round, c.ID)) }()
+	if err := w.createPods(ctx, measured, w.Pods, newPod); err != nil {
+		return err
+	}
+	first, last, err := counter.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(afterErr, <-profiled); err != nil {
+		return err
+	}
+	if c.Claims {
+		claimed, err := claimer.Wait(ctx, measured, w.Pods)
+		if err != nil {
+			return err
+		}
+		run.ClaimedPerSecond = float64(w.Pods) / claimed.Sub(first).Seconds()
+	}
+	run.Seconds = last.Sub(first).Seconds()
+	run.PodsPerSecond = float64(w.Pods) / run.Seconds
+	run.Scheduler(measure.Interval{Before: before[0], After: after[0]})
+	run.Server(measure.Interval{Before: before[1], After: after[1]})
+	run.CPU("scheduler", measure.Interval{Before: before[0], After: after[0]})
+	run.CPU("API server", measure.Interval{Before: before[1], After: after[1]})
+	return nil
+}
+
+// snapshots are the metrics of the scheduler and of the API server.
+func (w *world) snapshots(ctx context.Context, scheduler *process) (both [2]*measure.Snapshot, err error) {
+	if both[0], err = scheduler.metrics(ctx); err != nil {
+		return both, err
+	}
+	both[1], err = w.serverMetrics(ctx)
+	return both, err
+}
+
+// profile writes a CPU profile of the scheduler while it schedules. How long it
+// will take is not known; a scheduler that has nothing left to do adds nothing.
+func (w *world) profile(ctx context.Context, scheduler *process, name string) error {
+	file, err := os.Create(filepath.Join(w.Out, name))
+	if err != nil {
+		return err
+	}
+	length := max(5*time.Second, time.Duration(w.Pods)*time.Second/200)
+	err = scheduler.get(ctx, fmt.Sprintf("/debug/pprof/profile?seconds=%d", int(length.Seconds())), file)
+	return errors.Join(err, file.Close())
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// matrixKind is a kind of workload: a column of the table.
+type matrixKind struct {
+	gvk      schema.GroupVersionKind
+	resource string
+	// replicas is the field of the spec that says how many pods there are; "" if
+	// there is none.
+	replicas string
+	// stands is what an address stands for: the pod's "name", its "node", or ""
+	// where pods share the addresses out.
+	stands string
+	// template says that the spec has a pod template.
+	template bool
+	// sets says that the kind owns ReplicaSets, and these the pods.
+	sets bool
+	// more is added to the spec.
+	more map[string]any
+}
+
+var matrixKinds = map[string]matrixKind{
+	"sts": {
+		gvk: kindOf("apps/v1", "StatefulSet"), resource: "statefulsets", replicas: "replicas", stands: "name", template: true,
+		more: map[string]any{"podManagementPolicy": "Parallel"},
+	},
+	"from5": {
+		gvk: kindOf("apps/v1", "StatefulSet"), resource: "statefulsets", replicas: "replicas", stands: "name", template: true,
+		more: map[string]any{"podManagementPolicy": "Parallel", "ordinals": map[string]any{"start": int64(5)}},
+	},
+	"other":   {gvk: kindOf("apps.example.dev/v1", "StatefulSet"), resource: "statefulsets", replicas: "replicas", stands: "name", template: true},
+	"deploy":  {gvk: kindOf("apps/v1", "Deployment"), resource: "deployments", replicas: "replicas", template: true, sets: true},
+	"rs":      {gvk: kindOf("apps/v1", "ReplicaSet"), resource: "replicasets", replicas: "replicas", template: true},
+	"rollout": {gvk: kindOf("example.dev/v1", "Rollout"), resource: "rollouts", replicas: "replicas", template: true, sets: true},
+	"fleet":   {gvk: kindOf("example.dev/v1", "Fleet"), resource: "fleets", replicas: "replicas", template: true},
+	"daemon":  {gvk: kindOf("apps/v1", "DaemonSet"), resource: "daemonsets", stands: "node", template: true},
+	"job": {
+		gvk: kindOf("batch/v1", "Job"), resource: "jobs", replicas: "parallelism", template: true,
+		more: map[string]any{"backoffLimit": int64(100)},
+	},
+	"pod": {gvk: kindOf("v1", "Pod"), resource: "pods", stands: "name"},
+}
+
+func kindOf(apiVersion, kind string) schema.GroupVersionKind {
+	return schema.FromAPIVersionAndKind(apiVersion, kind)
+}
+
+func (k *matrixKind) gvr() schema.GroupVersionResource {
+	return k.gvk.GroupVersion().WithResource(k.resource)
+}
+
+// object returns a workload of the kind with as many replicas.
+func (k *matrixKind) object(namespace, name string, replicas int, template v1.PodTemplateSpec) (*unstructured.Unstructured, error) {
+	if k.resource == "jobs" {
+		template.Spec.RestartPolicy = v1.RestartPolicyNever
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&template)
+	if err != nil {
+		return nil, fmt.Errorf("convert the template: %w", err)
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{}}
+	if k.template {
+		spec := map[string]any{"template": content}
+		if k.replicas != "" {
+			spec[k.replicas] = int64(replicas)
+		}
+		if k.resource != "jobs" {
+			spec["selector"] = map[string]any{"matchLabels": map[string]any{"app": name}}
+		}
+		for key, value := range k.more {
+			spec[key] = runtime.DeepCopyJSONValue(value)
+		}
+		object.Object["spec"] = spec
+	} else {
+		object.Object = content
+	}
+	object.SetGroupVersionKind(k.gvk)
+	object.SetNamespace(namespace)
+	object.SetName(name)
+	return object, nil
+}
