@@ -28,8 +28,8 @@ type situation struct {
 	created time.Time
 	// podAlive: the pod that holds the address is there and not finished.
 	podAlive bool
-	// unclaimed: the pod that the address was claimed for runs with others, and no
-	// pod ever had it.
+	// unclaimed: the pod that the address was claimed for runs with others or was
+	// never bound, and no pod ever had it.
 	unclaimed bool
 	// superseded: a live pod of the name that the address stands for is bound with
 	// others.

@@ -144,7 +144,7 @@ func (r *Reclaimer) watch(config Config) error {
 		{config.FloatingIPs, handler(r.addressChanged, nil)},
 		{config.Pools, handler(r.poolChanged, reconsider)},
 		{config.Claims, handler(r.workloadChanged("IPClaim"), reconsider)},
-		{core.Pods().Informer(), handler(r.podChanged, podChanged)},
+		{core.Pods().Informer(), r.noteUnbound(handler(r.podChanged, podChanged))},
 		{core.Nodes().Informer(), handler(r.nodeChanged, labelsChanged)},
 		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), reconsider)},
 		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), reconsider)},
@@ -172,6 +172,22 @@ func handler[T any](changed func(object T, gone bool), matters func(before, afte
 			}
 		},
 		DeleteFunc: func(object any) { changed(lastKnown(object).(T), true) },
+	}
+}
+
+// noteUnbound notes pods that end without having been bound, before it passes the
+// event on. Only the API server's own last word counts: what a cache knew last may
+// be from before the pod was bound.
+func (r *Reclaimer) noteUnbound(next cache.ResourceEventHandler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { next.OnAdd(object, false) },
+		UpdateFunc: next.OnUpdate,
+		DeleteFunc: func(object any) {
+			if pod, ok := object.(*v1.Pod); ok && pod.Spec.NodeName == "" && requested(&pod.Spec) > 0 {
+				r.unbound.Add(pod.UID, true)
+			}
+			next.OnDelete(object)
+		},
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -75,7 +76,9 @@ type Reclaimer struct {
 	events   events.EventRecorder
 	metrics  *Metrics
 	clocks   clockings
-	synced   []cache.DoneChecker
+	// unbound are the UIDs of pods that ended lately and were never bound.
+	unbound *lru.Cache
+	synced  []cache.DoneChecker
 
 	queue queue
 	// detaching are addresses that wait for the external assigner, which may be
@@ -96,6 +99,7 @@ func New(config Config) (*Reclaimer, error) {
 		events:   config.Events,
 		metrics:  config.Metrics,
 		clocks:   clockings{since: map[string]time.Time{}},
+		unbound:  lru.New(rememberUnbound),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),
 	}
@@ -115,6 +119,11 @@ func New(config Config) (*Reclaimer, error) {
 	}
 	return r, r.watch(config)
 }
+
+// rememberUnbound is how many pods that were never bound are remembered, for as
+// long as it takes to look at what was claimed for them. Of one that is forgotten
+// the addresses are treated as if it had run.
+const rememberUnbound = 16384
 
 func newQueue(name string) queue {
 	return workqueue.NewTypedRateLimitingQueueWithConfig(
@@ -204,6 +213,8 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 			// Written once, for this pod, which was bound with others: nobody ever had
 			// it.
 			s.unclaimed = ip.Generation == 1
+		} else if ip.Spec.Pod != nil && ip.Generation == 1 {
+			_, s.unclaimed = r.unbound.Get(ip.Spec.Pod.UID)
 		}
 		if err := r.assess(ctx, ip, podExists, &s); err != nil {
 			return 0, err
