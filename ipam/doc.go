@@ -4,6 +4,10 @@
 // IPPool objects, allocator is the book in memory, store keeps the book at the
 // API server.
 //
+// A [Request] has a part for each address that the pod wants. [Candidates] is what
+// can serve it at one moment: for each part what the owner has already, and the
+// pools it may use. All parts are served, or none.
+//
 // # Life of an address
 //
 //	free ──Reserve──▶ reserved ──Commit──▶ held by a pod ──▶ free       policy PodDeleted
@@ -22,6 +26,8 @@
 //     reserved.
 //   - No lock is held across I/O.
 //   - An address that a policy keeps for its owner is given to nobody else.
+//   - What a pod is bound with is taken back by nobody: every write for a pod moves
+//     the resource version that an earlier writer would need.
 //   - One book per process: [IPAM] is shared by all profiles of a scheduler.
 //
 // # Why an object per address

@@ -3,12 +3,15 @@
 // Package floatingip is the scheduler plugin: no pod lands on a node that has no
 // address for it.
 //
-//	PreFilter  serial    compiles the pod into a request; which pools can serve it
-//	Filter     parallel  is the node in one of them?
-//	Reserve    serial    takes an address in memory
-//	Bind       parallel  claims it: one API write; then the stock Binding, with the
-//	                     FloatingIP's name as an annotation
-//	Unreserve  parallel  gives it back
+//	PreFilter  serial    compiles the pod into a request; what can serve it
+//	Filter     parallel  have the node's pools an address for every part of it?
+//	Score      parallel  how much room have they?
+//	Reserve    serial    takes the addresses in memory, all or none
+//	Bind       parallel  claims them: one API write each; then the stock Binding,
+//	                     with the FloatingIPs' names as an annotation
+//	Unreserve  parallel  gives them back
+//
+// PreFilterExtensions think victims of a preemption away: [Plugin.RemovePod].
 //
 // The claim is made in Bind and not in PreBind because kube-scheduler writes
 // status.nominatedNodeName before it calls a PreBind that has work to do
@@ -19,7 +22,7 @@
 // # Waking pods up
 //
 // Pods that found no address wait in the scheduling queue. The plugin wakes them
-// (Handle.Activate) when its own book has seen an address come free, and
+// (Handle.Activate), as many as addresses came free, when its own book has seen it, and
 // registers no cluster event for FloatingIPs: the scheduler would watch them by
 // another informer, which may be ahead of the book, and a pod woken by it would
 // find the book unchanged and go back to wait
