@@ -100,9 +100,9 @@ func (c *Candidates) assign(held []allocator.Record) {
 }
 
 // isStale says of an address that records this very pod, which is not bound,
-// whether nothing ran with it: it was claimed anew and not retained before.
+// whether it was claimed for this pod alone, and so nothing ran with it.
 func (c *Candidates) isStale(record *allocator.Record) bool {
-	return record.PodUID == c.request.UID && (record.Policy == allocator.PodDeleted || record.Generation == 1)
+	return record.PodUID == c.request.UID && record.LastPod == ""
 }
 
 // chooseFamilies decides for parts that may be of either family and get a new

@@ -166,6 +166,7 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *reserved, spec v
 	if err := checkCurrent(ctx, r, a, pods); err != nil {
 		return nil, err
 	}
+	spec.LastPod = existing.Spec.LastPod
 	// The API server does not count an update that changes nothing, and the times
 	// of objects are in seconds.
 	if since := existing.Spec.Since; since != nil && !since.Before(spec.Since) {

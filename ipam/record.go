@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"time"
@@ -26,18 +27,17 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 		return allocator.Record{}, fmt.Errorf("FloatingIP %s: resource version %q is not a number", ip.Name, ip.ResourceVersion)
 	}
 	record := allocator.Record{
-		Addr:       addr,
-		Pool:       ip.Spec.Pool,
-		Node:       ip.Spec.Node,
-		Policy:     policyOf(ip.Spec.ReleasePolicy),
-		Reserved:   ip.Spec.Reserved,
-		Cooling:    ip.Spec.ReleasedAt != nil,
-		LastPod:    ip.Spec.LastPod,
-		Index:      ip.Spec.Index,
-		UID:        string(ip.UID),
-		Version:    version,
-		Generation: ip.Generation,
-		Created:    ip.CreationTimestamp.Time,
+		Addr:     addr,
+		Pool:     ip.Spec.Pool,
+		Node:     ip.Spec.Node,
+		Policy:   policyOf(ip.Spec.ReleasePolicy),
+		Reserved: ip.Spec.Reserved,
+		Cooling:  ip.Spec.ReleasedAt != nil,
+		LastPod:  ip.Spec.LastPod,
+		Index:    ip.Spec.Index,
+		UID:      string(ip.UID),
+		Version:  version,
+		Created:  ip.CreationTimestamp.Time,
 	}
 	if owner := ip.Spec.Owner; owner != nil {
 		record.Owner = Owner{
@@ -86,6 +86,9 @@ func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alph
 		KeepOnScaleDown: r.request.KeepOnScaleDown,
 		Since:           &since,
 	}
+	if a.stored != nil {
+		spec.LastPod = before(a.stored, &r.request)
+	}
 	if r.request.RetainFor > 0 {
 		spec.RetainFor = &metav1.Duration{Duration: r.request.RetainFor}
 	}
@@ -97,4 +100,17 @@ func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alph
 		spec.Network.Gateway = pool.Gateway.String()
 	}
 	return spec
+}
+
+// before names the pod that had a stored address before the one that requests it.
+// It is never empty for an address that was kept, so that one which is not was
+// claimed for this pod alone.
+func before(stored *allocator.Record, request *Request) string {
+	switch {
+	case stored.PodUID == request.UID:
+		return stored.LastPod
+	case stored.PodName != "":
+		return stored.PodName
+	}
+	return cmp.Or(stored.LastPod, request.Name)
 }

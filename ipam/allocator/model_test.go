@@ -178,7 +178,7 @@ func (s *simulation) record(addr netip.Addr) Record {
 	s.version++
 	record := Record{
 		Addr: addr, Pool: s.model.poolOf(addr), Owner: s.owner(), Policy: Policy(s.random.IntN(3)),
-		UID: fmt.Sprintf("object-%d", s.version), Version: s.version, Generation: 1,
+		UID: fmt.Sprintf("object-%d", s.version), Version: s.version,
 		Created: time.Unix(int64(s.version/3), 0),
 	}
 	switch s.random.IntN(5) {

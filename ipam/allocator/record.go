@@ -28,7 +28,7 @@ type Record struct {
 	// PodName and PodUID name the holder; both are empty while the address is
 	// retained.
 	PodName, PodUID string
-	// LastPod is the name of the holder before.
+	// LastPod is the name of the holder before the present one.
 	LastPod string
 	// Index says which of its pod's addresses it is.
 	Index  int32
@@ -43,12 +43,11 @@ type Record struct {
 	// Without a pod it is yet to be detached, and until then no pod gets it.
 	Attached bool
 
-	// UID, Version and Generation identify the stored object. Versions of one
-	// object grow (KEP-5504: resource versions are comparable integers).
-	UID        string
-	Version    uint64
-	Generation int64
-	Created    time.Time
+	// UID and Version identify the stored object. Versions of one object grow
+	// (KEP-5504: resource versions are comparable integers).
+	UID     string
+	Version uint64
+	Created time.Time
 }
 
 // Policy says when an address is freed.

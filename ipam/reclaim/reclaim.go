@@ -210,10 +210,8 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 			case misplaced:
 				return 0, r.correctNode(ctx, ip, pod)
 			}
-			// Written once, for this pod, which was bound with others: nobody ever had
-			// it.
-			s.unclaimed = ip.Generation == 1
-		} else if ip.Spec.Pod != nil && ip.Generation == 1 {
+			s.unclaimed = isNew(ip)
+		} else if ip.Spec.Pod != nil && isNew(ip) {
 			_, s.unclaimed = r.unbound.Get(ip.Spec.Pod.UID)
 		}
 		if err := r.assess(ctx, ip, podExists, &s); err != nil {
@@ -258,6 +256,10 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, then
 func storedNow() metav1.Time {
 	return metav1.NewTime(time.Now().Add(time.Second - 1).Truncate(time.Second))
 }
+
+// isNew says of an address that records a pod whether it was claimed for that pod
+// alone: no pod had it before, nor was it taken for an IPClaim before.
+func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
 
 // assess adds to s what the decision about an address without a pod rests on. It
 // asks the API server itself before a workload counts as not wanting the address:

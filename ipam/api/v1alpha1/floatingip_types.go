@@ -93,8 +93,9 @@ type FloatingIPSpec struct {
 	// +optional
 	Index int32 `json:"index,omitempty"`
 
-	// lastPod is the name of the pod that had the address last. Of several
-	// addresses that are retained, a pod gets the one it had.
+	// lastPod is the name of the pod that had the address before the present one,
+	// or last. Of several addresses that are retained, a pod gets the one it had.
+	// Absent on an address that was claimed for its present pod.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional

@@ -290,7 +290,7 @@ func timings(b *strings.Builder, cases []rounds) {
 	for _, point := range []string{"PreFilter", "Filter", "PreScore", "Score", "Reserve", "Permit", "PreBind", "Bind"} {
 		add("extension point "+point, func(r *measure.Run) measure.Timing { return r.Points[point] })
 	}
-	add("plugins, all calls", func(r *measure.Run) measure.Timing { return r.Plugins["all"] })
+	add("plugins in the cycle, any call", func(r *measure.Run) measure.Timing { return r.Plugins["all"] })
 	var plugins []string
 	for _, c := range cases {
 		for _, run := range c.runs {
