@@ -329,14 +329,15 @@ func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 	})
 }
 
-// Observe takes in what the API server stores of an address. News older than
-// what the book has of it is ignored. It reports whether the address came to be
+// Observe takes in what the API server stores of an address, or did a moment ago:
+// news older than what the book has of it is ignored, and so is an object whose
+// deletion was seen while the address was promised, when its reader asked for it. It reports whether the address came to be
 // retained: somebody may wait for it.
 func (a *Allocator) Observe(record Record) (retainedNow bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.change(record.Addr, func(e *entry) {
-		if e.stored != nil && record.Version < e.stored.Version {
+		if e.stored != nil && record.Version < e.stored.Version || e.gone != "" && e.gone == record.UID {
 			return
 		}
 		retainedNow = record.available() && (e.stored == nil || !e.stored.available() || e.stored.Owner != record.Owner)

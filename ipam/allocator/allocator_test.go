@@ -92,3 +92,22 @@ func TestHeldBy(t *testing.T) {
 		})
 	}
 }
+
+// A scheduler that lost a conflict reads who has the address, and hears of its
+// deletion before it has noted the answer.
+func TestAnswerOlderThanDeletion(t *testing.T) {
+	book := New(nil)
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4")})
+	addr, _, err := reserveFree(book, []string{"a"}, "pod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := Record{Addr: addr, UID: "object", Version: 5, PodUID: "pod"}
+	book.Observe(answer)
+	book.Forget(addr, "object")
+	book.Observe(answer)
+	book.Release(addr, "pod")
+	if got := book.Counts("a"); got.Free != got.Capacity {
+		t.Errorf("an address that is deleted stays in the book: %+v", got)
+	}
+}
