@@ -40,7 +40,7 @@ func (pl *Plugin) NormalizeScore(_ context.Context, _ fwk.CycleState, _ *v1.Pod,
 		return nil
 	}
 	for i := range scores {
-		scores[i].Score = scores[i].Score * fwk.MaxNodeScore / most
+		scores[i].Score = scores[i].Score * fwk.MaxScore / most
 	}
 	return nil
 }

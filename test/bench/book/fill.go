@@ -70,7 +70,7 @@ func record(i int, pool string) allocator.Record {
 	return allocator.Record{
 		Addr: v4(i), Pool: pool, PodName: pod, PodUID: fmt.Sprintf("5f0c4c1e-0000-4000-8000-%012d", i),
 		Owner: allocator.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "bench", Name: "web", UID: "3d4c4c1e-0000-4000-8000-000000000000", PodName: pod},
-		Node:  fmt.Sprintf("node-%d", i%5000), UID: fmt.Sprintf("7a1c4c1e-0000-4000-8000-%012d", i), Version: uint64(i + 1), Generation: 1,
+		Node:  fmt.Sprintf("node-%d", i%5000), UID: fmt.Sprintf("7a1c4c1e-0000-4000-8000-%012d", i), Version: uint64(i + 1),
 	}
 }
 
@@ -133,7 +133,7 @@ func poolObjects() []*v1alpha1.IPPool {
 	for i := range Pools {
 		subnet := netip.PrefixFrom(v4(i*256), 24)
 		objects = append(objects, &v1alpha1.IPPool{
-			ObjectMeta: metav1.ObjectMeta{Name: poolName(i), UID: "u", ResourceVersion: "1", Generation: 1},
+			ObjectMeta: metav1.ObjectMeta{Name: poolName(i), UID: "u", ResourceVersion: "1"},
 			Spec: v1alpha1.IPPoolSpec{
 				Subnet: subnet.String(), Gateway: v4(i*256 + 254).String(),
 				Ranges:      []string{fmt.Sprintf("%s-%s", v4(i*256+1), v4(i*256+PoolSize))},
