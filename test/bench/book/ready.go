@@ -159,7 +159,7 @@ func floatingIP(i int, pool string) *v1alpha1.FloatingIP {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: v1alpha1.NameOf(r.Addr), UID: types.UID(r.UID), ResourceVersion: fmt.Sprint(r.Version), Generation: 1, CreationTimestamp: since,
 			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "berth-scheduler", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: v1alpha1.SchemeGroupVersion.String(),
-				Time: &since, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{".":{},"f:address":{},"f:network":{".":{},"f:gateway":{},"f:subnet":{}},"f:node":{},"f:owner":{},"f:pod":{},"f:pool":{},"f:releasePolicy":{},"f:since":{}}}`)}}},
+				Time: &since, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{".":{},"f:address":{},"f:network":{".":{},"f:gateway":{},"f:subnet":{}},"f:node":{},"f:owner":{},"f:pod":{},"f:pool":{},"f:releasePolicy":{},"f:since":{}}}`)}},
 		},
 		Spec: v1alpha1.FloatingIPSpec{
 			Address: r.Addr.String(), Pool: pool, Network: &v1alpha1.Network{Subnet: "10.0.0.0/24", Gateway: "10.0.0.254"},
