@@ -75,6 +75,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.waiting.short(pod.UID)
 		return nil, toStatus(err)
 	}
+	pl.nodes.settle(candidates.Snapshot(), nodes)
 	s := &cycleState{found: &found{candidates: candidates}}
 	state.Write(stateKey, s)
 	if len(candidates.Kept()) == 0 {

@@ -155,9 +155,6 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	if _, err := core.Pods().Informer().AddEventHandler(deleted(func(object metav1.Object) { _, _ = s.waiting.remove(object.GetUID()) })); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
-	if _, err := core.Nodes().Informer().AddEventHandler(deleted(func(object metav1.Object) { s.nodes.forget(object.GetName()) })); err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
-	}
 	// A namespace's labels decide which pools admit it, and the framework has no
 	// event for them.
 	if _, err := core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
