@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/test/lab"
 )
 
@@ -269,4 +270,30 @@ func TestNodeCap(t *testing.T) {
 	w.bound(namesOf(free)...)
 	w.delete("capped-0")
 	w.bound("more")
+}
+
+// With the aliases on, a pod may ask in Galaxy's words; without, it asks for
+// nothing that this scheduler knows.
+func TestGalaxyAliases(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(1)
+	w.pool("web", "10.0.70.2-10.0.70.99")
+	w.scheduler(schedulerOptions{args: map[string]any{"galaxyAliases": true}})
+	pod := newPod("immutable-0", and(asking("0"),
+		annotated("k8s.v1.cni.galaxy.io/release-policy", "immutable"),
+		annotated("k8s.v1.cni.galaxy.io/args", `{"request_ip_range":[["10.0.70.40~10.0.70.49"],["10.0.70.60"]]}`)))
+	resources := &pod.Spec.Containers[0].Resources
+	resources.Requests[galaxy.ResourceENIIP], resources.Limits[galaxy.ResourceENIIP] = quantity("1"), quantity("1")
+	w.create(pod)
+	if got, want := w.address("immutable-0"), "10.0.70.40,10.0.70.60"; got != want {
+		t.Errorf("the pod has %s, want %s", got, want)
+	}
+	ip, err := w.berth.FloatingIPs.Get(w.ctx, "10.0.70.60", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain || ip.Spec.Pod == nil || ip.Spec.Pod.Name != "immutable-0" {
+		t.Errorf("the address is recorded as %+v", ip.Spec)
+	}
 }
