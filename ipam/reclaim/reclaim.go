@@ -69,6 +69,7 @@ type Reclaimer struct {
 	kube     kubernetes.Interface
 	ips      ips
 	index    cache.Indexer
+	pools    *client.IPPools
 	poolsOf  cache.Indexer
 	pods     corelisters.PodLister
 	owners   *owners
@@ -93,6 +94,7 @@ func New(config Config) (*Reclaimer, error) {
 		kube:     config.Kube,
 		ips:      store.New(config.Berth.FloatingIPs),
 		index:    config.FloatingIPs.GetIndexer(),
+		pools:    config.Berth.IPPools,
 		poolsOf:  config.Pools.GetIndexer(),
 		pods:     core.Pods().Lister(),
 		detacher: config.Detacher,
@@ -219,6 +221,13 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		}
 	}
 	v := decide(&ip.Spec, s)
+	if ip.Spec.Owner == nil && v.action == free {
+		// Whoever began the cooldown may have heard of a change of the pool first.
+		if s.cooldown, err = r.cooldownNow(ctx, ip); err != nil {
+			return 0, err
+		}
+		v = decide(&ip.Spec, s)
+	}
 	if ip.Spec.ExternallyAssigned && (v.action != keep || ip.Spec.Pod == nil) {
 		return 0, r.leaveNode(ctx, ip, v.action, mayDetach)
 	}
@@ -421,8 +430,27 @@ func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
 	if err != nil || !found {
 		return 0
 	}
-	if cooldown := object.(*v1alpha1.IPPool).Spec.Cooldown; cooldown != nil {
-		return cooldown.Duration
+	return cooldownOf(object.(*v1alpha1.IPPool))
+}
+
+// cooldownNow asks the API server for it.
+func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {
+	if ip.Spec.Pool == "" {
+		return 0, nil
 	}
-	return 0
+	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
+	}
+	return cooldownOf(pool), nil
+}
+
+func cooldownOf(pool *v1alpha1.IPPool) time.Duration {
+	if pool.Spec.Cooldown == nil {
+		return 0
+	}
+	return pool.Spec.Cooldown.Duration
 }
