@@ -172,9 +172,14 @@ func (f *freeSpace) has(addr netip.Addr) bool {
 func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []option {
 	var options []option
 	owners := func(addrs []netip.Addr, promised bool) {
-		for _, addr := range addrs[:min(len(addrs), wants)] {
+		found := 0
+		for _, addr := range addrs {
 			if e := a.entries[addr]; e != nil && (promised || e.usable(c.Owner, c.PodUID, a.vacated)) {
 				options = append(options, option{addr: addr})
+				found++
+			}
+			if found == wants {
+				break
 			}
 		}
 	}
