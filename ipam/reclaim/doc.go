@@ -6,9 +6,9 @@
 // lost.
 //
 // It never takes an address from a pod that may be alive. Before it acts on the
-// absence of a pod, or on a workload that does not want an address, it asks the API
-// server itself, since the scheduler may have seen more than this process's caches
-// have; and every write carries the UID and resource version it was decided on.
+// absence of a pod whose deletion the API server did not tell it, or on a workload
+// that does not want an address, it asks the API server itself, since the scheduler
+// may have seen more than this process's caches have; and every write carries the UID and resource version it was decided on.
 // What it cannot find out frees nothing.
 //
 // # Rules
@@ -26,19 +26,17 @@
 //
 // # Several addresses of a pod
 //
-// Addresses recorded for a live pod on the pod's node are the pod's, however many
-// and whatever its annotation says. Those recorded for another node were claimed by
-// a scheduler that crashed or was overtaken; they are freed as if the pod were gone
-// if the pod has as many as it asks for without, and if its annotation does not name
-// them.
+// A live pod has the addresses that its annotation names and that record it. Others
+// that record it were claimed by a scheduler that crashed or was overtaken; they
+// are freed as if the pod were gone, if the pod has all that it asks for without
+// ([classify]).
 //
 // An address kept for a pod name is not wanted if the pod of that name is alive and
 // bound with others.
 //
 // # Caveats
 //
-// Two Reclaimers at once do no harm but double work. Addresses that an external
-// assigner attached are detached before the write that gives them away, so the
-// scheduler must not take over one whose record still says that it is attached
-// for another pod.
+// Two Reclaimers at once do no harm but double work. An address that an external
+// assigner attached is first recorded without its pod, then detached, then given
+// away; between the first and the last the scheduler gives it to nobody.
 package reclaim

@@ -144,7 +144,7 @@ func (r *Reclaimer) watch(config Config) error {
 		{config.FloatingIPs, handler(r.addressChanged, nil)},
 		{config.Pools, handler(r.poolChanged, reconsider)},
 		{config.Claims, handler(r.workloadChanged("IPClaim"), reconsider)},
-		{core.Pods().Informer(), r.noteUnbound(handler(r.podChanged, podChanged))},
+		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
 		{core.Nodes().Informer(), handler(r.nodeChanged, labelsChanged)},
 		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), reconsider)},
 		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), reconsider)},
@@ -175,16 +175,17 @@ func handler[T any](changed func(object T, gone bool), matters func(before, afte
 	}
 }
 
-// noteUnbound notes pods that end without having been bound, before it passes the
-// event on. Only the API server's own last word counts: what a cache knew last may
-// be from before the pod was bound.
-func (r *Reclaimer) noteUnbound(next cache.ResourceEventHandler) cache.ResourceEventHandler {
+// noteEnd notes pods that are deleted, and whether they were ever bound, before it
+// passes the event on. Only the API server's own last word counts: what a cache
+// that was cut off knew last may be from before the pod was bound, and what it
+// misses may be there again.
+func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { next.OnAdd(object, false) },
 		UpdateFunc: next.OnUpdate,
 		DeleteFunc: func(object any) {
-			if pod, ok := object.(*v1.Pod); ok && pod.Spec.NodeName == "" && requested(&pod.Spec) > 0 {
-				r.unbound.Add(pod.UID, true)
+			if pod, ok := object.(*v1.Pod); ok {
+				r.deleted.Add(pod.UID, pod.Spec.NodeName != "")
 			}
 			next.OnDelete(object)
 		},

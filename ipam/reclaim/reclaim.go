@@ -77,8 +77,9 @@ type Reclaimer struct {
 	events   events.EventRecorder
 	metrics  *Metrics
 	clocks   clockings
-	// unbound are the UIDs of pods that ended lately and were never bound.
-	unbound *lru.Cache
+	// deleted are the UIDs of pods that the API server said were deleted, lately,
+	// and whether they had been bound.
+	deleted *lru.Cache
 	synced  []cache.DoneChecker
 
 	queue queue
@@ -101,7 +102,7 @@ func New(config Config) (*Reclaimer, error) {
 		events:   config.Events,
 		metrics:  config.Metrics,
 		clocks:   clockings{since: map[string]time.Time{}},
-		unbound:  lru.New(rememberUnbound),
+		deleted:  lru.New(rememberDeleted),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),
 	}
@@ -122,10 +123,10 @@ func New(config Config) (*Reclaimer, error) {
 	return r, r.watch(config)
 }
 
-// rememberUnbound is how many pods that were never bound are remembered, for as
-// long as it takes to look at what was claimed for them. Of one that is forgotten
-// the addresses are treated as if it had run.
-const rememberUnbound = 16384
+// rememberDeleted is how many pods that were deleted are remembered, for as long
+// as it takes to look at their addresses. Of one that is forgotten the API server
+// is asked, and its addresses are treated as if it had run.
+const rememberDeleted = 16384
 
 func newQueue(name string) queue {
 	return workqueue.NewTypedRateLimitingQueueWithConfig(
@@ -214,7 +215,8 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 			}
 			s.unclaimed = isNew(ip)
 		} else if ip.Spec.Pod != nil && isNew(ip) {
-			_, s.unclaimed = r.unbound.Get(ip.Spec.Pod.UID)
+			bound, known := r.deleted.Get(ip.Spec.Pod.UID)
+			s.unclaimed = known && !bound.(bool)
 		}
 		if err := r.assess(ctx, ip, podExists, &s); err != nil {
 			return 0, err
@@ -403,6 +405,9 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	}
 	pod, err := r.pods.Pods(owner.Namespace).Get(name)
 	if err != nil || pod.UID != uid {
+		if _, deleted := r.deleted.Get(uid); deleted {
+			return nil, false, nil
+		}
 		pod, err = r.kube.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
