@@ -319,6 +319,3 @@ func (c *Candidates) Relieve(relief *Relief, podUID string, names []string) {
 		}
 	}
 }
-
-// Parts is how many addresses the pod wants.
-func (c *Candidates) Parts() int { return len(c.parts) }

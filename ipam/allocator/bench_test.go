@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"testing"
 )
 
@@ -46,47 +45,4 @@ func BenchmarkReserveRelease(b *testing.B) {
 			}
 		})
 	}
-}
-
-// BenchmarkClusterSize is the largest cluster that is meant to work: a million
-// addresses in 10,000 pools, 150,000 of them in use. It reports what an address
-// in use takes in memory and how long the book takes to be read.
-func BenchmarkClusterSize(b *testing.B) {
-	const pools, size, used = 10_000, 100, 15
-	build := func() *Allocator {
-		book := New(nil)
-		var all []Pool
-		for i := range pools {
-			all = append(all, Pool{Name: fmt.Sprint("pool-", i), Ranges: []Range{{v4(i * 256), v4(i*256 + size - 1)}}, Capacity: size})
-		}
-		book.SetPools(all)
-		for i := range pools {
-			fill(book, i*256, used)
-		}
-		return book
-	}
-	b.Run("read", func(b *testing.B) {
-		for b.Loop() {
-			build()
-		}
-	})
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	book := build()
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	b.Run("reserve-release", func(b *testing.B) {
-		i := 0
-		for b.Loop() {
-			i++
-			addr, _, err := reserveFree(book, []string{fmt.Sprint("pool-", i%pools)}, "pod")
-			if err != nil {
-				b.Fatal(err)
-			}
-			book.Release(addr, "pod")
-		}
-		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(pools*used), "B/address")
-	})
-	runtime.KeepAlive(book)
 }

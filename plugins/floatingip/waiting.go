@@ -31,7 +31,6 @@ const lookAgain = 250 * time.Millisecond
 type waiting struct {
 	activator fwk.PodActivator
 	book      pool
-	now       func() time.Time
 
 	mu      sync.Mutex
 	pods    map[types.UID]*waiter
@@ -59,14 +58,14 @@ type waiter struct {
 }
 
 func newWaiting(activator fwk.PodActivator, book pool) *waiting {
-	return &waiting{activator: activator, book: book, now: time.Now, pods: map[types.UID]*waiter{}, wake: make(chan struct{}, 1)}
+	return &waiting{activator: activator, book: book, pods: map[types.UID]*waiter{}, wake: make(chan struct{}, 1)}
 }
 
 // add notes that an attempt to schedule the pod begins.
 func (w *waiting) add(pod *v1.Pod, request ipam.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	since := w.now()
+	since := time.Now()
 	if known := w.pods[pod.UID]; known != nil {
 		since = known.since
 	}
