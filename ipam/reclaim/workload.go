@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -145,7 +144,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 		if at.rank >= (demand{total: w.each.total}).of(at.family, at.families) {
 			return false
 		}
-		ordinal, ok := ordinalOf(owner)
+		ordinal, ok := v1alpha1.OrdinalOf(owner.Name, owner.PodName)
 		return unscaled || !ok || w.hasOrdinal(ordinal)
 	case owner.NodeName != "":
 		return !w.offNode && at.rank < w.each.of(at.family, at.families)
@@ -180,15 +179,4 @@ func (w *workload) hasOrdinal(ordinal int64) bool {
 		}
 	}
 	return position < w.replicas
-}
-
-// ordinalOf reads the ordinal off the name of a pod whose name lasts, which is
-// the workload's name, a dash and the ordinal.
-func ordinalOf(owner *v1alpha1.Owner) (int64, bool) {
-	text, ok := strings.CutPrefix(owner.PodName, owner.Name+"-")
-	if !ok {
-		return 0, false
-	}
-	ordinal, err := strconv.ParseUint(text, 10, 31)
-	return int64(ordinal), err == nil
 }

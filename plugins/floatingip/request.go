@@ -302,7 +302,9 @@ func ownerOf(pod *v1.Pod, find replicaSets) (ipam.Owner, error) {
 		return behindReplicaSet(pod, controller, find)
 	case controller.Kind == "DaemonSet":
 		owner.NodeName = requiredNode(pod)
-	case controller.Kind == "StatefulSet", hasOrdinal(pod.Name, controller.Name):
+	case controller.Kind == "Job":
+		// Its pods have generated names.
+	case controller.Kind == "StatefulSet", v1alpha1.IsNamedByOrdinal(controller.Name, pod.Name):
 		owner.PodName = pod.Name
 	}
 	return owner, nil
@@ -327,14 +329,6 @@ func behindReplicaSet(pod *v1.Pod, controller *metav1.OwnerReference, find repli
 		controller = behind
 	}
 	return ownerFrom(pod.Namespace, controller), nil
-}
-
-// hasOrdinal says whether a pod is named as a StatefulSet names its pods: the
-// owner's name, a dash and a number.
-func hasOrdinal(pod, owner string) bool {
-	text, ok := strings.CutPrefix(pod, owner+"-")
-	_, err := strconv.ParseUint(text, 10, 31)
-	return ok && err == nil
 }
 
 // requiredNode returns the one node that the pod's affinity requires by name, as

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -172,16 +171,11 @@ func newOwner(workload *metav1.OwnerReference, namespace, podName, nodeName stri
 	case "StatefulSet", "Pod":
 		owner.PodName = podName
 	default:
-		if ordinal, ok := strings.CutPrefix(podName, workload.Name+"-"); ok && isOrdinal(ordinal) {
+		if v1alpha1.IsNamedByOrdinal(workload.Name, podName) {
 			owner.PodName = podName
 		}
 	}
 	return owner
-}
-
-func isOrdinal(text string) bool {
-	_, err := strconv.ParseUint(text, 10, 31)
-	return err == nil
 }
 
 // ownerNamed resolves the workload that a key names. It returns the workload by
