@@ -3,7 +3,6 @@
 package ipam
 
 import (
-	"encoding/binary"
 	"math"
 	"net/netip"
 	"slices"
@@ -24,8 +23,8 @@ type Candidates struct {
 	parts    []candidate
 	// plain: one free address of any pool, which needs no look into the book.
 	plain bool
-	// answers remembers, for a set of pools, whether they can serve.
-	answers sync.Map // string → *Rejection, nil if they can
+	// answers remembers whether the pools within a reach can serve.
+	answers sync.Map // *pools.Reach → *Rejection, nil if they can
 }
 
 // candidate is what can serve one part.
@@ -160,41 +159,51 @@ func claimKept(options [][]allocator.Record, part int, holder map[netip.Addr]int
 	return false
 }
 
-// Rejects says why a node that serves the pools at these positions cannot have
-// the pod, nil if it can. It is quick for a pod that wants one address of any
-// pool, and remembers its answers for the others.
-func (c *Candidates) Rejects(nodePools []int) *Rejection {
-	if c.plain {
-		for _, position := range nodePools {
-			if c.state.view.Free(position) > 0 && c.serves(0, position) {
-				return nil
-			}
-		}
+// Rejects says why a node with this reach cannot have the pod, nil if it can. It
+// is quick for a pod that wants one address of any pool, and remembers its answers
+// for the others.
+func (c *Candidates) Rejects(reach *pools.Reach) *Rejection {
+	if c.plain && c.hasRoom(reach) {
+		return nil
 	}
-	key := keyOf(nodePools)
-	if answer, known := c.answers.Load(key); known {
+	if answer, known := c.answers.Load(reach); known {
 		return answer.(*Rejection)
 	}
-	answer := c.rejection(nodePools, nil)
-	c.answers.Store(key, answer)
+	answer := c.rejection(reach.Positions(), nil)
+	c.answers.Store(reach, answer)
 	return answer
 }
 
+func (c *Candidates) hasRoom(reach *pools.Reach) bool {
+	for _, position := range reach.Positions() {
+		if c.state.view.Free(position) > 0 && c.serves(0, position) {
+			return true
+		}
+	}
+	return false
+}
+
 // RejectsAfter is Rejects after a preemption.
-func (c *Candidates) RejectsAfter(nodePools []int, relief *Relief) *Rejection {
-	return c.rejection(nodePools, relief)
+func (c *Candidates) RejectsAfter(reach *pools.Reach, relief *Relief) *Rejection {
+	return c.rejection(reach.Positions(), relief)
+}
+
+// Suit says that all of these reaches can give the pod what it asks for, and that
+// others, which want so many addresses, would not change that. False: it is not
+// sure.
+func (c *Candidates) Suit(reaches []*pools.Reach, others int) bool {
+	if !c.plain {
+		return false
+	}
+	for _, reach := range reaches {
+		if c.Room(reach) <= int64(others) {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *Candidates) pool(position int) *pools.Pool { return c.state.snapshot.Pools()[position] }
-
-// keyOf is the positions as a map key.
-func keyOf(positions []int) string {
-	key := make([]byte, 0, 4*len(positions))
-	for _, position := range positions {
-		key = binary.LittleEndian.AppendUint32(key, uint32(position))
-	}
-	return string(key)
-}
 
 func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
 	for i := range c.parts {
@@ -265,12 +274,11 @@ func (c *Candidates) wants(nodePools []int) []allocator.Want {
 	return wants
 }
 
-// Room is how many free addresses a node that serves the pools at these
-// positions could still give to pods like this one; 0 if the pod must have an
-// address that it has already.
-func (c *Candidates) Room(nodePools []int) int64 {
+// Room is how many free addresses are within a reach for pods like this one; 0 if
+// the pod must have an address that it has already.
+func (c *Candidates) Room(reach *pools.Reach) int64 {
 	var room uint64
-	for _, position := range nodePools {
+	for _, position := range reach.Positions() {
 		if free := c.state.view.Free(position); free > 0 && c.mayServe(position) {
 			room += min(free, math.MaxInt32)
 		}

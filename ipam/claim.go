@@ -89,11 +89,7 @@ func (i *IPAM) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespa
 	if err := c.impossible(); err != nil {
 		return err
 	}
-	all := make([]int, len(state.snapshot.Pools()))
-	for position := range all {
-		all[position] = position
-	}
-	r, err := i.Reserve(c, Node{}, all)
+	r, err := i.Reserve(c, Node{}, state.snapshot.Everywhere())
 	if err != nil {
 		return err
 	}

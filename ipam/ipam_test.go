@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // request of a StatefulSet's pod.
@@ -29,7 +30,7 @@ func rejected(t *testing.T, i *IPAM, r Request) string {
 	if err != nil {
 		return err.Error()
 	}
-	rejection := candidates.Rejects(PoolsOf(candidates.Snapshot(), node))
+	rejection := candidates.Rejects(ReachOf(candidates.Snapshot(), node))
 	if rejection == nil {
 		return ""
 	}
@@ -46,10 +47,11 @@ func reserve(t *testing.T, i *IPAM, r Request, positions ...int) *Reservation {
 	if err != nil {
 		t.Fatalf("Candidates: %v", err)
 	}
+	reach := pools.NewReach(positions...)
 	if len(positions) == 0 {
-		positions = PoolsOf(candidates.Snapshot(), node)
+		reach = ReachOf(candidates.Snapshot(), node)
 	}
-	reservation, err := i.Reserve(candidates, node, positions)
+	reservation, err := i.Reserve(candidates, node, reach)
 	if err != nil {
 		t.Fatalf("Reserve: %v", err)
 	}

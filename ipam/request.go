@@ -108,13 +108,5 @@ type Node struct {
 	ProviderID string
 }
 
-// PoolsOf returns the positions, in s.Pools(), of the pools that serve a node.
-func PoolsOf(s *pools.Snapshot, node Node) []int {
-	var positions []int
-	for i, pool := range s.Pools() {
-		if pool.ServesNode(node.Addresses, node.Labels) {
-			positions = append(positions, i)
-		}
-	}
-	return positions
-}
+// ReachOf returns the pools that serve a node.
+func ReachOf(s *pools.Snapshot, node Node) *pools.Reach { return s.Reach(node.Addresses, node.Labels) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // Reservation is addresses taken for a pod in memory. It ends with Commit or
@@ -55,14 +56,14 @@ func (r *Reservation) Pools() string {
 	return strings.Join(names, ",")
 }
 
-// Reserve takes the addresses for the pod on a node that serves the pools at the
-// positions nodePools, in memory, all or none. It fails with a *ShortageError if
-// one went to another pod since Candidates.
-func (i *IPAM) Reserve(c *Candidates, node Node, nodePools []int) (*Reservation, error) {
-	taken, err := i.book.Reserve(c.claimant, c.wants(nodePools))
+// Reserve takes the addresses for the pod on a node from the pools within its
+// reach, in memory, all or none. It fails with a *ShortageError if one went to
+// another pod since Candidates.
+func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservation, error) {
+	taken, err := i.book.Reserve(c.claimant, c.wants(reach.Positions()))
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) {
-		return nil, &ShortageError{Reasons: []string{c.explain(err, nodePools)}}
+		return nil, &ShortageError{Reasons: []string{c.explain(err, reach.Positions())}}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reserve addresses: %w", err)

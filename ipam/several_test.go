@@ -245,13 +245,54 @@ func TestRelieve(t *testing.T) {
 		position, _ := snapshot.Index(test.pool)
 		relief := &allocator.Relief{}
 		candidates.Relieve(relief, test.victim, strings.Split(test.hint, ","))
-		rejection := candidates.RejectsAfter([]int{position}, relief)
+		rejection := candidates.RejectsAfter(pools.NewReach(position), relief)
 		if (rejection == nil) != test.helps {
 			t.Errorf("the end of %s, said to have %q, helps a pod of pool %s: %v, want %v", test.victim, test.hint, test.pool, rejection == nil, test.helps)
 		}
 		if rejection != nil && rejection.Unresolvable {
 			t.Errorf("preemption is said to be of no use: %s", rejection.Reason)
 		}
+	}
+}
+
+// Only where it is sure of every node does a pod suit them all.
+func TestSuit(t *testing.T) {
+	i := open(t, newServer(), testPool("ten", "10.0.70.2-10.0.70.11"), testPool("two", "10.0.70.21-10.0.70.22"))
+	plain := request("web-0", "web", "")
+	inRange := plain
+	inRange.Parts = []Part{{Ranges: []pools.Range{{First: netip.MustParseAddr("10.0.70.1"), Last: netip.MustParseAddr("10.0.70.9")}}}}
+	twice := plain
+	twice.Parts = make([]Part, 2)
+	retained := request("kept-0", "kept", v1alpha1.ReleaseRetain)
+	if err := i.Commit(t.Context(), reserve(t, i, retained, 0), podsAre{}); err != nil {
+		t.Fatal(err)
+	}
+	ten, two, none := pools.NewReach(0), pools.NewReach(1), pools.NewReach()
+	for _, test := range []struct {
+		name    string
+		request Request
+		reaches []*pools.Reach
+		others  int
+		want    bool
+	}{
+		{"room everywhere", plain, []*pools.Reach{ten, two}, 0, true},
+		{"room for others too", plain, []*pools.Reach{ten}, 8, true},
+		{"one too many", plain, []*pools.Reach{ten}, 9, false},
+		{"somewhere not for others", plain, []*pools.Reach{ten, two}, 2, false},
+		{"a node without a pool", plain, []*pools.Reach{ten, none}, 0, false},
+		{"in a range", inRange, []*pools.Reach{ten}, 0, false},
+		{"two addresses", twice, []*pools.Reach{ten}, 0, false},
+		{"an address of its own", retained, []*pools.Reach{ten}, 0, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			candidates, err := i.Candidates(test.request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := candidates.Suit(test.reaches, test.others); got != test.want {
+				t.Errorf("it suits them all: %v, want %v", got, test.want)
+			}
+		})
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -78,21 +77,8 @@ func (p *Pool) String() string {
 	return fmt.Sprintf("pool %q (%s)", p.Name, p.listed)
 }
 
-// ServesNode says whether the pool's subnet is reachable at a node with these
-// internal addresses and labels.
-func (p *Pool) ServesNode(addresses []netip.Addr, nodeLabels labels.Set) bool {
-	if p.nodeSelector != nil && !p.nodeSelector.Matches(nodeLabels) {
-		return false
-	}
-	if len(p.nodeSubnets) == 0 {
-		return true
-	}
-	for _, subnet := range p.nodeSubnets {
-		if slices.ContainsFunc(addresses, subnet.Contains) {
-			return true
-		}
-	}
-	return false
+func (p *Pool) selectsNode(nodeLabels labels.Set) bool {
+	return p.nodeSelector == nil || p.nodeSelector.Matches(nodeLabels)
 }
 
 // AdmitsNamespace says whether pods of a namespace with these labels may use

@@ -204,7 +204,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-func TestServesNode(t *testing.T) {
+func TestReach(t *testing.T) {
 	inRack := pool("p", 1, "10.0.0.9")
 	inRack.Spec.NodeSubnets = []string{"10.1.0.0/16", "2001:db8:1::/48"}
 	selected := pool("p", 1, "10.0.0.9")
@@ -228,10 +228,40 @@ func TestServesNode(t *testing.T) {
 		{"selected and inside", both, "10.1.2.3", labels.Set{"rack": "7"}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			compiled := Compile([]*v1alpha1.IPPool{test.pool}).Pools()[0]
-			if got := compiled.ServesNode([]netip.Addr{netip.MustParseAddr(test.address)}, test.labels); got != test.want {
-				t.Errorf("ServesNode = %v, want %v", got, test.want)
+			reach := Compile([]*v1alpha1.IPPool{test.pool}).Reach([]netip.Addr{netip.MustParseAddr(test.address)}, test.labels)
+			if got := len(reach.Positions()) == 1; got != test.want {
+				t.Errorf("it is within reach: %v, want %v", got, test.want)
 			}
 		})
+	}
+}
+
+// A node with several addresses reaches each pool once, in their order.
+func TestReachOfSeveral(t *testing.T) {
+	var objects []*v1alpha1.IPPool
+	for i, subnets := range [][]string{{"10.1.0.0/16"}, nil, {"10.1.2.0/24", "10.1.0.0/16", "2001:db8::/32"}, {"10.9.0.0/16"}} {
+		p := pool(string(rune('a'+i)), i, fmt.Sprintf("10.0.0.%d", 10+i))
+		p.Spec.NodeSubnets = subnets
+		objects = append(objects, p)
+	}
+	s := Compile(objects)
+	addresses := func(texts ...string) (addrs []netip.Addr) {
+		for _, text := range texts {
+			addrs = append(addrs, netip.MustParseAddr(text))
+		}
+		return addrs
+	}
+	one := s.Reach(addresses("10.1.2.3", "2001:db8::1"), nil)
+	if want := []int{0, 1, 2}; !slices.Equal(one.Positions(), want) {
+		t.Errorf("%v, want %v", one.Positions(), want)
+	}
+	if other := s.Reach(addresses("10.1.2.9"), nil); other.Key() != one.Key() {
+		t.Errorf("the same pools have the keys %q and %q", one.Key(), other.Key())
+	}
+	if want := []int{1, 3}; !slices.Equal(s.Reach(addresses("10.9.2.3"), nil).Positions(), want) {
+		t.Errorf("another node: %v, want %v", s.Reach(addresses("10.9.2.3"), nil).Positions(), want)
+	}
+	if got := s.Everywhere().Positions(); len(got) != 4 {
+		t.Errorf("everywhere: %v", got)
 	}
 }

@@ -17,6 +17,7 @@ type Snapshot struct {
 	byRange  []homedRange
 	invalid  map[string]error
 	overlaps map[string][]Overlap
+	subnets  subnetIndex
 }
 
 // Overlap is addresses that a pool lists and an older pool keeps.
@@ -42,6 +43,7 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 		byName:   map[string]int{},
 		invalid:  map[string]error{},
 		overlaps: map[string][]Overlap{},
+		subnets:  subnetIndex{pools: map[netip.Prefix][]int{}, lengths: map[int][]int{}},
 	}
 	for _, object := range objects {
 		pool, err := compile(object)
@@ -53,6 +55,7 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 		s.pools = append(s.pools, pool)
 		s.byName[pool.Name] = index
 		s.home(pool, index)
+		s.subnets.add(pool, index)
 	}
 	return s
 }

@@ -31,13 +31,19 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("find node %s: %w", nodeName, err))
 	}
-	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.of(s.candidates.Snapshot(), nodeInfo.Node()))
+	if s.suits && withinNode(pod, nodeInfo) != nil {
+		pl.nodes.doubt()
+		return fwk.AsStatus(fmt.Errorf("node %s began to cap addresses a moment ago", nodeName))
+	}
+	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
 	if err != nil {
 		var shortage *ipam.ShortageError
-		if errors.As(err, &shortage) {
+		if errors.As(err, &shortage) && !s.suits {
 			pl.waiting.short(pod.UID)
 			return toStatus(err)
 		}
+		// What was found of all nodes was true of others, or is no longer true.
+		pl.nodes.doubt()
 		return fwk.AsStatus(err)
 	}
 	s.reservation = reservation

@@ -48,12 +48,14 @@ func capOf(node *v1.Node) v1.ResourceList {
 	return limits
 }
 
+func sameCap(a, b *v1.Node) bool { return equality.Semantic.DeepEqual(capOf(a), capOf(b)) }
+
 // isSchedulableAfterNodeUpdated queues a pod when a node caps addresses otherwise
 // than before.
 func isSchedulableAfterNodeUpdated(_ klog.Logger, _ *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, ok := oldObj.(*v1.Node)
 	after, isNode := newObj.(*v1.Node)
-	if !ok || !isNode || equality.Semantic.DeepEqual(capOf(before), capOf(after)) {
+	if !ok || !isNode || sameCap(before, after) {
 		return fwk.QueueSkip, nil
 	}
 	return fwk.Queue, nil

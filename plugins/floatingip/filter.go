@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // reasonNodeCap is of a node that advertises the resource and has given out all
@@ -32,6 +33,12 @@ type cycleState struct {
 // found is the same for all copies of a state.
 type found struct {
 	candidates *ipam.Candidates
+	// reaches are those of all nodes.
+	reaches []*pools.Reach
+	// suits: every node can have the pod, so Filter is not asked.
+	suits bool
+	// levels of room within the reaches, for Score.
+	levels map[*pools.Reach]int64
 	// short is done once the pod has met a node that lacks an address for it.
 	short sync.Once
 	// reservation is written once, in Reserve, which runs alone; a copy made
@@ -56,7 +63,9 @@ func stateOf(state fwk.CycleState) *cycleState {
 
 // PreFilter compiles the pod's request and finds what can serve it. It rejects
 // the pod only if nothing can, whatever comes free: a pod for which there is no
-// address now may get one by preemption, which needs the Filters to have run.
+// address now may get one by preemption, which needs the Filters to have run. Where
+// every node can serve the pod, and could if all others that wait went before it,
+// there is nothing to filter.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	if !pl.reader.asks(pod) {
 		if name := strayAnnotation(pod); name != "" {
@@ -75,15 +84,19 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.waiting.short(pod.UID)
 		return nil, toStatus(err)
 	}
-	pl.nodes.settle(candidates.Snapshot(), nodes)
-	s := &cycleState{found: &found{candidates: candidates}}
+	table := pl.nodes.settle(candidates.Snapshot(), nodes)
+	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches}}
 	state.Write(stateKey, s)
+	if !table.capped && candidates.Suit(table.reaches, maxAddresses*pl.waiting.others()) {
+		s.suits = true
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
 	if len(candidates.Kept()) == 0 {
 		return nil, nil
 	}
 	names := sets.New[string]()
 	for _, node := range nodes {
-		rejection := candidates.Rejects(pl.nodes.of(candidates.Snapshot(), node.Node()))
+		rejection := candidates.Rejects(pl.nodes.reach(candidates.Snapshot(), node.Node()))
 		if rejection == nil || !rejection.Unresolvable {
 			names.Insert(node.Node().Name)
 		}
@@ -106,12 +119,12 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if status := withinNode(pod, nodeInfo); status != nil {
 		return status
 	}
-	nodePools := pl.nodes.of(s.candidates.Snapshot(), nodeInfo.Node())
+	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())
 	var rejection *ipam.Rejection
 	if s.relief == nil {
-		rejection = s.candidates.Rejects(nodePools)
+		rejection = s.candidates.Rejects(reach)
 	} else {
-		rejection = s.candidates.RejectsAfter(nodePools, s.relief.sum(s.candidates))
+		rejection = s.candidates.RejectsAfter(reach, s.relief.sum(s.candidates))
 	}
 	if rejection == nil {
 		return nil
@@ -128,8 +141,12 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 // NodeResourcesFit would do it, but would also refuse every node that does not
 // advertise it.
 func withinNode(pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
+	limits := nodeInfo.GetAllocatable().GetScalarResources()
+	if len(limits) == 0 {
+		return nil
+	}
 	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
-		limit, capped := nodeInfo.GetAllocatable().GetScalarResources()[name]
+		limit, capped := limits[name]
 		if !capped {
 			continue
 		}

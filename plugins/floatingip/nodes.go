@@ -3,8 +3,9 @@
 package floatingip
 
 import (
+	"maps"
 	"net/netip"
-	"sync"
+	"slices"
 	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
@@ -15,72 +16,96 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// nodePools remembers which pools serve a node, for Filter and Score, which ask
-// for hundreds of nodes for each pod. It is a map that nobody writes, and beside
-// it a small one of the nodes that changed since that was made. Safe for
-// concurrent use.
-type nodePools struct {
+// nodes remembers which pools are reachable at a node, for Filter and Score, which
+// ask for hundreds of nodes for each pod, and which differ from node to node: they
+// are few where nodes share subnets. Safe for concurrent use.
+type nodes struct {
 	table atomic.Pointer[nodeTable]
+	// changes counts what may make the table wrong, and renewals the node objects
+	// that came in place of others that say the same, as with every heartbeat.
+	changes, renewals atomic.Int64
 }
 
-// nodeTable is what is known under one snapshot of the pools. A node object that
-// changes is another object.
+// nodeTable is what is known under one snapshot of the pools. Immutable.
 type nodeTable struct {
-	snapshot *pools.Snapshot
-	settled  map[*v1.Node][]int
-	changed  sync.Map // *v1.Node → []int
-	changes  atomic.Int32
+	snapshot          *pools.Snapshot
+	changes, renewals int64
+	nodes             map[string]knownNode
+	// reaches are those of all nodes, each once.
+	reaches []*pools.Reach
+	// capped: some node advertises how many addresses it may have.
+	capped bool
 }
 
-// mostChanged is how many nodes may be in the small map before the large one is
-// made anew, which costs a look at every node.
-const mostChanged = 128
+type knownNode struct {
+	node  *v1.Node
+	reach *pools.Reach
+}
 
-func newNodePools() *nodePools { return &nodePools{} }
+// mostRenewals is how many nodes may have another object than the table has before
+// the table is made anew: what a look at such a node costs more comes to about as
+// much by then.
+const mostRenewals = 128
 
-// of returns the positions in the snapshot of the pools that serve a node.
-func (n *nodePools) of(snapshot *pools.Snapshot, node *v1.Node) []int {
+// reach returns the pools that are reachable at a node. It is right for every node,
+// and quick for those of the table.
+func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 	table := n.table.Load()
 	if table == nil || table.snapshot != snapshot {
-		return ipam.PoolsOf(snapshot, nodeOf(node))
+		return ipam.ReachOf(snapshot, nodeOf(node))
 	}
-	if positions, known := table.look(node); known {
-		return positions
+	known, ok := table.nodes[node.Name]
+	if !ok || known.node != node && !sameReach(known.node, node) {
+		return ipam.ReachOf(snapshot, nodeOf(node))
 	}
-	positions := ipam.PoolsOf(snapshot, nodeOf(node))
-	if _, known := table.changed.LoadOrStore(node, positions); !known {
-		table.changes.Add(1)
-	}
-	return positions
+	return known.reach
 }
 
-// settle makes the table anew if the pools or many of the nodes have changed
-// since, of what is known of the nodes there are. It is called by one goroutine at
-// a time.
-func (n *nodePools) settle(snapshot *pools.Snapshot, nodes []fwk.NodeInfo) {
+// settle returns a table of these nodes, which it makes anew if the pools or nodes
+// have changed since. It is called by one goroutine at a time. The nodes may be
+// those of a moment before a change that was noted: who finds the table wrong calls
+// doubt.
+func (n *nodes) settle(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTable {
 	before := n.table.Load()
-	if before != nil && before.snapshot == snapshot && before.changes.Load() <= mostChanged {
-		return
+	changes, renewals := n.changes.Load(), n.renewals.Load()
+	if before != nil && before.snapshot == snapshot && before.changes == changes && len(before.nodes) == len(infos) && renewals-before.renewals <= mostRenewals {
+		return before
 	}
-	table := &nodeTable{snapshot: snapshot, settled: make(map[*v1.Node][]int, len(nodes))}
-	if before != nil && before.snapshot == snapshot {
-		for _, info := range nodes {
-			if positions, known := before.look(info.Node()); known {
-				table.settled[info.Node()] = positions
-			}
+	table := &nodeTable{snapshot: snapshot, changes: changes, renewals: renewals, nodes: make(map[string]knownNode, len(infos))}
+	shared := map[string]*pools.Reach{}
+	for _, info := range infos {
+		node := info.Node()
+		reach := n.reach(snapshot, node)
+		key := reach.Key()
+		if first, ok := shared[key]; ok {
+			reach = first
+		} else {
+			shared[key] = reach
+			table.reaches = append(table.reaches, reach)
 		}
+		table.nodes[node.Name] = knownNode{node: node, reach: reach}
+		table.capped = table.capped || len(capOf(node)) > 0
 	}
 	n.table.Store(table)
+	return table
 }
 
-func (t *nodeTable) look(node *v1.Node) (positions []int, known bool) {
-	if positions, known := t.settled[node]; known {
-		return positions, true
+// changed takes note of a node that came (before is nil), went (after is nil) or
+// changed.
+func (n *nodes) changed(before, after *v1.Node) {
+	if before == nil || after == nil || !sameReach(before, after) || !sameCap(before, after) {
+		n.changes.Add(1)
+	} else {
+		n.renewals.Add(1)
 	}
-	if positions, known := t.changed.Load(node); known {
-		return positions.([]int), true
-	}
-	return nil, false
+}
+
+// doubt has the table made anew.
+func (n *nodes) doubt() { n.changes.Add(1) }
+
+// sameReach says that nothing differs which pools go by.
+func sameReach(a, b *v1.Node) bool {
+	return maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Status.Addresses, b.Status.Addresses)
 }
 
 func nodeOf(node *v1.Node) ipam.Node {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -43,36 +44,83 @@ func ofRacks(racks ...string) *pools.Snapshot {
 }
 
 // What is remembered of a node never outlives the node object or the pools.
-func TestNodePools(t *testing.T) {
+func TestNodes(t *testing.T) {
 	both, one := ofRacks("a", "b"), ofRacks("b")
 	first, second := inRack("node1", "a"), inRack("node2", "b")
-	n := newNodePools()
+	n := &nodes{}
 	expect := func(what string, snapshot *pools.Snapshot, node *v1.Node, want ...int) {
 		t.Helper()
-		for range 2 { // once looked at, once remembered
-			if got := n.of(snapshot, node); !slices.Equal(got, want) {
-				t.Errorf("%s: %v, want %v", what, got, want)
-			}
+		if got := n.reach(snapshot, node).Positions(); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
 		}
 	}
+	settle := func(snapshot *pools.Snapshot, of ...*v1.Node) *nodeTable {
+		var infos []fwk.NodeInfo
+		for _, node := range of {
+			infos = append(infos, nodeInfo{node: node})
+		}
+		return n.settle(snapshot, infos)
+	}
 	expect("before the first pod", both, first, 0)
-	n.settle(both, []fwk.NodeInfo{nodeInfo{node: first}, nodeInfo{node: second}})
+	table := settle(both, first, second, inRack("node3", "b"))
+	if len(table.reaches) != 2 {
+		t.Errorf("two racks have %d reaches", len(table.reaches))
+	}
 	expect("a node", both, first, 0)
 	expect("another", both, second, 1)
 	expect("a node that moved to another rack", both, inRack("node1", "b"), 1)
+	expect("a node that came since", both, inRack("node9", "b"), 1)
+	if n.reach(both, inRack("node1", "a")) != n.reach(both, first) {
+		t.Error("a node's next object has another reach though it says the same")
+	}
 	expect("other pools", one, second, 0)
-	n.settle(one, []fwk.NodeInfo{nodeInfo{node: first}, nodeInfo{node: second}})
+	settle(one, first, second)
 	expect("other pools, settled", one, second, 0)
 	expect("other pools, settled, which do not serve it", one, first)
+}
 
-	for i := range mostChanged + 1 {
-		n.of(one, inRack(fmt.Sprint("new-", i), "b"))
+func TestNodesSettle(t *testing.T) {
+	snapshot := ofRacks("a", "b")
+	first, second := inRack("node1", "a"), inRack("node2", "b")
+	capped := inRack("node2", "b")
+	capped.Status.Allocatable = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("3")}
+	info := func(of ...*v1.Node) (infos []fwk.NodeInfo) {
+		for _, node := range of {
+			infos = append(infos, nodeInfo{node: node})
+		}
+		return infos
 	}
-	n.of(one, second)
-	before := n.table.Load()
-	n.settle(one, []fwk.NodeInfo{nodeInfo{node: second}})
-	if after := n.table.Load(); after == before || len(after.settled) != 1 {
-		t.Error("nodes that are gone are remembered though many have changed")
+	for name, test := range map[string]struct {
+		happens func(*nodes)
+		after   []fwk.NodeInfo
+		anew    bool
+		capped  bool
+	}{
+		"nothing":           {func(*nodes) {}, info(first, second), false, false},
+		"a heartbeat":       {func(n *nodes) { n.changed(first, first.DeepCopy()) }, info(first.DeepCopy(), second), false, false},
+		"a node moves":      {func(n *nodes) { n.changed(first, inRack("node1", "b")) }, info(inRack("node1", "b"), second), true, false},
+		"a node comes":      {func(n *nodes) { n.changed(nil, inRack("node3", "b")) }, info(first, second, inRack("node3", "b")), true, false},
+		"a node goes":       {func(n *nodes) { n.changed(nil, nil) }, info(first), true, false},
+		"it is seen before": {func(*nodes) {}, info(first, second, inRack("node3", "b")), true, false},
+		"a node caps":       {func(n *nodes) { n.changed(second, capped) }, info(first, capped), true, true},
+		"doubt":             {func(n *nodes) { n.doubt() }, info(first, second), true, false},
+		"many heartbeats": {func(n *nodes) {
+			for range mostRenewals + 1 {
+				n.changed(first, first.DeepCopy())
+			}
+		}, info(first.DeepCopy(), second), true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := &nodes{}
+			before := n.settle(snapshot, info(first, second))
+			test.happens(n)
+			after := n.settle(snapshot, test.after)
+			if anew := before != after; anew != test.anew {
+				t.Errorf("the table was made anew: %v, want %v", anew, test.anew)
+			}
+			if after.capped != test.capped {
+				t.Errorf("capped: %v", after.capped)
+			}
+		})
 	}
-	expect("after that", one, second, 0)
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // Name of the plugin in a KubeSchedulerConfiguration.
@@ -44,7 +45,7 @@ var (
 type addresses interface {
 	// Candidates, Reserve and Unreserve work in memory.
 	Candidates(request ipam.Request) (*ipam.Candidates, error)
-	Reserve(c *ipam.Candidates, node ipam.Node, nodePools []int) (*ipam.Reservation, error)
+	Reserve(c *ipam.Candidates, node ipam.Node, reach *pools.Reach) (*ipam.Reservation, error)
 	// Unreserve is idempotent, and leaves alone what was committed.
 	Unreserve(r *ipam.Reservation)
 	// Commit makes at most one write.
@@ -76,7 +77,7 @@ type shared struct {
 	args    Args
 	book    book
 	waiting *waiting
-	nodes   *nodePools
+	nodes   *nodes
 }
 
 // NewFactory returns a factory. A process has one.
@@ -136,7 +137,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
-	shared := &shared{args: args, book: book, waiting: newWaiting(handle, book), nodes: newNodePools()}
+	shared := &shared{args: args, book: book, waiting: newWaiting(handle, book), nodes: &nodes{}}
 	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
 		return nil, err
 	}
@@ -154,6 +155,13 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	core := informers.Core().V1()
 	if _, err := core.Pods().Informer().AddEventHandler(deleted(func(object metav1.Object) { _, _ = s.waiting.remove(object.GetUID()) })); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
+	}
+	if _, err := core.Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(added any) { s.nodes.changed(nil, added.(*v1.Node)) },
+		UpdateFunc: func(before, after any) { s.nodes.changed(before.(*v1.Node), after.(*v1.Node)) },
+		DeleteFunc: func(any) { s.nodes.changed(nil, nil) },
+	}); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
 	}
 	// A namespace's labels decide which pools admit it, and the framework has no
 	// event for them.
@@ -187,7 +195,7 @@ type Plugin struct {
 	reader     reader
 	addresses  addresses
 	waiting    *waiting
-	nodes      *nodePools
+	nodes      *nodes
 	nodeLister corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	replicaSet replicaSets

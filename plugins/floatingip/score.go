@@ -4,18 +4,37 @@ package floatingip
 
 import (
 	"context"
+	"math/bits"
 
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// PreScore skips the score for a pod that goes where its addresses are.
+// PreScore skips the score for a pod that goes where its addresses are, and where
+// all nodes are alike.
 func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ []fwk.NodeInfo) *fwk.Status {
-	if s := stateOf(state); s == nil || len(s.candidates.Kept()) > 0 {
+	s := stateOf(state)
+	if s == nil || len(s.candidates.Kept()) > 0 {
+		return fwk.NewStatus(fwk.Skip)
+	}
+	s.levels = make(map[*pools.Reach]int64, len(s.reaches))
+	alike := true
+	for _, reach := range s.reaches {
+		s.levels[reach] = level(s.candidates.Room(reach))
+		alike = alike && s.levels[reach] == s.levels[s.reaches[0]]
+	}
+	if alike {
 		return fwk.NewStatus(fwk.Skip)
 	}
 	return nil
 }
+
+// level is how often the room can be halved. What matters is how scarce addresses
+// are: between 5 and 20 free ones is as much of a difference as between 500 and
+// 2000, and a few more or less are none.
+func level(room int64) int64 { return int64(bits.Len64(uint64(room))) }
 
 // Score prefers nodes whose pools have more free addresses, so that scarce pools
 // are left to pods that cannot go elsewhere.
@@ -24,7 +43,11 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, node
 	if s == nil {
 		return 0, nil
 	}
-	return s.candidates.Room(pl.nodes.of(s.candidates.Snapshot(), nodeInfo.Node())), nil
+	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())
+	if level, known := s.levels[reach]; known {
+		return level, nil
+	}
+	return level(s.candidates.Room(reach)), nil
 }
 
 // ScoreExtensions normalize.

@@ -100,6 +100,14 @@ func (w *waiting) remove(uid types.UID) (since time.Time, ok bool) {
 	return known.since, true
 }
 
+// others says how many pods, but for the one that is being scheduled, were last
+// seen without addresses.
+func (w *waiting) others() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return max(0, len(w.pods)-1)
+}
+
 // count says how many pods lack an address.
 func (w *waiting) count() (n int) {
 	w.mu.Lock()

@@ -36,11 +36,9 @@ func TestPools(t *testing.T) {
 			}
 			for _, node := range []int{0, Rack - 1, Rack, nodes - 1} {
 				serve, room := 0, uint64(0)
-				for _, pool := range snapshot.Pools() {
-					if pool.ServesNode([]netip.Addr{NodeAddress(node)}, nil) {
-						serve++
-						room += pool.Capacity()
-					}
+				for _, position := range snapshot.Reach([]netip.Addr{NodeAddress(node)}, nil).Positions() {
+					serve++
+					room += snapshot.Pools()[position].Capacity()
 				}
 				if serve != test.serve || room < 40*3 {
 					t.Errorf("node %d is served by %d pools with %d addresses, want %d pools", node, serve, room, test.serve)

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Reach is the pools whose addresses are reachable at a node. Immutable. It is
+// compared by identity: what is found out about one holds for every node that has
+// the same one, so nodes with the same pools had best share theirs.
+type Reach struct {
+	positions []int
+}
+
+// NewReach returns the pools at these ascending positions of a snapshot.
+func NewReach(positions ...int) *Reach { return &Reach{positions: positions} }
+
+// Positions of the pools in [Snapshot.Pools], ascending. Callers must not modify
+// the slice.
+func (r *Reach) Positions() []int { return r.positions }
+
+// Key is the same for the same pools of one snapshot.
+func (r *Reach) Key() string {
+	key := make([]byte, 0, 4*len(r.positions))
+	for _, position := range r.positions {
+		key = binary.LittleEndian.AppendUint32(key, uint32(position))
+	}
+	return string(key)
+}
+
+// Everywhere is all pools.
+func (s *Snapshot) Everywhere() *Reach {
+	all := make([]int, len(s.pools))
+	for position := range all {
+		all[position] = position
+	}
+	return NewReach(all...)
+}
+
+// Reach returns the pools that serve a node with these internal addresses and
+// labels.
+func (s *Snapshot) Reach(addresses []netip.Addr, nodeLabels labels.Set) *Reach {
+	positions := slices.Clone(s.subnets.none)
+	for _, addr := range addresses {
+		for _, bits := range s.subnets.lengths[addr.BitLen()] {
+			if prefix, err := addr.Prefix(bits); err == nil {
+				positions = append(positions, s.subnets.pools[prefix]...)
+			}
+		}
+	}
+	slices.Sort(positions)
+	positions = slices.DeleteFunc(slices.Compact(positions), func(position int) bool {
+		return !s.pools[position].selectsNode(nodeLabels)
+	})
+	return NewReach(positions...)
+}
+
+// subnetIndex finds pools by their node subnets, of which many nodes are in few.
+type subnetIndex struct {
+	// none are the pools without node subnets.
+	none  []int
+	pools map[netip.Prefix][]int
+	// lengths of the prefixes, by the length of the addresses.
+	lengths map[int][]int
+}
+
+func (x *subnetIndex) add(pool *Pool, position int) {
+	if len(pool.nodeSubnets) == 0 {
+		x.none = append(x.none, position)
+	}
+	for _, subnet := range pool.nodeSubnets {
+		subnet = subnet.Masked()
+		x.pools[subnet] = append(x.pools[subnet], position)
+		if of := subnet.Addr().BitLen(); !slices.Contains(x.lengths[of], subnet.Bits()) {
+			x.lengths[of] = append(x.lengths[of], subnet.Bits())
+		}
+	}
+}
