@@ -10,9 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // EventsToRegister names what, other than the book, can make a pod schedulable
@@ -40,7 +37,7 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 // capOf is what a node advertises of the extended resources.
 func capOf(node *v1.Node) v1.ResourceList {
 	limits := v1.ResourceList{}
-	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
+	for _, name := range countedHere {
 		if limit, ok := node.Status.Allocatable[name]; ok {
 			limits[name] = limit
 		}

@@ -13,13 +13,8 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/pools"
 )
-
-// reasonNodeCap is of a node that advertises the resource and has given out all
-// of it.
-const reasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
 
 const stateKey = fwk.StateKey(Name)
 
@@ -77,6 +72,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return nil, toStatus(err)
 	}
+	forgetInResourcesFit(state)
 	// First wait, then look: what comes free in between wakes the pod.
 	pl.waiting.add(pod, request)
 	candidates, err := pl.addresses.Candidates(request)
@@ -135,26 +131,6 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 		code = fwk.UnschedulableAndUnresolvable
 	}
 	return fwk.NewStatus(code, rejection.Reason)
-}
-
-// withinNode caps the addresses on a node that advertises the extended resource.
-// NodeResourcesFit would do it, but would also refuse every node that does not
-// advertise it.
-func withinNode(pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
-	limits := nodeInfo.GetAllocatable().GetScalarResources()
-	if len(limits) == 0 {
-		return nil
-	}
-	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
-		limit, capped := limits[name]
-		if !capped {
-			continue
-		}
-		if wanted := requested(pod, name); wanted > 0 && nodeInfo.GetRequested().GetScalarResources()[name]+wanted > limit {
-			return fwk.NewStatus(fwk.Unschedulable, reasonNodeCap)
-		}
-	}
-	return nil
 }
 
 // SignPod lets pods without a floating IP be batched: the plugin adds nothing

@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/quantity"
 )
 
 // reader reads what pods ask for. Immutable.
@@ -38,31 +39,15 @@ func (r reader) asksGalaxy(pod *v1.Pod) bool {
 	return r.galaxy && requested(pod, galaxy.ResourceENIIP) > 0
 }
 
-// requested is the pod's request of an extended resource: as for every resource,
-// the sum over containers, or what one init container wants if that is more.
+// requested is the pod's request of an extended resource, as kube-scheduler counts
+// it.
 func requested(pod *v1.Pod, name v1.ResourceName) int64 {
-	var sum, most int64
-	for i := range pod.Spec.Containers {
-		sum += quantity(&pod.Spec.Containers[i], name)
-	}
-	for i := range pod.Spec.InitContainers {
-		most = max(most, quantity(&pod.Spec.InitContainers[i], name))
-	}
-	return max(sum, most)
-}
-
-func quantity(container *v1.Container, name v1.ResourceName) int64 {
-	q, ok := container.Resources.Requests[name]
-	if !ok {
-		return 0
-	}
-	return q.Value()
+	return quantity.Requested(&pod.Spec, name)
 }
 
 const (
-	// maxAddresses is how many addresses a pod can have: as many as the node
-	// agent wires.
-	maxAddresses = 8
+	// maxAddresses is how many addresses a pod can have.
+	maxAddresses = v1alpha1.MaxAddresses
 	// maxListed is how many addresses a list of the addresses annotation may
 	// have; to find a free one they are tried one by one.
 	maxListed = 4096

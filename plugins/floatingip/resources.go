@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	v1 "k8s.io/api/core/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
+)
+
+// countedHere are the extended resources that are this plugin's to count: pools
+// say how many addresses there are, and nodes only if they advertise it.
+var countedHere = []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP}
+
+// reasonNodeCap is of a node that advertises the resource and has given out all
+// of it.
+const reasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
+
+// withinNode caps the addresses on a node that advertises the extended resource.
+// NodeResourcesFit would do it, but would also refuse every node that does not
+// advertise it.
+func withinNode(pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
+	limits := nodeInfo.GetAllocatable().GetScalarResources()
+	if len(limits) == 0 {
+		return nil
+	}
+	for _, name := range countedHere {
+		limit, capped := limits[name]
+		if !capped {
+			continue
+		}
+		if wanted := requested(pod, name); wanted > 0 && nodeInfo.GetRequested().GetScalarResources()[name]+wanted > limit {
+			return fwk.NewStatus(fwk.Unschedulable, reasonNodeCap)
+		}
+	}
+	return nil
+}
+
+// resourcesFitState is under what NodeResourcesFit keeps, for one attempt, what the
+// pod requests.
+const resourcesFitState = fwk.StateKey("PreFilterNodeResourcesFit")
+
+// forgetInResourcesFit spares NodeResourcesFit the resources that its ignoredResources
+// tell it to ignore: it would match their names with regular expressions on every
+// node anew, which costs more than all else that a floating IP adds to the
+// scheduling cycle. Without effect if NodeResourcesFit comes later or keeps
+// something else.
+func forgetInResourcesFit(state fwk.CycleState) {
+	data, err := state.Read(resourcesFitState)
+	if err != nil {
+		return
+	}
+	requests, ok := data.(interface {
+		GetScalarResources() map[v1.ResourceName]int64
+	})
+	if !ok {
+		return
+	}
+	for _, name := range countedHere {
+		delete(requests.GetScalarResources(), name)
+	}
+}
