@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/quantity"
 )
 
 var (
@@ -37,10 +38,6 @@ var (
 // annotationMirror is on the API's copy of a static pod and holds the UID by
 // which the kubelet knows it.
 const annotationMirror = "kubernetes.io/config.mirror"
-
-// maxHints bounds what one annotation makes us read. It is how many addresses a
-// pod can have.
-const maxHints = 8
 
 // Pod is what the node needs to know of a pod.
 type Pod struct {
@@ -73,40 +70,19 @@ func (p Pod) is(uid string) bool {
 	return uid == "" || uid == p.UID || p.mirror != "" && uid == p.mirror
 }
 
-// wanted is how many floating IPs the pod requests at least: of berth.dev/ip, as
-// of every resource, the sum over its containers, or what one init container
-// wants if that is more; the scheduler counts in the same way. Of an alias it is
-// one, whatever the amount: Galaxy's does not say how many.
+// wanted is how many floating IPs the pod requests at least, cut where it is far
+// more than anybody has. Of an alias it is one, whatever the amount: Galaxy's does
+// not say how many.
 func wanted(p *corev1.Pod, aliases []corev1.ResourceName) int {
-	var sum, most, alias int64
-	for i := range p.Spec.Containers {
-		sum += amount(p.Spec.Containers[i].Resources, v1alpha1.ResourceIP)
-	}
-	for i := range p.Spec.InitContainers {
-		most = max(most, amount(p.Spec.InitContainers[i].Resources, v1alpha1.ResourceIP))
-	}
+	n := min(quantity.Requested(&p.Spec, v1alpha1.ResourceIP), math.MaxInt32)
 	for _, name := range aliases {
-		for _, containers := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
-			for i := range containers {
-				alias = max(alias, min(1, amount(containers[i].Resources, name)))
-			}
-		}
+		n = max(n, min(1, quantity.Requested(&p.Spec, name)))
 	}
-	return int(max(sum, most, alias))
+	return int(n)
 }
 
-// amount is what one container requests of a resource, cut where it is far more
-// than anybody has, so that sums stay in range. The API server sees to it that
-// requests and limits of ours are the same where both are given.
-func amount(container corev1.ResourceRequirements, name corev1.ResourceName) int64 {
-	q, ok := container.Requests[name]
-	if !ok {
-		q = container.Limits[name]
-	}
-	return min(max(0, q.Value()), math.MaxInt32)
-}
-
-// parseHint reads the names of FloatingIPs from the annotation.
+// parseHint reads the names of FloatingIPs from the annotation, no more than a pod
+// can have.
 func parseHint(text string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
@@ -120,8 +96,8 @@ func parseHint(text string) ([]string, error) {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
-		if len(names) > maxHints {
-			return nil, fmt.Errorf("%w: %s names more than %d addresses", ErrBadHint, v1alpha1.AnnotationFloatingIPs, maxHints)
+		if len(names) > v1alpha1.MaxAddresses {
+			return nil, fmt.Errorf("%w: %s names more than %d addresses", ErrBadHint, v1alpha1.AnnotationFloatingIPs, v1alpha1.MaxAddresses)
 		}
 	}
 	return names, nil

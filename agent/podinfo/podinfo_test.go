@@ -103,6 +103,9 @@ func TestWanted(t *testing.T) {
 		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list, Limits: list}}
 	}
 	limited := corev1.Container{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}}
+	always := corev1.ContainerRestartPolicyAlways
+	sidecar := asks(v1alpha1.ResourceIP, "2")
+	sidecar.RestartPolicy = &always
 	one, two, three := asks(v1alpha1.ResourceIP, "1"), asks(v1alpha1.ResourceIP, "2"), asks(v1alpha1.ResourceIP, "3")
 	for name, c := range map[string]struct {
 		containers, inits []corev1.Container
@@ -116,7 +119,8 @@ func TestWanted(t *testing.T) {
 		"init container":      {nil, []corev1.Container{one}, 1, 1},
 		"init container more": {[]corev1.Container{one}, []corev1.Container{three, two}, 3, 3},
 		"init container less": {[]corev1.Container{two}, []corev1.Container{one}, 2, 2},
-		"enormous":            {[]corev1.Container{asks(v1alpha1.ResourceIP, "9E"), asks(v1alpha1.ResourceIP, "9E")}, nil, 2 * math.MaxInt32, 2 * math.MaxInt32},
+		"sidecar":             {[]corev1.Container{one}, []corev1.Container{sidecar, two}, 4, 4},
+		"enormous":            {[]corev1.Container{asks(v1alpha1.ResourceIP, "9E"), asks(v1alpha1.ResourceIP, "9E")}, nil, math.MaxInt32, math.MaxInt32},
 		"alias":               {[]corev1.Container{asks(alias, "1")}, nil, 0, 1},
 		"alias, two":          {[]corev1.Container{asks(alias, "1"), asks(alias, "2")}, nil, 0, 1},
 		"alias, zero":         {[]corev1.Container{asks(alias, "0")}, nil, 0, 0},
@@ -361,7 +365,7 @@ func FuzzParseHint(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(names) > maxHints {
+		if len(names) > v1alpha1.MaxAddresses {
 			t.Errorf("%d names", len(names))
 		}
 		for _, name := range names {

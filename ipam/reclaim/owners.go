@@ -19,11 +19,11 @@ import (
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/quantity"
 )
 
 // owners finds what owns addresses: in the cache, and at the API server where the
@@ -179,10 +179,7 @@ func demandOf(template *v1.PodTemplateSpec) demand {
 }
 
 // requested is how many addresses a pod asks for.
-func requested(spec *v1.PodSpec) int64 {
-	quantity := resource.PodRequests(&v1.Pod{Spec: *spec}, resource.PodResourcesOptions{})[v1alpha1.ResourceIP]
-	return quantity.Value()
-}
+func requested(spec *v1.PodSpec) int64 { return quantity.Requested(spec, v1alpha1.ResourceIP) }
 
 // number applies the API's default, which the API server has applied already.
 func number(n *int32) int64 {

@@ -135,6 +135,52 @@ func TestOwnersFromCaches(t *testing.T) {
 	}
 }
 
+// A template says as much as its pods do once the API server wrote their requests,
+// and no less where it was made slim.
+func TestDemand(t *testing.T) {
+	asks := func(n string) v1.ResourceList {
+		return v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse(n), v1.ResourceCPU: resource.MustParse("1")}
+	}
+	requests := func(n string) v1.Container {
+		return v1.Container{Resources: v1.ResourceRequirements{Requests: asks(n), Limits: asks(n)}}
+	}
+	limits := func(n string) v1.Container {
+		return v1.Container{Resources: v1.ResourceRequirements{Limits: asks(n)}}
+	}
+	always := v1.ContainerRestartPolicyAlways
+	sidecar := limits("2")
+	sidecar.RestartPolicy = &always
+	for _, test := range []struct {
+		name string
+		spec v1.PodSpec
+		want int64
+	}{
+		{"nothing", v1.PodSpec{Containers: []v1.Container{{}}}, 0},
+		{"requests", v1.PodSpec{Containers: []v1.Container{requests("2"), {}}}, 2},
+		{"limits only", v1.PodSpec{Containers: []v1.Container{limits("2"), {}, requests("1")}}, 3},
+		{"init containers", v1.PodSpec{Containers: []v1.Container{limits("1")}, InitContainers: []v1.Container{{}, limits("3"), requests("2")}}, 3},
+		{"a sidecar", v1.PodSpec{Containers: []v1.Container{limits("1")}, InitContainers: []v1.Container{sidecar, {}, requests("2")}}, 4},
+		{"overhead", v1.PodSpec{Containers: []v1.Container{limits("1")}, Overhead: asks("1")}, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			template := v1.PodTemplateSpec{Spec: test.spec}
+			slimmed := slimTemplate(&template)
+			slimPod, err := Slim(&v1.Pod{Spec: test.spec})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, got := range map[string]int64{
+				"the template": demandOf(&template).total, "the slim template": demandOf(&slimmed).total,
+				"the slim pod": requested(&slimPod.(*v1.Pod).Spec),
+			} {
+				if got != test.want {
+					t.Errorf("%s: got %d, want %d", name, got, test.want)
+				}
+			}
+		})
+	}
+}
+
 // A kind counts as not served only if discovery says so without an error.
 func TestDiscover(t *testing.T) {
 	const (

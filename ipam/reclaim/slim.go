@@ -85,7 +85,8 @@ func slimTemplate(template *v1.PodTemplateSpec) v1.PodTemplateSpec {
 
 func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 	slim := v1.PodSpec{
-		NodeSelector: spec.NodeSelector, Containers: slimContainers(spec.Containers), InitContainers: slimContainers(spec.InitContainers),
+		NodeSelector: spec.NodeSelector, Overhead: ofIPs(spec.Overhead),
+		Containers: slimContainers(spec.Containers), InitContainers: slimContainers(spec.InitContainers),
 	}
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
 		slim.Affinity = &v1.Affinity{NodeAffinity: spec.Affinity.NodeAffinity}
@@ -97,12 +98,19 @@ func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 func slimContainers(all []v1.Container) []v1.Container {
 	var slim []v1.Container
 	for i := range all {
-		if quantity, ok := all[i].Resources.Requests[v1alpha1.ResourceIP]; ok {
-			slim = append(slim, v1.Container{
-				RestartPolicy: all[i].RestartPolicy,
-				Resources:     v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: quantity}},
-			})
+		resources := v1.ResourceRequirements{Requests: ofIPs(all[i].Resources.Requests), Limits: ofIPs(all[i].Resources.Limits)}
+		if resources.Requests != nil || resources.Limits != nil {
+			slim = append(slim, v1.Container{RestartPolicy: all[i].RestartPolicy, Resources: resources})
 		}
 	}
 	return slim
+}
+
+// ofIPs keeps what a list says of addresses; nil: nothing.
+func ofIPs(list v1.ResourceList) v1.ResourceList {
+	n, ok := list[v1alpha1.ResourceIP]
+	if !ok {
+		return nil
+	}
+	return v1.ResourceList{v1alpha1.ResourceIP: n}
 }

@@ -13,6 +13,9 @@ const (
 	// ResourceIP is the extended resource by which a pod asks for floating IPs:
 	// as many as its containers request. A ResourceQuota can cap it.
 	ResourceIP = GroupName + "/ip"
+	// MaxAddresses is how many a pod can have: as many as the node agent wires.
+	// FloatingIP.spec.index is less.
+	MaxAddresses = 8
 	// AnnotationReleasePolicy is when the pod's address is freed: a
 	// [ReleasePolicy].
 	AnnotationReleasePolicy = GroupName + "/release-policy"
