@@ -7,14 +7,19 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 )
 
 // Exit codes besides 0.
@@ -61,6 +66,25 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.Namespace = nil // nothing here is about one namespace
 	flags.AddFlags(command.PersistentFlags())
+	verbosity := newVerbosity()
+	command.PersistentFlags().AddFlag(verbosity)
+	command.PersistentPreRun = func(*cobra.Command, []string) {
+		// What client-go logs is in our errors, too, and in better words.
+		if !verbosity.Changed {
+			klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+		}
+		// The API server's warnings are for the user; client-go would log them.
+		rest.SetDefaultWarningHandler(rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true}))
+	}
 	command.AddCommand(newImportGalaxy(flags, streams))
 	return command
+}
+
+// newVerbosity returns kubectl's flag -v.
+func newVerbosity() *pflag.Flag {
+	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	verbosity := pflag.PFlagFromGoFlag(flags.Lookup("v"))
+	verbosity.Usage = "Log what is asked of the API server: 6 says which requests, 8 what is in them. Without it nothing is logged."
+	return verbosity
 }
