@@ -31,7 +31,7 @@ func withinNode(pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 		if !capped {
 			continue
 		}
-		if wanted := requested(pod, name); wanted > 0 && nodeInfo.GetRequested().GetScalarResources()[name]+wanted > limit {
+		if wanted := requested(pod, name); wanted > 0 && wanted > limit-nodeInfo.GetRequested().GetScalarResources()[name] {
 			return fwk.NewStatus(fwk.Unschedulable, reasonNodeCap)
 		}
 	}

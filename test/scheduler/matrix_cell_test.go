@@ -35,6 +35,7 @@ type matrix struct {
 	scheduler  *program
 	controller *program
 	pods, ips  cache.Indexer
+	failures   *failures
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change
@@ -122,7 +123,7 @@ func poolOf(namespace, app string) string { return namespace + "-" + app }
 // cell is one workload, its pool and what happens to them.
 type cell struct {
 	*matrix
-	t      *testing.T
+	t      testing.TB
 	title  string
 	kind   matrixKind
 	column string // of the table
@@ -537,7 +538,9 @@ func (c *cell) removed() {
 // eventually is the world's, for what the matrix does not watch.
 func (c *cell) eventually(what string, check func() error) {
 	c.t.Helper()
-	c.on(c.t).eventually(what, check)
+	if err := c.world.try(check); err != nil {
+		c.t.Fatalf("%s: %v", what, err)
+	}
 }
 
 // end deletes pods as kubectl does, or by force.

@@ -33,7 +33,10 @@ func TestMatrix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMatrix(t, table)
+	failures := &failures{}
+	t.Cleanup(func() { failures.summarize(t) }) // the first of all, so it comes last
+	m := newMatrix(noting{TB: t, failures: failures}, table)
+	m.failures = failures
 	var cells []*cell
 	var alone []*cell
 	together := map[string][]*cell{}
@@ -67,13 +70,13 @@ func TestMatrix(t *testing.T) {
 			continue
 		}
 		if err := c.outcome(); err != nil {
-			t.Errorf("%s, when all was done: %v\n\t%v", c.title, err, c.now())
+			m.t.Errorf("%s, when all was done: %v\n\t%v", c.title, err, c.now())
 		}
 	}
 }
 
 // newMatrix starts everything.
-func newMatrix(t *testing.T, table []matrixCell) *matrix {
+func newMatrix(t testing.TB, table []matrixCell) *matrix {
 	t.Helper()
 	w := newWorldFor(t, 9*time.Minute, lab.ControlPlaneOptions{Controllers: true})
 	m := &matrix{world: w, linger: map[string]bool{}}
@@ -246,7 +249,7 @@ func (m *matrix) tryTogether(t *testing.T, cells []*cell, happen ...func() error
 		for i, g := range gates {
 			g.missing.Wait()
 			if err := happen[i](); err != nil {
-				t.Error(err)
+				m.t.Error(err)
 			}
 			close(g.open)
 		}
@@ -278,7 +281,7 @@ func (g *gate) pass(c *cell) {
 // run tries the cell as a subtest.
 func (c *cell) run(t *testing.T) {
 	t.Run(c.title, func(t *testing.T) {
-		c.t = t
+		c.t = noting{TB: t, of: c.title, failures: c.failures}
 		begun := time.Now()
 		c.try()
 		t.Logf("took %s", time.Since(begun).Round(time.Millisecond))

@@ -33,7 +33,7 @@ const (
 // world is an API server with Berth's manifests applied, and what a test runs on
 // it.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	ctx    context.Context
 	cp     *lab.ControlPlane
 	config *rest.Config // an administrator's
@@ -50,7 +50,7 @@ func newWorld(t *testing.T, options lab.ControlPlaneOptions) *world {
 }
 
 // newWorldFor starts one that lasts longer, or less long.
-func newWorldFor(t *testing.T, lasts time.Duration, options lab.ControlPlaneOptions) *world {
+func newWorldFor(t testing.TB, lasts time.Duration, options lab.ControlPlaneOptions) *world {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)
 	t.Cleanup(cancel)
