@@ -5,9 +5,13 @@ package allocator
 import (
 	"cmp"
 	"errors"
+	"hash/maphash"
+	"iter"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 var (
@@ -21,17 +25,20 @@ var (
 	ErrLimit = errors.New("the owner has all the addresses it may have")
 )
 
-// entry is one address in use. At least one of its layers is set.
+// entry is one address in use or at rest. If it is in use, at least one of its
+// layers is set.
 type entry struct {
-	stored *Record
-	// promised says who is being scheduled with the address.
+	addr     netip.Addr
+	stored   *stored
 	promised *promise
-	// gone is the last stored object that was deleted while the address was
-	// promised: its creation may be confirmed after its deletion was seen.
-	gone string
+	// gone is the UID of the last stored object that was deleted while the address
+	// was promised: its creation may be confirmed after its deletion was seen.
+	gone *string
+	// before and after link the addresses of an owner, or those of a pool that rest.
+	before, after *entry
 }
 
-// promise is a reservation.
+// promise is a reservation: who is being scheduled with the address.
 type promise struct {
 	podUID string
 	owner  ownerKey
@@ -53,21 +60,24 @@ func (e *entry) use() use {
 	switch {
 	case e.stored == nil && e.promised == nil:
 		return unused
-	case e.stored != nil && e.stored.Cooling:
+	case e.stored != nil && e.stored.cooling:
 		return cooling
-	case e.stored != nil && e.stored.Reserved:
+	case e.stored != nil && e.stored.reserved:
 		return reserved
-	case e.stored != nil && e.stored.PodUID == "" && e.promised == nil:
+	case e.stored != nil && e.stored.podUID == "" && e.promised == nil:
 		return retained
 	}
 	return allocated
 }
 
+// inUse says whether there is an entry, and not one at rest.
+func (e *entry) inUse() bool { return e != nil && e.use() != unused }
+
 // owner returns under whose key the address is listed.
 func (e *entry) owner() (ownerKey, bool) {
 	switch {
 	case e.stored != nil && e.stored.owned():
-		return e.stored.Owner.key(), true
+		return e.stored.owner().key(), true
 	case e.stored == nil && e.promised != nil:
 		return e.promised.owner, true
 	}
@@ -80,20 +90,21 @@ func (e *entry) promisedTo(podUID string) bool {
 
 // usable says whether the stored address is owner's to use for a pod now.
 func (e *entry) usable(owner Owner, podUID string, vacated func(*Record) bool) bool {
-	return e.stored != nil && e.stored.heldBy(owner, podUID, vacated) && (e.promised == nil || e.promised.podUID == podUID)
+	return e.stored != nil && e.heldBy(owner, podUID, vacated) && (e.promised == nil || e.promised.podUID == podUID)
 }
 
 // Allocator is the book. Safe for concurrent use; no method blocks but for the
 // mutex.
 type Allocator struct {
 	mu      sync.Mutex
-	pools   []*freeSpace
 	byName  map[string]*freeSpace
 	byRange []homedRange
-	entries map[netip.Addr]*entry
+	index   index
 	vacated func(*Record) bool
-	// owners lists the addresses that are stored for an owner or promised to it.
-	owners map[ownerKey][]netip.Addr
+	// owners lists the addresses that are stored for an owner or promised to it, by
+	// the hash of its key: a list may have other owners' as well.
+	owners map[uint64]ring
+	seed   maphash.Seed
 }
 
 type homedRange struct {
@@ -109,8 +120,8 @@ func New(vacated func(*Record) bool) *Allocator {
 	return &Allocator{
 		vacated: vacated,
 		byName:  map[string]*freeSpace{},
-		entries: map[netip.Addr]*entry{},
-		owners:  map[ownerKey][]netip.Addr{},
+		owners:  map[uint64]ring{},
+		seed:    maphash.MakeSeed(),
 	}
 }
 
@@ -121,37 +132,69 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	defer a.mu.Unlock()
 
 	previous := a.byName
-	a.pools = make([]*freeSpace, 0, len(pools))
+	spaces := make([]*freeSpace, 0, len(pools))
 	a.byName = make(map[string]*freeSpace, len(pools))
 	a.byRange = a.byRange[:0]
-	changed := map[*freeSpace]bool{}
+	var changed []*freeSpace
 	for _, pool := range pools {
 		space := previous[pool.Name]
 		if space == nil || !slices.Equal(space.Ranges, pool.Ranges) {
 			space = newFreeSpace(pool)
-			changed[space] = true
+			changed = append(changed, space)
 		} else {
 			// The same addresses: keep the order in which they rest.
 			space.Pool = pool
+			delete(previous, pool.Name)
 		}
-		a.pools = append(a.pools, space)
+		spaces = append(spaces, space)
 		a.byName[pool.Name] = space
 		for _, r := range pool.Ranges {
 			a.byRange = append(a.byRange, homedRange{Range: r, pool: space})
 		}
 	}
 	slices.SortFunc(a.byRange, func(x, y homedRange) int { return x.First.Compare(y.First) })
-	if len(changed) > 0 {
-		for addr, e := range a.entries {
-			if home := a.home(addr); home != nil && changed[home] {
+	for _, space := range previous { // those that were not kept
+		for space.resting.first != nil {
+			e := space.resting.first
+			space.resting.remove(e)
+			a.index.vacate(e, false)
+		}
+	}
+	a.count(changed)
+	view := &View{free: make([]atomic.Uint64, len(spaces))}
+	for i, space := range spaces {
+		space.published = &view.free[i]
+		space.publish()
+	}
+	return view
+}
+
+// count counts the addresses in use of pools that are new: word by word of their
+// ranges, or by a look at all there are if that is less.
+func (a *Allocator) count(spaces []*freeSpace) {
+	var words uint64
+	counted := make(map[*freeSpace]bool, len(spaces))
+	for _, space := range spaces {
+		counted[space] = true
+		for _, r := range space.Ranges {
+			words = min(words+words64(r), math.MaxUint32) // no overflow
+		}
+	}
+	if words > uint64(len(a.index.pages)) {
+		for e := range a.index.all() {
+			if home := a.home(e.addr); counted[home] {
 				home.count[e.use()]++
 			}
 		}
+		return
 	}
-	for _, space := range a.pools {
-		space.publish()
+	for _, space := range spaces {
+		for _, r := range space.Ranges {
+			for e := range a.index.within(r) {
+				space.count[e.use()]++
+			}
+		}
 	}
-	return &View{spaces: a.pools}
 }
 
 func (a *Allocator) home(addr netip.Addr) *freeSpace {
@@ -166,54 +209,75 @@ func (a *Allocator) home(addr netip.Addr) *freeSpace {
 // needed, and keeps the counts of its pool and the lists of owners. It says
 // whether the address came free.
 func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
-	e := a.entries[addr]
-	if e == nil {
-		e = &entry{}
+	e := a.index.entry(addr)
+	listed := e != nil
+	if !listed {
+		e = &entry{addr: addr}
 	}
 	before := e.use()
 	ownerBefore, ownedBefore := e.owner()
 	mutate(e)
 	after := e.use()
-	if ownerAfter, ownedAfter := e.owner(); ownedBefore != ownedAfter || ownerBefore != ownerAfter {
-		if ownedBefore {
-			a.disown(ownerBefore, addr)
+	ownerAfter, ownedAfter := e.owner()
+	moved := ownedBefore != ownedAfter || ownerBefore != ownerAfter
+	if moved && ownedBefore {
+		a.disown(ownerBefore, e)
+	}
+	if before != after {
+		home := a.home(addr)
+		switch {
+		case before == unused:
+			if listed {
+				home.resting.remove(e)
+			}
+			a.index.occupy(e)
+		case after == unused:
+			e.gone = nil
+			rests := home != nil && home.rests(addr)
+			a.index.vacate(e, rests)
+			if rests {
+				home.resting.push(e)
+			}
 		}
-		if ownedAfter {
-			a.owners[ownerAfter] = append(a.owners[ownerAfter], addr)
-		}
-	}
-	if before == after {
-		return false
-	}
-	home := a.home(addr)
-	if home != nil {
-		home.count[before]--
-		home.count[after]++
-	}
-	switch {
-	case before == unused:
-		a.entries[addr] = e
 		if home != nil {
-			home.unrest(addr)
-		}
-	case after == unused:
-		delete(a.entries, addr)
-		if home != nil {
-			home.rest(addr)
+			home.count[before]--
+			home.count[after]++
+			home.publish()
 		}
 	}
-	if home != nil {
-		home.publish()
+	// Only now: it may have rested until now, and is linked once.
+	if moved && ownedAfter {
+		a.own(ownerAfter, e)
 	}
-	return after == unused
+	return before != unused && after == unused
 }
 
-func (a *Allocator) disown(key ownerKey, addr netip.Addr) {
-	rest := slices.DeleteFunc(a.owners[key], func(other netip.Addr) bool { return other == addr })
-	if len(rest) == 0 {
-		delete(a.owners, key)
+func (a *Allocator) own(key ownerKey, e *entry) {
+	hash := maphash.Comparable(a.seed, key)
+	list := a.owners[hash]
+	list.push(e)
+	a.owners[hash] = list
+}
+
+func (a *Allocator) disown(key ownerKey, e *entry) {
+	hash := maphash.Comparable(a.seed, key)
+	list := a.owners[hash]
+	list.remove(e)
+	if list.first == nil {
+		delete(a.owners, hash)
 	} else {
-		a.owners[key] = rest
+		a.owners[hash] = list
+	}
+}
+
+// ownedBy yields the entries of an owner's addresses.
+func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
+	return func(yield func(*entry) bool) {
+		for e := range a.owners[maphash.Comparable(a.seed, key)].all() {
+			if other, _ := e.owner(); other == key && !yield(e) {
+				return
+			}
+		}
 	}
 }
 
@@ -224,9 +288,9 @@ func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var held []Record
-	for _, addr := range a.owners[owner.key()] {
-		if e := a.entries[addr]; e.usable(owner, podUID, a.vacated) {
-			held = append(held, *e.stored)
+	for e := range a.ownedBy(owner.key()) {
+		if e.usable(owner, podUID, a.vacated) {
+			held = append(held, e.record())
 		}
 	}
 	first := func(x, y bool) int {
@@ -251,8 +315,8 @@ func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
 func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if e := a.entries[addr]; e != nil && e.stored != nil {
-		return *e.stored, true
+	if e := a.index.entry(addr); e != nil && e.stored != nil {
+		return e.record(), true
 	}
 	return Record{}, false
 }
@@ -266,8 +330,8 @@ func (a *Allocator) Owned(owner Owner) (v4, v6 int) {
 }
 
 func (a *Allocator) owned(owner Owner) (v4, v6 int) {
-	for _, addr := range a.owners[owner.key()] {
-		if addr.Is4() {
+	for e := range a.ownedBy(owner.key()) {
+		if e.addr.Is4() {
 			v4++
 		} else {
 			v6++
@@ -305,7 +369,7 @@ func (a *Allocator) Counts(pool string) Counts {
 func (a *Allocator) Release(addr netip.Addr, podUID string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e := a.entries[addr]
+	e := a.index.entry(addr)
 	if e == nil || !e.promisedTo(podUID) {
 		return false
 	}
@@ -322,10 +386,10 @@ func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 		if e.promisedTo(podUID) {
 			e.promised = nil
 		}
-		if e.gone != record.UID && (e.stored == nil || e.stored.Version <= record.Version) {
-			e.stored = &record
+		if (e.gone == nil || *e.gone != record.UID) && (e.stored == nil || e.stored.version <= record.Version) {
+			e.store(&record)
 		}
-		e.gone = ""
+		e.gone = nil
 	})
 }
 
@@ -337,11 +401,16 @@ func (a *Allocator) Observe(record Record) (retainedNow bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.change(record.Addr, func(e *entry) {
-		if e.stored != nil && record.Version < e.stored.Version || e.gone != "" && e.gone == record.UID {
+		if e.stored != nil && record.Version < e.stored.version || e.gone != nil && *e.gone == record.UID {
 			return
 		}
-		retainedNow = record.available() && (e.stored == nil || !e.stored.available() || e.stored.Owner != record.Owner)
-		e.stored = &record
+		known := e.stored != nil && e.stored.available()
+		var owner Owner
+		if known {
+			owner = e.stored.owner()
+		}
+		e.store(&record)
+		retainedNow = e.stored.available() && (!known || owner != record.Owner)
 	})
 	return retainedNow
 }
@@ -351,14 +420,14 @@ func (a *Allocator) Observe(record Record) (retainedNow bool) {
 func (a *Allocator) Forget(addr netip.Addr, uid string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e := a.entries[addr]
-	if e == nil || e.stored == nil || e.stored.UID != uid {
+	e := a.index.entry(addr)
+	if e == nil || e.stored == nil || e.stored.uid != uid {
 		return false
 	}
 	return a.change(addr, func(e *entry) {
 		e.stored = nil
 		if e.promised != nil {
-			e.gone = uid
+			e.gone = &uid
 		}
 	})
 }

@@ -4,7 +4,10 @@ package allocator
 
 import (
 	"net/netip"
+	"reflect"
+	"slices"
 	"testing"
+	"time"
 )
 
 // An address rests as long as the pool allows before somebody else gets it.
@@ -41,6 +44,72 @@ func TestUnlimitedPool(t *testing.T) {
 	}
 	if got := book.Counts("six"); got.Free != Unlimited || got.Allocated != 1000 {
 		t.Errorf("counts are %+v", got)
+	}
+}
+
+// A pool that cannot be used up remembers no address that was freed, and begins
+// again should it come to its end.
+func TestInexhaustiblePool(t *testing.T) {
+	book := New(nil)
+	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8::4"), Capacity: Unlimited}})
+	for i, want := range []string{"2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4", "2001:db8::1", "2001:db8::3"} {
+		addr, _, err := reserveFree(book, []string{"six"}, "pod")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if addr != netip.MustParseAddr(want) {
+			t.Errorf("got %s, want %s", addr, want)
+		}
+		if i == 0 || i == 2 {
+			book.Release(addr, "pod")
+		}
+	}
+	for _, addr := range addrs("2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4") {
+		book.Release(addr, "pod")
+	}
+	if left := size(&book.index); left != 0 {
+		t.Errorf("%d words are kept for addresses that are free", left)
+	}
+}
+
+// An address at rest is not given to two wants of a pod.
+func TestCertainAddressAtRest(t *testing.T) {
+	book := New(nil)
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.2")})
+	for _, pod := range []string{"x", "y"} {
+		if _, _, err := reserveFree(book, []string{"a"}, pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	book.Release(netip.MustParseAddr("10.0.0.1"), "x")
+	book.Release(netip.MustParseAddr("10.0.0.2"), "y")
+	taken, err := book.Reserve(Claimant{PodUID: "z"}, []Want{{Pools: []string{"a"}}, {Pools: []string{"a"}, Ranges: exactly("10.0.0.1")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := []netip.Addr{taken[0].Addr, taken[1].Addr}; !slices.Equal(got, addrs("10.0.0.2", "10.0.0.1")) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// What the book tells of an address is what it was told.
+func TestRecord(t *testing.T) {
+	record := Record{
+		Addr: netip.MustParseAddr("10.0.0.1"), Pool: "pool",
+		Owner:   Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "namespace", Name: "name", UID: "owner", PodName: "stands for", NodeName: "one"},
+		PodName: "pod", PodUID: "holder", LastPod: "before", Index: 3, Node: "node", Policy: Never,
+		Reserved: true, Cooling: true, Attached: true, UID: "object", Version: 7, Created: time.Unix(5, 9),
+	}
+	fields := reflect.ValueOf(record)
+	for i := range fields.NumField() {
+		if fields.Field(i).IsZero() {
+			t.Fatalf("the test leaves out %s", fields.Type().Field(i).Name)
+		}
+	}
+	book := New(nil)
+	book.Observe(record)
+	if got, _ := book.Stored(record.Addr); got != record {
+		t.Errorf("got  %+v\nwant %+v", got, record)
 	}
 }
 
@@ -86,7 +155,7 @@ func TestHeldBy(t *testing.T) {
 		{"reserved by an administrator", Record{Owner: set, Policy: Never, Reserved: true}, set, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := test.record.heldBy(test.owner, "new", func(r *Record) bool { return r.PodUID == "gone" }); got != test.want {
+			if got := entryOf(test.record).heldBy(test.owner, "new", func(r *Record) bool { return r.PodUID == "gone" }); got != test.want {
 				t.Errorf("heldBy = %v, want %v", got, test.want)
 			}
 		})
@@ -110,4 +179,10 @@ func TestAnswerOlderThanDeletion(t *testing.T) {
 	if got := book.Counts("a"); got.Free != got.Capacity {
 		t.Errorf("an address that is deleted stays in the book: %+v", got)
 	}
+}
+
+func entryOf(record Record) *entry {
+	e := &entry{addr: record.Addr}
+	e.store(&record)
+	return e
 }

@@ -12,11 +12,14 @@
 //
 // # Cost
 //
-// Only addresses in use and those freed since the start take memory, so an IPv6
-// /64 costs as little as one address. A pool hands out addresses it never gave
-// before, in order, then the one freed longest ago: no operation walks a range
-// from its start, and an address rests as long as the pool allows before it is
-// given to somebody else.
+// A pool hands out addresses it never gave before, in order, then the one freed
+// longest ago, so that an address rests as long as the pool allows before it is
+// given to somebody else. No operation walks over addresses in use: a bitmap with
+// summaries tells the next that is not.
+//
+// Only addresses in use and those freed since the start take memory, and of pools
+// so large that they are never used up only those in use: an IPv6 /64 costs as
+// little as one address. What the records of many addresses repeat is kept once.
 //
 // # Caveats
 //

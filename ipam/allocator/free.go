@@ -3,9 +3,9 @@
 package allocator
 
 import (
-	"container/list"
 	"math"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 )
 
@@ -18,9 +18,24 @@ func (r Range) contains(addr netip.Addr) bool {
 	return !addr.Less(r.First) && !r.Last.Less(addr)
 }
 
+// common returns the addresses that are in both ranges, if there are any.
+func (r Range) common(other Range) (Range, bool) {
+	if r.First.Less(other.First) {
+		r.First = other.First
+	}
+	if other.Last.Less(r.Last) {
+		r.Last = other.Last
+	}
+	return r, !r.Last.Less(r.First)
+}
+
 // Unlimited is the capacity and free count of a pool whose size does not fit 64
 // bits.
 const Unlimited = math.MaxUint64
+
+// inexhaustible is the capacity from which on a pool needs no addresses a second
+// time as long as the process lives: its freed ones need not be remembered.
+const inexhaustible = 1 << 33
 
 // Pool is what the allocator needs to know of a pool.
 type Pool struct {
@@ -35,35 +50,42 @@ type Pool struct {
 // View reads free counts without a lock, by the position of a pool in one call of
 // [Allocator.SetPools]. It stays valid, but not up to date, after the next.
 type View struct {
-	spaces []*freeSpace
+	// free counts lie side by side: those of all pools are read for every pod.
+	free []atomic.Uint64
 }
 
 // Free returns the number of free addresses of the pool at a position. It does
 // not block.
-func (v *View) Free(position int) uint64 { return v.spaces[position].published.Load() }
+func (v *View) Free(position int) uint64 { return v.free[position].Load() }
 
 // freeSpace hands out the addresses of one pool. The caller's lock guards it.
 //
 // Addresses at or behind the cursor were never handed out since the start;
-// those before it are in use or in rested, in the order they were freed.
+// those before it are in use or rest, in the order they were freed. In a pool that
+// is inexhaustible none rest.
 type freeSpace struct {
 	Pool
 	count [uses]int
 	// published is what free returns, for readers without the lock.
-	published atomic.Uint64
+	published *atomic.Uint64
 
 	rangeIndex int
 	next       netip.Addr // invalid: the cursor is past the last range
-	rested     *list.List // of netip.Addr
-	inRested   map[netip.Addr]*list.Element
+	resting    ring
 }
 
 func newFreeSpace(pool Pool) *freeSpace {
-	f := &freeSpace{Pool: pool, rested: list.New(), inRested: map[netip.Addr]*list.Element{}}
-	if len(pool.Ranges) > 0 {
-		f.next = pool.Ranges[0].First
-	}
+	f := &freeSpace{Pool: pool}
+	f.rewind()
 	return f
+}
+
+// rewind sets the cursor to the first address.
+func (f *freeSpace) rewind() {
+	f.rangeIndex, f.next = 0, netip.Addr{}
+	if len(f.Ranges) > 0 {
+		f.next = f.Ranges[0].First
+	}
 }
 
 // free is the number of addresses a new pod could get.
@@ -80,74 +102,54 @@ func (f *freeSpace) free() uint64 {
 
 func (f *freeSpace) publish() { f.published.Store(f.free()) }
 
-// take returns an address for which inUse is false.
-func (f *freeSpace) take(inUse func(netip.Addr) bool) (netip.Addr, bool) {
+// take returns an address that is not in use. The caller takes it into use.
+func (f *freeSpace) take(in *index) (netip.Addr, bool) {
+	if addr, ok := f.advance(in); ok {
+		return addr, true
+	}
+	if oldest := f.resting.first; oldest != nil {
+		return oldest.addr, true
+	}
+	if f.Capacity < inexhaustible {
+		return netip.Addr{}, false
+	}
+	f.rewind()
+	return f.advance(in)
+}
+
+// advance moves the cursor over the next address that is not in use.
+func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	for f.next.IsValid() {
-		addr := f.next
-		f.advance()
-		if !inUse(addr) {
+		last := f.Ranges[f.rangeIndex].Last
+		addr, ok := in.free(f.next, last)
+		if ok && addr != last {
+			f.next = addr.Next()
 			return addr, true
 		}
-	}
-	if oldest := f.rested.Front(); oldest != nil {
-		addr := oldest.Value.(netip.Addr)
-		f.unrest(addr)
-		return addr, true
+		f.rangeIndex++
+		f.next = netip.Addr{}
+		if f.rangeIndex < len(f.Ranges) {
+			f.next = f.Ranges[f.rangeIndex].First
+		}
+		if ok {
+			return addr, true
+		}
 	}
 	return netip.Addr{}, false
 }
 
-func (f *freeSpace) advance() {
-	if f.next != f.Ranges[f.rangeIndex].Last {
-		f.next = f.next.Next()
-		return
-	}
-	f.rangeIndex++
-	f.next = netip.Addr{}
-	if f.rangeIndex < len(f.Ranges) {
-		f.next = f.Ranges[f.rangeIndex].First
-	}
+// rests says whether an address that is freed has to wait for its turn in the
+// queue: the cursor is past it.
+func (f *freeSpace) rests(addr netip.Addr) bool {
+	return f.Capacity < inexhaustible && (!f.next.IsValid() || addr.Less(f.next))
 }
 
-// rest puts a freed address at the end of the queue, unless the cursor has yet
-// to come to it.
-func (f *freeSpace) rest(addr netip.Addr) {
-	if f.next.IsValid() && !addr.Less(f.next) {
-		return
-	}
-	if f.inRested[addr] == nil {
-		f.inRested[addr] = f.rested.PushBack(addr)
-	}
-}
-
-// unrest takes an address that came into use out of the queue.
-func (f *freeSpace) unrest(addr netip.Addr) {
-	if element := f.inRested[addr]; element != nil {
-		f.rested.Remove(element)
-		delete(f.inRested, addr)
-	}
-}
-
-// within yields addresses of the pool that lie in a range, ascending.
-func (f *freeSpace) within(r Range, yield func(netip.Addr) bool) {
-	for _, own := range f.Ranges {
-		if own.Last.Less(r.First) || r.Last.Less(own.First) {
-			continue
-		}
-		addr, last := own.First, own.Last
-		if addr.Less(r.First) {
-			addr = r.First
-		}
-		if r.Last.Less(last) {
-			last = r.Last
-		}
-		for ; ; addr = addr.Next() {
-			if !yield(addr) {
-				return
-			}
-			if addr == last {
-				break
-			}
-		}
-	}
+// overlaps says whether the pool has addresses of these ranges.
+func (f *freeSpace) overlaps(ranges []Range) bool {
+	return slices.ContainsFunc(f.Ranges, func(own Range) bool {
+		return slices.ContainsFunc(ranges, func(r Range) bool {
+			_, overlap := own.common(r)
+			return overlap
+		})
+	})
 }

@@ -22,6 +22,105 @@ type model struct {
 	pools    []Pool
 	stored   map[netip.Addr]Record
 	reserved map[netip.Addr]string
+	turns    map[string]*turns
+	// before is what was in use when turns were brought up to date.
+	before map[netip.Addr]bool
+}
+
+// turns is whose turn it is in a pool.
+type turns struct {
+	ranges []Range
+	// fresh addresses were never handed out or passed over; resting ones were and
+	// are free, the one that was freed first in front.
+	fresh, resting []netip.Addr
+}
+
+func (m *model) setPools(pools []Pool) {
+	previous := m.turns
+	m.pools, m.turns = pools, map[string]*turns{}
+	for _, pool := range pools {
+		if old := previous[pool.Name]; old != nil && slices.Equal(old.ranges, pool.Ranges) {
+			m.turns[pool.Name] = old
+			continue
+		}
+		turn := &turns{ranges: pool.Ranges}
+		for _, r := range pool.Ranges {
+			for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
+				turn.fresh = append(turn.fresh, addr)
+			}
+		}
+		m.turns[pool.Name] = turn
+	}
+}
+
+// take returns the address whose turn it is in a pool that has one.
+func (m *model) take(pool string) netip.Addr {
+	turn := m.turns[pool]
+	for len(turn.fresh) > 0 {
+		addr := turn.fresh[0]
+		turn.fresh = turn.fresh[1:]
+		if !m.inUse(addr) {
+			return addr
+		}
+	}
+	return turn.resting[0]
+}
+
+// settle takes note of what came into use and what was freed.
+func (m *model) settle() {
+	for _, pool := range m.pools {
+		turn := m.turns[pool.Name]
+		for _, r := range pool.Ranges {
+			for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
+				switch now := m.inUse(addr); {
+				case now:
+					turn.resting = slices.DeleteFunc(turn.resting, func(other netip.Addr) bool { return other == addr })
+				case m.before[addr] && !slices.Contains(turn.fresh, addr):
+					turn.resting = append(turn.resting, addr)
+				}
+			}
+		}
+	}
+	m.before = map[netip.Addr]bool{}
+	for addr := range m.stored {
+		m.before[addr] = true
+	}
+	for addr := range m.reserved {
+		m.before[addr] = true
+	}
+}
+
+// roomiest returns the first of the pools with most free addresses, empty if none
+// has any.
+func (m *model) roomiest(names []string) string {
+	best, most := "", uint64(0)
+	for _, name := range names {
+		for _, pool := range m.pools {
+			if free := m.counts(pool).Free; pool.Name == name && free > most {
+				best, most = name, free
+			}
+		}
+	}
+	return best
+}
+
+// free returns the free addresses of some pools in a range: those of the pool with
+// most of them first, ascending.
+func (m *model) free(names []string, in Range) []netip.Addr {
+	var found []netip.Addr
+	for len(names) > 0 {
+		best := m.roomiest(names)
+		if best == "" {
+			break
+		}
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == best })
+		for addr := in.First; addr.IsValid() && !in.Last.Less(addr); addr = addr.Next() {
+			if m.poolOf(addr) == best && !m.inUse(addr) {
+				found = append(found, addr)
+			}
+		}
+	}
+	return found
 }
 
 func (m *model) poolOf(addr netip.Addr) string {
@@ -69,7 +168,7 @@ func (m *model) held(owner Owner, podUID string) []netip.Addr {
 		if by := m.reserved[addr]; by != "" && by != podUID {
 			continue
 		}
-		if record.Owner.SameWorkload(owner) && record.heldBy(owner, podUID, nil) {
+		if record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, podUID, nil) {
 			held = append(held, record)
 		}
 	}
@@ -131,6 +230,8 @@ type simulation struct {
 	version uint64
 	layouts [][]Pool
 	owners  []Owner
+	// draining: more comes free than into use.
+	draining bool
 }
 
 func newSimulation(t *testing.T, seed uint64) *simulation {
@@ -153,7 +254,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 }
 
 func (s *simulation) setPools(pools []Pool) {
-	s.model.pools = pools
+	s.model.setPools(pools)
 	s.view = s.book.SetPools(pools)
 }
 
@@ -171,6 +272,10 @@ func (s *simulation) any() netip.Addr {
 }
 
 func (s *simulation) owner() Owner { return s.owners[s.random.IntN(len(s.owners))] }
+
+func (s *simulation) names() []string {
+	return []string{"a", "b", "six", "unknown"}[s.random.IntN(3):]
+}
 
 func (s *simulation) pod() string { return fmt.Sprintf("pod-%d", s.random.IntN(6)) }
 
@@ -194,20 +299,25 @@ func (s *simulation) record(addr netip.Addr) Record {
 }
 
 func (s *simulation) step() string {
-	switch s.random.IntN(10) {
+	if s.random.IntN(100) == 0 {
+		s.draining = !s.draining
+	}
+	choice := s.random.IntN(12)
+	if s.draining && s.random.IntN(2) == 0 {
+		choice = []int{5, 8}[s.random.IntN(2)]
+	}
+	switch choice {
 	case 0, 1, 2: // schedule a pod on a free address
-		names := []string{"a", "b", "six", "unknown"}[s.random.IntN(3):]
+		names := s.names()
 		pod := s.pod()
 		addr, pool, err := reserveFree(s.book, names, pod)
-		available := slices.ContainsFunc(s.model.pools, func(p Pool) bool {
-			return slices.Contains(names, p.Name) && s.model.counts(p).Free > 0
-		})
-		if available != (err == nil) || err != nil && !errors.Is(err, ErrExhausted) {
-			s.t.Fatalf("ReserveFree(%v): %v, but available is %v", names, err, available)
+		best := s.model.roomiest(names)
+		if (best != "") != (err == nil) || err != nil && !errors.Is(err, ErrExhausted) {
+			s.t.Fatalf("ReserveFree(%v): %v, but the model has pool %q", names, err, best)
 		}
 		if err == nil {
-			if s.model.inUse(addr) || s.model.poolOf(addr) != pool || !slices.Contains(names, pool) {
-				s.t.Fatalf("ReserveFree(%v) gave %s of pool %s", names, addr, pool)
+			if want := s.model.take(best); addr != want || pool != best {
+				s.t.Fatalf("ReserveFree(%v) gave %s of pool %s, want %s of pool %s", names, addr, pool, want, best)
 			}
 			s.model.reserved[addr] = pod
 		}
@@ -227,7 +337,7 @@ func (s *simulation) step() string {
 		addr, owner, pod := s.any(), s.owner(), s.pod()
 		record, stored := s.model.stored[addr]
 		by := s.model.reserved[addr]
-		may := stored && record.Owner.SameWorkload(owner) && record.heldBy(owner, pod, nil) && (by == "" || by == pod)
+		may := stored && record.Owner.SameWorkload(owner) && entryOf(record).heldBy(owner, pod, nil) && (by == "" || by == pod)
 		if !stored || !record.Owner.SameWorkload(owner) {
 			return "not of this owner"
 		}
@@ -241,6 +351,9 @@ func (s *simulation) step() string {
 		return fmt.Sprintf("reserve %s for %s", addr, pod)
 	case 5: // unreserve, also twice or of another pod
 		addr, pod := s.any(), s.pod()
+		if by := s.model.reserved[addr]; by != "" && s.random.IntN(2) == 0 {
+			pod = by
+		}
 		freed := s.book.Release(addr, pod)
 		want := false
 		if s.model.reserved[addr] == pod {
@@ -300,6 +413,52 @@ func (s *simulation) step() string {
 			s.t.Fatalf("Forget(%s, %s) freed %v, want %v", addr, uid, freed, want)
 		}
 		return fmt.Sprintf("forget %s", addr)
+	case 9: // schedule a pod on a free address of a range
+		names, pod, first := s.names(), s.pod(), s.any()
+		in := Range{first, first}
+		for range s.random.IntN(5) {
+			in.Last = in.Last.Next()
+		}
+		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{{Pools: names, Ranges: []Range{in}}})
+		free := s.model.free(names, in)
+		if (len(free) > 0) != (err == nil) || err == nil && taken[0].Addr != free[0] {
+			s.t.Fatalf("Reserve(%v of %v) gave %v, %v; free are %v", in, names, taken, err, free)
+		}
+		if err == nil {
+			s.model.reserved[free[0]] = pod
+		}
+		return fmt.Sprintf("reserve one of %v for %s", in, pod)
+	case 10: // schedule a pod on any address and a certain one
+		names, pod, addr := s.names(), s.pod(), s.any()
+		exact := []Range{{addr, addr}}
+		best := s.model.roomiest(names)
+		if best == s.model.poolOf(addr) && len(s.model.free([]string{best}, exact[0])) > 0 && s.book.Counts(best).Free == 1 {
+			// The certain address is the last of its pool: any is from another.
+			best = s.model.roomiest(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == best }))
+		}
+		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{{Pools: names}, {Pools: names, Ranges: exact}})
+		if err != nil {
+			others := uint64(0)
+			for _, pool := range s.model.pools {
+				if slices.Contains(names, pool.Name) {
+					others += s.model.counts(pool).Free
+				}
+			}
+			if others > 1 && len(s.model.free(names, exact[0])) > 0 {
+				s.t.Fatalf("Reserve(any and %s of %v): %v", addr, names, err)
+			}
+			return "too few addresses"
+		}
+		if free := s.model.free(names, exact[0]); len(free) == 0 || taken[1].Addr != addr {
+			s.t.Fatalf("Reserve(%s) gave %v", addr, taken)
+		}
+		s.model.reserved[addr] = pod
+		s.model.settle()
+		if want := s.model.take(best); taken[0].Addr != want || taken[0].Pool != best {
+			s.t.Fatalf("Reserve(any of %v) gave %v, want %s of pool %s", names, taken[0], want, best)
+		}
+		s.model.reserved[taken[0].Addr] = pod
+		return fmt.Sprintf("reserve %s and %s for %s", taken[0].Addr, addr, pod)
 	default:
 		if s.random.IntN(20) > 0 {
 			return "no change of pools"
@@ -313,6 +472,7 @@ func (s *simulation) step() string {
 }
 
 func (s *simulation) check(after string) {
+	s.model.settle()
 	for i, pool := range s.model.pools {
 		want := s.model.counts(pool)
 		if got := s.book.Counts(pool.Name); got != want {
@@ -335,8 +495,18 @@ func (s *simulation) check(after string) {
 // The book does what the model does, operation by operation.
 func TestModel(t *testing.T) {
 	s := newSimulation(t, seed(t))
-	for range 60_000 {
+	for range 40_000 {
 		s.check(s.step())
+	}
+	for addr, pod := range s.model.reserved {
+		s.book.Release(addr, pod)
+	}
+	for addr, record := range s.model.stored {
+		s.book.Forget(addr, record.UID)
+	}
+	s.book.SetPools(nil)
+	if words, owners := size(&s.book.index), len(s.book.owners); words != 0 || owners != 0 {
+		t.Errorf("when all is free and no pool is left, the book keeps %d words and %d owners", words, owners)
 	}
 }
 

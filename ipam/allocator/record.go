@@ -5,6 +5,7 @@ package allocator
 import (
 	"net/netip"
 	"time"
+	"unique"
 )
 
 // Owner is what an address belongs to. Comparable.
@@ -84,35 +85,99 @@ func (o Owner) SameWorkload(other Owner) bool {
 	return o.key() == other.key()
 }
 
+// stored is a Record as the book keeps it. There may be very many: what many have
+// in common is kept once.
+type stored struct {
+	of                          unique.Handle[family]
+	pool, node                  unique.Handle[string]
+	ownerName, ownerUID         string
+	ownerPod                    string
+	podName, podUID, lastPod    string
+	uid                         string
+	version                     uint64
+	created                     time.Time
+	index                       int32
+	policy                      Policy
+	reserved, cooling, attached bool
+}
+
+// family is what many owners have in common.
+type family struct{ apiVersion, kind, namespace, nodeName string }
+
+// store makes a record what is stored of the address.
+func (e *entry) store(record *Record) {
+	owner := &record.Owner
+	if e.stored == nil {
+		e.stored = &stored{}
+	}
+	*e.stored = stored{
+		of:        unique.Make(family{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName}),
+		pool:      unique.Make(record.Pool),
+		node:      unique.Make(record.Node),
+		ownerName: owner.Name, ownerUID: owner.UID, ownerPod: owner.PodName,
+		podName: record.PodName, podUID: record.PodUID, lastPod: record.LastPod,
+		uid: record.UID, version: record.Version, created: record.Created,
+		index: record.Index, policy: record.Policy,
+		reserved: record.Reserved, cooling: record.Cooling, attached: record.Attached,
+	}
+}
+
+// record returns what store was told last; it was told.
+func (e *entry) record() Record {
+	s := e.stored
+	return Record{
+		Addr: e.addr, Pool: s.pool.Value(), Owner: s.owner(),
+		PodName: s.podName, PodUID: s.podUID, LastPod: s.lastPod,
+		Index: s.index, Node: s.node.Value(), Policy: s.policy,
+		Reserved: s.reserved, Cooling: s.cooling, Attached: s.attached,
+		UID: s.uid, Version: s.version, Created: s.created,
+	}
+}
+
+func (s *stored) owner() Owner {
+	of := s.of.Value()
+	return Owner{
+		APIVersion: of.apiVersion, Kind: of.kind, Namespace: of.namespace, NodeName: of.nodeName,
+		Name: s.ownerName, UID: s.ownerUID, PodName: s.ownerPod,
+	}
+}
+
 // available says whether the address waits for a pod of its owner.
-func (r *Record) available() bool { return r.PodUID == "" && r.owned() && !r.Attached }
+func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.attached }
 
 // owned says whether the address is an owner's and not out of circulation.
-func (r *Record) owned() bool { return !r.Reserved && !r.Cooling }
+func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 
-// heldBy says whether the address is owner's to use for the pod podUID: the pod
-// has it already, or the policy kept it for the owner. vacated says of one that
+// heldBy says whether the stored address is owner's to use for the pod podUID: the
+// pod has it already, or the policy kept it for the owner. vacated says of one that
 // records another pod whether that is known to be gone; nil: it never is.
-func (r *Record) heldBy(owner Owner, podUID string, vacated func(*Record) bool) bool {
-	if !r.owned() || r.Attached && r.PodUID == "" {
+func (e *entry) heldBy(owner Owner, podUID string, vacated func(*Record) bool) bool {
+	s := e.stored
+	if !s.owned() || s.attached && s.podUID == "" {
 		return false
 	}
-	if r.PodUID == podUID {
+	if s.podUID == podUID {
 		return true
+	}
+	var kept bool
+	switch s.policy {
+	case Retain:
+		kept = s.ownerUID == owner.UID
+	case Never:
+		kept = true
+	default:
+		// Taken for an owner before any pod asked, whatever becomes of it after one.
+		kept = s.podUID == "" && s.ownerUID == owner.UID
 	}
 	// A pod with a name that lasts replaces the holder of that name: the API
 	// server admits one pod of a name, so the other is gone. Of pods that share out
 	// addresses the other may be alive.
-	if r.PodUID != "" && owner.PodName == "" && (vacated == nil || !vacated(r)) {
+	if !kept || s.podUID == "" || owner.PodName != "" {
+		return kept
+	}
+	if vacated == nil {
 		return false
 	}
-	switch r.Policy {
-	case Retain:
-		return r.Owner.UID == owner.UID
-	case Never:
-		return true
-	default:
-		// Taken for an owner before any pod asked, whatever becomes of it after one.
-		return r.PodUID == "" && r.Owner.UID == owner.UID
-	}
+	record := e.record()
+	return vacated(&record)
 }

@@ -71,37 +71,47 @@ func (a *Allocator) Reserve(c Claimant, wants []Want) ([]Taken, error) {
 	if err != nil {
 		return nil, err
 	}
-	picked := map[netip.Addr]bool{}
-	for _, o := range chosen {
-		if o.addr.IsValid() {
-			picked[o.addr] = true
-		}
-	}
-	taken := make([]Taken, 0, len(wants))
-	for i, o := range chosen {
-		t := Taken{Addr: o.addr}
-		if !t.Addr.IsValid() {
-			var ok bool
-			if t.Addr, ok = o.pool.take(func(addr netip.Addr) bool { return a.entries[addr] != nil || picked[addr] }); !ok {
-				a.giveBack(taken, c.PodUID)
-				return nil, &UnmetError{Want: i, Reason: ErrExhausted}
+	taken := make([]Taken, len(wants))
+	// Those that must have a certain address come first: a pool would give it to
+	// another.
+	for _, certain := range []bool{true, false} {
+		for i, o := range chosen {
+			if o.addr.IsValid() != certain {
+				continue
 			}
+			if !certain {
+				var ok bool
+				if o.addr, ok = o.pool.take(&a.index); !ok {
+					a.giveBack(taken, c.PodUID)
+					return nil, &UnmetError{Want: i, Reason: ErrExhausted}
+				}
+			}
+			taken[i] = a.promise(o.addr, c)
 		}
-		if home := a.home(t.Addr); home != nil {
-			t.Pool = home.Name
-		}
-		if e := a.entries[t.Addr]; e != nil && e.stored != nil {
-			stored := *e.stored
-			t.Stored = &stored
-		}
-		a.change(t.Addr, func(e *entry) { e.promised = &promise{podUID: c.PodUID, owner: c.Owner.key()} })
-		taken = append(taken, t)
 	}
 	return taken, nil
 }
 
+// promise reserves an address.
+func (a *Allocator) promise(addr netip.Addr, c Claimant) Taken {
+	t := Taken{Addr: addr}
+	if home := a.home(addr); home != nil {
+		t.Pool = home.Name
+	}
+	if e := a.index.entry(addr); e != nil && e.stored != nil {
+		record := e.record()
+		t.Stored = &record
+	}
+	a.change(addr, func(e *entry) { e.promised = &promise{podUID: c.PodUID, owner: c.Owner.key()} })
+	return t
+}
+
+// giveBack undoes promise. Positions where there was none are empty.
 func (a *Allocator) giveBack(taken []Taken, podUID string) {
 	for _, t := range taken {
+		if !t.Addr.IsValid() {
+			continue
+		}
 		a.change(t.Addr, func(e *entry) {
 			if e.promisedTo(podUID) {
 				e.promised = nil
@@ -174,7 +184,7 @@ func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []
 	owners := func(addrs []netip.Addr, promised bool) {
 		found := 0
 		for _, addr := range addrs {
-			if e := a.entries[addr]; e != nil && (promised || e.usable(c.Owner, c.PodUID, a.vacated)) {
+			if e := a.index.entry(addr); e.inUse() && (promised || e.usable(c.Owner, c.PodUID, a.vacated)) {
 				options = append(options, option{addr: addr})
 				found++
 			}
@@ -189,39 +199,75 @@ func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []
 		return options
 	}
 	owners(want.Preferred, false)
-	var spaces []*freeSpace
-	for _, name := range want.Pools {
-		if space := a.byName[name]; space != nil && space.room(relief) > 0 {
-			spaces = append(spaces, space)
-		}
-	}
-	slices.SortStableFunc(spaces, func(x, y *freeSpace) int { return cmp.Compare(y.free(), x.free()) })
 	if len(want.Ranges) > 0 {
-		return append(options, a.within(spaces, want.Ranges, wants, relief)...)
+		return append(options, a.within(want, wants, relief)...)
 	}
-	for _, space := range spaces[:min(len(spaces), wants)] {
+	for _, space := range a.roomiest(want.Pools, wants, relief) {
 		options = append(options, option{pool: space})
 	}
 	return options
 }
 
-// within lists free addresses of ranges, no more than most.
-func (a *Allocator) within(spaces []*freeSpace, ranges []Range, most int, relief *Relief) []option {
+// roomiest returns the pools with most free addresses, those named first before
+// others with as many, no more than most.
+func (a *Allocator) roomiest(names []string, most int, relief *Relief) []*freeSpace {
+	chosen := make([]*freeSpace, 0, most)
+	for _, name := range names {
+		space := a.byName[name]
+		if space == nil || space.room(relief) == 0 {
+			continue
+		}
+		if len(chosen) == most && chosen[most-1].free() >= space.free() {
+			continue
+		}
+		at := len(chosen)
+		for at > 0 && chosen[at-1].free() < space.free() {
+			at--
+		}
+		chosen = slices.Insert(chosen[:min(len(chosen), most-1)], at, space)
+	}
+	return chosen
+}
+
+// within lists free addresses of a want's ranges, no more than most.
+func (a *Allocator) within(want Want, most int, relief *Relief) []option {
+	var spaces []*freeSpace
+	for _, name := range want.Pools {
+		if space := a.byName[name]; space != nil && space.overlaps(want.Ranges) && space.room(relief) > 0 {
+			spaces = append(spaces, space)
+		}
+	}
+	slices.SortStableFunc(spaces, func(x, y *freeSpace) int { return cmp.Compare(y.free(), x.free()) })
 	var options []option
-	for _, r := range ranges {
+	for _, r := range want.Ranges {
 		for _, space := range spaces {
-			space.within(r, func(addr netip.Addr) bool {
-				if a.entries[addr] == nil || slices.Contains(relief.Freed, addr) {
-					options = append(options, option{addr: addr, pool: space})
+			for _, own := range space.Ranges {
+				both, overlap := own.common(r)
+				for overlap {
+					addr, ok := a.available(both, relief)
+					if !ok {
+						break
+					}
+					if options = append(options, option{addr: addr, pool: space}); len(options) == most {
+						return options
+					}
+					both.First, overlap = addr.Next(), addr != both.Last
 				}
-				return len(options) < most
-			})
-			if len(options) >= most {
-				return options
 			}
 		}
 	}
 	return options
+}
+
+// available returns the first address of a range that is free after a relief.
+func (a *Allocator) available(r Range, relief *Relief) (netip.Addr, bool) {
+	first, ok := a.index.free(r.First, r.Last)
+	for _, freed := range relief.Freed {
+		if r.contains(freed) && (!ok || freed.Less(first)) {
+			first, ok = freed, true
+		}
+	}
+	return first, ok
 }
 
 // checkLimit fails with ErrLimit if the chosen options would give the owner more

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import "iter"
+
+// ring is a queue of entries, linked by the entries themselves: an entry is in
+// one ring at most. The zero value is empty.
+type ring struct{ first *entry }
+
+// push puts an entry at the end.
+func (r *ring) push(e *entry) {
+	if r.first == nil {
+		r.first, e.before, e.after = e, e, e
+		return
+	}
+	e.before, e.after = r.first.before, r.first
+	e.before.after, e.after.before = e, e
+}
+
+// remove takes out an entry that is in the ring.
+func (r *ring) remove(e *entry) {
+	if e.after == e {
+		r.first = nil
+	} else {
+		e.before.after, e.after.before = e.after, e.before
+		if r.first == e {
+			r.first = e.after
+		}
+	}
+	e.before, e.after = nil, nil
+}
+
+// all yields the entries from the first on. The ring must not change meanwhile.
+func (r ring) all() iter.Seq[*entry] {
+	return func(yield func(*entry) bool) {
+		for e := r.first; e != nil; {
+			if !yield(e) {
+				return
+			}
+			if e = e.after; e == r.first {
+				return
+			}
+		}
+	}
+}
