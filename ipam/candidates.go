@@ -21,6 +21,8 @@ type Candidates struct {
 	state    *state
 	book     *allocator.Allocator
 	parts    []candidate
+	// asked are the parts as the pod's author wrote them.
+	asked []Part
 	// plain: one free address of any pool, which needs no look into the book.
 	plain bool
 	// answers remembers whether the pools within a reach can serve.
@@ -109,6 +111,7 @@ func (c *Candidates) isStale(record *allocator.Record) bool {
 // say must not depend on which pool has more room.
 func (c *Candidates) chooseFamilies() {
 	family := v1alpha1.IPFamily("")
+	c.asked = c.request.Parts
 	parts := slices.Clone(c.request.Parts)
 	for i := range parts {
 		if parts[i].Family != "" || len(parts[i].Ranges) > 0 || len(c.parts[i].kept) > 0 {
@@ -211,7 +214,7 @@ func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
 			return rejection
 		}
 	}
-	err := c.book.Feasible(c.claimant, c.wants(nodePools), relief)
+	err := c.book.Feasible(c.claimant, c.wantsAfter(nodePools, relief), relief)
 	if err == nil {
 		return nil
 	}
@@ -262,13 +265,39 @@ func (c *Candidates) wants(nodePools []int) []allocator.Want {
 			continue
 		}
 		wants[i].Preferred = c.homedIn(part.stale, nodePools)
+		wants[i].View = c.state.view
 		for _, position := range nodePools {
 			if c.serves(i, position) {
-				wants[i].Pools = append(wants[i].Pools, c.pool(position).Name)
+				wants[i].Pools = append(wants[i].Pools, position)
 			}
 		}
 		for _, r := range c.request.Parts[i].Ranges {
 			wants[i].Ranges = append(wants[i].Ranges, allocator.Range{First: r.First, Last: r.Last})
+		}
+	}
+	return wants
+}
+
+// wantsAfter is wants after a relief (nil: none): each part may also have what the
+// owner would have by then, if it fits the part. A part of either family counts as
+// such: it would be looked at anew.
+func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Want {
+	wants := c.wants(nodePools)
+	if relief == nil {
+		return wants
+	}
+	for _, addr := range relief.Held {
+		if home, ok := c.state.snapshot.Home(addr); !ok || !slices.Contains(nodePools, home) {
+			continue
+		}
+		for i := range wants {
+			switch {
+			case !c.asked[i].fits(addr):
+			case len(wants[i].Held) > 0:
+				wants[i].Held = append(wants[i].Held, addr)
+			default:
+				wants[i].Preferred = append(wants[i].Preferred, addr)
+			}
 		}
 	}
 	return wants

@@ -255,6 +255,72 @@ func TestRelieve(t *testing.T) {
 	}
 }
 
+// What stays with the owner helps only a part that may have it: else preemption
+// would end a pod for nothing.
+func TestRelieveOwner(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.4"), poolOfSix("six", "2001:db8::2"))
+	ofWeb := func(pod string, parts ...Part) Request {
+		r := request(pod, "uid of "+pod, v1alpha1.ReleaseRetain)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "web"}
+		r.Parts = parts
+		return r
+	}
+	four, six := Part{Family: v1alpha1.IPv4}, Part{Family: v1alpha1.IPv6}
+	commit(t, i, reserve(t, i, ofWeb("web-a", four)))
+	other := request("other-0", "other-0", v1alpha1.ReleasePodDeleted)
+	other.Owner.Name, other.Owner.UID, other.Parts = "other", "other", []Part{six}
+	commit(t, i, reserve(t, i, other))
+
+	for _, test := range []struct {
+		name  string
+		parts []Part
+		taken int // of the two that are free in pool four
+		reach []string
+		helps bool
+	}{
+		{"either family", []Part{{}}, 2, []string{"four", "six"}, true},
+		{"the same family", []Part{four}, 2, []string{"four", "six"}, true},
+		{"another family", []Part{six}, 2, []string{"four", "six"}, false},
+		{"the same address", []Part{exactly("10.0.70.2")}, 2, []string{"four", "six"}, true},
+		{"another address", []Part{exactly("10.0.70.3")}, 2, []string{"four", "six"}, false},
+		{"each of two parts: one is another family's, which has a pool for the first", []Part{four, six}, 0, []string{"four", "six"}, false},
+		{"one of two parts", []Part{four, four}, 1, []string{"four", "six"}, true},
+		{"one of two parts, and none for the other", []Part{four, four}, 2, []string{"four", "six"}, false},
+		{"one of two parts, the other of which must have another", []Part{exactly("10.0.70.3"), four}, 2, []string{"four", "six"}, false},
+		{"not where it is reachable", []Part{{}}, 2, []string{"six"}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for n := range test.taken {
+				r := request("filler-0", "filler-0", v1alpha1.ReleasePodDeleted)
+				r.Name += string(rune('a' + n))
+				r.UID, r.Owner.Name, r.Owner.UID, r.Parts = r.Name, r.Name, r.Name, []Part{four}
+				reservation := reserve(t, i, r)
+				defer i.Unreserve(reservation)
+			}
+			candidates, err := i.Candidates(ofWeb("web-b", test.parts...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var positions []int
+			for _, name := range test.reach {
+				position, _ := candidates.Snapshot().Index(name)
+				positions = append(positions, position)
+			}
+			reach := pools.NewReach(positions...)
+			if test.taken == 2 && candidates.Rejects(reach) == nil {
+				t.Error("it needs no preemption")
+			}
+			relief := &Relief{}
+			candidates.Relieve(relief, "uid of web-a", []string{"10.0.70.2"})
+			rejection := candidates.RejectsAfter(reach, relief)
+			if (rejection == nil) != test.helps {
+				t.Errorf("it helps: %v, want %v", rejection == nil, test.helps)
+			}
+		})
+	}
+}
+
 // Only where it is sure of every node does a pod suit them all.
 func TestSuit(t *testing.T) {
 	i := open(t, newServer(), testPool("ten", "10.0.70.2-10.0.70.11"), testPool("two", "10.0.70.21-10.0.70.22"))

@@ -97,6 +97,8 @@ func (e *entry) usable(owner Owner, podUID string, vacated func(*Record) bool) b
 // mutex.
 type Allocator struct {
 	mu      sync.Mutex
+	pools   []*freeSpace
+	view    *View // of pools
 	byName  map[string]*freeSpace
 	byRange []homedRange
 	index   index
@@ -132,7 +134,7 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	defer a.mu.Unlock()
 
 	previous := a.byName
-	spaces := make([]*freeSpace, 0, len(pools))
+	a.pools = make([]*freeSpace, 0, len(pools))
 	a.byName = make(map[string]*freeSpace, len(pools))
 	a.byRange = a.byRange[:0]
 	var changed []*freeSpace
@@ -146,7 +148,7 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 			space.Pool = pool
 			delete(previous, pool.Name)
 		}
-		spaces = append(spaces, space)
+		a.pools = append(a.pools, space)
 		a.byName[pool.Name] = space
 		for _, r := range pool.Ranges {
 			a.byRange = append(a.byRange, homedRange{Range: r, pool: space})
@@ -161,12 +163,13 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 		}
 	}
 	a.count(changed)
-	view := &View{free: make([]atomic.Uint64, len(spaces))}
-	for i, space := range spaces {
-		space.published = &view.free[i]
+	a.view = &View{free: make([]atomic.Uint64, len(a.pools)), names: make([]string, len(a.pools))}
+	for i, space := range a.pools {
+		a.view.names[i] = space.Name
+		space.published = &a.view.free[i]
 		space.publish()
 	}
-	return view
+	return a.view
 }
 
 // count counts the addresses in use of pools that are new: word by word of their

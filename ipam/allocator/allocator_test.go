@@ -83,7 +83,7 @@ func TestCertainAddressAtRest(t *testing.T) {
 	}
 	book.Release(netip.MustParseAddr("10.0.0.1"), "x")
 	book.Release(netip.MustParseAddr("10.0.0.2"), "y")
-	taken, err := book.Reserve(Claimant{PodUID: "z"}, []Want{{Pools: []string{"a"}}, {Pools: []string{"a"}, Ranges: exactly("10.0.0.1")}})
+	taken, err := book.Reserve(Claimant{PodUID: "z"}, []Want{from(book, "a"), from(book, "a").in(exactly("10.0.0.1"))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,6 +52,8 @@ type Pool struct {
 type View struct {
 	// free counts lie side by side: those of all pools are read for every pod.
 	free []atomic.Uint64
+	// names tell a book that has other pools by now what is meant.
+	names []string
 }
 
 // Free returns the number of free addresses of the pool at a position. It does

@@ -419,7 +419,7 @@ func (s *simulation) step() string {
 		for range s.random.IntN(5) {
 			in.Last = in.Last.Next()
 		}
-		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{{Pools: names, Ranges: []Range{in}}})
+		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{from(s.book, names...).in([]Range{in})})
 		free := s.model.free(names, in)
 		if (len(free) > 0) != (err == nil) || err == nil && taken[0].Addr != free[0] {
 			s.t.Fatalf("Reserve(%v of %v) gave %v, %v; free are %v", in, names, taken, err, free)
@@ -436,7 +436,7 @@ func (s *simulation) step() string {
 			// The certain address is the last of its pool: any is from another.
 			best = s.model.roomiest(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == best }))
 		}
-		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{{Pools: names}, {Pools: names, Ranges: exact}})
+		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{from(s.book, names...), from(s.book, names...).in(exact)})
 		if err != nil {
 			others := uint64(0)
 			for _, pool := range s.model.pools {

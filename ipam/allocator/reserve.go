@@ -24,8 +24,9 @@ type Want struct {
 	Held []netip.Addr
 	// Preferred are addresses of the owner that will do as well as a free one.
 	Preferred []netip.Addr
-	// Pools that may give a free address, by name.
-	Pools []string
+	// Pools that may give a free address, by their positions in View.
+	Pools []int
+	View  *View
 	// Ranges limit the free addresses; none: any.
 	Ranges []Range
 }
@@ -34,7 +35,7 @@ type Want struct {
 type Relief struct {
 	// Freed addresses would be free.
 	Freed []netip.Addr
-	// Held addresses would be the owner's to use, for wants of free ones too.
+	// Held addresses would be the owner's to use, for wants that name them.
 	Held []netip.Addr
 	// Owned is by how much the owner would have fewer addresses of each family.
 	Owned4, Owned6 int
@@ -181,10 +182,10 @@ func (f *freeSpace) has(addr netip.Addr) bool {
 // cannot have taken all.
 func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []option {
 	var options []option
-	owners := func(addrs []netip.Addr, promised bool) {
+	owners := func(addrs []netip.Addr) {
 		found := 0
 		for _, addr := range addrs {
-			if e := a.index.entry(addr); e.inUse() && (promised || e.usable(c.Owner, c.PodUID, a.vacated)) {
+			if e := a.index.entry(addr); e.inUse() && (slices.Contains(relief.Held, addr) || e.usable(c.Owner, c.PodUID, a.vacated)) {
 				options = append(options, option{addr: addr})
 				found++
 			}
@@ -193,31 +194,33 @@ func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []
 			}
 		}
 	}
-	owners(want.Held, false)
-	owners(relief.Held, true)
+	owners(want.Held)
 	if len(want.Held) > 0 {
 		return options
 	}
-	owners(want.Preferred, false)
+	owners(want.Preferred)
 	if len(want.Ranges) > 0 {
 		return append(options, a.within(want, wants, relief)...)
 	}
-	for _, space := range a.roomiest(want.Pools, wants, relief) {
+	for _, space := range a.roomiest(want, wants, relief) {
 		options = append(options, option{pool: space})
 	}
 	return options
 }
 
-// roomiest returns the pools with most free addresses, those named first before
-// others with as many, no more than most.
-func (a *Allocator) roomiest(names []string, most int, relief *Relief) []*freeSpace {
+// roomiest returns the pools with most free addresses, those that come first
+// before others with as many, no more than most.
+func (a *Allocator) roomiest(want Want, most int, relief *Relief) []*freeSpace {
 	chosen := make([]*freeSpace, 0, most)
-	for _, name := range names {
-		space := a.byName[name]
-		if space == nil || space.room(relief) == 0 {
+	var enough uint64 // free addresses that are no reason to look at a pool
+	// The counts of the view are right, so that most pools need no look.
+	counted := want.View == a.view && len(relief.Freed) == 0 && relief.Demand == 0
+	for _, position := range want.Pools {
+		if counted && want.View.Free(position) <= enough {
 			continue
 		}
-		if len(chosen) == most && chosen[most-1].free() >= space.free() {
+		space := a.space(want.View, position)
+		if space == nil || space.room(relief) == 0 || len(chosen) == most && space.free() <= enough {
 			continue
 		}
 		at := len(chosen)
@@ -225,15 +228,26 @@ func (a *Allocator) roomiest(names []string, most int, relief *Relief) []*freeSp
 			at--
 		}
 		chosen = slices.Insert(chosen[:min(len(chosen), most-1)], at, space)
+		if len(chosen) == most {
+			enough = chosen[most-1].free()
+		}
 	}
 	return chosen
+}
+
+// space returns the pool at a position of a view as it is now, nil if it is gone.
+func (a *Allocator) space(v *View, position int) *freeSpace {
+	if v == a.view {
+		return a.pools[position]
+	}
+	return a.byName[v.names[position]]
 }
 
 // within lists free addresses of a want's ranges, no more than most.
 func (a *Allocator) within(want Want, most int, relief *Relief) []option {
 	var spaces []*freeSpace
-	for _, name := range want.Pools {
-		if space := a.byName[name]; space != nil && space.overlaps(want.Ranges) && space.room(relief) > 0 {
+	for _, position := range want.Pools {
+		if space := a.space(want.View, position); space != nil && space.overlaps(want.Ranges) && space.room(relief) > 0 {
 			spaces = append(spaces, space)
 		}
 	}

@@ -10,9 +10,26 @@ import (
 	"testing"
 )
 
+// from is a want of a free address from pools by name, those that there are.
+func from(book *Allocator, names ...string) Want {
+	want := Want{View: book.view}
+	for _, name := range names {
+		if position := slices.Index(book.view.names, name); position >= 0 {
+			want.Pools = append(want.Pools, position)
+		}
+	}
+	return want
+}
+
+// in limits a want to ranges.
+func (w Want) in(ranges []Range) Want {
+	w.Ranges = ranges
+	return w
+}
+
 // reserveFree reserves one free address of some pools.
 func reserveFree(book *Allocator, pools []string, pod string) (netip.Addr, string, error) {
-	taken, err := book.Reserve(Claimant{PodUID: pod}, []Want{{Pools: pools}})
+	taken, err := book.Reserve(Claimant{PodUID: pod}, []Want{from(book, pools...)})
 	if err != nil {
 		return netip.Addr{}, "", err
 	}
@@ -50,10 +67,10 @@ func TestReserveSeveral(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.3"), testPool("six", "2001:db8::1", "2001:db8::2")})
 	wants := []Want{
-		{Pools: []string{"a"}, Ranges: ranges("10.0.0.1", "10.0.0.2")},
-		{Pools: []string{"a"}, Ranges: exactly("10.0.0.1")},
-		{Pools: []string{"a"}},
-		{Pools: []string{"six"}},
+		from(book, "a").in(ranges("10.0.0.1", "10.0.0.2")),
+		from(book, "a").in(exactly("10.0.0.1")),
+		from(book, "a"),
+		from(book, "six"),
 	}
 	taken, err := book.Reserve(Claimant{PodUID: "pod"}, wants)
 	if err != nil {
@@ -67,7 +84,7 @@ func TestReserveSeveral(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	var unmet *UnmetError
-	_, err = book.Reserve(Claimant{PodUID: "next"}, []Want{{Pools: []string{"six"}}, {Pools: []string{"a"}}})
+	_, err = book.Reserve(Claimant{PodUID: "next"}, []Want{from(book, "six"), from(book, "a")})
 	if !errors.As(err, &unmet) || unmet.Want != 1 || !errors.Is(err, ErrExhausted) {
 		t.Errorf("Reserve() from a pool that is used up = %v, want the second want unmet", err)
 	}
@@ -76,12 +93,24 @@ func TestReserveSeveral(t *testing.T) {
 	}
 }
 
+// Positions mean the pools that had them in the view, whatever there is now.
+func TestReserveByOldView(t *testing.T) {
+	book := New(nil)
+	a, b := testPool("a", "10.0.0.1", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.2")
+	old := book.SetPools([]Pool{a, b, testPool("gone", "10.0.2.1", "10.0.2.99")})
+	book.SetPools([]Pool{b, a})
+	taken, err := book.Reserve(Claimant{PodUID: "x"}, []Want{{View: old, Pools: []int{2, 1}}})
+	if err != nil || taken[0].Pool != "b" {
+		t.Errorf("got %v, %v; want an address of b", taken, err)
+	}
+}
+
 func TestLimit(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.9"), testPool("six", "2001:db8::1", "2001:db8::9")})
 	owner := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
 	claimant := func(pod string) Claimant { return Claimant{Owner: owner, PodUID: pod, Limited: true, Limit: 2} }
-	four, six := Want{Pools: []string{"a"}}, Want{Pools: []string{"six"}}
+	four, six := from(book, "a"), from(book, "six")
 	if _, err := book.Reserve(claimant("x"), []Want{four, six}); err != nil {
 		t.Fatal(err)
 	}
@@ -108,22 +137,27 @@ func TestRelief(t *testing.T) {
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.1")})
 	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "d", UID: "1"}
 	book.Observe(Record{Addr: netip.MustParseAddr("10.0.0.1"), UID: "o", Version: 1, Owner: owner, PodUID: "victim", Policy: Retain})
-	pod, want := Claimant{PodUID: "pod"}, []Want{{Pools: []string{"a"}}}
+	pod := Claimant{PodUID: "pod"}
+	free, either := from(book, "a"), from(book, "a")
+	either.Preferred = addrs("10.0.0.1")
 	for _, test := range []struct {
 		name   string
+		want   Want
 		relief *Relief
 		ok     bool
 	}{
-		{"none", nil, false},
-		{"the victim's address is freed", &Relief{Freed: addrs("10.0.0.1")}, true},
-		{"but a pod with precedence needs it", &Relief{Freed: addrs("10.0.0.1"), Demand: 1}, false},
-		{"the victim's address stays with the owner of both", &Relief{Held: addrs("10.0.0.1")}, true},
+		{"none", either, nil, false},
+		{"the victim's address is freed", free, &Relief{Freed: addrs("10.0.0.1")}, true},
+		{"but a pod with precedence needs it", free, &Relief{Freed: addrs("10.0.0.1"), Demand: 1}, false},
+		{"the victim's address stays with the owner of both", either, &Relief{Held: addrs("10.0.0.1")}, true},
+		{"it is one of those that the pod must have", Want{Held: addrs("10.0.0.1")}, &Relief{Held: addrs("10.0.0.1")}, true},
+		{"the pod cannot have it", free, &Relief{Held: addrs("10.0.0.1")}, false},
 	} {
-		if err := book.Feasible(pod, want, test.relief); (err == nil) != test.ok {
+		if err := book.Feasible(pod, []Want{test.want}, test.relief); (err == nil) != test.ok {
 			t.Errorf("%s: Feasible() = %v, want success %v", test.name, err, test.ok)
 		}
 	}
-	exact := []Want{{Pools: []string{"a"}, Ranges: exactly("10.0.0.1")}}
+	exact := []Want{from(book, "a").in(exactly("10.0.0.1"))}
 	if err := book.Feasible(pod, exact, &Relief{Freed: addrs("10.0.0.1")}); err != nil {
 		t.Errorf("the very address that would be freed: %v", err)
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // reserve takes a free address for a pod from one of pools.
-func reserve(book *allocator.Allocator, pools []string, podUID string) (netip.Addr, error) {
-	taken, err := book.Reserve(allocator.Claimant{PodUID: podUID, Owner: ownerOf(podUID)}, []allocator.Want{{Pools: pools}})
+func reserve(book *allocator.Allocator, view *allocator.View, pools []int, podUID string) (netip.Addr, error) {
+	taken, err := book.Reserve(allocator.Claimant{PodUID: podUID, Owner: ownerOf(podUID)}, []allocator.Want{{View: view, Pools: pools}})
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -79,20 +79,20 @@ func MeasureFills() ([]Fill, error) {
 	var fills []Fill
 	for _, percent := range []float64{0, 50, 90, 99, 99.9} {
 		book := allocator.New(nil)
-		book.SetPools([]allocator.Pool{{Name: "big", Ranges: []allocator.Range{{First: v4(0), Last: v4(bigPool - 1)}}, Capacity: bigPool}})
+		view := book.SetPools([]allocator.Pool{{Name: "big", Ranges: []allocator.Range{{First: v4(0), Last: v4(bigPool - 1)}}, Capacity: bigPool}})
 		order := rand.New(rand.NewPCG(1, 2)).Perm(bigPool)
 		for _, i := range order[:int(bigPool*percent/100)] {
 			book.Observe(record(i, "big"))
 		}
 		fill := Fill{PercentFull: percent}
 		start := time.Now()
-		addr, err := reserve(book, []string{"big"}, "first")
+		addr, err := reserve(book, view, []int{0}, "first")
 		fill.First = micros(time.Since(start))
 		if err != nil {
 			return nil, fmt.Errorf("reserve at %v %%: %w", percent, err)
 		}
 		book.Release(addr, "first")
-		if fill.Reserve, fill.Release, err = cycle(book, rounds, func(int) []string { return []string{"big"} }); err != nil {
+		if fill.Reserve, fill.Release, err = cycle(book, view, rounds, func(int) []int { return []int{0} }); err != nil {
 			return nil, fmt.Errorf("reserve at %v %%: %w", percent, err)
 		}
 		fills = append(fills, fill)
@@ -101,13 +101,13 @@ func MeasureFills() ([]Fill, error) {
 }
 
 // cycle reserves and releases, and times each.
-func cycle(book *allocator.Allocator, n int, pools func(i int) []string) (reserving, releasing Micros, err error) {
+func cycle(book *allocator.Allocator, view *allocator.View, n int, pools func(i int) []int) (reserving, releasing Micros, err error) {
 	reserves, releases := make([]time.Duration, n), make([]time.Duration, n)
 	runtime.GC() // what was made before is not to be collected now
 	for i := range n {
-		names := pools(i)
+		positions := pools(i)
 		start := time.Now()
-		addr, err := reserve(book, names, "pod")
+		addr, err := reserve(book, view, positions, "pod")
 		reserved := time.Now()
 		if err != nil {
 			return Micros{}, Micros{}, err
@@ -176,22 +176,22 @@ func MeasureCluster() (*Cluster, error) {
 	before := heap()
 	book := allocator.New(nil)
 	start = time.Now()
-	book.SetPools(converted)
+	view := book.SetPools(converted)
 	c.SetPoolsMillis = millis(time.Since(start))
 	start = time.Now()
 	inUse(func(i int, pool string) { book.Observe(record(i, pool)) })
 	c.ObserveMillis = millis(time.Since(start))
 	c.BytesPerAddress = float64(heap()-before) / InUse
 
-	all := make([]string, Pools)
+	all := make([]int, Pools)
 	for i := range all {
-		all[i] = poolName(i)
+		all[i] = i
 	}
 	var err error
-	if c.One, _, err = cycle(book, rounds, func(i int) []string { return all[i%Pools : i%Pools+1] }); err != nil {
+	if c.One, _, err = cycle(book, view, rounds, func(i int) []int { return all[i%Pools : i%Pools+1] }); err != nil {
 		return nil, err
 	}
-	if c.All, _, err = cycle(book, rounds/100, func(int) []string { return all }); err != nil {
+	if c.All, _, err = cycle(book, view, rounds/100, func(int) []int { return all }); err != nil {
 		return nil, err
 	}
 	runtime.KeepAlive(book)
