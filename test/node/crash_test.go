@@ -175,7 +175,7 @@ func TestRestartKeepsPods(t *testing.T) {
 func TestReboot(t *testing.T) {
 	net := newNetwork(t)
 	n := net.newNode(t, "reboot-a", "10.0.60.11")
-	before := n.kernel()
+	before, links := n.kernel(), n.IP("-o", "link", "show", "type", "veth")
 	pod := createPod(t, n.name, "reboot", "10.0.70.5")
 	bind(t, "10.0.70.5", pod)
 	floating := newContainer(t, "c1", pod)
@@ -188,6 +188,14 @@ func TestReboot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// A boot leaves no interfaces; the kernel takes them away some time after their
+	// namespace's end.
+	eventually(t, func() error {
+		if now := n.IP("-o", "link", "show", "type", "veth"); now != links {
+			return fmt.Errorf("left: %s", now)
+		}
+		return nil
+	})
 	n.start()
 	if diff := cmp.Diff(before, n.kernel()); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
