@@ -38,7 +38,7 @@ lab: ## Build the command that runs clusters: test/bin/lab.
 lab-down: lab ## Take down every cluster, also what a crash left of one.
 	test/bin/lab down --all
 
-test: lint test-unit lab test-api test-node test-e2e ## All tests but the long forms.
+test: lint test-unit lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
@@ -49,10 +49,10 @@ test-race: ## The same under the race detector.
 test-api: lab build ## Scheduler and controller on a real API server.
 	cd test && $(GOTEST) ./assigner/... ./scheduler/...
 
-test-chaos: lab ## Two minutes of chaos, drawn anew each time, and a judge of what comes of it.
-	cd test && $(GOTEST) -count=1 ./chaos/...
+test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of what comes of it.
+	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTEST) -count=1 ./chaos/...
 
-chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; BERTH_CHAOS_SEED draws a run again.
+chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; drawn anew each time but for BERTH_CHAOS_SEED.
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 test-node: lab build ## Agent, shim and plugins on a real kernel.

@@ -177,9 +177,15 @@ func (i *IPAM) handler() store.Handler {
 				klog.Background().Error(err, "Ignored a FloatingIP")
 				return
 			}
+			before, known := i.book.Stored(record.Addr)
 			if i.book.Observe(record) {
 				owner := record.Owner
 				i.tell(Change{Owner: &owner})
+			}
+			if known && before.Owner != (Owner{}) && !before.Owner.SameWorkload(record.Owner) {
+				// Another claim took it over, or its cooldown begins: who had it may have
+				// another.
+				i.tell(Change{Owner: &before.Owner})
 			}
 		},
 		Forgotten: func(ip *v1alpha1.FloatingIP) {

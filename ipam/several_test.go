@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -159,6 +160,32 @@ func TestClaim(t *testing.T) {
 	}
 	if got := reserve(t, i, claiming("green-x", "green")).Names(); got != "10.0.70.2" {
 		t.Errorf("a pod of another workload gets %s, want the other address of the claim", got)
+	}
+}
+
+// Pods that wait for a claim that has all it may have are told when an address of
+// it goes to another claim, or begins its cooldown.
+func TestClaimHasFewer(t *testing.T) {
+	for name, spec := range map[string]v1alpha1.FloatingIPSpec{
+		"taken over": {Owner: &v1alpha1.Owner{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "IPClaim", Namespace: "shop", Name: "renamed", UID: "other"}},
+		"cooling":    {ReleasedAt: &metav1.Time{Time: time.Now()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer()
+			i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9")}, claims: []*v1alpha1.IPClaim{claimOf(1)}})
+			commit(t, i, reserve(t, i, claiming("db-0", "db-0")))
+			waits, helped := claiming("db-1", "db-1"), false
+			rejected(t, i, waits)
+			i.OnChange(func(change Change) { helped = helped || i.Helps(change, &waits) })
+			spec.Address, spec.Pool = "10.0.70.2", "web"
+			if _, err := s.Update(context.Background(), s.objects["10.0.70.2"], spec); err != nil {
+				t.Fatal(err)
+			}
+			if !helped {
+				t.Error("nobody is told")
+			}
+			reserve(t, i, waits)
+		})
 	}
 }
 

@@ -135,10 +135,10 @@ func (c *Client) Attach(ctx context.Context, a Assignment) error {
 	return toError(failure, verbAttach, a.Address, a.Node.Name)
 }
 
-// Detach ends what Attach did, unless the address is attached to another node by
-// now. It is idempotent.
-func (c *Client) Detach(ctx context.Context, address netip.Addr, node string) error {
-	request := &assignerv1.DetachRequest{Address: address.String(), NodeName: node}
+// Detach ends what Attach did, unless the address was attached anew since the
+// revision. It is idempotent.
+func (c *Client) Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error {
+	request := &assignerv1.DetachRequest{Address: address.String(), NodeName: node, Revision: revision}
 	failure := c.repeat(ctx, verbDetach, func(ctx context.Context) error {
 		_, err := c.assigner.Detach(ctx, request)
 		return err

@@ -39,7 +39,7 @@ func TestWhatIsSent(t *testing.T) {
 	if err := client.Attach(t.Context(), assignment); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.Detach(t.Context(), addr, "node1"); err != nil {
+	if err := client.Detach(t.Context(), addr, "node1", 7); err != nil {
 		t.Fatal(err)
 	}
 	bare := Assignment{Address: addr, Subnet: netip.MustParsePrefix("10.0.70.0/24"), Node: Node{Name: "node1"}}
@@ -58,7 +58,7 @@ func TestWhatIsSent(t *testing.T) {
 			t.Errorf("attach: got %v, want %v", got, want)
 		}
 	}
-	if want := (&assignerv1.DetachRequest{Address: "10.0.70.2", NodeName: "node1"}); !proto.Equal(s.detached[0], want) {
+	if want := (&assignerv1.DetachRequest{Address: "10.0.70.2", NodeName: "node1", Revision: 7}); !proto.Equal(s.detached[0], want) {
 		t.Errorf("detach: got %v, want %v", s.detached[0], want)
 	}
 }
@@ -98,7 +98,7 @@ func TestRepeats(t *testing.T) {
 func TestGivesUp(t *testing.T) {
 	s := &server{answer: func(context.Context, int) error { return status.Error(codes.ResourceExhausted, "slow down") }}
 	client := newClient(t, onSocket(t, s))
-	err := client.Detach(t.Context(), addr, "node1")
+	err := client.Detach(t.Context(), addr, "node1", 7)
 	if want := "external assigner: detach 10.0.70.2 from node1: slow down (ResourceExhausted)"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -161,19 +161,38 @@ func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTempl
 	return belongs, live, nil
 }
 
-// demandOf reads how many addresses a pod of the template has.
+// demandOf reads how many addresses a pod of the template has, and what its
+// annotations say of their families: one of each list of addresses, or as many of
+// each family.
 func demandOf(template *v1.PodTemplateSpec) demand {
 	d := demand{total: requested(&template.Spec)}
+	if lists, ok := template.Annotations[v1alpha1.AnnotationAddresses]; ok {
+		for list := range strings.SplitSeq(strings.TrimSuffix(strings.TrimSpace(lists), ";"), ";") {
+			six := strings.Contains(list, ":")
+			switch {
+			case six && strings.Contains(list, "."): // of both
+			case six:
+				d.families = append(d.families, v1alpha1.IPv6)
+			default:
+				d.families = append(d.families, v1alpha1.IPv4)
+			}
+		}
+		return d
+	}
 	text, ok := template.Annotations[v1alpha1.AnnotationFamilies]
 	if !ok {
 		return d
 	}
+	var families []v1alpha1.IPFamily
 	for name := range strings.SplitSeq(text, ",") {
 		family := v1alpha1.IPFamily(strings.TrimSpace(name))
 		if family != v1alpha1.IPv4 && family != v1alpha1.IPv6 {
-			return demand{total: d.total}
+			return d
 		}
-		d.families = append(d.families, family)
+		families = append(families, family)
+	}
+	for range d.total / int64(len(families)) {
+		d.families = append(d.families, families...)
 	}
 	return d
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
@@ -33,9 +34,11 @@ import (
 
 // Detacher tells the external assigner that an address leaves a node. It may be
 // slow; it is called in parallel, and again after a failure, also for an address
-// that it has detached already. Its error is shown to users.
+// that it has detached already. revision is that of the record, which says that no
+// pod has the address: whoever attaches it for an older one is late. Its error is
+// shown to users.
 type Detacher interface {
-	Detach(ctx context.Context, address netip.Addr, node string) error
+	Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error
 }
 
 // Config is what a Reclaimer works with. The caller runs the informers.
@@ -217,6 +220,8 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		} else if ip.Spec.Pod != nil && isNew(ip) {
 			bound, known := r.deleted.Get(ip.Spec.Pod.UID)
 			s.unclaimed = known && !bound.(bool)
+		} else if ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned && isNew(ip) {
+			s.unclaimed = true // as leaveNode found
 		}
 		if err := r.assess(ctx, ip, podExists, &s); err != nil {
 			return 0, err
@@ -231,7 +236,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		v = decide(&ip.Spec, s)
 	}
 	if ip.Spec.ExternallyAssigned && (v.action != keep || ip.Spec.Pod == nil) {
-		return 0, r.leaveNode(ctx, ip, v.action, mayDetach)
+		return 0, r.leaveNode(ctx, ip, s.unclaimed, v.action, mayDetach)
 	}
 	if v.action == keep {
 		return v.again, nil
@@ -242,12 +247,16 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 // leaveNode has the external assigner detach an address before it goes anywhere
 // else. First the record says that no pod has it, and from then on until it says
 // that it is detached the scheduler gives it to none: a Detach on its way must not
-// take it from a pod that came back to the same node meanwhile.
-func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, then action, mayDetach bool) error {
+// take it from a pod that came back to the same node meanwhile. One that is unclaimed
+// stays without a last pod, so that it is known as such when it is detached.
+func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unclaimed bool, then action, mayDetach bool) error {
 	if ip.Spec.Pod != nil {
 		now := storedNow()
 		spec := ip.Spec.DeepCopy()
-		spec.Pod, spec.LastPod, spec.Since = nil, ip.Spec.Pod.Name, &now
+		if !unclaimed {
+			spec.LastPod = ip.Spec.Pod.Name
+		}
+		spec.Pod, spec.Since = nil, &now
 		_, err := r.ips.Update(ctx, ip, *spec)
 		return err
 	}
@@ -370,7 +379,11 @@ func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, 
 	if err != nil {
 		return false, fmt.Errorf("read the address: %w", err)
 	}
-	if err := r.detacher.Detach(ctx, address, ip.Spec.Node); err != nil {
+	revision, err := strconv.ParseUint(ip.ResourceVersion, 10, 64)
+	if err != nil {
+		return false, fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
+	}
+	if err := r.detacher.Detach(ctx, address, ip.Spec.Node, revision); err != nil {
 		r.warn(ip, nil, ReasonDetachFailed, fmt.Sprintf("The address is kept, detaching it from node %s failed: %v", ip.Spec.Node, err))
 		return false, fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
 	}

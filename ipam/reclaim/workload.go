@@ -45,22 +45,32 @@ type span struct{ first, last int64 }
 type demand struct {
 	// total of all families; 0: not known.
 	total int64
-	// families, one address of each, if the pod template names them.
+	// families of those addresses that the pod template says the family of; others
+	// may be of either.
 	families []v1alpha1.IPFamily
 }
 
 // of a family. present are the families that the addresses in question have: each
 // takes at least one of the total. Where that leaves doubt it is too many.
 func (d demand) of(family v1alpha1.IPFamily, present int64) int64 {
-	switch {
-	case d.total == 0:
+	if d.total == 0 {
 		return math.MaxInt64
-	case len(d.families) == 0:
-		return max(1, d.total-(present-1))
-	case slices.Contains(d.families, family):
-		return max(1, d.total-int64(len(d.families)-1))
 	}
-	return 0
+	var said int64
+	for _, f := range d.families {
+		if f == family {
+			said++
+		}
+	}
+	either := d.total - int64(len(d.families))
+	switch {
+	case either <= 0:
+		return said
+	case said == int64(len(d.families)):
+		// None of the other family is said, but there may be some.
+		either -= present - 1
+	}
+	return max(1, said+either)
 }
 
 // familyOf reads the family off the name.

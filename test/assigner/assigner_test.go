@@ -85,7 +85,7 @@ func (p *provider) attach(node string, revision uint64) {
 
 func (p *provider) detach(node string) {
 	p.t.Helper()
-	if err := p.Detach(p.t.Context(), addr, node); err != nil {
+	if err := p.Detach(p.t.Context(), addr, node, 0); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -135,13 +135,35 @@ func TestRevision(t *testing.T) {
 	p.is("node3")
 }
 
+// A Detach ends whatever came before its revision, wherever that put the address,
+// and nothing that came after; an Attach from before it comes too late.
+func TestDetachRevision(t *testing.T) {
+	p := newProvider(t)
+	detach := func(node string, revision uint64) {
+		t.Helper()
+		if err := p.Detach(t.Context(), addr, node, revision); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.attach("node1", 7)
+	detach("node2", 9) // where an Attach that failed was to put it
+	p.is("")
+	var refused *client.Error
+	if err := p.Attach(t.Context(), to("node1", 8)); !errors.As(err, &refused) || refused.Code != codes.FailedPrecondition {
+		t.Errorf("an Attach from before the Detach: got %v", err)
+	}
+	p.attach("node1", 12)
+	detach("node1", 9)
+	p.is("node1")
+}
+
 func TestInvalid(t *testing.T) {
 	p := newProvider(t)
 	var refused *client.Error
 	if err := p.Attach(t.Context(), to("", 0)); !errors.As(err, &refused) || refused.Code != codes.InvalidArgument {
 		t.Errorf("attach to no node: got %v", err)
 	}
-	if err := p.Detach(t.Context(), netip.Addr{}, "node1"); !errors.As(err, &refused) || refused.Code != codes.InvalidArgument {
+	if err := p.Detach(t.Context(), netip.Addr{}, "node1", 0); !errors.As(err, &refused) || refused.Code != codes.InvalidArgument {
 		t.Errorf("detach of no address: got %v", err)
 	}
 }
@@ -205,7 +227,7 @@ func TestManyAtOnce(t *testing.T) {
 				if err := p.Attach(t.Context(), a); err != nil {
 					t.Error(err)
 				}
-				if err := p.Detach(t.Context(), a.Address, a.Node.Name); err != nil {
+				if err := p.Detach(t.Context(), a.Address, a.Node.Name, 0); err != nil {
 					t.Error(err)
 				}
 			}
@@ -254,7 +276,7 @@ func TestServerRestart(t *testing.T) {
 	if got := network.Holders()[addr]; got != "node2" {
 		t.Errorf("on %q, want node2", got)
 	}
-	if err := c.Detach(t.Context(), addr, "node1"); err != nil {
+	if err := c.Detach(t.Context(), addr, "node1", 0); err != nil {
 		t.Fatal(err)
 	}
 	if got := network.Holders()[addr]; got != "node2" {

@@ -45,7 +45,7 @@ type Server struct {
 type address struct {
 	// turn is held by the request that is worked on; others queue.
 	turn chan struct{}
-	// revision is the highest that an Attach had. Guarded by turn.
+	// revision is the highest that a request had. Guarded by turn.
 	revision uint64
 }
 
@@ -84,7 +84,7 @@ func (s *Server) Attach(ctx context.Context, request *assignerv1.AttachRequest) 
 	return &assignerv1.AttachResponse{}, nil
 }
 
-// Detach takes an address from a node, if it is there.
+// Detach takes an address from where it is, unless it was attached anew meanwhile.
 func (s *Server) Detach(ctx context.Context, request *assignerv1.DetachRequest) (*assignerv1.DetachResponse, error) {
 	addr, err := parse(request.GetAddress(), request.GetNodeName())
 	if err != nil {
@@ -99,8 +99,14 @@ func (s *Server) Detach(ctx context.Context, request *assignerv1.DetachRequest) 
 	if err != nil {
 		return nil, err
 	}
-	if holder != request.GetNodeName() {
+	switch revision := request.GetRevision(); {
+	case revision != 0 && revision < known.revision, holder == "":
+		known.revision = max(known.revision, revision)
 		return &assignerv1.DetachResponse{}, nil
+	case revision == 0 && holder != request.GetNodeName():
+		return &assignerv1.DetachResponse{}, nil
+	default:
+		known.revision = max(known.revision, revision)
 	}
 	if err := s.network.Detach(ctx, addr); err != nil {
 		return nil, err

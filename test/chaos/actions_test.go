@@ -35,7 +35,9 @@ type driver struct {
 	pools     []*pool
 	claims    []*claim
 	serial    int
-	reserved  []string
+	// elect is what the present round does.
+	elect    election
+	reserved []string
 
 	later sync.WaitGroup // what ends by itself
 	calm  chan struct{}  // closed when it has to end now; nil between rounds
@@ -68,9 +70,12 @@ func (d *driver) actions() []struct {
 		{4, func() *action { return d.endPods("let the node evict", d.failPod) }},
 		{4, func() *action { return d.endPods("finish", d.finishPod) }},
 		{10, d.editPool},
-		{5, d.createClaim},
-		{5, d.resizeClaim},
-		{2, d.deleteClaim},
+		{8, d.readdress},
+		{6, d.createClaim},
+		{6, d.resizeClaim},
+		{4, d.reruleClaim},
+		{5, d.takeOverClaim},
+		{4, d.deleteClaim},
 		{3, d.reserve},
 		{2, d.unreserve},
 		{2, d.freeNever},
@@ -82,11 +87,15 @@ func (d *driver) actions() []struct {
 		{4, d.cutWatches},
 		{6, d.holdWatch},
 		{14, d.faults},
+		{14, d.assignerFaults},
 	}
 }
 
 // next draws an action; nil if there is none of the kind now.
 func (d *driver) next() *action {
+	if len(d.claims) < 4 && d.random.IntN(3) == 0 {
+		return d.createClaim()
+	}
 	if few := d.wanted() < d.w.settings.pods*2/3; few && d.random.IntN(2) == 0 {
 		return d.createWorkload()
 	}
@@ -137,6 +146,7 @@ func (d *driver) settle() error {
 	}
 	d.later.Wait()
 	d.w.programs.calm()
+	d.w.network.set(networkFaults{})
 	for _, name := range d.w.kubelet.lostNodes() {
 		d.w.kubelet.back(name)
 	}
@@ -189,7 +199,7 @@ func (d *driver) createWorkload() *action {
 	if d.wanted() >= d.w.settings.pods {
 		return d.deleteWorkload()
 	}
-	kind := pick(d.random, []string{statefulSet, statefulSet, statefulSet, deployment, deployment, deployment, replicaSet, job, barePod, barePod, daemonSet})
+	kind := pick(d.random, []string{statefulSet, statefulSet, statefulSet, deployment, deployment, deployment, replicaSet, job, barePod, barePod, daemonSet, fleet, fleet, crew})
 	if kind == daemonSet && len(d.live(daemonSet)) >= 3 {
 		kind = statefulSet
 	}
@@ -210,7 +220,7 @@ func (d *driver) createWorkload() *action {
 		func(*rand.Rand) error { return d.w.create(wl) }}
 }
 
-// tierFour is the label of all IPv4 pools.
+// tierFour is the label of all IPv4 pools but the external assigner's.
 const tierFour = "tier=four"
 
 // bothFamilies asks for addresses of both.
@@ -218,10 +228,14 @@ const bothFamilies = "IPv4,IPv6"
 
 // request draws what the pods of a workload ask for.
 func (d *driver) request(wl *workload) {
-	where, policy, limit := d.random.IntN(12), d.random.IntN(8), d.random.IntN(8)
+	where, policy, limit := d.random.IntN(16), d.random.IntN(8), d.random.IntN(8)
 	seconds := 2 + d.random.IntN(8)
-	claim := d.random.IntN(6)
+	claim := d.random.IntN(3)
 	wl.asks = 1
+	if claims := d.claimsOf(wl.namespace); claim == 0 && len(claims) > 0 && wl.kind != daemonSet {
+		d.requestOfClaim(wl, claims[seconds%len(claims)])
+		return
+	}
 	switch {
 	case where == 0:
 		wl.asks = 0
@@ -229,6 +243,9 @@ func (d *driver) request(wl *workload) {
 	case where == 1:
 		wl.asks = 2
 		wl.annotations[v1alpha1.AnnotationPoolSelector] = tierFour
+	case where == 2:
+		wl.asks = 4
+		wl.annotations[v1alpha1.AnnotationFamilies] = bothFamilies
 	case where <= 4:
 		wl.asks = 2
 		wl.annotations[v1alpha1.AnnotationFamilies] = bothFamilies
@@ -238,14 +255,21 @@ func (d *driver) request(wl *workload) {
 		wl.annotations[v1alpha1.AnnotationPools] = "odd"
 	case where == 7:
 		wl.annotations[v1alpha1.AnnotationPools] = "scarce,any"
-	case where <= 9:
+	case where == 8:
+		wl.annotations[v1alpha1.AnnotationPools] = d.cloud()
+	case where == 9:
+		wl.annotations[v1alpha1.AnnotationPools] = d.cloud() + ",scarce"
+	case where == 10:
 		wl.annotations[v1alpha1.AnnotationPoolSelector] = tierFour
+	case where <= 14 && wl.kind != daemonSet:
+		wl.shape = d.shape()
+		wl.asks = len(wl.shape)
+		wl.annotations[v1alpha1.AnnotationAddresses] = d.lists(wl.shape, wl.replicas)
+		if slices.Contains(wl.shape, "") {
+			wl.annotations[v1alpha1.AnnotationPoolSelector] = tierFour
+		}
 	default:
 		wl.annotations[v1alpha1.AnnotationFamilies] = "IPv4"
-	}
-	if claims := d.claimsOf(wl.namespace); claim == 0 && len(claims) > 0 && wl.asks == 1 && wl.kind != daemonSet {
-		wl.annotations = map[string]string{v1alpha1.AnnotationClaim: claims[seconds%len(claims)].name}
-		return
 	}
 	switch policy {
 	case 0: // the default
@@ -269,7 +293,7 @@ func (d *driver) scale() *action { return d.scaleTo(1 + d.random.IntN(max(4, d.w
 func (d *driver) scaleToZero() *action { return d.scaleTo(0) }
 
 func (d *driver) scaleTo(replicas int) *action {
-	live := d.live(statefulSet, deployment, replicaSet, job)
+	live := d.live(statefulSet, deployment, replicaSet, job, fleet, crew)
 	if len(live) == 0 {
 		return nil
 	}
@@ -291,7 +315,7 @@ func (d *driver) patch(wl *workload, patch string) error {
 }
 
 func (d *driver) rollOut() *action {
-	live := d.live(statefulSet, deployment, daemonSet)
+	live := d.live(statefulSet, deployment, daemonSet, fleet, crew)
 	if len(live) == 0 {
 		return nil
 	}
@@ -322,7 +346,7 @@ func (d *driver) delete(wl *workload, how metav1.DeletionPropagation) error {
 func (d *driver) recreateWorkload() *action {
 	var deleted []*workload
 	for _, wl := range d.workloads {
-		if wl.deleted {
+		if wl.deleted && (d.elect.schedulers || !d.inCloud(wl)) {
 			deleted = append(deleted, wl)
 		}
 	}

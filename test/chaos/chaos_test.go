@@ -11,7 +11,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -31,36 +30,42 @@ func TestChaos(t *testing.T) {
 	t.Cleanup(w.keepLogs)
 	w.record()
 	w.startNodes()
-	api, err := dynamic.NewForConfig(w.config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &driver{w: w, api: api, random: rand.New(rand.NewPCG(s.seed, 0))}
+	w.startCustomKinds(w.dynamic)
+	d := &driver{w: w, api: w.dynamic, random: rand.New(rand.NewPCG(s.seed, 0))}
 	if err := d.makePools(); err != nil {
 		t.Fatal(err)
 	}
 	for round := range s.rounds {
-		// In every second round the programs of a kind elect one that works, in the
-		// others both do.
-		d.round(round, round%2 == 1)
+		d.round(round, elections[round%len(elections)])
 	}
 	d.end(s.rounds)
 }
 
+// election says of which kinds of program one is elected to work; of others both
+// work at once.
+type election struct{ schedulers, controllers bool }
+
+// elections of successive rounds.
+var elections = []election{{true, false}, {true, true}, {}}
+
 // round starts the programs, which must find everything as it was, lets a while
 // of chaos pass, and looks.
-func (d *driver) round(round int, elect bool) {
+func (d *driver) round(round int, elect election) {
 	w := d.w
 	w.t.Helper()
-	w.say("round %d begins, election: %t", round, elect)
+	d.elect = elect
+	w.say("round %d begins, election: %+v", round, elect)
 	w.startPrograms(round, elect)
 	d.probe(round)
 	d.rest(fmt.Sprintf("round %d, programs started again", round))
+	if err := d.leaveCloud(); err != nil {
+		w.t.Fatal(err)
+	}
 	if err := d.run(round, w.settings.steps); err != nil {
 		w.t.Fatal(err)
 	}
 	d.rest(fmt.Sprintf("round %d", round))
-	w.say("round %d ends; faults: %s", round, summary(w.programs.faults()))
+	w.say("round %d ends; faults: %s; %s", round, summary(w.programs.faults()), summary(w.network.done()))
 	w.programs.stop()
 	w.check()
 }
@@ -69,7 +74,7 @@ func (d *driver) round(round int, elect bool) {
 func (d *driver) end(round int) {
 	w := d.w
 	w.t.Helper()
-	w.startPrograms(round, false)
+	w.startPrograms(round, elections[0])
 	for _, wl := range d.live() {
 		if err := d.delete(wl, metav1.DeletePropagationBackground); err != nil && !expected(err) {
 			w.t.Fatal(err)
@@ -170,7 +175,12 @@ func (d *driver) look() (version uint64, wrong []string) {
 		}
 		return 0, wrong
 	}
-	if wrong = w.recorder.now().AtRest(time.Now()); len(wrong) > 0 {
+	holders, settled := w.network.holders()
+	if !settled {
+		return 0, []string{"the external assigner is at work"}
+	}
+	now := w.recorder.now()
+	if wrong = append(now.AtRest(time.Now()), d.judgeAttached(now.Attached(holders))...); len(wrong) > 0 {
 		return 0, wrong
 	}
 	version, err := w.recorder.caughtUp()

@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -16,8 +17,11 @@ import (
 // claim is an IPClaim as the test wants it.
 type claim struct {
 	namespace, name string
-	spec            v1alpha1.IPClaimSpec
-	deleted         bool
+	// kind of its addresses: four, dual for both families, or the name of a pool. It
+	// stays, as pods that name the claim do.
+	kind    string
+	spec    v1alpha1.IPClaimSpec
+	deleted bool
 }
 
 func (c *claim) String() string { return c.namespace + "/" + c.name }
@@ -34,40 +38,114 @@ func (d *driver) claimsOf(namespace string) []*claim {
 	return claims
 }
 
+// requestOfClaim draws what the pods of a workload ask of a claim.
+func (d *driver) requestOfClaim(wl *workload, c *claim) {
+	wl.annotations[v1alpha1.AnnotationClaim] = c.name
+	switch what := d.random.IntN(5); {
+	case what == 0:
+		wl.shape = shape{map[string]string{"four": "scarce", "any": "any", "dual": "any", "cloud": "cloud"}[c.kind]}
+		wl.annotations[v1alpha1.AnnotationAddresses] = d.lists(wl.shape, wl.replicas)
+	case c.kind == "dual" && what <= 3:
+		wl.asks = 2
+		wl.annotations[v1alpha1.AnnotationFamilies] = bothFamilies
+	case c.kind == "dual":
+		wl.annotations[v1alpha1.AnnotationFamilies] = "IPv4"
+	}
+}
+
 // createClaim makes a claim, or makes one anew that was deleted.
 func (d *driver) createClaim() *action {
-	size, policy, prefix := d.random.IntN(12), d.random.IntN(5), d.random.IntN(3)
+	size, policy, prefix, other := d.random.IntN(12), d.random.IntN(5), d.random.IntN(3), d.random.IntN(8)
 	var c *claim
-	for _, other := range d.claims {
-		if other.deleted {
-			c = other
+	for _, deleted := range d.claims {
+		if deleted.deleted && (d.elect.schedulers || deleted.kind != "cloud") {
+			c = deleted
 		}
 	}
 	if c == nil {
-		if len(d.claims) >= 6 {
+		if len(d.claims) >= 8 {
 			return nil
 		}
 		d.serial++
-		c = &claim{namespace: namespaces[d.serial%2], name: fmt.Sprintf("claim-%d", d.serial/2)}
+		c = &claim{namespace: namespaces[d.serial%2], name: fmt.Sprintf("claim-%d", d.serial/2), kind: pick(d.random, []string{"four", "dual", d.cloud()})}
 		d.claims = append(d.claims, c)
 	}
 	c.deleted = false
 	c.spec = v1alpha1.IPClaimSpec{
-		Size: int32(size), Preallocate: prefix == 0, ReleasePolicy: v1alpha1.ReleaseRetain,
-		PoolSelector: &metav1.LabelSelector{MatchLabels: labelsOf(&d.pools[0].spec)},
+		Size: int32(size), Preallocate: prefix == 0, PoolSelector: &metav1.LabelSelector{MatchLabels: labelsOf(&d.pools[0].spec)},
 	}
-	switch policy {
-	case 0:
-		c.spec.ReleasePolicy = v1alpha1.ReleasePodDeleted
-	case 1:
-		c.spec.ReleasePolicy = v1alpha1.ReleaseNever
-	case 2:
-		c.spec.RetainFor = &metav1.Duration{Duration: time.Duration(2+size) * time.Second}
+	switch c.kind {
+	case "dual":
+		c.spec.PoolSelector, c.spec.Families = nil, []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}
+	case "any", "cloud":
+		c.spec.PoolSelector, c.spec.Pools = nil, []string{c.kind}
 	}
-	return &action{fmt.Sprintf("create IPClaim %s: size %d, preallocate %t, policy %s, retainFor %v", c, c.spec.Size, c.spec.Preallocate, c.spec.ReleasePolicy, c.spec.RetainFor), func(*rand.Rand) error {
-		_, err := d.w.berth.IPClaims(c.namespace).Create(d.w.ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: c.name}, Spec: c.spec}, metav1.CreateOptions{})
+	c.spec.ReleasePolicy, c.spec.RetainFor = rule(policy, size)
+	if others := d.claimsOf(c.namespace); other == 0 {
+		c.spec.TakeOver = others[size%len(others)].name
+	}
+	spec := *c.spec.DeepCopy()
+	return &action{fmt.Sprintf("create IPClaim %s: size %d, preallocate %t, %s, policy %s, retainFor %v, takeOver %q", c, spec.Size, spec.Preallocate, c.kind, spec.ReleasePolicy, spec.RetainFor, spec.TakeOver), func(*rand.Rand) error {
+		_, err := d.w.berth.IPClaims(c.namespace).Create(d.w.ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: c.name}, Spec: spec}, metav1.CreateOptions{})
 		return err
 	}}
+}
+
+// rule makes a claim's rule of release of two random numbers.
+func rule(policy, seconds int) (v1alpha1.ReleasePolicy, *metav1.Duration) {
+	switch policy {
+	case 0:
+		return v1alpha1.ReleasePodDeleted, nil
+	case 1:
+		return v1alpha1.ReleaseNever, nil
+	case 2:
+		return v1alpha1.ReleaseRetain, &metav1.Duration{Duration: time.Duration(2+seconds) * time.Second}
+	}
+	return v1alpha1.ReleaseRetain, nil
+}
+
+// reruleClaim changes how a claim's addresses are released.
+func (d *driver) reruleClaim() *action {
+	policy, limit := rule(d.random.IntN(5), d.random.IntN(12))
+	if len(d.claims) == 0 {
+		return nil
+	}
+	c := pick(d.random, d.claims)
+	return &action{fmt.Sprintf("let IPClaim %s release by %s, retainFor %v", c, policy, limit), func(*rand.Rand) error {
+		return d.patchClaim(c, map[string]any{"releasePolicy": policy, "retainFor": limit})
+	}}
+}
+
+// takeOverClaim has a claim take over another, which may take it over in turn, or
+// any more.
+func (d *driver) takeOverClaim() *action {
+	end := d.random.IntN(3) == 0
+	if len(d.claims) == 0 {
+		return nil
+	}
+	c := pick(d.random, d.claims)
+	if end {
+		return &action{fmt.Sprintf("let IPClaim %s take over none", c), func(*rand.Rand) error {
+			return d.patchClaim(c, map[string]any{"takeOver": nil})
+		}}
+	}
+	others := d.claimsOf(c.namespace)
+	other := pick(d.random, others)
+	if other == c {
+		other = pick(d.random, others) // most often another one
+	}
+	return &action{fmt.Sprintf("let IPClaim %s take over %s", c, other), func(*rand.Rand) error {
+		return d.patchClaim(c, map[string]any{"takeOver": other.name})
+	}}
+}
+
+func (d *driver) patchClaim(c *claim, spec map[string]any) error {
+	patch, err := json.Marshal(map[string]any{"spec": spec})
+	if err != nil {
+		return err
+	}
+	_, err = d.w.berth.IPClaims(c.namespace).Patch(d.w.ctx, c.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
 // resizeClaim changes a claim's size and whether it preallocates.
@@ -78,8 +156,7 @@ func (d *driver) resizeClaim() *action {
 	}
 	c := pick(d.random, d.claims)
 	return &action{fmt.Sprintf("resize IPClaim %s to %d, preallocate %t", c, size, preallocate), func(*rand.Rand) error {
-		_, err := d.w.berth.IPClaims(c.namespace).Patch(d.w.ctx, c.name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"size":%d,"preallocate":%t}}`, size, preallocate), metav1.PatchOptions{})
-		return err
+		return d.patchClaim(c, map[string]any{"size": size, "preallocate": preallocate})
 	}}
 }
 

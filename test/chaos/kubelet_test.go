@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -205,7 +206,9 @@ func (k *kubelet) changed(pod *v1.Pod, gone bool) {
 		k.mu.Lock()
 		maps.DeleteFunc(k.holders, func(_ string, holder *v1.Pod) bool { return holder.UID == pod.UID })
 		k.mu.Unlock()
-		return
+		if gone || pod.DeletionTimestamp == nil {
+			return
+		}
 	}
 	k.queue.Add(pod.Namespace + "/" + pod.Name)
 }
@@ -233,15 +236,16 @@ func (k *kubelet) work() {
 func (k *kubelet) sync(key string) bool {
 	namespace, name, _ := strings.Cut(key, "/")
 	pod, err := k.pods.Pods(namespace).Get(name)
-	if err != nil || finished(pod) || k.isLost(pod.Spec.NodeName) {
+	if err != nil || k.isLost(pod.Spec.NodeName) {
 		return true
 	}
 	switch {
-	case pod.DeletionTimestamp != nil:
+	case pod.DeletionTimestamp != nil: // also of one that finished in between
 		err := k.w.kube.CoreV1().Pods(namespace).Delete(k.w.ctx, name, metav1.DeleteOptions{
 			GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 		})
 		return k.report(err)
+	case finished(pod):
 	case pod.Status.Phase == v1.PodPending:
 		if asks(&pod.Spec) > 0 && !k.wire(pod) {
 			return false
@@ -264,10 +268,24 @@ func isReady(pod *v1.Pod) bool {
 // does with a pod whose network is refused.
 func (k *kubelet) wire(pod *v1.Pod) bool {
 	names := strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ",")
+	var attached []netip.Addr
 	for _, name := range names {
 		ip, err := k.w.berth.FloatingIPs.Get(k.w.ctx, name, metav1.GetOptions{})
 		if err != nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID || ip.Spec.Node != pod.Spec.NodeName {
 			return false
+		}
+		if ip.Spec.ExternallyAssigned {
+			addr, err := v1alpha1.AddrOf(name)
+			if err != nil {
+				return false
+			}
+			attached = append(attached, addr)
+		}
+	}
+	holders, _ := k.w.network.holders()
+	for _, addr := range attached {
+		if holders[addr] != pod.Spec.NodeName {
+			return false // no packet arrives; at rest it is complained about
 		}
 	}
 	k.mu.Lock()
@@ -301,7 +319,8 @@ func (w *world) setPhase(pod *v1.Pod, phase v1.PodPhase, reason string) error {
 		ready = v1.ConditionTrue
 	}
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID},
+		// What it became since is not undone: a pod that has failed runs no more.
+		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": pod.ResourceVersion},
 		"status": map[string]any{"phase": phase, "reason": reason, "conditions": []v1.PodCondition{
 			{Type: v1.PodReady, Status: ready, LastTransitionTime: metav1.Now()},
 			{Type: v1.ContainersReady, Status: ready, LastTransitionTime: metav1.Now()},

@@ -43,15 +43,18 @@ func newPool6(name string, n int) *pool {
 }
 
 // makePools makes the pools: one for all nodes, one for each of two node subnets,
-// a small one, and one of IPv6.
+// a small one, one of IPv6, and one of the external assigner.
 func (d *driver) makePools() error {
 	n := d.w.settings.pods
+	cloud := newPool("cloud", 5, n)
+	cloud.spec.ExternalAssigner = true
 	d.pools = []*pool{
 		newPool("any", 1, 4*n),
 		newPool("even", 2, n, "10.0.60.0/24"),
 		newPool("odd", 3, n, "10.0.61.0/24"),
 		newPool("scarce", 4, 6),
 		newPool6("six", 4*n),
+		cloud,
 	}
 	return d.mendPools()
 }
@@ -93,7 +96,7 @@ func (d *driver) createPool(name string, spec v1alpha1.IPPoolSpec) error {
 }
 
 func labelsOf(spec *v1alpha1.IPPoolSpec) map[string]string {
-	if strings.Contains(spec.Subnet, ":") {
+	if strings.Contains(spec.Subnet, ":") || spec.ExternalAssigner {
 		return nil
 	}
 	key, value, _ := strings.Cut(tierFour, "=")
@@ -195,7 +198,7 @@ func (d *driver) unreserve() *action {
 func (d *driver) freeNever() *action {
 	return &action{"free some addresses that policy Never keeps", func(random *rand.Rand) error {
 		return d.freeSome(func(ip *v1alpha1.FloatingIP) bool {
-			return ip.Spec.ReleasePolicy == v1alpha1.ReleaseNever && ip.Spec.Pod == nil && random.IntN(4) == 0
+			return ip.Spec.ReleasePolicy == v1alpha1.ReleaseNever && ip.Spec.Pod == nil && !ip.Spec.ExternallyAssigned && random.IntN(4) == 0
 		})
 	}}
 }

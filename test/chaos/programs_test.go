@@ -42,10 +42,11 @@ type programs struct {
 	all []*program
 }
 
-// startPrograms starts two schedulers and two controllers. Both of a kind work at
-// once, or both want the same lease.
-func (w *world) startPrograms(round int, elect bool) {
+// startPrograms starts two schedulers and two controllers. Both of a kind want the
+// same lease, or work at once.
+func (w *world) startPrograms(round int, elect election) {
 	w.t.Helper()
+	w.network.judge(elect.schedulers)
 	w.programs = &programs{}
 	for i, letter := range []string{"a", "b"} {
 		for j, kind := range []string{"scheduler", "controller"} {
@@ -61,9 +62,9 @@ func (w *world) startPrograms(round int, elect bool) {
 			}
 			p := &program{w: w, name: kind + "-" + letter, command: filepath.Join(binDir, "berth-"+kind), proxy: proxy, stopped: make(chan struct{}), ended: make(chan struct{})}
 			if kind == "scheduler" {
-				p.args = []string{"--config=" + w.schedulerConfig(p, elect), "--secure-port=0", "--v=4"}
+				p.args = []string{"--config=" + w.schedulerConfig(p, elect.schedulers), "--secure-port=0", "--v=4"}
 			} else {
-				p.args = []string{"--kubeconfig=" + w.kubeconfig(p), fmt.Sprintf("--leader-elect=%t", elect), "--health-address=", "--v=4"}
+				p.args = []string{"--kubeconfig=" + w.kubeconfig(p), fmt.Sprintf("--leader-elect=%t", elect.controllers), "--health-address=", "--v=4", "--assigner-address=" + w.assignerAddress, "--assigner-timeout=1s"}
 			}
 			if p.log, err = os.OpenFile(filepath.Join(w.dir, p.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 				w.t.Fatal(err)
@@ -177,6 +178,10 @@ func (w *world) schedulerConfig(p *program, elect bool) string {
 	election := config["leaderElection"].(map[string]any)
 	election["leaderElect"] = elect
 	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "3s", "2s", "500ms"
+	profile := config["profiles"].([]any)[0].(map[string]any)
+	profile["pluginConfig"] = append(profile["pluginConfig"].([]any), map[string]any{
+		"name": "FloatingIP", "args": map[string]any{"assigner": map[string]any{"address": w.assignerAddress, "timeout": "1s"}},
+	})
 	// A pod that met a fault is tried again soon.
 	config["podInitialBackoffSeconds"], config["podMaxBackoffSeconds"] = 1, 3
 	return w.file(p.name+"-config.yaml", config)

@@ -21,8 +21,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
@@ -58,6 +60,8 @@ func (w *world) kinds() map[string]cache.ListerWatcher {
 		"replicasets":  listWatch(apps.ReplicaSets(all)),
 		"daemonsets":   listWatch(apps.DaemonSets(all)),
 		"jobs":         listWatch(batch.Jobs(all)),
+		"fleets":       listWatch(custom{w.dynamic.Resource(customResource(fleet))}),
+		"crews":        listWatch(custom{w.dynamic.Resource(customResource(crew))}),
 		"ippools":      listWatch(w.berth.IPPools),
 		"ipclaims":     listWatch(w.berth.IPClaims(all)),
 		"floatingips":  listWatch(w.berth.FloatingIPs),
@@ -76,6 +80,15 @@ func listWatch[L runtime.Object](client interface {
 			return client.Watch(ctx, options)
 		},
 	}
+}
+
+// custom lists and watches a custom kind as a typed client does.
+type custom struct {
+	dynamic.NamespaceableResourceInterface
+}
+
+func (c custom) List(ctx context.Context, options metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	return c.NamespaceableResourceInterface.List(ctx, options)
 }
 
 // record starts to watch.
@@ -127,6 +140,7 @@ func (r *recorder) add(kind string, object metav1.Object, deleted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	uid := kind + string(object.GetUID())
+	r.lookAtFreed(r.current[uid], event)
 	if deleted {
 		delete(r.versions[kind], string(object.GetUID()))
 		delete(r.current, uid)
@@ -140,6 +154,18 @@ func (r *recorder) add(kind string, object metav1.Object, deleted bool) {
 	}
 	r.events = append(r.events, event)
 	r.last = event.At
+}
+
+// lookAtFreed has the external assigner's record looked at when an address is
+// recorded as detached.
+func (r *recorder) lookAtFreed(before, now judge.Event) {
+	last, ok := before.Object.(*judge.Address)
+	if !ok || !last.Spec.ExternallyAssigned {
+		return
+	}
+	if next := now.Object.(*judge.Address); now.Deleted || !next.Spec.ExternallyAssigned {
+		r.w.network.freed(last.Name, now.Version)
+	}
 }
 
 // pardon tells the judge that an administrator deleted the FloatingIP with this

@@ -11,6 +11,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/chaos/judge"
@@ -29,12 +30,14 @@ func slim(object metav1.Object) any {
 		return node
 	case *v1.Pod:
 		return slimPod(o)
+	case *unstructured.Unstructured:
+		return slimCustom(o)
 	case *v1alpha1.FloatingIP:
 		return &judge.Address{Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Writer: writerOf(o), Spec: o.Spec}
 	case *v1alpha1.IPPool:
 		return &judge.Pool{Name: o.Name, Created: o.CreationTimestamp.Time, Generation: o.Generation, Spec: o.Spec, Status: o.Status}
 	case *v1alpha1.IPClaim:
-		return &judge.Claim{Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Generation: o.Generation, Deleting: o.DeletionTimestamp != nil, Spec: o.Spec, Status: o.Status}
+		return &judge.Claim{Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation, Deleting: o.DeletionTimestamp != nil, Spec: o.Spec, Status: o.Status}
 	}
 	return slimWorkload(object)
 }
@@ -42,8 +45,8 @@ func slim(object metav1.Object) any {
 func slimPod(pod *v1.Pod) *judge.Pod {
 	slim := &judge.Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Node: pod.Spec.NodeName,
-		Phase: string(pod.Status.Phase), Terminating: pod.DeletionTimestamp != nil, Asks: asks(&pod.Spec),
-		Claim: pod.Annotations[v1alpha1.AnnotationClaim],
+		Phase: string(pod.Status.Phase), Terminating: pod.DeletionTimestamp != nil, App: pod.Labels["app"],
+		Asks: asks(&pod.Spec), Parts: partsOf(pod.Annotations, asks(&pod.Spec)), Claim: pod.Annotations[v1alpha1.AnnotationClaim],
 	}
 	if text := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; text != "" {
 		slim.Addresses = strings.Split(text, ",")
@@ -103,12 +106,24 @@ func slimWorkload(object metav1.Object) *judge.Workload {
 		ready := o.Status.Ready
 		w.AtRest = over || ready != nil && *ready == o.Status.Active
 	}
-	w.Claim = template.Annotations[v1alpha1.AnnotationClaim]
-	w.Four = asks(&template.Spec)
-	if template.Annotations[v1alpha1.AnnotationFamilies] == bothFamilies {
-		w.Four, w.Six = w.Four/2, w.Four/2
-	}
+	return withTemplate(w, template)
+}
+
+func withTemplate(w *judge.Workload, template *v1.PodTemplateSpec) *judge.Workload {
+	w.App = template.Labels["app"]
+	w.Four, w.Six = demand(partsOf(template.Annotations, asks(&template.Spec)))
 	return w
+}
+
+func slimCustom(object *unstructured.Unstructured) any {
+	o, err := readCustom(object)
+	if err != nil {
+		panic(err) // the test wrote it
+	}
+	return withTemplate(&judge.Workload{
+		Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Deleting: o.DeletionTimestamp != nil, Top: true,
+		Replicas: int(o.Spec.Replicas), AtRest: o.atRest(),
+	}, &o.Spec.Template)
 }
 
 // writerOf says who wrote an object last, by its managed fields.

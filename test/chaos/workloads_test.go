@@ -33,7 +33,9 @@ type workload struct {
 	// start is the first ordinal of a StatefulSet.
 	start       int
 	annotations map[string]string
-	asks        int
+	// shape is that of the addresses annotation; nil: there is none.
+	shape shape
+	asks  int
 	// variant chooses between ways to update.
 	variant int
 	version int
@@ -90,6 +92,8 @@ func (wl *workload) resource() schema.GroupVersionResource {
 		return appsv1.SchemeGroupVersion.WithResource("daemonsets")
 	case job:
 		return batchv1.SchemeGroupVersion.WithResource("jobs")
+	case fleet, crew:
+		return customResource(wl.kind)
 	}
 	return v1.SchemeGroupVersion.WithResource("pods")
 }
@@ -137,6 +141,8 @@ func (w *world) create(wl *workload) error {
 		_, err = w.kube.BatchV1().Jobs(wl.namespace).Create(w.ctx, &batchv1.Job{
 			ObjectMeta: meta, Spec: batchv1.JobSpec{Parallelism: &replicas, Completions: &completions, BackoffLimit: &tries, Template: wl.template()},
 		}, metav1.CreateOptions{})
+	case fleet, crew:
+		err = w.createCustom(wl)
 	case barePod:
 		template := wl.template()
 		template.Name = wl.name

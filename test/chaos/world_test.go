@@ -17,6 +17,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -37,10 +38,15 @@ type world struct {
 	config *rest.Config // an administrator's
 	kube   *kubernetes.Clientset
 	berth  *client.Client
+	// dynamic is for kinds of which there are no Go types.
+	dynamic dynamic.Interface
 
 	recorder *recorder
 	kubelet  *kubelet
 	programs *programs
+	network  *network
+	// assignerAddress is where the external assigner listens.
+	assignerAddress string
 
 	mu         sync.Mutex
 	log        io.Writer
@@ -87,7 +93,12 @@ func newWorld(t *testing.T, s settings) *world {
 	if w.berth, err = client.NewForConfig(w.config); err != nil {
 		t.Fatal(err)
 	}
+	if w.dynamic, err = dynamic.NewForConfig(w.config); err != nil {
+		t.Fatal(err)
+	}
 	w.applyManifests()
+	w.makeCustomKinds(w.dynamic)
+	w.startAssigner()
 	for _, name := range namespaces {
 		if _, err := w.kube.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)

@@ -44,9 +44,9 @@ type AttachRequest struct {
 	Pod *Pod `protobuf:"bytes,7,opt,name=pod,proto3" json:"pod,omitempty"`
 	// revision of Berth's record of the address that this call follows from. It
 	// grows with every change of the record. A server that remembers the highest
-	// one it saw for an address can refuse a lower one with FAILED_PRECONDITION:
-	// that call comes from a scheduler that was replaced while it was paused. 0:
-	// not known, never refuse.
+	// one it saw for an address, of an Attach or a Detach, can refuse a lower one
+	// with FAILED_PRECONDITION: that call comes from a scheduler that was replaced
+	// while it was paused, or whose pod is gone. 0: not known, never refuse.
 	Revision      uint64 `protobuf:"varint,8,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -180,9 +180,11 @@ type DetachRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// address in canonical form.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// node_name is the node.name that the address was attached with. The node may
-	// not exist any more.
-	NodeName      string `protobuf:"bytes,2,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// node_name is the node.name that the address was attached with, as far as Berth
+	// knows. The node may not exist any more.
+	NodeName string `protobuf:"bytes,2,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// revision of Berth's record, as in AttachRequest; 0: not known.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -229,6 +231,13 @@ func (x *DetachRequest) GetNodeName() string {
 		return x.NodeName
 	}
 	return ""
+}
+
+func (x *DetachRequest) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 // DetachResponse is empty: that it came is the answer.
@@ -407,10 +416,11 @@ const file_ipam_assigner_v1_assigner_proto_rawDesc = "" +
 	"\x04node\x18\x06 \x01(\v2\x17.berth.assigner.v1.NodeR\x04node\x12(\n" +
 	"\x03pod\x18\a \x01(\v2\x16.berth.assigner.v1.PodR\x03pod\x12\x1a\n" +
 	"\brevision\x18\b \x01(\x04R\brevision\"\x10\n" +
-	"\x0eAttachResponse\"F\n" +
+	"\x0eAttachResponse\"b\n" +
 	"\rDetachRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
-	"\tnode_name\x18\x02 \x01(\tR\bnodeName\"\x10\n" +
+	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"\x10\n" +
 	"\x0eDetachResponse\"^\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +

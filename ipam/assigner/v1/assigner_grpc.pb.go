@@ -70,10 +70,11 @@ type AssignerClient interface {
 	// that is attached to the node already succeeds.
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
 	// Detach ends it, before the address is given to anybody else. After it
-	// succeeded, the address is not attached to this node. It names the node that
-	// Berth last knew the address on; if the address is attached to another node
-	// by now, or to none, or the node does not exist any more, Detach succeeds and
-	// changes nothing.
+	// succeeded, the address is attached to no node, unless an Attach with a higher
+	// revision came before: then Detach succeeds and changes nothing. A server that
+	// does not remember revisions goes by the node that Berth last knew the address
+	// on: if it is attached to another node by now, or to none, or the node does not
+	// exist any more, Detach succeeds and changes nothing.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
 }
 
@@ -150,10 +151,11 @@ type AssignerServer interface {
 	// that is attached to the node already succeeds.
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	// Detach ends it, before the address is given to anybody else. After it
-	// succeeded, the address is not attached to this node. It names the node that
-	// Berth last knew the address on; if the address is attached to another node
-	// by now, or to none, or the node does not exist any more, Detach succeeds and
-	// changes nothing.
+	// succeeded, the address is attached to no node, unless an Attach with a higher
+	// revision came before: then Detach succeeds and changes nothing. A server that
+	// does not remember revisions goes by the node that Berth last knew the address
+	// on: if it is attached to another node by now, or to none, or the node does not
+	// exist any more, Detach succeeds and changes nothing.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
 	mustEmbedUnimplementedAssignerServer()
 }

@@ -69,7 +69,7 @@ func status(allocated, retained, cooling int64) func(*Pool) {
 
 // pod returns a pod that asks for one address, bound where a node is given.
 func pod(uid, node string, addresses ...string) *Pod {
-	p := &Pod{Namespace: "shop", Name: "pod-" + uid, UID: uid, Node: node, Asks: 1, Addresses: addresses, Phase: "Pending"}
+	p := &Pod{Namespace: "shop", Name: "pod-" + uid, UID: uid, App: "pod-" + uid, Node: node, Asks: 1, Parts: make([]Part, 1), Addresses: addresses, Phase: "Pending"}
 	if node != "" {
 		p.Phase = "Running"
 	}
@@ -159,8 +159,8 @@ func TestGoodHistories(t *testing.T) {
 			is(ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).
 			gone(pod("a", "n1", ten)).
 			is(ip(ten, of("Deployment", "deploy"), retain)).
-			gone(ip(ten, of("Deployment", "deploy"), retain)).
-			is(pool(status(1, 0, 0))),
+			gone(pod("b", "n1", eleven), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b"))).
+			is(pool(status(0, 1, 0))),
 		"a claim for a pod that was never bound is taken back": newFilm().
 			is(deploy(1), ip(ten, of("Deployment", "deploy"), retain, heldBy("a")), pod("a", "")).
 			gone(ip(ten, of("Deployment", "deploy"), retain, heldBy("a")), pod("a", "")),
@@ -180,7 +180,11 @@ func TestGoodHistories(t *testing.T) {
 			is(claim(2, 0), ip(ten, of("IPClaim", "claim"), retain), ip(eleven, of("IPClaim", "claim"), retain), claim(1, 1)).
 			gone(ip(eleven, of("IPClaim", "claim"), retain)).is(pool(status(0, 1, 0))),
 		"an address is preallocated before the claim is written last": newFilm().
-			is(ip(ten, of("IPClaim", "claim"), podDeleted), claim(1, 1), pool(status(0, 1, 0))),
+			is(ip(ten, of("IPClaim", "claim"), podDeleted), func() *Claim {
+				c := claim(1, 1)
+				c.Spec.ReleasePolicy = podDeleted
+				return c
+			}(), pool(status(0, 1, 0))),
 		"a pod waits for a claim that is full": newFilm().
 			is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", ten), pool(status(1, 0, 0)), func() *Claim {
 				c := claim(1, 1)
@@ -190,7 +194,33 @@ func TestGoodHistories(t *testing.T) {
 				p := pod("b", "")
 				p.Claim = "web"
 				return p
-			}()),
+			}()).is(&Workload{Kind: "Job", Namespace: "shop", Name: "pod-b", App: "pod-b", UID: "job", Replicas: 1, Four: 1, Top: true}),
+		"a claim takes over another's address with its pod": newFilm().
+			is(claim(2, 0), ip(ten, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", ten), pool(status(1, 0, 0))).
+			is(taker("web", 1, 1), ip(ten, byTaker(), retain, heldBy("a")), onDemand(claim(2, 0))).
+			is(status0(taker("web", 1, 1), 1)),
+		"a claim stops to take over a moment before it does": newFilm().
+			is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)).
+			is(taker("", 1, 1), ip(ten, byTaker(), retain), onDemand(claim(1, 0)), pool(status(0, 1, 0))),
+		"a claim is deleted a moment before it takes over": newFilm().
+			is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)).gone(taker("web", 1, 0)).
+			is(ip(ten, byTaker(), retain)).gone(ip(ten, byTaker(), retain)).is(onDemand(claim(1, 0)), pool()),
+		"claims in a circle": newFilm().
+			is(onDemand(claim(1, 1), "store"), ip(ten, of("IPClaim", "claim"), retain), notReady(taker("web", 1, 0)), pool(status(0, 1, 0))),
+		"a claim has more after its forerunner than its size": newFilm().
+			is(claim(1, 2), ip(ten, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", ten), ip(eleven, of("IPClaim", "before"), retain, heldBy("b")), pod("b", "n1", eleven)).
+			is(status0(claim(1, 2), 2), pool(status(2, 0, 0))),
+		"a set gives up what its annotation does not say any more": newFilm().
+			is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
+			is(ip(ten, ordinal("set", "web-0"), retain), ip(eleven, ordinal("set", "web-0"), retain, heldBy("b")), listing(pod("b", "n1", eleven), eleven)).
+			gone(ip(ten, ordinal("set", "web-0"), retain)).is(pool(status(1, 0, 0))),
+		"a pod waits for an address of another": newFilm().
+			is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten), listing(pod("b", ""), ten), pool(status(1, 0, 0))),
+		"a pod has one of each list, in any order": newFilm().
+			is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), ip(eleven, of("Pod", "a"), podDeleted, heldBy("a")), listing(pod("a", "n1", ten, eleven), ten+"-"+eleven, ten), pool(status(2, 0, 0))),
+		"an address is detached before it is freed": newFilm().
+			is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
+			is(ip(ten, of("Pod", "a"), podDeleted, attached)).gone(ip(ten, of("Pod", "a"), podDeleted, attached)),
 		"time limit": newFilm().
 			is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
 			is(ip(ten, ordinal("set", "web-0"), retain, retainFor(time.Minute))).wait(time.Minute).gone(ip(ten, ordinal("set", "web-0"), retain, retainFor(time.Minute))),
@@ -202,6 +232,53 @@ func TestGoodHistories(t *testing.T) {
 		})
 	}
 }
+
+// taker is a claim that takes over another.
+func taker(other string, size int32, retained int64) *Claim {
+	c := claim(size, retained)
+	c.Name, c.UID, c.Spec.Preallocate, c.Spec.TakeOver = "store", "store", false, other
+	return c
+}
+
+func byTaker() v1alpha1.Owner {
+	owner := of("IPClaim", "store")
+	owner.Name = "store"
+	return owner
+}
+
+// onDemand is a claim that preallocates nothing; one that names another to take over
+// is in conflict.
+func onDemand(c *Claim, takeOver ...string) *Claim {
+	c.Spec.Preallocate = false
+	for _, name := range takeOver {
+		c.Spec.TakeOver = name
+		notReady(c)
+	}
+	return c
+}
+
+func notReady(c *Claim) *Claim {
+	c.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ClaimReady, Status: metav1.ConditionFalse}}
+	return c
+}
+
+// status0 says of a claim that all its addresses have pods.
+func status0(c *Claim, allocated int64) *Claim {
+	c.Status.Addresses, c.Status.Allocated, c.Status.Retained = allocated, allocated, 0
+	return c
+}
+
+// listing is a pod that says its addresses.
+func listing(p *Pod, lists ...string) *Pod {
+	p.Asks, p.Parts = len(lists), nil
+	for _, list := range lists {
+		p.Parts = append(p.Parts, Part{Ranges: []string{list}})
+	}
+	return p
+}
+
+// attached is by the external assigner.
+func attached(a *Address) { a.Spec.ExternallyAssigned, a.Spec.Node = true, "n1" }
 
 func cooldown(d time.Duration) func(*Pool) {
 	return func(p *Pool) { p.Spec.Cooldown = &metav1.Duration{Duration: d} }
@@ -241,7 +318,7 @@ func TestBrokenHistories(t *testing.T) {
 		"bound without an address":        {newFilm().is(pod("a", "n1")), "asks for 1 addresses"},
 		"bound with one address twice": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), func() *Pod {
 			p := pod("a", "n1", ten, ten)
-			p.Asks = 2
+			p.Asks, p.Parts = 2, make([]Part, 2)
 			return p
 		}()), "twice"},
 		"retained address lost": {retained(2).gone(ip(ten, ordinal("set", "web-1"), retain)), "LOST"},
@@ -272,6 +349,22 @@ func TestBrokenHistories(t *testing.T) {
 			a.Spec.Owner.Name = "other"
 			return a
 		}()), "another owner"},
+		"bound with an address that it does not list": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), listing(pod("a", "n1", ten), eleven)), "asks for"},
+		"bound with two of one list":                  {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), ip(eleven, of("Pod", "a"), podDeleted, heldBy("a")), listing(pod("a", "n1", ten, eleven), ten, ten)), "asks for"},
+		"bound with the wrong family": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), func() *Pod {
+			p := pod("a", "n1", ten)
+			p.Parts[0].Family = v1alpha1.IPv6
+			return p
+		}()), "asks for"},
+		"the older of two is freed": {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"taken over by one that did long ago": {newFilm().is(taker("web", 1, 0), taker("", 1, 0), claim(1, 1), ip(ten, of("IPClaim", "claim"), retain)).
+			is(ip(ten, byTaker(), retain)), "another owner"},
+		"not detached before it is freed": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
+			gone(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached)), "never to be detached"},
+		"not detached before it is kept": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a"), attached), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
+			is(ip(ten, ordinal("set", "web-0"), retain)), "never to be detached"},
+		"given away before it is detached": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, attached)).
+			is(ip(ten, ordinal("set", "web-0"), retain, heldBy("b"), attached)), "before it is detached"},
 		"reserved is freed": {newFilm().is(&Address{Name: ten, UID: "r", Spec: v1alpha1.FloatingIPSpec{Address: ten, Reserved: true}}).
 			gone(&Address{Name: ten, UID: "r", Spec: v1alpha1.FloatingIPSpec{Address: ten, Reserved: true}}), "administrator"},
 	} {
@@ -307,20 +400,33 @@ func TestBrokenRest(t *testing.T) {
 		"nobody's":                      {newFilm().is(&Address{Name: ten, UID: "r", Spec: v1alpha1.FloatingIPSpec{Address: ten}}), "nobody owns it"},
 		"two addresses for one pod":     {newFilm().is(held, ip(eleven, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten)), "10.0.70.11 is also"},
 		"a claim has too many":          {newFilm().is(claim(1, 2), ip(ten, of("IPClaim", "claim"), retain), ip(eleven, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", eleven)), "1 come before it"},
-		"a claim's status is wrong":     {newFilm().is(claim(1, 0), ip(ten, of("IPClaim", "claim"), retain)), "the status of IPClaim"},
+		"a claim's status is wrong":     {newFilm().is(claim(1, 0), ip(ten, of("IPClaim", "claim"), retain)), "has the status 0 addresses"},
 		"a pod waits though its claim has room": {newFilm().is(claim(1, 0), func() *Pod {
 			p := pod("a", "")
 			p.Claim = "web"
 			return p
 		}()), "has no node"},
-		"wrong node":              {newFilm().is(held, pod("a", "n2", ten)), "is on n2"},
-		"unreachable node":        {newFilm().is(pool(func(p *Pool) { p.Spec.NodeSubnets = []string{"10.0.61.0/24"} }), held, pod("a", "n1", ten)), "not reachable"},
-		"a pod without a node":    {newFilm().is(pod("a", "")), "has no node"},
-		"a pod that does not run": {newFilm().is(held, withPhase(pod("a", "n1", ten), "Pending")), "is Pending"},
-		"wrong count":             {newFilm().is(held, pod("a", "n1", ten)), "allocated 0"},
-		"wrong capacity":          {newFilm().is(pool(func(p *Pool) { p.Spec.Exclude = []string{"10.0.70.10"} })), "capacity 10"},
-		"outside":                 {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten), pool(func(p *Pool) { p.Spec.Ranges = []string{"10.0.70.20-10.0.70.29"} })), "there are capacity 10, allocated 0, retained 0, reserved 0, cooling 0, free 10, outside 1"},
-		"overlap":                 {newFilm().is(pool(func(p *Pool) { p.Name, p.Created = "younger", start.Add(time.Second) })), "there are capacity 0"},
+		"a pod waits though its list has room": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten), listing(pod("b", ""), ten+"-"+eleven)), "has no node"},
+		"a workload waits for no pod": {newFilm().is(func() *Workload {
+			w := set(1)
+			w.AtRest = false
+			return w
+		}()), "is not at rest"},
+		"kept though the pod has another": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain), ip(eleven, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "n1", eleven)), "has others"},
+		"not taken over":                  {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)), "does not take over 1 of web"},
+		"not made the claim's own":        {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "before"), never)), "an earlier claim of its name left"},
+		"not preallocated":                {newFilm().is(claim(2, 1), ip(ten, of("IPClaim", "claim"), retain)), "preallocates 2 IPv4 addresses and has 1"},
+		"not released as the claim says":  {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), never)), "does not say how"},
+		"not ready":                       {newFilm().is(notReady(claim(0, 0))), "not rightly ready"},
+		"not detached":                    {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, attached)), "is not detached"},
+		"wrong node":                      {newFilm().is(held, pod("a", "n2", ten)), "is on n2"},
+		"unreachable node":                {newFilm().is(pool(func(p *Pool) { p.Spec.NodeSubnets = []string{"10.0.61.0/24"} }), held, pod("a", "n1", ten)), "not reachable"},
+		"a pod without a node":            {newFilm().is(pod("a", "")), "has no node"},
+		"a pod that does not run":         {newFilm().is(held, withPhase(pod("a", "n1", ten), "Pending")), "is Pending"},
+		"wrong count":                     {newFilm().is(held, pod("a", "n1", ten)), "allocated 0"},
+		"wrong capacity":                  {newFilm().is(pool(func(p *Pool) { p.Spec.Exclude = []string{"10.0.70.10"} })), "capacity 10"},
+		"outside":                         {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten), pool(func(p *Pool) { p.Spec.Ranges = []string{"10.0.70.20-10.0.70.29"} })), "there are capacity 10, allocated 0, retained 0, reserved 0, cooling 0, free 10, outside 1"},
+		"overlap":                         {newFilm().is(pool(func(p *Pool) { p.Name, p.Created = "younger", start.Add(time.Second) })), "there are capacity 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if len(test.film.wrong) > 0 {
@@ -328,6 +434,21 @@ func TestBrokenRest(t *testing.T) {
 			}
 			expect(t, test.film.AtRest(test.film.now), test.want)
 		})
+	}
+}
+
+// What the external assigner has must be what is recorded.
+func TestAttached(t *testing.T) {
+	addr := netip.MustParseAddr
+	f := newFilm().is(pool(func(p *Pool) { p.Spec.ExternalAssigner = true })).
+		is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached), ip(eleven, of("Pod", "b"), podDeleted, heldBy("b"), attached), ip("10.0.70.12", of("Pod", "c"), podDeleted, heldBy("c"))).
+		is(ip("10.0.70.13", of("StatefulSet", "set"), retain))
+	pods, free := f.Attached(map[netip.Addr]string{addr(ten): "n1", addr(eleven): "n2", addr("10.0.70.13"): "n1", addr("10.0.70.14"): "n1"})
+	if len(pods) != 2 || !strings.Contains(pods["b"], `attached to "n2"`) || !strings.Contains(pods["c"], "never attached") {
+		t.Errorf("says of pods: %q", pods)
+	}
+	if len(free) != 2 || !strings.Contains(free[addr("10.0.70.13")], "is retained") || !strings.Contains(free[addr("10.0.70.14")], "but free") {
+		t.Errorf("says of addresses without pods: %q", free)
 	}
 }
 

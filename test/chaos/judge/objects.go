@@ -31,14 +31,25 @@ type Pod struct {
 	Phase string
 	// Terminating: it is to be deleted.
 	Terminating bool
-	// Asks is how many addresses its containers request.
-	Asks int
+	// App is the name of the workload that it belongs to; a pod of its own is one.
+	App string
+	// Asks is how many addresses its containers request, and Parts are which.
+	Asks  int
+	Parts []Part
 	// Claim that its annotation names.
 	Claim string
 	// Addresses are the FloatingIPs that its annotation names.
 	Addresses []string
 	// Why it is not bound, in the scheduler's words.
 	Why string
+}
+
+// Part is one address that a pod asks for.
+type Part struct {
+	// Family of the address; empty where Ranges say it, or IPv4 has to do.
+	Family v1alpha1.IPFamily
+	// Ranges that it must be in, as a user writes them; none: any.
+	Ranges []string
 }
 
 func (p *Pod) finished() bool { return p.Phase == "Succeeded" || p.Phase == "Failed" }
@@ -57,14 +68,14 @@ type Address struct {
 // Workload is a controller of pods.
 type Workload struct {
 	Kind, Namespace, Name, UID string
+	// App is what its pods say in theirs.
+	App string
 	// Replicas that are wanted: parallelism of a Job, 0 when it is over.
 	Replicas int
 	// Start is the first ordinal of a StatefulSet.
 	Start int
 	// Four and Six are how many addresses of each family each of its pods requests.
 	Four, Six int
-	// Claim that its pods name: they may have to wait for each other.
-	Claim string
 	// Top is false for a ReplicaSet that a Deployment controls.
 	Top bool
 	// Deleting: it is to be deleted.
@@ -85,6 +96,7 @@ type Pool struct {
 // Claim is an IPClaim.
 type Claim struct {
 	Namespace, Name, UID string
+	Created              time.Time
 	Generation           int64
 	Deleting             bool
 	Spec                 v1alpha1.IPClaimSpec

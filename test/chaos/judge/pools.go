@@ -85,26 +85,39 @@ func lastOf(prefix netip.Prefix) netip.Addr {
 	return addr
 }
 
-// judgePools compares the status of every pool with what there is.
-func (s *State) judgePools() []string {
-	var wrong []string
-	oldest := slices.SortedFunc(maps.Values(s.pools), func(a, b *Pool) int {
-		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
-	})
-	home := map[netip.Addr]*Pool{}
-	want := map[*Pool]*v1alpha1.IPPoolStatus{}
-	for _, pool := range oldest {
+// homes returns the pool that gives each address: the oldest of those that have it.
+func (s *State) homes() (home map[netip.Addr]*Pool, wrong []string) {
+	home = map[netip.Addr]*Pool{}
+	for _, pool := range s.oldest() {
 		all, err := addressesOf(&pool.Spec)
 		if err != nil {
 			wrong = append(wrong, fmt.Sprintf("pool %s: %v", pool.Name, err))
 		}
-		want[pool] = &v1alpha1.IPPoolStatus{ObservedGeneration: pool.Generation}
 		for addr := range all {
 			if home[addr] == nil {
 				home[addr] = pool
-				want[pool].Capacity++
 			}
 		}
+	}
+	return home, wrong
+}
+
+func (s *State) oldest() []*Pool {
+	return slices.SortedFunc(maps.Values(s.pools), func(a, b *Pool) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// judgePools compares the status of every pool with what there is.
+func (s *State) judgePools(home map[netip.Addr]*Pool) []string {
+	var wrong []string
+	oldest := s.oldest()
+	want := map[*Pool]*v1alpha1.IPPoolStatus{}
+	for _, pool := range oldest {
+		want[pool] = &v1alpha1.IPPoolStatus{ObservedGeneration: pool.Generation}
+	}
+	for _, pool := range home {
+		want[pool].Capacity++
 	}
 	for _, t := range s.addresses {
 		addr, err := netip.ParseAddr(t.Spec.Address)

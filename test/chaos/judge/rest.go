@@ -14,7 +14,8 @@ import (
 // AtRest says what is wrong with a cluster where nothing happens any more, every
 // node works and every pool has room. Sorted.
 func (s *State) AtRest(at time.Time) []string {
-	wrong := s.judgePools()
+	homes, wrong := s.homes()
+	wrong = append(wrong, s.judgePools(homes)...)
 	held := map[string][]*tenure{}
 	for _, t := range s.addresses {
 		if t.Spec.Pod != nil {
@@ -23,8 +24,13 @@ func (s *State) AtRest(at time.Time) []string {
 			wrong = append(wrong, fmt.Sprintf("LEAKED: %s is %s, but %s", t.Name, t, reason))
 		}
 	}
+	waiting := map[string]bool{} // namespace and App of pods that have to
 	for _, pod := range s.pods {
-		wrong = append(wrong, s.judgePod(pod, held[pod.UID])...)
+		if pod.Node == "" && !pod.finished() && pod.Asks > 0 && s.mustWait(pod, homes) {
+			waiting[pod.Namespace+"/"+pod.App] = true
+		} else {
+			wrong = append(wrong, s.judgePod(pod, held[pod.UID])...)
+		}
 		if !pod.finished() {
 			delete(held, pod.UID)
 		}
@@ -38,7 +44,7 @@ func (s *State) AtRest(at time.Time) []string {
 		wrong = append(wrong, s.judgeClaim(claim)...)
 	}
 	for _, w := range s.workloads {
-		if w.Deleting || !w.AtRest && w.Claim == "" {
+		if w.Deleting || !w.AtRest && !waiting[w.Namespace+"/"+w.App] {
 			wrong = append(wrong, fmt.Sprintf("%s %s/%s is not at rest", w.Kind, w.Namespace, w.Name))
 		}
 	}
@@ -49,9 +55,6 @@ func (s *State) AtRest(at time.Time) []string {
 // judgePod compares a pod with the addresses that are recorded for it.
 func (s *State) judgePod(pod *Pod, held []*tenure) []string {
 	if pod.finished() || pod.Asks == 0 {
-		return nil
-	}
-	if pod.Node == "" && s.mustWait(pod) {
 		return nil
 	}
 	if pod.Node == "" {
@@ -75,43 +78,6 @@ func (s *State) judgePod(pod *Pod, held []*tenure) []string {
 		}
 	}
 	return wrong
-}
-
-// mustWait says whether the claim that a pod names has no address for it.
-func (s *State) mustWait(pod *Pod) bool {
-	if pod.Claim == "" {
-		return false
-	}
-	for _, claim := range s.claims {
-		if claim.Namespace == pod.Namespace && claim.Name == pod.Claim {
-			held := 0
-			for name := range s.byOwner[claim.UID] {
-				if t := s.addresses[name]; t.Spec.Pod != nil && !is6(&t.Address) {
-					held++
-				}
-			}
-			return held >= int(claim.Spec.Size)
-		}
-	}
-	return true
-}
-
-// judgeClaim compares the status of a claim with the addresses that it has.
-func (s *State) judgeClaim(claim *Claim) []string {
-	want := v1alpha1.IPClaimStatus{ObservedGeneration: claim.Generation}
-	for name := range s.byOwner[claim.UID] {
-		if want.Addresses++; s.addresses[name].Spec.Pod != nil {
-			want.Allocated++
-		} else {
-			want.Retained++
-		}
-	}
-	is := claim.Status
-	if is.Addresses != want.Addresses || is.Allocated != want.Allocated || is.Retained != want.Retained || is.ObservedGeneration != want.ObservedGeneration {
-		return []string{fmt.Sprintf("the status of IPClaim %s/%s says %d addresses, %d allocated, %d retained, generation %d; there are %d, %d, %d, %d", claim.Namespace, claim.Name,
-			is.Addresses, is.Allocated, is.Retained, is.ObservedGeneration, want.Addresses, want.Allocated, want.Retained, want.ObservedGeneration)}
-	}
-	return nil
 }
 
 // reachable says whether the pool that an address was drawn from serves a node.
@@ -138,11 +104,13 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 			return "its cooldown is over"
 		}
 		return ""
+	case spec.ExternallyAssigned:
+		return "it is not detached"
 	case spec.Owner == nil:
 		return "nobody owns it"
 	case !t.used:
 		return "no pod was ever bound with it"
-	case s.preallocates(&t.Address) && s.rank(&t.Address) < s.wanted(&t.Address):
+	case s.preallocates(&t.Address) && s.rank(t) < s.wanted(&t.Address):
 		return ""
 	case spec.RetainFor != nil && spec.Since != nil && at.After(spec.Since.Add(spec.RetainFor.Duration+late)):
 		return "its time is over"
@@ -155,7 +123,10 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 		if !wanted {
 			return "its owner does not want it"
 		}
-		if n := s.rank(&t.Address); n >= most {
+		if s.isSuperseded(&t.Address) {
+			return "the pod that it stands for has others"
+		}
+		if n := s.rank(t); n >= most {
 			return fmt.Sprintf("its owner wants %d, and %d come before it", most, n)
 		}
 		return ""

@@ -37,7 +37,7 @@ func (s *State) keeps(t *tenure, at time.Time) string {
 		return ""
 	case !t.used:
 		return "" // it was claimed for a pod that never ran with it
-	case s.preallocates(&t.Address) && !t.unwanted && s.siblings(&t.Address) <= t.least:
+	case !t.unasked && !t.unwanted && t.worst < t.least:
 		return "its claim preallocates it"
 	case spec.Pod == nil && spec.RetainFor != nil && spec.Since != nil && !at.Add(slack).Before(spec.Since.Add(spec.RetainFor.Duration)):
 		return ""
@@ -53,50 +53,64 @@ func (s *State) keeps(t *tenure, at time.Time) string {
 
 // retains says why Retain keeps an address.
 func (s *State) retains(t *tenure) string {
-	if t.unwanted {
+	if t.unwanted || t.superseded || t.worst >= t.least {
 		return ""
 	}
-	if siblings, most := s.siblings(&t.Address), t.least; siblings <= most {
-		return fmt.Sprintf("its owner, which wants %d, has %d like it", most, siblings)
-	}
-	return ""
+	return fmt.Sprintf("its owner, which wants %d, had no more than %d that come before it", t.least, t.worst)
 }
 
-// alike says whether addresses stand for the same: they are of one owner and one
-// family, and of one pod name or node if they stand for one.
-func alike(a, b *Address) bool {
-	x, y := a.Spec.Owner, b.Spec.Owner
-	return x.UID == y.UID && x.PodName == y.PodName && x.NodeName == y.NodeName && is6(a) == is6(b)
+// isSuperseded says whether a live pod of the name that the address stands for runs
+// with others.
+func (s *State) isSuperseded(a *Address) bool {
+	owner := a.Spec.Owner
+	if owner == nil || owner.PodName == "" {
+		return false
+	}
+	for name := range s.byOwner[string(owner.UID)] {
+		runner := s.runners[name]
+		if runner != nil && s.addresses[name].Spec.Owner.PodName == owner.PodName && !slices.Contains(runner.Addresses, a.Name) {
+			return true
+		}
+	}
+	return false
 }
 
 func is6(a *Address) bool { return strings.Contains(a.Spec.Address, ":") }
 
-// siblings counts the addresses that are alike, this one included.
-func (s *State) siblings(a *Address) int {
-	n := 0
-	for name := range s.byOwner[string(a.Spec.Owner.UID)] {
-		if alike(&s.addresses[name].Address, a) {
-			n++
-		}
+// ranks returns how many alike come before each address of an owner: the older
+// ones, and where an IPClaim has them, first of all those with pods.
+func (s *State) ranks(uid string) map[*tenure]int {
+	var all []*tenure
+	for name := range s.byOwner[uid] {
+		all = append(all, s.addresses[name])
 	}
-	return n
+	slices.SortFunc(all, func(a, b *tenure) int {
+		if a.Spec.Owner.Kind == "IPClaim" && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
+			if a.Spec.Pod != nil {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(a.Created.Compare(b.Created), addrOf(&a.Address).Compare(addrOf(&b.Address)))
+	})
+	type purpose struct {
+		podName, nodeName string
+		six               bool
+	}
+	ranks, counts := make(map[*tenure]int, len(all)), map[purpose]int{}
+	for _, t := range all {
+		p := purpose{t.Spec.Owner.PodName, t.Spec.Owner.NodeName, is6(&t.Address)}
+		ranks[t] = counts[p]
+		counts[p]++
+	}
+	return ranks
 }
 
-// rank is how many alike come before the address: the older ones, and where an
-// IPClaim has them, first of all those with pods.
-func (s *State) rank(a *Address) int {
-	n := 0
-	for name := range s.byOwner[string(a.Spec.Owner.UID)] {
-		other := &s.addresses[name].Address
-		older := cmp.Or(other.Created.Compare(a.Created), cmp.Compare(other.Name, a.Name)) < 0
-		if a.Spec.Owner.Kind == "IPClaim" && (other.Spec.Pod == nil) != (a.Spec.Pod == nil) {
-			older = other.Spec.Pod != nil
-		}
-		if alike(other, a) && older {
-			n++
-		}
-	}
-	return n
+func (s *State) rank(t *tenure) int { return s.ranks(string(t.Spec.Owner.UID))[t] }
+
+func addrOf(a *Address) netip.Addr {
+	addr, _ := netip.ParseAddr(a.Spec.Address) // the API server admits nothing else
+	return addr
 }
 
 // wants says whether Retain keeps an address of this owner now, and how many like
@@ -147,26 +161,6 @@ func (s *State) wanted(a *Address) int {
 	return most
 }
 
-// preallocates says whether the address belongs to a claim that asks for it though
-// no pod does.
-func (s *State) preallocates(a *Address) bool {
-	if a.Spec.Owner == nil || a.Spec.Owner.Kind != "IPClaim" {
-		return false
-	}
-	claim := s.claims[string(a.Spec.Owner.UID)]
-	if claim == nil || claim.Deleting || !claim.Spec.Preallocate {
-		return false
-	}
-	if len(claim.Spec.Families) == 0 {
-		return !is6(a)
-	}
-	family := v1alpha1.IPv4
-	if is6(a) {
-		family = v1alpha1.IPv6
-	}
-	return slices.Contains(claim.Spec.Families, family)
-}
-
 func ordinalOf(pod, owner string) (int, bool) {
 	text, ok := strings.CutPrefix(pod, owner+"-")
 	if !ok {
@@ -182,7 +176,8 @@ func (s *State) sameOwner(t *tenure, next *Address) bool {
 	a, b := t.Spec.Owner, next.Spec.Owner
 	if b.Kind == "IPClaim" && a.Kind == "IPClaim" && a.Name != b.Name {
 		claim := s.claims[string(b.UID)]
-		return claim != nil && a.Namespace == b.Namespace && claim.Spec.TakeOver == a.Name
+		names := claim != nil && claim.Spec.TakeOver == a.Name || s.takeOvers[string(b.UID)][a.Name] > t.written
+		return names && a.Namespace == b.Namespace
 	}
 	same := a.Kind == b.Kind && a.Namespace == b.Namespace && a.Name == b.Name && a.PodName == b.PodName && a.NodeName == b.NodeName
 	return same && (a.UID == b.UID || t.Spec.ReleasePolicy == v1alpha1.ReleaseNever)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // State is the objects at one moment of a history, and what must be remembered of
@@ -25,6 +27,11 @@ type State struct {
 	runners map[string]*Pod
 	// byOwner are names of addresses by the UID of their owner.
 	byOwner map[string]map[string]bool
+	// takeOvers are when claims last named another in takeOver, by the UID of the
+	// one and the name of the other, as a number of events.
+	takeOvers map[string]map[string]int
+	// events is how many there were.
+	events int
 	// pardoned are UIDs of FloatingIPs that an administrator may delete.
 	pardoned map[string]bool
 }
@@ -37,13 +44,19 @@ type tenure struct {
 	used bool
 	// ran: a pod was bound with it since it was made.
 	ran bool
-	// unwanted: at some moment since it was written, its owner did not want the pod
-	// that it stands for.
+	// written is when it was written, as a number of events. All that follows is what
+	// was the case at any moment since.
+	written int
+	// unwanted: its owner did not want the pod that it stands for.
 	unwanted bool
-	// least is the smallest number of addresses like it that its owner wanted since
-	// it was written.
-	least int
-	// rest is the shortest cooldown of its pool since it was written.
+	// superseded: a live pod of the name that it stands for was bound with others.
+	superseded bool
+	// unasked: no claim preallocated it.
+	unasked bool
+	// least is the smallest number of addresses like it that its owner wanted, and
+	// worst its lowest rank among them.
+	least, worst int
+	// rest is the shortest cooldown of its pool.
 	rest time.Duration
 }
 
@@ -53,6 +66,7 @@ func New() *State {
 		pods: map[string]*Pod{}, addresses: map[string]*tenure{}, workloads: map[string]*Workload{}, claims: map[string]*Claim{},
 		pools: map[string]*Pool{}, nodes: map[string]*Node{},
 		runners: map[string]*Pod{}, byOwner: map[string]map[string]bool{}, pardoned: map[string]bool{},
+		takeOvers: map[string]map[string]int{},
 	}
 }
 
@@ -62,6 +76,7 @@ func (s *State) Pardon(uid string) { s.pardoned[uid] = true }
 // Apply takes the next event and returns what is wrong with it. Events come in the
 // order of their versions.
 func (s *State) Apply(e Event) []string {
+	s.events++
 	switch object := e.Object.(type) {
 	case *Pod:
 		return s.applyPod(object, e.Deleted)
@@ -74,6 +89,7 @@ func (s *State) Apply(e Event) []string {
 		put(s.workloads, object.UID, object, e.Deleted)
 		s.ownerChanged(object.UID)
 	case *Claim:
+		s.noteTakeOver(object)
 		put(s.claims, object.UID, object, e.Deleted)
 		s.ownerChanged(object.UID)
 	case *Pool:
@@ -89,6 +105,19 @@ func (s *State) Apply(e Event) []string {
 		s.nodeChanged(object.Name)
 	}
 	return nil
+}
+
+// noteTakeOver remembers until when a claim may have decided to take over the one
+// that it named before.
+func (s *State) noteTakeOver(next *Claim) {
+	if before := s.claims[next.UID]; before != nil && before.Spec.TakeOver != "" {
+		names := s.takeOvers[next.UID]
+		if names == nil {
+			names = map[string]int{}
+			s.takeOvers[next.UID] = names
+		}
+		names[before.Spec.TakeOver] = s.events
+	}
 }
 
 func put[T any](all map[string]*T, key string, object *T, deleted bool) {
@@ -120,6 +149,8 @@ func (s *State) bound(pod *Pod) []string {
 	var wrong []string
 	if len(pod.Addresses) != pod.Asks {
 		wrong = append(wrong, fmt.Sprintf("pod %s asks for %d addresses and is bound with %q", pod, pod.Asks, pod.Addresses))
+	} else if !pod.suits() {
+		wrong = append(wrong, fmt.Sprintf("pod %s asks for %v and is bound with %q", pod, pod.Parts, pod.Addresses))
 	}
 	for i, name := range pod.Addresses {
 		t := s.addresses[name]
@@ -137,6 +168,12 @@ func (s *State) bound(pod *Pod) []string {
 			s.runners[name] = pod
 		}
 	}
+	// What else its name has is given up.
+	for _, name := range pod.Addresses {
+		if t := s.addresses[name]; t != nil && t.Spec.Owner != nil {
+			s.ownerChanged(string(t.Spec.Owner.UID))
+		}
+	}
 	return wrong
 }
 
@@ -146,6 +183,7 @@ func (s *State) applyAddress(next *Address, at time.Time) []string {
 	if t != nil && t.UID == next.UID {
 		wrong = s.judgeChange(t, next, at)
 		s.unindex(&t.Address)
+		s.rankChanged(t.Spec.Owner)
 	} else {
 		t = &tenure{}
 		s.addresses[next.Name] = t
@@ -153,7 +191,7 @@ func (s *State) applyAddress(next *Address, at time.Time) []string {
 			t.used = true
 		}
 	}
-	t.Address = *next
+	t.Address, t.written = *next, s.events
 	if owner := next.Spec.Owner; owner != nil {
 		names := s.byOwner[string(owner.UID)]
 		if names == nil {
@@ -163,6 +201,7 @@ func (s *State) applyAddress(next *Address, at time.Time) []string {
 		names[next.Name] = true
 	}
 	s.observe(t, true)
+	s.rankChanged(next.Spec.Owner)
 	return wrong
 }
 
@@ -171,6 +210,12 @@ func (s *State) judgeChange(t *tenure, next *Address, at time.Time) []string {
 	var wrong []string
 	if runner := s.runners[t.Name]; runner != nil && (next.Spec.Pod == nil || string(next.Spec.Pod.UID) != runner.UID) {
 		wrong = append(wrong, fmt.Sprintf("%s is taken from live pod %s: it was %s, now it is %s", t.Name, runner, t, next))
+	}
+	if t.Spec.ExternallyAssigned && t.Spec.Pod == nil && next.Spec.Pod != nil {
+		wrong = append(wrong, fmt.Sprintf("%s is given away before it is detached: it was %s, now it is %s", t.Name, t, next))
+	}
+	if t.Spec.ExternallyAssigned && t.Spec.Pod != nil && !next.Spec.ExternallyAssigned {
+		wrong = append(wrong, fmt.Sprintf("%s was never to be detached: it was %s, now it is %s", t.Name, t, next))
 	}
 	before, after := t.Spec.Owner, next.Spec.Owner
 	switch {
@@ -204,14 +249,28 @@ func (s *State) forgetAddress(last *Address, at time.Time) []string {
 	} else if t.ran && t.Spec.ReleasedAt == nil && t.rest > 0 && !s.pardoned[t.UID] {
 		wrong = append(wrong, fmt.Sprintf("%s is freed without its cooldown of %s: it was %s", t.Name, t.rest, t))
 	}
+	if t.Spec.ExternallyAssigned && t.Spec.Pod != nil {
+		wrong = append(wrong, fmt.Sprintf("%s is freed and was never to be detached: it was %s", t.Name, t))
+	}
 	s.unindex(&t.Address)
 	delete(s.addresses, t.Name)
+	s.rankChanged(t.Spec.Owner)
 	return wrong
 }
 
 func (s *State) unindex(a *Address) {
 	if owner := a.Spec.Owner; owner != nil {
 		delete(s.byOwner[string(owner.UID)], a.Name)
+	}
+}
+
+// rankChanged takes note of the ranks of an owner's addresses.
+func (s *State) rankChanged(owner *v1alpha1.Owner) {
+	if owner == nil {
+		return
+	}
+	for t, rank := range s.ranks(string(owner.UID)) {
+		t.worst = max(t.worst, rank)
 	}
 }
 
@@ -236,10 +295,11 @@ func (s *State) observe(t *tenure, anew bool) {
 	wanted, count := s.wants(&t.Address)
 	rest := s.cooldown(&t.Address)
 	if anew {
-		t.unwanted, t.least, t.rest = !wanted, count, rest
-		return
+		t.unwanted, t.superseded, t.unasked, t.least, t.worst, t.rest = false, false, false, count, 0, rest
 	}
 	t.unwanted = t.unwanted || !wanted
+	t.superseded = t.superseded || s.isSuperseded(&t.Address)
+	t.unasked = t.unasked || !s.preallocates(&t.Address)
 	t.least = min(t.least, count)
 	t.rest = min(t.rest, rest)
 }
@@ -262,6 +322,9 @@ func (a *Address) String() string {
 		if o.PodName+o.NodeName != "" {
 			parts = append(parts, o.PodName+o.NodeName)
 		}
+	}
+	if a.Spec.ExternallyAssigned {
+		parts = append(parts, "attached to "+a.Spec.Node)
 	}
 	parts = append(parts, "policy "+string(a.Spec.ReleasePolicy), "pool "+a.Spec.Pool)
 	return strings.Join(parts, ", ")

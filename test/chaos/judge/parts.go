@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// fits says whether an address can be the part.
+func (p *Part) fits(addr netip.Addr) bool {
+	if p.Family != "" && (p.Family == v1alpha1.IPv6) != addr.Is6() {
+		return false
+	}
+	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(text string) bool {
+		first, last, err := bounds(text)
+		return err == nil && first.Compare(addr) <= 0 && addr.Compare(last) <= 0
+	})
+}
+
+// suits says whether a pod's addresses are those that it asks for, in any order.
+func (p *Pod) suits() bool {
+	var addrs []netip.Addr
+	for _, name := range p.Addresses {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			return false
+		}
+		addrs = append(addrs, addr)
+	}
+	return deal(p.Parts, func(part *Part) []choice {
+		var choices []choice
+		for _, addr := range addrs {
+			if part.fits(addr) {
+				choices = append(choices, choice{addr: addr})
+			}
+		}
+		return choices
+	}, nil)
+}
+
+// choice is an address that a part can have; new for the pod's owner, if it is.
+type choice struct {
+	addr netip.Addr // invalid: any that is free
+	new  bool
+	six  bool
+}
+
+// deal says whether every part can have a choice of its own. room is how many new
+// ones of each family there may be; nil: any number.
+func deal(parts []Part, choices func(*Part) []choice, room map[bool]int) bool {
+	taken := map[netip.Addr]bool{}
+	var from func(i int) bool
+	from = func(i int) bool {
+		if i == len(parts) {
+			return true
+		}
+		for _, c := range choices(&parts[i]) {
+			if taken[c.addr] || c.new && room != nil && room[c.six] <= 0 {
+				continue
+			}
+			if c.addr.IsValid() {
+				taken[c.addr] = true
+			}
+			if c.new && room != nil {
+				room[c.six]--
+			}
+			if from(i + 1) {
+				return true
+			}
+			delete(taken, c.addr)
+			if c.new && room != nil {
+				room[c.six]++
+			}
+		}
+		return false
+	}
+	return from(0)
+}
+
+// mustWait says whether there is nothing that a pod without a node could be bound
+// with: the addresses that it lists are others', or its claim has as many as it may
+// have and none for this pod. Every pool has room, and is reachable from a node that
+// all addresses of the pod have in common.
+func (s *State) mustWait(pod *Pod, homes map[netip.Addr]*Pool) bool {
+	var room map[bool]int
+	if pod.Claim != "" {
+		claim := s.claimNamed(pod.Namespace, pod.Claim)
+		if claim == nil || claim.Deleting {
+			return true
+		}
+		recorded := s.recordedFor(pod.Namespace, pod.Claim)
+		room = map[bool]int{
+			false: int(claim.Spec.Size) - countOf(recorded, v1alpha1.IPv4),
+			true:  int(claim.Spec.Size) - countOf(recorded, v1alpha1.IPv6),
+		}
+	}
+	var kept []netip.Addr
+	for _, t := range s.addresses {
+		if s.keptFor(t, pod) {
+			kept = append(kept, addrOf(&t.Address))
+		}
+	}
+	most := len(pod.Parts) // of each kind: the other parts cannot have taken all
+	return !deal(pod.Parts, func(part *Part) []choice {
+		var choices []choice
+		for _, addr := range kept {
+			if part.fits(addr) && len(choices) < most {
+				choices = append(choices, choice{addr: addr})
+			}
+		}
+		if len(part.Ranges) == 0 {
+			return append(choices, choice{new: true, six: part.Family == v1alpha1.IPv6})
+		}
+		most := len(choices) + most
+		for _, text := range part.Ranges {
+			_ = each(text, func(addr netip.Addr) { // the test wrote it
+				if pool := homes[addr]; len(choices) < most && pool != nil && !pool.Spec.Disabled && s.addresses[v1alpha1.NameOf(addr)] == nil {
+					choices = append(choices, choice{addr: addr, new: true, six: addr.Is6()})
+				}
+			})
+		}
+		return choices
+	}, room)
+}
+
+// keptFor says whether an address without a pod is kept for this one.
+func (s *State) keptFor(t *tenure, pod *Pod) bool {
+	spec := &t.Spec
+	if spec.Owner == nil || spec.Pod != nil || spec.Reserved || spec.ExternallyAssigned || spec.Owner.Namespace != pod.Namespace {
+		return false
+	}
+	if pod.Claim != "" || spec.Owner.Kind == "IPClaim" {
+		claim := s.claims[string(spec.Owner.UID)]
+		return claim != nil && spec.Owner.Kind == "IPClaim" && spec.Owner.Name == pod.Claim
+	}
+	if spec.Owner.Name != pod.App || spec.Owner.NodeName != "" || spec.Owner.PodName != "" && spec.Owner.PodName != pod.Name {
+		return false
+	}
+	return spec.ReleasePolicy == v1alpha1.ReleaseNever || s.pods[string(spec.Owner.UID)] == pod || s.workloads[string(spec.Owner.UID)] != nil
+}
