@@ -22,7 +22,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all build demo lab lab-down test test-unit test-race test-api test-chaos chaos test-node test-e2e fuzz bench lint generate verify clean
+.PHONY: all build demo lab lab-down test test-unit test-race test-api test-import test-chaos chaos test-node test-e2e fuzz bench lint generate verify clean
 
 all: build
 
@@ -48,6 +48,9 @@ test-race: ## The same under the race detector.
 
 test-api: lab build ## Scheduler and controller on a real API server.
 	cd test && $(GOTEST) ./assigner/... ./scheduler/...
+
+test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
+	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/
 
 test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of what comes of it.
 	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTEST) -count=1 ./chaos/...

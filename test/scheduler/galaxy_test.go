@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
@@ -45,7 +46,12 @@ const galaxyPools = `[
 
 func newGalaxyCluster(t *testing.T) *galaxyCluster {
 	t.Helper()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	return newGalaxyClusterFor(t, 4*time.Minute)
+}
+
+func newGalaxyClusterFor(t *testing.T, lasts time.Duration) *galaxyCluster {
+	t.Helper()
+	w := newWorldFor(t, lasts, lab.ControlPlaneOptions{Controllers: true})
 	w.nodes(2)
 	w.kubelet()
 	g := &galaxyCluster{world: w, plugin: filepath.Join(t.TempDir(), "kubectl-berth")}
