@@ -66,7 +66,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, pods Pod
 	if pool == nil {
 		return fmt.Errorf("commit %s: pool %q is gone: %w", a.Addr, a.Pool, ErrConflict)
 	}
-	ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now()), pods)
+	ip, err := i.write(ctx, r, a, specOf(r, a, pool, time.Now(), i.unused), pods)
 	if err != nil {
 		return err
 	}

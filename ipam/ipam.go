@@ -73,7 +73,7 @@ type IPAM struct {
 	book     *allocator.Allocator
 
 	state        atomic.Pointer[state] // nil until synced
-	gone         atomic.Pointer[func(namespace, name, uid string) bool]
+	known        atomic.Pointer[KnownPods]
 	poolsChanged chan struct{}
 
 	mu        sync.Mutex
@@ -99,15 +99,30 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 	return i, nil
 }
 
+// KnownPods is what the caller has heard of pods. It must not block.
+type KnownPods interface {
+	// IsGone says of a pod of that namespace, name and UID that it does not exist, or
+	// is finished.
+	IsGone(namespace, name, uid string) bool
+	// NeverBound says of a pod that it was deleted, and was not bound before.
+	NeverBound(uid string) bool
+}
+
 // KnowPods lets IPAM give a retained address to its owner's next pod as soon as
-// the last one is known to be gone, before the controller has noted it. gone says
-// so of a pod of that namespace, name and UID that does not exist, or is finished,
-// as far as the caller has heard; it must not block. Commit asks again, live.
-func (i *IPAM) KnowPods(gone func(namespace, name, uid string) bool) { i.gone.Store(&gone) }
+// the last one is known to be gone, before the controller has noted it. Commit asks
+// again, live.
+func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
 
 func (i *IPAM) vacated(record *allocator.Record) bool {
-	gone := i.gone.Load()
-	return gone != nil && (*gone)(record.Owner.Namespace, record.PodName, record.PodUID)
+	pods := i.known.Load()
+	return pods != nil && (*pods).IsGone(record.Owner.Namespace, record.PodName, record.PodUID)
+}
+
+// unused says of an address that was claimed for one pod alone that this pod is known
+// never to have run with it.
+func (i *IPAM) unused(stored *allocator.Record) bool {
+	pods := i.known.Load()
+	return pods != nil && stored.PodUID != "" && stored.LastPod == "" && (*pods).NeverBound(stored.PodUID)
 }
 
 // OnChange adds a function that is called when something came free: serially

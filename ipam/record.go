@@ -67,8 +67,8 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 }
 
 // specOf is what the API server is told when a pod, or a claim before any pod,
-// gets an address.
-func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alpha1.FloatingIPSpec {
+// gets an address. unused says of what is stored that no pod ran with it.
+func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time, unused func(*allocator.Record) bool) v1alpha1.FloatingIPSpec {
 	since := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
 	owner := r.request.Owner
 	spec := v1alpha1.FloatingIPSpec{
@@ -86,7 +86,7 @@ func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alph
 		KeepOnScaleDown: r.request.KeepOnScaleDown,
 		Since:           &since,
 	}
-	if a.stored != nil {
+	if a.stored != nil && !unused(a.stored) {
 		spec.LastPod = before(a.stored, &r.request)
 	}
 	if r.request.RetainFor > 0 {
@@ -104,7 +104,7 @@ func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time) v1alph
 
 // before names the pod that had a stored address before the one that requests it.
 // It is never empty for an address that was kept, so that one which is not was
-// claimed for this pod alone.
+// claimed for this pod alone, or for others that never ran.
 func before(stored *allocator.Record, request *Request) string {
 	switch {
 	case stored.PodUID == request.UID:

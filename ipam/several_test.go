@@ -189,6 +189,44 @@ func TestClaimHasFewer(t *testing.T) {
 	}
 }
 
+// knownPods knows one pod of namespace shop, whose name is its UID, to be gone.
+type knownPods struct {
+	gone       string
+	neverBound bool
+}
+
+func (k knownPods) IsGone(namespace, name, uid string) bool {
+	return namespace == "shop" && name == k.gone && uid == k.gone
+}
+
+func (k knownPods) NeverBound(uid string) bool { return k.neverBound && uid == k.gone }
+
+// An address that was claimed for a pod which never ran counts as claimed for the
+// next one alone: else it would be retained though nobody ever had it.
+func TestVacatedUnused(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		neverBound bool
+		last       string
+	}{{"it ran", false, "old"}, {"it never did", true, ""}} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newServer()
+			i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2")}, claims: []*v1alpha1.IPClaim{claimOf(1)}})
+			commit(t, i, reserve(t, i, claiming("old", "old")))
+			i.KnowPods(knownPods{"old", test.neverBound})
+			for _, pod := range []string{"next", "next"} { // also when it is tried again
+				r := reserve(t, i, claiming(pod, pod))
+				if err := i.Commit(t.Context(), r, podsAre{current: true, gone: true}); err != nil {
+					t.Fatal(err)
+				}
+				if spec := s.objects["10.0.70.2"].Spec; spec.Pod.Name != "next" || spec.LastPod != test.last {
+					t.Errorf("it is with pod %s after pod %q, want after %q", spec.Pod.Name, spec.LastPod, test.last)
+				}
+			}
+		})
+	}
+}
+
 // The address of a pod that is known to be gone goes to its owner's next pod, if
 // the API server agrees that it is gone.
 func TestVacated(t *testing.T) {
@@ -203,7 +241,7 @@ func TestVacated(t *testing.T) {
 	if got := reserve(t, i, of("surge")).Names(); got != "10.0.70.3" {
 		t.Fatalf("a pod beside one that may be alive gets %s", got)
 	}
-	i.KnowPods(func(namespace, name, uid string) bool { return namespace == "shop" && name == "old" && uid == "old" })
+	i.KnowPods(knownPods{gone: "old"})
 	next := reserve(t, i, of("next"))
 	if got := next.Names(); got != "10.0.70.2" {
 		t.Fatalf("the next pod gets %s, want the address of the one that is gone", got)

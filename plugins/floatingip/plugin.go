@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -68,7 +67,7 @@ type book interface {
 	addresses
 	pool
 	OnChange(listener func(ipam.Change))
-	KnowPods(gone func(namespace, name, uid string) bool)
+	KnowPods(pods ipam.KnownPods)
 	Run(ctx context.Context)
 }
 
@@ -78,6 +77,7 @@ type shared struct {
 	book    book
 	waiting *waiting
 	nodes   *nodes
+	pods    *knownPods
 }
 
 // NewFactory returns a factory. A process has one.
@@ -137,11 +137,11 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
-	shared := &shared{args: args, book: book, waiting: newWaiting(handle, book), nodes: &nodes{}}
+	shared := &shared{args: args, book: book, waiting: newWaiting(handle, book), nodes: &nodes{}, pods: newKnownPods(handle.SharedInformerFactory().Core().V1().Pods().Lister())}
 	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
 		return nil, err
 	}
-	book.KnowPods(knownGone(handle.SharedInformerFactory().Core().V1().Pods().Lister()))
+	book.KnowPods(shared.pods)
 	book.OnChange(shared.waiting.changed)
 	go book.Run(ctx)
 	go shared.waiting.run(ctx)
@@ -153,7 +153,17 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 // watch follows what the scheduler watches anyway.
 func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	core := informers.Core().V1()
-	if _, err := core.Pods().Informer().AddEventHandler(deleted(func(object metav1.Object) { _, _ = s.waiting.remove(object.GetUID()) })); err != nil {
+	if _, err := core.Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(object any) {
+		if pod, ok := object.(*v1.Pod); ok {
+			s.pods.deleted(pod)
+		}
+		if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = unknown.Obj
+		}
+		if pod, ok := object.(*v1.Pod); ok {
+			_, _ = s.waiting.remove(pod.UID)
+		}
+	}}); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	if _, err := core.Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -175,18 +185,6 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 		return fmt.Errorf("watch namespaces: %w", err)
 	}
 	return nil
-}
-
-// deleted is an informer's handler of deletions.
-func deleted(handle func(metav1.Object)) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(object any) {
-		if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = unknown.Obj
-		}
-		if object, err := meta.Accessor(object); err == nil {
-			handle(object)
-		}
-	}}
 }
 
 // Plugin gives pods of one profile their addresses.

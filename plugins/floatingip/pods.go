@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/utils/lru"
 )
 
 // livePods asks the API server.
@@ -47,13 +48,39 @@ func isGone(pod *v1.Pod, uid string) bool {
 	return pod == nil || pod.UID != types.UID(uid) || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// knownGone says the same as far as the scheduler has heard.
-func knownGone(pods corelisters.PodLister) func(namespace, name, uid string) bool {
-	return func(namespace, name, uid string) bool {
-		pod, err := pods.Pods(namespace).Get(name)
-		if err != nil {
-			pod = nil
-		}
-		return isGone(pod, uid)
+// knownPods is what the scheduler has heard of pods. Safe for concurrent use.
+type knownPods struct {
+	lister corelisters.PodLister
+	// unbound are the UIDs of pods that were deleted, lately, before they were bound.
+	unbound *lru.Cache
+}
+
+// rememberUnbound is how many of these pods are remembered.
+const rememberUnbound = 10_000
+
+func newKnownPods(lister corelisters.PodLister) *knownPods {
+	return &knownPods{lister: lister, unbound: lru.New(rememberUnbound)}
+}
+
+// deleted takes in the API server's last word of a pod. What a cache that was cut
+// off knew last does not count: it may be from before the pod was bound.
+func (k *knownPods) deleted(pod *v1.Pod) {
+	if pod.Spec.NodeName == "" {
+		k.unbound.Add(string(pod.UID), nil)
 	}
+}
+
+// IsGone says whether no pod of this UID is there, or it is finished.
+func (k *knownPods) IsGone(namespace, name, uid string) bool {
+	pod, err := k.lister.Pods(namespace).Get(name)
+	if err != nil {
+		pod = nil
+	}
+	return isGone(pod, uid)
+}
+
+// NeverBound says of a pod that it was deleted and not bound before.
+func (k *knownPods) NeverBound(uid string) bool {
+	_, known := k.unbound.Get(uid)
+	return known
 }
