@@ -15,10 +15,14 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// patience is how long the dust may take to settle. It is far below the five
-// minutes after which kube-scheduler looks at a waiting pod again by itself, so
-// that a lost wake-up is a failure.
-const patience = 100 * time.Second
+// patience is how long the dust of so many pods may take to settle, also in the
+// imitated kubelets and in the recorder, which fall behind by more than a minute
+// when thousands end at once. It is below the five minutes after which
+// kube-scheduler looks at a waiting pod again by itself, so that a lost wake-up is a
+// failure.
+func patience(pods int) time.Duration {
+	return 100*time.Second + time.Duration(pods)*50*time.Millisecond
+}
 
 func TestChaos(t *testing.T) {
 	s, err := settingsFromEnv()
@@ -122,7 +126,7 @@ func (d *driver) rest(when string) {
 	}
 	w.say("%s: wait for the dust to settle", when)
 	began := time.Now()
-	deadline := time.NewTimer(patience)
+	deadline := time.NewTimer(patience(w.settings.pods))
 	defer deadline.Stop()
 	ticker := time.NewTicker(250 * time.Millisecond)
 	defer ticker.Stop()
@@ -149,7 +153,7 @@ func (d *driver) rest(when string) {
 		case <-deadline.C:
 		}
 		for _, text := range wrong {
-			w.violation("%s, after %s: %s", when, patience, text)
+			w.violation("%s, after %s: %s", when, patience(w.settings.pods), text)
 		}
 		for _, text := range w.recorder.judgeUntil(^uint64(0)) {
 			w.violation("%s", text)
