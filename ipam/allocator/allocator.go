@@ -398,8 +398,8 @@ func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 
 // Observe takes in what the API server stores of an address, or did a moment ago:
 // news older than what the book has of it is ignored, and so is an object whose
-// deletion was seen while the address was promised, when its reader asked for it. It reports whether the address came to be
-// retained: somebody may wait for it.
+// deletion was seen while the address was promised, when its reader asked for it.
+// It reports whether the address came to be retained: somebody may wait for it.
 func (a *Allocator) Observe(record Record) (retainedNow bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -8,8 +8,8 @@
 // It never takes an address from a pod that may be alive. Before it acts on the
 // absence of a pod whose deletion the API server did not tell it, or on a workload
 // that does not want an address, it asks the API server itself, since the scheduler
-// may have seen more than this process's caches have; and every write carries the UID and resource version it was decided on.
-// What it cannot find out frees nothing.
+// may have seen more than this process's caches have; and every write carries the
+// UID and resource version it was decided on. What it cannot find out frees nothing.
 //
 // # Rules
 //
