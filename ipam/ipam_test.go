@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
@@ -113,6 +115,53 @@ func TestRetainedAddressIsNobodyElses(t *testing.T) {
 	}
 	if kept := candidates.Kept(); len(kept) != 1 || kept[0].String() != "10.0.70.2" {
 		t.Errorf("web-0 is to have %s, want 10.0.70.2", kept)
+	}
+}
+
+// What waits for a workload by its name goes to the first of that group, kind,
+// namespace and name, and is that one's from then on.
+func TestAwaitedOwner(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	until := metav1.Now()
+	spec := v1alpha1.FloatingIPSpec{
+		Address: "10.0.70.7", Pool: "web", ReleasePolicy: v1alpha1.ReleaseRetain, KeepUntil: &until, LastPod: "web-0",
+		Owner: &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: v1alpha1.NilUID, PodName: "web-0"},
+	}
+	if _, err := s.Claim(context.Background(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.7"}, Spec: spec}); err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string]func(*Request){
+		"another namespace": func(r *Request) { r.Namespace, r.Owner.Namespace = "elsewhere", "elsewhere" },
+		"another kind":      func(r *Request) { r.Owner.Kind = "CloneSet" },
+		"another group":     func(r *Request) { r.Owner.APIVersion = "apps.kruise.io/v1" },
+		"another workload":  func(r *Request) { r.Owner.Name = "db" },
+		"another pod name":  func(r *Request) { r.Owner.PodName = "web-1" },
+	} {
+		r := request("web-0", "other", v1alpha1.ReleaseRetain)
+		change(&r)
+		candidates, err := i.Candidates(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kept := candidates.Kept(); len(kept) > 0 {
+			t.Errorf("%s is to have %s", what, kept)
+		}
+	}
+	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	got := s.objects["10.0.70.7"].Spec
+	if got.Pod == nil || got.Pod.UID != "a" || got.Owner.UID != "set" || got.KeepUntil != nil {
+		t.Errorf("it is %+v of %+v", got, got.Owner)
+	}
+	s.retain(t, "10.0.70.7")
+	again := request("web-0", "b", v1alpha1.ReleaseRetain)
+	again.Owner.UID = "another set"
+	candidates, err := i.Candidates(again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept := candidates.Kept(); len(kept) > 0 {
+		t.Errorf("a second set of the name is to have %s", kept)
 	}
 }
 

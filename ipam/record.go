@@ -45,6 +45,9 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 			Namespace: owner.Namespace, Name: owner.Name,
 			UID: string(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
 		}
+		if owner.IsAwaited() {
+			record.Owner.UID = ""
+		}
 	} else {
 		// Nobody's: nobody may be given it.
 		record.Reserved = true

@@ -131,6 +131,8 @@ func TestHeldBy(t *testing.T) {
 	set := Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "n", Name: "web", UID: "1", PodName: "web-0"}
 	again := set
 	again.UID = "2"
+	awaited := set
+	awaited.UID = ""
 	deployment := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
 	for _, test := range []struct {
 		name   string
@@ -147,6 +149,8 @@ func TestHeldBy(t *testing.T) {
 		{"retained", Record{Owner: set, Policy: Retain}, set, true},
 		{"of the pod that had the name before", Record{Owner: set, Policy: Retain, PodUID: "old"}, set, true},
 		{"retained for a set that was deleted and made again", Record{Owner: set, Policy: Retain}, again, false},
+		{"waiting for the first set of that name", Record{Owner: awaited, Policy: Retain}, again, true},
+		{"the same, preallocated", Record{Owner: awaited}, again, true},
 		{"Never outlives the set", Record{Owner: set, Policy: Never}, again, true},
 		{"shared, given back", Record{Owner: deployment, Policy: Retain}, deployment, true},
 		{"shared, of a pod that may be alive", Record{Owner: deployment, Policy: Retain, PodUID: "old"}, deployment, false},

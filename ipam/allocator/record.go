@@ -14,7 +14,8 @@ type Owner struct {
 	// for identity.
 	APIVersion, Kind string
 	Namespace, Name  string
-	// UID tells an owner from another that had its name before.
+	// UID tells an owner from another that had its name before. Of what is stored
+	// it may be empty: the address is for the first owner of that name.
 	UID string
 	// PodName is the pod the address stands for, NodeName the node; both are
 	// empty where the owner's pods share out its addresses.
@@ -148,6 +149,9 @@ func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.att
 // owned says whether the address is an owner's and not out of circulation.
 func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 
+// isFor says whether the address is for an owner of the right name, by its UID.
+func (s *stored) isFor(owner Owner) bool { return s.ownerUID == owner.UID || s.ownerUID == "" }
+
 // heldBy says whether the stored address is owner's to use for the pod podUID: the
 // pod has it already, or the policy kept it for the owner. vacated says of one that
 // records another pod whether that is known to be gone; nil: it never is.
@@ -162,12 +166,12 @@ func (e *entry) heldBy(owner Owner, podUID string, vacated func(*Record) bool) b
 	var kept bool
 	switch s.policy {
 	case Retain:
-		kept = s.ownerUID == owner.UID
+		kept = s.isFor(owner)
 	case Never:
 		kept = true
 	default:
 		// Taken for an owner before any pod asked, whatever becomes of it after one.
-		kept = s.podUID == "" && s.ownerUID == owner.UID
+		kept = s.podUID == "" && s.isFor(owner)
 	}
 	// A pod with a name that lasts replaces the holder of that name: the API
 	// server admits one pod of a name, so the other is gone. Of pods that share out

@@ -497,7 +497,7 @@ func TestClaimMadeAgain(t *testing.T) {
 	simulate(t, func(w *world) {
 		for i, name := range addresses(0, 3) {
 			ip := newIP(name, "a", "", int64(i))
-			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy = "the one before", v1alpha1.ReleaseNever
+			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy, ip.Spec.KeepUntil = "the one before", v1alpha1.ReleaseNever, &metav1.Time{}
 			w.ips.put(ip)
 		}
 		w.create(newClaim("a", 2, func(c *v1alpha1.IPClaim) { c.Spec.RetainFor = &metav1.Duration{Duration: time.Hour} }))
@@ -505,6 +505,9 @@ func TestClaimMadeAgain(t *testing.T) {
 		got := map[string]string{}
 		for _, ip := range w.ips.now {
 			got[ip.Name] = fmt.Sprint(ip.Spec.Owner.UID, ", ", ip.Spec.ReleasePolicy)
+			if (ip.Spec.KeepUntil == nil) != (ip.Spec.Owner.UID == "a") {
+				t.Errorf("%s is kept until %v", ip.Name, ip.Spec.KeepUntil)
+			}
 			if ip.Spec.RetainFor != nil {
 				got[ip.Name] += " for " + ip.Spec.RetainFor.Duration.String()
 			}

@@ -5,6 +5,7 @@ package reclaim
 import (
 	"context"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
@@ -45,6 +46,32 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	}
 	klog.FromContext(ctx).V(2).Info("A floating IP follows its pod to the workload that adopted it", "ip", ip.Spec.Address, "pod", klog.KObj(pod), "kind", spec.Owner.Kind, "owner", spec.Owner.Name)
 	return nil
+}
+
+// awaits says whether it is time to find the workload that an address without a pod
+// waits for by its name. Claims find theirs themselves (package claims), and pods
+// bring the UID of their workload when they take one.
+func awaits(ip *v1alpha1.FloatingIP, now time.Time) bool {
+	return ip.Spec.Pod == nil && ip.Spec.Owner.IsAwaited() && !isClaim(ip.Spec.Owner) && needsOwner(&ip.Spec) && keptFor(&ip.Spec, now) == 0
+}
+
+// findAwaited writes the UID of the workload that an address waits for, and says
+// whether there is one.
+func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+	uid, err := r.owners.customs.uidOf(ctx, ip.Spec.Owner)
+	if err != nil {
+		return false, r.unknown(ip, nil, err)
+	}
+	if uid == "" {
+		return false, nil
+	}
+	spec := ip.Spec.DeepCopy()
+	spec.Owner.UID = uid
+	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
+		return false, err
+	}
+	klog.FromContext(ctx).V(2).Info("Found the owner that a floating IP waited for", "ip", ip.Spec.Address, "kind", spec.Owner.Kind, "owner", spec.Owner.Name, "namespace", spec.Owner.Namespace)
+	return true, nil
 }
 
 // controllerOf returns what controls a pod's ReplicaSet, or nil.

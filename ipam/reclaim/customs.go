@@ -137,6 +137,38 @@ func (c *customs) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (
 	return seen.workload, seen.template, true, nil
 }
 
+// uidOf returns the UID of the object that has an owner's kind and name now, of
+// whatever kind; empty: there is none, or it is being deleted. Blocking.
+func (c *customs) uidOf(ctx context.Context, owner *v1alpha1.Owner) (types.UID, error) {
+	gvk := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind)
+	kind, err := c.resolve(gvk)
+	if err != nil {
+		return "", fmt.Errorf("find the resource of %s: %w", gvk, err)
+	}
+	if kind == nil {
+		return "", nil
+	}
+	objects := metadata.ResourceInterface(c.metadata.Resource(kind.resource))
+	if !kind.cluster {
+		objects = c.metadata.Resource(kind.resource).Namespace(owner.Namespace)
+	}
+	read, err := objects.Get(ctx, owner.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		c.forget(gvk.GroupKind())
+		return "", fmt.Errorf("get %s %s/%s: %w", kind.resource.GroupResource(), owner.Namespace, owner.Name, errMoved)
+	case apierrors.IsNotFound(err):
+		return "", nil
+	case apierrors.IsForbidden(err):
+		return "", &forbiddenError{kind.resource, err}
+	case err != nil:
+		return "", fmt.Errorf("get %s %s/%s: %w", kind.resource.GroupResource(), owner.Namespace, owner.Name, err)
+	case !exists(read):
+		return "", nil
+	}
+	return read.UID, nil
+}
+
 // readScale reads how many replicas an object wants, and says whether it could.
 func readScale(ctx context.Context, objects dynamic.ResourceInterface, name string, w *workload) (bool, error) {
 	scale, err := objects.Get(ctx, name, metav1.GetOptions{}, "scale")

@@ -54,6 +54,15 @@ func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
 	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || isClaim(spec.Owner)
 }
 
+// keptFor is how much longer an address without a pod is kept whatever becomes of
+// its owner.
+func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
+	if spec.KeepUntil == nil || spec.Pod != nil {
+		return 0
+	}
+	return max(0, spec.KeepUntil.Sub(now))
+}
+
 // decide applies the rules of the package documentation. Pure.
 func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	switch {
@@ -65,6 +74,9 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		return verdict{}
 	case s.unclaimed:
 		return verdict{action: free}
+	}
+	if left := keptFor(spec, s.now); left > 0 {
+		return verdict{again: left}
 	}
 	preallocated := s.owner.preallocated(s.at)
 	switch spec.ReleasePolicy {
@@ -108,7 +120,8 @@ func endCooldown(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if spec.ReleasedAt == nil || spec.Pod != nil {
 		return verdict{}
 	}
-	if left := spec.ReleasedAt.Add(s.cooldown).Sub(s.now); left > 0 {
+	// Of one that was restored the pool may yet be missing.
+	if left := max(spec.ReleasedAt.Add(s.cooldown).Sub(s.now), keptFor(spec, s.now)); left > 0 {
 		return verdict{again: left}
 	}
 	return verdict{action: free}

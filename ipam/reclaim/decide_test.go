@@ -213,6 +213,18 @@ func checkDecision(t *testing.T, spec v1alpha1.FloatingIPSpec, s situation, want
 		check("the pool has a cooldown and no pod had the address", spec, with, verdict{action: want})
 	}
 
+	restored := spec
+	restored.KeepUntil = &metav1.Time{Time: s.now.Add(time.Hour)}
+	if spec.Pod == nil {
+		with = s
+		with.superseded, with.cooldown = true, time.Minute
+		check("restored from a backup", restored, with, verdict{again: time.Hour})
+	} else {
+		check("restored from a backup, with a pod", restored, s, verdict{action: want})
+	}
+	restored.KeepUntil = &metav1.Time{Time: s.now}
+	check("restored long ago", restored, s, verdict{action: want})
+
 	limited := spec
 	limited.RetainFor = &metav1.Duration{Duration: time.Hour}
 	for _, age := range []time.Duration{0, time.Hour - time.Second, time.Hour, 2 * time.Hour} {
@@ -262,7 +274,7 @@ func TestDecidePreallocated(t *testing.T) {
 // Addresses without an owner.
 func TestDecideCooldown(t *testing.T) {
 	now := time.Now()
-	released := metav1.NewTime(now.Add(-time.Minute))
+	released, later := metav1.NewTime(now.Add(-time.Minute)), metav1.NewTime(now.Add(time.Hour))
 	pod := &v1alpha1.PodReference{Name: "web"}
 	for _, test := range []struct {
 		name     string
@@ -273,6 +285,8 @@ func TestDecideCooldown(t *testing.T) {
 		{"cooling", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, 3 * time.Minute, verdict{again: 2 * time.Minute}},
 		{"cooled down", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, time.Minute, verdict{action: free}},
 		{"the pool is gone, or its cooldown", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, 0, verdict{action: free}},
+		{"restored before its pool", v1alpha1.FloatingIPSpec{ReleasedAt: &released, KeepUntil: &later}, 0, verdict{again: time.Hour}},
+		{"restored, and the pool's cooldown is longer now", v1alpha1.FloatingIPSpec{ReleasedAt: &released, KeepUntil: &later}, 121 * time.Minute, verdict{again: 2 * time.Hour}},
 		{"cooling, but reserved", v1alpha1.FloatingIPSpec{ReleasedAt: &released, Reserved: true}, 0, verdict{}},
 		{"somebody else's", v1alpha1.FloatingIPSpec{}, time.Minute, verdict{}},
 		{"somebody else's, with a pod", v1alpha1.FloatingIPSpec{ReleasedAt: &released, Pod: pod}, 0, verdict{}},

@@ -24,6 +24,10 @@
 // when each kind of workload wants an address ([workload.wants] here), and what that
 // means in every situation.
 //
+// An address that was restored from a backup is kept without a pod until
+// spec.keepUntil, whatever the rules say. When that is over, its workload is looked for
+// by name if nobody wrote its UID before ([Reclaimer.findAwaited]), and the rules hold.
+//
 // # Several addresses of a pod
 //
 // A live pod has the addresses that its annotation names and that record it. Others

@@ -223,6 +223,11 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		} else if ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned && isNew(ip) {
 			s.unclaimed = true // as leaveNode found
 		}
+		if awaits(ip, s.now) {
+			if found, err := r.findAwaited(ctx, ip); found || err != nil {
+				return 0, err
+			}
+		}
 		if err := r.assess(ctx, ip, podExists, &s); err != nil {
 			return 0, err
 		}
@@ -285,7 +290,7 @@ func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
 // asks the API server itself before a workload counts as not wanting the address:
 // a cache may be older than the address is.
 func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) error {
-	if s.unclaimed || !needsOwner(&ip.Spec) {
+	if s.unclaimed || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
 		return nil
 	}
 	siblings := r.siblings(ip)

@@ -63,6 +63,13 @@ func TestFloatingIPValidation(t *testing.T) {
 		_, err := w.berth.FloatingIPs.Patch(w.ctx, name6, types.MergePatchType, []byte(`{"spec":{"address":"2001:db8:70::12"}}`), metav1.PatchOptions{})
 		checkAnswer(t, err, "is immutable: delete this FloatingIP and create another")
 	})
+	t.Run("kept without a pod, but with one", func(t *testing.T) {
+		w := w.on(t)
+		_, err := w.berth.FloatingIPs.Patch(w.ctx, "10.0.70.3", types.MergePatchType, []byte(`{"spec":{"keepUntil":"2030-01-02T03:04:05Z"}}`), metav1.PatchOptions{})
+		checkAnswer(t, err, "")
+		_, err = w.berth.FloatingIPs.Patch(w.ctx, "10.0.70.3", types.MergePatchType, []byte(`{"spec":{"pod":{"name":"web","uid":"a"}}}`), metav1.PatchOptions{})
+		checkAnswer(t, err, "says how long the address is kept without a pod: leave it out while a pod has the address")
+	})
 	t.Run("the default policy is filled in", func(t *testing.T) {
 		w := w.on(t)
 		ip, err := w.berth.FloatingIPs.Get(w.ctx, "10.0.70.3", metav1.GetOptions{})

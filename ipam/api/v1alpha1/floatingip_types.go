@@ -53,6 +53,8 @@ type FloatingIP struct {
 }
 
 // FloatingIPSpec says who has the address, where and since when.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
 type FloatingIPSpec struct {
 	// address in its canonical form; the object's name follows from it.
 	//
@@ -125,6 +127,13 @@ type FloatingIPSpec struct {
 	// +optional
 	KeepOnScaleDown bool `json:"keepOnScaleDown,omitempty"`
 
+	// keepUntil keeps the address, while it has no pod, until that time, whatever
+	// becomes of its owner: it was restored from a backup, and its workload may come
+	// back later. From then on it is released as always.
+	//
+	// +optional
+	KeepUntil *metav1.Time `json:"keepUntil,omitempty"`
+
 	// releasedAt is when the address was freed. It has no owner any more and is
 	// given to nobody until the cooldown of its pool is over.
 	//
@@ -186,7 +195,8 @@ type Owner struct {
 	Name string `json:"name"`
 
 	// uid of the workload. A workload that was deleted and created again under
-	// the same name has another one.
+	// the same name has another one. 00000000-0000-0000-0000-000000000000: the
+	// address waits for the first workload of that name.
 	UID types.UID `json:"uid"`
 
 	// podName is the pod the address stands for where the owner's pods have
@@ -204,6 +214,13 @@ type Owner struct {
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
 }
+
+// NilUID is the UID of an owner that is known by its name only: the address is for
+// the first workload or IPClaim of that name.
+const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
+
+// IsAwaited says whether the address waits for an owner of that name.
+func (o *Owner) IsAwaited() bool { return o.UID == NilUID }
 
 // PodReference is one incarnation of a pod; its namespace is the owner's.
 type PodReference struct {

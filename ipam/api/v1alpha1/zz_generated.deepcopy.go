@@ -90,6 +90,10 @@ func (in *FloatingIPSpec) DeepCopyInto(out *FloatingIPSpec) {
 		*out = new(v1.Duration)
 		**out = **in
 	}
+	if in.KeepUntil != nil {
+		in, out := &in.KeepUntil, &out.KeepUntil
+		*out = (*in).DeepCopy()
+	}
 	if in.ReleasedAt != nil {
 		in, out := &in.ReleasedAt, &out.ReleasedAt
 		*out = (*in).DeepCopy()

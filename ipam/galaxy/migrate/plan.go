@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/plan"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -31,7 +32,7 @@ const (
 // NilUID stands for the UID of an owner that does not exist: the claim that is
 // yet to be created, or the workload that an address waits for. Addresses with it
 // have the policy Never, by which owners find theirs by name.
-const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
+const NilUID = v1alpha1.NilUID
 
 // Input is all that a plan depends on.
 type Input struct {
@@ -80,77 +81,27 @@ type Workload struct {
 	Controller *metav1.OwnerReference
 }
 
-// Action is what is to be done about an object.
-type Action string
-
-// The actions.
-const (
-	// Create: it is missing.
-	Create Action = "create"
-	// Update: it exists, without a live pod, and a live pod of Galaxy's has the
-	// address.
-	Update Action = "update"
-	// Same: it exists as it would be created.
-	Same Action = "same"
-	// Differs: it exists, for the same owner, and is left as it is.
-	Differs Action = "differs"
-	// Conflict: it exists for another owner, or contradicts what exists. Somebody
-	// must decide.
-	Conflict Action = "conflict"
-	// Stale: Galaxy itself would free the address, or should have.
-	Stale Action = "stale"
-	// Skip: it cannot be imported. Somebody must decide.
-	Skip Action = "skip"
+// A plan of what to write, as package plan has it.
+type (
+	Action = plan.Action
+	Item   = plan.Item
+	Plan   = plan.Plan
 )
 
-// Actions lists all, in the order in which people want to see them.
-var Actions = []Action{Create, Update, Same, Differs, Stale, Skip, Conflict}
-
-// Item is one object of the plan. At most one of Pool, Claim and IP is set, to
-// the object as it should be; none where there is none to be.
-type Item struct {
-	Action          Action
-	Kind            string // IPPool, IPClaim or FloatingIP
-	Namespace, Name string
-	Note            string
-
-	Pool  *v1alpha1.IPPool
-	Claim *v1alpha1.IPClaim
-	IP    *v1alpha1.FloatingIP
-	// Seen is the FloatingIP to update.
-	Seen *v1alpha1.FloatingIP
-}
-
-// Plan is what to do.
-type Plan struct {
-	// Items in the order pools, claims, addresses; each by name, addresses as
-	// numbers.
-	Items []Item
-	// Notes concern the whole.
-	Notes []string
-}
-
-// Count returns how many items of each action a kind has.
-func (p *Plan) Count(kind string) map[Action]int {
-	count := map[Action]int{}
-	for i := range p.Items {
-		if p.Items[i].Kind == kind {
-			count[p.Items[i].Action]++
-		}
-	}
-	return count
-}
-
-// Undecided is how many items somebody must decide about.
-func (p *Plan) Undecided() int {
-	n := 0
-	for i := range p.Items {
-		if action := p.Items[i].Action; action == Skip || action == Conflict {
-			n++
-		}
-	}
-	return n
-}
+// The actions, and what they mean here.
+const (
+	Create = plan.Create
+	// Update: it exists, without a live pod, and a live pod of Galaxy's has the
+	// address.
+	Update   = plan.Update
+	Same     = plan.Same
+	Differs  = plan.Differs
+	Conflict = plan.Conflict
+	// Stale: Galaxy itself would free the address, or should have.
+	Stale = plan.Stale
+	// Skip: it cannot be imported.
+	Skip = plan.Skip
+)
 
 // Make returns the plan for an input, which it does not modify. It fails where
 // pools cannot be made of Galaxy's configuration.
