@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -15,7 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
-	"github.com/berth-dev/berth/ipam/galaxy/migrate"
+	"github.com/berth-dev/berth/ipam/plan"
 )
 
 // applier creates what a plan says.
@@ -25,61 +24,48 @@ type applier struct {
 	progress *progress
 }
 
+// step is some of a plan, written before the next. do writes one item; nil: as the
+// plan has it.
+type step struct {
+	what  string
+	items []*plan.Item
+	do    func(ctx context.Context, item *plan.Item) error
+}
+
 // apply lets the API server validate everything, so that a bad object does not
-// leave a migration half done, and then creates it: claims, since addresses carry
-// their UIDs; then addresses; pools last, so that nothing can be allocated from
-// them before all addresses in use are known.
-func (a *applier) apply(ctx context.Context, plan *migrate.Plan) error {
-	claims, ips, pools := toWrite(plan)
-	all := slices.Concat(claims, ips, pools)
-	if len(all) == 0 {
-		return nil
+// leave the work half done, and then writes it, step by step.
+func (a *applier) apply(ctx context.Context, steps ...step) error {
+	var all []*plan.Item
+	for _, step := range steps {
+		all = append(all, step.items...)
 	}
-	dryRun := func(ctx context.Context, item *migrate.Item) error {
+	dryRun := func(ctx context.Context, item *plan.Item) error {
 		_, err := a.write(ctx, item, []string{metav1.DryRunAll})
 		return err
 	}
 	if err := a.each(ctx, "validated", all, dryRun); err != nil {
 		return fmt.Errorf("nothing was created, since the API server would not take all of it:\n%w", err)
 	}
-
-	uids := map[types.NamespacedName]types.UID{}
-	var mu sync.Mutex
-	err := a.each(ctx, "claims", claims, func(ctx context.Context, item *migrate.Item) error {
-		uid, err := a.write(ctx, item, nil)
-		mu.Lock()
-		defer mu.Unlock()
-		uids[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}] = uid
-		return err
-	})
-	if err != nil {
-		return unfinished(err)
-	}
-	for _, item := range ips {
-		if owner := item.IP.Spec.Owner; owner != nil && owner.UID == migrate.NilUID {
-			if uid, ok := uids[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}]; ok && owner.Kind == "IPClaim" {
-				owner.UID = uid
+	for _, step := range steps {
+		do := step.do
+		if do == nil {
+			do = func(ctx context.Context, item *plan.Item) error {
+				_, err := a.write(ctx, item, nil)
+				return err
 			}
 		}
-	}
-	write := func(ctx context.Context, item *migrate.Item) error {
-		_, err := a.write(ctx, item, nil)
-		return err
-	}
-	if err := a.each(ctx, "addresses", ips, write); err != nil {
-		return unfinished(err)
-	}
-	if err := a.each(ctx, "pools", pools, write); err != nil {
-		return unfinished(err)
+		if err := a.each(ctx, step.what, step.items, do); err != nil {
+			return unfinished(err)
+		}
 	}
 	return nil
 }
 
 // toWrite returns the items that --apply writes.
-func toWrite(plan *migrate.Plan) (claims, ips, pools []*migrate.Item) {
-	for i := range plan.Items {
-		item := &plan.Items[i]
-		if item.Action != migrate.Create && item.Action != migrate.Update {
+func toWrite(made *plan.Plan) (claims, ips, pools []*plan.Item) {
+	for i := range made.Items {
+		item := &made.Items[i]
+		if item.Action != plan.Create && item.Action != plan.Update {
 			continue
 		}
 		switch {
@@ -99,7 +85,7 @@ func unfinished(err error) error {
 }
 
 // write creates or updates an item's object and returns its UID.
-func (a *applier) write(ctx context.Context, item *migrate.Item, dryRun []string) (types.UID, error) {
+func (a *applier) write(ctx context.Context, item *plan.Item, dryRun []string) (types.UID, error) {
 	create := metav1.CreateOptions{DryRun: dryRun}
 	var (
 		object metav1.Object
@@ -110,7 +96,7 @@ func (a *applier) write(ctx context.Context, item *migrate.Item, dryRun []string
 		object, err = a.api.IPPools.Create(ctx, item.Pool, create)
 	case item.Claim != nil:
 		object, err = a.api.IPClaims(item.Namespace).Create(ctx, item.Claim, create)
-	case item.Action == migrate.Update:
+	case item.Action == plan.Update:
 		object, err = a.api.FloatingIPs.Update(ctx, updated(item), metav1.UpdateOptions{DryRun: dryRun})
 	default:
 		object, err = a.api.FloatingIPs.Create(ctx, item.IP, create)
@@ -127,7 +113,7 @@ func (a *applier) write(ctx context.Context, item *migrate.Item, dryRun []string
 
 // updated is the object that was seen, with the new holder. Its UID and resource
 // version make the API server refuse it if it changed since.
-func updated(item *migrate.Item) *v1alpha1.FloatingIP {
+func updated(item *plan.Item) *v1alpha1.FloatingIP {
 	ip := item.Seen.DeepCopy()
 	ip.Spec = item.IP.Spec
 	for name, value := range item.IP.Annotations {
@@ -140,7 +126,7 @@ func updated(item *migrate.Item) *v1alpha1.FloatingIP {
 const mostErrors = 20
 
 // each does something with items, some at a time, and stops when too much fails.
-func (a *applier) each(ctx context.Context, what string, items []*migrate.Item, do func(context.Context, *migrate.Item) error) error {
+func (a *applier) each(ctx context.Context, what string, items []*plan.Item, do func(context.Context, *plan.Item) error) error {
 	if len(items) == 0 {
 		return nil
 	}

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -164,12 +166,15 @@ func (o *importOptions) run(ctx context.Context, config *genericclioptions.Confi
 		return err
 	}
 	if o.apply {
-		applier := &applier{api: api.berth, workers: o.workers, progress: progress}
-		if err := applier.apply(ctx, plan); err != nil {
+		if err := o.write(ctx, &applier{api: api.berth, workers: o.workers, progress: progress}, plan); err != nil {
 			return err
 		}
 	}
-	printSummary(streams, plan, o)
+	out := streams.Out
+	if o.output != "" {
+		out = streams.ErrOut
+	}
+	printSummary(out, plan, o.apply, fromGalaxy(plan))
 	if n := plan.Undecided(); n > 0 {
 		return &undecidedError{n}
 	}
@@ -203,6 +208,46 @@ func (o *importOptions) read(ctx context.Context, api *cluster, given *given, pr
 		return nil, nil, err
 	}
 	return input, append(notes, api.notes...), nil
+}
+
+// write applies a plan: claims, since addresses carry their UIDs; then addresses;
+// pools last, so that nothing can be allocated from them before all addresses in use
+// are known.
+func (o *importOptions) write(ctx context.Context, applier *applier, made *migrate.Plan) error {
+	claims, ips, pools := toWrite(made)
+	uids := map[types.NamespacedName]types.UID{}
+	var mu sync.Mutex
+	createClaim := func(ctx context.Context, item *migrate.Item) error {
+		uid, err := applier.write(ctx, item, nil)
+		mu.Lock()
+		defer mu.Unlock()
+		uids[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}] = uid
+		return err
+	}
+	createIP := func(ctx context.Context, item *migrate.Item) error {
+		if owner := item.IP.Spec.Owner; owner != nil && owner.IsAwaited() && owner.Kind == "IPClaim" {
+			if uid, ok := uids[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}]; ok {
+				owner.UID = uid
+			}
+		}
+		_, err := applier.write(ctx, item, nil)
+		return err
+	}
+	return applier.apply(ctx, step{"claims", claims, createClaim}, step{"addresses", ips, createIP}, step{"pools", pools, nil})
+}
+
+// fromGalaxy says what is left to do about addresses of live pods.
+func fromGalaxy(plan *migrate.Plan) string {
+	live := 0
+	for i := range plan.Items {
+		if ip := plan.Items[i].IP; ip != nil && ip.Spec.Pod != nil {
+			live++
+		}
+	}
+	if live == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d addresses are those of live pods, which stay on Galaxy's network until they are deleted.\n", live)
 }
 
 // configError says what to do about a configuration that cannot be imported.

@@ -59,8 +59,8 @@ func somePod(name, uid, kind, owner string) *v1.Pod {
 	}
 }
 
-// plan makes a plan of testdata/galaxy.yaml in a cluster with one Berth object.
-func plan(t *testing.T) *migrate.Plan {
+// galaxyPlan makes a plan of testdata/galaxy.yaml in a cluster with one Berth object.
+func galaxyPlan(t *testing.T) *migrate.Plan {
 	t.Helper()
 	given, err := readFiles([]string{"testdata/galaxy.yaml"}, nil, "floatingips")
 	if err != nil {
@@ -94,18 +94,18 @@ func plan(t *testing.T) *migrate.Plan {
 
 func TestPrintPlan(t *testing.T) {
 	var out bytes.Buffer
-	plan := plan(t)
+	plan := galaxyPlan(t)
 	if err := printPlan(&out, plan); err != nil {
 		t.Fatal(err)
 	}
-	printSummary(genericiooptions.IOStreams{Out: &out}, plan, &importOptions{})
+	printSummary(&out, plan, false, fromGalaxy(plan))
 	golden(t, "plan.txt", out.String())
 }
 
 func TestPrintObjects(t *testing.T) {
 	for _, format := range []string{"yaml", "json"} {
 		var out bytes.Buffer
-		if err := printObjects(&out, plan(t), format); err != nil {
+		if err := printObjects(&out, galaxyPlan(t), format); err != nil {
 			t.Fatal(err)
 		}
 		golden(t, "objects."+format, out.String())

@@ -13,50 +13,49 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
-	"github.com/berth-dev/berth/ipam/galaxy/migrate"
+	"github.com/berth-dev/berth/ipam/plan"
 )
 
 func newReader(text []byte) *bufio.Reader { return bufio.NewReader(strings.NewReader(string(text))) }
 
 // printPlan writes a line for each object, and remarks.
-func printPlan(out io.Writer, plan *migrate.Plan) error {
+func printPlan(out io.Writer, made *plan.Plan) error {
 	table := printers.GetNewTabWriter(out)
 	fmt.Fprintln(table, "ACTION\tKIND\tNAME\tPOOL\tOWNER\tPOD\tNODE\tPOLICY\tNOTE")
-	for i := range plan.Items {
-		fmt.Fprintln(table, strings.Join(row(&plan.Items[i]), "\t"))
+	for i := range made.Items {
+		fmt.Fprintln(table, strings.Join(row(&made.Items[i]), "\t"))
 	}
 	if err := table.Flush(); err != nil {
 		return fmt.Errorf("print the plan: %w", err)
 	}
-	for _, note := range plan.Notes {
+	for _, note := range made.Notes {
 		fmt.Fprintln(out, "Note:", note)
 	}
 	return nil
 }
 
 // printRemarks writes what a plan in the form of objects does not say.
-func printRemarks(out io.Writer, plan *migrate.Plan) {
-	for i := range plan.Items {
-		if item := &plan.Items[i]; item.Note != "" || item.Action == migrate.Update {
+func printRemarks(out io.Writer, made *plan.Plan) {
+	for i := range made.Items {
+		if item := &made.Items[i]; item.Note != "" || item.Action == plan.Update {
 			fmt.Fprintf(out, "%s %s %s: %s\n", item.Action, item.Kind, name(item), item.Note)
 		}
 	}
-	for _, note := range plan.Notes {
+	for _, note := range made.Notes {
 		fmt.Fprintln(out, "Note:", note)
 	}
 }
 
-func name(item *migrate.Item) string {
+func name(item *plan.Item) string {
 	if item.Namespace == "" {
 		return item.Name
 	}
 	return item.Namespace + "/" + item.Name
 }
 
-func row(item *migrate.Item) []string {
+func row(item *plan.Item) []string {
 	pool, owner, pod, node, policy, note := "", "", "", "", "", item.Note
 	switch {
 	case item.Pool != nil:
@@ -105,17 +104,17 @@ func both(a, b string) string {
 }
 
 // printObjects writes the objects to create, in the order in which to create them.
-func printObjects(out io.Writer, plan *migrate.Plan, format string) error {
+func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	var flags genericclioptions.JSONYamlPrintFlags
 	printer, err := flags.ToPrinter(format)
 	if err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
 	list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}}}
-	claims, ips, pools := toWrite(plan)
-	for _, items := range [][]*migrate.Item{claims, ips, pools} {
+	claims, ips, pools := toWrite(made)
+	for _, items := range [][]*plan.Item{claims, ips, pools} {
 		for _, item := range items {
-			if item.Action != migrate.Create {
+			if item.Action != plan.Create {
 				continue // an update needs what exists: --apply does it
 			}
 			var object any
@@ -143,18 +142,14 @@ func printObjects(out io.Writer, plan *migrate.Plan, format string) error {
 }
 
 // printSummary says what is done and what comes next.
-func printSummary(streams genericiooptions.IOStreams, plan *migrate.Plan, options *importOptions) {
-	out := streams.Out
-	if options.output != "" {
-		out = streams.ErrOut
-	}
+func printSummary(out io.Writer, made *plan.Plan, applied bool, remark string) {
 	fmt.Fprintln(out)
 	for _, kind := range []string{"IPPool", "IPClaim", "FloatingIP"} {
 		var counts []string
-		byAction := plan.Count(kind)
-		for _, action := range migrate.Actions {
+		byAction := made.Count(kind)
+		for _, action := range plan.Actions {
 			if n := byAction[action]; n > 0 {
-				counts = append(counts, fmt.Sprintf("%d %s", n, word(action, options.apply)))
+				counts = append(counts, fmt.Sprintf("%d %s", n, word(action, applied)))
 			}
 		}
 		if len(counts) == 0 {
@@ -162,37 +157,29 @@ func printSummary(streams genericiooptions.IOStreams, plan *migrate.Plan, option
 		}
 		fmt.Fprintf(out, "%-11s %s\n", kind+":", strings.Join(counts, ", "))
 	}
-	live := 0
-	for i := range plan.Items {
-		if ip := plan.Items[i].IP; ip != nil && ip.Spec.Pod != nil {
-			live++
-		}
-	}
-	if live > 0 {
-		fmt.Fprintf(out, "%d addresses are those of live pods, which stay on Galaxy's network until they are deleted.\n", live)
-	}
+	fmt.Fprint(out, remark)
 	switch {
-	case options.apply:
-	case plan.Count("IPPool")[migrate.Create]+plan.Count("IPClaim")[migrate.Create]+plan.Count("FloatingIP")[migrate.Create]+plan.Count("FloatingIP")[migrate.Update] == 0:
+	case applied:
+	case !made.Writes():
 		fmt.Fprintln(out, "There is nothing to create.")
 	default:
 		fmt.Fprintln(out, "Nothing was changed. Do it with --apply.")
 	}
 }
 
-func word(action migrate.Action, applied bool) string {
+func word(action plan.Action, applied bool) string {
 	switch {
-	case action == migrate.Create && applied:
+	case action == plan.Create && applied:
 		return "created"
-	case action == migrate.Create:
+	case action == plan.Create:
 		return "to create"
-	case action == migrate.Update && applied:
+	case action == plan.Update && applied:
 		return "updated"
-	case action == migrate.Update:
+	case action == plan.Update:
 		return "to update"
-	case action == migrate.Skip:
+	case action == plan.Skip:
 		return "skipped"
-	case action == migrate.Conflict:
+	case action == plan.Conflict:
 		return "in conflict"
 	}
 	return string(action)
