@@ -87,51 +87,39 @@ func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	return list
 }
 
-// siblings are the addresses of the same owner.
-func (r *Reclaimer) siblings(ip *v1alpha1.FloatingIP) []*v1alpha1.FloatingIP {
-	owner := ip.Spec.Owner
-	return r.indexed(byOwner, ownerKey(owner.Kind, owner.Namespace, owner.Name))
-}
-
 // recorded are the addresses that are recorded for a pod.
 func (r *Reclaimer) recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return r.indexed(byPodUID, string(uid))
 }
 
-// liveHolder returns the pod that holds an address if the cache has it, alive, and
-// all addresses recorded for it.
-func (r *Reclaimer) liveHolder(ip *v1alpha1.FloatingIP) (*v1.Pod, []*v1alpha1.FloatingIP) {
+// livePod returns the pod that an address records if the cache has it, alive; nil if
+// not.
+func (r *Reclaimer) livePod(ip *v1alpha1.FloatingIP) *v1.Pod {
+	if ip.Spec.Pod == nil || ip.Spec.Owner == nil {
+		return nil
+	}
 	pod, err := r.pods.Pods(ip.Spec.Owner.Namespace).Get(ip.Spec.Pod.Name)
 	if err != nil || pod.UID != ip.Spec.Pod.UID || finished(pod) {
+		return nil
+	}
+	return pod
+}
+
+// liveHolder returns that pod, and all addresses recorded for it.
+func (r *Reclaimer) liveHolder(ip *v1alpha1.FloatingIP) (*v1.Pod, []*v1alpha1.FloatingIP) {
+	pod := r.livePod(ip)
+	if pod == nil {
 		return nil, nil
 	}
 	return pod, r.recorded(pod.UID)
 }
 
-// observedDemand is how many addresses one pod of an owner has, judged by those
-// that its pods ask for or had together: for workloads that do not say. 0: nothing
-// can be said.
-func (r *Reclaimer) observedDemand(owner *v1alpha1.Owner, siblings []*v1alpha1.FloatingIP) int64 {
-	if owner.PodName != "" || owner.NodeName != "" {
-		return 0
+// asked is how many addresses the live pod of an address asks for.
+func (r *Reclaimer) asked(ip *v1alpha1.FloatingIP) int64 {
+	if pod := r.livePod(ip); pod != nil {
+		return requested(&pod.Spec)
 	}
-	together := map[string]int64{}
-	most := int64(1)
-	for _, ip := range siblings {
-		if ip.Spec.Owner.UID != owner.UID {
-			continue
-		}
-		if name := lastPod(&ip.Spec); name != "" {
-			together[name]++
-			most = max(most, together[name])
-		}
-		if ip.Spec.Pod != nil {
-			if pod, _ := r.liveHolder(ip); pod != nil {
-				most = max(most, requested(&pod.Spec))
-			}
-		}
-	}
-	return most
+	return 0
 }
 
 // watch registers the event handlers.
@@ -233,18 +221,17 @@ func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
 	}
 }
 
-// addressChanged also looks at other addresses of the pod, of the pod name, and of
-// an owner whose pods share them out: one of them may be surplus now.
+// addressChanged also looks at other addresses of the pod, of the pod name, and at
+// the last in the order of an owner whose pods share them out: it may be surplus now.
 func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
-	r.queue.Add(ip.Name)
-	if owner := ip.Spec.Owner; !gone && owner != nil && owner.PodName == "" && owner.NodeName == "" && (isClaim(owner) || ip.Generation == 1) {
-		// Others may now be among those that are too many.
-		for _, sibling := range r.siblings(ip) {
-			if sibling.Spec.Pod == nil {
-				r.queue.Add(sibling.Name)
-			}
+	if gone {
+		r.rankings.remove(ip.Name)
+	} else if r.rankings.put(ip) {
+		for _, last := range r.rankings.lastYielding(ip.Spec.Owner) {
+			r.queue.Add(last)
 		}
 	}
+	r.queue.Add(ip.Name)
 	if gone || ip.Spec.Pod == nil {
 		r.clocks.forget(ip.Name)
 		return
@@ -257,6 +244,7 @@ func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 
 func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
 	held := r.recorded(pod.UID)
+	r.rankings.podChanged(held)
 	if gone || finished(pod) {
 		for _, ip := range held {
 			r.clocks.start(ip.Name)

@@ -75,6 +75,7 @@ type Reclaimer struct {
 	pools    *client.IPPools
 	poolsOf  cache.Indexer
 	pods     corelisters.PodLister
+	rankings *rankings
 	owners   *owners
 	detacher Detacher
 	events   events.EventRecorder
@@ -109,6 +110,7 @@ func New(config Config) (*Reclaimer, error) {
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),
 	}
+	r.rankings = newRankings(r.asked)
 	r.owners = &owners{
 		client: config.Kube, api: config.Berth,
 		statefulSets: apps.StatefulSets().Lister(), deployments: apps.Deployments().Lister(),
@@ -228,11 +230,17 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 				return 0, err
 			}
 		}
-		if err := r.assess(ctx, ip, podExists, &s); err != nil {
+		if known, err := r.assess(ctx, ip, podExists, &s); err != nil || !known {
 			return 0, err
 		}
 	}
 	v := decide(&ip.Spec, s)
+	if ip.Spec.Owner != nil && v.action != keep && yields(ip) {
+		// If one is too many, another may be, and nothing else brings us to it.
+		if next := r.rankings.nextYielding(ip); next != "" {
+			r.queue.Add(next)
+		}
+	}
 	if ip.Spec.Owner == nil && v.action == free {
 		// Whoever began the cooldown may have heard of a change of the pool first.
 		if s.cooldown, err = r.cooldownNow(ctx, ip); err != nil {
@@ -288,32 +296,36 @@ func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
 
 // assess adds to s what the decision about an address without a pod rests on. It
 // asks the API server itself before a workload counts as not wanting the address:
-// a cache may be older than the address is.
-func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) error {
+// a cache may be older than the address is. If known is false the address has changed
+// meanwhile, and its event brings it back.
+func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) (known bool, err error) {
 	if s.unclaimed || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
-		return nil
+		return true, nil
 	}
-	siblings := r.siblings(ip)
-	s.at = standingOf(ip, siblings)
-	s.superseded = superseded(ip, siblings, r.liveHolder)
+	if s.at, known = r.rankings.standing(ip); !known {
+		return false, nil
+	}
+	if ip.Spec.Owner.PodName != "" {
+		s.superseded = superseded(ip, r.rankings.members(ip.Spec.Owner), r.liveHolder)
+	}
 	if isPod(ip.Spec.Owner) {
 		s.owner = workload{exists: podExists, unbounded: true}
-		return nil
+		return true, nil
 	}
 	for _, fresh := range []bool{false, true} {
 		w, live, err := r.owners.find(ctx, ip.Spec.Owner, fresh)
 		if err != nil {
-			return r.unknown(ip, nil, err)
+			return false, r.unknown(ip, nil, err)
 		}
 		if w.each.total == 0 {
-			w.each.total = r.observedDemand(ip.Spec.Owner, siblings)
+			w.each.total = r.rankings.demand(ip.Spec.Owner)
 		}
 		s.owner = w
 		if live || s.superseded || w.wants(&ip.Spec, s.at) {
 			break
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // apply writes a decision.

@@ -92,42 +92,19 @@ type standing struct {
 	families int64
 }
 
-// standingOf computes the standing of an address; siblings are the addresses of
-// the same owner, itself included.
-func standingOf(ip *v1alpha1.FloatingIP, siblings []*v1alpha1.FloatingIP) standing {
-	s := standing{family: familyOf(ip)}
-	var four, six int64
-	for _, other := range siblings {
-		if !samePurpose(other, ip) {
-			continue
-		}
-		family := familyOf(other)
-		if family == v1alpha1.IPv6 {
-			six = 1
-		} else {
-			four = 1
-		}
-		if family == s.family && before(other, ip) {
-			s.rank++
-		}
-	}
-	s.families = four + six
-	return s
-}
-
-func samePurpose(a, b *v1alpha1.FloatingIP) bool {
-	x, y := a.Spec.Owner, b.Spec.Owner
-	return x.UID == y.UID && x.PodName == y.PodName && x.NodeName == y.NodeName
-}
-
+// before is the order in which an owner keeps its addresses: the last are given up
+// first. It orders all addresses of a purpose, by nothing but their records.
 func before(a, b *v1alpha1.FloatingIP) bool {
 	if isClaim(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
 		return a.Spec.Pod != nil
 	}
+	if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
+		return c < 0
+	}
 	// In the scheduler's order: by number, not by text.
 	x, _ := v1alpha1.AddrOf(a.Name)
 	y, _ := v1alpha1.AddrOf(b.Name)
-	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), x.Compare(y)) < 0
+	return x.Less(y)
 }
 
 func isClaim(owner *v1alpha1.Owner) bool {

@@ -56,8 +56,12 @@ func TestStanding(t *testing.T) {
 			[]standing{{v1alpha1.IPv4, 1, 1}, {v1alpha1.IPv4, 0, 1}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
+			for _, ip := range test.siblings {
+				r.put(ip)
+			}
 			for i, ip := range test.siblings {
-				if got := standingOf(ip, test.siblings); got != test.want[i] {
+				if got, ok := r.standing(ip); !ok || got != test.want[i] {
 					t.Errorf("%s: got %+v, want %+v", ip.Name, got, test.want[i])
 				}
 			}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// purpose is what addresses stand for: all pods of an owner, one pod name, or one
+// node.
+type purpose struct {
+	kind, namespace, name string
+	uid                   types.UID
+	podName, nodeName     string
+}
+
+func purposeOf(owner *v1alpha1.Owner) purpose {
+	return purpose{owner.Kind, owner.Namespace, owner.Name, owner.UID, owner.PodName, owner.NodeName}
+}
+
+func samePurpose(a, b *v1alpha1.FloatingIP) bool {
+	return a.Spec.Owner != nil && b.Spec.Owner != nil && purposeOf(a.Spec.Owner) == purposeOf(b.Spec.Owner)
+}
+
+// isShared says whether the owner's pods share out the address, so that how many
+// come before it decides whether it is wanted.
+func isShared(owner *v1alpha1.Owner) bool { return owner.PodName == "" && owner.NodeName == "" }
+
+// rankings keep the addresses of every purpose in the order of [before]. Where one
+// stands is found by binary search, so that looking at all addresses of an owner
+// takes n log n steps. Safe in parallel; no method blocks.
+type rankings struct {
+	// asks returns how many addresses the live pod of an address asks for; 0: it has
+	// none. It does not block.
+	asks func(ip *v1alpha1.FloatingIP) int64
+
+	mu  sync.Mutex
+	all map[purpose]*ranking
+	// ranked are the addresses as they were put last, by name.
+	ranked map[string]ranked
+}
+
+// ranked is an address as it is in a ranking, and what its pod asks for.
+type ranked struct {
+	ip   *v1alpha1.FloatingIP
+	asks int64
+}
+
+// ranking has the addresses of one purpose.
+type ranking struct {
+	four, six sequence
+	// shares are what pods have of them, by name; for those that pods share out.
+	shares map[string]share
+	// sizes are how many pods have how many addresses.
+	sizes map[int64]int
+}
+
+// sequence has addresses of one family in the order of before.
+type sequence struct {
+	all []*v1alpha1.FloatingIP
+	// yielding are those that are freed when too many come before them.
+	yielding []*v1alpha1.FloatingIP
+}
+
+// share is what one pod has, or had last.
+type share struct{ total, held, asks int64 }
+
+func (s share) size() int64 { return max(s.total, s.asks) }
+
+func newRankings(asks func(ip *v1alpha1.FloatingIP) int64) *rankings {
+	return &rankings{asks: asks, all: map[purpose]*ranking{}, ranked: map[string]ranked{}}
+}
+
+// put ranks an address as it is now, and says whether that may have changed where
+// others stand. It is called by the address's events alone, so that the last wins.
+func (r *rankings) put(ip *v1alpha1.FloatingIP) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if was, ok := r.ranked[ip.Name]; ok && was.ip == ip {
+		return false
+	}
+	was := r.drop(ip.Name)
+	if ip.Spec.Owner == nil {
+		return false
+	}
+	r.add(ip)
+	return was == nil || !samePurpose(was, ip) || compare(was, ip) != 0 || yields(was) != yields(ip)
+}
+
+// podChanged looks again at what the pod of addresses asks for.
+func (r *rankings) podChanged(held []*v1alpha1.FloatingIP) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, ip := range held {
+		if was := r.drop(ip.Name); was != nil {
+			r.add(was)
+		}
+	}
+}
+
+func (r *rankings) add(ip *v1alpha1.FloatingIP) {
+	now := ranked{ip, r.asks(ip)}
+	r.ranked[ip.Name] = now
+	key := purposeOf(ip.Spec.Owner)
+	if r.all[key] == nil {
+		r.all[key] = &ranking{}
+	}
+	r.all[key].add(now)
+}
+
+// remove forgets an address.
+func (r *rankings) remove(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop(name)
+}
+
+// drop returns the address as it was; nil if it was not ranked.
+func (r *rankings) drop(name string) *v1alpha1.FloatingIP {
+	was, ok := r.ranked[name]
+	if !ok {
+		return nil
+	}
+	delete(r.ranked, name)
+	key := purposeOf(was.ip.Spec.Owner)
+	of := r.all[key]
+	if of.remove(was); len(of.four.all)+len(of.six.all) == 0 {
+		delete(r.all, key)
+	}
+	return was.ip
+}
+
+// standing returns where an address stands; ok is false if it was ranked as it was
+// before or after, in which case its event is on the way.
+func (r *rankings) standing(ip *v1alpha1.FloatingIP) (at standing, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := r.of(ip)
+	if of == nil {
+		return standing{}, false
+	}
+	return of.standing(ip), true
+}
+
+// of returns the ranking that has the address as it is; nil if none has.
+func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
+	was, ok := r.ranked[ip.Name]
+	if !ok || was.ip.UID != ip.UID || was.ip.ResourceVersion != ip.ResourceVersion {
+		return nil
+	}
+	return r.all[purposeOf(ip.Spec.Owner)]
+}
+
+// demand is how many addresses one pod has, judged by those that the pods of a
+// workload ask for or had together: for workloads that do not say. 0: nothing can be
+// said.
+func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := r.all[purposeOf(owner)]
+	if of == nil || !isShared(owner) {
+		return 0
+	}
+	most := int64(1)
+	for size := range of.sizes {
+		most = max(most, size)
+	}
+	return most
+}
+
+// members are the addresses of the owner's purpose.
+func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := r.all[purposeOf(owner)]
+	if of == nil {
+		return nil
+	}
+	return slices.Concat(of.four.all, of.six.all)
+}
+
+// lastYielding are the names of those that the owner gives up first, one of each
+// family. If it wants them, it wants all.
+func (r *rankings) lastYielding(owner *v1alpha1.Owner) (names []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := r.all[purposeOf(owner)]
+	if of == nil {
+		return nil
+	}
+	for _, s := range []*sequence{&of.four, &of.six} {
+		if n := len(s.yielding); n > 0 {
+			names = append(names, s.yielding[n-1].Name)
+		}
+	}
+	return names
+}
+
+// nextYielding is the name of the one that the owner gives up after ip; empty if
+// there is none.
+func (r *rankings) nextYielding(ip *v1alpha1.FloatingIP) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := r.of(ip)
+	if of == nil {
+		return ""
+	}
+	s := of.sequence(ip)
+	if i, _ := position(s.yielding, ip); i > 0 {
+		return s.yielding[i-1].Name
+	}
+	return ""
+}
+
+func (o *ranking) sequence(ip *v1alpha1.FloatingIP) *sequence {
+	if familyOf(ip) == v1alpha1.IPv6 {
+		return &o.six
+	}
+	return &o.four
+}
+
+func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
+	rank, _ := position(o.sequence(ip).all, ip)
+	at := standing{family: familyOf(ip), rank: int64(rank)}
+	for _, s := range []*sequence{&o.four, &o.six} {
+		if len(s.all) > 0 {
+			at.families++
+		}
+	}
+	return at
+}
+
+func (o *ranking) add(r ranked) {
+	s := o.sequence(r.ip)
+	s.all = insert(s.all, r.ip)
+	if yields(r.ip) {
+		s.yielding = insert(s.yielding, r.ip)
+	}
+	o.share(r, +1)
+}
+
+func (o *ranking) remove(r ranked) {
+	s := o.sequence(r.ip)
+	s.all = without(s.all, r.ip)
+	if yields(r.ip) {
+		s.yielding = without(s.yielding, r.ip)
+	}
+	o.share(r, -1)
+}
+
+// share counts an address in or out.
+func (o *ranking) share(r ranked, n int64) {
+	name := lastPod(&r.ip.Spec)
+	if name == "" || !isShared(r.ip.Spec.Owner) {
+		return
+	}
+	if o.shares == nil {
+		o.shares, o.sizes = map[string]share{}, map[int64]int{}
+	}
+	s, ok := o.shares[name]
+	if ok {
+		if o.sizes[s.size()]--; o.sizes[s.size()] == 0 {
+			delete(o.sizes, s.size())
+		}
+	}
+	s.total += n
+	if r.ip.Spec.Pod != nil {
+		s.held += n
+		s.asks = r.asks
+	}
+	if s.held == 0 {
+		s.asks = 0
+	}
+	if s.total == 0 {
+		delete(o.shares, name)
+		return
+	}
+	o.shares[name] = s
+	o.sizes[s.size()]++
+}
+
+func compare(a, b *v1alpha1.FloatingIP) int {
+	switch {
+	case before(a, b):
+		return -1
+	case before(b, a):
+		return 1
+	}
+	return 0
+}
+
+func position(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP) (int, bool) {
+	return slices.BinarySearchFunc(list, ip, compare)
+}
+
+func insert(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP) []*v1alpha1.FloatingIP {
+	i, _ := position(list, ip)
+	return slices.Insert(list, i, ip)
+}
+
+func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP) []*v1alpha1.FloatingIP {
+	if i, ok := position(list, ip); ok {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
+}
+
+// yields says whether an address is freed when too many come before it.
+func yields(ip *v1alpha1.FloatingIP) bool {
+	owner := ip.Spec.Owner
+	return ip.Spec.Pod == nil && !ip.Spec.Reserved && isShared(owner) && needsOwner(&ip.Spec) &&
+		(!ip.Spec.KeepOnScaleDown || isClaim(owner))
+}

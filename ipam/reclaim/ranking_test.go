@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// rankModel is what the rankings should say, found by looking at everything.
+type rankModel map[string]*v1alpha1.FloatingIP
+
+func (m rankModel) standing(ip *v1alpha1.FloatingIP) standing {
+	at := standing{family: familyOf(ip)}
+	families := map[v1alpha1.IPFamily]bool{}
+	for _, other := range m {
+		if !samePurpose(other, ip) {
+			continue
+		}
+		families[familyOf(other)] = true
+		if familyOf(other) == at.family && before(other, ip) {
+			at.rank++
+		}
+	}
+	at.families = int64(len(families))
+	return at
+}
+
+func (m rankModel) demand(owner *v1alpha1.Owner, asks func(*v1alpha1.FloatingIP) int64) int64 {
+	together, most := map[string]int64{}, int64(1)
+	for _, ip := range m {
+		if ip.Spec.Owner == nil || purposeOf(ip.Spec.Owner) != purposeOf(owner) {
+			continue
+		}
+		if name := lastPod(&ip.Spec); name != "" {
+			together[name]++
+			most = max(most, together[name])
+		}
+		most = max(most, asks(ip))
+	}
+	return most
+}
+
+func (m rankModel) lastYielding(owner *v1alpha1.Owner) (names []string) {
+	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
+		var last *v1alpha1.FloatingIP
+		for _, ip := range m {
+			if ip.Spec.Owner != nil && purposeOf(ip.Spec.Owner) == purposeOf(owner) && familyOf(ip) == family && yields(ip) && (last == nil || before(last, ip)) {
+				last = ip
+			}
+		}
+		if last != nil {
+			names = append(names, last.Name)
+		}
+	}
+	return names
+}
+
+// The rankings say after any changes what looking at all addresses says.
+func TestRankings(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	owners := []*v1alpha1.Owner{nil, claim, shared("apps/v1", "Deployment"), set("web-0"), set("web-1"), daemon}
+	// asked is what pods ask for, by name; none is alive where it has none.
+	asked := map[string]int64{}
+	asks := func(ip *v1alpha1.FloatingIP) int64 {
+		if ip.Spec.Pod == nil {
+			return 0
+		}
+		return asked[ip.Spec.Pod.Name]
+	}
+	r, model := newRankings(asks), rankModel{}
+	for step := range 3000 {
+		name := fmt.Sprintf("10.0.70.%d", random.IntN(30))
+		if random.IntN(3) == 0 {
+			name = fmt.Sprintf("2001-0db8-0000-0000-0000-0000-0000-%04x", random.IntN(30))
+		}
+		switch random.IntN(6) {
+		case 0:
+			r.remove(name)
+			delete(model, name)
+		case 1:
+			pod := fmt.Sprintf("pod-%d", random.IntN(8))
+			asked[pod] = random.Int64N(4)
+			var held []*v1alpha1.FloatingIP
+			for _, ip := range model {
+				if ip.Spec.Pod != nil && ip.Spec.Pod.Name == pod {
+					held = append(held, ip)
+				}
+			}
+			r.podChanged(held)
+		default:
+			ip := &v1alpha1.FloatingIP{}
+			if owner := owners[random.IntN(len(owners))]; owner != nil {
+				pod := ""
+				if random.IntN(2) == 0 {
+					pod = fmt.Sprintf("pod-%d", random.IntN(8))
+				}
+				ip = record(name, owner, random.IntN(3), pod)
+				ip.Spec.ReleasePolicy, ip.Spec.KeepOnScaleDown, ip.Spec.Reserved = v1alpha1.ReleaseRetain, random.IntN(5) == 0, random.IntN(5) == 0
+				if random.IntN(2) == 0 {
+					ip.Spec.LastPod = fmt.Sprintf("pod-%d", random.IntN(8))
+				}
+			}
+			ip.ObjectMeta = metav1.ObjectMeta{Name: name, CreationTimestamp: ip.CreationTimestamp, ResourceVersion: fmt.Sprint(step)}
+			r.put(ip)
+			if model[name] = ip; ip.Spec.Owner == nil {
+				if _, ok := r.standing(ip); ok {
+					t.Fatal("an address without an owner is ranked")
+				}
+			}
+		}
+		for _, ip := range model {
+			if ip.Spec.Owner == nil {
+				continue
+			}
+			if got, ok := r.standing(ip); !ok || got != model.standing(ip) {
+				t.Fatalf("step %d, %s: got %+v (%v), want %+v", step, ip.Name, got, ok, model.standing(ip))
+			}
+		}
+		for _, owner := range owners[1:] {
+			owner := owner.DeepCopy()
+			owner.UID = "owner"
+			if isShared(owner) {
+				if got, want := r.demand(owner), model.demand(owner, asks); got != want && len(r.members(owner)) > 0 {
+					t.Fatalf("step %d, demand of %s: got %d, want %d", step, owner.Kind, got, want)
+				}
+			}
+			if got, want := r.lastYielding(owner), model.lastYielding(owner); !slices.Equal(got, want) {
+				t.Fatalf("step %d, the last of %s: got %v, want %v", step, owner.Kind, got, want)
+			}
+		}
+	}
+	for name := range model {
+		r.remove(name)
+	}
+	if len(r.all)+len(r.ranked) > 0 {
+		t.Errorf("%d rankings of %d addresses are left", len(r.all), len(r.ranked))
+	}
+}
+
+// An address that the cache has in another version than was ranked stands nowhere:
+// its event is on the way.
+func TestRankingOfAnotherVersion(t *testing.T) {
+	r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
+	ip := record("10.0.70.1", claim, 1, "")
+	if _, ok := r.standing(ip); ok {
+		t.Error("an address that was never ranked stands somewhere")
+	}
+	r.put(ip)
+	newer := ip.DeepCopy()
+	newer.ResourceVersion = "2"
+	if _, ok := r.standing(newer); ok {
+		t.Error("a newer version stands somewhere")
+	}
+	if _, ok := r.standing(ip); !ok {
+		t.Error("the version that was ranked stands nowhere")
+	}
+}
