@@ -5,58 +5,14 @@ package reclaim
 import (
 	"context"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 )
-
-// cached returns a Reclaimer with these objects in its caches, whose informers do
-// not run, and its factory of informers. Whatever it asks the API server for is an
-// error.
-func cached(t testing.TB, ips []*v1alpha1.FloatingIP, claims ...*v1alpha1.IPClaim) (*Reclaimer, informers.SharedInformerFactory) {
-	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("asked the API server: %s %s", r.Method, r.URL) }))
-	t.Cleanup(server.Close)
-	kube, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := client.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(Slim))
-	config := Config{
-		Kube: kube, Berth: api, Factory: factory,
-		FloatingIPs: client.NewFloatingIPInformer(api.FloatingIPs, 0, Indexers()),
-		Pools:       client.NewIPPoolInformer(api.IPPools, 0), Claims: client.NewIPClaimInformer(api, 0),
-	}
-	r, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, claim := range claims {
-		if err := config.Claims.GetIndexer().Add(claim); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, ip := range ips {
-		if err := config.FloatingIPs.GetIndexer().Add(ip); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return r, factory
-}
 
 // retained returns n addresses that an owner keeps.
 func retained(owner *v1alpha1.Owner, n int) []*v1alpha1.FloatingIP {
@@ -81,7 +37,7 @@ func BenchmarkResync(b *testing.B) {
 		} {
 			b.Run(fmt.Sprintf("%s of %d", owner.Kind, n), func(b *testing.B) {
 				ips := retained(owner, n)
-				r, factory := cached(b, ips, &v1alpha1.IPClaim{ObjectMeta: meta, Spec: v1alpha1.IPClaimSpec{Size: size}})
+				r, factory := cached(b, nobody(b), ips, &v1alpha1.IPClaim{ObjectMeta: meta, Spec: v1alpha1.IPClaimSpec{Size: size}})
 				if err := factory.Apps().V1().Deployments().Informer().GetIndexer().Add(&appsv1.Deployment{
 					ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: &size, Template: asking(nil)},
 				}); err != nil {

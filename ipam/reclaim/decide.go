@@ -34,6 +34,8 @@ type situation struct {
 	// superseded: a live pod of the name that the address stands for is bound with
 	// others.
 	superseded bool
+	// unknown: what the owner wants could not be found out. Never of an IPClaim.
+	unknown bool
 	// owner and at are looked at only if needsOwner.
 	owner workload
 	at    standing
@@ -46,6 +48,21 @@ type situation struct {
 type verdict struct {
 	action action
 	again  time.Duration
+}
+
+// expired says whether an address had no pod for as long as it is retained at most.
+// Then it is freed whatever its workload wants, unless an IPClaim preallocates it.
+func expired(spec *v1alpha1.FloatingIPSpec, s situation) bool {
+	return spec.Pod == nil && spec.RetainFor != nil && leftOf(spec, s) <= 0
+}
+
+// leftOf is how long an address with retainFor is still retained.
+func leftOf(spec *v1alpha1.FloatingIPSpec, s situation) time.Duration {
+	since := s.created
+	if spec.Since != nil {
+		since = spec.Since.Time
+	}
+	return since.Add(spec.RetainFor.Duration).Sub(s.now)
 }
 
 // needsOwner says whether the decision about an address whose pod is gone depends
@@ -79,10 +96,13 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		return verdict{again: left}
 	}
 	preallocated := s.owner.preallocated(s.at)
+	if expired(spec, s) && !preallocated {
+		return giveBack(spec, s)
+	}
 	switch spec.ReleasePolicy {
 	case v1alpha1.ReleaseNever:
 	case v1alpha1.ReleaseRetain:
-		if s.superseded || !s.owner.wants(spec, s.at) {
+		if s.superseded || !s.unknown && !s.owner.wants(spec, s.at) {
 			return giveBack(spec, s)
 		}
 	default:
@@ -96,14 +116,7 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if spec.RetainFor == nil || preallocated {
 		return verdict{}
 	}
-	since := s.created
-	if spec.Since != nil {
-		since = spec.Since.Time
-	}
-	if left := since.Add(spec.RetainFor.Duration).Sub(s.now); left > 0 {
-		return verdict{again: left}
-	}
-	return giveBack(spec, s)
+	return verdict{again: leftOf(spec, s)}
 }
 
 // giveBack frees an address, by way of the pool's cooldown if a pod ran with it.

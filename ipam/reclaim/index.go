@@ -20,7 +20,7 @@ import (
 const (
 	byPodUID = "podUID"
 	byOwner  = "owner"
-	// byPodName has addresses that stand for a pod name.
+	// byPodName has addresses that stand for a pod name or belong to a pod.
 	byPodName = "podName"
 	// byNode has addresses that stand for a node.
 	byNode = "ownerNode"
@@ -55,10 +55,13 @@ func Indexers() cache.Indexers {
 		}),
 		byOwner: ofOwner(func(owner *v1alpha1.Owner) string { return ownerKey(owner.Kind, owner.Namespace, owner.Name) }),
 		byPodName: ofOwner(func(owner *v1alpha1.Owner) string {
-			if owner.PodName == "" {
-				return ""
+			switch {
+			case isPod(owner):
+				return podKey(owner.Namespace, owner.Name)
+			case owner.PodName != "":
+				return podKey(owner.Namespace, owner.PodName)
 			}
-			return podKey(owner.Namespace, owner.PodName)
+			return ""
 		}),
 		byNode: ofOwner(func(owner *v1alpha1.Owner) string { return owner.NodeName }),
 		byPool: of(func(spec *v1alpha1.FloatingIPSpec) string {

@@ -205,6 +205,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 	if ip.Spec.Reserved {
 		return 0, nil
 	}
+	var unknown error
 	s := situation{now: time.Now(), created: ip.CreationTimestamp.Time, cooldown: r.cooldown(ip)}
 	if ip.Spec.Owner != nil {
 		pod, podExists, err := r.pod(ctx, ip)
@@ -225,12 +226,16 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		} else if ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned && isNew(ip) {
 			s.unclaimed = true // as leaveNode found
 		}
-		if awaits(ip, s.now) {
+		if awaits(ip, s.now) && !expired(&ip.Spec, s) {
 			if found, err := r.findAwaited(ctx, ip); found || err != nil {
 				return 0, err
 			}
 		}
-		if known, err := r.assess(ctx, ip, podExists, &s); err != nil || !known {
+		known, err := r.assess(ctx, ip, podExists, &s)
+		if err != nil && ip.Spec.RetainFor != nil && !isClaim(ip.Spec.Owner) {
+			// Its time runs meanwhile.
+			s.unknown, unknown = true, err
+		} else if err != nil || !known {
 			return 0, err
 		}
 	}
@@ -252,7 +257,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		return 0, r.leaveNode(ctx, ip, s.unclaimed, v.action, mayDetach)
 	}
 	if v.action == keep {
-		return v.again, nil
+		return v.again, unknown
 	}
 	return 0, r.apply(ctx, ip, v.action)
 }
@@ -312,6 +317,9 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		s.owner = workload{exists: podExists, unbounded: true}
 		return true, nil
 	}
+	if s.superseded || !isClaim(ip.Spec.Owner) && expired(&ip.Spec, *s) {
+		return true, nil // It is freed, whatever the owner wants.
+	}
 	for _, fresh := range []bool{false, true} {
 		w, live, err := r.owners.find(ctx, ip.Spec.Owner, fresh)
 		if err != nil {
@@ -321,7 +329,7 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 			w.each.total = r.rankings.demand(ip.Spec.Owner)
 		}
 		s.owner = w
-		if live || s.superseded || w.wants(&ip.Spec, s.at) {
+		if live || w.wants(&ip.Spec, s.at) {
 			break
 		}
 	}
@@ -427,11 +435,14 @@ func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, po
 // for the pod that a retained address belongs to.
 func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v1.Pod, exists bool, err error) {
 	owner := ip.Spec.Owner
-	name, uid := owner.PodName, owner.UID
+	name, uid := owner.Name, owner.UID
 	if ip.Spec.Pod != nil {
 		name, uid = ip.Spec.Pod.Name, ip.Spec.Pod.UID
 	} else if !isPod(owner) {
 		return nil, false, nil
+	}
+	if name == "" {
+		return nil, false, nil // The API server has no pod without a name.
 	}
 	pod, err := r.pods.Pods(owner.Namespace).Get(name)
 	if err != nil || pod.UID != uid {

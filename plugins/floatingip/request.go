@@ -267,12 +267,14 @@ func strayAnnotation(pod *v1.Pod) string {
 type replicaSets func(namespace, name string) (metav1.Object, error)
 
 // ownerOf resolves what the addresses of a pod belong to: the controller behind a
-// ReplicaSet, or the pod's controller, or the pod itself. Owner references are
+// ReplicaSet, or the pod's controller, or the pod itself, also where a pod is said
+// to control it. Owner references are
 // what the pod's author may have written, so a ReplicaSet counts only if it
 // exists with the UID that is referred to.
 func ownerOf(pod *v1.Pod, find replicaSets) (ipam.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller == nil {
+	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
+		// A pod starts no pods in its place, so it keeps nothing for others.
 		return ipam.Owner{
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
 			UID: string(pod.UID), PodName: pod.Name,

@@ -143,7 +143,7 @@ func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
 // ownerOf resolves the workload of a pod as the scheduler does.
 func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
 	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller == nil {
+	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
 		controller = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
 	}
 	if controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/") {
