@@ -25,6 +25,8 @@ type Candidates struct {
 	asked []Part
 	// plain: one free address of any pool, which needs no look into the book.
 	plain bool
+	// shares are what the pod's namespace has of pools with a cap.
+	shares map[string]allocator.Share
 	// answers remembers whether the pools within a reach can serve.
 	answers sync.Map // *pools.Reach → *Rejection, nil if they can
 }
@@ -179,7 +181,7 @@ func (c *Candidates) Rejects(reach *pools.Reach) *Rejection {
 
 func (c *Candidates) hasRoom(reach *pools.Reach) bool {
 	for _, position := range reach.Positions() {
-		if c.state.view.Free(position) > 0 && c.serves(0, position) {
+		if c.free(position) > 0 && c.serves(0, position) {
 			return true
 		}
 	}
@@ -204,6 +206,23 @@ func (c *Candidates) Suit(reaches []*pools.Reach, others int) bool {
 		}
 	}
 	return true
+}
+
+// free is how many addresses a pool can give to pods of the namespace.
+func (c *Candidates) free(position int) uint64 {
+	free := c.state.view.Free(position)
+	if free == 0 || !c.state.capped {
+		return free
+	}
+	return min(free, allowance(c.pool(position), c.shares[c.pool(position).Name]))
+}
+
+// allowance is how many addresses more a namespace may have of a pool.
+func allowance(pool *pools.Pool, has allocator.Share) uint64 {
+	if pool.MaxPerNamespace == 0 {
+		return math.MaxUint64
+	}
+	return pool.MaxPerNamespace - min(pool.MaxPerNamespace, has.Total())
 }
 
 func (c *Candidates) pool(position int) *pools.Pool { return c.state.snapshot.Pools()[position] }
@@ -308,7 +327,7 @@ func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Wan
 func (c *Candidates) Room(reach *pools.Reach) int64 {
 	var room uint64
 	for _, position := range reach.Positions() {
-		if free := c.state.view.Free(position); free > 0 && c.mayServe(position) {
+		if free := c.free(position); free > 0 && c.mayServe(position) {
 			room += min(free, math.MaxInt32)
 		}
 	}
@@ -339,14 +358,17 @@ func (c *Candidates) Relieve(relief *Relief, podUID string, names []string) {
 		}
 		ours := record.Owner.SameWorkload(c.claimant.Owner)
 		home, homed := c.state.snapshot.Home(addr)
-		switch {
-		case record.Policy != allocator.PodDeleted:
+		if record.Policy != allocator.PodDeleted {
 			// It stays with its owner, which may be this pod's.
 			if ours && record.Owner.UID == c.claimant.Owner.UID {
 				relief.Held = append(relief.Held, addr)
 			}
 			continue
-		case homed && c.pool(home).Cooldown == 0:
+		}
+		if record.Owner.Namespace == c.request.Namespace {
+			relief.Left = append(relief.Left, addr)
+		}
+		if homed && c.pool(home).Cooldown == 0 {
 			relief.Freed = append(relief.Freed, addr)
 		}
 		if ours && addr.Is4() {

@@ -76,7 +76,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, pods Pod
 		return err
 	}
 	if i.book.Confirm(record, r.request.UID) {
-		i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+		i.tell(Change{Pool: a.Pool, Addr: a.Addr, Namespace: r.request.Namespace})
 	}
 	return i.attach(ctx, r, a, pool, record.Version)
 }

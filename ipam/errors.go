@@ -28,6 +28,8 @@ type ShortageError struct {
 	Reasons []string
 	// Remedy says what a person can do.
 	Remedy string
+	// AtCap: a pool has addresses, but gives the namespace no more.
+	AtCap bool
 }
 
 func (e *ShortageError) Error() string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/ipam/allocator"
@@ -156,6 +157,7 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 		return c.describePart(part, c.whoHas(ranges[0].First))
 	}
 	var reasons []string
+	remedy := ""
 	for _, position := range nodePools {
 		if !c.serves(part, position) {
 			continue
@@ -163,6 +165,11 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 		pool := c.pool(position)
 		if pool.Disabled {
 			reasons = append(reasons, fmt.Sprintf("%s is disabled", pool))
+			continue
+		}
+		if c.atCap(pool) {
+			reasons = append(reasons, c.capText(pool))
+			remedy = c.capRemedy(pool)
 			continue
 		}
 		what := "no free address"
@@ -173,13 +180,37 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 		}
 		reasons = append(reasons, fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name))))
 	}
-	return c.describePart(part, (&ShortageError{Reasons: reasons}).Error())
+	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
+}
+
+// capStops says whether a pool that could serve gives the namespace no more.
+func (c *Candidates) capStops(err error, nodePools []int) bool {
+	var unmet *allocator.UnmetError
+	return errors.As(err, &unmet) && errors.Is(err, allocator.ErrExhausted) && slices.ContainsFunc(nodePools, func(position int) bool {
+		return c.serves(unmet.Want, position) && c.atCap(c.pool(position))
+	})
+}
+
+// atCap says whether a pool has addresses for the request, but may not give the
+// namespace as many.
+func (c *Candidates) atCap(pool *pools.Pool) bool {
+	left := allowance(pool, c.book.Share(pool.Name, c.request.Namespace))
+	return left < min(c.book.Counts(pool.Name).Free, uint64(len(c.parts)))
+}
+
+func (c *Candidates) capText(pool *pools.Pool) string {
+	has := c.book.Share(pool.Name, c.request.Namespace)
+	return fmt.Sprintf("%s gives namespace %q at most %d addresses, and it has %d (%d in use, %d retained)",
+		pool, c.request.Namespace, pool.MaxPerNamespace, has.Total(), has.Allocated, has.Retained)
 }
 
 // whoHas says why an address is not free.
 func (c *Candidates) whoHas(addr netip.Addr) string {
 	record, ok := c.book.Stored(addr)
 	switch {
+	case !ok && c.homeAtCap(addr):
+		home, _ := c.state.snapshot.Home(addr)
+		return fmt.Sprintf("%s (%s)", c.capText(c.pool(home)), c.capRemedy(c.pool(home)))
 	case !ok:
 		return fmt.Sprintf("%s is being given to another pod", addr)
 	case record.Cooling:
@@ -190,6 +221,16 @@ func (c *Candidates) whoHas(addr netip.Addr) string {
 		return fmt.Sprintf("%s is held by pod %s/%s", addr, record.Owner.Namespace, record.PodName)
 	}
 	return fmt.Sprintf("%s is retained for %s %s/%s", addr, record.Owner.Kind, record.Owner.Namespace, record.Owner.Name)
+}
+
+func (c *Candidates) capRemedy(pool *pools.Pool) string {
+	return fmt.Sprintf("kubectl get floatingips --field-selector spec.owner.namespace=%s lists them: give up what is no longer needed, or have spec.maxPerNamespace of IPPool %q raised",
+		c.request.Namespace, pool.Name)
+}
+
+func (c *Candidates) homeAtCap(addr netip.Addr) bool {
+	home, ok := c.state.snapshot.Home(addr)
+	return ok && c.atCap(c.pool(home))
 }
 
 func usage(n allocator.Counts) string {

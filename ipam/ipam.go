@@ -26,6 +26,9 @@ type Change struct {
 	// Pool got back Addr; empty where only Owner or everybody is concerned.
 	Pool string
 	Addr netip.Addr
+	// Namespace has one address of Pool less than before, which matters where that
+	// has a cap. Addr may be missing: the address rests.
+	Namespace string
 	// Owner got back an address that was retained for it, or may have more.
 	Owner *Owner
 	// Everything: pools changed or the book has just been read.
@@ -63,6 +66,8 @@ type externalAssigner interface {
 type state struct {
 	snapshot *pools.Snapshot
 	view     *allocator.View
+	// capped: some pool has a cap per namespace.
+	capped bool
 }
 
 // IPAM gives addresses to pods. Safe for concurrent use.
@@ -154,7 +159,10 @@ func (i *IPAM) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for {
 		snapshot := pools.Compile(i.watch.Pools())
-		i.state.Store(&state{snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot))})
+		i.state.Store(&state{
+			snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot)),
+			capped: slices.ContainsFunc(snapshot.Pools(), func(pool *pools.Pool) bool { return pool.MaxPerNamespace > 0 }),
+		})
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
 		i.tell(Change{Everything: true})
 		select {
@@ -168,7 +176,7 @@ func (i *IPAM) Run(ctx context.Context) {
 func allocatorPools(snapshot *pools.Snapshot) []allocator.Pool {
 	var result []allocator.Pool
 	for _, pool := range snapshot.Pools() {
-		p := allocator.Pool{Name: pool.Name, Capacity: pool.Capacity(), Disabled: pool.Disabled}
+		p := allocator.Pool{Name: pool.Name, Capacity: pool.Capacity(), Disabled: pool.Disabled, MaxPerNamespace: pool.MaxPerNamespace}
 		for _, r := range pool.Ranges {
 			p.Ranges = append(p.Ranges, allocator.Range{First: r.First, Last: r.Last})
 		}
@@ -201,6 +209,7 @@ func (i *IPAM) handler() store.Handler {
 				// Another claim took it over, or its cooldown begins: who had it may have
 				// another.
 				i.tell(Change{Owner: &before.Owner})
+				i.tellShare(record.Addr, before.Owner.Namespace)
 			}
 		},
 		Forgotten: func(ip *v1alpha1.FloatingIP) {
@@ -210,7 +219,7 @@ func (i *IPAM) handler() store.Handler {
 			}
 			if i.book.Forget(addr, string(ip.UID)) {
 				if pool, ok := i.book.PoolOf(addr); ok {
-					i.tell(Change{Pool: pool, Addr: addr})
+					i.tell(Change{Pool: pool, Addr: addr, Namespace: namespaceOf(ip)})
 				}
 			}
 			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {
@@ -223,6 +232,24 @@ func (i *IPAM) handler() store.Handler {
 			i.tell(Change{Owner: &owner})
 		},
 	}
+}
+
+// tellShare tells that a namespace has an address less, where its pool has a cap.
+func (i *IPAM) tellShare(addr netip.Addr, namespace string) {
+	state := i.state.Load()
+	if state == nil {
+		return
+	}
+	if home, ok := state.snapshot.Home(addr); ok && state.snapshot.Pools()[home].MaxPerNamespace > 0 {
+		i.tell(Change{Pool: state.snapshot.Pools()[home].Name, Namespace: namespace})
+	}
+}
+
+func namespaceOf(ip *v1alpha1.FloatingIP) string {
+	if ip.Spec.Owner == nil {
+		return ""
+	}
+	return ip.Spec.Owner.Namespace
 }
 
 // Candidates says what can serve a request now. It fails with ErrNotSynced, or
@@ -253,6 +280,9 @@ func (i *IPAM) look(c *Candidates) error {
 	c.chooseFamilies()
 	if err := c.impossible(); err != nil {
 		return err
+	}
+	if c.state.capped {
+		c.shares = i.book.Shares(c.request.Namespace)
 	}
 	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited
 	return nil
@@ -288,10 +318,22 @@ func (i *IPAM) Helps(change Change, request *Request) bool {
 		return false
 	}
 	position, ok := state.snapshot.Index(change.Pool)
-	if !ok || request.Claim == "" && !request.mayUse(state.snapshot.Pools()[position]) {
+	if !ok {
 		return false
 	}
-	return slices.ContainsFunc(request.Parts, func(p Part) bool { return p.fits(change.Addr) })
+	pool := state.snapshot.Pools()[position]
+	if request.Claim == "" && !request.mayUse(pool) {
+		return false
+	}
+	if pool.MaxPerNamespace > 0 {
+		if i.book.Share(pool.Name, request.Namespace).Total() >= pool.MaxPerNamespace {
+			return false
+		}
+		if change.Namespace == request.Namespace && slices.ContainsFunc(request.Parts, func(p Part) bool { return p.fitsPool(pool) }) {
+			return true
+		}
+	}
+	return change.Addr.IsValid() && slices.ContainsFunc(request.Parts, func(p Part) bool { return p.fits(change.Addr) })
 }
 
 // HasFree says whether a pool has a free address. It does not block.

@@ -63,7 +63,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 	taken, err := i.book.Reserve(c.claimant, c.wants(reach.Positions()))
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) {
-		return nil, &ShortageError{Reasons: []string{c.explain(err, reach.Positions())}}
+		return nil, &ShortageError{Reasons: []string{c.explain(err, reach.Positions())}, AtCap: c.capStops(err, reach.Positions())}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reserve addresses: %w", err)
@@ -80,7 +80,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 func (i *IPAM) Unreserve(r *Reservation) {
 	for _, a := range r.addrs {
 		if i.book.Release(a.Addr, r.request.UID) {
-			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+			i.tell(Change{Pool: a.Pool, Addr: a.Addr, Namespace: r.request.Namespace})
 		} else if a.stored != nil {
 			// Another pod of the owner may have found it taken.
 			owner := r.request.Holder()

@@ -107,6 +107,7 @@ type Allocator struct {
 	// the hash of its key: a list may have other owners' as well.
 	owners map[uint64]ring
 	seed   maphash.Seed
+	shares shares
 }
 
 type homedRange struct {
@@ -124,6 +125,7 @@ func New(vacated func(*Record) bool) *Allocator {
 		byName:  map[string]*freeSpace{},
 		owners:  map[uint64]ring{},
 		seed:    maphash.MakeSeed(),
+		shares:  shares{},
 	}
 }
 
@@ -137,7 +139,8 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	a.pools = make([]*freeSpace, 0, len(pools))
 	a.byName = make(map[string]*freeSpace, len(pools))
 	a.byRange = a.byRange[:0]
-	var changed []*freeSpace
+	// changed pools have other addresses, capped ones had no cap before.
+	var changed, capped []*freeSpace
 	for _, pool := range pools {
 		space := previous[pool.Name]
 		if space == nil || !slices.Equal(space.Ranges, pool.Ranges) {
@@ -145,6 +148,9 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 			changed = append(changed, space)
 		} else {
 			// The same addresses: keep the order in which they rest.
+			if space.MaxPerNamespace == 0 && pool.MaxPerNamespace > 0 {
+				capped = append(capped, space)
+			}
 			space.Pool = pool
 			delete(previous, pool.Name)
 		}
@@ -162,7 +168,16 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 			a.index.vacate(e, false)
 		}
 	}
-	a.count(changed)
+	a.shares.drop(func(space *freeSpace) bool {
+		return a.byName[space.Name] != space || space.MaxPerNamespace == 0
+	})
+	a.visit(changed, func(space *freeSpace, e *entry) {
+		space.count[e.use()]++
+		if space.MaxPerNamespace > 0 {
+			a.shares.count(space, e)
+		}
+	})
+	a.visit(capped, a.shares.count)
 	a.view = &View{free: make([]atomic.Uint64, len(a.pools)), names: make([]string, len(a.pools))}
 	for i, space := range a.pools {
 		a.view.names[i] = space.Name
@@ -172,21 +187,24 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	return a.view
 }
 
-// count counts the addresses in use of pools that are new: word by word of their
-// ranges, or by a look at all there are if that is less.
-func (a *Allocator) count(spaces []*freeSpace) {
+// visit calls look with each entry of some pools: word by word of their ranges, or
+// by a look at all there are if that is less.
+func (a *Allocator) visit(spaces []*freeSpace, look func(*freeSpace, *entry)) {
+	if len(spaces) == 0 {
+		return
+	}
 	var words uint64
-	counted := make(map[*freeSpace]bool, len(spaces))
+	visited := make(map[*freeSpace]bool, len(spaces))
 	for _, space := range spaces {
-		counted[space] = true
+		visited[space] = true
 		for _, r := range space.Ranges {
 			words = min(words+words64(r), math.MaxUint32) // no overflow
 		}
 	}
 	if words > uint64(len(a.index.pages)) {
 		for e := range a.index.all() {
-			if home := a.home(e.addr); counted[home] {
-				home.count[e.use()]++
+			if home := a.home(e.addr); visited[home] {
+				look(home, e)
 			}
 		}
 		return
@@ -194,7 +212,7 @@ func (a *Allocator) count(spaces []*freeSpace) {
 	for _, space := range spaces {
 		for _, r := range space.Ranges {
 			for e := range a.index.within(r) {
-				space.count[e.use()]++
+				look(space, e)
 			}
 		}
 	}
@@ -209,8 +227,8 @@ func (a *Allocator) home(addr netip.Addr) *freeSpace {
 }
 
 // change applies mutate to the entry of addr, which it makes and drops as
-// needed, and keeps the counts of its pool and the lists of owners. It says
-// whether the address came free.
+// needed, and keeps the counts of its pool, the shares of namespaces and the lists
+// of owners. It says whether the address came free.
 func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	e := a.index.entry(addr)
 	listed := e != nil
@@ -226,8 +244,19 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	if moved && ownedBefore {
 		a.disown(ownerBefore, e)
 	}
+	var home *freeSpace
+	if before != after || moved {
+		home = a.home(addr)
+	}
+	if home != nil && home.MaxPerNamespace > 0 {
+		if ownedBefore {
+			a.shares.add(home, ownerBefore.namespace, before, -1)
+		}
+		if ownedAfter {
+			a.shares.add(home, ownerAfter.namespace, after, 1)
+		}
+	}
 	if before != after {
-		home := a.home(addr)
 		switch {
 		case before == unused:
 			if listed {

@@ -30,10 +30,18 @@ func fill(book *Allocator, first, n int) {
 // sub-benchmarks are to be compared with each other.
 func BenchmarkReserveRelease(b *testing.B) {
 	const size = 65534
-	for _, percent := range []int{0, 50, 90, 99} {
-		b.Run(fmt.Sprintf("%dpercent", percent), func(b *testing.B) {
+	for _, of := range []struct {
+		percent         int
+		maxPerNamespace uint64
+	}{{0, 0}, {50, 0}, {90, 0}, {99, 0}, {90, size}} {
+		percent := of.percent
+		name := fmt.Sprintf("%dpercent", percent)
+		if of.maxPerNamespace > 0 {
+			name += "-capped"
+		}
+		b.Run(name, func(b *testing.B) {
 			book := New(nil)
-			book.SetPools([]Pool{{Name: "a", Ranges: []Range{{v4(1), v4(size)}}, Capacity: size}})
+			book.SetPools([]Pool{{Name: "a", Ranges: []Range{{v4(1), v4(size)}}, Capacity: size, MaxPerNamespace: of.maxPerNamespace}})
 			fill(book, 1, size*percent/100)
 			names := []string{"a"}
 			for b.Loop() {

@@ -21,6 +21,9 @@
 // so large that they are never used up only those in use: an IPv6 /64 costs as
 // little as one address. What the records of many addresses repeat is kept once.
 //
+// Of a pool that has a cap per namespace it is counted what each namespace has, with
+// every change of an address. Other pools cost nothing for it.
+//
 // # Caveats
 //
 // The free count of a pool is a snapshot: between Candidates and Reserve another

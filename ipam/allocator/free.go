@@ -45,6 +45,9 @@ type Pool struct {
 	Capacity uint64
 	// Disabled pools give no new addresses.
 	Disabled bool
+	// MaxPerNamespace is how many addresses the owners of one namespace may have
+	// before the pool gives them no more; 0: there is no cap.
+	MaxPerNamespace uint64
 }
 
 // View reads free counts without a lock, by the position of a pool in one call of

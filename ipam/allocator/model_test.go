@@ -22,7 +22,9 @@ type model struct {
 	pools    []Pool
 	stored   map[netip.Addr]Record
 	reserved map[netip.Addr]string
-	turns    map[string]*turns
+	// namespaces are those of whom addresses are reserved for.
+	namespaces map[netip.Addr]string
+	turns      map[string]*turns
 	// before is what was in use when turns were brought up to date.
 	before map[netip.Addr]bool
 }
@@ -90,13 +92,51 @@ func (m *model) settle() {
 	}
 }
 
-// roomiest returns the first of the pools with most free addresses, empty if none
-// has any.
-func (m *model) roomiest(names []string) string {
+// reserve takes note that an address is promised to a pod of a namespace.
+func (m *model) reserve(addr netip.Addr, pod, namespace string) {
+	m.reserved[addr], m.namespaces[addr] = pod, namespace
+}
+
+// share is what a namespace has of a pool, whether that has a cap or not.
+func (m *model) share(pool Pool, namespace string) (share Share) {
+	for _, r := range pool.Ranges {
+		for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
+			record, stored := m.stored[addr]
+			promised := m.reserved[addr] != ""
+			switch {
+			case stored && (record.Reserved || record.Cooling || record.Owner.Namespace != namespace):
+			case stored && record.PodUID == "" && !promised:
+				share.Retained++
+			case stored, promised && m.namespaces[addr] == namespace:
+				share.Allocated++
+			}
+		}
+	}
+	return share
+}
+
+// room is how many addresses a pool can give to a namespace.
+func (m *model) room(name, namespace string) uint64 {
+	for _, pool := range m.pools {
+		if pool.Name != name {
+			continue
+		}
+		free := m.counts(pool).Free
+		if has := m.share(pool, namespace).Total(); pool.MaxPerNamespace > 0 {
+			return min(free, pool.MaxPerNamespace-min(pool.MaxPerNamespace, has))
+		}
+		return free
+	}
+	return 0
+}
+
+// roomiest returns the first of the pools with most free addresses that may give
+// one to a namespace, empty if none may.
+func (m *model) roomiest(names []string, namespace string) string {
 	best, most := "", uint64(0)
 	for _, name := range names {
 		for _, pool := range m.pools {
-			if free := m.counts(pool).Free; pool.Name == name && free > most {
+			if free := m.counts(pool).Free; pool.Name == name && free > most && m.room(name, namespace) > 0 {
 				best, most = name, free
 			}
 		}
@@ -104,12 +144,12 @@ func (m *model) roomiest(names []string) string {
 	return best
 }
 
-// free returns the free addresses of some pools in a range: those of the pool with
-// most of them first, ascending.
-func (m *model) free(names []string, in Range) []netip.Addr {
+// free returns the free addresses of some pools in a range that a namespace may
+// have: those of the pool with most of them first, ascending.
+func (m *model) free(names []string, in Range, namespace string) []netip.Addr {
 	var found []netip.Addr
 	for len(names) > 0 {
-		best := m.roomiest(names)
+		best := m.roomiest(names, namespace)
 		if best == "" {
 			break
 		}
@@ -234,10 +274,12 @@ type simulation struct {
 	draining bool
 }
 
+var testNamespaces = []string{"n", "m"}
+
 func newSimulation(t *testing.T, seed uint64) *simulation {
 	s := &simulation{
 		t: t, random: rand.New(rand.NewPCG(seed, 1)), book: New(nil),
-		model: model{stored: map[netip.Addr]Record{}, reserved: map[netip.Addr]string{}},
+		model: model{stored: map[netip.Addr]Record{}, reserved: map[netip.Addr]string{}, namespaces: map[netip.Addr]string{}},
 		layouts: [][]Pool{
 			{testPool("a", "10.0.0.1", "10.0.0.6", "10.0.0.9", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.4"), testPool("six", "2001:db8::1", "2001:db8::3")},
 			{testPool("a", "10.0.0.1", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.4")},
@@ -245,9 +287,10 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		},
 	}
 	for i := range 4 {
-		stateful := Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "n", Name: "web", UID: "web", PodName: fmt.Sprintf("web-%d", i)}
+		namespace := testNamespaces[i/2]
+		stateful := Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: namespace, Name: "web", UID: "web", PodName: fmt.Sprintf("web-%d", i%2)}
 		s.owners = append(s.owners, stateful,
-			Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "shop", UID: fmt.Sprintf("shop-%d", i%2)})
+			Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: namespace, Name: "shop", UID: fmt.Sprintf("shop-%d", i%2)})
 	}
 	s.setPools(s.layouts[0])
 	return s
@@ -272,6 +315,11 @@ func (s *simulation) any() netip.Addr {
 }
 
 func (s *simulation) owner() Owner { return s.owners[s.random.IntN(len(s.owners))] }
+
+// claimant is a pod, of an owner that holds nothing yet.
+func (s *simulation) claimant() Claimant {
+	return Claimant{PodUID: s.pod(), Owner: Owner{Kind: "New", Namespace: testNamespaces[s.random.IntN(2)]}}
+}
 
 func (s *simulation) names() []string {
 	return []string{"a", "b", "six", "unknown"}[s.random.IntN(3):]
@@ -308,20 +356,20 @@ func (s *simulation) step() string {
 	}
 	switch choice {
 	case 0, 1, 2: // schedule a pod on a free address
-		names := s.names()
-		pod := s.pod()
-		addr, pool, err := reserveFree(s.book, names, pod)
-		best := s.model.roomiest(names)
+		names, c := s.names(), s.claimant()
+		taken, err := s.book.Reserve(c, []Want{from(s.book, names...)})
+		best := s.model.roomiest(names, c.Owner.Namespace)
 		if (best != "") != (err == nil) || err != nil && !errors.Is(err, ErrExhausted) {
-			s.t.Fatalf("ReserveFree(%v): %v, but the model has pool %q", names, err, best)
+			s.t.Fatalf("Reserve(%v of %v): %v, but the model has pool %q", c, names, err, best)
 		}
-		if err == nil {
-			if want := s.model.take(best); addr != want || pool != best {
-				s.t.Fatalf("ReserveFree(%v) gave %s of pool %s, want %s of pool %s", names, addr, pool, want, best)
-			}
-			s.model.reserved[addr] = pod
+		if err != nil {
+			return "nothing free"
 		}
-		return fmt.Sprintf("reserve free %s for %s", addr, pod)
+		if want := s.model.take(best); taken[0].Addr != want || taken[0].Pool != best {
+			s.t.Fatalf("Reserve(%v of %v) gave %v, want %s of pool %s", c, names, taken[0], want, best)
+		}
+		s.model.reserve(taken[0].Addr, c.PodUID, c.Owner.Namespace)
+		return fmt.Sprintf("reserve free %s for %s", taken[0].Addr, c.PodUID)
 	case 3: // schedule a pod on an address its owner holds
 		owner, pod := s.owner(), s.pod()
 		held := s.book.Held(owner, pod, "")
@@ -331,7 +379,7 @@ func (s *simulation) step() string {
 		if _, err := reserveHeld(s.book, held[0].Addr, owner, pod); err != nil {
 			s.t.Fatalf("Reserve of the held %s: %v", held[0].Addr, err)
 		}
-		s.model.reserved[held[0].Addr] = pod
+		s.model.reserve(held[0].Addr, pod, owner.Namespace)
 		return fmt.Sprintf("reserve held %s for %s", held[0].Addr, pod)
 	case 4: // somebody else's address
 		addr, owner, pod := s.any(), s.owner(), s.pod()
@@ -346,7 +394,7 @@ func (s *simulation) step() string {
 			s.t.Fatalf("Reserve(%s, %v, %s): %v, want allowed %v", addr, owner, pod, err, may)
 		}
 		if err == nil {
-			s.model.reserved[addr] = pod
+			s.model.reserve(addr, pod, owner.Namespace)
 		}
 		return fmt.Sprintf("reserve %s for %s", addr, pod)
 	case 5: // unreserve, also twice or of another pod
@@ -414,51 +462,50 @@ func (s *simulation) step() string {
 		}
 		return fmt.Sprintf("forget %s", addr)
 	case 9: // schedule a pod on a free address of a range
-		names, pod, first := s.names(), s.pod(), s.any()
+		names, c, first := s.names(), s.claimant(), s.any()
 		in := Range{first, first}
 		for range s.random.IntN(5) {
 			in.Last = in.Last.Next()
 		}
-		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{from(s.book, names...).in([]Range{in})})
-		free := s.model.free(names, in)
+		taken, err := s.book.Reserve(c, []Want{from(s.book, names...).in([]Range{in})})
+		free := s.model.free(names, in, c.Owner.Namespace)
 		if (len(free) > 0) != (err == nil) || err == nil && taken[0].Addr != free[0] {
 			s.t.Fatalf("Reserve(%v of %v) gave %v, %v; free are %v", in, names, taken, err, free)
 		}
 		if err == nil {
-			s.model.reserved[free[0]] = pod
+			s.model.reserve(free[0], c.PodUID, c.Owner.Namespace)
 		}
-		return fmt.Sprintf("reserve one of %v for %s", in, pod)
+		return fmt.Sprintf("reserve one of %v for %s", in, c.PodUID)
 	case 10: // schedule a pod on any address and a certain one
-		names, pod, addr := s.names(), s.pod(), s.any()
+		names, c, addr := s.names(), s.claimant(), s.any()
+		namespace := c.Owner.Namespace
 		exact := []Range{{addr, addr}}
-		best := s.model.roomiest(names)
-		if best == s.model.poolOf(addr) && len(s.model.free([]string{best}, exact[0])) > 0 && s.book.Counts(best).Free == 1 {
+		best := s.model.roomiest(names, namespace)
+		if best == s.model.poolOf(addr) && len(s.model.free([]string{best}, exact[0], namespace)) > 0 && s.model.room(best, namespace) == 1 {
 			// The certain address is the last of its pool: any is from another.
-			best = s.model.roomiest(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == best }))
+			best = s.model.roomiest(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == best }), namespace)
 		}
-		taken, err := s.book.Reserve(Claimant{PodUID: pod}, []Want{from(s.book, names...), from(s.book, names...).in(exact)})
+		taken, err := s.book.Reserve(c, []Want{from(s.book, names...), from(s.book, names...).in(exact)})
 		if err != nil {
-			others := uint64(0)
-			for _, pool := range s.model.pools {
-				if slices.Contains(names, pool.Name) {
-					others += s.model.counts(pool).Free
-				}
+			all := uint64(0)
+			for _, name := range names {
+				all += s.model.room(name, namespace)
 			}
-			if others > 1 && len(s.model.free(names, exact[0])) > 0 {
+			if all > 1 && len(s.model.free(names, exact[0], namespace)) > 0 {
 				s.t.Fatalf("Reserve(any and %s of %v): %v", addr, names, err)
 			}
 			return "too few addresses"
 		}
-		if free := s.model.free(names, exact[0]); len(free) == 0 || taken[1].Addr != addr {
+		if free := s.model.free(names, exact[0], namespace); len(free) == 0 || taken[1].Addr != addr {
 			s.t.Fatalf("Reserve(%s) gave %v", addr, taken)
 		}
-		s.model.reserved[addr] = pod
+		s.model.reserve(addr, c.PodUID, namespace)
 		s.model.settle()
 		if want := s.model.take(best); taken[0].Addr != want || taken[0].Pool != best {
 			s.t.Fatalf("Reserve(any of %v) gave %v, want %s of pool %s", names, taken[0], want, best)
 		}
-		s.model.reserved[taken[0].Addr] = pod
-		return fmt.Sprintf("reserve %s and %s for %s", taken[0].Addr, addr, pod)
+		s.model.reserve(taken[0].Addr, c.PodUID, namespace)
+		return fmt.Sprintf("reserve %s and %s for %s", taken[0].Addr, addr, c.PodUID)
 	default:
 		if s.random.IntN(20) > 0 {
 			return "no change of pools"
@@ -466,6 +513,9 @@ func (s *simulation) step() string {
 		layout := slices.Clone(s.layouts[s.random.IntN(len(s.layouts))])
 		i := s.random.IntN(len(layout))
 		layout[i].Disabled = s.random.IntN(2) == 0
+		for i := range layout {
+			layout[i].MaxPerNamespace = s.random.Uint64N(4)
+		}
 		s.setPools(layout)
 		return "pools"
 	}
@@ -480,6 +530,20 @@ func (s *simulation) check(after string) {
 		}
 		if free := s.view.Free(i); free != want.Free {
 			s.t.Fatalf("after %q: Free of pool %s is %d, want %d", after, pool.Name, free, want.Free)
+		}
+	}
+	for _, namespace := range testNamespaces {
+		want := map[string]Share{}
+		for _, pool := range s.model.pools {
+			if share := s.model.share(pool, namespace); pool.MaxPerNamespace > 0 && share.Total() > 0 {
+				want[pool.Name] = share
+			}
+			if got := s.book.Share(pool.Name, namespace); got != want[pool.Name] {
+				s.t.Fatalf("after %q: namespace %s has %+v of pool %s, want %+v", after, namespace, got, pool.Name, want[pool.Name])
+			}
+		}
+		if got := s.book.Shares(namespace); !maps.Equal(got, want) {
+			s.t.Fatalf("after %q: namespace %s has %+v, want %+v", after, namespace, got, want)
 		}
 	}
 	owner, pod := s.owner(), s.pod()
@@ -505,8 +569,8 @@ func TestModel(t *testing.T) {
 		s.book.Forget(addr, record.UID)
 	}
 	s.book.SetPools(nil)
-	if words, owners := size(&s.book.index), len(s.book.owners); words != 0 || owners != 0 {
-		t.Errorf("when all is free and no pool is left, the book keeps %d words and %d owners", words, owners)
+	if words, owners, shares := size(&s.book.index), len(s.book.owners), len(s.book.shares); words != 0 || owners != 0 || shares != 0 {
+		t.Errorf("when all is free and no pool is left, the book keeps %d words, %d owners and shares of %d namespaces", words, owners, shares)
 	}
 }
 

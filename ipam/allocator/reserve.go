@@ -39,8 +39,11 @@ type Relief struct {
 	Held []netip.Addr
 	// Owned is by how much the owner would have fewer addresses of each family.
 	Owned4, Owned6 int
-	// Demand is how many free addresses pods with precedence need.
-	Demand int
+	// Left addresses would no longer be of the claimant's namespace, free or not.
+	Left []netip.Addr
+	// Demand is how many free addresses pods with precedence need, and OwnDemand how
+	// many of them those of the claimant's namespace do.
+	Demand, OwnDemand int
 }
 
 // Taken is a reserved address.
@@ -135,9 +138,10 @@ func (a *Allocator) choose(c Claimant, wants []Want, relief *Relief) ([]option, 
 	if relief == nil {
 		relief = &Relief{}
 	}
+	b := &budget{relief: relief, shares: a.shares[c.Owner.Namespace]}
 	options := make([][]option, len(wants))
 	for i, want := range wants {
-		options[i] = a.options(c, want, len(wants), relief)
+		options[i] = a.options(c, want, len(wants), b)
 		if len(options[i]) == 0 {
 			reason := ErrExhausted
 			if len(want.Held) > 0 {
@@ -146,7 +150,7 @@ func (a *Allocator) choose(c Claimant, wants []Want, relief *Relief) ([]option, 
 			return nil, &UnmetError{Want: i, Reason: reason}
 		}
 	}
-	chosen, unmet := match(options, func(f *freeSpace) uint64 { return f.room(relief) })
+	chosen, unmet := match(options, b.room)
 	if unmet < len(wants) {
 		reason := ErrExhausted
 		if len(wants[unmet].Held) > 0 {
@@ -157,7 +161,7 @@ func (a *Allocator) choose(c Claimant, wants []Want, relief *Relief) ([]option, 
 	return chosen, a.checkLimit(c, wants, chosen, relief)
 }
 
-// room is how many addresses the pool can give after a relief.
+// room is how many free addresses the pool has after a relief.
 func (f *freeSpace) room(relief *Relief) uint64 {
 	free := f.free()
 	if free == Unlimited {
@@ -180,12 +184,12 @@ func (f *freeSpace) has(addr netip.Addr) bool {
 // options lists how a want can be served, most fitting first. No more than one
 // for each want of the pod is needed of a kind: where that many are, the others
 // cannot have taken all.
-func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []option {
+func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []option {
 	var options []option
 	owners := func(addrs []netip.Addr) {
 		found := 0
 		for _, addr := range addrs {
-			if e := a.index.entry(addr); e.inUse() && (slices.Contains(relief.Held, addr) || e.usable(c.Owner, c.PodUID, a.vacated)) {
+			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.relief.Held, addr) || e.usable(c.Owner, c.PodUID, a.vacated)) {
 				options = append(options, option{addr: addr})
 				found++
 			}
@@ -200,9 +204,9 @@ func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []
 	}
 	owners(want.Preferred)
 	if len(want.Ranges) > 0 {
-		return append(options, a.within(want, wants, relief)...)
+		return append(options, a.within(want, wants, b)...)
 	}
-	for _, space := range a.roomiest(want, wants, relief) {
+	for _, space := range a.roomiest(want, wants, b) {
 		options = append(options, option{pool: space})
 	}
 	return options
@@ -210,17 +214,17 @@ func (a *Allocator) options(c Claimant, want Want, wants int, relief *Relief) []
 
 // roomiest returns the pools with most free addresses, those that come first
 // before others with as many, no more than most.
-func (a *Allocator) roomiest(want Want, most int, relief *Relief) []*freeSpace {
+func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	chosen := make([]*freeSpace, 0, most)
 	var enough uint64 // free addresses that are no reason to look at a pool
 	// The counts of the view are right, so that most pools need no look.
-	counted := want.View == a.view && len(relief.Freed) == 0 && relief.Demand == 0
+	counted := want.View == a.view && len(b.relief.Freed) == 0 && b.relief.Demand == 0
 	for _, position := range want.Pools {
 		if counted && want.View.Free(position) <= enough {
 			continue
 		}
 		space := a.space(want.View, position)
-		if space == nil || space.room(relief) == 0 || len(chosen) == most && space.free() <= enough {
+		if space == nil || b.room(space) == 0 || len(chosen) == most && space.free() <= enough {
 			continue
 		}
 		at := len(chosen)
@@ -244,10 +248,10 @@ func (a *Allocator) space(v *View, position int) *freeSpace {
 }
 
 // within lists free addresses of a want's ranges, no more than most.
-func (a *Allocator) within(want Want, most int, relief *Relief) []option {
+func (a *Allocator) within(want Want, most int, b *budget) []option {
 	var spaces []*freeSpace
 	for _, position := range want.Pools {
-		if space := a.space(want.View, position); space != nil && space.overlaps(want.Ranges) && space.room(relief) > 0 {
+		if space := a.space(want.View, position); space != nil && space.overlaps(want.Ranges) && b.room(space) > 0 {
 			spaces = append(spaces, space)
 		}
 	}
@@ -258,7 +262,7 @@ func (a *Allocator) within(want Want, most int, relief *Relief) []option {
 			for _, own := range space.Ranges {
 				both, overlap := own.common(r)
 				for overlap {
-					addr, ok := a.available(both, relief)
+					addr, ok := a.available(both, b.relief)
 					if !ok {
 						break
 					}

@@ -226,17 +226,22 @@ func (c *Controller) addressChanged(before, after *v1alpha1.FloatingIP) {
 			}
 		}
 	}
-	if after == nil {
-		c.addressFreed(before)
+	switch {
+	case after == nil:
+		c.addressFreed(before, "")
+	case before != nil && before.Spec.Owner != nil && after.Spec.Owner == nil:
+		// It rests, and its namespace has one less.
+		c.addressFreed(before, before.Spec.Owner.Namespace+"/")
 	}
 }
 
-// addressFreed has the claims tried again that an address may help.
-func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP) {
+// addressFreed has the claims tried again that an address may help, of those whose
+// key begins so.
+func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP, prefix string) {
 	c.mu.Lock()
 	var helped []string
 	for key, s := range c.states {
-		if s.waitsFor(familyOf(ip)) {
+		if s.waitsFor(familyOf(ip)) && strings.HasPrefix(key, prefix) {
 			helped = append(helped, key)
 		}
 	}

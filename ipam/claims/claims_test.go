@@ -382,6 +382,36 @@ func TestPreallocateFails(t *testing.T) {
 	})
 }
 
+// At the cap of its namespace a claim waits for what that gives back, rests it or
+// not.
+func TestPreallocateAtCap(t *testing.T) {
+	simulate(t, func(w *world) {
+		w.free, w.bookFails = addresses(0, 9), &ipam.ShortageError{Reasons: []string{"no more for you"}, AtCap: true}
+		mine, other := newIP("10.9.9.1", "x", "", 1), newIP("10.9.9.2", "x", "", 1)
+		for _, ip := range []*v1alpha1.FloatingIP{mine, other} {
+			ip.Spec.Owner.Kind = "Deployment"
+		}
+		other.Spec.Owner.Namespace = "other"
+		w.ips.put(mine)
+		w.ips.put(other)
+		w.create(newClaim("a", 2, preallocating()))
+		w.pass(100 * time.Second)
+		w.want("a", "0=0+0 NamespaceAtCap")
+		rest := func(ip *v1alpha1.FloatingIP) {
+			ip = ip.DeepCopy()
+			ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &metav1.Time{}
+			w.ips.put(ip)
+		}
+		w.change(func() { w.bookFails = nil; rest(other) })
+		w.pass(2 * Interval)
+		w.want("a", "0=0+0 NamespaceAtCap")
+		w.change(func() { rest(mine) })
+		w.pass(2 * Interval)
+		w.want("a", "2=0+2 Preallocated")
+		w.wantEvents("a PreallocationFailed", "a Preallocated")
+	})
+}
+
 func TestNoPool(t *testing.T) {
 	simulate(t, func(w *world) {
 		from := func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"later"} }

@@ -85,7 +85,11 @@ func (c *Controller) preallocateFamily(ctx context.Context, claim *v1alpha1.IPCl
 		return
 	}
 	p := problem{ReasonPoolsExhausted, have(claim, has+made, family) + ": " + err.Error()}
-	if shortage := new(ipam.ShortageError); !errors.As(err, &shortage) {
+	switch shortage := new(ipam.ShortageError); {
+	case errors.As(err, &shortage) && shortage.AtCap:
+		p.reason = ReasonNamespaceAtCap
+	case errors.As(err, &shortage):
+	default:
 		p.reason = ReasonPreallocationFailed
 		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "claim", klog.KObj(claim), "family", family)
 	}

@@ -24,6 +24,9 @@ const (
 	ReasonPreallocating = "Preallocating"
 	// ReasonPoolsExhausted: the pools that the claim may use have no free address.
 	ReasonPoolsExhausted = "PoolsExhausted"
+	// ReasonNamespaceAtCap: the namespace has as many addresses as the pools that
+	// the claim may use give to one.
+	ReasonNamespaceAtCap = "NamespaceAtCap"
 	// ReasonNoSuchPool: no IPPool has the names or labels that the claim says.
 	ReasonNoSuchPool = "NoSuchPool"
 	// ReasonNoPoolFits: there are such pools, but none that admits the namespace
@@ -68,7 +71,7 @@ func joined(problems []problem) problem {
 // work in progress.
 func failed(reason string) bool {
 	return slices.Contains([]string{
-		ReasonPoolsExhausted, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,
+		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,
 	}, reason)
 }
 

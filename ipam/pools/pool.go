@@ -25,6 +25,9 @@ type Pool struct {
 	Disabled bool
 	// Cooldown is how long a freed address rests.
 	Cooldown time.Duration
+	// MaxPerNamespace is how many addresses one namespace may have; 0: there is no
+	// cap.
+	MaxPerNamespace uint64
 	// ExternalAssigner says that addresses must be attached to nodes by it.
 	ExternalAssigner bool
 	// Ranges hold the addresses Berth may hand out: ascending, disjoint, without
@@ -94,6 +97,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		Labels:           object.Labels,
 		VLAN:             spec.VLAN,
 		Disabled:         spec.Disabled,
+		MaxPerNamespace:  uint64(max(0, spec.MaxPerNamespace)),
 		ExternalAssigner: spec.ExternalAssigner,
 		listed:           listed(spec.Ranges),
 	}

@@ -3,6 +3,7 @@
 package poolstatus
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/netip"
@@ -29,6 +30,8 @@ type tally struct {
 // uses of a pool's addresses.
 type uses struct {
 	allocated, retained, reserved, cooling, outside int64
+	// namespaces are kept where the pool has a cap; nil: it has none.
+	namespaces map[string]*v1alpha1.NamespaceShare
 }
 
 // count counts the addresses of each pool in one pass. Pure.
@@ -37,6 +40,9 @@ func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips []*v1alpha1
 	position := make(map[string]int, len(objects))
 	for i, object := range objects {
 		position[object.Name] = i
+		if object.Spec.MaxPerNamespace > 0 {
+			t.pools[i].namespaces = map[string]*v1alpha1.NamespaceShare{}
+		}
 	}
 	// homes are positions of objects by position in the snapshot; -1: the pool was
 	// deleted after the snapshot was compiled.
@@ -77,10 +83,51 @@ func (u *uses) add(spec *v1alpha1.FloatingIPSpec) {
 		u.reserved++
 	case spec.Pod != nil:
 		u.allocated++
+		if share := u.share(spec.Owner); share != nil {
+			share.Allocated++
+		}
 	case spec.Owner == nil && spec.ReleasedAt != nil:
 		u.cooling++
 	default:
 		u.retained++
+		if share := u.share(spec.Owner); share != nil {
+			share.Retained++
+		}
+	}
+}
+
+// share is what the owner's namespace has; nil where nobody asks.
+func (u *uses) share(owner *v1alpha1.Owner) *v1alpha1.NamespaceShare {
+	if u.namespaces == nil || owner == nil {
+		return nil
+	}
+	share := u.namespaces[owner.Namespace]
+	if share == nil {
+		share = &v1alpha1.NamespaceShare{Name: owner.Namespace}
+		u.namespaces[owner.Namespace] = share
+	}
+	return share
+}
+
+// mostNamespaces is how many of those that have most addresses are shown. The CRD
+// has the same number.
+const mostNamespaces = 10
+
+// showNamespaces says who has most of a pool with a cap, and how many have all
+// that it gives them.
+func (u *uses) showNamespaces(maximum int64, status *v1alpha1.IPPoolStatus) {
+	shares := make([]v1alpha1.NamespaceShare, 0, len(u.namespaces))
+	for _, share := range u.namespaces {
+		shares = append(shares, *share)
+		if share.Allocated+share.Retained >= maximum {
+			status.NamespacesAtCap++
+		}
+	}
+	slices.SortFunc(shares, func(a, b v1alpha1.NamespaceShare) int {
+		return cmp.Or(cmp.Compare(b.Allocated+b.Retained, a.Allocated+a.Retained), cmp.Compare(a.Name, b.Name))
+	})
+	if len(shares) > 0 {
+		status.Namespaces = slices.Clip(shares[:min(len(shares), mostNamespaces)])
 	}
 }
 
@@ -92,6 +139,7 @@ func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapsho
 		status.ObservedGeneration = object.Generation
 		status.Allocated, status.Retained, status.Reserved, status.Cooling = n.allocated, n.retained, n.reserved, n.cooling
 		status.Outside = n.outside
+		n.showNamespaces(int64(object.Spec.MaxPerNamespace), status)
 		if at, ok := snapshot.Index(object.Name); ok {
 			status.Capacity = clamp(snapshot.Pools()[at].Capacity())
 		}
@@ -172,6 +220,7 @@ func same(a, b *v1alpha1.IPPoolStatus) bool {
 	return a.ObservedGeneration == b.ObservedGeneration && a.Capacity == b.Capacity &&
 		a.Allocated == b.Allocated && a.Retained == b.Retained && a.Reserved == b.Reserved && a.Cooling == b.Cooling &&
 		a.Free == b.Free && a.Outside == b.Outside &&
+		a.NamespacesAtCap == b.NamespacesAtCap && slices.Equal(a.Namespaces, b.Namespaces) &&
 		slices.EqualFunc(a.Conditions, b.Conditions, func(a, b metav1.Condition) bool {
 			return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message &&
 				a.ObservedGeneration == b.ObservedGeneration && a.LastTransitionTime.Equal(&b.LastTransitionTime)

@@ -20,6 +20,15 @@ var (
 	outsideDesc = metrics.NewDesc("berth_pool_outside_addresses",
 		"Addresses in use that name an IPPool but are in no pool's ranges; the pool may be gone.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
+	capDesc = metrics.NewDesc("berth_pool_namespace_cap",
+		"How many addresses of an IPPool one namespace may have, where spec.maxPerNamespace says so.",
+		[]string{"pool"}, nil, metrics.ALPHA, "")
+	atCapDesc = metrics.NewDesc("berth_pool_namespaces_at_cap",
+		"How many namespaces have all addresses of an IPPool that spec.maxPerNamespace allows them, or more.",
+		[]string{"pool"}, nil, metrics.ALPHA, "")
+	shareDesc = metrics.NewDesc("berth_pool_namespace_addresses",
+		"Addresses of an IPPool with spec.maxPerNamespace by namespace and state: allocated or retained. The ten namespaces that have most.",
+		[]string{"pool", "namespace", "state"}, nil, metrics.ALPHA, "")
 )
 
 // Metrics of pools, as the last round of the Writer counted them. Safe for
@@ -33,6 +42,7 @@ type Metrics struct {
 // round is what a round counted. Immutable.
 type round struct {
 	names    []string
+	caps     []int32
 	statuses []v1alpha1.IPPoolStatus
 	gone     map[string]int64
 }
@@ -42,16 +52,16 @@ type round struct {
 func NewMetrics() *Metrics { return &Metrics{} }
 
 func (m *Metrics) publish(objects []*v1alpha1.IPPool, statuses []v1alpha1.IPPoolStatus, t *tally) {
-	r := &round{names: make([]string, len(objects)), statuses: statuses, gone: t.gone}
+	r := &round{names: make([]string, len(objects)), caps: make([]int32, len(objects)), statuses: statuses, gone: t.gone}
 	for i, object := range objects {
-		r.names[i] = object.Name
+		r.names[i], r.caps[i] = object.Name, object.Spec.MaxPerNamespace
 	}
 	m.last.Store(r)
 }
 
 // DescribeWithStability implements metrics.StableCollector.
 func (m *Metrics) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, desc := range []*metrics.Desc{addressesDesc, capacityDesc, outsideDesc} {
+	for _, desc := range []*metrics.Desc{addressesDesc, capacityDesc, outsideDesc, capDesc, atCapDesc, shareDesc} {
 		ch <- desc
 	}
 }
@@ -74,6 +84,14 @@ func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
 		gauge(addressesDesc, s.Free, name, "free")
 		gauge(capacityDesc, s.Capacity, name)
 		gauge(outsideDesc, s.Outside, name)
+		if last.caps[i] > 0 {
+			gauge(capDesc, int64(last.caps[i]), name)
+			gauge(atCapDesc, s.NamespacesAtCap, name)
+		}
+		for _, share := range s.Namespaces {
+			gauge(shareDesc, share.Allocated, name, share.Name, "allocated")
+			gauge(shareDesc, share.Retained, name, share.Name, "retained")
+		}
 	}
 	for name, n := range last.gone {
 		gauge(outsideDesc, n, name)

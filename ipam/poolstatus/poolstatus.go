@@ -202,9 +202,15 @@ func (w *Writer) statuses(objects []*v1alpha1.IPPool) []v1alpha1.IPPoolStatus {
 	return statuses
 }
 
+// patched is a status as a merge patch: it removes namespaces where there are none.
+type patched struct {
+	*v1alpha1.IPPoolStatus
+	Namespaces []v1alpha1.NamespaceShare `json:"namespaces"`
+}
+
 // write fails only where the pool is still there.
 func (w *Writer) write(ctx context.Context, object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": object.UID}, "status": status})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": object.UID}, "status": patched{status, status.Namespaces}})
 	if err != nil {
 		return fmt.Errorf("encode the status of IPPool %s: %w", object.Name, err)
 	}

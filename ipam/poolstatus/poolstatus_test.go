@@ -37,7 +37,7 @@ func pool(name string, age int64, ranges ...string) *v1alpha1.IPPool {
 func ip(address, pool, state string) *v1alpha1.FloatingIP {
 	object := &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: address, UID: types.UID(address)},
-		Spec:       v1alpha1.FloatingIPSpec{Address: address, Pool: pool, Owner: &v1alpha1.Owner{Kind: "Deployment", Name: "d"}},
+		Spec:       v1alpha1.FloatingIPSpec{Address: address, Pool: pool, Owner: &v1alpha1.Owner{Kind: "Deployment", Namespace: "shop", Name: "d"}},
 	}
 	switch state {
 	case "held":
@@ -102,6 +102,80 @@ func TestCompute(t *testing.T) {
 	}
 }
 
+// Where a pool has a cap, its status says who has most, and how many have all that
+// they may; without one it says nothing.
+func TestNamespaces(t *testing.T) {
+	capped, open := pool("capped", 1, "10.0.0.10-10.0.0.99"), pool("open", 2, "10.0.0.100-10.0.0.199")
+	capped.Spec.MaxPerNamespace = 3
+	objects := []*v1alpha1.IPPool{capped, open}
+	var ips []*v1alpha1.FloatingIP
+	next := 10
+	give := func(namespace string, states ...string) {
+		for _, state := range states {
+			for pool, first := range map[string]int{"capped": 0, "open": 90} {
+				object := ip(fmt.Sprintf("10.0.0.%d", first+next), pool, state)
+				if object.Spec.Owner != nil {
+					object.Spec.Owner.Namespace = namespace
+				}
+				ips = append(ips, object)
+			}
+			next++
+		}
+	}
+	give("full", "held", "retained", "retained")
+	give("over", "held", "held", "held", "held")
+	give("", "reserved", "cooling")
+	for i := range 12 {
+		give(fmt.Sprintf("small-%02d", i), "held")
+	}
+	snapshot := pools.Compile(objects)
+	statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, ips), metav1.Unix(9, 0))
+	want := []v1alpha1.NamespaceShare{{Name: "over", Allocated: 4}, {Name: "full", Allocated: 1, Retained: 2}}
+	for i := range mostNamespaces - 2 {
+		want = append(want, v1alpha1.NamespaceShare{Name: fmt.Sprintf("small-%02d", i), Allocated: 1})
+	}
+	if diff := cmp.Diff(want, statuses[0].Namespaces); diff != "" {
+		t.Error(diff)
+	}
+	if n := statuses[0].NamespacesAtCap; n != 2 {
+		t.Errorf("%d namespaces are at the cap, want 2", n)
+	}
+	if statuses[1].Namespaces != nil || statuses[1].NamespacesAtCap != 0 {
+		t.Errorf("a pool without a cap shows %v", statuses[1].Namespaces)
+	}
+}
+
+// A cap that is lifted takes what was shown away: by a merge patch, which leaves
+// what it does not name.
+func TestNamespacesAreTakenBack(t *testing.T) {
+	w := newWorld()
+	capped := pool("a", 1, "10.0.0.1-10.0.0.5")
+	capped.Spec.MaxPerNamespace = 1
+	_ = w.pools.Add(capped)
+	held := ip("10.0.0.1", "a", "held")
+	held.Spec.Owner.Namespace = "shop"
+	_ = w.ips.Add(held)
+	patched := func() *v1alpha1.IPPool {
+		t.Helper()
+		if err := w.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return w.last
+	}
+	now := patched()
+	if len(now.Status.Namespaces) != 1 || now.Status.NamespacesAtCap != 1 {
+		t.Fatalf("the status is %+v", now.Status)
+	}
+	now = now.DeepCopy()
+	now.Spec.MaxPerNamespace = 0
+	now.Generation++
+	_ = w.pools.Update(now)
+	w.respecify()
+	if now = patched(); len(now.Status.Namespaces) != 0 || now.Status.NamespacesAtCap != 0 {
+		t.Errorf("without a cap the status is %+v", now.Status)
+	}
+}
+
 func TestChanges(t *testing.T) {
 	status := func(ready, message, exhausted string, outside, capacity int64) *v1alpha1.IPPoolStatus {
 		return &v1alpha1.IPPoolStatus{Outside: outside, Capacity: capacity, Conditions: []metav1.Condition{
@@ -148,6 +222,7 @@ type world struct {
 	patches    []string
 	events     []string
 	fail       error
+	last       *v1alpha1.IPPool // that was patched
 }
 
 func newWorld() *world {
@@ -175,6 +250,7 @@ func (w *world) Patch(_ context.Context, name string, _ types.PatchType, data []
 	}
 	version, _ := strconv.Atoi(updated.ResourceVersion)
 	updated.ResourceVersion = strconv.Itoa(version + 1)
+	w.last = updated
 	return updated, nil
 }
 
@@ -287,6 +363,7 @@ func TestMetrics(t *testing.T) {
 	}
 	compare("before the first round", "")
 	full := pool("a", 1, "10.0.0.1-10.0.0.5")
+	full.Spec.MaxPerNamespace = 2
 	_ = w.pools.Add(full)
 	for address, state := range map[string]string{"10.0.0.1": "held", "10.0.0.2": "retained", "10.0.0.3": "reserved", "10.0.0.4": "cooling", "10.0.0.9": "held"} {
 		_ = w.ips.Add(ip(address, "a", state))
@@ -302,6 +379,10 @@ berth_pool_addresses{a,free} 1
 berth_pool_addresses{a,reserved} 1
 berth_pool_addresses{a,retained} 1
 berth_pool_capacity{a} 5
+berth_pool_namespace_addresses{shop,a,allocated} 1
+berth_pool_namespace_addresses{shop,a,retained} 1
+berth_pool_namespace_cap{a} 2
+berth_pool_namespaces_at_cap{a} 1
 berth_pool_outside_addresses{a} 1
 berth_pool_outside_addresses{gone} 1`)
 	_ = w.pools.Delete(full)

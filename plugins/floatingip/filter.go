@@ -120,7 +120,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if s.relief == nil {
 		rejection = s.candidates.Rejects(reach)
 	} else {
-		rejection = s.candidates.RejectsAfter(reach, s.relief.sum(s.candidates))
+		rejection = s.candidates.RejectsAfter(reach, s.relief.sum(s.candidates, pod.Namespace))
 	}
 	if rejection == nil {
 		return nil

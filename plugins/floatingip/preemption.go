@@ -19,8 +19,14 @@ import (
 // it because they were nominated for it. A copy changes independently.
 type relief struct {
 	removed map[types.UID]*v1.Pod
-	// nominated pods have precedence; the number of addresses each wants.
-	nominated map[types.UID]int
+	// nominated pods have precedence.
+	nominated map[types.UID]nominee
+}
+
+// nominee is how many addresses a pod wants, of which namespace.
+type nominee struct {
+	wanted    int
+	namespace string
 }
 
 func (r *relief) clone() *relief {
@@ -32,13 +38,16 @@ func (r *relief) clone() *relief {
 
 // sum is what it comes to for the pod that is being scheduled. The victims'
 // annotations only say where to look.
-func (r *relief) sum(candidates *ipam.Candidates) *ipam.Relief {
+func (r *relief) sum(candidates *ipam.Candidates, namespace string) *ipam.Relief {
 	sum := &ipam.Relief{}
 	for uid, pod := range r.removed {
 		candidates.Relieve(sum, string(uid), strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","))
 	}
-	for _, wanted := range r.nominated {
-		sum.Demand += wanted
+	for _, nominated := range r.nominated {
+		sum.Demand += nominated.wanted
+		if nominated.namespace == namespace {
+			sum.OwnDemand += nominated.wanted
+		}
 	}
 	return sum
 }
@@ -77,7 +86,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 			return
 		}
 		if request, err := pl.reader.compile(pod); err == nil && pod.Spec.NodeName == "" {
-			r.nominated[pod.UID] = len(request.Parts)
+			r.nominated[pod.UID] = nominee{wanted: len(request.Parts), namespace: pod.Namespace}
 		}
 	})
 	return nil
@@ -86,7 +95,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 // change gives the state a relief of its own, for no other copy to see.
 func (s *cycleState) change(mutate func(*relief)) {
 	if s.relief == nil {
-		s.relief = &relief{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]int{}}
+		s.relief = &relief{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]nominee{}}
 	}
 	mutate(s.relief)
 }

@@ -65,6 +65,9 @@ func TestPoolValidation(t *testing.T) {
 		{"the dearest ranges", spec6(func(s change) { s.Ranges, s.Exclude = longest(64), longest(64) }), ""},
 		{"many IPv4 ranges", spec(func(s change) { s.Ranges, s.Exclude = longest4(64), longest4(64) }), ""},
 
+		{"a cap", spec(func(s change) { s.MaxPerNamespace = 1 }), ""},
+		{"a cap below 1", spec(func(s change) { s.MaxPerNamespace = -1 }), "spec.maxPerNamespace in body should be greater than or equal to 1"},
+
 		{"subnet: text", spec(func(s change) { s.Subnet = "web" }), "must be a CIDR without host bits, such as 10.0.70.0/24"},
 		{"subnet: an address", spec(func(s change) { s.Subnet = "10.0.70.0" }), "must be a CIDR without host bits, such as 10.0.70.0/24"},
 		{"subnet: host bits", spec(func(s change) { s.Subnet = "10.0.70.1/24" }), "must be a CIDR without host bits, such as 10.0.70.0/24"},

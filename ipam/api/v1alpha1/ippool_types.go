@@ -107,6 +107,18 @@ type IPPoolSpec struct {
 	// +optional
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 
+	// maxPerNamespace is how many addresses of this pool one namespace may have. All
+	// count that have an owner there: those that a pod holds, also one that is
+	// being scheduled, those retained for a workload, and those that an IPClaim
+	// took before any pod. Addresses at rest and reserved ones count for nobody. A
+	// namespace that has so many gets no other address of the pool; a pod may still
+	// get one that is retained for it. A lower number takes nothing away. Absent:
+	// no cap.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +optional
+	MaxPerNamespace int32 `json:"maxPerNamespace,omitempty"`
+
 	// cooldown is how long an address that a pod gave back rests before another
 	// gets it: as long as neighbours and firewalls may remember it. Addresses at
 	// rest are FloatingIPs with spec.releasedAt, so the cooldown survives
@@ -169,12 +181,37 @@ type IPPoolStatus struct {
 	// +optional
 	Outside int64 `json:"outside"`
 
+	// namespacesAtCap is how many namespaces have as many addresses as
+	// spec.maxPerNamespace, or more.
+	// +optional
+	NamespacesAtCap int64 `json:"namespacesAtCap"`
+	// namespaces that have most addresses, at most 10 of them, where
+	// spec.maxPerNamespace is set.
+	//
+	// +kubebuilder:validation:MaxItems=10
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Namespaces []NamespaceShare `json:"namespaces,omitempty"`
+
 	// conditions: Ready, Exhausted.
 	//
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// NamespaceShare is what one namespace has of a pool.
+type NamespaceShare struct {
+	// name of the namespace.
+	//
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name"`
+	// allocated addresses are held by a pod of the namespace.
+	Allocated int64 `json:"allocated"`
+	// retained addresses have an owner in the namespace but no pod now.
+	Retained int64 `json:"retained"`
 }
 
 // IPPoolList is a list of IPPools.

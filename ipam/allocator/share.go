@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import "math"
+
+// Share is what one namespace has of a pool: addresses that are stored for an
+// owner in it, or promised to one. What is out of circulation or rests is nobody's.
+type Share struct {
+	// Allocated includes addresses promised to pods that are being scheduled.
+	Allocated, Retained uint64
+}
+
+// Total is what counts towards the pool's cap.
+func (s Share) Total() uint64 { return s.Allocated + s.Retained }
+
+// shares are those of pools that have a cap, by namespace.
+type shares map[string]map[*freeSpace]Share
+
+// add counts one more address (by: 1) or one less (-1) of a use.
+func (s shares) add(f *freeSpace, namespace string, of use, by int) {
+	share := s[namespace][f]
+	switch of {
+	case allocated:
+		share.Allocated += uint64(by)
+	case retained:
+		share.Retained += uint64(by)
+	default:
+		return
+	}
+	if share == (Share{}) {
+		delete(s[namespace], f)
+		if len(s[namespace]) == 0 {
+			delete(s, namespace)
+		}
+		return
+	}
+	if s[namespace] == nil {
+		s[namespace] = map[*freeSpace]Share{}
+	}
+	s[namespace][f] = share
+}
+
+// count takes in an entry of a pool.
+func (s shares) count(f *freeSpace, e *entry) {
+	if owner, owned := e.owner(); owned {
+		s.add(f, owner.namespace, e.use(), 1)
+	}
+}
+
+// drop forgets pools.
+func (s shares) drop(dropped func(*freeSpace) bool) {
+	for namespace, of := range s {
+		for f := range of {
+			if dropped(f) {
+				delete(of, f)
+			}
+		}
+		if len(of) == 0 {
+			delete(s, namespace)
+		}
+	}
+}
+
+// Shares returns what a namespace has of the pools that have a cap, by their
+// names, where it has anything.
+func (a *Allocator) Shares(namespace string) map[string]Share {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.shares[namespace]) == 0 {
+		return nil
+	}
+	shares := make(map[string]Share, len(a.shares[namespace]))
+	for f, share := range a.shares[namespace] {
+		shares[f.Name] = share
+	}
+	return shares
+}
+
+// Share returns what a namespace has of a pool; nothing where that has no cap.
+func (a *Allocator) Share(pool, namespace string) Share {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.shares[namespace][a.byName[pool]]
+}
+
+// budget is what pools can give to a claimant after a relief.
+type budget struct {
+	relief *Relief
+	// shares of the claimant's namespace.
+	shares map[*freeSpace]Share
+}
+
+// room is how many addresses the pool can give.
+func (b *budget) room(f *freeSpace) uint64 {
+	return min(f.room(b.relief), b.allowance(f))
+}
+
+// allowance is how many addresses more the claimant's namespace may have.
+func (b *budget) allowance(f *freeSpace) uint64 {
+	if f.MaxPerNamespace == 0 {
+		return math.MaxUint64
+	}
+	has := b.shares[f].Total() + uint64(b.relief.OwnDemand)
+	for _, addr := range b.relief.Left {
+		if f.has(addr) {
+			has -= min(has, 1)
+		}
+	}
+	return f.MaxPerNamespace - min(f.MaxPerNamespace, has)
+}
