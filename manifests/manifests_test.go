@@ -7,11 +7,13 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,8 +23,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -114,6 +118,9 @@ func TestDocumentationDecodesStrictly(t *testing.T) {
 		}
 		for _, block := range codeBlock.FindAllSubmatch(text, -1) {
 			blocks++
+			if ofPrometheus(t, block[1]) {
+				continue
+			}
 			if _, err := decode(block[1]); err != nil {
 				t.Errorf("%s: %v\n%s", page, err, block[1])
 			}
@@ -121,6 +128,66 @@ func TestDocumentationDecodesStrictly(t *testing.T) {
 	}
 	if blocks == 0 {
 		t.Error("found no YAML in the documentation")
+	}
+}
+
+// ofPrometheus says whether a text configures Prometheus or its operator, of which
+// only the syntax can be checked here.
+func ofPrometheus(t *testing.T, text []byte) bool {
+	t.Helper()
+	var content struct {
+		APIVersion    string `json:"apiVersion"`
+		ScrapeConfigs []any  `json:"scrape_configs"`
+	}
+	if err := yaml.Unmarshal(text, &content); err != nil {
+		return false
+	}
+	return len(content.ScrapeConfigs) > 0 || strings.HasPrefix(content.APIVersion, "monitoring.coreos.com/")
+}
+
+// docs/monitoring.md finds the programs by this label and this port; the kubelet's
+// probes are answered there, too.
+func TestProgramsAreServed(t *testing.T) {
+	programs := 0
+	for _, path := range yamlFiles(t) {
+		if strings.HasPrefix(path, "examples/") {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects, err := decode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects {
+			var template corev1.PodTemplateSpec
+			switch o := object.(type) {
+			case *appsv1.Deployment:
+				template = o.Spec.Template
+			case *appsv1.DaemonSet:
+				template = o.Spec.Template
+			default:
+				continue
+			}
+			programs++
+			if template.Labels["app.kubernetes.io/part-of"] != "berth" {
+				t.Errorf("%s: the pods lack the label app.kubernetes.io/part-of", path)
+			}
+			container := template.Spec.Containers[0]
+			if len(container.Ports) != 1 || container.Ports[0].Name != "https" || !slices.Contains(container.Args, fmt.Sprintf("--secure-port=%d", container.Ports[0].ContainerPort)) {
+				t.Errorf("%s: the one port is not https and that of --secure-port", path)
+			}
+			for _, probe := range []*corev1.Probe{container.LivenessProbe, container.ReadinessProbe} {
+				if probe.HTTPGet.Port.StrVal != "https" || probe.HTTPGet.Scheme != corev1.URISchemeHTTPS || probe.HTTPGet.Host != "" {
+					t.Errorf("%s: a probe asks %v", path, probe.HTTPGet)
+				}
+			}
+		}
+	}
+	if programs != 3 {
+		t.Errorf("found %d programs, want 3", programs)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/monitoring"
 )
 
 // Options is what the command line says.
@@ -32,21 +33,21 @@ type Options struct {
 	Uplink          string
 	HostRoot        string
 	SysctlRoot      string
-	HealthAddress   string
 	GalaxyAliases   bool
+	Monitoring      monitoring.Options
 }
 
 func newOptions() *Options {
 	return &Options{
-		NodeName:      os.Getenv("NODE_NAME"),
-		NodeIP:        os.Getenv("HOST_IP"),
-		Socket:        api.SocketPath,
-		StateFile:     "/var/lib/berth/agent.db",
-		CNIConfDir:    "/etc/cni/net.d",
-		CNIConfName:   "00-berth.conflist",
-		CNIBinDir:     "/opt/cni/bin",
-		SysctlRoot:    "/proc/sys",
-		HealthAddress: "127.0.0.1:10265",
+		NodeName:    os.Getenv("NODE_NAME"),
+		NodeIP:      os.Getenv("HOST_IP"),
+		Socket:      api.SocketPath,
+		StateFile:   "/var/lib/berth/agent.db",
+		CNIConfDir:  "/etc/cni/net.d",
+		CNIConfName: "00-berth.conflist",
+		CNIBinDir:   "/opt/cni/bin",
+		SysctlRoot:  "/proc/sys",
+		Monitoring:  monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
 	}
 }
 
@@ -66,7 +67,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Where the node's file system is mounted, if CNI plugins are to run in it (needs CAP_SYS_CHROOT); empty runs them in the agent's own.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Where the node's /proc/sys is; IPv6 pools need its net folder writable.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
-	fs.StringVar(&o.HealthAddress, "health-address", o.HealthAddress, "Address for /healthz, /readyz and /metrics; empty serves none.")
+	o.Monitoring.AddFlags(fs)
 }
 
 func (o *Options) validate() error {
@@ -88,6 +89,9 @@ func (o *Options) validate() error {
 	}
 	if o.CNIConfName != filepath.Base(o.CNIConfName) || filepath.Ext(o.CNIConfName) != ".conflist" {
 		errs = append(errs, fmt.Errorf("--cni-conf-name must be a file name that ends in .conflist, is %q", o.CNIConfName))
+	}
+	if err := o.Monitoring.Validate(); err != nil {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

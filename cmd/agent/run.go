@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/monitoring"
 )
 
 // grace is how long calls under way may take when the agent is asked to end;
@@ -47,7 +48,11 @@ func run(ctx context.Context, o *Options) error {
 			logger.Error(err, "Cannot close the state file")
 		}
 	}()
-	node, err := newNode(o)
+	config, err := newConfig(o.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	node, err := newNode(o, config)
 	if err != nil {
 		return err
 	}
@@ -61,17 +66,20 @@ func run(ctx context.Context, o *Options) error {
 	if err := a.Recover(ctx); err != nil {
 		return err
 	}
-	return serve(ctx, o, a, node)
+	return serve(ctx, o, a, node, config)
 }
 
-func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node) error {
+func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config) error {
 	uplink := func() (string, error) { _, uplink, err := a.Networks.Floating(); return uplink, err }
 	s := &server.Server{Socket: o.Socket, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
 		return err
 	}
-	health := newHealth(o.HealthAddress, a)
+	health, err := monitoring.Listen(ctx, o.Monitoring, config, a.Status)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.Serve(ctx, listener, grace) })
 	group.Go(func() error { return node.Run(ctx, a) })
@@ -83,7 +91,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node) 
 			}
 		}, node.VerifySoon)
 	})
-	group.Go(func() error { return health.run(ctx) })
+	group.Go(func() error { return health.Serve(ctx) })
 	group.Go(func() error {
 		// The runtime takes the file as the sign that pods can be made.
 		if err := writeConf(filepath.Join(o.CNIConfDir, o.CNIConfName), o.Socket); err != nil {
@@ -113,11 +121,7 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 	return store, err
 }
 
-func newNode(o *Options) (*podinfo.Node, error) {
-	config, err := newConfig(o.Kubeconfig)
-	if err != nil {
-		return nil, err
-	}
+func newNode(o *Options, config *rest.Config) (*podinfo.Node, error) {
 	ips, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err

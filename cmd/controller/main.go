@@ -8,8 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"sync"
@@ -44,6 +42,7 @@ import (
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/reclaim"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/monitoring"
 )
 
 func main() {
@@ -91,11 +90,15 @@ func run(ctx context.Context, options *options) error {
 	if err != nil {
 		return err
 	}
-	stopHealth, err := serveHealth(ctx, options.healthAddress, &work.ready)
+	server, err := monitoring.Listen(ctx, options.monitoring, config, work.isReady)
 	if err != nil {
 		return err
 	}
-	defer stopHealth()
+	go func() {
+		if err := server.Serve(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Stopped serving")
+		}
+	}()
 
 	if err := work.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return fmt.Errorf("start to record events: %w", err)
@@ -204,6 +207,15 @@ func (w *work) startInformers(ctx context.Context) {
 	w.ready.Store(true)
 }
 
+// isReady complains until the caches are being filled, so that the program can
+// take the lease.
+func (w *work) isReady(context.Context) error {
+	if !w.ready.Load() {
+		return errors.New("starting")
+	}
+	return nil
+}
+
 // lead works until ctx ends.
 func (w *work) lead(ctx context.Context) {
 	var group sync.WaitGroup
@@ -251,34 +263,4 @@ func elect(ctx context.Context, options *options, kube kubernetes.Interface, lea
 		return nil
 	}
 	return errLeaseLost
-}
-
-// serveHealth serves /healthz (the process runs), /readyz (its caches are being
-// filled, it can take the lease) and /metrics until the returned function is
-// called.
-func serveHealth(ctx context.Context, address string, ready *atomic.Bool) (stop func(), err error) {
-	if address == "" {
-		return func() {}, nil
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !ready.Load() {
-			http.Error(w, "starting", http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	mux.Handle("/metrics", legacyregistry.Handler())
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("serve health: %w", err)
-	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			klog.FromContext(ctx).Error(err, "Stopped serving health")
-		}
-	}()
-	return func() { _ = server.Close() }, nil
 }

@@ -5,12 +5,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/monitoring"
 )
 
 // options are the controller's flags.
@@ -19,7 +19,7 @@ type options struct {
 	leaderElect    bool
 	leaseNamespace string
 	leaseName      string
-	healthAddress  string
+	monitoring     monitoring.Options
 	workers        int
 	qps            float32
 	burst          int
@@ -35,7 +35,7 @@ func defaultOptions() *options {
 		leaderElect:    true,
 		leaseNamespace: namespace,
 		leaseName:      "berth-controller",
-		healthAddress:  ":10266",
+		monitoring:     monitoring.Options{BindAddress: "0.0.0.0", SecurePort: 10266},
 		workers:        8,
 		qps:            200,
 		burst:          400,
@@ -47,7 +47,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "Work only while holding the lease, so that several replicas can run.")
 	flags.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", o.leaseNamespace, "Namespace of the lease (default: $POD_NAMESPACE, or berth-system).")
 	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
-	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "Address that serves /healthz, /readyz and /metrics; empty: none.")
+	o.monitoring.AddFlags(flags)
 	flags.IntVar(&o.workers, "workers", o.workers, "How many addresses are worked on at once.")
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
 	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Requests to the API server at once.")
@@ -62,10 +62,8 @@ func (o *options) validate() error {
 	if o.leaderElect && (o.leaseName == "" || o.leaseNamespace == "") {
 		errs = append(errs, errors.New("--leader-elect needs --leader-elect-resource-name and --leader-elect-resource-namespace"))
 	}
-	if o.healthAddress != "" {
-		if _, _, err := net.SplitHostPort(o.healthAddress); err != nil {
-			errs = append(errs, fmt.Errorf("--health-address: %w", err))
-		}
+	if err := o.monitoring.Validate(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := o.assigner.Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("--assigner flags: %w", err))

@@ -64,7 +64,7 @@ func (w *world) startPrograms(round int, elect election) {
 			if kind == "scheduler" {
 				p.args = []string{"--config=" + w.schedulerConfig(p, elect.schedulers), "--secure-port=0", "--v=4"}
 			} else {
-				p.args = []string{"--kubeconfig=" + w.kubeconfig(p), fmt.Sprintf("--leader-elect=%t", elect.controllers), "--health-address=", "--v=4", "--assigner-address=" + w.assignerAddress, "--assigner-timeout=1s"}
+				p.args = []string{"--kubeconfig=" + w.kubeconfig(p), fmt.Sprintf("--leader-elect=%t", elect.controllers), "--secure-port=0", "--v=4", "--assigner-address=" + w.assignerAddress, "--assigner-timeout=1s"}
 			}
 			if p.log, err = os.OpenFile(filepath.Join(w.dir, p.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 				w.t.Fatal(err)

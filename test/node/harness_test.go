@@ -156,7 +156,7 @@ func (n *node) launch() {
 	n.t.Helper()
 	args := append([]string{
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
-		"--state-file", n.dir + "/agent.db", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--health-address", "", "-v", "4",
+		"--state-file", n.dir + "/agent.db", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
 	}, n.args...)
 	p := &process{cmd: n.confined("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p

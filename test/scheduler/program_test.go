@@ -36,6 +36,9 @@ type schedulerOptions struct {
 	profiles []string
 	// args are those of the plugin.
 	args map[string]any
+	// serve is the address where it is asked about its health and metrics;
+	// empty: none.
+	serve string
 }
 
 // scheduler starts berth-scheduler with the configuration of the manifests.
@@ -64,7 +67,13 @@ func (w *world) scheduler(options schedulerOptions) *program {
 		config["profiles"] = append(config["profiles"].([]any), another)
 	}
 	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "3s", "2s", "500ms"
-	return w.start(proxy, "berth-scheduler", "--config="+w.file("scheduler-*.yaml", config), "--secure-port=0", "--v=4")
+	flags := []string{"--config=" + w.file("scheduler-*.yaml", config), "--secure-port=0", "--v=4"}
+	if options.serve != "" {
+		kubeconfig := w.kubeconfig(proxy)
+		flags = append(flags, serveAt(options.serve)...)
+		flags = append(flags, "--cert-dir="+w.t.TempDir(), "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
+	}
+	return w.start(proxy, "berth-scheduler", flags...)
 }
 
 // controller starts berth-controller, without leader election unless a flag says
@@ -72,7 +81,7 @@ func (w *world) scheduler(options schedulerOptions) *program {
 func (w *world) controller(flags ...string) *program {
 	w.t.Helper()
 	proxy := w.proxyFor("berth-controller")
-	flags = append([]string{"--kubeconfig=" + w.kubeconfig(proxy), "--leader-elect=false", "--health-address=", "--v=4"}, flags...)
+	flags = append([]string{"--kubeconfig=" + w.kubeconfig(proxy), "--leader-elect=false", "--secure-port=0", "--v=4"}, flags...)
 	return w.start(proxy, "berth-controller", flags...)
 }
 

@@ -4,7 +4,6 @@ package programs
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -236,6 +235,12 @@ func (w *world) serverMetrics(ctx context.Context) (*measure.Snapshot, error) {
 	return measure.Scrape(ctx, client, w.config.Host+"/metrics")
 }
 
+// asker is a client of the programs, which ask the API server who their clients
+// are; their certificates are their own.
+func (w *world) asker() (*http.Client, error) {
+	return rest.HTTPClientFor(&rest.Config{BearerToken: w.config.BearerToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+}
+
 // scheduler starts Berth's scheduler or the stock one and waits until it is
 // ready.
 func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
@@ -260,8 +265,7 @@ func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It asks the API server who its clients are; its certificate is its own.
-	admin, err := rest.HTTPClientFor(&rest.Config{BearerToken: w.config.BearerToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	admin, err := w.asker()
 	if err != nil {
 		return nil, err
 	}
@@ -292,10 +296,12 @@ func (w *world) controller(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	address := fmt.Sprintf("127.0.0.1:%d", port)
-	p, err := w.start(filepath.Join(w.Programs, "berth-controller"), "http://"+address,
-		&http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}},
-		"--kubeconfig="+kubeconfig, "--leader-elect=false", "--health-address="+address, "--v=2")
+	admin, err := w.asker()
+	if err != nil {
+		return nil, err
+	}
+	p, err := w.start(filepath.Join(w.Programs, "berth-controller"), fmt.Sprintf("https://127.0.0.1:%d", port), admin,
+		"--kubeconfig="+kubeconfig, "--leader-elect=false", "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--v=2")
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"os"
+	"time"
+)
+
+// certificate returns what a handshake asks for the program's certificate.
+func (o *Options) certificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	if o.CertFile == "" {
+		own, err := selfSigned()
+		return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own, nil }, err
+	}
+	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the certificate: %w", err)
+		}
+		return &pair, nil
+	}
+	_, err := load(nil)
+	return load, err
+}
+
+// selfSigned makes a certificate that encrypts and proves nothing. It is made
+// anew with each start and never written.
+func selfSigned() (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make a key: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("read the host name: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate: %w", err)
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: host},
+		DNSNames:     []string{host, "localhost"},
+		// Clocks differ, and programs run for long.
+		NotBefore:   now.Add(-time.Hour),
+		NotAfter:    now.AddDate(10, 0, 0),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}

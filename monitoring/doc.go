@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package monitoring serves over HTTPS what is asked of a running program: its
+// health, to everybody, since the kubelet's probes have no credentials; and its
+// metrics, to those whom the API server lets get the non-resource URL /metrics.
+//
+// It authenticates bearer tokens with TokenReviews and authorizes with
+// SubjectAccessReviews, as kube-scheduler's secure port does, but takes no client
+// certificates: for these it would have to read a ConfigMap of kube-system. It
+// makes both reviews itself, because k8s.io/apiserver, which has that in its
+// delegating authenticators, doubles the size of a program that runs on every
+// node.
+//
+// It never asks the API server about a request without a token, nor about
+// health: a program is healthy also while the API server does not answer.
+package monitoring

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// reviewer is an API server that knows two tokens, and lets the user of one get
+// /metrics.
+func reviewer(t *testing.T, down *bool) *fake.Clientset {
+	t.Helper()
+	api := fake.NewClientset()
+	users := map[string]string{"good": "prometheus", "poor": "tenant"}
+	api.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if *down {
+			return true, nil, errors.New("connection refused")
+		}
+		review := action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
+		if name, ok := users[review.Spec.Token]; ok {
+			review.Status.Authenticated = true
+			review.Status.User = authenticationv1.UserInfo{Username: name, UID: "7", Groups: []string{"scrapers"}, Extra: map[string]authenticationv1.ExtraValue{"node": {"a"}}}
+		} else {
+			review.Status.Error = "invalid bearer token"
+		}
+		return true, review, nil
+	})
+	api.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
+		spec := review.Spec
+		if spec.UID != "7" || strings.Join(spec.Groups, " ") != "scrapers system:authenticated" || strings.Join(spec.Extra["node"], "") != "a" || spec.ResourceAttributes != nil {
+			t.Errorf("the API server is asked about %+v", spec)
+		}
+		review.Status.Allowed = spec.User == "prometheus" && *spec.NonResourceAttributes == authorizationv1.NonResourceAttributes{Verb: "get", Path: "/metrics"}
+		return true, review, nil
+	})
+	return api
+}
+
+func TestAccess(t *testing.T) {
+	var down, notReady bool
+	api := reviewer(t, &down)
+	server := httptest.NewServer(handler(&access{api: api, decided: cache.NewExpiring()}, func(context.Context) error {
+		if notReady {
+			return errors.New("starting")
+		}
+		return nil
+	}))
+	defer server.Close()
+	for _, tc := range []struct {
+		name, method, path, authorization string
+		down, notReady                    bool
+		code                              int
+		text                              string
+	}{
+		{name: "health is for everybody", path: "/healthz", code: 200, text: "ok"},
+		{name: "also if the API server is down", path: "/healthz", down: true, code: 200, text: "ok"},
+		{name: "ready", path: "/readyz", code: 200, text: "ok"},
+		{name: "not ready", path: "/readyz", notReady: true, code: 503, text: "starting"},
+		{name: "no credentials", path: "/metrics", code: 401, text: "bearer token"},
+		{name: "another scheme", path: "/metrics", authorization: "Basic Z29vZDo=", code: 401, text: "bearer token"},
+		{name: "empty token", path: "/metrics", authorization: "Bearer ", code: 401, text: "bearer token"},
+		{name: "down, nothing decided yet", path: "/metrics", authorization: "Bearer good", down: true, code: 500, text: "cannot be asked"},
+		{name: "unknown token", path: "/metrics", authorization: "Bearer bad", code: 401, text: "does not know"},
+		{name: "no right", path: "/metrics", authorization: "Bearer poor", code: 403, text: `user "tenant" may not get /metrics`},
+		{name: "right", path: "/metrics", authorization: "Bearer good", code: 200, text: "go_goroutines"},
+		{name: "right, scheme in lower case", path: "/metrics", authorization: "bearer  good", code: 200, text: "go_goroutines"},
+		{name: "down, decided a moment ago", path: "/metrics", authorization: "Bearer good", down: true, code: 200, text: "go_goroutines"},
+		{name: "down, refused a moment ago", path: "/metrics", authorization: "Bearer poor", down: true, code: 403},
+		{name: "another verb", method: http.MethodHead, path: "/metrics", authorization: "Bearer good", code: 403},
+		{name: "no such verb", method: http.MethodPost, path: "/metrics", authorization: "Bearer good", code: 405},
+		{name: "nothing else is there", path: "/debug/pprof/", authorization: "Bearer good", code: 404},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			down, notReady = tc.down, tc.notReady
+			request, err := http.NewRequestWithContext(t.Context(), tc.method, server.URL+tc.path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.authorization != "" {
+				request.Header.Set("Authorization", tc.authorization)
+			}
+			response, err := server.Client().Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			body, err := io.ReadAll(response.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if response.StatusCode != tc.code || !strings.Contains(string(body), tc.text) {
+				t.Errorf("%d %.200s, want %d %s", response.StatusCode, body, tc.code, tc.text)
+			}
+			if challenge := response.Header.Get("WWW-Authenticate"); (challenge == "Bearer") != (tc.code == 401) {
+				t.Errorf("WWW-Authenticate is %q", challenge)
+			}
+		})
+	}
+	// What a client without a token asks costs the API server nothing, nor what
+	// was decided: good, poor and bad once, good once more for HEAD and once
+	// when the API server was down.
+	reviews := 0
+	for _, action := range api.Actions() {
+		if action.GetResource().Resource == "tokenreviews" {
+			reviews++
+		}
+	}
+	if reviews != 5 {
+		t.Errorf("%d TokenReviews, want 5", reviews)
+	}
+}
+
+// The certificate may be replaced while the program runs.
+func TestCertificate(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	listener.Close()
+	dir := t.TempDir()
+	options := Options{BindAddress: "127.0.0.1", SecurePort: port, CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key")}
+	if err := options.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	ready := func(context.Context) error { return nil }
+	if _, err := Listen(t.Context(), options, &rest.Config{}, ready); err == nil || !strings.Contains(err.Error(), "tls.crt") {
+		t.Errorf("without the file: %v", err)
+	}
+	replace := func() [sha256.Size]byte {
+		t.Helper()
+		pair, err := selfSigned()
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for path, block := range map[string]*pem.Block{options.CertFile: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, options.KeyFile: {Type: "PRIVATE KEY", Bytes: key}} {
+			if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return sha256.Sum256(pair.Certificate[0])
+	}
+	want := replace()
+	server, err := Listen(t.Context(), options, &rest.Config{}, ready)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- server.Serve(ctx) }()
+	for range 2 {
+		connection, err := tls.Dial("tcp", server.listener.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		state := connection.ConnectionState()
+		if got := sha256.Sum256(state.PeerCertificates[0].Raw); got != want {
+			t.Error("serves another certificate than its file's")
+		}
+		if state.NegotiatedProtocol != "http/1.1" {
+			t.Errorf("speaks %q", state.NegotiatedProtocol)
+		}
+		connection.Close()
+		want = replace()
+	}
+	if _, err := tls.Dial("tcp", server.listener.Addr().String(), &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11}); err == nil {
+		t.Error("speaks TLS 1.1")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+}
+
+func TestServeNothing(t *testing.T) {
+	server, err := Listen(t.Context(), Options{BindAddress: "0.0.0.0"}, &rest.Config{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Serve(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for want, o := range map[string]Options{
+		"--secure-port: 65536 is not": {BindAddress: "::", SecurePort: 65536},
+		"--bind-address: ":            {BindAddress: ":10266", SecurePort: 1},
+		"need each other":             {BindAddress: "::", SecurePort: 1, CertFile: "x"},
+	} {
+		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", o, err, want)
+		}
+	}
+}

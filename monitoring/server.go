@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+)
+
+// Server serves /healthz (the process runs), /readyz and /metrics.
+type Server struct {
+	http     *http.Server
+	listener net.Listener // nil: nothing is served
+}
+
+// readyTimeout is how long the question whether the program is ready may take.
+const readyTimeout = 5 * time.Second
+
+// Listen prepares a server; clients wait until Serve. config is how the API
+// server is reached, ready says why the program is not ready.
+func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error) (*Server, error) {
+	if options.SecurePort == 0 {
+		return &Server{}, nil
+	}
+	access, err := newAccess(config)
+	if err != nil {
+		return nil, fmt.Errorf("serve health and metrics: %w", err)
+	}
+	certificate, err := options.certificate()
+	if err != nil {
+		return nil, fmt.Errorf("serve health and metrics: %w", err)
+	}
+	address := net.JoinHostPort(options.BindAddress, strconv.Itoa(options.SecurePort))
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("serve health and metrics: %w", err)
+	}
+	// No HTTP/2: a client that resets streams makes work faster than it pays.
+	secure := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: certificate}
+	logger := klog.FromContext(ctx)
+	return &Server{
+		listener: tls.NewListener(listener, secure),
+		http: &http.Server{
+			Handler:           handler(access, ready),
+			ReadHeaderTimeout: 10 * time.Second,
+			ReadTimeout:       30 * time.Second,
+			IdleTimeout:       2 * time.Minute,
+			MaxHeaderBytes:    64 << 10,
+			BaseContext:       func(net.Listener) context.Context { return ctx },
+			// Whoever scans ports fails to shake hands.
+			ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(logger.V(4)), slog.LevelInfo),
+		},
+	}, nil
+}
+
+func handler(access *access, ready func(context.Context) error) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
+		defer cancel()
+		if err := ready(ctx); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("GET /metrics", access.guard(legacyregistry.Handler()))
+	return mux
+}
+
+// Serve serves until ctx ends.
+func (s *Server) Serve(ctx context.Context) error {
+	if s.listener == nil {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { _ = s.http.Close() })
+	defer stop()
+	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve health and metrics: %w", err)
+	}
+	return nil
+}
