@@ -3,10 +3,12 @@
 package ipam
 
 import (
+	"errors"
 	"math"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -23,6 +25,7 @@ type Candidates struct {
 	parts    []candidate
 	// asked are the parts as the pod's author wrote them.
 	asked []Part
+	known *atomic.Pointer[KnownPods]
 	// plain: one free address of any pool, which needs no look into the book.
 	plain bool
 	// shares are what the pod's namespace has of pools with a cap.
@@ -54,6 +57,11 @@ const (
 	ReasonNode     = "node(s) in no IPPool that the pod may use"
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
 )
+
+// terminating says whether the pod that a record names is being deleted.
+func (c *Candidates) terminating(record *allocator.Record) bool {
+	return c.known != nil && recordedPods{c.known}.ask(record, KnownPods.IsTerminating)
+}
 
 // Kept returns the addresses of which the pod must have some.
 func (c *Candidates) Kept() []netip.Addr {
@@ -237,7 +245,12 @@ func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
 	if err == nil {
 		return nil
 	}
-	return &Rejection{Reason: "node(s) without an address for the pod: " + c.explain(err, nodePools)}
+	return &Rejection{
+		Reason: "node(s) without an address for the pod: " + c.explain(err, nodePools),
+		// A pod of the set is not to be preempted for another one: the workload's own
+		// controller says when it may go.
+		Unresolvable: errors.Is(err, allocator.ErrSetInUse),
+	}
 }
 
 // unreachable says whether nothing that could serve the part is reachable at a

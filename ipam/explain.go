@@ -150,6 +150,8 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	switch {
 	case errors.Is(err, allocator.ErrLimit):
 		return c.describePart(part, fmt.Sprintf("IPClaim %q has all %d addresses that its size allows: raise spec.size, or wait for one of its pods to end", c.request.Claim, c.claimant.Limit))
+	case errors.Is(err, allocator.ErrSetInUse):
+		return c.setInUse()
 	case errors.Is(err, allocator.ErrLost):
 		return c.describePart(part, "the addresses retained for the pod's workload are with other pods of it")
 	}
@@ -202,6 +204,35 @@ func (c *Candidates) capText(pool *pools.Pool) string {
 	has := c.book.Share(pool.Name, c.request.Namespace)
 	return fmt.Sprintf("%s gives namespace %q at most %d addresses, and it has %d (%d in use, %d retained)",
 		pool, c.request.Namespace, pool.MaxPerNamespace, has.Total(), has.Allocated, has.Retained)
+}
+
+// setInUse says that the owner's addresses are with other pods of it.
+func (c *Candidates) setInUse() string {
+	owner := c.claimant.Owner
+	all, terminating := 0, 0
+	for _, record := range c.book.RecordsOf(owner) {
+		all++
+		if c.terminating(&record) {
+			terminating++
+		}
+	}
+	text := fmt.Sprintf("%s %q has all %s that it keeps", owner.Kind, owner.Name, plural(all, "address", "addresses"))
+	switch terminating {
+	case 0:
+		text += ", all with pods that run"
+	case 1:
+		text += "; 1 is with a pod that is terminating"
+	default:
+		text += fmt.Sprintf("; %d are with pods that are terminating", terminating)
+	}
+	return text + fmt.Sprintf(" (the pod gets the first that is given back; annotation %s on the pod template allows more)", v1alpha1.AnnotationSpareAddresses)
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 // whoHas says why an address is not free.

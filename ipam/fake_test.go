@@ -177,7 +177,7 @@ func open(t *testing.T, s *server, pools ...*v1alpha1.IPPool) *IPAM {
 func openWith(t *testing.T, s *server, watch *poolWatch) *IPAM {
 	t.Helper()
 	i := &IPAM{store: s, watch: watch, poolsChanged: make(chan struct{}, 1)}
-	i.book = allocator.New(i.vacated)
+	i.book = allocator.New(recordedPods{&i.known})
 	s.mu.Lock()
 	for _, object := range s.objects {
 		i.handler().Observed(object.DeepCopy())

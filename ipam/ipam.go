@@ -97,30 +97,60 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 		assigner:     assigner,
 		poolsChanged: make(chan struct{}, 1),
 	}
-	i.book = allocator.New(i.vacated)
+	i.book = allocator.New(recordedPods{&i.known})
 	if i.watch, err = store.NewWatch(api, i.handler()); err != nil {
 		return nil, err
 	}
 	return i, nil
 }
 
-// KnownPods is what the caller has heard of pods. It must not block.
+// KnownPods is what the caller has heard of pods, each by its namespace, name and
+// UID. It must not block.
 type KnownPods interface {
-	// IsGone says of a pod of that namespace, name and UID that it does not exist, or
-	// is finished.
+	// IsGone says of a pod that it does not exist, or is finished.
 	IsGone(namespace, name, uid string) bool
+	// IsTerminating says of a pod that it is being deleted, and IsLost that moreover
+	// its node is lost, so that nobody knows when that ends.
+	IsTerminating(namespace, name, uid string) bool
+	IsLost(namespace, name, uid string) bool
 	// NeverBound says of a pod that it was deleted, and was not bound before.
 	NeverBound(uid string) bool
 }
 
 // KnowPods lets IPAM give a retained address to its owner's next pod as soon as
-// the last one is known to be gone, before the controller has noted it. Commit asks
-// again, live.
+// the last one is known to be gone, before the controller has noted it, and an
+// owner whose pod is lost another address meanwhile. Commit asks again, live,
+// whether a pod is gone.
 func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
 
-func (i *IPAM) vacated(record *allocator.Record) bool {
-	pods := i.known.Load()
-	return pods != nil && (*pods).IsGone(record.Owner.Namespace, record.PodName, record.PodUID)
+// recordedPods is what the book asks of the pods that its records name.
+type recordedPods struct{ known *atomic.Pointer[KnownPods] }
+
+func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods, namespace, name, uid string) bool) bool {
+	pods := p.known.Load()
+	return pods != nil && question(*pods, record.Owner.Namespace, record.PodName, record.PodUID)
+}
+
+func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record, KnownPods.IsGone) }
+func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
+
+// PodEnded takes in that a pod is gone or finished, or lost with its node: pods
+// that wait for the addresses of its owner may have one now. names are the
+// FloatingIPs that it is said to have; only those count that record it.
+func (i *IPAM) PodEnded(uid string, names []string) {
+	var told []Owner
+	for _, name := range names {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			continue
+		}
+		record, ok := i.book.Stored(addr)
+		if !ok || record.PodUID != uid || record.Policy == allocator.PodDeleted || slices.Contains(told, record.Owner) {
+			continue
+		}
+		told = append(told, record.Owner)
+		i.tell(Change{Owner: &record.Owner})
+	}
 }
 
 // unused says of an address that was claimed for one pod alone that this pod is known
@@ -259,8 +289,11 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	if state == nil {
 		return nil, ErrNotSynced
 	}
-	c := &Candidates{request: request, state: state, book: i.book}
+	c := &Candidates{request: request, state: state, book: i.book, known: &i.known}
 	c.claimant = allocator.Claimant{Owner: request.Owner, PodUID: request.UID}
+	if request.FixedSet {
+		c.claimant.FixedSet, c.claimant.MaxPods = true, request.MaxPods
+	}
 	if request.Claim != "" {
 		claim := i.watch.Claim(request.Namespace, request.Claim)
 		if err := c.applyClaim(claim); err != nil {
@@ -284,7 +317,7 @@ func (i *IPAM) look(c *Candidates) error {
 	if c.state.capped {
 		c.shares = i.book.Shares(c.request.Namespace)
 	}
-	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited
+	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited && i.book.SetHasRoom(c.claimant)
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -30,8 +31,14 @@ type Request struct {
 	// RetainFor limits how long a policy keeps the addresses; 0: it does not.
 	RetainFor       time.Duration
 	KeepOnScaleDown bool
+	// Spare is what the pod says of the size of the fixed set.
+	Spare fixedset.Spare
+	// FixedSet: the owner keeps addresses for MaxPods pods, and while as many have some,
+	// another one waits.
+	FixedSet bool
+	MaxPods  int
 	// Claim is the name of the IPClaim that owns the addresses and says where
-	// they come from, in place of Owner, Policy, RetainFor, Pools and
+	// they come from, in place of Owner, Policy, RetainFor, FixedSet, Pools and
 	// PoolSelector.
 	Claim string
 	// Parts are the addresses the pod wants, one each; there is at least one.

@@ -199,6 +199,9 @@ func (k knownPods) IsGone(namespace, name, uid string) bool {
 	return namespace == "shop" && name == k.gone && uid == k.gone
 }
 
+func (k knownPods) IsTerminating(string, string, string) bool { return false }
+func (k knownPods) IsLost(string, string, string) bool        { return false }
+
 func (k knownPods) NeverBound(uid string) bool { return k.neverBound && uid == k.gone }
 
 // An address that was claimed for a pod which never ran counts as claimed for the

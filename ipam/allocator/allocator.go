@@ -23,6 +23,9 @@ var (
 	ErrLost = errors.New("the address was given to somebody else")
 	// ErrLimit is returned when the owner has as many addresses as it may have.
 	ErrLimit = errors.New("the owner has all the addresses it may have")
+	// ErrSetInUse is returned when as many pods have addresses of the owner's fixed set
+	// as it is for.
+	ErrSetInUse = errors.New("the addresses of the owner's fixed set are with other pods")
 )
 
 // entry is one address in use or at rest. If it is in use, at least one of its
@@ -89,8 +92,8 @@ func (e *entry) promisedTo(podUID string) bool {
 }
 
 // usable says whether the stored address is owner's to use for a pod now.
-func (e *entry) usable(owner Owner, podUID string, vacated func(*Record) bool) bool {
-	return e.stored != nil && e.heldBy(owner, podUID, vacated) && (e.promised == nil || e.promised.podUID == podUID)
+func (e *entry) usable(owner Owner, podUID string, pods Pods) bool {
+	return e.stored != nil && e.heldBy(owner, podUID, pods) && (e.promised == nil || e.promised.podUID == podUID)
 }
 
 // Allocator is the book. Safe for concurrent use; no method blocks but for the
@@ -102,7 +105,7 @@ type Allocator struct {
 	byName  map[string]*freeSpace
 	byRange []homedRange
 	index   index
-	vacated func(*Record) bool
+	pods    Pods
 	// owners lists the addresses that are stored for an owner or promised to it, by
 	// the hash of its key: a list may have other owners' as well.
 	owners map[uint64]ring
@@ -115,17 +118,26 @@ type homedRange struct {
 	pool *freeSpace
 }
 
-// New returns an empty book without pools. vacated says whether the pod that a
-// record names is known to be gone, so that its owner may use the address before
-// the record says so; it is called under the book's lock and must not block. nil:
-// it is never known.
-func New(vacated func(*Record) bool) *Allocator {
+// Pods says what is known of the pods that records name. It is called under the
+// book's lock and must not block.
+type Pods interface {
+	// Gone pods have ended, so that their owner may use the address before the record
+	// says so.
+	Gone(record *Record) bool
+	// Lost pods are being deleted, and nobody knows when that ends, for their node is
+	// lost: they keep their address, and their owner may have another instead.
+	Lost(record *Record) bool
+}
+
+// New returns an empty book without pools. pods may be nil: nothing is known of
+// them.
+func New(pods Pods) *Allocator {
 	return &Allocator{
-		vacated: vacated,
-		byName:  map[string]*freeSpace{},
-		owners:  map[uint64]ring{},
-		seed:    maphash.MakeSeed(),
-		shares:  shares{},
+		pods:   pods,
+		byName: map[string]*freeSpace{},
+		owners: map[uint64]ring{},
+		seed:   maphash.MakeSeed(),
+		shares: shares{},
 	}
 }
 
@@ -321,7 +333,7 @@ func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
 	defer a.mu.Unlock()
 	var held []Record
 	for e := range a.ownedBy(owner.key()) {
-		if e.usable(owner, podUID, a.vacated) {
+		if e.usable(owner, podUID, a.pods) {
 			held = append(held, e.record())
 		}
 	}
@@ -351,6 +363,20 @@ func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 		return e.record(), true
 	}
 	return Record{}, false
+}
+
+// RecordsOf returns what the API server stores of an owner's addresses, whatever its
+// UID, in no order.
+func (a *Allocator) RecordsOf(owner Owner) []Record {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var records []Record
+	for e := range a.ownedBy(owner.key()) {
+		if e.stored != nil {
+			records = append(records, e.record())
+		}
+	}
+	return records
 }
 
 // Owned counts the addresses of each family that are stored for an owner or

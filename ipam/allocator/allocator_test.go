@@ -159,12 +159,18 @@ func TestHeldBy(t *testing.T) {
 		{"reserved by an administrator", Record{Owner: set, Policy: Never, Reserved: true}, set, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := entryOf(test.record).heldBy(test.owner, "new", func(r *Record) bool { return r.PodUID == "gone" }); got != test.want {
+			if got := entryOf(test.record).heldBy(test.owner, "new", podsAre{gone: []string{"gone"}}); got != test.want {
 				t.Errorf("heldBy = %v, want %v", got, test.want)
 			}
 		})
 	}
 }
+
+// podsAre says of pods by their UIDs that they are gone or lost.
+type podsAre struct{ gone, lost []string }
+
+func (p podsAre) Gone(r *Record) bool { return slices.Contains(p.gone, r.PodUID) }
+func (p podsAre) Lost(r *Record) bool { return slices.Contains(p.lost, r.PodUID) }
 
 // A scheduler that lost a conflict reads who has the address, and hears of its
 // deletion before it has noted the answer.

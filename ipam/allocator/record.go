@@ -153,9 +153,9 @@ func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 func (s *stored) isFor(owner Owner) bool { return s.ownerUID == owner.UID || s.ownerUID == "" }
 
 // heldBy says whether the stored address is owner's to use for the pod podUID: the
-// pod has it already, or the policy kept it for the owner. vacated says of one that
-// records another pod whether that is known to be gone; nil: it never is.
-func (e *entry) heldBy(owner Owner, podUID string, vacated func(*Record) bool) bool {
+// pod has it already, or the policy kept it for the owner. pods, which may be
+// nil, say of another pod whether it is gone.
+func (e *entry) heldBy(owner Owner, podUID string, pods Pods) bool {
 	s := e.stored
 	if !s.owned() || s.attached && s.podUID == "" {
 		return false
@@ -179,9 +179,9 @@ func (e *entry) heldBy(owner Owner, podUID string, vacated func(*Record) bool) b
 	if !kept || s.podUID == "" || owner.PodName != "" {
 		return kept
 	}
-	if vacated == nil {
+	if pods == nil {
 		return false
 	}
 	record := e.record()
-	return vacated(&record)
+	return pods.Gone(&record)
 }

@@ -15,6 +15,10 @@ type Claimant struct {
 	// Limited owners may have Limit addresses of each family.
 	Limited bool
 	Limit   int
+	// FixedSet: the owner keeps a set of addresses for MaxPods pods. While as many of its
+	// pods have addresses that a policy keeps, another gets no free one.
+	FixedSet bool
+	MaxPods  int
 }
 
 // Want is one address that a pod needs: one of its owner's, or a free one.
@@ -59,7 +63,7 @@ type Taken struct {
 type UnmetError struct {
 	// Want is its position.
 	Want int
-	// Reason is ErrExhausted, ErrLost or ErrLimit.
+	// Reason is ErrExhausted, ErrLost, ErrLimit or ErrSetInUse.
 	Reason error
 }
 
@@ -189,7 +193,7 @@ func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []optio
 	owners := func(addrs []netip.Addr) {
 		found := 0
 		for _, addr := range addrs {
-			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.relief.Held, addr) || e.usable(c.Owner, c.PodUID, a.vacated)) {
+			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.relief.Held, addr) || e.usable(c.Owner, c.PodUID, a.pods)) {
 				options = append(options, option{addr: addr})
 				found++
 			}
@@ -291,6 +295,12 @@ func (a *Allocator) available(r Range, relief *Relief) (netip.Addr, bool) {
 // checkLimit fails with ErrLimit if the chosen options would give the owner more
 // addresses than it may have.
 func (a *Allocator) checkLimit(c Claimant, wants []Want, chosen []option, relief *Relief) error {
+	if c.FixedSet {
+		first := slices.IndexFunc(chosen, func(o option) bool { return o.pool != nil })
+		if first >= 0 && !a.setHasRoom(c) {
+			return &UnmetError{Want: first, Reason: ErrSetInUse}
+		}
+	}
 	if !c.Limited {
 		return nil
 	}
@@ -309,6 +319,69 @@ func (a *Allocator) checkLimit(c Claimant, wants []Want, chosen []option, relief
 		}
 	}
 	return nil
+}
+
+// SetHasRoom says whether the claimant may have a free address besides those of its
+// owner's fixed set, if that has one.
+func (a *Allocator) SetHasRoom(c Claimant) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !c.FixedSet || a.setHasRoom(c)
+}
+
+// setHasRoom counts the other pods that have addresses of the owner. It makes sure
+// that the addresses are of different pods, and the pods still there, only where
+// their number alone does not tell.
+func (a *Allocator) setHasRoom(c Claimant) bool {
+	var taken []*entry
+	for e := range a.ownedBy(c.Owner.key()) {
+		if e.takenFrom(c) {
+			taken = append(taken, e)
+		}
+	}
+	if len(taken) < c.MaxPods {
+		return true
+	}
+	pods := make(map[string]bool, len(taken))
+	for _, e := range taken {
+		pod := e.podUID()
+		if pod == "" {
+			pods["detached from "+e.stored.lastPod] = true
+			continue
+		}
+		if e.promised == nil && a.pods != nil {
+			if record := e.record(); a.pods.Gone(&record) || a.pods.Lost(&record) {
+				continue
+			}
+		}
+		pods[pod] = true
+	}
+	return len(pods) < c.MaxPods
+}
+
+// takenFrom says whether an address that the claimant's owner keeps is with another
+// pod, or still to be detached from where one was.
+func (e *entry) takenFrom(c Claimant) bool {
+	switch pod := e.podUID(); {
+	case pod == c.PodUID:
+		return false
+	case e.stored == nil:
+		return true
+	case e.stored.policy == PodDeleted || pod == "" && !e.stored.attached:
+		return false
+	}
+	return e.promised != nil || e.stored.ownerUID == c.Owner.UID
+}
+
+// podUID is the pod that has the address or is about to.
+func (e *entry) podUID() string {
+	switch {
+	case e.promised != nil:
+		return e.promised.podUID
+	case e.stored != nil:
+		return e.stored.podUID
+	}
+	return ""
 }
 
 func (f *freeSpace) is4() bool { return len(f.Ranges) > 0 && f.Ranges[0].First.Is4() }

@@ -33,9 +33,9 @@ var wantCases = []struct {
 	{"StatefulSet, a second address for the pod name", set("web-0"), pods(3), after(1), false, false},
 	{"StatefulSet of pods with two addresses, the second", set("web-0"), having(2, 3), after(1), true, true},
 	{"StatefulSet of pods with two addresses, a third", set("web-0"), having(2, 3), after(2), false, false},
-	{"StatefulSet, dual-stack, the other family", set("web-0"), having(2, 3), standing{v1alpha1.IPv6, 0, 2}, true, true},
-	{"StatefulSet, dual-stack, a second of the other family", set("web-0"), having(2, 3), standing{v1alpha1.IPv6, 1, 2}, false, false},
-	{"StatefulSet, IPv6 while the template now says IPv4", set("web-0"), v4Only(3), standing{v1alpha1.IPv6, 0, 2}, true, true},
+	{"StatefulSet, dual-stack, the other family", set("web-0"), having(2, 3), standing{family: v1alpha1.IPv6, rank: 0, age: 0, families: 2}, true, true},
+	{"StatefulSet, dual-stack, a second of the other family", set("web-0"), having(2, 3), standing{family: v1alpha1.IPv6, rank: 1, age: 1, families: 2}, false, false},
+	{"StatefulSet, IPv6 while the template now says IPv4", set("web-0"), v4Only(3), standing{family: v1alpha1.IPv6, rank: 0, age: 0, families: 2}, true, true},
 	{"StatefulSet, deleted", set("web-0"), workload{}, oldest, false, false},
 	{"StatefulSet, a pod whose name is not an ordinal's", set("other"), pods(3), oldest, true, true},
 	{"OpenKruise StatefulSet, after a reserved ordinal", kruise("web-3"), reserving(3, span{1, 1}), oldest, true, true},
@@ -46,14 +46,18 @@ var wantCases = []struct {
 	{"OpenKruise StatefulSet, deleted", kruise("web-0"), workload{}, oldest, false, false},
 	{"custom kind with pod names but no scale", kruise("web-9"), workload{exists: true, unbounded: true}, after(7), true, true},
 
+	{"Deployment, the spare one", shared("apps/v1", "Deployment"), sparing(2, 1), after(2), true, true},
+	{"Deployment, beyond the spare one", shared("apps/v1", "Deployment"), sparing(2, 1), after(3), false, true},
+	{"Deployment that keeps the oldest, one of them without a pod", shared("apps/v1", "Deployment"), unlimited(2), standing{family: v1alpha1.IPv4, rank: 3, age: 1, families: 1}, true, true},
+	{"Deployment that keeps the oldest, a young one with a pod that ends", shared("apps/v1", "Deployment"), unlimited(2), standing{family: v1alpha1.IPv4, rank: 0, age: 2, families: 1}, false, true},
 	{"Deployment, among the oldest", shared("apps/v1", "Deployment"), pods(3), after(2), true, true},
 	{"Deployment, the surge's", shared("apps/v1", "Deployment"), pods(3), after(3), false, true},
 	{"Deployment, scaled to zero", shared("apps/v1", "Deployment"), pods(0), oldest, false, true},
 	{"Deployment of pods with two addresses, the last wanted", shared("apps/v1", "Deployment"), having(2, 3), after(5), true, true},
 	{"Deployment of pods with two addresses, the surge's", shared("apps/v1", "Deployment"), having(2, 3), after(6), false, true},
-	{"Deployment, dual-stack, the last of a family", shared("apps/v1", "Deployment"), having(2, 3), standing{v1alpha1.IPv6, 2, 2}, true, true},
-	{"Deployment, dual-stack, the surge's", shared("apps/v1", "Deployment"), having(2, 3), standing{v1alpha1.IPv6, 3, 2}, false, true},
-	{"Deployment, IPv6 while the template says IPv4", shared("apps/v1", "Deployment"), v4Only(3), standing{v1alpha1.IPv6, 0, 2}, false, true},
+	{"Deployment, dual-stack, the last of a family", shared("apps/v1", "Deployment"), having(2, 3), standing{family: v1alpha1.IPv6, rank: 2, age: 2, families: 2}, true, true},
+	{"Deployment, dual-stack, the surge's", shared("apps/v1", "Deployment"), having(2, 3), standing{family: v1alpha1.IPv6, rank: 3, age: 3, families: 2}, false, true},
+	{"Deployment, IPv6 while the template says IPv4", shared("apps/v1", "Deployment"), v4Only(3), standing{family: v1alpha1.IPv6, rank: 0, age: 0, families: 2}, false, true},
 	{"Deployment, deleted", shared("apps/v1", "Deployment"), workload{}, oldest, false, false},
 	{"ReplicaSet, among the oldest", shared("apps/v1", "ReplicaSet"), pods(1), oldest, true, true},
 	{"ReplicaSet, scaled down", shared("apps/v1", "ReplicaSet"), pods(1), after(1), false, true},
@@ -77,7 +81,7 @@ var wantCases = []struct {
 
 	{"IPClaim, within its size", claim, claims(2), after(1), true, true},
 	{"IPClaim, beyond its size", claim, claims(2), after(2), false, false},
-	{"IPClaim, within its size in the other family", claim, claims(2), standing{v1alpha1.IPv6, 1, 2}, true, true},
+	{"IPClaim, within its size in the other family", claim, claims(2), standing{family: v1alpha1.IPv6, rank: 1, age: 1, families: 2}, true, true},
 	{"IPClaim, deleted", claim, workload{claim: true}, oldest, false, false},
 }
 
@@ -107,6 +111,18 @@ func pods(n int64) workload { return having(1, n) }
 
 func having(each, n int64) workload {
 	return workload{exists: true, replicas: n, each: demand{total: each}}
+}
+
+func sparing(n, spare int64) workload {
+	w := pods(n)
+	w.spare = spare
+	return w
+}
+
+func unlimited(n int64) workload {
+	w := pods(n)
+	w.oldestFirst = true
+	return w
 }
 
 func from(start, n int64) workload {

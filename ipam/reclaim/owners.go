@@ -23,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/quantity"
 )
 
@@ -88,13 +89,13 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || deployment == nil {
 			return workload{}, nil, live, err
 		}
-		return workload{exists: exists(deployment), replicas: number(deployment.Spec.Replicas)}, &deployment.Spec.Template, live, nil
+		return sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template))), &deployment.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
 		set, live, err := lookUp(ctx, owner, fresh, o.replicaSets.ReplicaSets(namespace).Get, o.client.AppsV1().ReplicaSets(namespace).Get)
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		return workload{exists: exists(set), replicas: number(set.Spec.Replicas)}, &set.Spec.Template, live, nil
+		return sharing(set, fixedset.OfReplicaSet(&set.Spec, spareOf(&set.Spec.Template))), &set.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}:
 		set, live, err := lookUp(ctx, owner, fresh, o.daemonSets.DaemonSets(namespace).Get, o.client.AppsV1().DaemonSets(namespace).Get)
 		if err != nil || set == nil {
@@ -110,6 +111,21 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		return workload{exists: exists(job) && !ended(job), replicas: number(job.Spec.Parallelism)}, &job.Spec.Template, live, nil
 	}
 	return o.customs.find(ctx, owner, fresh)
+}
+
+// sharing is a workload whose pods share out a fixed set of addresses.
+func sharing(object metav1.Object, size fixedset.Size) workload {
+	return workload{exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited}
+}
+
+// spareOf reads what a pod template says. What its author got wrong the scheduler
+// refuses.
+func spareOf(template *v1.PodTemplateSpec) fixedset.Spare {
+	spare, err := fixedset.ReadSpare(template.Annotations)
+	if err != nil {
+		return fixedset.Spare{}
+	}
+	return spare
 }
 
 func (o *owners) claim(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (workload, bool, error) {

@@ -113,7 +113,7 @@ func TestOwnersFromCaches(t *testing.T) {
 	}{
 		{owner("apps/v1", "StatefulSet", "web", ""), workload{exists: true, replicas: 3, start: 5, each: demand{total: 2, families: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}}}},
 		{owner("apps/v1", "StatefulSet", "ending", ""), workload{replicas: 3, each: two}},
-		{owner("apps/v1beta9", "Deployment", "web", ""), workload{exists: true, replicas: 1, each: two}},
+		{owner("apps/v1beta9", "Deployment", "web", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
 		{owner("apps/v1", "ReplicaSet", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "done", ""), workload{replicas: 3, each: two}},

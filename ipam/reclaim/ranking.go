@@ -63,6 +63,9 @@ type ranking struct {
 // sequence has addresses of one family in the order of before.
 type sequence struct {
 	all []*v1alpha1.FloatingIP
+	// aged are the same, the oldest first; of those that pods share out only, as for
+	// others that is the order of before.
+	aged []*v1alpha1.FloatingIP
 	// yielding are those that are freed when too many come before them.
 	yielding []*v1alpha1.FloatingIP
 }
@@ -89,7 +92,7 @@ func (r *rankings) put(ip *v1alpha1.FloatingIP) bool {
 		return false
 	}
 	r.add(ip)
-	return was == nil || !samePurpose(was, ip) || compare(was, ip) != 0 || yields(was) != yields(ip)
+	return was == nil || !samePurpose(was, ip) || order(before).compare(was, ip) != 0 || yields(was) != yields(ip)
 }
 
 // podChanged looks again at what the pod of addresses asks for.
@@ -145,6 +148,34 @@ func (r *rankings) standing(ip *v1alpha1.FloatingIP) (at standing, ok bool) {
 		return standing{}, false
 	}
 	return of.standing(ip), true
+}
+
+// leave takes out an address that is about to be freed because of where it stands, so
+// that no other is freed as if this one were to stay. It says no if the address stands
+// elsewhere by now. Whoever does not free it after all puts it back.
+func (r *rankings) leave(ip *v1alpha1.FloatingIP, at standing) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	of := r.of(ip)
+	if of == nil || of.standing(ip) != at {
+		return false
+	}
+	r.drop(ip.Name)
+	return true
+}
+
+// putBack undoes leave. cached returns the address, or nil if it is gone: its event
+// has not come yet, then, or takes it out again.
+func (r *rankings) putBack(cached func() *v1alpha1.FloatingIP) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ip := cached()
+	if ip == nil || ip.Spec.Owner == nil {
+		return
+	}
+	if _, ok := r.ranked[ip.Name]; !ok {
+		r.add(ip)
+	}
 }
 
 // of returns the ranking that has the address as it is; nil if none has.
@@ -211,7 +242,7 @@ func (r *rankings) nextYielding(ip *v1alpha1.FloatingIP) string {
 		return ""
 	}
 	s := of.sequence(ip)
-	if i, _ := position(s.yielding, ip); i > 0 {
+	if i, _ := position(s.yielding, ip, before); i > 0 {
 		return s.yielding[i-1].Name
 	}
 	return ""
@@ -225,8 +256,13 @@ func (o *ranking) sequence(ip *v1alpha1.FloatingIP) *sequence {
 }
 
 func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
-	rank, _ := position(o.sequence(ip).all, ip)
-	at := standing{family: familyOf(ip), rank: int64(rank)}
+	s := o.sequence(ip)
+	rank, _ := position(s.all, ip, before)
+	age := rank
+	if isShared(ip.Spec.Owner) {
+		age, _ = position(s.aged, ip, older)
+	}
+	at := standing{family: familyOf(ip), rank: int64(rank), age: int64(age)}
 	for _, s := range []*sequence{&o.four, &o.six} {
 		if len(s.all) > 0 {
 			at.families++
@@ -237,18 +273,24 @@ func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
 
 func (o *ranking) add(r ranked) {
 	s := o.sequence(r.ip)
-	s.all = insert(s.all, r.ip)
+	s.all = insert(s.all, r.ip, before)
+	if isShared(r.ip.Spec.Owner) {
+		s.aged = insert(s.aged, r.ip, older)
+	}
 	if yields(r.ip) {
-		s.yielding = insert(s.yielding, r.ip)
+		s.yielding = insert(s.yielding, r.ip, before)
 	}
 	o.share(r, +1)
 }
 
 func (o *ranking) remove(r ranked) {
 	s := o.sequence(r.ip)
-	s.all = without(s.all, r.ip)
+	s.all = without(s.all, r.ip, before)
+	if isShared(r.ip.Spec.Owner) {
+		s.aged = without(s.aged, r.ip, older)
+	}
 	if yields(r.ip) {
-		s.yielding = without(s.yielding, r.ip)
+		s.yielding = without(s.yielding, r.ip, before)
 	}
 	o.share(r, -1)
 }
@@ -284,27 +326,30 @@ func (o *ranking) share(r ranked, n int64) {
 	o.sizes[s.size()]++
 }
 
-func compare(a, b *v1alpha1.FloatingIP) int {
+// order says which of two addresses comes first.
+type order func(a, b *v1alpha1.FloatingIP) bool
+
+func (first order) compare(a, b *v1alpha1.FloatingIP) int {
 	switch {
-	case before(a, b):
+	case first(a, b):
 		return -1
-	case before(b, a):
+	case first(b, a):
 		return 1
 	}
 	return 0
 }
 
-func position(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP) (int, bool) {
-	return slices.BinarySearchFunc(list, ip, compare)
+func position(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) (int, bool) {
+	return slices.BinarySearchFunc(list, ip, by.compare)
 }
 
-func insert(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP) []*v1alpha1.FloatingIP {
-	i, _ := position(list, ip)
+func insert(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*v1alpha1.FloatingIP {
+	i, _ := position(list, ip, by)
 	return slices.Insert(list, i, ip)
 }
 
-func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP) []*v1alpha1.FloatingIP {
-	if i, ok := position(list, ip); ok {
+func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*v1alpha1.FloatingIP {
+	if i, ok := position(list, ip, by); ok {
 		return slices.Delete(list, i, i+1)
 	}
 	return list

@@ -27,6 +27,9 @@ func (m rankModel) standing(ip *v1alpha1.FloatingIP) standing {
 		if familyOf(other) == at.family && before(other, ip) {
 			at.rank++
 		}
+		if familyOf(other) == at.family && older(other, ip) {
+			at.age++
+		}
 	}
 	at.families = int64(len(families))
 	return at
@@ -162,5 +165,34 @@ func TestRankingOfAnotherVersion(t *testing.T) {
 	}
 	if _, ok := r.standing(ip); !ok {
 		t.Error("the version that was ranked stands nowhere")
+	}
+}
+
+// Of two addresses of which one is too many, one is freed, whoever looks at them at
+// the same time.
+func TestLeave(t *testing.T) {
+	r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
+	owner := shared("apps/v1", "Deployment")
+	a, b := record("10.0.70.1", owner, 1, ""), record("10.0.70.2", owner, 2, "")
+	r.put(a)
+	r.put(b)
+	r.put(record("10.0.70.3", owner, 3, "pod"))
+	atA, _ := r.standing(a)
+	atB, _ := r.standing(b)
+	if atA.rank != 1 || atB.rank != 2 {
+		t.Fatalf("they stand at %d and %d", atA.rank, atB.rank)
+	}
+	if !r.leave(a, atA) {
+		t.Fatal("the first may not leave")
+	}
+	if r.leave(b, atB) {
+		t.Error("the second leaves as if the first were there")
+	}
+	if now, ok := r.standing(b); !ok || now.rank != 1 {
+		t.Errorf("the second stands at %+v", now)
+	}
+	r.putBack(func() *v1alpha1.FloatingIP { return a })
+	if now, ok := r.standing(b); !ok || now != atB {
+		t.Errorf("the first was not freed after all, and the second stands at %+v", now)
 	}
 }

@@ -167,6 +167,10 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 // by a worker of the detaching queue.
 var errDetachFirst = errors.New("the address has to be detached first")
 
+// errMovedUp is returned when others of the owner went while it was decided that an
+// address is one too many.
+var errMovedUp = errors.New("the address stands elsewhere among those of its owner by now")
+
 func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	name, shutdown := queue.Get()
 	if shutdown {
@@ -183,6 +187,8 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	case errors.Is(err, errDetachFirst):
 		queue.Forget(name)
 		r.detaching.Add(name)
+	case errors.Is(err, errMovedUp):
+		queue.AddRateLimited(name)
 	case errors.Is(err, store.ErrChanged):
 		// The watch brings what it is now, unless it did before we wrote.
 		r.metrics.conflict()
@@ -259,7 +265,26 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 	if v.action == keep {
 		return v.again, unknown
 	}
+	if (v.action == free || v.action == cool) && s.at.family != "" && yields(ip) {
+		if !r.rankings.leave(ip, s.at) {
+			return 0, fmt.Errorf("free %s: %w", ip.Name, errMovedUp)
+		}
+		if err := r.apply(ctx, ip, v.action); err != nil {
+			r.rankings.putBack(func() *v1alpha1.FloatingIP { return r.cached(name) })
+			return 0, err
+		}
+		return 0, nil
+	}
 	return 0, r.apply(ctx, ip, v.action)
+}
+
+// cached returns an address as the cache has it; nil: it has none.
+func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
+	object, exists, err := r.index.GetByKey(name)
+	if err != nil || !exists {
+		return nil
+	}
+	return object.(*v1alpha1.FloatingIP)
 }
 
 // leaveNode has the external assigner detach an address before it goes anywhere

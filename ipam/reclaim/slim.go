@@ -33,7 +33,7 @@ func Slim(object any) (any, error) {
 		}}, nil
 	case *appsv1.Deployment:
 		return &appsv1.Deployment{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.DeploymentSpec{
-			Replicas: o.Spec.Replicas, Template: slimTemplate(&o.Spec.Template),
+			Replicas: o.Spec.Replicas, Strategy: o.Spec.Strategy, Template: slimTemplate(&o.Spec.Template),
 		}}, nil
 	case *appsv1.ReplicaSet:
 		return &appsv1.ReplicaSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.ReplicaSetSpec{

@@ -22,6 +22,10 @@ type workload struct {
 	// replicas is how many pods it wants at once; of an IPClaim, how many
 	// addresses of each family.
 	replicas int64
+	// spare is for how many more pods it keeps addresses; oldestFirst: it keeps the
+	// oldest, and not those with pods first ([fixedset.Size]).
+	spare       int64
+	oldestFirst bool
 	// start and reserved are the first ordinal of pods whose names last, and the
 	// ordinals that are left out.
 	start    int64
@@ -85,19 +89,25 @@ func familyOf(ip *v1alpha1.FloatingIP) v1alpha1.IPFamily {
 // purpose: for one pod name, for one node, or for all pods.
 type standing struct {
 	family v1alpha1.IPFamily
-	// rank is how many of its family come before it, the oldest first; of an
-	// IPClaim, those with pods first.
-	rank int64
+	// rank is how many of its family come before it in the order of before, and age
+	// how many are older.
+	rank, age int64
 	// families is how many families they have.
 	families int64
 }
 
 // before is the order in which an owner keeps its addresses: the last are given up
-// first. It orders all addresses of a purpose, by nothing but their records.
+// first. Of those that pods share out that is those without a pod, and then the
+// youngest. It orders all addresses of a purpose, by nothing but their records.
 func before(a, b *v1alpha1.FloatingIP) bool {
-	if isClaim(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
+	if isShared(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
 		return a.Spec.Pod != nil
 	}
+	return older(a, b)
+}
+
+// older says which of two addresses its owner has had for longer.
+func older(a, b *v1alpha1.FloatingIP) bool {
 	if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
 		return c < 0
 	}
@@ -138,8 +148,11 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case unscaled:
 		return true
 	}
-	each := w.each.of(at.family, at.families)
-	return each > 0 && at.rank/each < w.replicas
+	each, rank := w.each.of(at.family, at.families), at.rank
+	if w.oldestFirst {
+		rank = at.age
+	}
+	return each > 0 && rank/each < w.replicas+w.spare
 }
 
 // preallocated says whether the claim asks for the address though no pod does.

@@ -45,15 +45,17 @@ func TestStanding(t *testing.T) {
 	}{
 		{"by age, then by name", []*v1alpha1.FloatingIP{
 			record("10.0.70.3", deployment, 2, ""), record("10.0.70.4", deployment, 1, "a"), record("10.0.70.2", deployment, 2, "b"),
-		}, []standing{{v1alpha1.IPv4, 2, 1}, {v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 1, 1}}},
+		}, []standing{{v1alpha1.IPv4, 2, 2, 1}, {v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 1, 1, 1}}},
 		{"each family by itself", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), record(six, deployment, 2, "")},
-			[]standing{{v1alpha1.IPv4, 0, 2}, {v1alpha1.IPv6, 0, 2}}},
+			[]standing{{v1alpha1.IPv4, 0, 0, 2}, {v1alpha1.IPv6, 0, 0, 2}}},
 		{"another workload of the name", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), another},
-			[]standing{{v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 0, 1}}},
+			[]standing{{v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 0, 0, 1}}},
 		{"each pod name by itself", []*v1alpha1.FloatingIP{record("10.0.70.3", set("web-0"), 1, ""), record("10.0.70.4", set("web-1"), 2, ""), record("10.0.70.5", set("web-0"), 3, "")},
-			[]standing{{v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 0, 1}, {v1alpha1.IPv4, 1, 1}}},
+			[]standing{{v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 1, 1, 1}}},
 		{"of a claim, those with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", claim, 1, ""), record("10.0.70.4", claim, 2, "a")},
-			[]standing{{v1alpha1.IPv4, 1, 1}, {v1alpha1.IPv4, 0, 1}}},
+			[]standing{{v1alpha1.IPv4, 1, 0, 1}, {v1alpha1.IPv4, 0, 1, 1}}},
+		{"of a Deployment, those with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), record("10.0.70.4", deployment, 2, "a"), record("10.0.70.5", deployment, 3, "")},
+			[]standing{{v1alpha1.IPv4, 1, 0, 1}, {v1alpha1.IPv4, 0, 1, 1}, {v1alpha1.IPv4, 2, 2, 1}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })

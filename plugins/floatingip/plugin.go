@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,9 +19,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/pools"
 )
@@ -68,6 +71,7 @@ type book interface {
 	pool
 	OnChange(listener func(ipam.Change))
 	KnowPods(pods ipam.KnownPods)
+	PodEnded(uid string, names []string)
 	Run(ctx context.Context)
 }
 
@@ -78,6 +82,7 @@ type shared struct {
 	waiting *waiting
 	nodes   *nodes
 	pods    *knownPods
+	sets    *fixedSets
 }
 
 // NewFactory returns a factory. A process has one.
@@ -111,7 +116,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		return nil, err
 	}
 	informers := handle.SharedInformerFactory()
-	sets := informers.Apps().V1().ReplicaSets().Lister()
+	replicaSets := informers.Apps().V1().ReplicaSets().Lister()
 	return &Plugin{
 		handle:     handle,
 		reader:     reader{galaxy: args.GalaxyAliases},
@@ -120,7 +125,10 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		nodes:      shared.nodes,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
 		namespaces: informers.Core().V1().Namespaces().Lister(),
-		replicaSet: func(namespace, name string) (metav1.Object, error) { return sets.ReplicaSets(namespace).Get(name) },
+		replicaSet: func(namespace, name string) (metav1.Object, error) {
+			return replicaSets.ReplicaSets(namespace).Get(name)
+		},
+		sets: shared.sets,
 	}, nil
 }
 
@@ -137,8 +145,13 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
-	shared := &shared{args: args, book: book, waiting: newWaiting(handle, book), nodes: &nodes{}, pods: newKnownPods(handle.SharedInformerFactory().Core().V1().Pods().Lister())}
-	if err := shared.watch(handle.SharedInformerFactory()); err != nil {
+	core, apps := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Apps().V1()
+	shared := &shared{
+		args: args, book: book, waiting: newWaiting(handle, book), nodes: &nodes{},
+		pods: newKnownPods(core.Pods().Lister(), core.Nodes().Lister()),
+		sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
+	}
+	if err := shared.watch(ctx, handle.SharedInformerFactory()); err != nil {
 		return nil, err
 	}
 	book.KnowPods(shared.pods)
@@ -150,28 +163,46 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	return shared, nil
 }
 
-// watch follows what the scheduler watches anyway.
-func (s *shared) watch(informers informers.SharedInformerFactory) error {
+// watch follows what the scheduler watches anyway, and Deployments.
+func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFactory) error {
 	core := informers.Core().V1()
-	if _, err := core.Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(object any) {
-		if pod, ok := object.(*v1.Pod); ok {
-			s.pods.deleted(pod)
-		}
-		if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = unknown.Obj
-		}
-		if pod, ok := object.(*v1.Pod); ok {
-			_, _ = s.waiting.remove(pod.UID)
-		}
-	}}); err != nil {
+	if _, err := core.Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(before, after any) {
+			was, is := before.(*v1.Pod), after.(*v1.Pod)
+			if isGone(is, string(was.UID)) && !isGone(was, string(was.UID)) || s.pods.lost(is) && was.DeletionTimestamp == nil {
+				s.ended(is)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if pod, ok := object.(*v1.Pod); ok {
+				s.pods.deleted(pod)
+			}
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = unknown.Obj
+			}
+			if pod, ok := object.(*v1.Pod); ok {
+				_, _ = s.waiting.remove(pod.UID)
+				s.ended(pod)
+			}
+		},
+	}); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	if _, err := core.Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(added any) { s.nodes.changed(nil, added.(*v1.Node)) },
-		UpdateFunc: func(before, after any) { s.nodes.changed(before.(*v1.Node), after.(*v1.Node)) },
+		AddFunc: func(added any) { s.nodes.changed(nil, added.(*v1.Node)) },
+		UpdateFunc: func(before, after any) {
+			was, is := before.(*v1.Node), after.(*v1.Node)
+			s.nodes.changed(was, is)
+			if isLost(is) && !isLost(was) {
+				s.lost(ctx, is)
+			}
+		},
 		DeleteFunc: func(any) { s.nodes.changed(nil, nil) },
 	}); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
+	}
+	if err := s.sets.watch(informers, func(owner ipam.Owner) { s.waiting.changed(ipam.Change{Owner: &owner}) }); err != nil {
+		return err
 	}
 	// A namespace's labels decide which pools admit it, and the framework has no
 	// event for them.
@@ -187,6 +218,25 @@ func (s *shared) watch(informers informers.SharedInformerFactory) error {
 	return nil
 }
 
+// ended wakes pods that wait for the addresses of a pod that is gone, finished or
+// lost.
+func (s *shared) ended(pod *v1.Pod) {
+	if names := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; names != "" {
+		s.book.PodEnded(string(pod.UID), strings.Split(names, ","))
+	}
+}
+
+// lost wakes pods that wait for others on a node that was lost.
+func (s *shared) lost(ctx context.Context, node *v1.Node) {
+	pods, err := s.pods.terminatingOn(node.Name)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to find the pods of a lost node", "node", klog.KObj(node))
+	}
+	for _, pod := range pods {
+		s.ended(pod)
+	}
+}
+
 // Plugin gives pods of one profile their addresses.
 type Plugin struct {
 	handle     fwk.Handle
@@ -197,6 +247,7 @@ type Plugin struct {
 	nodeLister corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
 	replicaSet replicaSets
+	sets       *fixedSets
 }
 
 // Name of the plugin.
@@ -220,6 +271,7 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 		return request, errRetry{fmt.Errorf("find namespace %s: %w", pod.Namespace, err)}
 	}
 	request.NamespaceLabels = labels.Set(namespace.Labels)
+	pl.sets.limit(&request)
 	return request, nil
 }
 

@@ -5,10 +5,12 @@ package floatingip
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -51,6 +53,7 @@ func isGone(pod *v1.Pod, uid string) bool {
 // knownPods is what the scheduler has heard of pods. Safe for concurrent use.
 type knownPods struct {
 	lister corelisters.PodLister
+	nodes  corelisters.NodeLister
 	// unbound are the UIDs of pods that were deleted, lately, before they were bound.
 	unbound *lru.Cache
 }
@@ -58,8 +61,8 @@ type knownPods struct {
 // rememberUnbound is how many of these pods are remembered.
 const rememberUnbound = 10_000
 
-func newKnownPods(lister corelisters.PodLister) *knownPods {
-	return &knownPods{lister: lister, unbound: lru.New(rememberUnbound)}
+func newKnownPods(lister corelisters.PodLister, nodes corelisters.NodeLister) *knownPods {
+	return &knownPods{lister: lister, nodes: nodes, unbound: lru.New(rememberUnbound)}
 }
 
 // deleted takes in the API server's last word of a pod. What a cache that was cut
@@ -72,11 +75,53 @@ func (k *knownPods) deleted(pod *v1.Pod) {
 
 // IsGone says whether no pod of this UID is there, or it is finished.
 func (k *knownPods) IsGone(namespace, name, uid string) bool {
+	return isGone(k.get(namespace, name), uid)
+}
+
+// IsTerminating says whether the pod of this UID is being deleted.
+func (k *knownPods) IsTerminating(namespace, name, uid string) bool {
+	pod := k.get(namespace, name)
+	return pod != nil && pod.UID == types.UID(uid) && pod.DeletionTimestamp != nil
+}
+
+// IsLost says whether the pod of this UID is being deleted and its node is lost.
+func (k *knownPods) IsLost(namespace, name, uid string) bool {
+	pod := k.get(namespace, name)
+	return pod != nil && pod.UID == types.UID(uid) && k.lost(pod)
+}
+
+func (k *knownPods) lost(pod *v1.Pod) bool {
+	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" {
+		return false
+	}
+	node, err := k.nodes.Get(pod.Spec.NodeName)
+	return err != nil || isLost(node)
+}
+
+// get returns nil for a pod that is not there.
+func (k *knownPods) get(namespace, name string) *v1.Pod {
 	pod, err := k.lister.Pods(namespace).Get(name)
 	if err != nil {
-		pod = nil
+		return nil
 	}
-	return isGone(pod, uid)
+	return pod
+}
+
+// terminatingOn returns the pods of a node that are being deleted.
+func (k *knownPods) terminatingOn(node string) ([]*v1.Pod, error) {
+	all, err := k.lister.List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("list pods: %w", err)
+	}
+	return slices.DeleteFunc(all, func(pod *v1.Pod) bool { return pod.Spec.NodeName != node || pod.DeletionTimestamp == nil }), nil
+}
+
+// isLost says whether nobody hears of a node: Kubernetes has tainted it as unreachable,
+// or an operator as out of service (KEP-2268).
+func isLost(node *v1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool {
+		return taint.Key == v1.TaintNodeUnreachable || taint.Key == v1.TaintNodeOutOfService
+	})
 }
 
 // NeverBound says of a pod that it was deleted and not bound before.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/quantity"
@@ -53,8 +54,8 @@ const (
 	maxListed = 4096
 )
 
-// compile reads what a pod asks for; pure. The caller fills in owner and
-// namespace. Errors are for the pod's author.
+// compile reads what a pod asks for; pure. The caller fills in owner, namespace and
+// the size of a fixed set. Errors are for the pod's author.
 func (r reader) compile(pod *v1.Pod) (ipam.Request, error) {
 	request := ipam.Request{
 		Namespace: pod.Namespace,
@@ -79,7 +80,7 @@ func (r reader) compile(pod *v1.Pod) (ipam.Request, error) {
 			n = int64(max(1, len(lists(annotations[v1alpha1.AnnotationAddresses]))))
 		}
 	}
-	for _, read := range []func(*ipam.Request, map[string]string) error{readPolicy, readPools, readClaim} {
+	for _, read := range []func(*ipam.Request, map[string]string) error{readPolicy, readSpare, readPools, readClaim} {
 		if err := read(&request, annotations); err != nil {
 			return request, err
 		}
@@ -121,6 +122,16 @@ func readPolicy(request *ipam.Request, annotations map[string]string) error {
 	return nil
 }
 
+func readSpare(request *ipam.Request, annotations map[string]string) (err error) {
+	if request.Spare, err = fixedset.ReadSpare(annotations); err != nil {
+		return err
+	}
+	if request.Spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
+		return fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationReleasePolicy)
+	}
+	return nil
+}
+
 func readPools(request *ipam.Request, annotations map[string]string) error {
 	if text, ok := annotations[v1alpha1.AnnotationPools]; ok {
 		for name := range strings.SplitSeq(text, ",") {
@@ -145,7 +156,7 @@ func readPools(request *ipam.Request, annotations map[string]string) error {
 
 // saidByClaim are the annotations whose place an IPClaim takes.
 var saidByClaim = []string{
-	v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown,
+	v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses,
 	v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
 }
 
@@ -253,7 +264,7 @@ func strayAnnotation(pod *v1.Pod) string {
 		return ""
 	}
 	for _, name := range []string{
-		v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationClaim,
+		v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationClaim,
 		v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies,
 	} {
 		if _, ok := pod.Annotations[name]; ok {

@@ -25,6 +25,10 @@ const (
 	// AnnotationKeepOnScaleDown makes Retain keep the addresses of replicas that
 	// a workload was scaled down by: "true".
 	AnnotationKeepOnScaleDown = GroupName + "/keep-on-scale-down"
+	// AnnotationSpareAddresses says for how many more pods than its replicas a workload
+	// whose pods share out their addresses keeps some: a number, or
+	// [SpareUnlimited].
+	AnnotationSpareAddresses = GroupName + "/spare-addresses"
 	// AnnotationClaim names the IPClaim, in the pod's namespace, that the pod's
 	// addresses come from.
 	AnnotationClaim = GroupName + "/claim"
@@ -41,6 +45,10 @@ const (
 	// of each: IPv4, IPv6, or IPv4,IPv6 (dual-stack).
 	AnnotationFamilies = GroupName + "/families"
 )
+
+// SpareUnlimited is the value of [AnnotationSpareAddresses] with which no pod waits
+// for an address that another pod of its workload has.
+const SpareUnlimited = "Unlimited"
 
 // AnnotationFloatingIPs names the FloatingIP objects of a bound pod, separated
 // by commas. The scheduler writes it with the Binding. It is a hint where to

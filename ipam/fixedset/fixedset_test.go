@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fixedset
+
+import (
+	"fmt"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// As docs/release.md has it, and as the Deployment controller resolves the numbers.
+func TestOfDeployment(t *testing.T) {
+	rolling := func(surge, unavailable string) appsv1.DeploymentStrategy {
+		s, u := intstr.Parse(surge), intstr.Parse(unavailable)
+		return appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: &s, MaxUnavailable: &u}}
+	}
+	two := Spare{Said: true, Pods: 2}
+	for _, test := range []struct {
+		replicas int32
+		strategy appsv1.DeploymentStrategy
+		spare    Spare
+		want     Size
+	}{
+		{4, rolling("25%", "25%"), Spare{}, Size{Replicas: 4}},
+		{3, rolling("25%", "25%"), Spare{}, Size{Replicas: 3, Spare: 1}},
+		{1, appsv1.DeploymentStrategy{}, Spare{}, Size{Replicas: 1, Spare: 1}},
+		{4, appsv1.DeploymentStrategy{}, Spare{}, Size{Replicas: 4}},
+		{0, rolling("25%", "25%"), Spare{}, Size{}},
+		{60, rolling("25%", "0"), Spare{}, Size{Replicas: 60, Spare: 15}},
+		{3, rolling("2", "0"), Spare{}, Size{Replicas: 3, Spare: 2}},
+		{3, rolling("2", "1"), Spare{}, Size{Replicas: 3}},
+		{3, rolling("0", "1"), Spare{}, Size{Replicas: 3}},
+		{3, rolling("0", "10%"), Spare{}, Size{Replicas: 3}}, // the controller counts it as 1
+		{3, appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}, Spare{}, Size{Replicas: 3}},
+		{3, rolling("1", "0"), two, Size{Replicas: 3, Spare: 2}},
+		{3, rolling("1", "0"), Spare{Said: true}, Size{Replicas: 3}},
+		{3, rolling("1", "0"), Spare{Said: true, Unlimited: true}, Size{Replicas: 3, Unlimited: true}},
+	} {
+		t.Run(fmt.Sprintf("%d %+v %+v", test.replicas, test.strategy, test.spare), func(t *testing.T) {
+			got := OfDeployment(&appsv1.DeploymentSpec{Replicas: &test.replicas, Strategy: test.strategy}, test.spare)
+			if got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+	if got := OfReplicaSet(&appsv1.ReplicaSetSpec{}, Spare{}); got != (Size{Replicas: 1}) {
+		t.Errorf("a ReplicaSet that says nothing: %+v", got)
+	}
+}
+
+func TestOfCustom(t *testing.T) {
+	for _, test := range []struct {
+		name, object string
+		want         int64
+	}{
+		{"an Argo Rollout with a canary", `{spec: {strategy: {canary: {maxSurge: "25%", maxUnavailable: 0}}}}`, 2},
+		{"the same with pods to lose", `{spec: {strategy: {canary: {maxSurge: "25%", maxUnavailable: 1}}}}`, 0},
+		{"the same, whose author says nothing", `{spec: {strategy: {canary: {steps: []}}}}`, 1},
+		{"a canary beside a stable set in full number", `{spec: {strategy: {canary: {trafficRouting: {nginx: {}}, maxUnavailable: 1}}}}`, 8},
+		{"blue-green", `{spec: {strategy: {blueGreen: {activeService: a}}}}`, 8},
+		{"a CloneSet", `{spec: {updateStrategy: {type: ReCreate, maxUnavailable: "20%"}}}`, 0},
+		{"a CloneSet that surges", `{spec: {updateStrategy: {maxUnavailable: 0, maxSurge: 3}}}`, 3},
+		{"like a Deployment", `{spec: {strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: "50%", maxUnavailable: "0%"}}}}`, 4},
+		{"nothing is known", `{spec: {replicas: 8}}`, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			object := map[string]any{}
+			if err := yaml.Unmarshal([]byte(test.object), &object); err != nil {
+				t.Fatal(err)
+			}
+			if got := OfCustom(integers(object).(map[string]any), 8, Spare{}); got != (Size{Replicas: 8, Spare: test.want}) {
+				t.Errorf("got %+v, want %d spare", got, test.want)
+			}
+		})
+	}
+}
+
+// integers makes numbers what the API machinery's own decoder makes them.
+func integers(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		for key := range value {
+			value[key] = integers(value[key])
+		}
+	case float64:
+		return int64(value)
+	}
+	return value
+}
+
+func TestReadSpare(t *testing.T) {
+	for text, want := range map[string]Spare{
+		"0": {Said: true}, "3": {Said: true, Pods: 3}, "Unlimited": {Said: true, Unlimited: true},
+	} {
+		if got, err := ReadSpare(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err != nil || got != want {
+			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "-1", "25%", "unlimited", "70000", "1.5"} {
+		if _, err := ReadSpare(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+	if got, err := ReadSpare(nil); err != nil || got != (Spare{}) {
+		t.Errorf("no annotation: %+v, %v", got, err)
+	}
+}

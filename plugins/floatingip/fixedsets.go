@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/informers"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
+)
+
+// fixedSets finds for how many pods workloads keep addresses ([fixedset.Size]). Safe for
+// concurrent use; it does no I/O.
+type fixedSets struct {
+	deployments appslisters.DeploymentLister
+	replicaSets appslisters.ReplicaSetLister
+}
+
+var (
+	deploymentKind = appsv1.SchemeGroupVersion.WithKind("Deployment")
+	replicaSetKind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
+)
+
+// limit writes into a request the size of its owner's fixed set, if the owner has
+// one.
+func (s *fixedSets) limit(request *ipam.Request) {
+	owner := &request.Owner
+	if request.Claim != "" || request.Policy == v1alpha1.ReleasePodDeleted || owner.PodName != "" || owner.NodeName != "" {
+		return
+	}
+	size, known := s.size(owner, request.Spare)
+	if known && !size.Unlimited {
+		request.FixedSet, request.MaxPods = true, int(size.Pods())
+	}
+}
+
+// size says nothing of a workload that the cache does not have under the UID that
+// the pod refers to: it was deleted, or is so new that no pod can be too many.
+func (s *fixedSets) size(owner *ipam.Owner, spare fixedset.Spare) (size fixedset.Size, known bool) {
+	switch schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind() {
+	case deploymentKind.GroupKind():
+		deployment, err := s.deployments.Deployments(owner.Namespace).Get(owner.Name)
+		if err != nil || string(deployment.UID) != owner.UID {
+			return fixedset.Size{}, false
+		}
+		return fixedset.OfDeployment(&deployment.Spec, spare), true
+	case replicaSetKind.GroupKind():
+		set, err := s.replicaSets.ReplicaSets(owner.Namespace).Get(owner.Name)
+		if err != nil || string(set.UID) != owner.UID {
+			return fixedset.Size{}, false
+		}
+		return fixedset.OfReplicaSet(&set.Spec, spare), true
+	}
+	return fixedset.Size{}, false
+}
+
+// watch calls changed with a workload whose set may have become larger.
+func (s *fixedSets) watch(informers informers.SharedInformerFactory, changed func(owner ipam.Owner)) error {
+	apps := informers.Apps().V1()
+	deployments := apps.Deployments().Informer()
+	if err := deployments.SetTransform(slimDeployment); err != nil {
+		return fmt.Errorf("watch Deployments: %w", err)
+	}
+	if _, err := deployments.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
+		was, is := before.(*appsv1.Deployment), after.(*appsv1.Deployment)
+		if !equality.Semantic.DeepEqual(was.Spec, is.Spec) {
+			changed(ownerFrom(is.Namespace, metav1.NewControllerRef(is, deploymentKind)))
+		}
+	}}); err != nil {
+		return fmt.Errorf("watch Deployments: %w", err)
+	}
+	if _, err := apps.ReplicaSets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
+		was, is := before.(*appsv1.ReplicaSet), after.(*appsv1.ReplicaSet)
+		if was.Generation != is.Generation && metav1.GetControllerOfNoCopy(is) == nil {
+			changed(ownerFrom(is.Namespace, metav1.NewControllerRef(is, replicaSetKind)))
+		}
+	}}); err != nil {
+		return fmt.Errorf("watch ReplicaSets: %w", err)
+	}
+	return nil
+}
+
+// slimDeployment keeps of a Deployment what the size of its set follows from.
+func slimDeployment(object any) (any, error) {
+	deployment, ok := object.(*appsv1.Deployment)
+	if !ok {
+		return object, nil
+	}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: deployment.Namespace, Name: deployment.Name, UID: deployment.UID,
+			ResourceVersion: deployment.ResourceVersion, Generation: deployment.Generation,
+		},
+		Spec: appsv1.DeploymentSpec{Replicas: deployment.Spec.Replicas, Strategy: deployment.Spec.Strategy},
+	}, nil
+}
