@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/test/lab"
 )
@@ -41,6 +42,17 @@ const (
 	registry = "ghcr.io/berth-dev/"
 	tag      = ":dev"
 )
+
+// Namespace is where manifests/ put Berth's programs, and AgentLabels select the
+// agents' pods there.
+const (
+	Namespace   = "berth-system"
+	AgentLabels = "app.kubernetes.io/name=berth-agent"
+)
+
+// patience is how long a program may take to be rolled out. It is generous, for
+// a machine that has other work too.
+const patience = 5 * time.Minute
 
 // Root finds the folder of the root module: the working directory or one above
 // it.
@@ -105,8 +117,14 @@ func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error 
 		return err
 	}
 	fmt.Fprintln(progress, "applied manifests/")
+	return RolledOut(ctx, cluster, progress)
+}
+
+// RolledOut waits until all of Berth's programs run as the cluster was last told
+// to run them.
+func RolledOut(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
 	for _, resource := range []string{"daemonset/berth-agent", "deployment/berth-controller", "deployment/berth-scheduler"} {
-		if _, err := Kubectl(ctx, cluster, "-n", "berth-system", "rollout", "status", resource, "--timeout=120s"); err != nil {
+		if _, err := Kubectl(ctx, cluster, "-n", Namespace, "rollout", "status", resource, "--timeout="+patience.String()); err != nil {
 			return err
 		}
 		fmt.Fprintf(progress, "%s is ready\n", resource)

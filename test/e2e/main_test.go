@@ -71,19 +71,15 @@ func open(name string) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	core, err := cluster.Clientset()
-	if err != nil {
-		return nil, err
-	}
 	config, err := cluster.RESTConfig()
 	if err != nil {
 		return nil, err
 	}
-	berth, err := client.NewForConfig(config)
+	w, err := witness.New(cluster)
 	if err != nil {
 		return nil, err
 	}
-	return &world{Witness: &witness.Witness{Cluster: cluster, Client: core}, config: config, berth: berth}, nil
+	return &world{Witness: w, config: config, berth: w.Berth}, nil
 }
 
 // runParent makes the cluster, runs the child and takes the cluster down: also

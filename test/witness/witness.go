@@ -5,27 +5,46 @@ package witness
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// Patience is how long a Witness waits for anything. It is generous: how fast
-// something is, is measured, not demanded.
-const Patience = 2 * time.Minute
+// Patience is how long a Witness waits for anything. It is generous, for a
+// machine that has other work too: how fast something is, is measured, not
+// demanded.
+const Patience = 5 * time.Minute
 
 // Witness looks at a lab. Safe for concurrent use.
 type Witness struct {
 	Cluster *lab.Cluster
 	Client  kubernetes.Interface
+	Berth   *client.Client
+}
+
+// New returns a Witness of a lab that is up.
+func New(cluster *lab.Cluster) (*Witness, error) {
+	config, err := cluster.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	core, err := cluster.Clientset()
+	if err != nil {
+		return nil, err
+	}
+	berth, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Witness{Cluster: cluster, Client: core, Berth: berth}, nil
 }
 
 // Condition is something that a pod can be.
@@ -83,26 +102,56 @@ func (w *Witness) Event(ctx context.Context, pod *v1.Pod, match func(*v1.Event) 
 	return found, nil
 }
 
+// Pods waits until the condition holds of all pods with these labels together.
+func (w *Witness) Pods(ctx context.Context, namespace, labels, name string, condition func([]*v1.Pod) bool) error {
+	pods := w.Client.CoreV1().Pods(namespace)
+	from := selected(metav1.ListOptions{LabelSelector: labels}, pods.List, pods.Watch)
+	if err := untilAll(ctx, from, &v1.Pod{}, condition); err != nil {
+		return fmt.Errorf("wait for the pods with %s to be %s: %w", labels, name, err)
+	}
+	return nil
+}
+
+// Addresses waits until a workload owns so many FloatingIPs, neither more nor
+// fewer.
+func (w *Witness) Addresses(ctx context.Context, workload metav1.Object, number int) error {
+	from := selected(metav1.ListOptions{}, w.Berth.FloatingIPs.List, w.Berth.FloatingIPs.Watch)
+	var owned []string
+	err := untilAll(ctx, from, &v1alpha1.FloatingIP{}, func(ips []*v1alpha1.FloatingIP) bool {
+		owned = ownedBy(workload, ips)
+		return len(owned) == number
+	})
+	if err != nil {
+		return fmt.Errorf("wait for %s to own %d addresses, it owns %v: %w", workload.GetName(), number, owned, err)
+	}
+	return nil
+}
+
+// ownedBy returns the addresses of a workload.
+func ownedBy(workload metav1.Object, ips []*v1alpha1.FloatingIP) (addresses []string) {
+	for _, ip := range ips {
+		if ip.Spec.Owner != nil && ip.Spec.Owner.UID == workload.GetUID() {
+			addresses = append(addresses, ip.Spec.Address)
+		}
+	}
+	slices.Sort(addresses)
+	return addresses
+}
+
+// Pool waits until the status of a pool satisfies the condition.
+func (w *Witness) Pool(ctx context.Context, pool, name string, condition func(v1alpha1.IPPoolStatus) bool) error {
+	from := selected(metav1.ListOptions{FieldSelector: "metadata.name=" + pool}, w.Berth.IPPools.List, w.Berth.IPPools.Watch)
+	_, err := until(ctx, from, &v1alpha1.IPPool{}, func(pool *v1alpha1.IPPool) bool {
+		return pool.Status.ObservedGeneration == pool.Generation && condition(pool.Status)
+	})
+	if err != nil {
+		return fmt.Errorf("wait for pool %s to be %s: %w", pool, name, err)
+	}
+	return nil
+}
+
 func (w *Witness) watchOf(resource, namespace, selector string) *cache.ListWatch {
 	return cache.NewFilteredListWatchFromClient(w.Client.CoreV1().RESTClient(), resource, namespace, func(options *metav1.ListOptions) {
 		options.FieldSelector = selector
 	})
-}
-
-// until waits for an object that is there and satisfies the condition.
-func until[T runtime.Object](ctx context.Context, from cache.ListerWatcher, example T, condition func(T) bool) (found T, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, Patience, fmt.Errorf("it was not within %s", Patience))
-	defer cancel()
-	_, err = watchtools.UntilWithSync(ctx, from, example, nil, func(event watch.Event) (bool, error) {
-		object, ok := event.Object.(T)
-		if !ok || event.Type == watch.Deleted || !condition(object) {
-			return false, nil
-		}
-		found = object
-		return true, nil
-	})
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		return found, cause
-	}
-	return found, err
 }

@@ -4,9 +4,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,11 +52,10 @@ func (d *demo) threePods(ctx context.Context) error {
 	if err := d.witness.AskUntil(ctx, d.address, d.moved); err != nil {
 		return err
 	}
-	mac, err := d.witness.Neighbour(ctx, d.address)
-	if err != nil {
+	if d.mac, err = d.witness.Neighbour(ctx, d.address); err != nil {
 		return err
 	}
-	d.say("the client host (not in the cluster) asked %s and %s answered; it has %s at %s in its ARP cache", d.address, d.moved, d.address, mac)
+	d.say("the client host (not in the cluster) asked %s and %s answered; it has %s at %s in its ARP cache", d.address, d.moved, d.address, d.mac)
 	return nil
 }
 
@@ -67,12 +66,11 @@ const outOfService = "node.kubernetes.io/out-of-service"
 // loseNode: the node of the pod loses its power.
 func (d *demo) loseNode(ctx context.Context) error {
 	d.title("The node of %s is lost", d.moved)
-	before, err := d.witness.Neighbour(ctx, d.address)
+	gone, err := d.witness.Client.CoreV1().Pods("default").Get(ctx, d.moved, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	gone, err := d.witness.Client.CoreV1().Pods("default").Get(ctx, d.moved, metav1.GetOptions{})
-	if err != nil {
+	if d.agent, err = d.agentContainers(ctx); err != nil {
 		return err
 	}
 	lost := time.Now()
@@ -91,18 +89,29 @@ func (d *demo) loseNode(ctx context.Context) error {
 	if err := d.kubectl(ctx, "taint", "node", d.lost, outOfService+"=nodeshutdown:NoExecute"); err != nil {
 		return err
 	}
-	bound, err := d.witness.Pod(ctx, "default", d.moved, witness.Condition{Name: "bound to another node", Holds: func(pod *v1.Pod) bool {
+	bound, err := d.witness.Pod(ctx, "default", d.moved, witness.Condition{Name: "created anew and bound", Holds: func(pod *v1.Pod) bool {
 		return pod.UID != gone.UID && pod.Spec.NodeName != ""
 	}})
 	if err != nil {
 		return err
 	}
 	boundAt := time.Now()
+	if bound.Spec.NodeName == d.lost {
+		return fmt.Errorf("%s was bound to %s again, which is off", d.moved, d.lost)
+	}
 	d.say("%s was created anew and bound to %s, %s after the taint", d.moved, bound.Spec.NodeName, since(noticed))
 	if err := d.witness.AskUntil(ctx, d.address, d.moved); err != nil {
 		return err
 	}
 	d.say("the client host reaches %s again at %s, %s after it was bound and %s after the node was lost", d.moved, d.address, since(boundAt), since(lost))
+	before := d.mac
+	if d.mac, err = d.witness.Neighbour(ctx, d.address); err != nil {
+		return err
+	}
+	if d.mac == before {
+		return fmt.Errorf("the client host still has %s at %s, the lost node", d.address, d.mac)
+	}
+	d.say("nobody touched its ARP cache: the new node announced the address, and the entry went from %s to %s", before, d.mac)
 	pod, err := d.witness.Pod(ctx, "default", d.moved, witness.BecomesReady)
 	if err != nil {
 		return err
@@ -110,14 +119,6 @@ func (d *demo) loseNode(ctx context.Context) error {
 	if pod.Status.PodIP != d.address {
 		return fmt.Errorf("%s came up with %s, not with %s", d.moved, pod.Status.PodIP, d.address)
 	}
-	after, err := d.witness.Neighbour(ctx, d.address)
-	if err != nil {
-		return err
-	}
-	if after == before {
-		return fmt.Errorf("the client host still has %s at %s, the lost node", d.address, after)
-	}
-	d.say("nobody touched its ARP cache: the new node announced the address, and the entry went from %s to %s", before, after)
 	return d.podTable(ctx, "app=web")
 }
 
@@ -133,20 +134,59 @@ func (d *demo) nodeReturns(ctx context.Context) error {
 	if err := d.kubectl(ctx, "taint", "node", d.lost, outOfService+"-"); err != nil {
 		return err
 	}
-	if _, err := deploy.Kubectl(ctx, d.cluster, "-n", "berth-system", "rollout", "status", "daemonset/berth-agent", "--timeout=60s"); err != nil {
-		return err
-	}
-	mac, err := d.witness.Neighbour(ctx, d.address)
-	if err != nil {
+	if err := d.agentRunsAnew(ctx); err != nil {
 		return err
 	}
 	for range 5 {
-		if got, err := d.witness.Ask(ctx, d.address); err != nil || got != d.moved {
-			return fmt.Errorf("after %s came back, %s answered %q: %w", d.lost, d.address, got, err)
+		if err := d.witness.AskUntil(ctx, d.address, d.moved); err != nil {
+			return fmt.Errorf("after %s came back: %w", d.lost, err)
+		}
+		mac, err := d.witness.Neighbour(ctx, d.address)
+		if err != nil {
+			return err
+		}
+		if mac != d.mac {
+			return fmt.Errorf("after %s came back, the client host has %s at %s, not at %s", d.lost, d.address, mac, d.mac)
 		}
 	}
-	d.say("%s is Ready and its agent runs; %s still is where it moved to (%s)", d.lost, d.address, mac)
+	if err := d.witness.OneAnswers(ctx, d.address, d.mac); err != nil {
+		return fmt.Errorf("after %s came back: %w", d.lost, err)
+	}
+	d.say("%s is Ready and its agent runs; %s still is where it moved to: only %s answers for it", d.lost, d.address, d.mac)
 	return nil
+}
+
+// agentContainers returns the containers of the agent on the node that is lost.
+func (d *demo) agentContainers(ctx context.Context) ([]string, error) {
+	pods, err := d.witness.Client.CoreV1().Pods(deploy.Namespace).List(ctx, metav1.ListOptions{LabelSelector: deploy.AgentLabels})
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for i := range pods.Items {
+		if pods.Items[i].Spec.NodeName == d.lost {
+			ids = append(ids, containers(&pods.Items[i])...)
+		}
+	}
+	return ids, nil
+}
+
+// agentRunsAnew waits until the agent is Ready on the node that came back, in a
+// container that it did not have before the loss.
+func (d *demo) agentRunsAnew(ctx context.Context) error {
+	return d.witness.Pods(ctx, deploy.Namespace, deploy.AgentLabels, "Ready on "+d.lost+" again", func(pods []*v1.Pod) bool {
+		return slices.ContainsFunc(pods, func(pod *v1.Pod) bool {
+			return pod.Spec.NodeName == d.lost && witness.Ready(pod) &&
+				!slices.ContainsFunc(containers(pod), func(id string) bool { return slices.Contains(d.agent, id) })
+		})
+	})
+}
+
+func containers(pod *v1.Pod) (ids []string) {
+	for _, container := range pod.Status.ContainerStatuses {
+		ids = append(ids, container.ContainerID)
+	}
+	return ids
 }
 
 // scale: down, which frees what Retain kept for the ordinals above, and up.
@@ -155,7 +195,11 @@ func (d *demo) scale(ctx context.Context) error {
 	if err := d.kubectl(ctx, "scale", "statefulset", "web", "--replicas=2"); err != nil {
 		return err
 	}
-	if err := d.waitAddresses(ctx, "web", 2); err != nil {
+	web, err := d.witness.Client.AppsV1().StatefulSets("default").Get(ctx, "web", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if err := d.witness.Addresses(ctx, web, 2); err != nil {
 		return err
 	}
 	d.say("web-2 is gone and its address is free")
@@ -172,6 +216,9 @@ func (d *demo) scale(ctx context.Context) error {
 	if _, err := d.witness.Pod(ctx, "default", "web-2", witness.BecomesReady); err != nil {
 		return err
 	}
+	if err := d.witness.Addresses(ctx, web, 3); err != nil {
+		return err
+	}
 	pod, err := d.witness.Client.CoreV1().Pods("default").Get(ctx, d.moved, metav1.GetOptions{})
 	if err != nil {
 		return err
@@ -181,25 +228,6 @@ func (d *demo) scale(ctx context.Context) error {
 	}
 	d.say("web-0 was deleted and is back with %s; web-1 never moved; web-2 has an address again", first.Status.PodIP)
 	return d.podTable(ctx, "app=web")
-}
-
-// waitAddresses waits until the owner has n addresses.
-func (d *demo) waitAddresses(ctx context.Context, owner string, n int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s did not come to have %d addresses", owner, n))
-	defer cancel()
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		output, err := deploy.Kubectl(ctx, d.cluster, "get", "floatingips", "-o", `jsonpath={range .items[*]}{.spec.owner.name}{"\n"}{end}`)
-		if err == nil && strings.Count("\n"+output, "\n"+owner+"\n") == n {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), err)
-		case <-tick.C:
-		}
-	}
 }
 
 const dryPool = `
@@ -257,6 +285,9 @@ func (d *demo) runDry(ctx context.Context) error {
 	}
 	d.say("dry-3 waits: %s", witness.Unschedulable(waiting))
 	if err := d.podTable(ctx, "app=dry"); err != nil {
+		return err
+	}
+	if err := d.witness.Pool(ctx, "dry", "dry", func(status v1alpha1.IPPoolStatus) bool { return status.Allocated == 2 && status.Free == 0 }); err != nil {
 		return err
 	}
 	if err := d.show(ctx, "get", "ippools"); err != nil {

@@ -69,20 +69,32 @@ func (d *demo) run(ctx context.Context, keep bool) (err error) {
 		d.say("taking the cluster down")
 		err = errors.Join(err, d.cluster.Down(context.WithoutCancel(ctx)))
 	}()
-	client, err := d.cluster.Clientset()
-	if err != nil {
+	if d.witness, err = witness.New(d.cluster); err != nil {
 		return err
 	}
-	d.witness = &witness.Witness{Cluster: d.cluster, Client: client}
 	if err := deploy.Berth(ctx, d.cluster, d); err != nil {
 		return err
 	}
 	for _, act := range []func(context.Context) error{d.threePods, d.loseNode, d.nodeReturns, d.scale, d.runDry} {
-		if err := act(ctx); err != nil {
+		if err := within(ctx, act); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// limit is how long an act may take. It is there so that a demo that hangs ends
+// and says what the cluster knew.
+const limit = 15 * time.Minute
+
+func within(ctx context.Context, act func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it did not come to its end within %s", limit))
+	defer cancel()
+	err := act(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	return err
 }
 
 // dump keeps what the cluster knew when the demo failed.

@@ -26,10 +26,13 @@ type demo struct {
 	nodes   int
 	cluster *lab.Cluster
 	witness *witness.Witness
-	// lost is the node that was lost and comes back.
-	lost string
-	// moved is the pod that came up elsewhere.
-	moved, address string
+	// lost is the node that was lost and comes back, agent the containers of the
+	// agent there before.
+	lost  string
+	agent []string
+	// moved is the pod that came up elsewhere, mac where the client host has its
+	// address.
+	moved, address, mac string
 }
 
 func (d *demo) elapsed() string { return time.Since(d.begin).Round(100 * time.Millisecond).String() }
