@@ -15,7 +15,7 @@ STATICCHECK    := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/veth kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
-GOTEST   := go test -timeout 20m
+GOTEST   := go test -timeout 60m
 
 CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000

@@ -126,7 +126,7 @@ func TestDeadline(t *testing.T) {
 	}
 	// The upper bound is for a busy machine; without the deadline it would be for
 	// ever.
-	if took := time.Since(start); took < options.Longest()-50*time.Millisecond || took > options.Longest()+5*time.Second {
+	if took := time.Since(start); took < options.Longest()-50*time.Millisecond || took > options.Longest()+time.Minute {
 		t.Errorf("took %v, want %v", took, options.Longest())
 	}
 	if s.requests() < 2 {
@@ -137,18 +137,37 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
+// deadline is a context whose time is up when over is closed, however busy the
+// machine is.
+type deadline struct {
+	context.Context
+
+	over chan struct{}
+}
+
+func (d deadline) Done() <-chan struct{} { return d.over }
+
+func (d deadline) Err() error {
+	select {
+	case <-d.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
 // That the time is up says less than what the provider said before.
 func TestWordsOutliveTheDeadline(t *testing.T) {
-	s := &server{answer: func(ctx context.Context, n int) error {
+	ctx := deadline{t.Context(), make(chan struct{})}
+	s := &server{answer: func(request context.Context, n int) error {
 		if n == 1 {
 			return status.Error(codes.Unavailable, "the network's API is down")
 		}
-		<-ctx.Done()
-		return ctx.Err()
+		close(ctx.over)
+		<-request.Done()
+		return request.Err()
 	}}
 	client := newClient(t, onSocket(t, s))
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
 	err := client.Attach(ctx, assignment)
 	if want := "external assigner: attach 10.0.70.2 to node1: the network's API is down (Unavailable)"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -182,7 +201,7 @@ func TestConnection(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "(Unavailable)") {
 		t.Fatalf("without a server: got %v, want what it cannot reach", err)
 	}
-	client.pauses.Duration = 200 * time.Millisecond
+	client.pauses.Duration, client.pauses.Steps = 200*time.Millisecond, 8
 	s := &server{answer: succeed}
 	for range 3 {
 		_, stop := s.serve(t, "unix", path, nil)
@@ -212,7 +231,7 @@ func TestHealth(t *testing.T) {
 		t.Errorf("%d requests, want none", s.requests())
 	}
 	state.SetServingStatus(service, healthv1.HealthCheckResponse_SERVING)
-	client.pauses.Duration = 100 * time.Millisecond
+	client.pauses.Duration, client.pauses.Steps = 100*time.Millisecond, 9
 	if err := client.Attach(t.Context(), assignment); err != nil {
 		t.Errorf("serving: %v", err)
 	}

@@ -121,7 +121,7 @@ func TestRenewedCertificates(t *testing.T) {
 	s := &server{answer: succeed}
 	address, stop := serveTLS(t, s, "127.0.0.1:0", provider, &berth)
 	client := newClient(t, Options{Address: address, CAFile: provider.cert, ServerName: "assigner.test", CertFile: berth.cert, KeyFile: berth.key})
-	client.pauses.Duration = 200 * time.Millisecond
+	client.pauses.Duration, client.pauses.Steps = 200*time.Millisecond, 8
 	for range 2 {
 		if err := client.Attach(t.Context(), assignment); err != nil {
 			t.Fatal(err)

@@ -252,7 +252,7 @@ func TestServerRestart(t *testing.T) {
 	network := assigner.NewMemory()
 	endpoint := assigner.Endpoint{Listen: "unix://" + filepath.Join(t.TempDir(), "a.sock")}
 	stop := serve(t, endpoint, network)
-	c := connect(t, client.Options{Address: endpoint.Listen, Timeout: metav1.Duration{Duration: 5 * time.Second}})
+	c := connect(t, client.Options{Address: endpoint.Listen, Timeout: metav1.Duration{Duration: time.Minute}})
 	if err := c.Attach(t.Context(), to("node1", 0)); err != nil {
 		t.Fatal(err)
 	}

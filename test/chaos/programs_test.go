@@ -42,6 +42,10 @@ type programs struct {
 	all []*program
 }
 
+// neverAgain keeps kube-scheduler from looking at a waiting pod again by itself,
+// every five minutes: a pod that nobody wakes waits until the dust has had its time.
+const neverAgain = "--pod-max-in-unschedulable-pods-duration=24h"
+
 // startPrograms starts two schedulers and two controllers. Both of a kind want the
 // same lease, or work at once.
 func (w *world) startPrograms(round int, elect election) {
@@ -62,7 +66,7 @@ func (w *world) startPrograms(round int, elect election) {
 			}
 			p := &program{w: w, name: kind + "-" + letter, command: filepath.Join(binDir, "berth-"+kind), proxy: proxy, stopped: make(chan struct{}), ended: make(chan struct{})}
 			if kind == "scheduler" {
-				p.args = []string{"--config=" + w.schedulerConfig(p, elect.schedulers), "--secure-port=0", "--v=4"}
+				p.args = []string{"--config=" + w.schedulerConfig(p, elect.schedulers), "--secure-port=0", "--v=4", neverAgain}
 			} else {
 				p.args = []string{"--kubeconfig=" + w.kubeconfig(p), fmt.Sprintf("--leader-elect=%t", elect.controllers), "--secure-port=0", "--v=4", "--assigner-address=" + w.assignerAddress, "--assigner-timeout=1s"}
 			}

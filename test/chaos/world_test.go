@@ -152,10 +152,10 @@ func (w *world) applyManifests() {
 	})
 }
 
-// eventually looks until check is content, for at most a minute.
+// eventually looks until check is content, for a while that is generous.
 func (w *world) eventually(what string, check func() error) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(w.ctx, patience(0))
 	defer cancel()
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()

@@ -13,9 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/test/deploy"
 )
-
-const agentSelector = "app.kubernetes.io/name=berth-agent"
 
 // What the kubelet calls it when a pod gets no network: its sandbox was tried,
 // or CNI's STATUS had told already that there is no point.
@@ -56,8 +55,8 @@ func TestAgentDown(t *testing.T) {
 	tr := s.ask(running)
 
 	s.atEnd(s.agentsBack)
-	s.kubectl("-n", "berth-system", "patch", "daemonset", "berth-agent", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"berth.dev/no-such-node":""}}}}}`)
-	s.kubectl("-n", "berth-system", "wait", "--for=delete", "pod", "-l", agentSelector, "--timeout=100s")
+	s.kubectl("-n", deploy.Namespace, "patch", "daemonset", "berth-agent", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"berth.dev/no-such-node":""}}}}}`)
+	s.kubectl("-n", deploy.Namespace, "wait", "--for=delete", "pod", "-l", deploy.AgentLabels, patiently)
 	waiting, plain := s.create(s.pod("waiting", s.floating)), s.create(s.pod("plain"))
 	s.kubectl("-n", s.name, "delete", "pod", leaving.Name, "--wait=false")
 	for _, pod := range []*v1.Pod{waiting, plain} {
@@ -77,13 +76,13 @@ func TestAgentDown(t *testing.T) {
 // for its next start.
 func (s *stage) freshAgents() {
 	s.t.Helper()
-	s.kubectl("-n", "berth-system", "delete", "pod", "-l", agentSelector, "--wait=true", "--timeout=100s")
+	s.kubectl("-n", deploy.Namespace, "delete", "pod", "-l", deploy.AgentLabels, "--wait=true", patiently)
 	s.settled()
 }
 
 func (s *stage) agentsBack() {
 	s.t.Helper()
-	s.kubectl("-n", "berth-system", "patch", "daemonset", "berth-agent", "--type=merge", "-p", `{"spec":{"template":{"spec":{"nodeSelector":null}}}}`)
+	s.kubectl("-n", deploy.Namespace, "patch", "daemonset", "berth-agent", "--type=merge", "-p", `{"spec":{"template":{"spec":{"nodeSelector":null}}}}`)
 	s.settled()
 }
 
@@ -117,7 +116,7 @@ func TestAgentUpgrade(t *testing.T) {
 		pods = append(pods, s.start("web-on-"+node.Name(), s.floating, on(node.Name())))
 	}
 	tr, before := s.ask(pods...), s.readySince()
-	s.kubectl("-n", "berth-system", "rollout", "restart", "daemonset/berth-agent")
+	s.kubectl("-n", deploy.Namespace, "rollout", "restart", "daemonset/berth-agent")
 	for _, node := range s.Cluster.Nodes() {
 		s.create(s.pod("new-on-"+node.Name(), s.floating, on(node.Name())))
 	}

@@ -10,8 +10,8 @@
 // leave nodes and programs as they were. After each the API, the agents' files
 // and the kernels of all nodes must agree.
 //
-//	go test -timeout 15m ./e2e
-//	go test -timeout 15m -run TestPartition ./e2e
+//	go test -timeout 60m ./e2e
+//	go test -timeout 60m -run TestPartition ./e2e
 //
 // What the cluster knew when a test failed goes to a file in ARTIFACTS, or in
 // the temporary folder; the test says where. With BERTH_E2E_LAB=NAME the tests

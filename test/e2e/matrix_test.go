@@ -138,7 +138,7 @@ func TestMatrix(t *testing.T) {
 	s.expectService(members[:3], append(pods, all[len(pods):len(pods)+labNodes]...))
 	for _, pod := range []*v1.Pod{members[0], members[3]} {
 		for _, to := range pods {
-			s.kubectl("-n", s.name, "exec", pod.Name, "--", "/agnhost", "connect", "--timeout=5s", net.JoinHostPort(to.address, witness.Port))
+			s.kubectl("-n", s.name, "exec", pod.Name, "--", "/agnhost", "connect", "--timeout=60s", net.JoinHostPort(to.address, witness.Port))
 		}
 	}
 }

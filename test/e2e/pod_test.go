@@ -139,7 +139,7 @@ func (s *stage) get(name string) *v1.Pod {
 // delete deletes a pod and waits until it is gone.
 func (s *stage) delete(names ...string) {
 	s.t.Helper()
-	s.kubectl(append([]string{"-n", s.name, "delete", "pod", "--wait=true", "--timeout=100s"}, names...)...)
+	s.kubectl(append([]string{"-n", s.name, "delete", "pod", "--wait=true", patiently}, names...)...)
 }
 
 // statefulSet makes a StatefulSet of such pods and waits until they are Ready.

@@ -53,8 +53,9 @@ func TestReplaceInPlace(t *testing.T) {
 	const rounds = 10
 	s := newStage(t, "10.0.70.35-10.0.70.39")
 	lingering := func(pod *v1.Pod) {
-		pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](10)
-		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 3}}}
+		// Longer than the new one takes to start, also on a machine with other work.
+		pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](40)
+		pod.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 20}}}
 	}
 	pod := s.statefulSet(s.pod("web", s.floating, retaining, on("node1"), lingering), 1)[0]
 	overlaps := 0

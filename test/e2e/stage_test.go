@@ -5,8 +5,11 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +26,7 @@ import (
 
 // limit is how long a test may take. It is there so that a test that hangs is
 // cleaned up after, and the next one runs.
-const limit = 5 * time.Minute
+const limit = 20 * time.Minute
 
 // stage is one test's part of the cluster: a namespace, and a pool of the same
 // name, or several that begin with it. Its methods fail the test.
@@ -73,13 +76,13 @@ func newStageOf(t *testing.T, specs ...v1alpha1.IPPoolSpec) *stage {
 // strike takes the stage down and checks that nothing is left of it.
 func (s *stage) strike() {
 	// The test's own context has ended.
-	ctx, cancel := context.WithTimeout(context.Background(), witness.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	s.ctx = ctx
 	if s.t.Failed() {
 		s.dump()
 	}
-	s.kubectl("-n", s.name, "delete", "statefulsets,pods", "--all", "--wait=true", "--timeout=100s")
+	s.kubectl("-n", s.name, "delete", "statefulsets,pods", "--all", "--wait=true", patiently)
 	s.kubectl("delete", "namespace", s.name, "--wait=false")
 	s.agree()
 	for _, pool := range s.pools {
@@ -169,20 +172,28 @@ func (s *stage) run(node string, argv ...string) string {
 // the stage is taken down, and when the test failed too.
 func (s *stage) atEnd(restore func()) {
 	s.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), witness.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		s.ctx = ctx
 		restore()
 	})
 }
 
-// settled waits until all nodes are Ready and Berth's programs run.
+// patiently is how long kubectl waits.
+var patiently = "--timeout=" + witness.Patience.String()
+
+// settled waits until all nodes are Ready and Berth's programs run. A DaemonSet's
+// status knows nothing yet of pods that were just deleted, so the agents' pods
+// themselves are looked at too.
 func (s *stage) settled() {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.ctx, witness.Patience)
-	defer cancel()
-	s.must(s.Cluster.WaitReady(ctx))
-	for _, resource := range []string{"daemonset/berth-agent", "deployment/berth-controller", "deployment/berth-scheduler"} {
-		s.kubectl("-n", "berth-system", "rollout", "status", resource, "--timeout=100s")
-	}
+	s.must(s.Cluster.WaitReady(s.ctx))
+	s.must(deploy.RolledOut(s.ctx, s.Cluster, io.Discard))
+	s.must(s.Pods(s.ctx, deploy.Namespace, deploy.AgentLabels, "Ready, one on each node", func(pods []*v1.Pod) bool {
+		on := map[string]bool{}
+		for _, pod := range pods {
+			on[pod.Spec.NodeName] = witness.Ready(pod)
+		}
+		return len(pods) == labNodes && len(on) == labNodes && !slices.Contains(slices.Collect(maps.Values(on)), false)
+	}))
 }

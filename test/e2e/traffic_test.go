@@ -15,7 +15,7 @@ import (
 const pause = 20 * time.Millisecond
 
 // traffic is requests from the client host, each on a new connection, one after
-// another for each pod.
+// another for each pod, of which no packet may be lost.
 type traffic struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -42,7 +42,7 @@ func (tr *traffic) run(ctx context.Context, s *stage, pod *v1.Pod) {
 	defer tick.Stop()
 	last := time.Now()
 	for {
-		got, err := s.Ask(ctx, pod.Status.PodIP)
+		got, err := s.AskWithoutLoss(ctx, pod.Status.PodIP)
 		if ctx.Err() != nil {
 			return
 		}

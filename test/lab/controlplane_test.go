@@ -21,7 +21,7 @@ import (
 const tetherEnv = "LAB_TEST_TETHER"
 
 func TestControlPlane(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
 	defer cancel()
 	if err := Build(ctx, testWriter{t}); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestControlPlane(t *testing.T) {
 
 // A program that ends at once must not cost a time-out, and must say why.
 func TestControlPlaneBadFlag(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience/2)
 	defer cancel()
 	_, err := StartControlPlane(ctx, ControlPlaneOptions{APIServerFlags: []string{"--no-such-flag"}})
 	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
@@ -134,9 +134,7 @@ func TestControlPlaneTether(t *testing.T) {
 		t.Fatal("the victim did not start")
 	}
 	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	err = waitFor(ctx, "the control plane to end", nil, func(ctx context.Context) error {
+	err = waitFor(t.Context(), "the control plane to end", nil, func(ctx context.Context) error {
 		out, err := exec.CommandContext(ctx, "grep", "-lsF", "--", dir, "-r", "/proc", "--include=cmdline").Output()
 		if err == nil {
 			return fmt.Errorf("still there: %s", out)

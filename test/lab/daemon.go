@@ -120,9 +120,15 @@ func (t *tether) start(name string, argv ...string) (*daemon, error) {
 	return d, nil
 }
 
-// waitFor calls check until it returns nil. It gives up when ctx ends, with
-// check's last error, or at once when one of the daemons has ended.
+// patience is how long a lab waits for anything, also on a machine that has other
+// work.
+const patience = 5 * time.Minute
+
+// waitFor calls check until it returns nil. It gives up when ctx ends or patience
+// is over, with check's last error, or at once when one of the daemons has ended.
 func waitFor(ctx context.Context, what string, daemons []*daemon, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not so within %s", patience))
+	defer cancel()
 	for {
 		err := check(ctx)
 		if err == nil {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 )
 
 // Down ends the lab; see the function [Down].
@@ -89,8 +88,6 @@ func endAll(ctx context.Context, all []process) error {
 // emptyCgroup removes a cgroup whose processes have been killed. The kernel
 // counts them a moment longer.
 func emptyCgroup(ctx context.Context, cgroup string) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	return waitFor(ctx, "cgroups to empty", nil, func(context.Context) error { return removeCgroup(cgroup) })
 }
 

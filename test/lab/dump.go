@@ -13,14 +13,14 @@ import (
 )
 
 // dumpLimit is how long one part of a dump may take.
-const dumpLimit = 10 * time.Second
+const dumpLimit = time.Minute
 
 // Dump writes what a person wants to see when a test has failed: state,
 // events, pods, the hosts' networks and the ends of all logs. What cannot be
 // had is said in its place.
 func (c *Cluster) Dump(ctx context.Context, w io.Writer) {
 	kubectl := func(args ...string) []string {
-		return append([]string{filepath.Join(c.bin, "kubectl"), "--request-timeout=5s"}, args...)
+		return append([]string{filepath.Join(c.bin, "kubectl"), "--request-timeout=30s"}, args...)
 	}
 	control := c.ControlPlane()
 	env := "KUBECONFIG=" + c.Kubeconfig()

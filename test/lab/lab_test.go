@@ -138,10 +138,14 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// testLimit is how long a test may take, building included. It is there so that a
+// test that hangs is cleaned up after.
+const testLimit = 20 * time.Minute
+
 func TestUpDown(t *testing.T) {
 	requireRoot(t)
 	const name = "lab-test"
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
 	defer cancel()
 	if err := Prepare(ctx, testWriter{t}); err != nil {
 		t.Fatal(err)
@@ -214,7 +218,11 @@ func testPods(ctx context.Context, t *testing.T, c *Cluster) {
 			if err != nil || p.Status.PodIP == "" {
 				return fmt.Errorf("no address yet (%w)", err)
 			}
-			res, err := web.Get("http://" + net.JoinHostPort(p.Status.PodIP, "8080") + "/clientip")
+			ask, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(p.Status.PodIP, "8080")+"/clientip", nil)
+			if err != nil {
+				return err
+			}
+			res, err := web.Do(ask)
 			if err != nil {
 				return err
 			}
@@ -240,7 +248,7 @@ func testExec(ctx context.Context, t *testing.T, c *Cluster) {
 	if err != nil || string(out) != "node2\n" {
 		t.Errorf("hostname on node2: %q, %v", out, err)
 	}
-	if _, err := c.Router().Exec(ctx, "agnhost", "connect", "10.0.60.11:10250", "--timeout=3s"); err != nil {
+	if _, err := c.Router().Exec(ctx, "agnhost", "connect", "10.0.60.11:10250", "--timeout=60s"); err != nil {
 		t.Error(err)
 	}
 	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -20,7 +19,7 @@ import (
 var ErrUp = errors.New("lab is up already")
 
 // downLimit is how long an Up that failed may take to clean up.
-const downLimit = 30 * time.Second
+const downLimit = 2 * patience
 
 // Up makes a lab and returns when all nodes are Ready and can run pods. First
 // it prepares the machine ([Prepare]) and removes what a lab of this name that

@@ -303,13 +303,13 @@ func (n *node) kernel() string {
 
 func ping(t *testing.T, from *netnstest.Host, to string) {
 	t.Helper()
-	if out, err := from.Command("ping", "-c", "1", "-w", "5", to); err != nil {
+	if out, err := from.Command("ping", "-c", "1", "-w", "60", to); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
 // answers says whether anybody answers ARP for the address on the client's
-// network.
+// network, and at once: it is for addresses that nobody should answer for.
 func answers(from *netnstest.Host, address string) bool {
 	_, _ = from.Command("ip", "neigh", "del", address, "dev", "eth0")
 	_, err := from.Command("ping", "-c", "1", "-W", "1", address)

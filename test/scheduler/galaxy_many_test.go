@@ -35,7 +35,7 @@ func TestImportGalaxyMany(t *testing.T) {
 			t.Fatalf("GALAXY_ADDRESSES=%s is not a number up to 60000: %v", text, err)
 		}
 	}
-	g := newGalaxyClusterFor(t, 4*time.Minute+time.Duration(many)*30*time.Millisecond)
+	g := newGalaxyClusterFor(t, lasts+time.Duration(many)*100*time.Millisecond)
 	g.permit()
 	file := g.file("many-*.json", []any{map[string]any{
 		"nodeSubnets": []string{"10.0.60.0/24"}, "ips": []string{"10.8.0.2~10.8.255.250"}, "subnet": "10.8.0.0/16", "gateway": "10.8.0.1",

@@ -132,9 +132,7 @@ func TestClaimRefused(t *testing.T) {
 	if took := refused[rounds-1].At.Sub(refused[0].At); took < time.Second {
 		t.Errorf("%d claims were refused within %s: the scheduler tries again without back-off", rounds, took)
 	}
-	if err := w.eventOf("web-0", "FailedScheduling", "refused by the test"); err != nil {
-		t.Error(err)
-	}
+	w.eventually("wait for the refusal in an event", func() error { return w.eventOf("web-0", "FailedScheduling", "refused by the test") })
 	accept()
 	w.eventually("wait for two pods to be bound", func() error { return w.countBound(2) })
 	w.invariants()

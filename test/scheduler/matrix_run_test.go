@@ -78,7 +78,7 @@ func TestMatrix(t *testing.T) {
 // newMatrix starts everything.
 func newMatrix(t testing.TB, table []matrixCell) *matrix {
 	t.Helper()
-	w := newWorldFor(t, 9*time.Minute, lab.ControlPlaneOptions{Controllers: true})
+	w := newWorldFor(t, 2*lasts, lab.ControlPlaneOptions{Controllers: true})
 	m := &matrix{world: w, linger: map[string]bool{}}
 	var err error
 	if m.api, err = dynamic.NewForConfig(w.config); err != nil {

@@ -29,8 +29,9 @@ type program struct {
 
 // schedulerOptions say how a scheduler differs from the manifests.
 type schedulerOptions struct {
-	// elect lets it lead only with the lease, which is renewed more often than
-	// the manifests say, so that a test need not wait.
+	// elect lets it lead only with the lease, which ends earlier than the
+	// manifests say, so that a test need not wait, and not so early that a leader
+	// on a busy machine loses it.
 	elect bool
 	// profiles are the names of more profiles, all like the first.
 	profiles []string
@@ -40,6 +41,10 @@ type schedulerOptions struct {
 	// empty: none.
 	serve string
 }
+
+// neverAgain keeps kube-scheduler from looking at a waiting pod again by itself,
+// every five minutes: a pod that nobody wakes waits until its test fails.
+const neverAgain = "--pod-max-in-unschedulable-pods-duration=24h"
 
 // scheduler starts berth-scheduler with the configuration of the manifests.
 func (w *world) scheduler(options schedulerOptions) *program {
@@ -66,8 +71,8 @@ func (w *world) scheduler(options schedulerOptions) *program {
 		another["schedulerName"] = name
 		config["profiles"] = append(config["profiles"].([]any), another)
 	}
-	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "3s", "2s", "500ms"
-	flags := []string{"--config=" + w.file("scheduler-*.yaml", config), "--secure-port=0", "--v=4"}
+	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "10s", "8s", "1s"
+	flags := []string{"--config=" + w.file("scheduler-*.yaml", config), "--secure-port=0", "--v=4", neverAgain}
 	if options.serve != "" {
 		kubeconfig := w.kubeconfig(proxy)
 		flags = append(flags, serveAt(options.serve)...)

@@ -22,10 +22,12 @@ import (
 
 const (
 	namespace = "default"
-	// patience is how long a test waits for anything. It is far below the five
-	// minutes after which kube-scheduler looks at a waiting pod again by itself,
-	// so that a lost wake-up is a failure.
-	patience = 60 * time.Second
+	// patience is how long a test waits for anything, also on a machine that has
+	// other work. A lost wake-up is a failure however long it is: see [neverAgain].
+	patience = 4 * time.Minute
+	// lasts is how long a test may take. It is there so that a test that hangs is
+	// cleaned up after, and the next one runs.
+	lasts = 20 * time.Minute
 	// poll is the pause between two looks.
 	poll = 30 * time.Millisecond
 )
@@ -46,7 +48,7 @@ type world struct {
 // test.
 func newWorld(t *testing.T, options lab.ControlPlaneOptions) *world {
 	t.Helper()
-	return newWorldFor(t, 4*time.Minute, options)
+	return newWorldFor(t, lasts, options)
 }
 
 // newWorldFor starts one that lasts longer, or less long.

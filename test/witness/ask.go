@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berth-dev/berth/test/lab"
 )
 
@@ -21,7 +23,13 @@ const Port = "8080"
 // Get sends one request from a host and returns the answer. It opens a new
 // connection each time.
 func Get(ctx context.Context, from *lab.Host, url string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
+	return get(ctx, from.Dial, url)
+}
+
+type dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+func get(ctx context.Context, by dial, url string) (string, error) {
+	client := http.Client{Transport: &http.Transport{DialContext: by, DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err
@@ -36,11 +44,54 @@ func Get(ctx context.Context, from *lab.Host, url string) (string, error) {
 }
 
 // Ask asks a pod from the client host who it is: its name, or its UID where it
-// was made so that it says that. It gives up after a second.
+// was made so that it says that. It gives up after a second, so that an error
+// says nothing on a busy machine.
 func (w *Witness) Ask(ctx context.Context, address string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	return Get(ctx, w.Cluster.Client(), "http://"+net.JoinHostPort(address, Port)+"/hostname")
+	return Get(ctx, w.Cluster.Client(), whoAreYou(address))
+}
+
+func whoAreYou(address string) string {
+	return "http://" + net.JoinHostPort(address, Port) + "/hostname"
+}
+
+// AskWithoutLoss asks a pod that should be reached all the time. However busy the
+// machine is, an error says that the pod was not: the answer may take its time,
+// but the first packet must not be lost.
+func (w *Witness) AskWithoutLoss(ctx context.Context, address string) (string, error) {
+	ctx, cancel := patient(ctx)
+	defer cancel()
+	return get(ctx, func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := w.Cluster.Client().Dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		if err := withoutLoss(conn); err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+		return conn, nil
+	}, whoAreYou(address))
+}
+
+// withoutLoss checks a new TCP connection. The kernel repeats the first packet
+// after a second; it answers one by itself, whether or not the program has time.
+func withoutLoss(conn net.Conn) error {
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return fmt.Errorf("look at the connection to %s: %w", conn.RemoteAddr(), err)
+	}
+	var info *unix.TCPInfo
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		info, failed = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	}); err != nil || failed != nil {
+		return fmt.Errorf("look at the connection to %s: %w", conn.RemoteAddr(), errors.Join(err, failed))
+	}
+	if info.Total_retrans > 0 {
+		return fmt.Errorf("the first packet to %s was lost %d times", conn.RemoteAddr(), info.Total_retrans)
+	}
+	return nil
 }
 
 // AskUntil asks until the wanted answer comes.

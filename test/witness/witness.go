@@ -20,8 +20,9 @@ import (
 
 // Patience is how long a Witness waits for anything. It is generous, for a
 // machine that has other work too: how fast something is, is measured, not
-// demanded.
-const Patience = 5 * time.Minute
+// demanded. It is below the five minutes after which kube-scheduler looks at a
+// waiting pod again by itself, so that a lost wake-up is a failure.
+const Patience = 4 * time.Minute
 
 // Witness looks at a lab. Safe for concurrent use.
 type Witness struct {

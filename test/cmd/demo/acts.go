@@ -138,8 +138,12 @@ func (d *demo) nodeReturns(ctx context.Context) error {
 		return err
 	}
 	for range 5 {
-		if err := d.witness.AskUntil(ctx, d.address, d.moved); err != nil {
+		answer, err := d.witness.AskWithoutLoss(ctx, d.address)
+		if err != nil {
 			return fmt.Errorf("after %s came back: %w", d.lost, err)
+		}
+		if answer != d.moved {
+			return fmt.Errorf("after %s came back, %q answered at %s", d.lost, answer, d.address)
 		}
 		mac, err := d.witness.Neighbour(ctx, d.address)
 		if err != nil {
