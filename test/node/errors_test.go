@@ -269,9 +269,10 @@ func TestPluginHangs(t *testing.T) {
 		}
 		return nil
 	})
+	// Far less than the ten minutes of the plugin.
 	start := time.Now()
 	n.mustDel(c)
-	if took := time.Since(start); took > 10*time.Second {
+	if took := time.Since(start); took > time.Minute {
 		t.Errorf("DEL took %v", took)
 	}
 	if diff := cmp.Diff(before, n.kernel()); diff != "" {

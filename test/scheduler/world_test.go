@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -238,8 +239,10 @@ func (w *world) address(name string) string {
 }
 
 // refused waits until the scheduler says of a pod that it cannot be scheduled,
-// and returns what it says.
-func (w *world) refused(name string) string {
+// and has all texts in what it says, which it returns. The first that it says may
+// be another: it learns of pods and of what they need by watches that know nothing
+// of each other.
+func (w *world) refused(name string, texts ...string) string {
 	w.t.Helper()
 	var message string
 	w.eventually("wait for pod "+name+" to be unschedulable", func() error {
@@ -252,6 +255,11 @@ func (w *world) refused(name string) string {
 				message = condition.Message
 				if condition.Reason != v1.PodReasonUnschedulable {
 					return fmt.Errorf("reason is %s: %s", condition.Reason, condition.Message)
+				}
+				for _, text := range texts {
+					if !strings.Contains(message, text) {
+						return fmt.Errorf("the scheduler says %q, want %q in it", message, text)
+					}
 				}
 				return nil
 			}
