@@ -118,15 +118,20 @@ func (o *importOptions) validate() error {
 	if o.output != "" && o.apply {
 		errs = append(errs, errors.New("--output prints what is to be created, --apply creates it: choose one"))
 	}
-	if o.workers < 1 || o.workers > 256 {
-		errs = append(errs, fmt.Errorf("--workers: %d is not from 1 to 256", o.workers))
-	}
+	errs = append(errs, validateWorkers(o.workers))
 	for pool, namespace := range o.claimNamespaces {
 		if pool == "" || namespace == "" {
 			errs = append(errs, fmt.Errorf("--claim-namespace: %q=%q: write POOL=NAMESPACE", pool, namespace))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func validateWorkers(n int) error {
+	if n < 1 || n > 256 {
+		return fmt.Errorf("--workers: %d is not from 1 to 256", n)
+	}
+	return nil
 }
 
 // undecidedError says that all went well but for what somebody must decide.
@@ -201,9 +206,11 @@ func (o *importOptions) read(ctx context.Context, api *cluster, given *given, pr
 			ClaimNamespaces:  o.claimNamespaces,
 		},
 	}
-	if err := api.readBerth(ctx, input, progress); err != nil {
+	existing, err := api.readBerth(ctx, progress)
+	if err != nil {
 		return nil, nil, err
 	}
+	input.ExistingPools, input.ExistingClaims, input.ExistingIPs = existing.Pools, existing.Claims, existing.IPs
 	if err := api.readWorkloads(ctx, input, progress); err != nil {
 		return nil, nil, err
 	}

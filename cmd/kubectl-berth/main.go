@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Kubectl-berth is a plugin of kubectl: put on the PATH, its commands are
-// "kubectl berth …". See ../../docs/migration.md for import-galaxy.
+// "kubectl berth …". See ../../docs/operations.md for backup and restore,
+// ../../docs/migration.md for import-galaxy.
 package main
 
 import (
@@ -76,7 +77,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		// The API server's warnings are for the user; client-go would log them.
 		rest.SetDefaultWarningHandler(rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true}))
 	}
-	command.AddCommand(newImportGalaxy(flags, streams))
+	command.AddCommand(newBackup(flags, streams), newRestore(flags, streams), newImportGalaxy(flags, streams))
 	return command
 }
 

@@ -15,6 +15,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/backup"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/galaxy/migrate"
@@ -54,7 +56,7 @@ func readFiles(names []string, stdin io.Reader, configKey string) (*given, error
 	for _, name := range names {
 		text, err := readFile(name, stdin)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("read Galaxy's state: %w", err)
 		}
 		if err := g.addFile(text); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
@@ -71,16 +73,15 @@ func readFile(name string, stdin io.Reader) ([]byte, error) {
 		}
 		return text, nil
 	}
-	text, err := os.ReadFile(name)
-	if err != nil {
-		return nil, fmt.Errorf("read Galaxy's state: %w", err)
-	}
-	return text, nil
+	return os.ReadFile(name)
 }
 
-func (g *given) addFile(text []byte) error {
+func (g *given) addFile(text []byte) error { return eachDocument(text, g.addDocument) }
+
+// eachDocument calls add with every document of a YAML or JSON text, in JSON.
+func eachDocument(text []byte, add func(document []byte) error) error {
 	if json.Valid(text) { // which YAML does not take if it is indented with tabs
-		if err := g.addDocument(text); err != nil {
+		if err := add(text); err != nil {
 			return fmt.Errorf("document 1: %w", err)
 		}
 		return nil
@@ -98,7 +99,7 @@ func (g *given) addFile(text []byte) error {
 		if err != nil {
 			return fmt.Errorf("document %d: %w", n, err)
 		}
-		if err := g.addDocument(document); err != nil {
+		if err := add(document); err != nil {
 			return fmt.Errorf("document %d: %w", n, err)
 		}
 	}
@@ -193,6 +194,7 @@ type cluster struct {
 	resources map[schema.GroupVersionKind]schema.GroupVersionResource
 	groups    map[string]bool
 	notes     []string
+	host      string
 }
 
 func connect(flags *genericclioptions.ConfigFlags) (*cluster, error) {
@@ -201,7 +203,7 @@ func connect(flags *genericclioptions.ConfigFlags) (*cluster, error) {
 		return nil, fmt.Errorf("read the API server's address and credentials: %w", err)
 	}
 	config.QPS = -1 // the number of workers limits it, and the API server itself
-	c := &cluster{}
+	c := &cluster{host: config.Host}
 	protobuf := rest.CopyConfig(config)
 	protobuf.ContentType = "application/vnd.kubernetes.protobuf"
 	protobuf.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
@@ -323,62 +325,63 @@ func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progre
 	return nil
 }
 
-// readBerth reads Berth's objects.
-func (c *cluster) readBerth(ctx context.Context, input *migrate.Input, progress *progress) error {
+// readBerth reads Berth's objects: each kind as it was at one moment, and addresses
+// first, so that what they refer to is there unless it was deleted since.
+func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Objects, error) {
 	for _, resource := range []string{"ippools", "ipclaims", "floatingips"} {
 		if !c.has(resource + "." + v1alpha1.GroupName) {
-			return fmt.Errorf("the cluster has no %s.%s: install Berth first", resource, v1alpha1.GroupName)
+			return nil, fmt.Errorf("the cluster has no %s.%s: install Berth first", resource, v1alpha1.GroupName)
 		}
 	}
-	list := func(what string, page func(metav1.ListOptions) (runtime.Object, error), add func(runtime.Object) int) error {
-		err := pager.New(pager.SimplePageFunc(page)).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-			progress.count(what, add(object), 0)
-			return nil
-		})
+	objects := &backup.Objects{}
+	list := func(what string, page func(metav1.ListOptions) (runtime.Object, error), add func(runtime.Object)) error {
+		// Pages of one list are of one resource version; where that is too old for the
+		// next, the pager begins anew.
+		all, _, err := pager.New(pager.SimplePageFunc(page)).List(ctx, metav1.ListOptions{})
+		if err == nil {
+			err = meta.EachListItem(all, func(object runtime.Object) error {
+				add(object)
+				progress.count(what, objects.Len(), 0)
+				return nil
+			})
+		}
 		if err != nil {
 			return fmt.Errorf("list %s: %w", what, err)
 		}
 		return nil
 	}
-	return errors.Join(
-		list("Berth's ippools", func(options metav1.ListOptions) (runtime.Object, error) {
-			return c.berth.IPPools.List(ctx, options)
-		}, func(object runtime.Object) int {
-			input.ExistingPools = append(input.ExistingPools, object.(*v1alpha1.IPPool))
-			return len(input.ExistingPools)
-		}),
-		list("Berth's ipclaims", func(options metav1.ListOptions) (runtime.Object, error) {
+	err := list("Berth's floatingips", func(options metav1.ListOptions) (runtime.Object, error) {
+		return c.berth.FloatingIPs.List(ctx, options)
+	}, func(object runtime.Object) { objects.IPs = append(objects.IPs, object.(*v1alpha1.FloatingIP)) })
+	if err == nil {
+		err = list("Berth's ipclaims", func(options metav1.ListOptions) (runtime.Object, error) {
 			return c.berth.IPClaims(metav1.NamespaceAll).List(ctx, options)
-		}, func(object runtime.Object) int {
-			input.ExistingClaims = append(input.ExistingClaims, object.(*v1alpha1.IPClaim))
-			return len(input.ExistingClaims)
-		}),
-		list("Berth's floatingips", func(options metav1.ListOptions) (runtime.Object, error) {
-			return c.berth.FloatingIPs.List(ctx, options)
-		}, func(object runtime.Object) int {
-			input.ExistingIPs = append(input.ExistingIPs, object.(*v1alpha1.FloatingIP))
-			return len(input.ExistingIPs)
-		}),
-	)
+		}, func(object runtime.Object) { objects.Claims = append(objects.Claims, object.(*v1alpha1.IPClaim)) })
+	}
+	if err == nil {
+		err = list("Berth's ippools", func(options metav1.ListOptions) (runtime.Object, error) {
+			return c.berth.IPPools.List(ctx, options)
+		}, func(object runtime.Object) { objects.Pools = append(objects.Pools, object.(*v1alpha1.IPPool)) })
+	}
+	return objects, err
 }
 
 // readWorkloads reads pods and what may own them.
 func (c *cluster) readWorkloads(ctx context.Context, input *migrate.Input, progress *progress) error {
-	pods := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-	})
-	err := pods.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		input.Pods = append(input.Pods, slim(object.(*v1.Pod)))
-		progress.count("pods", len(input.Pods), 0)
-		return nil
-	})
+	keep := []string{galaxy.AnnotationArgs, galaxy.AnnotationPool, galaxy.AnnotationReleasePolicy}
+	err := c.readPods(ctx, progress, func(pod *v1.Pod) { input.Pods = append(input.Pods, slim(pod, keep...)) })
 	if err != nil {
-		return fmt.Errorf("list pods: %w", err)
+		return err
 	}
 	input.Kinds = c.kinds
 	for _, name := range migrate.Kinds(input.IPs, input.Pods) {
 		for _, kind := range c.kinds[name] {
-			if err := c.readKind(ctx, kind, input, progress); err != nil {
+			err := c.readKind(ctx, kind, progress, func(o *metav1.PartialObjectMetadata) {
+				input.Workloads = append(input.Workloads, migrate.Workload{
+					GroupVersionKind: kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID, Controller: metav1.GetControllerOf(o),
+				})
+			})
+			if err != nil {
 				return err
 			}
 		}
@@ -386,17 +389,36 @@ func (c *cluster) readWorkloads(ctx context.Context, input *migrate.Input, progr
 	return nil
 }
 
-// slim keeps of a pod what a plan needs.
-func slim(pod *v1.Pod) *v1.Pod {
+// readPods reads the pods of all namespaces.
+func (c *cluster) readPods(ctx context.Context, progress *progress, add func(*v1.Pod)) error {
+	pods := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return c.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+	})
+	n := 0
+	err := pods.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		add(object.(*v1.Pod))
+		n++
+		progress.count("pods", n, 0)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	return nil
+}
+
+// slim keeps of a pod what a plan needs, with some annotations.
+func slim(pod *v1.Pod, annotations ...string) *v1.Pod {
 	slim := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 			Annotations: map[string]string{}, OwnerReferences: pod.OwnerReferences,
+			DeletionTimestamp: pod.DeletionTimestamp,
 		},
 		Spec:   v1.PodSpec{NodeName: pod.Spec.NodeName},
 		Status: v1.PodStatus{Phase: pod.Status.Phase},
 	}
-	for _, name := range []string{galaxy.AnnotationArgs, galaxy.AnnotationPool, galaxy.AnnotationReleasePolicy} {
+	for _, name := range annotations {
 		if value, ok := pod.Annotations[name]; ok {
 			slim.Annotations[name] = value
 		}
@@ -407,18 +429,15 @@ func slim(pod *v1.Pod) *v1.Pod {
 	return slim
 }
 
-func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, input *migrate.Input, progress *progress) error {
+// readKind reads the metadata of all objects of a kind.
+func (c *cluster) readKind(ctx context.Context, kind schema.GroupVersionKind, progress *progress, add func(*metav1.PartialObjectMetadata)) error {
 	resource := c.resources[kind]
 	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return c.metadata.Resource(resource).List(ctx, options)
 	})
 	n := 0
 	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		meta := object.(*metav1.PartialObjectMetadata)
-		input.Workloads = append(input.Workloads, migrate.Workload{
-			GroupVersionKind: kind, Namespace: meta.Namespace, Name: meta.Name, UID: meta.UID,
-			Controller: metav1.GetControllerOf(meta),
-		})
+		add(object.(*metav1.PartialObjectMetadata))
 		n++
 		progress.count(resource.GroupResource().String(), n, 0)
 		return nil

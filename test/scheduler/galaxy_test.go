@@ -6,9 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -54,13 +52,7 @@ func newGalaxyClusterFor(t *testing.T, lasts time.Duration) *galaxyCluster {
 	w := newWorldFor(t, lasts, lab.ControlPlaneOptions{Controllers: true})
 	w.nodes(2)
 	w.kubelet()
-	g := &galaxyCluster{world: w, plugin: filepath.Join(t.TempDir(), "kubectl-berth")}
-	build := exec.CommandContext(w.ctx, "go", "build", "-o", g.plugin, "./cmd/kubectl-berth")
-	build.Dir = root
-	build.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build kubectl-berth: %v\n%s", err, out)
-	}
+	g := &galaxyCluster{world: w, plugin: plugin(t)}
 	var err error
 	if g.api, err = dynamic.NewForConfig(w.config); err != nil {
 		t.Fatal(err)

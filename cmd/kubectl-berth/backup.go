@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/ipam/backup"
+)
+
+const backupLong = `Writes all IPPools, IPClaims and FloatingIPs: which addresses there are, and who has
+them, held, retained, reserved or at rest. "kubectl berth restore" makes them again,
+in this cluster or in another that was built anew.
+
+Each kind is written as it was at one moment, addresses first, so that what an
+address refers to is there. Programs of Berth need not be stopped.`
+
+const backupExamples = `  # To a file, which is complete or not there at all
+  kubectl berth backup -o berth.yaml
+
+  # To stdout, for another program
+  kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
+
+func newBackup(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
+	output := "yaml"
+	command := &cobra.Command{
+		Use:     "backup",
+		Short:   "Saves pools, claims and addresses",
+		Long:    backupLong,
+		Example: backupExamples,
+		Args:    cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			return runBackup(command.Context(), config, streams, output)
+		},
+	}
+	command.Flags().StringVarP(&output, "output", "o", output, "File to write, as JSON if its name ends in .json, else as YAML; or yaml or json: to stdout.")
+	return command
+}
+
+func runBackup(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams, output string) error {
+	api, err := connect(config)
+	if err != nil {
+		return err
+	}
+	objects, err := api.readBerth(ctx, &progress{out: streams.ErrOut})
+	if err != nil {
+		return err
+	}
+	objects = backup.Clean(objects)
+	now := time.Now()
+	if output == "yaml" || output == "json" {
+		return writeBackup(streams.Out, objects, output == "json", api.host, now)
+	}
+	err = writeFile(output, func(file io.Writer) error {
+		return writeBackup(file, objects, strings.HasSuffix(output, ".json"), api.host, now)
+	})
+	if err != nil {
+		return fmt.Errorf("write the backup: %w", err)
+	}
+	fmt.Fprintf(streams.ErrOut, "Saved %d IPPools, %d IPClaims and %d FloatingIPs.\n", len(objects.Pools), len(objects.Claims), len(objects.IPs))
+	return nil
+}
+
+// writeFile writes a file that is complete or, if anything fails, as it was.
+func writeFile(name string, write func(io.Writer) error) (err error) {
+	file, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(file.Name()) // the error says more
+		}
+	}()
+	err = write(file)
+	if err == nil {
+		err = file.Sync()
+	}
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), name)
+}
+
+// writeBackup writes a document for each object, or a list of them.
+func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host string, now time.Time) error {
+	all, err := fieldsOf(objects)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "    ")
+		return encoder.Encode(map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}, "items": all})
+	}
+	fmt.Fprintf(out, "# Berth's objects of %s at %s: %d IPPools, %d IPClaims, %d FloatingIPs.\n# Restore them with: kubectl berth restore FILE\n",
+		host, now.UTC().Format(time.RFC3339), len(objects.Pools), len(objects.Claims), len(objects.IPs))
+	for _, fields := range all {
+		text, err := yaml.Marshal(fields)
+		if err != nil {
+			return fmt.Errorf("encode an object: %w", err)
+		}
+		if _, err := fmt.Fprintf(out, "---\n%s", text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fieldsOf returns the objects in the order in which people read them.
+func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
+	all := make([]map[string]any, 0, objects.Len())
+	add := func(object any) error {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		if err != nil {
+			return fmt.Errorf("encode an object: %w", err)
+		}
+		delete(fields, "status")
+		unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
+		all = append(all, fields)
+		return nil
+	}
+	for _, pool := range objects.Pools {
+		if err := add(pool); err != nil {
+			return nil, err
+		}
+	}
+	for _, claim := range objects.Claims {
+		if err := add(claim); err != nil {
+			return nil, err
+		}
+	}
+	for _, ip := range objects.IPs {
+		if err := add(ip); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/backup"
+	"github.com/berth-dev/berth/ipam/plan"
+)
+
+const restoreLong = `Makes the IPPools, IPClaims and FloatingIPs of a backup again, where they are missing.
+
+Without --apply it only says what it would do. Nothing is deleted, and nothing that
+somebody else has by now is changed: run it as often as you like. Programs of Berth
+need not be stopped.
+
+An address whose pod still runs is recorded for that pod. Others that a policy
+keeps are retained for their workloads, which are found by name, now or when they
+are made: for --keep-for they are kept in any case, then their release policy decides.
+
+Exit codes: 0 done, 1 failed, 2 done, but something is left that somebody must
+decide about (skip and conflict in the plan).`
+
+const restoreExamples = `  # What would be done?
+  kubectl berth restore berth.yaml
+
+  # Do it; the workloads will be back within two days
+  kubectl berth restore berth.yaml --apply --keep-for=48h`
+
+// restoreOptions are the flags of restore.
+type restoreOptions struct {
+	file    string
+	apply   bool
+	keepFor time.Duration
+	workers int
+}
+
+func newRestore(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
+	options := &restoreOptions{keepFor: 24 * time.Hour, workers: 16}
+	command := &cobra.Command{
+		Use:     "restore FILE",
+		Short:   "Makes saved pools, claims and addresses again",
+		Long:    restoreLong,
+		Example: restoreExamples,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			options.file = args[0]
+			if err := options.validate(); err != nil {
+				return err
+			}
+			return options.run(command.Context(), config, streams)
+		},
+	}
+	options.addFlags(command.Flags())
+	return command
+}
+
+func (o *restoreOptions) addFlags(flags *pflag.FlagSet) {
+	flags.BoolVar(&o.apply, "apply", o.apply, "Create what is missing. Everything is validated by the API server first.")
+	flags.DurationVar(&o.keepFor, "keep-for", o.keepFor, "How long addresses without a pod are kept, whether their workload is there or not, before their release policy decides.")
+	flags.IntVar(&o.workers, "workers", o.workers, "How many requests to make at once.")
+}
+
+func (o *restoreOptions) validate() error {
+	var errs []error
+	if o.keepFor < time.Second {
+		errs = append(errs, fmt.Errorf("--keep-for: %s is less than 1s", o.keepFor))
+	}
+	return errors.Join(append(errs, validateWorkers(o.workers))...)
+}
+
+func (o *restoreOptions) run(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) error {
+	saved := &backup.Objects{}
+	text, err := readFile(o.file, streams.In)
+	if err == nil {
+		err = readBackup(text, saved)
+	}
+	if err != nil {
+		return fmt.Errorf("read the backup: %w", err)
+	}
+	api, err := connect(config)
+	if err != nil {
+		return err
+	}
+	progress := &progress{out: streams.ErrOut}
+	input, notes, err := o.read(ctx, api, saved, progress)
+	if err != nil {
+		return err
+	}
+	made := backup.Restore(input)
+	made.Notes = append(notes, made.Notes...)
+	if err := printPlan(streams.Out, made); err != nil {
+		return err
+	}
+	if o.apply {
+		applier := &applier{api: api.berth, workers: o.workers, progress: progress}
+		// Addresses first, so that a claim finds its own before it preallocates others,
+		// and pools last, so that nothing is given before.
+		claims, ips, pools := toWrite(made)
+		if err := applier.apply(ctx, step{"addresses", ips, nil}, step{"claims", claims, nil}, step{"pools", pools, nil}); err != nil {
+			return err
+		}
+	}
+	printSummary(streams.Out, made, o.apply, keptUntil(made, input.KeepUntil))
+	if n := made.Undecided(); n > 0 {
+		return &undecidedError{n}
+	}
+	return nil
+}
+
+func readBackup(text []byte, saved *backup.Objects) error {
+	return eachDocument(text, func(document []byte) error {
+		if string(bytes.TrimSpace(document)) == "null" {
+			return nil // nothing but comments
+		}
+		return saved.Add(document)
+	})
+}
+
+// keptUntil says how long addresses without a pod are kept.
+func keptUntil(made *plan.Plan, until time.Time) string {
+	n := 0
+	for i := range made.Items {
+		if item := &made.Items[i]; (item.Action == plan.Create || item.Action == plan.Update) && item.IP != nil && item.IP.Spec.Owner != nil && item.IP.Spec.KeepUntil != nil {
+			n++
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d addresses without a pod are kept for their owners until %s; then their release policy decides.\n", n, until.UTC().Format(time.RFC3339))
+}
+
+// read collects all that the plan depends on.
+func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.Objects, progress *progress) (*backup.Input, []string, error) {
+	now := time.Now()
+	input := &backup.Input{Saved: saved, Now: now, KeepUntil: now.Add(o.keepFor)}
+	var err error
+	if input.Existing, err = api.readBerth(ctx, progress); err != nil {
+		return nil, nil, err
+	}
+	if input.Namespaces, err = api.readNamespaces(ctx); err != nil {
+		return nil, nil, err
+	}
+	err = api.readPods(ctx, progress, func(pod *v1.Pod) {
+		input.Pods = append(input.Pods, slim(pod, v1alpha1.AnnotationFloatingIPs))
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	notes := api.notes
+	for _, kind := range backup.Kinds(saved) {
+		served, ok := api.kindOf(kind)
+		if !ok {
+			notes = append(notes, fmt.Sprintf("the cluster does not serve %s: its addresses are kept for objects of that name", kind))
+			continue
+		}
+		err := api.readKind(ctx, served, progress, func(object *metav1.PartialObjectMetadata) {
+			if object.DeletionTimestamp == nil {
+				input.Workloads = append(input.Workloads, backup.Workload{GroupKind: kind, Namespace: object.Namespace, Name: object.Name, UID: object.UID})
+			}
+		})
+		if apierrors.IsForbidden(err) {
+			notes = append(notes, fmt.Sprintf("%v: its addresses are kept for objects of that name", err))
+		} else if err != nil {
+			return nil, nil, err
+		}
+	}
+	return input, notes, nil
+}
+
+// kindOf returns how the API server serves a kind.
+func (c *cluster) kindOf(kind schema.GroupKind) (schema.GroupVersionKind, bool) {
+	for served := range c.resources {
+		if served.GroupKind() == kind {
+			return served, true
+		}
+	}
+	return schema.GroupVersionKind{}, false
+}
+
+// readNamespaces reads the names of all namespaces that are not being deleted.
+func (c *cluster) readNamespaces(ctx context.Context) ([]string, error) {
+	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return c.kube.CoreV1().Namespaces().List(ctx, options)
+	})
+	var names []string
+	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		if namespace := object.(*v1.Namespace); namespace.DeletionTimestamp == nil {
+			names = append(names, namespace.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list namespaces: %w", err)
+	}
+	return names, nil
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/plan"
+)
+
+// Input is all that a plan depends on.
+type Input struct {
+	// Saved is the backup, Existing what the cluster has.
+	Saved, Existing *Objects
+	// Namespaces that there are.
+	Namespaces []string
+	// Pods of all namespaces, Workloads at least of the kinds that [Kinds] names.
+	Pods      []*v1.Pod
+	Workloads []Workload
+	// Now is the time, KeepUntil that until when addresses without a pod are kept.
+	Now, KeepUntil time.Time
+}
+
+// Workload is an object that may own addresses.
+type Workload struct {
+	schema.GroupKind
+	Namespace, Name string
+	UID             types.UID
+}
+
+// Kinds returns the kinds of the workloads that own addresses of the backup, sorted.
+func Kinds(saved *Objects) []schema.GroupKind {
+	var kinds []schema.GroupKind
+	for _, ip := range saved.IPs {
+		if owner := ip.Spec.Owner; owner != nil {
+			if kind := kindOf(owner); kind != claimKind && kind != podKind {
+				kinds = append(kinds, kind)
+			}
+		}
+	}
+	slices.SortFunc(kinds, func(a, b schema.GroupKind) int {
+		return cmp.Or(strings.Compare(a.Group, b.Group), strings.Compare(a.Kind, b.Kind))
+	})
+	return slices.Compact(kinds)
+}
+
+var (
+	claimKind = schema.GroupKind{Group: v1alpha1.GroupName, Kind: "IPClaim"}
+	podKind   = schema.GroupKind{Kind: "Pod"}
+)
+
+func kindOf(owner *v1alpha1.Owner) schema.GroupKind {
+	return schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind()
+}
+
+// Restore returns the plan for an input, which it does not modify.
+func Restore(input *Input) *plan.Plan {
+	p := newPlanner(input)
+	saved := Clean(input.Saved)
+	made := &plan.Plan{}
+	for _, pool := range saved.Pools {
+		made.Items = append(made.Items, p.pool(pool))
+	}
+	for _, claim := range saved.Claims {
+		made.Items = append(made.Items, p.claim(claim))
+	}
+	for _, ip := range saved.IPs {
+		made.Items = append(made.Items, p.address(ip))
+	}
+	return made
+}
+
+// planner makes one plan.
+type planner struct {
+	input      *Input
+	namespaces map[string]bool
+	owners     map[ownerName]types.UID
+	pods       map[types.NamespacedName]*v1.Pod
+	// pools, claims and ips are those that exist, savedPools and savedClaims those of
+	// the backup.
+	pools, savedPools   map[string]*v1alpha1.IPPool
+	claims, savedClaims map[types.NamespacedName]*v1alpha1.IPClaim
+	ips                 map[string]*v1alpha1.FloatingIP
+}
+
+type ownerName struct {
+	schema.GroupKind
+	namespace, name string
+}
+
+func newPlanner(input *Input) *planner {
+	p := &planner{
+		input:       input,
+		namespaces:  map[string]bool{},
+		owners:      map[ownerName]types.UID{},
+		pods:        map[types.NamespacedName]*v1.Pod{},
+		pools:       byName(input.Existing.Pools),
+		savedPools:  byName(input.Saved.Pools),
+		claims:      byKey(input.Existing.Claims),
+		savedClaims: byKey(input.Saved.Claims),
+		ips:         map[string]*v1alpha1.FloatingIP{},
+	}
+	for _, namespace := range input.Namespaces {
+		p.namespaces[namespace] = true
+	}
+	for _, workload := range input.Workloads {
+		p.owners[ownerName{workload.GroupKind, workload.Namespace, workload.Name}] = workload.UID
+	}
+	for _, claim := range input.Existing.Claims {
+		if claim.DeletionTimestamp == nil {
+			p.owners[ownerName{claimKind, claim.Namespace, claim.Name}] = claim.UID
+		}
+	}
+	for _, pod := range input.Pods {
+		p.pods[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = pod
+		if pod.DeletionTimestamp == nil {
+			p.owners[ownerName{podKind, pod.Namespace, pod.Name}] = pod.UID
+		}
+	}
+	for _, ip := range input.Existing.IPs {
+		p.ips[ip.Name] = ip
+	}
+	return p
+}
+
+func byName(pools []*v1alpha1.IPPool) map[string]*v1alpha1.IPPool {
+	m := map[string]*v1alpha1.IPPool{}
+	for _, pool := range pools {
+		m[pool.Name] = pool
+	}
+	return m
+}
+
+func byKey(claims []*v1alpha1.IPClaim) map[types.NamespacedName]*v1alpha1.IPClaim {
+	m := map[types.NamespacedName]*v1alpha1.IPClaim{}
+	for _, claim := range claims {
+		m[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
+	}
+	return m
+}
+
+const otherSpec = "it exists with another spec, and is left as it is"
+
+func (p *planner) pool(saved *v1alpha1.IPPool) plan.Item {
+	item := plan.Item{Action: plan.Create, Kind: "IPPool", Name: saved.Name, Pool: saved}
+	if existing := p.pools[saved.Name]; existing != nil {
+		item.Action = plan.Same
+		if !equality.Semantic.DeepEqual(existing.Spec, saved.Spec) {
+			item.Action, item.Note = plan.Differs, otherSpec
+		}
+	}
+	return item
+}
+
+func (p *planner) claim(saved *v1alpha1.IPClaim) plan.Item {
+	item := plan.Item{Action: plan.Create, Kind: "IPClaim", Namespace: saved.Namespace, Name: saved.Name, Claim: saved}
+	existing := p.claims[types.NamespacedName{Namespace: saved.Namespace, Name: saved.Name}]
+	switch {
+	case existing == nil && !p.namespaces[saved.Namespace]:
+		item.Action = plan.Skip
+		item.Note = fmt.Sprintf("there is no namespace %s: create it and run this again; the addresses wait for the claim", saved.Namespace)
+	case existing == nil:
+	case !equality.Semantic.DeepEqual(existing.Spec, saved.Spec):
+		item.Action, item.Note = plan.Differs, otherSpec
+	default:
+		item.Action = plan.Same
+	}
+	return item
+}
+
+func (p *planner) address(saved *v1alpha1.FloatingIP) plan.Item {
+	item := plan.Item{Action: plan.Create, Kind: "FloatingIP", Name: saved.Name}
+	w := p.wanted(saved)
+	item.IP, item.Note = w.ip, w.note
+	if w.stale {
+		item.Action = plan.Stale
+		return item
+	}
+	if existing := p.ips[saved.Name]; existing != nil {
+		p.compare(&item, existing)
+	}
+	return item
+}
+
+// want is what is to become of an address if it is free now.
+type want struct {
+	ip    *v1alpha1.FloatingIP
+	stale bool
+	note  string
+}
+
+func (p *planner) wanted(saved *v1alpha1.FloatingIP) want {
+	w := want{ip: saved.DeepCopy()}
+	spec := &w.ip.Spec
+	spec.KeepUntil = nil
+	live := p.holder(saved)
+	switch {
+	case live != nil:
+		spec.Node = live.Spec.NodeName
+		return w
+	case spec.Owner == nil && spec.ReleasedAt != nil:
+		over := spec.ReleasedAt.Add(p.cooldown(spec.Pool))
+		w.stale = !over.After(p.input.Now)
+		w.note = "at rest"
+		if w.stale {
+			w.note = "its cooldown is over"
+		}
+		spec.KeepUntil = p.stored(over)
+		return w
+	case spec.Reserved:
+		takeOffPod(spec, p.input.Now)
+		return w
+	case spec.Owner == nil:
+		return w
+	case !p.keeps(spec):
+		w.stale, w.note = true, "freed with its pod, which is gone"
+		return w
+	}
+	takeOffPod(spec, p.input.Now)
+	spec.KeepUntil = p.stored(p.input.KeepUntil)
+	uid, found := p.owners[ownerName{kindOf(spec.Owner), spec.Owner.Namespace, spec.Owner.Name}]
+	if spec.Owner.UID = uid; !found {
+		spec.Owner.UID = v1alpha1.NilUID
+		if !p.brings(spec.Owner) {
+			w.note = fmt.Sprintf("there is no %s now: kept for one of that name", describe(spec.Owner))
+		}
+	}
+	if p.pools[spec.Pool] == nil && p.savedPools[spec.Pool] == nil {
+		w.note = joined(w.note, fmt.Sprintf("there is no IPPool %q: its owner cannot use it before a pool has it", spec.Pool))
+	}
+	return w
+}
+
+// stored is a time in the seconds that are stored, and no less than it is.
+func (p *planner) stored(t time.Time) *metav1.Time {
+	up := metav1.NewTime(t.Add(time.Second - 1).Truncate(time.Second))
+	return &up
+}
+
+// holder returns the pod that had the address and still runs, nil if there is none.
+// The backup says that it had it: what the pod says of itself does not count.
+func (p *planner) holder(saved *v1alpha1.FloatingIP) *v1.Pod {
+	if saved.Spec.Pod == nil || saved.Spec.Owner == nil {
+		return nil
+	}
+	pod := p.pods[types.NamespacedName{Namespace: saved.Spec.Owner.Namespace, Name: saved.Spec.Pod.Name}]
+	if pod == nil || pod.UID != saved.Spec.Pod.UID || !isLive(pod) {
+		return nil
+	}
+	return pod
+}
+
+// isLive says whether a pod has, or is about to get, the network of a node.
+func isLive(pod *v1.Pod) bool {
+	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
+}
+
+// takeOffPod makes an address one without a pod.
+func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
+	if spec.Pod != nil {
+		since := metav1.NewTime(now).Rfc3339Copy()
+		spec.LastPod, spec.Since = spec.Pod.Name, &since
+	}
+	spec.Pod = nil
+	if !spec.ExternallyAssigned {
+		spec.Node = "" // else the controller has it detached from there first
+	}
+}
+
+// keeps says whether the owner of an address keeps it without a pod.
+func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
+	if spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.ReleasePolicy == v1alpha1.ReleaseNever {
+		return true
+	}
+	if kindOf(spec.Owner) != claimKind {
+		return false
+	}
+	// It was preallocated.
+	key := types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Owner.Name}
+	claim := p.claims[key]
+	if claim == nil {
+		claim = p.savedClaims[key]
+	}
+	return claim != nil && claim.Spec.Preallocate
+}
+
+// brings says whether the backup has the owner.
+func (p *planner) brings(owner *v1alpha1.Owner) bool {
+	return kindOf(owner) == claimKind && p.savedClaims[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}] != nil
+}
+
+// cooldown of a pool: as it is now, or was.
+func (p *planner) cooldown(name string) time.Duration {
+	for _, pools := range []map[string]*v1alpha1.IPPool{p.pools, p.savedPools} {
+		if pool := pools[name]; pool != nil {
+			if pool.Spec.Cooldown == nil {
+				return 0
+			}
+			return pool.Spec.Cooldown.Duration
+		}
+	}
+	return 0
+}
+
+// compare decides about an address that exists.
+func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
+	is, want := &existing.Spec, &item.IP.Spec
+	conflict := func(format string, args ...any) {
+		item.Action, item.Note = plan.Conflict, fmt.Sprintf(format, args...)
+	}
+	overwrite := func(note string) {
+		item.Action, item.Seen, item.Note = plan.Update, existing, joined(item.Note, note)
+	}
+	switch {
+	case is.Reserved != want.Reserved:
+		conflict("now it is %s", state(is))
+	case is.Reserved:
+		item.Action = plan.Same
+	case want.Owner == nil && is.Owner == nil:
+		item.Action = plan.Same
+	case want.Owner == nil && want.ReleasedAt != nil:
+		item.Action, item.Note = plan.Stale, "in use again: now it is "+state(is)
+	case is.Owner == nil && is.ReleasedAt != nil:
+		overwrite("now it is " + state(is))
+	case want.Owner == nil || is.Owner == nil || !same(is.Owner, want.Owner):
+		conflict("now it is %s", state(is))
+	case want.Pod == nil || is.Pod != nil && is.Pod.UID == want.Pod.UID:
+		item.Action, item.Note = plan.Same, ""
+	case p.holder(existing) != nil:
+		conflict("pod %s runs with it, too", is.Pod.Name)
+	default:
+		overwrite(fmt.Sprintf("pod %s runs with it", want.Pod.Name))
+	}
+}
+
+// same says whether two owners are one by name, and the address stands for the same
+// of its pods.
+func same(a, b *v1alpha1.Owner) bool {
+	return kindOf(a) == kindOf(b) && a.Namespace == b.Namespace && a.Name == b.Name && a.PodName == b.PodName && a.NodeName == b.NodeName
+}
+
+func describe(owner *v1alpha1.Owner) string {
+	return fmt.Sprintf("%s %s/%s", owner.Kind, owner.Namespace, owner.Name)
+}
+
+// state says whose an address is.
+func state(spec *v1alpha1.FloatingIPSpec) string {
+	switch {
+	case spec.Reserved:
+		return "reserved"
+	case spec.Owner == nil && spec.ReleasedAt != nil:
+		return "at rest"
+	case spec.Owner == nil:
+		return "without an owner"
+	case spec.Pod != nil:
+		return fmt.Sprintf("held by pod %s of %s", spec.Pod.Name, describe(spec.Owner))
+	}
+	return "retained for " + describe(spec.Owner)
+}
+
+func joined(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "; " + b
+}

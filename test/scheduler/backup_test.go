@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// plugin returns the path of kubectl-berth, which it builds once.
+func plugin(t testing.TB) string {
+	t.Helper()
+	path, err := buildPlugin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var buildPlugin = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(binDir, "kubectl-berth")
+	build := exec.Command("go", "build", "-o", path, "./cmd/kubectl-berth")
+	build.Dir = root
+	build.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build kubectl-berth: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// backup runs a command of the plugin's, as a user with the permissions of the
+// example, and returns what it prints.
+func (w *world) backup(wantCode int, as string, args ...string) string {
+	w.t.Helper()
+	args = append(args, "--kubeconfig="+w.cp.Kubeconfig(), "--as="+as, "--cache-dir="+w.t.TempDir())
+	command := exec.CommandContext(w.ctx, plugin(w.t), args...)
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	_ = command.Run() // judged by the exit code
+	if code := command.ProcessState.ExitCode(); code != wantCode {
+		w.t.Fatalf("%v: exit code %d, want %d\n%s\n%s", args, code, wantCode, &stdout, &stderr)
+	}
+	return stdout.String() + stderr.String()
+}
+
+// permitBackup gives users backup and restore the permissions of the example.
+func (w *world) permitBackup() {
+	w.t.Helper()
+	objects, err := manifest("examples/backup-rbac.yaml")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, object := range objects {
+		role := &rbacv1.ClusterRole{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
+			w.t.Fatal(err)
+		}
+		_, err := w.kube.RbacV1().ClusterRoles().Create(w.ctx, role, metav1.CreateOptions{})
+		if err == nil {
+			_, err = w.kube.RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: strings.TrimPrefix(role.Name, "berth-")}},
+			}, metav1.CreateOptions{})
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.eventually("wait until the users may work", func() error {
+		for _, as := range []string{"backup", "restore"} {
+			command := exec.CommandContext(w.ctx, plugin(w.t), "backup", "--kubeconfig="+w.cp.Kubeconfig(), "--as="+as, "--cache-dir="+w.t.TempDir())
+			if out, err := command.CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+		}
+		return nil
+	})
+}
+
+// deploy makes a Deployment.
+func (w *world) deploy(name string, replicas int32, option func(*v1.Pod)) {
+	w.t.Helper()
+	_, err := w.kube.AppsV1().Deployments(namespace).Create(w.ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
+			Template: template(name, option),
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// set makes a StatefulSet with Retain.
+func (w *world) set(name string, replicas int32) {
+	w.t.Helper()
+	if _, err := w.kube.AppsV1().StatefulSets(namespace).Create(w.ctx, newSet(name, replicas, policy(v1alpha1.ReleaseRetain)), metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// holders says, by address, whose it is: a set's pod by name, else the owner; with
+// the state of what nobody has.
+func (w *world) holders() map[string]string {
+	w.t.Helper()
+	ips, err := w.ips()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	holders := map[string]string{}
+	for i := range ips {
+		spec := &ips[i].Spec
+		switch {
+		case spec.Reserved:
+			holders[ips[i].Name] = "reserved"
+		case spec.ReleasedAt != nil:
+			holders[ips[i].Name] = "at rest"
+		case spec.Owner.PodName != "":
+			holders[ips[i].Name] = spec.Owner.PodName
+		default:
+			holders[ips[i].Name] = spec.Owner.Kind + " " + spec.Owner.Name
+		}
+	}
+	return holders
+}
+
+// become waits until holders are as wanted.
+func (w *world) become(what string, want map[string]string) {
+	w.t.Helper()
+	w.eventually(what, func() error {
+		if diff := cmp.Diff(want, w.holders()); diff != "" {
+			return diffError(diff)
+		}
+		return nil
+	})
+}
+
+// workloads makes what the cluster runs, now and after its end.
+func (w *world) workloads() {
+	w.t.Helper()
+	w.set("db", 2)
+	w.deploy("shop", 3, policy(v1alpha1.ReleaseRetain))
+	w.deploy("user", 2, ofClaim("used"))
+	w.deploy("late", 0, and(policy(v1alpha1.ReleaseRetain), annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")))
+	w.create(newPod("single", policy(v1alpha1.ReleaseRetain)), newPod("forever", policy(v1alpha1.ReleaseNever)))
+}
+
+// A cluster is lost with its etcd, and another is built. What was saved comes back
+// before the workloads do, and their pods get their addresses, while scheduler and
+// controller run.
+func TestRestoreIntoANewCluster(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "berth.yaml")
+	var saved map[string]string
+	t.Run("the cluster that is lost", func(t *testing.T) {
+		w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+		w.nodes(2)
+		w.kubelet()
+		w.scheduler(schedulerOptions{})
+		w.controller()
+		w.permitBackup()
+		w.pool("web", "10.0.70.10-10.0.70.59", func(pool *v1alpha1.IPPool) {
+			pool.Labels = map[string]string{"tier": "web"}
+			pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour}
+		})
+		w.reserve("10.0.70.55")
+		w.claim("ahead", v1alpha1.IPClaimSpec{Size: 3, Preallocate: true})
+		w.claim("cap", v1alpha1.IPClaimSpec{Size: 1, Preallocate: true, ReleasePolicy: v1alpha1.ReleasePodDeleted})
+		w.claim("used", v1alpha1.IPClaimSpec{Size: 4})
+		w.claimBecomes("ahead", "3=0+3 Preallocated")
+		w.claimBecomes("cap", "1=0+1 Preallocated")
+		w.create(newPod("passing"))
+		rests := w.address("passing")
+		w.delete("passing")
+		w.workloads()
+		w.patchDeployment("late", `{"spec":{"replicas":1}}`)
+		w.set("gone", 1)
+		w.create(newPod("lost"))
+		w.bound("db-0", "db-1", "gone-0", "single", "forever", "lost")
+		for name, replicas := range map[string]int32{"shop": 3, "user": 2, "late": 1} {
+			w.rolledOut(name, replicas)
+		}
+		w.patchDeployment("late", `{"spec":{"replicas":0}}`)
+		w.rolledOut("late", 0)
+		w.eventually("wait for the address at rest", func() error {
+			if now := w.holders()[rests]; now != "at rest" {
+				return fmt.Errorf("%s is %s", rests, now)
+			}
+			return nil
+		})
+		w.invariants2()
+		saved = w.holders()
+		if out := w.backup(0, "backup", "backup", "-o", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
+			t.Errorf("it says %s", out)
+		}
+	})
+	if t.Failed() {
+		return
+	}
+
+	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w.nodes(2)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	controller := w.controller()
+	w.permitBackup()
+	if out := w.backup(0, "restore", "restore", file); !strings.Contains(out, "Nothing was changed. Do it with --apply.") {
+		t.Errorf("it says %s", out)
+	}
+	if now := w.holders(); len(now) > 0 {
+		t.Fatalf("a dry run made %v", now)
+	}
+	maps.DeleteFunc(saved, func(_, holder string) bool { return holder == "lost" }) // PodDeleted
+	out := w.backup(0, "restore", "restore", file, "--apply", "--keep-for=1h")
+	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(saved)); !strings.Contains(out, want) {
+		t.Errorf("it does not say %q:\n%s", want, out)
+	}
+	w.become("what is restored", saved)
+	if again := w.backup(0, "restore", "restore", file, "--apply"); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
+		t.Errorf("the second run says\n%s", again)
+	}
+	pool, err := w.berth.IPPools.Get(w.ctx, "web", metav1.GetOptions{})
+	if err != nil || pool.Labels["tier"] != "web" || pool.Spec.Cooldown == nil {
+		t.Errorf("the pool is %+v (%v)", pool, err)
+	}
+	w.claimBecomes("ahead", "3=0+3 Preallocated")
+	w.claimBecomes("cap", "1=0+1 Preallocated")
+	w.claimBecomes("used", "2=0+2 OnDemand")
+
+	w.create(newPods("new", 3)...) // nobody's addresses are for them
+	for _, pod := range w.bound("new-0", "new-1", "new-2") {
+		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; saved[address] != "" {
+			t.Errorf("%s got %s, which is %s", pod.Name, address, saved[address])
+		}
+	}
+	w.workloads()
+	w.bound("db-0", "db-1", "single", "forever")
+	for name, replicas := range map[string]int32{"shop": 3, "user": 2, "late": 0} {
+		w.rolledOut(name, replicas)
+	}
+	for _, name := range []string{"new-0", "new-1", "new-2"} {
+		saved[w.address(name)] = name
+	}
+	w.become("the addresses of the workloads", saved)
+	w.wantPodsOn(saved)
+	if freed := controller.seen(func(c call) bool {
+		return c.Method == http.MethodDelete && strings.Contains(c.Path, "/floatingips/")
+	}); len(freed) > 0 {
+		t.Errorf("the controller freed something: %v", freed)
+	}
+
+	// The time is over: of two workloads, both without pods, one is there.
+	late, gone := w.addressesOf("late"), w.addressesOf("gone")
+	if len(late) != 1 || len(gone) != 1 {
+		t.Fatalf("late has %v, gone has %v", late, gone)
+	}
+	now, err := metav1.Now().MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Concat(late, gone) {
+		if _, err := w.berth.FloatingIPs.Patch(w.ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"keepUntil":%s}}`, now), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	saved[gone[0]] = "at rest"
+	w.become("the end of the time", saved)
+	deployment, err := w.kube.AppsV1().Deployments(namespace).Get(w.ctx, "late", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("wait for the owner to be found", func() error {
+		ip, err := w.berth.FloatingIPs.Get(w.ctx, late[0], metav1.GetOptions{})
+		if err == nil && ip.Spec.Owner.UID != deployment.UID {
+			err = fmt.Errorf("%s belongs to %+v, want UID %s", late[0], ip.Spec.Owner, deployment.UID)
+		}
+		return err
+	})
+	w.patchDeployment("late", `{"spec":{"replicas":1}}`)
+	w.rolledOut("late", 1)
+	w.wantPodsOn(saved)
+
+	// A short time, from the command to the end.
+	if err := w.berth.FloatingIPs.Delete(w.ctx, gone[0], metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	delete(saved, gone[0])
+	w.become("the end of the cooldown", saved)
+	if out := w.backup(0, "restore", "restore", file, "--apply", "--keep-for=2s"); !strings.Contains(out, "FloatingIP: 1 created") {
+		t.Errorf("it says %s", out)
+	}
+	saved[gone[0]] = "at rest"
+	w.become("the end of a short time", saved)
+}
+
+// invariants2 is invariants, but for claims that preallocate whatever their policy.
+func (w *world) invariants2() {
+	w.t.Helper()
+	w.eventually("invariants", func() error {
+		pods, err := w.pods()
+		if err != nil {
+			return err
+		}
+		ips, err := w.ips()
+		if err != nil {
+			return err
+		}
+		ips = slices.DeleteFunc(ips, func(ip v1alpha1.FloatingIP) bool {
+			return ip.Spec.Pod == nil && ip.Spec.Owner != nil && ip.Spec.Owner.Kind == "IPClaim"
+		})
+		return agree(pods, ips)
+	})
+}
+
+// wantPodsOn checks that live pods are on the addresses that they, or what they
+// belong to, had.
+func (w *world) wantPodsOn(had map[string]string) {
+	w.t.Helper()
+	w.invariants2()
+	pods, err := w.pods()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	owners := map[string]string{"shop": "Deployment shop", "user": "IPClaim used", "late": "Deployment late"}
+	for i := range pods {
+		pod := &pods[i]
+		want := pod.Name
+		if owner := owners[pod.Labels["app"]]; owner != "" {
+			want = owner
+		}
+		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; had[address] != want {
+			w.t.Errorf("pod %s is on %q, which was of %q", pod.Name, address, had[address])
+		}
+	}
+}
+
+// Berth's objects are deleted with their CRDs while pods run. The pods keep their
+// addresses: nobody else gets one, before and after the restore.
+func TestRestoreUnderRunningPods(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w.nodes(2)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.controller()
+	w.permitBackup()
+	w.pool("web", "10.0.70.10-10.0.70.19")
+	w.claim("used", v1alpha1.IPClaimSpec{Size: 2, Preallocate: true})
+	w.set("db", 1)
+	w.deploy("shop", 1, policy(v1alpha1.ReleaseRetain))
+	w.deploy("user", 1, ofClaim("used"))
+	w.create(newPod("passing"), newPod("ends"), newPod("two", asking("2")))
+	w.bound("db-0", "passing", "ends", "two")
+	w.rolledOut("shop", 1)
+	w.rolledOut("user", 1)
+	w.claimBecomes("used", "2=1+1 Preallocated")
+	file := filepath.Join(t.TempDir(), "berth.json")
+	w.backup(0, "backup", "backup", "-o", file)
+	before := w.records()
+
+	w.deleteCRDs()
+	w.delete("ends")
+	w.applyManifests()
+	if left := w.records(); len(left) > 0 {
+		t.Fatalf("left are %v", left)
+	}
+	out := w.backup(0, "restore", "restore", file, "--apply")
+	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(before)-1); !strings.Contains(out, want) {
+		t.Errorf("it does not say %q:\n%s", want, out)
+	}
+	freed := maps.Collect(func(yield func(string, string) bool) {
+		for name, holder := range before {
+			if !strings.HasPrefix(holder, "ends ") {
+				yield(name, holder)
+			}
+		}
+	})
+	if diff := cmp.Diff(freed, w.records()); diff != "" {
+		t.Errorf("what is restored is not what was there (-was +is):\n%s", diff)
+	}
+	w.claimBecomes("used", "2=1+1 Preallocated")
+	w.create(newPods("new", 2)...)
+	for _, pod := range w.bound("new-0", "new-1") {
+		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; freed[address] != "" {
+			t.Errorf("%s got %s, which is %s", pod.Name, address, freed[address])
+		}
+	}
+	w.invariants2()
+	// The records are as good as before.
+	w.delete("passing", "db-0")
+	address := ""
+	for name, holder := range before {
+		if strings.HasPrefix(holder, "db-0 ") {
+			address = name
+		}
+	}
+	w.eventually("wait for db-0 to be back", func() error {
+		pod, err := w.kube.CoreV1().Pods(namespace).Get(w.ctx, "db-0", metav1.GetOptions{})
+		if err == nil && pod.Annotations[v1alpha1.AnnotationFloatingIPs] != address {
+			err = fmt.Errorf("it is on %q, it was on %s", pod.Annotations[v1alpha1.AnnotationFloatingIPs], address)
+		}
+		return err
+	})
+	w.invariants2()
+}
+
+// records says who holds the addresses, by name, UID and node.
+func (w *world) records() map[string]string {
+	w.t.Helper()
+	ips, err := w.ips()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	records := map[string]string{}
+	for i := range ips {
+		spec := &ips[i].Spec
+		text := fmt.Sprintf("nobody, for %s %s %s", spec.Owner.Kind, spec.Owner.Name, spec.Owner.PodName)
+		if spec.Pod != nil {
+			text = fmt.Sprintf("%s %s on %s of %s", spec.Pod.Name, spec.Pod.UID, spec.Node, spec.Owner.Kind)
+		}
+		records[ips[i].Name] = text
+	}
+	return records
+}
+
+// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone.
+func (w *world) deleteCRDs() {
+	w.t.Helper()
+	api, err := dynamic.NewForConfig(w.config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	crds := api.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	names := []string{"floatingips.berth.dev", "ipclaims.berth.dev", "ippools.berth.dev"}
+	for _, name := range names {
+		if err := crds.Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.eventually("wait for the CRDs to be gone", func() error {
+		for _, name := range names {
+			if _, err := crds.Get(w.ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return errors.Join(fmt.Errorf("%s is there", name), err)
+			}
+		}
+		return nil
+	})
+}
