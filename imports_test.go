@@ -29,6 +29,8 @@ var rules = []rule{
 	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},
 	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},
 	{"ipam/galaxy", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "Galaxy's formats are read without I/O, also in the scheduler and on nodes"},
+	{"ipam/backup", []string{"k8s.io/client-go", "k8s.io/cli-runtime", "ipam/galaxy"}, "a plan is made without I/O"},
+	{"ipam/plan", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is what others make"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},

@@ -416,7 +416,7 @@ func slim(pod *v1.Pod, annotations ...string) *v1.Pod {
 			DeletionTimestamp: pod.DeletionTimestamp,
 		},
 		Spec:   v1.PodSpec{NodeName: pod.Spec.NodeName},
-		Status: v1.PodStatus{Phase: pod.Status.Phase},
+		Status: v1.PodStatus{Phase: pod.Status.Phase, PodIPs: pod.Status.PodIPs},
 	}
 	for _, name := range annotations {
 		if value, ok := pod.Annotations[name]; ok {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/plan"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // Input is all that a plan depends on.
@@ -75,9 +76,21 @@ func Restore(input *Input) *plan.Plan {
 	for _, claim := range saved.Claims {
 		made.Items = append(made.Items, p.claim(claim))
 	}
+	var addresses []plan.Item
+	late := p.findLate(saved.IPs)
 	for _, ip := range saved.IPs {
-		made.Items = append(made.Items, p.address(ip))
+		if holder, ok := late[ip.Name]; ok {
+			addresses = append(addresses, p.lateAddress(ip.Name, holder, ip))
+			delete(late, ip.Name)
+			continue
+		}
+		addresses = append(addresses, p.address(ip))
 	}
+	for name, holder := range late {
+		addresses = append(addresses, p.lateAddress(name, holder, nil))
+	}
+	slices.SortFunc(addresses, func(a, b plan.Item) int { return compareNames(a.Name, b.Name) })
+	made.Items = append(made.Items, addresses...)
 	return made
 }
 
@@ -92,6 +105,8 @@ type planner struct {
 	pools, savedPools   map[string]*v1alpha1.IPPool
 	claims, savedClaims map[types.NamespacedName]*v1alpha1.IPClaim
 	ips                 map[string]*v1alpha1.FloatingIP
+	// snapshot has all pools, those that exist as they are.
+	snapshot *pools.Snapshot
 }
 
 type ownerName struct {
@@ -131,12 +146,19 @@ func newPlanner(input *Input) *planner {
 	for _, ip := range input.Existing.IPs {
 		p.ips[ip.Name] = ip
 	}
+	all := slices.Clone(input.Existing.Pools)
+	for _, pool := range input.Saved.Pools {
+		if p.pools[pool.Name] == nil {
+			all = append(all, pool)
+		}
+	}
+	p.snapshot = pools.Compile(all)
 	return p
 }
 
-func byName(pools []*v1alpha1.IPPool) map[string]*v1alpha1.IPPool {
+func byName(all []*v1alpha1.IPPool) map[string]*v1alpha1.IPPool {
 	m := map[string]*v1alpha1.IPPool{}
-	for _, pool := range pools {
+	for _, pool := range all {
 		m[pool.Name] = pool
 	}
 	return m
@@ -302,8 +324,8 @@ func (p *planner) brings(owner *v1alpha1.Owner) bool {
 
 // cooldown of a pool: as it is now, or was.
 func (p *planner) cooldown(name string) time.Duration {
-	for _, pools := range []map[string]*v1alpha1.IPPool{p.pools, p.savedPools} {
-		if pool := pools[name]; pool != nil {
+	for _, all := range []map[string]*v1alpha1.IPPool{p.pools, p.savedPools} {
+		if pool := all[name]; pool != nil {
 			if pool.Spec.Cooldown == nil {
 				return 0
 			}

@@ -215,7 +215,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 			}
 			return nil
 		})
-		w.invariants2()
+		w.restoredInvariants()
 		saved = w.holders()
 		if out := w.backup(0, "backup", "backup", "-o", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
 			t.Errorf("it says %s", out)
@@ -277,7 +277,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	}
 
 	// The time is over: of two workloads, both without pods, one is there.
-	late, gone := w.addressesOf("late"), w.addressesOf("gone")
+	late, gone := of(saved, "Deployment late"), of(saved, "gone-0")
 	if len(late) != 1 || len(gone) != 1 {
 		t.Fatalf("late has %v, gone has %v", late, gone)
 	}
@@ -320,8 +320,19 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	w.become("the end of a short time", saved)
 }
 
-// invariants2 is invariants, but for claims that preallocate whatever their policy.
-func (w *world) invariants2() {
+// of returns the addresses of a holder.
+func of(holders map[string]string, holder string) []string {
+	var addresses []string
+	for address, of := range holders {
+		if of == holder {
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
+}
+
+// restoredInvariants is invariants, but for claims that preallocate whatever their policy.
+func (w *world) restoredInvariants() {
 	w.t.Helper()
 	w.eventually("invariants", func() error {
 		pods, err := w.pods()
@@ -343,7 +354,7 @@ func (w *world) invariants2() {
 // belong to, had.
 func (w *world) wantPodsOn(had map[string]string) {
 	w.t.Helper()
-	w.invariants2()
+	w.restoredInvariants()
 	pods, err := w.pods()
 	if err != nil {
 		w.t.Fatal(err)
@@ -383,6 +394,8 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	w.claimBecomes("used", "2=1+1 Preallocated")
 	file := filepath.Join(t.TempDir(), "berth.json")
 	w.backup(0, "backup", "backup", "-o", file)
+	w.create(newPod("after"))
+	w.says("after", w.address("after"))
 	before := w.records()
 
 	w.deleteCRDs()
@@ -412,7 +425,7 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 			t.Errorf("%s got %s, which is %s", pod.Name, address, freed[address])
 		}
 	}
-	w.invariants2()
+	w.restoredInvariants()
 	// The records are as good as before.
 	w.delete("passing", "db-0")
 	address := ""
@@ -428,7 +441,16 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 		}
 		return err
 	})
-	w.invariants2()
+	w.restoredInvariants()
+}
+
+// says writes a pod's address into its status, as the kubelet does.
+func (w *world) says(pod, address string) {
+	w.t.Helper()
+	patch := fmt.Appendf(nil, `{"status":{"podIP":%q,"podIPs":[{"ip":%q}]}}`, address, address)
+	if _, err := w.kube.CoreV1().Pods(namespace).Patch(w.ctx, pod, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // records says who holds the addresses, by name, UID and node.
