@@ -86,7 +86,8 @@ func unfinished(err error) error {
 
 // write creates or updates an item's object and returns its UID.
 func (a *applier) write(ctx context.Context, item *plan.Item, dryRun []string) (types.UID, error) {
-	create := metav1.CreateOptions{DryRun: dryRun}
+	// Strict: a field that the CRDs of an older Berth do not have would get lost.
+	create := metav1.CreateOptions{DryRun: dryRun, FieldValidation: metav1.FieldValidationStrict}
 	var (
 		object metav1.Object
 		err    error
@@ -97,7 +98,7 @@ func (a *applier) write(ctx context.Context, item *plan.Item, dryRun []string) (
 	case item.Claim != nil:
 		object, err = a.api.IPClaims(item.Namespace).Create(ctx, item.Claim, create)
 	case item.Action == plan.Update:
-		object, err = a.api.FloatingIPs.Update(ctx, updated(item), metav1.UpdateOptions{DryRun: dryRun})
+		object, err = a.api.FloatingIPs.Update(ctx, updated(item), metav1.UpdateOptions{DryRun: dryRun, FieldValidation: metav1.FieldValidationStrict})
 	default:
 		object, err = a.api.FloatingIPs.Create(ctx, item.IP, create)
 	}

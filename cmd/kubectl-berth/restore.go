@@ -126,12 +126,16 @@ func (o *restoreOptions) run(ctx context.Context, config *genericclioptions.Conf
 }
 
 func readBackup(text []byte, saved *backup.Objects) error {
-	return eachDocument(text, func(document []byte) error {
+	err := eachDocument(text, func(document []byte) error {
 		if string(bytes.TrimSpace(document)) == "null" {
 			return nil // nothing but comments
 		}
 		return saved.Add(document)
 	})
+	if err != nil {
+		return err
+	}
+	return saved.CheckNames()
 }
 
 // keptUntil says how long addresses without a pod are kept.

@@ -316,6 +316,13 @@ func TestAdd(t *testing.T) {
 	if diff := cmp.Diff(clean.IPs, read.IPs); diff != "" {
 		t.Error(diff)
 	}
+	if err := read.CheckNames(); err != nil {
+		t.Error(err)
+	}
+	twice := &Objects{IPs: append(read.IPs, ten), Claims: []*v1alpha1.IPClaim{owned, owned}}
+	if err := twice.CheckNames(); err == nil || err.Error() != "IPClaim shop/front is there twice: leave the older one out\nFloatingIP 10.0.70.10 is there twice: leave the older one out" {
+		t.Errorf("two of a name: %v", err)
+	}
 	for document, want := range map[string]string{
 		`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}}`:                                  "v1 Pod a: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs",
 		`{"apiVersion":"berth.dev/v1alpha1","kind":"Pod","metadata":{"name":"a"}}`:                  "berth.dev/v1alpha1 Pod a: a backup has",

@@ -5,6 +5,7 @@ package backup
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -107,6 +108,28 @@ func (o *Objects) Add(document []byte) error {
 		return fmt.Errorf("%s %s %s: %w", object.APIVersion, object.Kind, object.Metadata.Name, err)
 	}
 	return nil
+}
+
+// CheckNames fails if there are two objects of one name, as in files that were joined.
+func (o *Objects) CheckNames() error {
+	seen := make(map[string]bool, o.Len())
+	var errs []error
+	check := func(name string) {
+		if seen[name] {
+			errs = append(errs, fmt.Errorf("%s is there twice: leave the older one out", name))
+		}
+		seen[name] = true
+	}
+	for _, pool := range o.Pools {
+		check("IPPool " + pool.Name)
+	}
+	for _, claim := range o.Claims {
+		check("IPClaim " + claim.Namespace + "/" + claim.Name)
+	}
+	for _, ip := range o.IPs {
+		check("FloatingIP " + ip.Name)
+	}
+	return errors.Join(errs...)
 }
 
 var errNotBerths = fmt.Errorf("a backup has %s IPPools, IPClaims and FloatingIPs, or lists of them", v1alpha1.SchemeGroupVersion)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,11 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -271,6 +274,65 @@ func TestDiscover(t *testing.T) {
 			}
 			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(customKind{})); diff != "" {
 				t.Error(diff)
+			}
+		})
+	}
+}
+
+// An owner that an address waits for counts as missing only if the API server says so.
+func TestUIDOf(t *testing.T) {
+	const kinds = `{"kind":"APIResourceList","groupVersion":"example.org/v1","resources":[{"name":"things","kind":"Thing","namespaced":true,"verbs":["get"]}]}`
+	object := func(meta string) string {
+		return `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"web","namespace":"shop",` + meta + `}}`
+	}
+	notFound := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"details":{"name":"web","kind":"things"}}`
+	for _, test := range []struct {
+		name   string
+		kinds  string // empty: the group is not served
+		code   int
+		answer string
+		want   types.UID
+		fails  string
+	}{
+		{"there", kinds, http.StatusOK, object(`"uid":"a"`), "a", ""},
+		{"being deleted", kinds, http.StatusOK, object(`"uid":"a","deletionTimestamp":"2026-01-02T03:04:05Z"`), "", ""},
+		{"not there", kinds, http.StatusNotFound, notFound, "", ""},
+		{"not allowed", kinds, http.StatusForbidden, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`, "", "the controller may not read things.example.org"},
+		{"no longer served there", kinds, http.StatusNotFound, "404 page not found", "", errMoved.Error()},
+		{"the API server is ill", kinds, http.StatusInternalServerError, "", "", "get things.example.org shop/web"},
+		{"its kind is not served", "", 0, "", "", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				switch {
+				case r.URL.Path == "/api":
+					_, _ = w.Write([]byte(`{"kind":"APIVersions","versions":["v1"]}`))
+				case r.URL.Path == "/apis":
+					_, _ = w.Write([]byte(`{"kind":"APIGroupList","groups":[]}`))
+				case r.URL.Path == "/apis/example.org/v1" && test.kinds != "":
+					_, _ = w.Write([]byte(test.kinds))
+				case r.URL.Path == "/apis/example.org/v1/namespaces/shop/things/web":
+					w.WriteHeader(test.code)
+					_, _ = w.Write([]byte(test.answer))
+				default:
+					http.NotFound(w, r)
+				}
+			}))
+			defer server.Close()
+			config := &rest.Config{Host: server.URL}
+			api, err := metadata.NewForConfig(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found, err := discovery.NewDiscoveryClientForConfig(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := &customs{discovery: found, metadata: api, kinds: map[schema.GroupKind]*customKind{}}
+			got, err := c.uidOf(t.Context(), &v1alpha1.Owner{APIVersion: "example.org/v1", Kind: "Thing", Namespace: "shop", Name: "web", UID: v1alpha1.NilUID})
+			if got != test.want || (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+				t.Errorf("got %q, %v; want %q, %q", got, err, test.want, test.fails)
 			}
 		})
 	}

@@ -144,6 +144,8 @@ func (w *world) holders() map[string]string {
 			holders[ips[i].Name] = "at rest"
 		case spec.Owner.PodName != "":
 			holders[ips[i].Name] = spec.Owner.PodName
+		case spec.Owner.NodeName != "":
+			holders[ips[i].Name] = spec.Owner.Name + " on " + spec.Owner.NodeName
 		default:
 			holders[ips[i].Name] = spec.Owner.Kind + " " + spec.Owner.Name
 		}
@@ -162,14 +164,43 @@ func (w *world) become(what string, want map[string]string) {
 	})
 }
 
-// workloads makes what the cluster runs, now and after its end.
+// workloads makes what the cluster runs, now and after its end, and waits until it
+// does.
 func (w *world) workloads() {
 	w.t.Helper()
+	w.customKinds()
+	api, err := dynamic.NewForConfig(w.config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for name, kind := range map[string]string{"edge": "daemon", "ships": "fleet", "tapp": "other"} {
+		kind := matrixKinds[kind]
+		object, err := kind.object(namespace, name, 2, template(name, policy(v1alpha1.ReleaseRetain)))
+		if err == nil {
+			_, err = api.Resource(kind.gvr()).Namespace(namespace).Create(w.ctx, object, metav1.CreateOptions{})
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
 	w.set("db", 2)
 	w.deploy("shop", 3, policy(v1alpha1.ReleaseRetain))
 	w.deploy("user", 2, ofClaim("used"))
 	w.deploy("late", 0, and(policy(v1alpha1.ReleaseRetain), annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")))
 	w.create(newPod("single", policy(v1alpha1.ReleaseRetain)), newPod("forever", policy(v1alpha1.ReleaseNever)))
+	w.bound("db-0", "db-1", "tapp-0", "tapp-1", "single", "forever")
+	for name, replicas := range map[string]int32{"shop": 3, "user": 2, "late": 0} {
+		w.rolledOut(name, replicas)
+	}
+	for _, app := range []string{"edge", "ships"} {
+		w.eventually("wait for the pods of "+app, func() error {
+			if n := len(w.podsOf(app)); n != 2 {
+				return fmt.Errorf("there are %d", n)
+			}
+			return nil
+		})
+		w.bound(slices.Collect(maps.Keys(w.podsOf(app)))...)
+	}
 }
 
 // A cluster is lost with its etcd, and another is built. What was saved comes back
@@ -203,10 +234,8 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		w.patchDeployment("late", `{"spec":{"replicas":1}}`)
 		w.set("gone", 1)
 		w.create(newPod("lost"))
-		w.bound("db-0", "db-1", "gone-0", "single", "forever", "lost")
-		for name, replicas := range map[string]int32{"shop": 3, "user": 2, "late": 1} {
-			w.rolledOut(name, replicas)
-		}
+		w.bound("gone-0", "lost")
+		w.rolledOut("late", 1)
 		w.patchDeployment("late", `{"spec":{"replicas":0}}`)
 		w.rolledOut("late", 0)
 		w.eventually("wait for the address at rest", func() error {
@@ -239,6 +268,9 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	}
 	maps.DeleteFunc(saved, func(_, holder string) bool { return holder == "lost" }) // PodDeleted
 	out := w.backup(0, "restore", "restore", file, "--apply", "--keep-for=1h")
+	if want := "Note: the cluster does not serve Fleet.example.dev: its addresses are kept for objects of that name"; !strings.Contains(out, want) {
+		t.Errorf("it does not say %q:\n%s", want, out)
+	}
 	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(saved)); !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
@@ -261,10 +293,6 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		}
 	}
 	w.workloads()
-	w.bound("db-0", "db-1", "single", "forever")
-	for name, replicas := range map[string]int32{"shop": 3, "user": 2, "late": 0} {
-		w.rolledOut(name, replicas)
-	}
 	for _, name := range []string{"new-0", "new-1", "new-2"} {
 		saved[w.address(name)] = name
 	}
@@ -313,8 +341,11 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	}
 	delete(saved, gone[0])
 	w.become("the end of the cooldown", saved)
-	if out := w.backup(0, "restore", "restore", file, "--apply", "--keep-for=2s"); !strings.Contains(out, "FloatingIP: 1 created") {
-		t.Errorf("it says %s", out)
+	out = w.backup(0, "restore", "restore", file, "--apply", "--keep-for=2s")
+	for _, want := range []string{"FloatingIP: 1 created", "list fleets.example.dev: ", "its addresses are kept for objects of that name"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
 	}
 	saved[gone[0]] = "at rest"
 	w.become("the end of a short time", saved)
@@ -359,10 +390,13 @@ func (w *world) wantPodsOn(had map[string]string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	owners := map[string]string{"shop": "Deployment shop", "user": "IPClaim used", "late": "Deployment late"}
+	owners := map[string]string{"shop": "Deployment shop", "user": "IPClaim used", "late": "Deployment late", "ships": "Fleet ships"}
 	for i := range pods {
 		pod := &pods[i]
 		want := pod.Name
+		if pod.Labels["app"] == "edge" {
+			want = "edge on " + pod.Spec.NodeName
+		}
 		if owner := owners[pod.Labels["app"]]; owner != "" {
 			want = owner
 		}
