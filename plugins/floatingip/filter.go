@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -62,8 +63,8 @@ func stateOf(state fwk.CycleState) *cycleState {
 // every node can serve the pod, and could if all others that wait went before it,
 // there is nothing to filter.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
-	if !pl.reader.asks(pod) {
-		if name := strayAnnotation(pod); name != "" {
+	if !pl.reader.Asks(pod) {
+		if name := podrequest.StrayAnnotation(pod); name != "" {
 			return nil, toStatus(fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to one, or remove the annotation", name, v1alpha1.ResourceIP))
 		}
 		return nil, fwk.NewStatus(fwk.Skip)
@@ -83,7 +84,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	table := pl.nodes.settle(candidates.Snapshot(), nodes)
 	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches}}
 	state.Write(stateKey, s)
-	if !table.capped && candidates.Suit(table.reaches, maxAddresses*pl.waiting.others()) {
+	if !table.capped && candidates.Suit(table.reaches, v1alpha1.MaxAddresses*pl.waiting.others()) {
 		s.suits = true
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
@@ -137,7 +138,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 // for them. A pod with one is not to be batched, since each address taken changes
 // what the next pod can have.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
-	if pl.reader.asks(pod) || strayAnnotation(pod) != "" {
+	if pl.reader.Asks(pod) || podrequest.StrayAnnotation(pod) != "" {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with a floating IP are scheduled one by one")
 	}
 	return nil, nil

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -119,7 +120,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 	replicaSets := informers.Apps().V1().ReplicaSets().Lister()
 	return &Plugin{
 		handle:     handle,
-		reader:     reader{galaxy: args.GalaxyAliases},
+		reader:     podrequest.Reader{Galaxy: args.GalaxyAliases},
 		addresses:  shared.book,
 		waiting:    shared.waiting,
 		nodes:      shared.nodes,
@@ -240,7 +241,7 @@ func (s *shared) lost(ctx context.Context, node *v1.Node) {
 // Plugin gives pods of one profile their addresses.
 type Plugin struct {
 	handle     fwk.Handle
-	reader     reader
+	reader     podrequest.Reader
 	addresses  addresses
 	waiting    *waiting
 	nodes      *nodes
@@ -256,7 +257,7 @@ func (pl *Plugin) Name() string { return Name }
 // request compiles the pod and looks up what the request needs of other
 // objects.
 func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
-	request, err := pl.reader.compile(pod)
+	request, err := pl.reader.Compile(pod)
 	if err != nil {
 		return request, err
 	}

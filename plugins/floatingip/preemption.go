@@ -59,7 +59,7 @@ func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return pl }
 func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, removed fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := removed.GetPod()
-	if s == nil || !pl.reader.asks(pod) {
+	if s == nil || !pl.reader.Asks(pod) {
 		return nil
 	}
 	s.change(func(r *relief) {
@@ -77,7 +77,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, added fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := added.GetPod()
-	if s == nil || !pl.reader.asks(pod) {
+	if s == nil || !pl.reader.Asks(pod) {
 		return nil
 	}
 	s.change(func(r *relief) {
@@ -85,7 +85,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 			delete(r.removed, pod.UID)
 			return
 		}
-		if request, err := pl.reader.compile(pod); err == nil && pod.Spec.NodeName == "" {
+		if request, err := pl.reader.Compile(pod); err == nil && pod.Spec.NodeName == "" {
 			r.nominated[pod.UID] = nominee{wanted: len(request.Parts), namespace: pod.Namespace}
 		}
 	})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/quantity"
 )
 
 // countedHere are the extended resources that are this plugin's to count: pools
@@ -31,7 +32,7 @@ func withinNode(pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 		if !capped {
 			continue
 		}
-		if wanted := requested(pod, name); wanted > 0 && wanted > limit-nodeInfo.GetRequested().GetScalarResources()[name] {
+		if wanted := quantity.Requested(&pod.Spec, name); wanted > 0 && wanted > limit-nodeInfo.GetRequested().GetScalarResources()[name] {
 			return fwk.NewStatus(fwk.Unschedulable, reasonNodeCap)
 		}
 	}

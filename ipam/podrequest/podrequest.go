@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package floatingip
+// Package podrequest reads what a pod, or a pod of a template, asks for: the extended
+// resource and the annotations, Berth's and, where that is on, Galaxy's. The
+// scheduler, which gives the addresses, and the controller, which may take them
+// ahead, both read it here. It does not say whose the addresses will be. Pure.
+package podrequest
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,7 +15,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -24,20 +26,20 @@ import (
 	"github.com/berth-dev/berth/ipam/quantity"
 )
 
-// reader reads what pods ask for. Immutable.
-type reader struct {
-	// galaxy also accepts Galaxy's resource and annotations.
-	galaxy bool
+// Reader reads what pods ask for. Immutable.
+type Reader struct {
+	// Galaxy also accepts Galaxy's resource and annotations.
+	Galaxy bool
 }
 
-// asks says whether a pod asks for floating IPs: whether any of its containers
+// Asks says whether a pod asks for floating IPs: whether any of its containers
 // requests the extended resource.
-func (r reader) asks(pod *v1.Pod) bool {
+func (r Reader) Asks(pod *v1.Pod) bool {
 	return requested(pod, v1alpha1.ResourceIP) > 0 || r.asksGalaxy(pod)
 }
 
-func (r reader) asksGalaxy(pod *v1.Pod) bool {
-	return r.galaxy && requested(pod, galaxy.ResourceENIIP) > 0
+func (r Reader) asksGalaxy(pod *v1.Pod) bool {
+	return r.Galaxy && requested(pod, galaxy.ResourceENIIP) > 0
 }
 
 // requested is the pod's request of an extended resource, as kube-scheduler counts
@@ -46,17 +48,13 @@ func requested(pod *v1.Pod, name v1.ResourceName) int64 {
 	return quantity.Requested(&pod.Spec, name)
 }
 
-const (
-	// maxAddresses is how many addresses a pod can have.
-	maxAddresses = v1alpha1.MaxAddresses
-	// maxListed is how many addresses a list of the addresses annotation may
-	// have; to find a free one they are tried one by one.
-	maxListed = 4096
-)
+// maxListed is how many addresses a list of the addresses annotation may
+// have; to find a free one they are tried one by one.
+const maxListed = 4096
 
-// compile reads what a pod asks for; pure. The caller fills in owner, namespace and
+// Compile reads what a pod asks for; pure. The caller fills in owner, namespace and
 // the size of a fixed set. Errors are for the pod's author.
-func (r reader) compile(pod *v1.Pod) (ipam.Request, error) {
+func (r Reader) Compile(pod *v1.Pod) (ipam.Request, error) {
 	request := ipam.Request{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
@@ -179,8 +177,8 @@ func readClaim(request *ipam.Request, annotations map[string]string) error {
 
 // readParts reads which n addresses the pod wants.
 func readParts(annotations map[string]string, n int64) ([]ipam.Part, error) {
-	if n > maxAddresses {
-		return nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", v1alpha1.ResourceIP, n, maxAddresses)
+	if n > v1alpha1.MaxAddresses {
+		return nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", v1alpha1.ResourceIP, n, v1alpha1.MaxAddresses)
 	}
 	parts := make([]ipam.Part, n)
 	families, err := readFamilies(annotations)
@@ -257,9 +255,9 @@ func readRanges(list string) ([]pools.Range, error) {
 	return ranges, nil
 }
 
-// strayAnnotation names an annotation of ours on a pod that does not ask for an
+// StrayAnnotation names an annotation of ours on a pod that does not ask for an
 // address: a user who wrote it expects one.
-func strayAnnotation(pod *v1.Pod) string {
+func StrayAnnotation(pod *v1.Pod) string {
 	if len(pod.Annotations) == 0 {
 		return ""
 	}
@@ -272,89 +270,4 @@ func strayAnnotation(pod *v1.Pod) string {
 		}
 	}
 	return ""
-}
-
-// replicaSets finds the ReplicaSet of a namespace and name.
-type replicaSets func(namespace, name string) (metav1.Object, error)
-
-// ownerOf resolves what the addresses of a pod belong to: the controller behind a
-// ReplicaSet, or the pod's controller, or the pod itself, also where a pod is said
-// to control it. Owner references are
-// what the pod's author may have written, so a ReplicaSet counts only if it
-// exists with the UID that is referred to.
-func ownerOf(pod *v1.Pod, find replicaSets) (ipam.Owner, error) {
-	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
-		// A pod starts no pods in its place, so it keeps nothing for others.
-		return ipam.Owner{
-			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
-			UID: string(pod.UID), PodName: pod.Name,
-		}, nil
-	}
-	owner := ownerFrom(pod.Namespace, controller)
-	switch {
-	case controller.Kind == "IPClaim" && controller.APIVersion == v1alpha1.SchemeGroupVersion.String():
-		// It would be the claim's without counting against its size.
-		return owner, fmt.Errorf("an IPClaim cannot be the controller of a pod: name it in the annotation %s", v1alpha1.AnnotationClaim)
-	case controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/"):
-		return behindReplicaSet(pod, controller, find)
-	case controller.Kind == "DaemonSet":
-		owner.NodeName = requiredNode(pod)
-	case controller.Kind == "Job":
-		// Its pods have generated names.
-	case controller.Kind == "StatefulSet", v1alpha1.IsNamedByOrdinal(controller.Name, pod.Name):
-		owner.PodName = pod.Name
-	}
-	return owner, nil
-}
-
-func ownerFrom(namespace string, controller *metav1.OwnerReference) ipam.Owner {
-	return ipam.Owner{
-		APIVersion: controller.APIVersion, Kind: controller.Kind, Namespace: namespace, Name: controller.Name,
-		UID: string(controller.UID),
-	}
-}
-
-func behindReplicaSet(pod *v1.Pod, controller *metav1.OwnerReference, find replicaSets) (ipam.Owner, error) {
-	set, err := find(pod.Namespace, controller.Name)
-	if err != nil {
-		return ipam.Owner{}, fmt.Errorf("find ReplicaSet %s/%s of the pod: %w", pod.Namespace, controller.Name, err)
-	}
-	if set.GetUID() != controller.UID {
-		return ipam.Owner{}, fmt.Errorf("ReplicaSet %s/%s has UID %s, the pod was made by another with UID %s", pod.Namespace, controller.Name, set.GetUID(), controller.UID)
-	}
-	if behind := metav1.GetControllerOfNoCopy(set); behind != nil {
-		controller = behind
-	}
-	return ownerFrom(pod.Namespace, controller), nil
-}
-
-// requiredNode returns the one node that the pod's affinity requires by name, as
-// the DaemonSet controller makes it; empty if there is none.
-func requiredNode(pod *v1.Pod) string {
-	affinity := pod.Spec.Affinity
-	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return ""
-	}
-	name := ""
-	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		for _, field := range term.MatchFields {
-			if field.Key != metav1.ObjectNameField || field.Operator != v1.NodeSelectorOpIn || len(field.Values) != 1 || name != "" && name != field.Values[0] {
-				return ""
-			}
-			name = field.Values[0]
-		}
-	}
-	return name
-}
-
-// errNoNode is for a DaemonSet's pod without a node of its own.
-var errNoNode = errors.New("the pod belongs to a DaemonSet but its node affinity does not name its node, so no address can stand for it")
-
-// checkOwner refuses a policy that keeps addresses for what cannot be told apart.
-func checkOwner(request *ipam.Request) error {
-	if request.Claim == "" && request.Policy != v1alpha1.ReleasePodDeleted && request.Owner.Kind == "DaemonSet" && request.Owner.NodeName == "" {
-		return errNoNode
-	}
-	return nil
 }

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// testPod asks for an address.
+func testPod() *v1.Pod {
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "pod-uid"}}
+	pod.Spec.Containers = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}}}
+	return pod
+}
+
+func TestOwnerOf(t *testing.T) {
+	owned := func(apiVersion, kind, name, uid string) *v1.Pod {
+		pod := testPod()
+		controller := true
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(uid), Controller: &controller}}
+		return pod
+	}
+	set := func(uid string, owner *v1.Pod) replicaSets {
+		return func(namespace, name string) (metav1.Object, error) {
+			object := &metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(uid)}
+			if owner != nil {
+				object.OwnerReferences = owner.OwnerReferences
+			}
+			return object, nil
+		}
+	}
+	named := func(name string, pod *v1.Pod) *v1.Pod {
+		pod.Name = name
+		return pod
+	}
+	daemon := owned("apps/v1", "DaemonSet", "web", "ds")
+	daemon.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+		NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{"node1"}}}}},
+	}}}
+	none := func(string, string) (metav1.Object, error) { return nil, errors.New("not found") }
+	for _, test := range []struct {
+		name string
+		pod  *v1.Pod
+		sets replicaSets
+		want ipam.Owner
+		err  string
+	}{
+		{"bare pod", testPod(), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
+		{"StatefulSet", owned("apps/v1", "StatefulSet", "web", "u"), none,
+			ipam.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: "u", PodName: "web-0"}, ""},
+		{"Deployment", owned("apps/v1", "ReplicaSet", "web-5d", "rs"), set("rs", owned("apps/v1", "Deployment", "web", "d")),
+			ipam.Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}, ""},
+		{"ReplicaSet of its own", owned("apps/v1", "ReplicaSet", "web", "rs"), set("rs", nil),
+			ipam.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "rs"}, ""},
+		{"ReplicaSet of something else", owned("apps/v1", "ReplicaSet", "web", "rs"), set("rs", owned("argoproj.io/v1alpha1", "Rollout", "web", "r")),
+			ipam.Owner{APIVersion: "argoproj.io/v1alpha1", Kind: "Rollout", Namespace: "shop", Name: "web", UID: "r"}, ""},
+		{"a Job", owned("batch/v1", "Job", "we", "j"), none, ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we", UID: "j"}, ""},
+		{"a Job whose pod has a name of digits", named("job-75496", owned("batch/v1", "Job", "job", "j")), none, ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "job", UID: "j"}, ""},
+		{"a custom kind whose pod has a generated name of digits", named("db-24568", owned("example.com/v1", "Database", "db", "x")), none,
+			ipam.Owner{APIVersion: "example.com/v1", Kind: "Database", Namespace: "shop", Name: "db", UID: "x"}, ""},
+		{"a StatefulSet of another group, whose pods have other names", owned("apps.kruise.io/v1", "StatefulSet", "x", "k"), none,
+			ipam.Owner{APIVersion: "apps.kruise.io/v1", Kind: "StatefulSet", Namespace: "shop", Name: "x", UID: "k", PodName: "web-0"}, ""},
+		{"a DaemonSet", daemon, none, ipam.Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "shop", Name: "web", UID: "ds", NodeName: "node1"}, ""},
+		{"a forged claim", owned(v1alpha1.SchemeGroupVersion.String(), "IPClaim", "web", "c"), none, ipam.Owner{}, "cannot be the controller of a pod"},
+		{"a pod", owned("v1", "Pod", "driver", "p"), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
+		{"a pod that its name continues", owned("v1", "Pod", "web", "p"), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
+		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, ipam.Owner{}, "find ReplicaSet shop/web"},
+		{"a ReplicaSet of that name, but another", owned("apps/v1", "ReplicaSet", "web", "forged"), set("rs", nil), ipam.Owner{}, "made by another with UID forged"},
+		{"a ReplicaSet of another group", owned("apps.kruise.io/v1", "ReplicaSet", "web", "k"), none,
+			ipam.Owner{APIVersion: "apps.kruise.io/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "k", PodName: "web-0"}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := ownerOf(test.pod, test.sets)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Fatalf("error is %v, want one with %q", err, test.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
