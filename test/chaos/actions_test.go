@@ -283,6 +283,14 @@ func (d *driver) request(wl *workload) {
 			wl.annotations[v1alpha1.AnnotationKeepOnScaleDown] = "true"
 		}
 	}
+	if policy >= 2 {
+		switch d.random.IntN(6) {
+		case 0:
+			wl.annotations[v1alpha1.AnnotationSpareAddresses] = v1alpha1.SpareUnlimited
+		case 1:
+			wl.annotations[v1alpha1.AnnotationSpareAddresses] = "2"
+		}
+	}
 	if policy >= 2 && (limit == 1 || limit == 2) {
 		wl.annotations[v1alpha1.AnnotationRetainFor] = fmt.Sprintf("%ds", seconds)
 	}

@@ -4,6 +4,7 @@ package chaos
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/chaos/judge"
@@ -84,6 +86,7 @@ func slimWorkload(object metav1.Object) *judge.Workload {
 		w.AtRest = s.ObservedGeneration == o.Generation && s.Replicas == *o.Spec.Replicas && s.UpdatedReplicas == s.Replicas && s.ReadyReplicas == s.Replicas
 	case *appsv1.Deployment:
 		w.Kind, w.Replicas, template = "Deployment", int(*o.Spec.Replicas), &o.Spec.Template
+		w.Spare = surges(o)
 		s := &o.Status
 		w.AtRest = s.ObservedGeneration == o.Generation && s.Replicas == *o.Spec.Replicas && s.UpdatedReplicas == s.Replicas && s.AvailableReplicas == s.Replicas
 	case *appsv1.ReplicaSet:
@@ -109,7 +112,37 @@ func slimWorkload(object metav1.Object) *judge.Workload {
 	return withTemplate(w, template)
 }
 
+// surges is how many pods a Deployment starts before it ends any, by the strategies
+// that the test uses.
+func surges(d *appsv1.Deployment) int {
+	rolling := d.Spec.Strategy.RollingUpdate
+	switch {
+	case rolling == nil:
+		return 0
+	case rolling.MaxUnavailable.Type == intstr.Int && rolling.MaxUnavailable.IntValue() > 0:
+		return 0
+	case rolling.MaxUnavailable.Type == intstr.Int:
+		return rolling.MaxSurge.IntValue()
+	}
+	// The default, 25% of each.
+	if n := *d.Spec.Replicas; n > 0 && n < 4 {
+		return 1
+	}
+	return 0
+}
+
 func withTemplate(w *judge.Workload, template *v1.PodTemplateSpec) *judge.Workload {
+	switch text := template.Annotations[v1alpha1.AnnotationSpareAddresses]; text {
+	case "":
+	case "Unlimited":
+		w.Spare, w.OldestFirst = 0, true
+	default:
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			panic(err) // the test wrote it
+		}
+		w.Spare = n
+	}
 	w.App = template.Labels["app"]
 	w.Four, w.Six = demand(partsOf(template.Annotations, asks(&template.Spec)))
 	return w

@@ -116,6 +116,19 @@ func deploy(replicas int) *Workload {
 	return &Workload{Kind: "Deployment", Namespace: "shop", Name: "web", UID: "deploy", Replicas: replicas, Four: 1, Top: true, AtRest: true}
 }
 
+// sparing has spare addresses for one more pod.
+func sparing(replicas int) *Workload {
+	w := deploy(replicas)
+	w.Spare = 1
+	return w
+}
+
+func oldestFirst(replicas int) *Workload {
+	w := deploy(replicas)
+	w.OldestFirst = true
+	return w
+}
+
 // claim preallocates IPv4 addresses, and its status says that it retains some.
 func claim(size int32, retained int64) *Claim {
 	return &Claim{Namespace: "shop", Name: "web", UID: "claim", Generation: 1,
@@ -161,6 +174,16 @@ func TestGoodHistories(t *testing.T) {
 			is(ip(ten, of("Deployment", "deploy"), retain)).
 			gone(pod("b", "n1", eleven), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b"))).
 			is(pool(status(0, 1, 0))),
+		"a Deployment keeps a spare address": newFilm().
+			is(sparing(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).
+			is(pool(status(1, 1, 0))),
+		"a Deployment is scaled down, and what has no pod goes first": newFilm().
+			is(deploy(2), ip(ten, of("Deployment", "deploy"), retain, heldBy("a")), pod("a", "n1", ten)).
+			is(ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).
+			is(deploy(1)).gone(pod("a", "n1", ten)).
+			is(ip(ten, of("Deployment", "deploy"), retain)).
+			gone(ip(ten, of("Deployment", "deploy"), retain)).
+			is(pool(status(1, 0, 0))),
 		"a claim for a pod that was never bound is taken back": newFilm().
 			is(deploy(1), ip(ten, of("Deployment", "deploy"), retain, heldBy("a")), pod("a", "")).
 			gone(ip(ten, of("Deployment", "deploy"), retain, heldBy("a")), pod("a", "")),
@@ -356,7 +379,9 @@ func TestBrokenHistories(t *testing.T) {
 			p.Parts[0].Family = v1alpha1.IPv6
 			return p
 		}()), "asks for"},
-		"the older of two is freed": {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"a spare one is freed":                   {newFilm().is(sparing(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"the oldest is freed for one with a pod": {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
+		"the older of two is freed":              {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
 		"taken over by one that did long ago": {newFilm().is(taker("web", 1, 0), taker("", 1, 0), claim(1, 1), ip(ten, of("IPClaim", "claim"), retain)).
 			is(ip(ten, byTaker(), retain)), "another owner"},
 		"not detached before it is freed": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
@@ -393,14 +418,16 @@ func TestBrokenRest(t *testing.T) {
 		"leaked by a pod that has finished": {newFilm().is(held, pod("a", "n1", ten), withPhase(pod("a", "n1", ten), "Succeeded")), "LEAKED"},
 		"leaked by a set that is gone": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
 			is(ip(ten, ordinal("set", "web-0"), retain)).gone(set(1)), "does not want it"},
-		"leaked by a Deployment":        {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)), "1 come before it"},
-		"leaked with policy PodDeleted": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), podDeleted)), "its policy frees it"},
-		"leaked at rest":                {newFilm().is(resting(ten)).wait(time.Minute), "cooldown is over"},
-		"leaked past its time":          {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), never, retainFor(time.Minute))).wait(2 * time.Minute), "its time is over"},
-		"nobody's":                      {newFilm().is(&Address{Name: ten, UID: "r", Spec: v1alpha1.FloatingIPSpec{Address: ten}}), "nobody owns it"},
-		"two addresses for one pod":     {newFilm().is(held, ip(eleven, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten)), "10.0.70.11 is also"},
-		"a claim has too many":          {newFilm().is(claim(1, 2), ip(ten, of("IPClaim", "claim"), retain), ip(eleven, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", eleven)), "1 come before it"},
-		"a claim's status is wrong":     {newFilm().is(claim(1, 0), ip(ten, of("IPClaim", "claim"), retain)), "has the status 0 addresses"},
+		"leaked by a Deployment, besides a spare one":  {newFilm().is(sparing(0), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)), "1 come before it"},
+		"leaked by a Deployment that keeps the oldest": {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)), "1 come before it"},
+		"leaked by a Deployment":                       {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)), "1 come before it"},
+		"leaked with policy PodDeleted":                {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), podDeleted)), "its policy frees it"},
+		"leaked at rest":                               {newFilm().is(resting(ten)).wait(time.Minute), "cooldown is over"},
+		"leaked past its time":                         {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), never, retainFor(time.Minute))).wait(2 * time.Minute), "its time is over"},
+		"nobody's":                                     {newFilm().is(&Address{Name: ten, UID: "r", Spec: v1alpha1.FloatingIPSpec{Address: ten}}), "nobody owns it"},
+		"two addresses for one pod":                    {newFilm().is(held, ip(eleven, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten)), "10.0.70.11 is also"},
+		"a claim has too many":                         {newFilm().is(claim(1, 2), ip(ten, of("IPClaim", "claim"), retain), ip(eleven, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", eleven)), "1 come before it"},
+		"a claim's status is wrong":                    {newFilm().is(claim(1, 0), ip(ten, of("IPClaim", "claim"), retain)), "has the status 0 addresses"},
 		"a pod waits though its claim has room": {newFilm().is(claim(1, 0), func() *Pod {
 			p := pod("a", "")
 			p.Claim = "web"

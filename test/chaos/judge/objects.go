@@ -72,6 +72,10 @@ type Workload struct {
 	App string
 	// Replicas that are wanted: parallelism of a Job, 0 when it is over.
 	Replicas int
+	// Spare is for how many more pods it keeps addresses.
+	Spare int
+	// OldestFirst: it keeps its oldest addresses, and not first those with pods.
+	OldestFirst bool
 	// Start is the first ordinal of a StatefulSet.
 	Start int
 	// Four and Six are how many addresses of each family each of its pods requests.

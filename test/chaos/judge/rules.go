@@ -78,14 +78,17 @@ func (s *State) isSuperseded(a *Address) bool {
 func is6(a *Address) bool { return strings.Contains(a.Spec.Address, ":") }
 
 // ranks returns how many alike come before each address of an owner: the older
-// ones, and where an IPClaim has them, first of all those with pods.
+// ones, and where pods share them out, first of all those with pods.
 func (s *State) ranks(uid string) map[*tenure]int {
 	var all []*tenure
 	for name := range s.byOwner[uid] {
 		all = append(all, s.addresses[name])
 	}
+	w := s.workloads[uid]
+	podsFirst := w == nil || !w.OldestFirst
 	slices.SortFunc(all, func(a, b *tenure) int {
-		if a.Spec.Owner.Kind == "IPClaim" && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
+		shared := a.Spec.Owner.PodName+a.Spec.Owner.NodeName == ""
+		if podsFirst && shared && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
 			if a.Spec.Pod != nil {
 				return -1
 			}
@@ -149,7 +152,7 @@ func (s *State) wants(a *Address) (wanted bool, most int) {
 	case a.Spec.KeepOnScaleDown:
 		return true, unlimited
 	}
-	return true, w.Replicas * each
+	return true, (w.Replicas + w.Spare) * each
 }
 
 // wanted is how many addresses like this one its owner wants now.

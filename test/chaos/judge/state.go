@@ -276,8 +276,9 @@ func (s *State) rankChanged(owner *v1alpha1.Owner) {
 
 // ownerChanged takes note of what an owner wants now.
 func (s *State) ownerChanged(uid string) {
-	for name := range s.byOwner[uid] {
-		s.observe(s.addresses[name], false)
+	for t, rank := range s.ranks(uid) {
+		s.observe(t, false)
+		t.worst = max(t.worst, rank)
 	}
 }
 
