@@ -56,7 +56,7 @@ func newStageOf(t *testing.T, specs ...v1alpha1.IPPoolSpec) *stage {
 	t.Cleanup(cancel)
 	s := &stage{world: shared, t: t, ctx: ctx}
 	// An older run's namespace may still be on its way out.
-	namespace := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: strings.ToLower(t.Name()) + "-"}}
+	namespace := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: strings.ToLower(strings.ReplaceAll(t.Name(), "/", "-")) + "-"}}
 	namespace, err := s.Client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
 	s.must(err)
 	s.name = namespace.Name
@@ -82,7 +82,7 @@ func (s *stage) strike() {
 	if s.t.Failed() {
 		s.dump()
 	}
-	s.kubectl("-n", s.name, "delete", "statefulsets,pods", "--all", "--wait=true", patiently)
+	s.kubectl("-n", s.name, "delete", "statefulsets,deployments,pods", "--all", "--wait=true", patiently)
 	s.kubectl("delete", "namespace", s.name, "--wait=false")
 	s.agree()
 	for _, pool := range s.pools {
@@ -109,7 +109,7 @@ func (s *stage) dump() {
 		s.t.Log(err)
 		return
 	}
-	file, err := os.Create(filepath.Join(dir, s.t.Name()+".txt"))
+	file, err := os.Create(filepath.Join(dir, strings.ReplaceAll(s.t.Name(), "/", "-")+".txt"))
 	if err != nil {
 		s.t.Log(err)
 		return
