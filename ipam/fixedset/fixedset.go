@@ -67,6 +67,8 @@ func size(replicas int64, spare Spare, needed func() int64) Size {
 		return Size{Replicas: replicas, Unlimited: true}
 	case spare.Said:
 		return Size{Replicas: replicas, Spare: spare.Pods}
+	case replicas == 0:
+		return Size{}
 	}
 	return Size{Replicas: replicas, Spare: needed()}
 }

@@ -24,6 +24,11 @@
 // when each kind of workload wants an address ([workload.wants] here), and what that
 // means in every situation.
 //
+// Of the addresses that pods share out an owner keeps those with pods first, then the
+// oldest, as many as its fixed set has ([fixedset.Size]). An address that is freed
+// because others come before it leaves their order at once ([rankings.leave]): two that
+// are looked at together are not both freed where one is too many.
+//
 // An address that was restored from a backup is kept without a pod until
 // spec.keepUntil, whatever the rules say. When that is over, its workload is looked for
 // by name if nobody wrote its UID before ([Reclaimer.findAwaited]), and the rules hold.

@@ -375,29 +375,30 @@ func (c *cell) became(s *state, want outcome, n int) error {
 	for i := range s.live {
 		live[s.live[i].UID] = true
 	}
-	var staying, ended []slot
+	var ended []slot
 	for _, slot := range c.before {
 		ip := s.ips[slot.address]
 		if !live[slot.uid] {
 			ended = append(ended, slot)
 			continue
 		}
-		if staying = append(staying, slot); ip == nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != slot.uid {
+		if ip == nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != slot.uid {
 			return fmt.Errorf("%s lives and lost %s", slot.pod, slot.address)
 		}
 	}
 	if len(ended) == 0 {
 		return fmt.Errorf("no pod has ended")
 	}
+	spare := oldest(ended, c.kind.spare)
 	for _, slot := range ended {
-		if err := c.slotBecame(s, want, slot, staying); err != nil {
+		if err := c.slotBecame(s, want, slot, spare); err != nil {
 			return fmt.Errorf("%s, which %s on %s had: %w", slot.address, slot.pod, slot.node, err)
 		}
 	}
 	return nil
 }
 
-func (c *cell) slotBecame(s *state, want outcome, was slot, staying []slot) error {
+func (c *cell) slotBecame(s *state, want outcome, was slot, spare []slot) error {
 	ip := s.ips[was.address]
 	if want == isFreed {
 		if ip != nil {
@@ -406,7 +407,7 @@ func (c *cell) slotBecame(s *state, want outcome, was slot, staying []slot) erro
 		return nil
 	}
 	if want == isSized {
-		return sized(ip, was, staying)
+		return sized(ip, slices.Contains(spare, was))
 	}
 	if ip == nil {
 		return fmt.Errorf("is free")
@@ -441,19 +442,22 @@ func (c *cell) slotBecame(s *state, want outcome, was slot, staying []slot) erro
 	return nil
 }
 
-// sized complains unless the addresses that are kept are the oldest, as many as
-// pods stay. Those of pods that stay are held anyway. Ages are in seconds; of two
-// that are made in one, the lower address counts as the older.
-func sized(ip *v1alpha1.FloatingIP, was slot, staying []slot) error {
-	age := func(a, b slot) int { return cmp.Or(a.made.Compare(b.made), strings.Compare(a.address, b.address)) }
-	oldest := slices.MinFunc(staying, age)
-	switch older := age(was, oldest) < 0; {
+// oldest returns the n oldest. Ages are in seconds; of two that are made in one, the
+// lower address counts as the older.
+func oldest(slots []slot, n int) []slot {
+	slots = slices.SortedFunc(slices.Values(slots), func(a, b slot) int { return cmp.Or(a.made.Compare(b.made), strings.Compare(a.address, b.address)) })
+	return slots[:min(n, len(slots))]
+}
+
+// sized complains unless of the addresses whose pods ended the spare ones are kept.
+func sized(ip *v1alpha1.FloatingIP, spare bool) error {
+	switch {
 	case ip != nil && ip.Spec.Pod != nil:
 		return fmt.Errorf("is with %s", ip.Spec.Pod.Name)
-	case ip != nil && !older:
-		return fmt.Errorf("is kept and %s is older", oldest.address)
-	case ip == nil && older:
-		return fmt.Errorf("is free, and older than %s", oldest.address)
+	case ip != nil && !spare:
+		return fmt.Errorf("is kept")
+	case ip == nil && spare:
+		return fmt.Errorf("is free, though it is a spare one")
 	}
 	return nil
 }

@@ -21,6 +21,9 @@ type matrixKind struct {
 	// stands is what an address stands for: the pod's "name", its "node", or ""
 	// where pods share the addresses out.
 	stands string
+	// spare is for how many more pods than one to three replicas the kind keeps
+	// addresses.
+	spare int
 	// template says that the spec has a pod template.
 	template bool
 	// sets says that the kind owns ReplicaSets, and these the pods.
@@ -39,7 +42,7 @@ var matrixKinds = map[string]matrixKind{
 		more: map[string]any{"podManagementPolicy": "Parallel", "ordinals": map[string]any{"start": int64(5)}},
 	},
 	"other":   {gvk: kindOf("apps.example.dev/v1", "StatefulSet"), resource: "statefulsets", replicas: "replicas", stands: "name", template: true},
-	"deploy":  {gvk: kindOf("apps/v1", "Deployment"), resource: "deployments", replicas: "replicas", template: true, sets: true},
+	"deploy":  {gvk: kindOf("apps/v1", "Deployment"), resource: "deployments", replicas: "replicas", template: true, sets: true, spare: 1},
 	"rs":      {gvk: kindOf("apps/v1", "ReplicaSet"), resource: "replicasets", replicas: "replicas", template: true},
 	"rollout": {gvk: kindOf("example.dev/v1", "Rollout"), resource: "rollouts", replicas: "replicas", template: true, sets: true},
 	"fleet":   {gvk: kindOf("example.dev/v1", "Fleet"), resource: "fleets", replicas: "replicas", template: true},

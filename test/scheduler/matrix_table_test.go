@@ -20,7 +20,7 @@ import (
 //	name    the pods of the same names have them again
 //	node    the pods on the same nodes have them again
 //	share   the workload keeps them, and its new pods share them out
-//	size    freed down to the workload's replicas, the youngest first
+//	size    freed, but for the workload's spare addresses, the youngest first
 //	kept    kept without a pod, for the workload
 //	gone    kept without a pod, although the workload is gone
 //	-x      there is no such cell; matrixCannot says why
