@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+)
+
+// A pod gets a free address besides its owner's fixed set while fewer pods have
+// addresses of the owner than the set is for.
+func TestFixedSet(t *testing.T) {
+	web := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	before := web
+	before.UID = "0"
+	other := web
+	other.Name = "other"
+	of := func(last byte, owner Owner, pod string) Record {
+		return Record{Addr: netip.AddrFrom4([4]byte{10, 0, 0, last}), UID: "object", Version: 1, Owner: owner, PodUID: pod, Policy: Retain}
+	}
+	deleted, attached, kept := of(3, web, "c"), of(3, web, ""), of(3, before, "c")
+	deleted.Policy, attached.Attached, attached.LastPod, kept.Policy = PodDeleted, true, "c", Never
+	for _, test := range []struct {
+		name    string
+		records []Record
+		full    bool // with room for two pods
+	}{
+		{"nobody has any", nil, false},
+		{"one pod", []Record{of(2, web, "a")}, false},
+		{"two pods", []Record{of(2, web, "a"), of(3, web, "b")}, true},
+		{"one pod with two addresses", []Record{of(2, web, "a"), of(3, web, "a")}, false},
+		{"the pod itself", []Record{of(2, web, "a"), of(3, web, "new")}, false},
+		{"one of them is gone", []Record{of(2, web, "a"), of(3, web, "gone")}, false},
+		{"one of them is lost with its node", []Record{of(2, web, "a"), of(3, web, "lost")}, false},
+		{"one of another workload", []Record{of(2, web, "a"), of(3, other, "b")}, false},
+		{"one of the workload that had the name before", []Record{of(2, web, "a"), of(3, before, "c")}, false},
+		{"the same with Never", []Record{of(2, web, "a"), kept}, false},
+		{"one whose address is not kept", []Record{of(2, web, "a"), deleted}, false},
+		{"one that has to be detached first", []Record{of(2, web, "a"), attached}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			book := New(podsAre{gone: []string{"gone"}, lost: []string{"lost"}})
+			view := book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})
+			for _, record := range test.records {
+				book.Observe(record)
+			}
+			c := Claimant{Owner: web, PodUID: "new", FixedSet: true, MaxPods: 2}
+			if got := book.SetHasRoom(c); got == test.full {
+				t.Errorf("SetHasRoom = %v", got)
+			}
+			want := []Want{{Pools: []int{0}, View: view}}
+			taken, err := book.Reserve(c, want)
+			if errors.Is(err, ErrSetInUse) != test.full || (err == nil) == test.full {
+				t.Errorf("Reserve: %v, %v", taken, err)
+			}
+		})
+	}
+	t.Run("what is promised counts", func(t *testing.T) {
+		book := New(nil)
+		view := book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})
+		for i, pod := range []string{"a", "b", "c"} {
+			_, err := book.Reserve(Claimant{Owner: web, PodUID: pod, FixedSet: true, MaxPods: 2}, []Want{{Pools: []int{0}, View: view}})
+			if errors.Is(err, ErrSetInUse) != (i == 2) {
+				t.Errorf("pod %s: %v", pod, err)
+			}
+		}
+	})
+	t.Run("an address of the set that has no pod", func(t *testing.T) {
+		book := New(nil)
+		book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})
+		idle := of(4, web, "")
+		for _, record := range []Record{of(2, web, "a"), of(3, web, "b"), idle} {
+			book.Observe(record)
+		}
+		c := Claimant{Owner: web, PodUID: "new", FixedSet: true, MaxPods: 2}
+		if _, err := book.Reserve(c, []Want{{Held: []netip.Addr{idle.Addr}}}); err != nil {
+			t.Errorf("an address that the owner has already is refused: %v", err)
+		}
+	})
+}
