@@ -94,7 +94,11 @@ func TestPreallocateAtCap(t *testing.T) {
 	claim := &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "big", UID: "claim"}, Spec: v1alpha1.IPClaimSpec{Size: 6, Preallocate: true}}
 	i := openWith(t, newServer(), &poolWatch{pools: []*v1alpha1.IPPool{cappedPool(4, "web", "10.0.70.2-10.0.70.9")}, claims: []*v1alpha1.IPClaim{claim}})
 	reserve(t, i, request("web-0", "a", ""))
-	made, err := i.Preallocate(context.Background(), claim, nil, v1alpha1.IPv4, 6)
+	ahead, err := RequestOf(claim, v1alpha1.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := i.Preallocate(context.Background(), ahead, 6)
 	var shortage *ShortageError
 	if made != 3 || !errors.As(err, &shortage) || !shortage.AtCap || !strings.Contains(err.Error(), "at most 4 addresses, and it has 4 (1 in use, 3 retained)") {
 		t.Errorf("Preallocate made %d: %v", made, err)

@@ -8,8 +8,8 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
@@ -26,6 +26,7 @@ func fromClaim(r *Request, claim *v1alpha1.IPClaim) error {
 	if spec.RetainFor != nil {
 		r.RetainFor = spec.RetainFor.Duration
 	}
+	r.MaxAddresses = int(spec.Size)
 	r.Pools = spec.Pools
 	r.PoolSelector = nil
 	if spec.PoolSelector != nil {
@@ -57,34 +58,37 @@ func fromClaim(r *Request, claim *v1alpha1.IPClaim) error {
 	return nil
 }
 
-// Preallocate takes up to count free addresses of a family for a claim, before
-// any pod asks. It makes one write for each and says how many it made, also when
-// it fails: with a *ShortageError if there are no more, with ErrNotSynced until
-// the book is read.
-func (i *IPAM) Preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespaceLabels labels.Set, family v1alpha1.IPFamily, count int) (made int, err error) {
+// RequestOf is what a claim asks for before any pod does: one address of a family. The
+// caller fills in what follows from the namespace. The error is for the claim's author.
+func RequestOf(claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) (Request, error) {
+	r := Request{Namespace: claim.Namespace, Claim: claim.Name, Parts: []Part{{Family: family}}}
+	err := fromClaim(&r, claim)
+	return r, err
+}
+
+// Preallocate takes up to count free addresses for the owner of a request without a
+// pod, which has one part, before any pod asks. It makes one write for each and says
+// how many it made, also when it fails: with a *ShortageError if there are no more,
+// with ErrNotSynced until the book is read.
+func (i *IPAM) Preallocate(ctx context.Context, request Request, count int) (made int, err error) {
 	for ; made < count; made++ {
-		if err := i.preallocate(ctx, claim, namespaceLabels, family, made); err != nil {
+		if err := i.preallocate(ctx, request, made); err != nil {
 			return made, err
 		}
 	}
 	return made, nil
 }
 
-func (i *IPAM) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespaceLabels labels.Set, family v1alpha1.IPFamily, number int) error {
+func (i *IPAM) preallocate(ctx context.Context, request Request, number int) error {
 	state := i.state.Load()
 	if state == nil {
 		return ErrNotSynced
 	}
-	c := &Candidates{state: state, book: i.book, request: Request{
-		Namespace: claim.Namespace, Claim: claim.Name, NamespaceLabels: namespaceLabels,
-		// Not a pod's, but as unique: it marks the reservation.
-		UID:   fmt.Sprintf("%s/%s/%d", claim.UID, family, number),
-		Parts: []Part{{Family: family}},
-	}}
-	if err := c.applyClaim(claim); err != nil {
-		return err
-	}
-	// What the claim has already is not to be reserved: a new one is wanted.
+	owner := request.Owner
+	// Not a pod's, but as unique: it marks the reservation.
+	request.UID = fmt.Sprintf("%s/%s/%d", owner.UID, request.Parts[0].Family, number)
+	c := &Candidates{state: state, book: i.book, request: request, claimant: claimantOf(&request)}
+	// What the owner has already is not to be reserved: a new one is wanted.
 	c.assign(nil)
 	if err := c.impossible(); err != nil {
 		return err
@@ -95,7 +99,19 @@ func (i *IPAM) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespa
 	}
 	if err := i.Commit(ctx, r, nil); err != nil {
 		i.Unreserve(r)
-		return fmt.Errorf("preallocate an address for IPClaim %s/%s: %w", claim.Namespace, claim.Name, err)
+		return fmt.Errorf("preallocate an address for %s %s/%s: %w", owner.Kind, owner.Namespace, owner.Name, err)
 	}
 	return nil
+}
+
+// claimantOf is who asks the book for addresses.
+func claimantOf(r *Request) allocator.Claimant {
+	c := allocator.Claimant{Owner: r.Owner, PodUID: r.UID}
+	switch {
+	case r.Claim != "":
+		c.Limited, c.Limit = true, r.MaxAddresses
+	case r.FixedSet:
+		c.FixedSet, c.MaxPods = true, r.MaxPods
+	}
+	return c
 }

@@ -290,16 +290,13 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 		return nil, ErrNotSynced
 	}
 	c := &Candidates{request: request, state: state, book: i.book, known: &i.known}
-	c.claimant = allocator.Claimant{Owner: request.Owner, PodUID: request.UID}
-	if request.FixedSet {
-		c.claimant.FixedSet, c.claimant.MaxPods = true, request.MaxPods
-	}
 	if request.Claim != "" {
 		claim := i.watch.Claim(request.Namespace, request.Claim)
 		if err := c.applyClaim(claim); err != nil {
 			return nil, err
 		}
 	}
+	c.claimant = claimantOf(&c.request)
 	if err := i.look(c); err != nil {
 		return nil, err
 	}
@@ -334,7 +331,6 @@ func (c *Candidates) applyClaim(claim *v1alpha1.IPClaim) error {
 	if err := fromClaim(r, claim); err != nil {
 		return &ShortageError{Reasons: []string{fmt.Sprintf("IPClaim %q: %v", r.Claim, err)}}
 	}
-	c.claimant = allocator.Claimant{Owner: r.Owner, PodUID: r.UID, Limited: true, Limit: int(claim.Spec.Size)}
 	return nil
 }
 

@@ -37,6 +37,8 @@ type Request struct {
 	// another one waits.
 	FixedSet bool
 	MaxPods  int
+	// MaxAddresses is how many addresses of a family an IPClaim has at the most.
+	MaxAddresses int
 	// Claim is the name of the IPClaim that owns the addresses and says where
 	// they come from, in place of Owner, Policy, RetainFor, FixedSet, Pools and
 	// PoolSelector.

@@ -264,11 +264,15 @@ func TestPreallocate(t *testing.T) {
 	s := newServer()
 	claim := claimOf(9)
 	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.4")}, claims: []*v1alpha1.IPClaim{claim}})
-	made, err := i.Preallocate(context.Background(), claim, nil, v1alpha1.IPv4, 2)
+	ahead, err := RequestOf(claim, v1alpha1.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := i.Preallocate(context.Background(), ahead, 2)
 	if made != 2 || err != nil {
 		t.Fatalf("Preallocate(2) = %d, %v", made, err)
 	}
-	made, err = i.Preallocate(context.Background(), claim, nil, v1alpha1.IPv4, 7)
+	made, err = i.Preallocate(context.Background(), ahead, 7)
 	var shortage *ShortageError
 	if made != 1 || !errors.As(err, &shortage) {
 		t.Errorf("Preallocate(7) of one that is left = %d, %v", made, err)

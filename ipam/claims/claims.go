@@ -24,25 +24,19 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
 const (
 	// Interval is the least time between two status writes of a claim, and between
 	// two attempts to preallocate that fail.
-	Interval = time.Second
-	// gather is how long news of a claim's addresses is gathered: they come by the
-	// hundred.
-	gather = 100 * time.Millisecond
+	Interval = preallocation.Interval
+	// gather is how long news of a claim's addresses is gathered.
+	gather = preallocation.Gather
 	// workers is how many claims are worked on at once.
 	workers = 4
 )
-
-// Preallocator takes addresses for a claim before any pod asks. Blocking, safe in
-// parallel; made may be more than 0 with an error.
-type Preallocator interface {
-	Preallocate(ctx context.Context, claim *v1alpha1.IPClaim, namespaceLabels labels.Set, family v1alpha1.IPFamily, count int) (made int, err error)
-}
 
 // ips writes FloatingIPs. Blocking, safe in parallel; it fails with
 // store.ErrChanged if the object is not as seen.
@@ -55,7 +49,7 @@ type ips interface {
 type Parts struct {
 	API          *client.Client
 	IPs          *store.Store
-	Preallocator Preallocator
+	Preallocator preallocation.Preallocator
 	Recorder     Recorder
 	Metrics      *Metrics
 
@@ -67,7 +61,7 @@ type Parts struct {
 type Controller struct {
 	api          api
 	store        ips
-	preallocator Preallocator
+	preallocator preallocation.Preallocator
 	recorder     Recorder
 	metrics      *Metrics
 	clock        clock.PassiveClock
@@ -241,7 +235,7 @@ func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP, prefix string) {
 	c.mu.Lock()
 	var helped []string
 	for key, s := range c.states {
-		if s.waitsFor(familyOf(ip)) && strings.HasPrefix(key, prefix) {
+		if s.progress.WaitsFor(familyOf(ip)) && strings.HasPrefix(key, prefix) {
 			helped = append(helped, key)
 		}
 	}

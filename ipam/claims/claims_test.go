@@ -19,9 +19,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	fcache "k8s.io/client-go/tools/cache/testing"
@@ -186,19 +186,20 @@ func (s storeFake) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1a
 }
 
 // Preallocate is the book.
-func (w *world) Preallocate(_ context.Context, claim *v1alpha1.IPClaim, _ labels.Set, family v1alpha1.IPFamily, count int) (made int, err error) {
+func (w *world) Preallocate(_ context.Context, request ipam.Request, count int) (made int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.bookFails != nil {
 		return 0, w.bookFails
 	}
 	for ; made < count; made++ {
+		family := request.Parts[0].Family
 		i := slices.IndexFunc(w.free, func(name string) bool { return strings.Contains(name, "-") == (family == v1alpha1.IPv6) })
 		if i < 0 {
 			return made, &ipam.ShortageError{Reasons: []string{"none is free"}}
 		}
-		ip := newIP(w.free[i], claim.Name, "", 1)
-		ip.Spec.Owner.UID, ip.Spec.ReleasePolicy = claim.UID, claim.Spec.ReleasePolicy
+		ip := newIP(w.free[i], request.Owner.Name, "", 1)
+		ip.Spec.Owner.UID, ip.Spec.ReleasePolicy = types.UID(request.Owner.UID), request.Policy
 		w.ips.put(ip)
 		w.free = slices.Delete(w.free, i, i+1)
 	}
@@ -376,7 +377,7 @@ func TestPreallocateFails(t *testing.T) {
 		w.pass(10 * time.Second)
 		w.want("a", "0=0+0 PreallocationFailed")
 		w.change(func() { w.bookFails = nil })
-		w.pass(patience)
+		w.pass(time.Minute)
 		w.want("a", "2=0+2 Preallocated")
 		w.wantEvents("a PreallocationFailed", "a Preallocated")
 	})
@@ -612,7 +613,7 @@ func TestStatusFails(t *testing.T) {
 		w.pass(5 * time.Second)
 		w.want("b", "0=0+0 OnDemand")
 		w.change(func() { delete(w.statusErrs, "a") })
-		w.pass(patience)
+		w.pass(time.Minute)
 		w.want("a", "0=0+0 OnDemand")
 	})
 }

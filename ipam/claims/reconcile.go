@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -17,54 +16,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
 const (
-	// atOnce is how many addresses are taken or moved before the status is written
-	// and another claim has its turn.
-	atOnce = 64
-	// settling is how long the watch is waited for after a write. It is the bound
-	// for addresses that were freed again before it brought them.
-	settling = 5 * time.Second
-	// patience is the longest time between two attempts to preallocate.
-	patience = time.Minute
+	// atOnce is how many addresses are moved before the status is written and another
+	// claim has its turn.
+	atOnce = preallocation.AtOnce
 )
 
 // state is what is remembered of a claim between looks; losing it is harmless.
-// It belongs to the worker that has the claim's key, but for waiting.
+// It belongs to the worker that has the claim's key, but for what the claim waits
+// for.
 type state struct {
 	uid types.UID
-	// expected is how many own addresses the watch has still to bring, by family,
-	// until a time.
-	expected map[v1alpha1.IPFamily]int
-	until    time.Time
-	// shortage is why the last attempts to preallocate fell short, at which
-	// generation and time; failures counts those since one brought something.
-	shortage   *problem
-	generation int64
-	attempted  time.Time
-	failures   int
+	// progress to what the claim preallocates, and to what it takes over.
+	progress preallocation.Progress
 	// written is the status written last, with the version it led to, when.
 	written        *v1alpha1.IPClaimStatus
 	writtenVersion uint64
 	writtenAt      time.Time
-
-	waiting4, waiting6 atomic.Bool
-}
-
-// waitsFor says whether a free address of the family may help.
-func (s *state) waitsFor(family v1alpha1.IPFamily) bool {
-	if family == v1alpha1.IPv6 {
-		return s.waiting6.Load()
-	}
-	return s.waiting4.Load()
-}
-
-func (s *state) wait(families ...v1alpha1.IPFamily) {
-	s.waiting4.Store(slices.Contains(families, v1alpha1.IPv4))
-	s.waiting6.Store(slices.Contains(families, v1alpha1.IPv6))
 }
 
 func (c *Controller) stateOf(key string, uid types.UID) *state {
@@ -72,7 +46,7 @@ func (c *Controller) stateOf(key string, uid types.UID) *state {
 	defer c.mu.Unlock()
 	s := c.states[key]
 	if s == nil || s.uid != uid {
-		s = &state{uid: uid, expected: map[v1alpha1.IPFamily]int{}}
+		s = &state{uid: uid}
 		c.states[key] = s
 	}
 	return s
@@ -112,71 +86,47 @@ func (c *Controller) reconcile(ctx context.Context, key string) (again time.Dura
 
 // work moves and takes addresses. It says why the claim has not all that it asks
 // for (nil: it has), and when to look again.
-func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*problem, time.Duration, error) {
+func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
-		s.wait()
-		return &problem{ReasonDeleting, "The claim is being deleted: its addresses are freed as their pods end."}, 0, nil
+		s.progress.Wait()
+		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed as their pods end."), 0, nil
 	}
 	r := relate(claim, c)
-	if left := c.unsettled(s, t); left > 0 {
-		return c.progress(claim, s, t), left, nil
+	if left := s.progress.Unsettled(t.ownCount(), c.clock.Now()); left > 0 {
+		return shortfall(claim, s, t), left, nil
 	}
 	moved, more, err := c.move(ctx, claim, r, t)
-	if moved.total() > 0 {
-		c.expect(s, t, moved)
+	if moved.Total() > 0 {
+		s.progress.Expect(t.ownCount(), moved, c.clock.Now())
 	}
 	if err != nil || more {
-		return &problem{ReasonTakingOver, "Addresses that others have are being taken over."}, gather, err
+		return problem(ReasonTakingOver, "Addresses that others have are being taken over."), gather, err
 	}
 	if more, err := c.follow(ctx, claim, t); err != nil || more {
-		return c.progress(claim, s, t), gather, err
+		return shortfall(claim, s, t), gather, err
 	}
 	switch {
 	case r.conflict != "":
-		s.wait()
-		return &problem{ReasonTakeOverConflict, r.conflict}, 0, nil
+		s.progress.Wait()
+		return problem(ReasonTakeOverConflict, r.conflict), 0, nil
 	case !claim.Spec.Preallocate || claim.Spec.Size == 0:
-		s.wait()
+		s.progress.Wait()
 		return c.servable(claim)
 	case r.taker != "":
-		s.wait()
-		return &problem{ReasonTakenOver, fmt.Sprintf("IPClaim %q takes the addresses over: nothing is preallocated.", r.taker)}, 0, nil
+		s.progress.Wait()
+		return problem(ReasonTakenOver, fmt.Sprintf("IPClaim %q takes the addresses over: nothing is preallocated.", r.taker)), 0, nil
 	}
 	return c.preallocate(ctx, claim, s, t)
 }
 
-// unsettled is how long the watch is to be waited for, so that nothing is done
-// twice.
-func (c *Controller) unsettled(s *state, t *tally) time.Duration {
-	left := s.until.Sub(c.clock.Now())
-	for family, n := range s.expected {
-		if t.ownOf(family) < n && left > 0 {
-			return left
-		}
-	}
-	clear(s.expected)
-	return 0
-}
-
-func (c *Controller) expect(s *state, t *tally, more familyCount) {
-	for family, n := range more {
-		s.expected[family] = t.ownOf(family) + n
-	}
-	s.until = c.clock.Now().Add(settling)
-}
-
-// familyCount is a number of addresses of each family.
-type familyCount map[v1alpha1.IPFamily]int
-
-func (n familyCount) total() int { return total(n) }
-
 // move makes addresses the claim's: those that an earlier claim of its name left,
 // and those that it takes over. more says that there are others to move.
-func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relation, t *tally) (moved familyCount, more bool, err error) {
-	moved = familyCount{}
-	ownRoom, room := familyCount{}, familyCount{}
+func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relation, t *tally) (moved preallocation.Count, more bool, err error) {
+	moved = preallocation.Count{}
+	ownRoom, room := preallocation.Count{}, preallocation.Count{}
+	own := t.ownCount()
 	for _, family := range both {
-		ownRoom[family] = int(claim.Spec.Size) - t.ownOf(family)
+		ownRoom[family] = int(claim.Spec.Size) - own[family]
 		room[family] = int(claim.Spec.Size) - t.of(family)
 	}
 	adopted := pick(t.left, ownRoom)
@@ -245,17 +195,22 @@ func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tal
 
 // servable says of a claim that takes addresses as pods ask for them whether it
 // could get any.
-func (c *Controller) servable(claim *v1alpha1.IPClaim) (*problem, time.Duration, error) {
+func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, time.Duration, error) {
 	namespace, err := c.namespaces.Get(claim.Namespace)
 	if err != nil {
 		return nil, 0, fmt.Errorf("get namespace %s: %w", claim.Namespace, err)
 	}
-	return unserved(claim, c.snapshot.Load(), namespace.Labels, ""), 0, nil
+	request, err := ipam.RequestOf(claim, "")
+	if err != nil {
+		return invalid(err), 0, nil
+	}
+	request.NamespaceLabels = namespace.Labels
+	return preallocation.Unserved(&request, c.snapshot.Load()), 0, nil
 }
 
 // report writes the status if it changed, and says when to look again if it was
 // written just before.
-func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally, wrong *problem) (time.Duration, error) {
+func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally, wrong *preallocation.Problem) (time.Duration, error) {
 	before := claim.Status
 	if s.written != nil && versionOf(claim) < s.writtenVersion {
 		before = *s.written

@@ -11,11 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
 const namespace = "shop"
@@ -169,13 +168,13 @@ func TestStatus(t *testing.T) {
 		name  string
 		claim *v1alpha1.IPClaim
 		ips   []*v1alpha1.FloatingIP
-		wrong *problem
+		wrong *preallocation.Problem
 		want  string
 	}{
 		{"on demand, empty", newClaim("a", 2), nil, nil, "0=0+0 Ready=True OnDemand Oversized=False WithinSize"},
 		{"on demand, full", newClaim("a", 2), two, nil, "2=1+1 Ready=True OnDemand Oversized=False WithinSize"},
 		{"preallocated", newClaim("a", 2, preallocating()), two, nil, "2=1+1 Ready=True Preallocated Oversized=False WithinSize"},
-		{"short", newClaim("a", 3, preallocating()), two, &problem{ReasonPoolsExhausted, "why"}, "2=1+1 Ready=False PoolsExhausted Oversized=False WithinSize"},
+		{"short", newClaim("a", 3, preallocating()), two, problem(preallocation.ReasonPoolsExhausted, "why"), "2=1+1 Ready=False PoolsExhausted Oversized=False WithinSize"},
 		{"shrunk", newClaim("a", 1), two, nil, "2=1+1 Ready=True OnDemand Oversized=True MoreThanSize"},
 		{"what an earlier claim left counts", newClaim("a", 2), append([]*v1alpha1.FloatingIP{left}, two...), nil, "3=2+1 Ready=True OnDemand Oversized=True MoreThanSize"},
 		{"size is of each family", newClaim("a", 1), []*v1alpha1.FloatingIP{two[0], newIP("2001-0db8-0000-0000-0000-0000-0000-0001", "a", "", 1)}, nil,
@@ -218,10 +217,10 @@ func TestChanges(t *testing.T) {
 		want          []string
 	}{
 		{"new", newClaim("a", 1), nil, conditions(ReasonOnDemand, ReasonWithinSize), nil},
-		{"preallocated", newClaim("a", 1, preallocating()), conditions(ReasonPreallocating, ReasonWithinSize), conditions(ReasonPreallocated, ReasonWithinSize), []string{"Preallocated"}},
+		{"preallocated", newClaim("a", 1, preallocating()), conditions(preallocation.ReasonPreallocating, ReasonWithinSize), conditions(ReasonPreallocated, ReasonWithinSize), []string{"Preallocated"}},
 		{"still", newClaim("a", 1, preallocating()), conditions(ReasonPreallocated, ReasonWithinSize), conditions(ReasonPreallocated, ReasonWithinSize), nil},
-		{"short", newClaim("a", 1, preallocating()), conditions(ReasonPreallocating, ReasonWithinSize), conditions(ReasonPoolsExhausted, ReasonWithinSize), []string{"PreallocationFailed"}},
-		{"no pool", newClaim("a", 1), nil, conditions(ReasonNoSuchPool, ReasonWithinSize), []string{"Unserved"}},
+		{"short", newClaim("a", 1, preallocating()), conditions(preallocation.ReasonPreallocating, ReasonWithinSize), conditions(preallocation.ReasonPoolsExhausted, ReasonWithinSize), []string{"PreallocationFailed"}},
+		{"no pool", newClaim("a", 1), nil, conditions(preallocation.ReasonNoSuchPool, ReasonWithinSize), []string{"Unserved"}},
 		{"conflict", newClaim("a", 1), nil, conditions(ReasonTakeOverConflict, ReasonWithinSize), []string{"TakeOverFailed"}},
 		{"shrunk", newClaim("a", 1), conditions(ReasonOnDemand, ReasonWithinSize), conditions(ReasonOnDemand, ReasonMoreThanSize), []string{"Oversized"}},
 		{"still too many", newClaim("a", 1), conditions(ReasonOnDemand, ReasonMoreThanSize), conditions(ReasonOnDemand, ReasonMoreThanSize), nil},
@@ -234,66 +233,6 @@ func TestChanges(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Error(diff)
-			}
-		})
-	}
-}
-
-func TestUnserved(t *testing.T) {
-	pool := func(name, subnet, ranges string, options ...func(*v1alpha1.IPPool)) *v1alpha1.IPPool {
-		p := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"name": name}}, Spec: v1alpha1.IPPoolSpec{Subnet: subnet, Ranges: []string{ranges}}}
-		for _, option := range options {
-			option(p)
-		}
-		return p
-	}
-	snapshot := pools.Compile([]*v1alpha1.IPPool{
-		pool("web", "10.0.0.0/24", "10.0.0.10"),
-		pool("other", "10.0.1.0/24", "10.0.1.10", func(p *v1alpha1.IPPool) {
-			p.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "other"}}
-		}),
-		pool("off", "10.0.2.0/24", "10.0.2.10", func(p *v1alpha1.IPPool) { p.Spec.Disabled = true }),
-		pool("bad", "10.0.3.0/24", "10.0.3.10-10.0.3.9"),
-	})
-	from := func(names ...string) *v1alpha1.IPClaim {
-		return newClaim("a", 1, func(c *v1alpha1.IPClaim) { c.Spec.Pools = names })
-	}
-	selecting := func(name string) *v1alpha1.IPClaim {
-		return newClaim("a", 1, func(c *v1alpha1.IPClaim) {
-			c.Spec.PoolSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"name": name}}
-		})
-	}
-	tests := []struct {
-		name     string
-		claim    *v1alpha1.IPClaim
-		snapshot *pools.Snapshot
-		family   v1alpha1.IPFamily
-		want     string
-	}{
-		{"any", newClaim("a", 1), snapshot, v1alpha1.IPv4, ""},
-		{"any family", newClaim("a", 1), snapshot, "", ""},
-		{"one of two", from("none", "web"), snapshot, "", ""},
-		{"by label", selecting("web"), snapshot, v1alpha1.IPv4, ""},
-		{"no pool at all", newClaim("a", 1), pools.Compile(nil), "", "NoSuchPool: there is no valid IPPool"},
-		{"unknown", from("none"), snapshot, "", `NoSuchPool: there is no IPPool "none"`},
-		{"unknown label", selecting("none"), snapshot, "", "NoSuchPool: no IPPool has labels that match spec.poolSelector (name=none)"},
-		{"other namespaces'", from("none", "other"), snapshot, "", `NoPoolFits: there is no IPPool "none", pool "other" (10.0.1.10) does not admit namespace "shop"`},
-		{"other family", newClaim("a", 1), snapshot, v1alpha1.IPv6, "NoPoolFits: "},
-		{"disabled", from("off"), snapshot, "", `NoPoolFits: pool "off" (10.0.2.10) is disabled`},
-		{"invalid", from("bad"), snapshot, "", `NoPoolFits: pool "bad" is invalid: `},
-		{"selector", newClaim("a", 1, func(c *v1alpha1.IPClaim) {
-			c.Spec.PoolSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}
-		}), snapshot, "", "Invalid: spec.poolSelector: "},
-		{"range", newClaim("a", 1, func(c *v1alpha1.IPClaim) { c.Spec.Ranges = []string{"10.0.0.9-10.0.0.1"} }), snapshot, "", "Invalid: spec.ranges[0]: "},
-	}
-	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			got := ""
-			if p := unserved(tc.claim, tc.snapshot, labels.Set{"team": "shop"}, tc.family); p != nil {
-				got = p.reason + ": " + p.message
-			}
-			if got != tc.want && (tc.want == "" || !strings.HasSuffix(tc.want, ": ") || !strings.HasPrefix(got, tc.want)) {
-				t.Errorf("it says %q, want %q", got, tc.want)
 			}
 		})
 	}

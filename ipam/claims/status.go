@@ -11,31 +11,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
-// Reasons of the condition Ready.
+// Reasons of the condition Ready, besides those of package preallocation.
 const (
 	// ReasonOnDemand: addresses are taken as pods ask for them.
 	ReasonOnDemand = "OnDemand"
 	// ReasonPreallocated: all addresses are there.
 	ReasonPreallocated = "Preallocated"
 
-	// ReasonPreallocating: addresses are being taken.
-	ReasonPreallocating = "Preallocating"
-	// ReasonPoolsExhausted: the pools that the claim may use have no free address.
-	ReasonPoolsExhausted = "PoolsExhausted"
-	// ReasonNamespaceAtCap: the namespace has as many addresses as the pools that
-	// the claim may use give to one.
-	ReasonNamespaceAtCap = "NamespaceAtCap"
-	// ReasonNoSuchPool: no IPPool has the names or labels that the claim says.
-	ReasonNoSuchPool = "NoSuchPool"
-	// ReasonNoPoolFits: there are such pools, but none that admits the namespace
-	// and has addresses of the family.
-	ReasonNoPoolFits = "NoPoolFits"
-	// ReasonPreallocationFailed: something else failed, and is tried again.
-	ReasonPreallocationFailed = "PreallocationFailed"
-	// ReasonInvalid: the claim cannot be understood.
-	ReasonInvalid = "Invalid"
 	// ReasonTakingOver: addresses of another claim are being moved.
 	ReasonTakingOver = "TakingOver"
 	// ReasonTakeOverConflict: the claim may not take over the one that it names.
@@ -53,31 +38,9 @@ const (
 	ReasonWithinSize   = "WithinSize"
 )
 
-// problem is why a claim has not what it asks for.
-type problem struct {
-	reason, message string
-}
-
-// problems by what they are about; the first one's reason counts.
-func joined(problems []problem) problem {
-	var messages []string
-	for _, p := range problems {
-		messages = append(messages, p.message)
-	}
-	return problem{problems[0].reason, strings.Join(messages, "; ")}
-}
-
-// failed says whether a problem is one that somebody should look at, rather than
-// work in progress.
-func failed(reason string) bool {
-	return slices.Contains([]string{
-		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,
-	}, reason)
-}
-
 // statusOf computes the status of a claim, given why it has not all that it asks
 // for (nil: it has). Pure.
-func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, wrong *problem, now metav1.Time) v1alpha1.IPClaimStatus {
+func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, wrong *preallocation.Problem, now metav1.Time) v1alpha1.IPClaimStatus {
 	status := v1alpha1.IPClaimStatus{
 		ObservedGeneration: claim.Generation,
 		Allocated:          int64(total(t.allocated)),
@@ -89,7 +52,7 @@ func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, 
 	ready := metav1.Condition{Type: v1alpha1.ClaimReady, Status: metav1.ConditionTrue}
 	switch {
 	case wrong != nil:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, wrong.reason, wrong.message
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, wrong.Reason, wrong.Message
 	case claim.Spec.Preallocate:
 		ready.Reason, ready.Message = ReasonPreallocated, fmt.Sprintf("All %d %s addresses are there.", claim.Spec.Size, names(families(claim)))
 	default:
@@ -140,9 +103,9 @@ func changes(claim *v1alpha1.IPClaim, before, after []metav1.Condition) []event 
 		events = append(events, event{reason: EventPreallocated, message: message})
 	case is == ReasonTakeOverConflict:
 		events = append(events, event{warning: true, reason: EventTakeOverFailed, message: message})
-	case failed(is) && !claim.Spec.Preallocate:
+	case preallocation.Failed(is) && !claim.Spec.Preallocate:
 		events = append(events, event{warning: true, reason: EventUnserved, message: is + ": " + message})
-	case failed(is):
+	case preallocation.Failed(is):
 		events = append(events, event{warning: true, reason: EventPreallocationFailed, message: is + ": " + message})
 	}
 	was, _ = reasonOf(before, v1alpha1.ClaimOversized)

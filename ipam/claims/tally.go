@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
 // both families, in the order of messages.
@@ -59,13 +60,11 @@ func total(numbers map[v1alpha1.IPFamily]int) int {
 	return numbers[v1alpha1.IPv4] + numbers[v1alpha1.IPv6]
 }
 
-// ownOf is how many addresses of a family have the claim's UID.
-func (t *tally) ownOf(family v1alpha1.IPFamily) int {
-	n := 0
+// ownCount is how many addresses have the claim's UID.
+func (t *tally) ownCount() preallocation.Count {
+	n := preallocation.Count{}
 	for _, ip := range t.own {
-		if familyOf(ip) == family {
-			n++
-		}
+		n[familyOf(ip)]++
 	}
 	return n
 }
