@@ -44,7 +44,7 @@ const galaxyPools = `[
 
 func newGalaxyCluster(t *testing.T) *galaxyCluster {
 	t.Helper()
-	return newGalaxyClusterFor(t, 4*time.Minute)
+	return newGalaxyClusterFor(t, lasts)
 }
 
 func newGalaxyClusterFor(t *testing.T, lasts time.Duration) *galaxyCluster {
