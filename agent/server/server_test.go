@@ -56,7 +56,7 @@ func run(t *testing.T, s *Server) (stop func() error) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx, l, 10*time.Second) }()
+	go func() { done <- s.Serve(ctx, l, time.Minute) }()
 	return func() error { cancel(); return <-done }
 }
 

@@ -113,7 +113,7 @@ func setup(node *netnstest.Host, p *pod) {
 
 func (w *world) ping(from *netnstest.Host, to string) {
 	w.t.Helper()
-	if out, err := from.Command("ping", "-c", "1", "-w", "5", to); err != nil {
+	if out, err := from.Command("ping", "-c", "1", "-w", "60", to); err != nil {
 		w.t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -68,7 +68,7 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 	// Each address has its own way out, whatever the pod would choose itself.
 	for from, to := range map[string]string{"10.0.70.6": outside4, "2001:db8:70::6": outside6} {
-		if out, err := p.Command("ping", "-c", "1", "-W", "2", "-I", from, to); err != nil {
+		if out, err := p.Command("ping", "-c", "1", "-w", "60", "-I", from, to); err != nil {
 			t.Errorf("from %s to %s: %v\n%s", from, to, err, out)
 		}
 	}
