@@ -194,6 +194,7 @@ func (s *stage) settled() {
 		for _, pod := range pods {
 			on[pod.Spec.NodeName] = witness.Ready(pod)
 		}
-		return len(pods) == labNodes && len(on) == labNodes && !slices.Contains(slices.Collect(maps.Values(on)), false)
+		nodes := len(s.Cluster.Nodes())
+		return len(pods) == nodes && len(on) == nodes && !slices.Contains(slices.Collect(maps.Values(on)), false)
 	}))
 }
