@@ -50,6 +50,8 @@ type Rejection struct {
 	Reason string
 	// Unresolvable: not even preemption would help.
 	Unresolvable bool
+	// Lacks is what the pod needs to run there.
+	Lacks Lack
 }
 
 // Reasons of rejections that do not depend on what is free.
@@ -247,6 +249,7 @@ func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
 	}
 	return &Rejection{
 		Reason: "node(s) without an address for the pod: " + c.explain(err, nodePools),
+		Lacks:  lackOf(err),
 		// A pod of the set is not to be preempted for another one: the workload's own
 		// controller says when it may go.
 		Unresolvable: errors.Is(err, allocator.ErrSetInUse),
@@ -259,7 +262,7 @@ func (c *Candidates) unreachable(part int, nodePools []int) *Rejection {
 	kept := c.parts[part].kept
 	if len(kept) > 0 {
 		if len(c.homedIn(kept, nodePools)) == 0 {
-			return &Rejection{Reason: ReasonKeptNode, Unresolvable: true}
+			return &Rejection{Reason: ReasonKeptNode, Unresolvable: true, Lacks: LackOwner}
 		}
 		return nil
 	}

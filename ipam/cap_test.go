@@ -119,7 +119,7 @@ func TestHelpsAtCap(t *testing.T) {
 	exact.Parts = []Part{exactly("10.0.70.5")}
 	helps := func(request Request, do func()) (helped bool) {
 		i.mu.Lock()
-		i.listeners = []func(Change){func(change Change) { helped = helped || i.Helps(change, &request) }}
+		i.listeners = []func(Change){func(change Change) { helped = helped || i.Helps(change)(&request, LackAddress) }}
 		i.mu.Unlock()
 		do()
 		return helped

@@ -76,7 +76,9 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, pods Pod
 		return err
 	}
 	if i.book.Confirm(record, r.request.UID) {
-		i.tell(Change{Pool: a.Pool, Addr: a.Addr, Namespace: r.request.Namespace})
+		i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+		i.tellShare(a.Addr, r.request.Namespace)
+		i.tell(Change{Owner: &record.Owner, More: 1})
 	}
 	return i.attach(ctx, r, a, pool, record.Version)
 }

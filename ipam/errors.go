@@ -30,6 +30,8 @@ type ShortageError struct {
 	Remedy string
 	// AtCap: a pool has addresses, but gives the namespace no more.
 	AtCap bool
+	// Lacks is what the request needs.
+	Lacks Lack
 }
 
 func (e *ShortageError) Error() string {

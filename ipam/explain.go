@@ -59,6 +59,7 @@ func (c *Candidates) homeless() error {
 				Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s but no valid pool contains it any longer",
 					lost.Addr, lost.Owner.Kind, lost.Owner.Namespace, lost.Owner.Name)},
 				Remedy: fmt.Sprintf("put it back into pool %q, or give it up: kubectl delete floatingip %s", lost.Pool, v1alpha1.NameOf(lost.Addr)),
+				Lacks:  LackOwner,
 			}
 		}
 	}
@@ -138,6 +139,14 @@ func rangesText(ranges []pools.Range) string {
 		texts = append(texts, r.String())
 	}
 	return strings.Join(texts, ", ")
+}
+
+// lackOf says what the request needs that the book cannot serve.
+func lackOf(err error) Lack {
+	if errors.Is(err, allocator.ErrExhausted) {
+		return LackAddress
+	}
+	return LackOwner
 }
 
 // explain says why the book cannot serve the request from the pools of a node.

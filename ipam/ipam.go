@@ -21,20 +21,6 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// Change says what came free, for those who wait for it.
-type Change struct {
-	// Pool got back Addr; empty where only Owner or everybody is concerned.
-	Pool string
-	Addr netip.Addr
-	// Namespace has one address of Pool less than before, which matters where that
-	// has a cap. Addr may be missing: the address rests.
-	Namespace string
-	// Owner got back an address that was retained for it, or may have more.
-	Owner *Owner
-	// Everything: pools changed or the book has just been read.
-	Everything bool
-}
-
 // ipStore is how FloatingIPs are written. Each call is one request, blocking,
 // safe in parallel.
 type ipStore interface {
@@ -149,7 +135,11 @@ func (i *IPAM) PodEnded(uid string, names []string) {
 			continue
 		}
 		told = append(told, record.Owner)
-		i.tell(Change{Owner: &record.Owner})
+		change := Change{Owner: &record.Owner, More: 1}
+		if i.book.IsIdle(addr) {
+			change.Addr = addr
+		}
+		i.tell(change)
 	}
 }
 
@@ -233,12 +223,12 @@ func (i *IPAM) handler() store.Handler {
 			before, known := i.book.Stored(record.Addr)
 			if i.book.Observe(record) {
 				owner := record.Owner
-				i.tell(Change{Owner: &owner})
+				i.tell(Change{Owner: &owner, Addr: record.Addr, More: 1})
 			}
 			if known && before.Owner != (Owner{}) && !before.Owner.SameWorkload(record.Owner) {
 				// Another claim took it over, or its cooldown begins: who had it may have
 				// another.
-				i.tell(Change{Owner: &before.Owner})
+				i.tell(Change{Owner: &before.Owner, More: 1})
 				i.tellShare(record.Addr, before.Owner.Namespace)
 			}
 		},
@@ -249,12 +239,13 @@ func (i *IPAM) handler() store.Handler {
 			}
 			if i.book.Forget(addr, string(ip.UID)) {
 				if pool, ok := i.book.PoolOf(addr); ok {
-					i.tell(Change{Pool: pool, Addr: addr, Namespace: namespaceOf(ip)})
+					i.tell(Change{Pool: pool, Addr: addr})
 				}
+				i.tellShare(addr, namespaceOf(ip))
 			}
 			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {
 				// An owner that had all it may have now has fewer.
-				i.tell(Change{Owner: &record.Owner})
+				i.tell(Change{Owner: &record.Owner, More: 1})
 			}
 		},
 		ClaimChanged: func(claim *v1alpha1.IPClaim) {
@@ -271,7 +262,7 @@ func (i *IPAM) tellShare(addr netip.Addr, namespace string) {
 		return
 	}
 	if home, ok := state.snapshot.Home(addr); ok && state.snapshot.Pools()[home].MaxPerNamespace > 0 {
-		i.tell(Change{Pool: state.snapshot.Pools()[home].Name, Namespace: namespace})
+		i.tell(Change{Pool: state.snapshot.Pools()[home].Name, Namespace: namespace, More: 1})
 	}
 }
 
@@ -326,51 +317,11 @@ func (c *Candidates) applyClaim(claim *v1alpha1.IPClaim) error {
 		return &ShortageError{
 			Reasons: []string{fmt.Sprintf("there is no IPClaim %q in namespace %q", r.Claim, r.Namespace)},
 			Remedy:  "create it, or correct the pod's annotation " + v1alpha1.AnnotationClaim,
+			Lacks:   LackOwner,
 		}
 	}
 	if err := fromClaim(r, claim); err != nil {
-		return &ShortageError{Reasons: []string{fmt.Sprintf("IPClaim %q: %v", r.Claim, err)}}
+		return &ShortageError{Reasons: []string{fmt.Sprintf("IPClaim %q: %v", r.Claim, err)}, Lacks: LackOwner}
 	}
 	return nil
-}
-
-// Helps says whether a change may be what a request waits for.
-func (i *IPAM) Helps(change Change, request *Request) bool {
-	if change.Everything {
-		return true
-	}
-	if change.Owner != nil && request.Holder().SameWorkload(*change.Owner) {
-		return true
-	}
-	state := i.state.Load()
-	if change.Pool == "" || state == nil {
-		return false
-	}
-	position, ok := state.snapshot.Index(change.Pool)
-	if !ok {
-		return false
-	}
-	pool := state.snapshot.Pools()[position]
-	if request.Claim == "" && !request.mayUse(pool) {
-		return false
-	}
-	if pool.MaxPerNamespace > 0 {
-		if i.book.Share(pool.Name, request.Namespace).Total() >= pool.MaxPerNamespace {
-			return false
-		}
-		if change.Namespace == request.Namespace && slices.ContainsFunc(request.Parts, func(p Part) bool { return p.fitsPool(pool) }) {
-			return true
-		}
-	}
-	return change.Addr.IsValid() && slices.ContainsFunc(request.Parts, func(p Part) bool { return p.fits(change.Addr) })
-}
-
-// HasFree says whether a pool has a free address. It does not block.
-func (i *IPAM) HasFree(pool string) bool {
-	state := i.state.Load()
-	if state == nil {
-		return false
-	}
-	position, ok := state.snapshot.Index(pool)
-	return ok && state.view.Free(position) > 0
 }

@@ -357,7 +357,7 @@ func TestChanges(t *testing.T) {
 	if err := s.Delete(context.Background(), object); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"pool web", "owner web-0", "owner web-0", "pool web", "owner web-0"}; !slices.Equal(told, want) {
+	if want := []string{"pool web", "owner web-0", "owner web-0", "owner web-0", "pool web", "owner web-0"}; !slices.Equal(told, want) {
 		t.Errorf("told %q, want %q", told, want)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/berth-dev/berth/ipam/allocator"
@@ -47,6 +48,20 @@ func (r *Reservation) Names() string {
 	return strings.Join(names, ",")
 }
 
+// Addrs are the addresses in the order of the request.
+func (r *Reservation) Addrs() []netip.Addr {
+	addrs := make([]netip.Addr, len(r.addrs))
+	for i, a := range r.addrs {
+		addrs[i] = a.Addr
+	}
+	return addrs
+}
+
+// Kept says whether all addresses were the owner's before.
+func (r *Reservation) Kept() bool {
+	return !slices.ContainsFunc(r.addrs, func(a *reserved) bool { return a.stored == nil })
+}
+
 // Pools of the addresses, in their order, separated by commas.
 func (r *Reservation) Pools() string {
 	var names []string
@@ -78,13 +93,17 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 // Unreserve gives back what Reserve took. It is idempotent, and does nothing to
 // an address that was committed.
 func (i *IPAM) Unreserve(r *Reservation) {
+	owner := r.request.Holder()
 	for _, a := range r.addrs {
-		if i.book.Release(a.Addr, r.request.UID) {
-			i.tell(Change{Pool: a.Pool, Addr: a.Addr, Namespace: r.request.Namespace})
-		} else if a.stored != nil {
+		switch {
+		case i.book.Release(a.Addr, r.request.UID):
+			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
+			// It counted against what the namespace and the owner may have.
+			i.tellShare(a.Addr, r.request.Namespace)
+			i.tell(Change{Owner: &owner, More: 1})
+		case a.stored != nil:
 			// Another pod of the owner may have found it taken.
-			owner := r.request.Holder()
-			i.tell(Change{Owner: &owner})
+			i.tell(Change{Owner: &owner, Addr: a.Addr, More: 1})
 		}
 	}
 }

@@ -176,7 +176,7 @@ func TestClaimHasFewer(t *testing.T) {
 			commit(t, i, reserve(t, i, claiming("db-0", "db-0")))
 			waits, helped := claiming("db-1", "db-1"), false
 			rejected(t, i, waits)
-			i.OnChange(func(change Change) { helped = helped || i.Helps(change, &waits) })
+			i.OnChange(func(change Change) { helped = helped || i.Helps(change)(&waits, LackOwner) })
 			spec.Address, spec.Pool = "10.0.70.2", "web"
 			if _, err := s.Update(context.Background(), s.objects["10.0.70.2"], spec); err != nil {
 				t.Fatal(err)
@@ -435,31 +435,54 @@ func TestSuit(t *testing.T) {
 }
 
 func TestHelps(t *testing.T) {
-	i := open(t, newServer(), testPool("web", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2"))
+	watch := &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2")}, claims: []*v1alpha1.IPClaim{claimOf(1)}}
+	i := openWith(t, newServer(), watch)
 	freed := func(pool, addr string) Change { return Change{Pool: pool, Addr: netip.MustParseAddr(addr)} }
 	exact, named, four := request("web-0", "a", ""), request("web-0", "a", "", "db"), request("web-0", "a", "")
 	exact.Parts = []Part{exactly("10.0.70.5")}
 	four.Parts = []Part{{Family: v1alpha1.IPv4}}
 	claimed := claiming("blue-x", "b")
 	claim, other := claimOwner("shop", "licences", "any"), claimOwner("shop", "other", "any")
+	set := exact.Owner
+	retained := Change{Owner: &set, Addr: netip.MustParseAddr("10.0.70.9"), More: 1}
+	limited := claimOf(1)
+	limited.Spec.Pools = []string{"six"}
+	commit(t, i, reserve(t, i, claiming("db-0", "db-0")))
 	for _, test := range []struct {
 		name    string
 		change  Change
 		request Request
+		lack    Lack
 		want    bool
 	}{
-		{"any address", freed("web", "10.0.70.2"), request("web-0", "a", ""), true},
-		{"of another pool", freed("web", "10.0.70.2"), named, false},
-		{"of another family", freed("six", "2001:db8::2"), four, false},
-		{"not the one", freed("web", "10.0.70.2"), exact, false},
-		{"the one", freed("web", "10.0.70.5"), exact, true},
-		{"of the claim", Change{Owner: &claim}, claimed, true},
-		{"of another claim", Change{Owner: &other}, claimed, false},
-		{"of a pool that is gone", freed("gone", "10.0.70.2"), request("web-0", "a", ""), false},
-		{"everything", Change{Everything: true}, exact, true},
+		{"any address", freed("web", "10.0.70.2"), request("web-0", "a", ""), LackAddress, true},
+		{"of another pool", freed("web", "10.0.70.2"), named, LackAddress, false},
+		{"of another family", freed("six", "2001:db8::2"), four, LackAddress, false},
+		{"not the one", freed("web", "10.0.70.2"), exact, LackAddress, false},
+		{"the one", freed("web", "10.0.70.5"), exact, LackAddress, true},
+		{"the one, but the owner may not have it", freed("web", "10.0.70.5"), exact, LackOwner, false},
+		{"of a pool that serves more nodes", Change{Pool: "web"}, request("web-0", "a", ""), 0, true},
+		{"of another pool that serves more nodes", Change{Pool: "web"}, named, 0, false},
+		{"retained for the owner", retained, exact, LackAddress, true},
+		{"more for the owner", Change{Owner: &set, More: 1}, exact, LackOwner, true},
+		{"more for the owner, which lacks none", Change{Owner: &set, More: 1}, exact, LackAddress, false},
+		{"of the claim", Change{Owner: &claim}, claimed, LackOwner, true},
+		{"of another claim", Change{Owner: &other}, claimed, LackOwner, false},
+		{"any address, for a claim that has all it may have", freed("web", "10.0.70.3"), claimed, LackOwner, false},
+		{"of a pool that is gone", freed("gone", "10.0.70.2"), request("web-0", "a", ""), LackAddress, false},
+		{"everything", Change{Everything: true}, exact, 0, true},
 	} {
-		if got := i.Helps(test.change, &test.request); got != test.want {
+		if got := i.Helps(test.change)(&test.request, test.lack); got != test.want {
 			t.Errorf("%s: Helps() = %v, want %v", test.name, got, test.want)
 		}
+	}
+
+	watch.claims = []*v1alpha1.IPClaim{limited}
+	if i.Helps(freed("web", "10.0.70.3"))(&claimed, LackAddress) {
+		t.Error("an address of a pool that the claim does not name helps")
+	}
+	limited.Spec.Size, limited.Spec.Pools = 2, nil
+	if !i.Helps(freed("web", "10.0.70.3"))(&claimed, LackOwner) {
+		t.Error("an address does not help a claim that may have more by now")
 	}
 }

@@ -379,6 +379,26 @@ func (a *Allocator) RecordsOf(owner Owner) []Record {
 	return records
 }
 
+// IsIdle says whether somebody could be given the address: it is free in its pool,
+// or stored for an owner that may use it for its next pod.
+func (a *Allocator) IsIdle(addr netip.Addr) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.index.entry(addr)
+	if !e.inUse() {
+		home := a.home(addr)
+		return home != nil && !home.Disabled
+	}
+	if e.promised != nil || !e.stored.owned() {
+		return false
+	}
+	if e.stored.podUID == "" || a.pods == nil {
+		return e.stored.available()
+	}
+	record := e.record()
+	return record.Policy != PodDeleted && a.pods.Gone(&record)
+}
+
 // Owned counts the addresses of each family that are stored for an owner or
 // promised to it, whatever its UID.
 func (a *Allocator) Owned(owner Owner) (v4, v6 int) {

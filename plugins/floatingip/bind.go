@@ -37,12 +37,8 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
 	if err != nil {
-		var shortage *ipam.ShortageError
-		if errors.As(err, &shortage) && !s.suits {
-			pl.waiting.short(pod.UID)
-			return toStatus(err)
-		}
-		// What was found of all nodes was true of others, or is no longer true.
+		// What was found of the node, or of all, is no longer true. Another may have
+		// addresses: the pod is tried again.
 		pl.nodes.doubt()
 		return fwk.AsStatus(err)
 	}
@@ -50,7 +46,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	// What fails from here on is retried with back-off, or waits for something
 	// else: an address that comes free must not wake the pod early, least of all
 	// the one it gives back itself.
-	if since, ok := pl.waiting.remove(pod.UID); ok {
+	if since, ok := pl.waiting.reserved(pod.UID, reservation.Addrs(), reservation.Kept()); ok {
 		allocationDuration.Observe(time.Since(since).Seconds())
 	}
 	klog.FromContext(ctx).V(4).Info("Reserved floating IPs", "pod", klog.KObj(pod), "floatingIPs", reservation.Names(), "pools", reservation.Pools(), "node", nodeName)

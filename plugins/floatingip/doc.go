@@ -22,8 +22,8 @@
 // # Waking pods up
 //
 // Pods that found no address wait in the scheduling queue. The plugin wakes them
-// (Handle.Activate), as many as addresses came free, when its own book has seen it, and
-// registers no cluster event for FloatingIPs: the scheduler would watch them by
+// (Handle.Activate), as many as addresses came free, when its own book has seen it: see
+// [line]. It registers no cluster event for FloatingIPs: the scheduler would watch them by
 // another informer, which may be ahead of the book, and a pod woken by it would
 // find the book unchanged and go back to wait
 // (https://github.com/kubernetes/kubernetes/issues/93552). Activate also reaches

@@ -4,8 +4,9 @@ package floatingip
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -35,11 +36,20 @@ type found struct {
 	suits bool
 	// levels of room within the reaches, for Score.
 	levels map[*pools.Reach]int64
-	// short is done once the pod has met a node that lacks an address for it.
-	short sync.Once
+	// short says what nodes lacked that the pod has met: the bits of ipam.Lack, and
+	// isShort.
+	short atomic.Uint32
 	// reservation is written once, in Reserve, which runs alone; a copy made
 	// before, for preemption, never sees it.
 	reservation *ipam.Reservation
+}
+
+const isShort = 1 << 8
+
+// lacking says whether the pod's first node that lacks this comes now.
+func (f *found) lacking(lack ipam.Lack) bool {
+	bits := isShort | uint32(lack)
+	return f.short.Or(bits)&bits != bits
 }
 
 // Clone copies what a preemption that is tried out changes.
@@ -71,6 +81,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	request, err := pl.request(pod)
 	if err != nil {
+		pl.waiting.forget(pod.UID)
 		return nil, toStatus(err)
 	}
 	forgetInResourcesFit(state)
@@ -78,7 +89,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	pl.waiting.add(pod, request)
 	candidates, err := pl.addresses.Candidates(request)
 	if err != nil {
-		pl.waiting.short(pod.UID)
+		pl.waiting.short(pod.UID, lackOf(err))
 		return nil, toStatus(err)
 	}
 	table := pl.nodes.settle(candidates.Snapshot(), nodes)
@@ -99,10 +110,19 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		}
 	}
 	if len(names) == 0 {
-		pl.waiting.short(pod.UID)
+		pl.waiting.short(pod.UID, ipam.LackOwner)
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonKeptNode)
 	}
 	return &fwk.PreFilterResult{NodeNames: names}, nil
+}
+
+// lackOf is what the request lacks for which there are no candidates.
+func lackOf(err error) ipam.Lack {
+	var shortage *ipam.ShortageError
+	if errors.As(err, &shortage) {
+		return shortage.Lacks
+	}
+	return 0
 }
 
 // Filter says whether the node has addresses for the pod.
@@ -126,7 +146,9 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	if rejection == nil {
 		return nil
 	}
-	s.short.Do(func() { pl.waiting.short(pod.UID) })
+	if s.lacking(rejection.Lacks) {
+		pl.waiting.short(pod.UID, rejection.Lacks)
+	}
 	code := fwk.Unschedulable
 	if rejection.Unresolvable {
 		code = fwk.UnschedulableAndUnresolvable

@@ -39,13 +39,19 @@ var (
 		}
 		return 0
 	})
+	wokenPods = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem:      subsystem,
+		Name:           "woken_pods_total",
+		Help:           "Waiting pods that were tried again because an address came free, or something else changed for them.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	registerOnce sync.Once
 )
 
 // registerMetrics adds the metrics to those that kube-scheduler serves.
 func registerMetrics() {
 	registerOnce.Do(func() {
-		legacyregistry.MustRegister(allocationDuration, commitDuration)
+		legacyregistry.MustRegister(allocationDuration, commitDuration, wokenPods)
 		legacyregistry.RawMustRegister(waitingPods)
 	})
 }

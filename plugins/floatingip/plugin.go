@@ -21,6 +21,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -147,10 +148,11 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
 	core, apps := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Apps().V1()
+	pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
 	shared := &shared{
-		args: args, book: book, waiting: newWaiting(handle, book), nodes: &nodes{},
-		pods: newKnownPods(core.Pods().Lister(), core.Nodes().Lister()),
-		sets: &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
+		args: args, book: book, nodes: &nodes{}, pods: pods,
+		waiting: newWaiting(handle, book, pods.isPending, clock.RealClock{}),
+		sets:    &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 	}
 	if err := shared.watch(ctx, handle.SharedInformerFactory()); err != nil {
 		return nil, err
@@ -170,6 +172,9 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 	if _, err := core.Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Pod), after.(*v1.Pod)
+			if was.UID != is.UID || isPending(was) && !isPending(is) {
+				s.waiting.forget(was.UID)
+			}
 			if isGone(is, string(was.UID)) && !isGone(was, string(was.UID)) || s.pods.lost(is) && was.DeletionTimestamp == nil {
 				s.ended(is)
 			}
@@ -182,7 +187,7 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 				object = unknown.Obj
 			}
 			if pod, ok := object.(*v1.Pod); ok {
-				_, _ = s.waiting.remove(pod.UID)
+				s.waiting.forget(pod.UID)
 				s.ended(pod)
 			}
 		},

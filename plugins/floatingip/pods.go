@@ -124,6 +124,18 @@ func isLost(node *v1.Node) bool {
 	})
 }
 
+// isPending says whether this very pod is there and still to be scheduled.
+func (k *knownPods) isPending(pod *v1.Pod) bool {
+	known := k.get(pod.Namespace, pod.Name)
+	return known != nil && known.UID == pod.UID && isPending(known)
+}
+
+// isPending says whether a pod is to be scheduled, which it is not any more once it
+// is being deleted, even if a finalizer holds it up.
+func isPending(pod *v1.Pod) bool {
+	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !isGone(pod, string(pod.UID))
+}
+
 // NeverBound says of a pod that it was deleted and not bound before.
 func (k *knownPods) NeverBound(uid string) bool {
 	_, known := k.unbound.Get(uid)

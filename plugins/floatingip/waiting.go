@@ -3,101 +3,85 @@
 package floatingip
 
 import (
-	"cmp"
 	"context"
-	"slices"
+	"net/netip"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 )
 
-// lookAgain is when waiting looks whether an address that came free is still
-// free: whoever was woken for it may have found no room on the nodes. The wait
-// doubles, and so does the number of pods that are woken then.
-const lookAgain = 250 * time.Millisecond
-
-// waiting is the pods that found no address, and wakes those that a change helps:
-// for an address that came free the first of them, by priority and then by how
-// long they wait, and not thousands of which one can have it. It does so from one
-// goroutine, so that many changes at once wake a pod once. Safe for concurrent
-// use.
+// waiting wakes pods that found no address when a change helps them: as many as
+// there is something for, and not thousands of which one can have it. The [line]
+// decides who; waiting has the lock, the clock and the goroutine that wakes. Safe
+// for concurrent use.
 type waiting struct {
 	activator fwk.PodActivator
-	book      pool
+	clock     clock.Clock
+	// pending says whether the API server, by what is known here, has this very pod
+	// and it is still to be scheduled. It does not block.
+	pending func(pod *v1.Pod) bool
 
-	mu      sync.Mutex
-	pods    map[types.UID]*waiter
-	changes []ipam.Change
-	wake    chan struct{}
+	mu   sync.Mutex
+	line *line
+	news chan struct{}
 }
 
-// pool is what waiting asks the book. Neither method blocks.
-type pool interface {
-	Helps(change ipam.Change, request *ipam.Request) bool
-	HasFree(pool string) bool
+func newWaiting(activator fwk.PodActivator, book pool, pending func(*v1.Pod) bool, clock clock.Clock) *waiting {
+	return &waiting{activator: activator, clock: clock, pending: pending, line: newLine(book), news: make(chan struct{}, 1)}
 }
 
-type waiter struct {
-	pod     *v1.Pod
-	request ipam.Request
-	since   time.Time
-	// short: the last attempt to schedule the pod found no address for it. Not
-	// short: an attempt is under way, or failed for another reason.
-	short bool
-	// missed: something changed during the attempt.
-	missed bool
-	// woken: an attempt is to come.
-	woken bool
-}
-
-func newWaiting(activator fwk.PodActivator, book pool) *waiting {
-	return &waiting{activator: activator, book: book, pods: map[types.UID]*waiter{}, wake: make(chan struct{}, 1)}
+// do changes the line, and has run look at it if somebody is to be woken, or
+// something is due earlier.
+func (w *waiting) do(change func(l *line, now time.Time)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	due := w.line.due
+	change(w.line, w.clock.Now())
+	if len(w.line.wake) > 0 || w.line.due != due {
+		select {
+		case w.news <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // add notes that an attempt to schedule the pod begins.
 func (w *waiting) add(pod *v1.Pod, request ipam.Request) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	since := time.Now()
-	if known := w.pods[pod.UID]; known != nil {
-		since = known.since
-	}
-	w.pods[pod.UID] = &waiter{pod: pod, request: request, since: since}
-}
-
-// short notes that the attempt found no address on some node.
-func (w *waiting) short(uid types.UID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	known := w.pods[uid]
-	if known == nil {
-		return
-	}
-	known.short = true
-	if known.missed {
-		owner := known.request.Holder()
-		w.note(ipam.Change{Owner: &owner})
+	w.do(func(l *line, now time.Time) { l.begin(pod, request, now) })
+	// Only now: had it been deleted after this look, the event would find it in the
+	// line.
+	if !w.pending(pod) {
+		w.forget(pod.UID)
 	}
 }
 
-// remove forgets a pod, which has its addresses or is gone, and says since when
-// it was known.
-func (w *waiting) remove(uid types.UID) (since time.Time, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	known := w.pods[uid]
-	if known == nil {
-		return time.Time{}, false
-	}
-	delete(w.pods, uid)
-	return known.since, true
+// short notes that the attempt met a node that lacks an address for the pod.
+func (w *waiting) short(uid types.UID, lack ipam.Lack) {
+	w.do(func(l *line, now time.Time) { l.short(uid, lack, now) })
+}
+
+// reserved forgets a pod that has these addresses now, and says since when it was
+// known. kept: all were its owner's before.
+func (w *waiting) reserved(uid types.UID, addrs []netip.Addr, kept bool) (since time.Time, ok bool) {
+	w.do(func(l *line, now time.Time) { since, ok = l.reserved(uid, addrs, kept, now) })
+	return since, ok
+}
+
+// forget forgets a pod that will not be scheduled as it is.
+func (w *waiting) forget(uid types.UID) {
+	w.do(func(l *line, now time.Time) { l.gone(uid, now) })
+}
+
+// changed takes note of a change.
+func (w *waiting) changed(change ipam.Change) {
+	w.do(func(l *line, now time.Time) { l.changed(change, now) })
 }
 
 // others says how many pods, but for the one that is being scheduled, were last
@@ -105,147 +89,48 @@ func (w *waiting) remove(uid types.UID) (since time.Time, ok bool) {
 func (w *waiting) others() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return max(0, len(w.pods)-1)
+	return max(0, len(w.line.order)-1)
 }
 
 // count says how many pods lack an address.
-func (w *waiting) count() (n int) {
+func (w *waiting) count() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, known := range w.pods {
-		if known.short {
-			n++
-		}
-	}
-	return n
-}
-
-// changed takes note of a change; run acts on it.
-func (w *waiting) changed(change ipam.Change) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.pods) > 0 {
-		w.note(change)
-	}
-}
-
-func (w *waiting) note(change ipam.Change) {
-	w.changes = append(w.changes, change)
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
-// freed is an address that came free, and how many pods are to be woken should it
-// still be free at the next look.
-type freed struct {
-	ipam.Change
-	next int
+	return w.line.lacking()
 }
 
 // run wakes pods until ctx ends.
 func (w *waiting) run(ctx context.Context) {
-	var open []freed
-	pause := lookAgain
-	timer := time.NewTimer(0)
+	timer := w.clock.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		var again bool
+		pods, due := w.next()
+		if len(pods) > 0 {
+			wokenPods.Add(float64(len(pods)))
+			w.activator.Activate(klog.FromContext(ctx), pods)
+		}
+		timer.Stop()
+		if !due.IsZero() {
+			timer.Reset(due.Sub(w.clock.Now()))
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.wake:
-			pause = lookAgain
-		case <-timer.C:
-			again = true
-		}
-		pods, rest := w.helped(open, again)
-		open = rest
-		if len(pods) > 0 {
-			w.activator.Activate(klog.FromContext(ctx), pods)
-		}
-		if len(open) > 0 && (again || pause == lookAgain) {
-			timer.Reset(pause)
-			pause = min(2*pause, 30*time.Second)
+		case <-w.news:
+		case <-timer.C():
 		}
 	}
 }
 
-// helped returns the pods that changes since the last call may help, and, where
-// again, those that what came free before may. It also returns what came free and
-// others may still wait for.
-func (w *waiting) helped(open []freed, again bool) (map[string]*v1.Pod, []freed) {
+// next returns the pods to be woken, and when to look again even without news.
+func (w *waiting) next() (pods map[string]*v1.Pod, due time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	changes := w.changes
-	w.changes = nil
-
-	pods := map[string]*v1.Pod{}
-	wake := func(known *waiter) {
-		known.woken = true
-		pods[string(known.pod.UID)] = known.pod
+	w.line.expire(w.clock.Now())
+	pods = make(map[string]*v1.Pod, len(w.line.wake))
+	for uid, pod := range w.line.wake {
+		pods[string(uid)] = pod
 	}
-	for _, change := range changes {
-		if change.Pool != "" {
-			open = append(open, freed{Change: change, next: 1})
-		}
-		for _, known := range w.pods {
-			if !w.book.Helps(change, &known.request) {
-				continue
-			}
-			switch {
-			case !known.short:
-				known.missed = true
-			case change.Pool == "":
-				wake(known)
-			}
-		}
-	}
-	if len(open) == 0 {
-		return pods, nil
-	}
-	queue := w.queue()
-	var rest []freed
-	for _, f := range open {
-		if !w.book.HasFree(f.Pool) {
-			continue
-		}
-		if f.next == 1 || again {
-			left := f.next
-			for _, known := range queue {
-				if left == 0 {
-					break
-				}
-				if known.woken && f.next == 1 || !w.book.Helps(f.Change, &known.request) {
-					continue
-				}
-				wake(known)
-				left--
-			}
-			if left > 0 {
-				// Everybody was woken that it may help.
-				continue
-			}
-			f.next *= 2
-		}
-		rest = append(rest, f)
-	}
-	return pods, rest
-}
-
-// queue is the pods that lack an address, in the order of their turn.
-func (w *waiting) queue() []*waiter {
-	var queue []*waiter
-	for _, known := range w.pods {
-		if known.short {
-			queue = append(queue, known)
-		}
-	}
-	slices.SortFunc(queue, func(a, b *waiter) int {
-		return cmp.Or(
-			cmp.Compare(corev1helpers.PodPriority(b.pod), corev1helpers.PodPriority(a.pod)),
-			a.since.Compare(b.since), cmp.Compare(a.pod.UID, b.pod.UID))
-	})
-	return queue
+	clear(w.line.wake)
+	return pods, w.line.due
 }

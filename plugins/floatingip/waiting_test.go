@@ -7,21 +7,23 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
 )
 
-// queue is the scheduling queue and the book as waiting sees them.
+// queue is the scheduling queue, the book and the pod informer as waiting sees
+// them.
 type queue struct {
-	woken []string
+	woken chan []string
 	free  bool
+	gone  map[types.UID]bool
 }
 
 func (q *queue) Activate(_ klog.Logger, pods map[string]*v1.Pod) {
@@ -30,16 +32,17 @@ func (q *queue) Activate(_ klog.Logger, pods map[string]*v1.Pod) {
 		names = append(names, pod.Name)
 	}
 	slices.Sort(names)
-	q.woken = append(q.woken, names...)
+	q.woken <- names
 }
 
-func (q *queue) HasFree(string) bool { return q.free }
+func (q *queue) IsIdle(netip.Addr) bool   { return q.free }
+func (q *queue) HasFree(string) bool      { return q.free }
+func (q *queue) pending(pod *v1.Pod) bool { return !q.gone[pod.UID] }
 
-func (q *queue) Helps(change ipam.Change, request *ipam.Request) bool {
-	if change.Everything || change.Owner != nil && request.Owner.SameWorkload(*change.Owner) {
-		return true
+func (q *queue) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
+	return func(request *ipam.Request, _ ipam.Lack) bool {
+		return change.Owner != nil && request.Owner.SameWorkload(*change.Owner) || slices.Contains(request.Pools, change.Pool)
 	}
-	return change.Pool != "" && (len(request.Pools) == 0 || slices.Contains(request.Pools, change.Pool))
 }
 
 // waitingPod is a pod that found no address in some pools.
@@ -48,72 +51,153 @@ func waitingPod(name string, priority int32, pools ...string) (*v1.Pod, ipam.Req
 	return pod, ipam.Request{Owner: ipam.Owner{Kind: "Pod", Name: name}, Pools: pools}
 }
 
-func TestWaiting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := &queue{free: true}
-		w := newWaiting(q, q)
-		ctx, cancel := context.WithCancel(context.Background())
-		go w.run(ctx)
-		settle := func() { synctest.Wait() }
-		expect := func(what string, want ...string) {
-			t.Helper()
-			settle()
-			if !slices.Equal(q.woken, want) {
-				t.Errorf("%s: woke %q, want %q", what, q.woken, want)
-			}
-			q.woken = nil
-		}
-		add := func(name string, priority int32, pools ...string) {
-			pod, request := waitingPod(name, priority, pools...)
-			w.add(pod, request)
-			w.short(pod.UID)
-			<-time.After(time.Millisecond)
-		}
-		settle()
-		for _, name := range []string{"a", "b", "c", "d", "e"} {
-			add(name, 0, "web")
-		}
-		add("urgent", 10, "web")
-		add("other", 0, "db")
-		freed := ipam.Change{Pool: "web", Addr: netip.MustParseAddr("10.0.70.2")}
+// waitingTest is a waiting at work, with a clock that stands still.
+type waitingTest struct {
+	*waiting
+	t     *testing.T
+	queue *queue
+	clock *testingclock.FakeClock
+}
 
-		w.changed(freed)
-		expect("the first of the highest priority", "urgent")
-		_, _ = w.remove("urgent") // it got the address
-		q.free = false
-		<-time.After(time.Hour)
-		expect("nobody else, for it is taken")
-
-		q.free = true
-		w.changed(freed)
-		expect("then who waits longest", "a")
-		<-time.After(lookAgain)
-		expect("two more, for it is still free: a had no room on the nodes", "a", "b")
-		<-time.After(2 * lookAgain)
-		expect("and twice as many again", "a", "b", "c", "d")
-		<-time.After(time.Hour)
-		expect("and all that it may help", "a", "b", "c", "d", "e")
-		<-time.After(time.Hour)
-		expect("nobody, for all were tried")
-
-		owner := ipam.Owner{Kind: "Pod", Name: "other"}
-		w.changed(ipam.Change{Owner: &owner})
-		expect("the pod whose owner got an address back", "other")
-		w.changed(ipam.Change{Everything: true})
-		expect("all", "a", "b", "c", "d", "e", "other")
-
-		// An attempt is under way while the address comes free.
-		pod, request := waitingPod("racer", 99, "web")
-		w.add(pod, request)
-		w.changed(ipam.Change{Everything: true})
-		settle()
-		q.woken = nil
-		w.short(pod.UID)
-		expect("the pod that missed a change", "racer")
-		if n := w.count(); n != 7 {
-			t.Errorf("%d pods wait, want 7", n)
-		}
+func startWaiting(t *testing.T) *waitingTest {
+	q := &queue{free: true, woken: make(chan []string, 100), gone: map[types.UID]bool{}}
+	clock := testingclock.NewFakeClock(time.Unix(0, 0))
+	w := &waitingTest{newWaiting(q, q, q.pending, clock), t, q, clock}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.run(ctx)
+	}()
+	t.Cleanup(func() {
 		cancel()
-		settle()
+		<-done
 	})
+	return w
+}
+
+// add has a pod find no address.
+func (w *waitingTest) lacks(name string, priority int32, pools ...string) {
+	pod, request := waitingPod(name, priority, pools...)
+	w.add(pod, request)
+	w.short(pod.UID, ipam.LackAddress)
+	w.clock.Step(time.Millisecond)
+}
+
+// tries has a pod begin an attempt.
+func (w *waitingTest) tries(name string, priority int32, pools ...string) {
+	pod, request := waitingPod(name, priority, pools...)
+	w.add(pod, request)
+}
+
+func (w *waitingTest) expect(what string, want ...string) {
+	w.t.Helper()
+	if got := <-w.queue.woken; !slices.Equal(got, want) {
+		w.t.Errorf("%s: woke %q, want %q", what, got, want)
+	}
+}
+
+// pass lets time pass once run waits for it.
+func (w *waitingTest) pass(d time.Duration) {
+	w.t.Helper()
+	for !w.clock.HasWaiters() {
+		time.Sleep(time.Microsecond)
+	}
+	w.clock.Step(d)
+}
+
+var webFreed = ipam.Change{Pool: "web", Addr: netip.MustParseAddr("10.0.70.2")}
+
+// TestWaiting goes down the line: who was woken does not take the address.
+func TestWaiting(t *testing.T) {
+	w := startWaiting(t)
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		w.lacks(name, 0, "web")
+	}
+	w.lacks("urgent", 10, "web")
+	w.lacks("other", 0, "db")
+
+	w.changed(webFreed)
+	w.expect("the first of the highest priority", "urgent")
+	w.tries("urgent", 10, "web")
+	w.pass(endsWithin)
+	w.expect("two others, for there was no room on the nodes", "a", "b")
+	w.tries("a", 0, "web")
+	w.tries("b", 0, "web")
+	w.expect("two others, for the attempt of a has ended", "c", "d")
+	w.forget("c")
+	w.expect("another, for c is gone", "e")
+	w.reserved("b", []netip.Addr{webFreed.Addr}, false)
+	w.queue.free = false
+
+	owner := ipam.Owner{Kind: "Pod", Name: "other"}
+	w.changed(ipam.Change{Owner: &owner, More: 1})
+	w.expect("whose owner may have more", "other")
+}
+
+// TestSteadyChanges has something change every 10 ms, which puts nothing off.
+func TestSteadyChanges(t *testing.T) {
+	w := startWaiting(t)
+	w.lacks("first", 10, "web")
+	w.lacks("second", 0, "web")
+	w.changed(webFreed)
+	w.expect("the first", "first")
+	w.tries("first", 10, "web")
+	for passed := time.Duration(0); passed < endsWithin; passed += 10 * time.Millisecond {
+		w.changed(ipam.Change{Pool: "db", Addr: netip.MustParseAddr("10.0.71.2")})
+		w.pass(10 * time.Millisecond)
+	}
+	w.expect("the next in time", "second")
+}
+
+// TestHeldUp wakes a pod that does not begin an attempt.
+func TestHeldUp(t *testing.T) {
+	w := startWaiting(t)
+	w.lacks("first", 10, "web")
+	w.lacks("second", 0, "web")
+	w.changed(webFreed)
+	w.expect("the first", "first")
+	w.pass(beginsWithin)
+	w.expect("the next", "second")
+}
+
+func TestForgotten(t *testing.T) {
+	w := startWaiting(t)
+	w.lacks("a", 0, "web")
+	w.lacks("b", 0, "web")
+	if n := w.count(); n != 2 {
+		t.Errorf("%d pods wait, want 2", n)
+	}
+	// The informer told of the deletion before the attempt began.
+	w.queue.gone["c"] = true
+	w.lacks("c", 0, "web")
+	if n := w.count(); n != 2 {
+		t.Errorf("%d pods wait, want 2: one was deleted before it was in the line", n)
+	}
+	w.forget("a")
+	w.reserved("b", nil, false)
+	if n, others := w.count(), len(w.line.pods); n != 0 || others != 0 {
+		t.Errorf("%d pods wait of %d, want none", n, others)
+	}
+}
+
+// TestPending says when the pod informer ends the wait.
+func TestPending(t *testing.T) {
+	now := metav1.Now()
+	for _, test := range []struct {
+		name   string
+		change func(pod *v1.Pod)
+		want   bool
+	}{
+		{"as it was", func(*v1.Pod) {}, true},
+		{"held by a finalizer", func(pod *v1.Pod) { pod.DeletionTimestamp = &now }, false},
+		{"bound by somebody else", func(pod *v1.Pod) { pod.Spec.NodeName = "n1" }, false},
+		{"failed before it ran", func(pod *v1.Pod) { pod.Status.Phase = v1.PodFailed }, false},
+	} {
+		pod, _ := waitingPod("a", 0)
+		test.change(pod)
+		if got := isPending(pod); got != test.want {
+			t.Errorf("%s: isPending() = %v", test.name, got)
+		}
+	}
 }

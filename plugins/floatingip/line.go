@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+
+	"github.com/berth-dev/berth/ipam"
+)
+
+// line is the pods that are or were being scheduled and have no addresses yet, in
+// the order of their turn: by priority, then by how long they wait. It decides whom
+// a change wakes. It takes no lock, starts no timer and wakes nobody: its caller
+// does, see [waiting].
+//
+// Each pod is in one state.
+//
+//	attempting  an attempt is under way, or ended without a word
+//	overtaken   the same, and since it began something changed that may help
+//	short       the last attempt met a node that lacks an address for it
+//	woken       an attempt is to come
+//	elsewhere   the last attempt ended without a word: it failed for another reason
+//
+//	event                         attempting  overtaken   short       woken       elsewhere
+//	an attempt begins             attempting  attempting  attempting  attempting  attempting
+//	  and one of another pod was  elsewhere   elsewhere   short       woken       -
+//	an address is lacking         short       woken       short [1]   woken       short [1]
+//	a change may help             overtaken   overtaken   woken [2]   woken       elsewhere
+//	time has passed               elsewhere   elsewhere   short       short       -
+//	reserved, gone                left the line, in every state
+//
+// [1] woken if anything changed since the attempt began: it may have been that.
+// [2] if it is the pod's turn.
+//
+// A change is offered to the first pod of the line that it may help, one that came
+// with n addresses to n pods. Who has an offer is woken, and answers it in its next
+// attempt. If the attempt takes what was offered, that is all. If it takes something
+// else, or the pod leaves the line, the offer goes to the next pod. If the attempt
+// ends and what was offered is still there, it goes to the next two, so that it soon
+// finds who can use it even where many have no room on the nodes. Nobody is woken for
+// what an attempt of theirs has seen already, so an offer ends. Where it is not known
+// for how many pods there is something, each that takes some of it wakes two more.
+//
+// An attempt ends unheard of: kube-scheduler makes one at a time, so it has ended when
+// the next begins, or else after endsWithin. A pod that does not begin one for
+// beginsWithin is held up before it asks for an address; its offer goes to the next.
+type line struct {
+	book  pool
+	pods  map[types.UID]*waiter
+	order []*waiter
+	// trying is the pod whose attempt is under way.
+	trying *waiter
+	// changes counts what was offered to anybody.
+	changes uint64
+	// offered is who has an address on offer.
+	offered map[netip.Addr]*waiter
+	// wake is the pods to be woken.
+	wake map[types.UID]*v1.Pod
+	// due is not after the first deadline of a waiter; zero: there is none.
+	due time.Time
+}
+
+const (
+	endsWithin   = 250 * time.Millisecond
+	beginsWithin = 5 * time.Second
+)
+
+// pool is what the line asks the book. No method blocks.
+type pool interface {
+	// Helps returns whom a change helps, to be asked at once.
+	Helps(change ipam.Change) func(request *ipam.Request, lack ipam.Lack) bool
+	IsIdle(addr netip.Addr) bool
+	HasFree(pool string) bool
+}
+
+type state uint8
+
+const (
+	attempting state = iota
+	overtaken
+	short
+	woken
+	elsewhere
+)
+
+type waiter struct {
+	pod     *v1.Pod
+	request ipam.Request
+	since   time.Time
+	state   state
+	// lack is what the last attempt lacked.
+	lack ipam.Lack
+	// seen is what changes there had been when the last attempt began.
+	seen  uint64
+	offer *offer
+	// deadline is when the state is doubted; zero: never.
+	deadline time.Time
+}
+
+// offer is a change that a pod is woken for.
+type offer struct {
+	ipam.Change
+	number uint64
+	// below limits it to pods that want fewer addresses; 0: it does not.
+	below int
+}
+
+// unknown says that there may be something for more pods than one.
+func (o *offer) unknown() bool { return o.More == 0 && !o.Addr.IsValid() }
+
+// answered says that the pod's attempt has seen what is on offer to it.
+func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.seen }
+
+const lackAnything = ipam.LackAddress | ipam.LackOwner
+
+func newLine(book pool) *line {
+	return &line{book: book, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}}
+}
+
+func byTurn(a, b *waiter) int {
+	return cmp.Or(
+		cmp.Compare(corev1helpers.PodPriority(b.pod), corev1helpers.PodPriority(a.pod)),
+		a.since.Compare(b.since), cmp.Compare(a.pod.UID, b.pod.UID))
+}
+
+func (l *line) insert(w *waiter) {
+	at, _ := slices.BinarySearchFunc(l.order, w, byTurn)
+	l.order = slices.Insert(l.order, at, w)
+}
+
+func (l *line) drop(w *waiter) {
+	if at, found := slices.BinarySearchFunc(l.order, w, byTurn); found {
+		l.order = slices.Delete(l.order, at, at+1)
+	}
+}
+
+// begin is called when an attempt to schedule the pod begins.
+func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
+	if l.trying != nil {
+		l.end(l.trying, now)
+	}
+	w := l.pods[pod.UID]
+	if w == nil {
+		w = &waiter{pod: pod, request: request, since: now}
+		l.pods[pod.UID] = w
+		l.insert(w)
+	} else {
+		l.drop(w)
+		w.pod, w.request = pod, request
+		l.insert(w)
+	}
+	w.state, w.seen, w.deadline = attempting, l.changes, time.Time{}
+	if w.offer != nil {
+		l.doubt(w, now.Add(endsWithin))
+	}
+	delete(l.wake, pod.UID)
+	l.trying = w
+}
+
+// short is called when the attempt has met a node that lacks an address for the
+// pod.
+func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
+	w := l.pods[uid]
+	if w == nil {
+		return
+	}
+	before := w.state
+	if before != short && before != woken {
+		w.lack = 0
+	}
+	missed := before == overtaken || before != attempting && l.changes != w.seen
+	if before == short && w.lack|lack == w.lack {
+		missed = false
+	}
+	w.lack |= lack
+	switch {
+	case before == woken:
+	case missed:
+		l.awaken(w, now)
+		if w.answered() {
+			l.pass(l.take(w), 1, now)
+		}
+	default:
+		w.state = short
+	}
+}
+
+// end is called when the attempt of a pod has ended, whatever came of it.
+func (l *line) end(w *waiter, now time.Time) {
+	if l.trying == w {
+		l.trying = nil
+	}
+	if w.state == attempting || w.state == overtaken {
+		w.state = elsewhere
+	}
+	if w.state != woken {
+		w.deadline = time.Time{}
+	}
+	if !w.answered() {
+		return
+	}
+	o := l.take(w)
+	if o.Owner != nil && !o.Addr.IsValid() && w.state == short && w.lack&ipam.LackOwner != 0 {
+		// It is not enough for pods that want as many addresses.
+		o.below = len(w.request.Parts)
+	}
+	l.pass(o, 2, now)
+}
+
+// reserved takes the pod out of the line, which got these addresses; kept: all were
+// its owner's before.
+func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.Time) (since time.Time, ok bool) {
+	w := l.pods[uid]
+	if w == nil {
+		return time.Time{}, false
+	}
+	answered := w.answered()
+	o := l.leave(w)
+	for _, addr := range addrs {
+		if o != nil && o.Addr == addr {
+			o = nil
+			continue
+		}
+		// It was on offer to another pod, which may have this one's.
+		if other := l.offered[addr]; other != nil {
+			l.take(other)
+			if o != nil && o.Addr.IsValid() && l.idle(o) {
+				l.give(other, o)
+				o = nil
+			}
+		}
+	}
+	switch {
+	case o == nil:
+	case o.Addr.IsValid() || !answered || kept:
+		l.pass(o, 1, now)
+	case o.unknown():
+		l.pass(o, 2, now)
+	}
+	return w.since, true
+}
+
+// gone takes the pod out of the line, which will not be scheduled any more.
+func (l *line) gone(uid types.UID, now time.Time) {
+	if w := l.pods[uid]; w != nil {
+		l.pass(l.leave(w), 1, now)
+	}
+}
+
+// leave takes a pod out of the line and returns what was on offer to it.
+func (l *line) leave(w *waiter) *offer {
+	l.drop(w)
+	delete(l.pods, w.pod.UID)
+	delete(l.wake, w.pod.UID)
+	if l.trying == w {
+		l.trying = nil
+	}
+	return l.take(w)
+}
+
+// changed offers a change.
+func (l *line) changed(change ipam.Change, now time.Time) {
+	if len(l.order) == 0 {
+		return
+	}
+	l.changes++
+	if change.Everything {
+		for _, w := range l.order {
+			switch w.state {
+			case attempting:
+				w.state = overtaken
+			case short:
+				l.take(w)
+				l.awaken(w, now)
+			}
+		}
+		return
+	}
+	if w := l.trying; w != nil && w.state == attempting && l.book.Helps(change)(&w.request, lackAnything) {
+		w.state = overtaken
+	}
+	fresh := &offer{Change: change, number: l.changes}
+	if other := l.offered[change.Addr]; other != nil {
+		l.take(other)
+		if other.state == woken && l.idle(fresh) {
+			l.give(other, fresh)
+			return
+		}
+	}
+	l.pass(fresh, max(1, change.More), now)
+}
+
+// pass offers something to the next n pods that it may help.
+func (l *line) pass(o *offer, n int, now time.Time) {
+	if o == nil || !l.idle(o) {
+		return
+	}
+	helps := l.book.Helps(o.Change)
+	var displaced []*offer
+	for _, w := range l.order {
+		if n == 0 {
+			break
+		}
+		if w.state != short || w.seen >= o.number || o.below > 0 && len(w.request.Parts) >= o.below || !helps(&w.request, w.lack) {
+			continue
+		}
+		if w.offer != nil {
+			displaced = append(displaced, l.take(w))
+		}
+		l.awaken(w, now)
+		copied := *o
+		l.give(w, &copied)
+		n--
+	}
+	for _, other := range displaced {
+		l.pass(other, 1, now)
+	}
+}
+
+// idle says whether what is on offer may still be there.
+func (l *line) idle(o *offer) bool {
+	switch {
+	case o.Addr.IsValid():
+		return l.book.IsIdle(o.Addr)
+	case o.Owner == nil:
+		return l.book.HasFree(o.Pool)
+	}
+	return true
+}
+
+func (l *line) give(w *waiter, o *offer) {
+	w.offer = o
+	if o.Addr.IsValid() {
+		l.offered[o.Addr] = w
+	}
+}
+
+func (l *line) take(w *waiter) *offer {
+	o := w.offer
+	w.offer = nil
+	if o != nil && l.offered[o.Addr] == w {
+		delete(l.offered, o.Addr)
+	}
+	return o
+}
+
+func (l *line) awaken(w *waiter, now time.Time) {
+	w.state = woken
+	l.wake[w.pod.UID] = w.pod
+	l.doubt(w, now.Add(beginsWithin))
+}
+
+func (l *line) doubt(w *waiter, deadline time.Time) {
+	w.deadline = deadline
+	if l.due.IsZero() || deadline.Before(l.due) {
+		l.due = deadline
+	}
+}
+
+// expire doubts the states whose time has passed.
+func (l *line) expire(now time.Time) {
+	if l.due.IsZero() || now.Before(l.due) {
+		return
+	}
+	for _, w := range slices.Clone(l.order) {
+		if w.deadline.IsZero() || now.Before(w.deadline) {
+			continue
+		}
+		w.deadline = time.Time{}
+		if w.state != woken {
+			l.end(w, now)
+			continue
+		}
+		w.state, w.seen = short, l.changes
+		l.pass(l.take(w), 1, now)
+	}
+	l.due = time.Time{}
+	for _, w := range l.order {
+		if !w.deadline.IsZero() {
+			l.doubt(w, w.deadline)
+		}
+	}
+}
+
+// lacking counts the pods that found no address at their last attempt.
+func (l *line) lacking() (n int) {
+	for _, w := range l.order {
+		if w.state == short || w.state == woken {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,577 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam"
+)
+
+var stateNames = map[state]string{attempting: "attempting", overtaken: "overtaken", short: "short", woken: "woken", elsewhere: "elsewhere"}
+
+// TestLineStates is the table in the documentation of line.
+func TestLineStates(t *testing.T) {
+	web := ipam.Change{Pool: "web", Addr: netip.MustParseAddr("10.0.70.2")}
+	now := time.Unix(0, 0)
+	pod, request := waitingPod("a", 0, "web")
+	other, otherRequest := waitingPod("b", 10, "db")
+	// ways lead to each state.
+	ways := map[state]func(l *line){
+		attempting: func(l *line) { l.begin(pod, request, now) },
+		overtaken: func(l *line) {
+			l.begin(pod, request, now)
+			l.changed(web, now)
+		},
+		short: func(l *line) {
+			l.begin(pod, request, now)
+			l.short(pod.UID, ipam.LackAddress, now)
+		},
+		woken: func(l *line) {
+			l.begin(pod, request, now)
+			l.short(pod.UID, ipam.LackAddress, now)
+			l.changed(web, now)
+		},
+		elsewhere: func(l *line) {
+			l.begin(pod, request, now)
+			l.begin(other, otherRequest, now)
+		},
+	}
+	const gone = state(99)
+	for _, event := range []struct {
+		name string
+		do   func(l *line)
+		want map[state]state
+	}{
+		{"an attempt begins", func(l *line) { l.begin(pod, request, now) },
+			map[state]state{attempting: attempting, overtaken: attempting, short: attempting, woken: attempting, elsewhere: attempting}},
+		{"one of another pod begins", func(l *line) { l.begin(other, otherRequest, now) },
+			map[state]state{attempting: elsewhere, overtaken: elsewhere, short: short, woken: woken, elsewhere: elsewhere}},
+		{"an address is lacking", func(l *line) { l.short(pod.UID, ipam.LackAddress, now) },
+			map[state]state{attempting: short, overtaken: woken, short: short, woken: woken, elsewhere: short}},
+		{"something else is lacking", func(l *line) {
+			l.changed(ipam.Change{Pool: "db", Addr: web.Addr}, now)
+			l.short(pod.UID, ipam.LackOwner, now)
+		}, map[state]state{attempting: short, overtaken: woken, short: woken, woken: woken, elsewhere: woken}},
+		{"a change may help", func(l *line) { l.changed(web, now) },
+			map[state]state{attempting: overtaken, overtaken: overtaken, short: woken, woken: woken, elsewhere: elsewhere}},
+		{"everything changes", func(l *line) { l.changed(ipam.Change{Everything: true}, now) },
+			map[state]state{attempting: overtaken, overtaken: overtaken, short: woken, woken: woken, elsewhere: elsewhere}},
+		{"another change", func(l *line) { l.changed(ipam.Change{Pool: "db", Addr: web.Addr}, now) },
+			map[state]state{attempting: attempting, overtaken: overtaken, short: short, woken: woken, elsewhere: elsewhere}},
+		{"time has passed", func(l *line) { l.expire(now.Add(beginsWithin)) },
+			map[state]state{attempting: attempting, overtaken: overtaken, short: short, woken: short, elsewhere: elsewhere}},
+		{"reserved", func(l *line) { l.reserved(pod.UID, nil, false, now) },
+			map[state]state{attempting: gone, overtaken: gone, short: gone, woken: gone, elsewhere: gone}},
+		{"gone", func(l *line) { l.gone(pod.UID, now) },
+			map[state]state{attempting: gone, overtaken: gone, short: gone, woken: gone, elsewhere: gone}},
+	} {
+		for from, way := range ways {
+			l := newLine(&queue{free: true})
+			way(l)
+			if got := l.pods[pod.UID].state; got != from {
+				t.Fatalf("the pod is %s and not %s", stateNames[got], stateNames[from])
+			}
+			clear(l.wake)
+			event.do(l)
+			got := gone
+			if w := l.pods[pod.UID]; w != nil {
+				got = w.state
+			}
+			if want := event.want[from]; got != want {
+				t.Errorf("%s: from %s to %s, want %s", event.name, stateNames[from], stateNames[got], stateNames[want])
+			}
+			if _, wakes := l.wake[pod.UID]; wakes != (got == woken && from != woken) {
+				t.Errorf("%s: from %s to %s: to be woken: %v", event.name, stateNames[from], stateNames[got], wakes)
+			}
+		}
+	}
+
+	// With an offer, an attempt that says nothing ends by itself.
+	for _, test := range []struct {
+		name string
+		do   func(l *line)
+		want state
+	}{
+		{"attempting", func(*line) {}, elsewhere},
+		{"overtaken", func(l *line) { l.changed(web, now) }, elsewhere},
+		{"short", func(l *line) { l.short(pod.UID, ipam.LackAddress, now) }, short},
+	} {
+		l := newLine(&queue{free: true})
+		ways[woken](l)
+		l.begin(pod, request, now)
+		test.do(l)
+		l.expire(now.Add(endsWithin))
+		if got := l.pods[pod.UID].state; got != test.want || l.pods[pod.UID].offer != nil {
+			t.Errorf("%s: an attempt ends as %s, with offer %v", test.name, stateNames[got], l.pods[pod.UID].offer)
+		}
+	}
+}
+
+// world is pools, pods that want addresses, and a scheduler that tries them one at
+// a time.
+type world struct {
+	t    *testing.T
+	rand *rand.Rand
+	now  time.Time
+	line *line
+
+	free     map[string][]netip.Addr
+	retained map[netip.Addr]string // by owner
+	limits   map[string]int        // how many more the owner may have; not there: as many as it likes
+	home     map[netip.Addr]string
+	pods     map[types.UID]*worldPod
+	active   []types.UID
+	untold   []ipam.Change
+	attempts int
+	placed   int
+	// between is done between any two steps.
+	between func()
+}
+
+type worldPod struct {
+	pod     *v1.Pod
+	request ipam.Request
+	pools   []string
+	room    map[string]bool // pools whose nodes have room for the pod
+	n       int
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{
+		t: t, now: time.Unix(0, 0), between: func() {},
+		free: map[string][]netip.Addr{}, retained: map[netip.Addr]string{}, limits: map[string]int{},
+		home: map[netip.Addr]string{}, pods: map[types.UID]*worldPod{},
+	}
+	w.line = newLine(w)
+	return w
+}
+
+func ownerNamed(name string) *ipam.Owner {
+	return &ipam.Owner{APIVersion: "apps/v1", Kind: "Deployment", Name: name}
+}
+
+func (w *world) create(name, owner string, n int, pools ...string) *worldPod {
+	p := &worldPod{
+		pod:     &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}},
+		request: ipam.Request{Name: name, UID: name, Owner: *ownerNamed(owner), Pools: pools, Parts: make([]ipam.Part, n)},
+		pools:   pools, room: map[string]bool{}, n: n,
+	}
+	for _, pool := range pools {
+		p.room[pool] = true
+	}
+	w.pods[p.pod.UID] = p
+	w.active = append(w.active, p.pod.UID)
+	return p
+}
+
+// Helps is as of the book; owners with a limit are as claims.
+func (w *world) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
+	return func(request *ipam.Request, lack ipam.Lack) bool {
+		limit, limited := w.limits[request.Owner.Name]
+		if change.Owner != nil {
+			return request.Owner.SameWorkload(*change.Owner) && (change.Addr.IsValid() || (lack&ipam.LackOwner != 0 || change.More == 0) &&
+				(!limited || slices.ContainsFunc(request.Pools, w.HasFree)))
+		}
+		if limited && limit > 0 {
+			lack |= ipam.LackAddress
+		}
+		return lack&ipam.LackAddress != 0 && slices.Contains(request.Pools, change.Pool)
+	}
+}
+
+func (w *world) IsIdle(addr netip.Addr) bool {
+	_, retained := w.retained[addr]
+	return retained || slices.Contains(w.free[w.home[addr]], addr)
+}
+
+func (w *world) HasFree(pool string) bool { return len(w.free[pool]) > 0 }
+
+// giveBack frees an address; somebody is told of it later.
+func (w *world) giveBack(addr netip.Addr) {
+	pool := w.home[addr]
+	w.free[pool] = append(w.free[pool], addr)
+	w.untold = append(w.untold, ipam.Change{Pool: pool, Addr: addr})
+}
+
+func (w *world) retain(addr netip.Addr, owner string) {
+	w.retained[addr] = owner
+	w.untold = append(w.untold, ipam.Change{Owner: ownerNamed(owner), Addr: addr, More: 1})
+}
+
+func (w *world) tell() {
+	for len(w.untold) > 0 {
+		change := w.untold[0]
+		w.untold = w.untold[1:]
+		w.line.changed(change, w.now)
+	}
+}
+
+// try makes one attempt to schedule a pod.
+func (w *world) try(p *worldPod) {
+	uid := p.pod.UID
+	w.attempts++
+	w.line.begin(p.pod, p.request, w.now)
+	w.between()
+	// Filter, node by node.
+	for _, pool := range p.pools {
+		if !p.room[pool] {
+			continue
+		}
+		if lack := w.lack(p, pool); lack != 0 {
+			w.between()
+			w.line.short(uid, lack, w.now)
+			w.between()
+			continue
+		}
+		// Reserve.
+		w.between()
+		if w.lack(p, pool) != 0 {
+			w.active = append(w.active, uid) // tried again
+			return
+		}
+		taken, kept := w.take(p, pool)
+		w.between()
+		w.line.reserved(uid, taken, kept, w.now)
+		w.placed++
+		delete(w.pods, uid)
+		return
+	}
+}
+
+// lack is what the pod lacks on a node of a pool; 0: nothing.
+func (w *world) lack(p *worldPod, pool string) ipam.Lack {
+	owner := p.request.Owner.Name
+	wanted := p.n
+	for addr, of := range w.retained {
+		if of == owner && w.home[addr] == pool {
+			wanted--
+		}
+	}
+	limit, limited := w.limits[owner]
+	switch {
+	case wanted <= 0:
+		return 0
+	case len(w.free[pool]) < wanted:
+		return ipam.LackAddress
+	case limited && limit < wanted:
+		return ipam.LackOwner
+	}
+	return 0
+}
+
+// take gives the pod its addresses; kept: all were its owner's.
+func (w *world) take(p *worldPod, pool string) (taken []netip.Addr, kept bool) {
+	owner := p.request.Owner.Name
+	for addr, of := range w.retained {
+		if of == owner && w.home[addr] == pool && len(taken) < p.n {
+			taken = append(taken, addr)
+			delete(w.retained, addr)
+		}
+	}
+	wanted := p.n - len(taken)
+	taken = append(taken, w.free[pool][:wanted]...)
+	w.free[pool] = w.free[pool][wanted:]
+	if _, limited := w.limits[owner]; limited {
+		w.limits[owner] -= wanted
+	}
+	return taken, wanted == 0
+}
+
+// activate puts those that the line wakes into the scheduler's queue.
+func (w *world) activate() {
+	var names []types.UID
+	for uid := range w.line.wake {
+		names = append(names, uid)
+	}
+	slices.Sort(names)
+	clear(w.line.wake)
+	for _, uid := range names {
+		if !slices.Contains(w.active, uid) {
+			w.active = append(w.active, uid)
+		}
+	}
+}
+
+// step tries the next pod of the scheduler's queue.
+func (w *world) step() {
+	uid := w.active[0]
+	w.active = w.active[1:]
+	if p := w.pods[uid]; p != nil {
+		w.try(p)
+	}
+}
+
+// settle tries pods until nothing happens any more.
+func (w *world) settle() {
+	for {
+		w.tell()
+		w.activate()
+		if len(w.active) > 0 {
+			w.step()
+			continue
+		}
+		if w.line.due.IsZero() && len(w.untold) == 0 {
+			return
+		}
+		if w.now.Before(w.line.due) {
+			w.now = w.line.due
+		}
+		w.line.expire(w.now)
+	}
+}
+
+func (w *world) pool(name string, number, size int) (addrs []netip.Addr) {
+	addr := netip.AddrFrom4([4]byte{10, byte(number), 0, 1})
+	for range size {
+		w.home[addr] = name
+		addrs = append(addrs, addr)
+		addr = addr.Next()
+	}
+	return addrs
+}
+
+// TestAttemptsPerAddress counts how often a pod is tried for each address that
+// comes free while many wait.
+func TestAttemptsPerAddress(t *testing.T) {
+	const pods, freed = 500, 100
+	for _, test := range []struct {
+		name string
+		// before says what the world is like before the pods come, each what happens
+		// for an address.
+		before func(w *world)
+		each   func(w *world, addr netip.Addr)
+		atOnce bool
+		want   int
+	}{
+		{name: "of a full pool", each: (*world).giveBack, want: freed},
+		{name: "of a full pool, all at once", each: (*world).giveBack, atOnce: true, want: freed},
+		{name: "retained for their owner", each: func(w *world, addr netip.Addr) { w.retain(addr, "app") }, want: freed},
+		{name: "retained for their owner, all at once", each: func(w *world, addr netip.Addr) { w.retain(addr, "app") }, atOnce: true, want: freed},
+		{
+			name:   "of an owner that has all it may have",
+			before: func(w *world) { w.limits["app"] = 0 },
+			each: func(w *world, addr netip.Addr) {
+				w.limits["app"]++
+				w.giveBack(addr)
+				w.untold = append(w.untold, ipam.Change{Owner: ownerNamed("app"), More: 1})
+			},
+			want: freed,
+		},
+		{
+			name: "of an owner that may have more, it is not known how many",
+			before: func(w *world) {
+				w.limits["app"] = 0
+				w.free["web"] = w.pool("web", 0, freed)
+			},
+			each: func(w *world, addr netip.Addr) {
+				if w.limits["app"]++; w.limits["app"] == freed {
+					w.untold = append(w.untold, ipam.Change{Owner: ownerNamed("app")})
+				}
+			},
+			atOnce: true, want: 2*freed + 1,
+		},
+		{
+			name: "of which a newcomer takes each before who was woken",
+			each: func(w *world, addr netip.Addr) {
+				w.giveBack(addr)
+				w.tell()
+				w.free["web"] = nil
+			},
+			want: freed,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			addrs := w.pool("web", 0, freed)
+			if test.before != nil {
+				test.before(w)
+			}
+			for i := range pods {
+				w.create(fmt.Sprintf("app-%03d", i), "app", 1, "web")
+			}
+			w.settle()
+			if w.attempts != pods || w.placed != 0 {
+				t.Fatalf("%d attempts placed %d pods before anything came free", w.attempts, w.placed)
+			}
+			w.attempts = 0
+			for _, addr := range addrs {
+				test.each(w, addr)
+				if !test.atOnce {
+					w.settle()
+				}
+			}
+			w.settle()
+			t.Logf("%d attempts for %d addresses placed %d pods", w.attempts, freed, w.placed)
+			if w.attempts > test.want {
+				t.Errorf("%d attempts for %d addresses, want no more than %d", w.attempts, freed, test.want)
+			}
+			if left := len(w.free["web"]) + len(w.retained); left > 0 {
+				t.Errorf("%d addresses are still free", left)
+			}
+		})
+	}
+}
+
+// TestNobodyWaitsInVain does everything at random, between any two steps of an
+// attempt, and then looks whether a pod waits that could be placed.
+func TestNobodyWaitsInVain(t *testing.T) {
+	seeds := []uint64{uint64(time.Now().UnixNano())}
+	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
+		seed, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seeds = []uint64{seed}
+	} else {
+		for range 2000 {
+			seeds = append(seeds, seeds[len(seeds)-1]+1)
+		}
+	}
+	for _, seed := range seeds {
+		inVain(t, seed)
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func inVain(t *testing.T, seed uint64) {
+	w := newWorld(t)
+	random := rand.New(rand.NewPCG(seed, 0))
+	pools := []string{"web", "db", "mail"}
+	var used []netip.Addr
+	for i, pool := range pools {
+		used = append(used, w.pool(pool, i, 4)...)
+	}
+	owners := []string{"app", "shop", "jobs"}
+	w.limits["jobs"] = random.IntN(3)
+	made := 0
+	drop := func(addr netip.Addr) {
+		used = slices.DeleteFunc(used, func(a netip.Addr) bool { return a == addr })
+	}
+	event := func() {
+		switch random.IntN(10) {
+		case 0, 1: // a new pod
+			made++
+			n := 1 + random.IntN(6)/5
+			p := w.create(fmt.Sprintf("pod-%d", made), owners[random.IntN(len(owners))], n, pools[:1+random.IntN(len(pools))]...)
+			priority := int32(random.IntN(2))
+			p.pod.Spec.Priority = &priority
+			for _, pool := range pools {
+				p.room[pool] = p.room[pool] && random.IntN(3) > 0
+			}
+		case 2, 3: // an address comes free, or is retained
+			if len(used) == 0 {
+				return
+			}
+			addr := used[random.IntN(len(used))]
+			drop(addr)
+			if random.IntN(3) == 0 {
+				w.retain(addr, owners[random.IntN(len(owners))])
+			} else {
+				w.giveBack(addr)
+			}
+		case 4: // somebody takes one
+			pool := pools[random.IntN(len(pools))]
+			if len(w.free[pool]) > 0 {
+				used = append(used, w.free[pool][0])
+				w.free[pool] = w.free[pool][1:]
+			}
+		case 5: // somebody frees one that was retained
+			for addr := range w.retained {
+				delete(w.retained, addr)
+				w.giveBack(addr)
+				break
+			}
+		case 6: // an owner may have more
+			more := 1 + random.IntN(3)
+			w.limits["jobs"] += more
+			w.untold = append(w.untold, ipam.Change{Owner: ownerNamed("jobs"), More: more * random.IntN(2)})
+		case 7:
+			if len(w.untold) > 0 {
+				change := w.untold[0]
+				w.untold = w.untold[1:]
+				w.line.changed(change, w.now)
+			}
+			w.activate()
+		case 8:
+			w.now = w.now.Add(time.Duration(random.IntN(400)) * time.Millisecond)
+			w.line.expire(w.now)
+		case 9: // a pod is deleted
+			var names []types.UID
+			for uid := range w.pods {
+				if w.line.trying == nil || w.line.trying.pod.UID != uid {
+					names = append(names, uid)
+				}
+			}
+			if slices.Sort(names); len(names) > 0 && random.IntN(3) == 0 {
+				uid := names[random.IntN(len(names))]
+				delete(w.pods, uid)
+				w.line.gone(uid, w.now)
+			}
+		}
+	}
+	for range 20 {
+		// A few things happen, and the last of them must not be forgotten.
+		budget := 1 + random.IntN(12)
+		w.between = func() {
+			for budget > 0 && random.IntN(3) > 0 {
+				budget--
+				event()
+			}
+		}
+		for budget > 0 {
+			w.between()
+			w.activate()
+			if len(w.active) > 0 {
+				at := random.IntN(len(w.active))
+				w.active[0], w.active[at] = w.active[at], w.active[0]
+				w.step()
+			}
+		}
+		w.settle()
+		w.check(seed)
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// check looks for a pod that could be placed.
+func (w *world) check(seed uint64) {
+	t := w.t
+	for uid, p := range w.pods {
+		waits := w.line.pods[uid]
+		if waits == nil {
+			continue
+		}
+		if waits.offer != nil || waits.state == woken {
+			t.Errorf("seed %d: pod %s is %s and has an offer: %v", seed, uid, stateNames[waits.state], waits.offer)
+		}
+		fits := false
+		for pool, room := range p.room {
+			fits = fits || room && w.lack(p, pool) == 0
+		}
+		if fits {
+			t.Errorf("seed %d: pod %s waits (%s, lacks %b) though %v are free and %v are retained", seed, uid, stateNames[waits.state], waits.lack, w.free, w.retained)
+		}
+	}
+	if len(w.line.order) != len(w.line.pods) || !slices.IsSortedFunc(w.line.order, byTurn) {
+		t.Errorf("seed %d: the line is out of order", seed)
+	}
+	for addr, waits := range w.line.offered {
+		t.Errorf("seed %d: %s is on offer to pod %s", seed, addr, waits.pod.UID)
+	}
+}
