@@ -170,5 +170,5 @@ func unreachable(socket string, err error) error {
 		reason = op.Err
 	}
 	return types.NewError(types.ErrTryAgainLater,
-		fmt.Sprintf("the Berth agent of this node does not answer on %s: %v; see: kubectl -n berth-system get pods -l app.kubernetes.io/name=berth-agent -o wide", socket, reason), "")
+		fmt.Sprintf("the Berth agent of this node does not answer on %s: %v; see: kubectl get pods -A -l app.kubernetes.io/name=berth-agent -o wide", socket, reason), "")
 }

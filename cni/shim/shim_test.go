@@ -60,8 +60,8 @@ func TestCall(t *testing.T) {
 			if err == nil {
 				_ = conn.Close()
 			}
-		}, types.ErrTryAgainLater, []string{"agent.sock", "kubectl -n berth-system"}},
-		"not there": {nil, types.ErrTryAgainLater, []string{"agent.sock", "no such file", "kubectl -n berth-system get pods -l app.kubernetes.io/name=berth-agent"}},
+		}, types.ErrTryAgainLater, []string{"agent.sock", "kubectl get pods -A"}},
+		"not there": {nil, types.ErrTryAgainLater, []string{"agent.sock", "no such file", "kubectl get pods -A -l app.kubernetes.io/name=berth-agent"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

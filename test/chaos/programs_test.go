@@ -181,6 +181,7 @@ func (w *world) schedulerConfig(p *program, elect bool) string {
 	config["clientConnection"].(map[string]any)["kubeconfig"] = w.kubeconfig(p)
 	election := config["leaderElection"].(map[string]any)
 	election["leaderElect"] = elect
+	election["resourceNamespace"] = "berth-system"
 	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "3s", "2s", "500ms"
 	profile := config["profiles"].([]any)[0].(map[string]any)
 	profile["pluginConfig"] = append(profile["pluginConfig"].([]any), map[string]any{

@@ -60,7 +60,7 @@ func TestAgentDown(t *testing.T) {
 	waiting, plain := s.create(s.pod("waiting", s.floating)), s.create(s.pod("plain"))
 	s.kubectl("-n", s.name, "delete", "pod", leaving.Name, "--wait=false")
 	for _, pod := range []*v1.Pod{waiting, plain} {
-		t.Log(s.failsWith(pod, "Berth agent", "does not answer", api.SocketPath, "kubectl -n berth-system get pods"))
+		t.Log(s.failsWith(pod, "Berth agent", "does not answer", api.SocketPath, "kubectl get pods -A"))
 	}
 	s.expectUnbroken(tr, "the absence of all agents")
 

@@ -114,7 +114,7 @@ func TestErrors(t *testing.T) {
 	t.Run("agent down", func(t *testing.T) {
 		n.kill()
 		_, err := n.add(newContainer(t, "down", victim))
-		want(t, err, types.ErrTryAgainLater, n.dir+"/run/agent.sock", "kubectl -n berth-system get pods")
+		want(t, err, types.ErrTryAgainLater, n.dir+"/run/agent.sock", "kubectl get pods -A")
 		n.start()
 	})
 }

@@ -72,7 +72,7 @@ func (w *world) scheduler(options schedulerOptions) *program {
 		config["profiles"] = append(config["profiles"].([]any), another)
 	}
 	election["leaseDuration"], election["renewDeadline"], election["retryPeriod"] = "10s", "8s", "1s"
-	flags := []string{"--config=" + w.file("scheduler-*.yaml", config), "--secure-port=0", "--v=4", neverAgain}
+	flags := []string{"--config=" + w.file("scheduler-*.yaml", config), "--leader-elect-resource-namespace=" + w.system, "--secure-port=0", "--v=4", neverAgain}
 	if options.serve != "" {
 		kubeconfig := w.kubeconfig(proxy)
 		flags = append(flags, serveAt(options.serve)...)

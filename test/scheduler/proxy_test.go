@@ -44,14 +44,14 @@ type call struct {
 	At     time.Time
 }
 
-// proxyFor starts a proxy that makes requests as a ServiceAccount of
-// berth-system.
+// proxyFor starts a proxy that makes requests as a ServiceAccount of Berth's
+// namespace.
 func (w *world) proxyFor(account string) *proxy {
 	w.t.Helper()
 	config := rest.CopyConfig(w.config)
 	config.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:berth-system:" + account,
-		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:berth-system", "system:authenticated"},
+		UserName: "system:serviceaccount:" + w.system + ":" + account,
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + w.system, "system:authenticated"},
 	}
 	transport, err := rest.TransportFor(config)
 	if err != nil {

@@ -29,6 +29,7 @@ func TestPermissions(t *testing.T) {
 				"create berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips", "get berth.dev/floatingips",
 				"watch berth.dev/ippools", "create /pods/binding", "list apps/replicasets", "list /namespaces", "get /pods",
 				"update coordination.k8s.io/leases berth-system/berth-scheduler",
+				"delete berth.dev/floatingips/held", "get /configmaps kube-system/extension-apiserver-authentication",
 			},
 			mayNot: []string{
 				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
@@ -45,6 +46,7 @@ func TestPermissions(t *testing.T) {
 				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
 				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "create events.k8s.io/events",
 				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "update coordination.k8s.io/leases berth-system/berth-controller",
+				"delete berth.dev/floatingips/held", "create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
 			},
 			mayNot: []string{
 				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
@@ -52,6 +54,20 @@ func TestPermissions(t *testing.T) {
 				"create /pods", "delete /pods", "patch /pods", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
 				"update apps/statefulsets", "update apps/deployments", "patch /nodes", "update berth.dev/ipclaims",
 				"update coordination.k8s.io/leases berth-system/berth-scheduler", "create rbac.authorization.k8s.io/clusterrolebindings",
+			},
+		},
+		{
+			account: "berth-agent",
+			may: []string{
+				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips",
+				"create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
+			},
+			mayNot: []string{
+				"list berth.dev/floatingips", "watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
+				"patch berth.dev/floatingips", "delete berth.dev/floatingips", "delete berth.dev/floatingips/held",
+				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "patch /pods/status",
+				"create /pods/binding", "create /pods/exec", "get /nodes", "patch /nodes", "patch /nodes/status", "get /secrets", "get /configmaps",
+				"get coordination.k8s.io/leases", "create events.k8s.io/events", "create /serviceaccounts/token",
 			},
 		},
 	}
@@ -84,8 +100,8 @@ func (w *world) allowed(account, access string) bool {
 	}
 	review, err := w.kube.AuthorizationV1().SubjectAccessReviews().Create(w.ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User:               "system:serviceaccount:berth-system:" + account,
-			Groups:             []string{"system:serviceaccounts", "system:serviceaccounts:berth-system", "system:authenticated"},
+			User:               "system:serviceaccount:" + w.system + ":" + account,
+			Groups:             []string{"system:serviceaccounts", "system:serviceaccounts:" + w.system, "system:authenticated"},
 			ResourceAttributes: attributes,
 		},
 	}, metav1.CreateOptions{})

@@ -23,6 +23,8 @@ import (
 
 const (
 	namespace = "default"
+	// berthSystem is where Berth is installed unless the test says otherwise.
+	berthSystem = "berth-system"
 	// patience is how long a test waits for anything, also on a machine that has
 	// other work. A lost wake-up is a failure however long it is: see [neverAgain].
 	patience = 4 * time.Minute
@@ -39,6 +41,7 @@ type world struct {
 	t      testing.TB
 	ctx    context.Context
 	cp     *lab.ControlPlane
+	system string       // the namespace that Berth is installed in
 	config *rest.Config // an administrator's
 	kube   *kubernetes.Clientset
 	berth  *client.Client
@@ -55,6 +58,12 @@ func newWorld(t *testing.T, options lab.ControlPlaneOptions) *world {
 // newWorldFor starts one that lasts longer, or less long.
 func newWorldFor(t testing.TB, lasts time.Duration, options lab.ControlPlaneOptions) *world {
 	t.Helper()
+	return newWorldIn(t, berthSystem, lasts, options)
+}
+
+// newWorldIn starts one with Berth in a namespace of the test's choice.
+func newWorldIn(t testing.TB, system string, lasts time.Duration, options lab.ControlPlaneOptions) *world {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lasts)
 	t.Cleanup(cancel)
 	cp, err := lab.StartControlPlane(ctx, options)
@@ -66,7 +75,7 @@ func newWorldFor(t testing.TB, lasts time.Duration, options lab.ControlPlaneOpti
 			t.Error(err)
 		}
 	})
-	w := &world{t: t, ctx: ctx, cp: cp}
+	w := &world{t: t, ctx: ctx, cp: cp, system: system}
 	if w.config, err = cp.RESTConfig(); err != nil {
 		t.Fatal(err)
 	}

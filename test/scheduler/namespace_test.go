@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// Berth works in any namespace: its programs find their leases, and are known to
+// the admission policy, which knows nobody else.
+func TestAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	const system = "network"
+	w := newWorldIn(t, system, lasts, lab.ControlPlaneOptions{})
+	for line := range strings.Lines(string(w.kustomized(system))) {
+		// Nothing may stay where kustomize does not look, nor be moved to where
+		// it has no effect.
+		if strings.Contains(line, berthSystem) || strings.Contains(line, "kube-system") && strings.Contains(line, "namespace:") {
+			t.Errorf("installed in namespace %s, the manifests have the line %q", system, strings.TrimSpace(line))
+		}
+	}
+	w.nodes(1)
+	w.kubelet()
+	w.scheduler(schedulerOptions{elect: true})
+	w.controller("--leader-elect=true", "--leader-elect-resource-namespace="+system)
+	w.pool("web", "10.0.70.2")
+	w.create(newPod("web-0"))
+	w.bound("web-0")
+	for _, name := range []string{"berth-scheduler", "berth-controller"} {
+		if _, err := w.kube.CoordinationV1().Leases(system).Get(w.ctx, name, metav1.GetOptions{}); err != nil {
+			t.Errorf("the lease of %s: %v", name, err)
+		}
+	}
+	w.deletesNoHeld("10.0.70.2")
+
+	w.delete("web-0")
+	w.create(newPod("web-1"))
+	w.bound("web-1")
+	w.delete("web-1")
+	w.eventually("wait for the controller to free the address", func() error {
+		ips, err := w.ips()
+		if err == nil && len(ips) > 0 {
+			err = fmt.Errorf("%s is in use", ips[0].Name)
+		}
+		return err
+	})
+	w.invariants()
+}
+
+// deletesNoHeld tries to delete an address that a pod holds as everybody who may
+// delete FloatingIPs, or nearly.
+func (w *world) deletesNoHeld(address string) {
+	w.t.Helper()
+	_, err := w.kube.RbacV1().ClusterRoles().Create(w.ctx, &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "deleter"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"berth.dev"}, Resources: []string{"floatingips"}, Verbs: []string{"*"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	bind := func(role string, subjects ...rbacv1.Subject) {
+		_, err := w.kube.RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "test-" + role},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   subjects,
+		}, metav1.CreateOptions{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	account := func(namespace, name string) rbacv1.Subject {
+		return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}
+	}
+	user := func(name string) rbacv1.Subject {
+		return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
+	}
+	bind("deleter", account("tenant", "berth-controller"), account("tenant", "berth-scheduler"), user("berth-controller"))
+	bind("cluster-admin", account("flux", "flux"), account(w.system, "not-berth-controller"), user("root"))
+	for _, name := range []string{
+		"system:serviceaccount:tenant:berth-controller", "system:serviceaccount:tenant:berth-scheduler", "berth-controller",
+		"system:serviceaccount:flux:flux", "system:serviceaccount:" + w.system + ":not-berth-controller", "root",
+		"", // the test's own, of the group system:masters
+	} {
+		config := rest.CopyConfig(w.config)
+		if name != "" {
+			config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: []string{"system:authenticated"}}
+		}
+		berth, err := client.NewForConfig(config)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.eventually(fmt.Sprintf("wait for user %q to be refused by the policy", name), func() error {
+			err := berth.FloatingIPs.Delete(w.ctx, address, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the address is held by pod") {
+				return fmt.Errorf("deleting a held address: %v", err)
+			}
+			return nil
+		})
+	}
+}
