@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -188,6 +190,48 @@ func TestProgramsAreServed(t *testing.T) {
 	}
 	if programs != 3 {
 		t.Errorf("found %d programs, want 3", programs)
+	}
+}
+
+// A drain must not take both replicas of a program at once, nor wait for ever.
+func TestDisruptionBudgets(t *testing.T) {
+	deployments := map[string]*appsv1.Deployment{}
+	budgets := map[string]*policyv1.PodDisruptionBudget{}
+	for _, path := range yamlFiles(t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects, err := decode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects {
+			switch o := object.(type) {
+			case *appsv1.Deployment:
+				if o.Labels["app.kubernetes.io/part-of"] == "berth" {
+					deployments[o.Name] = o
+				}
+			case *policyv1.PodDisruptionBudget:
+				budgets[o.Name] = o
+			}
+		}
+	}
+	if len(deployments) != 2 || len(budgets) != len(deployments) {
+		t.Errorf("%d Deployments and %d PodDisruptionBudgets, want 2 of each", len(deployments), len(budgets))
+	}
+	for name, deployment := range deployments {
+		budget := budgets[name]
+		if budget == nil {
+			t.Errorf("no PodDisruptionBudget is called %s", name)
+			continue
+		}
+		if budget.Namespace != deployment.Namespace || !reflect.DeepEqual(budget.Spec.Selector, deployment.Spec.Selector) {
+			t.Errorf("PodDisruptionBudget %s selects other pods than the Deployment", name)
+		}
+		if most := budget.Spec.MaxUnavailable; most == nil || most.IntValue() < 1 || most.IntValue() >= int(*deployment.Spec.Replicas) {
+			t.Errorf("PodDisruptionBudget %s: maxUnavailable is %v of %d", name, most, *deployment.Spec.Replicas)
+		}
 	}
 }
 
