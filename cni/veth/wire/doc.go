@@ -22,7 +22,8 @@
 // T belongs to one address of one link, so two attachments share nothing but the
 // first rule. The rules also make reverse path filtering come out
 // right, strict or loose, because the kernel looks up the way back with the
-// pod's address as the source.
+// pod's address as the source. On the pod's own link it is strict: what a pod
+// sends with the IPv4 address of another goes nowhere.
 //
 // A pod may have up to [MaxAddresses] addresses on its one interface, of both
 // families, subnets and VLANs; the node does the above for each. In a pod with

@@ -23,13 +23,17 @@ var ErrSysctl = errors.New("kernel setting")
 const (
 	iflaInetConf          = 1
 	ipv4DevconfForwarding = 1
+	ipv4DevconfRPFilter   = 8
 )
 
 // forward makes the kernel route packets that arrive on a link and, for IPv6 on
-// an uplink, answer for the addresses of its proxy entries.
+// an uplink, answer for the addresses of its proxy entries. Of a pod's link it
+// takes IPv4 packets with the pod's own addresses only (strict reverse path
+// filtering, unless net.ipv4.conf.all.rp_filter is 2, which prevails); IPv6 has no
+// such setting.
 func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
 	if family == unix.AF_INET {
-		return forward4(link)
+		return forward4(link, !isUplink)
 	}
 	// IPv6 forwards per namespace, not per link.
 	if err := w.setSysctl("net/ipv6/conf/all/forwarding", "1"); err != nil {
@@ -41,9 +45,10 @@ func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
 	return w.setSysctl("net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp", "1")
 }
 
-// forward4 sets net.ipv4.conf.<link>.forwarding through netlink, which needs
-// CAP_NET_ADMIN and not, as the file does, a writable /proc/sys.
-func forward4(link netlink.Link) error {
+// forward4 sets net.ipv4.conf.<link>.forwarding, and rp_filter if strict, through
+// netlink, which needs CAP_NET_ADMIN and not, as the files do, a writable
+// /proc/sys.
+func forward4(link netlink.Link, strict bool) error {
 	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(link.Attrs().Index)
@@ -52,9 +57,12 @@ func forward4(link netlink.Link) error {
 	inet := spec.AddRtAttr(unix.AF_INET, nil)
 	conf := inet.AddRtAttr(iflaInetConf, nil)
 	conf.AddRtAttr(ipv4DevconfForwarding, nl.Uint32Attr(1))
+	if strict {
+		conf.AddRtAttr(ipv4DevconfRPFilter, nl.Uint32Attr(1))
+	}
 	req.AddData(spec)
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("set IPv4 forwarding of link %s: %w", link.Attrs().Name, err)
+		return fmt.Errorf("set IPv4 forwarding and filtering of link %s: %w", link.Attrs().Name, err)
 	}
 	return nil
 }
@@ -82,6 +90,9 @@ func (w *Wirer) setSysctl(key, value string) error {
 // checkForward is forward without setting anything.
 func (w *Wirer) checkForward(link netlink.Link, family int, isUplink bool) error {
 	keys := []string{"net/ipv4/conf/" + link.Attrs().Name + "/forwarding"}
+	if !isUplink {
+		keys = append(keys, "net/ipv4/conf/"+link.Attrs().Name+"/rp_filter")
+	}
 	if family == unix.AF_INET6 {
 		keys = []string{"net/ipv6/conf/all/forwarding"}
 		if isUplink {

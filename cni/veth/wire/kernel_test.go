@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -404,4 +406,61 @@ func TestSetupErrors(t *testing.T) {
 	if !strings.Contains(taken.IP("link"), "eth0") {
 		t.Error("Teardown took somebody else's interface")
 	}
+}
+
+// A pod may make packets with whatever source (CAP_NET_RAW is in every runtime's
+// default); those with an address that is not the pod's do not leave the node,
+// also where the node itself filters nothing.
+func TestForgedSourceIsDropped(t *testing.T) {
+	w := newWorld(t)
+	for _, key := range []string{"all", "default", "eth0"} {
+		sysctl(t, w.nodeA, "net/ipv4/conf/"+key+"/rp_filter", "0")
+	}
+	p := w.pod("a", "10.0.70.5", "10.0.70.6")
+	setup(w.nodeA, p)
+	victim := w.pod("b", "10.0.70.7")
+	setup(w.nodeB, victim)
+	var received *net.UDPConn
+	w.client.Run(func() (err error) {
+		received, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP("10.0.70.50"), Port: 9999})
+		return err
+	})
+	defer received.Close()
+	if err := received.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	w.ping(p.Host, "10.0.70.50") // so that no datagram waits for ARP
+	// Of a pod of another node, of the node itself, of nobody, of a host.
+	forged := []string{"10.0.70.7", "10.0.60.11", "10.0.70.99", "10.0.70.1"}
+	for _, address := range forged {
+		p.IP("addr", "add", address+"/32", "dev", "eth0")
+	}
+	for _, source := range append(forged, "10.0.70.5", "10.0.70.6") {
+		p.Run(func() error {
+			connection, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.ParseIP(source)}, &net.UDPAddr{IP: net.ParseIP("10.0.70.50"), Port: 9999})
+			if err != nil {
+				return err
+			}
+			defer connection.Close()
+			_, err = connection.Write([]byte(source))
+			return err
+		})
+	}
+	// Datagrams on one path stay in order: the pod's own are the last.
+	for last := ""; last != "10.0.70.6"; {
+		buffer := make([]byte, 64)
+		n, from, err := received.ReadFromUDP(buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last = from.IP.String(); slices.Contains(forged, last) {
+			t.Errorf("received a datagram from %s, which the pod of 10.0.70.5 sent", buffer[:n])
+		}
+	}
+	// Something on the node resets it, as systemd does for new links.
+	sysctl(t, w.nodeA, "net/ipv4/conf/"+p.spec.HostLink()+"/rp_filter", "2")
+	if err := w.nodeA.Try(func() error { return New("").Check(p.spec) }); !errors.Is(err, ErrSysctl) {
+		t.Errorf("Check() = %v, want ErrSysctl", err)
+	}
+	setup(w.nodeA, p)
 }
