@@ -95,6 +95,11 @@ func TestBoundAnnotationIsNotChanged(t *testing.T) {
 			t.Errorf("changing the annotation to %s: %v, want it refused", value, err)
 		}
 	}
+	// Nor the pod's node, which may write its status.
+	patch := []byte(`{"metadata":{"annotations":{"berth.dev/floatingips":"10.0.70.3"}}}`)
+	if _, err := w.asNode("node1").CoreV1().Pods(namespace).Patch(w.ctx, "web-0", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is the scheduler's") {
+		t.Errorf("the node changes the annotation with the pod's status: %v, want it refused", err)
+	}
 	w.annotate("web-0", "another", "one")
 	w.invariants()
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
 
@@ -70,6 +71,18 @@ func (w *world) proxyFor(account string) *proxy {
 	go func() { _ = server.Serve(listener) }() // until Close
 	w.t.Cleanup(func() { _ = server.Close() })
 	return p
+}
+
+// asNode is a client with a kubelet's credentials.
+func (w *world) asNode(name string) *kubernetes.Clientset {
+	w.t.Helper()
+	config := rest.CopyConfig(w.config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + name, Groups: []string{"system:nodes", "system:authenticated"}}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return kube
 }
 
 // ServeHTTP forwards a request, unless a tap stops it.
