@@ -223,7 +223,7 @@ func (p *planner) settle(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	}
 	item.IP = ip
 	if existing := p.existingIPs[ip.Name]; existing != nil {
-		action, note := p.compare(ip, existing)
+		action, note := p.compare(ip, existing, record != nil)
 		item.Action, item.Note = action, join(note, item.Note)
 		if action == Update {
 			item.Seen = existing
@@ -259,7 +259,7 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 	return ip
 }
 
-// decision about an address: Create, Stale or Skip, with remarks.
+// decision about an address: Create, Conflict, Stale or Skip, with remarks.
 type decision struct {
 	action Action
 	notes  []string
@@ -272,8 +272,11 @@ func decided(action Action, notes ...string) decision {
 // decide fills in who has an address.
 func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) decision {
 	if record == nil {
-		pod := p.cluster.byAddress[addr][0]
-		return p.hold(ip, pod, nil, "Galaxy has no record of it, but a pod runs with it", p.rivals(addr, pod))
+		users := p.cluster.byAddress[addr]
+		if len(users) > 1 {
+			return p.contested(ip, fmt.Sprintf("Galaxy has no record of it, and by their annotations pod %s have it", podNames(users)))
+		}
+		return p.hold(ip, users[0], nil, "Galaxy has no record of it, but a pod runs with it")
 	}
 	if record.Reserved() {
 		ip.Spec.Reserved, ip.Spec.Network = true, nil
@@ -293,7 +296,10 @@ func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha
 			key.Pool = pod.Annotations[galaxy.AnnotationPool]
 			return p.hold(ip, pod, &held{key, record.Spec.Policy}, keyErr.Error(), attributeNote, p.rivals(addr, pod))
 		}
-		return p.hold(ip, pod, nil, fmt.Sprintf("Galaxy's record names %q, but this pod runs with it", record.Spec.Key), attributeNote, p.rivals(addr, pod))
+		if keyErr == nil && p.isOfWorkload(pod, key, attributes) {
+			return p.hold(ip, pod, &held{key, record.Spec.Policy}, fmt.Sprintf("Galaxy's record names %q, of the same workload", record.Spec.Key), attributeNote, p.rivals(addr, pod))
+		}
+		return p.contested(ip, fmt.Sprintf("Galaxy's record names %q, but by its annotation pod %s/%s has the address", record.Spec.Key, pod.Namespace, pod.Name), attributeNote)
 	}
 	switch {
 	case keyErr != nil:
@@ -308,6 +314,31 @@ func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha
 		return p.retainForClaim(ip, key, attributeNote)
 	}
 	return p.retainForWorkload(ip, key, attributes, record.Spec.Policy, attributeNote)
+}
+
+// isOfWorkload says whether an address that a key gives to a workload may be this
+// pod's, so that the pod takes it from nobody but its own workload's earlier pods.
+func (p *planner) isOfWorkload(pod *v1.Pod, key galaxy.Key, attributes galaxy.Attributes) bool {
+	if key.Pool != "" || key.Type == galaxy.TypeNone {
+		return false
+	}
+	recorded, found, err := p.cluster.ownerNamed(key, attributes.NodeName)
+	actual := p.cluster.ownerOf(pod)
+	return err == nil && found && recorded.UID == actual.UID && ownerName(&recorded) == ownerName(&actual)
+}
+
+// decideYourself is what to do about an address that several are said to have.
+const decideYourself = "see which pod the node has it for, then correct Galaxy's record, or the annotation " + galaxy.AnnotationArgs + ", and run this again"
+
+// contested is an address that only the annotation of a pod gives to that pod, which
+// its author can write, while something else contradicts.
+func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) decision {
+	reason += ": " + decideYourself
+	if p.input.Options.ReserveOrphans {
+		ip.Spec.Reserved, ip.Spec.Network = true, nil
+		return decided(Create, append([]string{"reserved: " + reason}, notes...)...)
+	}
+	return decided(Conflict, append([]string{reason}, notes...)...)
 }
 
 // held is what Galaxy recorded of a live pod's address.
@@ -345,16 +376,24 @@ func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...
 
 // rivals names live pods other than one that claim to have an address.
 func (p *planner) rivals(addr netip.Addr, besides *v1.Pod) string {
-	var names []string
+	var others []*v1.Pod
 	for _, pod := range p.cluster.byAddress[addr] {
 		if pod != besides {
-			names = append(names, pod.Namespace+"/"+pod.Name)
+			others = append(others, pod)
 		}
 	}
-	if len(names) == 0 {
+	if len(others) == 0 {
 		return ""
 	}
-	return "pod " + strings.Join(names, ", ") + " says that it has the address too"
+	return "pod " + podNames(others) + " says that it has the address too"
+}
+
+func podNames(pods []*v1.Pod) string {
+	var names []string
+	for _, pod := range pods {
+		names = append(names, pod.Namespace+"/"+pod.Name)
+	}
+	return strings.Join(names, ", ")
 }
 
 func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.ReleasePolicy {
@@ -416,8 +455,8 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 }
 
 // compare says what an address's object, which exists, is to the one that would
-// be created.
-func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP) (Action, string) {
+// be created. recorded says that Galaxy has a record of it.
+func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (Action, string) {
 	if wanted.Spec.Reserved || existing.Spec.Reserved {
 		if wanted.Spec.Reserved == existing.Spec.Reserved {
 			return Same, ""
@@ -430,7 +469,7 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP) (Action, string
 		holder = p.cluster.live(pod.UID)
 	}
 	if pod := wanted.Spec.Pod; pod != nil && (existing.Spec.Pod == nil || existing.Spec.Pod.UID != pod.UID) {
-		untouched := existing.Labels[LabelImportedFrom] == ImportedFrom && existing.Generation == 1
+		untouched := recorded && existing.Labels[LabelImportedFrom] == ImportedFrom && existing.Generation == 1
 		coolsDown := existing.Spec.Owner == nil && existing.Spec.ReleasedAt != nil
 		switch {
 		case holder != nil:
