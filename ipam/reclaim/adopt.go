@@ -8,6 +8,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -74,16 +75,22 @@ func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (b
 	return true, nil
 }
 
-// controllerOf returns what controls a pod's ReplicaSet, or nil.
+// controllerOf returns what controls a pod's ReplicaSet or Job, or nil.
 func (r *Reclaimer) controllerOf(namespace string, reference *metav1.OwnerReference) *metav1.OwnerReference {
-	if groupKind(reference.APIVersion, reference.Kind) != (schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}) {
+	var object metav1.Object
+	var err error
+	switch groupKind(reference.APIVersion, reference.Kind) {
+	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
+		object, err = r.owners.replicaSets.ReplicaSets(namespace).Get(reference.Name)
+	case schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}:
+		object, err = r.owners.jobs.Jobs(namespace).Get(reference.Name)
+	default:
 		return nil
 	}
-	set, err := r.owners.replicaSets.ReplicaSets(namespace).Get(reference.Name)
-	if err != nil || set.UID != reference.UID {
-		return nil // The ReplicaSet's event brings us back.
+	if err != nil || object.GetUID() != reference.UID {
+		return nil // Its event brings us back.
 	}
-	return metav1.GetControllerOfNoCopy(set)
+	return metav1.GetControllerOfNoCopy(object)
 }
 
 func isSame(reference *metav1.OwnerReference, owner *v1alpha1.Owner) bool {

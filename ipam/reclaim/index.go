@@ -140,8 +140,9 @@ func (r *Reclaimer) watch(config Config) error {
 		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), reconsider)},
 		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), reconsider)},
 		{apps.DaemonSets().Informer(), handler(r.workloadChanged("DaemonSet"), reconsider)},
-		{apps.ReplicaSets().Informer(), handler(r.replicaSetChanged, reconsider)},
-		{config.Factory.Batch().V1().Jobs().Informer(), handler(r.workloadChanged("Job"), jobChanged)},
+		{apps.ReplicaSets().Informer(), handler(r.controlledChanged("ReplicaSet"), reconsider)},
+		{config.Factory.Batch().V1().Jobs().Informer(), handler(r.controlledChanged("Job"), jobChanged)},
+		{config.Factory.Batch().V1().CronJobs().Informer(), handler(r.workloadChanged("CronJob"), reconsider)},
 	} {
 		registration, err := watched.informer.AddEventHandler(watched.handler)
 		if err != nil {
@@ -271,12 +272,14 @@ func (r *Reclaimer) workloadChanged(kind string) func(object metav1.Object, gone
 	return func(object metav1.Object, _ bool) { r.ownerChanged(kind, object.GetNamespace(), object.GetName()) }
 }
 
-// replicaSetChanged also looks at the addresses of what controls it, which may
-// have adopted it.
-func (r *Reclaimer) replicaSetChanged(object metav1.Object, _ bool) {
-	r.ownerChanged("ReplicaSet", object.GetNamespace(), object.GetName())
-	if controller := metav1.GetControllerOfNoCopy(object); controller != nil {
-		r.ownerChanged(controller.Kind, object.GetNamespace(), controller.Name)
+// controlledChanged also looks at the addresses of what controls the object, which
+// may have adopted it.
+func (r *Reclaimer) controlledChanged(kind string) func(object metav1.Object, gone bool) {
+	return func(object metav1.Object, _ bool) {
+		r.ownerChanged(kind, object.GetNamespace(), object.GetName())
+		if controller := metav1.GetControllerOfNoCopy(object); controller != nil {
+			r.ownerChanged(controller.Kind, object.GetNamespace(), controller.Name)
+		}
 	}
 }
 

@@ -37,6 +37,7 @@ type owners struct {
 	replicaSets  appslisters.ReplicaSetLister
 	daemonSets   appslisters.DaemonSetLister
 	jobs         batchlisters.JobLister
+	cronJobs     batchlisters.CronJobLister
 	nodes        corelisters.NodeLister
 	claims       cache.Indexer
 	customs      *customs
@@ -109,6 +110,14 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 			return workload{}, nil, live, err
 		}
 		return workload{exists: exists(job) && !ended(job), replicas: number(job.Spec.Parallelism)}, &job.Spec.Template, live, nil
+	case schema.GroupKind{Group: batchv1.GroupName, Kind: "CronJob"}:
+		cron, live, err := lookUp(ctx, owner, fresh, o.cronJobs.CronJobs(namespace).Get, o.client.BatchV1().CronJobs(namespace).Get)
+		if err != nil || cron == nil {
+			return workload{}, nil, live, err
+		}
+		// For one run, also between runs.
+		job := &cron.Spec.JobTemplate.Spec
+		return workload{exists: exists(cron), replicas: number(job.Parallelism)}, &job.Template, live, nil
 	}
 	return o.customs.find(ctx, owner, fresh)
 }

@@ -98,6 +98,9 @@ func TestOwnersFromCaches(t *testing.T) {
 		jobs: batchlisters.NewJobLister(cacheOf(t,
 			&batchv1.Job{ObjectMeta: meta, Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)}},
 			&batchv1.Job{ObjectMeta: named("done"), Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)}, Status: done})),
+		cronJobs: batchlisters.NewCronJobLister(cacheOf(t, &batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
+			Spec: batchv1.JobSpec{Parallelism: &three, Template: asking(nil)},
+		}}})),
 		nodes: corelisters.NewNodeLister(cacheOf(t,
 			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", Labels: map[string]string{"zone": "a"}}, Spec: v1.NodeSpec{Unschedulable: true, Taints: []v1.Taint{{Key: "x", Effect: v1.TaintEffectNoExecute}}}},
 			&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node2", Labels: map[string]string{"zone": "b"}}},
@@ -120,6 +123,7 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("apps/v1", "ReplicaSet", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "done", ""), workload{replicas: 3, each: two}},
+		{owner("batch/v1", "CronJob", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("apps/v1", "DaemonSet", "web", "node1"), workload{exists: true, unbounded: true, each: two}},
 		{owner("apps/v1", "DaemonSet", "web", "node2"), workload{exists: true, unbounded: true, each: two, offNode: true}},
 		{owner("apps/v1", "DaemonSet", "web", "node9"), workload{exists: true, unbounded: true, each: two, offNode: true}},

@@ -115,9 +115,10 @@ func New(config Config) (*Reclaimer, error) {
 		client: config.Kube, api: config.Berth,
 		statefulSets: apps.StatefulSets().Lister(), deployments: apps.Deployments().Lister(),
 		replicaSets: apps.ReplicaSets().Lister(), daemonSets: apps.DaemonSets().Lister(),
-		jobs:   config.Factory.Batch().V1().Jobs().Lister(),
-		nodes:  core.Nodes().Lister(),
-		claims: config.Claims.GetIndexer(),
+		jobs:     config.Factory.Batch().V1().Jobs().Lister(),
+		cronJobs: config.Factory.Batch().V1().CronJobs().Lister(),
+		nodes:    core.Nodes().Lister(),
+		claims:   config.Claims.GetIndexer(),
 		customs: &customs{
 			discovery: config.Kube.Discovery(), objects: config.Dynamic, metadata: config.Metadata,
 			changed: r.ownerChanged, refused: r.unfollowed,

@@ -47,6 +47,11 @@ func Slim(object any) (any, error) {
 			Spec:       batchv1.JobSpec{Parallelism: o.Spec.Parallelism, Template: slimTemplate(&o.Spec.Template)},
 			Status:     batchv1.JobStatus{Conditions: o.Status.Conditions},
 		}, nil
+	case *batchv1.CronJob:
+		job := &o.Spec.JobTemplate.Spec
+		return &batchv1.CronJob{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
+			Spec: batchv1.JobSpec{Parallelism: job.Parallelism, Template: slimTemplate(&job.Template)},
+		}}}, nil
 	}
 	return object, nil
 }

@@ -14,15 +14,18 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// replicaSets finds the ReplicaSet of a namespace and name.
-type replicaSets func(namespace, name string) (metav1.Object, error)
+// getter returns the object of a namespace and name.
+type getter func(namespace, name string) (metav1.Object, error)
+
+// between finds what stands between a pod and its workload.
+type between struct{ replicaSet, job getter }
 
 // ownerOf resolves what the addresses of a pod belong to: the controller behind a
-// ReplicaSet, or the pod's controller, or the pod itself, also where a pod is said
-// to control it. Owner references are
-// what the pod's author may have written, so a ReplicaSet counts only if it
-// exists with the UID that is referred to.
-func ownerOf(pod *v1.Pod, find replicaSets) (ipam.Owner, error) {
+// ReplicaSet, the CronJob behind a Job, or the pod's controller, or the pod itself,
+// also where a pod is said to control it. Owner references are what the pod's author
+// may have written, so a ReplicaSet or Job counts only if it exists with the UID that
+// is referred to.
+func ownerOf(pod *v1.Pod, find between) (ipam.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
 		// A pod starts no pods in its place, so it keeps nothing for others.
@@ -37,7 +40,10 @@ func ownerOf(pod *v1.Pod, find replicaSets) (ipam.Owner, error) {
 		// It would be the claim's without counting against its size.
 		return owner, fmt.Errorf("an IPClaim cannot be the controller of a pod: name it in the annotation %s", v1alpha1.AnnotationClaim)
 	case controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/"):
-		return behindReplicaSet(pod, controller, find)
+		return behind(pod, controller, find.replicaSet, func(*metav1.OwnerReference) bool { return true })
+	case controller.Kind == "Job" && strings.HasPrefix(controller.APIVersion, "batch/"):
+		// A Job of anything else but a CronJob is not run again.
+		return behind(pod, controller, find.job, isCronJob)
 	case controller.Kind == "DaemonSet":
 		owner.NodeName = requiredNode(pod)
 	case controller.Kind == "Job":
@@ -55,18 +61,23 @@ func ownerFrom(namespace string, controller *metav1.OwnerReference) ipam.Owner {
 	}
 }
 
-func behindReplicaSet(pod *v1.Pod, controller *metav1.OwnerReference, find replicaSets) (ipam.Owner, error) {
-	set, err := find(pod.Namespace, controller.Name)
+// behind returns what controls the pod's controller, if it counts, or else that.
+func behind(pod *v1.Pod, controller *metav1.OwnerReference, find getter, counts func(*metav1.OwnerReference) bool) (ipam.Owner, error) {
+	object, err := find(pod.Namespace, controller.Name)
 	if err != nil {
-		return ipam.Owner{}, fmt.Errorf("find ReplicaSet %s/%s of the pod: %w", pod.Namespace, controller.Name, err)
+		return ipam.Owner{}, fmt.Errorf("find %s %s/%s of the pod: %w", controller.Kind, pod.Namespace, controller.Name, err)
 	}
-	if set.GetUID() != controller.UID {
-		return ipam.Owner{}, fmt.Errorf("ReplicaSet %s/%s has UID %s, the pod was made by another with UID %s", pod.Namespace, controller.Name, set.GetUID(), controller.UID)
+	if object.GetUID() != controller.UID {
+		return ipam.Owner{}, fmt.Errorf("%s %s/%s has UID %s, the pod was made by another with UID %s", controller.Kind, pod.Namespace, controller.Name, object.GetUID(), controller.UID)
 	}
-	if behind := metav1.GetControllerOfNoCopy(set); behind != nil {
-		controller = behind
+	if workload := metav1.GetControllerOfNoCopy(object); workload != nil && counts(workload) {
+		controller = workload
 	}
 	return ownerFrom(pod.Namespace, controller), nil
+}
+
+func isCronJob(controller *metav1.OwnerReference) bool {
+	return controller.Kind == "CronJob" && strings.HasPrefix(controller.APIVersion, "batch/")
 }
 
 // requiredNode returns the one node that the pod's affinity requires by name, as

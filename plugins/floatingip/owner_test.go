@@ -31,7 +31,7 @@ func TestOwnerOf(t *testing.T) {
 		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(uid), Controller: &controller}}
 		return pod
 	}
-	set := func(uid string, owner *v1.Pod) replicaSets {
+	set := func(uid string, owner *v1.Pod) getter {
 		return func(namespace, name string) (metav1.Object, error) {
 			object := &metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(uid)}
 			if owner != nil {
@@ -52,9 +52,10 @@ func TestOwnerOf(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		pod  *v1.Pod
-		sets replicaSets
-		want ipam.Owner
-		err  string
+		// between is the ReplicaSet or Job.
+		between getter
+		want    ipam.Owner
+		err     string
 	}{
 		{"bare pod", testPod(), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"StatefulSet", owned("apps/v1", "StatefulSet", "web", "u"), none,
@@ -65,8 +66,13 @@ func TestOwnerOf(t *testing.T) {
 			ipam.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "rs"}, ""},
 		{"ReplicaSet of something else", owned("apps/v1", "ReplicaSet", "web", "rs"), set("rs", owned("argoproj.io/v1alpha1", "Rollout", "web", "r")),
 			ipam.Owner{APIVersion: "argoproj.io/v1alpha1", Kind: "Rollout", Namespace: "shop", Name: "web", UID: "r"}, ""},
-		{"a Job", owned("batch/v1", "Job", "we", "j"), none, ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we", UID: "j"}, ""},
-		{"a Job whose pod has a name of digits", named("job-75496", owned("batch/v1", "Job", "job", "j")), none, ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "job", UID: "j"}, ""},
+		{"a Job", owned("batch/v1", "Job", "we", "j"), set("j", nil), ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we", UID: "j"}, ""},
+		{"a Job whose pod has a name of digits", named("job-75496", owned("batch/v1", "Job", "job", "j")), set("j", nil), ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "job", UID: "j"}, ""},
+		{"a CronJob", owned("batch/v1", "Job", "we-29", "j"), set("j", owned("batch/v1", "CronJob", "we", "c")), ipam.Owner{APIVersion: "batch/v1", Kind: "CronJob", Namespace: "shop", Name: "we", UID: "c"}, ""},
+		{"a Job of another kind", owned("batch/v1", "Job", "we-0", "j"), set("j", owned("jobset.x-k8s.io/v1alpha2", "JobSet", "we", "s")), ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we-0", UID: "j"}, ""},
+		{"a Job of another group", owned("batch.volcano.sh/v1alpha1", "Job", "web", "v"), none, ipam.Owner{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Namespace: "shop", Name: "web", UID: "v"}, ""},
+		{"a Job that is not there", owned("batch/v1", "Job", "we-29", "j"), none, ipam.Owner{}, "find Job shop/we-29"},
+		{"a Job of that name, but another", owned("batch/v1", "Job", "we-29", "forged"), set("j", owned("batch/v1", "CronJob", "we", "c")), ipam.Owner{}, "made by another with UID forged"},
 		{"a custom kind whose pod has a generated name of digits", named("db-24568", owned("example.com/v1", "Database", "db", "x")), none,
 			ipam.Owner{APIVersion: "example.com/v1", Kind: "Database", Namespace: "shop", Name: "db", UID: "x"}, ""},
 		{"a StatefulSet of another group, whose pods have other names", owned("apps.kruise.io/v1", "StatefulSet", "x", "k"), none,
@@ -81,7 +87,7 @@ func TestOwnerOf(t *testing.T) {
 			ipam.Owner{APIVersion: "apps.kruise.io/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "k", PodName: "web-0"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ownerOf(test.pod, test.sets)
+			got, err := ownerOf(test.pod, between{replicaSet: test.between, job: test.between})
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("error is %v, want one with %q", err, test.err)

@@ -85,6 +85,7 @@ type shared struct {
 	nodes   *nodes
 	pods    *knownPods
 	sets    *fixedSets
+	jobs    *jobs
 }
 
 // NewFactory returns a factory. A process has one.
@@ -127,8 +128,11 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		nodes:      shared.nodes,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
 		namespaces: informers.Core().V1().Namespaces().Lister(),
-		replicaSet: func(namespace, name string) (metav1.Object, error) {
-			return replicaSets.ReplicaSets(namespace).Get(name)
+		between: between{
+			replicaSet: func(namespace, name string) (metav1.Object, error) {
+				return replicaSets.ReplicaSets(namespace).Get(name)
+			},
+			job: shared.jobs.get,
 		},
 		sets: shared.sets,
 	}, nil
@@ -147,10 +151,14 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
+	jobs, err := newJobs(handle.KubeConfig())
+	if err != nil {
+		return nil, err
+	}
 	core, apps := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Apps().V1()
 	pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
 	shared := &shared{
-		args: args, book: book, nodes: &nodes{}, pods: pods,
+		args: args, book: book, nodes: &nodes{}, pods: pods, jobs: jobs,
 		waiting: newWaiting(handle, book, pods.isPending, clock.RealClock{}),
 		sets:    &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 	}
@@ -160,6 +168,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	book.KnowPods(shared.pods)
 	book.OnChange(shared.waiting.changed)
 	go book.Run(ctx)
+	go jobs.run(ctx)
 	go shared.waiting.run(ctx)
 	exposeWaiting(shared.waiting.count)
 	f.shared = shared
@@ -252,7 +261,7 @@ type Plugin struct {
 	nodes      *nodes
 	nodeLister corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
-	replicaSet replicaSets
+	between    between
 	sets       *fixedSets
 }
 
@@ -266,7 +275,7 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	if err != nil {
 		return request, err
 	}
-	if request.Owner, err = ownerOf(pod, pl.replicaSet); err != nil {
+	if request.Owner, err = ownerOf(pod, pl.between); err != nil {
 		return request, errRetry{err}
 	}
 	if err := checkOwner(&request); err != nil {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,6 +143,8 @@ type cell struct {
 	// gates is where the cell waits for others; see [gate].
 	gates  []*gate
 	passed int
+	// jobs is how many Jobs a CronJob's cell has made.
+	jobs int
 	// outcome is what it came to, looked at again when all cells are done.
 	outcome func() error
 }
@@ -487,6 +490,29 @@ func (c *cell) create() {
 		c.t.Fatal(err)
 	}
 	c.uid = made.GetUID()
+	if c.kind.resource == "cronjobs" {
+		c.runJob()
+	}
+}
+
+// runJob runs a CronJob now, as kubectl create job --from does.
+func (c *cell) runJob() {
+	c.t.Helper()
+	cron, err := c.kube.BatchV1().CronJobs(c.namespace).Get(c.ctx, c.name, metav1.GetOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.jobs++
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%d", c.name, c.jobs), Labels: cron.Spec.JobTemplate.Labels,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(cron, batchv1.SchemeGroupVersion.WithKind("CronJob"))},
+		},
+		Spec: cron.Spec.JobTemplate.Spec,
+	}
+	if _, err := c.kube.BatchV1().Jobs(c.namespace).Create(c.ctx, job, metav1.CreateOptions{}); err != nil {
+		c.t.Fatal(err)
+	}
 }
 
 func (c *cell) patch(text string, values ...any) {
@@ -496,10 +522,18 @@ func (c *cell) patch(text string, values ...any) {
 	}
 }
 
-// scale sets how many pods there are: by taking nodes from a DaemonSet, whose
+// scale sets how many pods there are, of a CronJob also those of its last Job: by taking nodes from a DaemonSet, whose
 // nodes the test has labelled.
 func (c *cell) scale(n int) {
 	c.t.Helper()
+	if c.kind.resource == "cronjobs" {
+		c.patch(`{"spec":{"jobTemplate":{"spec":{%q:%d}}}}`, c.kind.replicas, n)
+		text := fmt.Appendf(nil, `{"spec":{%q:%d}}`, c.kind.replicas, n)
+		if _, err := c.kube.BatchV1().Jobs(c.namespace).Patch(c.ctx, fmt.Sprintf("%s-%d", c.name, c.jobs), types.MergePatchType, text, metav1.PatchOptions{}); err != nil {
+			c.t.Fatal(err)
+		}
+		return
+	}
 	if c.kind.replicas != "" {
 		c.patch(`{"spec":{%q:%d}}`, c.kind.replicas, n)
 		return
@@ -561,13 +595,13 @@ func (c *cell) end(pods []v1.Pod, force bool) {
 	}
 }
 
-// orphans waits until no pod, and no ReplicaSet of the workload, has the
+// orphans waits until no pod, and no ReplicaSet or Job of the workload, has the
 // workload as its owner.
 func (c *cell) orphans() {
 	c.t.Helper()
 	c.eventually("wait for orphans", func() error {
 		var objects []unstructured.Unstructured
-		for _, kind := range []string{"rs", "pod"} {
+		for _, kind := range []string{"rs", "job", "pod"} {
 			kind := matrixKinds[kind]
 			list, err := c.api.Resource(kind.gvr()).Namespace(c.namespace).List(c.ctx, metav1.ListOptions{LabelSelector: "app=" + c.name})
 			if err != nil {

@@ -36,7 +36,11 @@ var matrixEvents = map[string]matrixEvent{
 	"pods deleted":   {short: "del", happen: func(c *cell) int { c.end(c.now().live, false); return c.replaced() }},
 	"pods failed":    {short: "fail", happen: func(c *cell) int { c.finish(v1.PodFailed); return c.replaced() }},
 	"pods succeeded": {short: "done", happen: podsSucceed},
-	"pods evicted":   {short: "evict", happen: podsAreEvicted},
+	"run again": {short: "next", then: "pods succeeded", happen: func(c *cell) int {
+		c.runJob()
+		return c.n
+	}},
+	"pods evicted": {short: "evict", happen: podsAreEvicted},
 
 	"unseen by controller": {short: "unseen", happen: unseen, together: "unseen by controller"},
 	"unseen by scheduler":  {short: "late", happen: unseen, together: "unseen by scheduler"},
@@ -122,7 +126,7 @@ func (c *cell) finish(phase v1.PodPhase) {
 
 func podsSucceed(c *cell) int {
 	c.finish(v1.PodSucceeded)
-	if c.kind.resource == "jobs" { // its work is done
+	if c.kind.runs() { // its work is done
 		c.replacedBy(0)
 		return 0
 	}
@@ -146,7 +150,7 @@ const podDeletionCost = "controller.kubernetes.io/pod-deletion-cost"
 // scaledDown: of the kinds whose ReplicaSet chooses a pod, some give up the one
 // with the younger address and some that with the older.
 func scaledDown(c *cell) int {
-	if c.column != "job" && c.kind.stands == "" {
+	if !c.kind.runs() && c.kind.stands == "" {
 		doomed := slices.MaxFunc(c.before, func(a, b slot) int { return strings.Compare(a.address, b.address) })
 		if c.column == "deploy" {
 			doomed = slices.MinFunc(c.before, func(a, b slot) int { return strings.Compare(a.address, b.address) })
@@ -290,7 +294,7 @@ func (c *cell) orphan() {
 	c.until("wait for the pods to keep their addresses", c.holdsOn)
 }
 
-// endOrphans deletes ReplicaSets that the workload left, and pods.
+// endOrphans deletes ReplicaSets and Jobs that the workload left, and pods.
 func (c *cell) endOrphans() {
 	c.t.Helper()
 	if err := c.holdsOn(c.now()); err != nil {
@@ -299,6 +303,15 @@ func (c *cell) endOrphans() {
 	if c.kind.sets {
 		background := metav1.DeletePropagationBackground
 		err := c.kube.AppsV1().ReplicaSets(c.namespace).DeleteCollection(c.ctx,
+			metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{LabelSelector: "app=" + c.name})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return
+	}
+	if c.kind.resource == "cronjobs" {
+		background := metav1.DeletePropagationBackground
+		err := c.kube.BatchV1().Jobs(c.namespace).DeleteCollection(c.ctx,
 			metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{LabelSelector: "app=" + c.name})
 		if err != nil {
 			c.t.Fatal(err)

@@ -51,6 +51,10 @@ var matrixKinds = map[string]matrixKind{
 		gvk: kindOf("batch/v1", "Job"), resource: "jobs", replicas: "parallelism", template: true,
 		more: map[string]any{"backoffLimit": int64(100)},
 	},
+	"cron": {
+		gvk: kindOf("batch/v1", "CronJob"), resource: "cronjobs", replicas: "parallelism", template: true,
+		more: map[string]any{"backoffLimit": int64(100)},
+	},
 	"pod": {gvk: kindOf("v1", "Pod"), resource: "pods", stands: "name"},
 }
 
@@ -62,9 +66,12 @@ func (k *matrixKind) gvr() schema.GroupVersionResource {
 	return k.gvk.GroupVersion().WithResource(k.resource)
 }
 
+// runs says whether the pods are a Job's.
+func (k *matrixKind) runs() bool { return k.resource == "jobs" || k.resource == "cronjobs" }
+
 // object returns a workload of the kind with as many replicas.
 func (k *matrixKind) object(namespace, name string, replicas int, template v1.PodTemplateSpec) (*unstructured.Unstructured, error) {
-	if k.resource == "jobs" {
+	if k.runs() {
 		template.Spec.RestartPolicy = v1.RestartPolicyNever
 	}
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&template)
@@ -77,11 +84,18 @@ func (k *matrixKind) object(namespace, name string, replicas int, template v1.Po
 		if k.replicas != "" {
 			spec[k.replicas] = int64(replicas)
 		}
-		if k.resource != "jobs" {
+		if !k.runs() {
 			spec["selector"] = map[string]any{"matchLabels": map[string]any{"app": name}}
 		}
 		for key, value := range k.more {
 			spec[key] = runtime.DeepCopyJSONValue(value)
+		}
+		if k.resource == "cronjobs" {
+			spec = map[string]any{
+				// The test runs it, not the hour.
+				"schedule": "0 0 1 1 *", "suspend": true,
+				"jobTemplate": map[string]any{"metadata": map[string]any{"labels": map[string]any{"app": name}}, "spec": spec},
+			}
 		}
 		object.Object["spec"] = spec
 	} else {

@@ -229,7 +229,7 @@ func (m *matrix) tryAlone(t *testing.T, cells []*cell) {
 }
 
 func rankOf(c *cell) int {
-	if c.column == "job" {
+	if c.kind.runs() {
 		return 0
 	}
 	return 1

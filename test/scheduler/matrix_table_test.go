@@ -30,66 +30,69 @@ import (
 // Columns: StatefulSet; the same with ordinals from 5; a kind StatefulSet of
 // another API group; Deployment; ReplicaSet; Rollout, a custom kind that owns
 // ReplicaSets; Fleet, a custom kind that owns pods with random names; DaemonSet;
-// Job; pod without a controller.
+// Job; CronJob, of which the test runs a Job; pod without a controller.
 const matrixTable = `
-event                     policy      sts    from5  other  deploy  rs     rollout  fleet  daemon  job    pod
-pods deleted              PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-pods deleted              Retain      name   name   name   share   share  share    share  node    share  freed
-pods deleted              Never       name   name   name   share   share  share    share  node    share  gone
-pods failed               PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-pods failed               Retain      name   name   name   share   share  share    share  node    share  kept
-pods failed               Never       name   name   name   share   share  share    share  node    share  kept
-pods succeeded            PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-pods succeeded            Retain      name   name   name   share   share  share    share  node    freed  kept
-pods succeeded            Never       name   name   name   share   share  share    share  node    kept   kept
-pods evicted              PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-pods evicted              Retain      name   name   name   share   share  share    share  node    share  freed
-pods evicted              Never       name   name   name   share   share  share    share  node    share  gone
-unseen by controller      PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-unseen by controller      Retain      name   name   name   share   share  share    share  node    share  freed
-unseen by controller      Never       name   name   name   share   share  share    share  node    share  name
-unseen by scheduler       PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-unseen by scheduler       Retain      name   name   name   share   share  share    share  node    share  freed
-unseen by scheduler       Never       name   name   name   share   share  share    share  node    share  name
-node lost                 PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-node lost                 Retain      name   name   name   share   share  share    share  node    share  freed
-node lost                 Never       name   name   name   share   share  share    share  node    share  gone
-node removed              PodDeleted  -n     -n     -n     -n      -n     -n       -n     freed   -n     -n
-node removed              Retain      -n     -n     -n     -n      -n     -n       -n     freed   -n     -n
-node removed              Never       -n     -n     -n     -n      -n     -n       -n     kept    -n     -n
-node removed and back     PodDeleted  -n     -n     -n     -n      -n     -n       -n     freed   -n     -n
-node removed and back     Retain      -n     -n     -n     -n      -n     -n       -n     freed   -n     -n
-node removed and back     Never       -n     -n     -n     -n      -n     -n       -n     node    -n     -n
-rolling update            PodDeleted  freed  freed  freed  freed   -r     freed    freed  freed   -j     -p
-rolling update            Retain      name   name   name   share   -r     share    share  node    -j     -p
-rolling update            Never       name   name   name   share   -r     share    share  node    -j     -p
-scaled down               PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  -p
-scaled down               Retain      freed  freed  freed  size    size   size     size   freed   size   -p
-scaled down               Never       kept   kept   kept   kept    kept   kept     kept   kept    kept   -p
-scaled to zero            PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  -p
-scaled to zero            Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  -p
-scaled to zero            Never       kept   kept   kept   kept    kept   kept     kept   kept    kept   -p
-scaled to zero and up     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  -p
-scaled to zero and up     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  -p
-scaled to zero and up     Never       name   name   name   share   share  share    share  node    share  -p
-deleted in background     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-deleted in background     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-deleted in background     Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone
-deleted in foreground     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-deleted in foreground     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-deleted in foreground     Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone
-deleted, pods orphaned    PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  -d
-deleted, pods orphaned    Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  -d
-deleted, pods orphaned    Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   -d
-orphans adopted           PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   -u     -d
-orphans adopted           Retain      name   name   name   share   share  share    share  node    -u     -d
-orphans adopted           Never       name   name   name   share   share  share    share  node    -u     -d
-recreated                 PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-recreated                 Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed
-recreated                 Never       name   name   name   share   share  share    share  node    share  name
-recreated at once         PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  -s
-recreated at once         Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  -s
-recreated at once         Never       name   name   name   share   share  share    share  node    share  -s
+event                     policy      sts    from5  other  deploy  rs     rollout  fleet  daemon  job    cron   pod
+pods deleted              PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods deleted              Retain      name   name   name   share   share  share    share  node    share  share  freed
+pods deleted              Never       name   name   name   share   share  share    share  node    share  share  gone
+pods failed               PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods failed               Retain      name   name   name   share   share  share    share  node    share  share  kept
+pods failed               Never       name   name   name   share   share  share    share  node    share  share  kept
+pods succeeded            PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods succeeded            Retain      name   name   name   share   share  share    share  node    freed  kept   kept
+pods succeeded            Never       name   name   name   share   share  share    share  node    kept   kept   kept
+run again                 PodDeleted  -c     -c     -c     -c      -c     -c       -c     -c      -c     freed  -c
+run again                 Retain      -c     -c     -c     -c      -c     -c       -c     -c      -c     share  -c
+run again                 Never       -c     -c     -c     -c      -c     -c       -c     -c      -c     share  -c
+pods evicted              PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+pods evicted              Retain      name   name   name   share   share  share    share  node    share  share  freed
+pods evicted              Never       name   name   name   share   share  share    share  node    share  share  gone
+unseen by controller      PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+unseen by controller      Retain      name   name   name   share   share  share    share  node    share  share  freed
+unseen by controller      Never       name   name   name   share   share  share    share  node    share  share  name
+unseen by scheduler       PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+unseen by scheduler       Retain      name   name   name   share   share  share    share  node    share  share  freed
+unseen by scheduler       Never       name   name   name   share   share  share    share  node    share  share  name
+node lost                 PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+node lost                 Retain      name   name   name   share   share  share    share  node    share  share  freed
+node lost                 Never       name   name   name   share   share  share    share  node    share  share  gone
+node removed              PodDeleted  -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed              Retain      -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed              Never       -n     -n     -n     -n      -n     -n       -n     kept    -n     -n     -n
+node removed and back     PodDeleted  -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed and back     Retain      -n     -n     -n     -n      -n     -n       -n     freed   -n     -n     -n
+node removed and back     Never       -n     -n     -n     -n      -n     -n       -n     node    -n     -n     -n
+rolling update            PodDeleted  freed  freed  freed  freed   -r     freed    freed  freed   -j     -t     -p
+rolling update            Retain      name   name   name   share   -r     share    share  node    -j     -t     -p
+rolling update            Never       name   name   name   share   -r     share    share  node    -j     -t     -p
+scaled down               PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled down               Retain      freed  freed  freed  size    size   size     size   freed   size   size   -p
+scaled down               Never       kept   kept   kept   kept    kept   kept     kept   kept    kept   kept   -p
+scaled to zero            PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero            Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero            Never       kept   kept   kept   kept    kept   kept     kept   kept    kept   kept   -p
+scaled to zero and up     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero and up     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -p
+scaled to zero and up     Never       name   name   name   share   share  share    share  node    share  share  -p
+deleted in background     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in background     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in background     Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   gone
+deleted in foreground     PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in foreground     Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+deleted in foreground     Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   gone
+deleted, pods orphaned    PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -d
+deleted, pods orphaned    Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -d
+deleted, pods orphaned    Never       gone   gone   gone   gone    gone   gone     gone   gone    gone   gone   -d
+orphans adopted           PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   -u     -o     -d
+orphans adopted           Retain      name   name   name   share   share  share    share  node    -u     -o     -d
+orphans adopted           Never       name   name   name   share   share  share    share  node    -u     -o     -d
+recreated                 PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+recreated                 Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  freed
+recreated                 Never       name   name   name   share   share  share    share  node    share  share  name
+recreated at once         PodDeleted  freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -s
+recreated at once         Retain      freed  freed  freed  freed   freed  freed    freed  freed   freed  freed  -s
+recreated at once         Never       name   name   name   share   share  share    share  node    share  share  -s
 `
 
 // matrixCannot says why cells of the table do not exist.
@@ -97,8 +100,11 @@ var matrixCannot = map[string]string{
 	"-n": "only the addresses of a DaemonSet stand for nodes; for other kinds it is a node lost",
 	"-r": "a ReplicaSet does not replace its pods when its template changes",
 	"-j": "the template of a Job cannot change",
+	"-t": "the template of a CronJob is for its next run",
+	"-c": "only a CronJob runs again",
 	"-p": "a pod without a controller is neither scaled nor updated",
 	"-d": "a pod has no dependents",
+	"-o": "a CronJob does not adopt Jobs",
 	"-u": "a Job selects pods by its own UID: it adopts no other's",
 	"-s": "a pod cannot be created while one of its name is there",
 }

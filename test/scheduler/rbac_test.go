@@ -27,7 +27,7 @@ func TestPermissions(t *testing.T) {
 			account: "berth-scheduler",
 			may: []string{
 				"create berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips", "get berth.dev/floatingips",
-				"watch berth.dev/ippools", "create /pods/binding", "list apps/replicasets", "list /namespaces", "get /pods",
+				"watch berth.dev/ippools", "create /pods/binding", "list apps/replicasets", "list batch/jobs", "watch batch/jobs", "list /namespaces", "get /pods",
 				"update coordination.k8s.io/leases berth-system/berth-scheduler",
 				"delete berth.dev/floatingips/held", "get /configmaps kube-system/extension-apiserver-authentication",
 			},
@@ -45,7 +45,8 @@ func TestPermissions(t *testing.T) {
 				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
 				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
 				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "create events.k8s.io/events",
-				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "update coordination.k8s.io/leases berth-system/berth-controller",
+				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "get batch/cronjobs", "watch batch/cronjobs",
+				"update coordination.k8s.io/leases berth-system/berth-controller",
 				"delete berth.dev/floatingips/held", "create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
 			},
 			mayNot: []string{

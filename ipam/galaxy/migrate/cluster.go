@@ -28,9 +28,8 @@ func Kinds(ips []galaxy.FloatingIP, pods []*v1.Pod) []string {
 		kinds[kindOf(key.Type)] = true
 	}
 	for _, pod := range pods {
-		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && controller.Kind == "ReplicaSet" {
-			kinds["replicaset"] = true
-			break
+		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && (isReplicaSet(controller) || isJob(controller)) {
+			kinds[strings.ToLower(controller.Kind)] = true
 		}
 	}
 	var sorted []string
@@ -146,15 +145,23 @@ func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
 	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
 		controller = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
 	}
-	if controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/") {
-		for _, set := range c.workloads[workloadName{"replicaset", pod.Namespace, controller.Name}] {
-			if set.UID == controller.UID && set.Controller != nil {
-				// Its pods are the ReplicaSet's: no name of theirs lasts.
-				return newOwner(set.Controller, pod.Namespace, "", "")
+	if isReplicaSet(controller) || isJob(controller) {
+		for _, between := range c.workloads[workloadName{strings.ToLower(controller.Kind), pod.Namespace, controller.Name}] {
+			if between.UID == controller.UID && between.Controller != nil && (isReplicaSet(controller) || between.Controller.Kind == "CronJob") {
+				// Its pods are the ReplicaSet's or Job's: no name of theirs lasts.
+				return newOwner(between.Controller, pod.Namespace, "", "")
 			}
 		}
 	}
 	return newOwner(controller, pod.Namespace, pod.Name, pod.Spec.NodeName)
+}
+
+func isReplicaSet(controller *metav1.OwnerReference) bool {
+	return controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/")
+}
+
+func isJob(controller *metav1.OwnerReference) bool {
+	return controller.Kind == "Job" && strings.HasPrefix(controller.APIVersion, "batch/")
 }
 
 // newOwner says what an address stands for: the pod's name where it lasts, the

@@ -227,6 +227,10 @@ func TestAddress(t *testing.T) {
 			"create 10.0.70.5 apps/v1 DaemonSet shop/log uid-log on node1 PodDeleted pod=log-x/uid-log-x@node1"},
 		{"Job", list(record(addr, "job_shop_sum_sum-1", podDeleted, of("uid-sum-1", "")), pod("sum-1", owned("batch/v1", "Job", "sum"))),
 			"create 10.0.70.5 batch/v1 Job shop/sum uid-sum PodDeleted pod=sum-1/uid-sum-1@node1"},
+		{"CronJob", list(record(addr, "job_shop_sum-9_sum-9-x", immutable, of("uid-sum-9-x", "")), pod("sum-9-x", owned("batch/v1", "Job", "sum-9")), workload("batch/v1", "Job", "sum-9", "batch/v1 CronJob/sum")),
+			"create 10.0.70.5 batch/v1 CronJob shop/sum uid-sum Retain pod=sum-9-x/uid-sum-9-x@node1"},
+		{"Job of a JobSet", list(record(addr, "job_shop_sum-9_sum-9-x", immutable, of("uid-sum-9-x", "")), pod("sum-9-x", owned("batch/v1", "Job", "sum-9")), workload("batch/v1", "Job", "sum-9", "jobset.x-k8s.io/v1alpha2 JobSet/sum")),
+			"create 10.0.70.5 batch/v1 Job shop/sum-9 uid-sum-9 Retain pod=sum-9-x/uid-sum-9-x@node1"},
 		{"custom, with ordinals", list(record(addr, "tapp_shop_demo_demo-1", immutable, of("uid-demo-1", "")), pod("demo-1", owned("apps.tkestack.io/v1", "TApp", "demo"))),
 			"create 10.0.70.5 apps.tkestack.io/v1 TApp shop/demo uid-demo for demo-1 Retain pod=demo-1/uid-demo-1@node1"},
 		{"custom, with random names", list(record(addr, "thing_shop_demo_demo-x1", podDeleted, of("uid-demo-x1", "")), pod("demo-x1", owned("example.org/v1", "Thing", "demo"))),
@@ -612,7 +616,8 @@ func TestKinds(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	pod("web-1-x", owned("apps/v1", "ReplicaSet", "web-1"))(in)
-	if got, want := Kinds(nil, in.Pods), []string{"replicaset"}; !slices.Equal(got, want) {
+	pod("sum-9-x", owned("batch/v1", "Job", "sum-9"))(in)
+	if got, want := Kinds(nil, in.Pods), []string{"job", "replicaset"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

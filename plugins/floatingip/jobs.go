@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"context"
+	"fmt"
+
+	batchv1 "k8s.io/api/batch/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// jobs knows which CronJob made a Job. kube-scheduler does not watch Jobs, and a
+// cluster may have many that nobody cleared away: of each, only who controls it is
+// kept. Safe in parallel.
+type jobs struct {
+	informer cache.SharedIndexInformer
+}
+
+func newJobs(config *rest.Config) (*jobs, error) {
+	client, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of metadata: %w", err)
+	}
+	informer := metadatainformer.NewFilteredMetadataInformer(client, batchv1.SchemeGroupVersion.WithResource("jobs"), metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	if err := informer.SetTransform(controllerOnly); err != nil {
+		return nil, fmt.Errorf("keep Jobs small: %w", err)
+	}
+	return &jobs{informer}, nil
+}
+
+func (j *jobs) run(ctx context.Context) { j.informer.RunWithContext(ctx) }
+
+// get returns a Job's metadata. One that is not known may be by the next attempt.
+func (j *jobs) get(namespace, name string) (metav1.Object, error) {
+	object, found, err := j.informer.GetStore().GetByKey(namespace + "/" + name)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, apierrors.NewNotFound(batchv1.Resource("jobs"), name)
+	}
+	return object.(metav1.Object), nil
+}
+
+// controllerOnly is a transform that keeps of an object's metadata what it is and
+// what controls it.
+func controllerOnly(object any) (any, error) {
+	o, ok := object.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return object, nil
+	}
+	slim := &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
+	}}
+	if controller := metav1.GetControllerOf(o); controller != nil {
+		slim.OwnerReferences = []metav1.OwnerReference{*controller}
+	}
+	return slim, nil
+}
