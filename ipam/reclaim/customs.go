@@ -68,6 +68,12 @@ type view struct {
 	generation int64
 }
 
+// isPassing says whether the view changes without a new generation, in a way that
+// matters: the workload gives its addresses up when its update is done.
+func (v *view) isPassing() bool {
+	return v.workload.updating && v.template != nil && asksForNone(v.template)
+}
+
 // forbiddenError says that the controller lacks a permission for a kind, and how
 // it is given.
 type forbiddenError struct {
@@ -122,6 +128,7 @@ func (c *customs) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (
 	}
 	seen, certain := view{workload: workload{exists: exists(read), unbounded: true}, template: templateOf(read), generation: read.GetGeneration()}, false
 	readOrdinals(read, &seen.workload)
+	seen.workload.updating = isCustomUpdating(read)
 	if kind.scalable {
 		if certain, err = readScale(ctx, objects, owner.Name, &seen.workload); apierrors.IsForbidden(err) {
 			return workload{}, nil, false, &forbiddenError{kind.resource, err}
@@ -283,7 +290,18 @@ func (c *customs) remembered(kind *customKind, key string, uid types.UID) (view,
 		return view{}, false
 	}
 	now := object.(*metav1.PartialObjectMetadata)
+	if seen.isPassing() {
+		return view{}, false
+	}
 	return seen, now.UID == uid && now.Generation == seen.generation && now.DeletionTimestamp == nil
+}
+
+// isPassing says whether a workload is known by a view that passes.
+func (c *customs) isPassing(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen, ok := c.views[uid]
+	return ok && seen.isPassing()
 }
 
 func (c *customs) remember(uid types.UID, seen view) {
@@ -317,7 +335,7 @@ func (c *customs) follow(ctx context.Context, resource schema.GroupVersionResour
 		AddFunc: tell,
 		UpdateFunc: func(before, after any) {
 			was, is := before.(metav1.Object), after.(metav1.Object)
-			if reconsider(was, is) || is.GetGeneration() == 0 && was.GetResourceVersion() != is.GetResourceVersion() {
+			if reconsider(was, is) || (is.GetGeneration() == 0 || c.isPassing(is.GetUID())) && was.GetResourceVersion() != is.GetResourceVersion() {
 				tell(after)
 			}
 		},
@@ -353,6 +371,22 @@ func templateOf(object *unstructured.Unstructured) *v1.PodTemplateSpec {
 	}
 	slim := slimTemplate(template)
 	return &slim
+}
+
+// isCustomUpdating reads status.observedGeneration, status.replicas and
+// status.updatedReplicas as a Deployment has them. An object without them is never
+// updating.
+func isCustomUpdating(object *unstructured.Unstructured) bool {
+	read := func(field string) (int64, bool) {
+		n, found, err := unstructured.NestedInt64(object.Object, "status", field)
+		return n, found && err == nil
+	}
+	if observed, ok := read("observedGeneration"); ok && observed < object.GetGeneration() {
+		return true
+	}
+	replicas, _ := read("replicas")
+	updated, ok := read("updatedReplicas")
+	return ok && updated < replicas
 }
 
 // readOrdinals reads spec.ordinals.start, as apps/v1 has it, and

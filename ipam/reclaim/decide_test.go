@@ -68,6 +68,10 @@ var wantCases = []struct {
 	{"CronJob, between runs", shared("batch/v1", "CronJob"), pods(2), after(1), true, true},
 	{"CronJob, of a run beside another", shared("batch/v1", "CronJob"), pods(2), after(2), false, true},
 	{"CronJob, deleted", shared("batch/v1", "CronJob"), workload{}, oldest, false, false},
+	{"Deployment whose pods ask for no address", shared("apps/v1", "Deployment"), addressless(3), oldest, false, false},
+	{"StatefulSet whose pods ask for no address", set("web-0"), addressless(3), oldest, false, false},
+	{"custom kind without scale whose pods ask for no address", shared("example.org/v1", "Thing"), workload{exists: true, unbounded: true, addressless: true}, oldest, false, false},
+	{"DaemonSet whose pods ask for no address", daemon, workload{exists: true, unbounded: true, addressless: true}, oldest, false, false},
 	{"custom kind, among the oldest", shared("example.org/v1", "Thing"), pods(3), after(2), true, true},
 	{"custom kind, scaled down", shared("example.org/v1", "Thing"), pods(3), after(3), false, true},
 	{"custom kind that says nothing of its pods", shared("example.org/v1", "Thing"), workload{exists: true, replicas: 1}, after(99), true, true},
@@ -125,6 +129,12 @@ func sparing(n, spare int64) workload {
 func unlimited(n int64) workload {
 	w := pods(n)
 	w.oldestFirst = true
+	return w
+}
+
+func addressless(n int64) workload {
+	w := pods(n)
+	w.each, w.addressless = demand{}, true
 	return w
 }
 

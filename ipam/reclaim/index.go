@@ -137,12 +137,12 @@ func (r *Reclaimer) watch(config Config) error {
 		{config.Claims, handler(r.workloadChanged("IPClaim"), reconsider)},
 		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
 		{core.Nodes().Informer(), handler(r.nodeChanged, labelsChanged)},
-		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), reconsider)},
-		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), reconsider)},
+		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), updated)},
+		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), updated)},
 		{apps.DaemonSets().Informer(), handler(r.workloadChanged("DaemonSet"), reconsider)},
 		{apps.ReplicaSets().Informer(), handler(r.controlledChanged("ReplicaSet"), reconsider)},
 		{config.Factory.Batch().V1().Jobs().Informer(), handler(r.controlledChanged("Job"), jobChanged)},
-		{config.Factory.Batch().V1().CronJobs().Informer(), handler(r.workloadChanged("CronJob"), reconsider)},
+		{config.Factory.Batch().V1().CronJobs().Informer(), handler(r.workloadChanged("CronJob"), updated)},
 	} {
 		registration, err := watched.informer.AddEventHandler(watched.handler)
 		if err != nil {
@@ -209,6 +209,11 @@ func podChanged(before, after *v1.Pod) bool {
 	return before.UID != after.UID || before.Spec.NodeName != after.Spec.NodeName || finished(before) != finished(after) ||
 		controllerUID(before) != controllerUID(after) ||
 		before.Annotations[v1alpha1.AnnotationFloatingIPs] != after.Annotations[v1alpha1.AnnotationFloatingIPs]
+}
+
+// updated is reconsider for a workload whose status says whether an update is done.
+func updated(before, after metav1.Object) bool {
+	return reconsider(before, after) || isUpdating(before) != isUpdating(after)
 }
 
 func jobChanged(before, after metav1.Object) bool {

@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/quantity"
 )
 
@@ -55,6 +56,7 @@ func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	}
 	if template != nil {
 		w.each = demandOf(template)
+		w.addressless = !w.updating && asksForNone(template)
 	}
 	if w.exists && owner.NodeName != "" {
 		belongs, nodeLive, err := o.belongs(ctx, owner.NodeName, template, fresh)
@@ -80,7 +82,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		w := workload{exists: exists(set), replicas: number(set.Spec.Replicas)}
+		w := workload{exists: exists(set), replicas: number(set.Spec.Replicas), updating: isUpdating(set)}
 		if set.Spec.Ordinals != nil {
 			w.start = int64(set.Spec.Ordinals.Start)
 		}
@@ -90,7 +92,9 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || deployment == nil {
 			return workload{}, nil, live, err
 		}
-		return sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template))), &deployment.Spec.Template, live, nil
+		w := sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template)))
+		w.updating = isUpdating(deployment)
+		return w, &deployment.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
 		set, live, err := lookUp(ctx, owner, fresh, o.replicaSets.ReplicaSets(namespace).Get, o.client.AppsV1().ReplicaSets(namespace).Get)
 		if err != nil || set == nil {
@@ -117,7 +121,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		}
 		// For one run, also between runs.
 		job := &cron.Spec.JobTemplate.Spec
-		return workload{exists: exists(cron), replicas: number(job.Parallelism)}, &job.Template, live, nil
+		return workload{exists: exists(cron), replicas: number(job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
 	return o.customs.find(ctx, owner, fresh)
 }
@@ -220,6 +224,27 @@ func demandOf(template *v1.PodTemplateSpec) demand {
 		d.families = append(d.families, families...)
 	}
 	return d
+}
+
+// asksForNone says whether the pods of a template ask for no addresses, by Galaxy's
+// resource neither, which the scheduler may accept.
+func asksForNone(template *v1.PodTemplateSpec) bool {
+	return requested(&template.Spec) == 0 && quantity.Requested(&template.Spec, galaxy.ResourceENIIP) == 0
+}
+
+// isUpdating says whether pods that are made again may be made of an older template
+// than the workload has. Of a DaemonSet, a ReplicaSet and a Job they never are.
+func isUpdating(workload metav1.Object) bool {
+	switch o := workload.(type) {
+	case *appsv1.StatefulSet:
+		return o.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType &&
+			(o.Status.ObservedGeneration < o.Generation || o.Status.CurrentRevision != o.Status.UpdateRevision)
+	case *appsv1.Deployment:
+		return o.Status.ObservedGeneration < o.Generation || o.Status.UpdatedReplicas < o.Status.Replicas
+	case *batchv1.CronJob:
+		return len(o.Status.Active) > 0
+	}
+	return false
 }
 
 // requested is how many addresses a pod asks for.

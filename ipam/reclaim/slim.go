@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // Slim is a transform for the informers: of an object, only what Reclaimer reads
@@ -28,13 +29,26 @@ func Slim(object any) (any, error) {
 		slim.Labels = maps.Clone(o.Labels)
 		return slim, nil
 	case *appsv1.StatefulSet:
-		return &appsv1.StatefulSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.StatefulSetSpec{
-			Replicas: o.Spec.Replicas, Ordinals: o.Spec.Ordinals, Template: slimTemplate(&o.Spec.Template),
-		}}, nil
+		return &appsv1.StatefulSet{
+			ObjectMeta: slimMeta(&o.ObjectMeta),
+			Spec: appsv1.StatefulSetSpec{
+				Replicas: o.Spec.Replicas, Ordinals: o.Spec.Ordinals, Template: slimTemplate(&o.Spec.Template),
+				UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: o.Spec.UpdateStrategy.Type},
+			},
+			Status: appsv1.StatefulSetStatus{
+				ObservedGeneration: o.Status.ObservedGeneration, CurrentRevision: o.Status.CurrentRevision, UpdateRevision: o.Status.UpdateRevision,
+			},
+		}, nil
 	case *appsv1.Deployment:
-		return &appsv1.Deployment{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.DeploymentSpec{
-			Replicas: o.Spec.Replicas, Strategy: o.Spec.Strategy, Template: slimTemplate(&o.Spec.Template),
-		}}, nil
+		return &appsv1.Deployment{
+			ObjectMeta: slimMeta(&o.ObjectMeta),
+			Spec: appsv1.DeploymentSpec{
+				Replicas: o.Spec.Replicas, Strategy: o.Spec.Strategy, Template: slimTemplate(&o.Spec.Template),
+			},
+			Status: appsv1.DeploymentStatus{
+				ObservedGeneration: o.Status.ObservedGeneration, Replicas: o.Status.Replicas, UpdatedReplicas: o.Status.UpdatedReplicas,
+			},
+		}, nil
 	case *appsv1.ReplicaSet:
 		return &appsv1.ReplicaSet{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: appsv1.ReplicaSetSpec{
 			Replicas: o.Spec.Replicas, Template: slimTemplate(&o.Spec.Template),
@@ -49,9 +63,13 @@ func Slim(object any) (any, error) {
 		}, nil
 	case *batchv1.CronJob:
 		job := &o.Spec.JobTemplate.Spec
-		return &batchv1.CronJob{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
-			Spec: batchv1.JobSpec{Parallelism: job.Parallelism, Template: slimTemplate(&job.Template)},
-		}}}, nil
+		return &batchv1.CronJob{
+			ObjectMeta: slimMeta(&o.ObjectMeta),
+			Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
+				Spec: batchv1.JobSpec{Parallelism: job.Parallelism, Template: slimTemplate(&job.Template)},
+			}},
+			Status: batchv1.CronJobStatus{Active: make([]v1.ObjectReference, len(o.Status.Active))},
+		}, nil
 	}
 	return object, nil
 }
@@ -111,11 +129,16 @@ func slimContainers(all []v1.Container) []v1.Container {
 	return slim
 }
 
-// ofIPs keeps what a list says of addresses; nil: nothing.
+// ofIPs keeps what a list says of addresses, also in Galaxy's words; nil: nothing.
 func ofIPs(list v1.ResourceList) v1.ResourceList {
-	n, ok := list[v1alpha1.ResourceIP]
-	if !ok {
-		return nil
+	var slim v1.ResourceList
+	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
+		if n, ok := list[name]; ok {
+			if slim == nil {
+				slim = v1.ResourceList{}
+			}
+			slim[name] = n
+		}
 	}
-	return v1.ResourceList{v1alpha1.ResourceIP: n}
+	return slim
 }

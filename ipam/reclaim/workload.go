@@ -35,6 +35,11 @@ type workload struct {
 	offNode bool
 	// each is how many addresses one pod has.
 	each demand
+	// updating: pods may yet be made of an older pod template than the one that was
+	// read.
+	updating bool
+	// addressless: its pods ask for no addresses, nor will those that are made again.
+	addressless bool
 	// claim: the owner is an IPClaim.
 	claim bool
 	// preallocates are the families of which the claim asks for all its addresses
@@ -135,6 +140,8 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 		return true
 	case w.claim:
 		return at.rank < w.replicas
+	case w.addressless:
+		return false
 	case owner.PodName != "":
 		// Not by the families the template names: a pod that is made again from an
 		// older template may want others.

@@ -42,6 +42,10 @@ func (m *matrix) more() []*cell {
 			"type": "RollingUpdate", "rollingUpdate": map[string]any{"maxSurge": int64(1), "maxUnavailable": int64(0)},
 		}}
 	}
+	for _, kind := range []string{"sts", "deploy", "fleet"} {
+		add("its template asks for no address any more", kind, "none", v1alpha1.ReleaseRetain, asksForNone)
+	}
+	add("its template asks for no address any more, for some of its pods", "sts", "part", v1alpha1.ReleaseRetain, asksForNoneInPart)
 	add("cooldown", "pod", "cool", v1alpha1.ReleasePodDeleted, coolsDown)
 	return cells
 }
@@ -153,6 +157,50 @@ func rollsOutInLittleRoom(c *cell) {
 		c.outcome = func() error { return keeps(c.now()) }
 		c.remember(c.now())
 	}
+}
+
+// withoutAddresses is a patch of a template.
+const withoutAddresses = `"template":{"metadata":{"annotations":null},"spec":{"containers":[{"name":"main","image":"none"}]}}`
+
+// asksForNone: when the workload's pods ask for no addresses, it keeps none.
+func asksForNone(c *cell) {
+	c.setUp(12)
+	c.patch(`{"spec":{%s}}`, withoutAddresses)
+	c.becomes(isFreed, c.replaced())
+}
+
+// asksForNoneInPart: a StatefulSet whose first pod is to stay as it is keeps the
+// addresses until that is over.
+func asksForNoneInPart(c *cell) {
+	c.setUp(c.n)
+	first, second := c.before[0], c.before[1]
+	if first.pod > second.pod {
+		first, second = second, first
+	}
+	c.patch(`{"spec":{"updateStrategy":{"rollingUpdate":{"partition":1}},%s}}`, withoutAddresses)
+	c.until("wait for the second pod to have no address", func(s *state) error {
+		if ip := s.ips[second.address]; ip == nil || ip.Spec.Pod != nil {
+			return fmt.Errorf("its address is not retained")
+		}
+		return c.runs(s, c.n)
+	})
+	for _, pod := range c.now().live {
+		if pod.Name == first.pod {
+			c.end([]v1.Pod{pod}, false)
+		}
+	}
+	c.until("wait for the first pod to be back with its address", func(s *state) error {
+		ip := s.ips[first.address]
+		if ip == nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID == first.uid {
+			return fmt.Errorf("it is not")
+		}
+		if s.ips[second.address] == nil {
+			return fmt.Errorf("the second pod's address is free")
+		}
+		return c.runs(s, c.n)
+	})
+	c.patch(`{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}`)
+	c.becomes(isFreed, c.n)
 }
 
 const cooldown = 5 * time.Second
