@@ -112,7 +112,7 @@ func (s *server) Delete(_ context.Context, seen *v1alpha1.FloatingIP) error {
 	object := s.objects[seen.Name]
 	delete(s.objects, seen.Name)
 	for _, watcher := range s.watchers {
-		watcher.Forgotten(object.DeepCopy())
+		watcher.Forgotten(object.DeepCopy(), true)
 	}
 	return nil
 }
@@ -178,6 +178,7 @@ func openWith(t *testing.T, s *server, watch *poolWatch) *IPAM {
 	t.Helper()
 	i := &IPAM{store: s, watch: watch, poolsChanged: make(chan struct{}, 1)}
 	i.book = allocator.New(recordedPods{&i.known})
+	i.rests = newRests(i.cooldown, i.rested)
 	s.mu.Lock()
 	for _, object := range s.objects {
 		i.handler().Observed(object.DeepCopy())

@@ -5,10 +5,12 @@ package ipam
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -66,6 +68,7 @@ type IPAM struct {
 	state        atomic.Pointer[state] // nil until synced
 	known        atomic.Pointer[KnownPods]
 	poolsChanged chan struct{}
+	rests        *rests
 
 	mu        sync.Mutex
 	listeners []func(Change)
@@ -84,6 +87,7 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 		poolsChanged: make(chan struct{}, 1),
 	}
 	i.book = allocator.New(recordedPods{&i.known})
+	i.rests = newRests(i.cooldown, i.rested)
 	if i.watch, err = store.NewWatch(api, i.handler()); err != nil {
 		return nil, err
 	}
@@ -172,6 +176,7 @@ func (i *IPAM) tell(change Change) {
 func (i *IPAM) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { i.watch.Run(ctx) })
+	group.Go(func() { i.rests.run(ctx) })
 	defer group.Wait()
 	if !i.watch.WaitForSync(ctx) {
 		return
@@ -184,6 +189,7 @@ func (i *IPAM) Run(ctx context.Context) {
 			capped: slices.ContainsFunc(snapshot.Pools(), func(pool *pools.Pool) bool { return pool.MaxPerNamespace > 0 }),
 		})
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
+		i.rests.review()
 		i.tell(Change{Everything: true})
 		select {
 		case <-ctx.Done():
@@ -232,15 +238,22 @@ func (i *IPAM) handler() store.Handler {
 				i.tellShare(record.Addr, before.Owner.Namespace)
 			}
 		},
-		Forgotten: func(ip *v1alpha1.FloatingIP) {
+		Forgotten: func(ip *v1alpha1.FloatingIP, final bool) {
 			addr, err := v1alpha1.AddrOf(ip.Name)
 			if err != nil {
 				return
 			}
-			if i.book.Forget(addr, string(ip.UID)) {
+			// What was missed is not known to have been used to its end, and who else saw it
+			// has acted on it.
+			rests := final && ip.Spec.IsToRest() && i.cooldown(ip.Spec.Pool) > 0
+			if i.book.Forget(addr, string(ip.UID), rests) {
 				if pool, ok := i.book.PoolOf(addr); ok {
 					i.tell(Change{Pool: pool, Addr: addr})
 				}
+				i.tellShare(addr, namespaceOf(ip))
+			}
+			if rests {
+				i.rests.begin(addr, ip.Spec.Pool)
 				i.tellShare(addr, namespaceOf(ip))
 			}
 			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {
@@ -252,6 +265,27 @@ func (i *IPAM) handler() store.Handler {
 			owner := claimOwner(claim.Namespace, claim.Name, string(claim.UID))
 			i.tell(Change{Owner: &owner})
 		},
+	}
+}
+
+// cooldown of a pool; 0: it has none, or there is no such pool. Until pools are
+// known nothing is given to anybody, and all have the longest.
+func (i *IPAM) cooldown(pool string) time.Duration {
+	if i.state.Load() == nil {
+		return math.MaxInt64
+	}
+	if pool := i.poolNamed(pool); pool != nil {
+		return pool.Cooldown
+	}
+	return 0
+}
+
+// rested ends the rest of an address.
+func (i *IPAM) rested(addr netip.Addr) {
+	if i.book.Rested(addr) {
+		if pool, ok := i.book.PoolOf(addr); ok {
+			i.tell(Change{Pool: pool, Addr: addr})
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -385,6 +386,52 @@ func TestShortage(t *testing.T) {
 	if _, err := none.Candidates(request("web-1", "b", "")); err == nil || !strings.Contains(err.Error(), "there is no valid IPPool (create one") {
 		t.Errorf("without pools: %v", err)
 	}
+}
+
+// An address that somebody frees rests from the moment on when that is seen, unless no
+// pod had it or it rested already.
+func TestDeletedAddressRests(t *testing.T) {
+	s := newServer()
+	pool := testPool("web", "10.0.70.2")
+	pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour}
+	i := open(t, s, pool)
+	free := func() {
+		t.Helper()
+		i.Unreserve(reserve(t, i, request("next", "n", "")))
+	}
+	remove := func(spec v1alpha1.FloatingIPSpec) {
+		t.Helper()
+		spec.Address, spec.Pool = "10.0.70.2", "web"
+		made, err := s.Claim(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: spec})
+		if err == nil {
+			err = s.Delete(t.Context(), made)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	now := metav1.Now()
+	owner := &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "u", PodName: "web-0"}
+	remove(v1alpha1.FloatingIPSpec{Owner: owner, Pod: &v1alpha1.PodReference{Name: "web-0", UID: "u"}})
+	free()
+	remove(v1alpha1.FloatingIPSpec{Owner: owner})
+	free()
+	remove(v1alpha1.FloatingIPSpec{LastPod: "web-0", ReleasedAt: &now})
+	free()
+	remove(v1alpha1.FloatingIPSpec{Owner: owner, LastPod: "web-0"})
+	if why := rejected(t, i, request("next", "n", "")); !strings.Contains(why, "1 cooling down") {
+		t.Errorf("why it is not free: %q", why)
+	}
+	// As the controller makes it, and somebody deletes that.
+	remove(v1alpha1.FloatingIPSpec{LastPod: "web-0", ReleasedAt: &now})
+	free()
+	// Who missed the deletion knows of whoever saw it.
+	made, err := s.Claim(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: v1alpha1.FloatingIPSpec{Address: "10.0.70.2", Pool: "web", Owner: owner, LastPod: "web-0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.handler().Forgotten(made, false)
+	free()
 }
 
 func TestNothingIsGivenBeforeTheBookIsRead(t *testing.T) {

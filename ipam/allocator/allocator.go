@@ -494,8 +494,9 @@ func (a *Allocator) Observe(record Record) (retainedNow bool) {
 }
 
 // Forget takes in that the API server deleted the object uid of an address, and
-// says whether the address is free now.
-func (a *Allocator) Forget(addr netip.Addr, uid string) (freed bool) {
+// says whether the address is free now. If it rests it is not, until another object
+// of it was seen and deleted, or Rested is called.
+func (a *Allocator) Forget(addr netip.Addr, uid string, rests bool) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e := a.index.entry(addr)
@@ -503,11 +504,26 @@ func (a *Allocator) Forget(addr netip.Addr, uid string) (freed bool) {
 		return false
 	}
 	return a.change(addr, func(e *entry) {
-		e.stored = nil
+		if rests {
+			e.store(&Record{Addr: addr, Cooling: true, Version: e.stored.version})
+		} else {
+			e.stored = nil
+		}
 		if e.promised != nil {
 			e.gone = &uid
 		}
 	})
+}
+
+// Rested ends the rest of an address that Forget was told of, and says whether it is
+// free now. One that has an object again is left alone.
+func (a *Allocator) Rested(addr netip.Addr) (freed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if e := a.index.entry(addr); e == nil || e.stored == nil || e.stored.uid != "" {
+		return false
+	}
+	return a.change(addr, func(e *entry) { e.stored = nil })
 }
 
 // PoolOf returns the name of the pool that contains addr.

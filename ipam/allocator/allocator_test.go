@@ -183,7 +183,7 @@ func TestAnswerOlderThanDeletion(t *testing.T) {
 	}
 	answer := Record{Addr: addr, UID: "object", Version: 5, PodUID: "pod"}
 	book.Observe(answer)
-	book.Forget(addr, "object")
+	book.Forget(addr, "object", false)
 	book.Observe(answer)
 	book.Release(addr, "pod")
 	if got := book.Counts("a"); got.Free != got.Capacity {

@@ -425,7 +425,7 @@ func (s *simulation) step() string {
 		if s.random.IntN(2) == 0 {
 			s.book.Observe(record)
 			if s.random.IntN(2) == 0 { // and deleted again before we hear of it
-				s.book.Forget(addr, record.UID)
+				s.book.Forget(addr, record.UID, false)
 				delete(s.model.stored, addr)
 				s.book.Confirm(record, pod)
 				return fmt.Sprintf("commit %s, gone already", addr)
@@ -451,14 +451,25 @@ func (s *simulation) step() string {
 	case 8: // the watch shows a deletion, perhaps of an object before
 		addr := s.any()
 		record, ok := s.model.stored[addr]
-		uid := "another"
-		if ok && s.random.IntN(4) > 0 {
+		if (!ok || record.UID == "") && s.random.IntN(2) == 0 { // what rests without an object has rested
+			delete(s.model.stored, addr)
+			freed := s.book.Rested(addr)
+			if want := ok && !s.model.inUse(addr); freed != want {
+				s.t.Fatalf("Rested(%s) freed %v, want %v", addr, freed, want)
+			}
+			return fmt.Sprintf("rested %s", addr)
+		}
+		uid, rests := "another", s.random.IntN(3) == 0
+		if ok && record.UID != "" && s.random.IntN(4) > 0 {
 			uid = record.UID
 			delete(s.model.stored, addr)
+			if rests {
+				s.model.stored[addr] = Record{Addr: addr, Cooling: true, Version: record.Version}
+			}
 		}
-		freed := s.book.Forget(addr, uid)
+		freed := s.book.Forget(addr, uid, rests)
 		if want := uid != "another" && !s.model.inUse(addr); freed != want {
-			s.t.Fatalf("Forget(%s, %s) freed %v, want %v", addr, uid, freed, want)
+			s.t.Fatalf("Forget(%s, %s, %v) freed %v, want %v", addr, uid, rests, freed, want)
 		}
 		return fmt.Sprintf("forget %s", addr)
 	case 9: // schedule a pod on a free address of a range
@@ -566,7 +577,7 @@ func TestModel(t *testing.T) {
 		s.book.Release(addr, pod)
 	}
 	for addr, record := range s.model.stored {
-		s.book.Forget(addr, record.UID)
+		s.book.Forget(addr, record.UID, false)
 	}
 	s.book.SetPools(nil)
 	if words, owners, shares := size(&s.book.index), len(s.book.owners), len(s.book.shares); words != 0 || owners != 0 || shares != 0 {

@@ -132,7 +132,7 @@ func (r *Reclaimer) watch(config Config) error {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{config.FloatingIPs, handler(r.addressChanged, nil)},
+		{config.FloatingIPs, r.noteDeletion(handler(r.addressChanged, nil))},
 		{config.Pools, handler(r.poolChanged, reconsider)},
 		{config.Claims, handler(r.workloadChanged("IPClaim"), reconsider)},
 		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
@@ -235,7 +235,10 @@ func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
 func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	if gone {
 		r.rankings.remove(ip.Name)
-	} else if r.rankings.put(ip) {
+	} else {
+		r.rests.forget(ip.Name)
+	}
+	if !gone && r.rankings.put(ip) {
 		for _, last := range r.rankings.lastYielding(ip.Spec.Owner) {
 			r.queue.Add(last)
 		}

@@ -57,9 +57,11 @@ type Config struct {
 	Metrics  *Metrics
 }
 
-// ips writes FloatingIPs; both fail with store.ErrChanged if the object is not as
-// seen. Blocking, safe in parallel.
+// ips writes FloatingIPs. Blocking, safe in parallel.
 type ips interface {
+	// Claim fails with store.ErrTaken if the address has an object.
+	Claim(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
+	// Update and Delete fail with store.ErrChanged if the object is not as seen.
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
 }
@@ -81,6 +83,7 @@ type Reclaimer struct {
 	events   events.EventRecorder
 	metrics  *Metrics
 	clocks   clockings
+	rests    rests
 	// deleted are the UIDs of pods that the API server said were deleted, lately,
 	// and whether they had been bound.
 	deleted *lru.Cache
@@ -106,6 +109,7 @@ func New(config Config) (*Reclaimer, error) {
 		events:   config.Events,
 		metrics:  config.Metrics,
 		clocks:   clockings{since: map[string]time.Time{}},
+		rests:    rests{all: map[string]deletion{}},
 		deleted:  lru.New(rememberDeleted),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),
@@ -205,8 +209,11 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 // it again; 0: when something changes.
 func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) (time.Duration, error) {
 	object, exists, err := r.index.GetByKey(name)
-	if err != nil || !exists {
+	if err != nil {
 		return 0, err
+	}
+	if !exists {
+		return 0, r.rest(ctx, name)
 	}
 	ip := object.(*v1alpha1.FloatingIP)
 	if ip.Spec.Reserved {
@@ -373,10 +380,7 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 		err = r.ips.Delete(ctx, ip)
 	case cool:
 		did = "Freed a floating IP, its cooldown begins"
-		_, err = r.ips.Update(ctx, ip, v1alpha1.FloatingIPSpec{
-			Address: ip.Spec.Address, Pool: ip.Spec.Pool, ReleasedAt: &now, LastPod: lastPod(&ip.Spec),
-			ReleasePolicy: v1alpha1.ReleasePodDeleted,
-		})
+		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now))
 	case retain:
 		did = "Retained a floating IP for its owner"
 		spec := ip.Spec.DeepCopy()

@@ -32,8 +32,9 @@ type Handler struct {
 	ClaimChanged func(claim *v1alpha1.IPClaim)
 	// Observed gets an address in use that is new or changed.
 	Observed func(ip *v1alpha1.FloatingIP)
-	// Forgotten gets the last known state of an address that was freed.
-	Forgotten func(ip *v1alpha1.FloatingIP)
+	// Forgotten gets the last known state of an address that was freed; final: what it
+	// was when it was deleted, as the API server said.
+	Forgotten func(ip *v1alpha1.FloatingIP, final bool)
 }
 
 // NewWatch returns a Watch that calls handler once Run is called.
@@ -70,10 +71,11 @@ func NewWatch(api *client.Client, handler Handler) (*Watch, error) {
 			AddFunc:    func(object any) { handler.Observed(object.(*v1alpha1.FloatingIP)) },
 			UpdateFunc: func(before, object any) { observeUpdate(handler, before, object) },
 			DeleteFunc: func(object any) {
-				if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				unknown, missed := object.(cache.DeletedFinalStateUnknown)
+				if missed {
 					object = unknown.Obj
 				}
-				handler.Forgotten(object.(*v1alpha1.FloatingIP))
+				handler.Forgotten(object.(*v1alpha1.FloatingIP), !missed)
 			},
 		}},
 	} {
@@ -100,7 +102,7 @@ func specChanged(before, after *v1alpha1.IPPool) bool {
 func observeUpdate(handler Handler, before, after any) {
 	old, ip := before.(*v1alpha1.FloatingIP), after.(*v1alpha1.FloatingIP)
 	if old.UID != ip.UID {
-		handler.Forgotten(old)
+		handler.Forgotten(old, false)
 	}
 	if old.ResourceVersion != ip.ResourceVersion {
 		handler.Observed(ip)

@@ -215,6 +215,11 @@ type Owner struct {
 	NodeName string `json:"nodeName,omitempty"`
 }
 
+// IsToRest says of an address that is deleted whether its pool's cooldown is yet to
+// come: a pod had it, and it does not rest already. What records a pod is deleted by
+// Berth alone, where that pod never ran with it.
+func (s *FloatingIPSpec) IsToRest() bool { return s.LastPod != "" && s.ReleasedAt == nil }
+
 // NilUID is the UID of an owner that is known by its name only: the address is for
 // the first workload or IPClaim of that name.
 const NilUID types.UID = "00000000-0000-0000-0000-000000000000"

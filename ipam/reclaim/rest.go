@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/store"
+)
+
+// resting is what is recorded of an address that a pod had and that is nobody's any
+// more.
+func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.FloatingIPSpec {
+	return v1alpha1.FloatingIPSpec{
+		Address: spec.Address, Pool: spec.Pool, ReleasedAt: &since, LastPod: lastPod(spec),
+		ReleasePolicy: v1alpha1.ReleasePodDeleted,
+	}
+}
+
+// rests are addresses that somebody freed by deleting their FloatingIP, so that
+// their cooldown has to be recorded anew. Until it is, schedulers that saw the
+// deletion give them to nobody. Safe in parallel.
+type rests struct {
+	mu  sync.Mutex
+	all map[string]deletion // by FloatingIP
+}
+
+type deletion struct {
+	ip    *v1alpha1.FloatingIP // as it was when it was deleted
+	since metav1.Time
+}
+
+func (r *rests) begin(ip *v1alpha1.FloatingIP) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all[ip.Name] = deletion{ip, storedNow()}
+}
+
+func (r *rests) of(name string) (deletion, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found, ok := r.all[name]
+	return found, ok
+}
+
+func (r *rests) forget(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.all, name)
+}
+
+// noteDeletion notes addresses whose cooldown is yet to come though their FloatingIP
+// was deleted, before it passes the event on. Only the API server's own last word
+// counts: what was missed may have rested.
+func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { next.OnAdd(object, false) },
+		UpdateFunc: next.OnUpdate,
+		DeleteFunc: func(object any) {
+			if ip, ok := object.(*v1alpha1.FloatingIP); ok && ip.Spec.IsToRest() && r.cooldown(ip) > 0 {
+				r.rests.begin(ip)
+			}
+			next.OnDelete(object)
+		},
+	}
+}
+
+// rest records the cooldown of an address that was deleted before it.
+func (r *Reclaimer) rest(ctx context.Context, name string) error {
+	deleted, ok := r.rests.of(name)
+	if !ok {
+		return nil
+	}
+	if time.Since(deleted.since.Time) >= r.cooldown(deleted.ip) {
+		r.rests.forget(name)
+		return nil
+	}
+	_, err := r.ips.Claim(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since)})
+	if err != nil && !errors.Is(err, store.ErrTaken) {
+		return err
+	}
+	r.rests.forget(name)
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Somebody freed a floating IP, its cooldown begins", "ip", deleted.ip.Spec.Address, "pool", deleted.ip.Spec.Pool)
+	}
+	return nil
+}
