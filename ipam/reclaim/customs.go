@@ -23,14 +23,15 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // customs finds workloads of kinds that this program was not built with: by
 // discovery, their own object, and the scale subresource. It follows a kind, its
-// metadata only, from the first time somebody asks for a workload of it. Safe in
-// parallel.
+// metadata only, from the first time somebody asks for a workload of it until prune
+// finds that it is not needed, or not served. Safe in parallel.
 type customs struct {
 	discovery discovery.DiscoveryInterface
 	objects   dynamic.Interface
@@ -42,12 +43,19 @@ type customs struct {
 
 	mu    sync.Mutex
 	kinds map[schema.GroupKind]*customKind
-	// informers of the metadata of what is followed.
-	informers map[schema.GroupVersionResource]cache.SharedIndexInformer
+	// followed is whose metadata is watched.
+	followed map[schema.GroupVersionResource]*followed
 	// views are workloads as they were read, to be read again when their generation
 	// is another.
-	views    map[types.UID]view
-	followed sync.WaitGroup
+	views   map[types.UID]view
+	running sync.WaitGroup // informers
+}
+
+// followed is a kind that is watched.
+type followed struct {
+	kind     schema.GroupVersionKind
+	informer cache.SharedIndexInformer
+	stop     context.CancelFunc
 }
 
 // errMoved is returned when a kind is not served any more where it was. Discovery
@@ -98,6 +106,7 @@ func (c *customs) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (
 		return workload{}, nil, false, fmt.Errorf("find the resource of %s: %w", gvk, err)
 	}
 	if kind == nil {
+		c.unfollow(gvk.GroupKind(), nil)
 		return workload{}, nil, true, nil
 	}
 	key, objects := owner.Name, dynamic.ResourceInterface(c.objects.Resource(kind.resource))
@@ -139,7 +148,7 @@ func (c *customs) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (
 	}
 	// An aggregated API may not count generations.
 	if certain && seen.workload.exists && seen.generation > 0 {
-		c.remember(owner.UID, seen)
+		c.remember(kind, owner.UID, seen)
 	}
 	return seen.workload, seen.template, true, nil
 }
@@ -279,13 +288,13 @@ func (c *customs) forget(kind schema.GroupKind) {
 // generation of it.
 func (c *customs) remembered(kind *customKind, key string, uid types.UID) (view, bool) {
 	c.mu.Lock()
-	informer := c.informers[kind.resource]
+	followed := c.followed[kind.resource]
 	seen, ok := c.views[uid]
 	c.mu.Unlock()
-	if !ok || informer == nil {
+	if !ok || followed == nil {
 		return view{}, false
 	}
-	object, found, err := informer.GetStore().GetByKey(key)
+	object, found, err := followed.informer.GetStore().GetByKey(key)
 	if err != nil || !found {
 		return view{}, false
 	}
@@ -304,17 +313,20 @@ func (c *customs) isPassing(uid types.UID) bool {
 	return ok && seen.isPassing()
 }
 
-func (c *customs) remember(uid types.UID, seen view) {
+// remember keeps a view for as long as the kind is followed.
+func (c *customs) remember(kind *customKind, uid types.UID, seen view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.views[uid] = seen
+	if c.followed[kind.resource] != nil {
+		c.views[uid] = seen
+	}
 }
 
-// follow watches a kind until ctx ends.
+// follow watches a kind until ctx ends, or unfollow is called.
 func (c *customs) follow(ctx context.Context, resource schema.GroupVersionResource, kind string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.informers[resource] != nil {
+	if c.followed[resource] != nil {
 		return
 	}
 	informer := metadatainformer.NewFilteredMetadataInformer(c.metadata, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
@@ -347,8 +359,56 @@ func (c *customs) follow(ctx context.Context, resource schema.GroupVersionResour
 			tell(object)
 		},
 	})
-	c.informers[resource] = informer
-	c.followed.Go(func() { informer.RunWithContext(ctx) })
+	ctx, stop := context.WithCancel(ctx)
+	c.followed[resource] = &followed{resource.GroupVersion().WithKind(kind), informer, stop}
+	c.running.Go(func() { informer.RunWithContext(ctx) })
+}
+
+// unfollow no longer watches a kind, but where it is served now; nil: nowhere.
+func (c *customs) unfollow(kind schema.GroupKind, served *customKind) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for resource, followed := range c.followed {
+		if followed.kind.GroupKind() != kind || served != nil && served.resource == resource {
+			continue
+		}
+		followed.stop()
+		delete(c.followed, resource)
+		for _, object := range followed.informer.GetStore().List() {
+			delete(c.views, object.(metav1.Object).GetUID())
+		}
+	}
+}
+
+// prune no longer watches kinds that are not needed, or no longer served. Blocking.
+func (c *customs) prune(ctx context.Context, needed func() map[schema.GroupKind]bool) {
+	c.mu.Lock()
+	var kinds []schema.GroupVersionKind
+	for _, followed := range c.followed {
+		kinds = append(kinds, followed.kind)
+	}
+	c.mu.Unlock()
+	if len(kinds) == 0 {
+		return
+	}
+	// Only now, so that it says of each whether it is needed still.
+	stillNeeded := needed()
+	for _, kind := range kinds {
+		if !stillNeeded[kind.GroupKind()] {
+			c.forget(kind.GroupKind())
+			c.unfollow(kind.GroupKind(), nil)
+			continue
+		}
+		served, err := c.discover(kind)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to find out whether a kind of workload is still served, will retry", "kind", kind)
+			continue
+		}
+		if served == nil {
+			c.forget(kind.GroupKind())
+		}
+		c.unfollow(kind.GroupKind(), served)
+	}
 }
 
 func slimMetadata(object any) (any, error) {

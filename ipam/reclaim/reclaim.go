@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -127,7 +128,7 @@ func New(config Config) (*Reclaimer, error) {
 			discovery: config.Kube.Discovery(), objects: config.Dynamic, metadata: config.Metadata,
 			changed: r.ownerChanged, refused: r.unfollowed,
 			kinds: map[schema.GroupKind]*customKind{}, views: map[types.UID]view{},
-			informers: map[schema.GroupVersionResource]cache.SharedIndexInformer{},
+			followed: map[schema.GroupVersionResource]*followed{},
 		},
 	}
 	return r, r.watch(config)
@@ -161,11 +162,32 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 			}
 		})
 	}
+	group.Go(func() { wait.UntilWithContext(ctx, r.prune, pruneEvery) })
 	<-ctx.Done()
 	r.queue.ShutDown()
 	r.detaching.ShutDown()
 	group.Wait()
-	r.owners.customs.followed.Wait()
+	r.owners.customs.running.Wait()
+}
+
+// pruneEvery is how often it is looked for kinds of workloads that need not be watched
+// any more.
+const pruneEvery = 10 * time.Minute
+
+// prune no longer watches kinds of workloads on which no address depends.
+func (r *Reclaimer) prune(ctx context.Context) { r.owners.customs.prune(ctx, r.neededKinds) }
+
+// neededKinds are those of workloads on which addresses depend, but for those that are
+// built in.
+func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
+	needed := map[schema.GroupKind]bool{}
+	for _, object := range r.index.List() {
+		ip := object.(*v1alpha1.FloatingIP)
+		if owner := ip.Spec.Owner; owner != nil && needsOwner(&ip.Spec) && !isBuiltIn(owner) {
+			needed[groupKind(owner.APIVersion, owner.Kind)] = true
+		}
+	}
+	return needed
 }
 
 // errDetachFirst is returned when an address has to be detached from its node,
