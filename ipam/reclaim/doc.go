@@ -20,7 +20,8 @@
 //
 // Kept addresses are freed when spec.retainFor has passed; what an IPClaim
 // preallocates stays. Freed means deleted, or, if a pod had the address and the pool
-// has a cooldown, left without an owner until that is over. docs/release.md says
+// has a cooldown, left without an owner until that is over; an address that somebody
+// else freed by deleting its FloatingIP gets another one for that time. docs/release.md says
 // when each kind of workload wants an address ([workload.wants] here), and what that
 // means in every situation.
 //
