@@ -442,21 +442,24 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(before)-1); !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
-	freed := maps.Collect(func(yield func(string, string) bool) {
+	restored := maps.Collect(func(yield func(string, string) bool) {
 		for name, holder := range before {
 			if !strings.HasPrefix(holder, "ends ") {
 				yield(name, holder)
 			}
 		}
 	})
-	if diff := cmp.Diff(freed, w.records()); diff != "" {
+	if diff := cmp.Diff(restored, w.records()); diff != "" {
 		t.Errorf("what is restored is not what was there (-was +is):\n%s", diff)
+	}
+	if out := w.backup(0, "restore", "restore", file, "--apply"); !strings.Contains(out, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(restored))) {
+		t.Errorf("the second run says\n%s", out)
 	}
 	w.claimBecomes("used", "2=1+1 Preallocated")
 	w.create(newPods("new", 2)...)
 	for _, pod := range w.bound("new-0", "new-1") {
-		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; freed[address] != "" {
-			t.Errorf("%s got %s, which is %s", pod.Name, address, freed[address])
+		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; restored[address] != "" {
+			t.Errorf("%s got %s, which is %s", pod.Name, address, restored[address])
 		}
 	}
 	w.restoredInvariants()
