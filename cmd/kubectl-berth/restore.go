@@ -36,7 +36,7 @@ keeps are retained for their workloads, which are found by name, now or when the
 are made: for --keep-for they are kept in any case, then their release policy decides.
 
 Exit codes: 0 done, 1 failed, 2 done, but something is left that somebody must
-decide about (skip and conflict in the plan).`
+decide about (skip, conflict and notes in the plan).`
 
 const restoreExamples = `  # What would be done?
   kubectl berth restore berth.yaml
@@ -164,7 +164,7 @@ func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.O
 		return nil, nil, err
 	}
 	err = api.readPods(ctx, progress, func(pod *v1.Pod) {
-		input.Pods = append(input.Pods, slim(pod, v1alpha1.AnnotationFloatingIPs))
+		input.Pods = append(input.Pods, slim(pod, v1alpha1.AnnotationFloatingIPs, v1alpha1.AnnotationClaim))
 	})
 	if err != nil {
 		return nil, nil, err

@@ -121,6 +121,9 @@ func text(item *plan.Item) string {
 	if spec.Since != nil && !spec.Since.Equal(&then) {
 		words = append(words, "since now")
 	}
+	if spec.Reserved && spec.Owner != nil && spec.Pod != nil {
+		words = append(words, "reserved")
+	}
 	if spec.KeepUntil != nil {
 		words = append(words, "kept for "+spec.KeepUntil.Sub(now).String())
 	}

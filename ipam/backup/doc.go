@@ -12,7 +12,7 @@
 // # What becomes of an address
 //
 //	its pod lives, by UID          held by the pod, as it was
-//	a live pod got it later        held by that pod
+//	a live pod got it later        held by that pod ([planner.lateAddress])
 //	Retain, Never, or a claim's    retained for its owner
 //	PodDeleted, and its pod gone   not restored
 //	at rest                        rests for the remaining time

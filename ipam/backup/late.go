@@ -3,6 +3,8 @@
 package backup
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -83,9 +85,81 @@ func (p *planner) poolOf(addr netip.Addr) *pools.Pool {
 	return nil
 }
 
-// lateAddress decides about an address that a live pod got after the backup. Its
-// owner is the pod itself: what it belongs to was not recorded, and is not guessed.
+// lateAddress decides about an address that a live pod got after the backup; saved is
+// what the backup has of it, nil: nothing.
 func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.FloatingIP) plan.Item {
+	pod := late.pod
+	if saved != nil {
+		if other := p.holder(saved); other != nil {
+			item := p.address(saved)
+			item.Decide, item.Note = true, fmt.Sprintf("pods %s and %s both run with it: delete one of them", other.Name, pod.Name)
+			return item
+		}
+	}
+	item := plan.Item{Action: plan.Create, Kind: "FloatingIP", Name: name}
+	switch {
+	case saved != nil && isOf(&saved.Spec, pod):
+		item.IP, item.Note = p.successor(saved, late), "another pod had it in the backup"
+	case saved == nil || p.wanted(saved).stale:
+		item.IP, item.Note = p.podsOwn(name, late), "its pod got it after the backup: freed with the pod"
+	default:
+		item.IP = p.podsOwn(name, late)
+		item.IP.Spec.Reserved, item.Decide = true, true
+		item.Note = fmt.Sprintf("pod %s runs with it, in the backup it is %s: reserved until you set spec.reserved to false or, without the pod, delete it", pod.Name, state(&saved.Spec))
+	}
+	switch existing := p.ips[name]; {
+	case existing == nil:
+	case existing.Spec.Pod != nil && existing.Spec.Pod.UID == pod.UID:
+		item.Action, item.Note, item.Decide = plan.Same, "", false
+	default:
+		p.compare(&item, existing)
+	}
+	return item
+}
+
+// isOf says whether a pod is one of the owner of an address, in its namespace, and one
+// that the address may stand for.
+func isOf(spec *v1alpha1.FloatingIPSpec, pod *v1.Pod) bool {
+	owner := spec.Owner
+	if owner == nil || spec.Reserved || owner.Namespace != pod.Namespace ||
+		owner.PodName != "" && owner.PodName != pod.Name || owner.NodeName != "" && owner.NodeName != pod.Spec.NodeName {
+		return false
+	}
+	switch kindOf(owner) {
+	case claimKind:
+		return pod.Annotations[v1alpha1.AnnotationClaim] == owner.Name
+	case podKind:
+		return pod.Name == owner.Name
+	}
+	controller := metav1.GetControllerOfNoCopy(pod)
+	switch {
+	case controller == nil:
+		return false
+	case controller.Kind == owner.Kind:
+		return controller.Name == owner.Name
+	}
+	// Between a pod and its Deployment, Rollout or CronJob.
+	return (controller.Kind == "ReplicaSet" || controller.Kind == "Job") && strings.HasPrefix(controller.Name, owner.Name+"-")
+}
+
+// successor is an address that went to another pod of its owner.
+func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alpha1.FloatingIP {
+	ip := saved.DeepCopy()
+	spec := &ip.Spec
+	takeOffPod(spec, p.input.Now)
+	since := metav1.NewTime(p.input.Now).Rfc3339Copy()
+	spec.Pod = &v1alpha1.PodReference{Name: late.pod.Name, UID: late.pod.UID}
+	spec.Node, spec.Index, spec.Since, spec.KeepUntil = late.pod.Spec.NodeName, int32(late.index), &since, nil
+	spec.LastPod = cmp.Or(spec.LastPod, late.pod.Name) // it was kept
+	if uid, found := p.owners[ownerName{kindOf(spec.Owner), spec.Owner.Namespace, spec.Owner.Name}]; found {
+		spec.Owner.UID = uid
+	}
+	return ip
+}
+
+// podsOwn is an address whose owner is the pod itself: what else it belongs to was
+// not recorded, and is not guessed.
+func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
 	addr, _ := v1alpha1.AddrOf(name) // wired has read it
 	pod, since := late.pod, metav1.NewTime(p.input.Now).Rfc3339Copy()
 	spec := v1alpha1.FloatingIPSpec{
@@ -102,26 +176,5 @@ func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.Floa
 			spec.Network.Gateway = pool.Gateway.String()
 		}
 	}
-	item := plan.Item{
-		Action: plan.Create, Kind: "FloatingIP", Name: name,
-		IP:   &v1alpha1.FloatingIP{TypeMeta: typeOf("FloatingIP"), ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec},
-		Note: "its pod got it after the backup: freed with the pod",
-	}
-	if saved != nil {
-		item.Note = joined(item.Note, "before it was "+state(&saved.Spec))
-		if other := p.holder(saved); other != nil {
-			item.Action, item.Note = plan.Conflict, "pods "+other.Name+" and "+pod.Name+" both run with it"
-			return item
-		}
-	}
-	switch existing := p.ips[name]; {
-	case existing == nil:
-	case existing.Spec.Pod != nil && existing.Spec.Pod.UID == pod.UID:
-		item.Action, item.Note = plan.Same, ""
-	case existing.Spec.Owner == nil && existing.Spec.ReleasedAt != nil && !existing.Spec.Reserved:
-		item.Action, item.Seen = plan.Update, existing
-	default:
-		item.Action, item.Note = plan.Conflict, "pod "+pod.Name+" runs with it, but now it is "+state(&existing.Spec)
-	}
-	return item
+	return &v1alpha1.FloatingIP{TypeMeta: typeOf("FloatingIP"), ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 }

@@ -23,13 +23,23 @@ func TestLate(t *testing.T) {
 			}
 		}
 	}
+	by := func(kind, name string) func(*v1.Pod) {
+		return func(pod *v1.Pod) {
+			yes := true
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: name, Controller: &yes}}
+		}
+	}
+	claiming := func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationClaim] = "front" }
 	const note = "its pod got it after the backup: freed with the pod"
 	for _, test := range []struct {
 		name     string
 		saved    *v1alpha1.FloatingIP
 		pods     []*v1.Pod
 		existing *v1alpha1.FloatingIP
+		claims   []*v1alpha1.IPClaim // existing
 		want     []string
+		// decide: somebody must.
+		decide bool
 	}{
 		{name: "not in the backup", pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
 			want: []string{"create Pod x (a) pod x on node2 since now; " + note}},
@@ -43,23 +53,39 @@ func TestLate(t *testing.T) {
 		{name: "no address at all", pods: []*v1.Pod{pod("x", "a", says("web", "10.0.70.2"))}},
 		{name: "in the backup for the pod", saved: address(ofSet, held("web-0", "a")), pods: []*v1.Pod{pod("web-0", "a", says("10.0.70.2", "10.0.70.2"))},
 			want: []string{"create StatefulSet web (old) pod web-0 on node2"}},
-		{name: "in the backup for another", saved: address(ofSet, held("web-0", "b")), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
-			want: []string{"create Pod x (a) pod x on node2 since now; " + note + "; before it was held by pod web-0 of StatefulSet shop/web"}},
-		{name: "in the backup for another that runs, too", saved: address(ofSet, held("web-0", "b")), pods: []*v1.Pod{pod("web-0", "b"), pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
-			want: []string{"conflict; pods web-0 and x both run with it"}},
+		{name: "of the set, whose pod was made again", saved: address(ofSet, held("web-0", "b")), pods: []*v1.Pod{pod("web-0", "a", says("10.0.70.2", "10.0.70.2"), by("StatefulSet", "web"))},
+			want: []string{"create StatefulSet web (old) pod web-0 on node2 last web-0 since now; another pod had it in the backup"}},
+		{name: "of the Deployment, retained in the backup", saved: address(ofDeployment), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), by("ReplicaSet", "gate-1"))},
+			want: []string{"create Deployment gate (old) pod x on node2 last x since now; another pod had it in the backup"}},
+		{name: "of a claim that was made again", saved: address(ofClaim, held("y", "b")), claims: []*v1alpha1.IPClaim{claim(false, "new")}, pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), claiming)},
+			want: []string{"create IPClaim front (new) pod x on node2 last y since now; another pod had it in the backup"}},
+		{name: "the successor of a bare pod", saved: address(ofPod, held("one-0", "old"), policy(v1alpha1.ReleasePodDeleted)), pods: []*v1.Pod{pod("one-0", "a", says("10.0.70.2", "10.0.70.2"))},
+			want: []string{"create Pod one-0 (a) pod one-0 on node2 last one-0 since now; another pod had it in the backup"}},
+		{name: "another Deployment's, of the namespace", saved: address(ofDeployment, policy(v1alpha1.ReleasePodDeleted), held("gate-x", "b")), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), by("ReplicaSet", "other-1"))},
+			want: []string{"create Pod x (a) pod x on node2 since now; " + note}},
+		{name: "another's, who would be rid of it", saved: address(ofSet, held("web-0", "b"), policy(v1alpha1.ReleasePodDeleted)), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
+			want: []string{"create Pod x (a) pod x on node2 since now; " + note}},
+		{name: "another's, who would keep it", saved: address(ofSet, held("web-0", "b")), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))}, decide: true,
+			want: []string{"create Pod x (a) pod x on node2 since now reserved; pod x runs with it, in the backup it is held by pod web-0 of StatefulSet shop/web: reserved until you set spec.reserved to false or, without the pod, delete it"}},
+		{name: "another namespace's", saved: address(ofDeployment), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), func(pod *v1.Pod) { pod.Namespace = "elsewhere" })}, decide: true,
+			want: []string{"create Pod x (a) pod x on node2 since now reserved; pod x runs with it, in the backup it is retained for Deployment shop/gate: reserved until you set spec.reserved to false or, without the pod, delete it"}},
+		{name: "in the backup for another that runs, too", saved: address(ofSet, held("web-0", "b")), pods: []*v1.Pod{pod("web-0", "b"), pod("x", "a", says("10.0.70.2", "10.0.70.2"))}, decide: true,
+			want: []string{"create StatefulSet web (old) pod web-0 on node2; pods web-0 and x both run with it: delete one of them"}},
 		{name: "there already", existing: address(ofDeployment, held("x", "a")), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
 			want: []string{"same"}},
 		{name: "at rest by mistake", existing: address(resting(0)), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
-			want: []string{"update Pod x (a) pod x on node2 since now; " + note}},
-		{name: "there for another", existing: address(ofDeployment), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))},
-			want: []string{"conflict; pod x runs with it, but now it is retained for Deployment shop/gate"}},
+			want: []string{"update Pod x (a) pod x on node2 since now; " + note + "; now it is at rest"}},
+		{name: "there without its pod", saved: address(ofDeployment), existing: address(ofDeployment), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), by("ReplicaSet", "gate-1"))},
+			want: []string{"update Deployment gate (old) pod x on node2 last x since now; another pod had it in the backup; pod x runs with it"}},
+		{name: "there for another", existing: address(ofDeployment), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"))}, decide: true,
+			want: []string{"conflict; now it is retained for Deployment shop/gate"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1alpha1.IPPoolSpec{
 				Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 7, Ranges: []string{"10.0.70.2-10.0.70.9"},
 			}}
 			input := &Input{
-				Saved: &Objects{Pools: []*v1alpha1.IPPool{pool}}, Existing: &Objects{}, Pods: test.pods, Now: now, KeepUntil: now,
+				Saved: &Objects{Pools: []*v1alpha1.IPPool{pool}}, Existing: &Objects{Claims: test.claims}, Pods: test.pods, Now: now, KeepUntil: now,
 			}
 			if test.saved != nil {
 				input.Saved.IPs = append(input.Saved.IPs, test.saved)
@@ -67,7 +93,11 @@ func TestLate(t *testing.T) {
 			if test.existing != nil {
 				input.Existing.IPs = append(input.Existing.IPs, test.existing)
 			}
-			items := Restore(input).Items[1:]
+			made := Restore(input)
+			if decide := made.Undecided() > 0; decide != test.decide {
+				t.Errorf("%d are undecided", made.Undecided())
+			}
+			items := made.Items[1:]
 			if len(items) != len(test.want) {
 				t.Fatalf("there are %d items: %+v", len(items), items)
 			}
@@ -76,7 +106,7 @@ func TestLate(t *testing.T) {
 					t.Errorf("got  %s\nwant %s", got, test.want[i])
 				}
 				spec := &items[i].IP.Spec
-				if items[i].Action != plan.Create || spec.Owner.Kind != "Pod" {
+				if items[i].Action != plan.Create || spec.Owner.Kind != "Pod" || test.saved != nil && spec.Network == nil {
 					continue
 				}
 				if want := (v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 7}); spec.Pool != "web" || spec.Network == nil || *spec.Network != want || int(spec.Index) != i || spec.Address != items[i].Name {

@@ -39,6 +39,8 @@ type Item struct {
 	Kind            string // IPPool, IPClaim or FloatingIP
 	Namespace, Name string
 	Note            string
+	// Decide: somebody must decide about it, whatever the action.
+	Decide bool
 
 	Pool  *v1alpha1.IPPool
 	Claim *v1alpha1.IPClaim
@@ -71,7 +73,7 @@ func (p *Plan) Count(kind string) map[Action]int {
 func (p *Plan) Undecided() int {
 	n := 0
 	for i := range p.Items {
-		if action := p.Items[i].Action; action == Skip || action == Conflict {
+		if action := p.Items[i].Action; action == Skip || action == Conflict || p.Items[i].Decide {
 			n++
 		}
 	}

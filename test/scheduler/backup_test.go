@@ -428,8 +428,14 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	w.claimBecomes("used", "2=1+1 Preallocated")
 	file := filepath.Join(t.TempDir(), "berth.json")
 	w.backup(0, "backup", "backup", "-o", file)
+	// What the backup does not know.
 	w.create(newPod("after"))
 	w.says("after", w.address("after"))
+	w.deletePods("shop")
+	w.rolledOut("shop", 1)
+	for name := range w.podsOf("shop") {
+		w.says(name, w.address(name))
+	}
 	before := w.records()
 
 	w.deleteCRDs()
