@@ -232,7 +232,7 @@ func (o *importOptions) write(ctx context.Context, applier *applier, made *migra
 		return err
 	}
 	createIP := func(ctx context.Context, item *migrate.Item) error {
-		if owner := item.IP.Spec.Owner; owner != nil && owner.IsAwaited() && owner.Kind == "IPClaim" {
+		if owner := item.IP.Spec.Owner; owner != nil && owner.IsAwaited() && owner.IsClaim() {
 			if uid, ok := uids[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}]; ok {
 				owner.UID = uid
 			}

@@ -105,7 +105,7 @@ func keyOf(namespace, name string) string { return namespace + "/" + name }
 // ownerOf returns the key of the claim that owns an address; empty: none does.
 func ownerOf(ip *v1alpha1.FloatingIP) string {
 	owner := ip.Spec.Owner
-	if owner == nil || owner.Kind != "IPClaim" || !strings.HasPrefix(owner.APIVersion, v1alpha1.GroupName+"/") {
+	if owner == nil || !owner.IsClaim() {
 		return ""
 	}
 	return keyOf(owner.Namespace, owner.Name)

@@ -23,7 +23,7 @@ import (
 // says of its controller was perhaps written by its author, so the workload must
 // exist under that UID.
 func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
-	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain || isPod(ip.Spec.Owner) || isClaim(ip.Spec.Owner) {
+	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain || isPod(ip.Spec.Owner) || ip.Spec.Owner.IsClaim() {
 		return nil
 	}
 	controller := metav1.GetControllerOfNoCopy(pod)
@@ -53,7 +53,7 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 // waits for by its name. Claims find theirs themselves (package claims), and pods
 // bring the UID of their workload when they take one.
 func awaits(ip *v1alpha1.FloatingIP, now time.Time) bool {
-	return ip.Spec.Pod == nil && ip.Spec.Owner.IsAwaited() && !isClaim(ip.Spec.Owner) && needsOwner(&ip.Spec) && keptFor(&ip.Spec, now) == 0
+	return ip.Spec.Pod == nil && ip.Spec.Owner.IsAwaited() && !ip.Spec.Owner.IsClaim() && needsOwner(&ip.Spec) && keptFor(&ip.Spec, now) == 0
 }
 
 // findAwaited writes the UID of the workload that an address waits for, and says

@@ -68,7 +68,7 @@ func leftOf(spec *v1alpha1.FloatingIPSpec, s situation) time.Duration {
 // needsOwner says whether the decision about an address whose pod is gone depends
 // on its workload.
 func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
-	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || isClaim(spec.Owner)
+	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.Owner.IsClaim()
 }
 
 // keptFor is how much longer an address without a pod is kept whatever becomes of

@@ -47,7 +47,7 @@ type owners struct {
 // find looks an owner up; live says that the answer does not come from a cache,
 // and with fresh it never does. Blocking.
 func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w workload, live bool, err error) {
-	if isClaim(owner) {
+	if owner.IsClaim() {
 		return o.claim(ctx, owner, fresh)
 	}
 	w, template, live, err := o.workload(ctx, owner, fresh)

@@ -359,5 +359,5 @@ func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*
 func yields(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
 	return ip.Spec.Pod == nil && !ip.Spec.Reserved && isShared(owner) && needsOwner(&ip.Spec) &&
-		(!ip.Spec.KeepOnScaleDown || isClaim(owner))
+		(!ip.Spec.KeepOnScaleDown || owner.IsClaim())
 }

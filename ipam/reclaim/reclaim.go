@@ -268,7 +268,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 			}
 		}
 		known, err := r.assess(ctx, ip, podExists, &s)
-		if err != nil && ip.Spec.RetainFor != nil && !isClaim(ip.Spec.Owner) {
+		if err != nil && ip.Spec.RetainFor != nil && !ip.Spec.Owner.IsClaim() {
 			// Its time runs meanwhile.
 			s.unknown, unknown = true, err
 		} else if err != nil || !known {
@@ -372,7 +372,7 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		s.owner = workload{exists: podExists, unbounded: true}
 		return true, nil
 	}
-	if s.superseded || !isClaim(ip.Spec.Owner) && expired(&ip.Spec, *s) {
+	if s.superseded || !ip.Spec.Owner.IsClaim() && expired(&ip.Spec, *s) {
 		return true, nil // It is freed, whatever the owner wants.
 	}
 	for _, fresh := range []bool{false, true} {

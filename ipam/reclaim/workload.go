@@ -122,10 +122,6 @@ func older(a, b *v1alpha1.FloatingIP) bool {
 	return x.Less(y)
 }
 
-func isClaim(owner *v1alpha1.Owner) bool {
-	return owner.Kind == "IPClaim" && strings.HasPrefix(owner.APIVersion, v1alpha1.GroupName+"/")
-}
-
 func isPod(owner *v1alpha1.Owner) bool { return owner.Kind == "Pod" && owner.APIVersion == "v1" }
 
 // wants says whether a workload wants an address that has no pod.

@@ -24,7 +24,7 @@ type between struct{ replicaSet, job getter }
 // ReplicaSet, the CronJob behind a Job, or the pod's controller, or the pod itself,
 // also where a pod is said to control it. Owner references are what the pod's author
 // may have written, so a ReplicaSet or Job counts only if it exists with the UID that
-// is referred to.
+// is referred to, and [checkOwner] has the last word.
 func ownerOf(pod *v1.Pod, find between) (ipam.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
@@ -36,9 +36,6 @@ func ownerOf(pod *v1.Pod, find between) (ipam.Owner, error) {
 	}
 	owner := ownerFrom(pod.Namespace, controller)
 	switch {
-	case controller.Kind == "IPClaim" && controller.APIVersion == v1alpha1.SchemeGroupVersion.String():
-		// It would be the claim's without counting against its size.
-		return owner, fmt.Errorf("an IPClaim cannot be the controller of a pod: name it in the annotation %s", v1alpha1.AnnotationClaim)
 	case controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/"):
 		return behind(pod, controller, find.replicaSet, func(*metav1.OwnerReference) bool { return true })
 	case controller.Kind == "Job" && strings.HasPrefix(controller.APIVersion, "batch/"):
@@ -102,9 +99,16 @@ func requiredNode(pod *v1.Pod) string {
 // errNoNode is for a DaemonSet's pod without a node of its own.
 var errNoNode = errors.New("the pod belongs to a DaemonSet but its node affinity does not name its node, so no address can stand for it")
 
-// checkOwner refuses a policy that keeps addresses for what cannot be told apart.
+// checkOwner refuses what a pod cannot belong to, however its references lead there,
+// and a policy that keeps addresses for what cannot be told apart.
 func checkOwner(request *ipam.Request) error {
-	if request.Claim == "" && request.Policy != v1alpha1.ReleasePodDeleted && request.Owner.Kind == "DaemonSet" && request.Owner.NodeName == "" {
+	owner := &request.Owner
+	if v1alpha1.IsClaim(owner.APIVersion, owner.Kind) {
+		// The addresses would be the claim's without counting against its size.
+		return fmt.Errorf("IPClaim %q controls the pod, or its ReplicaSet, by metadata.ownerReferences, which no IPClaim can: remove the reference, and name the claim in the annotation %s",
+			owner.Name, v1alpha1.AnnotationClaim)
+	}
+	if request.Claim == "" && request.Policy != v1alpha1.ReleasePodDeleted && owner.Kind == "DaemonSet" && owner.NodeName == "" {
 		return errNoNode
 	}
 	return nil

@@ -78,7 +78,6 @@ func TestOwnerOf(t *testing.T) {
 		{"a StatefulSet of another group, whose pods have other names", owned("apps.kruise.io/v1", "StatefulSet", "x", "k"), none,
 			ipam.Owner{APIVersion: "apps.kruise.io/v1", Kind: "StatefulSet", Namespace: "shop", Name: "x", UID: "k", PodName: "web-0"}, ""},
 		{"a DaemonSet", daemon, none, ipam.Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "shop", Name: "web", UID: "ds", NodeName: "node1"}, ""},
-		{"a forged claim", owned(v1alpha1.SchemeGroupVersion.String(), "IPClaim", "web", "c"), none, ipam.Owner{}, "cannot be the controller of a pod"},
 		{"a pod", owned("v1", "Pod", "driver", "p"), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"a pod that its name continues", owned("v1", "Pod", "web", "p"), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, ipam.Owner{}, "find ReplicaSet shop/web"},
@@ -101,5 +100,45 @@ func TestOwnerOf(t *testing.T) {
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
+	}
+}
+
+// An IPClaim has pods by their annotation only, or its size would not count.
+func TestNoClaimControls(t *testing.T) {
+	yes := true
+	controlled := func(apiVersion, kind string) []metav1.OwnerReference {
+		return []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "front", UID: "u", Controller: &yes}}
+	}
+	between := func(references []metav1.OwnerReference) between {
+		get := func(namespace, name string) (metav1.Object, error) {
+			return &metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "u", OwnerReferences: references}, nil
+		}
+		return between{replicaSet: get, job: get}
+	}
+	for _, test := range []struct {
+		name    string
+		pod     []metav1.OwnerReference
+		set     []metav1.OwnerReference
+		refused bool
+	}{
+		{"the pod", controlled(v1alpha1.SchemeGroupVersion.String(), "IPClaim"), nil, true},
+		{"the pod, another version", controlled(v1alpha1.GroupName+"/v1", "IPClaim"), nil, true},
+		{"its ReplicaSet", controlled("apps/v1", "ReplicaSet"), controlled(v1alpha1.SchemeGroupVersion.String(), "IPClaim"), true},
+		{"its ReplicaSet, another version", controlled("apps/v1", "ReplicaSet"), controlled(v1alpha1.GroupName+"/v2", "IPClaim"), true},
+		{"nothing: an IPClaim of another group", controlled("example.com/v1", "IPClaim"), nil, false},
+		{"nothing: its Job, which is of no CronJob then", controlled("batch/v1", "Job"), controlled(v1alpha1.SchemeGroupVersion.String(), "IPClaim"), false},
+		{"nothing: a Deployment", controlled("apps/v1", "ReplicaSet"), controlled("apps/v1", "Deployment"), false},
+	} {
+		pod := testPod()
+		pod.OwnerReferences = test.pod
+		owner, err := ownerOf(pod, between(test.set))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, claim := range []string{"", "other"} {
+			if err := checkOwner(&ipam.Request{Owner: owner, Claim: claim}); (err != nil) != test.refused {
+				t.Errorf("an IPClaim controls %s: checkOwner() = %v", test.name, err)
+			}
+		}
 	}
 }

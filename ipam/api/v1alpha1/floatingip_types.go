@@ -3,6 +3,8 @@
 package v1alpha1
 
 import (
+	"strings"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -226,6 +228,14 @@ const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
 
 // IsAwaited says whether the address waits for an owner of that name.
 func (o *Owner) IsAwaited() bool { return o.UID == NilUID }
+
+// IsClaim says whether an IPClaim, of any version of the API, is the owner.
+func (o *Owner) IsClaim() bool { return IsClaim(o.APIVersion, o.Kind) }
+
+// IsClaim says whether a reference is to an IPClaim, of any version of the API.
+func IsClaim(apiVersion, kind string) bool {
+	return kind == "IPClaim" && strings.HasPrefix(apiVersion, GroupName+"/")
+}
 
 // PodReference is one incarnation of a pod; its namespace is the owner's.
 type PodReference struct {

@@ -139,19 +139,31 @@ func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
 	return pod != nil && pod.Spec.NodeName == "" && asks(pod)
 }
 
+// podItself is the owner of what is nobody else's: of a pod without a controller, or
+// with one that cannot be, such as an IPClaim, which the scheduler refuses.
+func podItself(pod *v1.Pod) v1alpha1.Owner {
+	return newOwner(&metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}, pod.Namespace, pod.Name, "")
+}
+
 // ownerOf resolves the workload of a pod as the scheduler does.
 func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
-		controller = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
+		return podItself(pod)
 	}
 	if isReplicaSet(controller) || isJob(controller) {
 		for _, between := range c.workloads[workloadName{strings.ToLower(controller.Kind), pod.Namespace, controller.Name}] {
 			if between.UID == controller.UID && between.Controller != nil && (isReplicaSet(controller) || between.Controller.Kind == "CronJob") {
+				if v1alpha1.IsClaim(between.Controller.APIVersion, between.Controller.Kind) {
+					return podItself(pod)
+				}
 				// Its pods are the ReplicaSet's or Job's: no name of theirs lasts.
 				return newOwner(between.Controller, pod.Namespace, "", "")
 			}
 		}
+	}
+	if v1alpha1.IsClaim(controller.APIVersion, controller.Kind) {
+		return podItself(pod)
 	}
 	return newOwner(controller, pod.Namespace, pod.Name, pod.Spec.NodeName)
 }
