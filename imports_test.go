@@ -20,10 +20,10 @@ type rule struct {
 
 var rules = []rule{
 	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
-	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes", "k8s.io/apiserver"}, "the controller is a plain API client"},
+	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
-	{"cmd/agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes", "k8s.io/apiserver"}, "nodes give no addresses, and programs on them are small"},
-	{"monitoring", []string{"cmd", "plugins", "ipam", "agent", "cni", "k8s.io/apiserver", "k8s.io/kubernetes"}, "who may see metrics has nothing to do with addresses, and programs on nodes are small"},
+	{"cmd/agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
+	{"cmd/internal/monitoring", []string{"plugins", "ipam", "agent", "cni", "k8s.io/kubernetes"}, "who may see metrics has nothing to do with addresses"},
 	{"plugins/floatingip", []string{"agent", "cni", "k8s.io/kubernetes"}, "plugin code stays on the published framework"},
 	{"ipam", []string{"plugins", "agent", "cni", "k8s.io/kube-scheduler", "k8s.io/kubernetes"}, "addresses know no scheduler"},
 	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},

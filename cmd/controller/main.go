@@ -35,6 +35,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"  // queues
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/claims"
@@ -42,7 +43,6 @@ import (
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/reclaim"
 	"github.com/berth-dev/berth/ipam/store"
-	"github.com/berth-dev/berth/monitoring"
 )
 
 func main() {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam/assigner"
-	"github.com/berth-dev/berth/monitoring"
 )
 
 // options are the controller's flags.

@@ -5,11 +5,10 @@
 // metrics, to those whom the API server lets get the non-resource URL /metrics.
 //
 // It authenticates bearer tokens with TokenReviews and authorizes with
-// SubjectAccessReviews, as kube-scheduler's secure port does, but takes no client
-// certificates: for these it would have to read a ConfigMap of kube-system. It
-// makes both reviews itself, because k8s.io/apiserver, which has that in its
-// delegating authenticators, doubles the size of a program that runs on every
-// node.
+// SubjectAccessReviews, by the delegating authenticator and authorizer of
+// k8s.io/apiserver, as kube-scheduler's secure port does: the library that all kube
+// components trust for it. It takes no client certificates: for these it would have to
+// read a ConfigMap of kube-system.
 //
 // It never asks the API server about a request without a token, nor about
 // health: a program is healthy also while the API server does not answer.
