@@ -91,7 +91,7 @@ func (c *Candidates) assign(held []allocator.Record) {
 		var fitting []allocator.Record
 		for _, record := range held {
 			switch {
-			case !part.fits(record.Addr):
+			case !part.Fits(record.Addr):
 			case c.isStale(&record):
 				c.parts[i].stale = append(c.parts[i].stale, record)
 			default:
@@ -119,8 +119,7 @@ func (c *Candidates) isStale(record *allocator.Record) bool {
 }
 
 // chooseFamilies decides for parts that may be of either family and get a new
-// address: IPv4 where the request may use a pool of it. What the author did not
-// say must not depend on which pool has more room.
+// address.
 func (c *Candidates) chooseFamilies() {
 	family := v1alpha1.IPFamily("")
 	c.asked = c.request.Parts
@@ -130,20 +129,11 @@ func (c *Candidates) chooseFamilies() {
 			continue
 		}
 		if family == "" {
-			family = c.defaultFamily()
+			family = c.request.DefaultFamily(c.state.snapshot)
 		}
 		parts[i].Family = family
 	}
 	c.request.Parts = parts
-}
-
-func (c *Candidates) defaultFamily() v1alpha1.IPFamily {
-	for _, pool := range c.state.snapshot.Pools() {
-		if pool.Family() == v1alpha1.IPv4 && c.request.mayUse(pool) {
-			return v1alpha1.IPv4
-		}
-	}
-	return v1alpha1.IPv6
 }
 
 func distance(record allocator.Record, part int) int {
@@ -327,7 +317,7 @@ func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Wan
 		}
 		for i := range wants {
 			switch {
-			case !c.asked[i].fits(addr):
+			case !c.asked[i].Fits(addr):
 			case len(wants[i].Held) > 0:
 				wants[i].Held = append(wants[i].Held, addr)
 			default:

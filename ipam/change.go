@@ -134,7 +134,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	}
 	return slices.ContainsFunc(request.Parts, func(p Part) bool {
 		if h.change.Addr.IsValid() {
-			return p.fits(h.change.Addr)
+			return p.Fits(h.change.Addr)
 		}
 		return p.fitsPool(h.pool)
 	})

@@ -33,6 +33,8 @@ type Request struct {
 	KeepOnScaleDown bool
 	// Spare is what the pod says of the size of the fixed set.
 	Spare fixedset.Spare
+	// Preallocate: the addresses of the fixed set are taken before any pod asks.
+	Preallocate bool
 	// FixedSet: the owner keeps addresses for MaxPods pods, and while as many have some,
 	// another one waits.
 	FixedSet bool
@@ -76,8 +78,8 @@ func claimOwner(namespace, name, uid string) Owner {
 	}
 }
 
-// fits says whether the part can be served with an address.
-func (p *Part) fits(addr netip.Addr) bool {
+// Fits says whether the part can be served with an address.
+func (p *Part) Fits(addr netip.Addr) bool {
 	if p.Family != "" && p.Family != pools.FamilyOf(addr) {
 		return false
 	}
@@ -105,6 +107,21 @@ func (r *Request) names(pool *pools.Pool) bool {
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
 	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels)
+}
+
+// DefaultFamily is of new addresses that may be of either family: IPv6 where the request
+// may use pools of that family only. What the author did not say must not depend on
+// which pool has more room.
+func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
+	family := v1alpha1.IPv4
+	for _, pool := range s.Pools() {
+		if r.mayUse(pool) {
+			if family = pool.Family(); family == v1alpha1.IPv4 {
+				break
+			}
+		}
+	}
+	return family
 }
 
 // Node is what matters of a node.

@@ -41,6 +41,7 @@ import (
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/poolstatus"
+	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
 	"github.com/berth-dev/berth/ipam/store"
 )
@@ -128,6 +129,7 @@ type work struct {
 	reclaimer   *reclaim.Reclaimer
 	status      *poolstatus.Writer
 	claims      *claims.Controller
+	sets        *preallocation.Workloads
 	book        *ipam.IPAM
 	workers     int
 	ready       atomic.Bool
@@ -180,8 +182,8 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	}); err != nil {
 		return nil, err
 	}
-	poolMetrics, claimMetrics := poolstatus.NewMetrics(), claims.NewMetrics()
-	legacyregistry.CustomMustRegister(poolMetrics, claimMetrics)
+	poolMetrics, claimMetrics, setMetrics := poolstatus.NewMetrics(), claims.NewMetrics(), preallocation.NewMetrics()
+	legacyregistry.CustomMustRegister(poolMetrics, claimMetrics, setMetrics)
 	if w.status, err = poolstatus.New(api.IPPools, pools, ips, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
@@ -191,6 +193,12 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.claims, err = claims.New(claims.Parts{
 		API: api, IPs: store.New(api.FloatingIPs), Preallocator: w.book, Recorder: recorder, Metrics: claimMetrics,
 		Claims: ipClaims, FloatingIPs: ips, Pools: pools, Namespaces: factory.Core().V1().Namespaces(),
+	}); err != nil {
+		return nil, err
+	}
+	if w.sets, err = preallocation.New(preallocation.Parts{
+		Kube: kube, Preallocator: w.book, Recorder: recorder, Metrics: setMetrics,
+		FloatingIPs: ips, Pools: pools, Factory: factory,
 	}); err != nil {
 		return nil, err
 	}
@@ -222,6 +230,7 @@ func (w *work) lead(ctx context.Context) {
 	group.Go(func() { w.status.Run(ctx) })
 	group.Go(func() { w.book.Run(ctx) })
 	group.Go(func() { w.claims.Run(ctx) })
+	group.Go(func() { w.sets.Run(ctx) })
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()
 }

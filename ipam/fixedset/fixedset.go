@@ -60,6 +60,31 @@ func ReadSpare(annotations map[string]string) (Spare, error) {
 	return Spare{Said: true, Pods: int64(n)}, nil
 }
 
+// ReadPreallocate says whether the annotations of a pod or pod template ask for all
+// addresses of the set before any pod does. The error is for their author. Beside an
+// IPClaim, which says it, they do not.
+func ReadPreallocate(annotations map[string]string) (bool, error) {
+	text, ok := annotations[v1alpha1.AnnotationPreallocate]
+	if _, claimed := annotations[v1alpha1.AnnotationClaim]; !ok || claimed {
+		return false, nil
+	}
+	ahead, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, fmt.Errorf("annotation %s: %q is not true or false", v1alpha1.AnnotationPreallocate, text)
+	}
+	policy := v1alpha1.ReleasePolicy(annotations[v1alpha1.AnnotationReleasePolicy])
+	switch {
+	case !ahead:
+		return false, nil
+	case policy != v1alpha1.ReleaseRetain && policy != v1alpha1.ReleaseNever:
+		return false, fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationReleasePolicy)
+	case annotations[v1alpha1.AnnotationSpareAddresses] == v1alpha1.SpareUnlimited:
+		return false, fmt.Errorf("annotation %s has no effect beside %s: %s, with which there is no fixed set to take ahead: write a number there, or remove one of the two",
+			v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited)
+	}
+	return true, nil
+}
+
 // size applies what the annotation says to what the strategy needs.
 func size(replicas int64, spare Spare, needed func() int64) Size {
 	switch {

@@ -78,14 +78,30 @@ func (r Reader) Compile(pod *v1.Pod) (ipam.Request, error) {
 			n = int64(max(1, len(lists(annotations[v1alpha1.AnnotationAddresses]))))
 		}
 	}
-	for _, read := range []func(*ipam.Request, map[string]string) error{readPolicy, readSpare, readPools, readClaim} {
+	for _, read := range []func(*ipam.Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim} {
 		if err := read(&request, annotations); err != nil {
 			return request, err
 		}
 	}
 	var err error
-	request.Parts, err = readParts(annotations, n)
-	return request, err
+	if request.Parts, err = readParts(annotations, n); err != nil {
+		return request, err
+	}
+	return request, r.checkPreallocate(pod, &request)
+}
+
+// checkPreallocate refuses to take ahead what the controller could not count.
+func (r Reader) checkPreallocate(pod *v1.Pod, request *ipam.Request) error {
+	switch {
+	case !request.Preallocate:
+	case r.asksGalaxy(pod):
+		return fmt.Errorf("annotation %s has no effect on a pod that requests %s: request %s instead", v1alpha1.AnnotationPreallocate, galaxy.ResourceENIIP, v1alpha1.ResourceIP)
+	case slices.ContainsFunc(request.Parts, func(p ipam.Part) bool {
+		return slices.ContainsFunc(p.Ranges, func(r pools.Range) bool { return r.First.Is4() != p.Ranges[0].First.Is4() })
+	}):
+		return fmt.Errorf("annotation %s: a list of %s has addresses of both families, so nobody knows how many of each to take; write a list of each", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationAddresses)
+	}
+	return nil
 }
 
 var policies = []v1alpha1.ReleasePolicy{v1alpha1.ReleasePodDeleted, v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever}
@@ -130,6 +146,11 @@ func readSpare(request *ipam.Request, annotations map[string]string) (err error)
 	return nil
 }
 
+func readPreallocate(request *ipam.Request, annotations map[string]string) (err error) {
+	request.Preallocate, err = fixedset.ReadPreallocate(annotations)
+	return err
+}
+
 func readPools(request *ipam.Request, annotations map[string]string) error {
 	if text, ok := annotations[v1alpha1.AnnotationPools]; ok {
 		for name := range strings.SplitSeq(text, ",") {
@@ -155,7 +176,7 @@ func readPools(request *ipam.Request, annotations map[string]string) error {
 // saidByClaim are the annotations whose place an IPClaim takes.
 var saidByClaim = []string{
 	v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses,
-	v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
+	v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
 }
 
 func readClaim(request *ipam.Request, annotations map[string]string) error {
@@ -262,7 +283,7 @@ func StrayAnnotation(pod *v1.Pod) string {
 		return ""
 	}
 	for _, name := range []string{
-		v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationClaim,
+		v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationClaim,
 		v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies,
 	} {
 		if _, ok := pod.Annotations[name]; ok {

@@ -63,10 +63,14 @@ func TestCompile(t *testing.T) {
 	claimed.Claim = "licences"
 	keeping := with(plain, v1alpha1.ReleaseRetain)
 	keeping.RetainFor, keeping.KeepOnScaleDown = 72*time.Hour, true
+	ahead := with(plain, v1alpha1.ReleaseNever)
+	ahead.Preallocate = true
 	selected := plain
 	selected.PoolSelector, _ = labels.Parse("tier=db")
 	ofGalaxy := testPod(0, galaxy.AnnotationReleasePolicy, "immutable")
 	ofGalaxy.Spec.Containers[0].Resources.Requests = v1.ResourceList{galaxy.ResourceENIIP: resource.MustParse("1")}
+	aheadOfGalaxy := ofGalaxy.DeepCopy()
+	aheadOfGalaxy.Annotations[v1alpha1.AnnotationPreallocate] = "true"
 	for _, test := range []struct {
 		name string
 		pod  *v1.Pod
@@ -85,6 +89,16 @@ func TestCompile(t *testing.T) {
 		{name: "a time without a policy", pod: testPod(1, v1alpha1.AnnotationRetainFor, "72h"), err: "no effect with release policy PodDeleted"},
 		{name: "three days", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "3d"), err: `"3d" is not a duration`},
 		{name: "scale-down with Never", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationKeepOnScaleDown, "true"), err: "with release policy Retain only"},
+		{name: "the fixed set ahead", want: ahead, pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationPreallocate, "true")},
+		{name: "not ahead", want: plain, pod: testPod(1, v1alpha1.AnnotationPreallocate, "false")},
+		{name: "ahead without a policy", pod: testPod(1, v1alpha1.AnnotationPreallocate, "true"), err: "berth.dev/preallocate has no effect with release policy PodDeleted"},
+		{name: "ahead without a set", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationPreallocate, "true", v1alpha1.AnnotationSpareAddresses, "Unlimited"),
+			err: "berth.dev/preallocate has no effect beside berth.dev/spare-addresses: Unlimited"},
+		{name: "ahead, a word", pod: testPod(1, v1alpha1.AnnotationPreallocate, "yes"), err: `"yes" is not true or false`},
+		{name: "ahead of both families", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationPreallocate, "true", v1alpha1.AnnotationAddresses, "10.0.70.5,fd00::5"),
+			err: "has addresses of both families"},
+		{name: "ahead, of a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences", v1alpha1.AnnotationPreallocate, "true"), err: "the IPClaim says it"},
+		{name: "ahead with Galaxy's resource", pod: aheadOfGalaxy, err: "request berth.dev/ip instead"},
 		{name: "pools by label", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=db"), want: selected},
 		{name: "a selector that is none", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=(db"), err: "is not a label selector"},
 		{name: "a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences"), want: claimed},

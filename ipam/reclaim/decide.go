@@ -51,7 +51,7 @@ type verdict struct {
 }
 
 // expired says whether an address had no pod for as long as it is retained at most.
-// Then it is freed whatever its workload wants, unless an IPClaim preallocates it.
+// Then it is freed whatever its workload wants, unless that preallocates it.
 func expired(spec *v1alpha1.FloatingIPSpec, s situation) bool {
 	return spec.Pod == nil && spec.RetainFor != nil && leftOf(spec, s) <= 0
 }
@@ -68,6 +68,9 @@ func leftOf(spec *v1alpha1.FloatingIPSpec, s situation) time.Duration {
 // needsOwner says whether the decision about an address whose pod is gone depends
 // on its workload.
 func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
+	if spec.ReleasePolicy == v1alpha1.ReleaseNever && spec.Pod == nil && mayPreallocate(spec.Owner) && (spec.RetainFor != nil || isUnused(spec)) {
+		return true
+	}
 	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.Owner.IsClaim()
 }
 
@@ -101,6 +104,11 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	}
 	switch spec.ReleasePolicy {
 	case v1alpha1.ReleaseNever:
+		// One that was taken ahead is kept as one of the set; more may have been taken
+		// while pods took some too.
+		if s.owner.exists && s.owner.ahead && isUnused(spec) && !preallocated {
+			return giveBack(spec, s)
+		}
 	case v1alpha1.ReleaseRetain:
 		if s.superseded || !s.unknown && !s.owner.wants(spec, s.at) {
 			return giveBack(spec, s)

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
 // Every kind of owner in every situation, and whether it wants an address whose
@@ -80,7 +81,7 @@ var wantCases = []struct {
 
 	{"DaemonSet, on its node", daemon, everywhere, oldest, true, true},
 	{"DaemonSet, a second address for the node", daemon, everywhere, after(1), false, false},
-	{"DaemonSet, the node is gone or not selected", daemon, workload{exists: true, unbounded: true, offNode: true, each: demand{total: 1}}, oldest, false, false},
+	{"DaemonSet, the node is gone or not selected", daemon, workload{exists: true, unbounded: true, offNode: true, each: fixedset.Demand{Total: 1}}, oldest, false, false},
 	{"DaemonSet, deleted", daemon, workload{}, oldest, false, false},
 
 	{"bare pod, there", bare, workload{exists: true, unbounded: true}, after(1), true, true},
@@ -97,7 +98,7 @@ var (
 	daemon     = &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "web", NodeName: "node1"}
 	bare       = &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Name: "web", PodName: "web"}
 	claim      = &v1alpha1.Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Name: "web"}
-	everywhere = workload{exists: true, unbounded: true, each: demand{total: 1}}
+	everywhere = workload{exists: true, unbounded: true, each: fixedset.Demand{Total: 1}}
 )
 
 func set(pod string) *v1alpha1.Owner {
@@ -117,7 +118,7 @@ func after(n int64) standing { return standing{family: v1alpha1.IPv4, rank: n, f
 func pods(n int64) workload { return having(1, n) }
 
 func having(each, n int64) workload {
-	return workload{exists: true, replicas: n, each: demand{total: each}}
+	return workload{exists: true, replicas: n, each: fixedset.Demand{Total: each}}
 }
 
 func sparing(n, spare int64) workload {
@@ -134,7 +135,7 @@ func unlimited(n int64) workload {
 
 func addressless(n int64) workload {
 	w := pods(n)
-	w.each, w.addressless = demand{}, true
+	w.each, w.addressless = fixedset.Demand{}, true
 	return w
 }
 
@@ -152,7 +153,7 @@ func reserving(n int64, spans ...span) workload {
 
 func v4Only(n int64) workload {
 	w := pods(n)
-	w.each.families = []v1alpha1.IPFamily{v1alpha1.IPv4}
+	w.each.Families = []v1alpha1.IPFamily{v1alpha1.IPv4}
 	return w
 }
 
@@ -295,6 +296,63 @@ func TestDecidePreallocated(t *testing.T) {
 				if got := decide(&spec, situation{now: now, owner: w, at: six}); got != (verdict{action: free}) {
 					t.Errorf("%s: an address of a family that is not preallocated: got %+v, want free", policy, got)
 				}
+			}
+		}
+	}
+}
+
+// What a workload asks for ahead stays as long as it is one of its set, whatever
+// retain-for says. Beyond that, what no pod ever had is freed, whatever else keeps it.
+func TestDecideAhead(t *testing.T) {
+	now := time.Now()
+	long := metav1.NewTime(now.Add(-time.Hour))
+	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
+		for _, test := range []struct {
+			name                           string
+			rank                           int64
+			gone, notAhead, used, keepDown bool
+			retainFor                      time.Duration
+			retain, never                  action
+		}{
+			{name: "in the set", rank: 3, retain: keep, never: keep},
+			{name: "in the set, for long", rank: 3, retainFor: time.Second, retain: keep, never: keep},
+			{name: "in the set, used, for long", rank: 3, used: true, retainFor: time.Second, retain: keep, never: keep},
+			{name: "beyond", rank: 4, retain: free, never: free},
+			{name: "beyond, kept on scale-down", rank: 4, keepDown: true, retain: free, never: free},
+			{name: "beyond, used", rank: 4, used: true, retain: free, never: keep},
+			{name: "beyond, used, kept on scale-down", rank: 4, used: true, keepDown: true, retain: keep, never: keep},
+			{name: "beyond, used, for long", rank: 4, used: true, retainFor: time.Second, retain: free, never: free},
+			{name: "not ahead, beyond", rank: 4, notAhead: true, retain: free, never: keep},
+			{name: "not ahead, kept on scale-down", rank: 4, notAhead: true, keepDown: true, retain: keep, never: keep},
+			{name: "not ahead, for long", rank: 3, notAhead: true, retainFor: time.Second, retain: free, never: free},
+			{name: "the workload is gone", rank: 3, gone: true, retain: free, never: keep},
+			{name: "the workload is gone, for long", rank: 3, gone: true, retainFor: time.Second, retain: free, never: free},
+		} {
+			owner := shared("apps/v1", "Deployment")
+			ip := record("10.0.70.2", owner, 1, "")
+			ip.Spec.ReleasePolicy, ip.Spec.Since, ip.Spec.KeepOnScaleDown = policy, &long, test.keepDown
+			ip.Spec.LastPod = ""
+			if test.used {
+				ip.Spec.LastPod = "web-x"
+			}
+			if test.retainFor > 0 {
+				ip.Spec.RetainFor = &metav1.Duration{Duration: test.retainFor}
+			}
+			s := situation{now: now}
+			if needsOwner(&ip.Spec) { // as assess does
+				s.at = after(test.rank)
+				s.owner = workload{exists: !test.gone, replicas: 3, spare: 1, each: fixedset.Demand{Total: 1}, ahead: !test.notAhead && !test.gone}
+			}
+			want := test.retain
+			if policy == v1alpha1.ReleaseNever {
+				want = test.never
+			}
+			if got := decide(&ip.Spec, s); got.action != want {
+				t.Errorf("%s, %s: got %v, want %v", policy, test.name, got.action, want)
+			}
+			// What is freed for its rank must be found.
+			if s.at.family != "" && want == free && !test.gone && test.retainFor == 0 && !yields(ip) {
+				t.Errorf("%s, %s: nobody looks at it when too many come before it", policy, test.name)
 			}
 		}
 	}

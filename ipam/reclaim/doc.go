@@ -18,10 +18,13 @@
 //	Retain      keep           keep for the workload                              free
 //	Never       keep           keep for the workload                              keep for the workload
 //
-// Kept addresses are freed when spec.retainFor has passed; what an IPClaim
-// preallocates stays. Freed means deleted, or, if a pod had the address and the pool
-// has a cooldown, left without an owner until that is over; an address that somebody
-// else freed by deleting its FloatingIP gets another one for that time. docs/release.md says
+// Kept addresses are freed when spec.retainFor has passed; what an IPClaim or a
+// workload preallocates stays. One that a workload preallocates and no pod ever had is
+// kept as one of the fixed set only, also by Never and keepOnScaleDown: the controller
+// and the scheduler may take addresses at once, and too many together. Freed means
+// deleted, or, if a pod had the address and the pool has a cooldown, left without an
+// owner until that is over; an address that somebody else freed by deleting its
+// FloatingIP gets another one for that time. docs/release.md says
 // when each kind of workload wants an address ([workload.wants] here), and what that
 // means in every situation.
 //

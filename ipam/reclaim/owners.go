@@ -5,7 +5,6 @@ package reclaim
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -55,7 +54,7 @@ func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 		return workload{}, false, err
 	}
 	if template != nil {
-		w.each = demandOf(template)
+		w.each = fixedset.DemandOf(template)
 		w.addressless = !w.updating && asksForNone(template)
 	}
 	if w.exists && owner.NodeName != "" {
@@ -92,7 +91,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || deployment == nil {
 			return workload{}, nil, live, err
 		}
-		w := sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template)))
+		w := sharing(deployment, fixedset.OfDeployment(&deployment.Spec, spareOf(&deployment.Spec.Template)), &deployment.Spec.Template)
 		w.updating = isUpdating(deployment)
 		return w, &deployment.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
@@ -100,7 +99,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		return sharing(set, fixedset.OfReplicaSet(&set.Spec, spareOf(&set.Spec.Template))), &set.Spec.Template, live, nil
+		return sharing(set, fixedset.OfReplicaSet(&set.Spec, spareOf(&set.Spec.Template)), &set.Spec.Template), &set.Spec.Template, live, nil
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}:
 		set, live, err := lookUp(ctx, owner, fresh, o.daemonSets.DaemonSets(namespace).Get, o.client.AppsV1().DaemonSets(namespace).Get)
 		if err != nil || set == nil {
@@ -127,8 +126,12 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 }
 
 // sharing is a workload whose pods share out a fixed set of addresses.
-func sharing(object metav1.Object, size fixedset.Size) workload {
-	return workload{exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited}
+func sharing(object metav1.Object, size fixedset.Size, template *v1.PodTemplateSpec) workload {
+	ahead, err := fixedset.ReadPreallocate(template.Annotations)
+	return workload{
+		exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited,
+		ahead: ahead && err == nil,
+	}
 }
 
 // spareOf reads what a pod template says. What its author got wrong the scheduler
@@ -188,42 +191,6 @@ func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTempl
 		return false, live, fmt.Errorf("match node %s with the node affinity of the pod template: %w", name, err)
 	}
 	return belongs, live, nil
-}
-
-// demandOf reads how many addresses a pod of the template has, and what its
-// annotations say of their families: one of each list of addresses, or as many of
-// each family.
-func demandOf(template *v1.PodTemplateSpec) demand {
-	d := demand{total: requested(&template.Spec)}
-	if lists, ok := template.Annotations[v1alpha1.AnnotationAddresses]; ok {
-		for list := range strings.SplitSeq(strings.TrimSuffix(strings.TrimSpace(lists), ";"), ";") {
-			six := strings.Contains(list, ":")
-			switch {
-			case six && strings.Contains(list, "."): // of both
-			case six:
-				d.families = append(d.families, v1alpha1.IPv6)
-			default:
-				d.families = append(d.families, v1alpha1.IPv4)
-			}
-		}
-		return d
-	}
-	text, ok := template.Annotations[v1alpha1.AnnotationFamilies]
-	if !ok {
-		return d
-	}
-	var families []v1alpha1.IPFamily
-	for name := range strings.SplitSeq(text, ",") {
-		family := v1alpha1.IPFamily(strings.TrimSpace(name))
-		if family != v1alpha1.IPv4 && family != v1alpha1.IPv6 {
-			return d
-		}
-		families = append(families, family)
-	}
-	for range d.total / int64(len(families)) {
-		d.families = append(d.families, families...)
-	}
-	return d
 }
 
 // asksForNone says whether the pods of a template ask for no addresses, by Galaxy's

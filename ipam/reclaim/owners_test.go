@@ -28,6 +28,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
 // cacheOf returns what an informer with the transform Slim would have.
@@ -112,12 +113,12 @@ func TestOwnersFromCaches(t *testing.T) {
 	owner := func(apiVersion, kind, name, node string) *v1alpha1.Owner {
 		return &v1alpha1.Owner{APIVersion: apiVersion, Kind: kind, Namespace: "ns", Name: name, UID: "owner", NodeName: node}
 	}
-	two := demand{total: 2}
+	two := fixedset.Demand{Total: 2}
 	for _, test := range []struct {
 		owner *v1alpha1.Owner
 		want  workload
 	}{
-		{owner("apps/v1", "StatefulSet", "web", ""), workload{exists: true, replicas: 3, start: 5, each: demand{total: 2, families: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}}}},
+		{owner("apps/v1", "StatefulSet", "web", ""), workload{exists: true, replicas: 3, start: 5, each: fixedset.Demand{Total: 2, Families: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}}}},
 		{owner("apps/v1", "StatefulSet", "ending", ""), workload{replicas: 3, each: two}},
 		{owner("apps/v1beta9", "Deployment", "web", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
 		{owner("apps/v1", "ReplicaSet", "web", ""), workload{exists: true, replicas: 3, each: two}},
@@ -135,7 +136,7 @@ func TestOwnersFromCaches(t *testing.T) {
 			if err != nil || live {
 				t.Fatalf("live %v, %v", live, err)
 			}
-			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(workload{}, demand{}, span{})); diff != "" {
+			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(workload{}, span{})); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -177,7 +178,7 @@ func TestDemand(t *testing.T) {
 				t.Fatal(err)
 			}
 			for name, got := range map[string]int64{
-				"the template": demandOf(&template).total, "the slim template": demandOf(&slimmed).total,
+				"the template": fixedset.DemandOf(&template).Total, "the slim template": fixedset.DemandOf(&slimmed).Total,
 				"the slim pod": requested(&slimPod.(*v1.Pod).Spec),
 			} {
 				if got != test.want {
@@ -212,8 +213,8 @@ func TestDemandOfFamilies(t *testing.T) {
 		if test.annotation != "" {
 			template.Annotations = map[string]string{test.annotation: test.value}
 		}
-		d := demandOf(template)
-		if four, six := d.of(v1alpha1.IPv4, test.present), d.of(v1alpha1.IPv6, test.present); four != test.four || six != test.six {
+		d := fixedset.DemandOf(template)
+		if four, six := d.Of(v1alpha1.IPv4, test.present), d.Of(v1alpha1.IPv6, test.present); four != test.four || six != test.six {
 			t.Errorf("%d, %s: %d of IPv4 and %d of IPv6, want %d and %d", test.total, test.value, four, six, test.four, test.six)
 		}
 	}

@@ -358,6 +358,11 @@ func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*
 // yields says whether an address is freed when too many come before it.
 func yields(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
-	return ip.Spec.Pod == nil && !ip.Spec.Reserved && isShared(owner) && needsOwner(&ip.Spec) &&
-		(!ip.Spec.KeepOnScaleDown || owner.IsClaim())
+	switch {
+	case ip.Spec.Pod != nil || ip.Spec.Reserved || !isShared(owner):
+		return false
+	case owner.IsClaim(), mayPreallocate(owner) && isUnused(&ip.Spec):
+		return true
+	}
+	return ip.Spec.ReleasePolicy == v1alpha1.ReleaseRetain && !ip.Spec.KeepOnScaleDown
 }

@@ -372,7 +372,7 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		s.owner = workload{exists: podExists, unbounded: true}
 		return true, nil
 	}
-	if s.superseded || !ip.Spec.Owner.IsClaim() && expired(&ip.Spec, *s) {
+	if s.superseded || !mayPreallocate(ip.Spec.Owner) && expired(&ip.Spec, *s) {
 		return true, nil // It is freed, whatever the owner wants.
 	}
 	for _, fresh := range []bool{false, true} {
@@ -380,8 +380,8 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		if err != nil {
 			return false, r.unknown(ip, nil, err)
 		}
-		if w.each.total == 0 {
-			w.each.total = r.rankings.demand(ip.Spec.Owner)
+		if w.each.Total == 0 {
+			w.each.Total = r.rankings.demand(ip.Spec.Owner)
 		}
 		s.owner = w
 		if live || w.wants(&ip.Spec, s.at) {

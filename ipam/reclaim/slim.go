@@ -108,7 +108,7 @@ func slimTemplate(template *v1.PodTemplateSpec) v1.PodTemplateSpec {
 
 func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
 	slim := v1.PodSpec{
-		NodeSelector: spec.NodeSelector, Overhead: ofIPs(spec.Overhead),
+		NodeSelector: spec.NodeSelector, HostNetwork: spec.HostNetwork, Overhead: ofIPs(spec.Overhead),
 		Containers: slimContainers(spec.Containers), InitContainers: slimContainers(spec.InitContainers),
 	}
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {

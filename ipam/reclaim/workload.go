@@ -4,11 +4,13 @@ package reclaim
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
 // workload is what matters of an address's owner, whatever its kind.
@@ -34,7 +36,7 @@ type workload struct {
 	// pods do not belong there.
 	offNode bool
 	// each is how many addresses one pod has.
-	each demand
+	each fixedset.Demand
 	// updating: pods may yet be made of an older pod template than the one that was
 	// read.
 	updating bool
@@ -43,44 +45,13 @@ type workload struct {
 	// claim: the owner is an IPClaim.
 	claim bool
 	// preallocates are the families of which the claim asks for all its addresses
-	// before any pod does.
+	// before any pod does; ahead: the workload asks so for those of its fixed set.
 	preallocates []v1alpha1.IPFamily
+	ahead        bool
 }
 
 // span is ordinals, first and last included.
 type span struct{ first, last int64 }
-
-// demand is how many addresses one pod of a workload has, of which families.
-type demand struct {
-	// total of all families; 0: not known.
-	total int64
-	// families of those addresses that the pod template says the family of; others
-	// may be of either.
-	families []v1alpha1.IPFamily
-}
-
-// of a family. present are the families that the addresses in question have: each
-// takes at least one of the total. Where that leaves doubt it is too many.
-func (d demand) of(family v1alpha1.IPFamily, present int64) int64 {
-	if d.total == 0 {
-		return math.MaxInt64
-	}
-	var said int64
-	for _, f := range d.families {
-		if f == family {
-			said++
-		}
-	}
-	either := d.total - int64(len(d.families))
-	switch {
-	case either <= 0:
-		return said
-	case said == int64(len(d.families)):
-		// None of the other family is said, but there may be some.
-		either -= present - 1
-	}
-	return max(1, said+either)
-}
 
 // familyOf reads the family off the name.
 func familyOf(ip *v1alpha1.FloatingIP) v1alpha1.IPFamily {
@@ -141,27 +112,50 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case owner.PodName != "":
 		// Not by the families the template names: a pod that is made again from an
 		// older template may want others.
-		if at.rank >= (demand{total: w.each.total}).of(at.family, at.families) {
+		if at.rank >= (fixedset.Demand{Total: w.each.Total}).Of(at.family, at.families) {
 			return false
 		}
 		ordinal, ok := v1alpha1.OrdinalOf(owner.Name, owner.PodName)
 		return unscaled || !ok || w.hasOrdinal(ordinal)
 	case owner.NodeName != "":
-		return !w.offNode && at.rank < w.each.of(at.family, at.families)
-	case unscaled:
+		return !w.offNode && at.rank < w.each.Of(at.family, at.families)
+	case unscaled && !(w.ahead && isUnused(spec)):
 		return true
 	}
-	each, rank := w.each.of(at.family, at.families), at.rank
+	return w.inSet(at)
+}
+
+// inSet says whether an address that pods share out is one of as many as there are for
+// the workload's replicas and the spare ones.
+func (w *workload) inSet(at standing) bool {
+	each, rank := w.each.Of(at.family, at.families), at.rank
 	if w.oldestFirst {
 		rank = at.age
 	}
 	return each > 0 && rank/each < w.replicas+w.spare
 }
 
-// preallocated says whether the claim asks for the address though no pod does.
+// preallocated says whether the owner asks for the address though no pod does.
 func (w *workload) preallocated(at standing) bool {
-	return w.exists && w.claim && at.rank < w.replicas && slices.Contains(w.preallocates, at.family)
+	switch {
+	case !w.exists:
+		return false
+	case w.claim:
+		return at.rank < w.replicas && slices.Contains(w.preallocates, at.family)
+	}
+	return w.ahead && w.inSet(at)
 }
+
+// mayPreallocate says whether addresses of an owner may have been taken before any
+// pod asked.
+func mayPreallocate(owner *v1alpha1.Owner) bool {
+	return owner.IsClaim() || isShared(owner) && strings.HasPrefix(owner.APIVersion, appsv1.GroupName+"/") &&
+		(owner.Kind == "Deployment" || owner.Kind == "ReplicaSet")
+}
+
+// isUnused says of an address that it was taken before any pod asked, and that none
+// had it yet.
+func isUnused(spec *v1alpha1.FloatingIPSpec) bool { return spec.Pod == nil && spec.LastPod == "" }
 
 // hasOrdinal says whether a pod of this ordinal is wanted: there are replicas of
 // them from start on, those that are reserved left out.

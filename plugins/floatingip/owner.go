@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -100,7 +101,8 @@ func requiredNode(pod *v1.Pod) string {
 var errNoNode = errors.New("the pod belongs to a DaemonSet but its node affinity does not name its node, so no address can stand for it")
 
 // checkOwner refuses what a pod cannot belong to, however its references lead there,
-// and a policy that keeps addresses for what cannot be told apart.
+// a policy that keeps addresses for what cannot be told apart, and preallocation for
+// what has no fixed set that the controller knows.
 func checkOwner(request *ipam.Request) error {
 	owner := &request.Owner
 	if v1alpha1.IsClaim(owner.APIVersion, owner.Kind) {
@@ -110,6 +112,9 @@ func checkOwner(request *ipam.Request) error {
 	}
 	if request.Claim == "" && request.Policy != v1alpha1.ReleasePodDeleted && owner.Kind == "DaemonSet" && owner.NodeName == "" {
 		return errNoNode
+	}
+	if kind := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind(); request.Preallocate && kind != deploymentKind.GroupKind() && kind != replicaSetKind.GroupKind() {
+		return fmt.Errorf("annotation %s is for pods of Deployments and ReplicaSets, and a %s has this one: remove it, or use an IPClaim with spec.preallocate", v1alpha1.AnnotationPreallocate, kind.Kind)
 	}
 	return nil
 }

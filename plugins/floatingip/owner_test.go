@@ -142,3 +142,25 @@ func TestNoClaimControls(t *testing.T) {
 		}
 	}
 }
+
+// Only what has a fixed set that the controller knows can have it taken ahead.
+func TestCheckOwner(t *testing.T) {
+	for _, test := range []struct {
+		apiVersion, kind string
+		ahead            bool
+		err              string
+	}{
+		{"apps/v1", "Deployment", true, ""},
+		{"apps/v1", "ReplicaSet", true, ""},
+		{"apps/v1", "StatefulSet", false, ""},
+		{"apps/v1", "StatefulSet", true, "a StatefulSet has this one"},
+		{"argoproj.io/v1alpha1", "Rollout", true, "a Rollout has this one"},
+		{"example.org/v1", "Deployment", true, "for pods of Deployments and ReplicaSets"},
+		{"apps/v1", "DaemonSet", false, "no address can stand for it"},
+	} {
+		request := ipam.Request{Owner: ipam.Owner{APIVersion: test.apiVersion, Kind: test.kind}, Policy: v1alpha1.ReleaseRetain, Preallocate: test.ahead}
+		if err := checkOwner(&request); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("%s, ahead %v: error is %v, want %q", test.kind, test.ahead, err, test.err)
+		}
+	}
+}

@@ -29,6 +29,9 @@ const (
 	// whose pods share out their addresses keeps some: a number, or
 	// [SpareUnlimited].
 	AnnotationSpareAddresses = GroupName + "/spare-addresses"
+	// AnnotationPreallocate has all addresses that a Deployment or ReplicaSet keeps
+	// taken before any pod asks: "true".
+	AnnotationPreallocate = GroupName + "/preallocate"
 	// AnnotationClaim names the IPClaim, in the pod's namespace, that the pod's
 	// addresses come from.
 	AnnotationClaim = GroupName + "/claim"

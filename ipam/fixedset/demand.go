@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fixedset
+
+import (
+	"math"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/quantity"
+)
+
+// Demand is how many addresses one pod of a workload has, of which families.
+type Demand struct {
+	// Total of all families; 0: not known.
+	Total int64
+	// Families of those addresses that the pod template says the family of; others
+	// may be of either.
+	Families []v1alpha1.IPFamily
+}
+
+// Of a family. present are the families that the addresses in question have: each
+// takes at least one of the total. Where that leaves doubt it is too many.
+func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
+	if d.Total == 0 {
+		return math.MaxInt64
+	}
+	var said int64
+	for _, f := range d.Families {
+		if f == family {
+			said++
+		}
+	}
+	either := d.Total - int64(len(d.Families))
+	switch {
+	case either <= 0:
+		return said
+	case said == int64(len(d.Families)):
+		// None of the other family is said, but there may be some.
+		either -= present - 1
+	}
+	return max(1, said+either)
+}
+
+// DemandOf reads how many addresses a pod of the template has, and what its
+// annotations say of their families: one of each list of addresses, or as many of
+// each family.
+func DemandOf(template *v1.PodTemplateSpec) Demand {
+	d := Demand{Total: quantity.Requested(&template.Spec, v1alpha1.ResourceIP)}
+	if lists, ok := template.Annotations[v1alpha1.AnnotationAddresses]; ok {
+		for list := range strings.SplitSeq(strings.TrimSuffix(strings.TrimSpace(lists), ";"), ";") {
+			six := strings.Contains(list, ":")
+			switch {
+			case six && strings.Contains(list, "."): // of both
+			case six:
+				d.Families = append(d.Families, v1alpha1.IPv6)
+			default:
+				d.Families = append(d.Families, v1alpha1.IPv4)
+			}
+		}
+		return d
+	}
+	text, ok := template.Annotations[v1alpha1.AnnotationFamilies]
+	if !ok {
+		return d
+	}
+	var families []v1alpha1.IPFamily
+	for name := range strings.SplitSeq(text, ",") {
+		family := v1alpha1.IPFamily(strings.TrimSpace(name))
+		if family != v1alpha1.IPv4 && family != v1alpha1.IPv6 {
+			return d
+		}
+		families = append(families, family)
+	}
+	for range d.Total / int64(len(families)) {
+		d.Families = append(d.Families, families...)
+	}
+	return d
+}

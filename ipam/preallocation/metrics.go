@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package preallocation
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+)
+
+var (
+	sizeDesc = metrics.NewDesc("berth_fixed_set_preallocated_size",
+		"How many addresses a workload asks for before any pod does.",
+		[]string{"namespace", "kind", "workload"}, nil, metrics.ALPHA, "")
+	missingDesc = metrics.NewDesc("berth_fixed_set_preallocated_missing",
+		"How many of the addresses that a workload asks for before any pod does are not there.",
+		[]string{"namespace", "kind", "workload"}, nil, metrics.ALPHA, "")
+)
+
+// Metrics of workloads that ask for their fixed set ahead, of those that the leader
+// has looked at. Safe for concurrent use.
+type Metrics struct {
+	metrics.BaseStableCollector
+
+	mu   sync.Mutex
+	sets map[key]numbers
+}
+
+type numbers struct{ missing, size int }
+
+// NewMetrics returns metrics that are to be registered, for New.
+func NewMetrics() *Metrics { return &Metrics{sets: map[key]numbers{}} }
+
+func (m *Metrics) set(k key, missing, size int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sets[k] = numbers{missing, size}
+}
+
+func (m *Metrics) forget(k key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.sets, k)
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (m *Metrics) DescribeWithStability(ch chan<- *metrics.Desc) {
+	ch <- sizeDesc
+	ch <- missingDesc
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k, n := range m.sets {
+		ch <- metrics.NewLazyConstMetric(sizeDesc, metrics.GaugeValue, float64(n.size), k.namespace, k.kind, k.name)
+		ch <- metrics.NewLazyConstMetric(missingDesc, metrics.GaugeValue, float64(n.missing), k.namespace, k.kind, k.name)
+	}
+}

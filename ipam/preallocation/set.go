@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package preallocation
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// set is what matters of a workload that asks for its fixed set ahead.
+type set struct {
+	kind       string
+	meta       metav1.Object
+	size       fixedset.Size
+	template   *v1.PodTemplateSpec
+	generation int64
+}
+
+// setOf returns the set of a Deployment, or of a ReplicaSet that nothing controls; ok
+// is false where it does not ask for it ahead, or is being deleted.
+func setOf(object metav1.Object) (s set, ok bool) {
+	s = set{meta: object, generation: object.GetGeneration()}
+	// What is wrong with it request says.
+	var spare fixedset.Spare
+	switch o := object.(type) {
+	case *appsv1.Deployment:
+		s.kind, s.template = kindDeployment, &o.Spec.Template
+		spare, _ = fixedset.ReadSpare(s.template.Annotations)
+		s.size = fixedset.OfDeployment(&o.Spec, spare)
+	case *appsv1.ReplicaSet:
+		if metav1.GetControllerOfNoCopy(o) != nil {
+			return set{}, false
+		}
+		s.kind, s.template = kindReplicaSet, &o.Spec.Template
+		spare, _ = fixedset.ReadSpare(s.template.Annotations)
+		s.size = fixedset.OfReplicaSet(&o.Spec, spare)
+	default:
+		return set{}, false
+	}
+	ahead, err := fixedset.ReadPreallocate(s.template.Annotations)
+	return s, (ahead || err != nil) && object.GetDeletionTimestamp() == nil && podrequest.Reader{}.Asks(s.pod())
+}
+
+// pod is one of the template.
+func (s *set) pod() *v1.Pod {
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.meta.GetNamespace(), Annotations: s.template.Annotations},
+		Spec:       s.template.Spec,
+	}
+}
+
+// request is what a pod of the set asks for. The error is for the workload's author.
+func (s *set) request() (ipam.Request, error) {
+	request, err := podrequest.Reader{}.Compile(s.pod())
+	request.Owner = ipam.Owner{
+		APIVersion: appsv1.SchemeGroupVersion.String(), Kind: s.kind,
+		Namespace: s.meta.GetNamespace(), Name: s.meta.GetName(), UID: string(s.meta.GetUID()),
+	}
+	return request, err
+}
+
+// portion is addresses of one kind: as many as the set has pods, times n.
+type portion struct {
+	part ipam.Part
+	n    int
+	has  int
+}
+
+// goal says what of the set is to be taken, given how a pod asks for its addresses and
+// what is recorded under the workload's name, and how many addresses of each family
+// the workload has. Pure.
+//
+// No more are taken of a family than the reclaimer leaves: where addresses do not fit
+// the template any more, new ones are taken as those are freed.
+func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v1alpha1.FloatingIP) (Goal, Count) {
+	has := Count{}
+	portions, need := portionsOf(&request, snapshot)
+	narrow := slices.Clone(portions)
+	slices.SortStableFunc(narrow, func(a, b *portion) int { return cmp.Compare(a.width(), b.width()) })
+	pods := int(s.size.Pods())
+	for _, ip := range recorded {
+		addr, err := v1alpha1.AddrOf(ip.Name)
+		if err != nil || !s.owns(ip) {
+			continue
+		}
+		has[pools.FamilyOf(addr)]++
+		// Where lists overlap, an address counts for the one that has fewest.
+		if at := slices.IndexFunc(narrow, func(p *portion) bool { return p.has < p.n*pods && p.part.Fits(addr) }); at >= 0 {
+			narrow[at].has++
+		}
+	}
+	room := Count{}
+	present := int64(0)
+	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
+		if has[family]+need[family] > 0 {
+			present++
+		}
+	}
+	each := fixedset.DemandOf(s.template)
+	for family, n := range need {
+		room[family] = pods*int(min(int64(n), each.Of(family, present))) - has[family]
+	}
+	goal := Goal{Generation: s.generation}
+	for _, p := range portions {
+		take := max(0, min(p.n*pods-p.has, room[p.part.Family]))
+		room[p.part.Family] -= take
+		w := Want{Request: request, Size: p.has + take, Has: p.has}
+		w.Request.Parts = []ipam.Part{p.part}
+		goal.Wants = append(goal.Wants, w)
+	}
+	return goal, has
+}
+
+// portionsOf joins the parts of a request that are the same, and says how many there
+// are of each family.
+func portionsOf(request *ipam.Request, snapshot *pools.Snapshot) ([]*portion, Count) {
+	var portions []*portion
+	need := Count{}
+	for _, part := range request.Parts {
+		switch {
+		case len(part.Ranges) > 0:
+			part.Family = pools.FamilyOf(part.Ranges[0].First)
+		case part.Family == "":
+			part.Family = request.DefaultFamily(snapshot)
+		}
+		need[part.Family]++
+		at := slices.IndexFunc(portions, func(p *portion) bool {
+			return p.part.Family == part.Family && slices.Equal(p.part.Ranges, part.Ranges)
+		})
+		if at < 0 {
+			portions = append(portions, &portion{part: part})
+			at = len(portions) - 1
+		}
+		portions[at].n++
+	}
+	return portions, need
+}
+
+// width is how many addresses there are to choose from.
+func (p *portion) width() uint64 {
+	if len(p.part.Ranges) == 0 {
+		return math.MaxUint64
+	}
+	var width uint64
+	for _, r := range p.part.Ranges {
+		width += r.Size() // A list is no longer than the scheduler tries out.
+	}
+	return width
+}
+
+// owns says whether an address that is recorded under the workload's name is, or will
+// be, one of its set.
+func (s *set) owns(ip *v1alpha1.FloatingIP) bool {
+	owner := ip.Spec.Owner
+	return !ip.Spec.Reserved && (owner.UID == s.meta.GetUID() || owner.IsAwaited() || ip.Spec.ReleasePolicy == v1alpha1.ReleaseNever)
+}
+
+// missing is how many addresses a goal lacks, of how many.
+func (g *Goal) missing() (missing, size int) {
+	for i := range g.Wants {
+		missing += g.Wants[i].Size - g.Wants[i].Has
+		size += g.Wants[i].Size
+	}
+	return missing, size
+}
+
+// key names a workload.
+type key struct{ kind, namespace, name string }
+
+const (
+	kindDeployment = "Deployment"
+	kindReplicaSet = "ReplicaSet"
+)
+
+// keyOf returns the key of the workload that owns an address; ok is false for other
+// owners.
+func keyOf(ip *v1alpha1.FloatingIP) (k key, ok bool) {
+	owner := ip.Spec.Owner
+	if owner == nil || owner.PodName != "" || owner.NodeName != "" {
+		return key{}, false
+	}
+	if owner.APIVersion != appsv1.SchemeGroupVersion.String() || owner.Kind != kindDeployment && owner.Kind != kindReplicaSet {
+		return key{}, false
+	}
+	return key{owner.Kind, owner.Namespace, owner.Name}, true
+}
+
+func (k key) String() string { return k.kind + "/" + k.namespace + "/" + k.name }

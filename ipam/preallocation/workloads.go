@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package preallocation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/store"
+)
+
+// Reasons of events on workloads.
+const (
+	EventPreallocated        = "Preallocated"
+	EventPreallocationFailed = "PreallocationFailed"
+)
+
+// Recorder writes events. Not blocking, safe in parallel; events.EventRecorder is
+// one.
+type Recorder interface {
+	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
+}
+
+// Parts are what Workloads work with. The caller runs the informers, and nobody else
+// need know of the index that New adds to one.
+type Parts struct {
+	Kube         kubernetes.Interface
+	Preallocator Preallocator
+	Recorder     Recorder
+	Metrics      *Metrics
+
+	FloatingIPs, Pools cache.SharedIndexInformer
+	Factory            informers.SharedInformerFactory
+}
+
+// Workloads takes ahead the addresses of the fixed sets whose workloads ask for it:
+// Deployments and ReplicaSets. One runs at a time: the leader.
+//
+// The scheduler gives addresses to the pods of the same workloads meanwhile, and
+// neither waits for the other. Should both take some at once, the workload has too
+// many for a moment: the reclaimer frees those without a pod.
+type Workloads struct {
+	live     live
+	taker    Taker
+	recorder Recorder
+	metrics  *Metrics
+
+	deployments appslisters.DeploymentLister
+	replicaSets appslisters.ReplicaSetLister
+	namespaces  corelisters.NamespaceLister
+	ips         cache.Indexer
+	pools       cache.Store
+	synced      []cache.DoneChecker
+	queue       workqueue.TypedRateLimitingInterface[key]
+
+	snapshot     atomic.Pointer[pools.Snapshot]
+	poolsChanged chan struct{}
+
+	mu     sync.Mutex
+	states map[key]*state
+}
+
+// live asks the API server itself for a workload. Blocking, safe in parallel.
+type live func(ctx context.Context, k key) (metav1.Object, error)
+
+// state is what is remembered of a workload between looks. It belongs to the worker
+// that has its key, but for what it waits for.
+type state struct {
+	uid      types.UID
+	progress Progress
+	// lacked: addresses were missing since the last event, or since the start. told is
+	// the reason of the failure that was told last.
+	lacked bool
+	told   string
+}
+
+// workers is how many workloads are worked on at once.
+const workers = 4
+
+// byWorkload is the index of FloatingIPs by the workload that owns them.
+const byWorkload = "workload"
+
+func workloadIndex(object any) ([]string, error) {
+	if k, ok := keyOf(object.(*v1alpha1.FloatingIP)); ok {
+		return []string{k.String()}, nil
+	}
+	return nil, nil
+}
+
+// New returns Workloads. It does nothing until Run.
+func New(parts Parts) (*Workloads, error) {
+	return newWorkloads(parts, clock.RealClock{})
+}
+
+func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
+	apps := parts.Factory.Apps().V1()
+	w := &Workloads{
+		live: func(ctx context.Context, k key) (metav1.Object, error) {
+			if k.kind == kindReplicaSet {
+				return parts.Kube.AppsV1().ReplicaSets(k.namespace).Get(ctx, k.name, metav1.GetOptions{})
+			}
+			return parts.Kube.AppsV1().Deployments(k.namespace).Get(ctx, k.name, metav1.GetOptions{})
+		},
+		recorder: parts.Recorder, metrics: parts.Metrics,
+		deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(),
+		namespaces: parts.Factory.Core().V1().Namespaces().Lister(),
+		ips:        parts.FloatingIPs.GetIndexer(), pools: parts.Pools.GetStore(),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[key](Interval, patience),
+			workqueue.TypedRateLimitingQueueConfig[key]{Name: "preallocation"}),
+		poolsChanged: make(chan struct{}, 1),
+		states:       map[key]*state{},
+	}
+	w.taker = Taker{Preallocator: parts.Preallocator, Pools: w.snapshot.Load, Clock: clock}
+	if err := parts.FloatingIPs.AddIndexers(cache.Indexers{byWorkload: workloadIndex}); err != nil {
+		return nil, fmt.Errorf("index FloatingIPs by workload: %w", err)
+	}
+	for _, watched := range []struct {
+		informer cache.SharedIndexInformer
+		changed  func(before, after any)
+	}{
+		{apps.Deployments().Informer(), func(before, after any) { w.workloadChanged(kindDeployment, before, after) }},
+		{apps.ReplicaSets().Informer(), func(before, after any) { w.workloadChanged(kindReplicaSet, before, after) }},
+		{parts.FloatingIPs, w.addressChanged},
+		{parts.Pools, w.poolChanged},
+		{parts.Factory.Core().V1().Namespaces().Informer(), w.namespaceChanged},
+	} {
+		registration, err := watched.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(object any) { watched.changed(nil, object) },
+			UpdateFunc: watched.changed,
+			DeleteFunc: func(object any) {
+				if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+					object = unknown.Obj
+				}
+				watched.changed(object, nil)
+			},
+		})
+		if err != nil {
+			return nil, fmt.Errorf("add an event handler: %w", err)
+		}
+		w.synced = append(w.synced, registration.HasSyncedChecker())
+	}
+	return w, nil
+}
+
+// workloadChanged has a workload looked at that asks for its set ahead, or did before.
+func (w *Workloads) workloadChanged(kind string, before, after any) {
+	now := after
+	if now == nil {
+		now = before
+	}
+	object := now.(metav1.Object)
+	k := key{kind, object.GetNamespace(), object.GetName()}
+	if _, asks := setOf(object); !asks && !w.follows(k) {
+		return
+	}
+	if was, ok := before.(metav1.Object); ok && after != nil && was.GetUID() == object.GetUID() && was.GetGeneration() == object.GetGeneration() &&
+		(was.GetDeletionTimestamp() == nil) == (object.GetDeletionTimestamp() == nil) &&
+		(metav1.GetControllerOfNoCopy(was) == nil) == (metav1.GetControllerOfNoCopy(object) == nil) {
+		return // its status
+	}
+	w.queue.Add(k)
+}
+
+// follows says whether the workload asked for its set ahead when it was looked at.
+func (w *Workloads) follows(k key) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.states[k] != nil
+}
+
+func (w *Workloads) addressChanged(before, after any) {
+	was, _ := before.(*v1alpha1.FloatingIP)
+	is, _ := after.(*v1alpha1.FloatingIP)
+	for _, ip := range []*v1alpha1.FloatingIP{was, is} {
+		if ip == nil {
+			continue
+		}
+		if k, ok := keyOf(ip); ok && w.follows(k) {
+			w.queue.AddAfter(k, Gather)
+		}
+	}
+	switch {
+	case is == nil:
+		w.addressFreed(was, "")
+	case was != nil && was.Spec.Owner != nil && is.Spec.Owner == nil:
+		// It rests, and its namespace has one less.
+		w.addressFreed(was, was.Spec.Owner.Namespace)
+	}
+}
+
+// addressFreed has the workloads tried again that an address may help, of a namespace;
+// empty: of all.
+func (w *Workloads) addressFreed(ip *v1alpha1.FloatingIP, namespace string) {
+	addr, err := v1alpha1.AddrOf(ip.Name)
+	if err != nil {
+		return
+	}
+	for _, k := range w.which(func(k key, s *state) bool {
+		return s.progress.WaitsFor(pools.FamilyOf(addr)) && (namespace == "" || namespace == k.namespace)
+	}) {
+		w.queue.AddAfter(k, Interval)
+	}
+}
+
+// which returns the followed workloads of which something is true.
+func (w *Workloads) which(is func(k key, s *state) bool) []key {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var keys []key
+	for k, s := range w.states {
+		if is(k, s) {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+func (w *Workloads) poolChanged(before, after any) {
+	if was, ok := before.(*v1alpha1.IPPool); ok && after != nil {
+		is := after.(*v1alpha1.IPPool)
+		if was.UID == is.UID && was.Generation == is.Generation && labels.Equals(was.Labels, is.Labels) {
+			return // its status
+		}
+	}
+	select {
+	case w.poolsChanged <- struct{}{}:
+	default:
+	}
+}
+
+func (w *Workloads) namespaceChanged(before, after any) {
+	is, ok := after.(*v1.Namespace)
+	if !ok {
+		return
+	}
+	if was, ok := before.(*v1.Namespace); ok && was.UID == is.UID && labels.Equals(was.Labels, is.Labels) {
+		return
+	}
+	for _, k := range w.which(func(k key, _ *state) bool { return k.namespace == is.Name }) {
+		w.queue.Add(k)
+	}
+}
+
+// Run takes addresses until ctx ends. It blocks until its workers are done.
+func (w *Workloads) Run(ctx context.Context) {
+	if !cache.WaitFor(ctx, "the caches of preallocation", w.synced...) {
+		return
+	}
+	w.compilePools()
+	var group sync.WaitGroup
+	group.Go(func() { w.followPools(ctx) })
+	for range workers {
+		group.Go(func() {
+			for w.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	w.queue.ShutDown()
+	group.Wait()
+}
+
+// followPools looks at all workloads again after pools changed, but not more often
+// than every Interval.
+func (w *Workloads) followPools(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.poolsChanged:
+		}
+		w.compilePools()
+		for _, k := range w.which(func(key, *state) bool { return true }) {
+			w.queue.Add(k)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(Interval):
+		}
+	}
+}
+
+func (w *Workloads) compilePools() {
+	var objects []*v1alpha1.IPPool
+	for _, object := range w.pools.List() {
+		objects = append(objects, object.(*v1alpha1.IPPool))
+	}
+	w.snapshot.Store(pools.Compile(objects))
+}
+
+func (w *Workloads) next(ctx context.Context) bool {
+	k, shutdown := w.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer w.queue.Done(k)
+	again, err := w.reconcile(ctx, k)
+	switch {
+	case err == nil:
+		w.queue.Forget(k)
+		if again > 0 {
+			w.queue.AddAfter(k, again)
+		}
+	case errors.Is(err, store.ErrChanged) || apierrors.IsNotFound(err):
+		// The watch brings what it is now.
+		w.queue.AddAfter(k, Interval)
+	default:
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Failed to preallocate the addresses of a workload, will retry", "workload", k)
+		}
+		w.queue.AddRateLimited(k)
+	}
+	return true
+}
+
+// find returns what asks for its set ahead as it was seen last.
+func (w *Workloads) find(k key) (set, bool) {
+	var object metav1.Object
+	var err error
+	if k.kind == kindReplicaSet {
+		object, err = w.replicaSets.ReplicaSets(k.namespace).Get(k.name)
+	} else {
+		object, err = w.deployments.Deployments(k.namespace).Get(k.name)
+	}
+	if err != nil {
+		return set{}, false
+	}
+	return setOf(object)
+}
+
+// reconcile takes what one workload lacks, and says when to look again; 0: when
+// something changes.
+func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, err error) {
+	found, ok := w.find(k)
+	if !ok {
+		w.forget(k)
+		return 0, nil
+	}
+	s := w.stateOf(k, found.meta.GetUID())
+	request, err := found.request()
+	if err != nil {
+		s.progress.Wait()
+		w.report(k, &found, s, &Goal{}, &Problem{ReasonInvalid, err.Error()})
+		return 0, nil
+	}
+	namespace, err := w.namespaces.Get(k.namespace)
+	if err != nil {
+		return 0, fmt.Errorf("get namespace %s: %w", k.namespace, err)
+	}
+	request.NamespaceLabels = namespace.Labels
+	goal, has := found.goal(request, w.snapshot.Load(), w.addressesOf(k))
+	if left := s.progress.Unsettled(has, w.taker.Clock.Now()); left > 0 {
+		w.report(k, &found, s, &goal, s.progress.Shortfall(goal))
+		return left, nil
+	}
+	if missing, _ := goal.missing(); missing > 0 {
+		if err := w.stillThere(ctx, k, &found); err != nil {
+			return 0, err
+		}
+	}
+	wrong, again := s.progress.Take(ctx, w.taker, goal, has)
+	w.report(k, &found, s, &goal, wrong)
+	return again, nil
+}
+
+// stillThere asks the API server whether the workload is the one that the cache has:
+// addresses with the policy Never would stay for one that is gone.
+func (w *Workloads) stillThere(ctx context.Context, k key, found *set) error {
+	object, err := w.live(ctx, k)
+	if err != nil {
+		return fmt.Errorf("get %s: %w", k, err)
+	}
+	if object.GetUID() != found.meta.GetUID() || object.GetDeletionTimestamp() != nil || object.GetGeneration() != found.generation {
+		return fmt.Errorf("%s: %w", k, store.ErrChanged)
+	}
+	return nil
+}
+
+// addressesOf returns what is recorded under a workload's name.
+func (w *Workloads) addressesOf(k key) []*v1alpha1.FloatingIP {
+	objects, err := w.ips.ByIndex(byWorkload, k.String())
+	if err != nil {
+		panic(fmt.Sprintf("the FloatingIP informer has no index of workloads: %v", err))
+	}
+	var ips []*v1alpha1.FloatingIP
+	for _, object := range objects {
+		ips = append(ips, object.(*v1alpha1.FloatingIP))
+	}
+	return ips
+}
+
+func (w *Workloads) stateOf(k key, uid types.UID) *state {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.states[k]
+	if s == nil || s.uid != uid {
+		s = &state{uid: uid}
+		w.states[k] = s
+	}
+	return s
+}
+
+func (w *Workloads) forget(k key) {
+	w.metrics.forget(k)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.states, k)
+}
+
+// report tells what changed. That all is there is news only if some was missing since
+// this process started.
+func (w *Workloads) report(k key, found *set, s *state, goal *Goal, wrong *Problem) {
+	missing, size := goal.missing()
+	w.metrics.set(k, missing, size)
+	switch {
+	case wrong == nil && s.lacked:
+		w.tell(k, found, v1.EventTypeNormal, EventPreallocated, fmt.Sprintf("All %d addresses of the fixed set are there.", size))
+		s.lacked, s.told = false, ""
+	case wrong.Failed() && wrong.Reason != s.told:
+		w.tell(k, found, v1.EventTypeWarning, EventPreallocationFailed, wrong.Reason+": "+wrong.Message)
+		s.lacked, s.told = true, wrong.Reason
+	case wrong != nil:
+		s.lacked = true
+	}
+}
+
+func (w *Workloads) tell(k key, found *set, kind, reason, note string) {
+	const most = 1000 // The API server takes 1024.
+	if len(note) > most {
+		note = note[:most] + "…"
+	}
+	w.recorder.Eventf(&v1.ObjectReference{
+		APIVersion: appsv1.SchemeGroupVersion.String(), Kind: k.kind, Namespace: k.namespace, Name: k.name,
+		UID: found.meta.GetUID(), ResourceVersion: found.meta.GetResourceVersion(),
+	}, nil, kind, reason, "KeepFixedSet", "%s", note)
+}
