@@ -70,15 +70,16 @@ func (p Pod) is(uid string) bool {
 	return uid == "" || uid == p.UID || p.mirror != "" && uid == p.mirror
 }
 
-// wanted is how many floating IPs the pod requests at least, cut where it is far
-// more than anybody has. Of an alias it is one, whatever the amount: Galaxy's does
-// not say how many.
+// wanted is how many floating IPs the pod requests, cut where it is far more than
+// anybody has. An alias counts where it requests none of Berth's resource.
 func wanted(p *corev1.Pod, aliases []corev1.ResourceName) int {
-	n := min(quantity.Requested(&p.Spec, v1alpha1.ResourceIP), math.MaxInt32)
+	n := quantity.Requested(&p.Spec, v1alpha1.ResourceIP)
 	for _, name := range aliases {
-		n = max(n, min(1, quantity.Requested(&p.Spec, name)))
+		if n == 0 {
+			n = quantity.Requested(&p.Spec, name)
+		}
 	}
-	return int(n)
+	return int(min(n, math.MaxInt32))
 }
 
 // parseHint reads the names of FloatingIPs from the annotation, no more than a pod

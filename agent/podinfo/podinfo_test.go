@@ -122,7 +122,7 @@ func TestWanted(t *testing.T) {
 		"sidecar":             {[]corev1.Container{one}, []corev1.Container{sidecar, two}, 4, 4},
 		"enormous":            {[]corev1.Container{asks(v1alpha1.ResourceIP, "9E"), asks(v1alpha1.ResourceIP, "9E")}, nil, math.MaxInt32, math.MaxInt32},
 		"alias":               {[]corev1.Container{asks(alias, "1")}, nil, 0, 1},
-		"alias, two":          {[]corev1.Container{asks(alias, "1"), asks(alias, "2")}, nil, 0, 1},
+		"alias, two":          {[]corev1.Container{asks(alias, "1"), asks(alias, "2")}, nil, 0, 3},
 		"alias, zero":         {[]corev1.Container{asks(alias, "0")}, nil, 0, 0},
 		"alias in init":       {nil, []corev1.Container{asks(alias, "1")}, 0, 1},
 		"both":                {[]corev1.Container{asks(alias, "1"), two}, nil, 2, 2},

@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/quantity"
+	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // Demand is how many addresses one pod of a workload has, of which families.
@@ -48,7 +48,8 @@ func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 // annotations say of their families: one of each list of addresses, or as many of
 // each family.
 func DemandOf(template *v1.PodTemplateSpec) Demand {
-	d := Demand{Total: quantity.Requested(&template.Spec, v1alpha1.ResourceIP)}
+	d := Demand{}
+	d.Total, _ = galaxy.Requested(&template.Spec) // also in words of Galaxy, which the scheduler may understand
 	if lists, ok := template.Annotations[v1alpha1.AnnotationAddresses]; ok {
 		for list := range strings.SplitSeq(strings.TrimSuffix(strings.TrimSpace(lists), ";"), ";") {
 			six := strings.Contains(list, ":")

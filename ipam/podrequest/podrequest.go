@@ -35,17 +35,17 @@ type Reader struct {
 // Asks says whether a pod asks for floating IPs: whether any of its containers
 // requests the extended resource.
 func (r Reader) Asks(pod *v1.Pod) bool {
-	return requested(pod, v1alpha1.ResourceIP) > 0 || r.asksGalaxy(pod)
+	n, _ := r.Requested(pod)
+	return n > 0
 }
 
-func (r Reader) asksGalaxy(pod *v1.Pod) bool {
-	return r.Galaxy && requested(pod, galaxy.ResourceENIIP) > 0
-}
-
-// requested is the pod's request of an extended resource, as kube-scheduler counts
-// it.
-func requested(pod *v1.Pod, name v1.ResourceName) int64 {
-	return quantity.Requested(&pod.Spec, name)
+// Requested is how many addresses a pod asks for, as kube-scheduler counts an
+// extended resource, and by which of them.
+func (r Reader) Requested(pod *v1.Pod) (n int64, of v1.ResourceName) {
+	if r.Galaxy {
+		return galaxy.Requested(&pod.Spec)
+	}
+	return quantity.Requested(&pod.Spec, v1alpha1.ResourceIP), v1alpha1.ResourceIP
 }
 
 // maxListed is how many addresses a list of the addresses annotation may
@@ -61,22 +61,18 @@ func (r Reader) Compile(pod *v1.Pod) (ipam.Request, error) {
 		UID:       string(pod.UID),
 		Policy:    v1alpha1.ReleasePodDeleted,
 	}
+	n, resource := r.Requested(pod)
 	if pod.Spec.HostNetwork {
-		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", v1alpha1.ResourceIP)
+		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", resource)
 	}
 	annotations := pod.Annotations
-	n := requested(pod, v1alpha1.ResourceIP)
-	if r.asksGalaxy(pod) {
+	if r.Galaxy && quantity.Requested(&pod.Spec, galaxy.ResourceENIIP) > 0 {
 		ours, err := galaxy.Aliases(annotations)
 		if err != nil {
 			return request, err
 		}
 		maps.Copy(ours, annotations)
 		annotations = ours
-		if n == 0 {
-			// Galaxy's resource says whether, not how many.
-			n = int64(max(1, len(lists(annotations[v1alpha1.AnnotationAddresses]))))
-		}
 	}
 	for _, read := range []func(*ipam.Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim} {
 		if err := read(&request, annotations); err != nil {
@@ -84,17 +80,17 @@ func (r Reader) Compile(pod *v1.Pod) (ipam.Request, error) {
 		}
 	}
 	var err error
-	if request.Parts, err = readParts(annotations, n); err != nil {
+	if request.Parts, err = readParts(annotations, n, resource); err != nil {
 		return request, err
 	}
-	return request, r.checkPreallocate(pod, &request)
+	return request, checkPreallocate(&request, resource)
 }
 
 // checkPreallocate refuses to take ahead what the controller could not count.
-func (r Reader) checkPreallocate(pod *v1.Pod, request *ipam.Request) error {
+func checkPreallocate(request *ipam.Request, resource v1.ResourceName) error {
 	switch {
 	case !request.Preallocate:
-	case r.asksGalaxy(pod):
+	case resource == galaxy.ResourceENIIP:
 		return fmt.Errorf("annotation %s has no effect on a pod that requests %s: request %s instead", v1alpha1.AnnotationPreallocate, galaxy.ResourceENIIP, v1alpha1.ResourceIP)
 	case slices.ContainsFunc(request.Parts, func(p ipam.Part) bool {
 		return slices.ContainsFunc(p.Ranges, func(r pools.Range) bool { return r.First.Is4() != p.Ranges[0].First.Is4() })
@@ -196,10 +192,11 @@ func readClaim(request *ipam.Request, annotations map[string]string) error {
 	return nil
 }
 
-// readParts reads which n addresses the pod wants.
-func readParts(annotations map[string]string, n int64) ([]ipam.Part, error) {
+// readParts reads which n addresses the pod wants, that requests so many of a
+// resource.
+func readParts(annotations map[string]string, n int64, resource v1.ResourceName) ([]ipam.Part, error) {
 	if n > v1alpha1.MaxAddresses {
-		return nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", v1alpha1.ResourceIP, n, v1alpha1.MaxAddresses)
+		return nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", resource, n, v1alpha1.MaxAddresses)
 	}
 	parts := make([]ipam.Part, n)
 	families, err := readFamilies(annotations)
@@ -210,7 +207,7 @@ func readParts(annotations map[string]string, n int64) ([]ipam.Part, error) {
 	if !listed {
 		if len(families) > 0 && int(n)%len(families) != 0 {
 			return nil, fmt.Errorf("annotation %s asks for one address of each of %d families but the pod requests %s: %d; make it %[2]d, so that a quota counts them",
-				v1alpha1.AnnotationFamilies, len(families), v1alpha1.ResourceIP, n)
+				v1alpha1.AnnotationFamilies, len(families), resource, n)
 		}
 		for i := range parts {
 			if len(families) > 0 {
@@ -225,7 +222,7 @@ func readParts(annotations map[string]string, n int64) ([]ipam.Part, error) {
 	all := lists(text)
 	if len(all) > len(parts) {
 		return nil, fmt.Errorf("annotation %s has %d lists, of each of which the pod is to get an address, but the pod requests %s: %d; make it %[2]d, so that a quota counts them",
-			v1alpha1.AnnotationAddresses, len(all), v1alpha1.ResourceIP, n)
+			v1alpha1.AnnotationAddresses, len(all), resource, n)
 	}
 	for i, list := range all {
 		if parts[i].Ranges, err = readRanges(list); err != nil {

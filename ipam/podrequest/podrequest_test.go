@@ -67,8 +67,12 @@ func TestCompile(t *testing.T) {
 	ahead.Preallocate = true
 	selected := plain
 	selected.PoolSelector, _ = labels.Parse("tier=db")
-	ofGalaxy := testPod(0, galaxy.AnnotationReleasePolicy, "immutable")
-	ofGalaxy.Spec.Containers[0].Resources.Requests = v1.ResourceList{galaxy.ResourceENIIP: resource.MustParse("1")}
+	asGalaxy := func(n string, annotations ...string) *v1.Pod {
+		pod := testPod(0, annotations...)
+		pod.Spec.Containers[0].Resources.Requests = v1.ResourceList{galaxy.ResourceENIIP: resource.MustParse(n)}
+		return pod
+	}
+	ofGalaxy := asGalaxy("1", galaxy.AnnotationReleasePolicy, "immutable")
 	aheadOfGalaxy := ofGalaxy.DeepCopy()
 	aheadOfGalaxy.Annotations[v1alpha1.AnnotationPreallocate] = "true"
 	for _, test := range []struct {
@@ -114,6 +118,12 @@ func TestCompile(t *testing.T) {
 		{name: "not an address", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70"), err: "annotation berth.dev/addresses"},
 		{name: "a whole network", pod: testPod(1, v1alpha1.AnnotationAddresses, "2001:db8::/64"), err: "more than 4096 addresses"},
 		{name: "Galaxy's resource and policy", pod: ofGalaxy, want: with(plain, v1alpha1.ReleaseRetain)},
+		{name: "two of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationReleasePolicy, "immutable"), want: with(parts(ipam.Part{}, ipam.Part{}), v1alpha1.ReleaseRetain)},
+		{name: "eight ranges for one of Galaxy's resource", pod: asGalaxy("1", galaxy.AnnotationArgs, `{"request_ip_range":[["10.0.70.2"],["10.0.70.3"],["10.0.70.4"],["10.0.70.5"],["10.0.70.6"],["10.0.70.7"],["10.0.70.8"],["10.0.70.9"]]}`),
+			err: "has 8 lists, of each of which the pod is to get an address, but the pod requests tke.cloud.tencent.com/eni-ip: 1; make it 8, so that a quota counts them"},
+		{name: "a range for each of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationArgs, `{"request_ip_range":[["10.0.70.2~10.0.70.3"],["10.0.70.9"]]}`),
+			want: parts(list("10.0.70.2-10.0.70.3"), list("10.0.70.9"))},
+		{name: "too many of Galaxy's resource", pod: asGalaxy("9"), err: "requests tke.cloud.tencent.com/eni-ip: 9; a pod can have 8"},
 		{name: "host network", pod: onHost, err: "hostNetwork: true"},
 		{name: "policy", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "immutable"), err: `"immutable" is not one of PodDeleted, Retain, Never`},
 		{name: "empty policy", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, ""), err: `"" is not one of`},

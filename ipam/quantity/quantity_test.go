@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/kubernetes/pkg/apis/core/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 func list(name v1.ResourceName, quantity string) v1.ResourceList {
@@ -36,10 +35,10 @@ func sidecar(container v1.Container) v1.Container {
 }
 
 func TestRequested(t *testing.T) {
-	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
+	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, v1.ResourceName("tke.cloud.tencent.com/eni-ip")} {
 		other := v1.ResourceName(v1alpha1.ResourceIP)
 		if name == other {
-			other = galaxy.ResourceENIIP
+			other = v1.ResourceName("tke.cloud.tencent.com/eni-ip")
 		}
 		one, two, three := asks(name, "1"), asks(name, "2"), asks(name, "3")
 		never, onFailure := v1.ContainerRestartPolicyNever, v1.ContainerRestartPolicyOnFailure
@@ -96,7 +95,7 @@ func TestRequested(t *testing.T) {
 // the API server makes of it.
 func TestRequestedAsKubeScheduler(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	names := []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP, v1.ResourceCPU}
+	names := []v1.ResourceName{v1alpha1.ResourceIP, v1.ResourceName("tke.cloud.tencent.com/eni-ip"), v1.ResourceCPU}
 	resources := func() v1.ResourceList {
 		if random.IntN(3) == 0 {
 			return nil

@@ -24,7 +24,6 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
-	"github.com/berth-dev/berth/ipam/quantity"
 )
 
 // owners finds what owns addresses: in the cache, and at the API server where the
@@ -193,11 +192,8 @@ func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTempl
 	return belongs, live, nil
 }
 
-// asksForNone says whether the pods of a template ask for no addresses, by Galaxy's
-// resource neither, which the scheduler may accept.
-func asksForNone(template *v1.PodTemplateSpec) bool {
-	return requested(&template.Spec) == 0 && quantity.Requested(&template.Spec, galaxy.ResourceENIIP) == 0
-}
+// asksForNone says whether the pods of a template ask for no addresses.
+func asksForNone(template *v1.PodTemplateSpec) bool { return requested(&template.Spec) == 0 }
 
 // isUpdating says whether pods that are made again may be made of an older template
 // than the workload has. Of a DaemonSet, a ReplicaSet and a Job they never are.
@@ -214,8 +210,12 @@ func isUpdating(workload metav1.Object) bool {
 	return false
 }
 
-// requested is how many addresses a pod asks for.
-func requested(spec *v1.PodSpec) int64 { return quantity.Requested(spec, v1alpha1.ResourceIP) }
+// requested is how many addresses a pod asks for, in Galaxy's words too, which the
+// scheduler may understand.
+func requested(spec *v1.PodSpec) int64 {
+	n, _ := galaxy.Requested(spec)
+	return n
+}
 
 // number applies the API's default, which the API server has applied already.
 func number(n *int32) int64 {

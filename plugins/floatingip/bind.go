@@ -31,7 +31,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("find node %s: %w", nodeName, err))
 	}
-	if s.suits && withinNode(pod, nodeInfo) != nil {
+	if s.suits && withinNode(pl.reader, pod, nodeInfo) != nil {
 		pl.nodes.doubt()
 		return fwk.AsStatus(fmt.Errorf("node %s began to cap addresses a moment ago", nodeName))
 	}

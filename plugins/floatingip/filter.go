@@ -133,7 +133,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 		// nevertheless.
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonNode)
 	}
-	if status := withinNode(pod, nodeInfo); status != nil {
+	if status := withinNode(pl.reader, pod, nodeInfo); status != nil {
 		return status
 	}
 	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())

@@ -299,8 +299,7 @@ func TestGalaxyAliases(t *testing.T) {
 	without := network.newNode(t, "galaxy-without", "10.0.60.12")
 	for n, want := range map[*node]string{with: "10.0.70.5", without: "10.244."} {
 		pod := podObject(n.name, n.name)
-		// Galaxy does not look at the number.
-		requesting(pod, corev1.ResourceName(galaxy.ResourceENIIP), 2)
+		requesting(pod, corev1.ResourceName(galaxy.ResourceENIIP), 1)
 		pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: "10.0.70.5"}
 		pod = create(t, pod)
 		bind(t, "10.0.70.5", pod)

@@ -275,7 +275,7 @@ func TestGalaxyAliases(t *testing.T) {
 		annotated("k8s.v1.cni.galaxy.io/release-policy", "immutable"),
 		annotated("k8s.v1.cni.galaxy.io/args", `{"request_ip_range":[["10.0.70.40~10.0.70.49"],["10.0.70.60"]]}`)))
 	resources := &pod.Spec.Containers[0].Resources
-	resources.Requests[galaxy.ResourceENIIP], resources.Limits[galaxy.ResourceENIIP] = quantity("1"), quantity("1")
+	resources.Requests[galaxy.ResourceENIIP], resources.Limits[galaxy.ResourceENIIP] = quantity("2"), quantity("2")
 	w.create(pod)
 	if got, want := w.address("immutable-0"), "10.0.70.40,10.0.70.60"; got != want {
 		t.Errorf("the pod has %s, want %s", got, want)
