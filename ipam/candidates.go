@@ -270,15 +270,20 @@ func (c *Candidates) serves(part, position int) bool {
 	return c.request.mayUse(pool) && c.request.Parts[part].fitsPool(pool)
 }
 
-// homedIn returns the addresses that lie in the pools at these positions.
+// homedIn returns the addresses that lie in the pools at these positions, of those
+// that admit the namespace.
 func (c *Candidates) homedIn(records []allocator.Record, nodePools []int) []netip.Addr {
 	var addrs []netip.Addr
 	for _, record := range records {
-		if home, ok := c.state.snapshot.Home(record.Addr); ok && slices.Contains(nodePools, home) {
+		if home, ok := c.state.snapshot.Home(record.Addr); ok && slices.Contains(nodePools, home) && c.admitted(home) {
 			addrs = append(addrs, record.Addr)
 		}
 	}
 	return addrs
+}
+
+func (c *Candidates) admitted(position int) bool {
+	return c.pool(position).AdmitsNamespace(c.request.NamespaceLabels())
 }
 
 // wants is what the book is asked for on a node with these pools.
@@ -312,7 +317,7 @@ func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Wan
 		return wants
 	}
 	for _, addr := range relief.Held {
-		if home, ok := c.state.snapshot.Home(addr); !ok || !slices.Contains(nodePools, home) {
+		if home, ok := c.state.snapshot.Home(addr); !ok || !slices.Contains(nodePools, home) || !c.admitted(home) {
 			continue
 		}
 		for i := range wants {

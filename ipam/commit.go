@@ -29,6 +29,8 @@ type Pods interface {
 	IsCurrent(ctx context.Context, namespace, name, uid string) (bool, error)
 	// IsGone says whether it does not exist, or is finished.
 	IsGone(ctx context.Context, namespace, name, uid string) (bool, error)
+	// IsNamespace says whether there is a namespace of this name and UID.
+	IsNamespace(ctx context.Context, name, uid string) (bool, error)
 }
 
 // Commit makes a reservation durable: one write for each address, create or
@@ -114,6 +116,9 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1al
 	if a.stored.PodUID == r.request.UID {
 		return i.takeOver(ctx, r, a, spec, pods)
 	}
+	if err := checkNamespace(ctx, r, a, pods); err != nil {
+		return nil, err
+	}
 	if a.stored.PodUID != "" {
 		if err := checkCurrent(ctx, r, a, pods); err != nil {
 			return nil, err
@@ -123,6 +128,23 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1al
 		}
 	}
 	return i.update(ctx, seen(a.stored), spec)
+}
+
+// checkNamespace fails if the pod's namespace may not be the one that the address was
+// kept in: of an address that is found by its owner's name alone, by a scheduler that
+// heard of the pod before it heard that the namespace was made again.
+func checkNamespace(ctx context.Context, r *Reservation, a *reserved, pods Pods) error {
+	if a.stored.Owner.UID == r.request.Owner.UID || r.request.namespaceUID() == "" {
+		return nil
+	}
+	ok, err := pods.IsNamespace(ctx, r.request.Namespace, string(r.request.namespaceUID()))
+	if err != nil {
+		return fmt.Errorf("ask whether namespace %s is still the one that %s was kept in: %w", r.request.Namespace, a.Addr, err)
+	}
+	if !ok {
+		return fmt.Errorf("commit %s: namespace %s was made again: %w", a.Addr, r.request.Namespace, ErrConflict)
+	}
+	return nil
 }
 
 // checkCurrent fails if the pod is not the one to get the address any more.

@@ -21,6 +21,9 @@ func (c *Candidates) impossible() error {
 	if err := c.homeless(); err != nil {
 		return err
 	}
+	if err := c.unadmitted(); err != nil {
+		return err
+	}
 	if len(all) == 0 && len(c.request.Pools) == 0 {
 		return &ShortageError{Reasons: []string{"there is no valid IPPool"}, Remedy: "create one: kubectl explain ippool.spec"}
 	}
@@ -66,6 +69,36 @@ func (c *Candidates) homeless() error {
 	return nil
 }
 
+// unadmitted says that an address which the pod must have is in a pool that does not
+// admit the namespace any longer.
+func (c *Candidates) unadmitted() error {
+	for _, part := range c.parts {
+		var refused *allocator.Record
+		for i := range part.kept {
+			home, ok := c.state.snapshot.Home(part.kept[i].Addr)
+			if !ok {
+				continue
+			}
+			if c.admitted(home) {
+				refused = nil
+				break
+			}
+			refused = &part.kept[i]
+		}
+		if refused == nil {
+			continue
+		}
+		home, _ := c.state.snapshot.Home(refused.Addr)
+		pool := c.pool(home)
+		return &ShortageError{
+			Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s, but %s does not admit namespace %q: its labels do not match spec.namespaceSelector (%s)",
+				refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, pool, c.request.Namespace, pool.NamespaceSelector())},
+			Remedy: fmt.Sprintf("label the namespace so, or give the address up: kubectl delete floatingip %s", v1alpha1.NameOf(refused.Addr)),
+		}
+	}
+	return nil
+}
+
 // noPool says why the part can have an address of no pool.
 func (c *Candidates) noPool(part int) error {
 	shortage := &ShortageError{}
@@ -91,7 +124,7 @@ func (c *Candidates) noPool(part int) error {
 		}
 		named++
 		switch {
-		case !pool.AdmitsNamespace(c.request.NamespaceLabels):
+		case !pool.AdmitsNamespace(c.request.NamespaceLabels()):
 			add("%s does not admit namespace %q", pool, c.request.Namespace)
 		case c.request.Parts[part].Family != "" && c.request.Parts[part].Family != pool.Family():
 			add("%s has no %s addresses", pool, c.request.Parts[part].Family)

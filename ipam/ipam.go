@@ -330,7 +330,9 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 
 // look finds what the candidates can be served with.
 func (i *IPAM) look(c *Candidates) error {
-	held := i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name)
+	held := slices.DeleteFunc(i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name), func(record allocator.Record) bool {
+		return !c.request.mayKeep(&record)
+	})
 	c.assign(held)
 	c.chooseFamilies()
 	if err := c.impossible(); err != nil {

@@ -69,6 +69,10 @@ func (p podsAre) IsCurrent(context.Context, string, string, string) (bool, error
 }
 func (p podsAre) IsGone(context.Context, string, string, string) (bool, error) { return p.gone, nil }
 
+func (p podsAre) IsNamespace(_ context.Context, _, uid string) (bool, error) {
+	return uid != "gone", nil
+}
+
 var isCurrent = podsAre{current: true}
 
 func commit(t *testing.T, i *IPAM, r *Reservation) {

@@ -45,6 +45,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 			Namespace: owner.Namespace, Name: owner.Name,
 			UID: string(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
 		}
+		record.NamespaceUID = string(ip.NamespaceUID())
 		if owner.IsAwaited() {
 			record.Owner.UID = ""
 		}
@@ -80,7 +81,7 @@ func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time, unused
 		Network: &v1alpha1.Network{Subnet: pool.Subnet.String(), VLAN: pool.VLAN},
 		Owner: &v1alpha1.Owner{
 			APIVersion: owner.APIVersion, Kind: owner.Kind,
-			Namespace: owner.Namespace, Name: owner.Name,
+			Namespace: owner.Namespace, NamespaceUID: r.request.namespaceUID(), Name: owner.Name,
 			UID: types.UID(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
 		},
 		Index:           int32(a.part),

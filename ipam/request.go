@@ -7,7 +7,9 @@ import (
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -51,8 +53,31 @@ type Request struct {
 	// with some labels; empty and nil mean any.
 	Pools        []string
 	PoolSelector labels.Selector
-	// NamespaceLabels are matched with a pool's namespaceSelector.
-	NamespaceLabels labels.Set
+	// NamespaceMeta is what is known of the pod's namespace: the UID tells whose an
+	// address is that was kept, labels are matched with a pool's namespaceSelector.
+	NamespaceMeta metav1.Object
+}
+
+// NamespaceLabels are matched with a pool's namespaceSelector.
+func (r *Request) NamespaceLabels() labels.Set {
+	if r.NamespaceMeta == nil {
+		return nil
+	}
+	return r.NamespaceMeta.GetLabels()
+}
+
+func (r *Request) namespaceUID() types.UID {
+	if r.NamespaceMeta == nil {
+		return ""
+	}
+	return r.NamespaceMeta.GetUID()
+}
+
+// mayKeep says whether an address that was recorded for an owner of the request's
+// namespace, by name, is one of that namespace, and not of another that had the name.
+func (r *Request) mayKeep(record *allocator.Record) bool {
+	return r.NamespaceMeta == nil || record.PodUID == r.UID ||
+		v1alpha1.IsOfNamespace(types.UID(record.NamespaceUID), record.Created, r.NamespaceMeta)
 }
 
 // Part is one address of a request.
@@ -106,7 +131,7 @@ func (r *Request) names(pool *pools.Pool) bool {
 
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
-	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels)
+	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels())
 }
 
 // DefaultFamily is of new addresses that may be of either family: IPv6 where the request

@@ -99,6 +99,7 @@ func TestRecord(t *testing.T) {
 		Owner:   Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "namespace", Name: "name", UID: "owner", PodName: "stands for", NodeName: "one"},
 		PodName: "pod", PodUID: "holder", LastPod: "before", Index: 3, Node: "node", Policy: Never,
 		Reserved: true, Cooling: true, Attached: true, UID: "object", Version: 7, Created: time.Unix(5, 9),
+		NamespaceUID: "tenant",
 	}
 	fields := reflect.ValueOf(record)
 	for i := range fields.NumField() {

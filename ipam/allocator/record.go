@@ -50,6 +50,10 @@ type Record struct {
 	UID     string
 	Version uint64
 	Created time.Time
+
+	// NamespaceUID is what is recorded of the owner's namespace. The book keeps it
+	// and does not judge it.
+	NamespaceUID string
 }
 
 // Policy says when an address is freed.
@@ -103,7 +107,7 @@ type stored struct {
 }
 
 // family is what many owners have in common.
-type family struct{ apiVersion, kind, namespace, nodeName string }
+type family struct{ apiVersion, kind, namespace, nodeName, namespaceUID string }
 
 // store makes a record what is stored of the address.
 func (e *entry) store(record *Record) {
@@ -112,7 +116,7 @@ func (e *entry) store(record *Record) {
 		e.stored = &stored{}
 	}
 	*e.stored = stored{
-		of:        unique.Make(family{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName}),
+		of:        unique.Make(family{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName, record.NamespaceUID}),
 		pool:      unique.Make(record.Pool),
 		node:      unique.Make(record.Node),
 		ownerName: owner.Name, ownerUID: owner.UID, ownerPod: owner.PodName,
@@ -132,6 +136,7 @@ func (e *entry) record() Record {
 		Index: s.index, Node: s.node.Value(), Policy: s.policy,
 		Reserved: s.reserved, Cooling: s.cooling, Attached: s.attached,
 		UID: s.uid, Version: s.version, Created: s.created,
+		NamespaceUID: s.of.Value().namespaceUID,
 	}
 }
 

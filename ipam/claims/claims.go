@@ -256,7 +256,7 @@ func (c *Controller) poolChanged(before, after *v1alpha1.IPPool) {
 }
 
 func (c *Controller) namespaceChanged(before, after *v1.Namespace) {
-	if after == nil || before != nil && labels.Equals(before.Labels, after.Labels) {
+	if after == nil || before != nil && before.UID == after.UID && labels.Equals(before.Labels, after.Labels) {
 		return
 	}
 	claims, err := c.claims.ByIndex(cache.NamespaceIndex, after.Name)
@@ -290,15 +290,23 @@ func (c *Controller) takers(namespace, name string) []*v1alpha1.IPClaim {
 	return claims
 }
 
-// addressesOf returns what is recorded under a claim's name.
+// addressesOf returns what is recorded under a claim's name, in this namespace and
+// not in another that had its name.
 func (c *Controller) addressesOf(namespace, name string) []*v1alpha1.FloatingIP {
 	objects, err := c.ips.ByIndex(byClaim, keyOf(namespace, name))
 	if err != nil {
 		panic(fmt.Sprintf("the FloatingIP informer has no index of claims: %v", err))
 	}
+	in, err := c.namespaces.Get(namespace)
+	if err != nil {
+		return nil // its event brings its claims back
+	}
 	var ips []*v1alpha1.FloatingIP
 	for _, object := range objects {
-		ips = append(ips, object.(*v1alpha1.FloatingIP))
+		ip := object.(*v1alpha1.FloatingIP)
+		if v1alpha1.IsOfNamespace(ip.NamespaceUID(), ip.CreationTimestamp.Time, in) {
+			ips = append(ips, ip)
+		}
 	}
 	return ips
 }

@@ -102,7 +102,7 @@ func simulate(t *testing.T, test func(w *world)) {
 			statusErrs: map[string]error{},
 		}
 		namespaces := newKind[*v1.Namespace]()
-		namespaces.put(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+		namespaces.put(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, UID: "now"}})
 		w.pools.put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "web"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.0.0/24", Ranges: []string{"10.0.0.0/24"}}})
 
 		w.controller = &Controller{
@@ -561,6 +561,32 @@ func TestClaimMadeAgain(t *testing.T) {
 }
 
 // However often the numbers change, the status is written once a second.
+// A claim of a namespace that was made again inherits nothing of the one before.
+func TestClaimInANamespaceMadeAgain(t *testing.T) {
+	simulate(t, func(w *world) {
+		for i, name := range addresses(0, 3) {
+			ip := newIP(name, "a", "", int64(i))
+			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy = "the one before", v1alpha1.ReleaseNever
+			ip.Spec.Owner.NamespaceUID = []types.UID{"", "before", "now"}[i]
+			w.ips.put(ip)
+		}
+		w.create(newClaim("a", 5))
+		w.pass(10 * time.Second)
+		got := map[string]string{}
+		for _, ip := range w.ips.now {
+			got[ip.Name] = fmt.Sprint(ip.Spec.Owner.UID, " of ", ip.Spec.Owner.NamespaceUID)
+		}
+		want := map[string]string{}
+		for i, name := range addresses(0, 3) {
+			want[name] = []string{"a of now", "the one before of before", "a of now"}[i]
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+		w.want("a", "2=0+2 OnDemand")
+	})
+}
+
 func TestStatusWrites(t *testing.T) {
 	simulate(t, func(w *world) {
 		w.create(newClaim("a", 500))

@@ -24,7 +24,7 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 		return invalid(err), 0, nil
 	}
 	for i := range goal.Wants {
-		goal.Wants[i].Request.NamespaceLabels = namespace.Labels
+		goal.Wants[i].Request.NamespaceMeta = namespace
 	}
 	taker := preallocation.Taker{Preallocator: c.preallocator, Pools: c.snapshot.Load, Clock: c.clock}
 	wrong, again := s.progress.Take(ctx, taker, goal, t.ownCount())

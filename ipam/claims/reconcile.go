@@ -143,7 +143,7 @@ func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relati
 	}
 	tookOver := 0
 	for i, ip := range all[:min(len(all), atOnce)] {
-		_, err := c.store.Update(ctx, ip, asClaimed(ip, claim))
+		_, err := c.store.Update(ctx, ip, c.asClaimed(ip, claim))
 		if errors.Is(err, store.ErrChanged) {
 			continue // it was freed, or has another pod: the watch will tell
 		}
@@ -160,6 +160,15 @@ func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relati
 		c.tell(claim, event{reason: EventTookOver, message: fmt.Sprintf("Took over %d addresses of IPClaim %q", tookOver, r.source)})
 	}
 	return moved, true, nil
+}
+
+// asClaimed is what is recorded of an address that is the claim's.
+func (c *Controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
+	spec := asClaimed(ip, claim)
+	if namespace, err := c.namespaces.Get(claim.Namespace); err == nil {
+		spec.Owner.NamespaceUID = namespace.UID
+	}
+	return spec
 }
 
 // stillThere asks the API server whether the claim is the one that the cache
@@ -186,7 +195,7 @@ func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tal
 		return true, err
 	}
 	for _, ip := range others[:min(len(others), atOnce)] {
-		if _, err := c.store.Update(ctx, ip, asClaimed(ip, claim)); err != nil && !errors.Is(err, store.ErrChanged) {
+		if _, err := c.store.Update(ctx, ip, c.asClaimed(ip, claim)); err != nil && !errors.Is(err, store.ErrChanged) {
 			return true, fmt.Errorf("write the release policy of IPClaim %s/%s into %s: %w", claim.Namespace, claim.Name, ip.Name, err)
 		}
 	}
@@ -204,7 +213,7 @@ func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, 
 	if err != nil {
 		return invalid(err), 0, nil
 	}
-	request.NamespaceLabels = namespace.Labels
+	request.NamespaceMeta = namespace
 	return preallocation.Unserved(&request, c.snapshot.Load()), 0, nil
 }
 

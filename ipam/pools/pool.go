@@ -90,6 +90,14 @@ func (p *Pool) AdmitsNamespace(namespaceLabels labels.Set) bool {
 	return p.namespaceSelector == nil || p.namespaceSelector.Matches(namespaceLabels)
 }
 
+// NamespaceSelector is what AdmitsNamespace goes by, for messages.
+func (p *Pool) NamespaceSelector() string {
+	if p.namespaceSelector == nil {
+		return ""
+	}
+	return p.namespaceSelector.String()
+}
+
 func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	spec := &object.Spec
 	pool := &Pool{

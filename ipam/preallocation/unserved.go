@@ -35,7 +35,7 @@ func Unserved(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 		switch {
 		case !selector.Matches(pool.Labels):
 			return false
-		case !pool.AdmitsNamespace(request.NamespaceLabels):
+		case !pool.AdmitsNamespace(request.NamespaceLabels()):
 			note("%s does not admit namespace %q", pool, request.Namespace)
 		case family != "" && pool.Family() != family:
 			note("%s has no %s addresses", pool, family)

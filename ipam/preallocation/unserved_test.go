@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -56,7 +55,7 @@ func TestUnserved(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			got := ""
-			tc.request.Namespace, tc.request.NamespaceLabels = "shop", labels.Set{"team": "shop"}
+			tc.request.Namespace, tc.request.NamespaceMeta = "shop", &metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"team": "shop"}}
 			tc.request.Parts = []ipam.Part{{Family: tc.family}}
 			if p := Unserved(&tc.request, tc.snapshot); p != nil {
 				got = p.Reason + ": " + p.Message

@@ -371,7 +371,7 @@ func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, 
 	if err != nil {
 		return 0, fmt.Errorf("get namespace %s: %w", k.namespace, err)
 	}
-	request.NamespaceLabels = namespace.Labels
+	request.NamespaceMeta = namespace
 	goal, has := found.goal(request, w.snapshot.Load(), w.addressesOf(k))
 	if left := s.progress.Unsettled(has, w.taker.Clock.Now()); left > 0 {
 		w.report(k, &found, s, &goal, s.progress.Shortfall(goal))

@@ -35,6 +35,7 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	}
 	spec := ip.Spec.DeepCopy()
 	spec.Owner.APIVersion, spec.Owner.UID = controller.APIVersion, controller.UID
+	r.bind(ip, spec)
 	w, _, err := r.owners.find(ctx, spec.Owner, false)
 	if err != nil {
 		return r.unknown(ip, pod, fmt.Errorf("find the workload that adopted pod %s: %w", klog.KObj(pod), err))
@@ -68,6 +69,7 @@ func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (b
 	}
 	spec := ip.Spec.DeepCopy()
 	spec.Owner.UID = uid
+	r.bind(ip, spec)
 	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
 		return false, err
 	}

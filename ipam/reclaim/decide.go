@@ -31,6 +31,9 @@ type situation struct {
 	// unclaimed: the pod that the address was claimed for runs with others or was
 	// never bound, and no pod ever had it.
 	unclaimed bool
+	// namespaceGone: nobody can use the address any more, the namespace that it was
+	// recorded for is deleted.
+	namespaceGone bool
 	// superseded: a live pod of the name that the address stands for is bound with
 	// others.
 	superseded bool
@@ -74,6 +77,11 @@ func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
 	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.Owner.IsClaim()
 }
 
+// outlivesPod says whether an address may be kept when its pod is gone.
+func outlivesPod(spec *v1alpha1.FloatingIPSpec) bool {
+	return spec.ReleasePolicy == v1alpha1.ReleaseNever || needsOwner(spec)
+}
+
 // keptFor is how much longer an address without a pod is kept whatever becomes of
 // its owner.
 func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
@@ -94,6 +102,8 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		return verdict{}
 	case s.unclaimed:
 		return verdict{action: free}
+	case s.namespaceGone:
+		return giveBack(spec, s)
 	}
 	if left := keptFor(spec, s.now); left > 0 {
 		return verdict{again: left}

@@ -24,6 +24,8 @@ const (
 	byPodName = "podName"
 	// byNode has addresses that stand for a node.
 	byNode = "ownerNode"
+	// byNamespace has addresses of an owner in a namespace.
+	byNamespace = "ownerNamespace"
 	// byPool has addresses that cool down.
 	byPool = "coolingOfPool"
 )
@@ -63,7 +65,8 @@ func Indexers() cache.Indexers {
 			}
 			return ""
 		}),
-		byNode: ofOwner(func(owner *v1alpha1.Owner) string { return owner.NodeName }),
+		byNamespace: ofOwner(func(owner *v1alpha1.Owner) string { return owner.Namespace }),
+		byNode:      ofOwner(func(owner *v1alpha1.Owner) string { return owner.NodeName }),
 		byPool: of(func(spec *v1alpha1.FloatingIPSpec) string {
 			if spec.Owner != nil || spec.ReleasedAt == nil {
 				return ""
@@ -136,6 +139,7 @@ func (r *Reclaimer) watch(config Config) error {
 		{config.Pools, handler(r.poolChanged, reconsider)},
 		{config.Claims, handler(r.workloadChanged("IPClaim"), reconsider)},
 		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
+		{core.Namespaces().Informer(), handler(r.namespaceChanged, madeAgain)},
 		{core.Nodes().Informer(), handler(r.nodeChanged, labelsChanged)},
 		{apps.StatefulSets().Informer(), handler(r.workloadChanged("StatefulSet"), updated)},
 		{apps.Deployments().Informer(), handler(r.workloadChanged("Deployment"), updated)},
@@ -265,6 +269,14 @@ func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
 	r.enqueue(held)
 	r.enqueue(r.indexed(byPodName, podKey(pod.Namespace, pod.Name)))
 }
+
+// namespaceChanged looks at the addresses of a namespace that is gone, or that was
+// perhaps made again.
+func (r *Reclaimer) namespaceChanged(namespace *v1.Namespace, _ bool) {
+	r.enqueue(r.indexed(byNamespace, namespace.Name))
+}
+
+func madeAgain(before, after *v1.Namespace) bool { return before.UID != after.UID }
 
 func (r *Reclaimer) nodeChanged(node *v1.Node, _ bool) { r.enqueue(r.indexed(byNode, node.Name)) }
 

@@ -72,19 +72,21 @@ type queue = workqueue.TypedRateLimitingInterface[string]
 
 // Reclaimer frees addresses by release policy. One runs at a time: the leader.
 type Reclaimer struct {
-	kube     kubernetes.Interface
-	ips      ips
-	index    cache.Indexer
-	pools    *client.IPPools
-	poolsOf  cache.Indexer
-	pods     corelisters.PodLister
-	rankings *rankings
-	owners   *owners
-	detacher Detacher
-	events   events.EventRecorder
-	metrics  *Metrics
-	clocks   clockings
-	rests    rests
+	kube    kubernetes.Interface
+	ips     ips
+	index   cache.Indexer
+	pools   *client.IPPools
+	poolsOf cache.Indexer
+	pods    corelisters.PodLister
+	// namespaces are asked whether an address is of one that is there.
+	namespaces corelisters.NamespaceLister
+	rankings   *rankings
+	owners     *owners
+	detacher   Detacher
+	events     events.EventRecorder
+	metrics    *Metrics
+	clocks     clockings
+	rests      rests
 	// deleted are the UIDs of pods that the API server said were deleted, lately,
 	// and whether they had been bound.
 	deleted *lru.Cache
@@ -100,18 +102,19 @@ type Reclaimer struct {
 func New(config Config) (*Reclaimer, error) {
 	apps, core := config.Factory.Apps().V1(), config.Factory.Core().V1()
 	r := &Reclaimer{
-		kube:     config.Kube,
-		ips:      store.New(config.Berth.FloatingIPs),
-		index:    config.FloatingIPs.GetIndexer(),
-		pools:    config.Berth.IPPools,
-		poolsOf:  config.Pools.GetIndexer(),
-		pods:     core.Pods().Lister(),
-		detacher: config.Detacher,
-		events:   config.Events,
-		metrics:  config.Metrics,
-		clocks:   clockings{since: map[string]time.Time{}},
-		rests:    rests{all: map[string]deletion{}},
-		deleted:  lru.New(rememberDeleted),
+		kube:       config.Kube,
+		ips:        store.New(config.Berth.FloatingIPs),
+		index:      config.FloatingIPs.GetIndexer(),
+		pools:      config.Berth.IPPools,
+		poolsOf:    config.Pools.GetIndexer(),
+		pods:       core.Pods().Lister(),
+		namespaces: core.Namespaces().Lister(),
+		detacher:   config.Detacher,
+		events:     config.Events,
+		metrics:    config.Metrics,
+		clocks:     clockings{since: map[string]time.Time{}},
+		rests:      rests{all: map[string]deletion{}},
+		deleted:    lru.New(rememberDeleted),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),
 	}
@@ -262,7 +265,17 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		} else if ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned && isNew(ip) {
 			s.unclaimed = true // as leaveNode found
 		}
-		if awaits(ip, s.now) && !expired(&ip.Spec, s) {
+		if outlivesPod(&ip.Spec) && keptFor(&ip.Spec, s.now) == 0 && !s.unclaimed {
+			if s.namespaceGone, err = r.namespaceGone(ctx, ip); err != nil {
+				return 0, err
+			}
+			if !s.namespaceGone {
+				if wrote, err := r.endWait(ctx, ip); wrote || err != nil {
+					return 0, err
+				}
+			}
+		}
+		if !s.namespaceGone && awaits(ip, s.now) && !expired(&ip.Spec, s) {
 			if found, err := r.findAwaited(ctx, ip); found || err != nil {
 				return 0, err
 			}
@@ -359,7 +372,7 @@ func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
 // a cache may be older than the address is. If known is false the address has changed
 // meanwhile, and its event brings it back.
 func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) (known bool, err error) {
-	if s.unclaimed || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
+	if s.unclaimed || s.namespaceGone || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
 		return true, nil
 	}
 	if s.at, known = r.rankings.standing(ip); !known {
@@ -411,6 +424,7 @@ func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, a action
 		}
 		spec.Pod, spec.Node, spec.LastPod = nil, "", lastPod(&ip.Spec)
 		spec.ExternallyAssigned = false
+		r.bind(ip, spec)
 		_, err = r.ips.Update(ctx, ip, *spec)
 	}
 	if err != nil {

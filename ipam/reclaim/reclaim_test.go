@@ -50,6 +50,9 @@ func cached(t testing.TB, server http.HandlerFunc, ips []*v1alpha1.FloatingIP, c
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := factory.Core().V1().Namespaces().Informer().GetIndexer().Add(namespaceOf("ns", "now", 0)); err != nil {
+		t.Fatal(err)
+	}
 	for _, claim := range claims {
 		if err := config.Claims.GetIndexer().Add(claim); err != nil {
 			t.Fatal(err)

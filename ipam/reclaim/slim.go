@@ -24,6 +24,10 @@ func Slim(object any) (any, error) {
 		slim.Spec.NodeName = o.Spec.NodeName
 		slim.Spec.NodeSelector, slim.Spec.Affinity = nil, nil
 		return slim, nil
+	case *v1.Namespace:
+		slim := &v1.Namespace{ObjectMeta: slimMeta(&o.ObjectMeta)}
+		slim.Labels, slim.CreationTimestamp = maps.Clone(o.Labels), o.CreationTimestamp
+		return slim, nil
 	case *v1.Node:
 		slim := &v1.Node{ObjectMeta: slimMeta(&o.ObjectMeta)}
 		slim.Labels = maps.Clone(o.Labels)

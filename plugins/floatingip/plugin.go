@@ -12,7 +12,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -285,7 +284,7 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	if err != nil {
 		return request, errRetry{fmt.Errorf("find namespace %s: %w", pod.Namespace, err)}
 	}
-	request.NamespaceLabels = labels.Set(namespace.Labels)
+	request.NamespaceMeta = namespace
 	pl.sets.limit(&request)
 	return request, nil
 }

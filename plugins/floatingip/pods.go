@@ -34,6 +34,18 @@ func (p livePods) IsGone(ctx context.Context, namespace, name, uid string) (bool
 	return err == nil && isGone(pod, uid), err
 }
 
+// IsNamespace says whether there is a namespace of this name and UID.
+func (p livePods) IsNamespace(ctx context.Context, name, uid string) (bool, error) {
+	namespace, err := p.client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("get namespace %s: %w", name, err)
+	}
+	return namespace.UID == types.UID(uid), nil
+}
+
 // get returns nil for a pod that is not there.
 func (p livePods) get(ctx context.Context, namespace, name string) (*v1.Pod, error) {
 	pod, err := p.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})

@@ -3,12 +3,15 @@
 package scheduler
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -160,4 +163,177 @@ func TestPreemptionAtCap(t *testing.T) {
 	if pod, err := w.kube.CoreV1().Pods("bank").Get(w.ctx, "other", metav1.GetOptions{}); err != nil || pod.DeletionTimestamp != nil {
 		t.Errorf("the pod of another namespace was evicted: %v", err)
 	}
+}
+
+// endNamespace deletes a namespace and what this test made in it, as the namespace
+// controller does, and waits until it is gone.
+func (w *world) endNamespace(name string) {
+	w.t.Helper()
+	now := metav1.NewDeleteOptions(0)
+	if err := w.kube.CoreV1().Pods(name).DeleteCollection(w.ctx, *now, metav1.ListOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+	claims, err := w.berth.IPClaims(name).List(w.ctx, metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i := range claims.Items {
+		if err := w.berth.IPClaims(name).Delete(w.ctx, claims.Items[i].Name, *now); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	namespaces := w.kube.CoreV1().Namespaces()
+	if err := namespaces.Delete(w.ctx, name, *now); err != nil {
+		w.t.Fatal(err)
+	}
+	w.eventually("wait for namespace "+name+" to be gone", func() error {
+		namespace, err := namespaces.Get(w.ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		namespace.Spec.Finalizers = nil
+		if _, err := namespaces.Finalize(w.ctx, namespace, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+		return fmt.Errorf("it is there, %s", namespace.Status.Phase)
+	})
+}
+
+// becomes waits until an address is "free", "resting", "retained" or "held", and of
+// the namespace with that UID.
+func (w *world) becomes(address, state string, of types.UID) {
+	w.t.Helper()
+	w.eventually("wait for "+address+" to be "+state, func() error {
+		ip, err := w.berth.FloatingIPs.Get(w.ctx, address, metav1.GetOptions{})
+		is := "retained"
+		switch {
+		case apierrors.IsNotFound(err):
+			is = "free"
+		case err != nil:
+			return err
+		case ip.Spec.ReleasedAt != nil:
+			is = "resting"
+		case ip.Spec.Pod != nil:
+			is = "held"
+		}
+		if is != state {
+			return fmt.Errorf("it is %s", is)
+		}
+		if ip != nil && ip.Spec.Owner != nil && ip.Spec.Owner.NamespaceUID != of {
+			return fmt.Errorf("it is of namespace %q, want %q", ip.Spec.Owner.NamespaceUID, of)
+		}
+		return nil
+	})
+}
+
+// A namespace that is deleted and made again belongs perhaps to somebody else: it
+// inherits no address, not even under Never, and what the first one had is freed.
+func TestNamespaceMadeAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(2)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.pool("web", "10.0.70.2-10.0.70.49")
+	w.pool("calm", "10.0.70.50-10.0.70.99", func(pool *v1alpha1.IPPool) { pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour} })
+	never := func(name, pool string) *v1.Pod { return newPod(name, and(fromPools(pool), policy(v1alpha1.ReleaseNever))) }
+
+	// The scheduler, with no controller that frees anything.
+	first := w.namespace("shop", nil)
+	w.createIn("shop", never("a", "web"), never("b", "calm"))
+	a, b := w.addressIn("shop", "a"), w.addressIn("shop", "b")
+	w.becomes(a, "held", first.UID)
+	w.endNamespace("shop")
+	second := w.namespace("shop", nil)
+	w.createIn("shop", never("a", "web"), never("b", "calm"))
+	if got := w.addressIn("shop", "a"); got == a {
+		t.Errorf("the pod of the second namespace has %s, which the first one's was to keep", got)
+	}
+	if got := w.addressIn("shop", "b"); got == b {
+		t.Errorf("the pod of the second namespace has %s, which the first one's was to keep", got)
+	}
+
+	// The controller.
+	w.controller()
+	w.becomes(a, "free", "")
+	w.becomes(b, "resting", "")
+	kept := w.addressIn("shop", "a")
+	if err := w.kube.CoreV1().Pods("shop").Delete(w.ctx, "a", *metav1.NewDeleteOptions(0)); err != nil {
+		t.Fatal(err)
+	}
+	w.becomes(kept, "retained", second.UID)
+	claim := &v1alpha1.IPClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "blue"},
+		Spec:       v1alpha1.IPClaimSpec{Size: 1, Preallocate: true, Pools: []string{"web"}, ReleasePolicy: v1alpha1.ReleaseNever},
+	}
+	if _, err := w.berth.IPClaims("shop").Create(w.ctx, claim, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	claimed := ""
+	w.eventually("wait for the claim's address", func() error {
+		ips, err := w.ips()
+		for _, ip := range ips {
+			if ip.Spec.Owner != nil && ip.Spec.Owner.Name == "blue" {
+				claimed = ip.Name
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New("there is none"))
+	})
+	w.becomes(claimed, "retained", second.UID)
+	// A claim that is deleted leaves its addresses under Never to the next one of its
+	// name, but not to one of another tenant.
+	w.endNamespace("shop")
+	w.becomes(kept, "free", "")
+	w.becomes(claimed, "free", "")
+}
+
+// A pool that does not admit a namespace any longer serves it no address that it
+// gave it before, until it does again.
+func TestKeptAddressOfANamespaceThatIsNotAdmitted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(2)
+	w.kubelet()
+	w.controller()
+	w.scheduler(schedulerOptions{})
+	w.pool("web", "10.0.70.2-10.0.70.49", func(pool *v1alpha1.IPPool) {
+		pool.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "web"}}
+	})
+	w.pool("other", "10.0.70.50-10.0.70.59")
+	label := func(team string) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"metadata":{"labels":{"team":%q}}}`, team)
+		if _, err := w.kube.CoreV1().Namespaces().Patch(w.ctx, namespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	label("web")
+	keeps := and(fromPools("web,other"), policy(v1alpha1.ReleaseNever))
+	w.create(newPod("a", and(fromPools("web"), policy(v1alpha1.ReleaseNever))), newPod("stays", fromPools("web")))
+	kept, stays := w.address("a"), w.address("stays")
+	w.delete("a")
+	w.eventually("wait for the address to be retained", func() error {
+		ip, err := w.berth.FloatingIPs.Get(w.ctx, kept, metav1.GetOptions{})
+		if err == nil && ip.Spec.Pod != nil {
+			err = errors.New("it is held")
+		}
+		return err
+	})
+	label("db")
+	w.create(newPod("a", keeps))
+	if got, want := w.refused("a"), fmt.Sprintf(`address %s is retained for Pod default/a, but pool "web" (10.0.70.2-10.0.70.49) does not admit namespace "default": its labels do not match spec.namespaceSelector (team=web)`, kept); !strings.Contains(got, want) {
+		t.Errorf("the pod says %q, want %q in it", got, want)
+	}
+	if ip, err := w.berth.FloatingIPs.Get(w.ctx, stays, metav1.GetOptions{}); err != nil || ip.Spec.Pod == nil || ip.Spec.Pod.Name != "stays" {
+		t.Errorf("the pod that runs has lost its address: %v", err)
+	}
+	label("web")
+	if got := w.address("a"); got != kept {
+		t.Errorf("the pod has %s, want the %s that was kept for it", got, kept)
+	}
+	w.invariants()
 }

@@ -193,6 +193,13 @@ type Owner struct {
 	Kind string `json:"kind"`
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
+	// namespaceUID is that of the namespace. One that was deleted and made again has
+	// another, belongs perhaps to somebody else, and does not get the address.
+	// Absent on an address that an older version recorded: then it is a namespace's
+	// that was there before the address was recorded.
+	//
+	// +optional
+	NamespaceUID types.UID `json:"namespaceUID,omitempty"`
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// namespaceGone says whether the namespace is gone that an address without a pod was
+// recorded for, though there may be another of its name: nobody can use the address
+// any more. It asks the API server itself before it says so.
+func (r *Reclaimer) namespaceGone(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+	name := ip.Spec.Owner.Namespace
+	if namespace, err := r.namespaces.Get(name); err == nil && ofNamespace(ip, namespace) {
+		return false, nil
+	}
+	namespace, err := r.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		// What waits for its owner by name may be older than its namespace.
+		return !ip.Spec.Owner.IsAwaited() || ip.Spec.Owner.NamespaceUID != "", nil
+	case err != nil:
+		return false, fmt.Errorf("get namespace %s: %w", name, err)
+	}
+	return !ofNamespace(ip, namespace), nil
+}
+
+func ofNamespace(ip *v1alpha1.FloatingIP, namespace *v1.Namespace) bool {
+	return v1alpha1.IsOfNamespace(ip.NamespaceUID(), ip.CreationTimestamp.Time, namespace)
+}
+
+// bind writes into what is to be recorded of an address the UID of its namespace,
+// where that was not recorded yet.
+func (r *Reclaimer) bind(ip *v1alpha1.FloatingIP, spec *v1alpha1.FloatingIPSpec) {
+	if uid := ip.NamespaceUID(); uid != "" && uid != v1alpha1.NilUID {
+		return
+	}
+	if namespace, err := r.namespaces.Get(spec.Owner.Namespace); err == nil && ofNamespace(ip, namespace) {
+		spec.Owner.NamespaceUID = namespace.UID
+	}
+}
+
+// endWait ends the time for which an address was kept after it was restored: from now
+// on it is of the namespace that has its name, and of no later one. It says whether
+// there was something to write.
+func (r *Reclaimer) endWait(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+	if ip.Spec.KeepUntil == nil {
+		return false, nil
+	}
+	spec := ip.Spec.DeepCopy()
+	r.bind(ip, spec)
+	spec.KeepUntil = nil
+	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
+		return false, err
+	}
+	klog.FromContext(ctx).V(2).Info("A floating IP that was restored is released as always from now on", "ip", ip.Spec.Address, "namespace", spec.Owner.Namespace)
+	return true, nil
+}
