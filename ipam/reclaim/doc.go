@@ -37,6 +37,11 @@
 // spec.keepUntil, whatever the rules say. When that is over, its workload is looked for
 // by name if nobody wrote its UID before ([Reclaimer.findAwaited]), and the rules hold.
 //
+// An address is of a namespace by that one's UID. If it is gone, though there may be
+// another of its name, what was kept in it is freed by every policy
+// ([Reclaimer.namespaceGone]). Restored addresses wait for the first of the name
+// meanwhile, and are bound to it when keepUntil is over ([Reclaimer.endWait]).
+//
 // # Several addresses of a pod
 //
 // A live pod has the addresses that its annotation names and that record it. Others

@@ -73,7 +73,7 @@ func TestNamespaceGone(t *testing.T) {
 	const recorded = 100
 	before, now := namespaceOf("shop", "before", recorded-1), namespaceOf("shop", "now", recorded+1)
 	past, later := &metav1.Time{Time: time.Unix(recorded, 0)}, &metav1.Time{Time: time.Now().Add(time.Hour)}
-	awaited := &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "Deployment", UID: v1alpha1.NilUID}
+	awaited := &v1alpha1.Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", UID: v1alpha1.NilUID}
 	claimed := &v1alpha1.Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", UID: "claim"}
 	for _, test := range []struct {
 		name       string

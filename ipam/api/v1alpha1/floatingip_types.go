@@ -20,7 +20,8 @@ const (
 	// ReleaseRetain frees the address when the workload is deleted or scaled
 	// down below what the address stands for.
 	ReleaseRetain ReleasePolicy = "Retain"
-	// ReleaseNever keeps the address until somebody deletes the FloatingIP.
+	// ReleaseNever keeps the address until somebody deletes the FloatingIP, or its
+	// namespace.
 	ReleaseNever ReleasePolicy = "Never"
 )
 
