@@ -93,7 +93,11 @@ func TestOwnersFromCaches(t *testing.T) {
 		statefulSets: appslisters.NewStatefulSetLister(cacheOf(t,
 			&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Replicas: &three, Ordinals: &appsv1.StatefulSetOrdinals{Start: 5}, Template: dual}},
 			&appsv1.StatefulSet{ObjectMeta: ending, Spec: appsv1.StatefulSetSpec{Replicas: &three, Template: asking(nil)}})),
-		deployments: appslisters.NewDeploymentLister(cacheOf(t, &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationFamilies: "ipv4"})}})),
+		deployments: appslisters.NewDeploymentLister(cacheOf(t,
+			&appsv1.Deployment{ObjectMeta: named("ahead"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{
+				v1alpha1.AnnotationReleasePolicy: "Never", v1alpha1.AnnotationPreallocate: "true",
+			})}},
+			&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationFamilies: "ipv4"})}})),
 		replicaSets: appslisters.NewReplicaSetLister(cacheOf(t, &appsv1.ReplicaSet{ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Replicas: &three, Template: asking(nil)}})),
 		daemonSets:  appslisters.NewDaemonSetLister(cacheOf(t, &appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: asking(nil)}})),
 		jobs: batchlisters.NewJobLister(cacheOf(t,
@@ -121,6 +125,7 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("apps/v1", "StatefulSet", "web", ""), workload{exists: true, replicas: 3, start: 5, each: fixedset.Demand{Total: 2, Families: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}}}},
 		{owner("apps/v1", "StatefulSet", "ending", ""), workload{replicas: 3, each: two}},
 		{owner("apps/v1beta9", "Deployment", "web", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
+		{owner("apps/v1", "Deployment", "ahead", ""), workload{exists: true, replicas: 1, spare: 1, each: two, ahead: true}},
 		{owner("apps/v1", "ReplicaSet", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "done", ""), workload{replicas: 3, each: two}},
@@ -186,37 +191,6 @@ func TestDemand(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// A template's annotations say how many addresses of which family a pod has.
-func TestDemandOfFamilies(t *testing.T) {
-	for _, test := range []struct {
-		total             int64
-		annotation, value string
-		// present families, and how many of each.
-		present, four, six int64
-	}{
-		{2, "", "", 2, 1, 1},
-		{2, "", "", 1, 2, 2},
-		{1, v1alpha1.AnnotationFamilies, "IPv6", 2, 0, 1},
-		{2, v1alpha1.AnnotationFamilies, "IPv4,IPv6", 2, 1, 1},
-		{4, v1alpha1.AnnotationFamilies, "IPv4, IPv6", 2, 2, 2},
-		{3, v1alpha1.AnnotationAddresses, "10.0.70.8/29; 10.0.70.9,10.0.70.20; 2001:db8::1-2001:db8::9", 2, 2, 1},
-		{1, v1alpha1.AnnotationAddresses, "10.0.70.8;", 1, 1, 0},
-		{2, v1alpha1.AnnotationAddresses, "10.0.70.8", 1, 2, 1},
-		{2, v1alpha1.AnnotationAddresses, "10.0.70.8,2001:db8::1", 2, 1, 1},
-	} {
-		template := &v1.PodTemplateSpec{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: v1.ResourceRequirements{
-			Requests: v1.ResourceList{v1alpha1.ResourceIP: *resource.NewQuantity(test.total, resource.DecimalSI)},
-		}}}}}
-		if test.annotation != "" {
-			template.Annotations = map[string]string{test.annotation: test.value}
-		}
-		d := fixedset.DemandOf(template)
-		if four, six := d.Of(v1alpha1.IPv4, test.present), d.Of(v1alpha1.IPv6, test.present); four != test.four || six != test.six {
-			t.Errorf("%d, %s: %d of IPv4 and %d of IPv6, want %d and %d", test.total, test.value, four, six, test.four, test.six)
-		}
 	}
 }
 

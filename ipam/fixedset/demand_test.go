@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fixedset
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// A template's annotations say how many addresses of which family a pod has.
+func TestDemandOfFamilies(t *testing.T) {
+	for _, test := range []struct {
+		total             int64
+		annotation, value string
+		// present families, and how many of each.
+		present, four, six int64
+	}{
+		{2, "", "", 2, 1, 1},
+		{2, "", "", 1, 2, 2},
+		{1, v1alpha1.AnnotationFamilies, "IPv6", 2, 0, 1},
+		{2, v1alpha1.AnnotationFamilies, "IPv4,IPv6", 2, 1, 1},
+		{4, v1alpha1.AnnotationFamilies, "IPv4, IPv6", 2, 2, 2},
+		{3, v1alpha1.AnnotationAddresses, "10.0.70.8/29; 10.0.70.9,10.0.70.20; 2001:db8::1-2001:db8::9", 2, 2, 1},
+		{1, v1alpha1.AnnotationAddresses, "10.0.70.8;", 1, 1, 0},
+		{2, v1alpha1.AnnotationAddresses, "10.0.70.8", 1, 2, 1},
+		{2, v1alpha1.AnnotationAddresses, "10.0.70.8,2001:db8::1", 2, 1, 1},
+	} {
+		template := &v1.PodTemplateSpec{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: v1.ResourceRequirements{
+			Requests: v1.ResourceList{v1alpha1.ResourceIP: *resource.NewQuantity(test.total, resource.DecimalSI)},
+		}}}}}
+		if test.annotation != "" {
+			template.Annotations = map[string]string{test.annotation: test.value}
+		}
+		d := DemandOf(template)
+		if four, six := d.Of(v1alpha1.IPv4, test.present), d.Of(v1alpha1.IPv6, test.present); four != test.four || six != test.six {
+			t.Errorf("%d, %s: %d of IPv4 and %d of IPv6, want %d and %d", test.total, test.value, four, six, test.four, test.six)
+		}
+	}
+}
