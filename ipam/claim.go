@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -47,6 +48,7 @@ func fromClaim(r *Request, claim *v1alpha1.IPClaim) error {
 		}
 		ranges = append(ranges, parsed)
 	}
+	ranges, _ = pools.Join(ranges, math.MaxInt)
 	parts := make([]Part, len(r.Parts))
 	for i, part := range r.Parts {
 		if len(part.Ranges) > 0 {

@@ -116,9 +116,7 @@ func (p *Part) fitsPool(pool *pools.Pool) bool {
 	if p.Family != "" && p.Family != pool.Family() {
 		return false
 	}
-	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r pools.Range) bool {
-		return slices.ContainsFunc(pool.Ranges, func(of pools.Range) bool { return !of.Last.Less(r.First) && !r.Last.Less(of.First) })
-	})
+	return len(p.Ranges) == 0 || pool.HasAnyOf(p.Ranges)
 }
 
 // names says whether the request may use a pool by its name and labels.

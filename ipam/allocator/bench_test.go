@@ -54,3 +54,39 @@ func BenchmarkReserveRelease(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRanges asks for one address of each of 8 lists of so many ranges each, of
+// a pool of 64 ranges in which the last of all is free: under the book's lock, for each kind of
+// node. podrequest admits 256 ranges.
+func BenchmarkRanges(b *testing.B) {
+	for _, n := range []int{1, 64, 256, 3250} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			book := New(nil)
+			pool := Pool{Name: "a"}
+			for i := range 64 {
+				pool.Ranges = append(pool.Ranges, Range{v4(i*1000 + 1), v4(i*1000 + 900)})
+				pool.Capacity += 900
+			}
+			book.SetPools([]Pool{pool})
+			for i := range 64 {
+				fill(book, i*1000+1, 900-i/63)
+			}
+			want := from(book, "a")
+			for i := range n {
+				addr := v4(i*19 + 3)
+				want.Ranges = append(want.Ranges, Range{addr, addr})
+			}
+			free := v4(63_900)
+			want.Ranges = append(want.Ranges, Range{free, free})
+			var wants []Want
+			for range 8 {
+				wants = append(wants, want)
+			}
+			for b.Loop() {
+				if book.Feasible(Claimant{PodUID: "p"}, wants, nil) == nil {
+					b.Fatal("it is feasible")
+				}
+			}
+		})
+	}
+}

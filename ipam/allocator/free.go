@@ -3,6 +3,7 @@
 package allocator
 
 import (
+	"iter"
 	"math"
 	"net/netip"
 	"slices"
@@ -151,10 +152,24 @@ func (f *freeSpace) rests(addr netip.Addr) bool {
 
 // overlaps says whether the pool has addresses of these ranges.
 func (f *freeSpace) overlaps(ranges []Range) bool {
-	return slices.ContainsFunc(f.Ranges, func(own Range) bool {
-		return slices.ContainsFunc(ranges, func(r Range) bool {
-			_, overlap := own.common(r)
-			return overlap
-		})
+	return slices.ContainsFunc(ranges, func(r Range) bool {
+		for range f.common(r) {
+			return true
+		}
+		return false
 	})
+}
+
+// common yields what of a range is the pool's.
+func (f *freeSpace) common(r Range) iter.Seq[Range] {
+	return func(yield func(Range) bool) {
+		// The first of the pool's that ends at or after r begins.
+		at, _ := slices.BinarySearchFunc(f.Ranges, r.First, func(own Range, addr netip.Addr) int { return own.Last.Compare(addr) })
+		for _, own := range f.Ranges[at:] {
+			both, overlap := own.common(r)
+			if !overlap || !yield(both) {
+				return
+			}
+		}
+	}
 }

@@ -263,9 +263,8 @@ func (a *Allocator) within(want Want, most int, b *budget) []option {
 	var options []option
 	for _, r := range want.Ranges {
 		for _, space := range spaces {
-			for _, own := range space.Ranges {
-				both, overlap := own.common(r)
-				for overlap {
+			for both := range space.common(r) {
+				for overlap := true; overlap; {
 					addr, ok := a.available(both, b.relief)
 					if !ok {
 						break

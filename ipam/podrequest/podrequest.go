@@ -52,6 +52,11 @@ func (r Reader) Requested(pod *v1.Pod) (n int64, of v1.ResourceName) {
 // have; to find a free one they are tried one by one.
 const maxListed = 4096
 
+// maxRanges is how many ranges a list may come to once those that continue each other
+// are joined: for each part of the request and each node's pools they are gone
+// through under the book's lock.
+const maxRanges = 256
+
 // Compile reads what a pod asks for; pure. The caller fills in owner, namespace and
 // the size of a fixed set. Errors are for the pod's author.
 func (r Reader) Compile(pod *v1.Pod) (ipam.Request, error) {
@@ -256,6 +261,12 @@ func lists(text string) []string {
 	return strings.Split(strings.TrimSuffix(strings.TrimSpace(text), ";"), ";")
 }
 
+// first is how a list begins, which may be long.
+func first(list string) string {
+	first, _, _ := strings.Cut(list, ",")
+	return strconv.Quote(strings.TrimSpace(first))
+}
+
 func readRanges(list string) ([]pools.Range, error) {
 	var ranges []pools.Range
 	var total uint64
@@ -265,10 +276,15 @@ func readRanges(list string) ([]pools.Range, error) {
 			return nil, err
 		}
 		if size := r.Size(); size > maxListed || total+size > maxListed {
-			return nil, fmt.Errorf("%q has more than %d addresses; name a pool instead (annotation %s)", strings.TrimSpace(list), maxListed, v1alpha1.AnnotationPools)
+			return nil, fmt.Errorf("the list that begins with %s has more than %d addresses; name a pool instead (annotation %s)", first(list), maxListed, v1alpha1.AnnotationPools)
 		}
 		total += r.Size()
 		ranges = append(ranges, r)
+	}
+	ranges, ok := pools.Join(ranges, maxRanges)
+	if !ok {
+		return nil, fmt.Errorf("the list that begins with %s comes to more than %d ranges, though addresses that follow each other count as one; name a pool instead (annotation %s)",
+			first(list), maxRanges, v1alpha1.AnnotationPools)
 	}
 	return ranges, nil
 }

@@ -3,6 +3,7 @@
 package podrequest
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -32,6 +33,16 @@ func testPod(n int64, annotations ...string) *v1.Pod {
 	}
 	pod.Spec.Containers = []v1.Container{container}
 	return pod
+}
+
+// every lists n addresses of 10.0.0.0/8, one of each step.
+func every(step, n int) string {
+	var all []string
+	for i := range n {
+		i *= step
+		all = append(all, fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255))
+	}
+	return strings.Join(all, ",")
 }
 
 func TestCompile(t *testing.T) {
@@ -116,6 +127,12 @@ func TestCompile(t *testing.T) {
 		{name: "more lists than addresses", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5;10.0.70.6"), err: "has 2 lists, of each of which the pod is to get an address, but the pod requests berth.dev/ip: 1; make it 2"},
 		{name: "addresses and families", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5", v1alpha1.AnnotationFamilies, "IPv4"), err: "remove it"},
 		{name: "not an address", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70"), err: "annotation berth.dev/addresses"},
+		{name: "addresses that follow each other", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.7,10.0.70.8-10.0.70.9,10.0.70.5,10.0.70.8,10.0.70.10,10.0.70.11"),
+			want: parts(list("10.0.70.7-10.0.70.9", "10.0.70.5", "10.0.70.10-10.0.70.11"))},
+		{name: "4096 addresses that follow each other", pod: testPod(1, v1alpha1.AnnotationAddresses, every(1, 4096)), want: parts(list("10.0.0.0-10.0.15.255"))},
+		{name: "every second address, of 256", pod: testPod(1, v1alpha1.AnnotationAddresses, every(2, 256)), want: parts(list(strings.Split(every(2, 256), ",")...))},
+		{name: "every second address, of 257", pod: testPod(1, v1alpha1.AnnotationAddresses, every(2, 257)), err: `the list that begins with "10.0.0.0" comes to more than 256 ranges`},
+		{name: "26,000 ranges", pod: testPod(7, v1alpha1.AnnotationAddresses, strings.Repeat(every(2, 3714)+";", 7)), err: "comes to more than 256 ranges"},
 		{name: "a whole network", pod: testPod(1, v1alpha1.AnnotationAddresses, "2001:db8::/64"), err: "more than 4096 addresses"},
 		{name: "Galaxy's resource and policy", pod: ofGalaxy, want: with(plain, v1alpha1.ReleaseRetain)},
 		{name: "two of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationReleasePolicy, "immutable"), want: with(parts(ipam.Part{}, ipam.Part{}), v1alpha1.ReleaseRetain)},

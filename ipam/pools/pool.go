@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -212,4 +213,9 @@ func listed(ranges []string) string {
 		return strings.Join(ranges, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(ranges[:most], ", "), len(ranges)-most)
+}
+
+// HasAnyOf says whether the pool has addresses of one of these ranges.
+func (p *Pool) HasAnyOf(ranges []Range) bool {
+	return slices.ContainsFunc(ranges, func(r Range) bool { return r.overlaps(p.Ranges) })
 }

@@ -265,3 +265,43 @@ func TestReachOfSeveral(t *testing.T) {
 		t.Errorf("everywhere: %v", got)
 	}
 }
+
+// Join keeps addresses, and their order.
+func TestJoin(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	flat := func(ranges []Range) (all []netip.Addr) {
+		for _, r := range ranges {
+			for addr := r.First; !r.Last.Less(addr); addr = addr.Next() {
+				if !slices.Contains(all, addr) {
+					all = append(all, addr)
+				}
+			}
+		}
+		return all
+	}
+	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+	for range 2000 {
+		var ranges []Range
+		for range random.IntN(9) {
+			first := random.IntN(30)
+			ranges = append(ranges, Range{at(first), at(first + random.IntN(6))})
+		}
+		joined, ok := Join(ranges, 100)
+		if !ok || !slices.Equal(flat(joined), flat(ranges)) {
+			t.Fatalf("Join(%v) = %v", ranges, joined)
+		}
+		for i, r := range joined {
+			if i > 0 && joined[i-1].Last.Next() == r.First {
+				t.Fatalf("Join(%v) = %v: %v goes on", ranges, joined, joined[i-1])
+			}
+			for _, other := range joined[:i] {
+				if other.Contains(r.First) || r.Contains(other.First) {
+					t.Fatalf("Join(%v) = %v: %v and %v overlap", ranges, joined, other, r)
+				}
+			}
+		}
+		if _, ok := Join(ranges, len(joined)-1); ok && len(joined) > 0 {
+			t.Fatalf("Join(%v) does not give up at %d", ranges, len(joined)-1)
+		}
+	}
+}

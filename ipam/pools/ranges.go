@@ -113,6 +113,38 @@ func lastOf(prefix netip.Prefix) netip.Addr {
 	return last
 }
 
+// Join returns ranges of the same addresses in the same order, each address once, and
+// those that continue each other as one. It gives up, and says so, where that leaves
+// more than most.
+func Join(ranges []Range, most int) (joined []Range, ok bool) {
+	var sorted []Range // the joined ranges
+	for _, r := range ranges {
+		for _, r := range subtract([]Range{r}, sorted) {
+			at, _ := slices.BinarySearchFunc(sorted, r.First, func(other Range, addr netip.Addr) int { return other.First.Compare(addr) })
+			sorted = slices.Insert(sorted, at, r)
+			if n := len(joined); n > 0 && joined[n-1].Last.Next() == r.First {
+				joined[n-1].Last = r.Last
+				sorted[at-1].Last = r.Last
+				sorted = slices.Delete(sorted, at, at+1)
+			} else {
+				joined = append(joined, r)
+			}
+		}
+		if len(joined) > most {
+			return nil, false
+		}
+	}
+	return joined, true
+}
+
+// overlaps says whether the range has addresses in common with some that are sorted
+// and disjoint.
+func (r Range) overlaps(sorted []Range) bool {
+	// The first that ends at or after r begins.
+	at, _ := slices.BinarySearchFunc(sorted, r.First, func(other Range, addr netip.Addr) int { return other.Last.Compare(addr) })
+	return at < len(sorted) && !r.Last.Less(sorted[at].First)
+}
+
 // merge sorts ranges and joins those that overlap or touch.
 func merge(ranges []Range) []Range {
 	ranges = slices.Clone(ranges)
