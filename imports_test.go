@@ -32,6 +32,7 @@ var rules = []rule{
 	{"ipam/backup", []string{"k8s.io/client-go", "k8s.io/cli-runtime", "ipam/galaxy"}, "a plan is made without I/O"},
 	{"ipam/plan", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is what others make"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
+	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "what workloads are follows from the API server, and not from addresses"},
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
 	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},

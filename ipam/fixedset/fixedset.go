@@ -85,17 +85,22 @@ func ReadPreallocate(annotations map[string]string) (bool, error) {
 	return true, nil
 }
 
-// size applies what the annotation says to what the strategy needs.
-func size(replicas int64, spare Spare, needed func() int64) Size {
+// With applies what the annotation says, if it does, to a size that follows from the
+// strategy.
+func (s Size) With(spare Spare) Size {
 	switch {
 	case spare.Unlimited:
-		return Size{Replicas: replicas, Unlimited: true}
+		return Size{Replicas: s.Replicas, Unlimited: true}
 	case spare.Said:
-		return Size{Replicas: replicas, Spare: spare.Pods}
-	case replicas == 0:
+		return Size{Replicas: s.Replicas, Spare: spare.Pods}
+	case s.Replicas == 0:
 		return Size{}
 	}
-	return Size{Replicas: replicas, Spare: needed()}
+	return s
+}
+
+func size(replicas int64, spare Spare, needed func() int64) Size {
+	return Size{Replicas: replicas, Spare: needed()}.With(spare)
 }
 
 // OfDeployment reads a Deployment. Its controller ends no pod before a new one is

@@ -10,7 +10,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -57,25 +56,6 @@ func TestIsUpdating(t *testing.T) {
 		}
 		if got, slimGot := isUpdating(test.object), isUpdating(slim.(metav1.Object)); got != test.want || slimGot != test.want {
 			t.Errorf("%s: %v, and %v where it is slim; want %v", test.name, got, slimGot, test.want)
-		}
-	}
-	for _, test := range []struct {
-		status map[string]any
-		want   bool
-	}{
-		{nil, false},
-		{map[string]any{"replicas": int64(2)}, false},
-		{map[string]any{"replicas": int64(2), "updatedReplicas": int64(1)}, true},
-		{map[string]any{"replicas": int64(2), "updatedReplicas": int64(2), "observedGeneration": int64(3)}, false},
-		{map[string]any{"replicas": int64(2), "updatedReplicas": int64(2), "observedGeneration": int64(2)}, true},
-		{map[string]any{"replicas": int64(2), "updatedReplicas": int64(2), "observedGeneration": "2"}, false}, // as a Rollout has it
-	} {
-		object := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"generation": int64(3)}}}
-		if test.status != nil {
-			object.Object["status"] = test.status
-		}
-		if got := isCustomUpdating(object); got != test.want {
-			t.Errorf("custom kind with status %v: %v", test.status, got)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func awaits(ip *v1alpha1.FloatingIP, now time.Time) bool {
 // findAwaited writes the UID of the workload that an address waits for, and says
 // whether there is one.
 func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
-	uid, err := r.owners.customs.uidOf(ctx, ip.Spec.Owner)
+	uid, err := r.owners.customs.UIDOf(ctx, ip.Spec.Owner)
 	if err != nil {
 		return false, r.unknown(ip, nil, err)
 	}

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
@@ -39,11 +40,11 @@ var wantCases = []struct {
 	{"StatefulSet, IPv6 while the template now says IPv4", set("web-0"), v4Only(3), standing{family: v1alpha1.IPv6, rank: 0, age: 0, families: 2}, true, true},
 	{"StatefulSet, deleted", set("web-0"), workload{}, oldest, false, false},
 	{"StatefulSet, a pod whose name is not an ordinal's", set("other"), pods(3), oldest, true, true},
-	{"OpenKruise StatefulSet, after a reserved ordinal", kruise("web-3"), reserving(3, span{1, 1}), oldest, true, true},
-	{"OpenKruise StatefulSet, a reserved ordinal", kruise("web-1"), reserving(3, span{1, 1}), oldest, false, true},
-	{"OpenKruise StatefulSet, beyond the last", kruise("web-4"), reserving(3, span{1, 1}), oldest, false, true},
-	{"OpenKruise StatefulSet, ranges that overlap", kruise("web-7"), reserving(3, span{3, 5}, span{1, 4}), oldest, true, true},
-	{"OpenKruise StatefulSet, beyond ranges that overlap", kruise("web-8"), reserving(3, span{3, 5}, span{1, 4}), oldest, false, true},
+	{"OpenKruise StatefulSet, after a reserved ordinal", kruise("web-3"), reserving(3, customkind.Span{First: 1, Last: 1}), oldest, true, true},
+	{"OpenKruise StatefulSet, a reserved ordinal", kruise("web-1"), reserving(3, customkind.Span{First: 1, Last: 1}), oldest, false, true},
+	{"OpenKruise StatefulSet, beyond the last", kruise("web-4"), reserving(3, customkind.Span{First: 1, Last: 1}), oldest, false, true},
+	{"OpenKruise StatefulSet, ranges that overlap", kruise("web-7"), reserving(3, customkind.Span{First: 3, Last: 5}, customkind.Span{First: 1, Last: 4}), oldest, true, true},
+	{"OpenKruise StatefulSet, beyond ranges that overlap", kruise("web-8"), reserving(3, customkind.Span{First: 3, Last: 5}, customkind.Span{First: 1, Last: 4}), oldest, false, true},
 	{"OpenKruise StatefulSet, deleted", kruise("web-0"), workload{}, oldest, false, false},
 	{"custom kind with pod names but no scale", kruise("web-9"), workload{exists: true, unbounded: true}, after(7), true, true},
 
@@ -145,7 +146,7 @@ func from(start, n int64) workload {
 	return w
 }
 
-func reserving(n int64, spans ...span) workload {
+func reserving(n int64, spans ...customkind.Span) workload {
 	w := pods(n)
 	w.reserved = spans
 	return w

@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -39,7 +40,7 @@ type owners struct {
 	cronJobs     batchlisters.CronJobLister
 	nodes        corelisters.NodeLister
 	claims       cache.Indexer
-	customs      *customs
+	customs      *customkind.Reader
 }
 
 // find looks an owner up; live says that the answer does not come from a cache,
@@ -121,7 +122,30 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		job := &cron.Spec.JobTemplate.Spec
 		return workload{exists: exists(cron), replicas: number(job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
-	return o.customs.find(ctx, owner, fresh)
+	read, live, err := o.customs.Find(ctx, owner, fresh)
+	if err != nil {
+		return workload{}, nil, false, err
+	}
+	return ofCustom(&read), read.Template, live, nil
+}
+
+// ofCustom is a workload of a kind that this program does not know.
+func ofCustom(read *customkind.Workload) workload {
+	size := read.Size
+	if read.Template != nil {
+		size = size.With(spareOf(read.Template))
+	}
+	return workload{
+		exists: read.Exists, unbounded: !read.Scaled, updating: read.Updating,
+		replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited,
+		start: read.Start, reserved: read.Reserved,
+	}
+}
+
+// isPassing says of a workload that it changes without a new generation, in a way
+// that matters: it gives its addresses up when its update is done.
+func isPassing(read *customkind.Workload) bool {
+	return read.Updating && read.Template != nil && asksForNone(read.Template)
 }
 
 // sharing is a workload whose pods share out a fixed set of addresses.

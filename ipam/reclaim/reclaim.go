@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
@@ -30,6 +29,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
@@ -127,12 +127,13 @@ func New(config Config) (*Reclaimer, error) {
 		cronJobs: config.Factory.Batch().V1().CronJobs().Lister(),
 		nodes:    core.Nodes().Lister(),
 		claims:   config.Claims.GetIndexer(),
-		customs: &customs{
-			discovery: config.Kube.Discovery(), objects: config.Dynamic, metadata: config.Metadata,
-			changed: r.ownerChanged, refused: r.unfollowed,
-			kinds: map[schema.GroupKind]*customKind{}, views: map[types.UID]view{},
-			followed: map[schema.GroupVersionResource]*followed{},
-		},
+		customs: customkind.NewReader(customkind.Config{
+			Discovery: config.Kube.Discovery(), Objects: config.Dynamic, Metadata: config.Metadata,
+			Slim: slimTemplate, IsPassing: isPassing, Refused: r.unfollowed,
+			Changed: func(kind string, workload metav1.Object) {
+				r.ownerChanged(kind, workload.GetNamespace(), workload.GetName())
+			},
+		}),
 	}
 	return r, r.watch(config)
 }
@@ -170,7 +171,7 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	r.queue.ShutDown()
 	r.detaching.ShutDown()
 	group.Wait()
-	r.owners.customs.running.Wait()
+	r.owners.customs.Wait()
 }
 
 // pruneEvery is how often it is looked for kinds of workloads that need not be watched
@@ -178,15 +179,14 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 const pruneEvery = 10 * time.Minute
 
 // prune no longer watches kinds of workloads on which no address depends.
-func (r *Reclaimer) prune(ctx context.Context) { r.owners.customs.prune(ctx, r.neededKinds) }
+func (r *Reclaimer) prune(ctx context.Context) { r.owners.customs.Prune(ctx, r.neededKinds) }
 
-// neededKinds are those of workloads on which addresses depend, but for those that are
-// built in.
+// neededKinds are those of workloads on which addresses depend.
 func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
 	needed := map[schema.GroupKind]bool{}
 	for _, object := range r.index.List() {
 		ip := object.(*v1alpha1.FloatingIP)
-		if owner := ip.Spec.Owner; owner != nil && needsOwner(&ip.Spec) && !isBuiltIn(owner) {
+		if owner := ip.Spec.Owner; owner != nil && needsOwner(&ip.Spec) {
 			needed[groupKind(owner.APIVersion, owner.Kind)] = true
 		}
 	}

@@ -5,6 +5,7 @@ package reclaim
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -156,5 +158,21 @@ func TestAnotherPodAsOwner(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Kinds that nobody has to look up are not needed. A ReplicationController is read as if
+// it were of a custom kind.
+func TestNeededKinds(t *testing.T) {
+	never := record("10.0.70.1", shared("example.com/v1", "Other"), 1, "")
+	never.Spec.ReleasePolicy = v1alpha1.ReleaseNever
+	ips := []*v1alpha1.FloatingIP{never, record("10.0.70.2", shared("example.org/v1", "Thing"), 1, ""), record("10.0.70.3", shared("v1", "ReplicationController"), 1, "")}
+	for _, ip := range ips[1:] {
+		ip.Spec.ReleasePolicy = v1alpha1.ReleaseRetain
+	}
+	r, _ := cached(t, nobody(t), ips)
+	want := map[schema.GroupKind]bool{{Group: "example.org", Kind: "Thing"}: true, {Kind: "ReplicationController"}: true}
+	if got := r.neededKinds(); !maps.Equal(got, want) {
+		t.Errorf("needed are %v, want %v", got, want)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
 )
 
 // Reasons of the events.
@@ -31,10 +32,6 @@ const (
 	// ReasonMisplaced: the record named another node than the pod is on.
 	ReasonMisplaced = "Misplaced"
 )
-
-// AggregateLabel is the label, with the value "true", of the ClusterRoles that
-// allow the controller to read kinds of workloads.
-const AggregateLabel = "rbac." + v1alpha1.GroupName + "/aggregate-to-controller"
 
 // Scheme knows the objects that events are about, for an event recorder.
 func Scheme() (*runtime.Scheme, error) {
@@ -65,10 +62,10 @@ func (r *Reclaimer) warn(ip *v1alpha1.FloatingIP, pod *v1.Pod, reason, note stri
 // unknown warns that a workload could not be looked up, and returns the error: the
 // address is kept, and looked at again.
 func (r *Reclaimer) unknown(ip *v1alpha1.FloatingIP, pod *v1.Pod, err error) error {
-	var forbidden *forbiddenError
+	var forbidden *customkind.ForbiddenError
 	if errors.As(err, &forbidden) {
 		r.warn(ip, pod, ReasonMissingPermission, "The address is kept, as it is not known whether its workload still wants it: "+err.Error())
-	} else if !isBuiltIn(ip.Spec.Owner) && !errors.Is(err, errMoved) {
+	} else if !isBuiltIn(ip.Spec.Owner) && !errors.Is(err, customkind.ErrMoved) {
 		r.warn(ip, pod, ReasonUnknownWorkload, "The address is kept, as it is not known whether its workload still wants it: "+err.Error())
 	}
 	return err
@@ -76,11 +73,11 @@ func (r *Reclaimer) unknown(ip *v1alpha1.FloatingIP, pod *v1.Pod, err error) err
 
 // unfollowed is told that a kind of workload may not be watched: its addresses are
 // looked at too late.
-func (r *Reclaimer) unfollowed(ctx context.Context, err *forbiddenError) {
+func (r *Reclaimer) unfollowed(ctx context.Context, err *customkind.ForbiddenError) {
 	klog.FromContext(ctx).Error(err, "Failed to follow a kind of workload, will retry")
 	for _, object := range r.index.List() {
 		ip := object.(*v1alpha1.FloatingIP)
-		if needsOwnerOf(ip, err.resource.Group) {
+		if needsOwnerOf(ip, err.Resource.Group) {
 			r.warn(ip, nil, ReasonMissingPermission, "The address is freed late when its workload is scaled or deleted: "+err.Error())
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
@@ -31,7 +32,7 @@ type workload struct {
 	// start and reserved are the first ordinal of pods whose names last, and the
 	// ordinals that are left out.
 	start    int64
-	reserved []span
+	reserved []customkind.Span
 	// offNode: the node that the address stands for is gone, or the workload's
 	// pods do not belong there.
 	offNode bool
@@ -49,9 +50,6 @@ type workload struct {
 	preallocates []v1alpha1.IPFamily
 	ahead        bool
 }
-
-// span is ordinals, first and last included.
-type span struct{ first, last int64 }
 
 // familyOf reads the family off the name.
 func familyOf(ip *v1alpha1.FloatingIP) v1alpha1.IPFamily {
@@ -165,11 +163,11 @@ func (w *workload) hasOrdinal(ordinal int64) bool {
 	}
 	position := ordinal - w.start
 	next := w.start // the first ordinal that no span counted yet
-	for _, s := range slices.SortedFunc(slices.Values(w.reserved), func(a, b span) int { return cmp.Compare(a.first, b.first) }) {
-		if s.first <= ordinal && ordinal <= s.last {
+	for _, s := range slices.SortedFunc(slices.Values(w.reserved), func(a, b customkind.Span) int { return cmp.Compare(a.First, b.First) }) {
+		if s.First <= ordinal && ordinal <= s.Last {
 			return false
 		}
-		first, last := max(s.first, next), min(s.last, ordinal)
+		first, last := max(s.First, next), min(s.Last, ordinal)
 		if first <= last {
 			position -= last - first + 1
 			next = last + 1

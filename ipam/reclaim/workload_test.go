@@ -3,7 +3,6 @@
 package reclaim
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -12,10 +11,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
 )
 
 // record returns an address of an owner with UID "owner", made so many seconds
@@ -159,29 +158,12 @@ func TestSuperseded(t *testing.T) {
 	}
 }
 
-func TestReadOrdinals(t *testing.T) {
-	for _, test := range []struct {
-		spec map[string]any
-		want workload
-	}{
-		{map[string]any{}, workload{}},
-		{map[string]any{"ordinals": map[string]any{"start": int64(5)}}, workload{start: 5}},
-		{map[string]any{"reserveOrdinals": []any{int64(1), "3-5", "7", "x", "9-8", int64(-2)}}, workload{reserved: []span{{1, 1}, {3, 5}, {7, 7}}}},
-	} {
-		var w workload
-		readOrdinals(&unstructured.Unstructured{Object: map[string]any{"spec": test.spec}}, &w)
-		if diff := cmp.Diff(fmt.Sprint(test.want), fmt.Sprint(w)); diff != "" {
-			t.Errorf("%v: %s", test.spec, diff)
-		}
-	}
-}
-
 // hasOrdinal against counting one by one.
 func TestHasOrdinal(t *testing.T) {
-	w := workload{start: 2, replicas: 4, reserved: []span{{5, 6}, {0, 3}, {6, 8}, {11, 11}}}
+	w := workload{start: 2, replicas: 4, reserved: []customkind.Span{{First: 5, Last: 6}, {First: 0, Last: 3}, {First: 6, Last: 8}, {First: 11, Last: 11}}}
 	var want, got []int64
 	for ordinal, n := w.start, int64(0); n < w.replicas; ordinal++ {
-		if !slices.ContainsFunc(w.reserved, func(s span) bool { return s.first <= ordinal && ordinal <= s.last }) {
+		if !slices.ContainsFunc(w.reserved, func(s customkind.Span) bool { return s.First <= ordinal && ordinal <= s.Last }) {
 			want, n = append(want, ordinal), n+1
 		}
 	}

@@ -44,8 +44,8 @@ var matrixKinds = map[string]matrixKind{
 	"other":   {gvk: kindOf("apps.example.dev/v1", "StatefulSet"), resource: "statefulsets", replicas: "replicas", stands: "name", template: true},
 	"deploy":  {gvk: kindOf("apps/v1", "Deployment"), resource: "deployments", replicas: "replicas", template: true, sets: true, spare: 1},
 	"rs":      {gvk: kindOf("apps/v1", "ReplicaSet"), resource: "replicasets", replicas: "replicas", template: true},
-	"rollout": {gvk: kindOf("example.dev/v1", "Rollout"), resource: "rollouts", replicas: "replicas", template: true, sets: true},
-	"fleet":   {gvk: kindOf("example.dev/v1", "Fleet"), resource: "fleets", replicas: "replicas", template: true},
+	"rollout": {gvk: kindOf("example.dev/v1", "Rollout"), resource: "rollouts", replicas: "replicas", template: true, sets: true, spare: 1},
+	"fleet":   {gvk: kindOf("example.dev/v1", "Fleet"), resource: "fleets", replicas: "replicas", template: true, spare: 1},
 	"daemon":  {gvk: kindOf("apps/v1", "DaemonSet"), resource: "daemonsets", stands: "node", template: true},
 	"job": {
 		gvk: kindOf("batch/v1", "Job"), resource: "jobs", replicas: "parallelism", template: true,

@@ -1,0 +1,583 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package customkind reads workloads of kinds that Berth was not built with, by
+// nothing but what the Kubernetes API says of every kind: discovery, the object
+// itself, the scale subresource, and a watch of the kind's metadata. It decides
+// nothing, and never writes.
+package customkind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
+)
+
+// AggregateLabel is the label, with the value "true", of the ClusterRoles that
+// allow Berth to read kinds of workloads.
+const AggregateLabel = "rbac." + v1alpha1.GroupName + "/aggregate-to-controller"
+
+// Config is what a Reader works with.
+type Config struct {
+	Discovery discovery.DiscoveryInterface
+	Objects   dynamic.Interface
+	Metadata  metadata.Interface
+	// Slim returns what to keep of a pod template.
+	Slim func(*v1.PodTemplateSpec) v1.PodTemplateSpec
+	// IsPassing says of a workload that it changes without a new generation, in a way
+	// that matters. Both may be nil: no template is kept, and none passes.
+	IsPassing func(*Workload) bool
+	// ScalableOnly: of kinds without a scale subresource nothing is read.
+	ScalableOnly bool
+	// Changed is called with the metadata of a workload that was made, changed or
+	// deleted. It must not block.
+	Changed func(kind string, workload metav1.Object)
+	// Refused is called when a kind may not be followed.
+	Refused func(ctx context.Context, err *ForbiddenError)
+}
+
+// Workload is what is read of one.
+type Workload struct {
+	// Exists: it is there under the UID that was asked for, and is not being deleted.
+	Exists bool
+	// Scaled: it is known how many pods it wants, and Size says for how many it keeps
+	// addresses if its pods say nothing of spare ones.
+	Scaled bool
+	Size   fixedset.Size
+	// Start and Reserved are the first ordinal of pods whose names last, and the
+	// ordinals that are left out.
+	Start    int64
+	Reserved []Span
+	// Updating: pods that are made again may be made of an older template.
+	Updating bool
+	// Template of its pods; nil: it has none.
+	Template *v1.PodTemplateSpec
+}
+
+// Span is ordinals, first and last included.
+type Span struct{ First, Last int64 }
+
+// Reader finds workloads of custom kinds. It follows a kind, its metadata only, from
+// the first time somebody asks for a workload of it until Prune finds that it is not
+// needed, or not served. Safe for concurrent use.
+type Reader struct {
+	config Config
+
+	mu    sync.Mutex
+	kinds map[schema.GroupKind]*servedKind
+	// followed is whose metadata is watched.
+	followed map[schema.GroupVersionResource]*followed
+	// views are workloads as they were read, to be read again when their generation
+	// is another.
+	views   map[types.UID]view
+	running sync.WaitGroup // informers
+}
+
+// followed is a kind that is watched.
+type followed struct {
+	kind     schema.GroupVersionKind
+	informer cache.SharedIndexInformer
+	stop     context.CancelFunc
+}
+
+// NewReader returns a Reader. It does nothing until it is asked.
+func NewReader(config Config) *Reader {
+	return &Reader{
+		config: config,
+		kinds:  map[schema.GroupKind]*servedKind{}, views: map[types.UID]view{},
+		followed: map[schema.GroupVersionResource]*followed{},
+	}
+}
+
+// Wait returns when nothing is followed any more: some time after the contexts of all
+// calls of Find have ended.
+func (r *Reader) Wait() { r.running.Wait() }
+
+// ErrMoved is returned when a kind is not served any more where it was. Discovery
+// is asked the next time.
+var ErrMoved = errors.New("the kind is no longer served there")
+
+// servedKind is how the API serves a kind.
+type servedKind struct {
+	resource schema.GroupVersionResource
+	cluster  bool // its objects have no namespace
+	scalable bool
+	asked    time.Time
+}
+
+// key is the informer's for a workload of the kind.
+func (k *servedKind) key(owner *v1alpha1.Owner) string {
+	if k.cluster {
+		return owner.Name
+	}
+	return owner.Namespace + "/" + owner.Name
+}
+
+// view is a workload as it was read.
+type view struct {
+	workload   Workload
+	resource   schema.GroupVersionResource
+	key        string // of the informer
+	generation int64  // 0: not counted, as by some aggregated APIs
+}
+
+func (r *Reader) passes(v *view) bool {
+	return r.config.IsPassing != nil && r.config.IsPassing(&v.workload)
+}
+
+// ForbiddenError says that Berth lacks a permission for a kind, and how it is given.
+type ForbiddenError struct {
+	Resource schema.GroupVersionResource
+	Err      error
+}
+
+func (e *ForbiddenError) Error() string {
+	return fmt.Sprintf("Berth may not read %s: add a ClusterRole with the label %s: \"true\" and the rule {apiGroups: [%q], resources: [%q, %q], verbs: [get, list, watch]}: %v",
+		e.Resource.GroupResource(), AggregateLabel, e.Resource.Group, e.Resource.Resource, e.Resource.Resource+"/scale", e.Err)
+}
+
+func (e *ForbiddenError) Unwrap() error { return e.Err }
+
+// Find looks a workload up; live says that the answer does not come from a cache, and
+// with fresh it never does. A workload counts as gone only if the API server says so: the
+// kind is served and has no such object, or discovery answers without an error that
+// nothing serves the kind. It blocks. The kind is followed until ctx ends.
+func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w Workload, live bool, err error) {
+	gvk := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind)
+	kind, err := r.resolve(gvk)
+	if err != nil {
+		return Workload{}, false, fmt.Errorf("find the resource of %s: %w", gvk, err)
+	}
+	if kind == nil {
+		r.unfollow(gvk.GroupKind(), nil)
+	}
+	if kind == nil || r.config.ScalableOnly && !kind.scalable {
+		return Workload{}, true, nil
+	}
+	if !fresh {
+		if seen, standing := r.remembered(kind, owner); standing == Current && !r.passes(&seen) {
+			return seen.workload, false, nil
+		}
+	}
+	key, objects := kind.key(owner), dynamic.ResourceInterface(r.config.Objects.Resource(kind.resource))
+	if !kind.cluster {
+		objects = r.config.Objects.Resource(kind.resource).Namespace(owner.Namespace)
+	}
+	read, err := objects.Get(ctx, owner.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		// Not the object is missing but the path: the kind went, or its version.
+		r.forget(gvk.GroupKind())
+		return Workload{}, false, fmt.Errorf("get %s %s: %w", kind.resource.GroupResource(), key, ErrMoved)
+	case apierrors.IsNotFound(err):
+		return Workload{}, true, nil
+	case apierrors.IsForbidden(err):
+		return Workload{}, false, &ForbiddenError{kind.resource, err}
+	case err != nil:
+		return Workload{}, false, fmt.Errorf("get %s %s: %w", kind.resource.GroupResource(), key, err)
+	}
+	r.follow(ctx, kind.resource, gvk.Kind)
+	if read.GetUID() != owner.UID {
+		return Workload{}, true, nil
+	}
+	seen := view{
+		workload: Workload{Exists: exists(read), Updating: isUpdating(read), Template: r.templateOf(read)},
+		resource: kind.resource, key: key, generation: read.GetGeneration(),
+	}
+	readOrdinals(read, &seen.workload)
+	if kind.scalable {
+		err := readScale(ctx, objects, read, &seen.workload)
+		if apierrors.IsForbidden(err) {
+			return Workload{}, false, &ForbiddenError{kind.resource, err}
+		}
+		if err != nil {
+			return Workload{}, false, fmt.Errorf("get the scale of %s %s: %w", kind.resource.GroupResource(), key, err)
+		}
+	}
+	r.remember(kind, owner.UID, seen)
+	return seen.workload, true, nil
+}
+
+// UIDOf returns the UID of the object that has an owner's kind and name now, of
+// whatever kind; empty: there is none, or it is being deleted. Blocking.
+func (r *Reader) UIDOf(ctx context.Context, owner *v1alpha1.Owner) (types.UID, error) {
+	gvk := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind)
+	kind, err := r.resolve(gvk)
+	if err != nil {
+		return "", fmt.Errorf("find the resource of %s: %w", gvk, err)
+	}
+	if kind == nil {
+		return "", nil
+	}
+	objects := metadata.ResourceInterface(r.config.Metadata.Resource(kind.resource))
+	if !kind.cluster {
+		objects = r.config.Metadata.Resource(kind.resource).Namespace(owner.Namespace)
+	}
+	read, err := objects.Get(ctx, owner.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		r.forget(gvk.GroupKind())
+		return "", fmt.Errorf("get %s %s/%s: %w", kind.resource.GroupResource(), owner.Namespace, owner.Name, ErrMoved)
+	case apierrors.IsNotFound(err):
+		return "", nil
+	case apierrors.IsForbidden(err):
+		return "", &ForbiddenError{kind.resource, err}
+	case err != nil:
+		return "", fmt.Errorf("get %s %s/%s: %w", kind.resource.GroupResource(), owner.Namespace, owner.Name, err)
+	case !exists(read):
+		return "", nil
+	}
+	return read.UID, nil
+}
+
+// readScale reads for how many pods an object wants addresses, if that can be known.
+func readScale(ctx context.Context, objects dynamic.ResourceInterface, object *unstructured.Unstructured, w *Workload) error {
+	scale, err := objects.Get(ctx, object.GetName(), metav1.GetOptions{}, "scale")
+	if apierrors.IsInternalError(err) {
+		// What the API server answers where the object does not say how many replicas
+		// it wants: its own controller knows, nobody else.
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	replicas, _, err := unstructured.NestedInt64(scale.Object, "spec", "replicas")
+	if err != nil {
+		return err
+	}
+	w.Scaled, w.Size = true, fixedset.OfCustom(object.Object, replicas, fixedset.Spare{})
+	return nil
+}
+
+// askAgain is how long a kind counts as having no scale subresource before
+// discovery is asked again.
+const askAgain = 10 * time.Minute
+
+// resolve returns how the API serves a kind, nil if it does not.
+func (r *Reader) resolve(gvk schema.GroupVersionKind) (*servedKind, error) {
+	r.mu.Lock()
+	kind, ok := r.kinds[gvk.GroupKind()]
+	r.mu.Unlock()
+	if ok && (kind.scalable || time.Since(kind.asked) < askAgain) {
+		return kind, nil
+	}
+	kind, err := r.discover(gvk)
+	if err != nil || kind == nil {
+		return nil, err
+	}
+	kind.asked = time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kinds[gvk.GroupKind()] = kind
+	return kind, nil
+}
+
+// discover asks the API server in which version it serves a kind, if at all. The
+// recorded version may be served no more while another is.
+func (r *Reader) discover(gvk schema.GroupVersionKind) (*servedKind, error) {
+	resources, err := r.config.Discovery.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	if kind := kindIn(resources, gvk); err == nil && kind != nil {
+		return kind, nil
+	}
+	groups, err := r.config.Discovery.ServerGroups()
+	if err != nil {
+		return nil, err
+	}
+	for i := range groups.Groups {
+		if groups.Groups[i].Name != gvk.Group {
+			continue
+		}
+		for _, version := range groups.Groups[i].Versions {
+			resources, err := r.config.Discovery.ServerResourcesForGroupVersion(version.GroupVersion)
+			if err != nil {
+				return nil, err
+			}
+			if kind := kindIn(resources, schema.GroupVersionKind{Group: gvk.Group, Version: version.Version, Kind: gvk.Kind}); kind != nil {
+				return kind, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+func kindIn(resources *metav1.APIResourceList, gvk schema.GroupVersionKind) *servedKind {
+	if resources == nil {
+		return nil
+	}
+	var kind *servedKind
+	for i := range resources.APIResources {
+		r := &resources.APIResources[i]
+		if r.Kind == gvk.Kind && !strings.Contains(r.Name, "/") {
+			kind = &servedKind{resource: gvk.GroupVersion().WithResource(r.Name), cluster: !r.Namespaced}
+		}
+	}
+	for i := range resources.APIResources {
+		if kind != nil && resources.APIResources[i].Name == kind.resource.Resource+"/scale" {
+			kind.scalable = true
+		}
+	}
+	return kind
+}
+
+// forget makes the next question about a kind go to discovery.
+func (r *Reader) forget(kind schema.GroupKind) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.kinds, kind)
+}
+
+// Standing is how what was read of a workload stands to what the watch has seen of it.
+type Standing int
+
+const (
+	// Unread: it was not read, or it could not be known how many pods it wants.
+	Unread Standing = iota
+	// Unwatched: nobody tells when it changes, or not yet.
+	Unwatched
+	// Outdated: the watch has seen a newer generation.
+	Outdated
+	// Current: the watch has seen no newer generation.
+	Current
+)
+
+// Cached returns a workload as it was last read, without I/O.
+func (r *Reader) Cached(owner *v1alpha1.Owner) (Workload, Standing) {
+	r.mu.Lock()
+	kind, ok := r.kinds[schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind()]
+	r.mu.Unlock()
+	if !ok {
+		return Workload{}, Unread
+	}
+	seen, standing := r.remembered(kind, owner)
+	return seen.workload, standing
+}
+
+func (r *Reader) remembered(kind *servedKind, owner *v1alpha1.Owner) (view, Standing) {
+	r.mu.Lock()
+	followed := r.followed[kind.resource]
+	seen, ok := r.views[owner.UID]
+	r.mu.Unlock()
+	if !ok || seen.resource != kind.resource || seen.key != kind.key(owner) {
+		return view{}, Unread
+	}
+	if followed == nil || seen.generation == 0 {
+		return seen, Unwatched
+	}
+	object, found, err := followed.informer.GetStore().GetByKey(seen.key)
+	if err != nil || !found {
+		return seen, Unwatched
+	}
+	switch now := object.(*metav1.PartialObjectMetadata); {
+	case now.UID != owner.UID:
+		return seen, Unwatched
+	case now.Generation > seen.generation || now.DeletionTimestamp != nil:
+		return seen, Outdated
+	}
+	return seen, Current
+}
+
+// isPassing says whether a workload is known by a view that passes.
+func (r *Reader) isPassing(uid types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	seen, ok := r.views[uid]
+	return ok && r.passes(&seen)
+}
+
+// remember keeps what was read, if how many pods the workload wants is known, for as
+// long as the kind is followed.
+func (r *Reader) remember(kind *servedKind, uid types.UID, seen view) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if seen.workload.Scaled && seen.workload.Exists && r.followed[kind.resource] != nil {
+		r.views[uid] = seen
+	} else {
+		delete(r.views, uid)
+	}
+}
+
+// follow watches a kind until ctx ends, or unfollow is called.
+func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResource, kind string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.followed[resource] != nil {
+		return
+	}
+	informer := metadatainformer.NewFilteredMetadataInformer(r.config.Metadata, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
+	// None of these fails on an informer that does not run yet.
+	_ = informer.SetTransform(slimMetadata)
+	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
+		if apierrors.IsForbidden(err) {
+			r.config.Refused(ctx, &ForbiddenError{resource, err})
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, reflector, err)
+	})
+	tell := func(object any) {
+		o := object.(*metav1.PartialObjectMetadata)
+		r.config.Changed(kind, o)
+	}
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: tell,
+		UpdateFunc: func(before, after any) {
+			was, is := before.(metav1.Object), after.(metav1.Object)
+			if hasChanged(was, is) || (is.GetGeneration() == 0 || r.isPassing(is.GetUID())) && was.GetResourceVersion() != is.GetResourceVersion() {
+				tell(after)
+			}
+		},
+		DeleteFunc: func(object any) {
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = unknown.Obj
+			}
+			r.mu.Lock()
+			delete(r.views, object.(metav1.Object).GetUID())
+			r.mu.Unlock()
+			tell(object)
+		},
+	})
+	ctx, stop := context.WithCancel(ctx)
+	r.followed[resource] = &followed{resource.GroupVersion().WithKind(kind), informer, stop}
+	r.running.Go(func() { informer.RunWithContext(ctx) })
+}
+
+// unfollow no longer watches a kind, but where it is served now; nil: nowhere.
+func (r *Reader) unfollow(kind schema.GroupKind, served *servedKind) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for resource, followed := range r.followed {
+		if followed.kind.GroupKind() != kind || served != nil && served.resource == resource {
+			continue
+		}
+		followed.stop()
+		delete(r.followed, resource)
+		maps.DeleteFunc(r.views, func(_ types.UID, seen view) bool { return seen.resource == resource })
+	}
+}
+
+// Prune no longer watches kinds that are not needed, or no longer served. Blocking.
+func (r *Reader) Prune(ctx context.Context, needed func() map[schema.GroupKind]bool) {
+	r.mu.Lock()
+	var kinds []schema.GroupVersionKind
+	for _, followed := range r.followed {
+		kinds = append(kinds, followed.kind)
+	}
+	r.mu.Unlock()
+	if len(kinds) == 0 {
+		return
+	}
+	// Only now, so that it says of each whether it is needed still.
+	stillNeeded := needed()
+	for _, kind := range kinds {
+		if !stillNeeded[kind.GroupKind()] {
+			r.forget(kind.GroupKind())
+			r.unfollow(kind.GroupKind(), nil)
+			continue
+		}
+		served, err := r.discover(kind)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to find out whether a kind of workload is still served, will retry", "kind", kind)
+			continue
+		}
+		if served == nil {
+			r.forget(kind.GroupKind())
+		}
+		r.unfollow(kind.GroupKind(), served)
+	}
+}
+
+// hasChanged says whether another object has the name, or what its author wrote is
+// another, or it is being deleted.
+func hasChanged(before, after metav1.Object) bool {
+	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration() || exists(before) != exists(after)
+}
+
+func exists(object metav1.Object) bool { return object.GetDeletionTimestamp() == nil }
+
+// slimMetadata keeps what Reader looks at, since a cluster may have many.
+func slimMetadata(object any) (any, error) {
+	o, ok := object.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return object, nil
+	}
+	return &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
+		Generation: o.Generation, DeletionTimestamp: o.DeletionTimestamp,
+	}}, nil
+}
+
+// templateOf reads spec.template if it is a pod's.
+func (r *Reader) templateOf(object *unstructured.Unstructured) *v1.PodTemplateSpec {
+	if r.config.Slim == nil {
+		return nil
+	}
+	fields, found, err := unstructured.NestedMap(object.Object, "spec", "template")
+	if !found || err != nil {
+		return nil
+	}
+	template := &v1.PodTemplateSpec{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields, template); err != nil || len(template.Spec.Containers) == 0 {
+		return nil
+	}
+	slim := r.config.Slim(template)
+	return &slim
+}
+
+// isUpdating reads status.observedGeneration, status.replicas and
+// status.updatedReplicas as a Deployment has them. An object without them is never
+// updating.
+func isUpdating(object *unstructured.Unstructured) bool {
+	read := func(field string) (int64, bool) {
+		n, found, err := unstructured.NestedInt64(object.Object, "status", field)
+		return n, found && err == nil
+	}
+	if observed, ok := read("observedGeneration"); ok && observed < object.GetGeneration() {
+		return true
+	}
+	replicas, _ := read("replicas")
+	updated, ok := read("updatedReplicas")
+	return ok && updated < replicas
+}
+
+// readOrdinals reads spec.ordinals.start, as apps/v1 has it, and
+// spec.reserveOrdinals, as OpenKruise does: ordinals or ranges "first-last".
+func readOrdinals(object *unstructured.Unstructured, w *Workload) {
+	w.Start, _, _ = unstructured.NestedInt64(object.Object, "spec", "ordinals", "start")
+	list, _, _ := unstructured.NestedSlice(object.Object, "spec", "reserveOrdinals")
+	for _, entry := range list {
+		first, last, ok := strings.Cut(fmt.Sprint(entry), "-")
+		if !ok {
+			last = first
+		}
+		from, err := strconv.ParseUint(strings.TrimSpace(first), 10, 31)
+		if err != nil {
+			continue
+		}
+		if to, err := strconv.ParseUint(strings.TrimSpace(last), 10, 31); err == nil && from <= to {
+			w.Reserved = append(w.Reserved, Span{int64(from), int64(to)})
+		}
+	}
+}
