@@ -87,6 +87,10 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	forgetInResourcesFit(state)
 	// First wait, then look: what comes free in between wakes the pod.
 	pl.waiting.add(pod, request)
+	if err := pl.sets.limit(&request); err != nil {
+		pl.waiting.short(pod.UID, ipam.LackOwner)
+		return nil, toStatus(err)
+	}
 	candidates, err := pl.addresses.Candidates(request)
 	if err != nil {
 		pl.waiting.short(pod.UID, lackOf(err))

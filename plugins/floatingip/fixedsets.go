@@ -6,9 +6,9 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	"k8s.io/client-go/tools/cache"
@@ -23,6 +23,7 @@ import (
 type fixedSets struct {
 	deployments appslisters.DeploymentLister
 	replicaSets appslisters.ReplicaSetLister
+	customs     *customSets
 }
 
 var (
@@ -31,36 +32,44 @@ var (
 )
 
 // limit writes into a request the size of its owner's fixed set, if the owner has
-// one.
-func (s *fixedSets) limit(request *ipam.Request) {
+// one. The error says that the pod has to wait until the owner is read: it must be known
+// to wait before.
+func (s *fixedSets) limit(request *ipam.Request) error {
 	owner := &request.Owner
 	if request.Claim != "" || request.Policy == v1alpha1.ReleasePodDeleted || owner.PodName != "" || owner.NodeName != "" {
-		return
+		return nil
 	}
-	size, known := s.size(owner, request.Spare)
+	size, known, err := s.size(owner, request.Spare)
 	if known && !size.Unlimited {
 		request.FixedSet, request.MaxPods = true, int(size.Pods())
 	}
+	return err
 }
 
 // size says nothing of a workload that the cache does not have under the UID that
 // the pod refers to: it was deleted, or is so new that no pod can be too many.
-func (s *fixedSets) size(owner *ipam.Owner, spare fixedset.Spare) (size fixedset.Size, known bool) {
-	switch schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind() {
-	case deploymentKind.GroupKind():
+func (s *fixedSets) size(owner *ipam.Owner, spare fixedset.Spare) (size fixedset.Size, known bool, err error) {
+	switch kind := groupKindOf(owner); {
+	case kind == deploymentKind.GroupKind():
 		deployment, err := s.deployments.Deployments(owner.Namespace).Get(owner.Name)
 		if err != nil || string(deployment.UID) != owner.UID {
-			return fixedset.Size{}, false
+			return fixedset.Size{}, false, nil //nolint:nilerr // see above
 		}
-		return fixedset.OfDeployment(&deployment.Spec, spare), true
-	case replicaSetKind.GroupKind():
+		return fixedset.OfDeployment(&deployment.Spec, spare), true, nil
+	case kind == replicaSetKind.GroupKind():
 		set, err := s.replicaSets.ReplicaSets(owner.Namespace).Get(owner.Name)
 		if err != nil || string(set.UID) != owner.UID {
-			return fixedset.Size{}, false
+			return fixedset.Size{}, false, nil //nolint:nilerr // see above
 		}
-		return fixedset.OfReplicaSet(&set.Spec, spare), true
+		return fixedset.OfReplicaSet(&set.Spec, spare), true, nil
+	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName:
+		// A Job wants fewer the more of its pods are done.
+		return fixedset.Size{}, false, nil
+	case spare.Unlimited:
+		return fixedset.Size{}, false, nil
 	}
-	return fixedset.Size{}, false
+	size, known, err = s.customs.size(owner)
+	return size.With(spare), known, err
 }
 
 // watch calls changed with a workload whose set may have become larger.

@@ -159,8 +159,12 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	shared := &shared{
 		args: args, book: book, nodes: &nodes{}, pods: pods, jobs: jobs,
 		waiting: newWaiting(handle, book, pods.isPending, clock.RealClock{}),
-		sets:    &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister()},
 	}
+	customs, err := newCustomSets(handle.KubeConfig(), shared.ownerChanged)
+	if err != nil {
+		return nil, err
+	}
+	shared.sets = &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(), customs: customs}
 	if err := shared.watch(ctx, handle.SharedInformerFactory()); err != nil {
 		return nil, err
 	}
@@ -168,11 +172,15 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	book.OnChange(shared.waiting.changed)
 	go book.Run(ctx)
 	go jobs.run(ctx)
+	go customs.run(ctx)
 	go shared.waiting.run(ctx)
 	exposeWaiting(shared.waiting.count)
 	f.shared = shared
 	return shared, nil
 }
+
+// ownerChanged wakes pods of a workload whose fixed set may have become larger.
+func (s *shared) ownerChanged(owner ipam.Owner) { s.waiting.changed(ipam.Change{Owner: &owner}) }
 
 // watch follows what the scheduler watches anyway, and Deployments.
 func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFactory) error {
@@ -215,7 +223,7 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 	}); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
-	if err := s.sets.watch(informers, func(owner ipam.Owner) { s.waiting.changed(ipam.Change{Owner: &owner}) }); err != nil {
+	if err := s.sets.watch(informers, s.ownerChanged); err != nil {
 		return err
 	}
 	// A namespace's labels decide which pools admit it, and the framework has no
@@ -285,7 +293,6 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 		return request, errRetry{fmt.Errorf("find namespace %s: %w", pod.Namespace, err)}
 	}
 	request.NamespaceMeta = namespace
-	pl.sets.limit(&request)
 	return request, nil
 }
 
@@ -300,10 +307,11 @@ func (e errRetry) Unwrap() error { return e.error }
 func toStatus(err error) *fwk.Status {
 	var shortage *ipam.ShortageError
 	var retry errRetry
+	var reading *beingReadError
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &shortage), errors.Is(err, ipam.ErrNotSynced):
+	case errors.As(err, &shortage), errors.Is(err, ipam.ErrNotSynced), errors.As(err, &reading):
 		return fwk.NewStatus(fwk.Unschedulable, err.Error())
 	case errors.As(err, &retry):
 		return fwk.AsStatus(err)

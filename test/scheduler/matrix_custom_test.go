@@ -48,8 +48,8 @@ type customKey struct {
 
 const customHash = "hash" // label: of the template
 
-// customKinds makes the custom kinds, lets Berth's controller read them, and
-// starts their controllers.
+// customKinds makes the custom kinds, lets Berth read them, and starts their
+// controllers.
 func (w *world) customKinds() {
 	w.t.Helper()
 	api, err := dynamic.NewForConfig(w.config)
@@ -71,6 +71,16 @@ func (w *world) customKinds() {
 	if _, err := w.kube.RbacV1().ClusterRoles().Create(w.ctx, role, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
+	w.eventually("wait until Berth may read the custom kinds", func() error {
+		for _, account := range []string{"berth-controller", "berth-scheduler"} {
+			for gvr := range c.kinds {
+				if access := "get " + gvr.Group + "/" + gvr.Resource + "/scale"; !w.allowed(account, access) {
+					return fmt.Errorf("%s may not %s", account, access)
+				}
+			}
+		}
+		return nil
+	})
 	c.run()
 }
 

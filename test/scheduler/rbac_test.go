@@ -34,6 +34,7 @@ func TestPermissions(t *testing.T) {
 			mayNot: []string{
 				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
 				"create berth.dev/ippools", "update berth.dev/ippools", "patch berth.dev/ippools", "delete berth.dev/ippools", "patch berth.dev/ippools/status",
+				"patch /replicationcontrollers", "update /replicationcontrollers/scale",
 				"create /pods", "update /pods", "get /secrets", "list /secrets", "create apps/deployments", "patch /nodes",
 				"update coordination.k8s.io/leases berth-system/berth-controller", "delete coordination.k8s.io/leases berth-system/berth-scheduler",
 				"create rbac.authorization.k8s.io/clusterrolebindings",

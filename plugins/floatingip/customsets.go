@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/fixedset"
+)
+
+// customSets finds for how many pods workloads of custom kinds keep addresses. They
+// have to be read first, by a few workers, while pods wait; a workload that cannot be
+// read has no fixed set, so no pod waits for long. Safe for concurrent use.
+//
+// What a pod says of its owner its author may have made up. It costs the time of a
+// worker, and no more than patience of the pods whose workloads stand behind it.
+type customSets struct {
+	reader customReader
+	clock  clock.Clock
+	// changed is told of a workload that was read.
+	changed func(owner ipam.Owner)
+	queue   workqueue.TypedRateLimitingInterface[types.UID]
+
+	mu   sync.Mutex
+	sets map[types.UID]*customSet
+	// complained is which kinds the log has an error of.
+	complained map[schema.GroupKind]bool
+}
+
+// customReader is what is used of a [customkind.Reader]. Only Cached does no I/O.
+type customReader interface {
+	Cached(owner *v1alpha1.Owner) (customkind.Workload, customkind.Standing)
+	Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w customkind.Workload, live bool, err error)
+	Prune(ctx context.Context, needed func() map[schema.GroupKind]bool)
+	Wait()
+}
+
+// customSet is how far the reading of a workload is.
+type customSet struct {
+	owner ipam.Owner
+	// asked is when a pod last asked for it.
+	asked time.Time
+	// wanted is since when it is to be read; zero: it is not.
+	wanted time.Time
+	// read is when it was last read, or could not be; zero: never.
+	read time.Time
+	// none: by then it had no fixed set, or nobody knew it.
+	none bool
+}
+
+const (
+	customReaders = 4
+	// readTimeout is for one request, patience for all attempts to read a workload.
+	readTimeout = 5 * time.Second
+	patience    = 10 * time.Second
+	// askAgain is when a workload is read again that could not be read, checkAgain when
+	// one is that nobody watches.
+	askAgain   = time.Minute
+	checkAgain = 5 * time.Second
+	// forgetAfter is more than kube-scheduler leaves a pod without an attempt.
+	forgetAfter = 15 * time.Minute
+)
+
+// newCustomSets makes them of clients for config. changed is told of workloads that were
+// read, and must not block.
+func newCustomSets(config *rest.Config, changed func(owner ipam.Owner)) (*customSets, error) {
+	watching := rest.CopyConfig(config)
+	// The scheduler's own requests do not wait for these.
+	watching.QPS, watching.Burst, watching.RateLimiter = 50, 100, nil
+	reading := rest.CopyConfig(watching)
+	reading.Timeout = readTimeout
+	discover, err := discovery.NewDiscoveryClientForConfig(reading)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for discovery: %w", err)
+	}
+	objects, err := dynamic.NewForConfig(reading)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for custom kinds: %w", err)
+	}
+	meta, err := metadata.NewForConfig(watching)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of metadata: %w", err)
+	}
+	s := customSetsOf(nil, changed, clock.RealClock{})
+	s.reader = customkind.NewReader(customkind.Config{
+		Discovery: discover, Objects: objects, Metadata: meta, ScalableOnly: true,
+		Changed: func(_ string, workload metav1.Object) { s.noticed(workload) },
+		Refused: func(ctx context.Context, err *customkind.ForbiddenError) {
+			klog.FromContext(ctx).V(2).Info("A kind of workload may not be watched, so its workloads are read again now and then", "reason", err.Error())
+		},
+	})
+	return s, nil
+}
+
+func customSetsOf(reader customReader, changed func(owner ipam.Owner), clock clock.Clock) *customSets {
+	return &customSets{
+		reader: reader, clock: clock, changed: changed,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 2*time.Second),
+			workqueue.TypedRateLimitingQueueConfig[types.UID]{Name: "floatingip-custom-kinds"}),
+		sets: map[types.UID]*customSet{}, complained: map[schema.GroupKind]bool{},
+	}
+}
+
+// beingReadError says that a pod waits until its workload is read.
+type beingReadError struct{ owner ipam.Owner }
+
+func (e *beingReadError) Error() string {
+	return fmt.Sprintf("%s %q is being read: it is not yet known how many addresses it keeps", e.owner.Kind, e.owner.Name)
+}
+
+// size returns the size of a workload's set, by its strategy; not known: it has none.
+// The error is a *beingReadError: changed will be called.
+func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
+	w, standing := s.reader.Cached(recorded(owner))
+	now := s.clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	set := s.sets[types.UID(owner.UID)]
+	if set == nil {
+		set = &customSet{owner: *owner}
+		s.sets[types.UID(owner.UID)] = set
+	}
+	set.asked = now
+	switch {
+	case standing == customkind.Current:
+		return w.Size, true, nil
+	case set.none:
+		if now.Sub(set.read) >= askAgain {
+			s.want(set, now)
+		}
+		return fixedset.Size{}, false, nil
+	case standing == customkind.Unwatched:
+		if now.Sub(set.read) >= checkAgain {
+			s.want(set, now)
+		}
+		return w.Size, true, nil
+	}
+	s.want(set, now)
+	return fixedset.Size{}, false, &beingReadError{*owner}
+}
+
+// recorded is an owner as FloatingIPs record it.
+func recorded(owner *ipam.Owner) *v1alpha1.Owner {
+	return &v1alpha1.Owner{
+		APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID),
+	}
+}
+
+func (s *customSets) want(set *customSet, now time.Time) {
+	if set.wanted.IsZero() {
+		set.wanted = now
+		s.queue.Add(types.UID(set.owner.UID))
+	}
+}
+
+// noticed takes in that a workload changed. It is read again if pods asked for it
+// since it was.
+func (s *customSets) noticed(workload metav1.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if set := s.sets[workload.GetUID()]; set != nil && !set.asked.Before(set.read) {
+		s.want(set, s.clock.Now())
+	}
+}
+
+// run reads until ctx ends. It blocks.
+func (s *customSets) run(ctx context.Context) {
+	var group sync.WaitGroup
+	for range customReaders {
+		group.Go(func() {
+			for s.next(ctx) {
+			}
+		})
+	}
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-s.clock.After(forgetAfter):
+			s.purge()
+			s.reader.Prune(ctx, s.kinds)
+		}
+	}
+	s.queue.ShutDown()
+	group.Wait()
+	s.reader.Wait()
+}
+
+// kinds are those of the workloads that pods ask for.
+func (s *customSets) kinds() map[schema.GroupKind]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kinds := map[schema.GroupKind]bool{}
+	for _, set := range s.sets {
+		kinds[groupKindOf(&set.owner)] = true
+	}
+	return kinds
+}
+
+func groupKindOf(owner *ipam.Owner) schema.GroupKind {
+	return schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind()
+}
+
+// purge forgets what no pod asks for any more.
+func (s *customSets) purge() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid, set := range s.sets {
+		if set.wanted.IsZero() && s.clock.Since(set.asked) >= forgetAfter {
+			delete(s.sets, uid)
+		}
+	}
+}
+
+// next reads one workload; it says whether there may be more.
+func (s *customSets) next(ctx context.Context) bool {
+	uid, shutdown := s.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer s.queue.Done(uid)
+	s.mu.Lock()
+	set := s.sets[uid]
+	if set == nil || set.wanted.IsZero() {
+		s.mu.Unlock()
+		return true // It was read since.
+	}
+	owner, since := set.owner, set.wanted
+	set.wanted = time.Time{} // What is noticed meanwhile may be newer than what is read.
+	s.mu.Unlock()
+
+	err := errTooLate
+	var w customkind.Workload
+	if s.clock.Since(since) < patience {
+		w, _, err = s.reader.Find(ctx, recorded(&owner), false)
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	var forbidden *customkind.ForbiddenError
+	if err != nil && !errors.As(err, &forbidden) && s.clock.Since(since) < patience {
+		s.mu.Lock()
+		set.wanted = since
+		s.mu.Unlock()
+		s.queue.AddRateLimited(uid)
+		return true
+	}
+	s.queue.Forget(uid)
+	s.complain(ctx, &owner, err)
+	s.mu.Lock()
+	set.read, set.none = s.clock.Now(), err != nil || !w.Exists || !w.Scaled
+	s.mu.Unlock()
+	s.changed(owner)
+	return true
+}
+
+// errTooLate is the error where a workload's turn to be read came too late.
+var errTooLate = errors.New("too many others are to be read")
+
+// complain logs the first error of a kind, and that it is over.
+func (s *customSets) complain(ctx context.Context, owner *ipam.Owner, err error) {
+	kind := groupKindOf(owner)
+	s.mu.Lock()
+	before := s.complained[kind]
+	if err != nil {
+		s.complained[kind] = true
+	} else {
+		delete(s.complained, kind)
+	}
+	s.mu.Unlock()
+	logger := klog.FromContext(ctx)
+	switch {
+	case err != nil && !before:
+		logger.Error(err, "Failed to read a workload: its pods do not wait for each other's addresses. Others of its kind are not logged", "kind", kind, "namespace", owner.Namespace, "name", owner.Name)
+	case err == nil && before:
+		logger.Info("A kind of workload can be read again", "kind", kind)
+	}
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/fixedset"
+)
+
+// fakeReader has one workload. What it is now is cached when it is found.
+type fakeReader struct {
+	now    customkind.Workload
+	err    error
+	cached customkind.Workload
+	// standing of what is cached, and of what is found.
+	standing, becomes customkind.Standing
+	finds             int
+}
+
+func (r *fakeReader) Cached(*v1alpha1.Owner) (customkind.Workload, customkind.Standing) {
+	return r.cached, r.standing
+}
+
+func (r *fakeReader) Find(context.Context, *v1alpha1.Owner, bool) (customkind.Workload, bool, error) {
+	r.finds++
+	if r.err == nil && r.now.Scaled {
+		r.cached, r.standing = r.now, r.becomes
+	}
+	return r.now, true, r.err
+}
+
+func (*fakeReader) Prune(context.Context, func() map[schema.GroupKind]bool) {}
+func (*fakeReader) Wait()                                                   {}
+
+var web = ipam.Owner{APIVersion: "example.dev/v1", Kind: "Fleet", Namespace: "shop", Name: "web", UID: "web"}
+
+// customWorld is a workload, and the pods that ask for the size of its set.
+type customWorld struct {
+	*customSets
+	t      *testing.T
+	reader *fakeReader
+	clock  *clocktesting.FakeClock
+	woken  int
+}
+
+func newCustomWorld(t *testing.T) *customWorld {
+	w := &customWorld{t: t, clock: clocktesting.NewFakeClock(time.Unix(1_000_000, 0))}
+	w.reader = &fakeReader{now: customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3, Spare: 1}}, becomes: customkind.Current}
+	w.customSets = customSetsOf(w.reader, func(owner ipam.Owner) {
+		if owner != web {
+			t.Errorf("pods of %v are woken", owner)
+		}
+		w.woken++
+	}, w.clock)
+	return w
+}
+
+// waits, has and free say what a pod is told.
+func (w *customWorld) waits() {
+	w.t.Helper()
+	var reading *beingReadError
+	if size, known, err := w.size(&web); known || !errors.As(err, &reading) {
+		w.t.Fatalf("got %+v, %v, %v; want to wait", size, known, err)
+	}
+}
+
+func (w *customWorld) has(want fixedset.Size) {
+	w.t.Helper()
+	if size, known, err := w.size(&web); !known || err != nil || size != want {
+		w.t.Fatalf("got %+v, %v, %v; want %+v", size, known, err, want)
+	}
+}
+
+func (w *customWorld) free() {
+	w.t.Helper()
+	if size, known, err := w.size(&web); known || err != nil {
+		w.t.Fatalf("got %+v, %v, %v; want no set", size, known, err)
+	}
+}
+
+// reads has a worker read once, and says whether pods were woken.
+func (w *customWorld) reads() bool {
+	w.t.Helper()
+	before := w.woken
+	w.next(w.t.Context())
+	return w.woken > before
+}
+
+// idle fails the test if there is something to read.
+func (w *customWorld) idle() {
+	w.t.Helper()
+	if n := w.queue.Len(); n > 0 {
+		w.t.Fatalf("%d workloads are to be read", n)
+	}
+}
+
+func TestCustomSetIsRead(t *testing.T) {
+	w := newCustomWorld(t)
+	w.waits()
+	w.waits()
+	if w.queue.Len() != 1 {
+		t.Fatalf("%d are to be read, want 1: one workload is read once", w.queue.Len())
+	}
+	if !w.reads() {
+		t.Error("no pod is woken")
+	}
+	w.has(fixedset.Size{Replicas: 3, Spare: 1})
+	w.idle()
+
+	// A newer generation is read before its pods get addresses.
+	w.reader.now.Size.Replicas, w.reader.standing = 5, customkind.Outdated
+	w.waits()
+	w.reads()
+	w.has(fixedset.Size{Replicas: 5, Spare: 1})
+	w.idle()
+}
+
+// Pods that wait for an address of the set are woken if it may have become larger.
+func TestCustomSetChanges(t *testing.T) {
+	w := newCustomWorld(t)
+	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: types.UID(web.UID)}}
+	w.noticed(object)
+	w.idle() // no pod asked
+	w.waits()
+	w.reads()
+	w.clock.Step(time.Second)
+	w.has(fixedset.Size{Replicas: 3, Spare: 1})
+	w.reader.now.Size.Replicas, w.reader.standing = 5, customkind.Outdated
+	w.noticed(object)
+	w.clock.Step(time.Second)
+	if !w.reads() {
+		t.Error("no pod is woken")
+	}
+	w.noticed(object)
+	w.idle() // no pod asked since
+	w.has(fixedset.Size{Replicas: 5, Spare: 1})
+}
+
+// A workload that cannot be read, for whatever reason, has no set: no pod waits. It is
+// asked for again after a time, and no pod waits meanwhile.
+func TestCustomSetCannotBeRead(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		now  customkind.Workload
+		err  error
+	}{
+		{"not there, or its kind is not served", customkind.Workload{}, nil},
+		{"being deleted", customkind.Workload{Scaled: true}, nil},
+		{"not scalable", customkind.Workload{Exists: true}, nil},
+		{"not permitted", customkind.Workload{}, &customkind.ForbiddenError{Err: errors.New("no")}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newCustomWorld(t)
+			good := w.reader.now
+			w.reader.now, w.reader.err = test.now, test.err
+			w.reader.becomes = customkind.Unread
+			w.waits()
+			if !w.reads() {
+				t.Error("no pod is woken")
+			}
+			w.free()
+			w.idle()
+			w.clock.Step(askAgain)
+			w.free()
+			w.reader.now, w.reader.err, w.reader.becomes = good, nil, customkind.Current
+			if !w.reads() {
+				t.Error("no pod is woken")
+			}
+			w.has(good.Size)
+		})
+	}
+}
+
+// An error that passes costs some time, one that lasts no more than patience.
+func TestCustomSetErrors(t *testing.T) {
+	w := newCustomWorld(t)
+	w.reader.err = errors.New("the API server is ill")
+	w.waits()
+	if w.reads() {
+		t.Error("pods are woken while it may be read yet")
+	}
+	w.waits()
+	w.reader.err = nil
+	w.reads()
+	w.has(fixedset.Size{Replicas: 3, Spare: 1})
+
+	w = newCustomWorld(t)
+	w.reader.err = errors.New("the API server is ill")
+	w.waits()
+	w.reads()
+	w.clock.Step(patience)
+	before := w.reader.finds
+	if !w.reads() {
+		t.Error("no pod is woken")
+	}
+	if w.reader.finds != before {
+		t.Error("it was read although nobody waits any more")
+	}
+	w.free()
+}
+
+// Where nobody tells of changes it is read now and then, and no pod waits for that.
+func TestCustomSetUnwatched(t *testing.T) {
+	w := newCustomWorld(t)
+	w.reader.becomes = customkind.Unwatched
+	w.waits()
+	w.reads()
+	w.has(fixedset.Size{Replicas: 3, Spare: 1})
+	w.idle()
+	w.reader.now.Size.Replicas = 5
+	w.clock.Step(checkAgain)
+	w.has(fixedset.Size{Replicas: 3, Spare: 1})
+	if !w.reads() {
+		t.Error("no pod is woken")
+	}
+	w.has(fixedset.Size{Replicas: 5, Spare: 1})
+}
+
+func TestCustomSetsAreForgotten(t *testing.T) {
+	w := newCustomWorld(t)
+	w.waits()
+	w.reads()
+	w.clock.Step(forgetAfter - time.Second)
+	w.purge()
+	if len(w.sets) != 1 || !w.kinds()[schema.GroupKind{Group: "example.dev", Kind: "Fleet"}] {
+		t.Error("it is forgotten while pods may ask for it")
+	}
+	w.clock.Step(time.Second)
+	w.purge()
+	if len(w.sets) != 0 || len(w.kinds()) != 0 {
+		t.Error("it is remembered")
+	}
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduler
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// custom is a workload "web" of a custom kind.
+type custom struct {
+	w       *world
+	objects dynamic.ResourceInterface
+	// revision is of its template.
+	revision string
+}
+
+// custom makes a workload with Retain, and a strategy if there is one.
+func (w *world) custom(name string, replicas int, strategy map[string]any) *custom {
+	w.t.Helper()
+	api, err := dynamic.NewForConfig(w.config)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	kind := matrixKinds[name]
+	object, err := kind.object(namespace, "web", replicas, template("web", policy(v1alpha1.ReleaseRetain)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if strategy != nil {
+		object.Object["spec"].(map[string]any)["strategy"] = strategy
+	}
+	c := &custom{w: w, objects: api.Resource(kind.gvr()).Namespace(namespace)}
+	if _, err := c.objects.Create(w.ctx, object, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+func (c *custom) patch(patch string) {
+	c.w.t.Helper()
+	if _, err := c.objects.Patch(c.w.ctx, "web", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		c.w.t.Fatal(err)
+	}
+}
+
+// update changes the template and waits until it is rolled out.
+func (c *custom) update(revision string, replicas int) {
+	c.w.t.Helper()
+	c.revision = revision
+	c.patch(fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"revision":%q}}}}}`, revision))
+	c.rolledOut(replicas)
+}
+
+// rolledOut waits until so many pods of the template run, and no others are left.
+func (c *custom) rolledOut(replicas int) {
+	c.w.t.Helper()
+	c.w.eventually("wait for revision "+c.revision, func() error {
+		list, err := c.w.kube.CoreV1().Pods(namespace).List(c.w.ctx, metav1.ListOptions{LabelSelector: "app=web"})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != replicas {
+			return fmt.Errorf("%d pods are there, want %d", len(list.Items), replicas)
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			if pod.Annotations["revision"] != c.revision || pod.Status.Phase != v1.PodRunning || pod.DeletionTimestamp != nil {
+				return fmt.Errorf("pod %s is of revision %q and %s: %v", pod.Name, pod.Annotations["revision"], pod.Status.Phase, conditionTexts(pod))
+			}
+		}
+		return nil
+	})
+}
+
+// The pods of a custom workload stay on its addresses, as a Deployment's do; its size
+// is read by the scheduler.
+func TestFixedSetOfCustomKinds(t *testing.T) {
+	t.Parallel()
+	none := map[string]any{"rollingUpdate": map[string]any{"maxSurge": int64(1), "maxUnavailable": int64(0)}}
+	for _, test := range []struct {
+		kind       string
+		strategy   map[string]any
+		controller bool
+	}{
+		{"rollout", map[string]any{"canary": map[string]any{"maxSurge": "25%", "maxUnavailable": int64(0)}}, true},
+		{"rollout", nil, false},
+		{"fleet", nil, true},
+		{"fleet", none, false},
+	} {
+		t.Run(fmt.Sprintf("%s, controller %v", test.kind, test.controller), func(t *testing.T) {
+			t.Parallel()
+			const replicas, size = 4, 5
+			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+			w.nodes(3)
+			w.kubelet(w.endLate())
+			w.customKinds()
+			w.scheduler(schedulerOptions{})
+			if test.controller {
+				w.controller()
+			}
+			w.pool("web", "10.0.70.2-10.0.70.60")
+			census := w.census()
+			web := w.custom(test.kind, replicas, test.strategy)
+			web.rolledOut(replicas)
+			original := w.podAddresses("web")
+			web.update("1", replicas)
+			set := w.addressesOf("web")
+			if len(set) != size {
+				t.Fatalf("the workload keeps %v, want %d", set, size)
+			}
+			for _, address := range original {
+				if !slices.Contains(set, address) {
+					t.Errorf("it lost %s: %v", address, set)
+				}
+			}
+			for _, revision := range []string{"2", "3", "2"} {
+				web.update(revision, replicas)
+				w.onThe("web", set, "update "+revision)
+			}
+			w.deletePods("web")
+			web.rolledOut(replicas)
+			w.onThe("web", set, "kubectl delete pod --all --force")
+			if most := census.mostOf("web"); most > size {
+				t.Errorf("the workload had %d addresses at one time, want no more than %d", most, size)
+			}
+
+			// More replicas widen the set, fewer narrow it.
+			web.patch(`{"spec":{"replicas":7}}`)
+			web.rolledOut(7)
+			web.update("3", 7)
+			if most := census.mostOf("web"); most > 7+2 {
+				t.Errorf("the workload had %d addresses at one time", most)
+			}
+			web.patch(`{"spec":{"replicas":2}}`)
+			web.rolledOut(2)
+			if test.controller {
+				w.eventually("wait for the set to be narrowed", func() error {
+					if now := w.addressesOf("web"); len(now) > 2+1 {
+						return fmt.Errorf("it has %v", now)
+					}
+					return nil
+				})
+				w.invariants()
+			}
+		})
+	}
+}
+
+// A pod whose workload is being read waits, says so, and is tried when it is read.
+func TestFixedSetIsRead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w.nodes(2)
+	w.kubelet(w.endLate())
+	w.customKinds()
+	scheduler := w.scheduler(schedulerOptions{})
+	w.pool("web", "10.0.70.2-10.0.70.60")
+	read := scheduler.stop(func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/fleets/web") }, beforeRequest)
+	web := w.custom("fleet", 1, nil)
+	read.wait(w)
+	read.pass()
+	web.rolledOut(1)
+	for name := range w.podsOf("web") {
+		w.eventually("wait for why it waited", func() error {
+			return w.eventOf(name, "FailedScheduling", `Fleet "web" is being read: it is not yet known how many addresses it keeps`)
+		})
+	}
+	w.invariants()
+}
+
+// Where a workload cannot be read no pod waits for another one's address.
+func TestFixedSetCannotBeRead(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"rollout", "fleet"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+			w.nodes(2)
+			w.kubelet(func(*v1.Pod) bool { return true })
+			w.customKinds()
+			scheduler := w.scheduler(schedulerOptions{})
+			scheduler.refuse(func(r *http.Request) bool {
+				return strings.HasPrefix(r.URL.Path, "/apis/example.dev/v1/") && strings.Contains(r.URL.Path, kind+"s/")
+			})
+			w.controller()
+			w.pool("web", "10.0.70.2-10.0.70.60")
+			w.custom(kind, 3, nil).rolledOut(3)
+			old := slices.Collect(maps.Keys(w.podsOf("web")))
+			for _, name := range old {
+				if err := w.kube.CoreV1().Pods(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.eventually("wait for three more pods to run", func() error {
+				running := 0
+				for name := range w.podsOf("web") {
+					if pod := w.get(name); pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
+						running++
+					}
+				}
+				if running != 3 {
+					return fmt.Errorf("%d run", running)
+				}
+				return nil
+			})
+			if n := len(scheduler.seen(func(c call) bool { return c.ByTest })); n == 0 {
+				t.Error("the scheduler was not refused anything")
+			}
+			w.invariants()
+		})
+	}
+}
