@@ -85,9 +85,14 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil, toStatus(err)
 	}
 	forgetInResourcesFit(state)
+	err = pl.sets.limit(&request)
 	// First wait, then look: what comes free in between wakes the pod.
 	pl.waiting.add(pod, request)
-	if err := pl.sets.limit(&request); err != nil {
+	if err != nil {
+		// It may have been read before the pod was known to wait.
+		err = pl.sets.limit(&request)
+	}
+	if err != nil {
 		pl.waiting.short(pod.UID, ipam.LackOwner)
 		return nil, toStatus(err)
 	}

@@ -123,7 +123,6 @@ func TestLineStates(t *testing.T) {
 // a time.
 type world struct {
 	t    *testing.T
-	rand *rand.Rand
 	now  time.Time
 	line *line
 

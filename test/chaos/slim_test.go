@@ -153,10 +153,14 @@ func slimCustom(object *unstructured.Unstructured) any {
 	if err != nil {
 		panic(err) // the test wrote it
 	}
-	return withTemplate(&judge.Workload{
+	w := &judge.Workload{
 		Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Deleting: o.DeletionTimestamp != nil, Top: true,
 		Replicas: int(o.Spec.Replicas), AtRest: o.atRest(),
-	}, &o.Spec.Template)
+	}
+	if w.Replicas > 0 {
+		w.Spare = 1 // nothing says how its updates go
+	}
+	return withTemplate(w, &o.Spec.Template)
 }
 
 // writerOf says who wrote an object last, by its managed fields.
