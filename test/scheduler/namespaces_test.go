@@ -239,7 +239,9 @@ func TestNamespaceMadeAgain(t *testing.T) {
 	w.scheduler(schedulerOptions{})
 	w.pool("web", "10.0.70.2-10.0.70.49")
 	w.pool("calm", "10.0.70.50-10.0.70.99", func(pool *v1alpha1.IPPool) { pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour} })
-	never := func(name, pool string) *v1.Pod { return newPod(name, and(fromPools(pool), policy(v1alpha1.ReleaseNever))) }
+	never := func(name, pool string) *v1.Pod {
+		return newPod(name, and(fromPools(pool), policy(v1alpha1.ReleaseNever)))
+	}
 
 	// The scheduler, with no controller that frees anything.
 	first := w.namespace("shop", nil)
