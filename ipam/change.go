@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
@@ -127,9 +128,12 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	}
 	serves := h.change.Namespace == "" && !h.change.Addr.IsValid()
 	switch {
-	case !serves && lack&LackAddress == 0, !request.mayUse(h.pool), h.isAtCap(request.Namespace):
+	case serves && lack&LackOwner != 0 && h.hasIn(request):
+		// What it has there was not reachable.
+		return true
+	case lack == LackOwner && !serves, !request.mayUse(h.pool), h.isAtCap(request.Namespace):
 		return false
-	case h.change.Namespace != "" && (h.change.Namespace != request.Namespace || !h.ipam.HasFree(h.pool.Name)):
+	case h.change.Namespace != "" && (h.change.Namespace != request.Namespace || !h.ipam.hasFree(h.pool.Name)):
 		return false
 	}
 	return slices.ContainsFunc(request.Parts, func(p Part) bool {
@@ -137,6 +141,14 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 			return p.Fits(h.change.Addr)
 		}
 		return p.fitsPool(h.pool)
+	})
+}
+
+// hasIn says whether the request's owner has an address of the pool.
+func (h *helping) hasIn(request *Request) bool {
+	return slices.ContainsFunc(h.ipam.book.RecordsOf(request.Holder()), func(record allocator.Record) bool {
+		home, ok := h.state.snapshot.Home(record.Addr)
+		return ok && h.state.snapshot.Pools()[home] == h.pool
 	})
 }
 
@@ -189,8 +201,23 @@ func (h *helping) holder(request *Request) *holderNow {
 // its owner retains it. It does not block.
 func (i *IPAM) IsIdle(addr netip.Addr) bool { return i.book.IsIdle(addr) }
 
-// HasFree says whether a pool has a free address. It does not block.
-func (i *IPAM) HasFree(pool string) bool {
+// Gained returns the pools that serve a node as it is now and did not before.
+func (i *IPAM) Gained(before, after Node) (names []string) {
+	state := i.state.Load()
+	if state == nil {
+		return nil
+	}
+	had := ReachOf(state.snapshot, before).Positions()
+	for _, position := range ReachOf(state.snapshot, after).Positions() {
+		if !slices.Contains(had, position) {
+			names = append(names, state.snapshot.Pools()[position].Name)
+		}
+	}
+	return names
+}
+
+// hasFree says whether a pool has a free address.
+func (i *IPAM) hasFree(pool string) bool {
 	state := i.state.Load()
 	if state == nil {
 		return false

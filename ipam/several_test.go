@@ -448,6 +448,10 @@ func TestHelps(t *testing.T) {
 	limited := claimOf(1)
 	limited.Spec.Pools = []string{"six"}
 	commit(t, i, reserve(t, i, claiming("db-0", "db-0")))
+	kept := request("web-7", "k", v1alpha1.ReleaseRetain, "six")
+	keeps := request("web-7", "k", v1alpha1.ReleaseRetain)
+	commit(t, i, reserve(t, i, keeps))
+	kept.Parts = exact.Parts
 	for _, test := range []struct {
 		name    string
 		change  Change
@@ -463,6 +467,9 @@ func TestHelps(t *testing.T) {
 		{"the one, but the owner may not have it", freed("web", "10.0.70.5"), exact, LackOwner, false},
 		{"of a pool that serves more nodes", Change{Pool: "web"}, request("web-0", "a", ""), 0, true},
 		{"of another pool that serves more nodes", Change{Pool: "web"}, named, 0, false},
+		{"of a pool that serves more nodes, where its address is", Change{Pool: "web"}, kept, LackOwner, true},
+		{"of another pool that serves more nodes, where its address is not", Change{Pool: "six"}, kept, LackOwner, false},
+		{"any address, though no pool served the nodes", freed("web", "10.0.70.2"), request("web-0", "a", ""), 0, true},
 		{"retained for the owner", retained, exact, LackAddress, true},
 		{"more for the owner", Change{Owner: &set, More: 1}, exact, LackOwner, true},
 		{"more for the owner, which lacks none", Change{Owner: &set, More: 1}, exact, LackAddress, false},
@@ -484,5 +491,24 @@ func TestHelps(t *testing.T) {
 	limited.Spec.Size, limited.Spec.Pools = 2, nil
 	if !i.Helps(freed("web", "10.0.70.3"))(&claimed, LackOwner) {
 		t.Error("an address does not help a claim that may have more by now")
+	}
+}
+
+func TestGained(t *testing.T) {
+	bound, any := testPool("bound", "10.0.70.2"), testPool("any", "10.0.70.9")
+	bound.Spec.NodeSubnets = []string{"10.0.61.0/24"}
+	i := open(t, newServer(), bound, any)
+	at := func(addr string) Node { return Node{Name: "n1", Addresses: []netip.Addr{netip.MustParseAddr(addr)}} }
+	for _, test := range []struct {
+		before, after string
+		want          []string
+	}{
+		{"10.0.60.9", "10.0.61.9", []string{"bound"}},
+		{"10.0.61.8", "10.0.61.9", nil},
+		{"10.0.61.9", "10.0.60.9", nil},
+	} {
+		if got := i.Gained(at(test.before), at(test.after)); !slices.Equal(got, test.want) {
+			t.Errorf("from %s to %s it gained %v, want %v", test.before, test.after, got, test.want)
+		}
 	}
 }

@@ -27,7 +27,8 @@
 // another informer, which may be ahead of the book, and a pod woken by it would
 // find the book unchanged and go back to wait
 // (https://github.com/kubernetes/kubernetes/issues/93552). Activate also reaches
-// a pod that is being scheduled at that moment.
+// a pod that is being scheduled at that moment. So it does where a node's InternalIP
+// changed and a pool serves it by that: kube-scheduler has no event for it.
 //
 // # Caveats
 //

@@ -14,8 +14,8 @@ import (
 
 // EventsToRegister names what, other than the book, can make a pod schedulable
 // that the plugin rejected: a node that serves a pool, the pod's own annotations,
-// and room on a node that caps addresses. For freed addresses and changed pools
-// see the package documentation.
+// and room on a node that caps addresses. For freed addresses, changed pools and
+// nodes whose own addresses changed see the package documentation.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel}},

@@ -63,11 +63,16 @@ type line struct {
 	offered map[netip.Addr]*waiter
 	// wake is the pods to be woken.
 	wake map[types.UID]*v1.Pod
-	// due is not after the first deadline of a waiter; zero: there is none.
+	// serving is the pools that serve another node, and when that is to be offered.
+	serving map[string]time.Time
+	// due is not after the first deadline of a waiter or pool; zero: there is none.
 	due time.Time
 }
 
 const (
+	// nodeSettles is how long kube-scheduler may take to see a node as the plugin sees
+	// it: they hear of it independently, and there is no event for its addresses.
+	nodeSettles  = time.Second
 	endsWithin   = 250 * time.Millisecond
 	beginsWithin = 5 * time.Second
 )
@@ -77,7 +82,6 @@ type pool interface {
 	// Helps returns whom a change helps, to be asked at once.
 	Helps(change ipam.Change) func(request *ipam.Request, lack ipam.Lack) bool
 	IsIdle(addr netip.Addr) bool
-	HasFree(pool string) bool
 }
 
 type state uint8
@@ -121,7 +125,7 @@ func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.
 const lackAnything = ipam.LackAddress | ipam.LackOwner
 
 func newLine(book pool) *line {
-	return &line{book: book, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}}
+	return &line{book: book, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}, serving: map[string]time.Time{}}
 }
 
 func byTurn(a, b *waiter) int {
@@ -297,6 +301,14 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	l.pass(fresh, max(1, change.More), now)
 }
 
+// serves offers a pool that serves another node, once kube-scheduler sees that too.
+func (l *line) serves(pool string, now time.Time) {
+	if len(l.order) > 0 {
+		l.serving[pool] = now.Add(nodeSettles)
+		l.dueBy(l.serving[pool])
+	}
+}
+
 // pass offers something to the next n pods that it may help.
 func (l *line) pass(o *offer, n int, now time.Time) {
 	if o == nil || !l.idle(o) {
@@ -325,15 +337,7 @@ func (l *line) pass(o *offer, n int, now time.Time) {
 }
 
 // idle says whether what is on offer may still be there.
-func (l *line) idle(o *offer) bool {
-	switch {
-	case o.Addr.IsValid():
-		return l.book.IsIdle(o.Addr)
-	case o.Owner == nil:
-		return l.book.HasFree(o.Pool)
-	}
-	return true
-}
+func (l *line) idle(o *offer) bool { return !o.Addr.IsValid() || l.book.IsIdle(o.Addr) }
 
 func (l *line) give(w *waiter, o *offer) {
 	w.offer = o
@@ -359,12 +363,17 @@ func (l *line) awaken(w *waiter, now time.Time) {
 
 func (l *line) doubt(w *waiter, deadline time.Time) {
 	w.deadline = deadline
+	l.dueBy(deadline)
+}
+
+func (l *line) dueBy(deadline time.Time) {
 	if l.due.IsZero() || deadline.Before(l.due) {
 		l.due = deadline
 	}
 }
 
-// expire doubts the states whose time has passed.
+// expire doubts the states whose time has passed, and offers pools whose time has
+// come.
 func (l *line) expire(now time.Time) {
 	if l.due.IsZero() || now.Before(l.due) {
 		return
@@ -381,11 +390,20 @@ func (l *line) expire(now time.Time) {
 		w.state, w.seen = short, l.changes
 		l.pass(l.take(w), 1, now)
 	}
+	for pool, at := range l.serving {
+		if !now.Before(at) {
+			delete(l.serving, pool)
+			l.changed(ipam.Change{Pool: pool}, now)
+		}
+	}
 	l.due = time.Time{}
 	for _, w := range l.order {
 		if !w.deadline.IsZero() {
-			l.doubt(w, w.deadline)
+			l.dueBy(w.deadline)
 		}
+	}
+	for _, at := range l.serving {
+		l.dueBy(at)
 	}
 }
 

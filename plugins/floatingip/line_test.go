@@ -181,7 +181,7 @@ func (w *world) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 		limit, limited := w.limits[request.Owner.Name]
 		if change.Owner != nil {
 			return request.Owner.SameWorkload(*change.Owner) && (change.Addr.IsValid() || (lack&ipam.LackOwner != 0 || change.More == 0) &&
-				(!limited || slices.ContainsFunc(request.Pools, w.HasFree)))
+				(!limited || slices.ContainsFunc(request.Pools, w.hasFree)))
 		}
 		if limited && limit > 0 {
 			lack |= ipam.LackAddress
@@ -195,7 +195,7 @@ func (w *world) IsIdle(addr netip.Addr) bool {
 	return retained || slices.Contains(w.free[w.home[addr]], addr)
 }
 
-func (w *world) HasFree(pool string) bool { return len(w.free[pool]) > 0 }
+func (w *world) hasFree(pool string) bool { return len(w.free[pool]) > 0 }
 
 // giveBack frees an address; somebody is told of it later.
 func (w *world) giveBack(addr netip.Addr) {

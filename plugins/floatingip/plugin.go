@@ -71,6 +71,8 @@ type book interface {
 	addresses
 	pool
 	OnChange(listener func(ipam.Change))
+	// Gained returns the pools that serve a node as it is now and did not before.
+	Gained(before, after ipam.Node) []string
 	KnowPods(pods ipam.KnownPods)
 	PodEnded(uid string, names []string)
 	Run(ctx context.Context)
@@ -215,6 +217,11 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Node), after.(*v1.Node)
 			s.nodes.changed(was, is)
+			if !sameReach(was, is) {
+				for _, pool := range s.book.Gained(nodeOf(was), nodeOf(is)) {
+					s.waiting.serves(pool)
+				}
+			}
 			if isLost(is) && !isLost(was) {
 				s.lost(ctx, is)
 			}

@@ -84,6 +84,11 @@ func (w *waiting) changed(change ipam.Change) {
 	w.do(func(l *line, now time.Time) { l.changed(change, now) })
 }
 
+// serves takes note that a pool serves a node that it did not serve before.
+func (w *waiting) serves(pool string) {
+	w.do(func(l *line, now time.Time) { l.serves(pool, now) })
+}
+
 // others says how many pods, but for the one that is being scheduled, were last
 // seen without addresses.
 func (w *waiting) others() int {

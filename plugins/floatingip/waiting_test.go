@@ -36,7 +36,6 @@ func (q *queue) Activate(_ klog.Logger, pods map[string]*v1.Pod) {
 }
 
 func (q *queue) IsIdle(netip.Addr) bool   { return q.free }
-func (q *queue) HasFree(string) bool      { return q.free }
 func (q *queue) pending(pod *v1.Pod) bool { return !q.gone[pod.UID] }
 
 func (q *queue) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
@@ -200,4 +199,24 @@ func TestPending(t *testing.T) {
 			t.Errorf("%s: isPending() = %v", test.name, got)
 		}
 	}
+}
+
+// TestServes wakes pods for a pool that serves another node, once kube-scheduler has
+// had the time to see that, and more as long as they are placed.
+func TestServes(t *testing.T) {
+	w := startWaiting(t)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		w.lacks(name, 0, "web")
+	}
+	w.lacks("other", 10, "db")
+	w.serves("web")
+	w.pass(nodeSettles)
+	w.expect("the first", "a")
+	w.tries("a", 0, "web")
+	w.reserved("a", nil, false)
+	w.expect("two more", "b", "c")
+	w.tries("b", 0, "web")
+	w.short("b", ipam.LackAddress)
+	w.tries("c", 0, "web")
+	w.expect("the last", "d")
 }

@@ -236,6 +236,28 @@ func TestNamespaceCap(t *testing.T) {
 	}
 }
 
+// Pods that wait for a node of their pool are tried when one comes to be in it by
+// another InternalIP, of which kube-scheduler tells nobody.
+func TestNodeComesToBeInPool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	w.nodes(2)
+	w.kubelet()
+	w.scheduler(schedulerOptions{})
+	w.pool("web", "10.0.70.2-10.0.70.99", func(pool *v1alpha1.IPPool) { pool.Spec.NodeSubnets = []string{"10.0.61.0/24"} })
+	pods := newPods("web", 5)
+	w.create(pods...)
+	for _, name := range namesOf(pods) {
+		w.refused(name, "node(s) in no IPPool that the pod may use")
+	}
+	patch := []byte(`{"status":{"addresses":[{"type":"InternalIP","address":"10.0.61.11"}]}}`)
+	if _, err := w.kube.CoreV1().Nodes().Patch(w.ctx, "node1", types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	w.bound(namesOf(pods)...)
+	w.invariants()
+}
+
 // A node that advertises the resource has no more floating IPs than it says; one
 // that does not has no cap.
 func TestNodeCap(t *testing.T) {
