@@ -186,70 +186,84 @@ func (w *world) onThe(app string, set []string, after string) {
 // deletions, with the controller and without it.
 func TestFixedSet(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name       string
-		replicas   int32
-		strategy   appsv1.DeploymentStrategy
-		spare      int
-		controller bool
-		each       int
-	}{
-		{"default strategy", 4, appsv1.DeploymentStrategy{}, 0, true, 1},
-		{"default strategy, no controller", 4, appsv1.DeploymentStrategy{}, 0, false, 1},
-		{"always all available", 3, strategy("1", "0"), 1, true, 1},
-		{"always all available, no controller", 3, strategy("2", "0"), 2, false, 1},
-		{"recreate", 3, appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}, 0, true, 1},
-		{"two addresses each", 4, strategy("25%", "25%"), 0, true, 2},
-	} {
-		t.Run(test.name, func(t *testing.T) {
+	for _, controller := range []bool{true, false} {
+		t.Run(fmt.Sprintf("controller %t", controller), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
 			w.nodes(3)
 			w.kubelet(w.endLate())
 			w.scheduler(schedulerOptions{})
-			if test.controller {
+			if controller {
 				w.controller()
 			}
-			size := (int(test.replicas) + test.spare) * test.each
 			w.pool("web", "10.0.70.2-10.0.70.60")
 			census := w.census()
-			w.deployment("web", test.replicas, test.strategy, asking(fmt.Sprint(test.each)))
-			original := w.podAddresses("web")
-			w.restart("web", test.replicas)
-			// The spare ones are taken by the first update.
-			set := w.addressesOf("web")
-			if len(set) != size {
-				t.Fatalf("the Deployment keeps %v, want %d", set, size)
-			}
-			for _, address := range original {
-				if !slices.Contains(set, address) {
-					t.Errorf("it lost %s: %v", address, set)
+			t.Run("Deployments", func(t *testing.T) {
+				for _, test := range fixedSets {
+					t.Run(test.name, func(t *testing.T) {
+						t.Parallel()
+						w.on(t).staysOnItsSet(test, census)
+					})
 				}
-			}
-			for i := range 3 {
-				w.restart("web", test.replicas)
-				w.onThe("web", set, fmt.Sprintf("update %d", i))
-			}
-			w.patchDeployment("web", `{"spec":{"template":{"metadata":{"annotations":{"restarted":null}}}}}`)
-			w.rolledOut("web", test.replicas)
-			w.onThe("web", set, "a rollback")
-			w.deletePods("web")
-			w.rolledOut("web", test.replicas)
-			w.onThe("web", set, "kubectl delete pod --all --force")
-			for name := range w.podsOf("web") {
-				if err := w.kube.CoreV1().Pods(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			w.rolledOut("web", test.replicas)
-			w.onThe("web", set, "kubectl delete pod --all")
-			if test.controller {
+			})
+			if controller {
 				w.invariants() // Without it what has no pod still records the last one.
 			}
-			if most := census.mostOf("web"); most > size {
-				t.Errorf("the Deployment had %d addresses at one time, want no more than %d", most, size)
-			}
 		})
+	}
+}
+
+// fixedSetCase is a Deployment and how many spare addresses it has.
+type fixedSetCase struct {
+	name     string
+	replicas int32
+	strategy appsv1.DeploymentStrategy
+	spare    int
+	each     int
+}
+
+var fixedSets = []fixedSetCase{
+	{"some-unavailable", 4, appsv1.DeploymentStrategy{}, 0, 1},
+	{"all-available", 3, strategy("2", "0"), 2, 1},
+	{"recreate", 3, appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}, 0, 1},
+	{"two-addresses", 4, strategy("25%", "25%"), 0, 2},
+}
+
+func (w *world) staysOnItsSet(test fixedSetCase, census *census) {
+	w.t.Helper()
+	name, size := test.name, (int(test.replicas)+test.spare)*test.each
+	w.deployment(name, test.replicas, test.strategy, asking(fmt.Sprint(test.each)))
+	original := w.podAddresses(name)
+	w.restart(name, test.replicas)
+	// The spare ones are taken by the first update.
+	set := w.addressesOf(name)
+	if len(set) != size {
+		w.t.Fatalf("the Deployment keeps %v, want %d", set, size)
+	}
+	for _, address := range original {
+		if !slices.Contains(set, address) {
+			w.t.Errorf("it lost %s: %v", address, set)
+		}
+	}
+	for i := range 3 {
+		w.restart(name, test.replicas)
+		w.onThe(name, set, fmt.Sprintf("update %d", i))
+	}
+	w.patchDeployment(name, `{"spec":{"template":{"metadata":{"annotations":{"restarted":null}}}}}`)
+	w.rolledOut(name, test.replicas)
+	w.onThe(name, set, "a rollback")
+	w.deletePods(name)
+	w.rolledOut(name, test.replicas)
+	w.onThe(name, set, "kubectl delete pod --all --force")
+	for pod := range w.podsOf(name) {
+		if err := w.kube.CoreV1().Pods(namespace).Delete(w.ctx, pod, metav1.DeleteOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.rolledOut(name, test.replicas)
+	w.onThe(name, set, "kubectl delete pod --all")
+	if most := census.mostOf(name); most > size {
+		w.t.Errorf("the Deployment had %d addresses at one time, want no more than %d", most, size)
 	}
 }
 
@@ -435,58 +449,62 @@ func TestFixedSetNodeLost(t *testing.T) {
 // go on when it is mended.
 func TestFixedSetStuckUpdates(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name     string
-		strategy appsv1.DeploymentStrategy
-	}{{"some unavailable", strategy("25%", "25%")}, {"none unavailable", strategy("1", "0")}} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
-			w.nodes(3)
-			w.kubelet(w.endLate())
-			w.scheduler(schedulerOptions{})
-			w.controller()
-			w.pool("web", "10.0.70.2-10.0.70.60")
-			w.pool("six", "fd00:70::2-fd00:70::60", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "fd00:70::/64", "fd00:70::1" })
-			w.deployment("web", 4, test.strategy)
-			w.restart("web", 4)
-			set := w.addressesOf("web")
-
-			// New pods that are never ready hold addresses; the old ones stay.
-			w.patchDeployment("web", `{"spec":{"template":{"metadata":{"labels":{"broken":"yes"}}}}}`)
-			w.eventually("wait for a pod that is not ready", func() error {
-				for name := range w.podsOf("web") {
-					if pod := w.get(name); pod.Labels["broken"] == "yes" && pod.Spec.NodeName != "" {
-						return nil
-					}
-				}
-				return fmt.Errorf("there is none")
+	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w.nodes(3)
+	w.kubelet(w.endLate())
+	w.scheduler(schedulerOptions{})
+	w.controller()
+	w.pool("web", "10.0.70.2-10.0.70.60")
+	w.pool("six", "fd00:70::2-fd00:70::60", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "fd00:70::/64", "fd00:70::1" })
+	t.Run("Deployments", func(t *testing.T) {
+		for name, strategy := range map[string]appsv1.DeploymentStrategy{"some-unavailable": strategy("25%", "25%"), "none-unavailable": strategy("1", "0")} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				w.on(t).goesOnAfterStuckUpdates(name, strategy)
 			})
-			w.patchDeployment("web", `{"spec":{"paused":true}}`)
-			w.patchDeployment("web", `{"spec":{"replicas":6}}`) // as an HPA would
-			w.patchDeployment("web", `{"spec":{"replicas":4}}`)
-			w.patchDeployment("web", `{"spec":{"paused":false,"template":{"metadata":{"labels":{"broken":null}}}}}`)
-			w.rolledOut("web", 4)
-			w.eventually("wait for the set to be narrowed", func() error {
-				if now := w.addressesOf("web"); len(now) > len(set) {
-					return fmt.Errorf("it has %v, it had %v", now, set)
-				}
+		}
+	})
+	w.invariants()
+}
+
+func (w *world) goesOnAfterStuckUpdates(name string, strategy appsv1.DeploymentStrategy) {
+	w.t.Helper()
+	w.deployment(name, 4, strategy)
+	w.restart(name, 4)
+	set := w.addressesOf(name)
+
+	// New pods that are never ready hold addresses; the old ones stay.
+	w.patchDeployment(name, `{"spec":{"template":{"metadata":{"labels":{"broken":"yes"}}}}}`)
+	w.eventually("wait for a pod that is not ready", func() error {
+		for pod := range w.podsOf(name) {
+			if pod := w.get(pod); pod.Labels["broken"] == "yes" && pod.Spec.NodeName != "" {
 				return nil
-			})
-
-			// More addresses for each pod, fewer, others, of another family.
-			for _, patch := range []string{
-				`{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"none","resources":{"requests":{"berth.dev/ip":"2"},"limits":{"berth.dev/ip":"2"}}}]}}}}`,
-				`{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"none","resources":{"requests":{"berth.dev/ip":"1"},"limits":{"berth.dev/ip":"1"}}}]}}}}`,
-				`{"spec":{"template":{"metadata":{"annotations":{"berth.dev/addresses":"10.0.70.40-10.0.70.50"}}}}}`,
-				`{"spec":{"template":{"metadata":{"annotations":{"berth.dev/addresses":null,"berth.dev/families":"IPv6"}}}}}`,
-				`{"spec":{"template":{"metadata":{"annotations":{"berth.dev/families":null}}}}}`,
-			} {
-				w.patchDeployment("web", patch)
-				w.rolledOut("web", 4)
-				w.invariants()
 			}
-		})
+		}
+		return fmt.Errorf("there is none")
+	})
+	w.patchDeployment(name, `{"spec":{"paused":true}}`)
+	w.patchDeployment(name, `{"spec":{"replicas":6}}`) // as an HPA would
+	w.patchDeployment(name, `{"spec":{"replicas":4}}`)
+	w.patchDeployment(name, `{"spec":{"paused":false,"template":{"metadata":{"labels":{"broken":null}}}}}`)
+	w.rolledOut(name, 4)
+	w.eventually("wait for the set to be narrowed", func() error {
+		if now := w.addressesOf(name); len(now) > len(set) {
+			return fmt.Errorf("it has %v, it had %v", now, set)
+		}
+		return nil
+	})
+
+	// More addresses for each pod, fewer, others, of another family.
+	for _, patch := range []string{
+		`{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"none","resources":{"requests":{"berth.dev/ip":"2"},"limits":{"berth.dev/ip":"2"}}}]}}}}`,
+		`{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"none","resources":{"requests":{"berth.dev/ip":"1"},"limits":{"berth.dev/ip":"1"}}}]}}}}`,
+		`{"spec":{"template":{"metadata":{"annotations":{"berth.dev/addresses":"10.0.70.40-10.0.70.50"}}}}}`,
+		`{"spec":{"template":{"metadata":{"annotations":{"berth.dev/addresses":null,"berth.dev/families":"IPv6"}}}}}`,
+		`{"spec":{"template":{"metadata":{"annotations":{"berth.dev/families":null}}}}}`,
+	} {
+		w.patchDeployment(name, patch)
+		w.rolledOut(name, 4)
 	}
 }
 
