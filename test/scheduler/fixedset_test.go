@@ -477,7 +477,7 @@ func (w *world) goesOnAfterStuckUpdates(name string, strategy appsv1.DeploymentS
 	w.patchDeployment(name, `{"spec":{"template":{"metadata":{"labels":{"broken":"yes"}}}}}`)
 	w.eventually("wait for a pod that is not ready", func() error {
 		for pod := range w.podsOf(name) {
-			if pod := w.get(pod); pod.Labels["broken"] == "yes" && pod.Spec.NodeName != "" {
+			if pod := w.get(pod); pod.Labels[broken] != "" && pod.Status.Phase == v1.PodRunning {
 				return nil
 			}
 		}

@@ -176,10 +176,13 @@ func (k *wires) report(err error) {
 	}
 }
 
+// broken is a label of pods that are never ready.
+const broken = "broken"
+
 // setPhase writes a pod's phase and readiness as the kubelet does.
 func (w *world) setPhase(pod *v1.Pod, phase v1.PodPhase) error {
 	ready := v1.ConditionFalse
-	if phase == v1.PodRunning {
+	if phase == v1.PodRunning && pod.Labels[broken] == "" {
 		ready = v1.ConditionTrue
 	}
 	patch, err := json.Marshal(map[string]any{
