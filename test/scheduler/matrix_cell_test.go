@@ -31,6 +31,8 @@ import (
 // seen of it. Cells are tried in parallel, each with a workload and a pool of
 // its own.
 type matrix struct {
+	// namespaceUIDs by name.
+	namespaceUIDs map[string]types.UID
 	*world
 	api        dynamic.Interface
 	scheduler  *program
@@ -334,7 +336,7 @@ func (c *cell) owns(s *state) error {
 // isOwner complains unless an address is recorded for the workload and what it
 // stands for: this pod or this node.
 func (c *cell) isOwner(ip *v1alpha1.FloatingIP, pod, node string) error {
-	want := v1alpha1.Owner{APIVersion: c.kind.gvk.GroupVersion().String(), Kind: c.kind.gvk.Kind, Namespace: c.namespace, Name: c.name}
+	want := v1alpha1.Owner{APIVersion: c.kind.gvk.GroupVersion().String(), Kind: c.kind.gvk.Kind, Namespace: c.namespace, NamespaceUID: c.namespaceUIDs[c.namespace], Name: c.name}
 	switch c.kind.stands {
 	case "name":
 		want.PodName = pod

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -79,7 +80,7 @@ func TestMatrix(t *testing.T) {
 func newMatrix(t testing.TB, table []matrixCell) *matrix {
 	t.Helper()
 	w := newWorldFor(t, 2*lasts, lab.ControlPlaneOptions{Controllers: true})
-	m := &matrix{world: w, linger: map[string]bool{}}
+	m := &matrix{world: w, namespaceUIDs: map[string]types.UID{}, linger: map[string]bool{}}
 	var err error
 	if m.api, err = dynamic.NewForConfig(w.config); err != nil {
 		t.Fatal(err)
@@ -119,9 +120,11 @@ var matrixNamespaces = map[v1alpha1.ReleasePolicy]string{
 
 func (m *matrix) namespaceNamed(name string) {
 	m.t.Helper()
-	if _, err := m.kube.CoreV1().Namespaces().Create(m.ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+	made, err := m.kube.CoreV1().Namespaces().Create(m.ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
 		m.t.Fatal(err)
 	}
+	m.namespaceUIDs[name] = made.UID
 	m.eventually("wait for the ServiceAccount of namespace "+name, func() error {
 		_, err := m.kube.CoreV1().ServiceAccounts(name).Get(m.ctx, "default", metav1.GetOptions{})
 		return err
