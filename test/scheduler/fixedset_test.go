@@ -156,16 +156,22 @@ func (w *world) restart(name string, replicas int32) {
 	w.rolledOut(name, replicas)
 }
 
-// podAddresses returns the addresses that the pods of an app are bound with.
-func (w *world) podAddresses(app string) []string {
+// listed returns the pods of an app.
+func (w *world) listed(app string) []v1.Pod {
 	w.t.Helper()
 	list, err := w.kube.CoreV1().Pods(namespace).List(w.ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	return list.Items
+}
+
+// podAddresses returns the addresses that the pods of an app are bound with.
+func (w *world) podAddresses(app string) []string {
+	w.t.Helper()
 	var addresses []string
-	for i := range list.Items {
-		addresses = append(addresses, strings.Split(list.Items[i].Annotations[v1alpha1.AnnotationFloatingIPs], ",")...)
+	for _, pod := range w.listed(app) {
+		addresses = append(addresses, strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ",")...)
 	}
 	slices.Sort(addresses)
 	return addresses
@@ -423,8 +429,8 @@ func TestFixedSetNodeLost(t *testing.T) {
 	}
 	w.eventually("wait for replacements", func() error {
 		running := 0
-		for name := range w.podsOf("web") {
-			if pod := w.get(name); pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
+		for _, pod := range w.listed("web") {
+			if pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
 				running++
 			}
 		}
@@ -476,8 +482,8 @@ func (w *world) goesOnAfterStuckUpdates(name string, strategy appsv1.DeploymentS
 	// New pods that are never ready hold addresses; the old ones stay.
 	w.patchDeployment(name, `{"spec":{"template":{"metadata":{"labels":{"broken":"yes"}}}}}`)
 	w.eventually("wait for a pod that is not ready", func() error {
-		for pod := range w.podsOf(name) {
-			if pod := w.get(pod); pod.Labels[broken] != "" && pod.Status.Phase == v1.PodRunning {
+		for _, pod := range w.listed(name) {
+			if pod.Labels[broken] != "" && pod.Status.Phase == v1.PodRunning {
 				return nil
 			}
 		}
@@ -527,8 +533,8 @@ func TestFixedSetUnlimited(t *testing.T) {
 	}
 	w.eventually("wait for three more pods to run", func() error {
 		running := 0
-		for name := range w.podsOf("web") {
-			if pod := w.get(name); pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
+		for _, pod := range w.listed("web") {
+			if pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
 				running++
 			}
 		}

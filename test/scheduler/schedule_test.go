@@ -29,6 +29,10 @@ func TestPodGetsAddress(t *testing.T) {
 	w.create(pods...)
 
 	seen := map[string]bool{}
+	in, err := w.kube.CoreV1().Namespaces().Get(w.ctx, namespace, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, pod := range w.bound(namesOf(pods)...) {
 		name := pod.Annotations[v1alpha1.AnnotationFloatingIPs]
 		ip, err := w.berth.FloatingIPs.Get(w.ctx, name, metav1.GetOptions{})
@@ -38,7 +42,7 @@ func TestPodGetsAddress(t *testing.T) {
 		want := v1alpha1.FloatingIPSpec{
 			Address: name, Pool: "web", Node: pod.Spec.NodeName, ReleasePolicy: v1alpha1.ReleasePodDeleted,
 			Network: &v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 70},
-			Owner:   &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod.Name, UID: pod.UID, PodName: pod.Name},
+			Owner:   &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: namespace, NamespaceUID: in.UID, Name: pod.Name, UID: pod.UID, PodName: pod.Name},
 			Pod:     &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
 		}
 		if diff := cmp.Diff(want, ip.Spec, cmpopts.IgnoreFields(v1alpha1.FloatingIPSpec{}, "Since")); diff != "" {

@@ -507,7 +507,7 @@ func podUID(ip *v1alpha1.FloatingIP) types.UID {
 // ownerName is the owner without what may change under it.
 func ownerName(owner *v1alpha1.Owner) v1alpha1.Owner {
 	name := *owner
-	name.UID = ""
+	name.UID, name.NamespaceUID = "", ""
 	group, _, isGroup := strings.Cut(owner.APIVersion, "/")
 	if !isGroup {
 		group = ""
