@@ -4,15 +4,12 @@ package claims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -23,7 +20,6 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
-	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
 )
@@ -67,14 +63,10 @@ type Controller struct {
 	clock        clock.PassiveClock
 
 	claims, ips cache.Indexer
-	pools       cache.Store
+	pools       *preallocation.Pools
 	namespaces  corelisters.NamespaceLister
 	synced      []cache.DoneChecker
 	queue       workqueue.TypedRateLimitingInterface[string]
-
-	// snapshot of the pools; poolsChanged asks for another.
-	snapshot     atomic.Pointer[pools.Snapshot]
-	poolsChanged chan struct{}
 
 	mu     sync.Mutex
 	states map[string]*state
@@ -129,12 +121,11 @@ func New(parts Parts) (*Controller, error) {
 
 // watch makes what the Controller keeps in memory and connects the informers.
 func (c *Controller) watch(parts Parts) error {
-	c.claims, c.ips, c.pools = parts.Claims.GetIndexer(), parts.FloatingIPs.GetIndexer(), parts.Pools.GetStore()
+	c.claims, c.ips, c.pools = parts.Claims.GetIndexer(), parts.FloatingIPs.GetIndexer(), preallocation.NewPools(parts.Pools.GetStore())
 	c.namespaces = parts.Namespaces.Lister()
 	c.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](Interval, time.Minute),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
-	c.poolsChanged = make(chan struct{}, 1)
 	c.states = map[string]*state{}
 
 	if err := parts.FloatingIPs.AddIndexers(cache.Indexers{byClaim: claimIndex}); err != nil {
@@ -149,7 +140,7 @@ func (c *Controller) watch(parts Parts) error {
 	}{
 		{parts.Claims, changesOf(c.claimChanged)},
 		{parts.FloatingIPs, changesOf(c.addressChanged)},
-		{parts.Pools, changesOf(c.poolChanged)},
+		{parts.Pools, changesOf(c.pools.Changed)},
 		{parts.Namespaces.Informer(), changesOf(c.namespaceChanged)},
 	} {
 		registration, err := watched.informer.AddEventHandler(watched.handler)
@@ -245,16 +236,6 @@ func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP, prefix string) {
 	}
 }
 
-func (c *Controller) poolChanged(before, after *v1alpha1.IPPool) {
-	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation && labels.Equals(before.Labels, after.Labels) {
-		return // its status
-	}
-	select {
-	case c.poolsChanged <- struct{}{}:
-	default:
-	}
-}
-
 func (c *Controller) namespaceChanged(before, after *v1.Namespace) {
 	if after == nil || before != nil && before.UID == after.UID && labels.Equals(before.Labels, after.Labels) {
 		return
@@ -316,70 +297,25 @@ func (c *Controller) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the caches of claims", c.synced...) {
 		return
 	}
-	c.compilePools()
+	c.pools.Compile()
 	var group sync.WaitGroup
-	group.Go(func() { c.followPools(ctx) })
+	group.Go(func() {
+		c.pools.Follow(ctx, func() {
+			for _, key := range c.claims.ListKeys() {
+				c.queue.Add(key)
+			}
+		})
+	})
+	failed := func(key string, err error) {
+		klog.FromContext(ctx).Error(err, "Failed to reconcile an IPClaim, will retry", "claim", key)
+	}
 	for range workers {
 		group.Go(func() {
-			for c.next(ctx) {
+			for preallocation.Next(ctx, c.queue, c.reconcile, failed) {
 			}
 		})
 	}
 	<-ctx.Done()
 	c.queue.ShutDown()
 	group.Wait()
-}
-
-// followPools looks at all claims again after pools changed, but not more often
-// than every Interval.
-func (c *Controller) followPools(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.poolsChanged:
-		}
-		c.compilePools()
-		for _, key := range c.claims.ListKeys() {
-			c.queue.Add(key)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(Interval):
-		}
-	}
-}
-
-func (c *Controller) compilePools() {
-	var objects []*v1alpha1.IPPool
-	for _, object := range c.pools.List() {
-		objects = append(objects, object.(*v1alpha1.IPPool))
-	}
-	c.snapshot.Store(pools.Compile(objects))
-}
-
-func (c *Controller) next(ctx context.Context) bool {
-	key, shutdown := c.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer c.queue.Done(key)
-	again, err := c.reconcile(ctx, key)
-	switch {
-	case err == nil:
-		c.queue.Forget(key)
-		if again > 0 {
-			c.queue.AddAfter(key, again)
-		}
-	case errors.Is(err, store.ErrChanged) || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
-		// The watch brings what it is now, unless it did before we wrote.
-		c.queue.AddAfter(key, Interval)
-	default:
-		if ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to reconcile an IPClaim, will retry", "claim", key)
-		}
-		c.queue.AddRateLimited(key)
-	}
-	return true
 }

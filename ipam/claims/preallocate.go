@@ -26,7 +26,7 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 	for i := range goal.Wants {
 		goal.Wants[i].Request.NamespaceMeta = namespace
 	}
-	taker := preallocation.Taker{Preallocator: c.preallocator, Pools: c.snapshot.Load, Clock: c.clock}
+	taker := preallocation.Taker{Preallocator: c.preallocator, Pools: c.pools.Snapshot, Clock: c.clock}
 	wrong, again := s.progress.Take(ctx, taker, goal, t.ownCount())
 	return wrong, again, nil
 }

@@ -4,15 +4,12 @@ package preallocation
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -71,12 +68,9 @@ type Workloads struct {
 	replicaSets appslisters.ReplicaSetLister
 	namespaces  corelisters.NamespaceLister
 	ips         cache.Indexer
-	pools       cache.Store
+	pools       *Pools
 	synced      []cache.DoneChecker
 	queue       workqueue.TypedRateLimitingInterface[key]
-
-	snapshot     atomic.Pointer[pools.Snapshot]
-	poolsChanged chan struct{}
 
 	mu     sync.Mutex
 	states map[key]*state
@@ -126,14 +120,13 @@ func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
 		recorder: parts.Recorder, metrics: parts.Metrics,
 		deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(),
 		namespaces: parts.Factory.Core().V1().Namespaces().Lister(),
-		ips:        parts.FloatingIPs.GetIndexer(), pools: parts.Pools.GetStore(),
+		ips:        parts.FloatingIPs.GetIndexer(), pools: NewPools(parts.Pools.GetStore()),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[key](Interval, patience),
 			workqueue.TypedRateLimitingQueueConfig[key]{Name: "preallocation"}),
-		poolsChanged: make(chan struct{}, 1),
-		states:       map[key]*state{},
+		states: map[key]*state{},
 	}
-	w.taker = Taker{Preallocator: parts.Preallocator, Pools: w.snapshot.Load, Clock: clock}
+	w.taker = Taker{Preallocator: parts.Preallocator, Pools: w.pools.Snapshot, Clock: clock}
 	if err := parts.FloatingIPs.AddIndexers(cache.Indexers{byWorkload: workloadIndex}); err != nil {
 		return nil, fmt.Errorf("index FloatingIPs by workload: %w", err)
 	}
@@ -239,16 +232,9 @@ func (w *Workloads) which(is func(k key, s *state) bool) []key {
 }
 
 func (w *Workloads) poolChanged(before, after any) {
-	if was, ok := before.(*v1alpha1.IPPool); ok && after != nil {
-		is := after.(*v1alpha1.IPPool)
-		if was.UID == is.UID && was.Generation == is.Generation && labels.Equals(was.Labels, is.Labels) {
-			return // its status
-		}
-	}
-	select {
-	case w.poolsChanged <- struct{}{}:
-	default:
-	}
+	was, _ := before.(*v1alpha1.IPPool)
+	is, _ := after.(*v1alpha1.IPPool)
+	w.pools.Changed(was, is)
 }
 
 func (w *Workloads) namespaceChanged(before, after any) {
@@ -269,72 +255,27 @@ func (w *Workloads) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the caches of preallocation", w.synced...) {
 		return
 	}
-	w.compilePools()
+	w.pools.Compile()
 	var group sync.WaitGroup
-	group.Go(func() { w.followPools(ctx) })
+	group.Go(func() {
+		w.pools.Follow(ctx, func() {
+			for _, k := range w.which(func(key, *state) bool { return true }) {
+				w.queue.Add(k)
+			}
+		})
+	})
+	failed := func(k key, err error) {
+		klog.FromContext(ctx).Error(err, "Failed to preallocate the addresses of a workload, will retry", "workload", k)
+	}
 	for range workers {
 		group.Go(func() {
-			for w.next(ctx) {
+			for Next(ctx, w.queue, w.reconcile, failed) {
 			}
 		})
 	}
 	<-ctx.Done()
 	w.queue.ShutDown()
 	group.Wait()
-}
-
-// followPools looks at all workloads again after pools changed, but not more often
-// than every Interval.
-func (w *Workloads) followPools(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.poolsChanged:
-		}
-		w.compilePools()
-		for _, k := range w.which(func(key, *state) bool { return true }) {
-			w.queue.Add(k)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(Interval):
-		}
-	}
-}
-
-func (w *Workloads) compilePools() {
-	var objects []*v1alpha1.IPPool
-	for _, object := range w.pools.List() {
-		objects = append(objects, object.(*v1alpha1.IPPool))
-	}
-	w.snapshot.Store(pools.Compile(objects))
-}
-
-func (w *Workloads) next(ctx context.Context) bool {
-	k, shutdown := w.queue.Get()
-	if shutdown {
-		return false
-	}
-	defer w.queue.Done(k)
-	again, err := w.reconcile(ctx, k)
-	switch {
-	case err == nil:
-		w.queue.Forget(k)
-		if again > 0 {
-			w.queue.AddAfter(k, again)
-		}
-	case errors.Is(err, store.ErrChanged) || apierrors.IsNotFound(err):
-		// The watch brings what it is now.
-		w.queue.AddAfter(k, Interval)
-	default:
-		if ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to preallocate the addresses of a workload, will retry", "workload", k)
-		}
-		w.queue.AddRateLimited(k)
-	}
-	return true
 }
 
 // find returns what asks for its set ahead as it was seen last.
@@ -372,7 +313,7 @@ func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, 
 		return 0, fmt.Errorf("get namespace %s: %w", k.namespace, err)
 	}
 	request.NamespaceMeta = namespace
-	goal, has := found.goal(request, w.snapshot.Load(), w.addressesOf(k))
+	goal, has := found.goal(request, w.pools.Snapshot(), w.addressesOf(k))
 	if left := s.progress.Unsettled(has, w.taker.Clock.Now()); left > 0 {
 		w.report(k, &found, s, &goal, s.progress.Shortfall(goal))
 		return left, nil
