@@ -167,11 +167,14 @@ var sideBySide = [][]string{
 	{"spec", "strategy", "canary", "trafficRouting"},
 }
 
-// OfCustom reads an object of a custom kind that wants some replicas. One whose
-// strategy is not known may start pods before it ends others, so there is a spare
-// one.
+// OfCustom reads an object of a custom kind, or a ReplicationController, that wants
+// some replicas. A kind whose strategy is not known may start pods before it ends
+// others, so there is a spare one.
 func OfCustom(object map[string]any, replicas int64, spare Spare) Size {
 	return size(replicas, spare, func() int64 {
+		if object["apiVersion"] == "v1" && object["kind"] == "ReplicationController" {
+			return 0 // like a ReplicaSet
+		}
 		for _, path := range sideBySide {
 			if _, found, _ := unstructured.NestedMap(object, path...); found {
 				return replicas

@@ -66,6 +66,7 @@ func TestOfCustom(t *testing.T) {
 		{"a CloneSet", `{spec: {updateStrategy: {type: ReCreate, maxUnavailable: "20%"}}}`, 0},
 		{"a CloneSet that surges", `{spec: {updateStrategy: {maxUnavailable: 0, maxSurge: 3}}}`, 3},
 		{"like a Deployment", `{spec: {strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: "50%", maxUnavailable: "0%"}}}}`, 4},
+		{"a ReplicationController", `{apiVersion: v1, kind: ReplicationController}`, 0},
 		{"nothing is known", `{spec: {replicas: 8}}`, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -226,7 +226,15 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 				s.lost(ctx, is)
 			}
 		},
-		DeleteFunc: func(any) { s.nodes.changed(nil, nil) },
+		DeleteFunc: func(object any) {
+			s.nodes.changed(nil, nil)
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = unknown.Obj
+			}
+			if node, ok := object.(*v1.Node); ok {
+				s.lost(ctx, node)
+			}
+		},
 	}); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}

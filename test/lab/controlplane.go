@@ -29,8 +29,9 @@ type ControlPlaneOptions struct {
 	Scheduler bool
 	// Audit writes the audit log.
 	Audit bool
-	// APIServerFlags are added to kube-apiserver's command line.
-	APIServerFlags []string
+	// APIServerFlags and ControllerFlags are added to the command lines of
+	// kube-apiserver and kube-controller-manager.
+	APIServerFlags, ControllerFlags []string
 	// Progress gets one line for each step. Nil is silent.
 	Progress io.Writer
 }
@@ -66,7 +67,8 @@ func StartControlPlane(ctx context.Context, opts ControlPlaneOptions) (*ControlP
 	cp := &ControlPlane{core: control{
 		flags: controlFlags{
 			dir: dir, bind: local, apiPort: ports[0], etcdPorts: [2]int{ports[1], ports[2]},
-			services: DefaultNetwork().Services, audit: opts.Audit, accounts: opts.Controllers, extra: opts.APIServerFlags,
+			services: DefaultNetwork().Services, audit: opts.Audit, accounts: opts.Controllers,
+			apiExtra: opts.APIServerFlags, controllerExtra: opts.ControllerFlags,
 		},
 		bin: bin, run: &tether{dir: dir, env: marked("", bin)}, progress: progress,
 	}}

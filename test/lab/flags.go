@@ -39,7 +39,8 @@ type controlFlags struct {
 	audit     bool
 	accounts  bool // ServiceAccounts exist, for kube-controller-manager runs
 	evict     time.Duration
-	extra     []string
+
+	apiExtra, controllerExtra []string
 }
 
 func (f controlFlags) file(name string) string { return filepath.Join(f.dir, name) }
@@ -109,7 +110,7 @@ func (f controlFlags) apiServer() []string {
 			fmt.Sprintf("--default-not-ready-toleration-seconds=%d", s),
 			fmt.Sprintf("--default-unreachable-toleration-seconds=%d", s))
 	}
-	return append(args, f.extra...)
+	return append(args, f.apiExtra...)
 }
 
 // Kubelet reports every nodeStatusPeriod, renews its lease every quarter of
@@ -123,7 +124,7 @@ const (
 
 // controllerManager returns kube-controller-manager's arguments.
 func (f controlFlags) controllerManager() []string {
-	return append(f.component("controller-manager"),
+	args := append(f.component("controller-manager"),
 		"--use-service-account-credentials",
 		"--service-account-private-key-file="+f.file("sa.key"),
 		"--root-ca-file="+f.file("ca.crt"),
@@ -132,6 +133,7 @@ func (f controlFlags) controllerManager() []string {
 		"--allocate-node-cidrs=false",
 		"--node-monitor-period=1s",
 		"--node-monitor-grace-period="+nodeGrace.String())
+	return append(args, f.controllerExtra...)
 }
 
 // scheduler returns kube-scheduler's arguments.

@@ -191,7 +191,7 @@ func (c *Cluster) control(opts Options) *control {
 		flags: controlFlags{
 			dir: c.controlDir(), bind: c.network.ControlPlane(), advertise: c.network.ControlPlane(),
 			apiPort: apiServerPort, etcdPorts: [2]int{2379, 2380}, services: c.network.Services,
-			nodes: true, audit: true, accounts: true, evict: opts.EvictAfter, extra: opts.APIServerFlags,
+			nodes: true, audit: true, accounts: true, evict: opts.EvictAfter, apiExtra: opts.APIServerFlags,
 		},
 		bin: c.bin, run: c.host(controlHost), progress: c.progress,
 	}

@@ -8,9 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -87,17 +85,7 @@ func TestFixedSetAhead(t *testing.T) {
 // address.
 func (w *world) create3(name string, options ...func(*v1.Pod)) {
 	w.t.Helper()
-	replicas := int32(3)
-	_, err := w.kube.AppsV1().Deployments(namespace).Create(w.ctx, &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
-			Template: template(name, options...), Strategy: strategy("1", "0"),
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	w.createDeployment(name, 3, strategy("1", "0"), options...)
 }
 
 // The scheduler and the controller take addresses for one Deployment at once, and in

@@ -199,23 +199,8 @@ func TestFixedSetCannotBeRead(t *testing.T) {
 			w.pool("web", "10.0.70.2-10.0.70.60")
 			w.custom(kind, 3, nil).rolledOut(3)
 			old := slices.Collect(maps.Keys(w.podsOf("web")))
-			for _, name := range old {
-				if err := w.kube.CoreV1().Pods(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			w.eventually("wait for three more pods to run", func() error {
-				running := 0
-				for name := range w.podsOf("web") {
-					if pod := w.get(name); pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
-						running++
-					}
-				}
-				if running != 3 {
-					return fmt.Errorf("%d run", running)
-				}
-				return nil
-			})
+			w.terminate(old...)
+			w.running("web", 3)
 			if n := len(scheduler.seen(func(c call) bool { return c.ByTest })); n == 0 {
 				t.Error("the scheduler was not refused anything")
 			}

@@ -193,6 +193,16 @@ func (w *world) delete(names ...string) {
 	}
 }
 
+// terminate is kubectl delete pod: the kubelet ends them when their grace period is over.
+func (w *world) terminate(names ...string) {
+	w.t.Helper()
+	for _, name := range names {
+		if err := w.kube.CoreV1().Pods(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
 // get reads a pod.
 func (w *world) get(name string) *v1.Pod {
 	w.t.Helper()
