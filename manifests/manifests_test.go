@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -79,15 +80,35 @@ func yamlFiles(t *testing.T) []string {
 	return files
 }
 
+// manifests yields each object of each file with the file's path.
+func manifests(t *testing.T) iter.Seq2[string, runtime.Object] {
+	t.Helper()
+	return func(yield func(string, runtime.Object) bool) {
+		for _, path := range yamlFiles(t) {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			objects, err := decode(text)
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			for _, object := range objects {
+				if !yield(path, object) {
+					return
+				}
+			}
+		}
+	}
+}
+
 func TestManifestsDecodeStrictly(t *testing.T) {
-	for _, path := range yamlFiles(t) {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := decode(text); err != nil {
-			t.Errorf("%s: %v", path, err)
-		}
+	objects := 0
+	for range manifests(t) {
+		objects++
+	}
+	if objects == 0 {
+		t.Error("found no objects")
 	}
 }
 
@@ -151,40 +172,30 @@ func ofPrometheus(t *testing.T, text []byte) bool {
 // probes are answered there, too.
 func TestProgramsAreServed(t *testing.T) {
 	programs := 0
-	for _, path := range yamlFiles(t) {
+	for path, object := range manifests(t) {
 		if strings.HasPrefix(path, "examples/") {
 			continue
 		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
+		var template corev1.PodTemplateSpec
+		switch o := object.(type) {
+		case *appsv1.Deployment:
+			template = o.Spec.Template
+		case *appsv1.DaemonSet:
+			template = o.Spec.Template
+		default:
+			continue
 		}
-		objects, err := decode(text)
-		if err != nil {
-			t.Fatal(err)
+		programs++
+		if template.Labels["app.kubernetes.io/part-of"] != "berth" {
+			t.Errorf("%s: the pods lack the label app.kubernetes.io/part-of", path)
 		}
-		for _, object := range objects {
-			var template corev1.PodTemplateSpec
-			switch o := object.(type) {
-			case *appsv1.Deployment:
-				template = o.Spec.Template
-			case *appsv1.DaemonSet:
-				template = o.Spec.Template
-			default:
-				continue
-			}
-			programs++
-			if template.Labels["app.kubernetes.io/part-of"] != "berth" {
-				t.Errorf("%s: the pods lack the label app.kubernetes.io/part-of", path)
-			}
-			container := template.Spec.Containers[0]
-			if len(container.Ports) != 1 || container.Ports[0].Name != "https" || !slices.Contains(container.Args, fmt.Sprintf("--secure-port=%d", container.Ports[0].ContainerPort)) {
-				t.Errorf("%s: the one port is not https and that of --secure-port", path)
-			}
-			for _, probe := range []*corev1.Probe{container.LivenessProbe, container.ReadinessProbe} {
-				if probe.HTTPGet.Port.StrVal != "https" || probe.HTTPGet.Scheme != corev1.URISchemeHTTPS || probe.HTTPGet.Host != "" {
-					t.Errorf("%s: a probe asks %v", path, probe.HTTPGet)
-				}
+		container := template.Spec.Containers[0]
+		if len(container.Ports) != 1 || container.Ports[0].Name != "https" || !slices.Contains(container.Args, fmt.Sprintf("--secure-port=%d", container.Ports[0].ContainerPort)) {
+			t.Errorf("%s: the one port is not https and that of --secure-port", path)
+		}
+		for _, probe := range []*corev1.Probe{container.LivenessProbe, container.ReadinessProbe} {
+			if probe.HTTPGet.Port.StrVal != "https" || probe.HTTPGet.Scheme != corev1.URISchemeHTTPS || probe.HTTPGet.Host != "" {
+				t.Errorf("%s: a probe asks %v", path, probe.HTTPGet)
 			}
 		}
 	}
@@ -197,24 +208,14 @@ func TestProgramsAreServed(t *testing.T) {
 func TestDisruptionBudgets(t *testing.T) {
 	deployments := map[string]*appsv1.Deployment{}
 	budgets := map[string]*policyv1.PodDisruptionBudget{}
-	for _, path := range yamlFiles(t) {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		objects, err := decode(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, object := range objects {
-			switch o := object.(type) {
-			case *appsv1.Deployment:
-				if o.Labels["app.kubernetes.io/part-of"] == "berth" {
-					deployments[o.Name] = o
-				}
-			case *policyv1.PodDisruptionBudget:
-				budgets[o.Name] = o
+	for _, object := range manifests(t) {
+		switch o := object.(type) {
+		case *appsv1.Deployment:
+			if o.Labels["app.kubernetes.io/part-of"] == "berth" {
+				deployments[o.Name] = o
 			}
+		case *policyv1.PodDisruptionBudget:
+			budgets[o.Name] = o
 		}
 	}
 	if len(deployments) != 2 || len(budgets) != len(deployments) {
@@ -237,36 +238,26 @@ func TestDisruptionBudgets(t *testing.T) {
 
 // Least privilege, as the documentation promises it.
 func TestPrivileges(t *testing.T) {
-	for _, path := range yamlFiles(t) {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		objects, err := decode(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, object := range objects {
-			switch o := object.(type) {
-			case *rbacv1.ClusterRole:
-				checkRules(t, path, o.Rules)
-			case *rbacv1.Role:
-				checkRules(t, path, o.Rules)
-			case *appsv1.Deployment:
-				for _, container := range o.Spec.Template.Spec.Containers {
-					c := container.SecurityContext
-					if c == nil || c.Capabilities == nil || len(c.Capabilities.Add) > 0 || len(c.Capabilities.Drop) != 1 || c.Capabilities.Drop[0] != "ALL" {
-						t.Errorf("%s: container %s does not drop all capabilities", path, container.Name)
-					}
+	for path, object := range manifests(t) {
+		switch o := object.(type) {
+		case *rbacv1.ClusterRole:
+			checkRules(t, path, o.Rules)
+		case *rbacv1.Role:
+			checkRules(t, path, o.Rules)
+		case *appsv1.Deployment:
+			for _, container := range o.Spec.Template.Spec.Containers {
+				c := container.SecurityContext
+				if c == nil || c.Capabilities == nil || len(c.Capabilities.Add) > 0 || len(c.Capabilities.Drop) != 1 || c.Capabilities.Drop[0] != "ALL" {
+					t.Errorf("%s: container %s does not drop all capabilities", path, container.Name)
 				}
-				if s := o.Spec.Template.Spec.SecurityContext; s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot {
-					t.Errorf("%s: runs as root", path)
-				}
-			case *appsv1.DaemonSet:
-				for _, container := range o.Spec.Template.Spec.Containers {
-					if c := container.SecurityContext; c == nil || c.Privileged != nil && *c.Privileged {
-						t.Errorf("%s: container %s is privileged", path, container.Name)
-					}
+			}
+			if s := o.Spec.Template.Spec.SecurityContext; s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot {
+				t.Errorf("%s: runs as root", path)
+			}
+		case *appsv1.DaemonSet:
+			for _, container := range o.Spec.Template.Spec.Containers {
+				if c := container.SecurityContext; c == nil || c.Privileged != nil && *c.Privileged {
+					t.Errorf("%s: container %s is privileged", path, container.Name)
 				}
 			}
 		}

@@ -25,6 +25,12 @@ import (
 // That no two live pods have one address is checked all the time, by [wires].
 func (w *world) invariants() {
 	w.t.Helper()
+	w.invariantsWithout(func(*v1alpha1.FloatingIP) bool { return false })
+}
+
+// invariantsWithout is invariants, but for some addresses.
+func (w *world) invariantsWithout(some func(*v1alpha1.FloatingIP) bool) {
+	w.t.Helper()
 	w.eventually("invariants", func() error {
 		pods, err := w.pods()
 		if err != nil {
@@ -34,7 +40,7 @@ func (w *world) invariants() {
 		if err != nil {
 			return err
 		}
-		return agree(pods, ips)
+		return agree(pods, slices.DeleteFunc(ips, func(ip v1alpha1.FloatingIP) bool { return some(&ip) }))
 	})
 }
 

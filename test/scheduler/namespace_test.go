@@ -46,14 +46,7 @@ func TestAnotherNamespace(t *testing.T) {
 	w.delete("web-0")
 	w.create(newPod("web-1"))
 	w.bound("web-1")
-	w.delete("web-1")
-	w.eventually("wait for the controller to free the address", func() error {
-		ips, err := w.ips()
-		if err == nil && len(ips) > 0 {
-			err = fmt.Errorf("%s is in use", ips[0].Name)
-		}
-		return err
-	})
+	w.deleteAll()
 	w.invariants()
 }
 
