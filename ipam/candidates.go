@@ -23,7 +23,8 @@ type Candidates struct {
 	state    *state
 	book     *allocator.Allocator
 	parts    []candidate
-	// asked are the parts as the pod's author wrote them.
+	// asked are the parts as the pod's author wrote them; those of the request have a
+	// family, too.
 	asked []Part
 	known *atomic.Pointer[KnownPods]
 	// plain: one free address of any pool, which needs no look into the book.
@@ -118,20 +119,35 @@ func (c *Candidates) isStale(record *allocator.Record) bool {
 	return record.PodUID == c.request.UID && record.LastPod == ""
 }
 
-// chooseFamilies decides for parts that may be of either family and get a new
+// shareFamily decides for parts that may be of either family, before they get any of
+// what the owner keeps. A pod that is scheduled again may have its own addresses.
+func (c *Candidates) shareFamily(held []allocator.Record) {
+	isOwn := func(record allocator.Record) bool { return record.PodUID == c.request.UID }
+	if !c.request.shares() || !c.request.isOfEither() || slices.ContainsFunc(held, isOwn) {
+		return
+	}
+	v4, v6 := c.book.Owned(c.claimant.Owner)
+	if family := c.request.SharedFamily(c.state.snapshot, v4, v6); family != "" {
+		c.choose(family, func(int) bool { return true })
+	}
+}
+
+// defaultFamily decides for parts that still may be of either family and get a new
 // address.
-func (c *Candidates) chooseFamilies() {
-	family := v1alpha1.IPFamily("")
-	c.asked = c.request.Parts
+func (c *Candidates) defaultFamily() {
+	isNew := func(i int) bool { return len(c.parts[i].kept) == 0 }
+	if c.request.isOfEither() {
+		c.choose(c.request.DefaultFamily(c.state.snapshot), isNew)
+	}
+}
+
+// choose gives a family to parts of either.
+func (c *Candidates) choose(family v1alpha1.IPFamily, which func(part int) bool) {
 	parts := slices.Clone(c.request.Parts)
 	for i := range parts {
-		if parts[i].Family != "" || len(parts[i].Ranges) > 0 || len(c.parts[i].kept) > 0 {
-			continue
+		if parts[i].isOfEither() && which(i) {
+			parts[i].Family = family
 		}
-		if family == "" {
-			family = c.request.DefaultFamily(c.state.snapshot)
-		}
-		parts[i].Family = family
 	}
 	c.request.Parts = parts
 }

@@ -111,6 +111,9 @@ func (p *Part) Fits(addr netip.Addr) bool {
 	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r pools.Range) bool { return r.Contains(addr) })
 }
 
+// isOfEither says whether the part says nothing of its family.
+func (p *Part) isOfEither() bool { return p.Family == "" && len(p.Ranges) == 0 }
+
 // fitsPool says whether the part can be served from a pool.
 func (p *Part) fitsPool(pool *pools.Pool) bool {
 	if p.Family != "" && p.Family != pool.Family() {
@@ -136,15 +139,41 @@ func (r *Request) mayUse(pool *pools.Pool) bool {
 // may use pools of that family only. What the author did not say must not depend on
 // which pool has more room.
 func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
-	family := v1alpha1.IPv4
-	for _, pool := range s.Pools() {
-		if r.mayUse(pool) {
-			if family = pool.Family(); family == v1alpha1.IPv4 {
-				break
-			}
-		}
+	if !r.mayUseFamily(s, v1alpha1.IPv4) && r.mayUseFamily(s, v1alpha1.IPv6) {
+		return v1alpha1.IPv6
 	}
-	return family
+	return v1alpha1.IPv4
+}
+
+// SharedFamily is of addresses that may be of either family, where pods share those of
+// their owner, which has so many of each: all its pods get the same. Nor must it
+// depend on which address is idle. Empty: the owner has none, or may have no new ones of
+// the family that it has.
+func (r *Request) SharedFamily(s *pools.Snapshot, v4, v6 int) v1alpha1.IPFamily {
+	switch {
+	case v4 > 0 && v6 > 0:
+		return r.DefaultFamily(s)
+	case v4 > 0 && r.mayUseFamily(s, v1alpha1.IPv4):
+		return v1alpha1.IPv4
+	case v6 > 0 && r.mayUseFamily(s, v1alpha1.IPv6):
+		return v1alpha1.IPv6
+	}
+	return ""
+}
+
+func (r *Request) mayUseFamily(s *pools.Snapshot, family v1alpha1.IPFamily) bool {
+	return slices.ContainsFunc(s.Pools(), func(pool *pools.Pool) bool { return pool.Family() == family && r.mayUse(pool) })
+}
+
+// isOfEither says whether a part is.
+func (r *Request) isOfEither() bool {
+	return slices.ContainsFunc(r.Parts, func(part Part) bool { return part.isOfEither() })
+}
+
+// shares says whether pods share what their owner keeps, so that an address is not for
+// one of them.
+func (r *Request) shares() bool {
+	return r.Claim != "" || r.Policy != v1alpha1.ReleasePodDeleted && r.Owner.PodName == "" && r.Owner.NodeName == ""
 }
 
 // Node is what matters of a node.

@@ -104,6 +104,71 @@ func TestDefaultFamily(t *testing.T) {
 	}
 }
 
+// Pods that share what their owner keeps, and say nothing of families, all get the
+// same, whatever is idle: what a claim took over does not turn an IPv4 workload into
+// one of IPv6, nor does a pool of IPv4 that is new change what a Deployment has.
+func TestSharedFamily(t *testing.T) {
+	const second = "2001-0db8-0000-0000-0000-0000-0000-0003"
+	pools := []*v1alpha1.IPPool{poolOfSix("six", "2001:db8::2-2001:db8::99"), testPool("four", "10.0.70.2-10.0.70.9")}
+	saying := func(r Request, families ...v1alpha1.IPFamily) Request {
+		r.Parts = nil
+		for _, family := range families {
+			r.Parts = append(r.Parts, Part{Family: family})
+		}
+		return r
+	}
+
+	t.Run("claim", func(t *testing.T) {
+		s := newServer()
+		i := openWith(t, s, &poolWatch{pools: pools, claims: []*v1alpha1.IPClaim{claimOf(1)}})
+		commit(t, i, reserve(t, i, saying(claiming("both", "both"), v1alpha1.IPv6, v1alpha1.IPv4)))
+		s.retain(t, six)
+		if why := rejected(t, i, claiming("any", "any")); !strings.Contains(why, `IPClaim "licences" has all 1 addresses`) {
+			t.Errorf("while the IPv4 address is in use, and the IPv6 one not, a pod is rejected because %q", why)
+		}
+		s.retain(t, "10.0.70.2")
+		if got := reserve(t, i, claiming("any", "any")).Names(); got != "10.0.70.2" {
+			t.Errorf("the pod has %s, want the IPv4 address", got)
+		}
+	})
+	t.Run("Deployment", func(t *testing.T) {
+		s := newServer()
+		deployment := func(name string) Request {
+			r := claiming(name, name)
+			r.Claim, r.Policy = "", v1alpha1.ReleaseRetain
+			return r
+		}
+		i := open(t, s, pools[0])
+		commit(t, i, reserve(t, i, deployment("first")))
+		i = open(t, s, pools...)
+		next := reserve(t, i, deployment("next"))
+		if got := next.Names(); got != second {
+			t.Errorf("a second pod has %s, want %s", got, second)
+		}
+		commit(t, i, next)
+		s.retain(t, six)
+		if got := reserve(t, i, deployment("again")).Names(); got != six {
+			t.Errorf("a third pod has %s, want the idle %s", got, six)
+		}
+		commit(t, i, reserve(t, i, saying(deployment("four"), v1alpha1.IPv4)))
+		if got := reserve(t, i, deployment("now")).Names(); got != "10.0.70.3" {
+			t.Errorf("a pod of a Deployment with both has %s, want a new IPv4 address", got)
+		}
+	})
+	t.Run("pools of one family", func(t *testing.T) {
+		s := newServer()
+		commitTo := open(t, s, pools...)
+		r := saying(claiming("first", "first"), v1alpha1.IPv6)
+		r.Claim, r.Policy = "", v1alpha1.ReleaseRetain
+		commit(t, commitTo, reserve(t, commitTo, r))
+		next := claiming("next", "next")
+		next.Claim, next.Policy, next.Pools = "", v1alpha1.ReleaseRetain, []string{"four"}
+		if got := reserve(t, commitTo, next).Names(); got != "10.0.70.2" {
+			t.Errorf("a pod that may use IPv4 pools only has %s", got)
+		}
+	})
+}
+
 // An address that is kept but not among those the pod asks for now is not used.
 func TestChangedAddresses(t *testing.T) {
 	s := newServer()

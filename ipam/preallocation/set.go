@@ -84,17 +84,22 @@ type portion struct {
 // No more are taken of a family than the reclaimer leaves: where addresses do not fit
 // the template any more, new ones are taken as those are freed.
 func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v1alpha1.FloatingIP) (Goal, Count) {
+	owned := slices.DeleteFunc(slices.Clone(recorded), func(ip *v1alpha1.FloatingIP) bool { return !s.owns(ip) })
 	has := Count{}
-	portions, need := portionsOf(&request, snapshot)
+	for _, ip := range owned {
+		if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
+			has[pools.FamilyOf(addr)]++
+		}
+	}
+	portions, need := portionsOf(&request, snapshot, has)
 	narrow := slices.Clone(portions)
 	slices.SortStableFunc(narrow, func(a, b *portion) int { return cmp.Compare(a.width(), b.width()) })
 	pods := int(s.size.Pods())
-	for _, ip := range recorded {
+	for _, ip := range owned {
 		addr, err := v1alpha1.AddrOf(ip.Name)
-		if err != nil || !s.owns(ip) {
+		if err != nil {
 			continue
 		}
-		has[pools.FamilyOf(addr)]++
 		// Where lists overlap, an address counts for the one that has fewest.
 		if at := slices.IndexFunc(narrow, func(p *portion) bool { return p.has < p.n*pods && p.part.Fits(addr) }); at >= 0 {
 			narrow[at].has++
@@ -123,8 +128,8 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 }
 
 // portionsOf joins the parts of a request that are the same, and says how many there
-// are of each family.
-func portionsOf(request *ipam.Request, snapshot *pools.Snapshot) ([]*portion, Count) {
+// are of each family. has is how many addresses the owner has.
+func portionsOf(request *ipam.Request, snapshot *pools.Snapshot, has Count) ([]*portion, Count) {
 	var portions []*portion
 	need := Count{}
 	for _, part := range request.Parts {
@@ -132,7 +137,7 @@ func portionsOf(request *ipam.Request, snapshot *pools.Snapshot) ([]*portion, Co
 		case len(part.Ranges) > 0:
 			part.Family = pools.FamilyOf(part.Ranges[0].First)
 		case part.Family == "":
-			part.Family = request.DefaultFamily(snapshot)
+			part.Family = cmp.Or(request.SharedFamily(snapshot, has[v1alpha1.IPv4], has[v1alpha1.IPv6]), request.DefaultFamily(snapshot))
 		}
 		need[part.Family]++
 		at := slices.IndexFunc(portions, func(p *portion) bool {

@@ -134,9 +134,7 @@ func partsOf(annotations map[string]string, n int) []judge.Part {
 	parts := make([]judge.Part, n)
 	families := strings.Split(annotations[v1alpha1.AnnotationFamilies], ",")
 	for i := range parts {
-		if parts[i].Family = v1alpha1.IPFamily(families[i%len(families)]); parts[i].Family == "" {
-			parts[i].Family = v1alpha1.IPv4
-		}
+		parts[i].Family = v1alpha1.IPFamily(families[i%len(families)])
 	}
 	text := annotations[v1alpha1.AnnotationAddresses]
 	if text == "" {

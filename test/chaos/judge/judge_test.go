@@ -145,6 +145,7 @@ const (
 const (
 	ten    = "10.0.70.10"
 	eleven = "10.0.70.11"
+	six    = "fd00-0070-0000-0000-0000-0000-0000-0010"
 )
 
 // What may happen, and must not be complained about.
@@ -300,6 +301,12 @@ func listing(p *Pod, lists ...string) *Pod {
 	return p
 }
 
+// claiming names the claim.
+func claiming(p *Pod) *Pod {
+	p.Claim = "web"
+	return p
+}
+
 // attached is by the external assigner.
 func attached(a *Address) { a.Spec.ExternallyAssigned, a.Spec.Node = true, "n1" }
 
@@ -316,6 +323,22 @@ func retainFor(d time.Duration) func(*Address) {
 	return func(a *Address) {
 		since := metav1.NewTime(start)
 		a.Spec.RetainFor, a.Spec.Since = &metav1.Duration{Duration: d}, &since
+	}
+}
+
+// A claim that has IPv6 only, or got its first IPv4 address a moment ago, gives what it
+// has.
+func TestFamilyOfClaim(t *testing.T) {
+	sixth := func() []any {
+		return []any{ip(six, of("IPClaim", "claim"), retain, heldBy("a")), claiming(pod("a", "n1", six))}
+	}
+	for name, f := range map[string]*film{
+		"IPv6 only":      newFilm().is(sixth()...),
+		"IPv4 came late": newFilm().is(ip(six, of("IPClaim", "claim"), retain)).wait(time.Hour).is(ip(ten, of("IPClaim", "claim"), retain)).wait(time.Second).is(sixth()...),
+	} {
+		if len(f.wrong) > 0 {
+			t.Errorf("%s: %q", name, f.wrong)
+		}
 	}
 }
 
@@ -379,6 +402,9 @@ func TestBrokenHistories(t *testing.T) {
 			p.Parts[0].Family = v1alpha1.IPv6
 			return p
 		}()), "asks for"},
+		"bound with IPv6 of a claim that has IPv4": {newFilm().is(ip(ten, of("IPClaim", "claim"), retain)).wait(2*time.Minute).
+			is(ip(six, of("IPClaim", "claim"), retain, heldBy("a")), claiming(pod("a", "n1", six))), "asks for no family"},
+		"bound with IPv6 without a claim":        {newFilm().is(ip(six, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", six)), "asks for no family"},
 		"a spare one is freed":                   {newFilm().is(sparing(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
 		"the oldest is freed for one with a pod": {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
 		"the older of two is freed":              {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},

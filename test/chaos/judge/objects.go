@@ -46,7 +46,8 @@ type Pod struct {
 
 // Part is one address that a pod asks for.
 type Part struct {
-	// Family of the address; empty where Ranges say it, or IPv4 has to do.
+	// Family of the address; empty where Ranges say it, or nothing does: see
+	// [State.wrongFamily].
 	Family v1alpha1.IPFamily
 	// Ranges that it must be in, as a user writes them; none: any.
 	Ranges []string

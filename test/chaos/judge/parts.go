@@ -5,6 +5,8 @@ package judge
 import (
 	"net/netip"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -18,6 +20,42 @@ func (p *Part) fits(addr netip.Addr) bool {
 		first, last, err := bounds(text)
 		return err == nil && first.Compare(addr) <= 0 && addr.Compare(last) <= 0
 	})
+}
+
+// isOfEither says whether nothing says of which family the address is to be.
+func (p *Part) isOfEither() bool { return p.Family == "" && len(p.Ranges) == 0 }
+
+// familySettles is how long a scheduler may go by what it knew before a claim got an
+// address of another family.
+const familySettles = time.Minute
+
+// wrongFamily returns an address of IPv6 that a pod got though nothing asks for one, and
+// though its claim has IPv4 addresses, and not only since a moment ago: pools without
+// IPv4 are for pods that ask for IPv6. Empty: there is none.
+func (s *State) wrongFamily(pod *Pod, at time.Time) string {
+	sixes := 0
+	for _, part := range pod.Parts {
+		if part.Family == v1alpha1.IPv6 || len(part.Ranges) > 0 && strings.Contains(part.Ranges[0], ":") {
+			sixes++
+		}
+	}
+	for _, name := range pod.Addresses {
+		if !strings.Contains(name, "-") {
+			continue
+		}
+		if sixes--; sixes >= 0 {
+			continue
+		}
+		if pod.Claim == "" {
+			return name
+		}
+		for _, t := range s.recordedFor(pod.Namespace, pod.Claim) {
+			if !is6(&t.Address) && !slices.Contains(pod.Addresses, t.Name) && at.Sub(t.owned) > familySettles {
+				return name
+			}
+		}
+	}
+	return ""
 }
 
 // suits says whether a pod's addresses are those that it asks for, in any order.
@@ -106,8 +144,12 @@ func (s *State) mustWait(pod *Pod, homes map[netip.Addr]*Pool) bool {
 	most := len(pod.Parts) // of each kind: the other parts cannot have taken all
 	return !deal(pod.Parts, func(part *Part) []choice {
 		var choices []choice
+		want := *part
+		if want.isOfEither() {
+			want.Family = v1alpha1.IPv4
+		}
 		for _, addr := range kept {
-			if part.fits(addr) && len(choices) < most {
+			if want.fits(addr) && len(choices) < most {
 				choices = append(choices, choice{addr: addr})
 			}
 		}

@@ -44,6 +44,8 @@ type tenure struct {
 	used bool
 	// ran: a pod was bound with it since it was made.
 	ran bool
+	// owned is since when it has this owner, by name.
+	owned time.Time
 	// written is when it was written, as a number of events. All that follows is what
 	// was the case at any moment since.
 	written int
@@ -79,7 +81,7 @@ func (s *State) Apply(e Event) []string {
 	s.events++
 	switch object := e.Object.(type) {
 	case *Pod:
-		return s.applyPod(object, e.Deleted)
+		return s.applyPod(object, e.Deleted, e.At)
 	case *Address:
 		if e.Deleted {
 			return s.forgetAddress(object, e.At)
@@ -128,7 +130,7 @@ func put[T any](all map[string]*T, key string, object *T, deleted bool) {
 	}
 }
 
-func (s *State) applyPod(pod *Pod, deleted bool) []string {
+func (s *State) applyPod(pod *Pod, deleted bool, at time.Time) []string {
 	before := s.pods[pod.UID]
 	put(s.pods, pod.UID, pod, deleted)
 	if deleted || pod.finished() {
@@ -141,16 +143,18 @@ func (s *State) applyPod(pod *Pod, deleted bool) []string {
 	if pod.Node == "" || before != nil && before.Node != "" {
 		return nil
 	}
-	return s.bound(pod)
+	return s.bound(pod, at)
 }
 
 // bound looks at a pod at the moment when it is bound.
-func (s *State) bound(pod *Pod) []string {
+func (s *State) bound(pod *Pod, at time.Time) []string {
 	var wrong []string
 	if len(pod.Addresses) != pod.Asks {
 		wrong = append(wrong, fmt.Sprintf("pod %s asks for %d addresses and is bound with %q", pod, pod.Asks, pod.Addresses))
 	} else if !pod.suits() {
 		wrong = append(wrong, fmt.Sprintf("pod %s asks for %v and is bound with %q", pod, pod.Parts, pod.Addresses))
+	} else if name := s.wrongFamily(pod, at); name != "" {
+		wrong = append(wrong, fmt.Sprintf("pod %s asks for no family and is bound with %s, though IPv4 addresses are for it", pod, name))
 	}
 	for i, name := range pod.Addresses {
 		t := s.addresses[name]
@@ -190,6 +194,9 @@ func (s *State) applyAddress(next *Address, at time.Time) []string {
 		if next.Spec.Pod == nil && next.Spec.Owner != nil {
 			t.used = true
 		}
+	}
+	if before, after := t.Spec.Owner, next.Spec.Owner; before == nil || after == nil || before.Kind != after.Kind || before.Namespace != after.Namespace || before.Name != after.Name {
+		t.owned = at
 	}
 	t.Address, t.written = *next, s.events
 	if owner := next.Spec.Owner; owner != nil {
