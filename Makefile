@@ -47,7 +47,7 @@ test-race: ## The same under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...
 
 test-api: lab build ## Scheduler and controller on a real API server.
-	cd test && $(GOTEST) ./assigner/... ./scheduler/...
+	cd test && $(GOTEST) -parallel 4 ./assigner/... ./scheduler/... # which wait more than they compute
 
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
 	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/
