@@ -23,8 +23,8 @@ type Candidates struct {
 	state    *state
 	book     *allocator.Allocator
 	parts    []candidate
-	// asked are the parts as the pod's author wrote them; those of the request have a
-	// family, too.
+	// asked are the parts before those of either family that get a new address were
+	// given one.
 	asked []Part
 	known *atomic.Pointer[KnownPods]
 	// plain: one free address of any pool, which needs no look into the book.
@@ -126,7 +126,7 @@ func (c *Candidates) shareFamily(held []allocator.Record) {
 	if !c.request.shares() || !c.request.isOfEither() || slices.ContainsFunc(held, isOwn) {
 		return
 	}
-	v4, v6 := c.book.Owned(c.claimant.Owner)
+	v4, v6 := c.book.Shared(c.claimant.Owner, c.request.mayKeep)
 	if family := c.request.SharedFamily(c.state.snapshot, v4, v6); family != "" {
 		c.choose(family, func(int) bool { return true })
 	}

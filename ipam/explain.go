@@ -94,6 +94,7 @@ func (c *Candidates) unadmitted() error {
 			Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s, but %s does not admit namespace %q: its labels do not match spec.namespaceSelector (%s)",
 				refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, pool, c.request.Namespace, pool.NamespaceSelector())},
 			Remedy: fmt.Sprintf("label the namespace so, or give the address up: kubectl delete floatingip %s", v1alpha1.NameOf(refused.Addr)),
+			Lacks:  LackOwner,
 		}
 	}
 	return nil

@@ -333,8 +333,8 @@ func (i *IPAM) look(c *Candidates) error {
 	held := slices.DeleteFunc(i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name), func(record allocator.Record) bool {
 		return !c.request.mayKeep(&record)
 	})
-	c.asked = c.request.Parts
 	c.shareFamily(held)
+	c.asked = c.request.Parts
 	c.assign(held)
 	c.defaultFamily()
 	if err := c.impossible(); err != nil {

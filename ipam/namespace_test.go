@@ -105,6 +105,10 @@ func TestKeptInAPoolThatDoesNotAdmit(t *testing.T) {
 	if why := rejected(t, i, pod("b", out)); why != text {
 		t.Errorf("the pod is rejected because %q, want %q", why, text)
 	}
+	var shortage *ShortageError
+	if _, err := i.Candidates(pod("b", out)); !errors.As(err, &shortage) || shortage.Lacks&LackOwner == 0 {
+		t.Errorf("the pod would not be tried again when the address is given up: %v", err)
+	}
 	if why := rejected(t, i, pod("b", in)); why != "" {
 		t.Errorf("with the labels back the pod is rejected because %q", why)
 	}

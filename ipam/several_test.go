@@ -104,12 +104,21 @@ func TestDefaultFamily(t *testing.T) {
 	}
 }
 
+// everywhere is a node in all pools.
+func everywhere(c *Candidates) *pools.Reach {
+	var positions []int
+	for i := range c.Snapshot().Pools() {
+		positions = append(positions, i)
+	}
+	return pools.NewReach(positions...)
+}
+
 // Pods that share what their owner keeps, and say nothing of families, all get the
 // same, whatever is idle: what a claim took over does not turn an IPv4 workload into
 // one of IPv6, nor does a pool of IPv4 that is new change what a Deployment has.
 func TestSharedFamily(t *testing.T) {
 	const second = "2001-0db8-0000-0000-0000-0000-0000-0003"
-	pools := []*v1alpha1.IPPool{poolOfSix("six", "2001:db8::2-2001:db8::99"), testPool("four", "10.0.70.2-10.0.70.9")}
+	both := []*v1alpha1.IPPool{poolOfSix("six", "2001:db8::2-2001:db8::99"), testPool("four", "10.0.70.2-10.0.70.9")}
 	saying := func(r Request, families ...v1alpha1.IPFamily) Request {
 		r.Parts = nil
 		for _, family := range families {
@@ -120,9 +129,18 @@ func TestSharedFamily(t *testing.T) {
 
 	t.Run("claim", func(t *testing.T) {
 		s := newServer()
-		i := openWith(t, s, &poolWatch{pools: pools, claims: []*v1alpha1.IPClaim{claimOf(1)}})
+		i := openWith(t, s, &poolWatch{pools: both, claims: []*v1alpha1.IPClaim{claimOf(1)}})
 		commit(t, i, reserve(t, i, saying(claiming("both", "both"), v1alpha1.IPv6, v1alpha1.IPv4)))
 		s.retain(t, six)
+		candidates, err := i.Candidates(claiming("any", "any"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		relief := &Relief{}
+		candidates.Relieve(relief, "uid of nobody", []string{six})
+		if candidates.RejectsAfter(everywhere(candidates), relief) == nil {
+			t.Error("a pod of IPv4 would preempt one of IPv6")
+		}
 		if why := rejected(t, i, claiming("any", "any")); !strings.Contains(why, `IPClaim "licences" has all 1 addresses`) {
 			t.Errorf("while the IPv4 address is in use, and the IPv6 one not, a pod is rejected because %q", why)
 		}
@@ -138,9 +156,9 @@ func TestSharedFamily(t *testing.T) {
 			r.Claim, r.Policy = "", v1alpha1.ReleaseRetain
 			return r
 		}
-		i := open(t, s, pools[0])
+		i := open(t, s, both[0])
 		commit(t, i, reserve(t, i, deployment("first")))
-		i = open(t, s, pools...)
+		i = open(t, s, both...)
 		next := reserve(t, i, deployment("next"))
 		if got := next.Names(); got != second {
 			t.Errorf("a second pod has %s, want %s", got, second)
@@ -155,9 +173,22 @@ func TestSharedFamily(t *testing.T) {
 			t.Errorf("a pod of a Deployment with both has %s, want a new IPv4 address", got)
 		}
 	})
+	t.Run("made again", func(t *testing.T) {
+		s := newServer()
+		i := open(t, s, both...)
+		before := saying(claiming("before", "before"), v1alpha1.IPv6)
+		before.Claim, before.Policy, before.Owner.UID = "", v1alpha1.ReleaseRetain, "another"
+		commit(t, i, reserve(t, i, before))
+		s.retain(t, six)
+		now := claiming("now", "now")
+		now.Claim, now.Policy = "", v1alpha1.ReleaseRetain
+		if got := reserve(t, i, now).Names(); got != "10.0.70.2" {
+			t.Errorf("a pod of a Deployment of the same name has %s, want an IPv4 address", got)
+		}
+	})
 	t.Run("pools of one family", func(t *testing.T) {
 		s := newServer()
-		commitTo := open(t, s, pools...)
+		commitTo := open(t, s, both...)
 		r := saying(claiming("first", "first"), v1alpha1.IPv6)
 		r.Claim, r.Policy = "", v1alpha1.ReleaseRetain
 		commit(t, commitTo, reserve(t, commitTo, r))

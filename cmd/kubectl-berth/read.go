@@ -330,7 +330,7 @@ func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progre
 func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Objects, error) {
 	for _, resource := range []string{"ippools", "ipclaims", "floatingips"} {
 		if !c.has(resource + "." + v1alpha1.GroupName) {
-			return nil, fmt.Errorf("the cluster has no %s.%s: install Berth first", resource, v1alpha1.GroupName)
+			return nil, fmt.Errorf("the cluster does not serve %s.%s: install Berth first, or, if its CRDs were applied a moment ago, try again", resource, v1alpha1.GroupName)
 		}
 	}
 	objects := &backup.Objects{}

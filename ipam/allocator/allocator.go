@@ -408,10 +408,30 @@ func (a *Allocator) Owned(owner Owner) (v4, v6 int) {
 }
 
 func (a *Allocator) owned(owner Owner) (v4, v6 int) {
-	for e := range a.ownedBy(owner.key()) {
-		if e.addr.Is4() {
+	return countFamilies(a.ownedBy(owner.key()), func(*entry) bool { return true })
+}
+
+// Shared counts the addresses of each family that pods of an owner have or may have,
+// by its UID and by what mayKeep says of those that are stored.
+func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return countFamilies(a.ownedBy(owner.key()), func(e *entry) bool {
+		if e.promised != nil {
+			return true
+		}
+		record := e.record()
+		return (e.stored.isFor(owner) || e.stored.policy == Never) && mayKeep(&record)
+	})
+}
+
+func countFamilies(entries iter.Seq[*entry], counts func(*entry) bool) (v4, v6 int) {
+	for e := range entries {
+		switch {
+		case !counts(e):
+		case e.addr.Is4():
 			v4++
-		} else {
+		default:
 			v6++
 		}
 	}

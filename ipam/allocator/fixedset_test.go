@@ -56,6 +56,18 @@ func TestFixedSet(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a pool as large as the set", func(t *testing.T) {
+		book := New(nil)
+		view := book.SetPools([]Pool{testPool("a", "10.0.0.2", "10.0.0.3")})
+		book.Observe(of(2, web, "a"))
+		book.Observe(of(3, web, "b"))
+		for pods, want := range map[int]error{2: ErrSetInUse, 3: ErrExhausted} {
+			c := Claimant{Owner: web, PodUID: "new", FixedSet: true, MaxPods: pods}
+			if err := book.Feasible(c, []Want{{Pools: []int{0}, View: view}}, nil); !errors.Is(err, want) {
+				t.Errorf("with a set for %d pods: %v, want %v", pods, err, want)
+			}
+		}
+	})
 	t.Run("what is promised counts", func(t *testing.T) {
 		book := New(nil)
 		view := book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})

@@ -147,22 +147,26 @@ func (a *Allocator) choose(c Claimant, wants []Want, relief *Relief) ([]option, 
 	for i, want := range wants {
 		options[i] = a.options(c, want, len(wants), b)
 		if len(options[i]) == 0 {
-			reason := ErrExhausted
-			if len(want.Held) > 0 {
-				reason = ErrLost
-			}
-			return nil, &UnmetError{Want: i, Reason: reason}
+			return nil, &UnmetError{Want: i, Reason: a.shortage(c, want)}
 		}
 	}
 	chosen, unmet := match(options, b.room)
 	if unmet < len(wants) {
-		reason := ErrExhausted
-		if len(wants[unmet].Held) > 0 {
-			reason = ErrLost
-		}
-		return nil, &UnmetError{Want: unmet, Reason: reason}
+		return nil, &UnmetError{Want: unmet, Reason: a.shortage(c, wants[unmet])}
 	}
 	return chosen, a.checkLimit(c, wants, chosen, relief)
+}
+
+// shortage says why there is no address for a want. That pools are exhausted does not
+// matter to a pod that may have no new address.
+func (a *Allocator) shortage(c Claimant, want Want) error {
+	switch {
+	case len(want.Held) > 0:
+		return ErrLost
+	case c.FixedSet && !a.setHasRoom(c):
+		return ErrSetInUse
+	}
+	return ErrExhausted
 }
 
 // room is how many free addresses the pool has after a relief.

@@ -105,7 +105,7 @@ func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.Floa
 	default:
 		item.IP = p.podsOwn(name, late)
 		item.IP.Spec.Reserved, item.Decide = true, true
-		item.Note = fmt.Sprintf("pod %s runs with it, in the backup it is %s: reserved until you set spec.reserved to false or, without the pod, delete it", pod.Name, state(&saved.Spec))
+		item.Note = fmt.Sprintf("pod %s runs with it, in the backup it is %s: reserved until you set spec.reserved to false; then it is freed with its pod", pod.Name, state(&saved.Spec))
 	}
 	switch existing := p.ips[name]; {
 	case existing == nil:
@@ -154,6 +154,7 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 	if uid, found := p.owners[ownerName{kindOf(spec.Owner), spec.Owner.Namespace, spec.Owner.Name}]; found {
 		spec.Owner.UID = uid
 	}
+	spec.Owner.NamespaceUID = "" // The pod's namespace may be another than that of the backup.
 	return ip
 }
 

@@ -523,12 +523,14 @@ func TestTakeOverByAClaimThatIsGone(t *testing.T) {
 	})
 }
 
-// A claim that is made again gets what the one before left, and its rules hold.
+// A claim that is made again gets what the one before left, also restored, and its
+// rules hold.
 func TestClaimMadeAgain(t *testing.T) {
 	simulate(t, func(w *world) {
+		keepUntil := metav1.NewTime(time.Now().Add(48 * time.Hour))
 		for i, name := range addresses(0, 3) {
 			ip := newIP(name, "a", "", int64(i))
-			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy, ip.Spec.KeepUntil = "the one before", v1alpha1.ReleaseNever, &metav1.Time{}
+			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy, ip.Spec.KeepUntil = "the one before", v1alpha1.ReleaseNever, &keepUntil
 			w.ips.put(ip)
 		}
 		w.create(newClaim("a", 2, func(c *v1alpha1.IPClaim) { c.Spec.RetainFor = &metav1.Duration{Duration: time.Hour} }))
@@ -536,8 +538,8 @@ func TestClaimMadeAgain(t *testing.T) {
 		got := map[string]string{}
 		for _, ip := range w.ips.now {
 			got[ip.Name] = fmt.Sprint(ip.Spec.Owner.UID, ", ", ip.Spec.ReleasePolicy)
-			if (ip.Spec.KeepUntil == nil) != (ip.Spec.Owner.UID == "a") {
-				t.Errorf("%s is kept until %v", ip.Name, ip.Spec.KeepUntil)
+			if !keepUntil.Equal(ip.Spec.KeepUntil) { // What was restored stays so long, whatever retainFor says.
+				t.Errorf("%s is kept until %v, want %v", ip.Name, ip.Spec.KeepUntil, keepUntil)
 			}
 			if ip.Spec.RetainFor != nil {
 				got[ip.Name] += " for " + ip.Spec.RetainFor.Duration.String()

@@ -108,7 +108,6 @@ func releasePolicy(claim *v1alpha1.IPClaim) v1alpha1.ReleasePolicy {
 func asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
 	spec := *ip.Spec.DeepCopy()
 	spec.Owner.Name, spec.Owner.UID = claim.Name, claim.UID
-	spec.KeepUntil = nil // it has its owner
 	spec.ReleasePolicy = releasePolicy(claim)
 	spec.RetainFor = claim.Spec.RetainFor.DeepCopy()
 	return spec

@@ -21,7 +21,12 @@ type Demand struct {
 	Families []v1alpha1.IPFamily
 }
 
-// Of a family. present are the families that the addresses in question have: each
+// OfShared is how many addresses of a family one pod has, of an owner whose pods share
+// what it keeps: those that may be of either family are all of one, which is not known
+// here. Where that leaves doubt it is too many.
+func (d Demand) OfShared(family v1alpha1.IPFamily) int64 { return d.Of(family, 1) }
+
+// Of a family. present are the families that the addresses of the pod have: each
 // takes at least one of the total. Where that leaves doubt it is too many.
 func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 	if d.Total == 0 {
@@ -50,7 +55,7 @@ func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 func DemandOf(template *v1.PodTemplateSpec) Demand {
 	d := Demand{}
 	d.Total, _ = galaxy.Requested(&template.Spec) // also in words of Galaxy, which the scheduler may understand
-	if lists, ok := template.Annotations[v1alpha1.AnnotationAddresses]; ok {
+	if lists := strings.TrimSpace(template.Annotations[v1alpha1.AnnotationAddresses]); lists != "" {
 		for list := range strings.SplitSeq(strings.TrimSuffix(strings.TrimSpace(lists), ";"), ";") {
 			six := strings.Contains(list, ":")
 			switch {

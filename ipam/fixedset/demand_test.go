@@ -28,6 +28,8 @@ func TestDemandOfFamilies(t *testing.T) {
 		{1, v1alpha1.AnnotationAddresses, "10.0.70.8;", 1, 1, 0},
 		{2, v1alpha1.AnnotationAddresses, "10.0.70.8", 1, 2, 1},
 		{2, v1alpha1.AnnotationAddresses, "10.0.70.8,2001:db8::1", 2, 1, 1},
+		{1, v1alpha1.AnnotationAddresses, "", 1, 1, 1},
+		{1, v1alpha1.AnnotationAddresses, " ", 1, 1, 1},
 	} {
 		template := &v1.PodTemplateSpec{Spec: v1.PodSpec{Containers: []v1.Container{{Resources: v1.ResourceRequirements{
 			Requests: v1.ResourceList{v1alpha1.ResourceIP: *resource.NewQuantity(test.total, resource.DecimalSI)},

@@ -106,15 +106,9 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 		}
 	}
 	room := Count{}
-	present := int64(0)
-	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
-		if has[family]+need[family] > 0 {
-			present++
-		}
-	}
 	each := fixedset.DemandOf(s.template)
 	for family, n := range need {
-		room[family] = pods*int(min(int64(n), each.Of(family, present))) - has[family]
+		room[family] = pods*int(min(int64(n), each.OfShared(family))) - has[family]
 	}
 	goal := Goal{Generation: s.generation}
 	for _, p := range portions {

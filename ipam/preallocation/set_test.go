@@ -86,7 +86,7 @@ func TestGoal(t *testing.T) {
 		{"others do not fit any more", newDeployment("web", 1, 1, list, "10.0.0.8/29"), both, []string{"10.0.0.1", "10.0.0.2"}, []string{"0 of 0 IPv4"}},
 		{"one does not fit any more", newDeployment("web", 1, 1, list, "10.0.0.8/29"), both, []string{"10.0.0.1"}, []string{"0 of 1 IPv4"}},
 		{"IPv6 before", newDeployment("web", 1, 2), both, []string{v6 + "1"}, []string{"1 of 4 IPv6"}},
-		{"IPv6 before, without a pool", newDeployment("web", 1, 2), both[:1], []string{v6 + "1"}, []string{"0 of 2 IPv4"}},
+		{"IPv6 before, without a pool", newDeployment("web", 1, 2), both[:1], []string{v6 + "1"}, []string{"0 of 4 IPv4"}},
 		{"both before", newDeployment("web", 1, 1), both, []string{v6 + "1", "10.0.0.1"}, []string{"1 of 2 IPv4"}},
 		{"an earlier Deployment's", newDeployment("web", 1, 1), both, []string{"10.0.0.1 old Retain"}, []string{"0 of 2 IPv4"}},
 		{"an earlier Deployment's that stay", newDeployment("web", 1, 1), both, []string{"10.0.0.1 old Never"}, []string{"1 of 2 IPv4"}},

@@ -23,7 +23,7 @@ import (
 // says of its controller was perhaps written by its author, so the workload must
 // exist under that UID.
 func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
-	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain || isPod(ip.Spec.Owner) || ip.Spec.Owner.IsClaim() {
+	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || isPod(ip.Spec.Owner) || ip.Spec.Owner.IsClaim() {
 		return nil
 	}
 	controller := metav1.GetControllerOfNoCopy(pod)

@@ -57,8 +57,10 @@ var wantCases = []struct {
 	{"Deployment, scaled to zero", shared("apps/v1", "Deployment"), pods(0), oldest, false, true},
 	{"Deployment of pods with two addresses, the last wanted", shared("apps/v1", "Deployment"), having(2, 3), after(5), true, true},
 	{"Deployment of pods with two addresses, the surge's", shared("apps/v1", "Deployment"), having(2, 3), after(6), false, true},
-	{"Deployment, dual-stack, the last of a family", shared("apps/v1", "Deployment"), having(2, 3), standing{family: v1alpha1.IPv6, rank: 2, age: 2, families: 2}, true, true},
-	{"Deployment, dual-stack, the surge's", shared("apps/v1", "Deployment"), having(2, 3), standing{family: v1alpha1.IPv6, rank: 3, age: 3, families: 2}, false, true},
+	{"Deployment, dual-stack, the last of a family", shared("apps/v1", "Deployment"), dualStack(3), standing{family: v1alpha1.IPv6, rank: 2, age: 2, families: 2}, true, true},
+	{"Deployment, dual-stack, the surge's", shared("apps/v1", "Deployment"), dualStack(3), standing{family: v1alpha1.IPv6, rank: 3, age: 3, families: 2}, false, true},
+	{"Deployment, both addresses of a pod may be IPv4, the last of six", shared("apps/v1", "Deployment"), having(2, 3), standing{family: v1alpha1.IPv4, rank: 5, age: 5, families: 2}, true, true},
+	{"Deployment, both addresses of a pod may be IPv4, a seventh", shared("apps/v1", "Deployment"), having(2, 3), standing{family: v1alpha1.IPv4, rank: 6, age: 6, families: 2}, false, true},
 	{"Deployment, IPv6 while the template says IPv4", shared("apps/v1", "Deployment"), v4Only(3), standing{family: v1alpha1.IPv6, rank: 0, age: 0, families: 2}, false, true},
 	{"Deployment, deleted", shared("apps/v1", "Deployment"), workload{}, oldest, false, false},
 	{"ReplicaSet, among the oldest", shared("apps/v1", "ReplicaSet"), pods(1), oldest, true, true},
@@ -117,6 +119,12 @@ func shared(apiVersion, kind string) *v1alpha1.Owner {
 func after(n int64) standing { return standing{family: v1alpha1.IPv4, rank: n, families: 1} }
 
 func pods(n int64) workload { return having(1, n) }
+
+func dualStack(n int64) workload {
+	w := having(2, n)
+	w.each.Families = []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}
+	return w
+}
 
 func having(each, n int64) workload {
 	return workload{exists: true, replicas: n, each: fixedset.Demand{Total: each}}

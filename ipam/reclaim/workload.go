@@ -126,7 +126,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 // inSet says whether an address that pods share out is one of as many as there are for
 // the workload's replicas and the spare ones.
 func (w *workload) inSet(at standing) bool {
-	each, rank := w.each.Of(at.family, at.families), at.rank
+	each, rank := w.each.OfShared(at.family), at.rank
 	if w.oldestFirst {
 		rank = at.age
 	}

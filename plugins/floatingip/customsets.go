@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -37,10 +38,12 @@ type customSets struct {
 	clock  clock.Clock
 	// changed is told of a workload that was read.
 	changed func(owner ipam.Owner)
-	queue   workqueue.TypedRateLimitingInterface[types.UID]
+	queue   workqueue.TypedRateLimitingInterface[*customSet]
 
-	mu   sync.Mutex
-	sets map[types.UID]*customSet
+	mu sync.Mutex
+	// sets by the UID that pods give their owner. It is not enough to tell owners apart:
+	// who makes up one can write another's UID.
+	sets map[types.UID]map[setName]*customSet
 	// complained is which kinds the log has an error of.
 	complained map[schema.GroupKind]bool
 }
@@ -114,9 +117,9 @@ func customSetsOf(reader customReader, changed func(owner ipam.Owner), clock clo
 	return &customSets{
 		reader: reader, clock: clock, changed: changed,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](100*time.Millisecond, 2*time.Second),
-			workqueue.TypedRateLimitingQueueConfig[types.UID]{Name: "floatingip-custom-kinds"}),
-		sets: map[types.UID]*customSet{}, complained: map[schema.GroupKind]bool{},
+			workqueue.NewTypedItemExponentialFailureRateLimiter[*customSet](100*time.Millisecond, 2*time.Second),
+			workqueue.TypedRateLimitingQueueConfig[*customSet]{Name: "floatingip-custom-kinds"}),
+		sets: map[types.UID]map[setName]*customSet{}, complained: map[schema.GroupKind]bool{},
 	}
 }
 
@@ -134,11 +137,7 @@ func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, er
 	now := s.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	set := s.sets[types.UID(owner.UID)]
-	if set == nil {
-		set = &customSet{owner: *owner}
-		s.sets[types.UID(owner.UID)] = set
-	}
+	set := s.setOf(owner)
 	set.asked = now
 	switch {
 	case standing == customkind.Current:
@@ -158,6 +157,23 @@ func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, er
 	return fixedset.Size{}, false, &beingReadError{*owner}
 }
 
+// setName is whose a set is, but for the UID.
+type setName struct {
+	schema.GroupKind
+	namespace, name string
+}
+
+func (s *customSets) setOf(owner *ipam.Owner) *customSet {
+	uid, name := types.UID(owner.UID), setName{groupKindOf(owner), owner.Namespace, owner.Name}
+	if s.sets[uid] == nil {
+		s.sets[uid] = map[setName]*customSet{}
+	}
+	if s.sets[uid][name] == nil {
+		s.sets[uid][name] = &customSet{owner: *owner}
+	}
+	return s.sets[uid][name]
+}
+
 // recorded is an owner as FloatingIPs record it.
 func recorded(owner *ipam.Owner) *v1alpha1.Owner {
 	return &v1alpha1.Owner{
@@ -168,7 +184,7 @@ func recorded(owner *ipam.Owner) *v1alpha1.Owner {
 func (s *customSets) want(set *customSet, now time.Time) {
 	if set.wanted.IsZero() {
 		set.wanted = now
-		s.queue.Add(types.UID(set.owner.UID))
+		s.queue.Add(set)
 	}
 }
 
@@ -177,8 +193,10 @@ func (s *customSets) want(set *customSet, now time.Time) {
 func (s *customSets) noticed(workload metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if set := s.sets[workload.GetUID()]; set != nil && !set.asked.Before(set.read) {
-		s.want(set, s.clock.Now())
+	for _, set := range s.sets[workload.GetUID()] {
+		if !set.asked.Before(set.read) {
+			s.want(set, s.clock.Now())
+		}
 	}
 }
 
@@ -209,8 +227,10 @@ func (s *customSets) kinds() map[schema.GroupKind]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kinds := map[schema.GroupKind]bool{}
-	for _, set := range s.sets {
-		kinds[groupKindOf(&set.owner)] = true
+	for _, sets := range s.sets {
+		for name := range sets {
+			kinds[name.GroupKind] = true
+		}
 	}
 	return kinds
 }
@@ -223,8 +243,11 @@ func groupKindOf(owner *ipam.Owner) schema.GroupKind {
 func (s *customSets) purge() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for uid, set := range s.sets {
-		if set.wanted.IsZero() && s.clock.Since(set.asked) >= forgetAfter {
+	for uid, sets := range s.sets {
+		maps.DeleteFunc(sets, func(_ setName, set *customSet) bool {
+			return set.wanted.IsZero() && s.clock.Since(set.asked) >= forgetAfter
+		})
+		if len(sets) == 0 {
 			delete(s.sets, uid)
 		}
 	}
@@ -232,14 +255,13 @@ func (s *customSets) purge() {
 
 // next reads one workload; it says whether there may be more.
 func (s *customSets) next(ctx context.Context) bool {
-	uid, shutdown := s.queue.Get()
+	set, shutdown := s.queue.Get()
 	if shutdown {
 		return false
 	}
-	defer s.queue.Done(uid)
+	defer s.queue.Done(set)
 	s.mu.Lock()
-	set := s.sets[uid]
-	if set == nil || set.wanted.IsZero() {
+	if set.wanted.IsZero() {
 		s.mu.Unlock()
 		return true // It was read since.
 	}
@@ -260,10 +282,10 @@ func (s *customSets) next(ctx context.Context) bool {
 		s.mu.Lock()
 		set.wanted = since
 		s.mu.Unlock()
-		s.queue.AddRateLimited(uid)
+		s.queue.AddRateLimited(set)
 		return true
 	}
-	s.queue.Forget(uid)
+	s.queue.Forget(set)
 	s.complain(ctx, &owner, err)
 	s.mu.Lock()
 	set.read, set.none = s.clock.Now(), err != nil || !w.Exists || !w.Scaled

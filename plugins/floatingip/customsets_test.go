@@ -29,12 +29,18 @@ type fakeReader struct {
 	finds             int
 }
 
-func (r *fakeReader) Cached(*v1alpha1.Owner) (customkind.Workload, customkind.Standing) {
+func (r *fakeReader) Cached(owner *v1alpha1.Owner) (customkind.Workload, customkind.Standing) {
+	if owner.Name != web.Name {
+		return customkind.Workload{}, customkind.Unread
+	}
 	return r.cached, r.standing
 }
 
-func (r *fakeReader) Find(context.Context, *v1alpha1.Owner, bool) (customkind.Workload, bool, error) {
+func (r *fakeReader) Find(_ context.Context, owner *v1alpha1.Owner, _ bool) (customkind.Workload, bool, error) {
 	r.finds++
+	if owner.Name != web.Name {
+		return customkind.Workload{}, true, nil
+	}
 	if r.err == nil && r.now.Scaled {
 		r.cached, r.standing = r.now, r.becomes
 	}
@@ -242,4 +248,24 @@ func TestCustomSetsAreForgotten(t *testing.T) {
 	if len(w.sets) != 0 || len(w.kinds()) != 0 {
 		t.Error("it is remembered")
 	}
+}
+
+// A pod whose author made up an owner with a workload's UID changes nothing for the
+// workload's pods.
+func TestCustomSetForged(t *testing.T) {
+	w := newCustomWorld(t)
+	w.changed = func(ipam.Owner) {}
+	forged := web
+	forged.Namespace, forged.Name = "other", "forged"
+	var reading *beingReadError
+	if _, _, err := w.size(&forged); !errors.As(err, &reading) {
+		t.Fatalf("the made-up owner: %v, want to wait", err)
+	}
+	w.next(t.Context())
+	if _, known, err := w.size(&forged); known || err != nil {
+		t.Fatalf("the made-up owner has a set: %v, %v", known, err)
+	}
+	w.waits()
+	w.next(t.Context())
+	w.has(fixedset.Size{Replicas: 3, Spare: 1})
 }

@@ -85,12 +85,13 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil, toStatus(err)
 	}
 	forgetInResourcesFit(state)
-	err = pl.sets.limit(&request)
+	_ = pl.sets.limit(&request) // asked again below
 	// First wait, then look: what comes free in between wakes the pod.
 	pl.waiting.add(pod, request)
-	if err != nil {
-		// It may have been read before the pod was known to wait.
-		err = pl.sets.limit(&request)
+	before := request.MaxPods
+	if err = pl.sets.limit(&request); request.MaxPods != before {
+		// It changed, or was read, before the pod was known to wait.
+		pl.waiting.add(pod, request)
 	}
 	if err != nil {
 		pl.waiting.short(pod.UID, ipam.LackOwner)
@@ -121,6 +122,9 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	if len(names) == 0 {
 		pl.waiting.short(pod.UID, ipam.LackOwner)
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonKeptNode)
+	}
+	if len(names) < len(nodes) {
+		pl.waiting.narrowed(pod.UID)
 	}
 	return &fwk.PreFilterResult{NodeNames: names}, nil
 }

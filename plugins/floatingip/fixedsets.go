@@ -35,6 +35,7 @@ var (
 // one. The error says that the pod has to wait until the owner is read: it must be known
 // to wait before.
 func (s *fixedSets) limit(request *ipam.Request) error {
+	request.FixedSet, request.MaxPods = false, 0
 	owner := &request.Owner
 	if request.Claim != "" || request.Policy == v1alpha1.ReleasePodDeleted || owner.PodName != "" || owner.NodeName != "" {
 		return nil

@@ -13,6 +13,8 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // line is the pods that are or were being scheduled and have no addresses yet, in
@@ -32,12 +34,14 @@ import (
 //	an attempt begins             attempting  attempting  attempting  attempting  attempting
 //	  and one of another pod was  elsewhere   elsewhere   short       woken       -
 //	an address is lacking         short       woken       short [1]   woken       short [1]
-//	a change may help             overtaken   overtaken   woken [2]   woken       elsewhere
+//	a change may help             overtaken   overtaken   woken [2]   woken       elsewhere [3]
 //	time has passed               elsewhere   elsewhere   short       short       -
 //	reserved, gone                left the line, in every state
 //
 // [1] woken if anything changed since the attempt began: it may have been that.
 // [2] if it is the pod's turn.
+// [3] woken if it is the pod's turn and the attempt left out nodes from which the
+// addresses that the owner keeps cannot be reached: another address, or node, may do.
 //
 // A change is offered to the first pod of the line that it may help, one that came
 // with n addresses to n pods. Who has an offer is woken, and answers it in its next
@@ -101,6 +105,8 @@ type waiter struct {
 	state   state
 	// lack is what the last attempt lacked.
 	lack ipam.Lack
+	// narrow: the last attempt left out nodes because of what the owner keeps.
+	narrow bool
 	// seen is what changes there had been when the last attempt began.
 	seen  uint64
 	offer *offer
@@ -112,12 +118,49 @@ type waiter struct {
 type offer struct {
 	ipam.Change
 	number uint64
-	// below limits it to pods that want fewer addresses; 0: it does not.
-	below int
+	// tooFew is what a pod wanted for which it was not enough; nil: none.
+	tooFew demand
+}
+
+// demand is how many addresses of which family a pod wants; of either: "".
+type demand map[v1alpha1.IPFamily]int
+
+func demandOf(request *ipam.Request) demand {
+	d := demand{}
+	for i := range request.Parts {
+		part := &request.Parts[i]
+		family := part.Family
+		if len(part.Ranges) > 0 {
+			family = pools.FamilyOf(part.Ranges[0].First)
+		}
+		d[family]++
+	}
+	return d
+}
+
+// within says whether another pod wants no fewer of any family.
+func (d demand) within(other demand) bool {
+	for family, n := range d {
+		if other[family] < n {
+			return false
+		}
+	}
+	return true
 }
 
 // unknown says that there may be something for more pods than one.
 func (o *offer) unknown() bool { return o.More == 0 && !o.Addr.IsValid() }
+
+// needs is what may help the pod, if it is to be woken at all.
+func (w *waiter) needs() (lack ipam.Lack, ok bool) {
+	switch {
+	case w.state == short:
+		return w.lack, true
+	case w.state == elsewhere && w.narrow:
+		return ipam.LackOwner, true
+	}
+	return 0, false
+}
 
 // answered says that the pod's attempt has seen what is on offer to it.
 func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.seen }
@@ -160,7 +203,7 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 		w.pod, w.request = pod, request
 		l.insert(w)
 	}
-	w.state, w.seen, w.deadline = attempting, l.changes, time.Time{}
+	w.state, w.narrow, w.seen, w.deadline = attempting, false, l.changes, time.Time{}
 	if w.offer != nil {
 		l.doubt(w, now.Add(endsWithin))
 	}
@@ -196,6 +239,13 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 	}
 }
 
+// narrowed is called when the attempt leaves out nodes because of what the owner keeps.
+func (l *line) narrowed(uid types.UID) {
+	if w := l.pods[uid]; w != nil {
+		w.narrow = true
+	}
+}
+
 // end is called when the attempt of a pod has ended, whatever came of it.
 func (l *line) end(w *waiter, now time.Time) {
 	if l.trying == w {
@@ -212,8 +262,7 @@ func (l *line) end(w *waiter, now time.Time) {
 	}
 	o := l.take(w)
 	if o.Owner != nil && !o.Addr.IsValid() && w.state == short && w.lack&ipam.LackOwner != 0 {
-		// It is not enough for pods that want as many addresses.
-		o.below = len(w.request.Parts)
+		o.tooFew = demandOf(&w.request)
 	}
 	l.pass(o, 2, now)
 }
@@ -277,10 +326,9 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	l.changes++
 	if change.Everything {
 		for _, w := range l.order {
-			switch w.state {
-			case attempting:
+			if w.state == attempting {
 				w.state = overtaken
-			case short:
+			} else if _, ok := w.needs(); ok {
 				l.take(w)
 				l.awaken(w, now)
 			}
@@ -320,7 +368,8 @@ func (l *line) pass(o *offer, n int, now time.Time) {
 		if n == 0 {
 			break
 		}
-		if w.state != short || w.seen >= o.number || o.below > 0 && len(w.request.Parts) >= o.below || !helps(&w.request, w.lack) {
+		lack, ok := w.needs()
+		if !ok || w.seen >= o.number || o.tooFew != nil && o.tooFew.within(demandOf(&w.request)) || !helps(&w.request, lack) {
 			continue
 		}
 		if w.offer != nil {

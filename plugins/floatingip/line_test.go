@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 var stateNames = map[state]string{attempting: "attempting", overtaken: "overtaken", short: "short", woken: "woken", elsewhere: "elsewhere"}
@@ -95,6 +96,32 @@ func TestLineStates(t *testing.T) {
 			if _, wakes := l.wake[pod.UID]; wakes != (got == woken && from != woken) {
 				t.Errorf("%s: from %s to %s: to be woken: %v", event.name, stateNames[from], stateNames[got], wakes)
 			}
+		}
+	}
+
+	// An attempt that left out nodes and then failed for another reason.
+	for _, test := range []struct {
+		name   string
+		change ipam.Change
+		want   state
+	}{
+		{"an idle address of the owner's", ipam.Change{Owner: &request.Owner, Addr: web.Addr}, woken},
+		{"everything changes", ipam.Change{Everything: true}, woken},
+		{"another pool", ipam.Change{Pool: "db"}, elsewhere},
+	} {
+		l := newLine(&queue{free: true})
+		l.begin(pod, request, now)
+		l.narrowed(pod.UID)
+		l.begin(other, otherRequest, now)
+		l.changed(test.change, now)
+		if got := l.pods[pod.UID].state; got != test.want {
+			t.Errorf("on fewer nodes: %s: %s, want %s", test.name, stateNames[got], stateNames[test.want])
+		}
+		l.begin(pod, request, now)
+		l.begin(other, otherRequest, now)
+		l.changed(test.change, now)
+		if got := l.pods[pod.UID].state; got != elsewhere {
+			t.Errorf("on all nodes: %s: %s", test.name, stateNames[got])
 		}
 	}
 
@@ -572,5 +599,50 @@ func (w *world) check(seed uint64) {
 	}
 	for addr, waits := range w.line.offered {
 		t.Errorf("seed %d: %s is on offer to pod %s", seed, addr, waits.pod.UID)
+	}
+}
+
+// What is not enough for one pod is offered to those that want less, or addresses of
+// another family.
+func TestTooFew(t *testing.T) {
+	now := time.Unix(0, 0)
+	for _, test := range []struct {
+		name      string
+		first, is []v1alpha1.IPFamily
+		wakes     bool
+	}{
+		{"as many", []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv6}, false},
+		{"more", []v1alpha1.IPFamily{""}, []v1alpha1.IPFamily{"", ""}, false},
+		{"fewer", []v1alpha1.IPFamily{"", ""}, []v1alpha1.IPFamily{""}, true},
+		{"another family", []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv4}, true},
+		{"both families", []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := newLine(&queue{free: true})
+			first, firstRequest := waitingPod("first", 1, "web")
+			next, nextRequest := waitingPod("next", 0, "web")
+			firstRequest.Parts, nextRequest.Parts = nil, nil
+			for _, family := range test.first {
+				firstRequest.Parts = append(firstRequest.Parts, ipam.Part{Family: family})
+			}
+			for _, family := range test.is {
+				nextRequest.Parts = append(nextRequest.Parts, ipam.Part{Family: family})
+			}
+			nextRequest.Owner = firstRequest.Owner
+			for pod, request := range map[*v1.Pod]ipam.Request{first: firstRequest, next: nextRequest} {
+				l.begin(pod, request, now)
+				l.short(pod.UID, ipam.LackOwner, now)
+			}
+			l.changed(ipam.Change{Owner: &firstRequest.Owner}, now)
+			if l.pods[first.UID].state != woken || l.pods[next.UID].state != short {
+				t.Fatal("the change is not offered to the first pod alone")
+			}
+			l.begin(first, firstRequest, now)
+			l.short(first.UID, ipam.LackOwner, now)
+			l.end(l.pods[first.UID], now)
+			if got := l.pods[next.UID].state == woken; got != test.wakes {
+				t.Errorf("the next pod is woken: %v", got)
+			}
+		})
 	}
 }

@@ -193,6 +193,10 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 			if was.UID != is.UID || isPending(was) && !isPending(is) {
 				s.waiting.forget(was.UID)
 			}
+			if was.UID != is.UID {
+				s.ended(was) // The watch missed its end, and a new pod has its name.
+				return
+			}
 			if isGone(is, string(was.UID)) && !isGone(was, string(was.UID)) || s.pods.lost(is) && was.DeletionTimestamp == nil {
 				s.ended(is)
 			}

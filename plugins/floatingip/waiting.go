@@ -67,6 +67,12 @@ func (w *waiting) short(uid types.UID, lack ipam.Lack) {
 	w.do(func(l *line, now time.Time) { l.short(uid, lack, now) })
 }
 
+// narrowed notes that the attempt leaves out nodes because of the addresses that the
+// pod's owner keeps.
+func (w *waiting) narrowed(uid types.UID) {
+	w.do(func(l *line, _ time.Time) { l.narrowed(uid) })
+}
+
 // reserved forgets a pod that has these addresses now, and says since when it was
 // known. kept: all were its owner's before.
 func (w *waiting) reserved(uid types.UID, addrs []netip.Addr, kept bool) (since time.Time, ok bool) {

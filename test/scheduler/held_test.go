@@ -38,7 +38,7 @@ func TestHeldAddressIsNotDeleted(t *testing.T) {
 		return nil
 	})
 	err := w.berth.FloatingIPs.Delete(w.ctx, "10.0.70.2", metav1.DeleteOptions{})
-	want := fmt.Sprintf("the address is held by pod %s/web-0: delete the pod instead, and the address is freed by its release policy Never", namespace)
+	want := fmt.Sprintf("the address is held by pod %s/web-0: delete the pod instead, and the address is freed by its release policy Never; if there is no such pod any more, patch spec.pod to null first", namespace)
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
 		t.Errorf("deleting a held address: %v, want %q", err, want)
 	}

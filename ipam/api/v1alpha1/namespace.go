@@ -11,9 +11,10 @@ import (
 
 // NamespaceUID is that of the namespace that the address was recorded for: empty if
 // that was not recorded, [NilUID] if the address waits for a namespace of that name,
-// since it was restored from a backup. The address must have an owner.
+// since it was restored from a backup or imported before its namespace was made. The
+// address must have an owner.
 func (ip *FloatingIP) NamespaceUID() types.UID {
-	if ip.Spec.KeepUntil != nil {
+	if ip.Spec.KeepUntil != nil || ip.Spec.Owner.IsAwaited() && ip.Spec.Owner.NamespaceUID == "" {
 		return NilUID
 	}
 	return ip.Spec.Owner.NamespaceUID
