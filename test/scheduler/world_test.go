@@ -46,6 +46,10 @@ type world struct {
 	kube   *kubernetes.Clientset
 	berth  *client.Client
 	wires  *wires
+
+	// crdsDeleted and crdsGone are when the test deleted the CRDs, and saw that they
+	// were gone.
+	crdsDeleted, crdsGone time.Time
 }
 
 // newWorld starts an API server and applies the manifests. It ends with the
