@@ -117,7 +117,7 @@ func slimWorkload(object metav1.Object) *judge.Workload {
 func surges(d *appsv1.Deployment) int {
 	rolling := d.Spec.Strategy.RollingUpdate
 	switch {
-	case rolling == nil:
+	case rolling == nil || *d.Spec.Replicas == 0: // Nothing is kept for a Deployment that wants no pods.
 		return 0
 	case rolling.MaxUnavailable.Type == intstr.Int && rolling.MaxUnavailable.IntValue() > 0:
 		return 0
@@ -125,7 +125,7 @@ func surges(d *appsv1.Deployment) int {
 		return rolling.MaxSurge.IntValue()
 	}
 	// The default, 25% of each.
-	if n := *d.Spec.Replicas; n > 0 && n < 4 {
+	if *d.Spec.Replicas < 4 {
 		return 1
 	}
 	return 0
