@@ -149,6 +149,17 @@ func TestSharedFamily(t *testing.T) {
 			t.Errorf("the pod has %s, want the IPv4 address", got)
 		}
 	})
+	t.Run("claim made again", func(t *testing.T) {
+		s := newServer()
+		i := openWith(t, s, &poolWatch{pools: both, claims: []*v1alpha1.IPClaim{claimOf(2)}})
+		commit(t, i, reserve(t, i, saying(claiming("before", "before"), v1alpha1.IPv6)))
+		again := claimOf(2)
+		again.UID = "again"
+		i = openWith(t, s, &poolWatch{pools: both, claims: []*v1alpha1.IPClaim{again}})
+		if got := reserve(t, i, claiming("next", "next")).Names(); got != second {
+			t.Errorf("a pod has %s, want %s, as the claim has IPv6", got, second)
+		}
+	})
 	t.Run("Deployment", func(t *testing.T) {
 		s := newServer()
 		deployment := func(name string) Request {

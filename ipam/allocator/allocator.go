@@ -412,7 +412,8 @@ func (a *Allocator) owned(owner Owner) (v4, v6 int) {
 }
 
 // Shared counts the addresses of each family that pods of an owner have or may have,
-// by its UID and by what mayKeep says of those that are stored.
+// by its UID and by what mayKeep says of those that are stored. An IPClaim takes what
+// an earlier one of its name left.
 func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -421,7 +422,7 @@ func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 int)
 			return true
 		}
 		record := e.record()
-		return (e.stored.isFor(owner) || e.stored.policy == Never) && mayKeep(&record)
+		return (owner.Kind == "IPClaim" || e.stored.isFor(owner) || e.stored.policy == Never) && mayKeep(&record)
 	})
 }
 

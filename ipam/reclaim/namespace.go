@@ -48,15 +48,19 @@ func (r *Reclaimer) bind(ip *v1alpha1.FloatingIP, spec *v1alpha1.FloatingIPSpec)
 	}
 }
 
-// endWait ends the time for which an address was kept after it was restored: from now
-// on it is of the namespace that has its name, and of no later one. It says whether
+// endWait ends the time for which an address was kept after it was restored, or until
+// its namespace was made: from now on it is of the namespace that has its name, and of
+// no later one. It says whether
 // there was something to write.
 func (r *Reclaimer) endWait(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
-	if ip.Spec.KeepUntil == nil {
+	if ip.NamespaceUID() != v1alpha1.NilUID {
 		return false, nil
 	}
 	spec := ip.Spec.DeepCopy()
 	r.bind(ip, spec)
+	if ip.Spec.KeepUntil == nil && spec.Owner.NamespaceUID == "" {
+		return false, nil // The namespace is still to be made.
+	}
 	spec.KeepUntil = nil
 	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
 		return false, err

@@ -99,6 +99,8 @@ func TestNamespaceGone(t *testing.T) {
 		{"of an older version, deleted", nil, v1alpha1.ReleaseNever, "", nil, nil, nil, 0, "free", false},
 		{"of an older version, made again", nil, v1alpha1.ReleaseNever, "", nil, now, now, 0, "free", false},
 		{"waits for its owner and its namespace", awaited, v1alpha1.ReleaseNever, "", nil, nil, nil, 0, "", false},
+		{"waits for its owner, its namespace is there", awaited, v1alpha1.ReleaseNever, "", nil, now, now, 0, "of now", false},
+		{"waits for its owner, made again", awaited, v1alpha1.ReleaseNever, "before", nil, now, now, 0, "free", false},
 		{"restored, and kept yet", nil, v1alpha1.ReleaseNever, "before", later, nil, nil, 0, "", false},
 		{"restored, and kept yet, made again", nil, v1alpha1.ReleaseNever, "before", later, now, now, 0, "", false},
 		{"restored, and no longer kept", nil, v1alpha1.ReleaseNever, "before", past, now, now, 0, "of now", false},

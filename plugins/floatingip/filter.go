@@ -115,7 +115,8 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	names := sets.New[string]()
 	for _, node := range nodes {
 		rejection := candidates.Rejects(pl.nodes.reach(candidates.Snapshot(), node.Node()))
-		if rejection == nil || !rejection.Unresolvable {
+		// Why others are rejected Filter says.
+		if rejection == nil || rejection.Reason != ipam.ReasonKeptNode {
 			names.Insert(node.Node().Name)
 		}
 	}

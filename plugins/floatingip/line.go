@@ -32,16 +32,17 @@ import (
 //
 //	event                         attempting  overtaken   short       woken       elsewhere
 //	an attempt begins             attempting  attempting  attempting  attempting  attempting
-//	  and one of another pod was  elsewhere   elsewhere   short       woken       -
+//	  and one of another pod was  elsewhere   elsewhere [4] short       woken       -
 //	an address is lacking         short       woken       short [1]   woken       short [1]
 //	a change may help             overtaken   overtaken   woken [2]   woken       elsewhere [3]
-//	time has passed               elsewhere   elsewhere   short       short       -
+//	time has passed               elsewhere   elsewhere [4] short     short       -
 //	reserved, gone                left the line, in every state
 //
 // [1] woken if anything changed since the attempt began: it may have been that.
 // [2] if it is the pod's turn.
 // [3] woken if it is the pod's turn and the attempt left out nodes from which the
 // addresses that the owner keeps cannot be reached: another address, or node, may do.
+// [4] woken if the attempt left out such nodes.
 //
 // A change is offered to the first pod of the line that it may help, one that came
 // with n addresses to n pods. Who has an offer is woken, and answers it in its next
@@ -118,8 +119,8 @@ type waiter struct {
 type offer struct {
 	ipam.Change
 	number uint64
-	// tooFew is what a pod wanted for which it was not enough; nil: none.
-	tooFew demand
+	// tooFew is what pods wanted for which it was not enough.
+	tooFew []demand
 }
 
 // demand is how many addresses of which family a pod wants; of either: "".
@@ -136,6 +137,11 @@ func demandOf(request *ipam.Request) demand {
 		d[family]++
 	}
 	return d
+}
+
+// isTooFewFor says whether it was not enough for a pod that wanted no more.
+func (o *offer) isTooFewFor(request *ipam.Request) bool {
+	return len(o.tooFew) > 0 && slices.ContainsFunc(o.tooFew, func(d demand) bool { return d.within(demandOf(request)) })
 }
 
 // within says whether another pod wants no fewer of any family.
@@ -240,9 +246,10 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 }
 
 // narrowed is called when the attempt leaves out nodes because of what the owner keeps.
-func (l *line) narrowed(uid types.UID) {
+func (l *line) narrowed(uid types.UID, now time.Time) {
 	if w := l.pods[uid]; w != nil {
 		w.narrow = true
+		l.doubt(w, now.Add(endsWithin)) // What helps it later must find it elsewhere.
 	}
 }
 
@@ -251,7 +258,10 @@ func (l *line) end(w *waiter, now time.Time) {
 	if l.trying == w {
 		l.trying = nil
 	}
-	if w.state == attempting || w.state == overtaken {
+	switch {
+	case w.state == overtaken && w.narrow:
+		l.awaken(w, now)
+	case w.state == attempting || w.state == overtaken:
 		w.state = elsewhere
 	}
 	if w.state != woken {
@@ -262,7 +272,7 @@ func (l *line) end(w *waiter, now time.Time) {
 	}
 	o := l.take(w)
 	if o.Owner != nil && !o.Addr.IsValid() && w.state == short && w.lack&ipam.LackOwner != 0 {
-		o.tooFew = demandOf(&w.request)
+		o.tooFew = append(slices.Clip(o.tooFew), demandOf(&w.request))
 	}
 	l.pass(o, 2, now)
 }
@@ -369,7 +379,7 @@ func (l *line) pass(o *offer, n int, now time.Time) {
 			break
 		}
 		lack, ok := w.needs()
-		if !ok || w.seen >= o.number || o.tooFew != nil && o.tooFew.within(demandOf(&w.request)) || !helps(&w.request, lack) {
+		if !ok || w.seen >= o.number || o.isTooFewFor(&w.request) || !helps(&w.request, lack) {
 			continue
 		}
 		if w.offer != nil {

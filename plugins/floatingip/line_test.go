@@ -111,7 +111,7 @@ func TestLineStates(t *testing.T) {
 	} {
 		l := newLine(&queue{free: true})
 		l.begin(pod, request, now)
-		l.narrowed(pod.UID)
+		l.narrowed(pod.UID, now)
 		l.begin(other, otherRequest, now)
 		l.changed(test.change, now)
 		if got := l.pods[pod.UID].state; got != test.want {
@@ -122,6 +122,23 @@ func TestLineStates(t *testing.T) {
 		l.changed(test.change, now)
 		if got := l.pods[pod.UID].state; got != elsewhere {
 			t.Errorf("on all nodes: %s: %s", test.name, stateNames[got])
+		}
+	}
+
+	for _, soon := range []bool{true, false} {
+		l := newLine(&queue{free: true})
+		l.begin(pod, request, now)
+		l.narrowed(pod.UID, now)
+		later := now.Add(endsWithin)
+		if soon {
+			l.changed(ipam.Change{Everything: true}, now)
+			l.expire(later)
+		} else {
+			l.expire(later)
+			l.changed(ipam.Change{Everything: true}, later)
+		}
+		if got := l.pods[pod.UID].state; got != woken {
+			t.Errorf("on fewer nodes, and no other pod is tried, changed during the attempt %v: %s", soon, stateNames[got])
 		}
 	}
 
@@ -599,6 +616,36 @@ func (w *world) check(seed uint64) {
 	}
 	for addr, waits := range w.line.offered {
 		t.Errorf("seed %d: %s is on offer to pod %s", seed, addr, waits.pod.UID)
+	}
+}
+
+// What is not enough for pods of either family is not offered to all of both in turn.
+func TestTooFewOfBoth(t *testing.T) {
+	now := time.Unix(0, 0)
+	l := newLine(&queue{free: true})
+	requests := map[types.UID]ipam.Request{}
+	for i := range 20 {
+		pod, request := waitingPod(fmt.Sprint(i), 0, "web")
+		request.Owner = ipam.Owner{Kind: "IPClaim", Name: "both"}
+		request.Parts = []ipam.Part{{Family: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}[i%2]}}
+		requests[pod.UID] = request
+		l.begin(pod, request, now)
+		l.short(pod.UID, ipam.LackOwner, now)
+	}
+	l.end(l.trying, now)
+	l.changed(ipam.Change{Owner: &ipam.Owner{Kind: "IPClaim", Name: "both"}}, now)
+	attempts := 0
+	for len(l.wake) > 0 {
+		for uid, pod := range l.wake {
+			attempts++
+			l.begin(pod, requests[uid], now)
+			l.short(uid, ipam.LackOwner, now)
+			l.end(l.pods[uid], now)
+			break
+		}
+	}
+	if attempts > 6 {
+		t.Errorf("%d attempts, want a few of each family", attempts)
 	}
 }
 

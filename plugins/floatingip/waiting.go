@@ -70,7 +70,7 @@ func (w *waiting) short(uid types.UID, lack ipam.Lack) {
 // narrowed notes that the attempt leaves out nodes because of the addresses that the
 // pod's owner keeps.
 func (w *waiting) narrowed(uid types.UID) {
-	w.do(func(l *line, _ time.Time) { l.narrowed(uid) })
+	w.do(func(l *line, now time.Time) { l.narrowed(uid, now) })
 }
 
 // reserved forgets a pod that has these addresses now, and says since when it was
