@@ -30,12 +30,12 @@ import (
 //	woken       an attempt is to come
 //	elsewhere   the last attempt ended without a word: it failed for another reason
 //
-//	event                         attempting  overtaken   short       woken       elsewhere
-//	an attempt begins             attempting  attempting  attempting  attempting  attempting
-//	  and one of another pod was  elsewhere   elsewhere [4] short       woken       -
-//	an address is lacking         short       woken       short [1]   woken       short [1]
-//	a change may help             overtaken   overtaken   woken [2]   woken       elsewhere [3]
-//	time has passed               elsewhere   elsewhere [4] short     short       -
+//	event                         attempting  overtaken      short      woken       elsewhere
+//	an attempt begins             attempting  attempting     attempting attempting  attempting
+//	  and one of another pod was  elsewhere   elsewhere [4]  short      woken       -
+//	an address is lacking         short       woken          short [1]  woken       short [1]
+//	a change may help             overtaken   overtaken      woken [2]  woken       elsewhere [3]
+//	time has passed               elsewhere   elsewhere [4]  short      short       -
 //	reserved, gone                left the line, in every state
 //
 // [1] woken if anything changed since the attempt began: it may have been that.
