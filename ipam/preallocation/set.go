@@ -5,6 +5,7 @@ package preallocation
 import (
 	"cmp"
 	"math"
+	"net/netip"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -84,10 +85,11 @@ type portion struct {
 // No more are taken of a family than the reclaimer leaves: where addresses do not fit
 // the template any more, new ones are taken as those are freed.
 func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v1alpha1.FloatingIP) (Goal, Count) {
-	owned := slices.DeleteFunc(slices.Clone(recorded), func(ip *v1alpha1.FloatingIP) bool { return !s.owns(ip) })
+	var owned []netip.Addr
 	has := Count{}
-	for _, ip := range owned {
-		if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
+	for _, ip := range recorded {
+		if addr, err := v1alpha1.AddrOf(ip.Name); err == nil && s.owns(ip) {
+			owned = append(owned, addr)
 			has[pools.FamilyOf(addr)]++
 		}
 	}
@@ -95,11 +97,7 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 	narrow := slices.Clone(portions)
 	slices.SortStableFunc(narrow, func(a, b *portion) int { return cmp.Compare(a.width(), b.width()) })
 	pods := int(s.size.Pods())
-	for _, ip := range owned {
-		addr, err := v1alpha1.AddrOf(ip.Name)
-		if err != nil {
-			continue
-		}
+	for _, addr := range owned {
 		// Where lists overlap, an address counts for the one that has fewest.
 		if at := slices.IndexFunc(narrow, func(p *portion) bool { return p.has < p.n*pods && p.part.Fits(addr) }); at >= 0 {
 			narrow[at].has++

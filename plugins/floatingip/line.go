@@ -141,7 +141,11 @@ func demandOf(request *ipam.Request) demand {
 
 // isTooFewFor says whether it was not enough for a pod that wanted no more.
 func (o *offer) isTooFewFor(request *ipam.Request) bool {
-	return len(o.tooFew) > 0 && slices.ContainsFunc(o.tooFew, func(d demand) bool { return d.within(demandOf(request)) })
+	if len(o.tooFew) == 0 {
+		return false
+	}
+	wanted := demandOf(request)
+	return slices.ContainsFunc(o.tooFew, func(d demand) bool { return d.within(wanted) })
 }
 
 // within says whether another pod wants no fewer of any family.

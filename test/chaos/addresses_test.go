@@ -148,8 +148,8 @@ func partsOf(annotations map[string]string, n int) []judge.Part {
 
 // demand is how many addresses of each family parts are.
 func demand(parts []judge.Part) (four, six int) {
-	for _, part := range parts {
-		if part.Family == v1alpha1.IPv6 || len(part.Ranges) > 0 && strings.Contains(part.Ranges[0], ":") {
+	for i := range parts {
+		if parts[i].Is6() {
 			six++
 		} else {
 			four++

@@ -92,12 +92,7 @@ func (w *world) create3(name string, options ...func(*v1.Pod)) {
 // the end it has as many as its set, whatever keeps addresses otherwise.
 func TestFixedSetAheadRaces(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
-	w.nodes(3)
-	w.kubelet(w.endLate())
-	w.scheduler(schedulerOptions{})
-	w.controller()
-	w.pool("web", "10.0.70.2-10.0.70.250")
+	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.250")
 	const n = 8
 	options := func(i int) []func(*v1.Pod) {
 		switch i % 4 {

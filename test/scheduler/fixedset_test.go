@@ -123,6 +123,18 @@ func (w *world) endLate() func(*v1.Pod) bool {
 	}
 }
 
+// newDeploymentWorld starts all that Deployments need on three nodes, and a pool web.
+func newDeploymentWorld(t *testing.T, addresses string) *world {
+	t.Helper()
+	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w.nodes(3)
+	w.kubelet(w.endLate())
+	w.scheduler(schedulerOptions{})
+	w.controller()
+	w.pool("web", addresses)
+	return w
+}
+
 // strategy of a rolling update.
 func strategy(surge, unavailable string) appsv1.DeploymentStrategy {
 	s, u := intstr.Parse(surge), intstr.Parse(unavailable)
@@ -294,12 +306,7 @@ func (w *world) staysOnItsSet(test fixedSetCase, census *census) {
 // that stay are kept, those without a pod go first.
 func TestFixedSetScales(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
-	w.nodes(3)
-	w.kubelet(w.endLate())
-	w.scheduler(schedulerOptions{})
-	w.controller()
-	w.pool("web", "10.0.70.2-10.0.70.60")
+	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
 	w.deployment("web", 4, strategy("1", "0"))
 	w.restart("web", 4)
 	w.has("web", 5)
@@ -457,12 +464,7 @@ func TestFixedSetNodeLost(t *testing.T) {
 // go on when it is mended.
 func TestFixedSetStuckUpdates(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
-	w.nodes(3)
-	w.kubelet(w.endLate())
-	w.scheduler(schedulerOptions{})
-	w.controller()
-	w.pool("web", "10.0.70.2-10.0.70.60")
+	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
 	w.pool("six", "fd00:70::2-fd00:70::60", func(pool *v1alpha1.IPPool) { pool.Spec.Subnet, pool.Spec.Gateway = "fd00:70::/64", "fd00:70::1" })
 	t.Run("Deployments", func(t *testing.T) {
 		for name, strategy := range map[string]appsv1.DeploymentStrategy{"some-unavailable": strategy("25%", "25%"), "none-unavailable": strategy("1", "0")} {
@@ -513,6 +515,7 @@ func (w *world) goesOnAfterStuckUpdates(name string, strategy appsv1.DeploymentS
 	} {
 		w.patchDeployment(name, patch)
 		w.rolledOut(name, 4)
+		w.invariants()
 	}
 }
 

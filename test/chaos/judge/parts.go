@@ -25,6 +25,11 @@ func (p *Part) fits(addr netip.Addr) bool {
 // isOfEither says whether nothing says of which family the address is to be.
 func (p *Part) isOfEither() bool { return p.Family == "" && len(p.Ranges) == 0 }
 
+// Is6 says whether the address must be IPv6.
+func (p *Part) Is6() bool {
+	return p.Family == v1alpha1.IPv6 || len(p.Ranges) > 0 && strings.Contains(p.Ranges[0], ":")
+}
+
 // familySettles is how long a scheduler may go by what it knew before a claim got an
 // address of another family.
 const familySettles = time.Minute
@@ -34,8 +39,8 @@ const familySettles = time.Minute
 // IPv4 are for pods that ask for IPv6. Empty: there is none.
 func (s *State) wrongFamily(pod *Pod, at time.Time) string {
 	sixes := 0
-	for _, part := range pod.Parts {
-		if part.Family == v1alpha1.IPv6 || len(part.Ranges) > 0 && strings.Contains(part.Ranges[0], ":") {
+	for i := range pod.Parts {
+		if pod.Parts[i].Is6() {
 			sixes++
 		}
 	}
