@@ -27,6 +27,7 @@ var rules = []rule{
 	{"plugins/floatingip", []string{"agent", "cni", "k8s.io/kubernetes"}, "plugin code stays on the published framework"},
 	{"ipam", []string{"plugins", "agent", "cni", "k8s.io/kube-scheduler", "k8s.io/kubernetes"}, "addresses know no scheduler"},
 	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},
+	{"ipam/iprange", []string{"context", "k8s.io", "ipam/api", "ipam/pools"}, "ranges are plain values: standard library only"},
 	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},
 	{"ipam/galaxy", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "Galaxy's formats are read without I/O, also in the scheduler and on nodes"},
 	{"ipam/backup", []string{"k8s.io/client-go", "k8s.io/cli-runtime", "ipam/galaxy"}, "a plan is made without I/O"},

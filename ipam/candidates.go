@@ -317,9 +317,7 @@ func (c *Candidates) wants(nodePools []int) []allocator.Want {
 				wants[i].Pools = append(wants[i].Pools, position)
 			}
 		}
-		for _, r := range c.request.Parts[i].Ranges {
-			wants[i].Ranges = append(wants[i].Ranges, allocator.Range{First: r.First, Last: r.Last})
-		}
+		wants[i].Ranges = c.request.Parts[i].Ranges
 	}
 	return wants
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // fromClaim writes into a request what its claim says.
@@ -40,15 +40,15 @@ func fromClaim(r *Request, claim *v1alpha1.IPClaim) error {
 	if len(spec.Ranges) == 0 {
 		return nil
 	}
-	var ranges []pools.Range
+	var ranges []iprange.Range
 	for i, text := range spec.Ranges {
-		parsed, err := pools.ParseRange(text)
+		parsed, err := iprange.Parse(text)
 		if err != nil {
 			return fmt.Errorf("spec.ranges[%d]: %w", i, err)
 		}
 		ranges = append(ranges, parsed)
 	}
-	ranges, _ = pools.Join(ranges, math.MaxInt)
+	ranges, _ = iprange.Join(ranges, math.MaxInt)
 	parts := make([]Part, len(r.Parts))
 	for i, part := range r.Parts {
 		if len(part.Ranges) > 0 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -162,7 +163,7 @@ func (c *Candidates) describePart(part int, text string) string {
 	return fmt.Sprintf("address %d of %d (%s): %s", part+1, len(c.parts), strings.Join(what, ", "), text)
 }
 
-func rangesText(ranges []pools.Range) string {
+func rangesText(ranges []iprange.Range) string {
 	const most = 4
 	var texts []string
 	for i, r := range ranges {

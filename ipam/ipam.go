@@ -202,11 +202,9 @@ func (i *IPAM) Run(ctx context.Context) {
 func allocatorPools(snapshot *pools.Snapshot) []allocator.Pool {
 	var result []allocator.Pool
 	for _, pool := range snapshot.Pools() {
-		p := allocator.Pool{Name: pool.Name, Capacity: pool.Capacity(), Disabled: pool.Disabled, MaxPerNamespace: pool.MaxPerNamespace}
-		for _, r := range pool.Ranges {
-			p.Ranges = append(p.Ranges, allocator.Range{First: r.First, Last: r.Last})
-		}
-		result = append(result, p)
+		result = append(result, allocator.Pool{
+			Name: pool.Name, Ranges: pool.Ranges, Capacity: pool.Ranges.Size(), Disabled: pool.Disabled, MaxPerNamespace: pool.MaxPerNamespace,
+		})
 	}
 	return result
 }

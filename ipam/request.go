@@ -14,6 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -85,7 +86,7 @@ type Part struct {
 	// Family of the address; empty: either.
 	Family v1alpha1.IPFamily
 	// Ranges that the address must be in; none: any.
-	Ranges []pools.Range
+	Ranges []iprange.Range
 }
 
 // Holder is whose the addresses will be; for a claim without its UID.
@@ -108,7 +109,7 @@ func (p *Part) Fits(addr netip.Addr) bool {
 	if p.Family != "" && p.Family != pools.FamilyOf(addr) {
 		return false
 	}
-	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r pools.Range) bool { return r.Contains(addr) })
+	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r iprange.Range) bool { return r.Contains(addr) })
 }
 
 // isOfEither says whether the part says nothing of its family.
@@ -119,7 +120,7 @@ func (p *Part) fitsPool(pool *pools.Pool) bool {
 	if p.Family != "" && p.Family != pool.Family() {
 		return false
 	}
-	return len(p.Ranges) == 0 || pool.HasAnyOf(p.Ranges)
+	return len(p.Ranges) == 0 || pool.Ranges.Overlaps(p.Ranges)
 }
 
 // names says whether the request may use a pool by its name and labels.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -35,7 +36,7 @@ func exactly(texts ...string) Part {
 	var part Part
 	for _, text := range texts {
 		addr := netip.MustParseAddr(text)
-		part.Ranges = append(part.Ranges, pools.Range{First: addr, Last: addr})
+		part.Ranges = append(part.Ranges, iprange.Single(addr))
 	}
 	return part
 }
@@ -505,7 +506,7 @@ func TestSuit(t *testing.T) {
 	i := open(t, newServer(), testPool("ten", "10.0.70.2-10.0.70.11"), testPool("two", "10.0.70.21-10.0.70.22"))
 	plain := request("web-0", "web", "")
 	inRange := plain
-	inRange.Parts = []Part{{Ranges: []pools.Range{{First: netip.MustParseAddr("10.0.70.1"), Last: netip.MustParseAddr("10.0.70.9")}}}}
+	inRange.Parts = []Part{{Ranges: []iprange.Range{{First: netip.MustParseAddr("10.0.70.1"), Last: netip.MustParseAddr("10.0.70.9")}}}}
 	twice := plain
 	twice.Parts = make([]Part, 2)
 	retained := request("kept-0", "kept", v1alpha1.ReleaseRetain)

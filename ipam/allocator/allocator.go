@@ -12,6 +12,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 var (
@@ -99,23 +101,18 @@ func (e *entry) usable(owner Owner, podUID string, pods Pods) bool {
 // Allocator is the book. Safe for concurrent use; no method blocks but for the
 // mutex.
 type Allocator struct {
-	mu      sync.Mutex
-	pools   []*freeSpace
-	view    *View // of pools
-	byName  map[string]*freeSpace
-	byRange []homedRange
-	index   index
-	pods    Pods
+	mu     sync.Mutex
+	pools  []*freeSpace
+	view   *View // of pools
+	byName map[string]*freeSpace
+	homes  iprange.Table[*freeSpace]
+	index  index
+	pods   Pods
 	// owners lists the addresses that are stored for an owner or promised to it, by
 	// the hash of its key: a list may have other owners' as well.
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
-}
-
-type homedRange struct {
-	Range
-	pool *freeSpace
 }
 
 // Pods says what is known of the pods that records name. It is called under the
@@ -150,7 +147,6 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	previous := a.byName
 	a.pools = make([]*freeSpace, 0, len(pools))
 	a.byName = make(map[string]*freeSpace, len(pools))
-	a.byRange = a.byRange[:0]
 	// changed pools have other addresses, capped ones had no cap before.
 	var changed, capped []*freeSpace
 	for _, pool := range pools {
@@ -168,11 +164,12 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 		}
 		a.pools = append(a.pools, space)
 		a.byName[pool.Name] = space
-		for _, r := range pool.Ranges {
-			a.byRange = append(a.byRange, homedRange{Range: r, pool: space})
-		}
 	}
-	slices.SortFunc(a.byRange, func(x, y homedRange) int { return x.First.Compare(y.First) })
+	a.homes = iprange.Table[*freeSpace]{}
+	// Ascending, for the table grows fastest at its end.
+	for _, space := range slices.SortedFunc(slices.Values(a.pools), func(x, y *freeSpace) int { return x.first().Compare(y.first()) }) {
+		a.homes.Add(space.Ranges, space)
+	}
 	for _, space := range previous { // those that were not kept
 		for space.resting.first != nil {
 			e := space.resting.first
@@ -231,11 +228,8 @@ func (a *Allocator) visit(spaces []*freeSpace, look func(*freeSpace, *entry)) {
 }
 
 func (a *Allocator) home(addr netip.Addr) *freeSpace {
-	i, _ := slices.BinarySearchFunc(a.byRange, addr, func(r homedRange, addr netip.Addr) int { return r.Last.Compare(addr) })
-	if i < len(a.byRange) && !addr.Less(a.byRange[i].First) {
-		return a.byRange[i].pool
-	}
-	return nil
+	home, _ := a.homes.Lookup(addr)
+	return home
 }
 
 // change applies mutate to the entry of addr, which it makes and drops as

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // v4 is the i-th address of 10.0.0.0/8.
@@ -41,7 +43,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 		}
 		b.Run(name, func(b *testing.B) {
 			book := New(nil)
-			book.SetPools([]Pool{{Name: "a", Ranges: []Range{{v4(1), v4(size)}}, Capacity: size, MaxPerNamespace: of.maxPerNamespace}})
+			book.SetPools([]Pool{{Name: "a", Ranges: iprange.Set{{First: v4(1), Last: v4(size)}}, Capacity: size, MaxPerNamespace: of.maxPerNamespace}})
 			fill(book, 1, size*percent/100)
 			names := []string{"a"}
 			for b.Loop() {
@@ -64,7 +66,7 @@ func BenchmarkRanges(b *testing.B) {
 			book := New(nil)
 			pool := Pool{Name: "a"}
 			for i := range 64 {
-				pool.Ranges = append(pool.Ranges, Range{v4(i*1000 + 1), v4(i*1000 + 900)})
+				pool.Ranges = append(pool.Ranges, iprange.Range{First: v4(i*1000 + 1), Last: v4(i*1000 + 900)})
 				pool.Capacity += 900
 			}
 			book.SetPools([]Pool{pool})
@@ -74,10 +76,10 @@ func BenchmarkRanges(b *testing.B) {
 			want := from(book, "a")
 			for i := range n {
 				addr := v4(i*19 + 3)
-				want.Ranges = append(want.Ranges, Range{addr, addr})
+				want.Ranges = append(want.Ranges, iprange.Single(addr))
 			}
 			free := v4(63_900)
-			want.Ranges = append(want.Ranges, Range{free, free})
+			want.Ranges = append(want.Ranges, iprange.Single(free))
 			var wants []Want
 			for range 8 {
 				wants = append(wants, want)

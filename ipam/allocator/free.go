@@ -3,32 +3,12 @@
 package allocator
 
 import (
-	"iter"
 	"math"
 	"net/netip"
-	"slices"
 	"sync/atomic"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
-
-// Range is the addresses from First to Last, both included.
-type Range struct {
-	First, Last netip.Addr
-}
-
-func (r Range) contains(addr netip.Addr) bool {
-	return !addr.Less(r.First) && !r.Last.Less(addr)
-}
-
-// common returns the addresses that are in both ranges, if there are any.
-func (r Range) common(other Range) (Range, bool) {
-	if r.First.Less(other.First) {
-		r.First = other.First
-	}
-	if other.Last.Less(r.Last) {
-		r.Last = other.Last
-	}
-	return r, !r.Last.Less(r.First)
-}
 
 // Unlimited is the capacity and free count of a pool whose size does not fit 64
 // bits.
@@ -41,8 +21,8 @@ const inexhaustible = 1 << 33
 // Pool is what the allocator needs to know of a pool.
 type Pool struct {
 	Name string
-	// Ranges are ascending and disjoint; no address is in two pools.
-	Ranges   []Range
+	// Ranges have no address that another pool has.
+	Ranges   iprange.Set
 	Capacity uint64
 	// Disabled pools give no new addresses.
 	Disabled bool
@@ -88,10 +68,15 @@ func newFreeSpace(pool Pool) *freeSpace {
 
 // rewind sets the cursor to the first address.
 func (f *freeSpace) rewind() {
-	f.rangeIndex, f.next = 0, netip.Addr{}
-	if len(f.Ranges) > 0 {
-		f.next = f.Ranges[0].First
+	f.rangeIndex, f.next = 0, f.first()
+}
+
+// first is the first address of the pool, invalid where it has none.
+func (f *freeSpace) first() netip.Addr {
+	if len(f.Ranges) == 0 {
+		return netip.Addr{}
 	}
+	return f.Ranges[0].First
 }
 
 // free is the number of addresses a new pod could get.
@@ -148,28 +133,4 @@ func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 // queue: the cursor is past it.
 func (f *freeSpace) rests(addr netip.Addr) bool {
 	return f.Capacity < inexhaustible && (!f.next.IsValid() || addr.Less(f.next))
-}
-
-// overlaps says whether the pool has addresses of these ranges.
-func (f *freeSpace) overlaps(ranges []Range) bool {
-	return slices.ContainsFunc(ranges, func(r Range) bool {
-		for range f.common(r) {
-			return true
-		}
-		return false
-	})
-}
-
-// common yields what of a range is the pool's.
-func (f *freeSpace) common(r Range) iter.Seq[Range] {
-	return func(yield func(Range) bool) {
-		// The first of the pool's that ends at or after r begins.
-		at, _ := slices.BinarySearchFunc(f.Ranges, r.First, func(own Range, addr netip.Addr) int { return own.Last.Compare(addr) })
-		for _, own := range f.Ranges[at:] {
-			both, overlap := own.common(r)
-			if !overlap || !yield(both) {
-				return
-			}
-		}
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // index finds entries by address, and the next address that is not in use, without
@@ -182,12 +184,12 @@ func (x *index) all() iter.Seq[*entry] {
 }
 
 // within yields the entries of a range, at the cost of words64 look-ups.
-func (x *index) within(r Range) iter.Seq[*entry] {
+func (x *index) within(r iprange.Range) iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		last, _ := placeOf(r.Last).split()
 		for word, _ := placeOf(r.First).split(); !last.less(word); word = word.next() {
 			for _, e := range x.pages[word].entries {
-				if r.contains(e.addr) && !yield(e) {
+				if r.Contains(e.addr) && !yield(e) {
 					return
 				}
 			}
@@ -197,7 +199,7 @@ func (x *index) within(r Range) iter.Seq[*entry] {
 
 // words64 is in how many words of 64 addresses a range lies, or as many as 32 bits
 // hold if it is more.
-func words64(r Range) uint64 {
+func words64(r iprange.Range) uint64 {
 	first, _ := placeOf(r.First).split()
 	last, _ := placeOf(r.Last).split()
 	if first.hi != last.hi {

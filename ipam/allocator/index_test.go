@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // after returns the address n behind another.
@@ -83,7 +85,7 @@ func TestIndex(t *testing.T) {
 						listed = append(listed, e.addr)
 					}
 				}
-				for e := range x.within(Range{first, last}) {
+				for e := range x.within(iprange.Range{First: first, Last: last}) {
 					found = append(found, e.addr)
 				}
 				if !slices.Equal(found, listed) {
@@ -154,7 +156,7 @@ func TestSetPoolsCounts(t *testing.T) {
 	fill(book, 0, 1000)
 	var pools []Pool
 	for i := range 10 {
-		pools = append(pools, Pool{Name: fmt.Sprint(i), Ranges: []Range{{v4(100*i + 10), v4(100*i + 99)}}, Capacity: 90})
+		pools = append(pools, Pool{Name: fmt.Sprint(i), Ranges: iprange.Set{{First: v4(100*i + 10), Last: v4(100*i + 99)}}, Capacity: 90})
 	}
 	pools = append(pools, Pool{Name: "six", Ranges: ranges("2001:db8::", "2001:db8::ffff:ffff:ffff:ffff"), Capacity: Unlimited})
 	check := func(name string, want Counts) {
@@ -166,7 +168,7 @@ func TestSetPoolsCounts(t *testing.T) {
 	book.SetPools(pools)
 	check("3", Counts{Capacity: 90, Allocated: 90})
 	check("six", Counts{Capacity: Unlimited, Free: Unlimited})
-	pools[3].Ranges, pools[3].Capacity = []Range{{v4(305), v4(399)}, {v4(1200), v4(1204)}}, 100
+	pools[3].Ranges, pools[3].Capacity = iprange.Set{{First: v4(305), Last: v4(399)}, {First: v4(1200), Last: v4(1204)}}, 100
 	book.SetPools(pools)
 	check("3", Counts{Capacity: 100, Allocated: 95, Free: 5})
 	check("4", Counts{Capacity: 90, Allocated: 90})

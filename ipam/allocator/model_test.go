@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // model is a naive book: a map and walks over it.
@@ -31,7 +33,7 @@ type model struct {
 
 // turns is whose turn it is in a pool.
 type turns struct {
-	ranges []Range
+	ranges iprange.Set
 	// fresh addresses were never handed out or passed over; resting ones were and
 	// are free, the one that was freed first in front.
 	fresh, resting []netip.Addr
@@ -146,7 +148,7 @@ func (m *model) roomiest(names []string, namespace string) string {
 
 // free returns the free addresses of some pools in a range that a namespace may
 // have: those of the pool with most of them first, ascending.
-func (m *model) free(names []string, in Range, namespace string) []netip.Addr {
+func (m *model) free(names []string, in iprange.Range, namespace string) []netip.Addr {
 	var found []netip.Addr
 	for len(names) > 0 {
 		best := m.roomiest(names, namespace)
@@ -240,10 +242,10 @@ func seed(t testing.TB) uint64 {
 	return seed
 }
 
-func ranges(texts ...string) []Range {
-	var result []Range
+func ranges(texts ...string) []iprange.Range {
+	var result []iprange.Range
 	for i := 0; i+1 < len(texts); i += 2 {
-		result = append(result, Range{netip.MustParseAddr(texts[i]), netip.MustParseAddr(texts[i+1])})
+		result = append(result, iprange.Range{First: netip.MustParseAddr(texts[i]), Last: netip.MustParseAddr(texts[i+1])})
 	}
 	return result
 }
@@ -474,11 +476,11 @@ func (s *simulation) step() string {
 		return fmt.Sprintf("forget %s", addr)
 	case 9: // schedule a pod on a free address of a range
 		names, c, first := s.names(), s.claimant(), s.any()
-		in := Range{first, first}
+		in := iprange.Single(first)
 		for range s.random.IntN(5) {
 			in.Last = in.Last.Next()
 		}
-		taken, err := s.book.Reserve(c, []Want{from(s.book, names...).in([]Range{in})})
+		taken, err := s.book.Reserve(c, []Want{from(s.book, names...).in([]iprange.Range{in})})
 		free := s.model.free(names, in, c.Owner.Namespace)
 		if (len(free) > 0) != (err == nil) || err == nil && taken[0].Addr != free[0] {
 			s.t.Fatalf("Reserve(%v of %v) gave %v, %v; free are %v", in, names, taken, err, free)
@@ -490,7 +492,7 @@ func (s *simulation) step() string {
 	case 10: // schedule a pod on any address and a certain one
 		names, c, addr := s.names(), s.claimant(), s.any()
 		namespace := c.Owner.Namespace
-		exact := []Range{{addr, addr}}
+		exact := []iprange.Range{iprange.Single(addr)}
 		best := s.model.roomiest(names, namespace)
 		if best == s.model.poolOf(addr) && len(s.model.free([]string{best}, exact[0], namespace)) > 0 && s.model.room(best, namespace) == 1 {
 			// The certain address is the last of its pool: any is from another.

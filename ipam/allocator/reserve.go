@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // Claimant is for whom addresses are reserved.
@@ -32,7 +34,7 @@ type Want struct {
 	Pools []int
 	View  *View
 	// Ranges limit the free addresses; none: any.
-	Ranges []Range
+	Ranges []iprange.Range
 }
 
 // Relief is what would be different after a preemption.
@@ -177,16 +179,12 @@ func (f *freeSpace) room(relief *Relief) uint64 {
 	}
 	if !f.Disabled {
 		for _, addr := range relief.Freed {
-			if f.has(addr) {
+			if f.Ranges.Contains(addr) {
 				free++
 			}
 		}
 	}
 	return free - min(free, uint64(relief.Demand))
-}
-
-func (f *freeSpace) has(addr netip.Addr) bool {
-	return slices.ContainsFunc(f.Ranges, func(r Range) bool { return r.contains(addr) })
 }
 
 // options lists how a want can be served, most fitting first. No more than one
@@ -259,7 +257,7 @@ func (a *Allocator) space(v *View, position int) *freeSpace {
 func (a *Allocator) within(want Want, most int, b *budget) []option {
 	var spaces []*freeSpace
 	for _, position := range want.Pools {
-		if space := a.space(want.View, position); space != nil && space.overlaps(want.Ranges) && b.room(space) > 0 {
+		if space := a.space(want.View, position); space != nil && space.Ranges.Overlaps(want.Ranges) && b.room(space) > 0 {
 			spaces = append(spaces, space)
 		}
 	}
@@ -267,7 +265,7 @@ func (a *Allocator) within(want Want, most int, b *budget) []option {
 	var options []option
 	for _, r := range want.Ranges {
 		for _, space := range spaces {
-			for both := range space.common(r) {
+			for _, both := range space.Ranges.Common(r) {
 				for overlap := true; overlap; {
 					addr, ok := a.available(both, b.relief)
 					if !ok {
@@ -285,10 +283,10 @@ func (a *Allocator) within(want Want, most int, b *budget) []option {
 }
 
 // available returns the first address of a range that is free after a relief.
-func (a *Allocator) available(r Range, relief *Relief) (netip.Addr, bool) {
+func (a *Allocator) available(r iprange.Range, relief *Relief) (netip.Addr, bool) {
 	first, ok := a.index.free(r.First, r.Last)
 	for _, freed := range relief.Freed {
-		if r.contains(freed) && (!ok || freed.Less(first)) {
+		if r.Contains(freed) && (!ok || freed.Less(first)) {
 			first, ok = freed, true
 		}
 	}
@@ -387,4 +385,4 @@ func (e *entry) podUID() string {
 	return ""
 }
 
-func (f *freeSpace) is4() bool { return len(f.Ranges) > 0 && f.Ranges[0].First.Is4() }
+func (f *freeSpace) is4() bool { return f.first().Is4() }

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // from is a want of a free address from pools by name, those that there are.
@@ -22,7 +24,7 @@ func from(book *Allocator, names ...string) Want {
 }
 
 // in limits a want to ranges.
-func (w Want) in(ranges []Range) Want {
+func (w Want) in(ranges []iprange.Range) Want {
 	w.Ranges = ranges
 	return w
 }
@@ -53,8 +55,8 @@ func addrs(texts ...string) []netip.Addr {
 	return result
 }
 
-func exactly(texts ...string) []Range {
-	var result []Range
+func exactly(texts ...string) []iprange.Range {
+	var result []iprange.Range
 	for _, text := range texts {
 		result = append(result, ranges(text, text)...)
 	}

@@ -103,7 +103,7 @@ func (b *budget) allowance(f *freeSpace) uint64 {
 	}
 	has := b.shares[f].Total() + uint64(b.relief.OwnDemand)
 	for _, addr := range b.relief.Left {
-		if f.has(addr) {
+		if f.Ranges.Contains(addr) {
 			has -= min(has, 1)
 		}
 	}

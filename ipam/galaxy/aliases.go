@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/quantity"
 )
 
@@ -125,15 +126,11 @@ func requestedAddresses(text string) (string, error) {
 		}
 		var list []string
 		for j, text := range group {
-			first, last, err := parseRange(text)
+			r, err := parseRange(text)
 			if err != nil {
 				return "", fmt.Errorf("request_ip_range[%d][%d]: %w", i, j, err)
 			}
-			if first == last {
-				list = append(list, first.String())
-			} else {
-				list = append(list, first.String()+"-"+last.String())
-			}
+			list = append(list, r.String())
 		}
 		lists = append(lists, strings.Join(list, ","))
 	}
@@ -165,24 +162,26 @@ func AssignedAddresses(annotations map[string]string) ([]netip.Addr, error) {
 }
 
 // parseRange reads "first~last" or one address.
-func parseRange(text string) (first, last netip.Addr, err error) {
+func parseRange(text string) (iprange.Range, error) {
 	from, to, isRange := strings.Cut(text, "~")
-	if first, err = parseAddr(from); err != nil {
-		return first, last, fmt.Errorf("%q: %w", text, err)
+	first, err := parseAddr(from)
+	if err != nil {
+		return iprange.Range{}, fmt.Errorf("%q: %w", text, err)
 	}
 	if !isRange {
-		return first, first, nil
+		return iprange.Single(first), nil
 	}
-	if last, err = parseAddr(to); err != nil {
-		return first, last, fmt.Errorf("%q: %w", text, err)
+	last, err := parseAddr(to)
+	if err != nil {
+		return iprange.Range{}, fmt.Errorf("%q: %w", text, err)
 	}
 	if first.BitLen() != last.BitLen() {
-		return first, last, fmt.Errorf("%q mixes IPv4 and IPv6", text)
+		return iprange.Range{}, fmt.Errorf("%q mixes IPv4 and IPv6", text)
 	}
 	if last.Less(first) {
-		return first, last, fmt.Errorf("%q is backwards: write %s~%s", text, last, first)
+		return iprange.Range{}, fmt.Errorf("%q is backwards: write %s~%s", text, last, first)
 	}
-	return first, last, nil
+	return iprange.Range{First: first, Last: last}, nil
 }
 
 func parseAddr(text string) (netip.Addr, error) {

@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // Subnet is one entry of Galaxy's configuration: addresses, and the nodes where
@@ -20,31 +22,13 @@ type Subnet struct {
 	Gateway netip.Addr
 	// VLAN tag, 0 for untagged.
 	VLAN int32
-	// Ranges are ascending and do not touch each other. An entry without any is
-	// valid and has no use.
-	Ranges []Range
+	// Ranges do not touch each other. An entry without any is valid and has no use.
+	Ranges iprange.Set
 	// NodeSubnets are those of the nodes, without host bits, in the order of the
 	// configuration.
 	NodeSubnets []netip.Prefix
 	// Notes are what Galaxy accepts in the entry and Berth reads in another way.
 	Notes []string
-}
-
-// Range is First to Last, both included.
-type Range struct {
-	First, Last netip.Addr
-}
-
-// String writes the range as Berth does.
-func (r Range) String() string {
-	if r.First == r.Last {
-		return r.First.String()
-	}
-	return r.First.String() + "-" + r.Last.String()
-}
-
-func (r Range) contains(addr netip.Addr) bool {
-	return !addr.Less(r.First) && !r.Last.Less(addr)
 }
 
 // entry is a pool as it is written.
@@ -123,16 +107,16 @@ func (e *entry) parse() (Subnet, error) {
 		errs = append(errs, err)
 	}
 	for i, text := range e.IPs {
-		first, last, err := parseRange(text)
+		r, err := parseRange(text)
 		switch {
 		case err != nil:
 			fail("ips[%d]: %w", i, err)
-		case !first.Is4():
+		case !r.First.Is4():
 			fail("ips[%d]: %q is IPv6, which Galaxy takes for other addresses: leave it out here and make an IPPool of it", i, text)
-		case s.Prefix.IsValid() && (!s.Prefix.Contains(first) || !s.Prefix.Contains(last)):
+		case s.Prefix.IsValid() && (!s.Prefix.Contains(r.First) || !s.Prefix.Contains(r.Last)):
 			fail("ips[%d]: %q is not inside the subnet %s", i, text, s.Prefix)
 		default:
-			s.Ranges = append(s.Ranges, Range{First: first, Last: last})
+			s.Ranges = append(s.Ranges, r)
 		}
 	}
 	s.tidy()
@@ -193,84 +177,39 @@ func (e *entry) nodeSubnets() ([]netip.Prefix, error) {
 
 // tidy sorts and joins the ranges, and leaves out what no pod may have.
 func (s *Subnet) tidy() {
-	ranges := slices.Clone(s.Ranges)
-	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
-	s.Ranges = nil
-	for _, r := range ranges {
-		n := len(s.Ranges)
-		if n > 0 && (!s.Ranges[n-1].Last.Less(r.First) || s.Ranges[n-1].Last.Next() == r.First) {
-			if s.Ranges[n-1].Last.Less(r.Last) {
-				s.Ranges[n-1].Last = r.Last
-			}
-			continue
-		}
-		s.Ranges = append(s.Ranges, r)
-	}
+	s.Ranges = iprange.SetOf(s.Ranges...)
 	if !s.Prefix.IsValid() {
 		return
 	}
 	s.leaveOut("gateway", s.Gateway)
 	if s.Prefix.Bits() < 31 {
 		s.leaveOut("network address", s.Prefix.Addr())
-		s.leaveOut("broadcast address", broadcast(s.Prefix))
+		s.leaveOut("broadcast address", iprange.OfPrefix(s.Prefix).Last)
 	}
 }
 
 // leaveOut takes an address out of the ranges that a pool may list but no pod may
 // have, and notes it.
 func (s *Subnet) leaveOut(what string, addr netip.Addr) {
-	i := slices.IndexFunc(s.Ranges, func(r Range) bool { return r.contains(addr) })
-	if i < 0 {
-		return
+	if s.Ranges.Contains(addr) {
+		s.Notes = append(s.Notes, fmt.Sprintf("left out %s, which ips lists: it is the %s", addr, what))
+		s.Ranges = s.Ranges.Without(iprange.Set{iprange.Single(addr)})
 	}
-	s.Notes = append(s.Notes, fmt.Sprintf("left out %s, which ips lists: it is the %s", addr, what))
-	r := s.Ranges[i]
-	var rest []Range
-	if r.First != addr {
-		rest = append(rest, Range{First: r.First, Last: addr.Prev()})
-	}
-	if r.Last != addr {
-		rest = append(rest, Range{First: addr.Next(), Last: r.Last})
-	}
-	s.Ranges = slices.Replace(s.Ranges, i, i+1, rest...)
-}
-
-func broadcast(prefix netip.Prefix) netip.Addr {
-	b := prefix.Addr().As4()
-	for bit := prefix.Bits(); bit < 32; bit++ {
-		b[bit/8] |= 1 << (7 - bit%8)
-	}
-	return netip.AddrFrom4(b)
 }
 
 // overlaps finds addresses that two pools list.
 func overlaps(subnets []Subnet) []error {
-	type listed struct {
-		Range
-		pool int
-	}
-	var all []listed
+	var (
+		errs   []error
+		listed iprange.Table[int]
+	)
 	for i := range subnets {
 		for _, r := range subnets[i].Ranges {
-			all = append(all, listed{r, i})
-		}
-	}
-	slices.SortStableFunc(all, func(a, b listed) int { return a.First.Compare(b.First) })
-	var (
-		errs    []error
-		reached listed // of those before, the one that ends last
-	)
-	for i, r := range all {
-		if i > 0 && !reached.Last.Less(r.First) {
-			shared := Range{First: r.First, Last: r.Last}
-			if reached.Last.Less(shared.Last) {
-				shared.Last = reached.Last
+			for both, other := range listed.Common(r) {
+				errs = append(errs, fmt.Errorf("pools %d and %d both list %s: take it out of one of them", other, i, both))
 			}
-			errs = append(errs, fmt.Errorf("pools %d and %d both list %s: take it out of one of them", min(reached.pool, r.pool), max(reached.pool, r.pool), shared))
 		}
-		if i == 0 || reached.Last.Less(r.Last) {
-			reached = r
-		}
+		listed.Add(subnets[i].Ranges, i)
 	}
 	return errs
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // text writes what was read, for comparison.
@@ -143,13 +145,13 @@ func FuzzParseConfig(f *testing.F) {
 		if err != nil {
 			return
 		}
-		var before []Range
+		var before []iprange.Range
 		for _, s := range subnets {
 			if !s.Prefix.Contains(s.Gateway) || len(s.NodeSubnets) == 0 || s.VLAN < 0 || s.VLAN > 4094 {
 				t.Fatalf("%s was read as %+v", config, s)
 			}
 			for i, r := range s.Ranges {
-				if r.contains(s.Gateway) {
+				if r.Contains(s.Gateway) {
 					t.Fatalf("%s was read with the gateway %s in %s", config, s.Gateway, r)
 				}
 				if r.Last.Less(r.First) || !s.Prefix.Contains(r.First) || !s.Prefix.Contains(r.Last) {

@@ -22,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
-	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/quantity"
 )
 
@@ -98,7 +98,7 @@ func checkPreallocate(request *ipam.Request, resource v1.ResourceName) error {
 	case resource == galaxy.ResourceENIIP:
 		return fmt.Errorf("annotation %s has no effect on a pod that requests %s: request %s instead", v1alpha1.AnnotationPreallocate, galaxy.ResourceENIIP, v1alpha1.ResourceIP)
 	case slices.ContainsFunc(request.Parts, func(p ipam.Part) bool {
-		return slices.ContainsFunc(p.Ranges, func(r pools.Range) bool { return r.First.Is4() != p.Ranges[0].First.Is4() })
+		return slices.ContainsFunc(p.Ranges, func(r iprange.Range) bool { return r.First.Is4() != p.Ranges[0].First.Is4() })
 	}):
 		return fmt.Errorf("annotation %s: a list of %s has addresses of both families, so nobody knows how many of each to take; write a list of each", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationAddresses)
 	}
@@ -267,11 +267,11 @@ func first(list string) string {
 	return strconv.Quote(strings.TrimSpace(first))
 }
 
-func readRanges(list string) ([]pools.Range, error) {
-	var ranges []pools.Range
+func readRanges(list string) ([]iprange.Range, error) {
+	var ranges []iprange.Range
 	var total uint64
 	for text := range strings.SplitSeq(list, ",") {
-		r, err := pools.ParseRange(strings.TrimSpace(text))
+		r, err := iprange.Parse(strings.TrimSpace(text))
 		if err != nil {
 			return nil, err
 		}
@@ -281,7 +281,7 @@ func readRanges(list string) ([]pools.Range, error) {
 		total += r.Size()
 		ranges = append(ranges, r)
 	}
-	ranges, ok := pools.Join(ranges, maxRanges)
+	ranges, ok := iprange.Join(ranges, maxRanges)
 	if !ok {
 		return nil, fmt.Errorf("the list that begins with %s comes to more than %d ranges, though addresses that follow each other count as one; name a pool instead (annotation %s)",
 			first(list), maxRanges, v1alpha1.AnnotationPools)

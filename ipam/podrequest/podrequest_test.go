@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
-	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // testPod asks for n addresses with pairs of annotations.
@@ -61,7 +61,7 @@ func TestCompile(t *testing.T) {
 	list := func(texts ...string) ipam.Part {
 		var part ipam.Part
 		for _, text := range texts {
-			r, err := pools.ParseRange(text)
+			r, err := iprange.Parse(text)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pools compiles IPPool objects into an immutable [Snapshot]. It owns
-// the meaning of a pool's text: ranges, exclusions, which nodes and namespaces
+// the meaning of a pool's fields: ranges, exclusions, which nodes and namespaces
 // a pool serves. It does no I/O and knows nothing of addresses in use.
 //
 // In a snapshot no address belongs to two pools: where pools overlap, the older

@@ -4,7 +4,6 @@ package pools
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // Pool is a compiled IPPool. Immutable.
@@ -33,36 +33,12 @@ type Pool struct {
 	ExternalAssigner bool
 	// Ranges hold the addresses Berth may hand out: ascending, disjoint, without
 	// the excluded ones and those of older pools.
-	Ranges []Range
+	Ranges iprange.Set
 
 	listed            string
 	nodeSubnets       []netip.Prefix
 	nodeSelector      labels.Selector
 	namespaceSelector labels.Selector
-}
-
-// Capacity is the number of addresses in Ranges, math.MaxUint64 where it does
-// not fit.
-func (p *Pool) Capacity() uint64 {
-	var capacity uint64
-	for _, r := range p.Ranges {
-		size := r.Size()
-		if capacity+size < capacity {
-			return math.MaxUint64
-		}
-		capacity += size
-	}
-	return capacity
-}
-
-// Contains says whether the pool may hand out addr.
-func (p *Pool) Contains(addr netip.Addr) bool {
-	for _, r := range p.Ranges {
-		if r.Contains(addr) {
-			return true
-		}
-	}
-	return false
 }
 
 // Family of the pool's addresses.
@@ -114,11 +90,11 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		pool.Cooldown = max(0, spec.Cooldown.Duration)
 	}
 	var err error
-	if pool.Subnet, err = ParseSubnet(spec.Subnet); err != nil {
+	if pool.Subnet, err = iprange.ParsePrefix(spec.Subnet); err != nil {
 		return nil, fmt.Errorf("spec.subnet: %w", err)
 	}
 	if spec.Gateway != "" {
-		if pool.Gateway, err = parseAddr(spec.Gateway); err != nil {
+		if pool.Gateway, err = iprange.ParseAddr(spec.Gateway); err != nil {
 			return nil, fmt.Errorf("spec.gateway: %w", err)
 		}
 		if !pool.Subnet.Contains(pool.Gateway) {
@@ -132,7 +108,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 		return nil, err
 	}
 	for i, text := range spec.NodeSubnets {
-		subnet, err := ParseSubnet(text)
+		subnet, err := iprange.ParsePrefix(text)
 		if err != nil {
 			return nil, fmt.Errorf("spec.nodeSubnets[%d]: %w", i, err)
 		}
@@ -155,7 +131,7 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 // pod may have unless it is listed by itself: the gateway, and an IPv4 subnet's
 // network and broadcast addresses (RFC 1122 §3.2.1.3) or an IPv6 subnet's
 // router anycast address (RFC 4291 §2.6.1).
-func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) ([]Range, error) {
+func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) (iprange.Set, error) {
 	included, err := parseRanges("spec.ranges", spec.Ranges, pool.Subnet)
 	if err != nil {
 		return nil, err
@@ -171,30 +147,25 @@ func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) ([]Range, error) {
 	if hostBits := pool.Subnet.Addr().BitLen() - pool.Subnet.Bits(); hostBits > 1 {
 		unusable = append(unusable, pool.Subnet.Addr())
 		if pool.Subnet.Addr().Is4() {
-			unusable = append(unusable, lastOf(pool.Subnet))
+			unusable = append(unusable, iprange.OfPrefix(pool.Subnet).Last)
 		}
 	}
 	for _, addr := range unusable {
-		single := Range{First: addr, Last: addr}
-		listedByItself := false
-		for _, r := range included {
-			listedByItself = listedByItself || r == single
-		}
-		if !listedByItself {
+		if single := iprange.Single(addr); !slices.Contains(included, single) {
 			excluded = append(excluded, single)
 		}
 	}
-	ranges := subtract(merge(included), merge(excluded))
+	ranges := iprange.SetOf(included...).Without(iprange.SetOf(excluded...))
 	if len(ranges) == 0 {
 		return nil, fmt.Errorf("spec.ranges: nothing is left after spec.exclude, the gateway and the subnet's first and last address")
 	}
 	return ranges, nil
 }
 
-func parseRanges(field string, texts []string, subnet netip.Prefix) ([]Range, error) {
-	var ranges []Range
+func parseRanges(field string, texts []string, subnet netip.Prefix) ([]iprange.Range, error) {
+	var ranges []iprange.Range
 	for i, text := range texts {
-		r, err := ParseRange(text)
+		r, err := iprange.Parse(text)
 		if err != nil {
 			return nil, fmt.Errorf("%s[%d]: %w", field, i, err)
 		}
@@ -213,9 +184,4 @@ func listed(ranges []string) string {
 		return strings.Join(ranges, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(ranges[:most], ", "), len(ranges)-most)
-}
-
-// HasAnyOf says whether the pool has addresses of one of these ranges.
-func (p *Pool) HasAnyOf(ranges []Range) bool {
-	return slices.ContainsFunc(ranges, func(r Range) bool { return r.overlaps(p.Ranges) })
 }

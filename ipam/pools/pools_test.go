@@ -4,13 +4,10 @@ package pools
 
 import (
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,101 +15,6 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
-
-func TestParseRange(t *testing.T) {
-	for _, test := range []struct {
-		text, want string
-		size       uint64
-		err        string
-	}{
-		{text: "10.0.0.9", want: "10.0.0.9", size: 1},
-		{text: "10.0.0.10-10.0.0.19", want: "10.0.0.10-10.0.0.19", size: 10},
-		{text: "10.0.0.128/25", want: "10.0.0.128-10.0.0.255", size: 128},
-		{text: "0.0.0.0/0", want: "0.0.0.0-255.255.255.255", size: 1 << 32},
-		{text: "2001:db8::1-2001:db8::ff", want: "2001:db8::1-2001:db8::ff", size: 255},
-		{text: "2001:db8::/64", want: "2001:db8::-2001:db8::ffff:ffff:ffff:ffff", size: math.MaxUint64},
-		{text: "", err: "is not an IP address"},
-		{text: "10.0.0.1/24", err: "has host bits: write 10.0.0.0/24"},
-		{text: "10.0.0.9-10.0.0.1", err: "is backwards: write 10.0.0.1-10.0.0.9"},
-		{text: "10.0.0.1-2001:db8::1", err: "mixes IPv4 and IPv6"},
-		{text: "10.0.0.1-", err: "is not an IP address"},
-		{text: "10.0.0.1-10.0.0.2-10.0.0.3", err: "is not an IP address"},
-		{text: "fe80::1%eth0", err: "is not a plain IPv4 or IPv6 address"},
-		{text: "::ffff:10.0.0.1", err: "is not a plain IPv4 or IPv6 address"},
-	} {
-		t.Run(test.text, func(t *testing.T) {
-			got, err := ParseRange(test.text)
-			if test.err != "" {
-				if err == nil || !strings.Contains(err.Error(), test.err) {
-					t.Fatalf("error is %v, want one with %q", err, test.err)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.String() != test.want || got.Size() != test.size {
-				t.Errorf("got %s of size %d, want %s of size %d", got, got.Size(), test.want, test.size)
-			}
-		})
-	}
-}
-
-func FuzzParseRange(f *testing.F) {
-	for _, seed := range []string{"10.0.0.9", "10.0.0.10-10.0.0.19", "10.0.0.128/25", "2001:db8::/64", "1-2", "-", "/", "::ffff:1.2.3.4"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		r, err := ParseRange(text)
-		if err != nil {
-			return
-		}
-		if r.Last.Less(r.First) || r.First.BitLen() != r.Last.BitLen() || r.Size() == 0 || !r.Contains(r.First) || !r.Contains(r.Last) {
-			t.Fatalf("%q gave the impossible range %s", text, r)
-		}
-		again, err := ParseRange(r.String())
-		if err != nil || again != r {
-			t.Fatalf("%q gave %s, which reads as %s, %v", text, r, again, err)
-		}
-	})
-}
-
-// Random sets of ranges, against sets of addresses.
-func TestSubtract(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	draw := func() []Range {
-		var ranges []Range
-		for range random.IntN(6) {
-			first := random.IntN(60)
-			last := min(first+random.IntN(8), 59)
-			ranges = append(ranges, Range{host(first), host(last)})
-		}
-		return ranges
-	}
-	for range 5000 {
-		from, taken := draw(), draw()
-		got := subtract(merge(from), merge(taken))
-		for i := range 60 {
-			want := contains(from, host(i)) && !contains(taken, host(i))
-			if contains(got, host(i)) != want {
-				t.Fatalf("%v less %v is %v: wrong at %s", from, taken, got, host(i))
-			}
-		}
-		for i := 1; i < len(got); i++ {
-			if !got[i-1].Last.Less(got[i].First) {
-				t.Fatalf("%v less %v is %v: not ascending", from, taken, got)
-			}
-		}
-	}
-}
-
-func host(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
-
-func contains(ranges []Range, addr netip.Addr) bool {
-	return slices.ContainsFunc(ranges, func(r Range) bool { return r.Contains(addr) })
-}
 
 // pool builds an IPPool in 10.0.0.0/24 with gateway .1, created at second age.
 func pool(name string, age int, ranges ...string) *v1alpha1.IPPool {
@@ -263,45 +165,5 @@ func TestReachOfSeveral(t *testing.T) {
 	}
 	if got := s.Everywhere().Positions(); len(got) != 4 {
 		t.Errorf("everywhere: %v", got)
-	}
-}
-
-// Join keeps addresses, and their order.
-func TestJoin(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	flat := func(ranges []Range) (all []netip.Addr) {
-		for _, r := range ranges {
-			for addr := r.First; !r.Last.Less(addr); addr = addr.Next() {
-				if !slices.Contains(all, addr) {
-					all = append(all, addr)
-				}
-			}
-		}
-		return all
-	}
-	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
-	for range 2000 {
-		var ranges []Range
-		for range random.IntN(9) {
-			first := random.IntN(30)
-			ranges = append(ranges, Range{at(first), at(first + random.IntN(6))})
-		}
-		joined, ok := Join(ranges, 100)
-		if !ok || !slices.Equal(flat(joined), flat(ranges)) {
-			t.Fatalf("Join(%v) = %v", ranges, joined)
-		}
-		for i, r := range joined {
-			if i > 0 && joined[i-1].Last.Next() == r.First {
-				t.Fatalf("Join(%v) = %v: %v goes on", ranges, joined, joined[i-1])
-			}
-			for _, other := range joined[:i] {
-				if other.Contains(r.First) || r.Contains(other.First) {
-					t.Fatalf("Join(%v) = %v: %v and %v overlap", ranges, joined, other, r)
-				}
-			}
-		}
-		if _, ok := Join(ranges, len(joined)-1); ok && len(joined) > 0 {
-			t.Fatalf("Join(%v) does not give up at %d", ranges, len(joined)-1)
-		}
 	}
 }

@@ -8,13 +8,14 @@ import (
 	"slices"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 )
 
 // Snapshot is all pools at one moment. Immutable, safe for concurrent use.
 type Snapshot struct {
 	pools    []*Pool
 	byName   map[string]int
-	byRange  []homedRange
+	homes    iprange.Table[int]
 	invalid  map[string]error
 	overlaps map[string][]Overlap
 	subnets  subnetIndex
@@ -22,14 +23,9 @@ type Snapshot struct {
 
 // Overlap is addresses that a pool lists and an older pool keeps.
 type Overlap struct {
-	Range Range
+	Range iprange.Range
 	// With is the older pool.
 	With string
-}
-
-type homedRange struct {
-	Range
-	pool int
 }
 
 // Compile makes a snapshot of pools, which it does not modify. Where pools
@@ -62,43 +58,12 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 
 // home gives pool the addresses no older pool has.
 func (s *Snapshot) home(pool *Pool, index int) {
-	var taken []Range
 	for _, r := range pool.Ranges {
-		for i := s.search(r.First); i < len(s.byRange) && !r.Last.Less(s.byRange[i].First); i++ {
-			older := s.byRange[i]
-			taken = append(taken, older.Range)
-			s.overlaps[pool.Name] = append(s.overlaps[pool.Name], Overlap{
-				Range: Range{First: later(r.First, older.First), Last: earlier(r.Last, older.Last)},
-				With:  s.pools[older.pool].Name,
-			})
+		for both, older := range s.homes.Common(r) {
+			s.overlaps[pool.Name] = append(s.overlaps[pool.Name], Overlap{Range: both, With: s.pools[older].Name})
 		}
 	}
-	if len(taken) > 0 {
-		pool.Ranges = subtract(pool.Ranges, merge(taken))
-	}
-	for _, r := range pool.Ranges {
-		s.byRange = slices.Insert(s.byRange, s.search(r.First), homedRange{Range: r, pool: index})
-	}
-}
-
-// search returns the first homed range that ends at or after addr.
-func (s *Snapshot) search(addr netip.Addr) int {
-	i, _ := slices.BinarySearchFunc(s.byRange, addr, func(r homedRange, addr netip.Addr) int { return r.Last.Compare(addr) })
-	return i
-}
-
-func later(a, b netip.Addr) netip.Addr {
-	if a.Less(b) {
-		return b
-	}
-	return a
-}
-
-func earlier(a, b netip.Addr) netip.Addr {
-	if a.Less(b) {
-		return a
-	}
-	return b
+	pool.Ranges = s.homes.Add(pool.Ranges, index)
 }
 
 // Pools in a fixed order: oldest first. Callers must not modify the slice.
@@ -111,12 +76,7 @@ func (s *Snapshot) Index(name string) (int, bool) {
 }
 
 // Home returns the position in Pools of the pool that addr belongs to.
-func (s *Snapshot) Home(addr netip.Addr) (int, bool) {
-	if i := s.search(addr); i < len(s.byRange) && s.byRange[i].Contains(addr) {
-		return s.byRange[i].pool, true
-	}
-	return 0, false
-}
+func (s *Snapshot) Home(addr netip.Addr) (int, bool) { return s.homes.Lookup(addr) }
 
 // Invalid says why a pool was left out; nil if it was not.
 func (s *Snapshot) Invalid(name string) error { return s.invalid[name] }

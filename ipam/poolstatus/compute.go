@@ -141,7 +141,7 @@ func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapsho
 		status.Outside = n.outside
 		n.showNamespaces(int64(object.Spec.MaxPerNamespace), status)
 		if at, ok := snapshot.Index(object.Name); ok {
-			status.Capacity = clamp(snapshot.Pools()[at].Capacity())
+			status.Capacity = clamp(snapshot.Pools()[at].Ranges.Size())
 		}
 		if !object.Spec.Disabled {
 			status.Free = untaken(status)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -115,7 +116,7 @@ func (p *planner) wantedPools() ([]*v1alpha1.IPPool, error) {
 
 // newPool names an IPPool by its first address: no two pools have it, and it stays
 // when pools are added to or taken from Galaxy's configuration.
-func (p *planner) newPool(subnet *galaxy.Subnet, ranges []galaxy.Range) *v1alpha1.IPPool {
+func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alpha1.IPPool {
 	pool := &v1alpha1.IPPool{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindPool},
 		ObjectMeta: metav1.ObjectMeta{

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -79,7 +80,7 @@ func MeasureFills() ([]Fill, error) {
 	var fills []Fill
 	for _, percent := range []float64{0, 50, 90, 99, 99.9} {
 		book := allocator.New(nil)
-		view := book.SetPools([]allocator.Pool{{Name: "big", Ranges: []allocator.Range{{First: v4(0), Last: v4(bigPool - 1)}}, Capacity: bigPool}})
+		view := book.SetPools([]allocator.Pool{{Name: "big", Ranges: iprange.Set{{First: v4(0), Last: v4(bigPool - 1)}}, Capacity: bigPool}})
 		order := rand.New(rand.NewPCG(1, 2)).Perm(bigPool)
 		for _, i := range order[:int(bigPool*percent/100)] {
 			book.Observe(record(i, "big"))
@@ -167,11 +168,7 @@ func MeasureCluster() (*Cluster, error) {
 	}
 	var converted []allocator.Pool
 	for _, pool := range snapshot.Pools() {
-		p := allocator.Pool{Name: pool.Name, Capacity: pool.Capacity()}
-		for _, r := range pool.Ranges {
-			p.Ranges = append(p.Ranges, allocator.Range{First: r.First, Last: r.Last})
-		}
-		converted = append(converted, p)
+		converted = append(converted, allocator.Pool{Name: pool.Name, Ranges: pool.Ranges, Capacity: pool.Ranges.Size()})
 	}
 	before := heap()
 	book := allocator.New(nil)

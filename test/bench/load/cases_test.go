@@ -38,7 +38,7 @@ func TestPools(t *testing.T) {
 				serve, room := 0, uint64(0)
 				for _, position := range snapshot.Reach([]netip.Addr{NodeAddress(node)}, nil).Positions() {
 					serve++
-					room += snapshot.Pools()[position].Capacity()
+					room += snapshot.Pools()[position].Ranges.Size()
 				}
 				if serve != test.serve || room < 40*3 {
 					t.Errorf("node %d is served by %d pools with %d addresses, want %d pools", node, serve, room, test.serve)

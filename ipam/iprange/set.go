@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iprange
+
+import (
+	"iter"
+	"math"
+	"net/netip"
+	"slices"
+)
+
+// Set is addresses as ascending ranges that have none in common.
+type Set []Range
+
+// SetOf returns the addresses of ranges in any order. Ranges that touch become one.
+func SetOf(ranges ...Range) Set {
+	ranges = slices.Clone(ranges)
+	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
+	var set Set
+	for _, r := range ranges {
+		if n := len(set); n > 0 && set[n-1].First.BitLen() == r.First.BitLen() &&
+			(!set[n-1].Last.Less(r.First) || set[n-1].Last.Next() == r.First) {
+			if set[n-1].Last.Less(r.Last) {
+				set[n-1].Last = r.Last
+			}
+			continue
+		}
+		set = append(set, r)
+	}
+	return set
+}
+
+// search returns the position of the first range that ends at or after addr.
+func (s Set) search(addr netip.Addr) int {
+	at, _ := slices.BinarySearchFunc(s, addr, func(r Range, addr netip.Addr) int { return r.Last.Compare(addr) })
+	return at
+}
+
+// Contains says whether addr is in the set.
+func (s Set) Contains(addr netip.Addr) bool {
+	at := s.search(addr)
+	return at < len(s) && s[at].Contains(addr)
+}
+
+// Size is the number of addresses, math.MaxUint64 where it does not fit.
+func (s Set) Size() uint64 {
+	var total uint64
+	for _, r := range s {
+		size := r.Size()
+		if total+size < total {
+			return math.MaxUint64
+		}
+		total += size
+	}
+	return total
+}
+
+// Common yields what of a range is in the set, ascending, each with the position of
+// the set's range that it is of.
+func (s Set) Common(r Range) iter.Seq2[int, Range] {
+	return func(yield func(int, Range) bool) {
+		for at := s.search(r.First); at < len(s); at++ {
+			both, overlap := s[at].Common(r)
+			if !overlap || !yield(at, both) {
+				return
+			}
+		}
+	}
+}
+
+// Overlaps says whether the set has addresses of any of some ranges.
+func (s Set) Overlaps(ranges []Range) bool {
+	return slices.ContainsFunc(ranges, func(r Range) bool {
+		at := s.search(r.First)
+		return at < len(s) && !r.Last.Less(s[at].First)
+	})
+}
+
+// Without returns the addresses of the set that are not in another.
+func (s Set) Without(other Set) Set {
+	var rest Set
+	for _, r := range s {
+		whole := true
+		for _, both := range other.Common(r) {
+			if r.First.Less(both.First) {
+				rest = append(rest, Range{First: r.First, Last: both.First.Prev()})
+			}
+			if both.Last == r.Last {
+				whole = false
+				break
+			}
+			r.First = both.Last.Next()
+		}
+		if whole {
+			rest = append(rest, r)
+		}
+	}
+	return rest
+}
+
+// Join returns ranges of the same addresses in the same order, each address once, and
+// those that continue each other as one. It gives up, and says so, where that leaves
+// more than most.
+func Join(ranges []Range, most int) (joined []Range, ok bool) {
+	var sorted Set // the joined ranges
+	for _, r := range ranges {
+		for _, r := range (Set{r}).Without(sorted) {
+			at := sorted.search(r.First)
+			sorted = slices.Insert(sorted, at, r)
+			if n := len(joined); n > 0 && joined[n-1].Last.Next() == r.First {
+				joined[n-1].Last = r.Last
+				sorted[at-1].Last = r.Last
+				sorted = slices.Delete(sorted, at, at+1)
+			} else {
+				joined = append(joined, r)
+			}
+		}
+		if len(joined) > most {
+			return nil, false
+		}
+	}
+	return joined, true
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iprange
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+func newRandom(t *testing.T) *rand.Rand {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// draw returns up to five ranges of the hosts below 60.
+func draw(random *rand.Rand) []Range {
+	var ranges []Range
+	for range random.IntN(6) {
+		first := random.IntN(60)
+		last := min(first+random.IntN(8), 59)
+		ranges = append(ranges, Range{host(first), host(last)})
+	}
+	return ranges
+}
+
+// Random sets of ranges, against sets of addresses.
+func TestWithout(t *testing.T) {
+	random := newRandom(t)
+	for range 5000 {
+		from, taken := draw(random), draw(random)
+		got := SetOf(from...).Without(SetOf(taken...))
+		for i := range 60 {
+			want := contains(from, host(i)) && !contains(taken, host(i))
+			if contains(got, host(i)) != want || got.Contains(host(i)) != want {
+				t.Fatalf("%v less %v is %v: wrong at %s", from, taken, got, host(i))
+			}
+		}
+		if got.Overlaps(taken) {
+			t.Fatalf("%v less %v is %v, which overlaps them", from, taken, got)
+		}
+		for i := 1; i < len(got); i++ {
+			if !got[i-1].Last.Less(got[i].First) {
+				t.Fatalf("%v less %v is %v: not ascending", from, taken, got)
+			}
+		}
+	}
+}
+
+func host(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+
+func contains(ranges []Range, addr netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(r Range) bool { return r.Contains(addr) })
+}
+
+// Join keeps addresses, and their order.
+func TestJoin(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	flat := func(ranges []Range) (all []netip.Addr) {
+		for _, r := range ranges {
+			for addr := r.First; !r.Last.Less(addr); addr = addr.Next() {
+				if !slices.Contains(all, addr) {
+					all = append(all, addr)
+				}
+			}
+		}
+		return all
+	}
+	for range 2000 {
+		var ranges []Range
+		for range random.IntN(9) {
+			first := random.IntN(30)
+			ranges = append(ranges, Range{host(first), host(first + random.IntN(6))})
+		}
+		joined, ok := Join(ranges, 100)
+		if !ok || !slices.Equal(flat(joined), flat(ranges)) {
+			t.Fatalf("Join(%v) = %v", ranges, joined)
+		}
+		for i, r := range joined {
+			if i > 0 && joined[i-1].Last.Next() == r.First {
+				t.Fatalf("Join(%v) = %v: %v goes on", ranges, joined, joined[i-1])
+			}
+			for _, other := range joined[:i] {
+				if other.Contains(r.First) || r.Contains(other.First) {
+					t.Fatalf("Join(%v) = %v: %v and %v overlap", ranges, joined, other, r)
+				}
+			}
+		}
+		if _, ok := Join(ranges, len(joined)-1); ok && len(joined) > 0 {
+			t.Fatalf("Join(%v) does not give up at %d", ranges, len(joined)-1)
+		}
+	}
+}
