@@ -8,17 +8,20 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/utils"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 
 	"github.com/berth-dev/berth/agent/api"
 )
 
-// podArgs is what the kubelet's runtime says of the pod in CNI_ARGS.
+// podArgs names the pod of a CNI call.
 type podArgs struct {
 	namespace, name, uid string
 }
 
-// parseArgs reads CNI_ARGS: key=value pairs separated by semicolons. Keys that
-// we do not need are left to the plugins.
+// parseArgs reads CNI_ARGS: key=value pairs separated by semicolons. It ignores
+// other keys, which the plugins may know, and unlike types.LoadArgs a semicolon at
+// the end.
 func parseArgs(args string) (podArgs, error) {
 	var p podArgs
 	for pair := range strings.SplitSeq(args, ";") {
@@ -42,19 +45,18 @@ func parseArgs(args string) (podArgs, error) {
 		return podArgs{}, fmt.Errorf("%w: CNI_ARGS names no pod (K8S_POD_NAMESPACE and K8S_POD_NAME): Berth wires the pods of Kubernetes only", ErrRequest)
 	}
 	for _, v := range []string{p.namespace, p.name, p.uid} {
-		if strings.ContainsAny(v, "/%\x00") || v == "." || v == ".." {
+		if len(content.IsPathSegmentName(v)) > 0 || strings.ContainsRune(v, 0) {
 			return podArgs{}, fmt.Errorf("%w: CNI_ARGS has %.100q, which is no name of a pod", ErrRequest, v)
 		}
 	}
 	return p, nil
 }
 
-// requestConfig is what the agent reads of the configuration that the shim
-// passes on.
+// requestConfig is the part of the network configuration that the agent reads.
 type requestConfig struct {
 	RuntimeConfig    map[string]json.RawMessage `json:"runtimeConfig"`
 	ValidAttachments []types.GCAttachment       `json:"cni.dev/valid-attachments"`
-	// OldAttachments is how the first releases of CNI's library called them.
+	// OldAttachments has the key that the first releases of CNI's library used.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
 
 	hasAttachments bool
@@ -75,14 +77,17 @@ func parseConfig(raw json.RawMessage) (requestConfig, error) {
 	return c, nil
 }
 
-// checkIDs makes sure of what becomes keys and names. The runtime checked them
-// by the same rules; whoever else writes to the socket may not have.
+// checkIDs refuses names that no runtime sends. The shim has checked them by the
+// same rules, but another program may write to the socket.
 func checkIDs(req *api.Request) error {
-	if req.ContainerID == "" || len(req.ContainerID) > 256 || strings.ContainsAny(req.ContainerID, "/\x00 ") {
-		return fmt.Errorf("%w: container ID %.100q", ErrRequest, req.ContainerID)
+	if err := utils.ValidateContainerID(req.ContainerID); err != nil {
+		return fmt.Errorf("%w: container ID %.100q: %w", ErrRequest, req.ContainerID, err)
 	}
-	if req.IfName == "" || len(req.IfName) > 15 || strings.ContainsAny(req.IfName, "/:\x00 \t\n") || req.IfName == "." || req.IfName == ".." {
-		return fmt.Errorf("%w: interface name %.100q", ErrRequest, req.IfName)
+	if err := utils.ValidateInterfaceName(req.IfName); err != nil {
+		return fmt.Errorf("%w: interface name %.100q: %w", ErrRequest, req.IfName, err)
+	}
+	if strings.ContainsRune(req.IfName, 0) {
+		return fmt.Errorf("%w: interface name %.100q contains NUL", ErrRequest, req.IfName)
 	}
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
+	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -52,8 +52,8 @@ func (s Spec) Validate() error {
 	if s.ContainerID == "" || s.IfName == "" {
 		return errors.New("container ID and interface name must be given")
 	}
-	if len(s.IfName) > 15 || strings.ContainsAny(s.IfName, "/: \t\n") {
-		return fmt.Errorf("interface name %q is not one the kernel accepts", s.IfName)
+	if err := utils.ValidateInterfaceName(s.IfName); err != nil {
+		return fmt.Errorf("interface name %q: %w", s.IfName, err)
 	}
 	if len(s.MAC) > 0 && (len(s.MAC) != 6 || s.MAC[0]&1 != 0) {
 		return fmt.Errorf("%q is not the MAC address of an interface", s.MAC)
