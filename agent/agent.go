@@ -97,8 +97,7 @@ type Agent struct {
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
 	a := &Agent{Options: o}
-	a.announce.announce = a.announceAgain
-	a.announce.queue = make(chan *state.Attachment, 1024)
+	a.announce = newAnnouncer(a.announceAgain)
 	return a
 }
 

@@ -347,9 +347,9 @@ func TestRecover(t *testing.T) {
 func TestAnnouncements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{}
-		n := announcer{queue: make(chan *state.Attachment, 4), announce: func(_ context.Context, r *state.Attachment) (bool, error) {
+		n := newAnnouncer(func(_ context.Context, r *state.Attachment) (bool, error) {
 			return true, fakeKernel{w}.Announce(r)
-		}}
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		go n.run(ctx)
 		n.later(&state.Attachment{ContainerID: "c", Addresses: []api.Address{{}}})

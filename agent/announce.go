@@ -7,67 +7,74 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// announceAfter is when an address is announced again after the plugin did so
-// once: frames get lost, and neighbours ignore a second answer within a second
-// of the first (Linux: locktime).
-var announceAfter = [...]time.Duration{time.Second, 2 * time.Second, 4 * time.Second}
+// announcements is how often the agent announces an address after the plugin did
+// so once, because frames get lost: 1, 2 and 4 s after ADD. Linux ignores a second
+// answer within a second of the first (locktime).
+const announcements = 3
 
-// announcePatience is how long an announcement waits for a call that is under
-// way for the same address; such a call mostly ends it anyway.
+// announceBackoff waits 1 s twice and then 2 s.
+func announceBackoff() workqueue.TypedRateLimiter[*state.Attachment] {
+	return workqueue.NewTypedItemFastSlowRateLimiter[*state.Attachment](time.Second, 2*time.Second, 2)
+}
+
+// announcePatience limits how long an announcement waits for another call for the
+// same address. Such a call mostly ends the announcements anyway.
 const announcePatience = time.Second
 
-// announcer repeats announcements without holding up ADD.
+// announcer repeats announcements in the background, so that ADD returns at once.
 type announcer struct {
-	// announce says false where the record's addresses are no longer here.
+	// announce returns false where the node no longer carries the record's
+	// addresses.
 	announce func(ctx context.Context, record *state.Attachment) (carried bool, err error)
-	queue    chan *state.Attachment
+	queue    workqueue.TypedRateLimitingInterface[*state.Attachment]
 }
 
-// later asks for the announcements. When the queue is full they are left out:
-// the plugin announced once.
+func newAnnouncer(announce func(context.Context, *state.Attachment) (bool, error)) announcer {
+	return announcer{announce: announce, queue: workqueue.NewTypedRateLimitingQueue(announceBackoff())}
+}
+
+// later schedules the announcements of the record's addresses and returns at once.
 func (n *announcer) later(record *state.Attachment) {
-	if len(record.Addresses) == 0 {
+	if len(record.Addresses) > 0 {
+		n.queue.AddRateLimited(record)
+	}
+}
+
+// run announces until the context ends.
+func (n *announcer) run(ctx context.Context) {
+	defer context.AfterFunc(ctx, n.queue.ShutDown)()
+	for {
+		record, shutdown := n.queue.Get()
+		if shutdown {
+			return
+		}
+		n.fire(ctx, record)
+		n.queue.Done(record)
+	}
+}
+
+// fire announces once and schedules the next announcement.
+func (n *announcer) fire(ctx context.Context, record *state.Attachment) {
+	carried, err := n.announce(ctx, record)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
+	}
+	if err != nil || !carried || n.queue.NumRequeues(record) == announcements {
+		n.queue.Forget(record)
 		return
 	}
-	select {
-	case n.queue <- record:
-	default:
-	}
-}
-
-type announcement struct {
-	at     time.Time
-	round  int
-	record *state.Attachment
-}
-
-func (n *announcer) run(ctx context.Context) {
-	var pending []announcement
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		if next, ok := earliest(pending); ok {
-			timer.Reset(time.Until(next))
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case record := <-n.queue:
-			pending = append(pending, announcement{at: time.Now().Add(announceAfter[0]), record: record})
-		case now := <-timer.C:
-			pending = n.fire(ctx, pending, now)
-		}
-	}
+	n.queue.AddRateLimited(record)
 }
 
 // announceAgain announces the record's addresses if this node still carries them
-// for it. It holds their locks meanwhile: an announcement after the withdrawal
-// would draw the traffic away from the node that has the address now.
+// for it. It holds the locks of the addresses meanwhile: an announcement after the
+// withdrawal would draw the traffic away from the address's new node.
 func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (carried bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, announcePatience)
 	defer cancel()
@@ -81,36 +88,4 @@ func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (ca
 		return false, err
 	}
 	return true, a.Kernel.Announce(record)
-}
-
-// fire announces what is due and returns what is still to come.
-func (n *announcer) fire(ctx context.Context, pending []announcement, now time.Time) []announcement {
-	var rest []announcement
-	for _, p := range pending {
-		if p.at.After(now) {
-			rest = append(rest, p)
-			continue
-		}
-		carried, err := n.announce(ctx, p.record)
-		if err != nil {
-			klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(p.record), "err", err)
-		}
-		if err != nil || !carried {
-			continue
-		}
-		if p.round+1 < len(announceAfter) {
-			step := announceAfter[p.round+1] - announceAfter[p.round]
-			rest = append(rest, announcement{at: now.Add(step), round: p.round + 1, record: p.record})
-		}
-	}
-	return rest
-}
-
-func earliest(pending []announcement) (at time.Time, ok bool) {
-	for _, p := range pending {
-		if !ok || p.at.Before(at) {
-			at, ok = p.at, true
-		}
-	}
-	return at, ok
 }
