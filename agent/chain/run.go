@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
@@ -31,9 +33,9 @@ func NewRunner(exec invoke.Exec, path []string) *Runner {
 func (r *Runner) Add(ctx context.Context, n *Network, a Attachment) (json.RawMessage, error) {
 	var result json.RawMessage
 	for i, pluginType := range n.Types() {
-		path, err := r.exec.FindInPath(pluginType, r.path)
+		path, err := r.find(n, pluginType, "ADD")
 		if err != nil {
-			return nil, failed(n, pluginType, "ADD", err)
+			return nil, err
 		}
 		conf, err := n.configOf(i, a, result)
 		if err != nil {
@@ -63,16 +65,15 @@ func encode(res types.Result, version string) (json.RawMessage, error) {
 	return raw, nil
 }
 
-// Del runs DEL of every plugin, last first. result is that of Add, nil if Add
-// did not finish.
+// Del runs DEL of every plugin, last first, and returns all errors. result is that
+// of Add, nil if Add did not finish.
 func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.RawMessage) error {
 	if !n.atLeast("0.4.0") {
 		result = nil
 	}
 	var errs []error
-	types := n.Types()
-	for i, pluginType := range slices.Backward(types) {
-		errs = append(errs, r.without(ctx, n, i, pluginType, "DEL", a, result))
+	for i, pluginType := range slices.Backward(n.Types()) {
+		errs = append(errs, r.call(ctx, n, pluginType, "DEL", a, func() ([]byte, error) { return n.configOf(i, a, result) }))
 		fault.Point("chain/del")
 	}
 	return errors.Join(errs...)
@@ -84,90 +85,75 @@ func (r *Runner) Check(ctx context.Context, n *Network, a Attachment, result jso
 		return nil
 	}
 	for i, pluginType := range n.Types() {
-		if err := r.without(ctx, n, i, pluginType, "CHECK", a, result); err != nil {
+		if err := r.call(ctx, n, pluginType, "CHECK", a, func() ([]byte, error) { return n.configOf(i, a, result) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *Runner) without(ctx context.Context, n *Network, i int, pluginType, command string, a Attachment, result json.RawMessage) error {
-	path, err := r.exec.FindInPath(pluginType, r.path)
-	if err != nil {
-		return failed(n, pluginType, command, err)
-	}
-	conf, err := n.configOf(i, a, result)
-	if err != nil {
-		return err
-	}
-	if err := invoke.ExecPluginWithoutResult(ctx, path, conf, r.args(command, a), r.exec); err != nil {
-		return failed(n, pluginType, command, err)
-	}
-	return nil
-}
-
-// Status asks the plugins whether they could serve ADD, where the network's
-// version has STATUS, and in any case whether they are installed.
+// Status asks whether the plugins are installed and, where the network's version
+// has STATUS, whether they could serve ADD.
 func (r *Runner) Status(ctx context.Context, n *Network) error {
 	for i, pluginType := range n.Types() {
-		path, err := r.exec.FindInPath(pluginType, r.path)
-		if err != nil {
-			return failed(n, pluginType, "STATUS", err)
-		}
 		if !n.atLeast("1.1.0") {
+			if _, err := r.find(n, pluginType, "STATUS"); err != nil {
+				return err
+			}
 			continue
 		}
-		conf, err := n.inject(i, n.identity())
-		if err != nil {
+		if err := r.call(ctx, n, pluginType, "STATUS", Attachment{}, func() ([]byte, error) { return n.inject(i, n.identity()) }); err != nil {
 			return err
-		}
-		if err := invoke.ExecPluginWithoutResult(ctx, path, conf, r.args("STATUS", Attachment{}), r.exec); err != nil {
-			return failed(n, pluginType, "STATUS", err)
 		}
 	}
 	return nil
 }
 
 // GC tells the plugins which attachments are valid, where the network's version
-// has GC.
+// has GC, and returns all errors.
 func (r *Runner) GC(ctx context.Context, n *Network, valid []types.GCAttachment) error {
 	if n.list.DisableGC || !n.atLeast("1.1.0") {
 		return nil
 	}
 	var errs []error
 	for i, pluginType := range n.Types() {
-		path, err := r.exec.FindInPath(pluginType, r.path)
-		if err != nil {
-			errs = append(errs, failed(n, pluginType, "GC", err))
-			continue
-		}
-		conf, err := n.gcConfigOf(i, valid)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if err := invoke.ExecPluginWithoutResult(ctx, path, conf, r.args("GC", Attachment{}), r.exec); err != nil {
-			errs = append(errs, failed(n, pluginType, "GC", err))
-		}
+		errs = append(errs, r.call(ctx, n, pluginType, "GC", Attachment{}, func() ([]byte, error) { return n.gcConfigOf(i, valid) }))
 	}
 	return errors.Join(errs...)
 }
 
-func (r *Runner) args(command string, a Attachment) *invoke.Args {
-	args := &invoke.Args{
-		Command: command, ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName, PluginArgsStr: a.Args,
+// call runs a command without a result; config makes the plugin's standard input.
+func (r *Runner) call(ctx context.Context, n *Network, pluginType, command string, a Attachment, config func() ([]byte, error)) error {
+	path, err := r.find(n, pluginType, command)
+	if err != nil {
+		return err
 	}
-	for i, dir := range r.path {
-		if i > 0 {
-			args.Path += ":"
-		}
-		args.Path += dir
+	stdin, err := config()
+	if err != nil {
+		return err
 	}
-	return args
+	if err := invoke.ExecPluginWithoutResult(ctx, path, stdin, r.args(command, a), r.exec); err != nil {
+		return failed(n, pluginType, command, err)
+	}
+	return nil
 }
 
-// failed names plugin and network; the plugin's own error, with its code, stays
-// inside.
+func (r *Runner) find(n *Network, pluginType, command string) (path string, err error) {
+	if path, err = r.exec.FindInPath(pluginType, r.path); err != nil {
+		return "", failed(n, pluginType, command, err)
+	}
+	return path, nil
+}
+
+func (r *Runner) args(command string, a Attachment) *invoke.Args {
+	return &invoke.Args{
+		Command: command, ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName, PluginArgsStr: a.Args,
+		Path: strings.Join(r.path, string(os.PathListSeparator)),
+	}
+}
+
+// failed adds the names of plugin and network to an error. The plugin's own error,
+// with its code, stays inside.
 func failed(n *Network, pluginType, command string, err error) error {
 	return fmt.Errorf("%s by plugin %s of network %q: %w", command, pluginType, n.Name(), err)
 }
