@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"net"
 	"net/netip"
-	"strings"
 )
 
 // Marks of what is ours in the kernel. They may never change: after an upgrade
@@ -91,6 +90,3 @@ func isOurTable(table int) bool {
 
 // linkOfTable returns the index of the link that a table belongs to.
 func linkOfTable(table int) int { return (table &^ tableMask) / tablesInBlock }
-
-// IsHostLink says whether a link's name is one of ours.
-func IsHostLink(name string) bool { return strings.HasPrefix(name, LinkPrefix) }
