@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -115,15 +114,6 @@ var (
 	// ErrNotReady is returned by Status while the agent cannot serve ADD.
 	ErrNotReady = errors.New("agent not ready")
 )
-
-// syncPatience is how long STATUS waits for an agent that has just started to
-// learn of the node's pods. The kubelet takes a node whose STATUS fails once for
-// not Ready, and a runtime that is silent for 30 s for dead; the shim may have
-// waited 10 s before.
-const syncPatience = 10 * time.Second
-
-// undoTimeout bounds what is undone after a caller has gone.
-const undoTimeout = 90 * time.Second
 
 // Run does the work that belongs to no call: announcements. It returns when the
 // context ends.

@@ -4,8 +4,8 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -59,6 +59,9 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 	return nil
 }
 
+// undoTimeout bounds what is undone after a caller has gone.
+const undoTimeout = 90 * time.Second
+
 // undo runs the plugins' DEL and removes the record. The caller holds the locks.
 // It finishes what it began even when the caller of ADD or DEL has gone.
 func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
@@ -107,59 +110,4 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	if err != nil {
 		logger.V(2).Info("The default network could not clean up after a container without a record", "containerID", req.ContainerID, "err", err)
 	}
-}
-
-// Check verifies the container's network.
-func (a *Agent) Check(ctx context.Context, req *api.Request) error {
-	if err := checkIDs(req); err != nil {
-		return err
-	}
-	unlock, err := a.lockContainer(ctx, req.ContainerID)
-	if err != nil {
-		return fmt.Errorf("wait for another call for container %s: %w", req.ContainerID, err)
-	}
-	defer unlock()
-	record, err := a.Store.Get(state.Key{ContainerID: req.ContainerID, IfName: req.IfName})
-	if err != nil {
-		return err
-	}
-	if record == nil {
-		return fmt.Errorf("%w: %s, interface %s", ErrUnknownContainer, req.ContainerID, req.IfName)
-	}
-	if record.Phase != state.Added {
-		return fmt.Errorf("container %s, interface %s of pod %s is not attached but %s", record.ContainerID, record.IfName, record.Pod, record.Phase)
-	}
-	network, err := chain.Parse(record.Network)
-	if err != nil {
-		return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
-	}
-	return a.Plugins.Check(ctx, network, attachmentOf(record), record.Result)
-}
-
-// Status says whether ADD would be served.
-func (a *Agent) Status(ctx context.Context) error {
-	wait, cancel := context.WithTimeout(ctx, syncPatience)
-	defer cancel()
-	if !a.Pods.WaitForSync(wait) {
-		return fmt.Errorf("%w: the pods of this node are not known yet: the API server has not answered", ErrNotReady)
-	}
-	floating, _, err := a.Networks.Floating()
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	if err := a.Plugins.Status(ctx, floating); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	network, err := a.Networks.Default()
-	if errors.Is(err, chain.ErrNoNetwork) {
-		// The node serves pods with a floating IP; the others are told.
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	if err := a.Plugins.Status(ctx, network); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	return nil
 }
