@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// RemoveLoose takes away what is marked as ours and belongs to no link any
+// more: rules and tables of links that are gone, and answers for addresses
+// that no route of ours leads to.
+func (w *Wirer) RemoveLoose() error {
+	var errs []error
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := podRules(family)
+		errs = append(errs, err)
+		for _, r := range rules {
+			exists, err := linkExists(linkOfTable(r.rule.Table))
+			if err != nil || exists {
+				errs = append(errs, err)
+				continue
+			}
+			if err := netlink.RuleDel(&r.rule); err != nil && !isGone(err) {
+				errs = append(errs, fmt.Errorf("delete rule %q: %w", r.rule.String(), err))
+			}
+		}
+		errs = append(errs, removeLooseTables(family))
+	}
+	return errors.Join(append(errs, removeLooseProxies())...)
+}
+
+func removeLooseTables(family int) error {
+	var unknown error
+	err := flushTables(family, func(table int) bool {
+		exists, err := linkExists(linkOfTable(table))
+		unknown = errors.Join(unknown, err)
+		return err == nil && !exists
+	})
+	return errors.Join(err, unknown)
+}
+
+func removeLooseProxies() error {
+	proxies, err := listProxies()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range proxies {
+		routes, err := hostRoutes(p.addr)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if len(routes) == 0 {
+			errs = append(errs, p.del())
+		}
+	}
+	return errors.Join(errs...)
+}

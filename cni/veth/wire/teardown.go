@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/agent/fault"
+)
+
+// Teardown removes what Setup made for the container, as far as it is there.
+// What another link of this node carries for the same address stays.
+func (w *Wirer) Teardown(spec Spec) error {
+	err := w.Withdraw(spec)
+	if e := deleteLink(spec.HostLink()); e != nil {
+		err = errors.Join(err, e)
+	}
+	fault.Point("veth/link-deleted")
+	return errors.Join(err, deletePodLink(spec))
+}
+
+func deleteLink(name string) error {
+	link, err := linkOrNil(name)
+	if err != nil || link == nil {
+		return err
+	}
+	if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+		return fmt.Errorf("delete link %s: %w", name, err)
+	}
+	return nil
+}
+
+// deletePodLink removes the container's interface where only that end is left
+// to be found, which happens when the host end was moved or renamed. A missing
+// namespace, or an interface that is not ours, is nothing to do.
+func deletePodLink(spec Spec) error {
+	if spec.NetNS == "" {
+		return nil
+	}
+	netns, err := ns.GetNS(spec.NetNS)
+	if err != nil {
+		var gone ns.NSPathNotExistErr
+		var other ns.NSPathNotNSErr
+		if errors.As(err, &gone) || errors.As(err, &other) {
+			return nil
+		}
+		return fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
+	}
+	defer netns.Close()
+	err = netns.Do(func(ns.NetNS) error {
+		link, err := linkOrNil(spec.IfName)
+		if err != nil || link == nil || !isOurPodLink(spec, link) {
+			return err
+		}
+		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+			return fmt.Errorf("delete link: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("delete %s in %s: %w", spec.IfName, spec.NetNS, err)
+	}
+	return nil
+}
+
+// isOurPodLink protects an interface of the same name that somebody else made,
+// and over which Setup failed.
+func isOurPodLink(spec Spec, link netlink.Link) bool {
+	return link.Type() == "veth" && len(spec.Addresses) > 0 &&
+		bytes.Equal(link.Attrs().HardwareAddr, spec.podMAC())
+}
