@@ -10,8 +10,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/spf13/cobra"
-
 	"github.com/berth-dev/berth/agent/api"
 )
 
@@ -56,36 +54,4 @@ func writeAtomically(path string, mode os.FileMode, write func(io.Writer) error)
 		return err
 	}
 	return os.Rename(temp.Name(), path)
-}
-
-func newInstallCommand() *cobra.Command {
-	from, to := "/", "/opt/cni/bin"
-	command := &cobra.Command{
-		Use:          "install",
-		Short:        "Copies the CNI plugins of the image to the node",
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
-		RunE:         func(*cobra.Command, []string) error { return install(from, to) },
-	}
-	command.Flags().StringVar(&from, "from", from, "Folder that holds "+api.ShimType+" and "+api.VethType+".")
-	command.Flags().StringVar(&to, "to", to, "The node's folder of CNI plugins.")
-	return command
-}
-
-func install(from, to string) error {
-	for _, name := range []string{api.VethType, api.ShimType} {
-		if err := copyFile(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
-			return fmt.Errorf("install %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-func copyFile(from, to string) error {
-	source, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer source.Close()
-	return writeAtomically(to, 0o755, func(w io.Writer) error { _, err := io.Copy(w, source); return err })
 }
