@@ -21,45 +21,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Reserve takes an address for the pod in memory.
-func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
-	s := stateOf(state)
-	if s == nil {
-		return nil
-	}
-	nodeInfo, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
-	if err != nil {
-		return fwk.AsStatus(fmt.Errorf("find node %s: %w", nodeName, err))
-	}
-	if s.suits && withinNode(pl.reader, pod, nodeInfo) != nil {
-		pl.nodes.doubt()
-		return fwk.AsStatus(fmt.Errorf("node %s began to cap addresses a moment ago", nodeName))
-	}
-	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
-	if err != nil {
-		// What was found of the node, or of all, is no longer true. Another may have
-		// addresses: the pod is tried again.
-		pl.nodes.doubt()
-		return fwk.AsStatus(err)
-	}
-	s.reservation = reservation
-	// What fails from here on is retried with back-off, or waits for something
-	// else: an address that comes free must not wake the pod early, least of all
-	// the one it gives back itself.
-	if since, ok := pl.waiting.reserved(pod.UID, reservation.Addrs(), reservation.Kept()); ok {
-		allocationDuration.Observe(time.Since(since).Seconds())
-	}
-	klog.FromContext(ctx).V(4).Info("Reserved floating IPs", "pod", klog.KObj(pod), "floatingIPs", reservation.Names(), "pools", reservation.Pools(), "node", nodeName)
-	return nil
-}
-
-// Unreserve gives back what Reserve took.
-func (pl *Plugin) Unreserve(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) {
-	if s := stateOf(state); s != nil && s.reservation != nil {
-		pl.addresses.Unreserve(s.reservation)
-	}
-}
-
 // Bind claims the reserved addresses and binds the pod with an annotation that
 // names them: the API server copies a Binding's annotations onto the pod. Pods
 // without a floating IP are left to the next bind plugin.
