@@ -60,7 +60,7 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	return a.attach(ctx, record, network)
 }
 
-// plan finds out what is to be done. It changes nothing.
+// plan makes the record and chooses the network. It changes nothing.
 func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf requestConfig) (*state.Attachment, *chain.Network, error) {
 	pod, err := a.Pods.Pod(ctx, args.namespace, args.name, args.uid)
 	if err != nil {
@@ -113,8 +113,8 @@ func (a *Agent) planFloating(ctx context.Context, record *state.Attachment, pod 
 	return network, nil
 }
 
-// earlier looks at what an earlier ADD of the same interface left: its result
-// if it still stands, nothing otherwise.
+// earlier returns the result of an earlier ADD of the same interface if its network
+// still stands, and undoes that ADD otherwise.
 func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result json.RawMessage, done bool, err error) {
 	old, err := a.Store.Get(record.Key())
 	if err != nil || old == nil {
@@ -126,7 +126,7 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 			return old.Result, true, nil
 		}
 	}
-	// The addresses of the old record may be others than the new one's.
+	// The old record may have other addresses than the new one.
 	if err := a.undo(ctx, old); err != nil {
 		return nil, false, fmt.Errorf("undo an earlier ADD of container %s: %w", record.ContainerID, err)
 	}
@@ -177,7 +177,7 @@ func shareAddress(x, y *state.Attachment) bool {
 	return false
 }
 
-// attach does what was planned: the steps 3 to 6 of ADD.
+// attach does the steps 3 to 6 of ADD.
 func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *chain.Network) (json.RawMessage, error) {
 	if err := a.Store.Put(record); err != nil {
 		return nil, err
@@ -206,8 +206,8 @@ func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *c
 	return result, nil
 }
 
-// stillThere closes the gap between asking who the pod is and having a record
-// by which its deletion is acted on.
+// stillThere asks again whether the pod runs. Its deletion between the first
+// question and the record found no record to withdraw.
 func (a *Agent) stillThere(ctx context.Context, record *state.Attachment) error {
 	if len(record.Addresses) == 0 {
 		return nil

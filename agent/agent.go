@@ -16,20 +16,20 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// pods is what the agent asks the API. Parallel; each call may block for a few
-// requests.
+// pods asks the API about this node's pods. Methods are safe in parallel; each call
+// may block for a few requests.
 type pods interface {
 	Pod(ctx context.Context, namespace, name, uid string) (podinfo.Pod, error)
 	Addresses(ctx context.Context, pod podinfo.Pod) ([]api.Address, error)
 	Alive(ctx context.Context, pod api.Pod) (bool, error)
 	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
-	// WaitForSync returns when every pod of the node is known, and false where
-	// the context ends before.
+	// WaitForSync returns true when every pod of the node is known, and false
+	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
 }
 
-// plugins runs a network's plugins. Parallel, blocks until they end; Del is
-// idempotent.
+// plugins runs a network's plugins. Methods are safe in parallel and block until
+// the plugins end; Del is idempotent.
 type plugins interface {
 	Add(ctx context.Context, n *chain.Network, a chain.Attachment) (json.RawMessage, error)
 	Del(ctx context.Context, n *chain.Network, a chain.Attachment, result json.RawMessage) error
@@ -38,34 +38,37 @@ type plugins interface {
 	GC(ctx context.Context, n *chain.Network, valid []types.GCAttachment) error
 }
 
-// networks chooses configurations. Parallel; reads files.
+// networks chooses configurations. Methods are safe in parallel and read files.
 type networks interface {
-	// Default is the network of pods without a floating IP.
+	// Default returns the network of pods without a floating IP.
 	Default() (*chain.Network, error)
-	// Floating is the network of pods with one, and the uplink it uses.
+	// Floating returns the network of pods with a floating IP, and its uplink.
 	Floating() (n *chain.Network, uplink string, err error)
 }
 
-// kernel is the floating network without its plugin, for what cannot wait for
-// the runtime. Serial per address, short, idempotent.
+// kernel changes the floating network in the kernel without its plugin, because a
+// withdrawal or a repair cannot wait for the runtime. Methods are short and
+// idempotent; calls for one address run one after another.
 type kernel interface {
-	// Check says what is missing for the attachment.
+	// Check returns an error that names the missing pieces of the attachment.
 	Check(a *state.Attachment) error
-	// Repair makes what is missing for the attachment.
+	// Repair makes the missing pieces of the attachment.
 	Repair(a *state.Attachment) error
 	// Withdraw stops the node from carrying the attachment's addresses.
 	Withdraw(a *state.Attachment) error
 	// Announce tells the network that the addresses are here.
 	Announce(a *state.Attachment) error
-	// Forget removes what the container's interface left, without a record.
+	// Forget removes the container's interface and all that belongs to it,
+	// without a record.
 	Forget(containerID, ifName, netns string) error
-	// LinkOf names the host end that an attachment has or would have. Pure.
+	// LinkOf returns the name of the attachment's host end, which need not
+	// exist. Pure.
 	LinkOf(key state.Key) string
-	// Links lists the host ends on the node, whoever recorded them.
+	// Links lists the host ends on the node, with and without a record.
 	Links() ([]Link, error)
-	// Remove takes a host end away, with all that belongs to it.
+	// Remove removes a host end and all that belongs to it.
 	Remove(link string) error
-	// RemoveLoose takes away what belongs to no link at all.
+	// RemoveLoose removes Berth's kernel state that belongs to no link.
 	RemoveLoose() error
 }
 
@@ -75,7 +78,7 @@ type Link struct {
 	Addresses []netip.Addr
 }
 
-// Options of an Agent; all but Metrics must be given.
+// Options of an Agent; Metrics may be nil.
 type Options struct {
 	Pods     pods
 	Store    *state.Store
@@ -102,8 +105,8 @@ func New(o Options) *Agent {
 
 // Errors that this package detects.
 var (
-	// ErrRequest is returned when a call lacks what CNI or Kubernetes always
-	// give.
+	// ErrRequest is returned when a call lacks a value that every runtime of
+	// Kubernetes gives, or has an invalid one.
 	ErrRequest = errors.New("bad CNI request")
 	// ErrUnknownContainer is returned by Check for a container without a
 	// record.
@@ -115,8 +118,7 @@ var (
 	ErrNotReady = errors.New("agent not ready")
 )
 
-// Run does the work that belongs to no call: announcements. It returns when the
-// context ends.
+// Run repeats announcements. It returns when the context ends.
 func (a *Agent) Run(ctx context.Context) { a.announce.run(ctx) }
 
 func attachmentOf(r *state.Attachment) chain.Attachment {

@@ -11,7 +11,8 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// Check verifies the container's network.
+// Check verifies the container's network. It returns ErrUnknownContainer for a
+// container without a record.
 func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 	if err := checkIDs(req); err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 )
 
-// ToCNIError gives an error the code by which a runtime acts and the text that
-// the user reads in the pod's events.
+// ToCNIError converts an error to a CNI error. The runtime acts on its code, and
+// its text appears in the pod's events.
 func ToCNIError(err error) *types.Error {
 	return types.NewError(code(err), err.Error(), "")
 }

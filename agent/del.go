@@ -24,7 +24,7 @@ func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 	return a.detach(ctx, key, req)
 }
 
-// detach undoes the record of key. req is the runtime's call, nil where the
+// detach undoes the record of key. req is the runtime's call; it is nil where the
 // agent acts on its own.
 func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) error {
 	unlock, err := a.lockContainer(ctx, key.ContainerID)
@@ -48,7 +48,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 	}
 	defer unlockAddresses()
 	if req != nil {
-		// Empty says that the namespace is gone.
+		// It is empty where the namespace is gone.
 		record.NetNS = req.NetNS
 	}
 	if err := a.undo(ctx, record); err != nil {
@@ -59,11 +59,11 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 	return nil
 }
 
-// undoTimeout bounds what is undone after a caller has gone.
+// undoTimeout limits an undo, which outlives its caller's context.
 const undoTimeout = 90 * time.Second
 
 // undo runs the plugins' DEL and removes the record. The caller holds the locks.
-// It finishes what it began even when the caller of ADD or DEL has gone.
+// undo goes on when the caller's context ends.
 func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -88,9 +88,10 @@ func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
 	return nil
 }
 
-// detachUnknown cleans up after a container that no record describes: mostly a
-// second DEL, but also one whose record was lost with the state file. Which
-// network it had is not known, and failures cannot be told from "never was".
+// detachUnknown cleans up after a container without a record: mostly this is a
+// second DEL, but the record may also have been lost with the state file. The
+// container's network is not known, so detachUnknown tries both. It only logs
+// failures, because a container that never was looks the same.
 func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	logger := klog.FromContext(ctx)
 	if err := a.Kernel.Forget(req.ContainerID, req.IfName, req.NetNS); err != nil {

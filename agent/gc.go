@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// GC detaches every container that the runtime does not list, and removes what
-// is left of ours in the kernel.
+// GC detaches every container that the runtime does not list, and removes Berth's
+// kernel state that belongs to no container.
 func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 	conf, err := parseConfig(req.Config)
 	if err != nil {
@@ -50,8 +50,8 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 	return errors.Join(errs...)
 }
 
-// gcDefault passes GC on, so that the default network's plugins free what their
-// own lost DELs left.
+// gcDefault runs GC of the default network's plugins, which clean up after DELs
+// that they missed.
 func (a *Agent) gcDefault(ctx context.Context, valid []types.GCAttachment) error {
 	network, err := a.Networks.Default()
 	if errors.Is(err, chain.ErrNoNetwork) {
@@ -63,9 +63,9 @@ func (a *Agent) gcDefault(ctx context.Context, valid []types.GCAttachment) error
 	return a.Plugins.GC(ctx, network, valid)
 }
 
-// orphans lists the links of neither a record nor a valid attachment. It looks
-// at links first and records second: an ADD that begins meanwhile writes its
-// record before it makes its link.
+// orphans lists the links without a record and without a valid attachment. It lists
+// links before records: an ADD that begins meanwhile writes its record before it
+// makes its link.
 func (a *Agent) orphans(valid []types.GCAttachment) ([]Link, error) {
 	links, err := a.Kernel.Links()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 )
 
-// keyedLocks is one lock per key. Unlike a mutex, waiting for it ends with the
+// keyedLocks has one lock for each key. Unlike a mutex's, its wait ends with the
 // context, so a caller that gave up does not run later.
 type keyedLocks struct {
 	mu   sync.Mutex
@@ -22,7 +22,7 @@ type keyedLock struct {
 	users int
 }
 
-// lock waits for the key and returns what frees it.
+// lock waits for the key's lock and returns the function that unlocks it.
 func (l *keyedLocks) lock(ctx context.Context, key string) (func(), error) {
 	l.mu.Lock()
 	if l.held == nil {
@@ -53,13 +53,13 @@ func (l *keyedLocks) leave(key string, k *keyedLock) {
 	}
 }
 
-// lockContainer is taken first, and by one call at a time for each container.
+// lockContainer locks a container. Callers take this lock first.
 func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
 	return a.locks.lock(ctx, "container/"+id)
 }
 
-// lockAddresses is taken after the container's lock, in one order for all. Who
-// holds it may change the records and the kernel state of these addresses.
+// lockAddresses locks addresses, always in the same order, after the container's
+// lock. Its caller may change the records and the kernel state of these addresses.
 func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(), error) {
 	keys := make([]string, 0, len(addrs))
 	for _, addr := range addrs {

@@ -19,7 +19,7 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	m := &Metrics{
 		calls: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Subsystem: "berth_agent", Name: "cni_duration_seconds",
-			Help:           "How long CNI calls took, by command and CNI error code (0: none).",
+			Help:           "Duration of CNI calls by command and CNI error code (0: none).",
 			Buckets:        metrics.ExponentialBuckets(0.005, 2, 14),
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"command", "code"}),

@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 )
 
-// Networks chooses the configurations of this node. It reads the files at each
-// call, so a change needs no restart.
+// Networks chooses the network configurations of this node. It reads the files at
+// each call, so a change needs no restart.
 type Networks struct {
 	// ConfDir is the runtime's CNI configuration folder and OwnFile the name of
 	// our file in it.
@@ -24,13 +24,13 @@ type Networks struct {
 	// FloatingFile, if given, is the configuration of pods with a floating IP:
 	// a list that begins with the plugin berth-veth.
 	FloatingFile string
-	// Uplink returns the node's link to the network of the pools.
+	// Uplink returns the node's link to the pools' networks.
 	Uplink func() (string, error)
-	// SysctlRoot is passed on to berth-veth.
+	// SysctlRoot is the path of the node's /proc/sys, for berth-veth.
 	SysctlRoot string
 }
 
-// Default is the network of pods without a floating IP.
+// Default returns the network of pods without a floating IP.
 func (n *Networks) Default() (*chain.Network, error) {
 	if n.DefaultFile == "" {
 		network, err := chain.Find(n.ConfDir, n.OwnFile, notOurselves)
@@ -54,7 +54,7 @@ func notOurselves(network *chain.Network) error {
 	return nil
 }
 
-// Floating is the network of pods with a floating IP, and the uplink it uses.
+// Floating returns the network of pods with a floating IP, and its uplink.
 func (n *Networks) Floating() (*chain.Network, string, error) {
 	network, err := n.floatingTemplate()
 	if err != nil {

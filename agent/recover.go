@@ -14,10 +14,9 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// Recover brings records and kernel into agreement after a start, without
-// asking the API, which may be away; Verify does that part. What cannot be done
-// now is logged and left for DEL and GC: one pod's trouble must not keep the
-// node from serving others.
+// Recover makes records and kernel agree after a start. It does not ask the API,
+// which may be away; Verify does. It logs failures and leaves them to DEL and GC:
+// the trouble of one pod must not keep the node from serving others.
 func (a *Agent) Recover(ctx context.Context) error {
 	all, err := a.Store.List()
 	if err != nil {
@@ -64,7 +63,7 @@ func (a *Agent) recoverOne(ctx context.Context, key state.Key) error {
 		if err != nil || !gone {
 			return err
 		}
-		// The node was restarted: sandboxes do not survive that.
+		// The node was restarted, and sandboxes do not survive that.
 		return a.undo(ctx, record)
 	case state.Withdrawn:
 		// A crash may have come between the kernel and the record.
@@ -73,8 +72,8 @@ func (a *Agent) recoverOne(ctx context.Context, key state.Key) error {
 	return nil
 }
 
-// netnsGone says whether the namespace of a container has been removed: an
-// empty path, no file, or a plain file where a mount was.
+// netnsGone returns true where the path of a container's network namespace is empty
+// or names no file.
 func netnsGone(path string) (bool, error) {
 	if path == "" {
 		return true, nil
@@ -89,8 +88,8 @@ func netnsGone(path string) (bool, error) {
 	return false, nil
 }
 
-// noteOrphans names links that no record describes, which are there after the
-// state file was lost. They stay: their pods may be alive.
+// noteOrphans logs the links without a record, which the loss of the state file
+// leaves. It removes none: their pods may be alive.
 func (a *Agent) noteOrphans(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	orphans, err := a.orphans(nil)

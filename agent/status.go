@@ -11,13 +11,13 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 )
 
-// syncPatience is how long STATUS waits for an agent that has just started to
-// learn of the node's pods. The kubelet takes a node whose STATUS fails once for
-// not Ready, and a runtime that is silent for 30 s for dead; the shim may have
+// syncPatience limits how long STATUS waits until an agent that has just started
+// knows the node's pods. After one failed STATUS the kubelet takes the node for not
+// Ready, after 30 s of silence it takes the runtime for dead, and the shim may have
 // waited 10 s before.
 const syncPatience = 10 * time.Second
 
-// Status says whether ADD would be served.
+// Status returns ErrNotReady while the agent cannot serve ADD.
 func (a *Agent) Status(ctx context.Context) error {
 	wait, cancel := context.WithTimeout(ctx, syncPatience)
 	defer cancel()
@@ -33,7 +33,7 @@ func (a *Agent) Status(ctx context.Context) error {
 	}
 	network, err := a.Networks.Default()
 	if errors.Is(err, chain.ErrNoNetwork) {
-		// The node serves pods with a floating IP; the others are told.
+		// The node serves pods with a floating IP; ADD tells the others.
 		return nil
 	}
 	if err != nil {

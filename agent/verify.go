@@ -13,9 +13,9 @@ import (
 )
 
 // Verify asks the API about every floating IP that this node carries, withdraws
-// those that are somebody else's and repairs the others. It is what a node does
-// first after a start and when it has been cut off. It ends at the first
-// question that the API does not answer.
+// the addresses of other pods and repairs the network of the rest. It returns an
+// error at the first question that the API does not answer. The caller runs it
+// after a start and after the API could not be reached.
 func (a *Agent) Verify(ctx context.Context) error {
 	all, err := a.Store.List()
 	if err != nil {
@@ -32,10 +32,10 @@ func (a *Agent) Verify(ctx context.Context) error {
 	return nil
 }
 
-// Recheck looks at every floating IP that this node carries, after something
-// happened to its links. Where a piece is missing it asks the API first: a link
-// that comes back may be the end of a partition. An error says that the API did
-// not answer.
+// Recheck looks at every floating IP that this node carries, after a change of its
+// links. Where a piece is missing it verifies the address before it repairs the
+// piece: the link may come back after a partition. It returns an error where the
+// API does not answer.
 func (a *Agent) Recheck(ctx context.Context) error {
 	all, err := a.Store.List()
 	if err != nil {
@@ -66,8 +66,8 @@ func (a *Agent) verifyOne(ctx context.Context, key state.Key) error {
 	})
 }
 
-// lostWhy says why the record's pod may no longer have its addresses; empty
-// while it has them.
+// lostWhy returns the reason why the record's pod lost its addresses, or an empty
+// string while it holds them.
 func (a *Agent) lostWhy(ctx context.Context, record *state.Attachment) (string, error) {
 	for _, addr := range record.Addresses {
 		err := a.Pods.Holds(ctx, record.Pod, addr)

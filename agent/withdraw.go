@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// Gone takes the addresses of a pod that is deleted, replaced or finished out
-// of the kernel. Pods of the default network keep theirs until DEL: those
-// belong to the node.
+// Gone withdraws the addresses of a pod that is deleted, replaced or finished.
+// Pods of the default network keep their addresses until DEL: those belong to the
+// node.
 func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	all, err := a.Store.List()
 	if err != nil {
@@ -36,9 +36,9 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	return errors.Join(errs...)
 }
 
-// withdrawIf withdraws the record of key if it is still wired and why gives a
-// reason. why runs under the locks, because a call for the container may have
-// been under way.
+// withdrawIf withdraws the record of key if its phase is Added and why returns a
+// reason. why runs under the locks, because another call may have just changed the
+// record.
 func (a *Agent) withdrawIf(ctx context.Context, key state.Key, why func(*state.Attachment) (string, error)) error {
 	unlock, err := a.lockContainer(ctx, key.ContainerID)
 	if err != nil {
@@ -65,8 +65,8 @@ func (a *Agent) withdrawIf(ctx context.Context, key state.Key, why func(*state.A
 	return a.withdraw(ctx, record, reason)
 }
 
-// withdraw takes the record's addresses out of the kernel and notes it. The
-// caller holds the lock of the addresses.
+// withdraw stops the node from answering for the record's addresses, and then
+// records the withdrawal. The caller holds the locks of the addresses.
 func (a *Agent) withdraw(ctx context.Context, record *state.Attachment, reason string) error {
 	// The kernel first: if the agent dies here, the next start sees the same
 	// API and does it again.

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// SocketPath is where the agent listens unless it is told otherwise.
+	// SocketPath is the default path of the agent's socket.
 	SocketPath = "/run/berth/agent.sock"
 	// PathCNI is the agent's one HTTP resource: POST a [Request], get a
 	// [Response].
@@ -20,22 +20,21 @@ const (
 	MaxRequestBytes = 4 << 20
 )
 
-// Names of programs, as CNI configurations and /opt/cni/bin know them.
+// Names in CNI configurations and, for programs, in /opt/cni/bin.
 const (
 	// ShimType is the CNI plugin that the runtime calls.
 	ShimType = "berth-cni"
 	// VethType is the plugin that wires a floating IP.
 	VethType = "berth-veth"
-	// NetworkName is the network in the configuration that the runtime reads.
+	// NetworkName is the network in the runtime's configuration.
 	NetworkName = "berth"
 	// FloatingNetworkName is the network of pods with a floating IP.
 	FloatingNetworkName = "berth-floating"
-	// CapabilityAddresses is the capability by which a plugin receives the
-	// addresses of the pod: a list of [Address] in runtimeConfig.
+	// CapabilityAddresses gives a plugin the addresses of the pod: a list of
+	// [Address] in runtimeConfig.
 	CapabilityAddresses = "berthAddresses"
-	// CapabilityMAC is the capability by which a plugin receives the MAC address
-	// of the pod's interface, as CNI's conventions have it: a string in
-	// runtimeConfig.
+	// CapabilityMAC gives a plugin the MAC address of the pod's interface: a
+	// string in runtimeConfig, by CNI's conventions.
 	CapabilityMAC = "mac"
 )
 
@@ -44,15 +43,15 @@ const (
 const (
 	// CodeNotAvailable says that the plugin cannot serve ADD now.
 	CodeNotAvailable uint = 50
-	// CodePodNotPlaced says that a pod asks for a floating IP that it does not
-	// hold, so that wiring it would take somebody else's.
+	// CodePodNotPlaced says that a pod requests a floating IP and holds none on
+	// this node, so that its network could only use the address of another pod.
 	CodePodNotPlaced uint = 120
-	// CodeNetworkMissing says that the node has no configuration for the
-	// network that the pod belongs to.
+	// CodeNetworkMissing says that the node has no configuration for the pod's
+	// network.
 	CodeNetworkMissing uint = 121
 )
 
-// Request is one CNI call as the runtime made it.
+// Request is one CNI call of the runtime.
 type Request struct {
 	Command     string `json:"command"`
 	ContainerID string `json:"containerID,omitempty"`
@@ -66,22 +65,22 @@ type Request struct {
 
 // Response has a result, an error, or neither.
 type Response struct {
-	// Result is a CNI result in the version its cniVersion says.
+	// Result is a CNI result in the version of its cniVersion.
 	Result json.RawMessage `json:"result,omitempty"`
 	Error  *types.Error    `json:"error,omitempty"`
 }
 
-// Pod is one incarnation of a pod.
+// Pod identifies a pod; another pod of the same name has another UID.
 type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
 }
 
-// String returns namespace/name, as users write it.
+// String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// Address is a floating IP and how it is reached from the node.
+// Address is a floating IP and its network.
 type Address struct {
 	Address netip.Addr   `json:"address"`
 	Subnet  netip.Prefix `json:"subnet"`

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chain runs the plugins of a network configuration list: ADD in order
-// with each result passed on, DEL backwards, CHECK, STATUS and GC. It owns no
-// state: CNI's own library keeps results in files of its own, here the caller
-// keeps them. It never chooses a network.
+// Package chain runs the plugins of a network configuration list: ADD in order,
+// where each plugin gets the result of the one before, DEL backwards, CHECK, STATUS
+// and GC. It never chooses a network, and it owns no state: libcni keeps results in
+// files of its own, whereas here the caller keeps them.
 //
-// What a plugin is given (plan.go) is computed without I/O; run.go executes.
+// plan.go computes the input of plugins without I/O; run.go runs them.
 //
 // # Caveats
 //
-// Add does not undo what it did: the caller knows whether there is a record to
-// undo by, and calls Del.
+// Add undoes nothing after an error: its caller calls Del.
 //
-// Del runs every plugin even after one failed, so that one broken plugin does
-// not leave the others' work in the kernel, and returns all errors.
+// Del runs every plugin even after one failed: a broken plugin must not leave the
+// others' work in the kernel.
 package chain

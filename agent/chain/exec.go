@@ -22,18 +22,18 @@ import (
 
 var _ invoke.Exec = (*Exec)(nil)
 
-// Exec starts plugins as child processes that die with the agent: a plugin
-// that outlived it would change the kernel under the hands of the next one.
+// Exec starts plugins as child processes that die with the agent: a surviving
+// plugin would change the kernel while the next agent works on it.
 type Exec struct {
 	version.PluginDecoder
 
-	// Root is where the node's file system is mounted, if plugins are to run in
-	// it: with the node's iptables, /proc/sys and plugin data. Empty runs them
-	// in the agent's own file system.
+	// Root is the folder where the node's file system is mounted. Plugins run in
+	// it, with the node's iptables, /proc/sys and plugin data. If Root is empty,
+	// they run in the agent's own file system.
 	Root string
 }
 
-// FindInPath looks for the plugin as the child will see it.
+// FindInPath returns the path of the plugin inside Root.
 func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
 	if plugin == "" || strings.ContainsRune(plugin, filepath.Separator) {
 		return "", fmt.Errorf("%q is not the name of a plugin", plugin)
@@ -47,8 +47,8 @@ func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
 	return "", fmt.Errorf("plugin %q is not installed in %s", plugin, strings.Join(path, ", "))
 }
 
-// ExecPlugin runs one plugin and returns its standard output. A plugin's own
-// error comes back as *types.Error.
+// ExecPlugin runs one plugin and returns its standard output. It returns the
+// plugin's own error as *types.Error.
 func (e *Exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, environ []string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, plugin)
@@ -56,8 +56,8 @@ func (e *Exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Chroot: e.Root}
 
-	// The signal comes when the thread that started the child ends, so the
-	// thread must stay with us.
+	// The kernel sends the signal when the thread that started the child ends,
+	// so this goroutine keeps its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {

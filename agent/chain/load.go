@@ -17,9 +17,8 @@ import (
 // ErrNoNetwork is returned when a folder has no network configuration.
 var ErrNoNetwork = errors.New("no network configuration")
 
-// Load reads a configuration file, a list or a single plugin (.conf, .json),
-// with the plugins that its folder holds for it. The result has all of them
-// inline.
+// Load reads a configuration file: a list, or a single plugin (.conf, .json). Plugins
+// from the list's folder are inline in the result.
 func Load(file string) (*Network, error) {
 	n, err := load(file)
 	if err != nil {
@@ -73,8 +72,8 @@ func loadSingle(raw []byte) (*Network, error) {
 	return Parse(list)
 }
 
-// inline appends the plugins of the folder named after the network, as CNI's
-// library does.
+// inline appends the plugins from the folder that is named after the network, like
+// libcni.
 func inline(top map[string]json.RawMessage, list *libcni.NetworkConfigList, dir string) ([]byte, error) {
 	more, err := libcni.NetworkPluginConfsFromFiles(dir, list.Name)
 	if err != nil {
@@ -94,10 +93,9 @@ func inline(top map[string]json.RawMessage, list *libcni.NetworkConfigList, dir 
 	return raw, nil
 }
 
-// Find returns the network of the first usable file in dir, by name, as
-// runtimes choose theirs; the file skip is left out, and so is what usable
-// refuses. Where files exist and none is usable the error says what is wrong
-// with each.
+// Find returns the network of the first usable file in dir, in the order of names,
+// like runtimes. It leaves out the file skip and networks for which usable returns
+// an error. Where no file is usable, the error has the error of each.
 func Find(dir, skip string, usable func(*Network) error) (*Network, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -20,7 +20,7 @@ type Network struct {
 	raw  []byte
 }
 
-// Parse reads a configuration list that has all its plugins inline.
+// Parse reads a configuration list with all its plugins inline.
 func Parse(raw []byte) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(raw)
 	if err != nil {
@@ -49,7 +49,7 @@ func Parse(raw []byte) (*Network, error) {
 // Name of the network.
 func (n *Network) Name() string { return n.list.Name }
 
-// Raw returns the configuration list from which Parse makes the same Network.
+// Raw returns the configuration list as JSON. Parse makes the same Network of it.
 func (n *Network) Raw() []byte { return n.raw }
 
 // Types returns the plugins' types in order.
@@ -66,15 +66,15 @@ func (n *Network) atLeast(v string) bool {
 	return err == nil && ok
 }
 
-// Attachment is what the plugins are told about the container.
+// Attachment describes the container to the plugins.
 type Attachment struct {
 	ContainerID string
 	NetNS       string
 	IfName      string
 	// Args is CNI_ARGS.
 	Args string
-	// Capabilities is the runtime's runtimeConfig. A plugin gets those that it
-	// declares.
+	// Capabilities is the runtime's runtimeConfig. A plugin gets the capabilities
+	// that it declares.
 	Capabilities map[string]json.RawMessage
 }
 
@@ -122,8 +122,8 @@ func (n *Network) inject(i int, values map[string]any) ([]byte, error) {
 	return conf.Bytes, nil
 }
 
-// WithPlugin returns the list with values set in the configuration of its
-// first plugin, which must be of the given type.
+// WithPlugin returns a list whose first plugin, which must be of the given type, has
+// values in its configuration.
 func (n *Network) WithPlugin(pluginType string, values map[string]any) (*Network, error) {
 	if n.Types()[0] != pluginType {
 		return nil, fmt.Errorf("network configuration %q: the first plugin must be %s, is %s", n.Name(), pluginType, n.Types()[0])
@@ -149,7 +149,7 @@ func (n *Network) WithPlugin(pluginType string, values map[string]any) (*Network
 	return Parse(raw)
 }
 
-// Plugin returns the configuration of the first plugin.
+// Plugin decodes the configuration of the first plugin.
 func (n *Network) Plugin(into any) error {
 	if err := json.Unmarshal(n.list.Plugins[0].Bytes, into); err != nil {
 		return fmt.Errorf("parse first plugin of network configuration %q: %w", n.Name(), err)

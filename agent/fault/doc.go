@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault names the places between two side effects, so that a test can
-// end the process there and check what the next start makes of it. It does
-// nothing unless the build has the tag faultpoints.
+// Package fault names the places between two side effects. There a test can kill
+// the process, to check the recovery at the next start. Without the build tag
+// faultpoints the package does nothing.
 package fault

@@ -4,5 +4,5 @@
 
 package fault
 
-// Point marks the place after the side effect that name describes.
+// Point marks the place after the named side effect.
 func Point(name string) {}

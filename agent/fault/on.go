@@ -13,16 +13,15 @@ import (
 )
 
 const (
-	// EnvLog names a file to which every point that is passed is appended.
+	// EnvLog names a file to which Point appends the name of every point.
 	EnvLog = "BERTH_FAULT_LOG"
-	// EnvKill names a file that holds "<name>" or "<name> <n>": the agent, be it
-	// this process or the parent of this plugin, is killed when the point is
-	// passed for the n-th time. The file is emptied first, so the next start
-	// lives.
+	// EnvKill names a file that holds "<name>" or "<name> <n>". At the n-th pass
+	// of that point, Point kills this process and, in a plugin, its parent, the
+	// agent. It empties the file before, so the next start lives.
 	EnvKill = "BERTH_FAULT_KILL"
 )
 
-// Point marks the place after the side effect that name describes.
+// Point marks the place after the named side effect.
 func Point(name string) {
 	if file := os.Getenv(EnvLog); file != "" {
 		appendLine(file, name)

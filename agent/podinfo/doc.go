@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podinfo answers what the API says about the pods of this node: who
-// is the pod of a CNI call, does it ask for a floating IP, which addresses are
-// its own, and is it still there. It owns a watch of this node's pods and reads
-// FloatingIPs one by one; it never lists or watches those, because field
-// selectors on custom resources are not indexed and every node would cost the
-// API server every event. It writes nothing.
+// Package podinfo asks the API about the pods of this node: the pod of a CNI call,
+// its request for floating IPs, its own addresses, and whether it still runs. It
+// owns a watch of this node's pods and reads FloatingIPs one by one. It never lists
+// or watches FloatingIPs: field selectors on custom resources are not indexed, so
+// every node would cost the API server every event. It writes nothing.
 //
-// An address is a pod's own only if the FloatingIP, read live, names the UID of
-// the pod and this node. What is written on the pod says where to look, and in
-// which order.
+// An address is a pod's own only if the FloatingIP, read live, names the UID of the
+// pod and this node. The pod's annotation names the FloatingIPs to read, in order,
+// and proves nothing.
 //
 // # Caveats
 //
-// The watch may lag: what it does not know yet is asked for, and what it says
-// is gone is gone.
+// The watch may lag. So podinfo asks the API for a pod that the watch does not know
+// yet, but it believes the watch that a pod is gone.
 package podinfo

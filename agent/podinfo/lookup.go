@@ -18,15 +18,14 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// How long a pod that the API does not have yet is waited for: the kubelet may
-// know a static pod before its copy is there.
+// Pod asks again for a pod that the API does not have yet: the kubelet may start a
+// static pod before it has made the API's copy.
 const (
 	notFoundInterval = 250 * time.Millisecond
 	notFoundTimeout  = 3 * time.Second
 )
 
-// Pod returns the pod that a CNI call is for. uid is what the runtime said,
-// empty where it said nothing.
+// Pod returns the pod of a CNI call. uid comes from the runtime and may be empty.
 func (n *Node) Pod(ctx context.Context, namespace, name, uid string) (Pod, error) {
 	if uid != "" {
 		if p, ok := n.cached(namespace, name); ok && p.is(uid) {
@@ -46,7 +45,8 @@ func (n *Node) Pod(ctx context.Context, namespace, name, uid string) (Pod, error
 	return p, nil
 }
 
-// livePod asks the API, and again for a while where the pod is not there.
+// livePod reads the pod from the API, repeatedly for a while where it does not
+// exist.
 func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error) {
 	var found *corev1.Pod
 	var absent bool
@@ -62,14 +62,14 @@ func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error)
 	case err == nil:
 		return n.fromAPI(found), nil
 	case absent && ctx.Err() == nil:
-		// Also where the last of several questions ran into the timeout.
+		// The last request may have run into the timeout.
 		return Pod{}, fmt.Errorf("%w: %s/%s", ErrPodNotFound, namespace, name)
 	default:
 		return Pod{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 	}
 }
 
-// Alive says whether the pod is still this incarnation and still to run. It
+// Alive returns whether the pod still exists with this UID and has not finished. It
 // asks the API only where the watch does not know the pod.
 func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	if p, ok := n.cached(pod.Namespace, pod.Name); ok && p.UID == pod.UID {
@@ -86,12 +86,11 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	return p.UID == pod.UID && p.node == n.name && !p.Finished, nil
 }
 
-// Addresses returns the addresses that the pod holds on this node, in the order
-// in which its annotation names them: the first of each family is the pod's own
-// in the eyes of Kubernetes. Every one must be the pod's, and there must be as
-// many as it requests: a list that somebody has shortened would leave the pod
-// without what it was scheduled for. More than that are welcome, since each
-// proves whose it is.
+// Addresses returns the addresses that the pod holds on this node, in the order of
+// its annotation: the first of each family becomes the pod's IP in Kubernetes. The
+// pod must hold every one of them, and at least as many as it requests: with a
+// shortened annotation it would lack addresses that it was scheduled for. More are
+// welcome, because the pod must hold each.
 func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
 	names, err := parseHint(pod.Hint)
 	if err != nil {
@@ -104,7 +103,8 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
 		return nil, fmt.Errorf("%w: it requests %d, and %s=%q names %d; the scheduler names them all, so the annotation was changed: delete the pod",
 			ErrTooFew, pod.Wants, v1alpha1.AnnotationFloatingIPs, pod.Hint, len(names))
 	}
-	// At the same time: the pod waits for the slowest, not for the sum.
+	// Read all at once, so that the pod waits for the slowest request and not
+	// for the sum.
 	addrs, errs := make([]api.Address, len(names)), make([]error, len(names))
 	var group sync.WaitGroup
 	for i, name := range names {
@@ -117,7 +117,7 @@ func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
 	return addrs, nil
 }
 
-// ownAddress reads one FloatingIP, which must be the pod's on this node.
+// ownAddress reads one FloatingIP, which the pod must hold on this node.
 func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (api.Address, error) {
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
 	if isAbsent(err) {
@@ -132,8 +132,8 @@ func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (api.Addres
 	return toAddress(ip)
 }
 
-// Holds returns nil while the pod holds the address on this node, ErrNotHolder
-// when it does not, and another error when that cannot be known now.
+// Holds returns nil if the pod holds the address on this node, ErrNotHolder if it
+// does not, and another error if the API does not answer.
 func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	name := v1alpha1.NameOf(addr.Address)
 	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
@@ -146,9 +146,8 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	return holds(ip, pod.UID, n.name)
 }
 
-// isAbsent says that the API server knows the kind and has no such object. A
-// 404 from something else on the way, or while the kind is not served, proves
-// nothing.
+// isAbsent returns whether the API server serves the kind and has no such object. A
+// 404 of a proxy, or of an API server that does not serve the kind, proves nothing.
 func isAbsent(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {

@@ -22,21 +22,22 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// floatingIPs is what we need of ipam/client.
+// floatingIPs is the part of ipam/client that podinfo uses.
 type floatingIPs interface {
-	// Get reads one FloatingIP live. Parallel, blocks for one request.
+	// Get reads one FloatingIP live. It is safe in parallel and blocks for one
+	// request.
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
 }
 
-// Handler is told what happened to this node's pods.
+// Handler acts on changes of this node's pods. Node calls it in one goroutine for
+// each method.
 type Handler interface {
-	// Gone is called when a pod no longer runs or exists: deleted, replaced by
-	// another of its name, or finished. Serial; an error makes it be called
-	// again.
+	// Gone handles a pod that is deleted, replaced by another of its name, or
+	// finished. After an error Node calls it again.
 	Gone(ctx context.Context, pod api.Pod) error
-	// Verify is called at the start and when the API is reachable again after
-	// it was not, while the watch may still wait to reconnect. Serial; an error
-	// makes it be called again.
+	// Verify checks all addresses. Node calls it at the start and as soon as the
+	// API can be reached again, which may be before the watch reconnects. After
+	// an error Node calls it again.
 	Verify(ctx context.Context) error
 }
 
@@ -46,14 +47,14 @@ type Node struct {
 	pods     corev1client.PodsGetter
 	ips      floatingIPs
 	informer cache.SharedIndexInformer
-	// aliases are resources by which pods request a floating IP too.
+	// aliases are other resources that stand for floating IPs.
 	aliases []corev1.ResourceName
 	gone    workqueue.TypedRateLimitingInterface[api.Pod]
 	lost    chan struct{}
 }
 
-// New returns a Node that knows nothing yet; Run starts the watch. A pod
-// that requests one of the aliases wants a floating IP too.
+// New returns a Node that knows no pods; Run starts the watch. A pod that requests
+// one of the aliases wants a floating IP, too.
 func New(name string, client kubernetes.Interface, ips floatingIPs, aliases ...corev1.ResourceName) *Node {
 	pods := client.CoreV1()
 	n := &Node{
@@ -80,15 +81,15 @@ func New(name string, client kubernetes.Interface, ips floatingIPs, aliases ...c
 	return n
 }
 
-// noteReach wakes the reconnect loop when a list or watch fails.
+// noteReach wakes the reconnect loop after a list or watch failed.
 func (n *Node) noteReach(err error) {
 	if err != nil {
 		n.VerifySoon()
 	}
 }
 
-// VerifySoon makes the handler verify as soon as the API answers. It returns at
-// once.
+// VerifySoon wakes the loop that calls the handler's Verify until it succeeds. It
+// returns at once.
 func (n *Node) VerifySoon() {
 	select {
 	case n.lost <- struct{}{}:
@@ -96,8 +97,8 @@ func (n *Node) VerifySoon() {
 	}
 }
 
-// WaitForSync returns when the watch has seen every pod once, and false where the
-// context ends before.
+// WaitForSync returns true when the watch has seen every pod once, and false where
+// the context ends before.
 func (n *Node) WaitForSync(ctx context.Context) bool {
 	synced := n.informer.HasSyncedChecker().Done()
 	select {
@@ -136,8 +137,8 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 	return nil
 }
 
-// updated sees a replaced pod too: a re-list that finds another UID under the
-// same name is an update to the informer.
+// updated handles replaced pods, too: where a new list has another UID under the
+// same name, the informer reports an update.
 func (n *Node) updated(was, is any) {
 	before, ok := was.(*corev1.Pod)
 	after, ok2 := is.(*corev1.Pod)
@@ -178,9 +179,9 @@ func (n *Node) work(ctx context.Context, handler Handler) {
 	}
 }
 
-// How often the API is tried while it cannot be reached, and how long one try
-// may take. The watch itself backs off up to a minute: too long to keep
-// answering for an address that may live elsewhere by now.
+// Interval and time limit of attempts while the API cannot be reached. The watch
+// itself backs off up to a minute, which is too long: the node might go on to answer
+// for an address of another node.
 const (
 	reconnectInterval = time.Second
 	verifyTimeout     = 20 * time.Second
@@ -219,7 +220,7 @@ func (n *Node) verifyUntilDone(ctx context.Context, handler Handler) bool {
 			return false
 		case <-ticker.C:
 		case <-n.lost:
-			// Something happened: a better moment than the next tick.
+			// The API may answer now, so do not wait for the next tick.
 		}
 	}
 }
@@ -236,7 +237,8 @@ func (n *Node) cached(namespace, name string) (Pod, bool) {
 	return n.fromAPI(p), true
 }
 
-// trim drops what nobody here reads and what makes up most of a pod.
+// trim drops the managed fields, which are most of a pod and which nobody here
+// reads.
 func trim(obj any) (any, error) {
 	if p, ok := obj.(*corev1.Pod); ok {
 		p.ManagedFields = nil

@@ -18,32 +18,33 @@ import (
 )
 
 var (
-	// ErrPodNotFound is returned when the API has no such pod.
+	// ErrPodNotFound is returned where the API has no such pod.
 	ErrPodNotFound = errors.New("pod not found")
-	// ErrPodReplaced is returned when a pod of that name exists with another
-	// UID.
+	// ErrPodReplaced is returned where the pod of that name has another UID or
+	// another node, or has finished.
 	ErrPodReplaced = errors.New("pod was replaced")
-	// ErrNotPlaced is returned when a pod that asks for a floating IP names
-	// none.
+	// ErrNotPlaced is returned where a pod requests a floating IP and its
+	// annotation names none.
 	ErrNotPlaced = errors.New("pod was not placed by the Berth scheduler")
-	// ErrNotHolder is returned when a FloatingIP does not name the pod and this
+	// ErrNotHolder is returned where a FloatingIP does not name the pod and this
 	// node.
 	ErrNotHolder = errors.New("pod does not hold the floating IP")
-	// ErrTooFew is returned when a pod names fewer floating IPs than it requests.
+	// ErrTooFew is returned where a pod's annotation names fewer floating IPs than
+	// the pod requests.
 	ErrTooFew = errors.New("pod names too few floating IPs")
-	// ErrBadHint is returned when the pod's annotation cannot be read.
+	// ErrBadHint is returned where the pod's annotation cannot be read.
 	ErrBadHint = errors.New("annotation cannot be read")
 )
 
-// annotationMirror is on the API's copy of a static pod and holds the UID by
-// which the kubelet knows it.
+// annotationMirror is on the API's copy of a static pod and holds the kubelet's UID
+// of the pod.
 const annotationMirror = "kubernetes.io/config.mirror"
 
-// Pod is what the node needs to know of a pod.
+// Pod is the part of a pod that the agent uses.
 type Pod struct {
 	api.Pod
 
-	// Wants is how many floating IPs the pod requests at least.
+	// Wants is the number of floating IPs that the pod requests.
 	Wants int
 	// Hint is the annotation that names its FloatingIPs.
 	Hint string
@@ -65,13 +66,13 @@ func (n *Node) fromAPI(p *corev1.Pod) Pod {
 	}
 }
 
-// is says whether the kubelet's UID means this pod; the kubelet may give none.
+// is returns whether the runtime's UID means this pod; the runtime may give none.
 func (p Pod) is(uid string) bool {
 	return uid == "" || uid == p.UID || p.mirror != "" && uid == p.mirror
 }
 
-// wanted is how many floating IPs the pod requests, cut where it is far more than
-// anybody has. An alias counts where it requests none of Berth's resource.
+// wanted returns the number of floating IPs that the pod requests, at most
+// math.MaxInt32. An alias counts where the pod requests none of Berth's resource.
 func wanted(p *corev1.Pod, aliases []corev1.ResourceName) int {
 	n := quantity.Requested(&p.Spec, v1alpha1.ResourceIP)
 	for _, name := range aliases {
@@ -82,8 +83,8 @@ func wanted(p *corev1.Pod, aliases []corev1.ResourceName) int {
 	return int(min(n, math.MaxInt32))
 }
 
-// parseHint reads the names of FloatingIPs from the annotation, no more than a pod
-// can have.
+// parseHint reads the names of FloatingIPs from the annotation. It returns an error
+// for more names than a pod can have addresses.
 func parseHint(text string) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(text, ",") {
@@ -104,8 +105,8 @@ func parseHint(text string) ([]string, error) {
 	return names, nil
 }
 
-// toAddress checks a FloatingIP as the API may hold it: an administrator can
-// write one by hand.
+// toAddress converts a FloatingIP. It checks the fields, because an administrator
+// can write a FloatingIP by hand.
 func toAddress(ip *v1alpha1.FloatingIP) (api.Address, error) {
 	addr, err := netip.ParseAddr(ip.Spec.Address)
 	if err != nil {
@@ -130,8 +131,8 @@ func toAddress(ip *v1alpha1.FloatingIP) (api.Address, error) {
 	return out, nil
 }
 
-// holds says whether the FloatingIP names the pod and the node, and if not,
-// whom it names.
+// holds returns nil if the FloatingIP names the pod and the node, and otherwise an
+// error with the pod or node that it names.
 func holds(ip *v1alpha1.FloatingIP, uid, node string) error {
 	switch holder := ip.Spec.Pod; {
 	case holder == nil:

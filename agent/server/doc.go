@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server answers CNI calls on the agent's unix socket. It owns the
-// socket and the translation of errors into CNI's codes and the words that a
-// user reads in the pod's events; it decides nothing else.
+// Package server answers CNI calls on the agent's unix socket. It owns the socket
+// and the HTTP around a call: time limits, logs and the metric. Its caller gives it
+// the handler of calls and the translation of errors into CNI's (ToError).
 //
-// Whoever can open the socket can rewire the node, so it is for root alone.
+// A program that can open the socket can rewire the node, so only root may.
 package server

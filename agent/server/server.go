@@ -30,10 +30,10 @@ type Handler interface {
 	Status(ctx context.Context) error
 }
 
-// ErrBusy is returned by Listen when another process answers on the socket.
+// ErrBusy is returned by Listen where another process answers on the socket.
 var ErrBusy = errors.New("another agent answers on the socket")
 
-// callTimeout bounds one call; the kubelet gives up after two minutes.
+// callTimeout limits one call; the kubelet gives up after two minutes.
 const callTimeout = 110 * time.Second
 
 // Server serves one socket.
@@ -42,14 +42,14 @@ type Server struct {
 	Socket string
 	// Handler does the work.
 	Handler Handler
-	// Observe, if given, is told of each call.
+	// Observe, if given, gets the CNI error code and duration of each call.
 	Observe func(command, code string, took time.Duration)
-	// ToError translates what Handler returned.
+	// ToError translates the errors of Handler.
 	ToError func(error) *types.Error
 }
 
-// Listen makes the socket. A socket that nobody answers on is a leftover and
-// replaced; one that somebody answers on is not ours to take.
+// Listen makes the socket. It replaces a socket on which nobody answers, which an
+// earlier agent left, and returns ErrBusy where another process answers.
 func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	dir := filepath.Dir(s.Socket)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -61,7 +61,7 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	if err := s.removeLeftover(ctx); err != nil {
 		return nil, err
 	}
-	// The mask makes the socket private from its first moment.
+	// The mask makes the socket private from the start.
 	old := unix.Umask(0o177)
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", s.Socket)
 	unix.Umask(old)
@@ -69,8 +69,8 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", s.Socket, err)
 	}
 	if l, ok := listener.(*net.UnixListener); ok {
-		// The socket that stays tells the shim that an agent was here and will
-		// be back; the next one removes it.
+		// The socket stays and tells the shim that an agent will be back; the
+		// next agent removes it.
 		l.SetUnlinkOnClose(false)
 	}
 	return listener, nil
@@ -102,14 +102,14 @@ func (s *Server) removeLeftover(ctx context.Context) error {
 	return nil
 }
 
-// Serve answers until the context ends, then lets the calls under way finish
-// for at most grace.
+// Serve answers until the context ends, and then waits at most grace for the calls
+// under way.
 func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI)
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
-		// Calls under way when the agent is asked to end are to finish.
+		// Calls go on when ctx ends: Shutdown waits for them.
 		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}
 	done := make(chan error, 1)
@@ -150,8 +150,8 @@ func (s *Server) serveCNI(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// logFailure leaves STATUS out: it is asked again and again, and its answer is
-// for who asked.
+// logFailure logs a failed STATUS at a higher level only: runtimes ask for it again
+// and again, and log the answer themselves.
 func logFailure(ctx context.Context, err error, req *api.Request) {
 	logger := klog.FromContext(ctx)
 	if req.Command == "STATUS" {

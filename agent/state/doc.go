@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package state keeps the attachments of this node across restarts of the
-// agent: for every container interface what is to be done, was done or is being
-// undone, and everything that DEL needs. It owns one bbolt file and never looks
-// at the kernel or the API.
+// Package state keeps the attachments of this node across restarts of the agent:
+// for every container interface the phase of its work and all that DEL needs. It
+// owns one bbolt file and never looks at the kernel or the API.
 //
-// Invariants: a record is on disk before the first side effect that it
-// describes, and is removed after the last one is undone; a record is replaced
-// whole; a file that this version does not understand is left as it is.
+// Invariants: a record is on disk before its first side effect, and is removed
+// after the last one is undone; Put replaces a record whole; Open changes no file
+// that this version does not understand.
 //
 // # Caveats
 //
-// The file is locked: a second agent on the same node fails to open it.
+// Open locks the file: a second agent on the same node fails to open it.
 package state

@@ -17,8 +17,8 @@ import (
 //	attachments
 //	  <container ID> NUL <interface name>    Attachment as JSON
 //
-// A version that reads records differently increments schema and converts the
-// file when it opens it.
+// A version with other records increments schema, and converts an older file when
+// it opens it.
 const (
 	magic  = "berth-agent"
 	schema = "1"
@@ -31,18 +31,18 @@ var (
 	keySchema         = []byte("schema")
 )
 
-// Phase is how far an attachment got.
+// Phase of an attachment's work.
 type Phase string
 
 const (
-	// Adding: side effects of ADD may exist, all or none of them.
+	// Adding: any side effects of ADD may exist.
 	Adding Phase = "adding"
-	// Added: ADD is complete and its result was or will be given out.
+	// Added: ADD is complete, and its caller has the result or will get it.
 	Added Phase = "added"
-	// Deleting: side effects may exist, DEL has begun.
+	// Deleting: DEL has begun, and any side effects of ADD may still exist.
 	Deleting Phase = "deleting"
-	// Withdrawn: the pod lost its addresses; the node carries nothing for it,
-	// and the runtime's DEL is still to come.
+	// Withdrawn: the pod lost its addresses, the node no longer answers for
+	// them, and the runtime's DEL is still to come.
 	Withdrawn Phase = "withdrawn"
 )
 
@@ -60,18 +60,18 @@ type Attachment struct {
 	Pod         api.Pod `json:"pod"`
 	// Addresses are the pod's floating IPs; none for the default network.
 	Addresses []api.Address `json:"addresses,omitempty"`
-	// Uplink is the link that the addresses are reached by.
+	// Uplink is the node's link to the networks of the addresses.
 	Uplink string `json:"uplink,omitempty"`
-	// MAC is that of the pod's interface in the floating network; empty where
-	// the agent that wired it named none.
+	// MAC of the pod's interface in the floating network; empty in records of
+	// the first version, which named none.
 	MAC string `json:"mac,omitempty"`
 	// Network is the complete configuration list that ADD used.
 	Network json.RawMessage `json:"network"`
-	// Args is CNI_ARGS, Capabilities is runtimeConfig, as ADD passed them.
+	// Args is CNI_ARGS and Capabilities is runtimeConfig of the ADD.
 	Args         string                     `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	Phase        Phase                      `json:"phase"`
-	// Result is what the last plugin returned; none before phase Added.
+	// Result of the last plugin; empty before phase Added.
 	Result json.RawMessage `json:"result,omitempty"`
 }
 

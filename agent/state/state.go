@@ -15,10 +15,10 @@ import (
 )
 
 var (
-	// ErrUnusable is returned by Open when the file is not one this version can
-	// work with: damaged, of another program, or of another schema.
+	// ErrUnusable is returned by Open where the file is damaged, or belongs to
+	// another program or another schema.
 	ErrUnusable = errors.New("state file unusable")
-	// ErrLocked is returned by Open when another process has the file open.
+	// ErrLocked is returned by Open where another process has the file open.
 	ErrLocked = errors.New("state file in use")
 )
 
@@ -53,8 +53,8 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// openBolt turns the panics by which bbolt reports some damaged pages into
-// errors.
+// openBolt opens the file. bbolt panics at some damaged pages; openBolt returns an
+// error.
 func openBolt(path string) (db *bbolt.DB, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -64,7 +64,7 @@ func openBolt(path string) (db *bbolt.DB, err error) {
 	return bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType})
 }
 
-// prepare writes the layout to a new file and checks that of an old one.
+// prepare writes the layout to a new file and checks the layout of an old one.
 func (s *Store) prepare() (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -115,8 +115,8 @@ func checkLayout(tx *bbolt.Tx) error {
 	})
 }
 
-// MoveAside renames the file so that Open starts with a new one, and returns
-// its new name; empty if there was none. The caller gives the time.
+// MoveAside renames the file, so that Open makes a new one, and returns its new
+// name, which ends in the time now. It returns an empty name where there is no file.
 func MoveAside(path string, now time.Time) (string, error) {
 	aside := fmt.Sprintf("%s.bak-%s", path, now.UTC().Format("20060102T150405Z"))
 	err := os.Rename(path, aside)
@@ -137,7 +137,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Put writes the record through to disk.
+// Put writes the record to disk before it returns.
 func (s *Store) Put(a *Attachment) error {
 	value, err := json.Marshal(a)
 	if err != nil {
