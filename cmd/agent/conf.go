@@ -14,8 +14,8 @@ import (
 )
 
 // writeConf writes the configuration that makes the runtime call berth-cni.
-// cniVersion is for runtimes that do not know cniVersions; the others take the
-// newest they support.
+// Runtimes take the newest version of cniVersions that they support, and older
+// runtimes take cniVersion.
 func writeConf(path, socket string) error {
 	conf, err := json.MarshalIndent(map[string]any{
 		"cniVersion":  "1.0.0",
@@ -35,7 +35,7 @@ func writeConf(path, socket string) error {
 	return nil
 }
 
-// writeAtomically makes the file appear whole: runtimes watch these folders.
+// writeAtomically replaces the file at once, because runtimes watch its folder.
 func writeAtomically(path string, mode os.FileMode, write func(io.Writer) error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

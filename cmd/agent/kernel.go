@@ -10,15 +10,15 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// kernel lets the agent use the floating network's kernel package, which is the
-// plugin's and knows nothing of records.
+// kernel lets the agent use package wire, which is the plugin's and does not know the
+// agent's records.
 type kernel struct {
 	wirer *wire.Wirer
 }
 
 func specOf(a *state.Attachment) wire.Spec {
 	spec := wire.Spec{ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Uplink: a.Uplink, Addresses: a.Addresses}
-	// An agent wrote it; what cannot be read counts as not named.
+	// An agent wrote the MAC. If it is malformed, wire takes its default.
 	spec.MAC, _ = net.ParseMAC(a.MAC)
 	return spec
 }

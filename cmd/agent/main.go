@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Berth-agent is Berth's part on each node: the CNI server behind berth-cni,
-// which wires pods that hold a floating IP and passes the others on to the
-// node's default network. See ../../agent/README.md.
+// Berth-agent runs on each node: it serves the CNI calls of berth-cni, gives pods with
+// a floating IP their network, and runs the plugins of the node's default network for
+// the others. See ../../agent/README.md.
 package main
 
 import (
@@ -37,8 +37,8 @@ func newCommand() *cobra.Command {
 			if err := options.validate(); err != nil {
 				return err
 			}
-			// cobra's context does not end by itself: calls under way are to
-			// finish when the kubelet ends the agent.
+			// cobra's context does not end at a signal. Calls under way finish when
+			// the kubelet ends the agent.
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			return run(ctx, options)

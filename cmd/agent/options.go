@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// Options is what the command line says.
+// Options of the command line.
 type Options struct {
 	Kubeconfig      string
 	NodeName        string
@@ -52,20 +52,20 @@ func newOptions() *Options {
 }
 
 func (o *Options) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "Path of a kubeconfig; empty uses the pod's service account.")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "Path of a kubeconfig; if empty, the pod's service account.")
 	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
-	fs.StringVar(&o.NodeIP, "node-ip", o.NodeIP, "This node's own address, by which the uplink is found; default from the environment variable HOST_IP.")
+	fs.StringVar(&o.NodeIP, "node-ip", o.NodeIP, "This node's own address; the link with it is the uplink. Default from the environment variable HOST_IP.")
 	fs.StringVar(&o.Socket, "socket", o.Socket, "Unix socket for the CNI plugin berth-cni, by its path on the node.")
-	fs.StringVar(&o.StateFile, "state-file", o.StateFile, "File that keeps what is attached.")
+	fs.StringVar(&o.StateFile, "state-file", o.StateFile, "File of the records that the agent keeps across restarts.")
 	fs.BoolVar(&o.ResetState, "reset-state", o.ResetState, "Rename the state file (.bak-<time>) and start with an empty one.")
 	fs.StringVar(&o.CNIConfDir, "cni-conf-dir", o.CNIConfDir, "The runtime's CNI configuration folder.")
 	fs.StringVar(&o.CNIConfName, "cni-conf-name", o.CNIConfName, "Name of the file that the agent writes there; it must sort before the others.")
 	fs.StringVar(&o.CNIBinDir, "cni-bin-dir", o.CNIBinDir, "Folder of the CNI plugins that the agent runs.")
-	fs.StringVar(&o.DefaultNetwork, "default-network", o.DefaultNetwork, "CNI configuration of pods without a floating IP; empty takes the first other file of --cni-conf-dir.")
-	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin berth-veth; empty uses that plugin alone.")
-	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the network of the pools; empty takes the link that has --node-ip.")
-	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Where the node's file system is mounted, if CNI plugins are to run in it (needs CAP_SYS_CHROOT); empty runs them in the agent's own.")
-	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Where the node's /proc/sys is; IPv6 pools need its net folder writable.")
+	fs.StringVar(&o.DefaultNetwork, "default-network", o.DefaultNetwork, "CNI configuration of pods without a floating IP; if empty, the first other file of --cni-conf-dir.")
+	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin berth-veth; if empty, that plugin alone.")
+	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
+	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it, which needs CAP_SYS_CHROOT. If empty, they run in the agent's own file system.")
+	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	o.Monitoring.AddFlags(fs)
 }

@@ -31,12 +31,12 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// grace is how long calls under way may take when the agent is asked to end;
-// less than a pod's usual 30 s.
+// grace limits how long calls under way may take when the agent ends; it is less than
+// a pod's usual 30 s.
 const grace = 25 * time.Second
 
-// run builds the parts in the order in which they need each other and works
-// until the context ends. What is wired stays wired: pods outlive the agent.
+// run builds the parts of the agent and serves until the context ends. Pods then keep
+// their network.
 func run(ctx context.Context, o *Options) error {
 	logger := klog.FromContext(ctx)
 	store, err := openState(ctx, o)
@@ -93,7 +93,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	})
 	group.Go(func() error { return health.Serve(ctx) })
 	group.Go(func() error {
-		// The runtime takes the file as the sign that pods can be made.
+		// The runtime starts pods when it sees the file.
 		if err := writeConf(filepath.Join(o.CNIConfDir, o.CNIConfName), o.Socket); err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 	}
 	store, err := state.Open(o.StateFile)
 	if errors.Is(err, state.ErrUnusable) {
-		return nil, fmt.Errorf("%w; it was left as it is. Start once with --reset-state to rename it and begin anew: running pods keep their network, and what deleted pods leave is removed by DEL and CNI GC", err)
+		return nil, fmt.Errorf("%w; it was left as it is. Start once with --reset-state to rename it and begin anew: running pods keep their network, and DEL and CNI GC clean up after deleted pods", err)
 	}
 	return store, err
 }
@@ -139,8 +139,8 @@ func newNode(o *Options, config *rest.Config) (*podinfo.Node, error) {
 	return podinfo.New(o.NodeName, pods, ips.FloatingIPs, aliases...), nil
 }
 
-// How soon a connection that has died unnoticed is noticed. A node that was cut
-// off learns only then that its addresses may be elsewhere; client-go's own
+// Time limits after which the client drops a silent connection. Only then does a node
+// that was cut off learn that other nodes may have its addresses; client-go's own
 // values are 30 and 15 seconds.
 const (
 	envReadIdle, readIdleSeconds = "HTTP2_READ_IDLE_TIMEOUT_SECONDS", "5"

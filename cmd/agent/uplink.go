@@ -13,14 +13,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settle is how long the network is left alone after a change before it is
-// looked at: changes come in bursts.
+// settle is the wait after the last change of a burst.
 const settle = 300 * time.Millisecond
 
-// watchUplink calls changed after the uplink, or a VLAN link on top of it, has
-// changed: the kernel drops routes and proxy entries of a link that goes down
-// or loses its last address, and does not bring them back. It calls back at
-// once when the link has come up: the node may have been cut off.
+// watchUplink calls changed after a change of the uplink or of a VLAN link on top of
+// it: the kernel drops routes and proxy entries of a link that goes down or loses its
+// last address, and does not restore them. It calls back at once when such a link
+// comes up, because the node may have been cut off. It returns when ctx ends.
 func watchUplink(ctx context.Context, uplink func() (string, error), changed func(context.Context), back func()) error {
 	missed := func(err error) {
 		if ctx.Err() == nil {
@@ -61,7 +60,7 @@ func watchUplink(ctx context.Context, uplink func() (string, error), changed fun
 	}
 }
 
-// leadsOut says whether the link is the uplink or a VLAN on it.
+// leadsOut returns whether the link is the uplink or a VLAN link on top of it.
 func leadsOut(uplink func() (string, error), index int) bool {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Berth-cni is the CNI plugin that the container runtime calls. It passes each
-// call to the node agent over the agent's socket and prints the answer. It
-// decides nothing and touches nothing, so that it can be replaced at any time
-// and every decision is in the agent.
+// call to the node agent over the agent's socket and prints the answer. It makes no
+// decision and changes nothing, so an upgrade can replace it at any time.
 package main
 
 import (

@@ -21,21 +21,20 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 )
 
-// timeout is longer than the agent gives any call; runtimes give up sooner or
-// later than this and then end the shim.
+// timeout limits a call; it is longer than the agent's own limit.
 const timeout = 4 * time.Minute
 
-// patience is how long an agent that does not listen is waited for. After a
-// crash or an upgrade it is back within seconds, and a failure in between costs
-// much: a node whose STATUS fails is not Ready, so all its pods leave their
-// Services. The kubelet takes a runtime that is silent for 30 s for dead.
+// patience limits how long a call waits until the agent listens. After a crash or an
+// upgrade the agent is back within seconds, and a failure in between costs much: a
+// node whose STATUS fails is not Ready, so all its pods leave their Services. The
+// kubelet takes a runtime that is silent for 30 s for dead.
 //
-// No socket at all is not waited for: the node has just started, and the kubelet
-// starts no pod, the agent's neither, before STATUS has been answered once.
+// A call does not wait where no socket exists: the node has just started, and the
+// kubelet starts no pod, and so no agent, before the first answer to STATUS.
 const patience = 10 * time.Second
 
-// awaitAgent returns when something listens on the socket, or when there is no
-// point in waiting longer; the call that follows says why.
+// awaitAgent returns when the agent listens on the socket, after limit, or at an error
+// other than a refused connection. The caller's own connection then shows the error.
 func awaitAgent(ctx context.Context, socket string, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -58,7 +57,7 @@ func awaitAgent(ctx context.Context, socket string, limit time.Duration) {
 	}
 }
 
-// config is what the shim itself reads of its network configuration; the agent
+// config is the part of the network configuration that the shim reads; the agent
 // gets all of it.
 type config struct {
 	CNIVersion string `json:"cniVersion"`
@@ -78,8 +77,8 @@ func add(args *skel.CmdArgs) error {
 	return printResult(response.Result, conf.CNIVersion)
 }
 
-// printResult prints a result in the version that the runtime asked for; the
-// plugin behind the agent may speak another.
+// printResult prints a result in the runtime's version, which may differ from that
+// of the agent's result.
 func printResult(raw []byte, version string) error {
 	result, err := create.CreateFromBytes(raw)
 	if err != nil {
@@ -153,7 +152,7 @@ func decode(socket string, status int, raw []byte) (*api.Response, error) {
 	var response api.Response
 	if err := json.Unmarshal(raw, &response); err != nil || status != http.StatusOK && response.Error == nil {
 		return nil, types.NewError(types.ErrInternal,
-			fmt.Sprintf("what answers on %s is not the Berth agent: HTTP status %d, %.200q", socket, status, raw), "")
+			fmt.Sprintf("the program that answers on %s is not the Berth agent: HTTP status %d, %.200q", socket, status, raw), "")
 	}
 	if response.Error != nil {
 		return nil, response.Error
@@ -161,8 +160,8 @@ func decode(socket string, status int, raw []byte) (*api.Response, error) {
 	return &response, nil
 }
 
-// unreachable tells whoever reads the pod's events what is wrong and where to
-// look. The code makes the runtime try again.
+// unreachable returns the error that appears in the pod's events where the agent does
+// not answer. Its code makes the runtime try again.
 func unreachable(socket string, err error) error {
 	var op *net.OpError
 	reason := err

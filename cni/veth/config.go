@@ -18,16 +18,16 @@ import (
 type config struct {
 	types.PluginConf
 
-	// Uplink is the node's link to the network of the pools.
+	// Uplink is the node's link to the pools' networks.
 	Uplink string `json:"uplink"`
-	// MTU of the pair; 0 takes the uplink's.
+	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int `json:"mtu,omitempty"`
-	// SysctlRoot is where the node's /proc/sys is, if not there.
+	// SysctlRoot is the path of the node's /proc/sys; empty means /proc/sys.
 	SysctlRoot string `json:"sysctlRoot,omitempty"`
 
 	RuntimeConfig struct {
 		Addresses []api.Address `json:"berthAddresses"`
-		// MAC is empty where the agent is of the first version, which named none.
+		// MAC is empty in configurations of the first version of the agent.
 		MAC string `json:"mac,omitempty"`
 	} `json:"runtimeConfig"`
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments,omitempty"`
@@ -35,8 +35,8 @@ type config struct {
 	mac net.HardwareAddr
 }
 
-// parseConfig reads standard input. It does not validate addresses: DEL must
-// work with what an older version wrote.
+// parseConfig reads standard input. It does not validate addresses: DEL must work
+// with the configuration of an older version.
 func parseConfig(stdin []byte) (*config, error) {
 	var c config
 	if err := json.Unmarshal(stdin, &c); err != nil {

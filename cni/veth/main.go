@@ -2,9 +2,8 @@
 
 // Berth-veth is the CNI plugin of the floating network: a veth pair, a host
 // route, and a node that answers for the pod's address on its uplink. The node
-// agent runs it; it takes the addresses and the MAC of the pod's interface from
-// the agent through runtimeConfig (capabilities berthAddresses and mac) and asks
-// nobody else. Package wire does the work.
+// agent runs it and gives it the addresses and the MAC of the pod's interface in
+// runtimeConfig (capabilities berthAddresses and mac). Package wire does the work.
 package main
 
 import (

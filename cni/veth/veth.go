@@ -22,11 +22,11 @@ func cmdAdd(args *skel.CmdArgs) error {
 	w, spec := wire.New(c.SysctlRoot), c.spec(args)
 	wired, err := w.Setup(spec)
 	if err != nil {
-		// The agent undoes a failed chain too; this is for other callers.
+		// The agent undoes a failed chain, too, but other callers may not.
 		return toCNIError(errors.Join(err, w.Teardown(spec)))
 	}
-	// A lost announcement costs its receivers a stale neighbour entry, the
-	// agent repeats it, and a pod that is wired must not fail for it.
+	// A lost announcement leaves stale neighbour entries, and the agent repeats
+	// it. The pod's network is complete and must not fail for it.
 	_ = w.Announce(spec)
 	return types.PrintResult(result(spec, wired), c.CNIVersion)
 }
@@ -82,7 +82,7 @@ func cmdGC(args *skel.CmdArgs) error {
 	return toCNIError(errors.Join(append(errs, w.RemoveLoose())...))
 }
 
-// toCNIError gives errors the codes of the CNI specification.
+// toCNIError converts an error to one with a code of the CNI specification.
 func toCNIError(err error) error {
 	switch {
 	case err == nil:
@@ -96,8 +96,8 @@ func toCNIError(err error) error {
 	}
 }
 
-// result lists the addresses in the order given. Runtimes keep it, and the
-// kubelet takes the first of each family for status.podIPs.
+// result lists the addresses in the order of spec. Runtimes keep this order, and the
+// kubelet takes the first address of each family for status.podIPs.
 func result(spec wire.Spec, wired wire.Wired) *current.Result {
 	r := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Announce tells the network that the addresses are here now: gratuitous ARP,
-// as a request and as a reply because receivers differ in which one they heed,
-// or an unsolicited neighbour advertisement.
+// Announce tells the network that the addresses are here now. It sends an
+// unsolicited neighbour advertisement, or gratuitous ARP: a request and a reply,
+// because some receivers heed only the one and some only the other.
 func (w *Wirer) Announce(spec Spec) error {
 	var errs []error
 	for _, a := range spec.Addresses {
@@ -47,7 +47,8 @@ func announce(link netlink.Link, addr netip.Addr) error {
 }
 
 // linkLocal returns the link's own link-local address, which routers expect as
-// the source of an advertisement; the unspecified address where it has none.
+// the source of an advertisement. It returns the unspecified address where the link
+// has none.
 func linkLocal(link netlink.Link) (netip.Addr, error) {
 	addrs, err := netlinksafe.AddrList(link, unix.AF_INET6)
 	if err != nil {
@@ -66,7 +67,7 @@ const (
 	arpReply   = 2
 )
 
-// arpFrame is a gratuitous ARP for an IPv4 address (RFC 5227, section 3).
+// arpFrame returns a gratuitous ARP for an IPv4 address (RFC 5227, section 3).
 func arpFrame(mac net.HardwareAddr, addr netip.Addr, op uint16) []byte {
 	ip := addr.As4()
 	f := make([]byte, 0, 42)
@@ -85,7 +86,7 @@ func arpFrame(mac net.HardwareAddr, addr netip.Addr, op uint16) []byte {
 	return append(f, ip[:]...)
 }
 
-// advertisement is an unsolicited neighbour advertisement to all nodes (RFC
+// advertisement returns an unsolicited neighbour advertisement to all nodes (RFC
 // 4861, section 7.2.6) with the flags router and override.
 func advertisement(mac net.HardwareAddr, source, target netip.Addr) []byte {
 	if source.IsUnspecified() {
@@ -112,7 +113,7 @@ func advertisement(mac net.HardwareAddr, source, target netip.Addr) []byte {
 	return append(f, icmp...)
 }
 
-// icmpChecksum is the Internet checksum over the pseudo header and the message,
+// icmpChecksum returns the Internet checksum over the pseudo header and the message,
 // whose checksum field is zero.
 func icmpChecksum(src, dst [16]byte, message []byte) uint16 {
 	var sum uint32

@@ -16,10 +16,10 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 )
 
-// ErrNotWired is returned when a piece of the set-up is missing.
+// ErrNotWired is returned where a piece of the set-up is missing.
 var ErrNotWired = errors.New("not wired")
 
-// Check verifies every piece that Setup makes and names all that are missing.
+// Check verifies every piece that Setup makes. Its error names the missing ones.
 func (w *Wirer) Check(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
@@ -87,9 +87,9 @@ func checkRoute(want netlink.Route) error {
 	return nil
 }
 
-// checkNeighbour checks the entry that makes the two ends of a pair find each
-// other: nobody answers ARP for the gateway that pods see, and the kernel drops
-// entries when the MAC of a link changes.
+// checkNeighbour checks the neighbour entry of the other end of a pair: nobody answers
+// ARP for the pod's gateway, and the kernel drops entries when the MAC of a link
+// changes.
 func checkNeighbour(want netlink.Neigh) error {
 	const attempts = 5
 	for attempt := 1; ; attempt++ {
@@ -135,7 +135,7 @@ func netString(n *net.IPNet) string {
 	return n.String()
 }
 
-// checkPod checks the pod's side; hostMAC is what the node's end has.
+// checkPod checks the pod's side; hostMAC is the MAC of the host end.
 func (w *Wirer) checkPod(spec Spec, hostMAC net.HardwareAddr) error {
 	netns, err := ns.GetNS(spec.NetNS)
 	if err != nil {

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrSysctl is returned when a kernel setting is wrong and cannot be set from
-// here.
+// ErrSysctl is returned where a kernel setting is wrong or cannot be read or set.
 var ErrSysctl = errors.New("kernel setting")
 
 // Attributes of linux/if_link.h and linux/ip.h.
@@ -26,10 +25,10 @@ const (
 	ipv4DevconfRPFilter   = 8
 )
 
-// forward makes the kernel route packets that arrive on a link and, for IPv6 on
-// an uplink, answer for the addresses of its proxy entries. Of a pod's link it
-// takes IPv4 packets with the pod's own addresses only (strict reverse path
-// filtering, unless net.ipv4.conf.all.rp_filter is 2, which prevails); IPv6 has no
+// forward makes the kernel route packets from a link and, for IPv6 on an uplink,
+// answer for the addresses of its proxy entries. From a pod's link the kernel then
+// takes only IPv4 packets with the pod's own addresses (strict reverse path
+// filtering, unless net.ipv4.conf.all.rp_filter is 2, which prevails). IPv6 has no
 // such setting.
 func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
 	if family == unix.AF_INET {
@@ -46,8 +45,7 @@ func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
 }
 
 // forward4 sets net.ipv4.conf.<link>.forwarding, and rp_filter if strict, through
-// netlink, which needs CAP_NET_ADMIN and not, as the files do, a writable
-// /proc/sys.
+// netlink, which needs CAP_NET_ADMIN. The files would need a writable /proc/sys.
 func forward4(link netlink.Link, strict bool) error {
 	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -87,7 +85,7 @@ func (w *Wirer) setSysctl(key, value string) error {
 	return nil
 }
 
-// checkForward is forward without setting anything.
+// checkForward returns an error where a setting of forward is wrong.
 func (w *Wirer) checkForward(link netlink.Link, family int, isUplink bool) error {
 	keys := []string{"net/ipv4/conf/" + link.Attrs().Name + "/forwarding"}
 	if !isUplink {

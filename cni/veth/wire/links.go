@@ -35,7 +35,7 @@ func (w *Wirer) List() ([]Link, error) {
 	return all, nil
 }
 
-// Remove takes one host end away, with all that belongs to it.
+// Remove removes one host end and all that belongs to it.
 func (w *Wirer) Remove(name string) error {
 	if !strings.HasPrefix(name, LinkPrefix) {
 		return fmt.Errorf("link %s is not one of ours", name)

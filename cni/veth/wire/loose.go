@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RemoveLoose takes away what is marked as ours and belongs to no link any
-// more: rules and tables of links that are gone, and answers for addresses
-// that no route of ours leads to.
+// RemoveLoose removes kernel state with our marks that belongs to no link: rules and
+// tables of links that no longer exist, and proxy entries for addresses without a
+// route of ours.
 func (w *Wirer) RemoveLoose() error {
 	var errs []error
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

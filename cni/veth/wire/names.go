@@ -9,39 +9,39 @@ import (
 	"net/netip"
 )
 
-// Marks of what is ours in the kernel. They may never change: after an upgrade
+// Marks of our state in the kernel. They may never change: after an upgrade
 // the new version recognises by them what the old one left.
 const (
 	// LinkPrefix begins the name of the host end of every pair.
 	LinkPrefix = "bth"
 	// Protocol is on every route, rule and proxy neighbour.
 	Protocol = 98
-	// tableBase and tableMask select the routing tables: one per host link and
-	// address. The first four addresses of a link have tableBase + 4·ifindex +
-	// position, the next four the same in the block after it: the first version
-	// knew no more than four.
+	// tableBase and tableMask select the routing tables, one for each address of
+	// a host link. The first four addresses of a link have tableBase + 4·ifindex
+	// + position; the next four have the same in the next block, because the
+	// first version knew only four.
 	tableBase     = 0x62000000
 	tableMask     = 0xff000000
 	tablesInBlock = 4
 	tableBlocks   = 2
-	// MaxAddresses bounds the addresses of one link.
+	// MaxAddresses is the maximum number of addresses of one link.
 	MaxAddresses = tablesInBlock * tableBlocks
-	// PriorityMain lets routes of the main table other than the default come
-	// first; PriorityPod sends the rest of a pod's traffic to its table. They
-	// are just before the kernel's main rule (32766), so rules of others, which
-	// are there for a reason, come before ours.
+	// PriorityMain is the rule for all routes of the main table but the default
+	// route. PriorityPod is the rule that sends the rest of a pod's traffic to
+	// its table. Both come just before the kernel's main rule (32766), so that
+	// rules of other programs come before ours.
 	PriorityMain = 32300
 	PriorityPod  = 32301
 )
 
-// The gateway that pods see: an address no network routes, answered by a
-// permanent neighbour entry and never on the wire.
+// The gateway of pods: no network routes these addresses, and pods find them by a
+// permanent neighbour entry, so they are never on the wire.
 var (
 	gateway4 = netip.AddrFrom4([4]byte{169, 254, 1, 1})
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// PodGateway returns the gateway that a pod with the address sees.
+// PodGateway returns the gateway of a pod with the address.
 func PodGateway(addr netip.Addr) netip.Addr {
 	if addr.Is4() {
 		return gateway4
@@ -55,16 +55,16 @@ func HostLink(containerID, ifName string) string {
 	return LinkPrefix + hex.EncodeToString(sum[:])[:15-len(LinkPrefix)]
 }
 
-// hostMAC is derived from the name, so that it is known before the link exists
-// and is "set by the user": otherwise udev may change it after the pod learned
-// it. Pods' MACs begin otherwise.
+// hostMAC derives the MAC of a host end from its name. So we set it when we make the
+// link: udev may change a MAC of the kernel's choice after the pod has learned it.
+// Pods' MACs have another prefix.
 func hostMAC(link string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(link))
 	return append(net.HardwareAddr{0x0a, 0xbe}, sum[:4]...)
 }
 
-// unnamedMAC is the MAC of a pod for which the caller names none: as the first
-// version of the agent did, whose pods keep it.
+// unnamedMAC returns the MAC of a pod for which the caller names none. Pods of the
+// agent's first version, which named none, keep it.
 func unnamedMAC(addr netip.Addr) net.HardwareAddr {
 	if addr.Is4() {
 		b := addr.As4()
@@ -88,5 +88,5 @@ func isOurTable(table int) bool {
 	return block >= 0 && block < tableBlocks
 }
 
-// linkOfTable returns the index of the link that a table belongs to.
+// linkOfTable returns the index of a table's link.
 func linkOfTable(table int) int { return (table &^ tableMask) / tablesInBlock }

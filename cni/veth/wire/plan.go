@@ -16,30 +16,30 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 )
 
-// Spec says which interface of which container carries which addresses.
+// Spec describes an interface of a container and its addresses.
 type Spec struct {
 	ContainerID string
 	IfName      string
-	// NetNS is the path of the container's network namespace; empty where it is
-	// gone.
+	// NetNS is the path of the container's network namespace; empty where the
+	// namespace is gone.
 	NetNS string
-	// Uplink is the node's link to the network of the pools; addresses with a
-	// VLAN use the VLAN link on top of it.
+	// Uplink is the node's link to the pools' networks; addresses with a VLAN use
+	// the VLAN link on top of it.
 	Uplink string
-	// Addresses are in the order of preference: the first of each family is the
-	// pod's own in the eyes of Kubernetes.
+	// Addresses are in the order of preference: the first of each family becomes
+	// the pod's IP in Kubernetes.
 	Addresses []api.Address
-	// MAC is that of the container's interface; empty takes the one that the
-	// first version of the agent, which named none, expects.
+	// MAC of the container's interface. If it is empty, the interface has the MAC
+	// that the first version gave it.
 	MAC net.HardwareAddr
-	// MTU of the pair; 0 takes the uplink's.
+	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int
 }
 
 // HostLink returns the name of the host end.
 func (s Spec) HostLink() string { return HostLink(s.ContainerID, s.IfName) }
 
-// podMAC returns the MAC that the container's interface has or gets.
+// podMAC returns the MAC of the container's interface.
 func (s Spec) podMAC() net.HardwareAddr {
 	if len(s.MAC) > 0 || len(s.Addresses) == 0 {
 		return s.MAC
@@ -47,7 +47,7 @@ func (s Spec) podMAC() net.HardwareAddr {
 	return unnamedMAC(s.Addresses[0].Address)
 }
 
-// Validate says what a caller got wrong, before the kernel is touched.
+// Validate returns an error for a Spec that Setup refuses.
 func (s Spec) Validate() error {
 	if s.ContainerID == "" || s.IfName == "" {
 		return errors.New("container ID and interface name must be given")
@@ -92,8 +92,7 @@ func validateAddress(a api.Address) error {
 	return nil
 }
 
-// hostPlan is the node's side of one address, as values that are compared,
-// applied and removed.
+// hostPlan describes the node's side of one address.
 type hostPlan struct {
 	tableID   int
 	podNeigh  netlink.Neigh
@@ -136,15 +135,15 @@ func planHost(a api.Address, position, host, uplink int, mac net.HardwareAddr) (
 type PodRoute struct {
 	Destination netip.Prefix
 	Gateway     netip.Addr
-	// Source is the pod's address that it uses on this way; the zero Addr where
-	// the pod has one of the family only.
+	// Source is the source address of the route; the zero Addr where the pod has
+	// only one address of the family.
 	Source netip.Addr
 }
 
-// PodRoutes returns the routes of a pod with these addresses, the default routes
-// first. The pod speaks to each of its subnets from the first address that it has
-// there, and to the rest of the world from the first address of the family that
-// has a gateway; where none has, from the first.
+// PodRoutes returns the routes of a pod with these addresses, for each family the
+// default route first. The pod sends to each of its subnets from its first address
+// of that subnet. It sends to other networks from the first address of the family
+// with a gateway or, where none has a gateway, from the first address.
 func PodRoutes(addrs []api.Address) []PodRoute {
 	var routes []PodRoute
 	for _, is4 := range []bool{true, false} {
@@ -153,7 +152,7 @@ func PodRoutes(addrs []api.Address) []PodRoute {
 	return routes
 }
 
-// familyRoutes is PodRoutes for addresses of one family.
+// familyRoutes returns the routes for addresses of one family.
 func familyRoutes(addrs []api.Address) []PodRoute {
 	if len(addrs) == 0 {
 		return nil
@@ -168,7 +167,7 @@ func familyRoutes(addrs []api.Address) []PodRoute {
 	seen := map[netip.Prefix]bool{}
 	for _, a := range addrs {
 		subnet := a.Subnet.Masked()
-		// One that is as wide as the family is the default route.
+		// A subnet of all addresses has the default route.
 		if seen[subnet] || subnet.Bits() == 0 {
 			continue
 		}
@@ -178,7 +177,7 @@ func familyRoutes(addrs []api.Address) []PodRoute {
 	return routes
 }
 
-// podPlan is the pod's side of an interface.
+// podPlan describes the pod's side of an interface.
 type podPlan struct {
 	addrs  []netlink.Addr
 	neighs []netlink.Neigh
@@ -186,15 +185,15 @@ type podPlan struct {
 	routes []netlink.Route
 }
 
-// planPod computes the pod's side. link is the index of its interface, hostMAC
-// the node's end.
+// planPod computes the pod's side. link is the index of its interface, hostMAC is the
+// MAC of the host end.
 func planPod(addrs []api.Address, link int, hostMAC net.HardwareAddr) podPlan {
 	var plan podPlan
 	for _, a := range addrs {
 		addr := netlink.Addr{IPNet: IPNet(singlePrefix(a.Address))}
 		if a.Address.Is6() {
-			// The API server saw to it that nobody else has the address; waiting a
-			// second for an answer that never comes would only delay the pod.
+			// The FloatingIP proves that no other pod has the address, so duplicate
+			// address detection would only delay the pod by a second.
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		plan.addrs = append(plan.addrs, addr)
@@ -237,7 +236,7 @@ func familyOf(addr netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// linkScope is what "scope link" is per family: IPv6 routes have no scope.
+// linkScope returns "scope link" of the family: IPv6 routes have no scope.
 func linkScope(family int) netlink.Scope {
 	if family == unix.AF_INET {
 		return netlink.SCOPE_LINK
@@ -254,7 +253,7 @@ func anyPrefix(addr netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// IPNet converts a prefix for packages that know net only.
+// IPNet converts a prefix for packages that do not use netip.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

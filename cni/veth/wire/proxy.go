@@ -15,16 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// proxy is an entry by which the node answers ARP or neighbour solicitations
-// for one address on one link. The netlink library cannot mark it as ours, so
-// the messages are made here.
+// proxy is a proxy neighbour entry: by it the node answers ARP or neighbour
+// solicitations for one address on one link. The netlink library cannot set its
+// protocol, which marks it as ours, so this file makes the messages.
 type proxy struct {
 	addr netip.Addr
 	link int
 }
 
-// Attributes and messages of linux/neighbour.h that the packages we use do not
-// name.
+// Attributes and messages of linux/neighbour.h that our libraries do not name.
 const (
 	ndaDst      = 1
 	ndaProtocol = 12
@@ -90,8 +89,8 @@ func dumpProxies(family int) ([][]byte, error) {
 	}
 }
 
-// parseProxy reads one RTM_NEWNEIGH message; ours is false for entries of
-// others and for what cannot be read.
+// parseProxy reads one RTM_NEWNEIGH message; ours is false for entries of other
+// programs and for malformed messages.
 func parseProxy(m []byte) (p proxy, ours bool) {
 	const header = 12
 	if len(m) < header || m[10]&netlink.NTF_PROXY == 0 {
@@ -111,8 +110,8 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 	return p, ours && p.addr.IsValid()
 }
 
-// attributes walks a list of netlink attributes and ends where it is malformed;
-// the library's parser panics on a last attribute that is cut short.
+// attributes yields the netlink attributes of a list and ends at a malformed one. The
+// library's parser panics at a truncated last attribute.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	const header, align, nlaTypeMask = 4, 4, 0x3fff
 	return func(yield func(uint16, []byte) bool) {
@@ -129,8 +128,8 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// answerAtOnce takes away the random delay (up to 0.8 s) with which the kernel
-// answers for addresses of others on a link.
+// answerAtOnce removes the random delay (up to 0.8 s) of the kernel's answers by
+// proxy entries on a link.
 func answerAtOnce(link int, family int) error {
 	table, name := "arp_cache", "ARP"
 	if family == unix.AF_INET6 {
@@ -155,7 +154,7 @@ type rawMessage []byte
 func (m *rawMessage) Len() int          { return len(*m) }
 func (m *rawMessage) Serialize() []byte { return *m }
 
-// isGone says that what was to be removed does not exist.
+// isGone returns whether a removal failed because its object does not exist.
 func isGone(err error) bool {
 	for _, gone := range []syscall.Errno{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.ENXIO, unix.EADDRNOTAVAIL} {
 		if errors.Is(err, gone) {

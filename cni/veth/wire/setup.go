@@ -17,12 +17,13 @@ import (
 	"github.com/berth-dev/berth/agent/fault"
 )
 
-// ErrNetNS is returned when the container's network namespace cannot be opened.
+// ErrNetNS is returned where the container's network namespace cannot be opened.
 var ErrNetNS = errors.New("network namespace not accessible")
 
-// Wirer works in the network namespace that its caller is in.
+// Wirer changes the kernel in the network namespace of its caller's thread. Calls for
+// different addresses may run in parallel.
 type Wirer struct {
-	// SysctlRoot is where the node's /proc/sys is.
+	// SysctlRoot is the path of the node's /proc/sys.
 	SysctlRoot string
 }
 
@@ -42,8 +43,8 @@ type Wired struct {
 	MTU      int
 }
 
-// Setup wires the addresses. It may be called again: what exists as it should
-// stays, the rest is made. After an error the caller calls Teardown.
+// Setup makes the pair and carries the addresses to the pod. It is idempotent: a
+// second call makes the missing pieces. After an error the caller calls Teardown.
 func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err := spec.Validate(); err != nil {
 		return Wired{}, err
@@ -63,7 +64,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
-	// One that an older version made keeps the MAC that its pod knows.
+	// A pair of an older version keeps its MAC, which its pod knows.
 	wired.HostMAC = host.Attrs().HardwareAddr
 	fault.Point("veth/pair")
 	if err := w.configurePod(spec, netns, wired); err != nil {
@@ -98,8 +99,8 @@ func resolveUplinks(spec Spec) ([]netlink.Link, int, error) {
 	return links, mtu, nil
 }
 
-// ensurePair returns the host end. A pair whose other end is not in the
-// container is a leftover and replaced.
+// ensurePair makes the pair, if it is missing, and returns the host end. It replaces
+// a pair whose other end is not in the container.
 func ensurePair(spec Spec, netns ns.NetNS, wired Wired) (netlink.Link, error) {
 	host, err := linkOrNil(wired.HostLink)
 	if err != nil {
@@ -132,7 +133,7 @@ func ensurePair(spec Spec, netns ns.NetNS, wired Wired) (netlink.Link, error) {
 	return host, nil
 }
 
-// isPeer says whether the container's interface is the other end of host.
+// isPeer returns whether the container's interface is the other end of host.
 func isPeer(spec Spec, netns ns.NetNS, host netlink.Link) (bool, error) {
 	var ok bool
 	err := netns.Do(func(ns.NetNS) error {
@@ -174,7 +175,7 @@ func (w *Wirer) configurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 	return nil
 }
 
-// allowIPv6 undoes what some runtimes do to a new namespace.
+// allowIPv6 turns on IPv6, which some runtimes turn off in a new namespace.
 func (w *Wirer) allowIPv6(spec Spec) error {
 	for _, a := range spec.Addresses {
 		if a.Address.Is6() {
@@ -203,8 +204,8 @@ func applyPod(plan podPlan, link netlink.Link) error {
 	return nil
 }
 
-// setupHost does the node's side of one address; the node answers for it only
-// when everything behind the answer is there.
+// setupHost makes the node's side of one address. Its last step makes the node answer
+// for the address.
 func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link, mac net.HardwareAddr) error {
 	plan, err := planHost(a, position, host.Attrs().Index, uplink.Attrs().Index, mac)
 	if err != nil {
@@ -223,7 +224,7 @@ func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link
 		}
 		fault.Point("veth/table")
 	}
-	// What another link has for the address would come before ours.
+	// The kernel would use a rule of another link for the address before ours.
 	if err := deleteRules(a.Address, func(table int) (bool, error) { return table != plan.tableID, nil }); err != nil {
 		return err
 	}
@@ -260,7 +261,7 @@ func (w *Wirer) readyLinks(host, uplink netlink.Link, family int) error {
 	return nil
 }
 
-// addRule tolerates the rule being there: the kernel has no replace for rules.
+// addRule adds the rule if it does not exist: the kernel has no replace for rules.
 func addRule(rule netlink.Rule) error {
 	if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add rule %q: %w", rule.String(), err)

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/agent/fault"
 )
 
-// Teardown removes what Setup made for the container, as far as it is there.
-// What another link of this node carries for the same address stays.
+// Teardown withdraws the container's addresses and removes its pair. It succeeds
+// where pieces are missing.
 func (w *Wirer) Teardown(spec Spec) error {
 	err := w.Withdraw(spec)
 	if e := deleteLink(spec.HostLink()); e != nil {
@@ -35,9 +35,9 @@ func deleteLink(name string) error {
 	return nil
 }
 
-// deletePodLink removes the container's interface where only that end is left
-// to be found, which happens when the host end was moved or renamed. A missing
-// namespace, or an interface that is not ours, is nothing to do.
+// deletePodLink removes the container's interface, which still exists where somebody
+// moved or renamed the host end. It does nothing where the namespace is missing or
+// the interface is not ours.
 func deletePodLink(spec Spec) error {
 	if spec.NetNS == "" {
 		return nil
@@ -68,8 +68,8 @@ func deletePodLink(spec Spec) error {
 	return nil
 }
 
-// isOurPodLink protects an interface of the same name that somebody else made,
-// and over which Setup failed.
+// isOurPodLink returns false for an interface of the same name that somebody else
+// made, and that made Setup fail.
 func isOurPodLink(spec Spec, link netlink.Link) bool {
 	return link.Type() == "veth" && len(spec.Addresses) > 0 &&
 		bytes.Equal(link.Attrs().HardwareAddr, spec.podMAC())

@@ -13,11 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUplink is returned when a link that leads to a pool's network does not
-// exist.
+// ErrUplink is returned where the link to a pool's network is missing or down.
 var ErrUplink = errors.New("uplink missing")
 
-// UplinkFor returns the link that holds addr, the node's own address.
+// UplinkFor returns the name of the link with addr, the node's own address.
 func UplinkFor(addr netip.Addr) (string, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -37,8 +36,7 @@ func UplinkFor(addr netip.Addr) (string, error) {
 	return "", fmt.Errorf("%w: no link of this node has the node's address %s; name the link with --uplink", ErrUplink, addr)
 }
 
-// uplinkOf returns the link that carries the VLAN on the uplink: the uplink
-// itself for 0.
+// uplinkOf returns the link for a VLAN on the uplink, and for VLAN 0 the uplink.
 func uplinkOf(name string, vlan int) (netlink.Link, error) {
 	parent, err := netlinksafe.LinkByName(name)
 	if err != nil {
@@ -81,7 +79,8 @@ func linkOrNil(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// Ready says whether pools without a VLAN could be wired now.
+// Ready returns an error where the uplink is missing or down. It does not look at
+// VLAN links.
 func (w *Wirer) Ready(uplink string) error {
 	link, err := uplinkOf(uplink, 0)
 	if err != nil {

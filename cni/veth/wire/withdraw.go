@@ -14,16 +14,16 @@ import (
 	"github.com/berth-dev/berth/agent/fault"
 )
 
-// Withdraw stops the node from answering for the container's addresses, from
-// routing to them and from letting their traffic out. The pair stays, down.
+// Withdraw stops the node from answering for the container's addresses, and removes
+// their routes and rules. The pair stays, down. An address that another link of this
+// node carries keeps its answer and the other link's routes and rules.
 func (w *Wirer) Withdraw(spec Spec) error {
 	host, err := linkOrNil(spec.HostLink())
 	if err != nil {
 		return err
 	}
 	if host == nil {
-		// The kernel removed the routes with the link; the rest is found by
-		// address.
+		// The kernel removed the routes with the link.
 		return w.withdrawAddresses(spec, 0)
 	}
 	err = w.withdrawAddresses(spec, host.Attrs().Index)
@@ -40,8 +40,8 @@ func (w *Wirer) withdrawAddresses(spec Spec, host int) error {
 		addrs[a.Address] = true
 	}
 	if host != 0 {
-		// A caller that lost its records passes no addresses: take them from
-		// the link's own rules.
+		// A caller that lost its records passes no addresses, but the link's
+		// rules have them.
 		more, err := addressesOf(host)
 		errs = append(errs, err)
 		for _, addr := range more {
@@ -52,7 +52,7 @@ func (w *Wirer) withdrawAddresses(spec Spec, host int) error {
 		errs = append(errs, withdrawAddress(addr, host))
 	}
 	if host != 0 {
-		// A set-up that was cut short has a table without a rule.
+		// An interrupted set-up leaves a table without a rule.
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			errs = append(errs, flushTables(family, func(table int) bool { return linkOfTable(table) == host }))
 		}
@@ -61,7 +61,8 @@ func (w *Wirer) withdrawAddresses(spec Spec, host int) error {
 }
 
 // withdrawAddress removes proxy entries, route, rules and table of one address
-// on the host link. With host 0 it removes what no link carries any more.
+// on the host link, and those of links that no longer exist. host is 0 where the
+// host link no longer exists.
 func withdrawAddress(addr netip.Addr, host int) error {
 	elsewhere, err := carriedElsewhere(addr, host)
 	if err != nil {
@@ -80,8 +81,7 @@ func withdrawAddress(addr netip.Addr, host int) error {
 	return deleteRules(addr, ofLinkOrGone(host))
 }
 
-// carriedElsewhere says whether the host route of the address leads to another
-// link of ours.
+// carriedElsewhere returns whether another host link has a route to the address.
 func carriedElsewhere(addr netip.Addr, host int) (bool, error) {
 	routes, err := hostRoutes(addr)
 	if err != nil {
@@ -134,8 +134,8 @@ func deleteRoutes(addr netip.Addr, host int) error {
 	return nil
 }
 
-// deleteRules removes the address's rules to those tables that match selects,
-// and empties the tables.
+// deleteRules removes the address's rules to the tables that match selects, and
+// empties these tables.
 func deleteRules(addr netip.Addr, match func(table int) (bool, error)) error {
 	rules, err := podRules(familyOf(addr))
 	if err != nil {
@@ -152,7 +152,7 @@ func deleteRules(addr netip.Addr, match func(table int) (bool, error)) error {
 		if !selected {
 			continue
 		}
-		// The table first: it is found through the rule.
+		// Empty the table first, because the rule leads to it.
 		if err := flushTables(familyOf(addr), func(table int) bool { return table == r.rule.Table }); err != nil {
 			return err
 		}
@@ -164,8 +164,8 @@ func deleteRules(addr netip.Addr, match func(table int) (bool, error)) error {
 	return nil
 }
 
-// ofLinkOrGone selects the tables of the host link and those of links that do
-// not exist any more.
+// ofLinkOrGone selects the tables of the host link and of links that no longer
+// exist.
 func ofLinkOrGone(host int) func(int) (bool, error) {
 	return func(table int) (bool, error) {
 		link := linkOfTable(table)
@@ -217,7 +217,7 @@ func addressesOf(host int) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// flushTables removes our routes from those of our tables that match selects.
+// flushTables removes our routes from our tables that match selects.
 func flushTables(family int, match func(table int) bool) error {
 	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: Protocol}
 	routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
