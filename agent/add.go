@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -37,7 +38,7 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	}
 	unlock, err := a.lockContainer(ctx, req.ContainerID)
 	if err != nil {
-		return nil, fmt.Errorf("wait for another call for container %s: %w", req.ContainerID, err)
+		return nil, err
 	}
 	defer unlock()
 
@@ -47,7 +48,7 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	}
 	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
 	if err != nil {
-		return nil, fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+		return nil, err
 	}
 	defer unlockAddresses()
 
@@ -120,7 +121,7 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 	if err != nil || old == nil {
 		return nil, false, err
 	}
-	if old.Phase == state.Added && old.NetNS == record.NetNS && old.Pod == record.Pod && sameAddresses(old, record) {
+	if old.Phase == state.Added && old.NetNS == record.NetNS && old.Pod == record.Pod && slices.Equal(old.Addresses, record.Addresses) {
 		network, err := chain.Parse(old.Network)
 		if err == nil && a.Plugins.Check(ctx, network, attachmentOf(old), old.Result) == nil {
 			return old.Result, true, nil
@@ -131,18 +132,6 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 		return nil, false, fmt.Errorf("undo an earlier ADD of container %s: %w", record.ContainerID, err)
 	}
 	return nil, false, nil
-}
-
-func sameAddresses(x, y *state.Attachment) bool {
-	if len(x.Addresses) != len(y.Addresses) {
-		return false
-	}
-	for i := range x.Addresses {
-		if x.Addresses[i] != y.Addresses[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // supersede takes the record's addresses from older containers of this node:
@@ -167,14 +156,9 @@ func (a *Agent) supersede(ctx context.Context, record *state.Attachment) error {
 }
 
 func shareAddress(x, y *state.Attachment) bool {
-	for _, p := range x.Addresses {
-		for _, q := range y.Addresses {
-			if p.Address == q.Address {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(x.Addresses, func(p api.Address) bool {
+		return slices.ContainsFunc(y.Addresses, func(q api.Address) bool { return p.Address == q.Address })
+	})
 }
 
 // attach does the steps 3 to 6 of ADD.

@@ -4,7 +4,6 @@ package agent
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
@@ -80,7 +79,7 @@ func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (ca
 	defer cancel()
 	unlock, err := a.lockAddresses(ctx, record.Addresses)
 	if err != nil {
-		return false, fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+		return false, err
 	}
 	defer unlock()
 	now, err := a.Store.Get(record.Key())

@@ -19,7 +19,7 @@ func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 	}
 	unlock, err := a.lockContainer(ctx, req.ContainerID)
 	if err != nil {
-		return fmt.Errorf("wait for another call for container %s: %w", req.ContainerID, err)
+		return err
 	}
 	defer unlock()
 	record, err := a.Store.Get(state.Key{ContainerID: req.ContainerID, IfName: req.IfName})

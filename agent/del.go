@@ -29,7 +29,7 @@ func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) error {
 	unlock, err := a.lockContainer(ctx, key.ContainerID)
 	if err != nil {
-		return fmt.Errorf("wait for another call for container %s: %w", key.ContainerID, err)
+		return err
 	}
 	defer unlock()
 	record, err := a.Store.Get(key)
@@ -44,7 +44,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 	}
 	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
 	if err != nil {
-		return fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+		return err
 	}
 	defer unlockAddresses()
 	if req != nil {

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -55,7 +56,11 @@ func (l *keyedLocks) leave(key string, k *keyedLock) {
 
 // lockContainer locks a container. Callers take this lock first.
 func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
-	return a.locks.lock(ctx, "container/"+id)
+	unlock, err := a.locks.lock(ctx, "container/"+id)
+	if err != nil {
+		return nil, fmt.Errorf("wait for another call for container %s: %w", id, err)
+	}
+	return unlock, nil
 }
 
 // lockAddresses locks addresses, always in the same order, after the container's
@@ -76,7 +81,7 @@ func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(),
 		u, err := a.locks.lock(ctx, key)
 		if err != nil {
 			unlock()
-			return nil, err
+			return nil, fmt.Errorf("wait for another call for the pod's addresses: %w", err)
 		}
 		held = append(held, u)
 	}

@@ -42,7 +42,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 func (a *Agent) withdrawIf(ctx context.Context, key state.Key, why func(*state.Attachment) (string, error)) error {
 	unlock, err := a.lockContainer(ctx, key.ContainerID)
 	if err != nil {
-		return fmt.Errorf("wait for another call for container %s: %w", key.ContainerID, err)
+		return err
 	}
 	defer unlock()
 	record, err := a.Store.Get(key)
@@ -51,7 +51,7 @@ func (a *Agent) withdrawIf(ctx context.Context, key state.Key, why func(*state.A
 	}
 	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
 	if err != nil {
-		return fmt.Errorf("wait for another call for the pod's addresses: %w", err)
+		return err
 	}
 	defer unlockAddresses()
 	// Another container's ADD may have withdrawn it meanwhile.
