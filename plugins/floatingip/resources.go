@@ -48,28 +48,3 @@ func withinNode(reader podrequest.Reader, pod *v1.Pod, nodeInfo fwk.NodeInfo) *f
 	}
 	return nil
 }
-
-// resourcesFitState is under what NodeResourcesFit keeps, for one attempt, what the
-// pod requests.
-const resourcesFitState = fwk.StateKey("PreFilterNodeResourcesFit")
-
-// forgetInResourcesFit spares NodeResourcesFit the resources that its ignoredResources
-// tell it to ignore: it would match their names with regular expressions on every
-// node anew, which costs more than all else that a floating IP adds to the
-// scheduling cycle. Without effect if NodeResourcesFit comes later or keeps
-// something else.
-func forgetInResourcesFit(state fwk.CycleState) {
-	data, err := state.Read(resourcesFitState)
-	if err != nil {
-		return
-	}
-	requests, ok := data.(interface {
-		GetScalarResources() map[v1.ResourceName]int64
-	})
-	if !ok {
-		return
-	}
-	for _, name := range countedHere {
-		delete(requests.GetScalarResources(), name)
-	}
-}
