@@ -2,7 +2,7 @@
 
 // Package client is the typed client of Berth's API objects: get, list, watch
 // and write for each kind, and informers. It is written by hand on client-go's
-// generic client, which spares the 25 generated files of a clientset for two
+// generic client, which spares the generated files of a clientset for three
 // kinds.
 package client
 

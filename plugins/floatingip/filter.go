@@ -39,8 +39,8 @@ type found struct {
 	// short says what nodes lacked that the pod has met: the bits of ipam.Lack, and
 	// isShort.
 	short atomic.Uint32
-	// reservation is written once, in Reserve, which runs alone; a copy made
-	// before, for preemption, never sees it.
+	// reservation is written once, in Reserve, which runs alone. Copies of the
+	// state, which are for preemption, share it and do not read it.
 	reservation *ipam.Reservation
 }
 

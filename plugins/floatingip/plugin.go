@@ -51,7 +51,7 @@ type addresses interface {
 	Reserve(c *ipam.Candidates, node ipam.Node, reach *pools.Reach) (*ipam.Reservation, error)
 	// Unreserve is idempotent, and leaves alone what was committed.
 	Unreserve(r *ipam.Reservation)
-	// Commit makes at most one write.
+	// Commit makes one write for each address.
 	Commit(ctx context.Context, r *ipam.Reservation, pods ipam.Pods) error
 	// Abandon is idempotent.
 	Abandon(ctx context.Context, r *ipam.Reservation, boundWith []string) error
