@@ -25,7 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// world is everything around an Agent, as values that a case sets.
+// world imitates all that an Agent calls. A case sets its values.
 type world struct {
 	mu      sync.Mutex
 	pod     podinfo.Pod
@@ -36,7 +36,7 @@ type world struct {
 	addErr  error
 	delErr  error
 	synced  chan struct{}
-	// log is what happened, in order.
+	// log has the calls in their order.
 	log []string
 }
 
@@ -272,7 +272,7 @@ func TestAgent(t *testing.T) {
 	}
 }
 
-// The plugins are given the addresses and the MAC that belongs to the first.
+// Plugins get the addresses and the MAC of the first.
 func TestCapabilities(t *testing.T) {
 	a, w := newAgent(t)
 	w.addrs = append(w.addrs, api.Address{Address: netip.MustParseAddr("2001:db8:70::5"), Subnet: netip.MustParsePrefix("2001:db8:70::/64")})
@@ -293,8 +293,8 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// The plugin of the floating network must declare what it is to be given,
-// whatever an administrator wrote.
+// The plugin of the floating network declares the capabilities that it gets, even
+// where the administrator's file does not.
 func TestFloatingNetwork(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "floating.conflist")
 	const list = `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"berth-veth","uplink":"bond0","mtu":1400,"capabilities":{"mac":false}},{"type":"tuning","capabilities":{"mac":true}}]}`
@@ -372,8 +372,7 @@ func TestAnnouncements(t *testing.T) {
 	})
 }
 
-// An announcement after the withdrawal would take the address from the node that
-// has it now.
+// An announcement after the withdrawal would take the address from its new node.
 func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 	a, w := newAgent(t)
 	for phase, want := range map[state.Phase]bool{state.Added: true, state.Withdrawn: false, state.Deleting: false} {
@@ -435,8 +434,8 @@ func TestLocks(t *testing.T) {
 	}
 }
 
-// STATUS of an agent that has just started waits for the node's pods to be known:
-// one failed STATUS makes the node not Ready.
+// STATUS waits until an agent that has just started knows the node's pods: one failed
+// STATUS makes the node not Ready.
 func TestStatusWaitsForSync(t *testing.T) {
 	a, w := newAgent(t)
 	w.synced = make(chan struct{})

@@ -200,7 +200,7 @@ func TestFind(t *testing.T) {
 				if err != nil || n.Name() != c.want {
 					t.Fatalf("Find() = %v, %v, want %s", n, err, c.want)
 				}
-				// What is recorded makes the same network without the folder.
+				// The record makes the same network without the folder.
 				if again, err := Parse(n.Raw()); err != nil || !cmp.Equal(n.Types(), again.Types()) {
 					t.Errorf("Parse(Raw()) = %v, %v", again, err)
 				}

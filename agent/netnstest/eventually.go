@@ -7,12 +7,11 @@ import (
 	"time"
 )
 
-// patience is how long a test waits for what must happen soon, also on a machine
-// that has other work.
+// patience is how long Eventually waits, also on a busy machine.
 const patience = 2 * time.Minute
 
-// Eventually calls f until it returns nil. It is for what the kernel or another
-// process does without saying when it is done.
+// Eventually calls f until it returns nil. It is for changes by the kernel or another
+// process, which do not report when they are done.
 func Eventually(t testing.TB, f func() error) {
 	t.Helper()
 	deadline := time.NewTimer(patience)

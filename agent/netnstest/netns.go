@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package netnstest makes small networks of real network namespaces for tests:
-// nodes, clients and pods on bridges, gone when the test ends. It is for tests
-// of every package that touches the kernel and is part of no program.
+// nodes, clients and pods on bridges, which it removes when the test ends. It is for
+// tests of packages that change the kernel, and part of no program.
 package netnstest
 
 import (
@@ -22,8 +22,8 @@ import (
 // EnvRequire turns "cannot make namespaces here" from a skip into a failure.
 const EnvRequire = "REQUIRE_NETNS"
 
-// Need skips the test where namespaces cannot be made, which is never so for
-// root; there it fails.
+// Need skips the test where it cannot make namespaces. It fails the test for root, who
+// always can, and where EnvRequire is set.
 func Need(t testing.TB) {
 	t.Helper()
 	netns, err := testutils.NewNS()
@@ -38,7 +38,7 @@ func Need(t testing.TB) {
 	t.Skipf("needs root to make network namespaces: %v", err)
 }
 
-// Host is one namespace.
+// Host is a network namespace.
 type Host struct {
 	ns.NetNS
 	t testing.TB
@@ -66,7 +66,7 @@ func New(t testing.TB) *Host {
 	return h
 }
 
-// Run runs f inside and fails the test where it fails.
+// Run runs f inside and fails the test where f returns an error.
 func (h *Host) Run(f func() error) {
 	h.t.Helper()
 	if err := h.Do(func(ns.NetNS) error { return f() }); err != nil {
@@ -93,7 +93,7 @@ func (h *Host) Command(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// IP runs "ip args" inside and fails the test where it fails.
+// IP runs "ip args" inside and fails the test where ip fails.
 func (h *Host) IP(args ...string) string {
 	h.t.Helper()
 	out, err := h.Command("ip", args...)
@@ -139,7 +139,7 @@ func (w *Wire) Plug(h *Host, link string, addrs ...netip.Prefix) {
 		}
 		h.IP(args...)
 	}
-	// The kernel makes an IPv6 address usable a moment later.
+	// An IPv6 address becomes usable a moment later.
 	Eventually(h.t, func() error {
 		local := h.IP("-6", "route", "show", "table", "local", "dev", link)
 		for _, a := range addrs {
@@ -151,7 +151,7 @@ func (w *Wire) Plug(h *Host, link string, addrs ...netip.Prefix) {
 	})
 }
 
-// Port cuts or restores what was plugged in as the n-th, from 1.
+// Port cuts or restores the link of the n-th Plug, from 1.
 func (w *Wire) Port(n int, up bool) {
 	state := "down"
 	if up {

@@ -26,7 +26,7 @@ import (
 
 const thisNode = "node-1"
 
-// fakeIPs is the FloatingIPs of the API; err, if set, is what it answers.
+// fakeIPs has the FloatingIPs of the API. It answers with err if err is set.
 type fakeIPs struct {
 	mu  sync.Mutex
 	ips map[string]*v1alpha1.FloatingIP
@@ -199,8 +199,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// A pod that names fewer addresses than it requests is not wired with what is
-// left; one that has more has them.
+// A pod that names fewer addresses than it requests gets none; a pod that names more
+// gets them.
 func TestAddressesOfShortList(t *testing.T) {
 	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
 		"10.0.70.4": fip("10.0.70.4", "u1", thisNode), "10.0.70.5": fip("10.0.70.5", "u1", thisNode), "10.0.70.6": fip("10.0.70.6", "u1", thisNode),
@@ -223,7 +223,7 @@ func TestAddressesOfShortList(t *testing.T) {
 	}
 }
 
-// slowIPs answers when all have been asked for.
+// slowIPs answers when it has all requests.
 type slowIPs struct {
 	fakeIPs
 	asked sync.WaitGroup
@@ -235,7 +235,7 @@ func (s *slowIPs) Get(ctx context.Context, name string, options metav1.GetOption
 	return s.fakeIPs.Get(ctx, name, options)
 }
 
-// The pod waits for one answer of the API, not for one after another.
+// The pod waits for all answers of the API at once, and not for one after another.
 func TestAddressesAtTheSameTime(t *testing.T) {
 	ips := &slowIPs{fakeIPs: fakeIPs{ips: map[string]*v1alpha1.FloatingIP{
 		"10.0.70.4": fip("10.0.70.4", "u1", thisNode), "10.0.70.5": fip("10.0.70.5", "u1", thisNode),
@@ -281,7 +281,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// handler records what it is told, and fails the first time.
+// handler records its calls, and fails at the first.
 type handler struct {
 	gone     chan api.Pod
 	verified chan struct{}

@@ -136,7 +136,7 @@ func TestListen(t *testing.T) {
 	if _, err := s.Listen(t.Context()); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second Listen() = %v, want ErrBusy", err)
 	}
-	// It stays, for the shim to see that an agent was here.
+	// The socket stays, so that the shim waits for the agent.
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}

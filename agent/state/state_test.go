@@ -39,7 +39,7 @@ func open(t *testing.T, path string) *Store {
 	return s
 }
 
-// check is what every test ends with: the file can be opened again.
+// check opens the file again. Every test ends with it.
 func check(t *testing.T, path string) {
 	t.Helper()
 	s, err := Open(path)
@@ -62,9 +62,9 @@ func attachment(container string, phase Phase) *Attachment {
 	}
 }
 
-// TestModelParallel runs random operations of several workers, each on
-// containers of its own as each holds their locks, and compares the file with
-// the workers' maps after it was opened anew.
+// TestModelParallel runs random operations of several workers. Each has containers of
+// its own, as calls hold the locks of theirs. Then the test opens the file again and
+// compares it with the workers' maps.
 func TestModelParallel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -108,8 +108,8 @@ func TestForwardSendsWhatItGot(t *testing.T) {
 	}
 }
 
-// TestAwaitAgent: an agent that is gone for a moment is waited for, one that does
-// not come back no longer than the limit, and one that never was not at all.
+// A call waits for an agent that is gone for a moment, and for an agent that does not
+// come back until the limit. It does not wait where no agent ever was.
 func TestAwaitAgent(t *testing.T) {
 	path := socket(t)
 	awaitAgent(t.Context(), path, time.Hour) // no socket

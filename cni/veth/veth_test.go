@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// What the runtime is told: all addresses in their order, the MAC, and one
+// The result has all addresses in their order, the MAC, and one
 // default route for each family.
 func TestResult(t *testing.T) {
 	c, err := parseConfig([]byte(`{"uplink":"eth0","runtimeConfig":{"mac":"02:be:0a:00:46:05","berthAddresses":[

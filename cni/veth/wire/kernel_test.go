@@ -293,8 +293,8 @@ func TestTakeover(t *testing.T) {
 
 			w.wire.Port(1, false) // node A is cut off
 			setup(w.nodeB, b)
-			// The first announcement may fall into the second in which Linux
-			// keeps an entry it just learned; the agent repeats it.
+			// Linux keeps an entry for a second after it learned it, and may
+			// ignore the first announcement; the agent repeats it.
 			netnstest.Eventually(t, func() error {
 				w.nodeB.Run(func() error { return New("").Announce(b.spec) })
 				if now := w.client.IP("neigh", "show", addr); strings.Fields(now)[4] == strings.Fields(before)[4] {
@@ -310,7 +310,7 @@ func TestTakeover(t *testing.T) {
 			for range 5 {
 				w.ping(w.client, addr)
 			}
-			// The runtime's DEL comes later and finds what it needs.
+			// The runtime's DEL comes later and succeeds.
 			w.nodeA.Run(func() error { return New("").Teardown(a.spec) })
 			w.ping(w.client, addr)
 		})
@@ -408,9 +408,9 @@ func TestSetupErrors(t *testing.T) {
 	}
 }
 
-// A pod may make packets with whatever source (CAP_NET_RAW is in every runtime's
-// default); those with an address that is not the pod's do not leave the node,
-// also where the node itself filters nothing.
+// A pod can make packets with any source, because runtimes give it CAP_NET_RAW.
+// Packets with an address of another do not leave the node, even where the node itself
+// filters nothing.
 func TestForgedSourceIsDropped(t *testing.T) {
 	w := newWorld(t)
 	for _, key := range []string{"all", "default", "eth0"} {
@@ -457,7 +457,7 @@ func TestForgedSourceIsDropped(t *testing.T) {
 			t.Errorf("received a datagram from %s, which the pod of 10.0.70.5 sent", buffer[:n])
 		}
 	}
-	// Something on the node resets it, as systemd does for new links.
+	// Another program resets it, as systemd does for new links.
 	sysctl(t, w.nodeA, "net/ipv4/conf/"+p.spec.HostLink()+"/rp_filter", "2")
 	if err := w.nodeA.Try(func() error { return New("").Check(p.spec) }); !errors.Is(err, ErrSysctl) {
 		t.Errorf("Check() = %v, want ErrSysctl", err)

@@ -21,8 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden file")
 
-// describe prints the plans of one interface as the commands that would do the
-// same.
+// describe prints the plans of one interface as commands.
 func describe(spec Spec, host, uplink int) (string, error) {
 	var b strings.Builder
 	inPod := planPod(spec.Addresses, 2, hostMAC("bth0"))
@@ -62,7 +61,7 @@ func routeText(r netlink.Route) string {
 	return fmt.Sprintf("%s via %v dev %d"+src+" scope %s table %#x proto %d flags %v", r.Dst, r.Gw, r.LinkIndex, r.Scope, r.Table, int(r.Protocol), r.ListFlags())
 }
 
-// The marks and shapes that an upgrade must find again are in the golden file.
+// The golden file has the marks and forms that an upgrade must find again.
 func TestPlanGolden(t *testing.T) {
 	noGateway := poolAddress("10.0.70.6")
 	noGateway.Gateway = netip.Addr{}
@@ -159,7 +158,7 @@ func TestTablesNeverCollide(t *testing.T) {
 			t.Errorf("tableOf(12, %d) = %#x", position, table)
 		}
 	}
-	// Where the first version put them.
+	// The first version put them there.
 	if table, _ := tableOf(12, 3); table != 0x62000033 {
 		t.Errorf("tableOf(12, 3) = %#x", table)
 	}

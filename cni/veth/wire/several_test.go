@@ -31,7 +31,7 @@ func (w *world) several(id string) (*pod, *netnstest.Host) {
 	return p, storage
 }
 
-// sourceOf is the address from which the pod would speak to another.
+// sourceOf returns the address from which the pod would send to another.
 func (p *pod) sourceOf(to string) string {
 	fields := strings.Fields(p.IP("-o", "route", "get", to))
 	for i := range fields {
@@ -66,7 +66,7 @@ func TestSeveralAddresses(t *testing.T) {
 		}
 		w.ping(p.Host, to)
 	}
-	// Each address has its own way out, whatever the pod would choose itself.
+	// Each address has its own way out, even where the pod would choose another.
 	for from, to := range map[string]string{"10.0.70.6": outside4, "2001:db8:70::6": outside6} {
 		if out, err := p.Command("ping", "-c", "1", "-w", "60", "-I", from, to); err != nil {
 			t.Errorf("from %s to %s: %v\n%s", from, to, err, out)
@@ -85,7 +85,7 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 }
 
-// As many as a pod can have, and without their record.
+// Teardown without a record removes as many addresses as a pod can have.
 func TestMostAddresses(t *testing.T) {
 	w := newWorld(t)
 	before := snapshot(w.nodeA)
@@ -135,7 +135,7 @@ func TestCheckOfSeveralFindsWhatIsMissing(t *testing.T) {
 	}
 }
 
-// When the second address cannot be wired, the first is not left behind.
+// Where Setup fails at the second address, Teardown removes the first.
 func TestPartialFailure(t *testing.T) {
 	w := newWorld(t)
 	before := snapshot(w.nodeA)
@@ -184,7 +184,7 @@ func TestMAC(t *testing.T) {
 				if got := p.mac(); !bytes.Equal(got, want) {
 					t.Errorf("the pod has MAC %s, want %s", got, want)
 				}
-				// An announcement may be missed; the agent repeats it.
+				// Announcements get lost; the agent repeats them.
 				netnstest.Eventually(t, func() error {
 					node.Run(func() error { return New("").Announce(p.spec) })
 					_, err := w.client.Command("ping", "-c", "1", "-W", "1", addr)
@@ -196,8 +196,8 @@ func TestMAC(t *testing.T) {
 	}
 }
 
-// What an agent of the first version wired stays as it is: other MACs at both
-// ends, and a record that names none.
+// A pair of the first version stays as it is: both ends have other MACs, and the
+// record names none.
 func TestFirstVersion(t *testing.T) {
 	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
