@@ -79,7 +79,7 @@ func (h *Host) Try(f func() error) error {
 	return h.Do(func(ns.NetNS) error { return f() })
 }
 
-// Command runs a program inside and returns what it prints.
+// Command runs a program inside and returns its output.
 func (h *Host) Command(name string, args ...string) (string, error) {
 	var out []byte
 	err := h.Try(func() error {

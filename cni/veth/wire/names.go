@@ -9,8 +9,8 @@ import (
 	"net/netip"
 )
 
-// Marks of our state in the kernel. They may never change: after an upgrade
-// the new version recognises by them what the old one left.
+// Marks of our state in the kernel. They may never change: by them a new version
+// finds the state of an old one.
 const (
 	// LinkPrefix begins the name of the host end of every pair.
 	LinkPrefix = "bth"

@@ -85,7 +85,7 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 }
 
-// Teardown without a record removes as many addresses as a pod can have.
+// Remove needs no record, even for as many addresses as a pod can have.
 func TestMostAddresses(t *testing.T) {
 	w := newWorld(t)
 	before := snapshot(w.nodeA)
