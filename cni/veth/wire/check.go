@@ -91,23 +91,17 @@ func checkRoute(want netlink.Route) error {
 // ARP for the pod's gateway, and the kernel drops entries when the MAC of a link
 // changes.
 func checkNeighbour(want netlink.Neigh) error {
-	const attempts = 5
-	for attempt := 1; ; attempt++ {
-		have, err := netlink.NeighList(want.LinkIndex, want.Family)
-		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
-		}
-		known := func(n netlink.Neigh) bool {
-			return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
-		}
-		if !slices.ContainsFunc(have, known) {
-			return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
-		}
-		return nil
+	have, err := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(want.LinkIndex, want.Family) })
+	if err != nil {
+		return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
 	}
+	known := func(n netlink.Neigh) bool {
+		return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
+	}
+	if !slices.ContainsFunc(have, known) {
+		return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
+	}
+	return nil
 }
 
 func checkRules(want []netlink.Rule) error {

@@ -77,15 +77,22 @@ func listProxies() ([]proxy, error) {
 }
 
 func dumpProxies(family int) ([][]byte, error) {
-	const attempts = 5
-	for attempt := 1; ; attempt++ {
+	return dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 		req.AddData(&netlink.Ndmsg{Family: uint8(family), Flags: netlink.NTF_PROXY})
-		messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
-		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
-			continue
+		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	})
+}
+
+// dump calls list up to 5 times while changes in the kernel interrupt it. netlinksafe
+// does so for other lists.
+func dump[T any](list func() ([]T, error)) ([]T, error) {
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		all, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == attempts {
+			return all, err
 		}
-		return messages, err
 	}
 }
 
