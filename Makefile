@@ -10,7 +10,7 @@ export GOWORK := off
 
 CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
-STATICCHECK    := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI_LINT  := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/veth kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
@@ -71,10 +71,10 @@ fuzz: ## Every fuzz target for FUZZTIME (30s).
 bench: ## All benchmarks; BENCH='-small' is a quick look, BENCH_OUT the folder for results.
 	cd test && go build -trimpath -o bin/bench ./bench && BENCH_OUT='$(BENCH_OUT)' bin/bench $(BENCH)
 
-lint: ## gofmt, vet and staticcheck, both modules.
-	@files=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$files" || { echo "not gofmt-ed:"; echo "$$files"; exit 1; }
-	go vet ./... && $(STATICCHECK) ./...
-	cd test && go vet ./... && $(STATICCHECK) ./...
+lint: ## All of .golangci.yml, both modules.
+	$(GOLANGCI_LINT) fmt --diff
+	$(GOLANGCI_LINT) run ./...
+	cd test && $(GOLANGCI_LINT) run ./...
 
 generate: ## Deep copies and CRDs from ipam/api, Go code of the external assigner's protocol.
 	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
