@@ -217,7 +217,7 @@ func TestAddressesOfShortList(t *testing.T) {
 		if !errors.Is(err, want) || want == nil && len(got) != strings.Count(hint, ",")+1 {
 			t.Errorf("%q: Addresses() = %v, %v, want %v", hint, got, err, want)
 		}
-		if want == ErrTooFew && !strings.Contains(err.Error(), `it requests 2, and berth.dev/floatingips="`+hint+`" names 1`) {
+		if errors.Is(want, ErrTooFew) && !strings.Contains(err.Error(), `it requests 2, and berth.dev/floatingips="`+hint+`" names 1`) {
 			t.Errorf("%q: the error does not say what is wrong: %v", hint, err)
 		}
 	}
