@@ -33,24 +33,25 @@ func TestRests(t *testing.T) {
 				t.Fatalf("over are %v, want %v", over, want)
 			}
 		}
+		pass := time.Sleep //nolint:forbidigo // on the clock of synctest
 		a, b, c := netip.MustParseAddr("10.0.70.2"), netip.MustParseAddr("10.0.70.3"), netip.MustParseAddr("10.0.70.4")
 		r.begin(a, "long")
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.begin(b, "short")
-		time.Sleep(time.Minute - time.Nanosecond)
+		pass(time.Minute - time.Nanosecond)
 		expect()
-		time.Sleep(time.Nanosecond)
+		pass(time.Nanosecond)
 		expect(b.String())
 		// The pool's cooldown counts as it is now.
 		r.begin(c, "short")
-		time.Sleep(30 * time.Second)
+		pass(30 * time.Second)
 		short.Store(int64(40 * time.Second))
 		r.review()
-		time.Sleep(10*time.Second - time.Nanosecond)
+		pass(10*time.Second - time.Nanosecond)
 		expect(b.String())
-		time.Sleep(time.Nanosecond)
+		pass(time.Nanosecond)
 		expect(b.String(), c.String())
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		expect(b.String(), c.String(), a.String())
 	})
 }

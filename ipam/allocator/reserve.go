@@ -156,7 +156,7 @@ func (a *Allocator) choose(c Claimant, wants []Want, relief *Relief) ([]option, 
 	if unmet < len(wants) {
 		return nil, &UnmetError{Want: unmet, Reason: a.shortage(c, wants[unmet])}
 	}
-	return chosen, a.checkLimit(c, wants, chosen, relief)
+	return chosen, a.checkLimit(c, chosen, relief)
 }
 
 // shortage says why there is no address for a want. That pools are exhausted does not
@@ -295,7 +295,7 @@ func (a *Allocator) available(r iprange.Range, relief *Relief) (netip.Addr, bool
 
 // checkLimit fails with ErrLimit if the chosen options would give the owner more
 // addresses than it may have.
-func (a *Allocator) checkLimit(c Claimant, wants []Want, chosen []option, relief *Relief) error {
+func (a *Allocator) checkLimit(c Claimant, chosen []option, relief *Relief) error {
 	if c.FixedSet {
 		first := slices.IndexFunc(chosen, func(o option) bool { return o.pool != nil })
 		if first >= 0 && !a.setHasRoom(c) {

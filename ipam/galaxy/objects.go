@@ -26,7 +26,7 @@ const (
 // FloatingIP is an address in use.
 type FloatingIP struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
+	metav1.ObjectMeta `json:"metadata"`
 
 	Spec FloatingIPSpec `json:"spec"`
 }
@@ -55,7 +55,7 @@ const (
 // Pool is a named set of addresses.
 type Pool struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
+	metav1.ObjectMeta `json:"metadata"`
 
 	Size          int  `json:"size"`
 	PreAllocateIP bool `json:"preAllocateIP"`

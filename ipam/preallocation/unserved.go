@@ -4,6 +4,7 @@ package preallocation
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -46,12 +47,8 @@ func Unserved(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 		}
 		return false
 	}
-	if len(request.Pools) == 0 {
-		for _, pool := range snapshot.Pools() {
-			if fits(pool) {
-				return nil
-			}
-		}
+	if len(request.Pools) == 0 && slices.ContainsFunc(snapshot.Pools(), fits) {
+		return nil
 	}
 	for _, name := range request.Pools {
 		index, ok := snapshot.Index(name)

@@ -5,6 +5,7 @@ package floatingip
 import (
 	"context"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -100,7 +101,7 @@ func (w *waitingTest) expect(what string, want ...string) {
 func (w *waitingTest) pass(d time.Duration) {
 	w.t.Helper()
 	for !w.clock.HasWaiters() {
-		time.Sleep(time.Microsecond)
+		runtime.Gosched()
 	}
 	w.clock.Step(d)
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -34,7 +35,7 @@ type kernel struct {
 func kernelOf(node *lab.Node) (k kernel, err error) {
 	err = node.Do(func() error {
 		k.Links = map[string]bool{}
-		links, err := netlink.LinkList()
+		links, err := netlinksafe.LinkList()
 		if err != nil {
 			return fmt.Errorf("list links: %w", err)
 		}
@@ -72,7 +73,7 @@ func (k *kernel) read(family int) error {
 	for _, r := range routes {
 		k.Routed = append(k.Routed, r.Dst.IP.String())
 	}
-	rules, err := netlink.RuleList(family)
+	rules, err := netlinksafe.RuleList(family)
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
