@@ -81,7 +81,7 @@ func TestReserveAtCap(t *testing.T) {
 	}
 	first := reserve(t, i, request("web-0", "a", ""))
 	var shortage *ShortageError
-	if _, err := i.Reserve(late, node, ReachOf(late.Snapshot(), node)); !errors.As(err, &shortage) || !shortage.AtCap {
+	if _, err := i.Reserve(late, node, ReachOf(late.Snapshot(), node)); !errors.As(err, &shortage) || shortage.Cause != AtCap {
 		t.Errorf("Reserve at the cap = %v, want a ShortageError at the cap", err)
 	}
 	i.Unreserve(first)
@@ -100,7 +100,7 @@ func TestPreallocateAtCap(t *testing.T) {
 	}
 	made, err := i.Preallocate(context.Background(), ahead, 6)
 	var shortage *ShortageError
-	if made != 3 || !errors.As(err, &shortage) || !shortage.AtCap || !strings.Contains(err.Error(), "at most 4 addresses, and it has 4 (1 in use, 3 retained)") {
+	if made != 3 || !errors.As(err, &shortage) || shortage.Cause != AtCap || !strings.Contains(err.Error(), "at most 4 addresses, and it has 4 (1 in use, 3 retained)") {
 		t.Errorf("Preallocate made %d: %v", made, err)
 	}
 }

@@ -28,8 +28,7 @@ type ShortageError struct {
 	Reasons []string
 	// Remedy says what a person can do.
 	Remedy string
-	// AtCap: a pool has addresses, but gives the namespace no more.
-	AtCap bool
+	Cause  Cause
 	// Lacks is what the request needs.
 	Lacks Lack
 }
@@ -48,6 +47,21 @@ func (e *ShortageError) Error() string {
 	}
 	return text
 }
+
+// Cause is a kind of shortage.
+type Cause int
+
+const (
+	// NoneFree: the pools that could serve have no free address.
+	NoneFree Cause = iota
+	// AtCap: a pool has free addresses, but gives the namespace no more.
+	AtCap
+	// NoSuchPool: no IPPool has the names or labels that the request says.
+	NoSuchPool
+	// NoPoolFits: there are such pools, but none that is enabled, admits the namespace
+	// and has addresses of the family and in the ranges.
+	NoPoolFits
+)
 
 func isConflict(err error) bool {
 	return errors.Is(err, store.ErrTaken) || errors.Is(err, store.ErrChanged)

@@ -18,30 +18,28 @@ import (
 // impossible says why no node at all can have the pod, whatever comes free: nil
 // if one may.
 func (c *Candidates) impossible() error {
-	all := c.state.snapshot.Pools()
 	if err := c.homeless(); err != nil {
 		return err
 	}
 	if err := c.unadmitted(); err != nil {
 		return err
 	}
-	if len(all) == 0 && len(c.request.Pools) == 0 {
-		return &ShortageError{Reasons: []string{"there is no valid IPPool"}, Remedy: "create one: kubectl explain ippool.spec"}
-	}
+	snapshot := c.state.snapshot
 	for part := range c.parts {
 		if len(c.parts[part].kept) > 0 {
 			continue
 		}
-		found := false
-		for position := range all {
-			if c.serves(part, position) {
-				found = true
-				break
+		// A disabled pool is not ruled out: Filter says what is wrong with it.
+		shortage := c.request.noPool(part, snapshot, func(*pools.Pool) bool { return true })
+		if shortage == nil {
+			continue
+		}
+		if len(snapshot.Pools()) > 0 || len(c.request.Pools) > 0 {
+			for i, reason := range shortage.Reasons {
+				shortage.Reasons[i] = c.describePart(part, reason)
 			}
 		}
-		if !found {
-			return c.noPool(part)
-		}
+		return shortage
 	}
 	return nil
 }
@@ -99,46 +97,6 @@ func (c *Candidates) unadmitted() error {
 		}
 	}
 	return nil
-}
-
-// noPool says why the part can have an address of no pool.
-func (c *Candidates) noPool(part int) error {
-	shortage := &ShortageError{}
-	add := func(format string, args ...any) {
-		shortage.Reasons = append(shortage.Reasons, c.describePart(part, fmt.Sprintf(format, args...)))
-	}
-	snapshot := c.state.snapshot
-	for _, name := range c.request.Pools {
-		if _, ok := snapshot.Index(name); ok {
-			continue
-		}
-		if err := snapshot.Invalid(name); err != nil {
-			add("pool %q is invalid: %v", name, err)
-			continue
-		}
-		add("there is no IPPool %q", name)
-		shortage.Remedy = "kubectl get ippools lists them"
-	}
-	named := 0
-	for _, pool := range snapshot.Pools() {
-		if !c.request.names(pool) {
-			continue
-		}
-		named++
-		switch {
-		case !pool.AdmitsNamespace(c.request.NamespaceLabels()):
-			add("%s does not admit namespace %q", pool, c.request.Namespace)
-		case c.request.Parts[part].Family != "" && c.request.Parts[part].Family != pool.Family():
-			add("%s has no %s addresses", pool, c.request.Parts[part].Family)
-		default:
-			add("%s has none of %s", pool, rangesText(c.request.Parts[part].Ranges))
-		}
-	}
-	if named == 0 && len(shortage.Reasons) == 0 {
-		add("no IPPool has labels that match %q", c.request.PoolSelector)
-		shortage.Remedy = "kubectl get ippools --show-labels lists them"
-	}
-	return shortage
 }
 
 // describePart says which part a text is about, where there are several or it is
@@ -229,12 +187,16 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
 }
 
-// capStops says whether a pool that could serve gives the namespace no more.
-func (c *Candidates) capStops(err error, nodePools []int) bool {
+// causeOf says whether the book cannot serve the request because a pool that could
+// gives the namespace no more.
+func (c *Candidates) causeOf(err error, nodePools []int) Cause {
 	var unmet *allocator.UnmetError
-	return errors.As(err, &unmet) && errors.Is(err, allocator.ErrExhausted) && slices.ContainsFunc(nodePools, func(position int) bool {
+	if errors.As(err, &unmet) && errors.Is(err, allocator.ErrExhausted) && slices.ContainsFunc(nodePools, func(position int) bool {
 		return c.serves(unmet.Want, position) && c.atCap(c.pool(position))
-	})
+	}) {
+		return AtCap
+	}
+	return NoneFree
 }
 
 // atCap says whether a pool has addresses for the request, but may not give the

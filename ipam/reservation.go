@@ -78,7 +78,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 	taken, err := i.book.Reserve(c.claimant, c.wants(reach.Positions()))
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) {
-		return nil, &ShortageError{Reasons: []string{c.explain(err, reach.Positions())}, AtCap: c.capStops(err, reach.Positions())}
+		return nil, &ShortageError{Reasons: []string{c.explain(err, reach.Positions())}, Cause: c.causeOf(err, reach.Positions())}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reserve addresses: %w", err)

@@ -387,7 +387,7 @@ func TestPreallocateFails(t *testing.T) {
 // not.
 func TestPreallocateAtCap(t *testing.T) {
 	simulate(t, func(w *world) {
-		w.free, w.bookFails = addresses(0, 9), &ipam.ShortageError{Reasons: []string{"no more for you"}, AtCap: true}
+		w.free, w.bookFails = addresses(0, 9), &ipam.ShortageError{Reasons: []string{"no more for you"}, Cause: ipam.AtCap}
 		mine, other := newIP("10.9.9.1", "x", "", 1), newIP("10.9.9.2", "x", "", 1)
 		for _, ip := range []*v1alpha1.FloatingIP{mine, other} {
 			ip.Spec.Owner.Kind = "Deployment"

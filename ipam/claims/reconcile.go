@@ -214,7 +214,7 @@ func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, 
 		return invalid(err), 0, nil
 	}
 	request.NamespaceMeta = namespace
-	return preallocation.Unserved(&request, c.pools.Snapshot()), 0, nil
+	return preallocation.NoPool(&request, c.pools.Snapshot()), 0, nil
 }
 
 // report writes the status if it changed, and says when to look again if it was

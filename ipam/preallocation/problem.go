@@ -5,6 +5,9 @@ package preallocation
 import (
 	"slices"
 	"strings"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // Reasons why an owner has not all that it asks for.
@@ -18,8 +21,8 @@ const (
 	ReasonNamespaceAtCap = "NamespaceAtCap"
 	// ReasonNoSuchPool: no IPPool has the names or labels that the owner says.
 	ReasonNoSuchPool = "NoSuchPool"
-	// ReasonNoPoolFits: there are such pools, but none that admits the namespace
-	// and has addresses of the family.
+	// ReasonNoPoolFits: there are such pools, but none that is enabled, admits the
+	// namespace and has addresses of the family and in the ranges.
 	ReasonNoPoolFits = "NoPoolFits"
 	// ReasonPreallocationFailed: something else failed, and is tried again.
 	ReasonPreallocationFailed = "PreallocationFailed"
@@ -27,9 +30,27 @@ const (
 	ReasonInvalid = "Invalid"
 )
 
+// reasons for shortages.
+var reasons = map[ipam.Cause]string{
+	ipam.NoneFree:   ReasonPoolsExhausted,
+	ipam.AtCap:      ReasonNamespaceAtCap,
+	ipam.NoSuchPool: ReasonNoSuchPool,
+	ipam.NoPoolFits: ReasonNoPoolFits,
+}
+
 // Problem is why an owner has not what it asks for.
 type Problem struct {
 	Reason, Message string
+}
+
+// NoPool says why a request of one part can have no address whatever comes free, nil
+// if it can. Pure.
+func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
+	shortage := ipam.NoPool(request, snapshot)
+	if shortage == nil {
+		return nil
+	}
+	return &Problem{reasons[shortage.Cause], shortage.Error()}
 }
 
 // Failed says whether a problem is one that somebody should look at, rather than

@@ -194,7 +194,7 @@ func (a *attempt) take(ctx context.Context, by Taker, w *Want) {
 		return
 	}
 	a.missing += missing
-	if p := Unserved(&w.Request, by.Pools()); p != nil {
+	if p := NoPool(&w.Request, by.Pools()); p != nil {
 		a.problems = append(a.problems, Problem{p.Reason, w.have() + ": " + p.Message})
 		a.certain = true
 		return
@@ -206,13 +206,10 @@ func (a *attempt) take(ctx context.Context, by Taker, w *Want) {
 	}
 	now := *w
 	now.Has += made
-	p := Problem{ReasonPoolsExhausted, now.have() + ": " + err.Error()}
-	switch shortage := new(ipam.ShortageError); {
-	case errors.As(err, &shortage) && shortage.AtCap:
-		p.Reason = ReasonNamespaceAtCap
-	case errors.As(err, &shortage):
-	default:
-		p.Reason = ReasonPreallocationFailed
+	p := Problem{ReasonPreallocationFailed, now.have() + ": " + err.Error()}
+	if shortage := new(ipam.ShortageError); errors.As(err, &shortage) {
+		p.Reason = reasons[shortage.Cause]
+	} else {
 		owner := w.Request.Owner
 		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "family", w.family())
 	}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"fmt"
+
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// NoPool says why a request of one part can have no address of any pool, whatever
+// comes free: nil if it can. A disabled pool gives none. Pure.
+func NoPool(request *Request, snapshot *pools.Snapshot) *ShortageError {
+	return request.noPool(0, snapshot, func(pool *pools.Pool) bool { return !pool.Disabled })
+}
+
+// noPool says so of a part, where only some pools are enabled.
+func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*pools.Pool) bool) *ShortageError {
+	part := &r.Parts[number]
+	all := snapshot.Pools()
+	for _, pool := range all {
+		if enabled(pool) && r.mayUse(pool) && part.fitsPool(pool) {
+			return nil
+		}
+	}
+	if len(all) == 0 && len(r.Pools) == 0 {
+		return &ShortageError{Reasons: []string{"there is no valid IPPool"}, Remedy: "create one: kubectl explain ippool.spec", Cause: NoSuchPool}
+	}
+	shortage := &ShortageError{Cause: NoSuchPool}
+	add := func(format string, args ...any) {
+		shortage.Reasons = append(shortage.Reasons, fmt.Sprintf(format, args...))
+	}
+	for _, name := range r.Pools {
+		if _, ok := snapshot.Index(name); ok {
+			continue
+		}
+		if err := snapshot.Invalid(name); err != nil {
+			add("pool %q is invalid: %v", name, err)
+			shortage.Cause = NoPoolFits
+			continue
+		}
+		add("there is no IPPool %q", name)
+		shortage.Remedy = "kubectl get ippools lists them"
+	}
+	for _, pool := range all {
+		if !r.names(pool) {
+			continue
+		}
+		shortage.Cause = NoPoolFits
+		switch {
+		case !pool.AdmitsNamespace(r.NamespaceLabels()):
+			add("%s does not admit namespace %q", pool, r.Namespace)
+		case part.Family != "" && part.Family != pool.Family():
+			add("%s has no %s addresses", pool, part.Family)
+		case !part.fitsPool(pool):
+			add("%s has none of %s", pool, rangesText(part.Ranges))
+		default:
+			add("%s is disabled", pool)
+		}
+	}
+	if len(shortage.Reasons) == 0 {
+		add("no IPPool has labels that match %q", r.PoolSelector)
+		shortage.Remedy = "kubectl get ippools --show-labels lists them"
+	}
+	return shortage
+}
