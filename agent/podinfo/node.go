@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // floatingIPs is the part of ipam/client that podinfo uses.
@@ -154,10 +155,7 @@ func (n *Node) updated(was, is any) {
 }
 
 func (n *Node) deleted(obj any) {
-	if final, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = final.Obj
-	}
-	if p, ok := obj.(*corev1.Pod); ok {
+	if p, ok := tombstone.LastSeen(obj).(*corev1.Pod); ok {
 		n.gone.Add(n.fromAPI(p).Pod)
 	}
 }

@@ -32,6 +32,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // AggregateLabel is the label, with the value "true", of the ClusterRoles that
@@ -450,9 +451,7 @@ func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResourc
 			}
 		},
 		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
+			object = tombstone.LastSeen(object)
 			r.mu.Lock()
 			delete(r.views, object.(metav1.Object).GetUID())
 			r.mu.Unlock()

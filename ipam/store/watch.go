@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // Watch follows all pools, all claims and all addresses in use. Its informers are made by
@@ -71,11 +72,8 @@ func NewWatch(api *client.Client, handler Handler) (*Watch, error) {
 			AddFunc:    func(object any) { handler.Observed(object.(*v1alpha1.FloatingIP)) },
 			UpdateFunc: func(before, object any) { observeUpdate(handler, before, object) },
 			DeleteFunc: func(object any) {
-				unknown, missed := object.(cache.DeletedFinalStateUnknown)
-				if missed {
-					object = unknown.Obj
-				}
-				handler.Forgotten(object.(*v1alpha1.FloatingIP), !missed)
+				_, missed := object.(cache.DeletedFinalStateUnknown)
+				handler.Forgotten(tombstone.LastSeen(object).(*v1alpha1.FloatingIP), !missed)
 			},
 		}},
 	} {

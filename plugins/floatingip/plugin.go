@@ -27,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // Name of the plugin in a KubeSchedulerConfiguration.
@@ -205,7 +206,7 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 			if pod, ok := object.(*v1.Pod); ok {
 				s.pods.deleted(pod)
 			}
-			if pod, ok := lastSeen(object).(*v1.Pod); ok {
+			if pod, ok := tombstone.LastSeen(object).(*v1.Pod); ok {
 				s.waiting.forget(pod.UID)
 				s.ended(pod)
 			}
@@ -229,7 +230,7 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 		},
 		DeleteFunc: func(object any) {
 			s.nodes.changed(nil, nil)
-			if node, ok := lastSeen(object).(*v1.Node); ok {
+			if node, ok := tombstone.LastSeen(object).(*v1.Node); ok {
 				s.lost(ctx, node)
 			}
 		},
@@ -251,15 +252,6 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 		return fmt.Errorf("watch namespaces: %w", err)
 	}
 	return nil
-}
-
-// lastSeen is what was last seen of an object that was deleted, also where the watch
-// missed the deletion.
-func lastSeen(object any) any {
-	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		return unknown.Obj
-	}
-	return object
 }
 
 // ended wakes pods that wait for the addresses of a pod that is gone, finished or
