@@ -40,6 +40,7 @@ import (
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
@@ -153,7 +154,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		broadcaster: events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()}),
 		workers:     options.workers,
 	}
-	scheme, err := reclaim.Scheme()
+	scheme, err := event.Scheme()
 	if err != nil {
 		return nil, fmt.Errorf("register the objects that events are about: %w", err)
 	}

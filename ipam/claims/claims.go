@@ -20,8 +20,10 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 const (
@@ -46,7 +48,7 @@ type Parts struct {
 	API          *client.Client
 	IPs          *store.Store
 	Preallocator preallocation.Preallocator
-	Recorder     Recorder
+	Recorder     event.Recorder
 	Metrics      *Metrics
 
 	Claims, FloatingIPs, Pools cache.SharedIndexInformer
@@ -58,7 +60,7 @@ type Controller struct {
 	api          api
 	store        ips
 	preallocator preallocation.Preallocator
-	recorder     Recorder
+	recorder     event.Recorder
 	metrics      *Metrics
 	clock        clock.PassiveClock
 
@@ -158,12 +160,7 @@ func changesOf[T any](handle func(before, after *T)) cache.ResourceEventHandlerF
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { handle(nil, object.(*T)) },
 		UpdateFunc: func(before, after any) { handle(before.(*T), after.(*T)) },
-		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
-			handle(object.(*T), nil)
-		},
+		DeleteFunc: func(object any) { handle(tombstone.LastSeen(object).(*T), nil) },
 	}
 }
 
@@ -226,7 +223,7 @@ func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP, prefix string) {
 	c.mu.Lock()
 	var helped []string
 	for key, s := range c.states {
-		if s.progress.WaitsFor(familyOf(ip)) && strings.HasPrefix(key, prefix) {
+		if s.progress.WaitsFor(ip.Family()) && strings.HasPrefix(key, prefix) {
 			helped = append(helped, key)
 		}
 	}

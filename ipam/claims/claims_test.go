@@ -209,7 +209,7 @@ func (w *world) Preallocate(_ context.Context, request ipam.Request, count int) 
 func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, _ string, _ ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.events = append(w.events, regarding.(*v1.ObjectReference).Name+" "+reason)
+	w.events = append(w.events, regarding.(metav1.Object).GetName()+" "+reason)
 }
 
 // change lets the test change the API server.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
 )
@@ -150,14 +151,14 @@ func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relati
 		if err != nil {
 			return moved, true, fmt.Errorf("make %s an address of IPClaim %s/%s: %w", ip.Name, claim.Namespace, claim.Name, err)
 		}
-		moved[familyOf(ip)]++
+		moved[ip.Family()]++
 		if i >= len(adopted) {
 			tookOver++
 		}
 		klog.FromContext(ctx).V(2).Info("Moved a floating IP to another claim", "ip", ip.Spec.Address, "claim", klog.KObj(claim), "from", ip.Spec.Owner.Name, "adopted", i < len(adopted))
 	}
 	if tookOver > 0 {
-		c.tell(claim, event{reason: EventTookOver, message: fmt.Sprintf("Took over %d addresses of IPClaim %q", tookOver, r.source)})
+		c.tell(claim, event.Normal(EventTookOver, fmt.Sprintf("Took over %d addresses of IPClaim %q", tookOver, r.source)))
 	}
 	return moved, true, nil
 }

@@ -229,7 +229,7 @@ func TestChanges(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var got []string
 			for _, e := range changes(tc.claim, tc.before, tc.after) {
-				got = append(got, e.reason)
+				got = append(got, e.Reason)
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Error(diff)

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
@@ -87,30 +88,30 @@ func names(families []v1alpha1.IPFamily) string {
 }
 
 // changes are the events that a change of status is worth.
-func changes(claim *v1alpha1.IPClaim, before, after []metav1.Condition) []event {
+func changes(claim *v1alpha1.IPClaim, before, after []metav1.Condition) []event.Event {
 	reasonOf := func(conditions []metav1.Condition, kind string) (reason, message string) {
 		if c := meta.FindStatusCondition(conditions, kind); c != nil {
 			return c.Reason, c.Message
 		}
 		return "", ""
 	}
-	var events []event
+	var events []event.Event
 	was, _ := reasonOf(before, v1alpha1.ClaimReady)
 	is, message := reasonOf(after, v1alpha1.ClaimReady)
 	switch {
 	case was == is:
 	case is == ReasonPreallocated:
-		events = append(events, event{reason: EventPreallocated, message: message})
+		events = append(events, event.Normal(EventPreallocated, message))
 	case is == ReasonTakeOverConflict:
-		events = append(events, event{warning: true, reason: EventTakeOverFailed, message: message})
+		events = append(events, event.Warning(EventTakeOverFailed, message))
 	case preallocation.Failed(is) && !claim.Spec.Preallocate:
-		events = append(events, event{warning: true, reason: EventUnserved, message: is + ": " + message})
+		events = append(events, event.Warning(EventUnserved, is+": "+message))
 	case preallocation.Failed(is):
-		events = append(events, event{warning: true, reason: EventPreallocationFailed, message: is + ": " + message})
+		events = append(events, event.Warning(EventPreallocationFailed, is+": "+message))
 	}
 	was, _ = reasonOf(before, v1alpha1.ClaimOversized)
 	if is, message = reasonOf(after, v1alpha1.ClaimOversized); is == ReasonMoreThanSize && was != is {
-		events = append(events, event{warning: true, reason: EventOversized, message: message})
+		events = append(events, event.Warning(EventOversized, message))
 	}
 	return events
 }

@@ -5,7 +5,6 @@ package claims
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/preallocation"
@@ -13,14 +12,6 @@ import (
 
 // both families, in the order of messages.
 var both = []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}
-
-// familyOf reads the family off the name.
-func familyOf(ip *v1alpha1.FloatingIP) v1alpha1.IPFamily {
-	if strings.Contains(ip.Name, "-") {
-		return v1alpha1.IPv6
-	}
-	return v1alpha1.IPv4
-}
 
 // tally is the addresses that are recorded under a claim's name.
 type tally struct {
@@ -44,9 +35,9 @@ func count(claim *v1alpha1.IPClaim, ips []*v1alpha1.FloatingIP) tally {
 			t.left = append(t.left, ip)
 		}
 		if ip.Spec.Pod != nil {
-			t.allocated[familyOf(ip)]++
+			t.allocated[ip.Family()]++
 		} else {
-			t.retained[familyOf(ip)]++
+			t.retained[ip.Family()]++
 		}
 	}
 	return t
@@ -64,7 +55,7 @@ func total(numbers map[v1alpha1.IPFamily]int) int {
 func (t *tally) ownCount() preallocation.Count {
 	n := preallocation.Count{}
 	for _, ip := range t.own {
-		n[familyOf(ip)]++
+		n[ip.Family()]++
 	}
 	return n
 }
@@ -84,7 +75,7 @@ func pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha
 	})
 	left := map[v1alpha1.IPFamily]int{v1alpha1.IPv4: room[v1alpha1.IPv4], v1alpha1.IPv6: room[v1alpha1.IPv6]}
 	return slices.DeleteFunc(ips, func(ip *v1alpha1.FloatingIP) bool {
-		family := familyOf(ip)
+		family := ip.Family()
 		left[family]--
 		return left[family] < 0
 	})

@@ -5,13 +5,13 @@ package poolstatus
 import (
 	"fmt"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/event"
 )
 
 // Reasons of events on pools, and of the one on FloatingIPs.
@@ -31,23 +31,12 @@ const (
 	EventPoolGone = "PoolGone"
 )
 
-// Recorder writes events. Not blocking, safe in parallel; events.EventRecorder is
-// one.
-type Recorder interface {
-	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
-}
-
 // orphansAtOnce is how many addresses a round tells of: a pool may have had
 // thousands.
 const orphansAtOnce = 20
 
-// event on a pool.
-type event struct {
-	kind, reason, note string
-}
-
 // changes are the events that a change of status is worth. Pure.
-func changes(before, after *v1alpha1.IPPoolStatus) []event {
+func changes(before, after *v1alpha1.IPPoolStatus) []event.Event {
 	was := func(kind string) metav1.Condition {
 		if c := meta.FindStatusCondition(before.Conditions, kind); c != nil {
 			return *c
@@ -55,35 +44,35 @@ func changes(before, after *v1alpha1.IPPoolStatus) []event {
 		return metav1.Condition{Type: kind}
 	}
 	is := func(kind string) *metav1.Condition { return meta.FindStatusCondition(after.Conditions, kind) }
-	var events []event
+	var events []event.Event
 
 	old, ready := was(v1alpha1.PoolReady), is(v1alpha1.PoolReady)
 	if ready.Reason != old.Reason || ready.Message != old.Message {
 		switch ready.Reason {
 		case ReasonInvalid:
-			events = append(events, event{v1.EventTypeWarning, EventInvalid, ready.Message})
+			events = append(events, event.Warning(EventInvalid, ready.Message))
 		case ReasonOverlap:
-			events = append(events, event{v1.EventTypeWarning, EventOverlap, ready.Message})
+			events = append(events, event.Warning(EventOverlap, ready.Message))
 		}
 	}
 	old, exhausted := was(v1alpha1.PoolExhausted), is(v1alpha1.PoolExhausted)
 	switch {
 	case exhausted.Status == old.Status || after.Capacity == 0:
 	case exhausted.Status == metav1.ConditionTrue:
-		events = append(events, event{v1.EventTypeWarning, EventExhausted, exhausted.Message})
+		events = append(events, event.Warning(EventExhausted, exhausted.Message))
 	case old.Status == metav1.ConditionTrue:
-		events = append(events, event{v1.EventTypeNormal, EventAddressesFree, exhausted.Message})
+		events = append(events, event.Normal(EventAddressesFree, exhausted.Message))
 	}
 	if before.Outside == 0 && after.Outside > 0 {
-		events = append(events, event{v1.EventTypeWarning, EventAddressesOutside,
-			fmt.Sprintf("%d addresses in use are not in the pool's ranges. They stay where they are; status.outside counts them.", after.Outside)})
+		events = append(events, event.Warning(EventAddressesOutside,
+			fmt.Sprintf("%d addresses in use are not in the pool's ranges. They stay where they are; status.outside counts them.", after.Outside)))
 	}
 	return events
 }
 
 func (w *Writer) tellChanges(object *v1alpha1.IPPool, before, after *v1alpha1.IPPoolStatus) {
 	for _, e := range changes(before, after) {
-		w.tell("IPPool", &object.ObjectMeta, e)
+		w.tell(object, e)
 	}
 }
 
@@ -97,8 +86,8 @@ func (w *Writer) tellOrphans(ips []*v1alpha1.FloatingIP) {
 		if before && !told && now < orphansAtOnce {
 			now++
 			told = true
-			w.tell("FloatingIP", &ip.ObjectMeta, event{v1.EventTypeWarning, EventPoolGone,
-				fmt.Sprintf("IPPool %q is gone and no other contains the address. Who has it keeps it, but no pod can be placed with it until a pool contains it again.", ip.Spec.Pool)})
+			w.tell(ip, event.Warning(EventPoolGone,
+				fmt.Sprintf("IPPool %q is gone and no other contains the address. Who has it keeps it, but no pod can be placed with it until a pool contains it again.", ip.Spec.Pool)))
 		}
 		if !told {
 			w.mark()
@@ -108,13 +97,6 @@ func (w *Writer) tellOrphans(ips []*v1alpha1.FloatingIP) {
 	w.orphans = seen
 }
 
-func (w *Writer) tell(kind string, object *metav1.ObjectMeta, e event) {
-	const most = 1000 // The API server takes 1024.
-	if len(e.note) > most {
-		e.note = e.note[:most] + "…"
-	}
-	w.recorder.Eventf(&v1.ObjectReference{
-		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kind,
-		Name: object.Name, UID: object.UID, ResourceVersion: object.ResourceVersion,
-	}, nil, e.kind, e.reason, "CountAddresses", "%s", e.note)
+func (w *Writer) tell(object runtime.Object, e event.Event) {
+	e.Record(w.recorder, object, nil, "CountAddresses")
 }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -43,7 +44,7 @@ type patcher interface {
 // Writer keeps pool status. One runs at a time: the leader.
 type Writer struct {
 	patcher    patcher
-	recorder   Recorder
+	recorder   event.Recorder
 	metrics    *Metrics
 	pools, ips cache.Store
 	synced     []cache.DoneChecker
@@ -68,7 +69,7 @@ type written struct {
 
 // New returns a Writer on informers that the caller runs. It does nothing until
 // Run.
-func New(patcher patcher, poolInformer, ipInformer cache.SharedIndexInformer, recorder Recorder, metrics *Metrics) (*Writer, error) {
+func New(patcher patcher, poolInformer, ipInformer cache.SharedIndexInformer, recorder event.Recorder, metrics *Metrics) (*Writer, error) {
 	w := &Writer{
 		patcher:  patcher,
 		recorder: recorder,

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -206,7 +205,7 @@ func TestChanges(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var got []string
 			for _, e := range changes(tc.before, tc.after) {
-				got = append(got, e.kind+" "+e.reason)
+				got = append(got, e.Type+" "+e.Reason)
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Error(diff)
@@ -255,7 +254,7 @@ func (w *world) Patch(_ context.Context, name string, _ types.PatchType, data []
 }
 
 func (w *world) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
-	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(*v1.ObjectReference).Name, kind, reason))
+	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), kind, reason))
 	if text := fmt.Sprintf(note, args...); strings.Contains(text, "%!") {
 		w.events = append(w.events, "malformed: "+text)
 	}

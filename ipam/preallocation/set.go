@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -19,10 +20,16 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
+// workload is a Deployment or a ReplicaSet.
+type workload interface {
+	metav1.Object
+	runtime.Object
+}
+
 // set is what matters of a workload that asks for its fixed set ahead.
 type set struct {
 	kind       string
-	meta       metav1.Object
+	meta       workload
 	size       fixedset.Size
 	template   *v1.PodTemplateSpec
 	generation int64
@@ -30,7 +37,7 @@ type set struct {
 
 // setOf returns the set of a Deployment, or of a ReplicaSet that nothing controls; ok
 // is false where it does not ask for it ahead, or is being deleted.
-func setOf(object metav1.Object) (s set, ok bool) {
+func setOf(object workload) (s set, ok bool) {
 	s = set{meta: object, generation: object.GetGeneration()}
 	// What is wrong with it request says.
 	var spare fixedset.Spare

@@ -129,7 +129,7 @@ func TestSetOf(t *testing.T) {
 	controlled.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(deleting, appsv1.SchemeGroupVersion.WithKind("Deployment"))}
 	for _, test := range []struct {
 		name   string
-		object metav1.Object
+		object workload
 		asks   bool
 		err    string
 	}{

@@ -8,11 +8,9 @@ import (
 	"sync"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -24,8 +22,10 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // Reasons of events on workloads.
@@ -34,18 +34,12 @@ const (
 	EventPreallocationFailed = "PreallocationFailed"
 )
 
-// Recorder writes events. Not blocking, safe in parallel; events.EventRecorder is
-// one.
-type Recorder interface {
-	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
-}
-
 // Parts are what Workloads work with. The caller runs the informers, and nobody else
 // need know of the index that New adds to one.
 type Parts struct {
 	Kube         kubernetes.Interface
 	Preallocator Preallocator
-	Recorder     Recorder
+	Recorder     event.Recorder
 	Metrics      *Metrics
 
 	FloatingIPs, Pools cache.SharedIndexInformer
@@ -61,7 +55,7 @@ type Parts struct {
 type Workloads struct {
 	live     live
 	taker    Taker
-	recorder Recorder
+	recorder event.Recorder
 	metrics  *Metrics
 
 	deployments appslisters.DeploymentLister
@@ -143,12 +137,7 @@ func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
 		registration, err := watched.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(object any) { watched.changed(nil, object) },
 			UpdateFunc: watched.changed,
-			DeleteFunc: func(object any) {
-				if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-					object = unknown.Obj
-				}
-				watched.changed(object, nil)
-			},
+			DeleteFunc: func(object any) { watched.changed(tombstone.LastSeen(object), nil) },
 		})
 		if err != nil {
 			return nil, fmt.Errorf("add an event handler: %w", err)
@@ -164,7 +153,7 @@ func (w *Workloads) workloadChanged(kind string, before, after any) {
 	if now == nil {
 		now = before
 	}
-	object := now.(metav1.Object)
+	object := now.(workload)
 	k := key{kind, object.GetNamespace(), object.GetName()}
 	if _, asks := setOf(object); !asks && !w.follows(k) {
 		return
@@ -280,7 +269,7 @@ func (w *Workloads) Run(ctx context.Context) {
 
 // find returns what asks for its set ahead as it was seen last.
 func (w *Workloads) find(k key) (set, bool) {
-	var object metav1.Object
+	var object workload
 	var err error
 	if k.kind == kindReplicaSet {
 		object, err = w.replicaSets.ReplicaSets(k.namespace).Get(k.name)
@@ -379,23 +368,16 @@ func (w *Workloads) report(k key, found *set, s *state, goal *Goal, wrong *Probl
 	w.metrics.set(k, missing, size)
 	switch {
 	case wrong == nil && s.lacked:
-		w.tell(k, found, v1.EventTypeNormal, EventPreallocated, fmt.Sprintf("All %d addresses of the fixed set are there.", size))
+		w.tell(found, event.Normal(EventPreallocated, fmt.Sprintf("All %d addresses of the fixed set are there.", size)))
 		s.lacked, s.told = false, ""
 	case wrong.Failed() && wrong.Reason != s.told:
-		w.tell(k, found, v1.EventTypeWarning, EventPreallocationFailed, wrong.Reason+": "+wrong.Message)
+		w.tell(found, event.Warning(EventPreallocationFailed, wrong.Reason+": "+wrong.Message))
 		s.lacked, s.told = true, wrong.Reason
 	case wrong != nil:
 		s.lacked = true
 	}
 }
 
-func (w *Workloads) tell(k key, found *set, kind, reason, note string) {
-	const most = 1000 // The API server takes 1024.
-	if len(note) > most {
-		note = note[:most] + "…"
-	}
-	w.recorder.Eventf(&v1.ObjectReference{
-		APIVersion: appsv1.SchemeGroupVersion.String(), Kind: k.kind, Namespace: k.namespace, Name: k.name,
-		UID: found.meta.GetUID(), ResourceVersion: found.meta.GetResourceVersion(),
-	}, nil, kind, reason, "KeepFixedSet", "%s", note)
+func (w *Workloads) tell(found *set, e event.Event) {
+	e.Record(w.recorder, found.meta, nil, "KeepFixedSet")
 }

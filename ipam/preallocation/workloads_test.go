@@ -106,7 +106,7 @@ func (w *world) Preallocate(_ context.Context, request ipam.Request, count int) 
 func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(*v1.ObjectReference).Name, reason, fmt.Sprintf(note, args...)))
+	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), reason, fmt.Sprintf(note, args...)))
 }
 
 // release frees an address.

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // Indexes of the FloatingIP informer.
@@ -167,7 +168,7 @@ func handler[T any](changed func(object T, gone bool), matters func(before, afte
 				changed(after.(T), false)
 			}
 		},
-		DeleteFunc: func(object any) { changed(lastKnown(object).(T), true) },
+		DeleteFunc: func(object any) { changed(tombstone.LastSeen(object).(T), true) },
 	}
 }
 
@@ -186,13 +187,6 @@ func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEvent
 			next.OnDelete(object)
 		},
 	}
-}
-
-func lastKnown(object any) any {
-	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		return unknown.Obj
-	}
-	return object
 }
 
 // reconsider says whether what matters of a workload changed, besides its status.

@@ -249,7 +249,7 @@ func (r *rankings) nextYielding(ip *v1alpha1.FloatingIP) string {
 }
 
 func (o *ranking) sequence(ip *v1alpha1.FloatingIP) *sequence {
-	if familyOf(ip) == v1alpha1.IPv6 {
+	if ip.Family() == v1alpha1.IPv6 {
 		return &o.six
 	}
 	return &o.four
@@ -262,7 +262,7 @@ func (o *ranking) standing(ip *v1alpha1.FloatingIP) standing {
 	if isShared(ip.Spec.Owner) {
 		age, _ = position(s.aged, ip, older)
 	}
-	at := standing{family: familyOf(ip), rank: int64(rank), age: int64(age)}
+	at := standing{family: ip.Family(), rank: int64(rank), age: int64(age)}
 	for _, s := range []*sequence{&o.four, &o.six} {
 		if len(s.all) > 0 {
 			at.families++

@@ -17,17 +17,17 @@ import (
 type rankModel map[string]*v1alpha1.FloatingIP
 
 func (m rankModel) standing(ip *v1alpha1.FloatingIP) standing {
-	at := standing{family: familyOf(ip)}
+	at := standing{family: ip.Family()}
 	families := map[v1alpha1.IPFamily]bool{}
 	for _, other := range m {
 		if !samePurpose(other, ip) {
 			continue
 		}
-		families[familyOf(other)] = true
-		if familyOf(other) == at.family && before(other, ip) {
+		families[other.Family()] = true
+		if other.Family() == at.family && before(other, ip) {
 			at.rank++
 		}
-		if familyOf(other) == at.family && older(other, ip) {
+		if other.Family() == at.family && older(other, ip) {
 			at.age++
 		}
 	}
@@ -54,7 +54,7 @@ func (m rankModel) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
 		var last *v1alpha1.FloatingIP
 		for _, ip := range m {
-			if ip.Spec.Owner != nil && purposeOf(ip.Spec.Owner) == purposeOf(owner) && familyOf(ip) == family && yields(ip) && (last == nil || before(last, ip)) {
+			if ip.Spec.Owner != nil && purposeOf(ip.Spec.Owner) == purposeOf(owner) && ip.Family() == family && yields(ip) && (last == nil || before(last, ip)) {
 				last = ip
 			}
 		}

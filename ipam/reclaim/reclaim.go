@@ -22,7 +22,6 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/lru"
@@ -30,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
@@ -54,7 +54,7 @@ type Config struct {
 	Factory informers.SharedInformerFactory
 	// Detacher, Events and Metrics may be nil.
 	Detacher Detacher
-	Events   events.EventRecorder
+	Events   event.Recorder
 	Metrics  *Metrics
 }
 
@@ -83,7 +83,7 @@ type Reclaimer struct {
 	rankings   *rankings
 	owners     *owners
 	detacher   Detacher
-	events     events.EventRecorder
+	events     event.Recorder
 	metrics    *Metrics
 	clocks     clockings
 	rests      rests

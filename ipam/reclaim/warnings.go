@@ -7,12 +7,11 @@ import (
 	"errors"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/event"
 )
 
 // Reasons of the events.
@@ -33,29 +32,15 @@ const (
 	ReasonMisplaced = "Misplaced"
 )
 
-// Scheme knows the objects that events are about, for an event recorder.
-func Scheme() (*runtime.Scheme, error) {
-	all := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(all); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
-}
-
 // warn emits a Warning event about an address, and about its pod if that lives.
 func (r *Reclaimer) warn(ip *v1alpha1.FloatingIP, pod *v1.Pod, reason, note string) {
 	if r.events == nil {
 		return
 	}
-	const most = 1000 // The API server takes 1024.
-	if len(note) > most {
-		note = note[:most] + "…"
-	}
-	r.events.Eventf(ip, nil, v1.EventTypeWarning, reason, "Reclaim", "%s", note)
+	e := event.Warning(reason, note)
+	e.Record(r.events, ip, nil, "Reclaim")
 	if pod != nil {
-		r.events.Eventf(pod, ip, v1.EventTypeWarning, reason, "Reclaim", "%s", note)
+		e.Record(r.events, pod, ip, "Reclaim")
 	}
 }
 

@@ -51,14 +51,6 @@ type workload struct {
 	ahead        bool
 }
 
-// familyOf reads the family off the name.
-func familyOf(ip *v1alpha1.FloatingIP) v1alpha1.IPFamily {
-	if strings.Contains(ip.Name, "-") {
-		return v1alpha1.IPv6
-	}
-	return v1alpha1.IPv4
-}
-
 // standing is where an address stands among those that its owner has for the same
 // purpose: for one pod name, for one node, or for all pods.
 type standing struct {

@@ -69,6 +69,14 @@ func NameOf(addr netip.Addr) string {
 	return strings.ReplaceAll(addr.WithZone("").StringExpanded(), ":", "-")
 }
 
+// Family of the address, by the name.
+func (ip *FloatingIP) Family() IPFamily {
+	if strings.Contains(ip.Name, "-") {
+		return IPv6
+	}
+	return IPv4
+}
+
 // AddrOf is the inverse of [NameOf].
 func AddrOf(name string) (netip.Addr, error) {
 	text := name

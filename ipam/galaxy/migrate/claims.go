@@ -177,7 +177,7 @@ func (p *planner) claimSize(id types.NamespacedName, c *claim, object *galaxy.Po
 func (p *planner) guardClaims(items []Item) {
 	for i := range items {
 		item := &items[i]
-		if item.Action != Create || item.IP.Spec.Owner == nil || item.IP.Spec.Owner.Kind != kindClaim || item.IP.Spec.Pod != nil {
+		if item.Action != Create || item.IP.Spec.Owner == nil || !item.IP.Spec.Owner.IsClaim() || item.IP.Spec.Pod != nil {
 			continue
 		}
 		id := types.NamespacedName{Namespace: item.IP.Spec.Owner.Namespace, Name: item.IP.Spec.Owner.Name}
