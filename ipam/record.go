@@ -29,7 +29,6 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	record := allocator.Record{
 		Addr:     addr,
 		Pool:     ip.Spec.Pool,
-		Node:     ip.Spec.Node,
 		Policy:   policyOf(ip.Spec.ReleasePolicy),
 		Reserved: ip.Spec.Reserved,
 		Cooling:  ip.Spec.ReleasedAt != nil,

@@ -97,7 +97,7 @@ func TestRecord(t *testing.T) {
 	record := Record{
 		Addr: netip.MustParseAddr("10.0.0.1"), Pool: "pool",
 		Owner:   Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "namespace", Name: "name", UID: "owner", PodName: "stands for", NodeName: "one"},
-		PodName: "pod", PodUID: "holder", LastPod: "before", Index: 3, Node: "node", Policy: Never,
+		PodName: "pod", PodUID: "holder", LastPod: "before", Index: 3, Policy: Never,
 		Reserved: true, Cooling: true, Attached: true, UID: "object", Version: 7, Created: time.Unix(5, 9),
 		NamespaceUID: "tenant",
 	}

@@ -34,7 +34,6 @@ type Record struct {
 	LastPod string
 	// Index says which of its pod's addresses it is.
 	Index  int32
-	Node   string
 	Policy Policy
 	// Reserved marks an address that an administrator took out of circulation.
 	Reserved bool
@@ -94,7 +93,7 @@ func (o Owner) SameWorkload(other Owner) bool {
 // in common is kept once.
 type stored struct {
 	of                          unique.Handle[family]
-	pool, node                  unique.Handle[string]
+	pool                        unique.Handle[string]
 	ownerName, ownerUID         string
 	ownerPod                    string
 	podName, podUID, lastPod    string
@@ -118,7 +117,6 @@ func (e *entry) store(record *Record) {
 	*e.stored = stored{
 		of:        unique.Make(family{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName, record.NamespaceUID}),
 		pool:      unique.Make(record.Pool),
-		node:      unique.Make(record.Node),
 		ownerName: owner.Name, ownerUID: owner.UID, ownerPod: owner.PodName,
 		podName: record.PodName, podUID: record.PodUID, lastPod: record.LastPod,
 		uid: record.UID, version: record.Version, created: record.Created,
@@ -133,7 +131,7 @@ func (e *entry) record() Record {
 	return Record{
 		Addr: e.addr, Pool: s.pool.Value(), Owner: s.owner(),
 		PodName: s.podName, PodUID: s.podUID, LastPod: s.lastPod,
-		Index: s.index, Node: s.node.Value(), Policy: s.policy,
+		Index: s.index, Policy: s.policy,
 		Reserved: s.reserved, Cooling: s.cooling, Attached: s.attached,
 		UID: s.uid, Version: s.version, Created: s.created,
 		NamespaceUID: s.of.Value().namespaceUID,

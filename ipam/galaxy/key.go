@@ -58,15 +58,3 @@ func ParseKey(text string) (Key, error) {
 	key.Type, key.Namespace, key.App, key.Pod = parts[0], parts[1], parts[2], parts[3]
 	return key, nil
 }
-
-// String is the inverse of [ParseKey].
-func (k Key) String() string {
-	var text strings.Builder
-	if k.Pool != "" {
-		text.WriteString(poolMark + k.Pool + "_")
-	}
-	if k.Type != "" {
-		text.WriteString(k.Type + "_" + k.Namespace + "_" + k.App + "_" + k.Pod)
-	}
-	return text.String()
-}

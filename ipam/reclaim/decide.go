@@ -26,8 +26,6 @@ type situation struct {
 	now time.Time
 	// created is when the object was made.
 	created time.Time
-	// podAlive: the pod that holds the address is there and not finished.
-	podAlive bool
 	// unclaimed: the pod that the address was claimed for runs with others or was
 	// never bound, and no pod ever had it.
 	unclaimed bool
@@ -91,15 +89,14 @@ func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
 	return max(0, spec.KeepUntil.Sub(now))
 }
 
-// decide applies the rules of the package documentation. Pure.
+// decide applies the rules of the package documentation to an address that no live pod
+// has. Pure.
 func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	switch {
 	case spec.Reserved:
 		return verdict{}
 	case spec.Owner == nil:
 		return endCooldown(spec, s)
-	case s.podAlive:
-		return verdict{}
 	case s.unclaimed:
 		return verdict{action: free}
 	case s.namespaceGone:

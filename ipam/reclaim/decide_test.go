@@ -221,9 +221,6 @@ func checkDecision(t *testing.T, spec v1alpha1.FloatingIPSpec, s situation, want
 	check("pod gone", spec, s, verdict{action: want})
 
 	with := s
-	with.podAlive = true
-	check("pod alive", spec, with, verdict{})
-	with = s
 	with.unclaimed = true
 	check("no pod ever had it", spec, with, verdict{action: free})
 

@@ -71,7 +71,7 @@ func record(i int, pool string) allocator.Record {
 	return allocator.Record{
 		Addr: v4(i), Pool: pool, PodName: pod, PodUID: fmt.Sprintf("5f0c4c1e-0000-4000-8000-%012d", i),
 		Owner: allocator.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "bench", Name: "web", UID: "3d4c4c1e-0000-4000-8000-000000000000", PodName: pod},
-		Node:  fmt.Sprintf("node-%d", i%5000), UID: fmt.Sprintf("7a1c4c1e-0000-4000-8000-%012d", i), Version: uint64(i + 1),
+		UID:   fmt.Sprintf("7a1c4c1e-0000-4000-8000-%012d", i), Version: uint64(i + 1),
 	}
 }
 
