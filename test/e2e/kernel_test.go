@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -40,7 +41,7 @@ func kernelOf(node *lab.Node) (k kernel, err error) {
 			return fmt.Errorf("list links: %w", err)
 		}
 		for _, link := range links {
-			if wire.IsHostLink(link.Attrs().Name) {
+			if strings.HasPrefix(link.Attrs().Name, wire.LinkPrefix) {
 				k.Links[link.Attrs().Name] = link.Attrs().Flags&net.FlagUp != 0
 			}
 		}
