@@ -34,6 +34,7 @@ var rules = []rule{
 	{"ipam/plan", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is what others make"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
 	{"ipam/tombstone", []string{"ipam/api"}, "informers of all kinds use it, also on nodes"},
+	{"ipam/view", []string{"ipam/allocator", "ipam/store"}, "what is seen does not depend on who looks"},
 	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "what workloads are follows from the API server, and not from addresses"},
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
@@ -155,9 +156,7 @@ func (w *poolWatch) Claim(namespace, name string) *v1alpha1.IPClaim {
 	return nil
 }
 
-func (w *poolWatch) Run(ctx context.Context)              { <-ctx.Done() }
 func (w *poolWatch) WaitForSync(ctx context.Context) bool { return ctx.Err() == nil }
-func (w *poolWatch) Pools() []*v1alpha1.IPPool            { return w.pools }
 
 func testPool(name string, ranges ...string) *v1alpha1.IPPool {
 	return &v1alpha1.IPPool{
@@ -176,7 +175,7 @@ func open(t *testing.T, s *server, pools ...*v1alpha1.IPPool) *IPAM {
 // openWith does it with claims.
 func openWith(t *testing.T, s *server, watch *poolWatch) *IPAM {
 	t.Helper()
-	i := &IPAM{store: s, watch: watch, poolsChanged: make(chan struct{}, 1)}
+	i := &IPAM{store: s, watch: watch, pools: pools.NewSource(func() []*v1alpha1.IPPool { return watch.pools })}
 	i.book = allocator.New(recordedPods{&i.known})
 	i.rests = newRests(i.cooldown, i.rested)
 	s.mu.Lock()

@@ -21,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // ipStore is how FloatingIPs are written. Each call is one request, blocking,
@@ -34,11 +35,11 @@ type ipStore interface {
 	Get(ctx context.Context, name string) (*v1alpha1.FloatingIP, error)
 }
 
-// ipWatch follows the API server.
+// ipWatch is what is seen of the API server.
 type ipWatch interface {
-	Run(ctx context.Context)
+	// WaitForSync waits until the book has heard of all that exists and the pools are
+	// complete.
 	WaitForSync(ctx context.Context) bool
-	Pools() []*v1alpha1.IPPool
 	// Claim returns nil where there is no such claim. The caller must not modify
 	// it.
 	Claim(namespace, name string) *v1alpha1.IPClaim
@@ -62,33 +63,47 @@ type state struct {
 type IPAM struct {
 	store    ipStore
 	watch    ipWatch
+	pools    *pools.Source
 	assigner externalAssigner // nil: none
 	book     *allocator.Allocator
+	own      *view.View // nil: somebody else runs the one that is watched
 
-	state        atomic.Pointer[state] // nil until synced
-	known        atomic.Pointer[KnownPods]
-	poolsChanged chan struct{}
-	rests        *rests
+	state atomic.Pointer[state] // nil until synced
+	known atomic.Pointer[KnownPods]
+	rests *rests
 
 	mu        sync.Mutex
 	listeners []func(Change)
 }
 
-// NewForConfig returns an IPAM on the API server of config, with an external
-// assigner unless that is nil. It does nothing until Run.
+// NewForConfig returns an IPAM on the API server of config with a view of its own, for
+// a process in which nobody else looks at Berth's objects, and with an external assigner
+// unless that is nil. It does nothing until Run.
 func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error) {
 	api, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	i := &IPAM{
-		store:        store.New(api.FloatingIPs),
-		assigner:     assigner,
-		poolsChanged: make(chan struct{}, 1),
+	own, err := view.New(api, 0)
+	if err != nil {
+		return nil, err
 	}
+	i, err := New(own, store.New(api.FloatingIPs), assigner)
+	if err != nil {
+		return nil, err
+	}
+	i.own = own
+	return i, nil
+}
+
+// New returns an IPAM on a view, which the caller runs, that writes to ips. It gives
+// nothing until Run.
+func New(seen *view.View, ips ipStore, assigner externalAssigner) (*IPAM, error) {
+	i := &IPAM{store: ips, pools: seen.Pools, assigner: assigner}
 	i.book = allocator.New(recordedPods{&i.known})
 	i.rests = newRests(i.cooldown, i.rested)
-	if i.watch, err = store.NewWatch(api, i.handler()); err != nil {
+	var err error
+	if i.watch, err = store.NewWatch(seen, i.handler()); err != nil {
 		return nil, err
 	}
 	return i, nil
@@ -172,18 +187,21 @@ func (i *IPAM) tell(change Change) {
 	}
 }
 
-// Run follows the API server until ctx ends. It blocks.
+// Run keeps the book until ctx ends, and writes nothing by itself. It blocks.
 func (i *IPAM) Run(ctx context.Context) {
 	var group sync.WaitGroup
-	group.Go(func() { i.watch.Run(ctx) })
+	if i.own != nil {
+		group.Go(func() { i.own.Run(ctx) })
+	}
 	group.Go(func() { i.rests.run(ctx) })
 	defer group.Wait()
 	if !i.watch.WaitForSync(ctx) {
 		return
 	}
 	logger := klog.FromContext(ctx)
+	changed := i.pools.Follow()
 	for {
-		snapshot := pools.Compile(i.watch.Pools())
+		snapshot := i.pools.Snapshot()
 		i.state.Store(&state{
 			snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot)),
 			capped: slices.ContainsFunc(snapshot.Pools(), func(pool *pools.Pool) bool { return pool.MaxPerNamespace > 0 }),
@@ -194,7 +212,7 @@ func (i *IPAM) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-i.poolsChanged:
+		case <-changed:
 		}
 	}
 }
@@ -211,12 +229,6 @@ func allocatorPools(snapshot *pools.Snapshot) []allocator.Pool {
 
 func (i *IPAM) handler() store.Handler {
 	return store.Handler{
-		PoolsChanged: func() {
-			select {
-			case i.poolsChanged <- struct{}{}:
-			default:
-			}
-		},
 		Observed: func(ip *v1alpha1.FloatingIP) {
 			record, err := recordOf(ip)
 			if err != nil {

@@ -45,6 +45,7 @@ import (
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 func main() {
@@ -106,7 +107,7 @@ func run(ctx context.Context, options *options) error {
 		return fmt.Errorf("start to record events: %w", err)
 	}
 	defer work.broadcaster.Shutdown()
-	work.startInformers(ctx)
+	work.follow(ctx)
 	if !options.leaderElect {
 		work.lead(ctx)
 		return nil
@@ -125,7 +126,7 @@ func protobuf(config *rest.Config) *rest.Config {
 // work is the parts of the controller, wired.
 type work struct {
 	factory     informers.SharedInformerFactory
-	informers   []interface{ RunWithContext(context.Context) }
+	view        *view.View
 	broadcaster events.EventBroadcaster
 	reclaimer   *reclaim.Reclaimer
 	status      *poolstatus.Writer
@@ -144,13 +145,14 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	// Anew every ten minutes: should a bug lose an event, an address is late, not
 	// lost.
 	const resync = 10 * time.Minute
-	ips := client.NewFloatingIPInformer(api.FloatingIPs, resync, reclaim.Indexers())
-	pools := client.NewIPPoolInformer(api.IPPools, 0)
-	ipClaims := client.NewIPClaimInformer(api, 0)
+	seen, err := view.New(api, resync)
+	if err != nil {
+		return nil, err
+	}
 	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(reclaim.Slim))
 	w := &work{
 		factory:     factory,
-		informers:   []interface{ RunWithContext(context.Context) }{ips, pools, ipClaims},
+		view:        seen,
 		broadcaster: events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()}),
 		workers:     options.workers,
 	}
@@ -176,7 +178,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	}
 	if w.reclaimer, err = reclaim.New(reclaim.Config{
 		Kube: kube, Berth: api, Dynamic: objects, Metadata: headers,
-		FloatingIPs: ips, Pools: pools, Claims: ipClaims, Factory: factory,
+		View: seen, Factory: factory,
 		Detacher: detacher,
 		Events:   recorder,
 		Metrics:  reclaim.NewMetrics(legacyregistry.MustRegister),
@@ -185,34 +187,39 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	}
 	poolMetrics, claimMetrics, setMetrics := poolstatus.NewMetrics(), claims.NewMetrics(), preallocation.NewMetrics()
 	legacyregistry.CustomMustRegister(poolMetrics, claimMetrics, setMetrics)
-	if w.status, err = poolstatus.New(api.IPPools, pools, ips, recorder, poolMetrics); err != nil {
+	if w.status, err = poolstatus.New(api.IPPools, seen, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
-	if w.book, err = ipam.NewForConfig(config, nil); err != nil {
+	// Another client has a budget of requests of its own: an IPClaim of ten thousand
+	// addresses does not delay those that are freed.
+	ahead, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	if w.book, err = ipam.New(seen, store.New(ahead.FloatingIPs), nil); err != nil {
 		return nil, err
 	}
 	if w.claims, err = claims.New(claims.Parts{
 		API: api, IPs: store.New(api.FloatingIPs), Preallocator: w.book, Recorder: recorder, Metrics: claimMetrics,
-		Claims: ipClaims, FloatingIPs: ips, Pools: pools, Namespaces: factory.Core().V1().Namespaces(),
+		View: seen, Namespaces: factory.Core().V1().Namespaces(),
 	}); err != nil {
 		return nil, err
 	}
 	if w.sets, err = preallocation.New(preallocation.Parts{
 		Kube: kube, Preallocator: w.book, Recorder: recorder, Metrics: setMetrics,
-		FloatingIPs: ips, Pools: pools, Factory: factory,
+		View: seen, Factory: factory,
 	}); err != nil {
 		return nil, err
 	}
 	return w, nil
 }
 
-// startInformers fills the caches, on every replica, so that a new leader starts
-// at once.
-func (w *work) startInformers(ctx context.Context) {
+// follow fills the caches and the book, on every replica, so that a new leader starts
+// at once. It does not block.
+func (w *work) follow(ctx context.Context) {
 	w.factory.StartWithContext(ctx)
-	for _, informer := range w.informers {
-		go informer.RunWithContext(ctx)
-	}
+	go w.view.Run(ctx)
+	go w.book.Run(ctx)
 	w.ready.Store(true)
 }
 
@@ -225,11 +232,15 @@ func (w *work) isReady(context.Context) error {
 	return nil
 }
 
-// lead works until ctx ends.
+// lead writes until ctx ends. What a new leader sees may be older than what the last one
+// wrote. No address goes wrong by that: a FloatingIP is created under a name that only
+// one can have, and changed and deleted only as the one and the version that was seen;
+// that a pod or a workload is gone, or that a claim is as it was seen, the API server is
+// asked itself. A status has the UID of its object; counts that are old in it, or
+// addresses that a claim has beyond its size, are set right when the watch brings them.
 func (w *work) lead(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { w.status.Run(ctx) })
-	group.Go(func() { w.book.Run(ctx) })
 	group.Go(func() { w.claims.Run(ctx) })
 	group.Go(func() { w.sets.Run(ctx) })
 	w.reclaimer.Run(ctx, w.workers)

@@ -21,9 +21,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/tombstone"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 const (
@@ -42,8 +44,8 @@ type ips interface {
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
 }
 
-// Parts are what a Controller works with. The caller runs the informers, and
-// nobody else need know of the indexes that New adds to them.
+// Parts are what a Controller works with. The caller runs the view and the informer,
+// and nobody else need know of the indexes that New adds to them.
 type Parts struct {
 	API          *client.Client
 	IPs          *store.Store
@@ -51,8 +53,8 @@ type Parts struct {
 	Recorder     event.Recorder
 	Metrics      *Metrics
 
-	Claims, FloatingIPs, Pools cache.SharedIndexInformer
-	Namespaces                 coreinformers.NamespaceInformer
+	View       *view.View
+	Namespaces coreinformers.NamespaceInformer
 }
 
 // Controller keeps claims. One runs at a time: the leader.
@@ -65,7 +67,7 @@ type Controller struct {
 	clock        clock.PassiveClock
 
 	claims, ips cache.Indexer
-	pools       *preallocation.Pools
+	pools       *pools.Source
 	namespaces  corelisters.NamespaceLister
 	synced      []cache.DoneChecker
 	queue       workqueue.TypedRateLimitingInterface[string]
@@ -123,26 +125,26 @@ func New(parts Parts) (*Controller, error) {
 
 // watch makes what the Controller keeps in memory and connects the informers.
 func (c *Controller) watch(parts Parts) error {
-	c.claims, c.ips, c.pools = parts.Claims.GetIndexer(), parts.FloatingIPs.GetIndexer(), preallocation.NewPools(parts.Pools.GetStore())
+	c.claims, c.ips, c.pools = parts.View.IPClaims.GetIndexer(), parts.View.FloatingIPs.GetIndexer(), parts.View.Pools
+	c.synced = []cache.DoneChecker{parts.View.PoolsSynced}
 	c.namespaces = parts.Namespaces.Lister()
 	c.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](Interval, time.Minute),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
 	c.states = map[string]*state{}
 
-	if err := parts.FloatingIPs.AddIndexers(cache.Indexers{byClaim: claimIndex}); err != nil {
+	if err := parts.View.FloatingIPs.AddIndexers(cache.Indexers{byClaim: claimIndex}); err != nil {
 		return fmt.Errorf("index FloatingIPs by claim: %w", err)
 	}
-	if err := parts.Claims.AddIndexers(cache.Indexers{byTakeOver: takeOverIndex}); err != nil {
+	if err := parts.View.IPClaims.AddIndexers(cache.Indexers{byTakeOver: takeOverIndex}); err != nil {
 		return fmt.Errorf("index IPClaims by what they take over: %w", err)
 	}
 	for _, watched := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandlerFuncs
 	}{
-		{parts.Claims, changesOf(c.claimChanged)},
-		{parts.FloatingIPs, changesOf(c.addressChanged)},
-		{parts.Pools, changesOf(c.pools.Changed)},
+		{parts.View.IPClaims, changesOf(c.claimChanged)},
+		{parts.View.FloatingIPs, changesOf(c.addressChanged)},
 		{parts.Namespaces.Informer(), changesOf(c.namespaceChanged)},
 	} {
 		registration, err := watched.informer.AddEventHandler(watched.handler)
@@ -294,10 +296,10 @@ func (c *Controller) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the caches of claims", c.synced...) {
 		return
 	}
-	c.pools.Compile()
+	poolsChanged := c.pools.Follow()
 	var group sync.WaitGroup
 	group.Go(func() {
-		c.pools.Follow(ctx, func() {
+		preallocation.Follow(ctx, poolsChanged, func() {
 			for _, key := range c.claims.ListKeys() {
 				c.queue.Add(key)
 			}

@@ -31,6 +31,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // world is a Controller on real informers, and the API server, the book of
@@ -109,18 +110,18 @@ func simulate(t *testing.T, test func(w *world)) {
 			api: apiFake{w}, store: storeFake{w}, preallocator: w, recorder: w, metrics: NewMetrics(), clock: clock.RealClock{},
 		}
 		w.registry.CustomMustRegister(w.controller.metrics)
-		parts := Parts{
-			Claims: w.claims.informer(&v1alpha1.IPClaim{}), FloatingIPs: w.ips.informer(&v1alpha1.FloatingIP{}),
-			Pools: w.pools.informer(&v1alpha1.IPPool{}), Namespaces: namespaceInformer{namespaces.informer(&v1.Namespace{})},
+		seen, err := view.Of(w.ips.informer(&v1alpha1.FloatingIP{}), w.pools.informer(&v1alpha1.IPPool{}), w.claims.informer(&v1alpha1.IPClaim{}))
+		if err != nil {
+			t.Fatal(err)
 		}
+		parts := Parts{View: seen, Namespaces: namespaceInformer{namespaces.informer(&v1.Namespace{})}}
 		if err := w.controller.watch(parts); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
-		for _, informer := range []cache.SharedIndexInformer{parts.Claims, parts.FloatingIPs, parts.Pools, parts.Namespaces.Informer()} {
-			group.Go(func() { informer.RunWithContext(ctx) })
-		}
+		group.Go(func() { seen.Run(ctx) })
+		group.Go(func() { parts.Namespaces.Informer().RunWithContext(ctx) })
 		group.Go(func() { w.controller.Run(ctx) })
 		test(w)
 		cancel()

@@ -12,12 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -26,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // Interval is the least time between two rounds of status writes: a count that
@@ -43,17 +42,15 @@ type patcher interface {
 
 // Writer keeps pool status. One runs at a time: the leader.
 type Writer struct {
-	patcher    patcher
-	recorder   event.Recorder
-	metrics    *Metrics
-	pools, ips cache.Store
-	synced     []cache.DoneChecker
-	dirty      chan struct{}
-	clock      clock.Clock
+	patcher  patcher
+	recorder event.Recorder
+	metrics  *Metrics
+	pools    *pools.Source
+	ips      cache.Store
+	synced   []cache.DoneChecker
+	dirty    chan struct{}
+	clock    clock.Clock
 
-	// respecified: pools are not those that the snapshot was compiled of.
-	respecified atomic.Bool
-	snapshot    *pools.Snapshot
 	// written are statuses that the watch has still to bring, by name.
 	written map[string]written
 	// orphans are the addresses whose pool is gone; true: an event told of it.
@@ -67,28 +64,31 @@ type written struct {
 	status  v1alpha1.IPPoolStatus
 }
 
-// New returns a Writer on informers that the caller runs. It does nothing until
-// Run.
-func New(patcher patcher, poolInformer, ipInformer cache.SharedIndexInformer, recorder event.Recorder, metrics *Metrics) (*Writer, error) {
+// New returns a Writer on a view that the caller runs. It does nothing until Run.
+func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Metrics) (*Writer, error) {
 	w := &Writer{
 		patcher:  patcher,
 		recorder: recorder,
 		metrics:  metrics,
-		pools:    poolInformer.GetStore(),
-		ips:      ipInformer.GetStore(),
+		pools:    seen.Pools,
+		ips:      seen.FloatingIPs.GetStore(),
+		synced:   []cache.DoneChecker{seen.PoolsSynced},
 		dirty:    make(chan struct{}, 1),
 		clock:    clock.RealClock{},
 		written:  map[string]written{},
 		orphans:  map[types.UID]bool{},
 	}
-	w.respecified.Store(true)
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
-		poolInformer: {
-			AddFunc:    func(any) { w.respecify() },
-			UpdateFunc: func(before, after any) { w.poolChanged(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) },
-			DeleteFunc: func(any) { w.respecify() },
+		seen.IPPools: {
+			// Pools tells of other changes, when it compiles to them: until then a status
+			// would have the new generation and the old counts.
+			UpdateFunc: func(before, after any) {
+				if !pools.Respecified(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) {
+					w.mark()
+				}
+			},
 		},
-		ipInformer: {
+		seen.FloatingIPs: {
 			AddFunc:    func(any) { w.mark() },
 			UpdateFunc: func(any, any) { w.mark() },
 			DeleteFunc: func(any) { w.mark() },
@@ -111,24 +111,12 @@ func (w *Writer) mark() {
 	}
 }
 
-func (w *Writer) respecify() {
-	w.respecified.Store(true)
-	w.mark()
-}
-
-func (w *Writer) poolChanged(before, after *v1alpha1.IPPool) {
-	if before.UID != after.UID || before.Generation != after.Generation || !labels.Equals(before.Labels, after.Labels) {
-		w.respecify()
-		return
-	}
-	w.mark()
-}
-
 // Run writes status until ctx ends. It blocks.
 func (w *Writer) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the pool status caches", w.synced...) {
 		return
 	}
+	respecified := w.pools.Follow()
 	for {
 		if err := w.round(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Failed to write pool status, will retry")
@@ -143,6 +131,7 @@ func (w *Writer) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-w.dirty:
+		case <-respecified:
 		}
 	}
 }
@@ -150,22 +139,14 @@ func (w *Writer) Run(ctx context.Context) {
 // round computes the status of every pool in one pass over the addresses, writes
 // those that changed and publishes the numbers.
 func (w *Writer) round(ctx context.Context) error {
-	// Read before the pools are: what changes from here on has another round.
-	respecified := w.respecified.Swap(false)
-	var objects []*v1alpha1.IPPool
-	for _, object := range w.pools.List() {
-		objects = append(objects, object.(*v1alpha1.IPPool))
-	}
-	if respecified {
-		w.snapshot = pools.Compile(objects)
-	}
+	objects, snapshot := w.pools.Look()
 	var ips []*v1alpha1.FloatingIP
 	for _, object := range w.ips.List() {
 		ips = append(ips, object.(*v1alpha1.FloatingIP))
 	}
 	before := w.statuses(objects)
-	tally := count(objects, w.snapshot, ips)
-	after := compute(objects, before, w.snapshot, tally, metav1.NewTime(w.clock.Now()).Rfc3339Copy())
+	tally := count(objects, snapshot, ips)
+	after := compute(objects, before, snapshot, tally, metav1.NewTime(w.clock.Now()).Rfc3339Copy())
 	w.metrics.publish(objects, after, tally)
 	w.tellOrphans(tally.orphans)
 

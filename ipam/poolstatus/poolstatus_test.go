@@ -169,7 +169,7 @@ func TestNamespacesAreTakenBack(t *testing.T) {
 	now.Spec.MaxPerNamespace = 0
 	now.Generation++
 	_ = w.pools.Update(now)
-	w.respecify()
+	w.Writer.pools.Changed(nil, nil)
 	if now = patched(); len(now.Status.Namespaces) != 0 || now.Status.NamespacesAtCap != 0 {
 		t.Errorf("without a cap the status is %+v", now.Status)
 	}
@@ -228,11 +228,17 @@ func newWorld() *world {
 	w := &world{pools: cache.NewStore(cache.MetaNamespaceKeyFunc), ips: cache.NewStore(cache.MetaNamespaceKeyFunc)}
 	metrics := NewMetrics()
 	w.Writer = &Writer{
-		patcher: w, recorder: w, metrics: metrics, pools: w.pools, ips: w.ips,
+		patcher: w, recorder: w, metrics: metrics, ips: w.ips,
+		pools: pools.NewSource(func() []*v1alpha1.IPPool {
+			var objects []*v1alpha1.IPPool
+			for _, object := range w.pools.List() {
+				objects = append(objects, object.(*v1alpha1.IPPool))
+			}
+			return objects
+		}),
 		dirty: make(chan struct{}, 1), clock: clocktesting.NewFakeClock(metav1.Unix(100, 0).Time),
 		written: map[string]written{}, orphans: map[types.UID]bool{},
 	}
-	w.respecified.Store(true)
 	return w
 }
 
@@ -293,12 +299,12 @@ func TestRound(t *testing.T) {
 	_ = w.ips.Add(ip("10.0.0.11", "b", "reserved"))
 	check("both have some", "a", "b", "b Warning Exhausted")
 	_ = w.pools.Delete(pool("a", 1))
-	w.respecify()
+	w.Writer.pools.Changed(nil, nil)
 	check("a is gone: once may be a slow watch")
 	check("a is gone", "10.0.0.1 Warning PoolGone")
 	check("it was told")
 	_ = w.pools.Add(pool("c", 3, "10.0.0.1"))
-	w.respecify()
+	w.Writer.pools.Changed(nil, nil)
 	check("another pool contains it", "c", "c Warning Exhausted")
 }
 
@@ -386,7 +392,7 @@ berth_pool_outside_addresses{a} 1
 berth_pool_outside_addresses{gone} 1`)
 	_ = w.pools.Delete(full)
 	_ = w.ips.Replace(nil, "")
-	w.respecify()
+	w.Writer.pools.Changed(nil, nil)
 	if err := w.round(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +414,7 @@ func BenchmarkRound(b *testing.B) {
 	}
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {
-			w.respecify()
+			w.Writer.pools.Changed(nil, nil)
 			w.written = map[string]written{}
 			if err := w.round(b.Context()); err != nil {
 				b.Fatal(err)

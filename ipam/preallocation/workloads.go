@@ -26,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/tombstone"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // Reasons of events on workloads.
@@ -34,16 +35,16 @@ const (
 	EventPreallocationFailed = "PreallocationFailed"
 )
 
-// Parts are what Workloads work with. The caller runs the informers, and nobody else
-// need know of the index that New adds to one.
+// Parts are what Workloads work with. The caller runs the view and the informers, and
+// nobody else need know of the index that New adds to one.
 type Parts struct {
 	Kube         kubernetes.Interface
 	Preallocator Preallocator
 	Recorder     event.Recorder
 	Metrics      *Metrics
 
-	FloatingIPs, Pools cache.SharedIndexInformer
-	Factory            informers.SharedInformerFactory
+	View    *view.View
+	Factory informers.SharedInformerFactory
 }
 
 // Workloads takes ahead the addresses of the fixed sets whose workloads ask for it:
@@ -62,7 +63,7 @@ type Workloads struct {
 	replicaSets appslisters.ReplicaSetLister
 	namespaces  corelisters.NamespaceLister
 	ips         cache.Indexer
-	pools       *Pools
+	pools       *pools.Source
 	synced      []cache.DoneChecker
 	queue       workqueue.TypedRateLimitingInterface[key]
 
@@ -114,14 +115,15 @@ func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
 		recorder: parts.Recorder, metrics: parts.Metrics,
 		deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(),
 		namespaces: parts.Factory.Core().V1().Namespaces().Lister(),
-		ips:        parts.FloatingIPs.GetIndexer(), pools: NewPools(parts.Pools.GetStore()),
+		ips:        parts.View.FloatingIPs.GetIndexer(), pools: parts.View.Pools,
+		synced: []cache.DoneChecker{parts.View.PoolsSynced},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[key](Interval, patience),
 			workqueue.TypedRateLimitingQueueConfig[key]{Name: "preallocation"}),
 		states: map[key]*state{},
 	}
 	w.taker = Taker{Preallocator: parts.Preallocator, Pools: w.pools.Snapshot, Clock: clock}
-	if err := parts.FloatingIPs.AddIndexers(cache.Indexers{byWorkload: workloadIndex}); err != nil {
+	if err := parts.View.FloatingIPs.AddIndexers(cache.Indexers{byWorkload: workloadIndex}); err != nil {
 		return nil, fmt.Errorf("index FloatingIPs by workload: %w", err)
 	}
 	for _, watched := range []struct {
@@ -130,8 +132,7 @@ func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
 	}{
 		{apps.Deployments().Informer(), func(before, after any) { w.workloadChanged(kindDeployment, before, after) }},
 		{apps.ReplicaSets().Informer(), func(before, after any) { w.workloadChanged(kindReplicaSet, before, after) }},
-		{parts.FloatingIPs, w.addressChanged},
-		{parts.Pools, w.poolChanged},
+		{parts.View.FloatingIPs, w.addressChanged},
 		{parts.Factory.Core().V1().Namespaces().Informer(), w.namespaceChanged},
 	} {
 		registration, err := watched.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -220,12 +221,6 @@ func (w *Workloads) which(is func(k key, s *state) bool) []key {
 	return keys
 }
 
-func (w *Workloads) poolChanged(before, after any) {
-	was, _ := before.(*v1alpha1.IPPool)
-	is, _ := after.(*v1alpha1.IPPool)
-	w.pools.Changed(was, is)
-}
-
 func (w *Workloads) namespaceChanged(before, after any) {
 	is, ok := after.(*v1.Namespace)
 	if !ok {
@@ -244,10 +239,10 @@ func (w *Workloads) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the caches of preallocation", w.synced...) {
 		return
 	}
-	w.pools.Compile()
+	poolsChanged := w.pools.Follow()
 	var group sync.WaitGroup
 	group.Go(func() {
-		w.pools.Follow(ctx, func() {
+		Follow(ctx, poolsChanged, func() {
 			for _, k := range w.which(func(key, *state) bool { return true }) {
 				w.queue.Add(k)
 			}

@@ -31,6 +31,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // world is Workloads on real informers, and the API server, the book of addresses and
@@ -58,11 +59,15 @@ func simulate(t *testing.T, test func(w *world)) {
 		}
 		w.pools.Add(pool("web", "10.0.0.0/24", "10.0.0.0/24"))
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		parts := Parts{
-			Kube: w.kube, Preallocator: w, Recorder: w, Metrics: NewMetrics(), Factory: factory,
-			FloatingIPs: cache.NewSharedIndexInformer(w.ips, &v1alpha1.FloatingIP{}, 0, cache.Indexers{}),
-			Pools:       cache.NewSharedIndexInformer(w.pools, &v1alpha1.IPPool{}, 0, cache.Indexers{}),
+		informer := func(source cache.ListerWatcher, example runtime.Object) cache.SharedIndexInformer {
+			return cache.NewSharedIndexInformer(source, example, 0, cache.Indexers{})
 		}
+		claims := fcache.NewFakeControllerSource()
+		seen, err := view.Of(informer(w.ips, &v1alpha1.FloatingIP{}), informer(w.pools, &v1alpha1.IPPool{}), informer(claims, &v1alpha1.IPClaim{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts := Parts{Kube: w.kube, Preallocator: w, Recorder: w, Metrics: NewMetrics(), View: seen, Factory: factory}
 		w.registry.CustomMustRegister(parts.Metrics)
 		workloads, err := newWorkloads(parts, clock.RealClock{})
 		if err != nil {
@@ -71,13 +76,13 @@ func simulate(t *testing.T, test func(w *world)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		factory.Start(ctx.Done())
-		group.Go(func() { parts.FloatingIPs.RunWithContext(ctx) })
-		group.Go(func() { parts.Pools.RunWithContext(ctx) })
+		group.Go(func() { seen.Run(ctx) })
 		group.Go(func() { workloads.Run(ctx) })
 		test(w)
 		cancel()
 		w.ips.Shutdown()
 		w.pools.Shutdown()
+		claims.Shutdown()
 		factory.Shutdown()
 		group.Wait()
 	})

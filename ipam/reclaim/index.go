@@ -31,8 +31,7 @@ const (
 	byPool = "coolingOfPool"
 )
 
-// Indexers are what a Reclaimer needs the FloatingIP informer to have.
-func Indexers() cache.Indexers {
+func indexers() cache.Indexers {
 	of := func(key func(spec *v1alpha1.FloatingIPSpec) string) cache.IndexFunc {
 		return func(object any) ([]string, error) {
 			if key := key(&object.(*v1alpha1.FloatingIP).Spec); key != "" {
@@ -85,7 +84,7 @@ func podKey(namespace, name string) string { return namespace + "/" + name }
 func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	objects, err := r.index.ByIndex(index, key)
 	if err != nil {
-		panic(fmt.Sprintf("the FloatingIP informer was made without reclaim.Indexers: %v", err))
+		panic(fmt.Sprintf("the FloatingIP informer has not the indexes of the reclaimer: %v", err))
 	}
 	list := make([]*v1alpha1.FloatingIP, len(objects))
 	for i, object := range objects {
@@ -129,16 +128,19 @@ func (r *Reclaimer) asked(ip *v1alpha1.FloatingIP) int64 {
 	return 0
 }
 
-// watch registers the event handlers.
+// watch adds the indexes and the event handlers.
 func (r *Reclaimer) watch(config Config) error {
 	apps, core := config.Factory.Apps().V1(), config.Factory.Core().V1()
+	if err := config.View.FloatingIPs.AddIndexers(indexers()); err != nil {
+		return fmt.Errorf("index FloatingIPs: %w", err)
+	}
 	for _, watched := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{config.FloatingIPs, r.noteDeletion(handler(r.addressChanged, nil))},
-		{config.Pools, handler(r.poolChanged, reconsider)},
-		{config.Claims, handler(r.workloadChanged("IPClaim"), reconsider)},
+		{config.View.FloatingIPs, r.noteDeletion(handler(r.addressChanged, nil))},
+		{config.View.IPPools, handler(r.poolChanged, reconsider)},
+		{config.View.IPClaims, handler(r.workloadChanged("IPClaim"), reconsider)},
 		{core.Pods().Informer(), r.noteEnd(handler(r.podChanged, podChanged))},
 		{core.Namespaces().Informer(), handler(r.namespaceChanged, madeAgain)},
 		{core.Nodes().Informer(), handler(r.nodeChanged, labelsChanged)},

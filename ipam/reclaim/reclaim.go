@@ -31,6 +31,7 @@ import (
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // Detacher tells the external assigner that an address leaves a node. It may be
@@ -42,14 +43,13 @@ type Detacher interface {
 	Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error
 }
 
-// Config is what a Reclaimer works with. The caller runs the informers.
+// Config is what a Reclaimer works with. The caller runs the view and the informers.
 type Config struct {
 	Kube     kubernetes.Interface
 	Berth    *client.Client
 	Dynamic  dynamic.Interface
 	Metadata metadata.Interface
-	// FloatingIPs must have Indexers.
-	FloatingIPs, Pools, Claims cache.SharedIndexInformer
+	View     *view.View
 	// Factory's informers should have the transform Slim.
 	Factory informers.SharedInformerFactory
 	// Detacher, Events and Metrics may be nil.
@@ -104,9 +104,9 @@ func New(config Config) (*Reclaimer, error) {
 	r := &Reclaimer{
 		kube:       config.Kube,
 		ips:        store.New(config.Berth.FloatingIPs),
-		index:      config.FloatingIPs.GetIndexer(),
+		index:      config.View.FloatingIPs.GetIndexer(),
 		pools:      config.Berth.IPPools,
-		poolsOf:    config.Pools.GetIndexer(),
+		poolsOf:    config.View.IPPools.GetIndexer(),
 		pods:       core.Pods().Lister(),
 		namespaces: core.Namespaces().Lister(),
 		detacher:   config.Detacher,
@@ -126,7 +126,7 @@ func New(config Config) (*Reclaimer, error) {
 		jobs:     config.Factory.Batch().V1().Jobs().Lister(),
 		cronJobs: config.Factory.Batch().V1().CronJobs().Lister(),
 		nodes:    core.Nodes().Lister(),
-		claims:   config.Claims.GetIndexer(),
+		claims:   config.View.IPClaims.GetIndexer(),
 		customs: customkind.NewReader(customkind.Config{
 			Discovery: config.Kube.Discovery(), Objects: config.Dynamic, Metadata: config.Metadata,
 			Slim: slimTemplate, IsPassing: isPassing, Refused: r.unfollowed,

@@ -21,6 +21,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // nobody is an API server that must not be asked.
@@ -43,12 +44,11 @@ func cached(t testing.TB, server http.HandlerFunc, ips []*v1alpha1.FloatingIP, c
 		t.Fatal(err)
 	}
 	factory := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(Slim))
-	config := Config{
-		Kube: kube, Berth: api, Factory: factory,
-		FloatingIPs: client.NewFloatingIPInformer(api.FloatingIPs, 0, Indexers()),
-		Pools:       client.NewIPPoolInformer(api.IPPools, 0), Claims: client.NewIPClaimInformer(api, 0),
+	seen, err := view.New(api, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
-	r, err := New(config)
+	r, err := New(Config{Kube: kube, Berth: api, View: seen, Factory: factory})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,12 +56,12 @@ func cached(t testing.TB, server http.HandlerFunc, ips []*v1alpha1.FloatingIP, c
 		t.Fatal(err)
 	}
 	for _, claim := range claims {
-		if err := config.Claims.GetIndexer().Add(claim); err != nil {
+		if err := seen.IPClaims.GetIndexer().Add(claim); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, ip := range ips {
-		if err := config.FloatingIPs.GetIndexer().Add(ip); err != nil {
+		if err := seen.FloatingIPs.GetIndexer().Add(ip); err != nil {
 			t.Fatal(err)
 		}
 	}

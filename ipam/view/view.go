@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package view is what a process sees of Berth's objects: one watch and one cache for
+// each kind, and one compilation of the pools, whoever in the process looks at them. It
+// writes nothing.
+//
+// Each event handler of an informer has its own goroutine: of one kind, all see the same
+// events in the same order, after the cache has them, but none knows how far another is.
+// So whoever acts on the cache must bear that the book of addresses, which is such a
+// handler, is a moment behind it, and the other way round.
+package view
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// View of Berth's objects. Whoever looks adds event handlers and indexes before Run.
+// Objects in the caches have no managed fields, and nobody modifies them.
+type View struct {
+	FloatingIPs, IPPools, IPClaims cache.SharedIndexInformer
+	// Pools are those of IPPools. They are complete when PoolsSynced is done.
+	Pools       *pools.Source
+	PoolsSynced cache.DoneChecker
+}
+
+// New returns a View of what api reads. Handlers of FloatingIPs are called anew for each
+// object every resync; 0: never.
+func New(api *client.Client, resync time.Duration) (*View, error) {
+	return Of(client.NewFloatingIPInformer(api.FloatingIPs, resync, cache.Indexers{}),
+		client.NewIPPoolInformer(api.IPPools, 0), client.NewIPClaimInformer(api, 0))
+}
+
+// Of returns a View of informers that do not run yet.
+func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error) {
+	v := &View{FloatingIPs: floatingIPs, IPPools: ipPools, IPClaims: ipClaims}
+	for _, informer := range v.informers() {
+		if err := informer.SetTransform(dropManagedFields); err != nil {
+			return nil, fmt.Errorf("set an informer's transform: %w", err)
+		}
+	}
+	v.Pools = pools.NewSource(func() []*v1alpha1.IPPool {
+		var objects []*v1alpha1.IPPool
+		for _, object := range ipPools.GetStore().List() {
+			objects = append(objects, object.(*v1alpha1.IPPool))
+		}
+		return objects
+	})
+	registration, err := ipPools.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { v.Pools.Changed(nil, object.(*v1alpha1.IPPool)) },
+		UpdateFunc: func(before, after any) { v.Pools.Changed(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) },
+		DeleteFunc: func(any) { v.Pools.Changed(nil, nil) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("add an event handler: %w", err)
+	}
+	v.PoolsSynced = registration.HasSyncedChecker()
+	return v, nil
+}
+
+func (v *View) informers() []cache.SharedIndexInformer {
+	return []cache.SharedIndexInformer{v.FloatingIPs, v.IPPools, v.IPClaims}
+}
+
+func dropManagedFields(object any) (any, error) {
+	if accessor, err := meta.Accessor(object); err == nil {
+		accessor.SetManagedFields(nil)
+	}
+	return object, nil
+}
+
+// Run follows the API server until ctx ends. It blocks.
+func (v *View) Run(ctx context.Context) {
+	var group sync.WaitGroup
+	for _, informer := range v.informers() {
+		group.Go(func() { informer.RunWithContext(ctx) })
+	}
+	group.Wait()
+}
