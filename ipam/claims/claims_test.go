@@ -384,6 +384,35 @@ func TestPreallocateFails(t *testing.T) {
 	})
 }
 
+// A claim that the watch still has, as that of a new leader may, gets nothing when it is
+// gone or smaller.
+func TestPreallocateForWhatWas(t *testing.T) {
+	const key = namespace + "/a"
+	for name, change := range map[string]func(w *world){
+		"gone": func(w *world) { delete(w.claims.now, key) },
+		"made again": func(w *world) {
+			w.claims.now[key] = w.claims.now[key].DeepCopy()
+			w.claims.now[key].UID = "another"
+		},
+		"smaller": func(w *world) {
+			w.claims.now[key] = w.claims.now[key].DeepCopy()
+			w.claims.now[key].Generation++
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, func(w *world) {
+				w.create(newClaim("a", 2, preallocating()))
+				w.pass(5 * time.Second)
+				w.change(func() { change(w); w.free = addresses(0, 9) })
+				w.pass(5 * time.Minute)
+				if got := w.owned(); got != nil {
+					t.Errorf("it has %q", got)
+				}
+			})
+		})
+	}
+}
+
 // At the cap of its namespace a claim waits for what that gives back, rests it or
 // not.
 func TestPreallocateAtCap(t *testing.T) {

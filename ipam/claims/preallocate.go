@@ -23,8 +23,17 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 		s.progress.Wait()
 		return invalid(err), 0, nil
 	}
+	short := false
 	for i := range goal.Wants {
-		goal.Wants[i].Request.NamespaceMeta = namespace
+		want := &goal.Wants[i]
+		want.Request.NamespaceMeta = namespace
+		short = short || want.Has < want.Size
+	}
+	if short {
+		// Addresses with the policy Never would stay for a claim that is gone, or smaller.
+		if err := c.stillThere(ctx, claim); err != nil {
+			return nil, 0, err
+		}
 	}
 	taker := preallocation.Taker{Preallocator: c.preallocator, Pools: c.pools.Snapshot, Clock: c.clock}
 	wrong, again := s.progress.Take(ctx, taker, goal, t.ownCount())
