@@ -82,13 +82,10 @@ const (
 	forgetAfter = 15 * time.Minute
 )
 
-// newCustomSets makes them of clients for config. changed is told of workloads that were
-// read, and must not block.
-func newCustomSets(config *rest.Config, changed func(owner ipam.Owner)) (*customSets, error) {
-	watching := rest.CopyConfig(config)
-	// The scheduler's own requests do not wait for these.
-	watching.QPS, watching.Burst, watching.RateLimiter = 50, 100, nil
-	reading := rest.CopyConfig(watching)
+// newCustomSets makes them of clients for config, which read, and of one that watches.
+// changed is told of workloads that were read, and must not block.
+func newCustomSets(config *rest.Config, watching metadata.Interface, changed func(owner ipam.Owner)) (*customSets, error) {
+	reading := rest.CopyConfig(config)
 	reading.Timeout = readTimeout
 	discover, err := discovery.NewDiscoveryClientForConfig(reading)
 	if err != nil {
@@ -98,13 +95,9 @@ func newCustomSets(config *rest.Config, changed func(owner ipam.Owner)) (*custom
 	if err != nil {
 		return nil, fmt.Errorf("make a client for custom kinds: %w", err)
 	}
-	meta, err := metadata.NewForConfig(watching)
-	if err != nil {
-		return nil, fmt.Errorf("make a client of metadata: %w", err)
-	}
 	s := customSetsOf(nil, changed, clock.RealClock{})
 	s.reader = customkind.NewReader(customkind.Config{
-		Discovery: discover, Objects: objects, Metadata: meta, ScalableOnly: true,
+		Discovery: discover, Objects: objects, Metadata: watching, ScalableOnly: true,
 		Changed: func(_ string, workload metav1.Object) { s.noticed(workload) },
 		Refused: func(ctx context.Context, err *customkind.ForbiddenError) {
 			klog.FromContext(ctx).V(2).Info("A kind of workload may not be watched, so its workloads are read again now and then", "reason", err.Error())

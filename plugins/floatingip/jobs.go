@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -22,11 +21,7 @@ type jobs struct {
 	informer cache.SharedIndexInformer
 }
 
-func newJobs(config *rest.Config) (*jobs, error) {
-	client, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make a client of metadata: %w", err)
-	}
+func newJobs(client metadata.Interface) (*jobs, error) {
 	informer := metadatainformer.NewFilteredMetadataInformer(client, batchv1.SchemeGroupVersion.WithResource("jobs"), metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	if err := informer.SetTransform(controllerOnly); err != nil {
 		return nil, fmt.Errorf("keep Jobs small: %w", err)

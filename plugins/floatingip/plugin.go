@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -153,7 +154,14 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
-	jobs, err := newJobs(handle.KubeConfig())
+	apart := rest.CopyConfig(handle.KubeConfig())
+	// The scheduler's own requests do not wait for those about workloads.
+	apart.QPS, apart.Burst, apart.RateLimiter = 50, 100, nil
+	headers, err := metadata.NewForConfig(apart)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of metadata: %w", err)
+	}
+	jobs, err := newJobs(headers)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +171,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		args: args, book: book, nodes: &nodes{}, pods: pods, jobs: jobs,
 		waiting: newWaiting(handle, book, pods.isPending, clock.RealClock{}),
 	}
-	customs, err := newCustomSets(handle.KubeConfig(), shared.ownerChanged)
+	customs, err := newCustomSets(apart, headers, shared.ownerChanged)
 	if err != nil {
 		return nil, err
 	}
