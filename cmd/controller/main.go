@@ -233,11 +233,12 @@ func (w *work) isReady(context.Context) error {
 }
 
 // lead writes until ctx ends. What a new leader sees may be older than what the last one
-// wrote. No address goes wrong by that: a FloatingIP is created under a name that only
-// one can have, and changed and deleted only as the one and the version that was seen;
-// that a pod or a workload is gone, or that a claim is as it was seen, the API server is
-// asked itself. A status has the UID of its object; counts that are old in it, or
-// addresses that a claim has beyond its size, are set right when the watch brings them.
+// wrote, and no address goes wrong by that. A FloatingIP is created under a name that
+// only one can have, and changed and deleted only as it was seen, by UID and resource
+// version. Whether a pod or a workload is gone, and a claim or a workload for which
+// addresses are taken is as it was seen, the API server itself is asked. A status is
+// written by the UID of its object; counts in it that are old, and addresses beyond the
+// size of a claim or a set, are put right when the watch brings what was missing.
 func (w *work) lead(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { w.status.Run(ctx) })

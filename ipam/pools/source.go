@@ -82,7 +82,8 @@ func (s *Source) Snapshot() *Snapshot {
 func (s *Source) Look() ([]*v1alpha1.IPPool, *Snapshot) {
 	s.compiling.Lock()
 	defer s.compiling.Unlock()
-	return s.look(), s.snapshot
+	objects := s.look()
+	return objects, s.snapshot
 }
 
 func (s *Source) look() []*v1alpha1.IPPool {
