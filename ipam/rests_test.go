@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,19 +17,26 @@ func TestRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var short atomic.Int64
 		short.Store(int64(time.Minute))
+		var mu sync.Mutex
 		var over []string
 		r := newRests(func(pool string) time.Duration {
 			if pool == "short" {
 				return time.Duration(short.Load())
 			}
 			return 10 * time.Minute
-		}, func(addr netip.Addr) { over = append(over, addr.String()) })
+		}, func(addr netip.Addr) {
+			mu.Lock()
+			defer mu.Unlock()
+			over = append(over, addr.String())
+		})
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go r.run(ctx)
 		expect := func(want ...string) {
 			t.Helper()
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			if !slices.Equal(over, want) {
 				t.Fatalf("over are %v, want %v", over, want)
 			}

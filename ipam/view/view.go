@@ -72,7 +72,8 @@ func (v *View) informers() []cache.SharedIndexInformer {
 }
 
 func dropManagedFields(object any) (any, error) {
-	if accessor, err := meta.Accessor(object); err == nil {
+	// An object that has none may be in use already, and is not written.
+	if accessor, err := meta.Accessor(object); err == nil && accessor.GetManagedFields() != nil {
 		accessor.SetManagedFields(nil)
 	}
 	return object, nil
