@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -215,13 +214,8 @@ func (b *bench) requests(ctx context.Context) error {
 
 // build compiles Berth's programs, as make build does.
 func (b *bench) build(ctx context.Context) (programs.Options, error) {
-	for _, name := range []string{"scheduler", "controller"} {
-		command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(b.dir, "berth-"+name), "./cmd/"+name)
-		command.Dir = b.root
-		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-		if output, err := command.CombinedOutput(); err != nil {
-			return programs.Options{}, fmt.Errorf("build berth-%s: %w\n%s", name, err, output)
-		}
+	if err := deploy.Compile(ctx, b.dir, []string{"berth-scheduler", "berth-controller"}); err != nil {
+		return programs.Options{}, err
 	}
-	return programs.Options{Root: b.root, Programs: b.dir, Out: b.out, Nodes: b.programNodes, Pods: b.programPods}, nil
+	return programs.Options{Programs: b.dir, Out: b.out, Nodes: b.programNodes, Pods: b.programPods}, nil
 }

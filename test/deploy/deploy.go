@@ -2,7 +2,9 @@
 
 // Package deploy puts Berth onto a lab the way its users put it onto their
 // clusters: it builds the programs and their images, loads these into the nodes
-// instead of pushing them to a registry, and applies manifests/ with kubectl.
+// instead of pushing them to a registry, and applies manifests/ with kubectl. For
+// tests that have an API server only it compiles single programs and applies what
+// they need of manifests/.
 package deploy
 
 import (
@@ -14,27 +16,34 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// image is one of Berth's images: files at the root, of which the first is what
+// packages are those of Berth's programs.
+var packages = map[string]string{
+	"berth-scheduler":  "./cmd/scheduler",
+	"berth-controller": "./cmd/controller",
+	"berth-agent":      "./cmd/agent",
+	"berth-cni":        "./cni/shim",
+	"berth-veth":       "./cni/veth",
+	"kubectl-berth":    "./cmd/kubectl-berth",
+}
+
+// image is one of Berth's images: programs at the root, of which the first is what
 // it runs.
 type image struct {
 	name     string
-	programs []program
+	programs []string
 }
 
-type program struct{ name, pkg string }
-
-func images() []image {
-	return []image{
-		{"berth-scheduler", []program{{"berth-scheduler", "./cmd/scheduler"}}},
-		{"berth-controller", []program{{"berth-controller", "./cmd/controller"}}},
-		{"berth-agent", []program{{"berth-agent", "./cmd/agent"}, {"berth-cni", "./cni/shim"}, {"berth-veth", "./cni/veth"}}},
-	}
+var images = []image{
+	{"berth-scheduler", []string{"berth-scheduler"}},
+	{"berth-controller", []string{"berth-controller"}},
+	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth"}},
 }
 
 // registry and tag are how manifests/ name the images.
@@ -70,21 +79,35 @@ func Root() (string, error) {
 	return "", errors.New("find the repository: the working directory is not in it")
 }
 
-// Build compiles Berth's programs into the repository's bin folder.
+// Build compiles the programs of Berth's images into the repository's bin folder.
 func Build(ctx context.Context, progress io.Writer) error {
 	root, err := Root()
 	if err != nil {
 		return err
 	}
-	for _, image := range images() {
-		for _, program := range image.programs {
-			command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join("bin", program.name), program.pkg)
-			command.Dir = root
-			command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-			if output, err := command.CombinedOutput(); err != nil {
-				return fmt.Errorf("build %s: %w\n%s", program.name, err, output)
-			}
-			fmt.Fprintf(progress, "built %s\n", program.name)
+	for _, image := range images {
+		if err := Compile(ctx, filepath.Join(root, "bin"), image.programs); err != nil {
+			return err
+		}
+		fmt.Fprintf(progress, "built %s\n", strings.Join(image.programs, ", "))
+	}
+	return nil
+}
+
+// Compile compiles programs of Berth into a folder as they ship, but for flags of go
+// build that are added.
+func Compile(ctx context.Context, dir string, programs []string, flags ...string) error {
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	for _, name := range programs {
+		args := slices.Concat([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, name)}, flags, []string{packages[name]})
+		command := exec.CommandContext(ctx, "go", args...)
+		command.Dir = root
+		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		if output, err := command.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w\n%s", name, err, output)
 		}
 	}
 	return nil
@@ -98,12 +121,12 @@ func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error 
 		return err
 	}
 	var archives []string
-	for _, image := range images() {
+	for _, image := range images {
 		files := map[string]string{}
 		for _, program := range image.programs {
-			files["/"+program.name] = filepath.Join(root, "bin", program.name)
+			files["/"+program] = filepath.Join(root, "bin", program)
 		}
-		archive, err := cluster.BuildImage(registry+image.name+tag, files, lab.ImageConfig{Entrypoint: []string{"/" + image.programs[0].name}})
+		archive, err := cluster.BuildImage(registry+image.name+tag, files, lab.ImageConfig{Entrypoint: []string{"/" + image.programs[0]}})
 		if err != nil {
 			return err
 		}

@@ -7,18 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 )
 
@@ -60,7 +58,7 @@ func newEnv(ctx context.Context) (e *env, stop func() error, err error) {
 	if e.bin, err = os.MkdirTemp("", "berth-bin-"); err != nil {
 		return nil, nil, err
 	}
-	if err := buildPrograms(e.bin); err != nil {
+	if err := buildPrograms(ctx, e.bin); err != nil {
 		return nil, nil, errors.Join(err, os.RemoveAll(e.bin))
 	}
 	if e.cp, err = lab.StartControlPlane(ctx, lab.ControlPlaneOptions{}); err != nil {
@@ -93,14 +91,9 @@ func newEnv(ctx context.Context) (e *env, stop func() error, err error) {
 
 // buildPrograms builds ours with fault points; the upstream plugins come from
 // the lab.
-func buildPrograms(dir string) error {
-	for name, pkg := range map[string]string{"berth-agent": "./cmd/agent", "berth-cni": "./cni/shim", "berth-veth": "./cni/veth"} {
-		cmd := exec.Command("go", "build", "-tags", "faultpoints", "-o", filepath.Join(dir, name), pkg)
-		cmd.Dir = "../.."
-		cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("build %s: %w\n%s", name, err, out)
-		}
+func buildPrograms(ctx context.Context, dir string) error {
+	if err := deploy.Compile(ctx, dir, []string{"berth-agent", "berth-cni", "berth-veth"}, "-tags=faultpoints"); err != nil {
+		return err
 	}
 	upstream, err := lab.BinDir()
 	if err != nil {
@@ -116,21 +109,13 @@ func buildPrograms(dir string) error {
 
 func applyCRDs(ctx context.Context, c dynamic.Interface) error {
 	crds := c.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
-	files, err := filepath.Glob("../../manifests/crd/*.yaml")
-	if err != nil || len(files) == 0 {
-		return errors.Join(errors.New("find the CRDs"), err)
+	objects, err := deploy.Manifests("crd")
+	if err != nil {
+		return err
 	}
-	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		var obj unstructured.Unstructured
-		if err := yaml.Unmarshal(raw, &obj.Object); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		if _, err := crds.Create(ctx, &obj, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+	for _, object := range objects {
+		if _, err := crds.Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("%s: %w", object.GetName(), err)
 		}
 	}
 	return nil

@@ -37,7 +37,6 @@ import (
 	"github.com/berth-dev/berth/plugins/floatingip"
 	"github.com/berth-dev/berth/test/bench/load"
 	"github.com/berth-dev/berth/test/bench/measure"
-	"github.com/berth-dev/berth/test/deploy"
 )
 
 func TestMain(m *testing.M) {
@@ -57,7 +56,6 @@ const (
 
 // settings come from the environment.
 type settings struct {
-	root  string
 	out   string   // BENCH_OUT: folder for results and profiles
 	nodes int      // BENCH_NODES
 	pods  int      // BENCH_PODS
@@ -66,11 +64,10 @@ type settings struct {
 
 func settingsOf(b *testing.B) settings {
 	s := settings{out: os.Getenv("BENCH_OUT"), turns: strings.Fields(cmp.Or(os.Getenv("BENCH_TURNS"), "1-a 1-b 1-c 1-d"))}
-	var rootErr, nodesErr, podsErr error
-	s.root, rootErr = deploy.Root()
+	var nodesErr, podsErr error
 	s.nodes, nodesErr = strconv.Atoi(cmp.Or(os.Getenv("BENCH_NODES"), "500"))
 	s.pods, podsErr = strconv.Atoi(cmp.Or(os.Getenv("BENCH_PODS"), "1000"))
-	if err := errors.Join(rootErr, nodesErr, podsErr); err != nil {
+	if err := errors.Join(nodesErr, podsErr); err != nil {
 		b.Fatal(err)
 	}
 	if s.out == "" {
@@ -148,7 +145,7 @@ func (s settings) workloads(b *testing.B) string {
 		if err != nil {
 			b.Fatal(err)
 		}
-		profile, err := load.SchedulerConfig(s.root, "default-scheduler", c.Berth, "")
+		profile, err := load.SchedulerConfig("default-scheduler", c.Berth, "")
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -189,11 +186,7 @@ func (s settings) warmPods() int { return max(s.pods/10, 100) }
 // plugin makes Berth's plugin for one scheduler, on an API server that has just
 // been started, and which gets Berth's API first.
 func (s settings) plugin(ctx context.Context, args apiruntime.Object, handle fwk.Handle) (fwk.Plugin, error) {
-	files, err := load.API(s.root)
-	if err != nil {
-		return nil, err
-	}
-	if err := load.Apply(ctx, handle.KubeConfig(), s.root, files); err != nil {
+	if err := load.Apply(ctx, handle.KubeConfig(), "crd", "admission"); err != nil {
 		return nil, err
 	}
 	return floatingip.NewFactory().New(ctx, args, handle)
@@ -206,11 +199,7 @@ func (s settings) follow(t ktesting.TContext, done func(*measure.Run) error) err
 	if err != nil {
 		return err
 	}
-	files, err := load.API(s.root)
-	if err != nil {
-		return err
-	}
-	if err := load.Apply(t, t.RESTConfig(), s.root, files); err != nil {
+	if err := load.Apply(t, t.RESTConfig(), "crd", "admission"); err != nil {
 		return err
 	}
 	if c.Pools != nil {

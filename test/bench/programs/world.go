@@ -7,12 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,12 +24,11 @@ import (
 	"github.com/berth-dev/berth/test/bench/load"
 	"github.com/berth-dev/berth/test/bench/measure"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation/program"
 )
 
 // Options say where things are and how large a run is.
 type Options struct {
-	// Root of the repository.
-	Root string
 	// Programs has berth-scheduler and berth-controller.
 	Programs string
 	// Out gets CPU profiles and logs.
@@ -91,11 +87,7 @@ func (w *world) prepare(ctx context.Context) (err error) {
 	if w.kube, err = kubernetes.NewForConfig(protobuf); err != nil {
 		return err
 	}
-	files, err := load.Everything(w.Root)
-	if err != nil {
-		return err
-	}
-	if err := load.Apply(ctx, w.config, w.Root, files); err != nil {
+	if err := load.Apply(ctx, w.config); err != nil {
 		return err
 	}
 	// Both schedulers are the same user, who may what Berth's may.
@@ -120,7 +112,7 @@ func (w *world) prepare(ctx context.Context) (err error) {
 // stop ends everything and removes its files.
 func (w *world) stop() error {
 	for _, p := range w.processes {
-		p.end()
+		p.Kill()
 	}
 	return errors.Join(w.cp.Stop(), os.RemoveAll(w.dir))
 }
@@ -145,42 +137,27 @@ func (w *world) createPods(ctx context.Context, namespace string, n int, pod fun
 
 // process is a program that runs, and serves its metrics.
 type process struct {
-	name   string
+	*program.Process
 	url    string
 	client *http.Client
-	ended  chan struct{}
-	kill   func()
 	log    string
 }
 
-// start runs a program until end or the end of this process.
-func (w *world) start(path, url string, client *http.Client, args ...string) (*process, error) {
-	name := filepath.Base(path)
-	log, err := os.CreateTemp(w.dir, name+"-*.log")
+// start runs a program, which is asked at an address, until Kill or the end of this
+// process.
+func (w *world) start(path, address string, client *http.Client, args ...string) (*process, error) {
+	log, err := os.CreateTemp(w.dir, filepath.Base(path)+"-*.log")
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	command := exec.Command(path, args...)
-	command.Stdout, command.Stderr = log, log
-	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := command.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
+	running, err := program.Start(log, path, append(args, program.ServeAt(address)...)...)
+	if err != nil {
+		return nil, err
 	}
-	p := &process{name: name, url: url, client: client, ended: make(chan struct{}), log: log.Name(), kill: func() {
-		_ = command.Process.Kill() // it may have ended by itself
-	}}
-	go func() {
-		defer close(p.ended)
-		_ = command.Wait() // killed, or it says why in its log
-	}()
+	p := &process{Process: running, url: "https://" + address, client: client, log: log.Name()}
 	w.processes = append(w.processes, p)
 	return p, nil
-}
-
-func (p *process) end() {
-	p.kill()
-	<-p.ended
 }
 
 // ready waits until the program says that it is.
@@ -193,11 +170,10 @@ func (p *process) ready(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case <-p.ended:
-			text, _ := os.ReadFile(p.log) // empty if it cannot be read
-			return fmt.Errorf("%s ended:\n%s", p.name, text[max(0, len(text)-4000):])
+		case <-p.Ended():
+			return fmt.Errorf("%s ended:\n%s", p.Name(), program.Tail(p.log, 60))
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w: %w", p.name, ctx.Err(), err)
+			return fmt.Errorf("wait for %s: %w: %w", p.Name(), ctx.Err(), err)
 		case <-ticker.C:
 		}
 	}
@@ -217,7 +193,7 @@ func (p *process) get(ctx context.Context, path string, to io.Writer) error {
 		return err
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s%s: %s", p.name, path, response.Status)
+		return fmt.Errorf("%s%s: %s", p.Name(), path, response.Status)
 	}
 	return nil
 }
@@ -253,7 +229,7 @@ func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
 		path = filepath.Join(bin, "kube-scheduler")
 	}
 	kubeconfig := filepath.Join(w.cp.Dir(), "scheduler.kubeconfig")
-	text, err := load.SchedulerConfig(w.Root, profile, berth, kubeconfig)
+	text, err := load.SchedulerConfig(profile, berth, kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +237,7 @@ func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
 	if err := os.WriteFile(config, text, 0o600); err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	address, err := program.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -269,8 +245,7 @@ func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := w.start(path, fmt.Sprintf("https://127.0.0.1:%d", port), admin,
-		"--config="+config, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--v=2", "--cert-dir="+w.dir,
+	p, err := w.start(path, address, admin, "--config="+config, "--v=2", "--cert-dir="+w.dir,
 		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
 	if err != nil {
 		return nil, err
@@ -292,7 +267,7 @@ func (w *world) controller(ctx context.Context) (*process, error) {
 	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	address, err := program.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -300,19 +275,9 @@ func (w *world) controller(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := w.start(filepath.Join(w.Programs, "berth-controller"), fmt.Sprintf("https://127.0.0.1:%d", port), admin,
-		"--kubeconfig="+kubeconfig, "--leader-elect=false", "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--v=2")
+	p, err := w.start(filepath.Join(w.Programs, "berth-controller"), address, admin, "--kubeconfig="+kubeconfig, "--leader-elect=false", "--v=2")
 	if err != nil {
 		return nil, err
 	}
 	return p, p.ready(ctx)
-}
-
-func freePort() (int, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
 }
