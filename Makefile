@@ -47,10 +47,10 @@ test-race: ## The same under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...
 
 test-api: lab build ## Scheduler and controller on a real API server.
-	cd test && $(GOTEST) -parallel 4 ./assigner/... ./scheduler/... # which wait more than they compute
+	cd test && $(GOTEST) -p 2 -parallel 2 ./assigner/... ./simulation/... ./scheduler/... # four API servers at once: they wait more than they compute
 
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
-	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/
+	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
 
 test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of what comes of it.
 	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTEST) -count=1 ./chaos/...

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -17,10 +18,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/test/chaos/interfere"
+	"github.com/berth-dev/berth/test/simulation/kubelet"
+	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
 var everything = labels.Everything()
@@ -29,7 +30,6 @@ var everything = labels.Everything()
 // and on what it drew before, never on what the cluster made of it.
 type driver struct {
 	w         *world
-	api       dynamic.Interface
 	random    *rand.Rand
 	workloads []*workload
 	pools     []*pool
@@ -130,8 +130,8 @@ func (d *driver) run(round, steps int) error {
 			d.w.say("  %v", err)
 		}
 		select {
-		case <-d.w.ctx.Done():
-			return d.w.ctx.Err()
+		case <-d.w.Ctx.Done():
+			return d.w.Ctx.Err()
 		case <-time.After(pause):
 		}
 	}
@@ -147,8 +147,8 @@ func (d *driver) settle() error {
 	d.later.Wait()
 	d.w.programs.calm()
 	d.w.network.set(networkFaults{})
-	for _, name := range d.w.kubelet.lostNodes() {
-		d.w.kubelet.back(name)
+	for _, name := range d.w.Kubelets.Lost() {
+		d.w.Kubelets.Back(name)
 	}
 	return d.mendPools()
 }
@@ -160,7 +160,7 @@ func (d *driver) after(delay time.Duration, do func()) {
 		select {
 		case <-time.After(delay):
 		case <-calm:
-		case <-d.w.ctx.Done():
+		case <-d.w.Ctx.Done():
 		}
 		do()
 	})
@@ -318,7 +318,7 @@ func (d *driver) scaleTo(replicas int) *action {
 }
 
 func (d *driver) patch(wl *workload, patch string) error {
-	_, err := d.api.Resource(wl.resource()).Namespace(wl.namespace).Patch(d.w.ctx, wl.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := d.w.Dynamic.Resource(wl.resource()).Namespace(wl.namespace).Patch(d.w.Ctx, wl.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	return err
 }
 
@@ -348,7 +348,7 @@ func (d *driver) deleteWorkload() *action {
 // delete deletes a workload. What orphans leave behind is deleted when the round
 // is over.
 func (d *driver) delete(wl *workload, how metav1.DeletionPropagation) error {
-	return d.api.Resource(wl.resource()).Namespace(wl.namespace).Delete(d.w.ctx, wl.name, metav1.DeleteOptions{PropagationPolicy: &how})
+	return d.w.Dynamic.Resource(wl.resource()).Namespace(wl.namespace).Delete(d.w.Ctx, wl.name, metav1.DeleteOptions{PropagationPolicy: &how})
 }
 
 func (d *driver) recreateWorkload() *action {
@@ -389,46 +389,46 @@ func (d *driver) endPods(how string, end func(*v1.Pod) error) *action {
 
 // podsOf returns the pods of a workload that are there, by name.
 func (d *driver) podsOf(wl *workload) []*v1.Pod {
-	pods, _ := d.w.kubelet.pods.Pods(wl.namespace).List(labels.SelectorFromSet(wl.labels()))
+	pods, _ := d.w.Kubelets.Pods.Pods(wl.namespace).List(labels.SelectorFromSet(wl.labels()))
 	slices.SortFunc(pods, func(a, b *v1.Pod) int { return cmp.Compare(a.Name, b.Name) })
 	return pods
 }
 
 func (d *driver) deletePod(pod *v1.Pod) error {
-	return d.w.kube.CoreV1().Pods(pod.Namespace).Delete(d.w.ctx, pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
+	return d.w.Kube.CoreV1().Pods(pod.Namespace).Delete(d.w.Ctx, pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
 }
 
 func (d *driver) deletePodAtOnce(pod *v1.Pod) error {
-	return d.w.kube.CoreV1().Pods(pod.Namespace).Delete(d.w.ctx, pod.Name, metav1.DeleteOptions{
+	return d.w.Kube.CoreV1().Pods(pod.Namespace).Delete(d.w.Ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
 	})
 }
 
 func (d *driver) evictPod(pod *v1.Pod) error {
-	return d.w.kube.CoreV1().Pods(pod.Namespace).EvictV1(d.w.ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}})
+	return d.w.Kube.CoreV1().Pods(pod.Namespace).EvictV1(d.w.Ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}})
 }
 
 // failPod is what a kubelet does that runs out of memory.
 func (d *driver) failPod(pod *v1.Pod) error {
-	if pod.Spec.NodeName == "" || finished(pod) || metav1.GetControllerOf(pod) != nil && metav1.GetControllerOf(pod).Kind == daemonSet {
+	if pod.Spec.NodeName == "" || kubelet.Finished(pod) || metav1.GetControllerOf(pod) != nil && metav1.GetControllerOf(pod).Kind == daemonSet {
 		return nil // the controller of DaemonSets waits long after failures
 	}
-	return d.w.setPhase(pod, v1.PodFailed, "Evicted")
+	return kubelet.SetPhase(d.w.Ctx, d.w.Kube, pod, v1.PodFailed, "Evicted")
 }
 
 func (d *driver) finishPod(pod *v1.Pod) error {
 	controller := metav1.GetControllerOf(pod)
-	if pod.Spec.NodeName == "" || finished(pod) || controller != nil && controller.Kind != job {
+	if pod.Spec.NodeName == "" || kubelet.Finished(pod) || controller != nil && controller.Kind != job {
 		return nil
 	}
-	return d.w.setPhase(pod, v1.PodSucceeded, "")
+	return kubelet.SetPhase(d.w.Ctx, d.w.Kube, pod, v1.PodSucceeded, "")
 }
 
 func (d *driver) loseNode() *action {
 	name := nodeName(d.random.IntN(d.w.settings.nodes))
 	return &action{"lose " + name, func(*rand.Rand) error {
-		if len(d.w.kubelet.lostNodes()) < d.w.settings.nodes/3 {
-			d.w.kubelet.lose(name)
+		if len(d.w.Kubelets.Lost()) < d.w.settings.nodes/3 {
+			d.w.Kubelets.Lose(name)
 		}
 		return nil
 	}}
@@ -438,9 +438,9 @@ func (d *driver) loseNode() *action {
 // knows that they are off.
 func (d *driver) fenceNode() *action {
 	return &action{"fence all lost nodes", func(*rand.Rand) error {
-		pods, _ := d.w.kubelet.pods.List(everything)
+		pods, _ := d.w.Kubelets.Pods.List(everything)
 		for _, pod := range pods {
-			if d.w.kubelet.isLost(pod.Spec.NodeName) {
+			if d.w.Kubelets.IsLost(pod.Spec.NodeName) {
 				if err := d.deletePodAtOnce(pod); err != nil && !expected(err) {
 					return err
 				}
@@ -453,17 +453,17 @@ func (d *driver) fenceNode() *action {
 func (d *driver) returnNode() *action {
 	name := nodeName(d.random.IntN(d.w.settings.nodes))
 	return &action{"return " + name, func(*rand.Rand) error {
-		d.w.kubelet.back(name)
+		d.w.Kubelets.Back(name)
 		return nil
 	}}
 }
 
-func (d *driver) program() *program { return pick(d.random, d.w.programs.all) }
+func (d *driver) program() *restarted { return pick(d.random, d.w.programs.all) }
 
 func (d *driver) killProgram() *action {
 	p := d.program()
 	return &action{"kill " + p.name, func(*rand.Rand) error {
-		p.kill()
+		p.signal(syscall.SIGKILL)
 		return nil
 	}}
 }
@@ -473,7 +473,7 @@ func (d *driver) pauseProgram() *action {
 	p := d.program()
 	pause := time.Duration(200+d.random.IntN(6000)) * time.Millisecond
 	return &action{fmt.Sprintf("pause %s for %s", p.name, pause), func(*rand.Rand) error {
-		p.pause()
+		p.signal(syscall.SIGSTOP)
 		d.after(pause, p.resume)
 		return nil
 	}}
@@ -500,11 +500,11 @@ func (d *driver) holdWatch() *action {
 func (d *driver) faults() *action {
 	p := d.program()
 	level := func() float64 { return []float64{0, 0.02, 0.1, 0.3}[d.random.IntN(4)] }
-	f := interfere.Faults{Conflict: level(), Error: level(), Lost: level(), Late: level(), Delay: time.Duration(d.random.IntN(4000)) * time.Millisecond}
+	f := proxy.Faults{Conflict: level(), Error: level(), Lost: level(), Late: level(), Delay: time.Duration(d.random.IntN(4000)) * time.Millisecond}
 	while := time.Duration(1000+d.random.IntN(5000)) * time.Millisecond
 	return &action{fmt.Sprintf("faults for %s, for %s: conflict %.2f, error %.2f, lost %.2f, late %.2f by %s", p.name, while, f.Conflict, f.Error, f.Lost, f.Late, f.Delay), func(*rand.Rand) error {
 		p.proxy.Set(f)
-		d.after(while, func() { p.proxy.Set(interfere.Faults{}) })
+		d.after(while, func() { p.proxy.Set(proxy.Faults{}) })
 		return nil
 	}}
 }

@@ -115,7 +115,7 @@ func (d *driver) readdress() *action {
 // readdressPod leaves a pod alone that is not yet bound: it may be bound with what
 // it said a moment ago.
 func (d *driver) readdressPod(wl *workload, annotations map[string]any) error {
-	pod, err := d.w.kubelet.pods.Pods(wl.namespace).Get(wl.name)
+	pod, err := d.w.Kubelets.Pods.Pods(wl.namespace).Get(wl.name)
 	if err != nil || pod.Spec.NodeName == "" {
 		return err
 	}
@@ -124,7 +124,7 @@ func (d *driver) readdressPod(wl *workload, annotations map[string]any) error {
 	if err != nil {
 		return err
 	}
-	_, err = d.w.kube.CoreV1().Pods(wl.namespace).Patch(d.w.ctx, wl.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = d.w.Kube.CoreV1().Pods(wl.namespace).Patch(d.w.Ctx, wl.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 

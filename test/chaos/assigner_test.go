@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 	"github.com/berth-dev/berth/test/assigner"
+	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
 // network is what the external assigner moves addresses in, and a witness: for
@@ -59,27 +58,12 @@ type attachment struct {
 
 // startAssigner starts the server. It ends with the test.
 func (w *world) startAssigner() {
-	w.t.Helper()
-	dir, err := os.MkdirTemp("", "berth-assigner-")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	endpoint := assigner.Endpoint{Listen: "unix://" + filepath.Join(dir, "socket")}
-	listener, err := endpoint.Listener(w.ctx)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	w.T.Helper()
 	w.network = &network{
 		Memory: assigner.NewMemory(), w: w, random: rand.New(rand.NewPCG(w.seed, 1<<32)),
 		last: map[netip.Addr]attachment{}, count: map[string]int{}, calm: make(chan struct{}),
 	}
-	w.assignerAddress = endpoint.Listen
-	go func() {
-		if err := endpoint.Serve(w.ctx, listener, assigner.NewServer(w.network)); err != nil && w.ctx.Err() == nil {
-			w.violation("the external assigner ended: %v", err)
-		}
-	}()
+	w.assignerAddress = w.Assigner(assigner.NewServer(w.network))
 }
 
 // set makes faults happen from now on; the zero networkFaults end them, also those
@@ -117,7 +101,7 @@ func (n *network) violation(format string, args ...any) {
 
 // forget detaches an address as an administrator.
 func (n *network) forget(addr netip.Addr) {
-	_ = n.Memory.Detach(n.w.ctx, addr) // it does not fail
+	_ = n.Memory.Detach(n.w.Ctx, addr) // it does not fail
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.last, addr)
@@ -166,7 +150,7 @@ func (n *network) change(ctx context.Context, addr netip.Addr, next attachment, 
 		select {
 		case <-time.After(delay):
 		case <-calm:
-		case <-n.w.ctx.Done():
+		case <-n.w.Ctx.Done():
 		}
 	}
 	before := n.runner(addr)
@@ -196,13 +180,13 @@ func (n *network) change(ctx context.Context, addr netip.Addr, next attachment, 
 type runner struct{ name, uid, node string }
 
 func (n *network) runner(addr netip.Addr) *runner {
-	ip, err := n.w.berth.FloatingIPs.Get(n.w.ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	ip, err := n.w.Berth.FloatingIPs.Get(n.w.Ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 	if err != nil || ip.Spec.Pod == nil || ip.Spec.Owner == nil {
 		n.unless(apierrors.IsNotFound, err)
 		return nil
 	}
-	pod, err := n.w.kube.CoreV1().Pods(ip.Spec.Owner.Namespace).Get(n.w.ctx, ip.Spec.Pod.Name, metav1.GetOptions{})
-	if err != nil || pod.UID != ip.Spec.Pod.UID || finished(pod) || pod.Spec.NodeName == "" || pod.Spec.NodeName != ip.Spec.Node {
+	pod, err := n.w.Kube.CoreV1().Pods(ip.Spec.Owner.Namespace).Get(n.w.Ctx, ip.Spec.Pod.Name, metav1.GetOptions{})
+	if err != nil || pod.UID != ip.Spec.Pod.UID || kubelet.Finished(pod) || pod.Spec.NodeName == "" || pod.Spec.NodeName != ip.Spec.Node {
 		n.unless(apierrors.IsNotFound, err)
 		return nil
 	}
@@ -210,7 +194,7 @@ func (n *network) runner(addr netip.Addr) *runner {
 }
 
 func (n *network) unless(is func(error) bool, err error) {
-	if err != nil && !is(err) && n.w.ctx.Err() == nil {
+	if err != nil && !is(err) && n.w.Ctx.Err() == nil {
 		n.w.say("the imitated network asks in vain: %v", err)
 	}
 }
@@ -328,7 +312,7 @@ func (d *driver) judgeAttached(pods map[string]string, free map[netip.Addr]strin
 }
 
 func (d *driver) podOf(uid string) *v1.Pod {
-	pods, _ := d.w.kubelet.pods.List(everything)
+	pods, _ := d.w.Kubelets.Pods.List(everything)
 	for _, pod := range pods {
 		if string(pod.UID) == uid {
 			return pod
@@ -339,7 +323,7 @@ func (d *driver) podOf(uid string) *v1.Pod {
 
 // misplaced says whether there is an event of this name about a pod.
 func (d *driver) misplaced(pod *v1.Pod) bool {
-	list, err := d.w.kube.EventsV1().Events(pod.Namespace).List(d.w.ctx, metav1.ListOptions{FieldSelector: "reason=Misplaced,regarding.name=" + pod.Name})
+	list, err := d.w.Kube.EventsV1().Events(pod.Namespace).List(d.w.Ctx, metav1.ListOptions{FieldSelector: "reason=Misplaced,regarding.name=" + pod.Name})
 	if err != nil {
 		d.w.say("list events: %v", err)
 		return false

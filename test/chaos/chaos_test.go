@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
 // patience is how long the dust of so many pods may take to settle, also in the
@@ -33,8 +34,8 @@ func TestChaos(t *testing.T) {
 	t.Cleanup(w.keepLogs)
 	w.record()
 	w.startNodes()
-	w.startCustomKinds(w.dynamic)
-	d := &driver{w: w, api: w.dynamic, random: rand.New(rand.NewPCG(s.seed, 0))}
+	w.RunKinds(customKinds, w.say)
+	d := &driver{w: w, random: rand.New(rand.NewPCG(s.seed, 0))}
 	if err := d.makePools(); err != nil {
 		t.Fatal(err)
 	}
@@ -55,17 +56,17 @@ var elections = []election{{true, false}, {true, true}, {}}
 // of chaos pass, and looks.
 func (d *driver) round(round int, elect election) {
 	w := d.w
-	w.t.Helper()
+	w.T.Helper()
 	d.elect = elect
 	w.say("round %d begins, election: %+v", round, elect)
 	w.startPrograms(round, elect)
 	d.probe(round)
 	d.rest(fmt.Sprintf("round %d, programs started again", round))
 	if err := d.leaveCloud(); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	if err := d.run(round, w.settings.steps); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	d.rest(fmt.Sprintf("round %d", round))
 	w.say("round %d ends; faults: %s; %s", round, summary(w.programs.faults()), summary(w.network.done()))
@@ -76,17 +77,17 @@ func (d *driver) round(round int, elect election) {
 // end deletes everything: what is left is what policy Never keeps.
 func (d *driver) end(round int) {
 	w := d.w
-	w.t.Helper()
+	w.T.Helper()
 	w.startPrograms(round, elections[0])
 	for _, wl := range d.live() {
 		if err := d.delete(wl, metav1.DeletePropagationBackground); err != nil && !expected(err) {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
 		wl.deleted = true
 	}
 	for _, c := range d.claims {
 		if err := d.endClaim(c); err != nil && !expected(err) {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
 	}
 	d.rest("all workloads deleted")
@@ -96,11 +97,11 @@ func (d *driver) end(round int) {
 		}
 		return true
 	}); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	d.rest("all addresses freed")
-	w.eventually("wait for all addresses to be free", func() error {
-		list, err := w.berth.FloatingIPs.List(w.ctx, metav1.ListOptions{})
+	w.Eventually("wait for all addresses to be free", func() error {
+		list, err := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -116,12 +117,12 @@ func (d *driver) end(round int) {
 // rest waits until the dust has settled, and lets the judge see what happened.
 func (d *driver) rest(when string) {
 	w := d.w
-	w.t.Helper()
+	w.T.Helper()
 	if err := d.settle(); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	if err := d.sweep(); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	w.say("%s: wait for the dust to settle", when)
 	began := time.Now()
@@ -145,8 +146,8 @@ func (d *driver) rest(when string) {
 			break
 		}
 		select {
-		case <-w.ctx.Done():
-			w.t.Fatal(w.ctx.Err())
+		case <-w.Ctx.Done():
+			w.T.Fatal(w.Ctx.Err())
 		case <-ticker.C:
 			continue
 		case <-deadline.C:
@@ -159,7 +160,7 @@ func (d *driver) rest(when string) {
 		}
 		break
 	}
-	pods, _ := w.kubelet.pods.List(everything)
+	pods, _ := w.Kubelets.Pods.List(everything)
 	w.say("%s: at rest after %.1f s, %d pods", when, time.Since(began).Seconds(), len(pods))
 	w.check()
 }
@@ -168,7 +169,7 @@ func (d *driver) rest(when string) {
 // which version everything was recorded.
 func (d *driver) look() (version uint64, wrong []string) {
 	w := d.w
-	if lost := w.kubelet.notReady(); len(lost) > 0 {
+	if lost := w.Kubelets.NotReady(); len(lost) > 0 {
 		return 0, []string{"nodes are not ready: " + strings.Join(lost, ", ")}
 	}
 	if quiet := w.recorder.quiet(); quiet < 700*time.Millisecond {
@@ -202,7 +203,7 @@ func (d *driver) sweep() error {
 	}
 	background := metav1.DeletePropagationBackground
 	for _, namespace := range namespaces {
-		sets, err := d.w.kube.AppsV1().ReplicaSets(namespace).List(d.w.ctx, metav1.ListOptions{})
+		sets, err := d.w.Kube.AppsV1().ReplicaSets(namespace).List(d.w.Ctx, metav1.ListOptions{})
 		if err != nil {
 			return fmt.Errorf("list ReplicaSets: %w", err)
 		}
@@ -215,7 +216,7 @@ func (d *driver) sweep() error {
 				}
 			}
 		}
-		pods, err := d.w.kube.CoreV1().Pods(namespace).List(d.w.ctx, metav1.ListOptions{})
+		pods, err := d.w.Kube.CoreV1().Pods(namespace).List(d.w.Ctx, metav1.ListOptions{})
 		if err != nil {
 			return fmt.Errorf("list pods: %w", err)
 		}
@@ -223,7 +224,7 @@ func (d *driver) sweep() error {
 			pod := &pods.Items[i]
 			wl := &workload{kind: barePod, namespace: namespace, name: pod.Name}
 			orphan := metav1.GetControllerOf(pod) == nil
-			if orphan && !wanted[wl.String()] || !orphan && finished(pod) {
+			if orphan && !wanted[wl.String()] || !orphan && kubelet.Finished(pod) {
 				if err := d.deletePod(pod); err != nil && !expected(err) {
 					return fmt.Errorf("delete pod %s: %w", pod.Name, err)
 				}
@@ -236,19 +237,19 @@ func (d *driver) sweep() error {
 // probe shows that the programs work.
 func (d *driver) probe(round int) {
 	w := d.w
-	w.t.Helper()
+	w.T.Helper()
 	wl := &workload{kind: barePod, namespace: namespaces[0], name: fmt.Sprintf("probe-%d", round), asks: 1, replicas: 1}
 	if err := w.create(wl); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
-	w.eventually("wait for a pod to be bound after a start", func() error {
-		pod, err := w.kubelet.pods.Pods(wl.namespace).Get(wl.name)
+	w.Eventually("wait for a pod to be bound after a start", func() error {
+		pod, err := w.Kubelets.Pods.Pods(wl.namespace).Get(wl.name)
 		if err == nil && pod.Spec.NodeName == "" {
 			err = errors.New("it is not bound")
 		}
 		return err
 	})
 	if err := d.delete(wl, metav1.DeletePropagationBackground); err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 }

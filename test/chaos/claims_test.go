@@ -86,7 +86,7 @@ func (d *driver) createClaim() *action {
 	}
 	spec := *c.spec.DeepCopy()
 	return &action{fmt.Sprintf("create IPClaim %s: size %d, preallocate %t, %s, policy %s, retainFor %v, takeOver %q", c, spec.Size, spec.Preallocate, c.kind, spec.ReleasePolicy, spec.RetainFor, spec.TakeOver), func(*rand.Rand) error {
-		_, err := d.w.berth.IPClaims(c.namespace).Create(d.w.ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: c.name}, Spec: spec}, metav1.CreateOptions{})
+		_, err := d.w.Berth.IPClaims(c.namespace).Create(d.w.Ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: c.name}, Spec: spec}, metav1.CreateOptions{})
 		return err
 	}}
 }
@@ -144,7 +144,7 @@ func (d *driver) patchClaim(c *claim, spec map[string]any) error {
 	if err != nil {
 		return err
 	}
-	_, err = d.w.berth.IPClaims(c.namespace).Patch(d.w.ctx, c.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = d.w.Berth.IPClaims(c.namespace).Patch(d.w.Ctx, c.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
@@ -171,5 +171,5 @@ func (d *driver) deleteClaim() *action {
 
 func (d *driver) endClaim(c *claim) error {
 	c.deleted = true
-	return d.w.berth.IPClaims(c.namespace).Delete(d.w.ctx, c.name, metav1.DeleteOptions{})
+	return d.w.Berth.IPClaims(c.namespace).Delete(d.w.Ctx, c.name, metav1.DeleteOptions{})
 }

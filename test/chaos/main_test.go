@@ -14,15 +14,13 @@
 package chaos
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"testing"
-	"time"
+
+	"github.com/berth-dev/berth/test/simulation"
 )
 
 // settings of a run, from the environment.
@@ -67,34 +65,4 @@ func settingsFromEnv() (settings, error) {
 	return s, nil
 }
 
-// binDir has berth-scheduler and berth-controller. Written by TestMain only.
-var binDir string
-
-// root of the repository.
-const root = "../.."
-
-func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "berth-test-chaos-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	binDir = dir
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	for _, name := range []string{"scheduler", "controller"} {
-		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "berth-"+name), "./cmd/"+name)
-		build.Dir = root
-		build.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build berth-%s: %v\n%s", name, err, out)
-			return 1
-		}
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { simulation.Main(m) }

@@ -61,7 +61,7 @@ func (d *driver) makePools() error {
 
 // mendPools makes all pools what they were first, and deletes all others.
 func (d *driver) mendPools() error {
-	list, err := d.w.berth.IPPools.List(d.w.ctx, metav1.ListOptions{})
+	list, err := d.w.Berth.IPPools.List(d.w.Ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list pools: %w", err)
 	}
@@ -81,7 +81,7 @@ func (d *driver) mendPools() error {
 		delete(there, p.name)
 	}
 	for name := range there {
-		if err := d.w.berth.IPPools.Delete(d.w.ctx, name, metav1.DeleteOptions{}); err != nil {
+		if err := d.w.Berth.IPPools.Delete(d.w.Ctx, name, metav1.DeleteOptions{}); err != nil {
 			return fmt.Errorf("delete pool %s: %w", name, err)
 		}
 	}
@@ -91,7 +91,7 @@ func (d *driver) mendPools() error {
 func ranges(ranges ...string) map[string]any { return map[string]any{"ranges": ranges} }
 
 func (d *driver) createPool(name string, spec v1alpha1.IPPoolSpec) error {
-	_, err := d.w.berth.IPPools.Create(d.w.ctx, &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labelsOf(&spec)}, Spec: spec}, metav1.CreateOptions{})
+	_, err := d.w.Berth.IPPools.Create(d.w.Ctx, &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labelsOf(&spec)}, Spec: spec}, metav1.CreateOptions{})
 	return err
 }
 
@@ -114,7 +114,7 @@ func (d *driver) patchPool(name string, fields ...map[string]any) error {
 	if err != nil {
 		return err
 	}
-	_, err = d.w.berth.IPPools.Patch(d.w.ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = d.w.Berth.IPPools.Patch(d.w.Ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
@@ -152,7 +152,7 @@ func (d *driver) editPool() *action {
 		case "enable":
 			return d.patchPool(p.name, map[string]any{"disabled": nil})
 		case "delete":
-			return d.w.berth.IPPools.Delete(d.w.ctx, p.name, metav1.DeleteOptions{})
+			return d.w.Berth.IPPools.Delete(d.w.Ctx, p.name, metav1.DeleteOptions{})
 		case "create":
 			return d.createPool(p.name, p.spec)
 		}
@@ -172,7 +172,7 @@ func (d *driver) reserve() *action {
 		d.reserved = append(d.reserved, name)
 	}
 	return &action{"reserve " + name, func(*rand.Rand) error {
-		_, err := d.w.berth.FloatingIPs.Create(d.w.ctx, &v1alpha1.FloatingIP{
+		_, err := d.w.Berth.FloatingIPs.Create(d.w.Ctx, &v1alpha1.FloatingIP{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec:       v1alpha1.FloatingIPSpec{Address: name, Pool: p.name, Reserved: true},
 		}, metav1.CreateOptions{})
@@ -186,7 +186,7 @@ func (d *driver) unreserve() *action {
 	}
 	name := pick(d.random, d.reserved)
 	return &action{"unreserve " + name, func(*rand.Rand) error {
-		ip, err := d.w.berth.FloatingIPs.Get(d.w.ctx, name, metav1.GetOptions{})
+		ip, err := d.w.Berth.FloatingIPs.Get(d.w.Ctx, name, metav1.GetOptions{})
 		if err != nil || !ip.Spec.Reserved {
 			return err
 		}
@@ -205,7 +205,7 @@ func (d *driver) freeNever() *action {
 
 // freeSome frees addresses as an administrator.
 func (d *driver) freeSome(which func(*v1alpha1.FloatingIP) bool) error {
-	list, err := d.w.berth.FloatingIPs.List(d.w.ctx, metav1.ListOptions{})
+	list, err := d.w.Berth.FloatingIPs.List(d.w.Ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list floating IPs: %w", err)
 	}
@@ -220,7 +220,7 @@ func (d *driver) freeSome(which func(*v1alpha1.FloatingIP) bool) error {
 }
 
 func (d *driver) free(ip *v1alpha1.FloatingIP) error {
-	err := d.w.berth.FloatingIPs.Delete(d.w.ctx, ip.Name, metav1.DeleteOptions{
+	err := d.w.Berth.FloatingIPs.Delete(d.w.Ctx, ip.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &ip.UID, ResourceVersion: &ip.ResourceVersion},
 	})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsForbidden(err) {

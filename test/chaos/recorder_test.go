@@ -50,7 +50,7 @@ type recorder struct {
 
 // kinds are what is recorded.
 func (w *world) kinds() map[string]cache.ListerWatcher {
-	core, apps, batch := w.kube.CoreV1(), w.kube.AppsV1(), w.kube.BatchV1()
+	core, apps, batch := w.Kube.CoreV1(), w.Kube.AppsV1(), w.Kube.BatchV1()
 	all := metav1.NamespaceAll
 	return map[string]cache.ListerWatcher{
 		"nodes":        listWatch(core.Nodes()),
@@ -60,11 +60,11 @@ func (w *world) kinds() map[string]cache.ListerWatcher {
 		"replicasets":  listWatch(apps.ReplicaSets(all)),
 		"daemonsets":   listWatch(apps.DaemonSets(all)),
 		"jobs":         listWatch(batch.Jobs(all)),
-		"fleets":       listWatch(custom{w.dynamic.Resource(customResource(fleet))}),
-		"crews":        listWatch(custom{w.dynamic.Resource(customResource(crew))}),
-		"ippools":      listWatch(w.berth.IPPools),
-		"ipclaims":     listWatch(w.berth.IPClaims(all)),
-		"floatingips":  listWatch(w.berth.FloatingIPs),
+		"fleets":       listWatch(custom{w.Dynamic.Resource(customResource(fleet))}),
+		"crews":        listWatch(custom{w.Dynamic.Resource(customResource(crew))}),
+		"ippools":      listWatch(w.Berth.IPPools),
+		"ipclaims":     listWatch(w.Berth.IPClaims(all)),
+		"floatingips":  listWatch(w.Berth.FloatingIPs),
 	}
 }
 
@@ -93,25 +93,25 @@ func (c custom) List(ctx context.Context, options metav1.ListOptions) (*unstruct
 
 // record starts to watch.
 func (w *world) record() {
-	w.t.Helper()
+	w.T.Helper()
 	w.recorder = &recorder{w: w, current: map[string]judge.Event{}, versions: map[string]map[string]string{}, judge: judge.New()}
 	for kind, client := range w.kinds() {
-		list, err := cache.ToListerWithContext(client).ListWithContext(w.ctx, metav1.ListOptions{})
+		list, err := cache.ToListerWithContext(client).ListWithContext(w.Ctx, metav1.ListOptions{})
 		if err != nil {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
 		accessor, err := meta.ListAccessor(list)
 		if err != nil {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
 		w.recorder.versions[kind] = map[string]string{}
 		_ = meta.EachListItem(list, func(object runtime.Object) error {
 			w.recorder.add(kind, object.(metav1.Object), false)
 			return nil
 		})
-		watcher, err := watchtools.NewRetryWatcherWithContext(w.ctx, accessor.GetResourceVersion(), cache.ToWatcherWithContext(client))
+		watcher, err := watchtools.NewRetryWatcherWithContext(w.Ctx, accessor.GetResourceVersion(), cache.ToWatcherWithContext(client))
 		if err != nil {
-			w.t.Fatal(err)
+			w.T.Fatal(err)
 		}
 		go w.recorder.follow(kind, watcher)
 	}
@@ -207,7 +207,7 @@ func byVersion(a, b judge.Event) int { return cmp.Compare(a.Version, b.Version) 
 // The version is one until which all is there.
 func (r *recorder) caughtUp() (version uint64, err error) {
 	for kind, client := range r.w.kinds() {
-		list, err := cache.ToListerWithContext(client).ListWithContext(r.w.ctx, metav1.ListOptions{})
+		list, err := cache.ToListerWithContext(client).ListWithContext(r.w.Ctx, metav1.ListOptions{})
 		if err != nil {
 			return 0, err
 		}

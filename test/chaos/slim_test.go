@@ -17,6 +17,8 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/chaos/judge"
+	"github.com/berth-dev/berth/test/simulation/customkind"
+	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
 // slim makes of an API object what the judge sees.
@@ -48,7 +50,7 @@ func slimPod(pod *v1.Pod) *judge.Pod {
 	slim := &judge.Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID), Node: pod.Spec.NodeName,
 		Phase: string(pod.Status.Phase), Terminating: pod.DeletionTimestamp != nil, App: pod.Labels["app"],
-		Asks: asks(&pod.Spec), Parts: partsOf(pod.Annotations, asks(&pod.Spec)), Claim: pod.Annotations[v1alpha1.AnnotationClaim],
+		Asks: kubelet.Asks(&pod.Spec), Parts: partsOf(pod.Annotations, kubelet.Asks(&pod.Spec)), Claim: pod.Annotations[v1alpha1.AnnotationClaim],
 	}
 	if text := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; text != "" {
 		slim.Addresses = strings.Split(text, ",")
@@ -59,15 +61,6 @@ func slimPod(pod *v1.Pod) *judge.Pod {
 		}
 	}
 	return slim
-}
-
-func asks(spec *v1.PodSpec) int {
-	sum := 0
-	for i := range spec.Containers {
-		n := spec.Containers[i].Resources.Requests[v1alpha1.ResourceIP]
-		sum += int(n.Value())
-	}
-	return sum
 }
 
 func slimWorkload(object metav1.Object) *judge.Workload {
@@ -144,18 +137,18 @@ func withTemplate(w *judge.Workload, template *v1.PodTemplateSpec) *judge.Worklo
 		w.Spare = n
 	}
 	w.App = template.Labels["app"]
-	w.Four, w.Six = demand(partsOf(template.Annotations, asks(&template.Spec)))
+	w.Four, w.Six = demand(partsOf(template.Annotations, kubelet.Asks(&template.Spec)))
 	return w
 }
 
 func slimCustom(object *unstructured.Unstructured) any {
-	o, err := readCustom(object)
+	o, err := customkind.Read(object)
 	if err != nil {
 		panic(err) // the test wrote it
 	}
 	w := &judge.Workload{
 		Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Deleting: o.DeletionTimestamp != nil, Top: true,
-		Replicas: int(o.Spec.Replicas), AtRest: o.atRest(),
+		Replicas: int(o.Spec.Replicas), AtRest: o.AtRest(),
 	}
 	if w.Replicas > 0 {
 		w.Spare = 1 // nothing says how its updates go

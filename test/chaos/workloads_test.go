@@ -113,7 +113,7 @@ func (w *world) create(wl *workload) error {
 		if wl.start > 0 {
 			set.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: int32(wl.start)}
 		}
-		_, err = w.kube.AppsV1().StatefulSets(wl.namespace).Create(w.ctx, set, metav1.CreateOptions{})
+		_, err = w.Kube.AppsV1().StatefulSets(wl.namespace).Create(w.Ctx, set, metav1.CreateOptions{})
 	case deployment:
 		surge, unavailable := intstr.FromInt32(1), intstr.FromInt32(0)
 		strategy := appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType}
@@ -125,20 +125,20 @@ func (w *world) create(wl *workload) error {
 		case 2:
 			strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &unavailable, MaxUnavailable: &surge}
 		}
-		_, err = w.kube.AppsV1().Deployments(wl.namespace).Create(w.ctx, &appsv1.Deployment{
+		_, err = w.Kube.AppsV1().Deployments(wl.namespace).Create(w.Ctx, &appsv1.Deployment{
 			ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: wl.template(), Strategy: strategy},
 		}, metav1.CreateOptions{})
 	case replicaSet:
-		_, err = w.kube.AppsV1().ReplicaSets(wl.namespace).Create(w.ctx, &appsv1.ReplicaSet{
+		_, err = w.Kube.AppsV1().ReplicaSets(wl.namespace).Create(w.Ctx, &appsv1.ReplicaSet{
 			ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: selector, Template: wl.template()},
 		}, metav1.CreateOptions{})
 	case daemonSet:
-		_, err = w.kube.AppsV1().DaemonSets(wl.namespace).Create(w.ctx, &appsv1.DaemonSet{
+		_, err = w.Kube.AppsV1().DaemonSets(wl.namespace).Create(w.Ctx, &appsv1.DaemonSet{
 			ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: wl.template()},
 		}, metav1.CreateOptions{})
 	case job:
 		completions, tries := int32(1_000_000), int32(1_000_000)
-		_, err = w.kube.BatchV1().Jobs(wl.namespace).Create(w.ctx, &batchv1.Job{
+		_, err = w.Kube.BatchV1().Jobs(wl.namespace).Create(w.Ctx, &batchv1.Job{
 			ObjectMeta: meta, Spec: batchv1.JobSpec{Parallelism: &replicas, Completions: &completions, BackoffLimit: &tries, Template: wl.template()},
 		}, metav1.CreateOptions{})
 	case fleet, crew:
@@ -146,7 +146,7 @@ func (w *world) create(wl *workload) error {
 	case barePod:
 		template := wl.template()
 		template.Name = wl.name
-		_, err = w.kube.CoreV1().Pods(wl.namespace).Create(w.ctx, &v1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, metav1.CreateOptions{})
+		_, err = w.Kube.CoreV1().Pods(wl.namespace).Create(w.Ctx, &v1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, metav1.CreateOptions{})
 	}
 	return err
 }

@@ -4,11 +4,10 @@ package chaos
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
+	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,32 +16,20 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
 )
 
 // namespaces of the pods.
 var namespaces = []string{"red", "blue"}
 
-// world is an API server with Berth's manifests applied, and everything on it.
+// world is the simulation, and everything on it.
 type world struct {
+	*simulation.World
 	settings
-	t      *testing.T
-	ctx    context.Context
-	cp     *lab.ControlPlane
-	config *rest.Config // an administrator's
-	kube   *kubernetes.Clientset
-	berth  *client.Client
-	// dynamic is for kinds of which there are no Go types.
-	dynamic dynamic.Interface
 
 	recorder *recorder
-	kubelet  *kubelet
 	programs *programs
 	network  *network
 	// assignerAddress is where the external assigner listens.
@@ -54,7 +41,7 @@ type world struct {
 	violations []string
 }
 
-// newWorld starts an API server and applies the manifests. It ends with the test.
+// newWorld starts the simulation. It ends with the test.
 func newWorld(t *testing.T, s settings) *world {
 	t.Helper()
 	if s.dir == "" {
@@ -68,108 +55,31 @@ func newWorld(t *testing.T, s settings) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = log.Close() })
-	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(cancel)
-	w := &world{settings: s, t: t, ctx: ctx, log: log, started: time.Now()}
-	t.Cleanup(w.tidy)
-	w.cp, err = lab.StartControlPlane(ctx, lab.ControlPlaneOptions{Controllers: true, Audit: true, APIServerFlags: []string{
-		// Pods of a lost node are evicted soon.
-		"--default-not-ready-toleration-seconds=3", "--default-unreachable-toleration-seconds=3",
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.cp.Stop(); err != nil {
-			t.Error(err)
-		}
+	w := &world{settings: s, log: log, started: time.Now()}
+	t.Cleanup(func() { w.tidy(t) })
+	w.World = simulation.New(t, simulation.Options{
+		ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true, Audit: true, APIServerFlags: []string{
+			// Pods of a lost node are evicted soon.
+			"--default-not-ready-toleration-seconds=3", "--default-unreachable-toleration-seconds=3",
+		}},
+		Lasts: math.MaxInt64, Patience: patience(0),
 	})
-	if w.config, err = w.cp.RESTConfig(); err != nil {
-		t.Fatal(err)
-	}
-	if w.kube, err = kubernetes.NewForConfig(w.config); err != nil {
-		t.Fatal(err)
-	}
-	if w.berth, err = client.NewForConfig(w.config); err != nil {
-		t.Fatal(err)
-	}
-	if w.dynamic, err = dynamic.NewForConfig(w.config); err != nil {
-		t.Fatal(err)
-	}
-	w.applyManifests()
-	w.makeCustomKinds(w.dynamic)
+	w.DefineKinds(customKinds)
 	w.startAssigner()
 	for _, name := range namespaces {
-		if _, err := w.kube.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.eventually("wait for service accounts", func() error {
+	w.Eventually("wait for service accounts", func() error {
 		for _, name := range namespaces {
-			if _, err := w.kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{}); err != nil {
+			if _, err := w.Kube.CoreV1().ServiceAccounts(name).Get(w.Ctx, "default", metav1.GetOptions{}); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	return w
-}
-
-// applyManifests applies what `kubectl apply -k manifests` would, but for the
-// programs, which run outside.
-func (w *world) applyManifests() {
-	w.t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "manifests", "kustomization.yaml"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	var kustomization struct {
-		Resources []string `json:"resources"`
-	}
-	if err := yaml.Unmarshal(text, &kustomization); err != nil {
-		w.t.Fatal(err)
-	}
-	bin, err := lab.BinDir()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	args := []string{"--kubeconfig", w.cp.Kubeconfig(), "apply", "--server-side"}
-	for _, name := range kustomization.Resources {
-		if base := filepath.Base(name); base != "deployment.yaml" && base != "daemonset.yaml" {
-			args = append(args, "-f", filepath.Join(root, "manifests", name))
-		}
-	}
-	if out, err := exec.CommandContext(w.ctx, filepath.Join(bin, "kubectl"), args...).CombinedOutput(); err != nil {
-		w.t.Fatalf("apply the manifests: %v\n%s", err, out)
-	}
-	w.eventually("wait for the API to be served", func() error {
-		for _, path := range []string{"floatingips", "ippools", "ipclaims"} {
-			if err := w.kube.Discovery().RESTClient().Get().AbsPath("/apis/berth.dev/v1alpha1/" + path).Do(w.ctx).Error(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// eventually looks until check is content, for a while that is generous.
-func (w *world) eventually(what string, check func() error) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience(0))
-	defer cancel()
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			w.t.Fatalf("%s: %v", what, err)
-		case <-ticker.C:
-		}
-	}
 }
 
 // say writes a line to operations.log, with the time since the start.
@@ -194,7 +104,7 @@ func (w *world) violation(format string, args ...any) {
 
 // check fails the test if a promise was broken.
 func (w *world) check() {
-	w.t.Helper()
+	w.T.Helper()
 	w.mu.Lock()
 	violations := w.violations
 	w.mu.Unlock()
@@ -203,30 +113,30 @@ func (w *world) check() {
 	}
 	const most = 20
 	for _, text := range violations[:min(most, len(violations))] {
-		w.t.Error(text)
+		w.T.Error(text)
 	}
-	w.t.Log(w.recorder.historyOf(strings.Join(violations[:min(most, len(violations))], "\n"), w.cp.AuditLog()))
-	w.t.FailNow()
+	w.T.Log(w.recorder.historyOf(strings.Join(violations[:min(most, len(violations))], "\n"), w.ControlPlane.AuditLog()))
+	w.T.FailNow()
 }
 
 // tidy keeps the logs of a run that failed, and removes them otherwise.
-func (w *world) tidy() {
-	if !w.t.Failed() {
+func (w *world) tidy(t *testing.T) {
+	if !t.Failed() {
 		if os.Getenv("CHAOS_DIR") == "" {
 			_ = os.RemoveAll(w.dir)
 		}
 		return
 	}
-	w.t.Logf("seed %d: BERTH_CHAOS_SEED=%[1]d draws the same again; all logs are in %s", w.seed, w.dir)
+	t.Logf("seed %d: BERTH_CHAOS_SEED=%[1]d draws the same again; all logs are in %s", w.seed, w.dir)
 }
 
 // keepLogs copies what Stop would remove.
 func (w *world) keepLogs() {
-	if !w.t.Failed() {
+	if !w.T.Failed() {
 		return
 	}
 	for _, name := range []string{"audit.log", "kube-apiserver.log", "kube-controller-manager.log"} {
-		if text, err := os.ReadFile(filepath.Join(w.cp.Dir(), name)); err == nil {
+		if text, err := os.ReadFile(filepath.Join(w.ControlPlane.Dir(), name)); err == nil {
 			_ = os.WriteFile(filepath.Join(w.dir, name), text, 0o644)
 		}
 	}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// spec returns the spec of an IPPool of 10.0.70.0/24 with a change.
+func spec(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
+	s := simulation.NewPool("", "10.0.70.10-10.0.70.99").Spec
+	change(&s)
+	return s
+}
+
+// ranges returns a spec with these ranges.
+func ranges(r ...string) v1alpha1.IPPoolSpec {
+	return spec(func(s *v1alpha1.IPPoolSpec) { s.Ranges = r })
+}
+
+// spec6 returns the spec of an IPPool of 2001:db8:70::/64.
+func spec6(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
+	s := v1alpha1.IPPoolSpec{Subnet: "2001:db8:70::/64", Gateway: "2001:db8:70::1", Ranges: []string{"2001:db8:70::10-2001:db8:70::ff"}}
+	change(&s)
+	return s
+}
+
+// What the API server accepts of an IPPool, and what it says of what it does not.
+func TestPoolValidation(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	type change = *v1alpha1.IPPoolSpec
+	tests := []struct {
+		name string
+		spec v1alpha1.IPPoolSpec
+		want string // in the message; empty: accepted
+	}{
+		{"IPv4", spec(func(change) {}), ""},
+		{"IPv6", spec6(func(change) {}), ""},
+		{"one address", ranges("10.0.70.9"), ""},
+		{"a CIDR", ranges("10.0.70.128/25"), ""},
+		{"the whole subnet", ranges("10.0.70.0/24"), ""},
+		{"all forms", ranges("10.0.70.9", "10.0.70.10-10.0.70.99", "10.0.70.128/25"), ""},
+		{"IPv6, all forms", spec6(func(s change) {
+			s.Ranges = []string{"2001:db8:70::5", "2001:db8:70::10-2001:db8:70::ff", "2001:db8:70::1:0/112"}
+		}), ""},
+		{"first is last", ranges("10.0.70.9-10.0.70.9"), ""},
+		{"excludes", spec(func(s change) { s.Exclude = []string{"10.0.70.50", "10.0.70.60-10.0.70.69", "10.0.70.64/28"} }), ""},
+		{"no gateway", spec(func(s change) { s.Gateway = "" }), ""},
+		{"VLAN", spec(func(s change) { s.VLAN = 4094 }), ""},
+		{"node subnets", spec(func(s change) { s.NodeSubnets = []string{"10.0.60.0/24", "10.1.60.0/24"} }), ""},
+		{"IPv6 on IPv4 nodes", spec6(func(s change) { s.NodeSubnets = []string{"10.0.60.0/24"} }), ""},
+		{"selectors", spec(func(s change) {
+			s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "7"}}
+			s.NamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "team", Operator: metav1.LabelSelectorOpExists}}}
+		}), ""},
+		{"the dearest ranges", spec6(func(s change) { s.Ranges, s.Exclude = longest(64), longest(64) }), ""},
+		{"many IPv4 ranges", spec(func(s change) { s.Ranges, s.Exclude = longest4(64), longest4(64) }), ""},
+
+		{"a cap", spec(func(s change) { s.MaxPerNamespace = 1 }), ""},
+		{"a cap below 1", spec(func(s change) { s.MaxPerNamespace = -1 }), "spec.maxPerNamespace in body should be greater than or equal to 1"},
+
+		{"subnet: text", spec(func(s change) { s.Subnet = "web" }), "must be a CIDR without host bits, such as 10.0.70.0/24"},
+		{"subnet: an address", spec(func(s change) { s.Subnet = "10.0.70.0" }), "must be a CIDR without host bits, such as 10.0.70.0/24"},
+		{"subnet: host bits", spec(func(s change) { s.Subnet = "10.0.70.1/24" }), "must be a CIDR without host bits, such as 10.0.70.0/24"},
+		{"subnet: none", spec(func(s change) { s.Subnet = "" }), "must be a CIDR without host bits"},
+		{"subnet: IPv4 in IPv6", spec(func(s change) { s.Subnet = "::ffff:10.0.70.0/120" }), "must be a CIDR without host bits"},
+		{"ranges: none", ranges(), "spec.ranges"},
+		{"ranges: empty text", ranges(""), "every range must be one address (10.0.70.9), first-last (10.0.70.10-10.0.70.99) or a CIDR"},
+		{"ranges: text", ranges("all"), "every range must be one address (10.0.70.9), first-last (10.0.70.10-10.0.70.99) or a CIDR"},
+		{"ranges: blanks", ranges("10.0.70.10 - 10.0.70.99"), "every range must be one address (10.0.70.9), first-last"},
+		{"ranges: a short form", ranges("10.0.70.10-99"), "every range must be one address (10.0.70.9), first-last"},
+		{"ranges: open", ranges("10.0.70.10-"), "every range must be one address (10.0.70.9), first-last"},
+		{"ranges: three parts", ranges("10.0.70.10-10.0.70.20-10.0.70.30"), "every range must be one address (10.0.70.9), first-last"},
+		{"ranges: backwards", ranges("10.0.70.99-10.0.70.10"), "write 10.0.70.10-10.0.70.99, not 10.0.70.99-10.0.70.10"},
+		{"ranges: backwards in another octet", spec(func(s change) { s.Subnet = "10.0.0.0/16"; s.Gateway = ""; s.Ranges = []string{"10.0.71.1-10.0.70.255"} }), "write 10.0.70.10-10.0.70.99, not"},
+		{"ranges: CIDR with host bits", ranges("10.0.70.129/25"), "or a CIDR without host bits (10.0.70.128/25)"},
+		{"ranges: outside", ranges("10.0.71.10-10.0.71.20"), "every range must lie inside spec.subnet and be of its family"},
+		{"ranges: half outside", ranges("10.0.70.250-10.0.71.5"), "every range must lie inside spec.subnet"},
+		{"ranges: a larger CIDR", ranges("10.0.0.0/16"), "every range must lie inside spec.subnet"},
+		{"ranges: the other family", ranges("2001:db8:70::10"), "every range must lie inside spec.subnet and be of its family"},
+		{"ranges: mixed families", ranges("10.0.70.10-2001:db8:70::10"), "first and last of a range must be of one family"},
+		{"ranges: IPv4 in IPv6", ranges("::ffff:10.0.70.10"), "every range must be one address"},
+		{"ranges: leading zeros", ranges("10.0.70.010"), "every range must be one address"},
+		{"exclude: text", spec(func(s change) { s.Exclude = []string{"10.0.70.50-"} }), "every exclude must be one address (10.0.70.50), first-last"},
+		{"exclude: outside", spec(func(s change) { s.Exclude = []string{"10.0.71.50"} }), "every exclude must lie inside spec.subnet"},
+		{"exclude: the other family", spec(func(s change) { s.Exclude = []string{"2001:db8:70::10"} }), "every exclude must lie inside spec.subnet and be of its family"},
+		{"exclude: backwards", spec(func(s change) { s.Exclude = []string{"10.0.70.59-10.0.70.50"} }), "the first address of an exclude must not come after its last"},
+		{"gateway: with prefix length", spec(func(s change) { s.Gateway = "10.0.70.1/24" }), "must be an address without a prefix length, such as 10.0.70.1"},
+		{"gateway: text", spec(func(s change) { s.Gateway = "router" }), "must be an address without a prefix length, such as 10.0.70.1"},
+		{"gateway: outside", spec(func(s change) { s.Gateway = "10.0.71.1" }), "gateway must be an address of spec.subnet, such as 10.0.70.1 in 10.0.70.0/24"},
+		{"gateway: the other family", spec(func(s change) { s.Gateway = "2001:db8:70::1" }), "gateway must be an address of spec.subnet"},
+		{"VLAN: too large", spec(func(s change) { s.VLAN = 4095 }), "must be a VLAN ID from 1 to 4094, or 0 for untagged"},
+		{"VLAN: negative", spec(func(s change) { s.VLAN = -1 }), "must be a VLAN ID from 1 to 4094, or 0 for untagged"},
+		{"nodeSubnets: an address", spec(func(s change) { s.NodeSubnets = []string{"10.0.60.11"} }), "every node subnet must be a CIDR without host bits, such as 10.0.60.0/24"},
+		{"nodeSubnets: host bits", spec(func(s change) { s.NodeSubnets = []string{"10.0.60.11/24"} }), "every node subnet must be a CIDR without host bits, such as 10.0.60.0/24"},
+		{"nodeSubnets: the other family", spec(func(s change) { s.NodeSubnets = []string{"fd00:60::/64"} }), "nodeSubnets of an IPv4 pool must be IPv4"},
+		{"too many ranges", spec(func(s change) { s.Ranges = longest4(65) }), "must have at most 64 items"},
+	}
+	for i, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			w := w.On(t)
+			pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pool-%d", i)}, Spec: tc.spec}
+			_, err := w.Berth.IPPools.Create(w.Ctx, pool, metav1.CreateOptions{})
+			checkAnswer(t, err, tc.want)
+		})
+	}
+	t.Run("the subnet is changed", func(t *testing.T) {
+		w := w.On(t)
+		w.Pool("fixed", "10.0.70.9")
+		patch := []byte(`{"spec":{"subnet":"10.0.71.0/24","ranges":["10.0.71.9"],"gateway":"10.0.71.1"}}`)
+		_, err := w.Berth.IPPools.Patch(w.Ctx, "fixed", types.MergePatchType, patch, metav1.PatchOptions{})
+		checkAnswer(t, err, "is immutable: create another pool for another subnet")
+	})
+}
+
+// checkAnswer compares the API server's answer with what it is to say.
+func checkAnswer(t *testing.T, err error, want string) {
+	t.Helper()
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("refused: %v", err)
+	case want != "" && err == nil:
+		t.Errorf("accepted, want %q", want)
+	case want != "" && !strings.Contains(err.Error(), want):
+		t.Errorf("the answer is %q, want %q in it", err, want)
+	}
+}
+
+// longest returns n ranges of the greatest length.
+func longest(n int) []string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf("2001:0db8:0070:0000:0000:0000:0000:1%03x-2001:0db8:0070:0000:0000:0000:0000:2%03x", i, i))
+	}
+	return all
+}
+
+func longest4(n int) []string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf("10.0.70.%d-10.0.70.%d", 100+i, 101+i))
+	}
+	return all
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api tests what users write and read of Berth, and who may: the validation
+// and the columns of its objects, its permissions and admission policies, its
+// metrics, and the answers to bad input.
+package api
+
+import (
+	"testing"
+
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+func TestMain(m *testing.M) { simulation.Main(m) }
+
+// world is the simulation, with what these tests do in it.
+type world struct{ *simulation.World }
+
+func newWorld(t *testing.T, options lab.ControlPlaneOptions) *world {
+	t.Helper()
+	return &world{simulation.New(t, simulation.Options{ControlPlaneOptions: options})}
+}
+
+// On is the same world for a subtest.
+func (w *world) On(t *testing.T) *world { return &world{w.World.On(t)} }

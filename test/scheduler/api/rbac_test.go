@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"testing"
+
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// What the manifests allow. That it is enough, every other test shows: there the
+// programs have these permissions and no others, and start fails the test where
+// one of their requests is forbidden.
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{})
+	tests := []struct {
+		account string
+		// each is "verb group/resource[/subresource] [namespace/name]".
+		may, mayNot []string
+	}{
+		{
+			account: "berth-scheduler",
+			may: []string{
+				"create berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips", "get berth.dev/floatingips",
+				"watch berth.dev/ippools", "create /pods/binding", "list apps/replicasets", "list batch/jobs", "watch batch/jobs", "list /namespaces", "get /pods",
+				"update coordination.k8s.io/leases berth-system/berth-scheduler",
+				"delete berth.dev/floatingips/held", "get /configmaps kube-system/extension-apiserver-authentication",
+			},
+			mayNot: []string{
+				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
+				"create berth.dev/ippools", "update berth.dev/ippools", "patch berth.dev/ippools", "delete berth.dev/ippools", "patch berth.dev/ippools/status",
+				"patch /replicationcontrollers", "update /replicationcontrollers/scale",
+				"create /pods", "update /pods", "get /secrets", "list /secrets", "create apps/deployments", "patch /nodes",
+				"update coordination.k8s.io/leases berth-system/berth-controller", "delete coordination.k8s.io/leases berth-system/berth-scheduler",
+				"create rbac.authorization.k8s.io/clusterrolebindings",
+			},
+		},
+		{
+			account: "berth-controller",
+			may: []string{
+				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
+				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
+				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "create events.k8s.io/events",
+				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "get batch/cronjobs", "watch batch/cronjobs",
+				"update coordination.k8s.io/leases berth-system/berth-controller",
+				"delete berth.dev/floatingips/held", "create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
+			},
+			mayNot: []string{
+				"update berth.dev/floatingips", "deletecollection berth.dev/floatingips",
+				"patch berth.dev/ippools", "create berth.dev/ippools", "delete berth.dev/ippools",
+				"create /pods", "delete /pods", "patch /pods", "create /pods/binding", "get /secrets", "list /secrets", "list /configmaps",
+				"update apps/statefulsets", "update apps/deployments", "patch /nodes", "update berth.dev/ipclaims",
+				"update coordination.k8s.io/leases berth-system/berth-scheduler", "create rbac.authorization.k8s.io/clusterrolebindings",
+			},
+		},
+		{
+			account: "berth-agent",
+			may: []string{
+				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips",
+				"create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
+			},
+			mayNot: []string{
+				"list berth.dev/floatingips", "watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
+				"patch berth.dev/floatingips", "delete berth.dev/floatingips", "delete berth.dev/floatingips/held",
+				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "patch /pods/status",
+				"create /pods/binding", "create /pods/exec", "get /nodes", "patch /nodes", "patch /nodes/status", "get /secrets", "get /configmaps",
+				"get coordination.k8s.io/leases", "create events.k8s.io/events", "create /serviceaccounts/token",
+			},
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.account, func(t *testing.T) {
+			w := w.On(t)
+			for _, access := range tc.may {
+				if !w.Allowed(tc.account, access) {
+					t.Errorf("may not %s", access)
+				}
+			}
+			for _, access := range tc.mayNot {
+				if w.Allowed(tc.account, access) {
+					t.Errorf("may %s", access)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package migration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/customkind"
+	"github.com/berth-dev/berth/test/simulation/proxy"
+)
+
+// backup runs a command of the plugin's, as a user with the permissions of the
+// example, and returns what it prints.
+func (w *world) backup(wantCode int, as string, args ...string) string {
+	w.T.Helper()
+	args = append(args, "--kubeconfig="+w.ControlPlane.Kubeconfig(), "--as="+as, "--cache-dir="+w.T.TempDir())
+	command := exec.CommandContext(w.Ctx, simulation.Plugin(w.T), args...)
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	_ = command.Run() // judged by the exit code
+	if code := command.ProcessState.ExitCode(); code != wantCode {
+		w.T.Fatalf("%v: exit code %d, want %d\n%s\n%s", args, code, wantCode, &stdout, &stderr)
+	}
+	return stdout.String() + stderr.String()
+}
+
+// permitBackup gives users backup and restore the permissions of the example.
+func (w *world) permitBackup() {
+	w.T.Helper()
+	objects, err := deploy.Manifest("examples/backup-rbac.yaml")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	for _, object := range objects {
+		role := &rbacv1.ClusterRole{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
+			w.T.Fatal(err)
+		}
+		_, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{})
+		if err == nil {
+			_, err = w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: strings.TrimPrefix(role.Name, "berth-")}},
+			}, metav1.CreateOptions{})
+		}
+		if err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	w.Eventually("wait until the users may work", func() error {
+		for _, as := range []string{"backup", "restore"} {
+			command := exec.CommandContext(w.Ctx, simulation.Plugin(w.T), "backup", "--kubeconfig="+w.ControlPlane.Kubeconfig(), "--as="+as, "--cache-dir="+w.T.TempDir())
+			if out, err := command.CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+		}
+		return nil
+	})
+}
+
+// set makes a StatefulSet with Retain.
+func (w *world) set(name string, replicas int32) {
+	w.T.Helper()
+	if _, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, simulation.NewSet(name, replicas, simulation.Policy(v1alpha1.ReleaseRetain)), metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// holders says, by address, whose it is: a set's pod by name, else the owner; with
+// the state of what nobody has.
+func (w *world) holders() map[string]string {
+	w.T.Helper()
+	ips, err := w.IPs()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	holders := map[string]string{}
+	for i := range ips {
+		spec := &ips[i].Spec
+		switch {
+		case spec.Reserved:
+			holders[ips[i].Name] = "reserved"
+		case spec.ReleasedAt != nil:
+			holders[ips[i].Name] = "at rest"
+		case spec.Owner.PodName != "":
+			holders[ips[i].Name] = spec.Owner.PodName
+		case spec.Owner.NodeName != "":
+			holders[ips[i].Name] = spec.Owner.Name + " on " + spec.Owner.NodeName
+		default:
+			holders[ips[i].Name] = spec.Owner.Kind + " " + spec.Owner.Name
+		}
+	}
+	return holders
+}
+
+// become waits until holders are as wanted.
+func (w *world) become(what string, want map[string]string) {
+	w.T.Helper()
+	w.Eventually(what, func() error {
+		if diff := cmp.Diff(want, w.holders()); diff != "" {
+			return simulation.DiffError(diff)
+		}
+		return nil
+	})
+}
+
+// workloads makes what the cluster runs, now and after its end, and waits until it
+// does.
+func (w *world) workloads() {
+	w.T.Helper()
+	w.CustomKinds()
+	for name, kind := range map[string]string{"edge": "daemon", "ships": "fleet", "tapp": "other"} {
+		kind := simulation.Kinds[kind]
+		object, err := kind.Object(simulation.Namespace, name, 2, simulation.Template(name, simulation.Policy(v1alpha1.ReleaseRetain)))
+		if err == nil {
+			_, err = w.Dynamic.Resource(kind.GVR()).Namespace(simulation.Namespace).Create(w.Ctx, object, metav1.CreateOptions{})
+		}
+		if err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	w.set("db", 2)
+	w.CreateDeployment("shop", 3, appsv1.DeploymentStrategy{}, simulation.Policy(v1alpha1.ReleaseRetain))
+	w.CreateDeployment("user", 2, appsv1.DeploymentStrategy{}, simulation.OfClaim("used"))
+	w.CreateDeployment("late", 0, appsv1.DeploymentStrategy{}, simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")))
+	w.Create(simulation.NewPod("single", simulation.Policy(v1alpha1.ReleaseRetain)), simulation.NewPod("forever", simulation.Policy(v1alpha1.ReleaseNever)))
+	w.Bound("db-0", "db-1", "tapp-0", "tapp-1", "single", "forever")
+	for name, replicas := range map[string]int32{"shop": 3, "user": 2, "late": 0} {
+		w.RolledOut(name, replicas)
+	}
+	for _, app := range []string{"edge", "ships"} {
+		w.Eventually("wait for the pods of "+app, func() error {
+			if n := len(w.PodsOf(app)); n != 2 {
+				return fmt.Errorf("there are %d", n)
+			}
+			return nil
+		})
+		w.Bound(slices.Collect(maps.Keys(w.PodsOf(app)))...)
+	}
+}
+
+// A cluster is lost with its etcd, and another is built. What was saved comes back
+// before the workloads do, and their pods get their addresses, while scheduler and
+// controller run.
+func TestRestoreIntoANewCluster(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "berth.yaml")
+	var saved map[string]string
+	t.Run("the cluster that is lost", func(t *testing.T) {
+		w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+		w.Nodes(2)
+		w.Kubelet()
+		w.Scheduler(simulation.SchedulerOptions{})
+		w.Controller()
+		w.permitBackup()
+		w.Pool("web", "10.0.70.10-10.0.70.59", func(pool *v1alpha1.IPPool) {
+			pool.Labels = map[string]string{"tier": "web"}
+			pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour}
+		})
+		w.Reserve("10.0.70.55")
+		w.Claim("ahead", v1alpha1.IPClaimSpec{Size: 3, Preallocate: true})
+		w.Claim("cap", v1alpha1.IPClaimSpec{Size: 1, Preallocate: true, ReleasePolicy: v1alpha1.ReleasePodDeleted})
+		w.Claim("used", v1alpha1.IPClaimSpec{Size: 4})
+		w.ClaimBecomes("ahead", "3=0+3 Preallocated")
+		w.ClaimBecomes("cap", "1=0+1 Preallocated")
+		w.Create(simulation.NewPod("passing"))
+		rests := w.Address("passing")
+		w.Delete("passing")
+		w.workloads()
+		w.PatchDeployment("late", `{"spec":{"replicas":1}}`)
+		w.set("gone", 1)
+		w.Create(simulation.NewPod("lost"))
+		w.Bound("gone-0", "lost")
+		w.RolledOut("late", 1)
+		w.PatchDeployment("late", `{"spec":{"replicas":0}}`)
+		w.RolledOut("late", 0)
+		w.Eventually("wait for the address at rest", func() error {
+			if now := w.holders()[rests]; now != "at rest" {
+				return fmt.Errorf("%s is %s", rests, now)
+			}
+			return nil
+		})
+		w.restoredInvariants()
+		saved = w.holders()
+		if out := w.backup(0, "backup", "backup", "-o", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
+			t.Errorf("it says %s", out)
+		}
+	})
+	if t.Failed() {
+		return
+	}
+
+	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w.Nodes(2)
+	w.Kubelet()
+	w.Scheduler(simulation.SchedulerOptions{})
+	controller := w.Controller()
+	w.permitBackup()
+	if out := w.backup(0, "restore", "restore", file); !strings.Contains(out, "Nothing was changed. Do it with --apply.") {
+		t.Errorf("it says %s", out)
+	}
+	if now := w.holders(); len(now) > 0 {
+		t.Fatalf("a dry run made %v", now)
+	}
+	maps.DeleteFunc(saved, func(_, holder string) bool { return holder == "lost" }) // PodDeleted
+	out := w.backup(0, "restore", "restore", file, "--apply", "--keep-for=1h")
+	if want := "Note: the cluster does not serve Fleet.example.dev: its addresses are kept for objects of that name"; !strings.Contains(out, want) {
+		t.Errorf("it does not say %q:\n%s", want, out)
+	}
+	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(saved)); !strings.Contains(out, want) {
+		t.Errorf("it does not say %q:\n%s", want, out)
+	}
+	w.become("what is restored", saved)
+	if again := w.backup(0, "restore", "restore", file, "--apply"); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
+		t.Errorf("the second run says\n%s", again)
+	}
+	pool, err := w.Berth.IPPools.Get(w.Ctx, "web", metav1.GetOptions{})
+	if err != nil || pool.Labels["tier"] != "web" || pool.Spec.Cooldown == nil {
+		t.Errorf("the pool is %+v (%v)", pool, err)
+	}
+	w.ClaimBecomes("ahead", "3=0+3 Preallocated")
+	w.ClaimBecomes("cap", "1=0+1 Preallocated")
+	w.ClaimBecomes("used", "2=0+2 OnDemand")
+
+	w.Create(simulation.NewPods("new", 3)...) // nobody's addresses are for them
+	for _, pod := range w.Bound("new-0", "new-1", "new-2") {
+		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; saved[address] != "" {
+			t.Errorf("%s got %s, which is %s", pod.Name, address, saved[address])
+		}
+	}
+	w.workloads()
+	for _, name := range []string{"new-0", "new-1", "new-2"} {
+		saved[w.Address(name)] = name
+	}
+	w.become("the addresses of the workloads", saved)
+	w.wantPodsOn(saved)
+	if freed := controller.Seen(func(c proxy.Call) bool {
+		return c.Method == http.MethodDelete && strings.Contains(c.Path, "/floatingips/")
+	}); len(freed) > 0 {
+		t.Errorf("the controller freed something: %v", freed)
+	}
+
+	// The time is over: of two workloads, both without pods, one is there.
+	late, gone := of(saved, "Deployment late"), of(saved, "gone-0")
+	if len(late) != 1 || len(gone) != 1 {
+		t.Fatalf("late has %v, gone has %v", late, gone)
+	}
+	now, err := metav1.Now().MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Concat(late, gone) {
+		if _, err := w.Berth.FloatingIPs.Patch(w.Ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"keepUntil":%s}}`, now), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	saved[gone[0]] = "at rest"
+	w.become("the end of the time", saved)
+	deployment, err := w.Kube.AppsV1().Deployments(simulation.Namespace).Get(w.Ctx, "late", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Eventually("wait for the owner to be found", func() error {
+		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, late[0], metav1.GetOptions{})
+		if err == nil && ip.Spec.Owner.UID != deployment.UID {
+			err = fmt.Errorf("%s belongs to %+v, want UID %s", late[0], ip.Spec.Owner, deployment.UID)
+		}
+		return err
+	})
+	w.PatchDeployment("late", `{"spec":{"replicas":1}}`)
+	w.RolledOut("late", 1)
+	w.wantPodsOn(saved)
+
+	// A short time, from the command to the end.
+	if err := w.Berth.FloatingIPs.Delete(w.Ctx, gone[0], metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	delete(saved, gone[0])
+	w.become("the end of the cooldown", saved)
+	out = w.backup(0, "restore", "restore", file, "--apply", "--keep-for=2s")
+	for _, want := range []string{"FloatingIP: 1 created", "list fleets.example.dev: ", "its addresses are kept for objects of that name"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+	saved[gone[0]] = "at rest"
+	w.become("the end of a short time", saved)
+}
+
+// of returns the addresses of a holder.
+func of(holders map[string]string, holder string) []string {
+	var addresses []string
+	for address, of := range holders {
+		if of == holder {
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
+}
+
+// restoredInvariants is invariants, but for claims that preallocate whatever their policy.
+func (w *world) restoredInvariants() {
+	w.T.Helper()
+	w.InvariantsWithout(func(ip *v1alpha1.FloatingIP) bool {
+		return ip.Spec.Pod == nil && ip.Spec.Owner != nil && ip.Spec.Owner.Kind == "IPClaim"
+	})
+}
+
+// wantPodsOn checks that live pods are on the addresses that they, or what they
+// belong to, had.
+func (w *world) wantPodsOn(had map[string]string) {
+	w.T.Helper()
+	w.restoredInvariants()
+	pods, err := w.Pods()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	owners := map[string]string{"shop": "Deployment shop", "user": "IPClaim used", "late": "Deployment late", "ships": "Fleet ships"}
+	for i := range pods {
+		pod := &pods[i]
+		want := pod.Name
+		if pod.Labels["app"] == "edge" {
+			want = "edge on " + pod.Spec.NodeName
+		}
+		if owner := owners[pod.Labels["app"]]; owner != "" {
+			want = owner
+		}
+		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; had[address] != want {
+			w.T.Errorf("pod %s is on %q, which was of %q", pod.Name, address, had[address])
+		}
+	}
+}
+
+// Berth's objects are deleted with their CRDs while pods run. The pods keep their
+// addresses: nobody else gets one, before and after the restore.
+func TestRestoreUnderRunningPods(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w.Nodes(2)
+	w.Kubelet()
+	w.Scheduler(simulation.SchedulerOptions{})
+	w.Controller()
+	w.permitBackup()
+	w.Pool("web", "10.0.70.10-10.0.70.19")
+	w.Claim("used", v1alpha1.IPClaimSpec{Size: 2, Preallocate: true})
+	w.set("db", 1)
+	// Without a spare address the next pod of shop gets the one that the backup has.
+	w.CreateDeployment("shop", 1, appsv1.DeploymentStrategy{}, simulation.Policy(v1alpha1.ReleaseRetain), simulation.Annotated(v1alpha1.AnnotationSpareAddresses, "0"))
+	w.CreateDeployment("user", 1, appsv1.DeploymentStrategy{}, simulation.OfClaim("used"))
+	w.Create(simulation.NewPod("passing"), simulation.NewPod("ends"), simulation.NewPod("two", simulation.Asking("2")))
+	w.Bound("db-0", "passing", "ends", "two")
+	w.RolledOut("shop", 1)
+	w.RolledOut("user", 1)
+	w.ClaimBecomes("used", "2=1+1 Preallocated")
+	file := filepath.Join(t.TempDir(), "berth.json")
+	w.backup(0, "backup", "backup", "-o", file)
+	// What the backup does not know.
+	w.Create(simulation.NewPod("after"))
+	w.says("after", w.Address("after"))
+	w.DeletePods("shop")
+	w.RolledOut("shop", 1)
+	for name := range w.PodsOf("shop") {
+		w.says(name, w.Address(name))
+	}
+	before := w.records()
+
+	w.deleteCRDs()
+	w.Delete("ends")
+	w.ApplyManifests()
+	if left := w.records(); len(left) > 0 {
+		t.Fatalf("left are %v", left)
+	}
+	out := w.backup(0, "restore", "restore", file, "--apply")
+	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(before)-1); !strings.Contains(out, want) {
+		t.Errorf("it does not say %q:\n%s", want, out)
+	}
+	restored := maps.Collect(func(yield func(string, string) bool) {
+		for name, holder := range before {
+			if !strings.HasPrefix(holder, "ends ") {
+				yield(name, holder)
+			}
+		}
+	})
+	if diff := cmp.Diff(restored, w.records()); diff != "" {
+		t.Errorf("what is restored is not what was there (-was +is):\n%s", diff)
+	}
+	if out := w.backup(0, "restore", "restore", file, "--apply"); !strings.Contains(out, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(restored))) {
+		t.Errorf("the second run says\n%s", out)
+	}
+	w.Kubelets.Unrecorded.Store(false)
+	w.ClaimBecomes("used", "2=1+1 Preallocated")
+	w.Create(simulation.NewPods("new", 2)...)
+	for _, pod := range w.Bound("new-0", "new-1") {
+		if address := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; restored[address] != "" {
+			t.Errorf("%s got %s, which is %s", pod.Name, address, restored[address])
+		}
+	}
+	w.restoredInvariants()
+	// The records are as good as before.
+	w.Delete("passing", "db-0")
+	address := ""
+	for name, holder := range before {
+		if strings.HasPrefix(holder, "db-0 ") {
+			address = name
+		}
+	}
+	w.Eventually("wait for db-0 to be back", func() error {
+		pod, err := w.Kube.CoreV1().Pods(simulation.Namespace).Get(w.Ctx, "db-0", metav1.GetOptions{})
+		if err == nil && pod.Annotations[v1alpha1.AnnotationFloatingIPs] != address {
+			err = fmt.Errorf("it is on %q, it was on %s", pod.Annotations[v1alpha1.AnnotationFloatingIPs], address)
+		}
+		return err
+	})
+	w.restoredInvariants()
+}
+
+// says writes a pod's address into its status, as the kubelet does.
+func (w *world) says(pod, address string) {
+	w.T.Helper()
+	patch := fmt.Appendf(nil, `{"status":{"podIP":%q,"podIPs":[{"ip":%q}]}}`, address, address)
+	if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, pod, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// records says who holds the addresses, by name, UID and node.
+func (w *world) records() map[string]string {
+	w.T.Helper()
+	ips, err := w.IPs()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	records := map[string]string{}
+	for i := range ips {
+		spec := &ips[i].Spec
+		text := fmt.Sprintf("nobody, for %s %s %s", spec.Owner.Kind, spec.Owner.Name, spec.Owner.PodName)
+		if spec.Pod != nil {
+			text = fmt.Sprintf("%s %s on %s of %s", spec.Pod.Name, spec.Pod.UID, spec.Node, spec.Owner.Kind)
+		}
+		records[ips[i].Name] = text
+	}
+	return records
+}
+
+// deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone.
+func (w *world) deleteCRDs() {
+	w.T.Helper()
+	crds := w.Dynamic.Resource(customkind.Definitions)
+	names := []string{"floatingips.berth.dev", "ipclaims.berth.dev", "ippools.berth.dev"}
+	w.CRDsDeleted = time.Now()
+	w.Kubelets.Unrecorded.Store(true)
+	for _, name := range names {
+		if err := crds.Delete(w.Ctx, name, metav1.DeleteOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	w.Eventually("wait for the CRDs to be gone", func() error {
+		for _, name := range names {
+			if _, err := crds.Get(w.Ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return errors.Join(fmt.Errorf("%s is there", name), err)
+			}
+		}
+		return nil
+	})
+	w.CRDsGone = time.Now()
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package retention
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// atOnce is how many cells are tried at the same time. Most of a cell's time is
+// spent waiting for controllers.
+const atOnce = 32
+
+// TestMatrix tries every cell of the table under the real controllers of
+// Kubernetes. What is not in the table follows in matrix_more_test.go.
+func TestMatrix(t *testing.T) {
+	t.Parallel()
+	table, err := matrixCells()
+	if err != nil {
+		t.Fatal(err)
+	}
+	failures := &failures{}
+	t.Cleanup(func() { failures.summarize(t) }) // the first of all, so it comes last
+	m := newMatrix(noting{TB: t, failures: failures}, table)
+	m.failures = failures
+	var cells []*cell
+	var alone []*cell
+	together := map[string][]*cell{}
+	for _, of := range table {
+		c := m.cell(of)
+		cells = append(cells, c)
+		if group := matrixEvents[of.event].together; group != "" {
+			together[group] = append(together[group], c)
+		} else {
+			alone = append(alone, c)
+		}
+	}
+	more := m.more()
+	cells, alone = append(cells, more...), append(more, alone...)
+
+	var groups sync.WaitGroup
+	for _, group := range []string{"node lost", "node removed", "node removed and back"} {
+		groups.Go(func() { m.tryTogether(t, together[group], m.happenings(group)...) })
+	}
+	m.tryAlone(t, alone)
+	groups.Wait()
+	// These concern all that goes on.
+	for _, group := range []string{"unseen by controller", "unseen by scheduler"} {
+		m.tryTogether(t, together[group], m.happenings(group)...)
+	}
+	m.cooldownSurvivesRestarts(t)
+
+	// What was so must have stayed so.
+	for _, c := range cells {
+		if c.outcome == nil { // it failed, or was not selected
+			continue
+		}
+		if err := c.outcome(); err != nil {
+			m.T.Errorf("%s, when all was done: %v\n\t%v", c.title, err, c.now())
+		}
+	}
+}
+
+// newMatrix starts everything.
+func newMatrix(t testing.TB, table []matrixCell) *matrix {
+	t.Helper()
+	w := &world{simulation.New(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}, Lasts: 2 * simulation.Lasts})}
+	m := &matrix{world: w, namespaceUIDs: map[string]types.UID{}, linger: map[string]bool{}}
+	w.CustomKinds()
+	for _, name := range matrixNamespaces {
+		m.namespaceNamed(name)
+	}
+	// All cells with a DaemonSet use the same nodes, by labels of their own.
+	daemons := map[string]string{roleLabel: "common"}
+	for _, of := range table {
+		if of.kind == "daemon" && !strings.HasPrefix(matrixEvents[of.event].together, "node ") {
+			daemons[daemonLabel(matrixNamespaces[of.policy], of.kind+"-"+matrixEvents[of.event].short)] = ""
+		}
+	}
+	for _, n := range []struct {
+		name   string
+		labels map[string]string
+	}{{"node1", daemons}, {"node2", daemons}, {"node3", map[string]string{roleLabel: "common"}}} {
+		if err := m.fatedNode(m.Ctx, n.name, n.labels); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.watch()
+	w.Kubelet(m.keepsLingering)
+	m.scheduler = w.Scheduler(simulation.SchedulerOptions{})
+	m.controller = w.Controller()
+	return m
+}
+
+// matrixNamespaces: the same names are used in all of them.
+var matrixNamespaces = map[v1alpha1.ReleasePolicy]string{
+	v1alpha1.ReleasePodDeleted: "pod-deleted",
+	v1alpha1.ReleaseRetain:     "retain",
+	v1alpha1.ReleaseNever:      "never",
+}
+
+func (m *matrix) namespaceNamed(name string) {
+	m.T.Helper()
+	made, err := m.Kube.CoreV1().Namespaces().Create(m.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		m.T.Fatal(err)
+	}
+	m.namespaceUIDs[name] = made.UID
+	m.Eventually("wait for the ServiceAccount of namespace "+name, func() error {
+		_, err := m.Kube.CoreV1().ServiceAccounts(name).Get(m.Ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// cell prepares a cell of the table.
+func (m *matrix) cell(of matrixCell) *cell {
+	event := matrixEvents[of.event]
+	c := m.newCell(of.kind, of.kind+"-"+event.short, of.policy)
+	c.title = fmt.Sprintf("%s, %s, %s", of.kind, of.event, of.policy)
+	switch group := event.together; {
+	case strings.HasPrefix(group, "node "):
+		c.onNodes(group)
+	case of.kind == "daemon":
+		c.template.Spec.NodeSelector = map[string]string{daemonLabel(c.namespace, c.name): ""}
+	}
+	room := 12
+	if slices.Contains([]outcome{isNamed, isOnNode, isShared}, of.want) {
+		// No address but those that are to be had again.
+		room = c.n + event.surge
+	}
+	c.try = func() {
+		c.setUp(room)
+		if event.then != "" {
+			c.await(event.then, matrixEvents[event.then].happen(c))
+		}
+		c.becomes(of.want, event.happen(c))
+	}
+	return c
+}
+
+// newCell prepares a workload in the namespace of its policy.
+func (m *matrix) newCell(kind, name string, release v1alpha1.ReleasePolicy) *cell {
+	c := &cell{matrix: m, kind: simulation.Kinds[kind], column: kind, policy: release, namespace: matrixNamespaces[release], name: name, n: 2}
+	c.title = name + ", " + string(release)
+	c.pool = poolOf(c.namespace, name)
+	if kind == "pod" {
+		c.n = 1
+	}
+	c.template = simulation.Template(name, simulation.Policy(release), simulation.FromPools(c.pool))
+	c.template.Spec.NodeSelector = map[string]string{roleLabel: "common"}
+	return c
+}
+
+// onNodes puts a cell on the nodes that an event is about.
+func (c *cell) onNodes(group string) {
+	selector := map[string]string{roleLabel: group[len("node "):]}
+	if c.column == "daemon" {
+		c.n = 1
+		selector[v1.LabelHostname] = lostNode
+		if group != "node lost" {
+			delete(selector, v1.LabelHostname)
+		}
+	}
+	c.template.Spec.NodeSelector = map[string]string{}
+	for key, value := range selector {
+		c.template.Spec.NodeSelector[key] = strings.ReplaceAll(value, " ", "-")
+	}
+	if c.column == "daemon" {
+		return
+	}
+	for _, key := range []string{v1.TaintNodeNotReady, v1.TaintNodeUnreachable} {
+		c.template.Spec.Tolerations = append(c.template.Spec.Tolerations, v1.Toleration{
+			Key: key, Operator: v1.TolerationOpExists, Effect: v1.TaintEffectNoExecute, TolerationSeconds: new(int64),
+		})
+	}
+}
+
+// await waits for what the table says of another event for the same workload and
+// policy.
+func (c *cell) await(event string, n int) {
+	c.t.Helper()
+	table, err := matrixCells()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, of := range table {
+		if of.event == event && of.kind == c.column && of.policy == c.policy {
+			c.until("wait for addresses to be "+string(of.want), func(s *state) error { return c.became(s, of.want, n) })
+			return
+		}
+	}
+	c.t.Fatalf("the table has no cell %q for %s, %s", event, c.column, c.policy)
+}
+
+// tryAlone tries cells that do not concern each other.
+func (m *matrix) tryAlone(t *testing.T, cells []*cell) {
+	// Jobs wait ten seconds before they replace a pod.
+	slices.SortStableFunc(cells, func(a, b *cell) int { return rankOf(a) - rankOf(b) })
+	next := make(chan *cell)
+	var workers sync.WaitGroup
+	for range atOnce {
+		workers.Go(func() {
+			for c := range next {
+				c.run(t)
+			}
+		})
+	}
+	for _, c := range cells {
+		next <- c
+	}
+	close(next)
+	workers.Wait()
+}
+
+func rankOf(c *cell) int {
+	if c.kind.Runs() {
+		return 0
+	}
+	return 1
+}
+
+// tryTogether tries cells that something happens to at the same time: first when
+// all run, next when all have acted on that.
+func (m *matrix) tryTogether(t *testing.T, cells []*cell, happen ...func() error) {
+	var gates []*gate
+	var all sync.WaitGroup
+	for range happen {
+		g := &gate{open: make(chan struct{})}
+		g.missing.Add(len(cells))
+		gates = append(gates, g)
+	}
+	all.Go(func() {
+		for i, g := range gates {
+			g.missing.Wait()
+			if err := happen[i](); err != nil {
+				m.T.Error(err)
+			}
+			close(g.open)
+		}
+	})
+	for _, c := range cells {
+		c.gates = gates
+		all.Go(func() { c.run(t) })
+	}
+	all.Wait()
+}
+
+// gate opens when all cells are there and what is to happen has.
+type gate struct {
+	missing sync.WaitGroup
+	open    chan struct{}
+}
+
+func (g *gate) pass(c *cell) {
+	c.t.Helper()
+	c.passed++
+	g.missing.Done()
+	select {
+	case <-g.open:
+	case <-c.Ctx.Done():
+		c.t.Fatal("the world ended before others were there")
+	}
+}
+
+// run tries the cell as a subtest.
+func (c *cell) run(t *testing.T) {
+	t.Run(c.title, func(t *testing.T) {
+		c.t = noting{TB: t, of: c.title, failures: c.failures}
+		begun := time.Now()
+		c.try()
+		t.Logf("took %s", time.Since(begun).Round(time.Millisecond))
+	})
+	for ; c.passed < len(c.gates); c.passed++ { // it failed, or was not selected
+		c.gates[c.passed].missing.Done()
+	}
+}
+
+// happenings makes the nodes that an event is about, and returns what happens to
+// the cells of the event.
+func (m *matrix) happenings(group string) []func() error {
+	role := map[string]string{roleLabel: strings.ReplaceAll(strings.TrimPrefix(group, "node "), " ", "-")}
+	switch group {
+	case "unseen by controller":
+		var release func()
+		return []func() error{
+			func() error { release = m.controller.Hold("pods"); return nil },
+			func() error { release(); return nil },
+		}
+	case "unseen by scheduler":
+		var release func()
+		return []func() error{
+			func() error { release = m.scheduler.Hold("floatingips"); return nil },
+			func() error { release(); return nil },
+		}
+	case "node lost":
+		ctx, stop := context.WithCancel(m.Ctx)
+		err := errors.Join(m.fatedNode(ctx, lostNode, role), m.fatedNode(m.Ctx, spareNode, role), m.cordonNode(spareNode, true))
+		return []func() error{func() error {
+			m.Kubelets.Lose(lostNode)
+			stop()
+			return errors.Join(err, m.cordonNode(spareNode, false))
+		}}
+	case "node removed":
+		ctx, stop := context.WithCancel(m.Ctx)
+		err := m.fatedNode(ctx, removedNode, role)
+		return []func() error{func() error {
+			stop()
+			return errors.Join(err, m.removeNode(removedNode))
+		}}
+	case "node removed and back":
+		ctx, stop := context.WithCancel(m.Ctx)
+		err := m.fatedNode(ctx, returningNode, role)
+		return []func() error{
+			func() error {
+				stop()
+				return errors.Join(err, m.removeNode(returningNode))
+			},
+			func() error { return m.fatedNode(m.Ctx, returningNode, role) },
+		}
+	}
+	return nil
+}
+
+func (m *matrix) removeNode(name string) error {
+	return m.Kube.CoreV1().Nodes().Delete(m.Ctx, name, metav1.DeleteOptions{})
+}
+
+// fatedNode makes a node that lives as long as ctx.
+func (m *matrix) fatedNode(ctx context.Context, name string, labels map[string]string) error {
+	m.mu.Lock()
+	m.nodes++
+	address := fmt.Sprintf("10.0.60.%d", 10+m.nodes)
+	m.mu.Unlock()
+	err := m.Node(ctx, name, address, labels)
+	if apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("node %s is still there: %w", name, err)
+	}
+	return err
+}

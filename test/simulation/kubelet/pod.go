@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Broken is a label of pods that are never ready.
+const Broken = "broken"
+
+// Asks is how many addresses a pod's containers ask for.
+func Asks(spec *v1.PodSpec) int {
+	sum := 0
+	for i := range spec.Containers {
+		n := spec.Containers[i].Resources.Requests[v1alpha1.ResourceIP]
+		sum += int(n.Value())
+	}
+	return sum
+}
+
+// Finished says whether a pod has ended.
+func Finished(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// IsReady says whether a pod is ready.
+func IsReady(pod *v1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
+	})
+}
+
+// SetPhase writes a pod's phase and readiness as the kubelet does. Where pod has a
+// resource version, a change since then is not undone: it is a conflict.
+func SetPhase(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, phase v1.PodPhase, reason string) error {
+	ready := v1.ConditionFalse
+	if phase == v1.PodRunning && pod.Labels[Broken] == "" {
+		ready = v1.ConditionTrue
+	}
+	meta := map[string]any{"uid": pod.UID}
+	if pod.ResourceVersion != "" {
+		meta["resourceVersion"] = pod.ResourceVersion
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": meta,
+		"status": map[string]any{"phase": phase, "reason": reason, "conditions": []v1.PodCondition{
+			{Type: v1.PodReady, Status: ready, LastTransitionTime: metav1.Now()},
+			{Type: v1.ContainersReady, Status: ready, LastTransitionTime: metav1.Now()},
+		}},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
+
+// End deletes a pod at once, as the kubelet does when it is done with it.
+func End(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod) error {
+	return kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
+	})
+}

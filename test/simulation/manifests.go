@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// Kustomized are the objects that `kubectl apply -k` applies if a user's
+// kustomization puts Berth into another namespace, as text.
+func (w *World) Kustomized(namespace string) []byte {
+	w.T.Helper()
+	bin, err := lab.BinDir()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	dir := w.T.TempDir()
+	root, err := deploy.Root()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	// kustomize takes relative paths only.
+	base, err := filepath.Rel(dir, filepath.Join(root, "manifests"))
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: %s\nresources: [%s]\n", namespace, base)
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		w.T.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	command := exec.CommandContext(w.Ctx, filepath.Join(bin, "kubectl"), "kustomize", dir)
+	command.Stderr = &stderr
+	output, err := command.Output()
+	if err != nil {
+		w.T.Fatalf("%v: %v\n%s", command, err, &stderr)
+	}
+	return output
+}
+
+// manifests are the objects that a user applies, but for the programs.
+func (w *World) manifests() ([]*unstructured.Unstructured, error) {
+	w.T.Helper()
+	if w.System == deploy.Namespace {
+		return deploy.Manifests()
+	}
+	objects, err := deploy.Decode(w.Kustomized(w.System))
+	return deploy.WithoutPrograms(objects), err
+}
+
+// ApplyManifests applies the manifests as `kubectl apply --server-side` does and
+// waits until the CRDs are served.
+func (w *World) ApplyManifests() {
+	w.T.Helper()
+	objects, err := w.manifests()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	ctx, cancel := w.patient()
+	defer cancel()
+	if err := deploy.Apply(ctx, w.Config, objects); err != nil {
+		w.T.Fatal(err)
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"maps"
+	"net/http"
+	"os"
+	"strings"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/test/simulation/program"
+	"github.com/berth-dev/berth/test/simulation/proxy"
+)
+
+// Instance is a berth-scheduler or berth-controller that runs, and the proxy that it
+// reaches the API server through.
+type Instance struct {
+	*proxy.Proxy
+	*program.Process
+	w   *World
+	log string
+}
+
+// SchedulerOptions say how a scheduler differs from the manifests.
+type SchedulerOptions struct {
+	// Elect lets it lead only with the lease, which ends earlier than the
+	// manifests say, so that a test need not wait, and not so early that a leader
+	// on a busy machine loses it.
+	Elect bool
+	// Profiles are the names of more profiles, all like the first.
+	Profiles []string
+	// Args are those of the plugin.
+	Args map[string]any
+	// Serve is the address where it is asked about its health and metrics;
+	// empty: none.
+	Serve string
+}
+
+// Scheduler starts berth-scheduler with the configuration of the manifests.
+func (w *World) Scheduler(options SchedulerOptions) *Instance {
+	w.T.Helper()
+	proxy := w.proxyFor("berth-scheduler")
+	config, err := program.SchedulerConfig()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	config.Connect(w.kubeconfig(proxy))
+	config.Elect(options.Elect, "10s", "8s", "1s")
+	if options.Args != nil {
+		config.Configure(options.Args)
+	}
+	for _, name := range options.Profiles {
+		another := maps.Clone(config.Profile())
+		another["schedulerName"] = name
+		config["profiles"] = append(config["profiles"].([]any), another)
+	}
+	flags := []string{"--config=" + w.File("scheduler-*.yaml", config), "--leader-elect-resource-namespace=" + w.System, "--secure-port=0", "--v=4", program.NeverAgain}
+	if options.Serve != "" {
+		kubeconfig := w.kubeconfig(proxy)
+		flags = append(flags, program.ServeAt(options.Serve)...)
+		flags = append(flags, "--cert-dir="+w.T.TempDir(), "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
+	}
+	return w.start(proxy, "berth-scheduler", flags...)
+}
+
+// Controller starts berth-controller, without leader election unless a flag says
+// otherwise.
+func (w *World) Controller(flags ...string) *Instance {
+	w.T.Helper()
+	proxy := w.proxyFor("berth-controller")
+	flags = append([]string{"--kubeconfig=" + w.kubeconfig(proxy), "--leader-elect=false", "--secure-port=0", "--v=4"}, flags...)
+	return w.start(proxy, "berth-controller", flags...)
+}
+
+// proxyFor starts a proxy that makes requests as a ServiceAccount of Berth's
+// namespace.
+func (w *World) proxyFor(account string) *proxy.Proxy {
+	w.T.Helper()
+	p, err := proxy.Start(w.Ctx, w.Config, proxy.ServiceAccount(w.System, account), nil)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	w.T.Cleanup(p.Stop)
+	return p
+}
+
+// Await waits until a tap stops a request.
+func (w *World) Await(tap *proxy.Tap) {
+	w.T.Helper()
+	ctx, cancel := w.patient()
+	defer cancel()
+	if err := tap.Wait(ctx); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// AsNode is a client with a kubelet's credentials.
+func (w *World) AsNode(name string) *kubernetes.Clientset {
+	w.T.Helper()
+	config := rest.CopyConfig(w.Config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + name, Groups: []string{"system:nodes", "system:authenticated"}}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return kube
+}
+
+// kubeconfig leads to a proxy, which adds the identity.
+func (w *World) kubeconfig(p *proxy.Proxy) string {
+	w.T.Helper()
+	return w.File("kubeconfig-*", p.Kubeconfig())
+}
+
+// File writes content as YAML, and returns its path.
+func (w *World) File(pattern string, content any) string {
+	w.T.Helper()
+	text, err := yaml.Marshal(content)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	file, err := os.CreateTemp(w.T.TempDir(), pattern)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.Write(text); err != nil {
+		w.T.Fatal(err)
+	}
+	return file.Name()
+}
+
+// start runs a program until Kill or the end of the test, whichever way that
+// ends.
+func (w *World) start(p *proxy.Proxy, name string, args ...string) *Instance {
+	w.T.Helper()
+	log, err := os.CreateTemp(w.T.TempDir(), name+"-*.log")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	defer log.Close()
+	process, err := program.Start(log, Program(name), args...)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	r := &Instance{Proxy: p, Process: process, w: w, log: log.Name()}
+	w.T.Cleanup(func() {
+		r.Kill()
+		for _, c := range r.Forbidden() {
+			if !w.whileCRDsEnd(c) {
+				w.T.Errorf("%s is forbidden %s %s", name, c.Method, c.Path)
+			}
+		}
+		if w.T.Failed() {
+			w.T.Logf("the end of %s (%d)'s log:\n%s", name, r.PID(), program.Tail(log.Name(), 60))
+		}
+	})
+	return r
+}
+
+// whileCRDsEnd says of a refused request that the API server refuses it to everybody:
+// "create not allowed while custom resource definition is terminating".
+func (w *World) whileCRDsEnd(c proxy.Call) bool {
+	return c.At.After(w.CRDsDeleted) && c.At.Before(w.CRDsGone) && c.Method == http.MethodPost && strings.HasPrefix(c.Path, "/apis/berth.dev/")
+}
+
+// Attempts counts the attempts to schedule a pod that the log tells of.
+func (r *Instance) Attempts() int {
+	text, err := os.ReadFile(r.log)
+	if err != nil {
+		r.w.T.Fatal(err)
+	}
+	return strings.Count(string(text), "Attempting to schedule pod")
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// upstream counts requests, and answers watches with a line whenever one is sent
+// to lines.
+type upstream struct {
+	*httptest.Server
+	requests atomic.Int32
+	lines    chan string
+}
+
+func start(t *testing.T) (*upstream, *Proxy) {
+	t.Helper()
+	u := &upstream{lines: make(chan string)}
+	u.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		u.requests.Add(1)
+		if !isWatch(r) {
+			text, _ := io.ReadAll(r.Body)
+			_, _ = w.Write(append([]byte("did "), text...))
+			return
+		}
+		w.(http.Flusher).Flush()
+		for {
+			select {
+			case line := <-u.lines:
+				_, _ = io.WriteString(w, line+"\n")
+				w.(http.Flusher).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}))
+	p, err := Start(t.Context(), &rest.Config{Host: u.URL}, rest.ImpersonationConfig{}, rand.New(rand.NewPCG(1, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Stop()
+		u.Close()
+	})
+	return u, p
+}
+
+func post(p *Proxy, body string) (int, string, error) {
+	response, err := http.Post(p.URL()+"/apis/x/things", "application/json", strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(text), err
+}
+
+func TestFaults(t *testing.T) {
+	for name, test := range map[string]struct {
+		faults Faults
+		code   int // 0: no answer
+		done   int32
+		text   string
+	}{
+		"none":     {Faults{}, 200, 1, "did it"},
+		"conflict": {Faults{Conflict: 1}, 409, 0, `"reason":"AlreadyExists"`},
+		"lost":     {Faults{Lost: 1}, 0, 1, ""},
+		"late":     {Faults{Late: 1, Delay: time.Millisecond}, 200, 1, "did it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u, p := start(t)
+			p.Set(test.faults)
+			code, text, err := post(p, "it")
+			if (err != nil) != (test.code == 0) || code != test.code || !strings.Contains(text, test.text) {
+				t.Errorf("got %d %q (%v)", code, text, err)
+			}
+			if n := u.requests.Load(); n != test.done {
+				t.Errorf("%d requests arrived, want %d", n, test.done)
+			}
+		})
+	}
+	u, p := start(t)
+	p.Set(Faults{Error: 1})
+	if code, _, err := post(p, "it"); err != nil || code < 500 || u.requests.Load() != 0 {
+		t.Errorf("an error is %d (%v), %d requests arrived", code, err, u.requests.Load())
+	}
+}
+
+func TestWatches(t *testing.T) {
+	u, p := start(t)
+	response, err := http.Get(p.URL() + "/apis/x/things?watch=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	lines := make(chan string)
+	ended := make(chan error, 1)
+	go func() {
+		scanner := bufio.NewScanner(response.Body)
+		for scanner.Scan() {
+			lines <- scanner.Text()
+		}
+		ended <- scanner.Err()
+	}()
+	u.lines <- "one"
+	if got := <-lines; got != "one" {
+		t.Fatalf("got %q", got)
+	}
+	release := p.Hold("things")
+	u.lines <- "two"
+	select {
+	case got := <-lines:
+		t.Fatalf("%q passed a watch that is held", got)
+	case <-time.After(50 * time.Millisecond):
+	}
+	release()
+	if got := <-lines; got != "two" {
+		t.Fatalf("got %q", got)
+	}
+	if n := p.CutWatches(); n != 1 {
+		t.Errorf("cut %d watches", n)
+	}
+	if err := <-ended; !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the watch ended with %v", err)
+	}
+}

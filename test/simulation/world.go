@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package simulation is a real API server with Berth's manifests applied, and around
+// it, imitated, what a cluster has: nodes and kubelets, workloads of kinds that
+// Kubernetes does not know, an external assigner. Berth's programs run on it, with the
+// permissions that manifests/ gives them; nothing needs root.
+//
+// Every program reaches the API server through a [proxy.Proxy] of its own, which can
+// stop a request before it arrives or before it is answered and hold back a watch:
+// so a test can kill a program between any two of its side effects. The imitated
+// kubelet trusts what the agent trusts, and fails the test at once if two live pods
+// have one address.
+//
+// A [World] belongs to a test: what goes wrong fails it, and all ends with it.
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation/kubelet"
+)
+
+const (
+	// Namespace is where the tests' objects are.
+	Namespace = "default"
+	// Patience is how long a test waits for anything, also on a machine that has
+	// other work. A lost wake-up is a failure however long it is: see [program.NeverAgain].
+	Patience = 4 * time.Minute
+	// Lasts is how long a test may take. It is there so that a test that hangs is
+	// cleaned up after, and the next one runs.
+	Lasts = 20 * time.Minute
+	// Poll is the pause between two looks.
+	Poll = 30 * time.Millisecond
+)
+
+// World is an API server with Berth's manifests applied, and what a test runs on
+// it.
+type World struct {
+	T            testing.TB
+	Ctx          context.Context
+	ControlPlane *lab.ControlPlane
+	System       string       // the namespace that Berth is installed in
+	Config       *rest.Config // an administrator's
+	Kube         *kubernetes.Clientset
+	Berth        *client.Client
+	Dynamic      dynamic.Interface // for kinds of which there are no Go types
+	Kubelets     *kubelet.Kubelets // nil before Kubelet
+
+	// CRDsDeleted and CRDsGone are when the test deleted the CRDs, and saw that they
+	// were gone.
+	CRDsDeleted, CRDsGone time.Time
+
+	patience time.Duration
+}
+
+// Options of a world.
+type Options struct {
+	lab.ControlPlaneOptions
+	// System is the namespace that Berth is installed in; empty: that of manifests/.
+	System string
+	// Lasts is how long the test may take, and Patience how long it waits for
+	// anything; 0: as the constants say.
+	Lasts, Patience time.Duration
+}
+
+// New starts an API server and applies the manifests. It ends with the test.
+func New(t testing.TB, options Options) *World {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(options.Lasts, Lasts))
+	t.Cleanup(cancel)
+	cp, err := lab.StartControlPlane(ctx, options.ControlPlaneOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cp.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := &World{
+		T: t, Ctx: ctx, ControlPlane: cp,
+		System: cmp.Or(options.System, deploy.Namespace), patience: cmp.Or(options.Patience, Patience),
+	}
+	if w.Config, err = cp.RESTConfig(); err != nil {
+		t.Fatal(err)
+	}
+	if w.Kube, err = kubernetes.NewForConfig(w.Config); err != nil {
+		t.Fatal(err)
+	}
+	if w.Berth, err = client.NewForConfig(w.Config); err != nil {
+		t.Fatal(err)
+	}
+	if w.Dynamic, err = dynamic.NewForConfig(w.Config); err != nil {
+		t.Fatal(err)
+	}
+	w.ApplyManifests()
+	return w
+}
+
+// On is the same world for a subtest.
+func (w *World) On(t *testing.T) *World {
+	of := *w
+	of.T = t
+	return &of
+}
+
+// Eventually looks until check is content. The last complaint fails the test.
+func (w *World) Eventually(what string, check func() error) {
+	w.T.Helper()
+	if err := w.Try(check); err != nil {
+		w.T.Fatalf("%s: %v", what, err)
+	}
+}
+
+// Try looks until check is content or patience is over.
+func (w *World) Try(check func() error) error {
+	ctx, cancel := w.patient()
+	defer cancel()
+	ticker := time.NewTicker(Poll)
+	defer ticker.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-ticker.C:
+		}
+	}
+}
+
+// patient is a context that ends when patience is over.
+func (w *World) patient() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(w.Ctx, w.patience)
+}
+
+// Nodes makes nodes node1, node2, … that are ready, with InternalIPs 10.0.60.11,
+// 10.0.60.12, …, and keeps their leases.
+func (w *World) Nodes(n int) {
+	w.T.Helper()
+	for i := 1; i <= n; i++ {
+		if err := w.Node(w.Ctx, fmt.Sprintf("node%d", i), fmt.Sprintf("10.0.60.%d", 10+i), nil); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+}
+
+// Node makes a node that is ready, and keeps its lease until ctx ends.
+func (w *World) Node(ctx context.Context, name, address string, labels map[string]string) error {
+	node := kubelet.NewNode(name, address)
+	maps.Copy(node.Labels, labels)
+	_, err := w.Kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	// Admission taints new nodes until a controller has looked at them.
+	untaint := []byte(`{"spec":{"taints":null}}`)
+	if _, err := w.Kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, untaint, metav1.PatchOptions{}); err != nil {
+		return err
+	}
+	go kubelet.KeepLease(ctx, w.Kube, name)
+	return nil
+}
+
+// Pool makes an IPPool of 10.0.70.0/24.
+func (w *World) Pool(name, ranges string, options ...func(*v1alpha1.IPPool)) *v1alpha1.IPPool {
+	w.T.Helper()
+	pool := NewPool(name, ranges)
+	for _, option := range options {
+		option(pool)
+	}
+	pool, err := w.Berth.IPPools.Create(w.Ctx, pool, metav1.CreateOptions{})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return pool
+}
+
+// Create makes pods.
+func (w *World) Create(pods ...*v1.Pod) {
+	w.T.Helper()
+	for _, pod := range pods {
+		if _, err := w.Kube.CoreV1().Pods(Namespace).Create(w.Ctx, pod, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+}
+
+// Delete ends a pod at once, as the kubelet does when it is done with it.
+func (w *World) Delete(names ...string) {
+	w.T.Helper()
+	for _, name := range names {
+		if err := w.Kube.CoreV1().Pods(Namespace).Delete(w.Ctx, name, *metav1.NewDeleteOptions(0)); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+}
+
+// Terminate is kubectl delete pod: the kubelet ends them when their grace period is over.
+func (w *World) Terminate(names ...string) {
+	w.T.Helper()
+	for _, name := range names {
+		if err := w.Kube.CoreV1().Pods(Namespace).Delete(w.Ctx, name, metav1.DeleteOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+}
+
+// Get reads a pod.
+func (w *World) Get(name string) *v1.Pod {
+	w.T.Helper()
+	pod, err := w.Kube.CoreV1().Pods(Namespace).Get(w.Ctx, name, metav1.GetOptions{})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return pod
+}
+
+// Pods lists the pods of the test.
+func (w *World) Pods() ([]v1.Pod, error) {
+	list, err := w.Kube.CoreV1().Pods(Namespace).List(w.Ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// IPs lists the addresses in use.
+func (w *World) IPs() ([]v1alpha1.FloatingIP, error) {
+	list, err := w.Berth.FloatingIPs.List(w.Ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// Bound waits until pods are bound, and returns them as they then are.
+func (w *World) Bound(names ...string) []*v1.Pod {
+	w.T.Helper()
+	var pods []*v1.Pod
+	for _, name := range names {
+		w.Eventually("wait for pod "+name+" to be bound", func() error {
+			pod, err := w.Kube.CoreV1().Pods(Namespace).Get(w.Ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if pod.Spec.NodeName == "" {
+				return fmt.Errorf("not bound; conditions: %v", ConditionTexts(pod))
+			}
+			pods = append(pods, pod)
+			return nil
+		})
+	}
+	return pods
+}
+
+// Address waits until a pod is bound and returns its address.
+func (w *World) Address(name string) string {
+	w.T.Helper()
+	return w.Bound(name)[0].Annotations[v1alpha1.AnnotationFloatingIPs]
+}
+
+// Refused waits until the scheduler says of a pod that it cannot be scheduled,
+// and has all texts in what it says, which it returns. The first that it says may
+// be another: it learns of pods and of what they need by watches that know nothing
+// of each other.
+func (w *World) Refused(name string, texts ...string) string {
+	w.T.Helper()
+	var message string
+	w.Eventually("wait for pod "+name+" to be unschedulable", func() error {
+		pod, err := w.Kube.CoreV1().Pods(Namespace).Get(w.Ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse {
+				message = condition.Message
+				if condition.Reason != v1.PodReasonUnschedulable {
+					return fmt.Errorf("reason is %s: %s", condition.Reason, condition.Message)
+				}
+				for _, text := range texts {
+					if !strings.Contains(message, text) {
+						return fmt.Errorf("the scheduler says %q, want %q in it", message, text)
+					}
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("on node %q, conditions: %v", pod.Spec.NodeName, ConditionTexts(pod))
+	})
+	return message
+}
+
+// ConditionTexts are what the conditions of a pod say.
+func ConditionTexts(pod *v1.Pod) []string {
+	var texts []string
+	for _, c := range pod.Status.Conditions {
+		texts = append(texts, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
+	}
+	return texts
+}
+
+// CountBound complains unless that many pods are bound and, if no more than that
+// exist, none waits.
+func (w *World) CountBound(want int) error {
+	pods, err := w.Pods()
+	if err != nil {
+		return err
+	}
+	bound := 0
+	for i := range pods {
+		if pods[i].Spec.NodeName != "" {
+			bound++
+		}
+	}
+	if bound != want {
+		return fmt.Errorf("%d of %d pods are bound, want %d", bound, len(pods), want)
+	}
+	return nil
+}
+
+// DeleteAll deletes all pods and waits until no address is in use.
+func (w *World) DeleteAll() {
+	w.T.Helper()
+	err := w.Kube.CoreV1().Pods(Namespace).DeleteCollection(w.Ctx, *metav1.NewDeleteOptions(0), metav1.ListOptions{})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	w.Eventually("wait for all addresses to be free", func() error {
+		ips, err := w.IPs()
+		if err == nil && len(ips) > 0 {
+			err = fmt.Errorf("%d are not, for example %s: %+v", len(ips), ips[0].Name, ips[0].Spec)
+		}
+		return err
+	})
+}
