@@ -57,7 +57,7 @@ func newWorld(t *testing.T, s settings) *world {
 	t.Cleanup(func() { _ = log.Close() })
 	w := &world{settings: s, log: log, started: time.Now()}
 	t.Cleanup(func() { w.tidy(t) })
-	w.World = simulation.New(t, simulation.Options{
+	w.World = simulation.NewWith(t, simulation.Options{
 		ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true, Audit: true, APIServerFlags: []string{
 			// Pods of a lost node are evicted soon.
 			"--default-not-ready-toleration-seconds=3", "--default-unreachable-toleration-seconds=3",

@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -55,4 +56,20 @@ func (w *World) ClaimBecomes(name, want string, texts ...string) {
 		}
 		return nil
 	})
+}
+
+// PatchClaim changes an IPClaim by a merge patch.
+func (w *World) PatchClaim(name, patch string) {
+	w.T.Helper()
+	if _, err := w.Berth.IPClaims(Namespace).Patch(w.Ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// DeleteClaim deletes an IPClaim.
+func (w *World) DeleteClaim(name string) {
+	w.T.Helper()
+	if err := w.Berth.IPClaims(Namespace).Delete(w.Ctx, name, metav1.DeleteOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
 }

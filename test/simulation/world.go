@@ -81,7 +81,13 @@ type Options struct {
 }
 
 // New starts an API server and applies the manifests. It ends with the test.
-func New(t testing.TB, options Options) *World {
+func New(t testing.TB, options lab.ControlPlaneOptions) *World {
+	t.Helper()
+	return NewWith(t, Options{ControlPlaneOptions: options})
+}
+
+// NewWith starts one that differs.
+func NewWith(t testing.TB, options Options) *World {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(options.Lasts, Lasts))
 	t.Cleanup(cancel)

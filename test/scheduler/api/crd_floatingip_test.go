@@ -19,7 +19,7 @@ import (
 // one name for an address.
 func TestFloatingIPValidation(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	const (
 		name6 = "2001-0db8-0070-0000-0000-0000-0000-0010"
 		rule  = "metadata.name must be spec.address itself for IPv4, and its eight four-digit groups joined by dashes for IPv6"
@@ -92,7 +92,7 @@ func TestFloatingIPValidation(t *testing.T) {
 // pool is.
 func TestColumns(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller("--leader-elect=true")
@@ -102,7 +102,7 @@ func TestColumns(t *testing.T) {
 		"Name": "10.0.70.2", "Pool": "web", "Namespace": simulation.Namespace, "Pod": "web-first", "Node": "node1",
 		"Owner-Kind": "Pod", "Owner": "web-first", "Policy": "PodDeleted",
 	}
-	rows := w.table("floatingips")
+	rows := tableOf(w, "floatingips")
 	if len(rows) != 1 {
 		t.Fatalf("the table is %v", rows)
 	}
@@ -115,7 +115,7 @@ func TestColumns(t *testing.T) {
 	}
 	wantPool := map[string]string{"Name": "web", "Subnet": "10.0.70.0/24", "Ready": "True", "Capacity": "8", "Allocated": "1", "Retained": "0", "Free": "7"}
 	w.Eventually("wait for the pool's row", func() error {
-		rows := w.table("ippools")
+		rows := tableOf(w, "ippools")
 		delete(rows[0], "Age")
 		if diff := cmp.Diff(wantPool, rows[0]); diff != "" {
 			return simulation.DiffError(diff)
@@ -126,8 +126,8 @@ func TestColumns(t *testing.T) {
 
 func textOf(cell any) string { return fmt.Sprint(cell) }
 
-// table returns what `kubectl get` prints without -o wide.
-func (w *world) table(resource string) []map[string]string {
+// tableOf returns what `kubectl get` prints without -o wide.
+func tableOf(w *simulation.World, resource string) []map[string]string {
 	w.T.Helper()
 	table := &metav1.Table{}
 	err := w.Kube.RESTClient().Get().AbsPath("/apis/berth.dev/v1alpha1", resource).

@@ -37,7 +37,7 @@ func spec6(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
 // What the API server accepts of an IPPool, and what it says of what it does not.
 func TestPoolValidation(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	type change = *v1alpha1.IPPoolSpec
 	tests := []struct {
 		name string

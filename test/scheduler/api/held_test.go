@@ -21,7 +21,7 @@ import (
 // anybody with the right to.
 func TestHeldAddressIsNotDeleted(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -65,7 +65,7 @@ func TestHeldAddressIsNotDeleted(t *testing.T) {
 // addresses, so that its own are taken for surplus.
 func TestBoundAnnotationIsNotChanged(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})

@@ -17,7 +17,7 @@ import (
 // starts.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -77,7 +77,7 @@ func TestBadInput(t *testing.T) {
 // wrote there gives nothing.
 func TestForgedAnnotation(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -95,7 +95,7 @@ func TestForgedAnnotation(t *testing.T) {
 // is retained for the workload.
 func TestForgedOwner(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})

@@ -20,7 +20,7 @@ import (
 // administrator's. docs/operations.md says so.
 func TestNodeCannotJoinProtectedPool(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})

@@ -23,9 +23,9 @@ import (
 // bound to; their health is for everybody.
 func TestMetricsAreGuarded(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
-	prometheus, tenant := w.token("prometheus"), w.token("tenant")
-	w.bindMetricsReader("prometheus")
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	prometheus, tenant := tokenOf(w, "prometheus"), tokenOf(w, "tenant")
+	bindMetricsReader(w, "prometheus")
 	controller, scheduler := w.FreeAddress(), w.FreeAddress()
 	w.Controller(program.ServeAt(controller)...)
 	w.Scheduler(simulation.SchedulerOptions{Serve: scheduler})
@@ -70,8 +70,8 @@ func TestMetricsAreGuarded(t *testing.T) {
 	}
 }
 
-// token makes a ServiceAccount and returns a token of it.
-func (w *world) token(account string) string {
+// tokenOf makes a ServiceAccount and returns a token of it.
+func tokenOf(w *simulation.World, account string) string {
 	w.T.Helper()
 	accounts := w.Kube.CoreV1().ServiceAccounts(simulation.Namespace)
 	if _, err := accounts.Create(w.Ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}); err != nil {
@@ -85,7 +85,7 @@ func (w *world) token(account string) string {
 }
 
 // bindMetricsReader lets a ServiceAccount read metrics, as docs/monitoring.md says.
-func (w *world) bindMetricsReader(account string) {
+func bindMetricsReader(w *simulation.World, account string) {
 	w.T.Helper()
 	const role = "berth-metrics-reader"
 	_, err := w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{

@@ -22,7 +22,7 @@ import (
 func TestAnotherNamespace(t *testing.T) {
 	t.Parallel()
 	const system = "network"
-	w := &world{simulation.New(t, simulation.Options{System: system})}
+	w := simulation.NewWith(t, simulation.Options{System: system})
 	for line := range strings.Lines(string(w.Kustomized(system))) {
 		// Nothing may stay where kustomize does not look, nor be moved to where
 		// it has no effect.
@@ -42,7 +42,7 @@ func TestAnotherNamespace(t *testing.T) {
 			t.Errorf("the lease of %s: %v", name, err)
 		}
 	}
-	w.deletesNoHeld("10.0.70.2")
+	deletesNoHeld(w, "10.0.70.2")
 
 	w.Delete("web-0")
 	w.Create(simulation.NewPod("web-1"))
@@ -53,7 +53,7 @@ func TestAnotherNamespace(t *testing.T) {
 
 // deletesNoHeld tries to delete an address that a pod holds as everybody who may
 // delete FloatingIPs, or nearly.
-func (w *world) deletesNoHeld(address string) {
+func deletesNoHeld(w *simulation.World, address string) {
 	w.T.Helper()
 	_, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "deleter"},

@@ -18,7 +18,7 @@ import (
 // What the controller says of pools.
 func TestPoolStatus(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -57,7 +57,7 @@ func TestPoolStatus(t *testing.T) {
 		{"e-backwards", numbers{}, condition{"False", "Invalid"}, condition{"True", "NoAddressFree"}, "is backwards: write 2001:db8::10-2001:db8::20"},
 		{"f-huge", numbers{Capacity: huge, Free: huge}, condition{"True", "Valid"}, condition{"False", "AddressesFree"}, ""},
 	}
-	check := func(w *world, name string, want numbers, ready, exhausted condition, message string) {
+	check := func(w *simulation.World, name string, want numbers, ready, exhausted condition, message string) {
 		w.T.Helper()
 		w.Eventually("wait for the status of "+name, func() error {
 			pool, err := w.Berth.IPPools.Get(w.Ctx, name, metav1.GetOptions{})

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
 )
 
 // What the manifests allow. That it is enough, every other test shows: there the
@@ -13,7 +14,7 @@ import (
 // one of their requests is forbidden.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	tests := []struct {
 		account string
 		// each is "verb group/resource[/subresource] [namespace/name]".

@@ -11,7 +11,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -20,24 +19,10 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-func (w *world) patchClaim(name, patch string) {
-	w.T.Helper()
-	if _, err := w.Berth.IPClaims(simulation.Namespace).Patch(w.Ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
-}
-
-func (w *world) deleteClaim(name string) {
-	w.T.Helper()
-	if err := w.Berth.IPClaims(simulation.Namespace).Delete(w.Ctx, name, metav1.DeleteOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
-}
-
 // What the controller does with claims, and says of them.
 func TestClaims(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
@@ -80,7 +65,7 @@ func TestClaims(t *testing.T) {
 		w.ClaimBecomes("shop", "3=3+0 OnDemand")
 		w.Delete("shop-2")
 		w.ClaimBecomes("shop", "3=2+1 OnDemand")
-		w.patchClaim("shop", `{"spec":{"size":1}}`)
+		w.PatchClaim("shop", `{"spec":{"size":1}}`)
 		w.ClaimBecomes("shop", "2=2+0 OnDemand Oversized")
 		w.Eventually("wait for the event", func() error { return w.EventOf("shop", "Oversized", "its size is 1") })
 		w.Delete("shop-1")
@@ -110,14 +95,14 @@ func TestClaims(t *testing.T) {
 		w.ClaimBecomes("after", "4=4+0 OnDemand")
 		w.ClaimBecomes("pre", "1=0+1 TakenOver", `IPClaim "after"`)
 		w.Eventually("wait for the event", func() error { return w.EventOf("after", "TookOver", `of IPClaim "pre"`) })
-		w.patchClaim("after", `{"spec":{"size":5}}`)
+		w.PatchClaim("after", `{"spec":{"size":5}}`)
 		w.ClaimBecomes("after", "5=4+1 OnDemand")
 		w.ClaimBecomes("pre", "0=0+0 TakenOver")
 		if now := w.AddressesOf("after"); !slices.Equal(now, before) {
 			t.Errorf("it has %v, it took over %v", now, before)
 		}
-		w.deleteClaim("pre")
-		w.patchClaim("after", `{"spec":{"takeOver":null}}`)
+		w.DeleteClaim("pre")
+		w.PatchClaim("after", `{"spec":{"takeOver":null}}`)
 		w.Invariants()
 		w.Delete("pre-0")
 		w.ClaimBecomes("after", "5=3+2 OnDemand")
@@ -134,7 +119,7 @@ func TestClaims(t *testing.T) {
 		before := w.AddressesOf("after")
 		w.Claim("rival", v1alpha1.IPClaimSpec{Size: 9, TakeOver: "after"})
 		w.ClaimBecomes("rival", "5=5+0 OnDemand")
-		w.patchClaim("after", `{"spec":{"takeOver":"rival"}}`)
+		w.PatchClaim("after", `{"spec":{"takeOver":"rival"}}`)
 		w.ClaimBecomes("rival", "5=5+0 TakeOverConflict", "after, rival take over each other")
 		w.ClaimBecomes("after", "0=0+0 TakeOverConflict", "after, rival take over each other")
 		if now := w.AddressesOf("rival"); !slices.Equal(now, before) {
@@ -150,7 +135,7 @@ func TestClaims(t *testing.T) {
 		w.Delete("again-1")
 		w.ClaimBecomes("again", "2=1+1 OnDemand")
 		before := w.AddressesOf("again")
-		w.deleteClaim("again")
+		w.DeleteClaim("again")
 		w.Claim("again", v1alpha1.IPClaimSpec{Size: 2, Pools: []string{"web"}})
 		w.ClaimBecomes("again", "2=1+1 OnDemand")
 		w.Create(simulation.NewPod("again-1", simulation.OfClaim("again")))
@@ -160,7 +145,7 @@ func TestClaims(t *testing.T) {
 		}
 		w.ClaimBecomes("again", "2=2+0 OnDemand")
 		w.Delete("again-0", "again-1")
-		w.deleteClaim("again")
+		w.DeleteClaim("again")
 		w.Eventually("wait for its addresses to be free", func() error {
 			if now := w.AddressesOf("again"); len(now) > 0 {
 				return fmt.Errorf("it has %v", now)
@@ -174,7 +159,7 @@ func TestClaims(t *testing.T) {
 // that ends what it began.
 func TestClaimsControllerKilled(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	for _, at := range []proxy.Point{proxy.BeforeRequest, proxy.BeforeAnswer} {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
@@ -209,7 +194,7 @@ func TestClaimsControllerKilled(t *testing.T) {
 // One version of an application gives way to the next, with its addresses.
 func TestClaimBlueGreen(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -278,7 +263,7 @@ func TestClaimBlueGreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Invariants()
-	w.deleteClaim("shop")
+	w.DeleteClaim("shop")
 	w.Eventually("wait for the spare address to be free", func() error {
 		if now := w.AddressesOf("shop"); len(now) != 3 {
 			return fmt.Errorf("it has %v", now)
@@ -297,7 +282,7 @@ func TestClaimBlueGreen(t *testing.T) {
 // The controller's metrics and events about pools and claims.
 func TestClaimAndPoolMetrics(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	address := w.FreeAddress()
 	w.Controller(program.ServeAt(address)...)
 	w.Pool("web", "10.0.70.2-10.0.70.4")
@@ -320,6 +305,6 @@ func TestClaimAndPoolMetrics(t *testing.T) {
 	}
 	w.Scrapes("https://"+address, []string{`berth_pool_outside_addresses{pool="web"} 3`}, []string{`berth_pool_capacity{pool="web"}`})
 	w.Eventually("wait for the event", func() error { return w.EventOf("10.0.70.3", "PoolGone", `IPPool "web" is gone`) })
-	w.deleteClaim("shop")
+	w.DeleteClaim("shop")
 	w.Scrapes("https://"+address, nil, []string{`claim="shop"`, `pool="web"`})
 }

@@ -18,7 +18,7 @@ import (
 // claimed for it.
 func TestSchedulerKilled(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
@@ -55,7 +55,7 @@ func TestSchedulerKilled(t *testing.T) {
 			w.Await(tap)
 			first.Kill()
 			tap.Drop()
-			claimed := w.claimOf(name)
+			claimed := claimOf(w, name)
 			if (claimed != "") != tc.claimed {
 				t.Errorf("when the scheduler was killed, the claim was %q", claimed)
 			}
@@ -71,7 +71,7 @@ func TestSchedulerKilled(t *testing.T) {
 }
 
 // claimOf returns the address that is recorded or retained for a pod.
-func (w *world) claimOf(pod string) string {
+func claimOf(w *simulation.World, pod string) string {
 	w.T.Helper()
 	ips, err := w.IPs()
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 // all that happened with pods. The pod that waits starts nevertheless.
 func TestLateWatch(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
@@ -53,7 +53,7 @@ func TestLateWatch(t *testing.T) {
 // addresses once more, and the pods get others.
 func TestLateNewsOfClaims(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
@@ -84,7 +84,7 @@ func TestLateNewsOfClaims(t *testing.T) {
 // none of them again.
 func TestSchedulerRestart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
@@ -116,7 +116,7 @@ func TestSchedulerRestart(t *testing.T) {
 // each other.
 func TestClaimRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	scheduler := w.Scheduler(simulation.SchedulerOptions{})

@@ -16,7 +16,7 @@ import (
 // pod's address alone, however far it had come and wherever the other went.
 func TestLateScheduler(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Controller()
@@ -89,7 +89,7 @@ func TestLateScheduler(t *testing.T) {
 // have claimed wins; what the other wrote meanwhile is put right.
 func TestOvertakenScheduler(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Controller()

@@ -19,7 +19,7 @@ import (
 // first goes on where it was, not knowing that it no longer leads.
 func TestPausedLeader(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
@@ -29,7 +29,7 @@ func TestPausedLeader(t *testing.T) {
 	leader := w.Scheduler(simulation.SchedulerOptions{Elect: true})
 	const batch = 60
 	for round := range 3 {
-		w.Eventually("wait for a leader", func() error { return w.leadsNow(leader) })
+		w.Eventually("wait for a leader", func() error { return leadsNow(w, leader) })
 		next := w.Scheduler(simulation.SchedulerOptions{Elect: true})
 		w.Eventually("wait for the second scheduler to be ready", func() error {
 			if len(next.Seen(isLeaseRead)) == 0 {
@@ -48,8 +48,8 @@ func TestPausedLeader(t *testing.T) {
 			return nil
 		})
 		leader.Pause()
-		w.Eventually("wait for the other to take over", func() error { return w.leadsNow(next) })
-		w.Eventually("wait for its first Binding", func() error { return w.boundOrActive(next, (round+1)*batch) })
+		w.Eventually("wait for the other to take over", func() error { return leadsNow(w, next) })
+		w.Eventually("wait for its first Binding", func() error { return boundOrActive(w, next, (round+1)*batch) })
 		leader.Resume()
 		w.Eventually("wait for all pods to be bound", func() error { return w.CountBound((round + 1) * batch) })
 		// It finds out that it no longer leads, and ends.
@@ -66,7 +66,7 @@ func TestPausedLeader(t *testing.T) {
 }
 
 // leadsNow complains unless p got the lease.
-func (w *world) leadsNow(p *simulation.Instance) error {
+func leadsNow(w *simulation.World, p *simulation.Instance) error {
 	if n := len(p.Seen(isLeaseWrite)); n == 0 {
 		lease, err := w.Kube.CoordinationV1().Leases("berth-system").Get(w.Ctx, "berth-scheduler", metav1.GetOptions{})
 		if err != nil {
@@ -79,7 +79,7 @@ func (w *world) leadsNow(p *simulation.Instance) error {
 
 // boundOrActive complains unless p has bound a pod, or there is nothing left to
 // bind.
-func (w *world) boundOrActive(p *simulation.Instance, all int) error {
+func boundOrActive(w *simulation.World, p *simulation.Instance, all int) error {
 	if len(p.Seen(isBindingCall)) > 0 {
 		return nil
 	}

@@ -19,14 +19,14 @@ import (
 func ahead() func(*v1.Pod) { return simulation.Annotated(v1alpha1.AnnotationPreallocate, "true") }
 
 // scale changes a Deployment's replicas and waits until it is rolled out.
-func (w *world) scale(name string, replicas int32) {
+func scale(w *simulation.World, name string, replicas int32) {
 	w.T.Helper()
 	w.PatchDeployment(name, fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas))
 	w.RolledOut(name, replicas)
 }
 
 // has waits until a workload has so many addresses, and returns them.
-func (w *world) has(name string, n int) []string {
+func has(w *simulation.World, name string, n int) []string {
 	w.T.Helper()
 	var now []string
 	w.Eventually(fmt.Sprintf("wait for %d addresses of %s", n, name), func() error {
@@ -45,26 +45,26 @@ func TestFixedSetAhead(t *testing.T) {
 	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
 		t.Run(string(policy), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 			w.Nodes(3)
 			w.LateKubelet()
 			w.Controller()
 			w.Pool("web", "10.0.70.2-10.0.70.60")
 			// Before there is a scheduler no pod gets any.
-			w.create3("web", ahead(), simulation.Annotated(v1alpha1.AnnotationReleasePolicy, string(policy)))
-			set := w.has("web", 4)
+			create3(w, "web", ahead(), simulation.Annotated(v1alpha1.AnnotationReleasePolicy, string(policy)))
+			set := has(w, "web", 4)
 			w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 4 addresses of the fixed set") })
 			w.Scheduler(simulation.SchedulerOptions{})
 			w.RolledOut("web", 3)
 			for i := range 3 {
-				w.onThe("web", set, fmt.Sprintf("%d updates", i))
+				onThe(w, "web", set, fmt.Sprintf("%d updates", i))
 				if now := w.AddressesOf("web"); !slices.Equal(now, set) {
 					t.Fatalf("after %d updates it has %v, it had %v", i, now, set)
 				}
-				w.restart("web", 3)
+				restart(w, "web", 3)
 			}
-			w.scale("web", 5)
-			six := w.has("web", 6)
+			scale(w, "web", 5)
+			six := has(w, "web", 6)
 			for _, address := range set {
 				if !slices.Contains(six, address) {
 					t.Errorf("scaled up, it lost %s: %v", address, six)
@@ -74,9 +74,9 @@ func TestFixedSetAhead(t *testing.T) {
 			if policy == v1alpha1.ReleaseNever {
 				return
 			}
-			w.scale("web", 2)
-			three := w.has("web", 3)
-			w.onThe("web", three, "scaling down")
+			scale(w, "web", 2)
+			three := has(w, "web", 3)
+			onThe(w, "web", three, "scaling down")
 			w.Invariants()
 		})
 	}
@@ -84,7 +84,7 @@ func TestFixedSetAhead(t *testing.T) {
 
 // create3 makes a Deployment of three with maxUnavailable 0, which has one spare
 // address.
-func (w *world) create3(name string, options ...func(*v1.Pod)) {
+func create3(w *simulation.World, name string, options ...func(*v1.Pod)) {
 	w.T.Helper()
 	w.CreateDeployment(name, 3, strategy("1", "0"), options...)
 }
@@ -107,7 +107,7 @@ func TestFixedSetAheadRaces(t *testing.T) {
 		return []func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain), ahead(), simulation.Asking("2")}
 	}
 	for i := range n {
-		w.create3(fmt.Sprintf("web%d", i), options(i)...)
+		create3(w, fmt.Sprintf("web%d", i), options(i)...)
 	}
 	for i := range n {
 		name := fmt.Sprintf("web%d", i)
@@ -116,12 +116,12 @@ func TestFixedSetAheadRaces(t *testing.T) {
 		if i%4 == 3 {
 			size = 8
 		}
-		set := w.has(name, size)
-		w.onThe(name, set, "the first roll-out")
-		w.restart(name, 3)
-		w.has(name, size)
+		set := has(w, name, size)
+		onThe(w, name, set, "the first roll-out")
+		restart(w, name, 3)
+		has(w, name, size)
 		if i%4 == 2 {
-			w.onThe(name, set, "an update")
+			onThe(w, name, set, "an update")
 		}
 	}
 	w.Invariants()
@@ -130,32 +130,32 @@ func TestFixedSetAheadRaces(t *testing.T) {
 // What cannot be had is told on the Deployment, and taken when it can be had.
 func TestFixedSetAheadFails(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
 	w.Pool("small", "10.0.70.2-10.0.70.3")
 	retain := simulation.Policy(v1alpha1.ReleaseRetain)
-	w.create3("web", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "small"))
+	create3(w, "web", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "small"))
 	w.Eventually("wait for the event", func() error {
 		return w.EventOf("web", "PreallocationFailed", "PoolsExhausted: ")
 	})
-	w.create3("lost", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "none"))
+	create3(w, "lost", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "none"))
 	w.Eventually("wait for the event", func() error {
 		return w.EventOf("lost", "PreallocationFailed", `NoSuchPool: 0 of 4 IPv4 addresses: there is no IPPool "none"`)
 	})
 	w.PatchPool("small", `{"spec":{"ranges":["10.0.70.2-10.0.70.9"]}}`)
-	w.has("web", 4)
+	has(w, "web", 4)
 	w.RolledOut("web", 3)
 	w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 4 addresses") })
 	w.Pool("none", "10.0.70.20-10.0.70.29")
-	w.has("lost", 4)
+	has(w, "lost", 4)
 	w.RolledOut("lost", 3)
 	w.Invariants()
 
 	// Said wrongly, it is refused, on the pod and on the Deployment.
-	w.create3("bare", ahead())
+	create3(w, "bare", ahead())
 	w.Eventually("wait for the event", func() error {
 		return w.EventOf("bare", "PreallocationFailed", "no effect with release policy PodDeleted")
 	})

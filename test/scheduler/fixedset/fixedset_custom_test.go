@@ -23,14 +23,14 @@ import (
 
 // custom is a workload "web" of a custom kind.
 type custom struct {
-	w       *world
+	w       *simulation.World
 	objects dynamic.ResourceInterface
 	// revision is of its template.
 	revision string
 }
 
-// custom makes a workload with Retain, and a strategy if there is one.
-func (w *world) custom(name string, replicas int, strategy map[string]any) *custom {
+// newCustom makes a workload with Retain, and a strategy if there is one.
+func newCustom(w *simulation.World, name string, replicas int, strategy map[string]any) *custom {
 	w.T.Helper()
 	kind := simulation.Kinds[name]
 	object, err := kind.Object(simulation.Namespace, "web", replicas, simulation.Template("web", simulation.Policy(v1alpha1.ReleaseRetain)))
@@ -101,7 +101,7 @@ func TestFixedSetOfCustomKinds(t *testing.T) {
 		t.Run(fmt.Sprintf("%s, controller %v", test.kind, test.controller), func(t *testing.T) {
 			t.Parallel()
 			const replicas, size = 4, 5
-			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 			w.Nodes(3)
 			w.LateKubelet()
 			w.CustomKinds()
@@ -110,10 +110,10 @@ func TestFixedSetOfCustomKinds(t *testing.T) {
 				w.Controller()
 			}
 			w.Pool("web", "10.0.70.2-10.0.70.60")
-			census := w.census()
-			web := w.custom(test.kind, replicas, test.strategy)
+			census := newCensus(w)
+			web := newCustom(w, test.kind, replicas, test.strategy)
 			web.rolledOut(replicas)
-			original := w.podAddresses("web")
+			original := podAddresses(w, "web")
 			web.update("1", replicas)
 			set := w.AddressesOf("web")
 			if len(set) != size {
@@ -126,11 +126,11 @@ func TestFixedSetOfCustomKinds(t *testing.T) {
 			}
 			for _, revision := range []string{"2", "3", "2"} {
 				web.update(revision, replicas)
-				w.onThe("web", set, "update "+revision)
+				onThe(w, "web", set, "update "+revision)
 			}
 			w.DeletePods("web")
 			web.rolledOut(replicas)
-			w.onThe("web", set, "kubectl delete pod --all --force")
+			onThe(w, "web", set, "kubectl delete pod --all --force")
 			if most := census.mostOf("web"); most > size {
 				t.Errorf("the workload had %d addresses at one time, want no more than %d", most, size)
 			}
@@ -160,14 +160,14 @@ func TestFixedSetOfCustomKinds(t *testing.T) {
 // A pod whose workload is being read waits, says so, and is tried when it is read.
 func TestFixedSetIsRead(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(2)
 	w.LateKubelet()
 	w.CustomKinds()
 	scheduler := w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.60")
 	read := scheduler.Tap(func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/fleets/web") }, proxy.BeforeRequest)
-	web := w.custom("fleet", 1, nil)
+	web := newCustom(w, "fleet", 1, nil)
 	w.Await(read)
 	read.Pass()
 	web.rolledOut(1)
@@ -185,7 +185,7 @@ func TestFixedSetCannotBeRead(t *testing.T) {
 	for _, kind := range []string{"rollout", "fleet"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 			w.Nodes(2)
 			w.Kubelet(func(*v1.Pod) bool { return true })
 			w.CustomKinds()
@@ -195,10 +195,10 @@ func TestFixedSetCannotBeRead(t *testing.T) {
 			})
 			w.Controller()
 			w.Pool("web", "10.0.70.2-10.0.70.60")
-			w.custom(kind, 3, nil).rolledOut(3)
+			newCustom(w, kind, 3, nil).rolledOut(3)
 			old := slices.Collect(maps.Keys(w.PodsOf("web")))
 			w.Terminate(old...)
-			w.running("web", 3)
+			running(w, "web", 3)
 			if n := len(scheduler.Seen(func(c proxy.Call) bool { return c.ByTest })); n == 0 {
 				t.Error("the scheduler was not refused anything")
 			}

@@ -34,7 +34,8 @@ type census struct {
 	most map[string]int    // owner → the most it had at any moment
 }
 
-func (w *world) census() *census {
+// newCensus begins to count until the test ends.
+func newCensus(w *simulation.World) *census {
 	w.T.Helper()
 	c := &census{now: map[string]string{}, most: map[string]int{}}
 	informer := client.NewFloatingIPInformer(w.Berth.FloatingIPs, 0, cache.Indexers{})
@@ -94,9 +95,9 @@ func (c *census) mostOf(owner string) int {
 }
 
 // newDeploymentWorld starts all that Deployments need on three nodes, and a pool web.
-func newDeploymentWorld(t *testing.T, addresses string) *world {
+func newDeploymentWorld(t *testing.T, addresses string) *simulation.World {
 	t.Helper()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(3)
 	w.LateKubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -114,22 +115,22 @@ func strategy(surge, unavailable string) appsv1.DeploymentStrategy {
 	}
 }
 
-// deployment makes a Deployment with Retain and waits until it is rolled out.
-func (w *world) deployment(name string, replicas int32, strategy appsv1.DeploymentStrategy, options ...func(*v1.Pod)) {
+// runDeployment makes a Deployment with Retain and waits until it is rolled out.
+func runDeployment(w *simulation.World, name string, replicas int32, strategy appsv1.DeploymentStrategy, options ...func(*v1.Pod)) {
 	w.T.Helper()
 	w.CreateDeployment(name, replicas, strategy, append([]func(*v1.Pod){simulation.Policy(v1alpha1.ReleaseRetain)}, options...)...)
 	w.RolledOut(name, replicas)
 }
 
 // restart is kubectl rollout restart.
-func (w *world) restart(name string, replicas int32) {
+func restart(w *simulation.World, name string, replicas int32) {
 	w.T.Helper()
 	w.PatchDeployment(name, fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"restarted":%q}}}}}`, time.Now().Format(time.RFC3339Nano)))
 	w.RolledOut(name, replicas)
 }
 
 // listed returns the pods of an app.
-func (w *world) listed(app string) []v1.Pod {
+func listed(w *simulation.World, app string) []v1.Pod {
 	w.T.Helper()
 	list, err := w.Kube.CoreV1().Pods(simulation.Namespace).List(w.Ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
@@ -139,11 +140,11 @@ func (w *world) listed(app string) []v1.Pod {
 }
 
 // running waits until so many pods of an app run and none of those is being deleted.
-func (w *world) running(app string, n int) {
+func running(w *simulation.World, app string, n int) {
 	w.T.Helper()
 	w.Eventually(fmt.Sprintf("wait for %d pods of %s to run", n, app), func() error {
 		running := 0
-		for _, pod := range w.listed(app) {
+		for _, pod := range listed(w, app) {
 			if pod.Status.Phase == v1.PodRunning && pod.DeletionTimestamp == nil {
 				running++
 			}
@@ -156,10 +157,10 @@ func (w *world) running(app string, n int) {
 }
 
 // podAddresses returns the addresses that the pods of an app are bound with.
-func (w *world) podAddresses(app string) []string {
+func podAddresses(w *simulation.World, app string) []string {
 	w.T.Helper()
 	var addresses []string
-	for _, pod := range w.listed(app) {
+	for _, pod := range listed(w, app) {
 		addresses = append(addresses, strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ",")...)
 	}
 	slices.Sort(addresses)
@@ -167,11 +168,11 @@ func (w *world) podAddresses(app string) []string {
 }
 
 // onThe fails if a pod is on another address than one of these.
-func (w *world) onThe(app string, set []string, after string) {
+func onThe(w *simulation.World, app string, set []string, after string) {
 	w.T.Helper()
-	for _, address := range w.podAddresses(app) {
+	for _, address := range podAddresses(w, app) {
 		if !slices.Contains(set, address) {
-			w.T.Errorf("after %s the pods are on %v, not all on %v", after, w.podAddresses(app), set)
+			w.T.Errorf("after %s the pods are on %v, not all on %v", after, podAddresses(w, app), set)
 			return
 		}
 	}
@@ -184,7 +185,7 @@ func TestFixedSet(t *testing.T) {
 	for _, controller := range []bool{true, false} {
 		t.Run(fmt.Sprintf("controller %t", controller), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+			w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 			w.Nodes(3)
 			w.LateKubelet()
 			w.Scheduler(simulation.SchedulerOptions{})
@@ -192,12 +193,12 @@ func TestFixedSet(t *testing.T) {
 				w.Controller()
 			}
 			w.Pool("web", "10.0.70.2-10.0.70.60")
-			census := w.census()
+			census := newCensus(w)
 			t.Run("Deployments", func(t *testing.T) {
 				for _, test := range fixedSets {
 					t.Run(test.name, func(t *testing.T) {
 						t.Parallel()
-						w.On(t).staysOnItsSet(test, census)
+						staysOnItsSet(w.On(t), test, census)
 					})
 				}
 			})
@@ -224,12 +225,12 @@ var fixedSets = []fixedSetCase{
 	{"two-addresses", 4, strategy("25%", "25%"), 0, 2},
 }
 
-func (w *world) staysOnItsSet(test fixedSetCase, census *census) {
+func staysOnItsSet(w *simulation.World, test fixedSetCase, census *census) {
 	w.T.Helper()
 	name, size := test.name, (int(test.replicas)+test.spare)*test.each
-	w.deployment(name, test.replicas, test.strategy, simulation.Asking(fmt.Sprint(test.each)))
-	original := w.podAddresses(name)
-	w.restart(name, test.replicas)
+	runDeployment(w, name, test.replicas, test.strategy, simulation.Asking(fmt.Sprint(test.each)))
+	original := podAddresses(w, name)
+	restart(w, name, test.replicas)
 	// The spare ones are taken by the first update.
 	set := w.AddressesOf(name)
 	if len(set) != size {
@@ -241,18 +242,18 @@ func (w *world) staysOnItsSet(test fixedSetCase, census *census) {
 		}
 	}
 	for i := range 3 {
-		w.restart(name, test.replicas)
-		w.onThe(name, set, fmt.Sprintf("update %d", i))
+		restart(w, name, test.replicas)
+		onThe(w, name, set, fmt.Sprintf("update %d", i))
 	}
 	w.PatchDeployment(name, `{"spec":{"template":{"metadata":{"annotations":{"restarted":null}}}}}`)
 	w.RolledOut(name, test.replicas)
-	w.onThe(name, set, "a rollback")
+	onThe(w, name, set, "a rollback")
 	w.DeletePods(name)
 	w.RolledOut(name, test.replicas)
-	w.onThe(name, set, "kubectl delete pod --all --force")
+	onThe(w, name, set, "kubectl delete pod --all --force")
 	w.Terminate(slices.Collect(maps.Keys(w.PodsOf(name)))...)
 	w.RolledOut(name, test.replicas)
-	w.onThe(name, set, "kubectl delete pod --all")
+	onThe(w, name, set, "kubectl delete pod --all")
 	if most := census.mostOf(name); most > size {
 		w.T.Errorf("the Deployment had %d addresses at one time, want no more than %d", most, size)
 	}
@@ -263,15 +264,15 @@ func (w *world) staysOnItsSet(test fixedSetCase, census *census) {
 func TestFixedSetScales(t *testing.T) {
 	t.Parallel()
 	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.60")
-	w.deployment("web", 4, strategy("1", "0"))
-	w.restart("web", 4)
-	w.has("web", 5)
+	runDeployment(w, "web", 4, strategy("1", "0"))
+	restart(w, "web", 4)
+	has(w, "web", 5)
 	for _, replicas := range []int32{6, 2, 5, 3, 0, 3} {
-		before := w.podAddresses("web")
+		before := podAddresses(w, "web")
 		w.PatchDeployment("web", fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas))
 		w.RolledOut("web", replicas)
 		if stay := len(before); replicas > 0 && stay > 0 {
-			now, kept := w.podAddresses("web"), 0
+			now, kept := podAddresses(w, "web"), 0
 			for _, address := range now {
 				if slices.Contains(before, address) {
 					kept++
@@ -290,7 +291,7 @@ func TestFixedSetScales(t *testing.T) {
 			if len(now) > most {
 				return fmt.Errorf("it has %v, want %d at the most", now, most)
 			}
-			for _, address := range w.podAddresses("web") {
+			for _, address := range podAddresses(w, "web") {
 				if !slices.Contains(now, address) {
 					return fmt.Errorf("it has %v, and not %s of a pod", now, address)
 				}
@@ -303,7 +304,7 @@ func TestFixedSetScales(t *testing.T) {
 	if err := w.Kube.AppsV1().Deployments(simulation.Namespace).Delete(w.Ctx, "web", metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
 		t.Fatal(err)
 	}
-	w.has("web", 0)
+	has(w, "web", 0)
 	w.Invariants()
 }
 
@@ -311,12 +312,12 @@ func TestFixedSetScales(t *testing.T) {
 // back, whether or not the controller runs.
 func TestFixedSetWaits(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(2)
 	w.Kubelet(func(pod *v1.Pod) bool { return true })
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.60")
-	w.deployment("web", 4, appsv1.DeploymentStrategy{})
+	runDeployment(w, "web", 4, appsv1.DeploymentStrategy{})
 	set := w.AddressesOf("web")
 	before := slices.Sorted(maps.Keys(w.PodsOf("web")))
 	w.Terminate(before[:2]...)
@@ -358,7 +359,7 @@ func TestFixedSetWaits(t *testing.T) {
 	w.Delete(before[1])
 	w.Bound(waiting...)
 	w.RolledOut("web", 4)
-	w.onThe("web", set, "deletion")
+	onThe(w, "web", set, "deletion")
 	if now := w.AddressesOf("web"); !slices.Equal(now, set) {
 		t.Errorf("it has %v, it had %v", now, set)
 	}
@@ -369,7 +370,7 @@ func TestFixedSetWaits(t *testing.T) {
 // node how it is.
 func TestFixedSetNodeLost(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true, ControllerFlags: []string{
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true, ControllerFlags: []string{
 		"--controllers=*,-pod-garbage-collector-controller,-node-lifecycle-controller",
 	}})
 	w.Nodes(4)
@@ -377,7 +378,7 @@ func TestFixedSetNodeLost(t *testing.T) {
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
 	w.Pool("web", "10.0.70.2-10.0.70.60")
-	w.deployment("web", 4, appsv1.DeploymentStrategy{})
+	runDeployment(w, "web", 4, appsv1.DeploymentStrategy{})
 	for name, lose := range map[string]func(node string){
 		"unreachable": func(node string) {
 			taint := fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoExecute"}]}}`, v1.TaintNodeUnreachable)
@@ -393,23 +394,23 @@ func TestFixedSetNodeLost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := w.On(t)
-			node := w.listed("web")[0].Spec.NodeName
+			node := listed(w, "web")[0].Spec.NodeName
 			// Kubernetes says some time after the pods were deleted that the node is lost. Until
 			// then a replacement may not come to the node and stay there.
 			w.Cordon(node, true)
 			w.Kubelets.Lose(node)
 			var stuck []string
-			for _, pod := range w.listed("web") {
+			for _, pod := range listed(w, "web") {
 				if pod.Spec.NodeName == node {
 					stuck = append(stuck, pod.Name)
 				}
 			}
 			w.Terminate(stuck...)
 			lose(node)
-			w.running("web", 4)
+			running(w, "web", 4)
 			w.Invariants()
 			w.Delete(stuck...)
-			w.has("web", 4)
+			has(w, "web", 4)
 			w.RolledOut("web", 4)
 			w.Invariants()
 		})
@@ -426,23 +427,23 @@ func TestFixedSetStuckUpdates(t *testing.T) {
 		for name, strategy := range map[string]appsv1.DeploymentStrategy{"some-unavailable": strategy("25%", "25%"), "none-unavailable": strategy("1", "0")} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				w.On(t).goesOnAfterStuckUpdates(name, strategy)
+				goesOnAfterStuckUpdates(w.On(t), name, strategy)
 			})
 		}
 	})
 	w.Invariants()
 }
 
-func (w *world) goesOnAfterStuckUpdates(name string, strategy appsv1.DeploymentStrategy) {
+func goesOnAfterStuckUpdates(w *simulation.World, name string, strategy appsv1.DeploymentStrategy) {
 	w.T.Helper()
-	w.deployment(name, 4, strategy)
-	w.restart(name, 4)
+	runDeployment(w, name, 4, strategy)
+	restart(w, name, 4)
 	set := w.AddressesOf(name)
 
 	// New pods that are never ready hold addresses; the old ones stay.
 	w.PatchDeployment(name, `{"spec":{"template":{"metadata":{"labels":{"broken":"yes"}}}}}`)
 	w.Eventually("wait for a pod that is not ready", func() error {
-		for _, pod := range w.listed(name) {
+		for _, pod := range listed(w, name) {
 			if pod.Labels[kubelet.Broken] != "" && pod.Status.Phase == v1.PodRunning {
 				return nil
 			}
@@ -478,17 +479,17 @@ func (w *world) goesOnAfterStuckUpdates(name string, strategy appsv1.DeploymentS
 // With Unlimited no pod waits for another.
 func TestFixedSetUnlimited(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(2)
 	w.Kubelet(func(pod *v1.Pod) bool { return true })
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
 	w.Pool("web", "10.0.70.2-10.0.70.60")
-	w.deployment("web", 3, appsv1.DeploymentStrategy{}, simulation.Annotated(v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited))
+	runDeployment(w, "web", 3, appsv1.DeploymentStrategy{}, simulation.Annotated(v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited))
 	original := w.AddressesOf("web")
 	old := slices.Collect(maps.Keys(w.PodsOf("web")))
 	w.Terminate(old...)
-	w.running("web", 3)
+	running(w, "web", 3)
 	w.Delete(old...)
 	w.RolledOut("web", 3)
 	w.Keeps(original, 6)

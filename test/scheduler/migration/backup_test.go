@@ -31,9 +31,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-// backup runs a command of the plugin's, as a user with the permissions of the
+// runBackup runs a command of the plugin's, as a user with the permissions of the
 // example, and returns what it prints.
-func (w *world) backup(wantCode int, as string, args ...string) string {
+func runBackup(w *simulation.World, wantCode int, as string, args ...string) string {
 	w.T.Helper()
 	args = append(args, "--kubeconfig="+w.ControlPlane.Kubeconfig(), "--as="+as, "--cache-dir="+w.T.TempDir())
 	command := exec.CommandContext(w.Ctx, simulation.Plugin(w.T), args...)
@@ -47,7 +47,7 @@ func (w *world) backup(wantCode int, as string, args ...string) string {
 }
 
 // permitBackup gives users backup and restore the permissions of the example.
-func (w *world) permitBackup() {
+func permitBackup(w *simulation.World) {
 	w.T.Helper()
 	objects, err := deploy.Manifest("examples/backup-rbac.yaml")
 	if err != nil {
@@ -81,8 +81,8 @@ func (w *world) permitBackup() {
 	})
 }
 
-// set makes a StatefulSet with Retain.
-func (w *world) set(name string, replicas int32) {
+// makeSet makes a StatefulSet with Retain.
+func makeSet(w *simulation.World, name string, replicas int32) {
 	w.T.Helper()
 	if _, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, simulation.NewSet(name, replicas, simulation.Policy(v1alpha1.ReleaseRetain)), metav1.CreateOptions{}); err != nil {
 		w.T.Fatal(err)
@@ -91,7 +91,7 @@ func (w *world) set(name string, replicas int32) {
 
 // holders says, by address, whose it is: a set's pod by name, else the owner; with
 // the state of what nobody has.
-func (w *world) holders() map[string]string {
+func holders(w *simulation.World) map[string]string {
 	w.T.Helper()
 	ips, err := w.IPs()
 	if err != nil {
@@ -117,19 +117,19 @@ func (w *world) holders() map[string]string {
 }
 
 // become waits until holders are as wanted.
-func (w *world) become(what string, want map[string]string) {
+func become(w *simulation.World, what string, want map[string]string) {
 	w.T.Helper()
 	w.Eventually(what, func() error {
-		if diff := cmp.Diff(want, w.holders()); diff != "" {
+		if diff := cmp.Diff(want, holders(w)); diff != "" {
 			return simulation.DiffError(diff)
 		}
 		return nil
 	})
 }
 
-// workloads makes what the cluster runs, now and after its end, and waits until it
+// makeWorkloads makes what the cluster runs, now and after its end, and waits until it
 // does.
-func (w *world) workloads() {
+func makeWorkloads(w *simulation.World) {
 	w.T.Helper()
 	w.CustomKinds()
 	for name, kind := range map[string]string{"edge": "daemon", "ships": "fleet", "tapp": "other"} {
@@ -142,7 +142,7 @@ func (w *world) workloads() {
 			w.T.Fatal(err)
 		}
 	}
-	w.set("db", 2)
+	makeSet(w, "db", 2)
 	w.CreateDeployment("shop", 3, appsv1.DeploymentStrategy{}, simulation.Policy(v1alpha1.ReleaseRetain))
 	w.CreateDeployment("user", 2, appsv1.DeploymentStrategy{}, simulation.OfClaim("used"))
 	w.CreateDeployment("late", 0, appsv1.DeploymentStrategy{}, simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.Annotated(v1alpha1.AnnotationKeepOnScaleDown, "true")))
@@ -170,12 +170,12 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "berth.yaml")
 	var saved map[string]string
 	t.Run("the cluster that is lost", func(t *testing.T) {
-		w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+		w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 		w.Nodes(2)
 		w.Kubelet()
 		w.Scheduler(simulation.SchedulerOptions{})
 		w.Controller()
-		w.permitBackup()
+		permitBackup(w)
 		w.Pool("web", "10.0.70.10-10.0.70.59", func(pool *v1alpha1.IPPool) {
 			pool.Labels = map[string]string{"tier": "web"}
 			pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour}
@@ -189,23 +189,23 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		w.Create(simulation.NewPod("passing"))
 		rests := w.Address("passing")
 		w.Delete("passing")
-		w.workloads()
+		makeWorkloads(w)
 		w.PatchDeployment("late", `{"spec":{"replicas":1}}`)
-		w.set("gone", 1)
+		makeSet(w, "gone", 1)
 		w.Create(simulation.NewPod("lost"))
 		w.Bound("gone-0", "lost")
 		w.RolledOut("late", 1)
 		w.PatchDeployment("late", `{"spec":{"replicas":0}}`)
 		w.RolledOut("late", 0)
 		w.Eventually("wait for the address at rest", func() error {
-			if now := w.holders()[rests]; now != "at rest" {
+			if now := holders(w)[rests]; now != "at rest" {
 				return fmt.Errorf("%s is %s", rests, now)
 			}
 			return nil
 		})
-		w.restoredInvariants()
-		saved = w.holders()
-		if out := w.backup(0, "backup", "backup", "-o", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
+		restoredInvariants(w)
+		saved = holders(w)
+		if out := runBackup(w, 0, "backup", "backup", "-o", file); !strings.Contains(out, fmt.Sprintf("Saved 1 IPPools, 3 IPClaims and %d FloatingIPs.", len(saved))) {
 			t.Errorf("it says %s", out)
 		}
 	})
@@ -213,28 +213,28 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		return
 	}
 
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
-	w.permitBackup()
-	if out := w.backup(0, "restore", "restore", file); !strings.Contains(out, "Nothing was changed. Do it with --apply.") {
+	permitBackup(w)
+	if out := runBackup(w, 0, "restore", "restore", file); !strings.Contains(out, "Nothing was changed. Do it with --apply.") {
 		t.Errorf("it says %s", out)
 	}
-	if now := w.holders(); len(now) > 0 {
+	if now := holders(w); len(now) > 0 {
 		t.Fatalf("a dry run made %v", now)
 	}
 	maps.DeleteFunc(saved, func(_, holder string) bool { return holder == "lost" }) // PodDeleted
-	out := w.backup(0, "restore", "restore", file, "--apply", "--keep-for=1h")
+	out := runBackup(w, 0, "restore", "restore", file, "--apply", "--keep-for=1h")
 	if want := "Note: the cluster does not serve Fleet.example.dev: its addresses are kept for objects of that name"; !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
 	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(saved)); !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
-	w.become("what is restored", saved)
-	if again := w.backup(0, "restore", "restore", file, "--apply"); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
+	become(w, "what is restored", saved)
+	if again := runBackup(w, 0, "restore", "restore", file, "--apply"); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
 		t.Errorf("the second run says\n%s", again)
 	}
 	pool, err := w.Berth.IPPools.Get(w.Ctx, "web", metav1.GetOptions{})
@@ -251,12 +251,12 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 			t.Errorf("%s got %s, which is %s", pod.Name, address, saved[address])
 		}
 	}
-	w.workloads()
+	makeWorkloads(w)
 	for _, name := range []string{"new-0", "new-1", "new-2"} {
 		saved[w.Address(name)] = name
 	}
-	w.become("the addresses of the workloads", saved)
-	w.wantPodsOn(saved)
+	become(w, "the addresses of the workloads", saved)
+	wantPodsOn(w, saved)
 	if freed := controller.Seen(func(c proxy.Call) bool {
 		return c.Method == http.MethodDelete && strings.Contains(c.Path, "/floatingips/")
 	}); len(freed) > 0 {
@@ -278,7 +278,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		}
 	}
 	saved[gone[0]] = "at rest"
-	w.become("the end of the time", saved)
+	become(w, "the end of the time", saved)
 	deployment, err := w.Kube.AppsV1().Deployments(simulation.Namespace).Get(w.Ctx, "late", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -292,22 +292,22 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	})
 	w.PatchDeployment("late", `{"spec":{"replicas":1}}`)
 	w.RolledOut("late", 1)
-	w.wantPodsOn(saved)
+	wantPodsOn(w, saved)
 
 	// A short time, from the command to the end.
 	if err := w.Berth.FloatingIPs.Delete(w.Ctx, gone[0], metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	delete(saved, gone[0])
-	w.become("the end of the cooldown", saved)
-	out = w.backup(0, "restore", "restore", file, "--apply", "--keep-for=2s")
+	become(w, "the end of the cooldown", saved)
+	out = runBackup(w, 0, "restore", "restore", file, "--apply", "--keep-for=2s")
 	for _, want := range []string{"FloatingIP: 1 created", "list fleets.example.dev: ", "its addresses are kept for objects of that name"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
 		}
 	}
 	saved[gone[0]] = "at rest"
-	w.become("the end of a short time", saved)
+	become(w, "the end of a short time", saved)
 }
 
 // of returns the addresses of a holder.
@@ -322,7 +322,7 @@ func of(holders map[string]string, holder string) []string {
 }
 
 // restoredInvariants is invariants, but for claims that preallocate whatever their policy.
-func (w *world) restoredInvariants() {
+func restoredInvariants(w *simulation.World) {
 	w.T.Helper()
 	w.InvariantsWithout(func(ip *v1alpha1.FloatingIP) bool {
 		return ip.Spec.Pod == nil && ip.Spec.Owner != nil && ip.Spec.Owner.Kind == "IPClaim"
@@ -331,9 +331,9 @@ func (w *world) restoredInvariants() {
 
 // wantPodsOn checks that live pods are on the addresses that they, or what they
 // belong to, had.
-func (w *world) wantPodsOn(had map[string]string) {
+func wantPodsOn(w *simulation.World, had map[string]string) {
 	w.T.Helper()
-	w.restoredInvariants()
+	restoredInvariants(w)
 	pods, err := w.Pods()
 	if err != nil {
 		w.T.Fatal(err)
@@ -358,15 +358,15 @@ func (w *world) wantPodsOn(had map[string]string) {
 // addresses: nobody else gets one, before and after the restore.
 func TestRestoreUnderRunningPods(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
-	w.permitBackup()
+	permitBackup(w)
 	w.Pool("web", "10.0.70.10-10.0.70.19")
 	w.Claim("used", v1alpha1.IPClaimSpec{Size: 2, Preallocate: true})
-	w.set("db", 1)
+	makeSet(w, "db", 1)
 	// Without a spare address the next pod of shop gets the one that the backup has.
 	w.CreateDeployment("shop", 1, appsv1.DeploymentStrategy{}, simulation.Policy(v1alpha1.ReleaseRetain), simulation.Annotated(v1alpha1.AnnotationSpareAddresses, "0"))
 	w.CreateDeployment("user", 1, appsv1.DeploymentStrategy{}, simulation.OfClaim("used"))
@@ -376,24 +376,24 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	w.RolledOut("user", 1)
 	w.ClaimBecomes("used", "2=1+1 Preallocated")
 	file := filepath.Join(t.TempDir(), "berth.json")
-	w.backup(0, "backup", "backup", "-o", file)
+	runBackup(w, 0, "backup", "backup", "-o", file)
 	// What the backup does not know.
 	w.Create(simulation.NewPod("after"))
-	w.says("after", w.Address("after"))
+	says(w, "after", w.Address("after"))
 	w.DeletePods("shop")
 	w.RolledOut("shop", 1)
 	for name := range w.PodsOf("shop") {
-		w.says(name, w.Address(name))
+		says(w, name, w.Address(name))
 	}
-	before := w.records()
+	before := records(w)
 
-	w.deleteCRDs()
+	deleteCRDs(w)
 	w.Delete("ends")
 	w.ApplyManifests()
-	if left := w.records(); len(left) > 0 {
+	if left := records(w); len(left) > 0 {
 		t.Fatalf("left are %v", left)
 	}
-	out := w.backup(0, "restore", "restore", file, "--apply")
+	out := runBackup(w, 0, "restore", "restore", file, "--apply")
 	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(before)-1); !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
@@ -404,10 +404,10 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 			}
 		}
 	})
-	if diff := cmp.Diff(restored, w.records()); diff != "" {
+	if diff := cmp.Diff(restored, records(w)); diff != "" {
 		t.Errorf("what is restored is not what was there (-was +is):\n%s", diff)
 	}
-	if out := w.backup(0, "restore", "restore", file, "--apply"); !strings.Contains(out, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(restored))) {
+	if out := runBackup(w, 0, "restore", "restore", file, "--apply"); !strings.Contains(out, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(restored))) {
 		t.Errorf("the second run says\n%s", out)
 	}
 	w.Kubelets.Unrecorded.Store(false)
@@ -418,7 +418,7 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 			t.Errorf("%s got %s, which is %s", pod.Name, address, restored[address])
 		}
 	}
-	w.restoredInvariants()
+	restoredInvariants(w)
 	// The records are as good as before.
 	w.Delete("passing", "db-0")
 	address := ""
@@ -434,11 +434,11 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 		}
 		return err
 	})
-	w.restoredInvariants()
+	restoredInvariants(w)
 }
 
 // says writes a pod's address into its status, as the kubelet does.
-func (w *world) says(pod, address string) {
+func says(w *simulation.World, pod, address string) {
 	w.T.Helper()
 	patch := fmt.Appendf(nil, `{"status":{"podIP":%q,"podIPs":[{"ip":%q}]}}`, address, address)
 	if _, err := w.Kube.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, pod, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
@@ -447,7 +447,7 @@ func (w *world) says(pod, address string) {
 }
 
 // records says who holds the addresses, by name, UID and node.
-func (w *world) records() map[string]string {
+func records(w *simulation.World) map[string]string {
 	w.T.Helper()
 	ips, err := w.IPs()
 	if err != nil {
@@ -466,7 +466,7 @@ func (w *world) records() map[string]string {
 }
 
 // deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone.
-func (w *world) deleteCRDs() {
+func deleteCRDs(w *simulation.World) {
 	w.T.Helper()
 	crds := w.Dynamic.Resource(customkind.Definitions)
 	names := []string{"floatingips.berth.dev", "ipclaims.berth.dev", "ippools.berth.dev"}

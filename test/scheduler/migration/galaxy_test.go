@@ -33,7 +33,7 @@ import (
 
 // galaxyCluster is a cluster whose addresses Galaxy gives: the test plays Galaxy.
 type galaxyCluster struct {
-	*world
+	*simulation.World
 	mapper *restmapper.DeferredDiscoveryRESTMapper
 	plugin string
 }
@@ -49,10 +49,10 @@ func newGalaxyCluster(t *testing.T) *galaxyCluster {
 
 func newGalaxyClusterFor(t *testing.T, lasts time.Duration) *galaxyCluster {
 	t.Helper()
-	w := &world{simulation.New(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}, Lasts: lasts})}
+	w := simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}, Lasts: lasts})
 	w.Nodes(2)
 	w.Kubelet()
-	g := &galaxyCluster{world: w, plugin: simulation.Plugin(t)}
+	g := &galaxyCluster{World: w, plugin: simulation.Plugin(t)}
 	g.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(w.Kube.Discovery()))
 	for _, crd := range []string{
 		customResource("floatingips", "FloatingIP", "galaxy.k8s.io", "v1alpha1", "Cluster", `{"spec":{"type":"object","required":["key","attribute","policy","updateTime"],"properties":{

@@ -32,7 +32,7 @@ const the = "10.0.70.2"
 
 // provider is an external assigner, and the world that uses it.
 type provider struct {
-	*world
+	*simulation.World
 	*assigner.Memory
 }
 
@@ -41,7 +41,7 @@ type provider struct {
 // before the assigner.
 func newProvider(t *testing.T, options lab.ControlPlaneOptions, at func(assignerv1.AssignerServer) assignerv1.AssignerServer) *provider {
 	t.Helper()
-	p := &provider{world: newWorld(t, options), Memory: assigner.NewMemory()}
+	p := &provider{World: simulation.New(t, options), Memory: assigner.NewMemory()}
 	var server assignerv1.AssignerServer = assigner.NewServer(p.Memory)
 	if at != nil {
 		server = at(server)
@@ -178,7 +178,7 @@ func TestAssignerRefuses(t *testing.T) {
 		}
 		return nil
 	})
-	p.Eventually("wait for the provider's words in an event", func() error { return p.hasEvent("Pod", "web", "FailedScheduling", words) })
+	p.Eventually("wait for the provider's words in an event", func() error { return hasEvent(p.World, "Pod", "web", "FailedScheduling", words) })
 	p.Before(nil)
 	p.Bound("web")
 	if got := p.holder(); got != "node1" {
@@ -188,7 +188,7 @@ func TestAssignerRefuses(t *testing.T) {
 }
 
 // hasEvent complains if no event of an object has these words.
-func (w *world) hasEvent(kind, name, reason, words string) error {
+func hasEvent(w *simulation.World, kind, name, reason, words string) error {
 	list, err := w.Kube.EventsV1().Events("").List(w.Ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -242,7 +242,7 @@ func TestDetachFails(t *testing.T) {
 		t.Error("somebody else got the address")
 	}
 	p.Eventually("wait for the provider's words in an event", func() error {
-		return p.hasEvent("FloatingIP", the, "DetachFailed", "the fabric does not answer")
+		return hasEvent(p.World, "FloatingIP", the, "DetachFailed", "the fabric does not answer")
 	})
 	p.Before(nil)
 	p.Bound("second")

@@ -23,8 +23,8 @@ func capped(n int32) func(*v1alpha1.IPPool) {
 	return func(pool *v1alpha1.IPPool) { pool.Spec.MaxPerNamespace = n }
 }
 
-// namespace makes one, with labels.
-func (w *world) namespace(name string, labels map[string]string) *v1.Namespace {
+// makeNamespace makes one, with labels.
+func makeNamespace(w *simulation.World, name string, labels map[string]string) *v1.Namespace {
 	w.T.Helper()
 	made, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
 	if err != nil {
@@ -34,7 +34,7 @@ func (w *world) namespace(name string, labels map[string]string) *v1.Namespace {
 }
 
 // addressIn waits until a pod of a namespace is bound and returns its address.
-func (w *world) addressIn(namespace, name string) (address string) {
+func addressIn(w *simulation.World, namespace, name string) (address string) {
 	w.T.Helper()
 	w.Eventually("wait for pod "+name+" to be bound", func() error {
 		pod, err := w.Kube.CoreV1().Pods(namespace).Get(w.Ctx, name, metav1.GetOptions{})
@@ -51,7 +51,7 @@ func (w *world) addressIn(namespace, name string) (address string) {
 }
 
 // createIn makes pods in a namespace.
-func (w *world) createIn(namespace string, pods ...*v1.Pod) {
+func createIn(w *simulation.World, namespace string, pods ...*v1.Pod) {
 	w.T.Helper()
 	for _, pod := range pods {
 		pod.Namespace = namespace
@@ -63,7 +63,7 @@ func (w *world) createIn(namespace string, pods ...*v1.Pod) {
 
 // shares waits until a pool's status says so of namespaces: "at cap: name
 // allocated+retained …".
-func (w *world) shares(pool, want string) {
+func shares(w *simulation.World, pool, want string) {
 	w.T.Helper()
 	w.Eventually("wait for the namespaces in the status of pool "+pool, func() error {
 		now, err := w.Berth.IPPools.Get(w.Ctx, pool, metav1.GetOptions{})
@@ -85,13 +85,13 @@ func (w *world) shares(pool, want string) {
 // more, nor can claims; what it gives back, and a higher cap, wake who waits.
 func TestMaxPerNamespace(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Controller()
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99", capped(3))
-	w.namespace("bank", nil)
+	makeNamespace(w, "bank", nil)
 
 	// A ResourceQuota sees none of these: the pods are gone.
 	left := map[string]string{}
@@ -100,11 +100,11 @@ func TestMaxPerNamespace(t *testing.T) {
 		left[name] = w.Address(name)
 		w.Delete(name)
 	}
-	w.shares("web", "1: default 0+3")
+	shares(w, "web", "1: default 0+3")
 	w.Create(simulation.NewPod("d", simulation.And(simulation.FromPools("web"), simulation.Policy(v1alpha1.ReleaseNever))))
 	w.Refused("d", `pool "web" (10.0.70.2-10.0.70.99) gives namespace "default" at most 3 addresses, and it has 3 (0 in use, 3 retained)`)
-	w.createIn("bank", simulation.NewPod("a", simulation.FromPools("web")))
-	w.addressIn("bank", "a")
+	createIn(w, "bank", simulation.NewPod("a", simulation.FromPools("web")))
+	addressIn(w, "bank", "a")
 	w.Create(simulation.NewPod("a", simulation.And(simulation.FromPools("web"), simulation.Policy(v1alpha1.ReleaseNever))))
 	if got := w.Address("a"); got != left["a"] {
 		t.Errorf("at the cap the pod has %s, want the %s that was kept for it", got, left["a"])
@@ -113,47 +113,47 @@ func TestMaxPerNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Address("d")
-	w.shares("web", "1: default 2+1 bank 1+0")
+	shares(w, "web", "1: default 2+1 bank 1+0")
 
 	w.Claim("ahead", v1alpha1.IPClaimSpec{Size: 2, Preallocate: true, Pools: []string{"web"}})
 	w.ClaimBecomes("ahead", "0=0+0 NamespaceAtCap", `gives namespace "default" at most 3 addresses, and it has 3 (2 in use, 1 retained)`)
 	w.PatchPool("web", `{"spec":{"maxPerNamespace":5}}`)
 	w.ClaimBecomes("ahead", "2=0+2 Preallocated")
-	w.shares("web", "1: default 2+3 bank 1+0")
+	shares(w, "web", "1: default 2+3 bank 1+0")
 
 	// A lower cap takes nothing away, and none gives to whoever waits.
 	w.Create(simulation.NewPod("e", simulation.FromPools("web")))
 	w.Refused("e")
 	w.PatchPool("web", `{"spec":{"maxPerNamespace":1,"cooldown":"1h"}}`)
-	w.shares("web", "2: default 2+3 bank 1+0")
+	shares(w, "web", "2: default 2+3 bank 1+0")
 	w.PatchPool("web", `{"spec":{"maxPerNamespace":null}}`)
 	w.Address("e")
-	w.shares("web", "0:")
+	shares(w, "web", "0:")
 
 	// Whoever waits is woken by an address that rests.
 	w.PatchPool("web", `{"spec":{"maxPerNamespace":6}}`)
-	w.shares("web", "1: default 3+3 bank 1+0")
+	shares(w, "web", "1: default 3+3 bank 1+0")
 	w.Create(simulation.NewPod("f", simulation.FromPools("web")))
 	w.Refused("f")
 	w.Delete("e")
 	w.Address("f")
-	w.shares("web", "1: default 3+3 bank 1+0")
+	shares(w, "web", "1: default 3+3 bank 1+0")
 }
 
 // A pod whose namespace is at its cap evicts one of its own namespace, not one of
 // another.
 func TestPreemptionAtCap(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Controller()
 	w.Scheduler(simulation.SchedulerOptions{})
-	high := w.priority("high", 1000, v1.PreemptLowerPriority)
+	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
 	w.Pool("web", "10.0.70.2-10.0.70.99", capped(1))
-	w.namespace("bank", nil)
-	w.createIn("bank", simulation.NewPod("other", simulation.FromPools("web")))
-	w.addressIn("bank", "other")
+	makeNamespace(w, "bank", nil)
+	createIn(w, "bank", simulation.NewPod("other", simulation.FromPools("web")))
+	addressIn(w, "bank", "other")
 	w.Create(simulation.NewPod("victim", simulation.FromPools("web")))
 	w.Bound("victim")
 	w.Create(simulation.NewPod("urgent", simulation.And(simulation.FromPools("web"), high)))
@@ -168,7 +168,7 @@ func TestPreemptionAtCap(t *testing.T) {
 
 // endNamespace deletes a namespace and what this test made in it, as the namespace
 // controller does, and waits until it is gone.
-func (w *world) endNamespace(name string) {
+func endNamespace(w *simulation.World, name string) {
 	w.T.Helper()
 	now := metav1.NewDeleteOptions(0)
 	if err := w.Kube.CoreV1().Pods(name).DeleteCollection(w.Ctx, *now, metav1.ListOptions{}); err != nil {
@@ -205,7 +205,7 @@ func (w *world) endNamespace(name string) {
 
 // isOf waits until an address is "free", "resting", "retained" or "held", and of
 // the namespace with that UID.
-func (w *world) isOf(address, state string, of types.UID) {
+func isOf(w *simulation.World, address, state string, of types.UID) {
 	w.T.Helper()
 	w.Eventually("wait for "+address+" to be "+state, func() error {
 		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, address, metav1.GetOptions{})
@@ -234,7 +234,7 @@ func (w *world) isOf(address, state string, of types.UID) {
 // inherits no address, not even under Never, and what the first one had is freed.
 func TestNamespaceMadeAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -245,29 +245,29 @@ func TestNamespaceMadeAgain(t *testing.T) {
 	}
 
 	// The scheduler, with no controller that frees anything.
-	first := w.namespace("shop", nil)
-	w.createIn("shop", never("a", "web"), never("b", "calm"))
-	a, b := w.addressIn("shop", "a"), w.addressIn("shop", "b")
-	w.isOf(a, "held", first.UID)
-	w.endNamespace("shop")
-	second := w.namespace("shop", nil)
-	w.createIn("shop", never("a", "web"), never("b", "calm"))
-	if got := w.addressIn("shop", "a"); got == a {
+	first := makeNamespace(w, "shop", nil)
+	createIn(w, "shop", never("a", "web"), never("b", "calm"))
+	a, b := addressIn(w, "shop", "a"), addressIn(w, "shop", "b")
+	isOf(w, a, "held", first.UID)
+	endNamespace(w, "shop")
+	second := makeNamespace(w, "shop", nil)
+	createIn(w, "shop", never("a", "web"), never("b", "calm"))
+	if got := addressIn(w, "shop", "a"); got == a {
 		t.Errorf("the pod of the second namespace has %s, which the first one's was to keep", got)
 	}
-	if got := w.addressIn("shop", "b"); got == b {
+	if got := addressIn(w, "shop", "b"); got == b {
 		t.Errorf("the pod of the second namespace has %s, which the first one's was to keep", got)
 	}
 
 	// The controller.
 	w.Controller()
-	w.isOf(a, "free", "")
-	w.isOf(b, "resting", "")
-	kept := w.addressIn("shop", "a")
+	isOf(w, a, "free", "")
+	isOf(w, b, "resting", "")
+	kept := addressIn(w, "shop", "a")
 	if err := w.Kube.CoreV1().Pods("shop").Delete(w.Ctx, "a", *metav1.NewDeleteOptions(0)); err != nil {
 		t.Fatal(err)
 	}
-	w.isOf(kept, "retained", second.UID)
+	isOf(w, kept, "retained", second.UID)
 	claim := &v1alpha1.IPClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "blue"},
 		Spec:       v1alpha1.IPClaimSpec{Size: 1, Preallocate: true, Pools: []string{"web"}, ReleasePolicy: v1alpha1.ReleaseNever},
@@ -286,19 +286,19 @@ func TestNamespaceMadeAgain(t *testing.T) {
 		}
 		return errors.Join(err, errors.New("there is none"))
 	})
-	w.isOf(claimed, "retained", second.UID)
+	isOf(w, claimed, "retained", second.UID)
 	// A claim that is deleted leaves its addresses under Never to the next one of its
 	// name, but not to one of another tenant.
-	w.endNamespace("shop")
-	w.isOf(kept, "free", "")
-	w.isOf(claimed, "free", "")
+	endNamespace(w, "shop")
+	isOf(w, kept, "free", "")
+	isOf(w, claimed, "free", "")
 }
 
 // A pool that does not admit a namespace any longer serves it no address that it
 // gave it before, until it does again.
 func TestKeptAddressOfANamespaceThatIsNotAdmitted(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Controller()

@@ -20,7 +20,7 @@ import (
 // quota counts what is really taken.
 func TestQuantity(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(1)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")

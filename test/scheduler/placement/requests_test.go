@@ -79,7 +79,7 @@ func requestsOf(log string) (map[string]int, error) {
 func TestRequestsPerPod(t *testing.T) {
 	t.Parallel()
 	options, log := audited(t)
-	w := newWorld(t, options)
+	w := simulation.New(t, options)
 	w.Nodes(3)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")

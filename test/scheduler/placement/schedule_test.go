@@ -22,7 +22,7 @@ import (
 // the FloatingIP.
 func TestPodGetsAddress(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -65,7 +65,7 @@ func TestPodGetsAddress(t *testing.T) {
 // another has given, so that no claim is refused.
 func TestTwoProfiles(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	scheduler := w.Scheduler(simulation.SchedulerOptions{Profiles: []string{"other"}})
@@ -85,7 +85,7 @@ func TestTwoProfiles(t *testing.T) {
 // moment an address is free.
 func TestExhaustedPool(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -114,7 +114,7 @@ func TestExhaustedPool(t *testing.T) {
 // that waits.
 func TestWaitingPodStarts(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -122,31 +122,31 @@ func TestWaitingPodStarts(t *testing.T) {
 	tests := []struct {
 		name string
 		// before makes pod "late" of the case's pool wait; help ends that.
-		before, help func(w *world, pool string)
+		before, help func(w *simulation.World, pool string)
 	}{
 		{
 			name:   "the pool is made later",
-			before: func(*world, string) {},
-			help:   func(w *world, pool string) { w.Pool(pool, "10.0.70.20") },
+			before: func(*simulation.World, string) {},
+			help:   func(w *simulation.World, pool string) { w.Pool(pool, "10.0.70.20") },
 		},
 		{
 			name:   "ranges are added",
-			before: func(w *world, pool string) { w.Pool(pool, "10.0.70.30"); w.Occupy(pool) },
-			help: func(w *world, pool string) {
+			before: func(w *simulation.World, pool string) { w.Pool(pool, "10.0.70.30"); w.Occupy(pool) },
+			help: func(w *simulation.World, pool string) {
 				w.PatchPool(pool, `{"spec":{"ranges":["10.0.70.30","10.0.70.31"]}}`)
 			},
 		},
 		{
 			name: "the pool is enabled",
-			before: func(w *world, pool string) {
+			before: func(w *simulation.World, pool string) {
 				w.Pool(pool, "10.0.70.40", func(p *v1alpha1.IPPool) { p.Spec.Disabled = true })
 			},
-			help: func(w *world, pool string) { w.PatchPool(pool, `{"spec":{"disabled":false}}`) },
+			help: func(w *simulation.World, pool string) { w.PatchPool(pool, `{"spec":{"disabled":false}}`) },
 		},
 		{
 			name:   "the holder finishes",
-			before: func(w *world, pool string) { w.Pool(pool, "10.0.70.50"); w.Occupy(pool) },
-			help: func(w *world, pool string) {
+			before: func(w *simulation.World, pool string) { w.Pool(pool, "10.0.70.50"); w.Occupy(pool) },
+			help: func(w *simulation.World, pool string) {
 				if err := w.SetPhase(w.Get(pool+"-first"), v1.PodSucceeded); err != nil {
 					w.T.Fatal(err)
 				}
@@ -154,8 +154,8 @@ func TestWaitingPodStarts(t *testing.T) {
 		},
 		{
 			name:   "an administrator frees it",
-			before: func(w *world, pool string) { w.Pool(pool, "10.0.70.60"); w.Reserve("10.0.70.60") },
-			help: func(w *world, _ string) {
+			before: func(w *simulation.World, pool string) { w.Pool(pool, "10.0.70.60"); w.Reserve("10.0.70.60") },
+			help: func(w *simulation.World, _ string) {
 				if err := w.Berth.FloatingIPs.Delete(w.Ctx, "10.0.70.60", metav1.DeleteOptions{}); err != nil {
 					w.T.Fatal(err)
 				}
@@ -163,21 +163,21 @@ func TestWaitingPodStarts(t *testing.T) {
 		},
 		{
 			name: "a node that the pool serves joins",
-			before: func(w *world, pool string) {
+			before: func(w *simulation.World, pool string) {
 				w.Pool(pool, "10.0.70.70", func(p *v1alpha1.IPPool) {
 					p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"rack": "7"}}
 				})
 			},
-			help: func(w *world, _ string) { w.Label("node2", "rack", "7") },
+			help: func(w *simulation.World, _ string) { w.Label("node2", "rack", "7") },
 		},
 		{
 			name: "the namespace is admitted",
-			before: func(w *world, pool string) {
+			before: func(w *simulation.World, pool string) {
 				w.Pool(pool, "10.0.70.80", func(p *v1alpha1.IPPool) {
 					p.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "web"}}
 				})
 			},
-			help: func(w *world, _ string) { w.LabelNamespace("team", "web") },
+			help: func(w *simulation.World, _ string) { w.LabelNamespace("team", "web") },
 		},
 	}
 	for i, tc := range tests {

@@ -21,7 +21,7 @@ import (
 )
 
 // poolOfSix makes an IPPool of 2001:db8:70::/64.
-func (w *world) poolOfSix(name, ranges string) {
+func poolOfSix(w *simulation.World, name, ranges string) {
 	w.T.Helper()
 	w.Pool(name, ranges, func(pool *v1alpha1.IPPool) {
 		pool.Spec.Subnet, pool.Spec.Gateway = "2001:db8:70::/64", "2001:db8:70::1"
@@ -36,14 +36,14 @@ func labelled(key, value string) func(*v1alpha1.IPPool) {
 // that it says, all of them or none.
 func TestSeveralAddresses(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Controller()
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.5", labelled("tier", "web"))
 	w.Pool("db", "10.0.70.20-10.0.70.29", labelled("tier", "db"))
-	w.poolOfSix("six", "2001:db8:70::10-2001:db8:70::19")
+	poolOfSix(w, "six", "2001:db8:70::10-2001:db8:70::19")
 	const six = "2001-0db8-0070-0000-0000-0000-0000-0010"
 	for _, test := range []struct {
 		name string
@@ -84,8 +84,8 @@ func TestSeveralAddresses(t *testing.T) {
 	w.Invariants()
 }
 
-// priority makes a PriorityClass.
-func (w *world) priority(name string, value int32, preemption v1.PreemptionPolicy) func(*v1.Pod) {
+// makePriority makes a PriorityClass.
+func makePriority(w *simulation.World, name string, value int32, preemption v1.PreemptionPolicy) func(*v1.Pod) {
 	w.T.Helper()
 	_, err := w.Kube.SchedulingV1().PriorityClasses().Create(w.Ctx, &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value, PreemptionPolicy: &preemption}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -98,12 +98,12 @@ func (w *world) priority(name string, value int32, preemption v1.PreemptionPolic
 // do, and no other.
 func TestPreemption(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
 	w.Scheduler(simulation.SchedulerOptions{})
-	high := w.priority("high", 1000, v1.PreemptLowerPriority)
+	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
 	w.Pool("web", "10.0.70.2-10.0.70.3")
 	w.Pool("other", "10.0.70.10")
 	w.Create(simulation.NewPod("other", simulation.FromPools("other")), simulation.NewPod("important", simulation.And(simulation.FromPools("web"), high)), simulation.NewPod("plain", simulation.Asking("0")))
@@ -130,12 +130,12 @@ func TestPreemption(t *testing.T) {
 // evicting the victim, so the victim stays.
 func TestNoPreemptionForRetained(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Kubelet()
 	w.Controller()
 	w.Scheduler(simulation.SchedulerOptions{})
-	high := w.priority("high", 1000, v1.PreemptLowerPriority)
+	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
 	set := w.RetainForSet("db", 1)
 	w.Create(simulation.NewPod("db-0", simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.OfSet(set))))
 	w.Bound("db-0")
@@ -150,12 +150,12 @@ func TestNoPreemptionForRetained(t *testing.T) {
 // order of their priority.
 func TestFewAreWoken(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Controller()
 	scheduler := w.Scheduler(simulation.SchedulerOptions{})
-	high := w.priority("high", 1000, v1.PreemptNever)
+	high := makePriority(w, "high", 1000, v1.PreemptNever)
 	w.Pool("web", "10.0.70.2-10.0.70.3")
 	w.Create(simulation.NewPods("first", 2)...)
 	w.Bound("first-0", "first-1")
@@ -180,7 +180,7 @@ func TestFewAreWoken(t *testing.T) {
 // A pod that may go anywhere goes where addresses are plenty.
 func TestScarcePoolsAreSpared(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -199,7 +199,7 @@ func TestScarcePoolsAreSpared(t *testing.T) {
 // A plain ResourceQuota caps the floating IPs of a namespace.
 func TestNamespaceCap(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(1)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -231,7 +231,7 @@ func TestNamespaceCap(t *testing.T) {
 // another InternalIP, of which kube-scheduler tells nobody.
 func TestNodeComesToBeInPool(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -253,7 +253,7 @@ func TestNodeComesToBeInPool(t *testing.T) {
 // that does not has no cap.
 func TestNodeCap(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(2)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -280,7 +280,7 @@ func TestNodeCap(t *testing.T) {
 // nothing that this scheduler knows.
 func TestGalaxyAliases(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	w.Scheduler(simulation.SchedulerOptions{Args: map[string]any{"galaxyAliases": true}})

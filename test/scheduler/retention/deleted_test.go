@@ -18,15 +18,15 @@ import (
 // when they start anew. Freed a second time it rests no more.
 func TestDeletedAddressRests(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Kubelet()
 	first, second := w.Scheduler(simulation.SchedulerOptions{}), w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
 	w.Pool("web", "10.0.70.2", func(pool *v1alpha1.IPPool) { pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour} })
-	w.retainsWithoutPod("web-0", "10.0.70.2")
+	retainsWithoutPod(w, "web-0", "10.0.70.2")
 
-	w.free("10.0.70.2")
+	free(w, "10.0.70.2")
 	w.Create(simulation.NewPod("web-1"))
 	w.Refused("web-1")
 	w.Eventually("wait for the cooldown to be recorded", func() error {
@@ -43,7 +43,7 @@ func TestDeletedAddressRests(t *testing.T) {
 	w.Refused("web-2", "1 cooling down")
 	w.Delete("web-2")
 
-	w.free("10.0.70.2")
+	free(w, "10.0.70.2")
 	w.Bound("web-1")
 	w.Invariants()
 }
@@ -52,17 +52,17 @@ func TestDeletedAddressRests(t *testing.T) {
 // has rested.
 func TestDeletedAddressRestsWithoutController(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(1)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
 	w.Pool("web", "10.0.70.2", cooling)
-	w.retainsWithoutPod("web-0", "10.0.70.2")
+	retainsWithoutPod(w, "web-0", "10.0.70.2")
 	controller.Kill()
 
 	begun := time.Now()
-	w.free("10.0.70.2")
+	free(w, "10.0.70.2")
 	w.Create(simulation.NewPod("web-1"))
 	w.Bound("web-1")
 	if rested := time.Since(begun); rested < cooldown {
@@ -72,7 +72,7 @@ func TestDeletedAddressRestsWithoutController(t *testing.T) {
 }
 
 // retainsWithoutPod has an address retained by policy Never, for a pod that is gone.
-func (w *world) retainsWithoutPod(pod, address string) {
+func retainsWithoutPod(w *simulation.World, pod, address string) {
 	w.T.Helper()
 	w.Create(simulation.NewPod(pod, simulation.Policy(v1alpha1.ReleaseNever)))
 	w.Bound(pod)
@@ -87,7 +87,7 @@ func (w *world) retainsWithoutPod(pod, address string) {
 }
 
 // free deletes a FloatingIP as an administrator does.
-func (w *world) free(address string) {
+func free(w *simulation.World, address string) {
 	w.T.Helper()
 	if err := w.Berth.FloatingIPs.Delete(w.Ctx, address, metav1.DeleteOptions{}); err != nil {
 		w.T.Fatal(err)

@@ -14,13 +14,14 @@ import (
 
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
 )
 
 // A node is drained on which both replicas of a program are: one goes, the other
 // only when there is another.
 func TestDrainLeavesOneReplica(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(1)
 	w.Kubelet()
 	for _, program := range []string{"scheduler", "controller"} {
@@ -33,7 +34,7 @@ func TestDrainLeavesOneReplica(t *testing.T) {
 		if _, err := w.Dynamic.Resource(deployments).Namespace(w.System).Create(w.Ctx, objects[0], metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		bound := w.bindPodsOf(name, 2)
+		bound := bindPodsOf(w, name, 2)
 		budget := func() error {
 			budget, err := w.Kube.PolicyV1().PodDisruptionBudgets(w.System).Get(w.Ctx, name, metav1.GetOptions{})
 			if err == nil && budget.Status.DisruptionsAllowed != 1 {
@@ -42,20 +43,20 @@ func TestDrainLeavesOneReplica(t *testing.T) {
 			return err
 		}
 		w.Eventually("wait for the budget of "+name, budget)
-		if err := w.evict(bound[0]); err != nil {
+		if err := evict(w, bound[0]); err != nil {
 			t.Errorf("evict the first pod of %s: %v", name, err)
 		}
-		if err := w.evict(bound[1]); !apierrors.IsTooManyRequests(err) {
+		if err := evict(w, bound[1]); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("evict the second pod of %s: %v, want it refused for now", name, err)
 		}
-		w.bindPodsOf(name, 2)
-		w.Eventually("wait for the second to be evicted", func() error { return w.evict(bound[1]) })
+		bindPodsOf(w, name, 2)
+		w.Eventually("wait for the second to be evicted", func() error { return evict(w, bound[1]) })
 	}
 }
 
 // bindPodsOf binds pods of one of Berth's Deployments as they come, and returns
 // their names when there are so many that run.
-func (w *world) bindPodsOf(name string, want int) []string {
+func bindPodsOf(w *simulation.World, name string, want int) []string {
 	w.T.Helper()
 	var running []string
 	w.Eventually("wait for the pods of "+name, func() error {
@@ -88,6 +89,6 @@ func (w *world) bindPodsOf(name string, want int) []string {
 }
 
 // evict asks for a pod's eviction as kubectl drain does.
-func (w *world) evict(pod string) error {
+func evict(w *simulation.World, pod string) error {
 	return w.Kube.PolicyV1().Evictions(w.System).Evict(w.Ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod, Namespace: w.System}})
 }

@@ -35,7 +35,7 @@ import (
 type matrix struct {
 	// namespaceUIDs by name.
 	namespaceUIDs map[string]types.UID
-	*world
+	*simulation.World
 	scheduler  *simulation.Instance
 	controller *simulation.Instance
 	pods, ips  cache.Indexer
@@ -579,7 +579,7 @@ func (c *cell) removed() {
 // eventually is the world's, for what the matrix does not watch.
 func (c *cell) eventually(what string, check func() error) {
 	c.t.Helper()
-	if err := c.world.Try(check); err != nil {
+	if err := c.World.Try(check); err != nil {
 		c.t.Fatalf("%s: %v", what, err)
 	}
 }

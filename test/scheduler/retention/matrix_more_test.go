@@ -271,8 +271,8 @@ func (m *matrix) cooldownSurvivesRestarts(t *testing.T) {
 		next := c.startsCooling()
 		m.scheduler.Kill()
 		m.controller.Kill()
-		m.controller = m.world.Controller()
-		m.scheduler = m.world.Scheduler(simulation.SchedulerOptions{})
+		m.controller = m.World.Controller()
+		m.scheduler = m.World.Scheduler(simulation.SchedulerOptions{})
 		c.cools(next)
 	}
 	c.run(t)

@@ -79,8 +79,8 @@ func TestMatrix(t *testing.T) {
 // newMatrix starts everything.
 func newMatrix(t testing.TB, table []matrixCell) *matrix {
 	t.Helper()
-	w := &world{simulation.New(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}, Lasts: 2 * simulation.Lasts})}
-	m := &matrix{world: w, namespaceUIDs: map[string]types.UID{}, linger: map[string]bool{}}
+	w := simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}, Lasts: 2 * simulation.Lasts})
+	m := &matrix{World: w, namespaceUIDs: map[string]types.UID{}, linger: map[string]bool{}}
 	w.CustomKinds()
 	for _, name := range matrixNamespaces {
 		m.namespaceNamed(name)

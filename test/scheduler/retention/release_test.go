@@ -20,15 +20,15 @@ import (
 // When the address of a pod without a controller is freed.
 func TestReleaseOfPods(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
 	w.Pool("web", "10.0.70.2-10.0.70.99")
-	gone := func(w *world, pod string) { w.Delete(pod) }
-	ends := func(phase v1.PodPhase) func(*world, string) {
-		return func(w *world, pod string) {
+	gone := func(w *simulation.World, pod string) { w.Delete(pod) }
+	ends := func(phase v1.PodPhase) func(*simulation.World, string) {
+		return func(w *simulation.World, pod string) {
 			// Before, the imitated kubelet may yet write that it runs.
 			w.Eventually("wait for the pod to run", func() error {
 				if now := w.Get(pod).Status.Phase; now != v1.PodRunning {
@@ -44,7 +44,7 @@ func TestReleaseOfPods(t *testing.T) {
 	tests := []struct {
 		name   string
 		policy v1alpha1.ReleasePolicy
-		happen func(w *world, pod string)
+		happen func(w *simulation.World, pod string)
 		// is what becomes of the address.
 		is string
 	}{
@@ -84,7 +84,7 @@ func TestReleaseOfPods(t *testing.T) {
 // what it began.
 func TestControllerKilled(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -124,7 +124,7 @@ func TestControllerKilled(t *testing.T) {
 // A controller whose news are old must not take the address of a pod that lives.
 func TestControllerBehind(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{})
+	w := simulation.New(t, lab.ControlPlaneOptions{})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -145,7 +145,7 @@ func TestControllerBehind(t *testing.T) {
 		defer release()
 		w.Create(simulation.NewPods("web", 5)...)
 		w.Eventually("wait for it to ask the API server for the pods", func() error {
-			return w.asked(controller, "/pods/web-", 5)
+			return asked(w, controller, "/pods/web-", 5)
 		})
 		w.Eventually("wait for the pods to be bound", func() error { return w.CountBound(7) })
 		w.Invariants()
@@ -160,11 +160,11 @@ func TestControllerBehind(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := w.On(t)
-			w.patchSet("db", fmt.Sprintf(`{"spec":{"replicas":%d}}`, tc.replicas))
+			patchSet(w, "db", fmt.Sprintf(`{"spec":{"replicas":%d}}`, tc.replicas))
 			tap := controller.Tap(tc.match, proxy.BeforeRequest)
 			w.Delete("db-0")
 			w.Await(tap)
-			w.patchSet("db", `{"spec":{"replicas":2}}`)
+			patchSet(w, "db", `{"spec":{"replicas":2}}`)
 			w.Create(pod("db-0"))
 			if got := w.Address("db-0"); got != before {
 				t.Errorf("db-0 got %s, it had %s", got, before)
@@ -186,7 +186,7 @@ func TestControllerBehind(t *testing.T) {
 
 // asked complains unless a program made n GETs of objects whose path has this
 // text.
-func (w *world) asked(p *simulation.Instance, text string, n int) error {
+func asked(w *simulation.World, p *simulation.Instance, text string, n int) error {
 	gets := p.Seen(func(c proxy.Call) bool { return c.Method == http.MethodGet && strings.Contains(c.Path, text) })
 	if len(gets) < n {
 		return fmt.Errorf("it made %d of %d requests", len(gets), n)

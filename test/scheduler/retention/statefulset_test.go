@@ -22,7 +22,7 @@ import (
 // StatefulSets under the real StatefulSet controller and garbage collector.
 func TestStatefulSet(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, lab.ControlPlaneOptions{Controllers: true})
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
 	w.Nodes(3)
 	w.Kubelet()
 	w.Scheduler(simulation.SchedulerOptions{})
@@ -37,40 +37,40 @@ func TestStatefulSet(t *testing.T) {
 		name   string
 		policy v1alpha1.ReleasePolicy
 		// happen is what happens to a set with three pods.
-		happen func(w *world, set string)
+		happen func(w *simulation.World, set string)
 		// pods are the ordinals that run in the end; same of them have the address
 		// that the ordinal had before; kept are those without a pod whose address
 		// still is there.
 		pods, same, kept []int
 	}{
-		{"pods are deleted", retain, (*world).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{"pods are deleted", never, (*world).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{"pods are deleted", podDeleted, (*world).DeletePods, []int{0, 1, 2}, nil, nil},
+		{"pods are deleted", retain, (*simulation.World).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+		{"pods are deleted", never, (*simulation.World).DeletePods, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+		{"pods are deleted", podDeleted, (*simulation.World).DeletePods, []int{0, 1, 2}, nil, nil},
 		{"scaled down", retain, scaleTo(1), []int{0}, []int{0}, nil},
 		{"scaled down", never, scaleTo(1), []int{0}, []int{0}, []int{1, 2}},
 		{"scaled down", podDeleted, scaleTo(1), []int{0}, []int{0}, nil},
 		{"scaled to zero", retain, scaleTo(0), nil, nil, nil},
-		{"scaled to zero and back", never, func(w *world, set string) { scaleTo(0)(w, set); scaleTo(3)(w, set) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+		{"scaled to zero and back", never, func(w *simulation.World, set string) { scaleTo(0)(w, set); scaleTo(3)(w, set) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
 		{"scaled up", retain, scaleTo(5), []int{0, 1, 2, 3, 4}, []int{0, 1, 2}, nil},
 		{"the start of the ordinals moves up", retain, startAt(2), []int{2, 3, 4}, []int{2}, nil},
-		{"deleted", retain, (*world).deleteSet, nil, nil, nil},
-		{"deleted", never, (*world).deleteSet, nil, nil, []int{0, 1, 2}},
-		{"deleted", podDeleted, (*world).deleteSet, nil, nil, nil},
-		{"deleted and made again", never, func(w *world, set string) { w.deleteSet(set); w.createSet(set, never) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{"deleted and made again", retain, func(w *world, set string) { w.deleteSet(set); w.createSet(set, retain) }, []int{0, 1, 2}, nil, nil},
+		{"deleted", retain, deleteSet, nil, nil, nil},
+		{"deleted", never, deleteSet, nil, nil, []int{0, 1, 2}},
+		{"deleted", podDeleted, deleteSet, nil, nil, nil},
+		{"deleted and made again", never, func(w *simulation.World, set string) { deleteSet(w, set); createSet(w, set, never) }, []int{0, 1, 2}, []int{0, 1, 2}, nil},
+		{"deleted and made again", retain, func(w *simulation.World, set string) { deleteSet(w, set); createSet(w, set, retain) }, []int{0, 1, 2}, nil, nil},
 	}
 	for i, tc := range tests {
 		t.Run(fmt.Sprintf("%s, %s", tc.policy, tc.name), func(t *testing.T) {
 			w := w.On(t)
 			set := fmt.Sprintf("set%d", i)
-			w.createSet(set, tc.policy)
+			createSet(w, set, tc.policy)
 			before := map[string]string{}
 			for ordinal := range 3 {
 				name := fmt.Sprintf("%s-%d", set, ordinal)
 				before[name] = w.Address(name)
 			}
 			tc.happen(w, set)
-			w.Eventually("wait for the set", func() error { return w.setHas(set, tc.pods, tc.kept) })
+			w.Eventually("wait for the set", func() error { return setHas(w, set, tc.pods, tc.kept) })
 			for _, ordinal := range tc.same {
 				name := fmt.Sprintf("%s-%d", set, ordinal)
 				if got := w.Address(name); got != before[name] {
@@ -83,7 +83,7 @@ func TestStatefulSet(t *testing.T) {
 }
 
 // setHas compares a set's bound pods and kept addresses.
-func (w *world) setHas(set string, wantPods, wantKept []int) error {
+func setHas(w *simulation.World, set string, wantPods, wantKept []int) error {
 	pods, err := w.Pods()
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func (w *world) setHas(set string, wantPods, wantKept []int) error {
 	return nil
 }
 
-func (w *world) createSet(name string, p v1alpha1.ReleasePolicy) {
+func createSet(w *simulation.World, name string, p v1alpha1.ReleasePolicy) {
 	w.T.Helper()
 	if _, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, simulation.NewSet(name, 3, simulation.Policy(p)), metav1.CreateOptions{}); err != nil {
 		w.T.Fatal(err)
@@ -124,7 +124,7 @@ func (w *world) createSet(name string, p v1alpha1.ReleasePolicy) {
 }
 
 // deleteSet deletes a set as kubectl does, and waits until its pods are gone.
-func (w *world) deleteSet(name string) {
+func deleteSet(w *simulation.World, name string) {
 	w.T.Helper()
 	background := metav1.DeletePropagationBackground
 	if err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Delete(w.Ctx, name, metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
@@ -139,20 +139,22 @@ func (w *world) deleteSet(name string) {
 }
 
 // scaleTo scales a set and waits until the set's controller is done.
-func scaleTo(replicas int32) func(w *world, set string) {
-	return func(w *world, set string) { w.changeSet(set, fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas)) }
-}
-
-// startAt moves the first ordinal.
-func startAt(ordinal int) func(w *world, set string) {
-	return func(w *world, set string) {
-		w.changeSet(set, fmt.Sprintf(`{"spec":{"ordinals":{"start":%d}}}`, ordinal))
+func scaleTo(replicas int32) func(w *simulation.World, set string) {
+	return func(w *simulation.World, set string) {
+		changeSet(w, set, fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas))
 	}
 }
 
-func (w *world) changeSet(set, patch string) {
+// startAt moves the first ordinal.
+func startAt(ordinal int) func(w *simulation.World, set string) {
+	return func(w *simulation.World, set string) {
+		changeSet(w, set, fmt.Sprintf(`{"spec":{"ordinals":{"start":%d}}}`, ordinal))
+	}
+}
+
+func changeSet(w *simulation.World, set, patch string) {
 	w.T.Helper()
-	w.patchSet(set, patch)
+	patchSet(w, set, patch)
 	w.Eventually("wait for the set's controller", func() error {
 		now, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Get(w.Ctx, set, metav1.GetOptions{})
 		if err != nil {
@@ -162,7 +164,7 @@ func (w *world) changeSet(set, patch string) {
 	})
 }
 
-func (w *world) patchSet(set, patch string) {
+func patchSet(w *simulation.World, set, patch string) {
 	w.T.Helper()
 	_, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Patch(w.Ctx, set, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
