@@ -51,7 +51,7 @@ func (w *World) ClaimBecomes(name, want string, texts ...string) {
 		}
 		for _, text := range texts {
 			if !strings.Contains(ready.Message, text) {
-				return fmt.Errorf("Ready says %q, want %q in it", ready.Message, text)
+				return fmt.Errorf("its condition Ready says %q, want %q in it", ready.Message, text)
 			}
 		}
 		return nil

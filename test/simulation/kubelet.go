@@ -3,6 +3,7 @@
 package simulation
 
 import (
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,11 +19,9 @@ const lingering = 300 * time.Millisecond
 // that are to be deleted and that linger, the test must end.
 func (w *World) Kubelet(lingers ...func(*v1.Pod) bool) {
 	w.T.Helper()
-	options := kubelet.Options{}
-	if len(lingers) > 0 {
-		options.Lingers = lingers[0]
-	}
-	w.strictKubelet(options)
+	w.strictKubelet(kubelet.Options{Lingers: func(pod *v1.Pod) bool {
+		return slices.ContainsFunc(lingers, func(lingers func(*v1.Pod) bool) bool { return lingers(pod) })
+	}})
 }
 
 // LateKubelet is Kubelet, where pods take some time to end: a grace period.
