@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
 	"github.com/berth-dev/berth/test/simulation/kubelet"
@@ -40,10 +41,7 @@ func newCensus(w *simulation.World) *census {
 	c := &census{now: map[string]string{}, most: map[string]int{}}
 	informer := client.NewFloatingIPInformer(w.Berth.FloatingIPs, 0, cache.Indexers{})
 	set := func(object any, gone bool) {
-		if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-			object = unknown.Obj
-		}
-		ip := object.(*v1alpha1.FloatingIP)
+		ip := tombstone.LastSeen(object).(*v1alpha1.FloatingIP)
 		owner := ""
 		if ip.Spec.Owner != nil && !gone {
 			owner = ip.Spec.Owner.Name

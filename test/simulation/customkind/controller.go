@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
@@ -59,12 +60,7 @@ func Run(ctx context.Context, api dynamic.Interface, kube kubernetes.Interface, 
 	var synced []cache.InformerSynced
 	var errs []error
 	follow := func(informer cache.SharedIndexInformer, changed func(object metav1.Object)) {
-		handle := func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
-			changed(object.(metav1.Object))
-		}
+		handle := func(object any) { changed(tombstone.LastSeen(object).(metav1.Object)) }
 		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: handle, DeleteFunc: handle, UpdateFunc: func(_, after any) { handle(after) },
 		})

@@ -31,6 +31,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
 // Options of the imitation.
@@ -86,12 +87,7 @@ func Start(ctx context.Context, options Options) (*Kubelets, error) {
 	pods, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { k.changed(object.(*v1.Pod), false) },
 		UpdateFunc: func(_, object any) { k.changed(object.(*v1.Pod), false) },
-		DeleteFunc: func(object any) {
-			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = unknown.Obj
-			}
-			k.changed(object.(*v1.Pod), true)
-		},
+		DeleteFunc: func(object any) { k.changed(tombstone.LastSeen(object).(*v1.Pod), true) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start kubelets: %w", err)
