@@ -33,7 +33,7 @@ func TestNamespaceAtCap(t *testing.T) {
 	s := newServer()
 	i := open(t, s, cappedPool(2, "web", "10.0.70.2-10.0.70.9"))
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseNever)))
-	s.retain(t, "10.0.70.2")
+	s.Retain("10.0.70.2")
 	commit(t, i, reserve(t, i, request("web-1", "b", v1alpha1.ReleaseRetain)))
 
 	const text = `pool "web" (10.0.70.2-10.0.70.9) gives namespace "shop" at most 2 addresses, and it has 2 (1 in use, 1 retained) (kubectl get floatingips --field-selector spec.owner.namespace=shop lists them: give up what is no longer needed, or have spec.maxPerNamespace of IPPool "web" raised)`
@@ -49,7 +49,7 @@ func TestNamespaceAtCap(t *testing.T) {
 		t.Errorf("a pod of another namespace is rejected because %q", why)
 	}
 	commit(t, i, reserve(t, i, request("web-0", "e", v1alpha1.ReleaseNever)))
-	if pod := s.objects["10.0.70.2"].Spec.Pod; pod == nil || pod.UID != "e" {
+	if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "e" {
 		t.Errorf("the pod whose address was kept has it not: %v", pod)
 	}
 }
@@ -125,14 +125,14 @@ func TestHelpsAtCap(t *testing.T) {
 		return helped
 	}
 	freeze := func(name string) {
-		spec := s.objects[name].Spec
-		spec.Owner, spec.Pod, spec.ReleasedAt = nil, nil, &metav1.Time{}
-		if _, err := s.Update(context.Background(), s.objects[name], spec); err != nil {
+		spec, now := s.IP(name).Spec, metav1.Now()
+		spec.Owner, spec.Pod, spec.ReleasedAt = nil, nil, &now
+		if _, err := s.Update(context.Background(), s.IP(name), spec); err != nil {
 			t.Fatal(err)
 		}
 	}
 	remove := func(name string) {
-		if err := s.Delete(context.Background(), s.objects[name]); err != nil {
+		if err := s.Delete(context.Background(), s.IP(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,7 +144,7 @@ func TestHelpsAtCap(t *testing.T) {
 	}
 	commit(t, i, reserve(t, i, request("web-0", "d", "")))
 	held := ""
-	for name, object := range s.objects {
+	for name, object := range s.IPs() {
 		if object.Spec.Pod != nil {
 			held = name
 		}
@@ -184,7 +184,7 @@ func TestPreemptionAtCap(t *testing.T) {
 		}
 	}
 	retained := Relief{}
-	object := s.objects["10.0.70.2"]
+	object := s.IP("10.0.70.2")
 	spec := object.Spec
 	spec.ReleasePolicy = v1alpha1.ReleaseNever
 	if _, err := s.Update(context.Background(), object, spec); err != nil {

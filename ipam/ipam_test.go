@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -84,10 +85,9 @@ func commit(t *testing.T, i *IPAM, r *Reservation) {
 
 func wantWrites(t *testing.T, s *server, want ...string) {
 	t.Helper()
-	if !slices.Equal(s.writes, want) {
-		t.Errorf("writes are %q, want %q", s.writes, want)
+	if got := s.Writes(); !slices.Equal(got, want) {
+		t.Errorf("writes are %q, want %q", got, want)
 	}
-	s.writes = nil
 }
 
 func TestOneWriteForANewAddressAndOneForARetainedOne(t *testing.T) {
@@ -96,11 +96,11 @@ func TestOneWriteForANewAddressAndOneForARetainedOne(t *testing.T) {
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
 	wantWrites(t, s, "create 10.0.70.2")
 
-	s.retain(t, "10.0.70.2")
-	s.writes = nil
+	s.Retain("10.0.70.2")
+	s.Writes()
 	commit(t, i, reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
 	wantWrites(t, s, "update 10.0.70.2")
-	if pod := s.objects["10.0.70.2"].Spec.Pod; pod == nil || pod.UID != "b" {
+	if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "b" {
 		t.Errorf("10.0.70.2 is held by %v, want b", pod)
 	}
 }
@@ -109,7 +109,7 @@ func TestRetainedAddressIsNobodyElses(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2"))
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
-	s.retain(t, "10.0.70.2")
+	s.Retain("10.0.70.2")
 
 	if why := rejected(t, i, request("web-1", "b", v1alpha1.ReleaseRetain)); !strings.Contains(why, `pool "web" (10.0.70.2) has no free address (0 in use, 1 retained)`) {
 		t.Errorf("another pod is rejected because %q", why)
@@ -154,11 +154,11 @@ func TestAwaitedOwner(t *testing.T) {
 		}
 	}
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
-	got := s.objects["10.0.70.7"].Spec
+	got := s.IP("10.0.70.7").Spec
 	if got.Pod == nil || got.Pod.UID != "a" || got.Owner.UID != "set" || got.KeepUntil != nil {
 		t.Errorf("it is %+v of %+v", got, got.Owner)
 	}
-	s.retain(t, "10.0.70.7")
+	s.Retain("10.0.70.7")
 	again := request("web-0", "b", v1alpha1.ReleaseRetain)
 	again.Owner.UID = "another set"
 	candidates, err := i.Candidates(again)
@@ -179,7 +179,7 @@ func TestTwoSchedulers(t *testing.T) {
 	if first.addrs[0].Addr != second.addrs[0].Addr {
 		t.Fatalf("both were to reserve the same address, not %s and %s", first.addrs[0].Addr, second.addrs[0].Addr)
 	}
-	s.watchers = nil // and the loser's watch is late
+	s.Late() // and the loser's watch is late
 	commit(t, one, first)
 	if err := two.Commit(context.Background(), second, isCurrent); !errors.Is(err, ErrConflict) {
 		t.Fatalf("the second Commit: %v, want ErrConflict", err)
@@ -190,8 +190,8 @@ func TestTwoSchedulers(t *testing.T) {
 		t.Fatalf("the loser tries %s again", again.addrs[0].Addr)
 	}
 	commit(t, two, again)
-	if len(s.objects) != 2 {
-		t.Errorf("there are %d addresses in use, want 2", len(s.objects))
+	if len(s.IPs()) != 2 {
+		t.Errorf("there are %d addresses in use, want 2", len(s.IPs()))
 	}
 }
 
@@ -202,16 +202,16 @@ func TestLostAnswer(t *testing.T) {
 		s := newServer()
 		i := open(t, s, testPool("web", "10.0.70.2"))
 		if watchIsLate {
-			s.watchers = nil
+			s.Late()
 		}
-		s.fail, s.lostAnswer = errors.New("connection reset"), true
+		s.Fail(ipamtest.Fault{Verb: "create", Err: errors.New("connection reset"), Done: true})
 		reservation := reserve(t, i, request("web-0", "a", ""))
 		if err := i.Commit(context.Background(), reservation, isCurrent); err == nil || errors.Is(err, ErrConflict) {
 			t.Fatalf("Commit: %v, want the connection's error", err)
 		}
 		i.Unreserve(reservation)
 		commit(t, i, reserve(t, i, request("web-0", "a", "")))
-		if pod := s.objects["10.0.70.2"].Spec.Pod; len(s.objects) != 1 || pod.UID != "a" {
+		if pod := s.IP("10.0.70.2").Spec.Pod; len(s.IPs()) != 1 || pod.UID != "a" {
 			t.Errorf("late watch %v: the address is held by %v", watchIsLate, pod)
 		}
 	}
@@ -225,7 +225,7 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 	pools := []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9"), testPool("db", "10.0.70.20")}
 	dead := open(t, s, pools...)
 	commit(t, dead, reserve(t, dead, request("web-0", "a", "")))
-	s.writes = nil
+	s.Writes()
 
 	next := open(t, s, pools...)
 	reservation := reserve(t, next, request("web-0", "a", ""))
@@ -238,7 +238,7 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 	if err := dead.Abandon(context.Background(), abandoned, nil); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.objects) != 1 {
+	if len(s.IPs()) != 1 {
 		t.Error("the claim was taken back under the pod")
 	}
 }
@@ -251,7 +251,7 @@ func TestClaimIsLeftAloneWhereAnotherPoolServes(t *testing.T) {
 	pools := []*v1alpha1.IPPool{testPool("db", "10.0.70.20"), testPool("web", "10.0.70.2-10.0.70.9")}
 	dead := open(t, s, pools...)
 	commit(t, dead, reserve(t, dead, request("web-0", "a", "", "web")))
-	s.writes = nil
+	s.Writes()
 
 	next := open(t, s, pools...)
 	commit(t, next, reserve(t, next, request("web-0", "a", ""), 0))
@@ -267,7 +267,7 @@ func TestStaleSchedulerDoesNotTakeOver(t *testing.T) {
 	if err := i.Commit(context.Background(), reservation, podsAre{gone: true}); !errors.Is(err, ErrConflict) {
 		t.Fatalf("Commit: %v, want ErrConflict", err)
 	}
-	if pod := s.objects["10.0.70.2"].Spec.Pod; pod.UID != "new" {
+	if pod := s.IP("10.0.70.2").Spec.Pod; pod.UID != "new" {
 		t.Errorf("the address went to %v", pod)
 	}
 }
@@ -280,23 +280,23 @@ func TestAbandon(t *testing.T) {
 	if err := i.Abandon(context.Background(), fresh, nil); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.objects) != 0 {
-		t.Errorf("%d addresses are left, want none", len(s.objects))
+	if len(s.IPs()) != 0 {
+		t.Errorf("%d addresses are left, want none", len(s.IPs()))
 	}
 
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
-	for name := range s.objects {
-		s.retain(t, name)
+	for name := range s.IPs() {
+		s.Retain(name)
 	}
 	retained := reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain))
 	commit(t, i, retained)
 	if err := i.Abandon(context.Background(), retained, nil); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.objects) != 1 {
+	if len(s.IPs()) != 1 {
 		t.Fatal("a retained address was given up")
 	}
-	for name, object := range s.objects {
+	for name, object := range s.IPs() {
 		if object.Spec.Pod != nil || object.Spec.Node != "" {
 			t.Errorf("%s was not returned to its owner: %+v", name, object.Spec)
 		}
@@ -311,7 +311,7 @@ func TestAbandonAfterAnotherBound(t *testing.T) {
 		pool := testPool("web", "10.0.70.2-10.0.70.9")
 		one, two := open(t, s, pool), open(t, s, pool)
 		commit(t, one, reserve(t, one, request("web-0", "a", v1alpha1.ReleaseRetain)))
-		s.retain(t, "10.0.70.2")
+		s.Retain("10.0.70.2")
 		first := reserve(t, one, request("web-0", "b", v1alpha1.ReleaseRetain))
 		commit(t, one, first)
 		second := reserve(t, two, request("web-0", "b", v1alpha1.ReleaseRetain))
@@ -323,13 +323,13 @@ func TestAbandonAfterAnotherBound(t *testing.T) {
 		if err := one.Abandon(context.Background(), first, boundWith); err != nil {
 			t.Fatal(err)
 		}
-		if pod := s.objects["10.0.70.2"].Spec.Pod; pod == nil || pod.UID != "b" {
+		if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "b" {
 			t.Errorf("knows %v: the address was taken from the pod that runs with it", knows)
 		}
 		if err := two.Abandon(context.Background(), second, []string{"10.0.70.2"}); err != nil {
 			t.Fatal(err)
 		}
-		if pod := s.objects["10.0.70.2"].Spec.Pod; pod == nil || pod.UID != "b" {
+		if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "b" {
 			t.Errorf("a pod lost the address that it is bound with")
 		}
 	}
@@ -356,7 +356,7 @@ func TestChanges(t *testing.T) {
 	i.Unreserve(reservation)
 	i.Unreserve(reservation)
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
-	s.retain(t, "10.0.70.2")
+	s.Retain("10.0.70.2")
 	i.Unreserve(reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
 	object, _ := s.Get(context.Background(), "10.0.70.2")
 	if err := s.Delete(context.Background(), object); err != nil {

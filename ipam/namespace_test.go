@@ -41,10 +41,10 @@ func TestKeptInANamespaceMadeAgain(t *testing.T) {
 		return ""
 	}
 	commit(t, i, reserve(t, i, request("a", shop("before", 0, nil))))
-	if got := s.objects["10.0.70.2"].Spec.Owner.NamespaceUID; got != "before" {
+	if got := s.IP("10.0.70.2").Spec.Owner.NamespaceUID; got != "before" {
 		t.Errorf("it is recorded for namespace %q", got)
 	}
-	s.retain(t, "10.0.70.2")
+	s.Retain("10.0.70.2")
 	if got := kept(request("b", shop("before", 0, nil))); got != "10.0.70.2" {
 		t.Errorf("in the same namespace the pod is to have %q", got)
 	}
@@ -53,7 +53,7 @@ func TestKeptInANamespaceMadeAgain(t *testing.T) {
 	}
 
 	// What an older version recorded is bound when it is written.
-	object := s.objects["10.0.70.2"]
+	object := s.IP("10.0.70.2")
 	spec := object.DeepCopy().Spec
 	spec.Owner.NamespaceUID = ""
 	if _, err := s.Update(context.Background(), object, spec); err != nil {
@@ -67,7 +67,7 @@ func TestKeptInANamespaceMadeAgain(t *testing.T) {
 		t.Errorf("in a namespace that is older than the record the pod is to have %q", got)
 	}
 	commit(t, i, reserve(t, i, request("b", shop("now", recorded, nil))))
-	if got := s.objects["10.0.70.2"].Spec.Owner.NamespaceUID; got != "now" {
+	if got := s.IP("10.0.70.2").Spec.Owner.NamespaceUID; got != "now" {
 		t.Errorf("it is recorded for namespace %q", got)
 	}
 }
@@ -79,7 +79,7 @@ func TestCommitInANamespaceThatIsGone(t *testing.T) {
 	first, next := request("web-0", "a", v1alpha1.ReleaseNever), request("web-0", "b", v1alpha1.ReleaseNever)
 	first.NamespaceMeta, next.NamespaceMeta = shop("gone", 0, nil), shop("gone", 0, nil) // as podsAre knows
 	commit(t, i, reserve(t, i, first))
-	s.retain(t, "10.0.70.2")
+	s.Retain("10.0.70.2")
 	next.Owner.UID = "another"
 	if err := i.Commit(context.Background(), reserve(t, i, next), isCurrent); !errors.Is(err, ErrConflict) {
 		t.Errorf("Commit = %v, want ErrConflict", err)
@@ -100,7 +100,7 @@ func TestKeptInAPoolThatDoesNotAdmit(t *testing.T) {
 		return r
 	}
 	commit(t, i, reserve(t, i, pod("a", in), 1)) // web is the second by name
-	s.retain(t, "10.0.70.2")
+	s.Retain("10.0.70.2")
 	const text = `address 10.0.70.2 is retained for StatefulSet shop/web, but pool "web" (10.0.70.2-10.0.70.9) does not admit namespace "shop": its labels do not match spec.namespaceSelector (team=web) (label the namespace so, or give the address up: kubectl delete floatingip 10.0.70.2)`
 	if why := rejected(t, i, pod("b", out)); why != text {
 		t.Errorf("the pod is rejected because %q, want %q", why, text)
@@ -121,8 +121,8 @@ func TestKeptInAPoolThatDoesNotAdmit(t *testing.T) {
 	}
 	commit(t, i, reserve(t, i, shared("x", in), 1))
 	commit(t, i, reserve(t, i, shared("y", in), 0))
-	s.retain(t, "10.0.70.3")
-	s.retain(t, "10.0.70.20")
+	s.Retain("10.0.70.3")
+	s.Retain("10.0.70.20")
 	if why := rejected(t, i, shared("z", out)); why != "" {
 		t.Errorf("a pod is rejected although an address in a pool that admits it is kept: %s", why)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -54,34 +55,35 @@ func TestDualStackIsRetained(t *testing.T) {
 		t.Fatalf("the pod has %s", got)
 	}
 	for _, name := range []string{"10.0.70.2", six} {
-		s.retain(t, name)
+		s.Retain(name)
 	}
-	s.writes = nil
+	s.Writes()
 	next := reserve(t, i, dualStack("web-0", "b", v1alpha1.ReleaseRetain))
 	commit(t, i, next)
 	if got := next.Names(); got != first.Names() {
 		t.Errorf("the next pod has %s, want %s", got, first.Names())
 	}
-	slices.Sort(s.writes)
-	wantWrites(t, s, "update 10.0.70.2", "update "+six)
+	if got := s.Writes(); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"update 10.0.70.2", "update " + six}) {
+		t.Errorf("writes are %q", got)
+	}
 }
 
 // One of two claims fails: the other is found and used by the next attempt.
 func TestHalfCommitted(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2-2001:db8::9"))
-	s.fail, s.failOn = errors.New("refused"), six
+	s.Fail(ipamtest.Fault{Verb: "create", Name: six, Err: errors.New("refused")})
 	r := reserve(t, i, dualStack("web-0", "a", ""))
 	if err := i.Commit(context.Background(), r, isCurrent); err == nil {
 		t.Fatal("Commit succeeded though a write failed")
 	}
 	i.Unreserve(r)
-	if len(s.objects) != 1 {
-		t.Fatalf("%d addresses are in use, want 1", len(s.objects))
+	if len(s.IPs()) != 1 {
+		t.Fatalf("%d addresses are in use, want 1", len(s.IPs()))
 	}
 	commit(t, i, reserve(t, i, dualStack("web-0", "a", "")))
-	if len(s.objects) != 2 {
-		t.Errorf("%d addresses are in use, want 2", len(s.objects))
+	if len(s.IPs()) != 2 {
+		t.Errorf("%d addresses are in use, want 2", len(s.IPs()))
 	}
 }
 
@@ -95,7 +97,7 @@ func TestDefaultFamily(t *testing.T) {
 	if r.Names() != six {
 		t.Fatalf("without an IPv4 pool the pod has %s", r.Names())
 	}
-	s.retain(t, six)
+	s.Retain(six)
 	both := open(t, s, poolOfSix("six", "2001:db8::2-2001:db8::99"), testPool("four", "10.0.70.2"))
 	if got := reserve(t, both, request("new-0", "b", "")).Names(); got != "10.0.70.2" {
 		t.Errorf("a new pod has %s, want the IPv4 address", got)
@@ -132,7 +134,7 @@ func TestSharedFamily(t *testing.T) {
 		s := newServer()
 		i := openWith(t, s, &poolWatch{pools: both, claims: []*v1alpha1.IPClaim{claimOf(1)}})
 		commit(t, i, reserve(t, i, saying(claiming("both", "both"), v1alpha1.IPv6, v1alpha1.IPv4)))
-		s.retain(t, six)
+		s.Retain(six)
 		candidates, err := i.Candidates(claiming("any", "any"))
 		if err != nil {
 			t.Fatal(err)
@@ -145,7 +147,7 @@ func TestSharedFamily(t *testing.T) {
 		if why := rejected(t, i, claiming("any", "any")); !strings.Contains(why, `IPClaim "licences" has all 1 addresses`) {
 			t.Errorf("while the IPv4 address is in use, and the IPv6 one not, a pod is rejected because %q", why)
 		}
-		s.retain(t, "10.0.70.2")
+		s.Retain("10.0.70.2")
 		if got := reserve(t, i, claiming("any", "any")).Names(); got != "10.0.70.2" {
 			t.Errorf("the pod has %s, want the IPv4 address", got)
 		}
@@ -176,7 +178,7 @@ func TestSharedFamily(t *testing.T) {
 			t.Errorf("a second pod has %s, want %s", got, second)
 		}
 		commit(t, i, next)
-		s.retain(t, six)
+		s.Retain(six)
 		if got := reserve(t, i, deployment("again")).Names(); got != six {
 			t.Errorf("a third pod has %s, want the idle %s", got, six)
 		}
@@ -191,7 +193,7 @@ func TestSharedFamily(t *testing.T) {
 		before := saying(claiming("before", "before"), v1alpha1.IPv6)
 		before.Claim, before.Policy, before.Owner.UID = "", v1alpha1.ReleaseRetain, "another"
 		commit(t, i, reserve(t, i, before))
-		s.retain(t, six)
+		s.Retain(six)
 		now := claiming("now", "now")
 		now.Claim, now.Policy = "", v1alpha1.ReleaseRetain
 		if got := reserve(t, i, now).Names(); got != "10.0.70.2" {
@@ -219,7 +221,7 @@ func TestChangedAddresses(t *testing.T) {
 	r := request("web-0", "a", v1alpha1.ReleaseRetain)
 	r.Parts = []Part{exactly("10.0.70.5")}
 	commit(t, i, reserve(t, i, r))
-	s.retain(t, "10.0.70.5")
+	s.Retain("10.0.70.5")
 	r.UID, r.Parts = "b", []Part{exactly("10.0.70.7", "10.0.70.8")}
 	if got := reserve(t, i, r).Names(); got != "10.0.70.7" {
 		t.Errorf("the pod has %s, want one of those it asks for", got)
@@ -249,14 +251,14 @@ func TestClaim(t *testing.T) {
 	for _, pod := range []string{"db-0", "db-1"} {
 		commit(t, i, reserve(t, i, claiming(pod, pod)))
 	}
-	if owner := s.objects["10.0.70.2"].Spec.Owner; owner.Kind != "IPClaim" || owner.Name != "licences" || owner.UID != "claim" {
+	if owner := s.IP("10.0.70.2").Spec.Owner; owner.Kind != "IPClaim" || owner.Name != "licences" || owner.UID != "claim" {
 		t.Errorf("the owner is %+v", owner)
 	}
 	if why := rejected(t, i, claiming("db-2", "db-2")); !strings.Contains(why, `IPClaim "licences" has all 2 addresses that its size allows`) {
 		t.Errorf("a third pod is rejected because %q", why)
 	}
 	for name, pod := range map[string]string{"10.0.70.2": "db-0", "10.0.70.3": "db-1"} {
-		object := s.objects[name]
+		object := s.IP(name)
 		spec := object.Spec
 		spec.Pod, spec.LastPod = nil, pod
 		if _, err := s.Update(context.Background(), object, spec); err != nil {
@@ -286,7 +288,7 @@ func TestClaimHasFewer(t *testing.T) {
 			rejected(t, i, waits)
 			i.OnChange(func(change Change) { helped = helped || i.Helps(change)(&waits, LackOwner) })
 			spec.Address, spec.Pool = "10.0.70.2", "web"
-			if _, err := s.Update(context.Background(), s.objects["10.0.70.2"], spec); err != nil {
+			if _, err := s.Update(context.Background(), s.IP("10.0.70.2"), spec); err != nil {
 				t.Fatal(err)
 			}
 			if !helped {
@@ -330,7 +332,7 @@ func TestVacatedUnused(t *testing.T) {
 				if err := i.Commit(t.Context(), r, podsAre{current: true, gone: true}); err != nil {
 					t.Fatal(err)
 				}
-				if spec := s.objects["10.0.70.2"].Spec; spec.Pod.Name != "next" || spec.LastPod != test.last {
+				if spec := s.IP("10.0.70.2").Spec; spec.Pod.Name != "next" || spec.LastPod != test.last {
 					t.Errorf("it is with pod %s after pod %q, want after %q", spec.Pod.Name, spec.LastPod, test.last)
 				}
 			}
@@ -363,7 +365,7 @@ func TestVacated(t *testing.T) {
 	if err := i.Commit(context.Background(), next, podsAre{current: true, gone: true}); err != nil {
 		t.Error(err)
 	}
-	if pod := s.objects["10.0.70.2"].Spec.Pod; pod.UID != "next" {
+	if pod := s.IP("10.0.70.2").Spec.Pod; pod.UID != "next" {
 		t.Errorf("the address is with %v", pod)
 	}
 }
@@ -385,13 +387,13 @@ func TestPreallocate(t *testing.T) {
 	if made != 1 || !errors.As(err, &shortage) {
 		t.Errorf("Preallocate(7) of one that is left = %d, %v", made, err)
 	}
-	for name, object := range s.objects {
+	for name, object := range s.IPs() {
 		if object.Spec.Pod != nil || object.Spec.Node != "" || object.Spec.ReleasePolicy != v1alpha1.ReleaseRetain {
 			t.Errorf("%s: %+v", name, object.Spec)
 		}
 	}
 	// They are there for the first pod, without a look at the pool.
-	s.writes = nil
+	s.Writes()
 	commit(t, i, reserve(t, i, claiming("blue-x", "blue")))
 	wantWrites(t, s, "update 10.0.70.2")
 }

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipamtest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/store"
+)
+
+// Server is the API server. Safe for concurrent use.
+type Server struct {
+	mu      sync.Mutex
+	version int
+	objects map[key]*unstructured.Unstructured
+	// events are all since the beginning; a watch reads on in them.
+	events []event
+	// more is closed when there is another event.
+	more   chan struct{}
+	late   bool
+	follow []store.Handler
+	writes []string
+	faults []Fault
+}
+
+// key is what an object is found by.
+type key struct{ resource, namespace, name string }
+
+type event struct {
+	kind    watch.EventType
+	version int
+	key
+	object *unstructured.Unstructured
+}
+
+// Fault has one request fail.
+type Fault struct {
+	// Verb is "create", "update", "delete", "get", "list" or "watch"; empty: any that
+	// writes.
+	Verb string
+	// Name of the object; empty: any.
+	Name string
+	// Done: the request is carried out, but its answer gets lost.
+	Done bool
+	// Err is the answer. One that is an apierrors.APIStatus is what the API server says,
+	// any other is the network's.
+	Err error
+	// Before is called, without a lock, before the request is carried out: somebody else
+	// is faster. With a nil Err the request does not fail for it.
+	Before func()
+}
+
+// kinds that the server knows, by resource. Of Jobs it has what the metadata client
+// asks for.
+var kinds = map[string]schema.GroupVersionKind{
+	"ippools":     v1alpha1.SchemeGroupVersion.WithKind("IPPool"),
+	"ipclaims":    v1alpha1.SchemeGroupVersion.WithKind("IPClaim"),
+	"floatingips": v1alpha1.SchemeGroupVersion.WithKind("FloatingIP"),
+	"jobs":        metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"),
+}
+
+// NewServer returns a server that has these objects ([Server.Put]).
+func NewServer(objects ...metav1.Object) *Server {
+	s := &Server{objects: map[key]*unstructured.Unstructured{}, more: make(chan struct{})}
+	s.Put(objects...)
+	return s
+}
+
+// Config is how clients reach the server. They are not limited.
+func (s *Server) Config() *rest.Config {
+	return &rest.Config{Host: "http://ipamtest", Transport: s, QPS: -1}
+}
+
+// Client is a client of the server.
+func (s *Server) Client() *client.Client {
+	c, err := client.NewForConfig(s.Config())
+	if err != nil {
+		panic(err) // The configuration is the one above.
+	}
+	return c
+}
+
+// Store writes FloatingIPs on the server.
+func (s *Server) Store() *store.Store { return store.New(s.Client().FloatingIPs) }
+
+// Put creates objects or replaces them, as somebody does whom nobody can stop: the
+// writes are not noted. An object without a UID or creation time gets both.
+func (s *Server) Put(objects ...metav1.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, object := range objects {
+		k := key{resourceOf(object), object.GetNamespace(), object.GetName()}
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		if err != nil {
+			panic(fmt.Sprintf("put %v: %v", k, err))
+		}
+		u := &unstructured.Unstructured{Object: content}
+		if before := s.objects[k]; before != nil {
+			u.SetUID(before.GetUID())
+			u.SetCreationTimestamp(before.GetCreationTimestamp())
+			s.update(k, before, u)
+		} else {
+			s.create(k, u)
+		}
+	}
+}
+
+func resourceOf(object metav1.Object) string {
+	switch object.(type) {
+	case *v1alpha1.IPPool:
+		return "ippools"
+	case *v1alpha1.IPClaim:
+		return "ipclaims"
+	case *v1alpha1.FloatingIP:
+		return "floatingips"
+	case *metav1.PartialObjectMetadata:
+		return "jobs"
+	}
+	panic(fmt.Sprintf("the server has no objects of type %T", object))
+}
+
+// Remove deletes an object as [Server.Put] writes one.
+func (s *Server) Remove(object metav1.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delete(key{resourceOf(object), object.GetNamespace(), object.GetName()})
+}
+
+// IP returns a FloatingIP by its name, nil where there is none.
+func (s *Server) IP(name string) *v1alpha1.FloatingIP { return s.IPs()[name] }
+
+// IPs returns all FloatingIPs by their names.
+func (s *Server) IPs() map[string]*v1alpha1.FloatingIP {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ips := map[string]*v1alpha1.FloatingIP{}
+	for k, object := range s.objects {
+		if k.resource == "floatingips" {
+			ips[k.name] = floatingIP(object)
+		}
+	}
+	return ips
+}
+
+func floatingIP(object *unstructured.Unstructured) *v1alpha1.FloatingIP {
+	ip := &v1alpha1.FloatingIP{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, ip); err != nil {
+		panic(fmt.Sprintf("FloatingIP %s: %v", object.GetName(), err))
+	}
+	return ip
+}
+
+// Retain does what the controller does of a FloatingIP whose pod is gone.
+func (s *Server) Retain(name string) {
+	ip := s.IP(name)
+	if ip == nil {
+		panic("there is no FloatingIP " + name)
+	}
+	ip.Spec.Pod, ip.Spec.Node = nil, ""
+	s.Put(ip)
+}
+
+// Fail has the next request that a fault is of fail by it.
+func (s *Server) Fail(fault Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = append(s.faults, fault)
+}
+
+func (s *Server) faultOf(verb, name string) (Fault, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	writes := verb == "create" || verb == "update" || verb == "delete"
+	for i, fault := range s.faults {
+		if (fault.Verb == verb || fault.Verb == "" && writes) && (fault.Name == "" || fault.Name == name) {
+			s.faults = slices.Delete(s.faults, i, i+1)
+			return fault, true
+		}
+	}
+	return Fault{}, false
+}
+
+// Writes returns the requests that write, also those that failed, since it was called
+// last: "create 10.0.70.2".
+func (s *Server) Writes() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	writes := s.writes
+	s.writes = nil
+	return writes
+}
+
+// Follow calls a handler with the FloatingIPs that there are, and with every change
+// before the request that makes it is answered: it is a watch that is never late.
+func (s *Server) Follow(handler store.Handler) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.keys("floatingips", "") {
+		handler.Observed(floatingIP(s.objects[k]))
+	}
+	s.follow = append(s.follow, handler)
+}
+
+// Late holds back what watches and followers are told of, for good.
+func (s *Server) Late() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late, s.follow = true, nil
+}
+
+// keys of a resource, in order.
+func (s *Server) keys(resource, namespace string) []key {
+	keys := slices.Collect(maps.Keys(s.objects))
+	keys = slices.DeleteFunc(keys, func(k key) bool { return k.resource != resource || namespace != "" && k.namespace != namespace })
+	slices.SortFunc(keys, func(a, b key) int { return strings.Compare(a.namespace+"/"+a.name, b.namespace+"/"+b.name) })
+	return keys
+}
+
+func (s *Server) create(k key, object *unstructured.Unstructured) *unstructured.Unstructured {
+	object.SetGroupVersionKind(kinds[k.resource])
+	object.SetGeneration(1)
+	if object.GetUID() == "" {
+		object.SetUID(types.UID(fmt.Sprintf("uid-%d", s.version+1)))
+	}
+	if created := object.GetCreationTimestamp(); created.IsZero() {
+		object.SetCreationTimestamp(metav1.Unix(int64(s.version+1), 0))
+	}
+	s.changed(watch.Added, k, object)
+	return object
+}
+
+// update stores an object in place of another; one that says the same stays as it is.
+func (s *Server) update(k key, before, object *unstructured.Unstructured) *unstructured.Unstructured {
+	object.SetGroupVersionKind(kinds[k.resource])
+	object.SetGeneration(before.GetGeneration())
+	object.SetResourceVersion(before.GetResourceVersion())
+	if reflect.DeepEqual(before.Object, object.Object) {
+		return before
+	}
+	if !reflect.DeepEqual(before.Object["spec"], object.Object["spec"]) {
+		object.SetGeneration(before.GetGeneration() + 1)
+	}
+	s.changed(watch.Modified, k, object)
+	return object
+}
+
+func (s *Server) delete(k key) {
+	object := s.objects[k].DeepCopy()
+	delete(s.objects, k)
+	s.changed(watch.Deleted, k, object)
+}
+
+// changed stores an object, or what was last seen of it, under the next version, and
+// tells of it.
+func (s *Server) changed(kind watch.EventType, k key, object *unstructured.Unstructured) {
+	s.version++
+	object.SetResourceVersion(strconv.Itoa(s.version))
+	if kind != watch.Deleted {
+		s.objects[k] = object
+	}
+	if !s.late {
+		s.events = append(s.events, event{kind, s.version, k, object})
+		close(s.more)
+		s.more = make(chan struct{})
+	}
+	if k.resource != "floatingips" {
+		return
+	}
+	for _, handler := range s.follow {
+		if kind == watch.Deleted {
+			handler.Forgotten(floatingIP(object), true)
+		} else {
+			handler.Observed(floatingIP(object))
+		}
+	}
+}
+
+// next returns the first event at or after a position that a watch is to see, and the
+// position after it. It blocks.
+func (s *Server) next(ctx context.Context, at int, resource, namespace string) (e event, after int, err error) {
+	for {
+		s.mu.Lock()
+		for ; at < len(s.events); at++ {
+			e := s.events[at]
+			if e.resource == resource && (namespace == "" || e.namespace == namespace) {
+				s.mu.Unlock()
+				return e, at + 1, nil
+			}
+		}
+		more := s.more
+		s.mu.Unlock()
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return event{}, at, ctx.Err()
+		}
+	}
+}
