@@ -27,7 +27,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/podrequest"
-	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
@@ -45,45 +44,17 @@ var (
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// addresses is the book of addresses, shared by all profiles. All methods are
-// safe in parallel; only Commit and Abandon block.
-type addresses interface {
-	// Candidates, Reserve and Unreserve work in memory.
-	Candidates(request ipam.Request) (*ipam.Candidates, error)
-	Reserve(c *ipam.Candidates, node ipam.Node, reach *pools.Reach) (*ipam.Reservation, error)
-	// Unreserve is idempotent, and leaves alone what was committed.
-	Unreserve(r *ipam.Reservation)
-	// Commit makes one write for each address.
-	Commit(ctx context.Context, r *ipam.Reservation, pods ipam.Pods) error
-	// Abandon is idempotent.
-	Abandon(ctx context.Context, r *ipam.Reservation, boundWith []string) error
-}
-
 // Factory makes the plugin for every profile of one scheduler process, on one
 // book of addresses.
 type Factory struct {
-	open func(config *rest.Config, args Args) (book, error)
-
 	mu     sync.Mutex
 	shared *shared
-}
-
-// book is what the factory needs of an IPAM.
-type book interface {
-	addresses
-	pool
-	OnChange(listener func(ipam.Change))
-	// Gained returns the pools that serve a node as it is now and did not before.
-	Gained(before, after ipam.Node) []string
-	KnowPods(pods ipam.KnownPods)
-	PodEnded(uid string, names []string)
-	Run(ctx context.Context)
 }
 
 // shared is what the profiles have in common.
 type shared struct {
 	args    Args
-	book    book
+	book    *ipam.IPAM
 	waiting *waiting
 	nodes   *nodes
 	pods    *knownPods
@@ -94,10 +65,10 @@ type shared struct {
 // NewFactory returns a factory. A process has one.
 func NewFactory() *Factory {
 	registerMetrics()
-	return &Factory{open: openBook}
+	return &Factory{}
 }
 
-func openBook(config *rest.Config, args Args) (book, error) {
+func openBook(config *rest.Config, args Args) (*ipam.IPAM, error) {
 	if !args.Assigner.Enabled() {
 		return ipam.NewForConfig(config, nil)
 	}
@@ -150,7 +121,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		}
 		return f.shared, nil
 	}
-	book, err := f.open(handle.KubeConfig(), args)
+	book, err := openBook(handle.KubeConfig(), args)
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
@@ -285,7 +256,7 @@ func (s *shared) lost(ctx context.Context, node *v1.Node) {
 type Plugin struct {
 	handle     fwk.Handle
 	reader     podrequest.Reader
-	addresses  addresses
+	addresses  *ipam.IPAM // of all profiles
 	waiting    *waiting
 	nodes      *nodes
 	nodeLister corelisters.NodeLister
