@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// puts has somebody write objects: new ones of Berth's, or those that there are of
+// Kubernetes' own.
+func puts(objects ...runtime.Object) func(c *cluster) {
+	return func(c *cluster) {
+		for _, object := range objects {
+			var gvr schema.GroupVersionResource
+			switch object.(type) {
+			case *v1.Pod:
+				gvr = v1.SchemeGroupVersion.WithResource("pods")
+			case *v1.Node:
+				gvr = v1.SchemeGroupVersion.WithResource("nodes")
+			case *v1.Namespace:
+				gvr = v1.SchemeGroupVersion.WithResource("namespaces")
+			case *appsv1.Deployment:
+				gvr = appsv1.SchemeGroupVersion.WithResource("deployments")
+			case *appsv1.ReplicaSet:
+				gvr = appsv1.SchemeGroupVersion.WithResource("replicasets")
+			default:
+				c.berth.Put(object.(metav1.Object))
+				continue
+			}
+			if err := c.kube.Tracker().Update(gvr, object, object.(metav1.Object).GetNamespace()); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+	}
+}
+
+func removes(object metav1.Object) func(c *cluster) {
+	return func(c *cluster) { c.berth.Remove(object) }
+}
+
+func removesNode(name string) func(c *cluster) {
+	return func(c *cluster) {
+		if err := c.kube.Tracker().Delete(v1.SchemeGroupVersion.WithResource("nodes"), "", name); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// TestWakes has a pod that found no address hear of what may help it, and of nothing
+// else.
+func TestWakes(t *testing.T) {
+	onLost := func(options ...func(*v1.Pod)) *v1.Pod {
+		return webPod("web-v", append(options, bound("n2", "10.0.70.2"))...)
+	}
+	held := ip("10.0.70.2", webOwner, "web-v@n2", "Retain")
+	rsPod := pod("rs-x", of("apps/v1", "ReplicaSet", "rs"), retain)
+	rsWorld := objects(replicaSet("rs", ""), ipPool("web", "10.0.70.2-10.0.70.9"), ip("10.0.70.2", "apps/v1 ReplicaSet rs", "rs-v@n1", "Retain"), pod("rs-v", of("apps/v1", "ReplicaSet", "rs"), retain, bound("n1", "10.0.70.2")))
+	grown := replicaSet("rs", "")
+	two := int32(2)
+	grown.Spec.Replicas, grown.Generation = &two, 2
+	bigger := deployment("web", 1)
+	bigger.Status.Replicas = 1
+	claimPod := pod("a", with(v1alpha1.AnnotationClaim, "licences"))
+	claimWorld := objects(ipPool("web", "10.0.70.2-10.0.70.9"), claim("licences", 1), ip("10.0.70.2", "berth.dev/v1alpha1 IPClaim licences", "v@n1", "Retain"), pod("v", bound("n1", "10.0.70.2")))
+	larger := claim("licences", 2)
+	annotated := namespaceOf("shop")
+	annotated.Annotations = map[string]string{"a": "b"}
+	internal := node("n1")
+	internal.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.1.0.1"}}
+
+	for _, test := range []struct {
+		name    string
+		world   []runtime.Object
+		pod     *v1.Pod
+		happens func(c *cluster)
+		// after is how long it takes.
+		after time.Duration
+		wakes bool
+	}{
+		{"an address comes free", full("PodDeleted"), pod("a"), removes(ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted")), 0, true},
+		{"a pool comes", nil, pod("a"), puts(oneWeb), 0, true},
+		{"a pool gets more addresses", full("PodDeleted"), pod("a"), puts(ipPool("web", "10.0.70.2-10.0.70.3")), 0, true},
+		{"the pod that had the address is deleted", full("PodDeleted"), pod("a"), deletesQuietly("v"), 0, false},
+		{"nothing", full("PodDeleted"), pod("a"), func(*cluster) {}, time.Minute, false},
+
+		{"a claim comes", objects(oneWeb), claimPod, puts(claim("licences", 1)), 0, true},
+		{"a claim may have more", claimWorld, claimPod, puts(larger), 0, true},
+		{"the holder of a claim's address is deleted", claimWorld, claimPod, deletesQuietly("v"), 0, true},
+
+		{"a pod of the Deployment is deleted", webOf(node("n2"), held, onLost()), webPod("web-x"), deletesQuietly("web-v"), 0, true},
+		{"a pod of the Deployment is finished", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(onLost(func(pod *v1.Pod) { pod.Status.Phase = v1.PodFailed })), 0, true},
+		{"a pod of the Deployment is ready", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(onLost(func(pod *v1.Pod) { pod.Status.Phase = v1.PodRunning })), 0, false},
+		{"a pod of the Deployment is to end", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(onLost(terminating)), 0, false},
+		{"a pod of the Deployment is to end on a lost node", webOf(tainted(node("n2")), held, onLost()), webPod("web-x"), puts(onLost(terminating)), 0, true},
+		{"a pod of the Deployment makes way for another of its name", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(onLost(func(pod *v1.Pod) { pod.UID = "next" })), 0, true},
+		{"a node is lost, and a pod is to end there", webOf(node("n2"), held, onLost(terminating)), webPod("web-x"), puts(tainted(node("n2"))), 0, true},
+		{"a node is lost, and the pod there is not to end", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(tainted(node("n2"))), 0, false},
+		{"a node goes, and a pod is to end there", webOf(node("n2"), held, onLost(terminating)), webPod("web-x"), removesNode("n2"), 0, true},
+		{"another node goes", webOf(node("n2"), node("n3"), held, onLost(terminating)), webPod("web-x"), removesNode("n3"), 0, false},
+
+		{"the Deployment is scaled", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(deployment("web", 2)), 0, true},
+		{"another Deployment is scaled", webOf(deployment("other", 1), node("n2"), held, onLost()), webPod("web-x"), puts(deployment("other", 2)), 0, false},
+		{"the Deployment's status changes", webOf(node("n2"), held, onLost()), webPod("web-x"), puts(bigger), 0, false},
+		{"the ReplicaSet is scaled", rsWorld, rsPod, puts(grown), 0, true},
+		{"the ReplicaSet's status changes", rsWorld, rsPod, puts(replicaSet("rs", "")), 0, false},
+
+		{"the namespace gets a label", objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(namespaceOf("shop", "tier", "web")), 0, true},
+		{"the namespace gets an annotation", objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(annotated), 0, false},
+
+		{"a node comes to be in the pool", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "a")), nodeSettles, true},
+		{"a node comes to be in the pool by its address", objects(node("n1"), ipPool("web", "10.0.70.2", func(spec *v1alpha1.IPPoolSpec) { spec.NodeSubnets = []string{"10.1.0.0/24"} })), pod("a"), puts(internal), nodeSettles, true},
+		{"before kube-scheduler knows", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "a")), nodeSettles - time.Millisecond, false},
+		{"a node gets another label", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "b")), time.Minute, false},
+
+		{"a custom workload cannot be read", objects(oneWeb), pod("ro-x", of("argoproj.io/v1alpha1", "Rollout", "ro"), retain), func(*cluster) {}, patience + readTimeout, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(t, append(slices.Clone(test.world), test.pod)...)
+				tries(test.pod)(c)
+				test.happens(c)
+				time.Sleep(test.after)
+				c.settle()
+				if woken := c.takeWoken(); slices.Contains(woken, test.pod.Name) != test.wakes {
+					t.Errorf("woke %q, want the pod to be woken: %v", woken, test.wakes)
+				}
+			})
+		})
+	}
+}
+
+// deletesQuietly deletes a pod.
+func deletesQuietly(name string) func(c *cluster) {
+	return func(c *cluster) {
+		if err := c.kube.Tracker().Delete(v1.SchemeGroupVersion.WithResource("pods"), "shop", name); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// TestHints asks for each event of kube-scheduler what it does for a pod that waits.
+func TestHints(t *testing.T) {
+	labelled := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeLabel}
+	added := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add}
+	allocatable := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeAllocatable}
+	updated := fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.UpdatePodLabel}
+	deleted := fwk.ClusterEvent{Resource: fwk.Pod, ActionType: fwk.Delete}
+	other := node("n1")
+	other.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("3")}
+	waits := pod("a")
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, advertising(node("n1"), "1"), node("n2"), waits)
+		registered, err := c.plugin.EventsToRegister(c.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, test := range []struct {
+			name          string
+			event         fwk.ClusterEvent
+			before, after any
+			want          fwk.QueueingHint
+		}{
+			{"a node comes", added, nil, node("n3"), fwk.Queue},
+			{"a node gets a label", labelled, node("n1"), node("n1", "rack", "a"), fwk.Queue},
+			{"a node gives more", allocatable, advertising(node("n1"), "1"), advertising(node("n1"), "2"), fwk.Queue},
+			{"a node no longer caps", allocatable, advertising(node("n1"), "1"), node("n1"), fwk.Queue},
+			{"a node gives as many", allocatable, advertising(node("n1"), "1"), advertising(node("n1"), "1"), fwk.QueueSkip},
+			{"a node has more CPUs", allocatable, node("n1"), other, fwk.QueueSkip},
+			{"no node", allocatable, pod("a"), node("n1"), fwk.QueueSkip},
+			{"no node any more", allocatable, node("n1"), pod("a"), fwk.QueueSkip},
+			{"its annotations change", updated, waits, pod("a", with("a", "b")), fwk.Queue},
+			{"its labels change", updated, waits, pod("a"), fwk.QueueSkip},
+			{"another pod's annotations change", updated, pod("b"), pod("b", with("a", "b")), fwk.QueueSkip},
+			{"no pod", updated, node("n1"), pod("a"), fwk.QueueSkip},
+			{"no pod any more", updated, waits, node("n1"), fwk.QueueSkip},
+			{"a pod leaves a node that caps", deleted, pod("v", bound("n1", "")), nil, fwk.Queue},
+			{"a pod leaves another node", deleted, pod("v", bound("n2", "")), nil, fwk.QueueSkip},
+			{"a pod leaves a node that is gone", deleted, pod("v", bound("n9", "")), nil, fwk.QueueSkip},
+			{"a pod without an address leaves", deleted, pod("v", bound("n1", ""), asking("0")), nil, fwk.QueueSkip},
+			{"a pod that was not bound", deleted, pod("v"), nil, fwk.QueueSkip},
+			{"no pod is deleted", deleted, node("n1"), nil, fwk.QueueSkip},
+		} {
+			hint := fwk.QueueSkip
+			for _, r := range registered {
+				if r.Event.Resource != test.event.Resource || r.Event.ActionType&test.event.ActionType == 0 {
+					continue
+				}
+				if r.QueueingHintFn == nil {
+					hint = fwk.Queue
+					continue
+				}
+				said, err := r.QueueingHintFn(klog.Background(), waits, test.before, test.after)
+				if err != nil {
+					t.Errorf("%s: %v", test.name, err)
+				}
+				hint = max(hint, said)
+			}
+			if hint != test.want {
+				t.Errorf("%s: %v, want %v", test.name, hint, test.want)
+			}
+		}
+	})
+}
