@@ -49,6 +49,7 @@ type cluster struct {
 	berth     *ipamtest.Server
 	kube      *fake.Clientset
 	framework framework.Framework
+	factory   *Factory
 	plugin    *Plugin
 
 	mu    sync.Mutex
@@ -61,7 +62,7 @@ type cluster struct {
 // newCluster has these objects, and namespace shop. Without a node it has n1.
 func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	t.Helper()
-	c := &cluster{t: t, berth: ipamtest.NewServer()}
+	c := &cluster{t: t, berth: ipamtest.NewServer(), factory: NewFactory()}
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithCancel(t.Context())
 	kube := []runtime.Object{namespaceOf("shop")}
@@ -95,7 +96,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	factory := informers.NewSharedInformerFactory(c.kube, 0)
 	profile, err := tf.NewFramework(c.ctx, []tf.RegisterPluginFunc{
 		tf.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
-		tf.RegisterPluginAsExtensions(Name, NewFactory().New, "PreFilter", "Filter", "PreScore", "Score", "Reserve", "Bind"),
+		tf.RegisterPluginAsExtensions(Name, c.factory.New, "PreFilter", "Filter", "PreScore", "Score", "Reserve", "Bind"),
 		tf.RegisterBindPlugin(defaultbinder.Name, defaultbinder.New),
 	}, "berth",
 		frameworkruntime.WithClientSet(c.kube), frameworkruntime.WithKubeConfig(c.berth.Config()), frameworkruntime.WithInformerFactory(factory),

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package floatingip
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// raw is what kube-scheduler hands on of pluginConfig.
+func raw(text string) runtime.Object { return &runtime.Unknown{Raw: []byte(text)} }
+
+func TestDecodeArgs(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		object runtime.Object
+		galaxy bool
+		err    string
+	}{
+		{"none", nil, false, ""},
+		{"empty", raw(""), false, ""},
+		{"aliases", raw(`{"galaxyAliases": true}`), true, ""},
+		{"no aliases", raw(`{"galaxyAliases": false}`), false, ""},
+		{"unknown", raw(`{"galaxyAlias": true}`), false, `unknown field "galaxyAlias"`},
+		{"an assigner that cannot be", raw(`{"assigner": {"caFile": "/ca"}}`), false, "args.assigner: "},
+		{"of another type", &v1.Pod{}, false, "args are a *v1.Pod"},
+	} {
+		args, err := decodeArgs(test.object)
+		if args.GalaxyAliases != test.galaxy && test.err == "" || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("%s: %+v, %v", test.name, args, err)
+		}
+	}
+}
+
+// All profiles have one book.
+func TestProfiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, oneWeb)
+		made := func(args runtime.Object) (*Plugin, error) {
+			plugin, err := c.factory.New(c.ctx, args, c.plugin.handle)
+			if err != nil {
+				return nil, err
+			}
+			return plugin.(*Plugin), nil
+		}
+		one := c.plugin
+		two, err := made(raw("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if one.addresses != two.addresses || one.waiting != two.waiting || one.nodes != two.nodes {
+			t.Error("two profiles have two books")
+		}
+		if _, err := made(raw(`{"galaxyAliases": true}`)); err == nil || !strings.Contains(err.Error(), "all profiles must have the same args") {
+			t.Errorf("a profile with other args: %v", err)
+		}
+		if _, err := made(raw(`{`)); err == nil {
+			t.Error("args that cannot be read are accepted")
+		}
+		if one.Name() != Name {
+			t.Errorf("the plugin is named %q", one.Name())
+		}
+		c.settle()
+	})
+}
+
+func TestToStatus(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want fwk.Code
+	}{
+		{nil, fwk.Success},
+		{&ipam.ShortageError{}, fwk.Unschedulable},
+		{fmt.Errorf("now: %w", ipam.ErrNotSynced), fwk.Unschedulable},
+		{&beingReadError{}, fwk.Unschedulable},
+		{errRetry{errors.New("the cache is behind")}, fwk.Error},
+		{errors.New("nonsense"), fwk.UnschedulableAndUnresolvable},
+	} {
+		if got := toStatus(test.err).Code(); got != test.want {
+			t.Errorf("toStatus(%v) = %v, want %v", test.err, got, test.want)
+		}
+	}
+	cause := errors.New("cause")
+	if !errors.Is(errRetry{cause}, cause) {
+		t.Error("errRetry hides its cause")
+	}
+}
+
+// What PreFilter did not leave a state for: preemption calls on nevertheless.
+func TestWithoutState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, oneWeb)
+		state, info, a := framework.NewCycleState(), c.nodeInfos()[0], pod("a")
+		podInfo, err := framework.NewPodInfo(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status := c.plugin.Filter(c.ctx, state, a, info); status.Code() != fwk.UnschedulableAndUnresolvable {
+			t.Errorf("Filter: %v", status)
+		}
+		if status := c.plugin.AddPod(c.ctx, state, a, podInfo, info); !status.IsSuccess() {
+			t.Errorf("AddPod: %v", status)
+		}
+		if status := c.plugin.RemovePod(c.ctx, state, a, podInfo, info); !status.IsSuccess() {
+			t.Errorf("RemovePod: %v", status)
+		}
+		if score, status := c.plugin.Score(c.ctx, state, a, info); score != 0 || !status.IsSuccess() {
+			t.Errorf("Score: %d, %v", score, status)
+		}
+		if status := c.plugin.NormalizeScore(c.ctx, state, a, fwk.NodeScoreList{{Name: "n1"}}); !status.IsSuccess() {
+			t.Errorf("NormalizeScore: %v", status)
+		}
+		if status := c.plugin.Bind(c.ctx, state, a, "n1"); !status.IsSkip() {
+			t.Errorf("Bind: %v", status)
+		}
+		c.plugin.Unreserve(c.ctx, state, a, "n1")
+
+		if _, status := c.plugin.PreFilter(c.ctx, state, a, c.nodeInfos()); !status.IsSkip() {
+			t.Fatalf("PreFilter: %v", status)
+		}
+		// Before Reserve.
+		c.plugin.Unreserve(c.ctx, state, a, "n1")
+		if status := c.plugin.Bind(c.ctx, state, a, "n1"); status.Code() != fwk.Error || !strings.Contains(status.Message(), "bind shop/a: no address was reserved") {
+			t.Errorf("Bind: %v", status)
+		}
+		if status := c.plugin.Reserve(c.ctx, state, a, "n9"); status.Code() != fwk.Error || !strings.Contains(status.Message(), "find node n9") {
+			t.Errorf("Reserve: %v", status)
+		}
+	})
+}
+
+// TestLivePods asks the API server.
+func TestLivePods(t *testing.T) {
+	done := pod("done")
+	done.Status.Phase = v1.PodSucceeded
+	client := fake.NewClientset(namespaceOf("shop"), pod("a"), pod("b", bound("n1", "")), done)
+	pods := livePods{client}
+	for _, test := range []struct {
+		name, uid     string
+		current, gone bool
+	}{
+		{"a", "a", true, false},
+		{"a", "other", false, true},
+		{"b", "b", false, false},
+		{"none", "none", false, true},
+		{"done", "done", true, true},
+	} {
+		current, err := pods.IsCurrent(t.Context(), "shop", test.name, test.uid)
+		if err != nil || current != test.current {
+			t.Errorf("IsCurrent(%s, %s) = %v, %v", test.name, test.uid, current, err)
+		}
+		gone, err := pods.IsGone(t.Context(), "shop", test.name, test.uid)
+		if err != nil || gone != test.gone {
+			t.Errorf("IsGone(%s, %s) = %v, %v", test.name, test.uid, gone, err)
+		}
+	}
+	for _, test := range []struct {
+		name, uid string
+		want      bool
+	}{{"shop", "shop", true}, {"shop", "before", false}, {"none", "none", false}} {
+		if is, err := pods.IsNamespace(t.Context(), test.name, test.uid); err != nil || is != test.want {
+			t.Errorf("IsNamespace(%s, %s) = %v, %v", test.name, test.uid, is, err)
+		}
+	}
+	client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewInternalError(errors.New("etcd is away"))
+	})
+	for what, ask := range map[string]func() (bool, error){
+		"IsCurrent":   func() (bool, error) { return pods.IsCurrent(t.Context(), "shop", "a", "a") },
+		"IsGone":      func() (bool, error) { return pods.IsGone(t.Context(), "shop", "none", "none") },
+		"IsNamespace": func() (bool, error) { return pods.IsNamespace(t.Context(), "shop", "shop") },
+	} {
+		if is, err := ask(); is || err == nil {
+			t.Errorf("%s() of an API server that is away = %v, %v", what, is, err)
+		}
+	}
+}
+
+// TestKnownPods asks what has been heard of.
+func TestKnownPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, node("n1"), tainted(node("n2")),
+			pod("a"), pod("b", bound("n1", ""), terminating), pod("c", bound("n2", ""), terminating), pod("d", bound("n9", ""), terminating), pod("e", bound("n2", "")), pod("f", terminating))
+		core := c.framework.SharedInformerFactory().Core().V1()
+		known := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
+		for _, test := range []struct {
+			name, uid               string
+			gone, terminating, lost bool
+		}{
+			{"a", "a", false, false, false},
+			{"a", "other", true, false, false},
+			{"none", "none", true, false, false},
+			{"b", "b", false, true, false},
+			{"b", "other", true, false, false},
+			{"c", "c", false, true, true},
+			{"c", "other", true, false, false},
+			{"d", "d", false, true, true},
+			{"e", "e", false, false, false},
+			{"f", "f", false, true, false},
+		} {
+			got := []bool{known.IsGone("shop", test.name, test.uid), known.IsTerminating("shop", test.name, test.uid), known.IsLost("shop", test.name, test.uid)}
+			if got[0] != test.gone || got[1] != test.terminating || got[2] != test.lost {
+				t.Errorf("%s with UID %s: gone, terminating, lost are %v", test.name, test.uid, got)
+			}
+		}
+		known.deleted(pod("x"))
+		known.deleted(pod("y", bound("n1", "")))
+		if !known.NeverBound("x") || known.NeverBound("y") || known.NeverBound("a") {
+			t.Error("which pods were never bound")
+		}
+		out := node("n3")
+		out.Spec.Taints = []v1.Taint{{Key: v1.TaintNodeOutOfService}}
+		if !isLost(out) || isLost(node("n1")) {
+			t.Error("which nodes are lost")
+		}
+	})
+}
+
+func TestControllerOnly(t *testing.T) {
+	kept := job("sum-1", "sum")
+	kept.Labels, kept.ResourceVersion = map[string]string{"a": "b"}, "7"
+	kept.OwnerReferences = append(kept.OwnerReferences, metav1.OwnerReference{Name: "another"})
+	object, err := controllerOnly(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slim := object.(*metav1.PartialObjectMetadata)
+	if len(slim.Labels) > 0 || slim.Namespace != "shop" || slim.Name != "sum-1" || slim.UID != "sum-1" || slim.ResourceVersion != "7" || len(slim.OwnerReferences) != 1 || slim.OwnerReferences[0].Name != "sum" {
+		t.Errorf("of a Job %+v is kept", slim.ObjectMeta)
+	}
+	object, err = controllerOnly(job("sum-1", ""))
+	if err != nil || len(object.(*metav1.PartialObjectMetadata).OwnerReferences) > 0 {
+		t.Errorf("of a Job that nobody controls %v is kept, %v", object, err)
+	}
+	if other, err := controllerOnly(v1alpha1.GroupName); other != v1alpha1.GroupName || err != nil {
+		t.Errorf("another object is not left alone: %v, %v", other, err)
+	}
+}
