@@ -11,18 +11,22 @@ export GOWORK := off
 CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
 GOLANGCI_LINT  := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GREMLINS       := go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 
 PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/veth kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 60m
 
+# What needs no kernel and no API server. Debug information would be linked anew for each mutant.
+MUTATE ?= $(addprefix agent/,chain state) ipam $(addprefix ipam/,allocator backup claims customkind fixedset galaxy galaxy/migrate plan podrequest pools poolstatus preallocation quantity reclaim store) plugins/floatingip
+
 CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all build demo lab lab-down test test-unit test-race test-api test-import test-chaos chaos test-node test-e2e fuzz bench lint generate verify clean
+.PHONY: all build demo lab lab-down test test-unit test-race test-api test-import test-chaos chaos test-node test-e2e fuzz mutate bench lint generate verify clean
 
 all: build
 
@@ -67,6 +71,9 @@ test-e2e: lab build ## The lab, and Berth on it.
 fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
 		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done; done
+
+mutate: ## Change the code of MUTATE, the pure packages, in small ways: some test of the package should notice each. Hours.
+	@for package in $(MUTATE); do echo "$$package"; GOFLAGS=-ldflags=-w $(GREMLINS) unleash --timeout-coefficient 10 -S lct ./$$package || exit 1; done
 
 bench: ## All benchmarks; BENCH='-small' is a quick look, BENCH_OUT the folder for results.
 	cd test && go build -trimpath -o bin/bench ./bench && BENCH_OUT='$(BENCH_OUT)' bin/bench $(BENCH)
