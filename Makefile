@@ -18,8 +18,8 @@ FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 60m
 
-# What needs no kernel and no API server. Debug information would be linked anew for each mutant.
-MUTATE ?= $(addprefix agent/,chain state) ipam $(addprefix ipam/,allocator backup claims customkind fixedset galaxy galaxy/migrate plan podrequest pools poolstatus preallocation quantity reclaim store) plugins/floatingip
+# What has tests and needs neither a kernel nor an API server.
+MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
 CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000
@@ -73,7 +73,7 @@ fuzz: ## Every fuzz target for FUZZTIME (30s).
 		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done; done
 
 mutate: ## Change the code of MUTATE, the pure packages, in small ways: some test of the package should notice each. Hours.
-	@for package in $(MUTATE); do echo "$$package"; GOFLAGS=-ldflags=-w $(GREMLINS) unleash --timeout-coefficient 10 -S lct ./$$package || exit 1; done
+	@for package in $(MUTATE); do echo "$$package"; GOFLAGS="$$GOFLAGS -ldflags=-w" $(GREMLINS) unleash --timeout-coefficient 10 -S lct ./$$package || exit 1; done
 
 bench: ## All benchmarks; BENCH='-small' is a quick look, BENCH_OUT the folder for results.
 	cd test && go build -trimpath -o bin/bench ./bench && BENCH_OUT='$(BENCH_OUT)' bin/bench $(BENCH)

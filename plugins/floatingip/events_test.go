@@ -126,6 +126,10 @@ func TestWakes(t *testing.T) {
 		{"before kube-scheduler knows", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "a")), nodeSettles - time.Millisecond, false},
 		{"a node gets another label", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "b")), time.Minute, false},
 
+		// kube-scheduler does not say that the attempt failed for another reason.
+		{"a kept address that left out nodes is given up", append(racks("10.0.70.2", "10.0.70.10"), ip("10.0.70.2", dbOwner, "", "Retain")), dbPod(), removes(ip("10.0.70.2", dbOwner, "", "Retain")), endsWithin, true},
+		{"a kept address that is everywhere is given up", objects(node("n1"), node("n2"), oneWeb, ip("10.0.70.2", dbOwner, "", "Retain")), dbPod(), removes(ip("10.0.70.2", dbOwner, "", "Retain")), endsWithin, false},
+
 		{"a custom workload cannot be read", objects(oneWeb), pod("ro-x", of("argoproj.io/v1alpha1", "Rollout", "ro"), retain), func(*cluster) {}, patience + readTimeout, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -3,8 +3,10 @@
 package floatingip
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,11 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/component-base/metrics/testutil"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
 // raw is what kube-scheduler hands on of pluginConfig.
@@ -98,6 +103,96 @@ func TestToStatus(t *testing.T) {
 	cause := errors.New("cause")
 	if !errors.Is(errRetry{cause}, cause) {
 		t.Error("errRetry hides its cause")
+	}
+}
+
+func TestOpenBook(t *testing.T) {
+	for _, options := range []assigner.Options{{}, {Address: "unix:///run/assigner.sock"}} {
+		if book, err := openBook(ipamtest.NewServer().Config(), Args{Assigner: options}); book == nil || err != nil {
+			t.Errorf("openBook(%+v) = %v, %v", options, book, err)
+		}
+	}
+}
+
+// queuedBindings is kube-scheduler's queue of calls to the API server.
+type queuedBindings struct {
+	fwk.APICacher
+	refused, fails error
+	bound          []string
+}
+
+func (q *queuedBindings) BindPod(binding *v1.Binding) (<-chan error, error) {
+	q.bound = append(q.bound, binding.Name+" with "+binding.Annotations[v1alpha1.AnnotationFloatingIPs])
+	return nil, q.refused
+}
+
+func (q *queuedBindings) WaitOnFinish(context.Context, <-chan error) error { return q.fails }
+
+// Where kube-scheduler queues its calls, Bind waits for the end of its own.
+func TestBindQueued(t *testing.T) {
+	for _, test := range []struct{ refused, fails error }{{nil, nil}, {errInternal, nil}, {nil, errInternal}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, oneWeb, pod("a"))
+			queue := &queuedBindings{refused: test.refused, fails: test.fails}
+			c.framework.SetAPICacher(queue)
+			state := framework.NewCycleState()
+			c.framework.RunPreFilterPlugins(c.ctx, state, pod("a"))
+			c.framework.RunReservePluginsReserve(c.ctx, state, pod("a"), "n1")
+			status := c.framework.RunBindPlugins(c.ctx, state, pod("a"), "n1")
+			if fails := test.refused != nil || test.fails != nil; status.IsSuccess() == fails {
+				t.Errorf("Bind: %v", status)
+			}
+			if !slices.Equal(queue.bound, []string{"a with 10.0.70.2"}) {
+				t.Errorf("bound are %q", queue.bound)
+			}
+		})
+	}
+}
+
+// The metrics say how commits end, and how many pods lack an address.
+func TestMetrics(t *testing.T) {
+	counts := func() (result [4]uint64) {
+		for i, label := range []string{"success", "conflict", "error"} {
+			n, err := testutil.GetHistogramMetricCount(commitDuration.WithLabelValues(label))
+			if err != nil {
+				t.Fatal(err)
+			}
+			result[i] = n
+		}
+		n, err := testutil.GetHistogramMetricCount(allocationDuration.ObserverMetric)
+		if err != nil {
+			t.Fatal(err)
+		}
+		result[3] = n
+		return result
+	}
+	cases := phaseCases()
+	for name, want := range map[string][4]uint64{
+		"an address": {1, 0, 0, 1},
+		"the address goes to another scheduler before Bind": {1, 1, 0, 2},
+		"the API server refuses the address":                {1, 0, 1, 2},
+		"a pool is full":                                    {},
+	} {
+		before := counts()
+		synctest.Test(t, func(t *testing.T) {
+			test := cases[name]
+			test.run(t)
+			// The last cluster is the one whose pods are counted.
+			waiting := 0.0
+			if name == "a pool is full" {
+				waiting = 1
+			}
+			if n := (*countWaiting.Load())(); float64(n) != waiting {
+				t.Errorf("%s: %d pods lack an address, want %v", name, n, waiting)
+			}
+		})
+		got := counts()
+		for i := range got {
+			got[i] -= before[i]
+		}
+		if got != want {
+			t.Errorf("%s: commits that succeed, conflict, fail, and allocations: %v, want %v", name, got, want)
+		}
 	}
 }
 

@@ -103,6 +103,40 @@ func TestOwnerOf(t *testing.T) {
 	}
 }
 
+// A DaemonSet's pod is for one node.
+func TestRequiredNode(t *testing.T) {
+	field := func(key string, operator v1.NodeSelectorOperator, values ...string) v1.NodeSelectorTerm {
+		return v1.NodeSelectorTerm{MatchFields: []v1.NodeSelectorRequirement{{Key: key, Operator: operator, Values: values}}}
+	}
+	one := field(metav1.ObjectNameField, v1.NodeSelectorOpIn, "n1")
+	for _, test := range []struct {
+		name  string
+		terms []v1.NodeSelectorTerm
+		want  string
+	}{
+		{"its node", []v1.NodeSelectorTerm{one}, "n1"},
+		{"its node twice", []v1.NodeSelectorTerm{one, one}, "n1"},
+		{"two nodes", []v1.NodeSelectorTerm{one, field(metav1.ObjectNameField, v1.NodeSelectorOpIn, "n2")}, ""},
+		{"either node", []v1.NodeSelectorTerm{field(metav1.ObjectNameField, v1.NodeSelectorOpIn, "n1", "n2")}, ""},
+		{"any other node", []v1.NodeSelectorTerm{field(metav1.ObjectNameField, v1.NodeSelectorOpNotIn, "n1")}, ""},
+		{"another field", []v1.NodeSelectorTerm{field("metadata.uid", v1.NodeSelectorOpIn, "n1")}, ""},
+		{"none", nil, ""},
+	} {
+		pod := testPod()
+		pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{NodeSelectorTerms: test.terms}}}
+		if got := requiredNode(pod); got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+	for _, affinity := range []*v1.Affinity{nil, {}, {NodeAffinity: &v1.NodeAffinity{}}} {
+		pod := testPod()
+		pod.Spec.Affinity = affinity
+		if got := requiredNode(pod); got != "" {
+			t.Errorf("without a required affinity: %q", got)
+		}
+	}
+}
+
 // An IPClaim has pods by their annotation only, or its size would not count.
 func TestNoClaimControls(t *testing.T) {
 	yes := true

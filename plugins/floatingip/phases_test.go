@@ -668,6 +668,25 @@ func phaseCases() map[string]phaseCase {
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "") }},
 			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
 		},
+		"another scheduler bound the pod with that address": {
+			world: objects(oneWeb), pod: pod("a"),
+			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "10.0.70.2") }},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"10.0.70.2: " + heldByA, "bind a in vain"}}},
+		},
+		"a pod that is to end names the address": {
+			world: objects(oneWeb), pod: pod("a", with(v1alpha1.AnnotationFloatingIPs, "10.0.70.2")),
+			before: map[string]func(*cluster){"bind": func(c *cluster) { puts(pod("a", terminating, with(v1alpha1.AnnotationFloatingIPs, "10.0.70.2")))(c) }},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+		},
+		"the next pod of that name is bound and names the address": {
+			world: objects(oneWeb), pod: pod("a"),
+			before: map[string]func(*cluster){"bind": func(c *cluster) {
+				puts(pod("a", bound("n2", "10.0.70.2"), func(pod *v1.Pod) { pod.UID = "next" }))(c)
+				c.settle()
+				c.changes()
+			}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+		},
 		"the pod is deleted": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": deletes("a")},
