@@ -250,7 +250,7 @@ type stream struct {
 	server *Server
 	*request
 	ctx     context.Context
-	Cancel  context.CancelFunc
+	cancel  context.CancelFunc
 	at      int
 	pending []byte
 }
@@ -261,7 +261,7 @@ func (s *Server) stream(r *request) *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := &stream{server: s, request: r}
-	st.ctx, st.Cancel = context.WithCancel(r.http.Context())
+	st.ctx, st.cancel = context.WithCancel(r.http.Context())
 	query := r.http.URL.Query()
 	if query.Get("sendInitialEvents") == "true" {
 		for _, k := range s.keys(r.resource, r.namespace) {
@@ -304,6 +304,6 @@ func (st *stream) Read(p []byte) (int, error) {
 }
 
 func (st *stream) Close() error {
-	st.Cancel()
+	st.cancel()
 	return nil
 }

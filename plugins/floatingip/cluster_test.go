@@ -38,7 +38,11 @@ import (
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-func init() { metrics.Register() }
+// TestMain makes kube-scheduler's metrics, which its framework counts in.
+func TestMain(m *testing.M) {
+	metrics.Register()
+	m.Run()
+}
 
 // cluster is a profile of kube-scheduler with the plugin and the stock binder, on a
 // fake API server. All of it is real but for the API server and the queue. It lives in a
@@ -114,7 +118,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	t.Cleanup(func() {
 		cancel()
 		factory.Shutdown()
-		time.Sleep(2 * time.Second) // The framework's recorder of metrics looks once a second.
+		<-time.After(2 * time.Second) // The framework's recorder of metrics looks once a second.
 	})
 	c.settle()
 	c.kube.ClearActions()
@@ -150,14 +154,13 @@ func (c *cluster) bind(action clienttesting.Action) (bool, runtime.Object, error
 
 // refuse has the API server refuse the next Binding.
 func (c *cluster) refuse(err error) {
-	once := sync.OnceValue(func() error { return err })
 	used := false
 	c.kube.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if action.GetSubresource() != "binding" || used {
 			return false, nil, nil
 		}
 		used = true
-		return true, nil, once()
+		return true, nil, err
 	})
 }
 

@@ -137,7 +137,7 @@ func TestWakes(t *testing.T) {
 				c := newCluster(t, append(slices.Clone(test.world), test.pod)...)
 				tries(test.pod)(c)
 				test.happens(c)
-				time.Sleep(test.after)
+				<-time.After(test.after)
 				c.settle()
 				if woken := c.takeWoken(); slices.Contains(woken, test.pod.Name) != test.wakes {
 					t.Errorf("woke %q, want the pod to be woken: %v", woken, test.wakes)
