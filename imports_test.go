@@ -31,6 +31,7 @@ var rules = []rule{
 	{"ipam/iprange", []string{"context", "k8s.io", "ipam/api", "ipam/pools"}, "ranges are plain values: standard library only"},
 	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},
 	{"ipam/galaxy", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "Galaxy's formats are read without I/O, also in the scheduler and on nodes"},
+	{"ipam/podrequest", []string{"k8s.io/client-go", "ipam/allocator", "ipam/store"}, "what is written on a pod is read without I/O and without the book, also on nodes"},
 	{"ipam/backup", []string{"k8s.io/client-go", "k8s.io/cli-runtime", "ipam/galaxy"}, "a plan is made without I/O"},
 	{"ipam/plan", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a plan is what others make"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},

@@ -145,7 +145,7 @@ func (c *Candidates) defaultFamily() {
 func (c *Candidates) choose(family v1alpha1.IPFamily, which func(part int) bool) {
 	parts := slices.Clone(c.request.Parts)
 	for i := range parts {
-		if parts[i].isOfEither() && which(i) {
+		if parts[i].IsOfEither() && which(i) {
 			parts[i].Family = family
 		}
 	}
@@ -283,7 +283,7 @@ func (c *Candidates) unreachable(part int, nodePools []int) *Rejection {
 // serves says whether the part may have a free address of a pool.
 func (c *Candidates) serves(part, position int) bool {
 	pool := c.pool(position)
-	return c.request.mayUse(pool) && c.request.Parts[part].fitsPool(pool)
+	return c.request.mayUse(pool) && fitsPool(&c.request.Parts[part], pool)
 }
 
 // homedIn returns the addresses that lie in the pools at these positions, of those

@@ -140,7 +140,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 		if h.change.Addr.IsValid() {
 			return p.Fits(h.change.Addr)
 		}
-		return p.fitsPool(h.pool)
+		return fitsPool(&p, h.pool)
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // fromClaim writes into a request what its claim says.
@@ -63,7 +64,7 @@ func fromClaim(r *Request, claim *v1alpha1.IPClaim) error {
 // RequestOf is what a claim asks for before any pod does: one address of a family. The
 // caller fills in what follows from the namespace. The error is for the claim's author.
 func RequestOf(claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) (Request, error) {
-	r := Request{Namespace: claim.Namespace, Claim: claim.Name, Parts: []Part{{Family: family}}}
+	r := Request{Request: podrequest.Request{Namespace: claim.Namespace, Claim: claim.Name, Parts: []Part{{Family: family}}}}
 	err := fromClaim(&r, claim)
 	return r, err
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // request of a StatefulSet's pod.
 func request(pod, uid string, policy v1alpha1.ReleasePolicy, pools ...string) Request {
 	return Request{
-		Namespace: "shop", Name: pod, UID: uid, Policy: policy, Pools: pools,
-		Owner: Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: "set", PodName: pod},
-		Parts: make([]Part, 1),
+		Request: podrequest.Request{Namespace: "shop", Name: pod, UID: uid, Policy: policy, Pools: pools, Parts: make([]Part, 1)},
+		Owner:   Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: "set", PodName: pod},
 	}
 }
 

@@ -19,7 +19,7 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 	part := &r.Parts[number]
 	all := snapshot.Pools()
 	for _, pool := range all {
-		if enabled(pool) && r.mayUse(pool) && part.fitsPool(pool) {
+		if enabled(pool) && r.mayUse(pool) && fitsPool(part, pool) {
 			return nil
 		}
 	}
@@ -52,7 +52,7 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 			add("%s does not admit namespace %q", pool, r.Namespace)
 		case part.Family != "" && part.Family != pool.Family():
 			add("%s has no %s addresses", pool, part.Family)
-		case !part.fitsPool(pool):
+		case !fitsPool(part, pool):
 			add("%s has none of %s", pool, rangesText(part.Ranges))
 		default:
 			add("%s is disabled", pool)

@@ -5,7 +5,6 @@ package ipam
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -13,8 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/fixedset"
-	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -24,40 +22,25 @@ type Owner = allocator.Owner
 // Relief is what would be different after a preemption.
 type Relief = allocator.Relief
 
-// Request is a pod's wish for addresses. Immutable.
+// Request is what a pod says of the addresses that it wants, or in its place the IPClaim
+// that it names, and what follows from other objects. Immutable.
 type Request struct {
-	// Namespace, Name and UID are the pod's. Name is empty in a request without a
-	// pod, of a claim for itself.
-	Namespace, Name, UID string
-	Owner                Owner
-	Policy               v1alpha1.ReleasePolicy
-	// RetainFor limits how long a policy keeps the addresses; 0: it does not.
-	RetainFor       time.Duration
-	KeepOnScaleDown bool
-	// Spare is what the pod says of the size of the fixed set.
-	Spare fixedset.Spare
-	// Preallocate: the addresses of the fixed set are taken before any pod asks.
-	Preallocate bool
+	// Request of a claim for itself has no Name.
+	podrequest.Request
+	Owner Owner
 	// FixedSet: the owner keeps addresses for MaxPods pods, and while as many have some,
 	// another one waits.
 	FixedSet bool
 	MaxPods  int
 	// MaxAddresses is how many addresses of a family an IPClaim has at the most.
 	MaxAddresses int
-	// Claim is the name of the IPClaim that owns the addresses and says where
-	// they come from, in place of Owner, Policy, RetainFor, FixedSet, Pools and
-	// PoolSelector.
-	Claim string
-	// Parts are the addresses the pod wants, one each; there is at least one.
-	Parts []Part
-	// Pools limits the request to pools of these names, PoolSelector to pools
-	// with some labels; empty and nil mean any.
-	Pools        []string
-	PoolSelector labels.Selector
 	// NamespaceMeta is what is known of the pod's namespace: the UID tells whose an
 	// address is that was kept, labels are matched with a pool's namespaceSelector.
 	NamespaceMeta metav1.Object
 }
+
+// Part is one address of a request.
+type Part = podrequest.Part
 
 // NamespaceLabels are matched with a pool's namespaceSelector.
 func (r *Request) NamespaceLabels() labels.Set {
@@ -81,14 +64,6 @@ func (r *Request) mayKeep(record *allocator.Record) bool {
 		v1alpha1.IsOfNamespace(types.UID(record.NamespaceUID), record.Created, r.NamespaceMeta)
 }
 
-// Part is one address of a request.
-type Part struct {
-	// Family of the address; empty: either.
-	Family v1alpha1.IPFamily
-	// Ranges that the address must be in; none: any.
-	Ranges []iprange.Range
-}
-
 // Holder is whose the addresses will be; for a claim without its UID.
 func (r *Request) Holder() Owner {
 	if r.Claim == "" {
@@ -104,19 +79,8 @@ func claimOwner(namespace, name, uid string) Owner {
 	}
 }
 
-// Fits says whether the part can be served with an address.
-func (p *Part) Fits(addr netip.Addr) bool {
-	if p.Family != "" && p.Family != pools.FamilyOf(addr) {
-		return false
-	}
-	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(r iprange.Range) bool { return r.Contains(addr) })
-}
-
-// isOfEither says whether the part says nothing of its family.
-func (p *Part) isOfEither() bool { return p.Family == "" && len(p.Ranges) == 0 }
-
 // fitsPool says whether the part can be served from a pool.
-func (p *Part) fitsPool(pool *pools.Pool) bool {
+func fitsPool(p *Part, pool *pools.Pool) bool {
 	if p.Family != "" && p.Family != pool.Family() {
 		return false
 	}
@@ -168,7 +132,7 @@ func (r *Request) mayUseFamily(s *pools.Snapshot, family v1alpha1.IPFamily) bool
 
 // isOfEither says whether a part is.
 func (r *Request) isOfEither() bool {
-	return slices.ContainsFunc(r.Parts, func(part Part) bool { return part.isOfEither() })
+	return slices.ContainsFunc(r.Parts, func(part Part) bool { return part.IsOfEither() })
 }
 
 // shares says whether pods share what their owner keeps, so that an address is not for

@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -238,8 +239,8 @@ func claimOf(size int32) *v1alpha1.IPClaim {
 // claiming is a request of a Deployment's pod that names the claim.
 func claiming(pod, uid string) Request {
 	return Request{
-		Namespace: "shop", Name: pod, UID: uid, Claim: "licences", Parts: make([]Part, 1),
-		Owner: Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "blue", UID: "blue"},
+		Request: podrequest.Request{Namespace: "shop", Name: pod, UID: uid, Claim: "licences", Parts: make([]Part, 1)},
+		Owner:   Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "blue", UID: "blue"},
 	}
 }
 

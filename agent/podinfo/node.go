@@ -20,6 +20,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/tombstone"
 )
 
@@ -48,18 +49,17 @@ type Node struct {
 	pods     corev1client.PodsGetter
 	ips      floatingIPs
 	informer cache.SharedIndexInformer
-	// aliases are other resources that stand for floating IPs.
-	aliases []corev1.ResourceName
-	gone    workqueue.TypedRateLimitingInterface[api.Pod]
-	lost    chan struct{}
+	reader   podrequest.Reader
+	gone     workqueue.TypedRateLimitingInterface[api.Pod]
+	lost     chan struct{}
 }
 
-// New returns a Node that knows no pods; Run starts the watch. A pod that requests
-// one of the aliases wants a floating IP, too.
-func New(name string, client kubernetes.Interface, ips floatingIPs, aliases ...corev1.ResourceName) *Node {
+// New returns a Node that knows nothing yet; Run starts the watch. reader says
+// which pods want a floating IP.
+func New(name string, client kubernetes.Interface, ips floatingIPs, reader podrequest.Reader) *Node {
 	pods := client.CoreV1()
 	n := &Node{
-		name: name, pods: pods, ips: ips, aliases: aliases,
+		name: name, pods: pods, ips: ips, reader: reader,
 		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
 		lost: make(chan struct{}, 1),
 	}

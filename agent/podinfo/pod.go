@@ -14,7 +14,6 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/quantity"
 )
 
 var (
@@ -58,7 +57,7 @@ type Pod struct {
 func (n *Node) fromAPI(p *corev1.Pod) Pod {
 	return Pod{
 		Pod:      api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
-		Wants:    wanted(p, n.aliases),
+		Wants:    n.wanted(p),
 		Hint:     p.Annotations[v1alpha1.AnnotationFloatingIPs],
 		Finished: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		node:     p.Spec.NodeName,
@@ -71,16 +70,11 @@ func (p Pod) is(uid string) bool {
 	return uid == "" || uid == p.UID || p.mirror != "" && uid == p.mirror
 }
 
-// wanted returns the number of floating IPs that the pod requests, at most
-// math.MaxInt32. An alias counts where the pod requests none of Berth's resource.
-func wanted(p *corev1.Pod, aliases []corev1.ResourceName) int {
-	n := quantity.Requested(&p.Spec, v1alpha1.ResourceIP)
-	for _, name := range aliases {
-		if n == 0 {
-			n = quantity.Requested(&p.Spec, name)
-		}
-	}
-	return int(min(n, math.MaxInt32))
+// wanted is how many floating IPs the pod requests, cut where it is far more than
+// anybody has.
+func (n *Node) wanted(p *corev1.Pod) int {
+	wanted, _ := n.reader.Requested(&p.Spec)
+	return int(min(wanted, math.MaxInt32))
 }
 
 // parseHint reads the names of FloatingIPs from the annotation. It returns an error

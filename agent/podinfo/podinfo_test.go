@@ -22,6 +22,8 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 const thisNode = "node-1"
@@ -88,7 +90,7 @@ func TestPod(t *testing.T) {
 			if c.object != nil {
 				client = fake.NewClientset(c.object)
 			}
-			p, err := New(thisNode, client, &fakeIPs{}).Pod(t.Context(), "default", "web-0", c.uid)
+			p, err := New(thisNode, client, &fakeIPs{}, podrequest.Reader{}).Pod(t.Context(), "default", "web-0", c.uid)
 			if !errors.Is(err, c.is) || c.is == nil && p.UID != string(c.object.UID) {
 				t.Errorf("Pod() = %+v, %v, want %v", p, err, c.is)
 			}
@@ -97,7 +99,7 @@ func TestPod(t *testing.T) {
 }
 
 func TestWanted(t *testing.T) {
-	const alias = "example.com/address"
+	const alias = galaxy.ResourceENIIP
 	asks := func(name corev1.ResourceName, quantity string) corev1.Container {
 		list := corev1.ResourceList{name: resource.MustParse(quantity)}
 		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list, Limits: list}}
@@ -128,7 +130,7 @@ func TestWanted(t *testing.T) {
 		"both":                {[]corev1.Container{asks(alias, "1"), two}, nil, 2, 2},
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: c.containers, InitContainers: c.inits}}
-		plain, aliased := New(thisNode, fake.NewClientset(), &fakeIPs{}), New(thisNode, fake.NewClientset(), &fakeIPs{}, alias)
+		plain, aliased := New(thisNode, fake.NewClientset(), &fakeIPs{}, podrequest.Reader{}), New(thisNode, fake.NewClientset(), &fakeIPs{}, podrequest.Reader{Galaxy: true})
 		if got := plain.fromAPI(pod).Wants; got != c.want {
 			t.Errorf("%s: Wants = %d, want %d", name, got, c.want)
 		}
@@ -178,7 +180,7 @@ func TestAddresses(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: c.hint}
-			got, err := New(thisNode, fake.NewClientset(), ips).Addresses(t.Context(), pod)
+			got, err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
 			if c.want != "" {
 				var texts []string
 				for _, a := range got {
@@ -213,7 +215,7 @@ func TestAddressesOfShortList(t *testing.T) {
 		"":                              ErrNotPlaced,
 	} {
 		pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: hint, Wants: 2}
-		got, err := New(thisNode, fake.NewClientset(), ips).Addresses(t.Context(), pod)
+		got, err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
 		if !errors.Is(err, want) || want == nil && len(got) != strings.Count(hint, ",")+1 {
 			t.Errorf("%q: Addresses() = %v, %v, want %v", hint, got, err, want)
 		}
@@ -241,7 +243,7 @@ func TestAddressesAtTheSameTime(t *testing.T) {
 		"10.0.70.4": fip("10.0.70.4", "u1", thisNode), "10.0.70.5": fip("10.0.70.5", "u1", thisNode),
 	}}}
 	ips.asked.Add(2)
-	got, err := New(thisNode, fake.NewClientset(), ips).Addresses(t.Context(), Pod{Pod: api.Pod{UID: "u1"}, Hint: "10.0.70.5,10.0.70.4", Wants: 2})
+	got, err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Addresses(t.Context(), Pod{Pod: api.Pod{UID: "u1"}, Hint: "10.0.70.5,10.0.70.4", Wants: 2})
 	if err != nil || len(got) != 2 {
 		t.Errorf("Addresses() = %v, %v", got, err)
 	}
@@ -273,7 +275,7 @@ func TestHolds(t *testing.T) {
 			if c.ip != nil {
 				ips.ips[c.ip.Name] = c.ip
 			}
-			err := New(thisNode, fake.NewClientset(), ips).Holds(t.Context(), api.Pod{UID: "u1"}, addr)
+			err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Holds(t.Context(), api.Pod{UID: "u1"}, addr)
 			if (err == nil) != c.ok || errors.Is(err, ErrNotHolder) != c.lost {
 				t.Errorf("Holds() = %v", err)
 			}
@@ -325,7 +327,7 @@ func TestRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := podObject("u1")
 			client := fake.NewClientset(pod)
-			n := New(thisNode, client, &fakeIPs{})
+			n := New(thisNode, client, &fakeIPs{}, podrequest.Reader{})
 			h := &handler{gone: make(chan api.Pod), verified: make(chan struct{}, 1)}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)

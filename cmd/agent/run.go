@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -28,7 +27,7 @@ import (
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/client"
-	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // grace limits how long calls under way may take when the agent ends; it is less than
@@ -132,11 +131,7 @@ func newNode(o *Options, config *rest.Config) (*podinfo.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the client of pods: %w", err)
 	}
-	var aliases []corev1.ResourceName
-	if o.GalaxyAliases {
-		aliases = append(aliases, galaxy.ResourceENIIP)
-	}
-	return podinfo.New(o.NodeName, pods, ips.FloatingIPs, aliases...), nil
+	return podinfo.New(o.NodeName, pods, ips.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases}), nil
 }
 
 // Time limits after which the client drops a silent connection. Only then does a node

@@ -12,15 +12,11 @@
 package fixedset
 
 import (
-	"fmt"
 	"math"
-	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
-
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Size is for how many pods a workload keeps addresses.
@@ -36,53 +32,12 @@ type Size struct {
 // Pods is for how many pods addresses are kept.
 func (s Size) Pods() int64 { return s.Replicas + s.Spare }
 
-// Spare is what the annotation says; the zero value: nothing, the strategy does.
+// Spare is what the pod template says of the spare addresses; the zero value: nothing, the
+// strategy does.
 type Spare struct {
 	Said      bool
 	Pods      int64
 	Unlimited bool
-}
-
-// ReadSpare reads the annotation of a pod or pod template. The error is for its
-// author.
-func ReadSpare(annotations map[string]string) (Spare, error) {
-	text, ok := annotations[v1alpha1.AnnotationSpareAddresses]
-	if !ok {
-		return Spare{}, nil
-	}
-	if text == v1alpha1.SpareUnlimited {
-		return Spare{Said: true, Unlimited: true}, nil
-	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		return Spare{}, fmt.Errorf("annotation %s: %q is neither a number from 0 to %d nor %q", v1alpha1.AnnotationSpareAddresses, text, math.MaxUint16, v1alpha1.SpareUnlimited)
-	}
-	return Spare{Said: true, Pods: int64(n)}, nil
-}
-
-// ReadPreallocate says whether the annotations of a pod or pod template ask for all
-// addresses of the set before any pod does. The error is for their author. Beside an
-// IPClaim, which says it, they do not.
-func ReadPreallocate(annotations map[string]string) (bool, error) {
-	text, ok := annotations[v1alpha1.AnnotationPreallocate]
-	if _, claimed := annotations[v1alpha1.AnnotationClaim]; !ok || claimed {
-		return false, nil
-	}
-	ahead, err := strconv.ParseBool(text)
-	if err != nil {
-		return false, fmt.Errorf("annotation %s: %q is not true or false", v1alpha1.AnnotationPreallocate, text)
-	}
-	policy := v1alpha1.ReleasePolicy(annotations[v1alpha1.AnnotationReleasePolicy])
-	switch {
-	case !ahead:
-		return false, nil
-	case policy != v1alpha1.ReleaseRetain && policy != v1alpha1.ReleaseNever:
-		return false, fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationReleasePolicy)
-	case annotations[v1alpha1.AnnotationSpareAddresses] == v1alpha1.SpareUnlimited:
-		return false, fmt.Errorf("annotation %s has no effect beside %s: %s, with which there is no fixed set to take ahead: write a number there, or remove one of the two",
-			v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited)
-	}
-	return true, nil
 }
 
 // With applies what the annotation says, if it does, to a size that follows from the

@@ -9,8 +9,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
-
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // As docs/release.md has it, and as the Deployment controller resolves the numbers.
@@ -92,22 +90,4 @@ func integers(value any) any {
 		return int64(value)
 	}
 	return value
-}
-
-func TestReadSpare(t *testing.T) {
-	for text, want := range map[string]Spare{
-		"0": {Said: true}, "3": {Said: true, Pods: 3}, "Unlimited": {Said: true, Unlimited: true},
-	} {
-		if got, err := ReadSpare(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err != nil || got != want {
-			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "-1", "25%", "unlimited", "70000", "1.5"} {
-		if _, err := ReadSpare(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err == nil {
-			t.Errorf("%q is accepted", text)
-		}
-	}
-	if got, err := ReadSpare(nil); err != nil || got != (Spare{}) {
-		t.Errorf("no annotation: %+v, %v", got, err)
-	}
 }

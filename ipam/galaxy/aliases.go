@@ -9,18 +9,16 @@ import (
 	"net/netip"
 	"strings"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
-	"github.com/berth-dev/berth/ipam/quantity"
 )
 
 // What a user of Galaxy writes on a pod.
 const (
 	// ResourceENIIP is the extended resource by which a pod asks for addresses.
-	// Galaxy does not look at how many, Berth does: see [Requested].
+	// Galaxy does not look at how many, Berth does.
 	ResourceENIIP = "tke.cloud.tencent.com/eni-ip"
 	// AnnotationReleasePolicy is "immutable" or "never"; anything else frees the
 	// address with the pod.
@@ -33,17 +31,6 @@ const (
 	AnnotationArgs = "k8s.v1.cni.galaxy.io/args"
 )
 
-// Requested returns how many addresses a pod, or a pod of a template, asks for where
-// Galaxy's words are understood, and of which resource: of Berth's if it requests
-// any, else of Galaxy's. The quantity counts for both, as quotas and the caps of
-// nodes know nothing else.
-func Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
-	if n := quantity.Requested(spec, v1alpha1.ResourceIP); n > 0 {
-		return n, v1alpha1.ResourceIP
-	}
-	return quantity.Requested(spec, ResourceENIIP), ResourceENIIP
-}
-
 // Aliases returns Berth's annotations that ask for what a pod's Galaxy
 // annotations ask for: release-policy, claim and addresses, each only where the
 // pod has its counterpart. The caller lets annotations that the pod has in
@@ -51,7 +38,7 @@ func Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 //
 // A pod of a Galaxy pool gets berth.dev/claim and no release policy: the claim
 // says what becomes of its addresses. How many it gets does not follow from
-// request_ip_range, as with Galaxy, but from [Requested].
+// request_ip_range, as with Galaxy, but from the quantity that it requests.
 //
 // It fails where Galaxy's annotation has no meaning. What Galaxy wrote itself
 // (common.ipinfos) is ignored.

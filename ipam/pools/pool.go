@@ -42,15 +42,7 @@ type Pool struct {
 }
 
 // Family of the pool's addresses.
-func (p *Pool) Family() v1alpha1.IPFamily { return FamilyOf(p.Subnet.Addr()) }
-
-// FamilyOf an address.
-func FamilyOf(addr netip.Addr) v1alpha1.IPFamily {
-	if addr.Is4() {
-		return v1alpha1.IPv4
-	}
-	return v1alpha1.IPv6
-}
+func (p *Pool) Family() v1alpha1.IPFamily { return v1alpha1.FamilyOf(p.Subnet.Addr()) }
 
 // String names the pool and its ranges as its author wrote them, for messages.
 func (p *Pool) String() string {

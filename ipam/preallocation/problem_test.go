@@ -13,6 +13,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -32,9 +33,9 @@ func TestNoPool(t *testing.T) {
 		pool("off", "10.0.2.0/24", "10.0.2.10", func(p *v1alpha1.IPPool) { p.Spec.Disabled = true }),
 		pool("bad", "10.0.3.0/24", "10.0.3.10-10.0.3.9"),
 	})
-	from := func(names ...string) ipam.Request { return ipam.Request{Pools: names} }
+	from := func(names ...string) ipam.Request { return ipam.Request{Request: podrequest.Request{Pools: names}} }
 	selecting := func(name string) ipam.Request {
-		return ipam.Request{PoolSelector: labels.SelectorFromSet(labels.Set{"name": name})}
+		return ipam.Request{Request: podrequest.Request{PoolSelector: labels.SelectorFromSet(labels.Set{"name": name})}}
 	}
 	ranges := []iprange.Range{iprange.Single(netip.MustParseAddr("10.0.0.11"))}
 	tests := []struct {
@@ -53,7 +54,7 @@ func TestNoPool(t *testing.T) {
 		{"unknown label", selecting("none"), snapshot, "", `NoSuchPool: no IPPool has labels that match "name=none" (kubectl get ippools --show-labels lists them)`},
 		{"other namespaces'", from("none", "other"), snapshot, "", `NoPoolFits: there is no IPPool "none"; pool "other" (10.0.1.10) does not admit namespace "shop" (kubectl get ippools lists them)`},
 		{"other family", ipam.Request{}, snapshot, v1alpha1.IPv6, "NoPoolFits: "},
-		{"other addresses", ipam.Request{Pools: []string{"web"}, Parts: []ipam.Part{{Ranges: ranges}}}, snapshot, "", `NoPoolFits: pool "web" (10.0.0.10) has none of 10.0.0.11`},
+		{"other addresses", ipam.Request{Request: podrequest.Request{Pools: []string{"web"}, Parts: []ipam.Part{{Ranges: ranges}}}}, snapshot, "", `NoPoolFits: pool "web" (10.0.0.10) has none of 10.0.0.11`},
 		{"disabled", from("off"), snapshot, "", `NoPoolFits: pool "off" (10.0.2.10) is disabled`},
 		{"invalid", from("bad"), snapshot, "", `NoPoolFits: pool "bad" is invalid: `},
 	}

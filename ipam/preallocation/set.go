@@ -44,38 +44,32 @@ func setOf(object workload) (s set, ok bool) {
 	switch o := object.(type) {
 	case *appsv1.Deployment:
 		s.kind, s.template = kindDeployment, &o.Spec.Template
-		spare, _ = fixedset.ReadSpare(s.template.Annotations)
+		spare, _ = podrequest.SpareOf(s.template.Annotations)
 		s.size = fixedset.OfDeployment(&o.Spec, spare)
 	case *appsv1.ReplicaSet:
 		if metav1.GetControllerOfNoCopy(o) != nil {
 			return set{}, false
 		}
 		s.kind, s.template = kindReplicaSet, &o.Spec.Template
-		spare, _ = fixedset.ReadSpare(s.template.Annotations)
+		spare, _ = podrequest.SpareOf(s.template.Annotations)
 		s.size = fixedset.OfReplicaSet(&o.Spec, spare)
 	default:
 		return set{}, false
 	}
-	ahead, err := fixedset.ReadPreallocate(s.template.Annotations)
-	return s, (ahead || err != nil) && object.GetDeletionTimestamp() == nil && podrequest.Reader{}.Asks(s.pod())
-}
-
-// pod is one of the template.
-func (s *set) pod() *v1.Pod {
-	return &v1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.meta.GetNamespace(), Annotations: s.template.Annotations},
-		Spec:       s.template.Spec,
-	}
+	ahead, err := podrequest.Preallocates(s.template.Annotations)
+	return s, (ahead || err != nil) && object.GetDeletionTimestamp() == nil && podrequest.Reader{}.Asks(&s.template.Spec)
 }
 
 // request is what a pod of the set asks for. The error is for the workload's author.
 func (s *set) request() (ipam.Request, error) {
-	request, err := podrequest.Reader{}.Compile(s.pod())
-	request.Owner = ipam.Owner{
+	said, err := podrequest.Reader{}.Compile(&v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.meta.GetNamespace(), Annotations: s.template.Annotations},
+		Spec:       s.template.Spec,
+	})
+	return ipam.Request{Request: said, Owner: ipam.Owner{
 		APIVersion: appsv1.SchemeGroupVersion.String(), Kind: s.kind,
 		Namespace: s.meta.GetNamespace(), Name: s.meta.GetName(), UID: string(s.meta.GetUID()),
-	}
-	return request, err
+	}}, err
 }
 
 // portion is addresses of one kind: as many as the set has pods, times n.
@@ -97,7 +91,7 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 	for _, ip := range recorded {
 		if addr, err := v1alpha1.AddrOf(ip.Name); err == nil && s.owns(ip) {
 			owned = append(owned, addr)
-			has[pools.FamilyOf(addr)]++
+			has[v1alpha1.FamilyOf(addr)]++
 		}
 	}
 	portions, need := portionsOf(&request, snapshot, has)
@@ -111,7 +105,7 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 		}
 	}
 	room := Count{}
-	each := fixedset.DemandOf(s.template)
+	each := podrequest.DemandOf(s.template)
 	for family, n := range need {
 		room[family] = pods*int(min(int64(n), each.OfShared(family))) - has[family]
 	}
@@ -133,9 +127,9 @@ func portionsOf(request *ipam.Request, snapshot *pools.Snapshot, has Count) ([]*
 	need := Count{}
 	for _, part := range request.Parts {
 		switch {
-		case len(part.Ranges) > 0:
-			part.Family = pools.FamilyOf(part.Ranges[0].First)
-		case part.Family == "":
+		case part.OnlyFamily() != "":
+			part.Family = part.OnlyFamily()
+		default:
 			part.Family = cmp.Or(request.SharedFamily(snapshot, has[v1alpha1.IPv4], has[v1alpha1.IPv6]), request.DefaultFamily(snapshot))
 		}
 		need[part.Family]++

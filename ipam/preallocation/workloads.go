@@ -202,7 +202,7 @@ func (w *Workloads) addressFreed(ip *v1alpha1.FloatingIP, namespace string) {
 		return
 	}
 	for _, k := range w.which(func(k key, s *state) bool {
-		return s.progress.WaitsFor(pools.FamilyOf(addr)) && (namespace == "" || namespace == k.namespace)
+		return s.progress.WaitsFor(v1alpha1.FamilyOf(addr)) && (namespace == "" || namespace == k.namespace)
 	}) {
 		w.queue.AddAfter(k, Interval)
 	}

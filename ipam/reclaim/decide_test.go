@@ -12,7 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
-	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // Every kind of owner in every situation, and whether it wants an address whose
@@ -84,7 +84,7 @@ var wantCases = []struct {
 
 	{"DaemonSet, on its node", daemon, everywhere, oldest, true, true},
 	{"DaemonSet, a second address for the node", daemon, everywhere, after(1), false, false},
-	{"DaemonSet, the node is gone or not selected", daemon, workload{exists: true, unbounded: true, offNode: true, each: fixedset.Demand{Total: 1}}, oldest, false, false},
+	{"DaemonSet, the node is gone or not selected", daemon, workload{exists: true, unbounded: true, offNode: true, each: podrequest.Demand{Total: 1}}, oldest, false, false},
 	{"DaemonSet, deleted", daemon, workload{}, oldest, false, false},
 
 	{"bare pod, there", bare, workload{exists: true, unbounded: true}, after(1), true, true},
@@ -101,7 +101,7 @@ var (
 	daemon     = &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "web", NodeName: "node1"}
 	bare       = &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Name: "web", PodName: "web"}
 	claim      = &v1alpha1.Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Name: "web"}
-	everywhere = workload{exists: true, unbounded: true, each: fixedset.Demand{Total: 1}}
+	everywhere = workload{exists: true, unbounded: true, each: podrequest.Demand{Total: 1}}
 )
 
 func set(pod string) *v1alpha1.Owner {
@@ -127,7 +127,7 @@ func dualStack(n int64) workload {
 }
 
 func having(each, n int64) workload {
-	return workload{exists: true, replicas: n, each: fixedset.Demand{Total: each}}
+	return workload{exists: true, replicas: n, each: podrequest.Demand{Total: each}}
 }
 
 func sparing(n, spare int64) workload {
@@ -144,7 +144,7 @@ func unlimited(n int64) workload {
 
 func addressless(n int64) workload {
 	w := pods(n)
-	w.each, w.addressless = fixedset.Demand{}, true
+	w.each, w.addressless = podrequest.Demand{}, true
 	return w
 }
 
@@ -347,7 +347,7 @@ func TestDecideAhead(t *testing.T) {
 			s := situation{now: now}
 			if needsOwner(&ip.Spec) { // as assess does
 				s.at = after(test.rank)
-				s.owner = workload{exists: !test.gone, replicas: 3, spare: 1, each: fixedset.Demand{Total: 1}, ahead: !test.notAhead && !test.gone}
+				s.owner = workload{exists: !test.gone, replicas: 3, spare: 1, each: podrequest.Demand{Total: 1}, ahead: !test.notAhead && !test.gone}
 			}
 			want := test.retain
 			if policy == v1alpha1.ReleaseNever {

@@ -24,7 +24,7 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/fixedset"
-	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // owners finds what owns addresses: in the cache, and at the API server where the
@@ -54,7 +54,7 @@ func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 		return workload{}, false, err
 	}
 	if template != nil {
-		w.each = fixedset.DemandOf(template)
+		w.each = podrequest.DemandOf(template)
 		w.addressless = !w.updating && asksForNone(template)
 	}
 	if w.exists && owner.NodeName != "" {
@@ -150,7 +150,7 @@ func isPassing(read *customkind.Workload) bool {
 
 // sharing is a workload whose pods share out a fixed set of addresses.
 func sharing(object metav1.Object, size fixedset.Size, template *v1.PodTemplateSpec) workload {
-	ahead, err := fixedset.ReadPreallocate(template.Annotations)
+	ahead, err := podrequest.Preallocates(template.Annotations)
 	return workload{
 		exists: exists(object), replicas: size.Replicas, spare: size.Spare, oldestFirst: size.Unlimited,
 		ahead: ahead && err == nil,
@@ -160,7 +160,7 @@ func sharing(object metav1.Object, size fixedset.Size, template *v1.PodTemplateS
 // spareOf reads what a pod template says. What its author got wrong the scheduler
 // refuses.
 func spareOf(template *v1.PodTemplateSpec) fixedset.Spare {
-	spare, err := fixedset.ReadSpare(template.Annotations)
+	spare, err := podrequest.SpareOf(template.Annotations)
 	if err != nil {
 		return fixedset.Spare{}
 	}
@@ -237,7 +237,7 @@ func isUpdating(workload metav1.Object) bool {
 // requested is how many addresses a pod asks for, in Galaxy's words too, which the
 // scheduler may understand.
 func requested(spec *v1.PodSpec) int64 {
-	n, _ := galaxy.Requested(spec)
+	n, _ := podrequest.Reader{Galaxy: true}.Requested(spec)
 	return n
 }
 

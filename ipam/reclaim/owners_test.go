@@ -22,7 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
-	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // cacheOf returns what an informer with the transform Slim would have.
@@ -111,12 +111,12 @@ func TestOwnersFromCaches(t *testing.T) {
 	owner := func(apiVersion, kind, name, node string) *v1alpha1.Owner {
 		return &v1alpha1.Owner{APIVersion: apiVersion, Kind: kind, Namespace: "ns", Name: name, UID: "owner", NodeName: node}
 	}
-	two := fixedset.Demand{Total: 2}
+	two := podrequest.Demand{Total: 2}
 	for _, test := range []struct {
 		owner *v1alpha1.Owner
 		want  workload
 	}{
-		{owner("apps/v1", "StatefulSet", "web", ""), workload{exists: true, replicas: 3, start: 5, each: fixedset.Demand{Total: 2, Families: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}}}},
+		{owner("apps/v1", "StatefulSet", "web", ""), workload{exists: true, replicas: 3, start: 5, each: podrequest.Demand{Total: 2, Families: []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}}}},
 		{owner("apps/v1", "StatefulSet", "ending", ""), workload{replicas: 3, each: two}},
 		{owner("apps/v1beta9", "Deployment", "web", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
 		{owner("apps/v1", "Deployment", "ahead", ""), workload{exists: true, replicas: 1, spare: 1, each: two, ahead: true}},
@@ -177,7 +177,7 @@ func TestDemand(t *testing.T) {
 				t.Fatal(err)
 			}
 			for name, got := range map[string]int64{
-				"the template": fixedset.DemandOf(&template).Total, "the slim template": fixedset.DemandOf(&slimmed).Total,
+				"the template": podrequest.DemandOf(&template).Total, "the slim template": podrequest.DemandOf(&slimmed).Total,
 				"the slim pod": requested(&slimPod.(*v1.Pod).Spec),
 			} {
 				if got != test.want {

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // Slim is a transform for the informers: of an object, only what Reclaimer reads
@@ -20,9 +20,8 @@ import (
 func Slim(object any) (any, error) {
 	switch o := object.(type) {
 	case *v1.Pod:
-		slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: slimPodSpec(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
+		slim := &v1.Pod{ObjectMeta: slimMeta(&o.ObjectMeta), Spec: podrequest.Slim(&o.Spec), Status: v1.PodStatus{Phase: o.Status.Phase}}
 		slim.Spec.NodeName = o.Spec.NodeName
-		slim.Spec.NodeSelector, slim.Spec.Affinity = nil, nil
 		return slim, nil
 	case *v1.Namespace:
 		slim := &v1.Namespace{ObjectMeta: slimMeta(&o.ObjectMeta)}
@@ -111,38 +110,10 @@ func slimTemplate(template *v1.PodTemplateSpec) v1.PodTemplateSpec {
 }
 
 func slimPodSpec(spec *v1.PodSpec) v1.PodSpec {
-	slim := v1.PodSpec{
-		NodeSelector: spec.NodeSelector, HostNetwork: spec.HostNetwork, Overhead: ofIPs(spec.Overhead),
-		Containers: slimContainers(spec.Containers), InitContainers: slimContainers(spec.InitContainers),
-	}
+	slim := podrequest.Slim(spec)
+	slim.NodeSelector = spec.NodeSelector
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
 		slim.Affinity = &v1.Affinity{NodeAffinity: spec.Affinity.NodeAffinity}
-	}
-	return slim
-}
-
-// slimContainers keeps those that ask for addresses.
-func slimContainers(all []v1.Container) []v1.Container {
-	var slim []v1.Container
-	for i := range all {
-		resources := v1.ResourceRequirements{Requests: ofIPs(all[i].Resources.Requests), Limits: ofIPs(all[i].Resources.Limits)}
-		if resources.Requests != nil || resources.Limits != nil {
-			slim = append(slim, v1.Container{RestartPolicy: all[i].RestartPolicy, Resources: resources})
-		}
-	}
-	return slim
-}
-
-// ofIPs keeps what a list says of addresses, also in Galaxy's words; nil: nothing.
-func ofIPs(list v1.ResourceList) v1.ResourceList {
-	var slim v1.ResourceList
-	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP} {
-		if n, ok := list[name]; ok {
-			if slim == nil {
-				slim = v1.ResourceList{}
-			}
-			slim[name] = n
-		}
 	}
 	return slim
 }

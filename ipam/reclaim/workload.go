@@ -11,7 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
-	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // workload is what matters of an address's owner, whatever its kind.
@@ -37,7 +37,7 @@ type workload struct {
 	// pods do not belong there.
 	offNode bool
 	// each is how many addresses one pod has.
-	each fixedset.Demand
+	each podrequest.Demand
 	// updating: pods may yet be made of an older pod template than the one that was
 	// read.
 	updating bool
@@ -102,7 +102,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case owner.PodName != "":
 		// Not by the families the template names: a pod that is made again from an
 		// older template may want others.
-		if at.rank >= (fixedset.Demand{Total: w.each.Total}).Of(at.family, at.families) {
+		if at.rank >= (podrequest.Demand{Total: w.each.Total}).Of(at.family, at.families) {
 			return false
 		}
 		ordinal, ok := v1alpha1.OrdinalOf(owner.Name, owner.PodName)

@@ -62,7 +62,7 @@ func isSchedulableAfterNodeUpdated(_ klog.Logger, _ *v1.Pod, oldObj, newObj any)
 // that caps them. Its addresses are another matter: the book tells of them.
 func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, _ *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
 	deleted, ok := oldObj.(*v1.Pod)
-	if !ok || deleted.Spec.NodeName == "" || !pl.reader.Asks(deleted) {
+	if !ok || deleted.Spec.NodeName == "" || !pl.reader.Asks(&deleted.Spec) {
 		return fwk.QueueSkip, nil
 	}
 	node, err := pl.nodeLister.Get(deleted.Spec.NodeName)

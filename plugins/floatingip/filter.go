@@ -73,7 +73,7 @@ func stateOf(state fwk.CycleState) *cycleState {
 // every node can serve the pod, and could if all others that wait went before it,
 // there is nothing to filter.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
-	if !pl.reader.Asks(pod) {
+	if !pl.reader.Asks(&pod.Spec) {
 		if name := podrequest.StrayAnnotation(pod); name != "" {
 			return nil, toStatus(fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to one, or remove the annotation", name, v1alpha1.ResourceIP))
 		}
@@ -174,7 +174,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 // for them. A pod with one is not to be batched, since each address taken changes
 // what the next pod can have.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
-	if pl.reader.Asks(pod) || podrequest.StrayAnnotation(pod) != "" {
+	if pl.reader.Asks(&pod.Spec) || podrequest.StrayAnnotation(pod) != "" {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with a floating IP are scheduled one by one")
 	}
 	return nil, nil

@@ -14,7 +14,6 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/pools"
 )
 
 // line is the pods that are or were being scheduled and have no addresses yet, in
@@ -129,12 +128,7 @@ type demand map[v1alpha1.IPFamily]int
 func demandOf(request *ipam.Request) demand {
 	d := demand{}
 	for i := range request.Parts {
-		part := &request.Parts[i]
-		family := part.Family
-		if len(part.Ranges) > 0 {
-			family = pools.FamilyOf(part.Ranges[0].First)
-		}
-		d[family]++
+		d[request.Parts[i].OnlyFamily()]++
 	}
 	return d
 }

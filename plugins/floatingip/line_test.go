@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 var stateNames = map[state]string{attempting: "attempting", overtaken: "overtaken", short: "short", woken: "woken", elsewhere: "elsewhere"}
@@ -208,7 +209,7 @@ func ownerNamed(name string) *ipam.Owner {
 func (w *world) create(name, owner string, n int, pools ...string) *worldPod {
 	p := &worldPod{
 		pod:     &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}},
-		request: ipam.Request{Name: name, UID: name, Owner: *ownerNamed(owner), Pools: pools, Parts: make([]ipam.Part, n)},
+		request: ipam.Request{Request: podrequest.Request{Name: name, UID: name, Pools: pools, Parts: make([]ipam.Part, n)}, Owner: *ownerNamed(owner)},
 		pools:   pools, room: map[string]bool{}, n: n,
 	}
 	for _, pool := range pools {

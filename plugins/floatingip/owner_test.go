@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // testPod asks for an address.
@@ -170,7 +171,7 @@ func TestNoClaimControls(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, claim := range []string{"", "other"} {
-			if err := checkOwner(&ipam.Request{Owner: owner, Claim: claim}); (err != nil) != test.refused {
+			if err := checkOwner(&ipam.Request{Request: podrequest.Request{Claim: claim}, Owner: owner}); (err != nil) != test.refused {
 				t.Errorf("an IPClaim controls %s: checkOwner() = %v", test.name, err)
 			}
 		}
@@ -192,7 +193,7 @@ func TestCheckOwner(t *testing.T) {
 		{"example.org/v1", "Deployment", true, "for pods of Deployments and ReplicaSets"},
 		{"apps/v1", "DaemonSet", false, "no address can stand for it"},
 	} {
-		request := ipam.Request{Owner: ipam.Owner{APIVersion: test.apiVersion, Kind: test.kind}, Policy: v1alpha1.ReleaseRetain, Preallocate: test.ahead}
+		request := ipam.Request{Request: podrequest.Request{Policy: v1alpha1.ReleaseRetain, Preallocate: test.ahead}, Owner: ipam.Owner{APIVersion: test.apiVersion, Kind: test.kind}}
 		if err := checkOwner(&request); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 			t.Errorf("%s, ahead %v: error is %v, want %q", test.kind, test.ahead, err, test.err)
 		}

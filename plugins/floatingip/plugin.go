@@ -271,7 +271,8 @@ func (pl *Plugin) Name() string { return Name }
 // request compiles the pod and looks up what the request needs of other
 // objects.
 func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
-	request, err := pl.reader.Compile(pod)
+	said, err := pl.reader.Compile(pod)
+	request := ipam.Request{Request: said}
 	if err != nil {
 		return request, err
 	}

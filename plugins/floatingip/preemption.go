@@ -59,7 +59,7 @@ func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return pl }
 func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, removed fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := removed.GetPod()
-	if s == nil || !pl.reader.Asks(pod) {
+	if s == nil || !pl.reader.Asks(&pod.Spec) {
 		return nil
 	}
 	s.change(func(r *relief) {
@@ -77,7 +77,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, added fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := added.GetPod()
-	if s == nil || !pl.reader.Asks(pod) {
+	if s == nil || !pl.reader.Asks(&pod.Spec) {
 		return nil
 	}
 	s.change(func(r *relief) {

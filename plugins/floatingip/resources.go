@@ -7,13 +7,12 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// countedHere are the extended resources that are this plugin's to count, Berth's
-// first: pools say how many addresses there are, and nodes only if they advertise it.
-var countedHere = []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP}
+// countedHere are the extended resources that are this plugin's to count: pools say how
+// many addresses there are, and nodes only if they advertise it.
+var countedHere = podrequest.Reader{Galaxy: true}.Resources()
 
 // reasonNodeCap is of a node that advertises the resource and has given out all
 // of it.
@@ -28,14 +27,11 @@ func withinNode(reader podrequest.Reader, pod *v1.Pod, nodeInfo fwk.NodeInfo) *f
 	if len(limits) == 0 {
 		return nil
 	}
-	wanted, _ := reader.Requested(pod)
+	wanted, _ := reader.Requested(&pod.Spec)
 	if wanted == 0 {
 		return nil
 	}
-	names := countedHere
-	if !reader.Galaxy {
-		names = countedHere[:1]
-	}
+	names := reader.Resources()
 	// A pod that requests both counts twice, which kube-scheduler does not tell.
 	var used int64
 	for _, name := range names {

@@ -17,6 +17,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // queue is the scheduling queue, the book and the pod informer as waiting sees
@@ -48,7 +49,7 @@ func (q *queue) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 // waitingPod is a pod that found no address in some pools.
 func waitingPod(name string, priority int32, pools ...string) (*v1.Pod, ipam.Request) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{Priority: &priority}}
-	return pod, ipam.Request{Owner: ipam.Owner{Kind: "Pod", Name: name}, Pools: pools}
+	return pod, ipam.Request{Request: podrequest.Request{Pools: pools}, Owner: ipam.Owner{Kind: "Pod", Name: name}}
 }
 
 // waitingTest is a waiting at work, with a clock that stands still.

@@ -92,3 +92,11 @@ func AddrOf(name string) (netip.Addr, error) {
 	}
 	return addr, nil
 }
+
+// FamilyOf an address.
+func FamilyOf(addr netip.Addr) IPFamily {
+	if addr.Is4() {
+		return IPv4
+	}
+	return IPv6
+}

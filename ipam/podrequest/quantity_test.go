@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package quantity
+package podrequest
 
 import (
 	"math"
@@ -34,7 +34,7 @@ func sidecar(container v1.Container) v1.Container {
 	return container
 }
 
-func TestRequested(t *testing.T) {
+func TestCount(t *testing.T) {
 	for _, name := range []v1.ResourceName{v1alpha1.ResourceIP, v1.ResourceName("tke.cloud.tencent.com/eni-ip")} {
 		other := v1.ResourceName(v1alpha1.ResourceIP)
 		if name == other {
@@ -78,12 +78,12 @@ func TestRequested(t *testing.T) {
 		} {
 			t.Run(string(name)+" "+test.name, func(t *testing.T) {
 				spec := &v1.PodSpec{Containers: test.containers, InitContainers: test.inits}
-				if got := Requested(spec, name); got != test.want {
+				if got := count(spec, name); got != test.want {
 					t.Errorf("got %d, want %d", got, test.want)
 				}
 				// On top of each: that of a RuntimeClass.
 				spec.Overhead = list(name, "2")
-				if got, want := Requested(spec, name), sum(test.want, 2); got != want {
+				if got, want := count(spec, name), sum(test.want, 2); got != want {
 					t.Errorf("with overhead: got %d, want %d", got, want)
 				}
 			})
@@ -93,7 +93,7 @@ func TestRequested(t *testing.T) {
 
 // A random pod, as its author wrote it, is counted as kube-scheduler counts what
 // the API server makes of it.
-func TestRequestedAsKubeScheduler(t *testing.T) {
+func TestCountAsKubeScheduler(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	names := []v1.ResourceName{v1alpha1.ResourceIP, v1.ResourceName("tke.cloud.tencent.com/eni-ip"), v1.ResourceCPU}
 	resources := func() v1.ResourceList {
@@ -129,12 +129,12 @@ func TestRequestedAsKubeScheduler(t *testing.T) {
 			pod.Spec.Resources = &v1.ResourceRequirements{Requests: resources(), Limits: resources()}
 		}
 		for _, name := range names[:2] {
-			written := Requested(&pod.Spec, name)
+			written := count(&pod.Spec, name)
 			stored := pod.DeepCopy()
 			corev1.SetDefaults_Pod(stored)
 			quantity := helpers.PodRequests(stored, helpers.PodResourcesOptions{})[name]
-			if want := quantity.Value(); written != want || Requested(&stored.Spec, name) != want {
-				t.Fatalf("%s: got %d, with the API server's defaults %d, kube-scheduler counts %d: %+v", name, written, Requested(&stored.Spec, name), want, pod.Spec)
+			if want := quantity.Value(); written != want || count(&stored.Spec, name) != want {
+				t.Fatalf("%s: got %d, with the API server's defaults %d, kube-scheduler counts %d: %+v", name, written, count(&stored.Spec, name), want, pod.Spec)
 			}
 			if written > 0 {
 				asked++
@@ -147,9 +147,9 @@ func TestRequestedAsKubeScheduler(t *testing.T) {
 }
 
 // The scheduler counts for every pod, on every node that advertises the resource.
-func TestRequestedAllocatesNothing(t *testing.T) {
+func TestCountAllocatesNothing(t *testing.T) {
 	for name, spec := range specs() {
-		if n := testing.AllocsPerRun(100, func() { Requested(spec, v1alpha1.ResourceIP) }); n > 0 {
+		if n := testing.AllocsPerRun(100, func() { count(spec, v1alpha1.ResourceIP) }); n > 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
 	}
@@ -169,12 +169,12 @@ func specs() map[string]*v1.PodSpec {
 	}
 }
 
-func BenchmarkRequested(b *testing.B) {
+func BenchmarkCount(b *testing.B) {
 	for name, spec := range specs() {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				Requested(spec, v1alpha1.ResourceIP)
+				count(spec, v1alpha1.ResourceIP)
 			}
 		})
 	}

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podrequest reads what a pod, or a pod of a template, asks for: the extended
-// resource and the annotations, Berth's and, where that is on, Galaxy's. The
-// scheduler, which gives the addresses, and the controller, which may take them
-// ahead, both read it here. It does not say whose the addresses will be. Pure.
 package podrequest
 
 import (
 	"fmt"
-	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,35 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/iprange"
-	"github.com/berth-dev/berth/ipam/quantity"
 )
-
-// Reader reads what pods ask for. Immutable.
-type Reader struct {
-	// Galaxy also accepts Galaxy's resource and annotations.
-	Galaxy bool
-}
-
-// Asks says whether a pod asks for floating IPs: whether any of its containers
-// requests the extended resource.
-func (r Reader) Asks(pod *v1.Pod) bool {
-	n, _ := r.Requested(pod)
-	return n > 0
-}
-
-// Requested is how many addresses a pod asks for, as kube-scheduler counts an
-// extended resource, and by which of them.
-func (r Reader) Requested(pod *v1.Pod) (n int64, of v1.ResourceName) {
-	if r.Galaxy {
-		return galaxy.Requested(&pod.Spec)
-	}
-	return quantity.Requested(&pod.Spec, v1alpha1.ResourceIP), v1alpha1.ResourceIP
-}
 
 // maxListed is how many addresses a list of the addresses annotation may
 // have; to find a free one they are tried one by one.
@@ -57,49 +29,13 @@ const maxListed = 4096
 // through under the book's lock.
 const maxRanges = 256
 
-// Compile reads what a pod asks for; pure. The caller fills in owner, namespace and
-// the size of a fixed set. Errors are for the pod's author.
-func (r Reader) Compile(pod *v1.Pod) (ipam.Request, error) {
-	request := ipam.Request{
-		Namespace: pod.Namespace,
-		Name:      pod.Name,
-		UID:       string(pod.UID),
-		Policy:    v1alpha1.ReleasePodDeleted,
-	}
-	n, resource := r.Requested(pod)
-	if pod.Spec.HostNetwork {
-		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", resource)
-	}
-	annotations := pod.Annotations
-	if r.Galaxy && quantity.Requested(&pod.Spec, galaxy.ResourceENIIP) > 0 {
-		ours, err := galaxy.Aliases(annotations)
-		if err != nil {
-			return request, err
-		}
-		maps.Copy(ours, annotations)
-		annotations = ours
-	}
-	for _, read := range []func(*ipam.Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim} {
-		if err := read(&request, annotations); err != nil {
-			return request, err
-		}
-	}
-	var err error
-	if request.Parts, err = readParts(annotations, n, resource); err != nil {
-		return request, err
-	}
-	return request, checkPreallocate(&request, resource)
-}
-
 // checkPreallocate refuses to take ahead what the controller could not count.
-func checkPreallocate(request *ipam.Request, resource v1.ResourceName) error {
+func checkPreallocate(request *Request, resource v1.ResourceName) error {
 	switch {
 	case !request.Preallocate:
 	case resource == galaxy.ResourceENIIP:
 		return fmt.Errorf("annotation %s has no effect on a pod that requests %s: request %s instead", v1alpha1.AnnotationPreallocate, galaxy.ResourceENIIP, v1alpha1.ResourceIP)
-	case slices.ContainsFunc(request.Parts, func(p ipam.Part) bool {
-		return slices.ContainsFunc(p.Ranges, func(r iprange.Range) bool { return r.First.Is4() != p.Ranges[0].First.Is4() })
-	}):
+	case slices.ContainsFunc(request.Parts, func(p Part) bool { return len(p.Ranges) > 0 && p.OnlyFamily() == "" }):
 		return fmt.Errorf("annotation %s: a list of %s has addresses of both families, so nobody knows how many of each to take; write a list of each", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationAddresses)
 	}
 	return nil
@@ -107,7 +43,7 @@ func checkPreallocate(request *ipam.Request, resource v1.ResourceName) error {
 
 var policies = []v1alpha1.ReleasePolicy{v1alpha1.ReleasePodDeleted, v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever}
 
-func readPolicy(request *ipam.Request, annotations map[string]string) error {
+func readPolicy(request *Request, annotations map[string]string) error {
 	if text, ok := annotations[v1alpha1.AnnotationReleasePolicy]; ok {
 		request.Policy = v1alpha1.ReleasePolicy(text)
 		if !slices.Contains(policies, request.Policy) {
@@ -137,8 +73,8 @@ func readPolicy(request *ipam.Request, annotations map[string]string) error {
 	return nil
 }
 
-func readSpare(request *ipam.Request, annotations map[string]string) (err error) {
-	if request.Spare, err = fixedset.ReadSpare(annotations); err != nil {
+func readSpare(request *Request, annotations map[string]string) (err error) {
+	if request.Spare, err = SpareOf(annotations); err != nil {
 		return err
 	}
 	if request.Spare.Said && request.Policy == v1alpha1.ReleasePodDeleted {
@@ -147,12 +83,54 @@ func readSpare(request *ipam.Request, annotations map[string]string) (err error)
 	return nil
 }
 
-func readPreallocate(request *ipam.Request, annotations map[string]string) (err error) {
-	request.Preallocate, err = fixedset.ReadPreallocate(annotations)
+func readPreallocate(request *Request, annotations map[string]string) (err error) {
+	request.Preallocate, err = Preallocates(annotations)
 	return err
 }
 
-func readPools(request *ipam.Request, annotations map[string]string) error {
+// SpareOf reads the annotation of a pod or pod template. The error is for its
+// author.
+func SpareOf(annotations map[string]string) (fixedset.Spare, error) {
+	text, ok := annotations[v1alpha1.AnnotationSpareAddresses]
+	if !ok {
+		return fixedset.Spare{}, nil
+	}
+	if text == v1alpha1.SpareUnlimited {
+		return fixedset.Spare{Said: true, Unlimited: true}, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return fixedset.Spare{}, fmt.Errorf("annotation %s: %q is neither a number from 0 to %d nor %q", v1alpha1.AnnotationSpareAddresses, text, math.MaxUint16, v1alpha1.SpareUnlimited)
+	}
+	return fixedset.Spare{Said: true, Pods: int64(n)}, nil
+}
+
+// Preallocates says whether the annotations of a pod or pod template ask for all
+// addresses of the set before any pod does. The error is for their author. Beside an
+// IPClaim, which says it, they do not.
+func Preallocates(annotations map[string]string) (bool, error) {
+	text, ok := annotations[v1alpha1.AnnotationPreallocate]
+	if _, claimed := annotations[v1alpha1.AnnotationClaim]; !ok || claimed {
+		return false, nil
+	}
+	ahead, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, fmt.Errorf("annotation %s: %q is not true or false", v1alpha1.AnnotationPreallocate, text)
+	}
+	policy := v1alpha1.ReleasePolicy(annotations[v1alpha1.AnnotationReleasePolicy])
+	switch {
+	case !ahead:
+		return false, nil
+	case policy != v1alpha1.ReleaseRetain && policy != v1alpha1.ReleaseNever:
+		return false, fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationReleasePolicy)
+	case annotations[v1alpha1.AnnotationSpareAddresses] == v1alpha1.SpareUnlimited:
+		return false, fmt.Errorf("annotation %s has no effect beside %s: %s, with which there is no fixed set to take ahead: write a number there, or remove one of the two",
+			v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited)
+	}
+	return true, nil
+}
+
+func readPools(request *Request, annotations map[string]string) error {
 	if text, ok := annotations[v1alpha1.AnnotationPools]; ok {
 		for name := range strings.SplitSeq(text, ",") {
 			name = strings.TrimSpace(name)
@@ -180,7 +158,10 @@ var saidByClaim = []string{
 	v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
 }
 
-func readClaim(request *ipam.Request, annotations map[string]string) error {
+// asking are the annotations by which a pod asks.
+var asking = append(saidByClaim[:len(saidByClaim):len(saidByClaim)], v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies)
+
+func readClaim(request *Request, annotations map[string]string) error {
 	name, ok := annotations[v1alpha1.AnnotationClaim]
 	if !ok {
 		return nil
@@ -199,11 +180,11 @@ func readClaim(request *ipam.Request, annotations map[string]string) error {
 
 // readParts reads which n addresses the pod wants, that requests so many of a
 // resource.
-func readParts(annotations map[string]string, n int64, resource v1.ResourceName) ([]ipam.Part, error) {
+func readParts(annotations map[string]string, n int64, resource v1.ResourceName) ([]Part, error) {
 	if n > v1alpha1.MaxAddresses {
 		return nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", resource, n, v1alpha1.MaxAddresses)
 	}
-	parts := make([]ipam.Part, n)
+	parts := make([]Part, n)
 	families, err := readFamilies(annotations)
 	if err != nil {
 		return nil, err
@@ -287,21 +268,4 @@ func readRanges(list string) ([]iprange.Range, error) {
 			first(list), maxRanges, v1alpha1.AnnotationPools)
 	}
 	return ranges, nil
-}
-
-// StrayAnnotation names an annotation of ours on a pod that does not ask for an
-// address: a user who wrote it expects one.
-func StrayAnnotation(pod *v1.Pod) string {
-	if len(pod.Annotations) == 0 {
-		return ""
-	}
-	for _, name := range []string{
-		v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses, v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationClaim,
-		v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies,
-	} {
-		if _, ok := pod.Annotations[name]; ok {
-			return name
-		}
-	}
-	return ""
 }

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -52,14 +52,14 @@ func TestCompile(t *testing.T) {
 	inInit.Spec.InitContainers = testPod(1).Spec.Containers
 	twice := testPod(1)
 	twice.Spec.Containers = append(twice.Spec.Containers, twice.Spec.Containers[0])
-	plain := ipam.Request{Namespace: "shop", Name: "web-0", UID: "pod-uid", Policy: v1alpha1.ReleasePodDeleted, Parts: make([]ipam.Part, 1)}
-	parts := func(parts ...ipam.Part) ipam.Request {
+	plain := Request{Namespace: "shop", Name: "web-0", UID: "pod-uid", Policy: v1alpha1.ReleasePodDeleted, Parts: make([]Part, 1)}
+	parts := func(parts ...Part) Request {
 		request := plain
 		request.Parts = parts
 		return request
 	}
-	list := func(texts ...string) ipam.Part {
-		var part ipam.Part
+	list := func(texts ...string) Part {
+		var part Part
 		for _, text := range texts {
 			r, err := iprange.Parse(text)
 			if err != nil {
@@ -69,7 +69,7 @@ func TestCompile(t *testing.T) {
 		}
 		return part
 	}
-	four, six := ipam.Part{Family: v1alpha1.IPv4}, ipam.Part{Family: v1alpha1.IPv6}
+	four, six := Part{Family: v1alpha1.IPv4}, Part{Family: v1alpha1.IPv6}
 	claimed := plain
 	claimed.Claim = "licences"
 	keeping := with(plain, v1alpha1.ReleaseRetain)
@@ -89,15 +89,15 @@ func TestCompile(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		pod  *v1.Pod
-		want ipam.Request
+		want Request
 		err  string
 	}{
 		{name: "nothing but the resource", pod: testPod(1), want: plain},
 		{name: "an init container asks", pod: inInit, want: plain},
 		{name: "policy and pools", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationPools, "web, db,web"),
 			want: with(plain, v1alpha1.ReleaseRetain, "web", "db")},
-		{name: "two addresses", pod: testPod(2), want: parts(ipam.Part{}, ipam.Part{})},
-		{name: "two containers with one each", pod: twice, want: parts(ipam.Part{}, ipam.Part{})},
+		{name: "two addresses", pod: testPod(2), want: parts(Part{}, Part{})},
+		{name: "two containers with one each", pod: twice, want: parts(Part{}, Part{})},
 		{name: "too many addresses", pod: testPod(9), err: "requests berth.dev/ip: 9; a pod can have 8"},
 		{name: "retained for a time, and on scale-down", want: keeping,
 			pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "72h", v1alpha1.AnnotationKeepOnScaleDown, "true")},
@@ -123,7 +123,7 @@ func TestCompile(t *testing.T) {
 		{name: "a family that is none", pod: testPod(1, v1alpha1.AnnotationFamilies, "ipv4"), err: `"ipv4" is not one of`},
 		{name: "an address", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5"), want: parts(list("10.0.70.5"))},
 		{name: "one of several, one of a range, and any", pod: testPod(3, v1alpha1.AnnotationAddresses, "10.0.70.5, 10.0.70.7; 10.0.71.0/28"),
-			want: parts(list("10.0.70.5", "10.0.70.7"), list("10.0.71.0/28"), ipam.Part{})},
+			want: parts(list("10.0.70.5", "10.0.70.7"), list("10.0.71.0/28"), Part{})},
 		{name: "more lists than addresses", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5;10.0.70.6"), err: "has 2 lists, of each of which the pod is to get an address, but the pod requests berth.dev/ip: 1; make it 2"},
 		{name: "addresses and families", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5", v1alpha1.AnnotationFamilies, "IPv4"), err: "remove it"},
 		{name: "not an address", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70"), err: "annotation berth.dev/addresses"},
@@ -135,7 +135,7 @@ func TestCompile(t *testing.T) {
 		{name: "26,000 ranges", pod: testPod(7, v1alpha1.AnnotationAddresses, strings.Repeat(every(2, 3714)+";", 7)), err: "comes to more than 256 ranges"},
 		{name: "a whole network", pod: testPod(1, v1alpha1.AnnotationAddresses, "2001:db8::/64"), err: "more than 4096 addresses"},
 		{name: "Galaxy's resource and policy", pod: ofGalaxy, want: with(plain, v1alpha1.ReleaseRetain)},
-		{name: "two of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationReleasePolicy, "immutable"), want: with(parts(ipam.Part{}, ipam.Part{}), v1alpha1.ReleaseRetain)},
+		{name: "two of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationReleasePolicy, "immutable"), want: with(parts(Part{}, Part{}), v1alpha1.ReleaseRetain)},
 		{name: "eight ranges for one of Galaxy's resource", pod: asGalaxy("1", galaxy.AnnotationArgs, `{"request_ip_range":[["10.0.70.2"],["10.0.70.3"],["10.0.70.4"],["10.0.70.5"],["10.0.70.6"],["10.0.70.7"],["10.0.70.8"],["10.0.70.9"]]}`),
 			err: "has 8 lists, of each of which the pod is to get an address, but the pod requests tke.cloud.tencent.com/eni-ip: 1; make it 8, so that a quota counts them"},
 		{name: "a range for each of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationArgs, `{"request_ip_range":[["10.0.70.2~10.0.70.3"],["10.0.70.9"]]}`),
@@ -166,13 +166,31 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-func with(request ipam.Request, policy v1alpha1.ReleasePolicy, pools ...string) ipam.Request {
+func with(request Request, policy v1alpha1.ReleasePolicy, pools ...string) Request {
 	request.Policy, request.Pools = policy, pools
 	return request
 }
 
 func sameSelector(a, b labels.Selector) bool {
 	return (a == nil) == (b == nil) && (a == nil || a.String() == b.String())
+}
+
+func TestSpareOf(t *testing.T) {
+	for text, want := range map[string]fixedset.Spare{
+		"0": {Said: true}, "3": {Said: true, Pods: 3}, "Unlimited": {Said: true, Unlimited: true},
+	} {
+		if got, err := SpareOf(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err != nil || got != want {
+			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "-1", "25%", "unlimited", "70000", "1.5"} {
+		if _, err := SpareOf(map[string]string{v1alpha1.AnnotationSpareAddresses: text}); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+	if got, err := SpareOf(nil); err != nil || got != (fixedset.Spare{}) {
+		t.Errorf("no annotation: %+v, %v", got, err)
+	}
 }
 
 // Whatever is in the annotations, compile neither panics nor lets through a

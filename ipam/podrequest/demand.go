@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fixedset
+package podrequest
 
 import (
 	"math"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
 // Demand is how many addresses one pod of a workload has, of which families.
@@ -49,39 +47,20 @@ func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 	return max(1, said+either)
 }
 
-// DemandOf reads how many addresses a pod of the template has, and what its
-// annotations say of their families: one of each list of addresses, or as many of
-// each family.
+// DemandOf reads how many addresses a pod of the template has, also in words of Galaxy,
+// which the scheduler may understand, and what Berth's annotations say of their families:
+// nothing where the scheduler would refuse them.
 func DemandOf(template *v1.PodTemplateSpec) Demand {
-	d := Demand{}
-	d.Total, _ = galaxy.Requested(&template.Spec) // also in words of Galaxy, which the scheduler may understand
-	if lists := strings.TrimSpace(template.Annotations[v1alpha1.AnnotationAddresses]); lists != "" {
-		for list := range strings.SplitSeq(strings.TrimSuffix(strings.TrimSpace(lists), ";"), ";") {
-			six := strings.Contains(list, ":")
-			switch {
-			case six && strings.Contains(list, "."): // of both
-			case six:
-				d.Families = append(d.Families, v1alpha1.IPv6)
-			default:
-				d.Families = append(d.Families, v1alpha1.IPv4)
-			}
-		}
+	n, resource := Reader{Galaxy: true}.Requested(&template.Spec)
+	d := Demand{Total: n}
+	parts, err := readParts(template.Annotations, n, resource)
+	if err != nil {
 		return d
 	}
-	text, ok := template.Annotations[v1alpha1.AnnotationFamilies]
-	if !ok {
-		return d
-	}
-	var families []v1alpha1.IPFamily
-	for name := range strings.SplitSeq(text, ",") {
-		family := v1alpha1.IPFamily(strings.TrimSpace(name))
-		if family != v1alpha1.IPv4 && family != v1alpha1.IPv6 {
-			return d
+	for i := range parts {
+		if family := parts[i].OnlyFamily(); family != "" {
+			d.Families = append(d.Families, family)
 		}
-		families = append(families, family)
-	}
-	for range d.Total / int64(len(families)) {
-		d.Families = append(d.Families, families...)
 	}
 	return d
 }
