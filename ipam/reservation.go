@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/allocator"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -38,14 +39,10 @@ type reserved struct {
 
 func (a *reserved) name() string { return v1alpha1.NameOf(a.Addr) }
 
-// Names of the reservation's FloatingIPs in the order of the request, separated
-// by commas.
+// Names of the reservation's FloatingIPs in the order of the request, as the annotation of
+// the bound pod has them.
 func (r *Reservation) Names() string {
-	var names []string
-	for _, a := range r.addrs {
-		names = append(names, a.name())
-	}
-	return strings.Join(names, ",")
+	return podrequest.FormatNames(r.Addrs())
 }
 
 // Addrs are the addresses in the order of the request.

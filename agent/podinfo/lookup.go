@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // Pod asks again for a pod that the API does not have yet: the kubelet may start a
@@ -92,9 +93,9 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 // shortened annotation it would lack addresses that it was scheduled for. More are
 // welcome, because the pod must hold each.
 func (n *Node) Addresses(ctx context.Context, pod Pod) ([]api.Address, error) {
-	names, err := parseHint(pod.Hint)
+	names, err := podrequest.ParseNames(pod.Hint)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrBadHint, err)
 	}
 	if len(names) == 0 {
 		return nil, ErrNotPlaced

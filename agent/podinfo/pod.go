@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -75,28 +73,6 @@ func (p Pod) is(uid string) bool {
 func (n *Node) wanted(p *corev1.Pod) int {
 	wanted, _ := n.reader.Requested(&p.Spec)
 	return int(min(wanted, math.MaxInt32))
-}
-
-// parseHint reads the names of FloatingIPs from the annotation. It returns an error
-// for more names than a pod can have addresses.
-func parseHint(text string) ([]string, error) {
-	var names []string
-	for name := range strings.SplitSeq(text, ",") {
-		name = strings.TrimSpace(name)
-		if name == "" {
-			continue
-		}
-		if _, err := v1alpha1.AddrOf(name); err != nil {
-			return nil, fmt.Errorf("%w: %s=%.100q: %w", ErrBadHint, v1alpha1.AnnotationFloatingIPs, text, err)
-		}
-		if !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-		if len(names) > v1alpha1.MaxAddresses {
-			return nil, fmt.Errorf("%w: %s names more than %d addresses", ErrBadHint, v1alpha1.AnnotationFloatingIPs, v1alpha1.MaxAddresses)
-		}
-	}
-	return names, nil
 }
 
 // toAddress converts a FloatingIP. It checks the fields, because an administrator

@@ -359,25 +359,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func FuzzParseHint(f *testing.F) {
-	f.Add("10.0.70.5")
-	f.Add("2001-0db8-0070-0000-0000-0000-0000-0005, 10.0.70.5,")
-	f.Fuzz(func(t *testing.T, text string) {
-		names, err := parseHint(text)
-		if err != nil {
-			return
-		}
-		if len(names) > v1alpha1.MaxAddresses {
-			t.Errorf("%d names", len(names))
-		}
-		for _, name := range names {
-			if _, err := v1alpha1.AddrOf(name); err != nil || strings.ContainsAny(name, "/?%# ") {
-				t.Errorf("parseHint(%q) has %q: %v", text, name, err)
-			}
-		}
-	})
-}
-
 func FuzzToAddress(f *testing.F) {
 	f.Add("10.0.70.5", "10.0.70.5", "10.0.70.0/24", "10.0.70.1", int32(7))
 	f.Add("::1", "0000", "", "", int32(-1))

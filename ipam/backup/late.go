@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/plan"
+	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -51,25 +52,13 @@ func (p *planner) findLate(saved []*v1alpha1.FloatingIP) map[string]lateHolder {
 
 // wired returns the names of the FloatingIPs that a live pod runs with.
 func (p *planner) wired(pod *v1.Pod) []string {
-	text := pod.Annotations[v1alpha1.AnnotationFloatingIPs]
-	if text == "" || !isLive(pod) || len(pod.Status.PodIPs) == 0 {
+	names, err := podrequest.NamesOf(pod)
+	if err != nil || !isLive(pod) || len(pod.Status.PodIPs) == 0 {
 		return nil
-	}
-	names := strings.Split(text, ",")
-	if len(names) > v1alpha1.MaxAddresses {
-		return nil
-	}
-	var addrs []netip.Addr
-	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
-		if err != nil {
-			return nil
-		}
-		addrs = append(addrs, addr)
 	}
 	for _, ip := range pod.Status.PodIPs {
 		addr, err := netip.ParseAddr(ip.IP)
-		if err != nil || !slices.Contains(addrs, addr) || p.poolOf(addr) == nil {
+		if err != nil || !slices.Contains(names, v1alpha1.NameOf(addr)) || p.poolOf(addr) == nil {
 			return nil
 		}
 	}

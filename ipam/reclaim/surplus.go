@@ -4,23 +4,12 @@ package reclaim
 
 import (
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
-
-// named are the addresses that the annotation which came with the pod's Binding
-// names. Of a bound pod nobody may change it (manifests/admission), but a cluster
-// without that policy must not be harmed either: see classify.
-func named(pod *v1.Pod) []string {
-	text := pod.Annotations[v1alpha1.AnnotationFloatingIPs]
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, ",")
-}
 
 // bindingOf says what an address that is recorded for a live pod is to it.
 type bindingOf int
@@ -38,15 +27,16 @@ const (
 // classify looks at an address that is recorded for a live pod; recorded are all
 // that are.
 //
-// One that the pod's annotation does not name is surplus only if the pod has all
-// that it asks for without it: as many as it requests, each named and recorded
-// for it on its node. So a pod whose author shortened or changed the annotation
-// loses nothing that it runs with.
+// Of a bound pod nobody may change the annotation (manifests/admission), but a cluster
+// without that policy must not be harmed either: one that the annotation does not name is
+// surplus only if the pod has all that it asks for without it: as many as it requests, each
+// named and recorded for it on its node. So a pod whose author shortened or changed the
+// annotation loses nothing that it runs with.
 func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.FloatingIP) bindingOf {
 	if pod.Spec.NodeName == "" {
 		return itsOwn
 	}
-	names := named(pod)
+	names, err := podrequest.NamesOf(pod)
 	if slices.Contains(names, ip.Name) {
 		if pod.Spec.NodeName == ip.Spec.Node {
 			return itsOwn
@@ -59,7 +49,7 @@ func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.Floatin
 			confirmed++
 		}
 	}
-	if confirmed != int64(len(names)) || confirmed != max(1, requested(&pod.Spec)) {
+	if err != nil || confirmed != int64(len(names)) || confirmed != max(1, requested(&pod.Spec)) {
 		return itsOwn
 	}
 	return surplus
@@ -81,8 +71,8 @@ func superseded(ip *v1alpha1.FloatingIP, siblings []*v1alpha1.FloatingIP, find f
 		if pod == nil || pod.Spec.NodeName == "" {
 			continue
 		}
-		names := named(pod)
-		all := len(names) > 0 && !slices.Contains(names, ip.Name)
+		names, err := podrequest.NamesOf(pod)
+		all := err == nil && len(names) > 0 && !slices.Contains(names, ip.Name)
 		for _, name := range names {
 			all = all && slices.ContainsFunc(recorded, func(r *v1alpha1.FloatingIP) bool {
 				return r.Name == name && samePurpose(r, ip)

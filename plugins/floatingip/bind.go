@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // Bind claims the reserved addresses and binds the pod with an annotation that
@@ -88,7 +88,8 @@ func (pl *Plugin) boundWith(ctx context.Context, pod *v1.Pod) ([]string, error) 
 	if now.UID != pod.UID || now.Spec.NodeName == "" {
 		return nil, nil
 	}
-	return strings.Split(now.Annotations[v1alpha1.AnnotationFloatingIPs], ","), nil
+	names, _ := podrequest.NamesOf(now)
+	return names, nil
 }
 
 func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {

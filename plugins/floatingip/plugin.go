@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -24,7 +23,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/tombstone"
@@ -236,8 +234,8 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 // ended wakes pods that wait for the addresses of a pod that is gone, finished or
 // lost.
 func (s *shared) ended(pod *v1.Pod) {
-	if names := pod.Annotations[v1alpha1.AnnotationFloatingIPs]; names != "" {
-		s.book.PodEnded(string(pod.UID), strings.Split(names, ","))
+	if names, _ := podrequest.NamesOf(pod); len(names) > 0 {
+		s.book.PodEnded(string(pod.UID), names)
 	}
 }
 

@@ -5,14 +5,13 @@ package floatingip
 import (
 	"context"
 	"maps"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // relief is the pods that are thought away from a node, and those thought onto
@@ -41,7 +40,8 @@ func (r *relief) clone() *relief {
 func (r *relief) sum(candidates *ipam.Candidates, namespace string) *ipam.Relief {
 	sum := &ipam.Relief{}
 	for uid, pod := range r.removed {
-		candidates.Relieve(sum, string(uid), strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ","))
+		names, _ := podrequest.NamesOf(pod)
+		candidates.Relieve(sum, string(uid), names)
 	}
 	for _, nominated := range r.nominated {
 		sum.Demand += nominated.wanted

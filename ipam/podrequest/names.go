@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podrequest
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// FormatNames writes the annotation [v1alpha1.AnnotationFloatingIPs] of a pod that is
+// bound with these addresses.
+func FormatNames(addrs []netip.Addr) string {
+	names := make([]string, len(addrs))
+	for i, addr := range addrs {
+		names[i] = v1alpha1.NameOf(addr)
+	}
+	return strings.Join(names, ",")
+}
+
+// ParseNames is the inverse of [FormatNames]: the names of FloatingIPs in their order, each
+// once, no more than a pod can have. It forgives spaces and empty names. With an error,
+// which is for who changed the annotation, it returns the names that it could read.
+func ParseNames(text string) (names []string, err error) {
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.TrimSpace(name)
+		if name == "" || slices.Contains(names, name) {
+			continue
+		}
+		if _, wrong := v1alpha1.AddrOf(name); wrong != nil {
+			err = fmt.Errorf("%s=%.100q: %w", v1alpha1.AnnotationFloatingIPs, text, wrong)
+			continue
+		}
+		if len(names) == v1alpha1.MaxAddresses {
+			return names, fmt.Errorf("%s names more than %d addresses", v1alpha1.AnnotationFloatingIPs, v1alpha1.MaxAddresses)
+		}
+		names = append(names, name)
+	}
+	return names, err
+}
+
+// NamesOf returns the names of the FloatingIPs that a pod says it was bound with, as
+// [ParseNames] does. Whoever makes a pod can write them: they say where to look, and prove
+// nothing.
+func NamesOf(pod *v1.Pod) ([]string, error) {
+	return ParseNames(pod.Annotations[v1alpha1.AnnotationFloatingIPs])
+}
