@@ -39,11 +39,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 		Created:  ip.CreationTimestamp.Time,
 	}
 	if owner := ip.Spec.Owner; owner != nil {
-		record.Owner = Owner{
-			APIVersion: owner.APIVersion, Kind: owner.Kind,
-			Namespace: owner.Namespace, Name: owner.Name,
-			UID: string(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
-		}
+		record.Owner = OwnerOf(owner)
 		record.NamespaceUID = string(ip.NamespaceUID())
 		if owner.IsAwaited() {
 			record.Owner.UID = ""
@@ -57,6 +53,15 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	}
 	record.Attached = ip.Spec.ExternallyAssigned
 	return record, nil
+}
+
+// OwnerOf is an owner in the book's terms.
+func OwnerOf(owner *v1alpha1.Owner) Owner {
+	return Owner{
+		APIVersion: owner.APIVersion, Kind: owner.Kind,
+		Namespace: owner.Namespace, Name: owner.Name,
+		UID: string(owner.UID), PodName: owner.PodName, NodeName: owner.NodeName,
+	}
 }
 
 func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {

@@ -152,9 +152,10 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
 	addr, _ := v1alpha1.AddrOf(name) // wired has read it
 	pod, since := late.pod, metav1.NewTime(p.input.Now).Rfc3339Copy()
+	owner := podrequest.PodItself(pod.Namespace, pod.Name, pod.UID)
 	spec := v1alpha1.FloatingIPSpec{
 		Address: addr.String(), Index: int32(late.index),
-		Owner:         &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, PodName: pod.Name},
+		Owner:         &owner,
 		Pod:           &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
 		Node:          pod.Spec.NodeName,
 		ReleasePolicy: v1alpha1.ReleasePodDeleted, Since: &since,

@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // adopt writes the UID of the workload that has the pod now, if that is another
@@ -26,15 +24,15 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || isPod(ip.Spec.Owner) || ip.Spec.Owner.IsClaim() {
 		return nil
 	}
-	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller != nil && !isSame(controller, ip.Spec.Owner) {
-		controller = r.controllerOf(pod.Namespace, controller)
+	owner, err := podrequest.OwnerOf(pod, r.owners.between())
+	if err != nil {
+		return nil // The ReplicaSet's or Job's event brings us back.
 	}
-	if controller == nil || !isSame(controller, ip.Spec.Owner) || controller.UID == ip.Spec.Owner.UID {
+	if owner.Name != ip.Spec.Owner.Name || groupKind(owner.APIVersion, owner.Kind) != groupKind(ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind) || owner.UID == ip.Spec.Owner.UID {
 		return nil
 	}
 	spec := ip.Spec.DeepCopy()
-	spec.Owner.APIVersion, spec.Owner.UID = controller.APIVersion, controller.UID
+	spec.Owner.APIVersion, spec.Owner.UID = owner.APIVersion, owner.UID
 	r.bind(ip, spec)
 	w, _, err := r.owners.find(ctx, spec.Owner, false)
 	if err != nil {
@@ -75,28 +73,6 @@ func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (b
 	}
 	klog.FromContext(ctx).V(2).Info("Found the owner that a floating IP waited for", "ip", ip.Spec.Address, "kind", spec.Owner.Kind, "owner", spec.Owner.Name, "namespace", spec.Owner.Namespace)
 	return true, nil
-}
-
-// controllerOf returns what controls a pod's ReplicaSet or Job, or nil.
-func (r *Reclaimer) controllerOf(namespace string, reference *metav1.OwnerReference) *metav1.OwnerReference {
-	var object metav1.Object
-	var err error
-	switch groupKind(reference.APIVersion, reference.Kind) {
-	case schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
-		object, err = r.owners.replicaSets.ReplicaSets(namespace).Get(reference.Name)
-	case schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}:
-		object, err = r.owners.jobs.Jobs(namespace).Get(reference.Name)
-	default:
-		return nil
-	}
-	if err != nil || object.GetUID() != reference.UID {
-		return nil // Its event brings us back.
-	}
-	return metav1.GetControllerOfNoCopy(object)
-}
-
-func isSame(reference *metav1.OwnerReference, owner *v1alpha1.Owner) bool {
-	return reference.Name == owner.Name && groupKind(reference.APIVersion, reference.Kind) == groupKind(owner.APIVersion, owner.Kind)
 }
 
 func groupKind(apiVersion, kind string) schema.GroupKind {

@@ -43,6 +43,16 @@ type owners struct {
 	customs      *customkind.Reader
 }
 
+// between finds in the cache what stands between a pod and its workload.
+func (o *owners) between() podrequest.Between {
+	return podrequest.Between{
+		ReplicaSet: func(namespace, name string) (metav1.Object, error) {
+			return o.replicaSets.ReplicaSets(namespace).Get(name)
+		},
+		Job: func(namespace, name string) (metav1.Object, error) { return o.jobs.Jobs(namespace).Get(name) },
+	}
+}
+
 // find looks an owner up; live says that the answer does not come from a cache,
 // and with fresh it never does. Blocking.
 func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w workload, live bool, err error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // fixedSets finds for how many pods workloads keep addresses ([fixedset.Size]). Safe for
@@ -75,6 +76,10 @@ func (s *fixedSets) size(owner *ipam.Owner, spare fixedset.Spare) (size fixedset
 
 // watch calls changed with a workload whose set may have become larger.
 func (s *fixedSets) watch(informers informers.SharedInformerFactory, changed func(owner ipam.Owner)) error {
+	tell := func(workload *metav1.OwnerReference, namespace string) {
+		owner := podrequest.SharedBy(workload, namespace)
+		changed(ipam.OwnerOf(&owner))
+	}
 	apps := informers.Apps().V1()
 	deployments := apps.Deployments().Informer()
 	if err := deployments.SetTransform(slimDeployment); err != nil {
@@ -83,7 +88,7 @@ func (s *fixedSets) watch(informers informers.SharedInformerFactory, changed fun
 	if _, err := deployments.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
 		was, is := before.(*appsv1.Deployment), after.(*appsv1.Deployment)
 		if !equality.Semantic.DeepEqual(was.Spec, is.Spec) {
-			changed(ownerFrom(is.Namespace, metav1.NewControllerRef(is, deploymentKind)))
+			tell(metav1.NewControllerRef(is, deploymentKind), is.Namespace)
 		}
 	}}); err != nil {
 		return fmt.Errorf("watch Deployments: %w", err)
@@ -91,7 +96,7 @@ func (s *fixedSets) watch(informers informers.SharedInformerFactory, changed fun
 	if _, err := apps.ReplicaSets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(before, after any) {
 		was, is := before.(*appsv1.ReplicaSet), after.(*appsv1.ReplicaSet)
 		if was.Generation != is.Generation && metav1.GetControllerOfNoCopy(is) == nil {
-			changed(ownerFrom(is.Namespace, metav1.NewControllerRef(is, replicaSetKind)))
+			tell(metav1.NewControllerRef(is, replicaSetKind), is.Namespace)
 		}
 	}}); err != nil {
 		return fmt.Errorf("watch ReplicaSets: %w", err)

@@ -100,11 +100,11 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		nodes:      shared.nodes,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
 		namespaces: informers.Core().V1().Namespaces().Lister(),
-		between: between{
-			replicaSet: func(namespace, name string) (metav1.Object, error) {
+		between: podrequest.Between{
+			ReplicaSet: func(namespace, name string) (metav1.Object, error) {
 				return replicaSets.ReplicaSets(namespace).Get(name)
 			},
-			job: shared.jobs.get,
+			Job: shared.jobs.get,
 		},
 		sets: shared.sets,
 	}, nil
@@ -259,7 +259,7 @@ type Plugin struct {
 	nodes      *nodes
 	nodeLister corelisters.NodeLister
 	namespaces corelisters.NamespaceLister
-	between    between
+	between    podrequest.Between
 	sets       *fixedSets
 }
 
@@ -274,12 +274,14 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	if err != nil {
 		return request, err
 	}
-	if request.Owner, err = ownerOf(pod, pl.between); err != nil {
+	owner, err := podrequest.OwnerOf(pod, pl.between)
+	if err != nil {
 		return request, errRetry{err}
 	}
-	if err := checkOwner(&request); err != nil {
+	if err := said.CheckOwner(&owner); err != nil {
 		return request, err
 	}
+	request.Owner = ipam.OwnerOf(&owner)
 	namespace, err := pl.namespaces.Get(pod.Namespace)
 	if err != nil {
 		return request, errRetry{fmt.Errorf("find namespace %s: %w", pod.Namespace, err)}

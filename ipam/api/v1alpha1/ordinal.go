@@ -17,14 +17,3 @@ func OrdinalOf(workload, pod string) (ordinal int64, ok bool) {
 	n, err := strconv.ParseUint(text, 10, 31)
 	return int64(n), err == nil
 }
-
-// IsNamedByOrdinal says whether a pod of a workload of any kind is named as a
-// StatefulSet names its pods, so that another of the same name will follow it. Five
-// digits that the API server may have put behind metadata.generateName are no
-// ordinal: it draws them, with letters, from these (SimpleNameGenerator in
-// k8s.io/apiserver/pkg/storage/names), and one name in 800 has no letter.
-func IsNamedByOrdinal(workload, pod string) bool {
-	_, ok := OrdinalOf(workload, pod)
-	text := strings.TrimPrefix(pod, workload+"-")
-	return ok && (len(text) != 5 || strings.Trim(text, "2456789") != "")
-}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // Kinds returns the kinds, in lower case, whose objects a plan needs to know.
@@ -28,7 +29,7 @@ func Kinds(ips []galaxy.FloatingIP, pods []*v1.Pod) []string {
 		kinds[kindOf(key.Type)] = true
 	}
 	for _, pod := range pods {
-		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && (isReplicaSet(controller) || isJob(controller)) {
+		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && podrequest.StandsBetween(controller) {
 			kinds[strings.ToLower(controller.Kind)] = true
 		}
 	}
@@ -139,60 +140,24 @@ func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
 	return pod != nil && pod.Spec.NodeName == "" && asks(pod)
 }
 
-// podItself is the owner of what is nobody else's: of a pod without a controller, or
-// with one that cannot be, such as an IPClaim, which the scheduler refuses.
-func podItself(pod *v1.Pod) v1alpha1.Owner {
-	return newOwner(&metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}, pod.Namespace, pod.Name, "")
-}
-
-// ownerOf resolves the workload of a pod as the scheduler does.
+// ownerOf resolves the workload of a pod as the scheduler does. What cannot own addresses,
+// an IPClaim, leaves them to the pod itself.
 func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
 	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1" {
-		return podItself(pod)
-	}
-	if isReplicaSet(controller) || isJob(controller) {
-		for _, between := range c.workloads[workloadName{strings.ToLower(controller.Kind), pod.Namespace, controller.Name}] {
-			if between.UID == controller.UID && between.Controller != nil && (isReplicaSet(controller) || between.Controller.Kind == "CronJob") {
-				if v1alpha1.IsClaim(between.Controller.APIVersion, between.Controller.Kind) {
-					return podItself(pod)
-				}
-				// Its pods are the ReplicaSet's or Job's: no name of theirs lasts.
-				return newOwner(between.Controller, pod.Namespace, "", "")
+	find := func(namespace, name string) (metav1.Object, error) {
+		found := &metav1.ObjectMeta{UID: controller.UID} // perhaps deleted meanwhile
+		for _, workload := range c.workloads[workloadName{strings.ToLower(controller.Kind), namespace, name}] {
+			if workload.UID == controller.UID && workload.Controller != nil {
+				reference, yes := *workload.Controller, true
+				reference.Controller = &yes
+				found.OwnerReferences = []metav1.OwnerReference{reference}
 			}
 		}
+		return found, nil
 	}
-	if v1alpha1.IsClaim(controller.APIVersion, controller.Kind) {
-		return podItself(pod)
-	}
-	return newOwner(controller, pod.Namespace, pod.Name, pod.Spec.NodeName)
-}
-
-func isReplicaSet(controller *metav1.OwnerReference) bool {
-	return controller.Kind == "ReplicaSet" && strings.HasPrefix(controller.APIVersion, "apps/")
-}
-
-func isJob(controller *metav1.OwnerReference) bool {
-	return controller.Kind == "Job" && strings.HasPrefix(controller.APIVersion, "batch/")
-}
-
-// newOwner says what an address stands for: the pod's name where it lasts, the
-// node where the owner has one pod on each, else nothing but the owner.
-func newOwner(workload *metav1.OwnerReference, namespace, podName, nodeName string) v1alpha1.Owner {
-	owner := v1alpha1.Owner{
-		APIVersion: workload.APIVersion, Kind: workload.Kind,
-		Namespace: namespace, Name: workload.Name, UID: workload.UID,
-	}
-	switch workload.Kind {
-	case "ReplicaSet", "Deployment", "Job":
-	case "DaemonSet":
-		owner.NodeName = nodeName
-	case "StatefulSet", "Pod":
-		owner.PodName = podName
-	default:
-		if v1alpha1.IsNamedByOrdinal(workload.Name, podName) {
-			owner.PodName = podName
-		}
+	owner, err := podrequest.OwnerOf(pod, podrequest.Between{ReplicaSet: find, Job: find})
+	if err != nil || owner.IsClaim() {
+		return podrequest.PodItself(pod.Namespace, pod.Name, pod.UID)
 	}
 	return owner
 }
@@ -201,8 +166,7 @@ func newOwner(workload *metav1.OwnerReference, namespace, podName, nodeName stri
 // name alone, with [NilUID], if there is none; it fails where that cannot be told.
 func (c *cluster) ownerNamed(key galaxy.Key, nodeName string) (owner v1alpha1.Owner, found bool, err error) {
 	if key.Type == galaxy.TypeNone {
-		pod := &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: key.Pod, UID: NilUID}
-		return newOwner(pod, key.Namespace, key.Pod, ""), false, nil
+		return podrequest.PodItself(key.Namespace, key.Pod, NilUID), false, nil
 	}
 	kind := kindOf(key.Type)
 	workloads := c.workloads[workloadName{kind, key.Namespace, key.App}]
@@ -223,7 +187,11 @@ func (c *cluster) ownerNamed(key galaxy.Key, nodeName string) (owner v1alpha1.Ow
 	default:
 		return owner, false, fmt.Errorf("there are %s %s/%s of several API groups, the key does not say which", workloads[0].Kind, key.Namespace, key.App)
 	}
-	owner = newOwner(&reference, key.Namespace, key.Pod, nodeName)
+	if key.Type == galaxy.TypeDeployment {
+		// Its pods are its ReplicaSets'.
+		return podrequest.SharedBy(&reference, key.Namespace), found, nil
+	}
+	owner = podrequest.Controlling(&reference, key.Namespace, key.Pod, nodeName)
 	if owner.Kind == "DaemonSet" && nodeName == "" {
 		return owner, found, fmt.Errorf("the address is a DaemonSet's and Galaxy no longer knows of which node")
 	}

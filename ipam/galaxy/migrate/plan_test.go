@@ -229,6 +229,8 @@ func TestAddress(t *testing.T) {
 			"create 10.0.70.5 batch/v1 Job shop/sum uid-sum PodDeleted pod=sum-1/uid-sum-1@node1"},
 		{"CronJob", list(record(addr, "job_shop_sum-9_sum-9-x", immutable, of("uid-sum-9-x", "")), pod("sum-9-x", owned("batch/v1", "Job", "sum-9")), workload("batch/v1", "Job", "sum-9", "batch/v1 CronJob/sum")),
 			"create 10.0.70.5 batch/v1 CronJob shop/sum uid-sum Retain pod=sum-9-x/uid-sum-9-x@node1"},
+		{"Job of another group's CronJob", list(record(addr, "job_shop_sum-9_sum-9-x", immutable, of("uid-sum-9-x", "")), pod("sum-9-x", owned("batch/v1", "Job", "sum-9")), workload("batch/v1", "Job", "sum-9", "example.com/v1 CronJob/sum")),
+			"create 10.0.70.5 batch/v1 Job shop/sum-9 uid-sum-9 Retain pod=sum-9-x/uid-sum-9-x@node1"},
 		{"Job of a JobSet", list(record(addr, "job_shop_sum-9_sum-9-x", immutable, of("uid-sum-9-x", "")), pod("sum-9-x", owned("batch/v1", "Job", "sum-9")), workload("batch/v1", "Job", "sum-9", "jobset.x-k8s.io/v1alpha2 JobSet/sum")),
 			"create 10.0.70.5 batch/v1 Job shop/sum-9 uid-sum-9 Retain pod=sum-9-x/uid-sum-9-x@node1"},
 		{"custom, with ordinals", list(record(addr, "tapp_shop_demo_demo-1", immutable, of("uid-demo-1", "")), pod("demo-1", owned("apps.tkestack.io/v1", "TApp", "demo"))),

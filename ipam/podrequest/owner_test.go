@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package floatingip
+package podrequest
 
 import (
 	"errors"
@@ -9,30 +9,20 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/podrequest"
 )
-
-// testPod asks for an address.
-func testPod() *v1.Pod {
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "pod-uid"}}
-	pod.Spec.Containers = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}}}}
-	return pod
-}
 
 func TestOwnerOf(t *testing.T) {
 	owned := func(apiVersion, kind, name, uid string) *v1.Pod {
-		pod := testPod()
+		pod := testPod(1)
 		controller := true
 		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(uid), Controller: &controller}}
 		return pod
 	}
-	set := func(uid string, owner *v1.Pod) getter {
+	set := func(uid string, owner *v1.Pod) Getter {
 		return func(namespace, name string) (metav1.Object, error) {
 			object := &metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(uid)}
 			if owner != nil {
@@ -54,40 +44,40 @@ func TestOwnerOf(t *testing.T) {
 		name string
 		pod  *v1.Pod
 		// between is the ReplicaSet or Job.
-		between getter
-		want    ipam.Owner
+		between Getter
+		want    v1alpha1.Owner
 		err     string
 	}{
-		{"bare pod", testPod(), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
+		{"bare pod", testPod(1), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"StatefulSet", owned("apps/v1", "StatefulSet", "web", "u"), none,
-			ipam.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: "u", PodName: "web-0"}, ""},
+			v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: "u", PodName: "web-0"}, ""},
 		{"Deployment", owned("apps/v1", "ReplicaSet", "web-5d", "rs"), set("rs", owned("apps/v1", "Deployment", "web", "d")),
-			ipam.Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}, ""},
+			v1alpha1.Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}, ""},
 		{"ReplicaSet of its own", owned("apps/v1", "ReplicaSet", "web", "rs"), set("rs", nil),
-			ipam.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "rs"}, ""},
+			v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "rs"}, ""},
 		{"ReplicaSet of something else", owned("apps/v1", "ReplicaSet", "web", "rs"), set("rs", owned("argoproj.io/v1alpha1", "Rollout", "web", "r")),
-			ipam.Owner{APIVersion: "argoproj.io/v1alpha1", Kind: "Rollout", Namespace: "shop", Name: "web", UID: "r"}, ""},
-		{"a Job", owned("batch/v1", "Job", "we", "j"), set("j", nil), ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we", UID: "j"}, ""},
-		{"a Job whose pod has a name of digits", named("job-75496", owned("batch/v1", "Job", "job", "j")), set("j", nil), ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "job", UID: "j"}, ""},
-		{"a CronJob", owned("batch/v1", "Job", "we-29", "j"), set("j", owned("batch/v1", "CronJob", "we", "c")), ipam.Owner{APIVersion: "batch/v1", Kind: "CronJob", Namespace: "shop", Name: "we", UID: "c"}, ""},
-		{"a Job of another kind", owned("batch/v1", "Job", "we-0", "j"), set("j", owned("jobset.x-k8s.io/v1alpha2", "JobSet", "we", "s")), ipam.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we-0", UID: "j"}, ""},
-		{"a Job of another group", owned("batch.volcano.sh/v1alpha1", "Job", "web", "v"), none, ipam.Owner{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Namespace: "shop", Name: "web", UID: "v"}, ""},
-		{"a Job that is not there", owned("batch/v1", "Job", "we-29", "j"), none, ipam.Owner{}, "find Job shop/we-29"},
-		{"a Job of that name, but another", owned("batch/v1", "Job", "we-29", "forged"), set("j", owned("batch/v1", "CronJob", "we", "c")), ipam.Owner{}, "made by another with UID forged"},
+			v1alpha1.Owner{APIVersion: "argoproj.io/v1alpha1", Kind: "Rollout", Namespace: "shop", Name: "web", UID: "r"}, ""},
+		{"a Job", owned("batch/v1", "Job", "we", "j"), set("j", nil), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we", UID: "j"}, ""},
+		{"a Job whose pod has a name of digits", named("job-75496", owned("batch/v1", "Job", "job", "j")), set("j", nil), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "job", UID: "j"}, ""},
+		{"a CronJob", owned("batch/v1", "Job", "we-29", "j"), set("j", owned("batch/v1", "CronJob", "we", "c")), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "CronJob", Namespace: "shop", Name: "we", UID: "c"}, ""},
+		{"a Job of another kind", owned("batch/v1", "Job", "we-0", "j"), set("j", owned("jobset.x-k8s.io/v1alpha2", "JobSet", "we", "s")), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we-0", UID: "j"}, ""},
+		{"a Job of another group", owned("batch.volcano.sh/v1alpha1", "Job", "web", "v"), none, v1alpha1.Owner{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Namespace: "shop", Name: "web", UID: "v"}, ""},
+		{"a Job that is not there", owned("batch/v1", "Job", "we-29", "j"), none, v1alpha1.Owner{}, "find Job shop/we-29"},
+		{"a Job of that name, but another", owned("batch/v1", "Job", "we-29", "forged"), set("j", owned("batch/v1", "CronJob", "we", "c")), v1alpha1.Owner{}, "made by another with UID forged"},
 		{"a custom kind whose pod has a generated name of digits", named("db-24568", owned("example.com/v1", "Database", "db", "x")), none,
-			ipam.Owner{APIVersion: "example.com/v1", Kind: "Database", Namespace: "shop", Name: "db", UID: "x"}, ""},
+			v1alpha1.Owner{APIVersion: "example.com/v1", Kind: "Database", Namespace: "shop", Name: "db", UID: "x"}, ""},
 		{"a StatefulSet of another group, whose pods have other names", owned("apps.kruise.io/v1", "StatefulSet", "x", "k"), none,
-			ipam.Owner{APIVersion: "apps.kruise.io/v1", Kind: "StatefulSet", Namespace: "shop", Name: "x", UID: "k", PodName: "web-0"}, ""},
-		{"a DaemonSet", daemon, none, ipam.Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "shop", Name: "web", UID: "ds", NodeName: "node1"}, ""},
-		{"a pod", owned("v1", "Pod", "driver", "p"), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
-		{"a pod that its name continues", owned("v1", "Pod", "web", "p"), none, ipam.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
-		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, ipam.Owner{}, "find ReplicaSet shop/web"},
-		{"a ReplicaSet of that name, but another", owned("apps/v1", "ReplicaSet", "web", "forged"), set("rs", nil), ipam.Owner{}, "made by another with UID forged"},
+			v1alpha1.Owner{APIVersion: "apps.kruise.io/v1", Kind: "StatefulSet", Namespace: "shop", Name: "x", UID: "k", PodName: "web-0"}, ""},
+		{"a DaemonSet", daemon, none, v1alpha1.Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "shop", Name: "web", UID: "ds", NodeName: "node1"}, ""},
+		{"a pod", owned("v1", "Pod", "driver", "p"), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
+		{"a pod that its name continues", owned("v1", "Pod", "web", "p"), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
+		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, v1alpha1.Owner{}, "find ReplicaSet shop/web"},
+		{"a ReplicaSet of that name, but another", owned("apps/v1", "ReplicaSet", "web", "forged"), set("rs", nil), v1alpha1.Owner{}, "made by another with UID forged"},
 		{"a ReplicaSet of another group", owned("apps.kruise.io/v1", "ReplicaSet", "web", "k"), none,
-			ipam.Owner{APIVersion: "apps.kruise.io/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "k", PodName: "web-0"}, ""},
+			v1alpha1.Owner{APIVersion: "apps.kruise.io/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "k", PodName: "web-0"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ownerOf(test.pod, between{replicaSet: test.between, job: test.between})
+			got, err := OwnerOf(test.pod, Between{ReplicaSet: test.between, Job: test.between})
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("error is %v, want one with %q", err, test.err)
@@ -123,14 +113,14 @@ func TestRequiredNode(t *testing.T) {
 		{"another field", []v1.NodeSelectorTerm{field("metadata.uid", v1.NodeSelectorOpIn, "n1")}, ""},
 		{"none", nil, ""},
 	} {
-		pod := testPod()
+		pod := testPod(1)
 		pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{NodeSelectorTerms: test.terms}}}
 		if got := requiredNode(pod); got != test.want {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 	}
 	for _, affinity := range []*v1.Affinity{nil, {}, {NodeAffinity: &v1.NodeAffinity{}}} {
-		pod := testPod()
+		pod := testPod(1)
 		pod.Spec.Affinity = affinity
 		if got := requiredNode(pod); got != "" {
 			t.Errorf("without a required affinity: %q", got)
@@ -144,11 +134,11 @@ func TestNoClaimControls(t *testing.T) {
 	controlled := func(apiVersion, kind string) []metav1.OwnerReference {
 		return []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "front", UID: "u", Controller: &yes}}
 	}
-	between := func(references []metav1.OwnerReference) between {
+	between := func(references []metav1.OwnerReference) Between {
 		get := func(namespace, name string) (metav1.Object, error) {
 			return &metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "u", OwnerReferences: references}, nil
 		}
-		return between{replicaSet: get, job: get}
+		return Between{ReplicaSet: get, Job: get}
 	}
 	for _, test := range []struct {
 		name    string
@@ -164,15 +154,15 @@ func TestNoClaimControls(t *testing.T) {
 		{"nothing: its Job, which is of no CronJob then", controlled("batch/v1", "Job"), controlled(v1alpha1.SchemeGroupVersion.String(), "IPClaim"), false},
 		{"nothing: a Deployment", controlled("apps/v1", "ReplicaSet"), controlled("apps/v1", "Deployment"), false},
 	} {
-		pod := testPod()
+		pod := testPod(1)
 		pod.OwnerReferences = test.pod
-		owner, err := ownerOf(pod, between(test.set))
+		owner, err := OwnerOf(pod, between(test.set))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, claim := range []string{"", "other"} {
-			if err := checkOwner(&ipam.Request{Request: podrequest.Request{Claim: claim}, Owner: owner}); (err != nil) != test.refused {
-				t.Errorf("an IPClaim controls %s: checkOwner() = %v", test.name, err)
+			if err := (&Request{Claim: claim}).CheckOwner(&owner); (err != nil) != test.refused {
+				t.Errorf("an IPClaim controls %s: CheckOwner() = %v", test.name, err)
 			}
 		}
 	}
@@ -193,9 +183,21 @@ func TestCheckOwner(t *testing.T) {
 		{"example.org/v1", "Deployment", true, "for pods of Deployments and ReplicaSets"},
 		{"apps/v1", "DaemonSet", false, "no address can stand for it"},
 	} {
-		request := ipam.Request{Request: podrequest.Request{Policy: v1alpha1.ReleaseRetain, Preallocate: test.ahead}, Owner: ipam.Owner{APIVersion: test.apiVersion, Kind: test.kind}}
-		if err := checkOwner(&request); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+		request := Request{Policy: v1alpha1.ReleaseRetain, Preallocate: test.ahead}
+		if err := request.CheckOwner(&v1alpha1.Owner{APIVersion: test.apiVersion, Kind: test.kind}); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 			t.Errorf("%s, ahead %v: error is %v, want %q", test.kind, test.ahead, err, test.err)
+		}
+	}
+}
+
+// A generated name of digits is no ordinal.
+func TestIsNamedByOrdinal(t *testing.T) {
+	for pod, want := range map[string]bool{
+		"web-0": true, "web-12": true, "web-10000": true, "web-2456": true, "web-75496": false, "web-75491": true,
+		"web-7f496": false, "web-": false, "web--1": false, "web-0-abcde": false, "other-0": false, "web-2147483648": false,
+	} {
+		if got := isNamedByOrdinal("web", pod); got != want {
+			t.Errorf("isNamedByOrdinal(%q) = %v", pod, got)
 		}
 	}
 }
