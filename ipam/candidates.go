@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"github.com/berth-dev/berth/ipam/allocator"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -61,124 +60,64 @@ const (
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
 )
 
+// Candidates says what can serve a request now. It fails with ErrNotSynced, or
+// with a *ShortageError if nothing can, whatever comes free.
+func (i *IPAM) Candidates(request Request) (*Candidates, error) {
+	state := i.state.Load()
+	if state == nil {
+		return nil, ErrNotSynced
+	}
+	if request.Claim != "" {
+		var err error
+		if request, err = i.claimed(request); err != nil {
+			return nil, err
+		}
+	}
+	c := &Candidates{request: request, claimant: claimantOf(&request), state: state, book: i.book, known: &i.known}
+	if err := i.look(c); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// claimantOf is who asks the book for addresses.
+func claimantOf(r *Request) allocator.Claimant {
+	c := allocator.Claimant{Owner: r.Owner, PodUID: r.UID}
+	switch {
+	case r.Claim != "":
+		c.Limited, c.Limit = true, r.MaxAddresses
+	case r.FixedSet:
+		c.FixedSet, c.MaxPods = true, r.MaxPods
+	}
+	return c
+}
+
+// look finds what the candidates can be served with.
+func (i *IPAM) look(c *Candidates) error {
+	held := slices.DeleteFunc(i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name), func(record allocator.Record) bool {
+		return !c.request.mayKeep(&record)
+	})
+	c.shareFamily(held)
+	c.asked = c.request.Parts
+	c.assign(held)
+	c.defaultFamily()
+	if err := c.check(); err != nil {
+		return err
+	}
+	if c.state.capped {
+		c.shares = i.book.Shares(c.request.Namespace)
+	}
+	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited && i.book.SetHasRoom(c.claimant)
+	return nil
+}
+
 // terminating says whether the pod that a record names is being deleted.
 func (c *Candidates) terminating(record *allocator.Record) bool {
 	return c.known != nil && recordedPods{c.known}.ask(record, KnownPods.IsTerminating)
 }
 
-// Kept returns the addresses of which the pod must have some.
-func (c *Candidates) Kept() []netip.Addr {
-	var kept []netip.Addr
-	for _, part := range c.parts {
-		for _, record := range part.kept {
-			if !slices.Contains(kept, record.Addr) {
-				kept = append(kept, record.Addr)
-			}
-		}
-	}
-	return kept
-}
-
 // Snapshot is what positions of pools refer to.
 func (c *Candidates) Snapshot() *pools.Snapshot { return c.state.snapshot }
-
-// assign distributes the addresses that the owner holds, most fitting first, to
-// the parts.
-func (c *Candidates) assign(held []allocator.Record) {
-	c.parts = make([]candidate, len(c.request.Parts))
-	var options [][]allocator.Record
-	for i := range c.request.Parts {
-		part := &c.request.Parts[i]
-		var fitting []allocator.Record
-		for _, record := range held {
-			switch {
-			case !part.Fits(record.Addr):
-			case c.isStale(&record):
-				c.parts[i].stale = append(c.parts[i].stale, record)
-			default:
-				fitting = append(fitting, record)
-			}
-		}
-		slices.SortStableFunc(fitting, func(x, y allocator.Record) int { return distance(x, i) - distance(y, i) })
-		options = append(options, fitting)
-	}
-	// As many parts as possible have a kept address; where there are fewer
-	// addresses than parts, the parts with their own index come first.
-	holder := map[netip.Addr]int{}
-	for i := range options {
-		claimKept(options, i, holder, map[int]bool{})
-	}
-	for _, i := range holder {
-		c.parts[i].kept = options[i]
-	}
-}
-
-// isStale says of an address that records this very pod, which is not bound,
-// whether it was claimed for this pod alone, and so nothing ran with it.
-func (c *Candidates) isStale(record *allocator.Record) bool {
-	return record.PodUID == c.request.UID && record.LastPod == ""
-}
-
-// shareFamily decides for parts that may be of either family, before they get any of
-// what the owner keeps. A pod that is scheduled again may have its own addresses.
-func (c *Candidates) shareFamily(held []allocator.Record) {
-	isOwn := func(record allocator.Record) bool { return record.PodUID == c.request.UID }
-	if !c.request.shares() || !c.request.isOfEither() || slices.ContainsFunc(held, isOwn) {
-		return
-	}
-	v4, v6 := c.book.Shared(c.claimant.Owner, c.request.mayKeep)
-	if family := c.request.SharedFamily(c.state.snapshot, v4, v6); family != "" {
-		c.choose(family, func(int) bool { return true })
-	}
-}
-
-// defaultFamily decides for parts that still may be of either family and get a new
-// address.
-func (c *Candidates) defaultFamily() {
-	isNew := func(i int) bool { return len(c.parts[i].kept) == 0 }
-	if c.request.isOfEither() {
-		c.choose(c.request.DefaultFamily(c.state.snapshot), isNew)
-	}
-}
-
-// choose gives a family to parts of either.
-func (c *Candidates) choose(family v1alpha1.IPFamily, which func(part int) bool) {
-	parts := slices.Clone(c.request.Parts)
-	for i := range parts {
-		if parts[i].IsOfEither() && which(i) {
-			parts[i].Family = family
-		}
-	}
-	c.request.Parts = parts
-}
-
-func distance(record allocator.Record, part int) int {
-	if int(record.Index) == part {
-		return 0
-	}
-	return 1
-}
-
-// claimKept gives part one of its options, moving others (Kuhn's matching).
-func claimKept(options [][]allocator.Record, part int, holder map[netip.Addr]int, seen map[int]bool) bool {
-	if seen[part] {
-		return false
-	}
-	seen[part] = true
-	for _, record := range options[part] {
-		if _, taken := holder[record.Addr]; !taken {
-			holder[record.Addr] = part
-			return true
-		}
-	}
-	for _, record := range options[part] {
-		if claimKept(options, holder[record.Addr], holder, seen) {
-			holder[record.Addr] = part
-			return true
-		}
-	}
-	return false
-}
 
 // Rejects says why a node with this reach cannot have the pod, nil if it can. It
 // is quick for a pod that wants one address of any pool, and remembers its answers
@@ -202,11 +141,6 @@ func (c *Candidates) hasRoom(reach *pools.Reach) bool {
 		}
 	}
 	return false
-}
-
-// RejectsAfter is Rejects after a preemption.
-func (c *Candidates) RejectsAfter(reach *pools.Reach, relief *Relief) *Rejection {
-	return c.rejection(reach.Positions(), relief)
 }
 
 // Suit says that all of these reaches can give the pod what it asks for, and that
@@ -244,9 +178,9 @@ func allowance(pool *pools.Pool, has allocator.Share) uint64 {
 func (c *Candidates) pool(position int) *pools.Pool { return c.state.snapshot.Pools()[position] }
 
 func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
-	for i := range c.parts {
-		if rejection := c.unreachable(i, nodePools); rejection != nil {
-			return rejection
+	for part := range c.parts {
+		if !c.isWithin(part, nodePools) {
+			return c.unreachable(part)
 		}
 	}
 	err := c.book.Feasible(c.claimant, c.wantsAfter(nodePools, relief), relief)
@@ -262,20 +196,29 @@ func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
 	}
 }
 
-// unreachable says whether nothing that could serve the part is reachable at a
-// node.
-func (c *Candidates) unreachable(part int, nodePools []int) *Rejection {
-	kept := c.parts[part].kept
-	if len(kept) > 0 {
-		if len(c.homedIn(kept, nodePools)) == 0 {
-			return &Rejection{Reason: ReasonKeptNode, Unresolvable: true, Lacks: LackOwner}
+// check says why no node at all can have the pod, whatever comes free: nil if one may.
+func (c *Candidates) check() error {
+	for part := range c.parts {
+		if !c.isWithin(part, c.state.everywhere.Positions()) {
+			return c.impossible()
 		}
-		return nil
 	}
-	for _, position := range nodePools {
-		if c.serves(part, position) {
-			return nil
-		}
+	return nil
+}
+
+// isWithin says whether something that could serve the part is in the pools at these
+// positions.
+func (c *Candidates) isWithin(part int, positions []int) bool {
+	if kept := c.parts[part].kept; len(kept) > 0 {
+		return len(c.homedIn(kept, positions)) > 0
+	}
+	return slices.ContainsFunc(positions, func(position int) bool { return c.serves(part, position) })
+}
+
+// unreachable says of a part for which nothing is within a node's reach what that means.
+func (c *Candidates) unreachable(part int) *Rejection {
+	if len(c.parts[part].kept) > 0 {
+		return &Rejection{Reason: ReasonKeptNode, Unresolvable: true, Lacks: LackOwner}
 	}
 	return &Rejection{Reason: c.describePart(part, ReasonNode), Unresolvable: true}
 }
@@ -322,31 +265,6 @@ func (c *Candidates) wants(nodePools []int) []allocator.Want {
 	return wants
 }
 
-// wantsAfter is wants after a relief (nil: none): each part may also have what the
-// owner would have by then, if it fits the part. A part of either family counts as
-// such: it would be looked at anew.
-func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Want {
-	wants := c.wants(nodePools)
-	if relief == nil {
-		return wants
-	}
-	for _, addr := range relief.Held {
-		if home, ok := c.state.snapshot.Home(addr); !ok || !slices.Contains(nodePools, home) || !c.admitted(home) {
-			continue
-		}
-		for i := range wants {
-			switch {
-			case !c.asked[i].Fits(addr):
-			case len(wants[i].Held) > 0:
-				wants[i].Held = append(wants[i].Held, addr)
-			default:
-				wants[i].Preferred = append(wants[i].Preferred, addr)
-			}
-		}
-	}
-	return wants
-}
-
 // Room is how many free addresses are within a reach for pods like this one; 0 if
 // the pod must have an address that it has already.
 func (c *Candidates) Room(reach *pools.Reach) int64 {
@@ -366,40 +284,4 @@ func (c *Candidates) mayServe(position int) bool {
 		}
 	}
 	return false
-}
-
-// Relieve adds to a relief what the end of a pod would give to this request. held
-// are the names of FloatingIPs that the pod is said to hold; only those count
-// that record it.
-func (c *Candidates) Relieve(relief *Relief, podUID string, names []string) {
-	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
-		if err != nil {
-			continue
-		}
-		record, ok := c.book.Stored(addr)
-		if !ok || record.PodUID != podUID || record.Reserved || record.Cooling {
-			continue
-		}
-		ours := record.Owner.SameWorkload(c.claimant.Owner)
-		home, homed := c.state.snapshot.Home(addr)
-		if record.Policy != allocator.PodDeleted {
-			// It stays with its owner, which may be this pod's.
-			if ours && record.Owner.UID == c.claimant.Owner.UID {
-				relief.Held = append(relief.Held, addr)
-			}
-			continue
-		}
-		if record.Owner.Namespace == c.request.Namespace {
-			relief.Left = append(relief.Left, addr)
-		}
-		if homed && c.pool(home).Cooldown == 0 {
-			relief.Freed = append(relief.Freed, addr)
-		}
-		if ours && addr.Is4() {
-			relief.Owned4++
-		} else if ours {
-			relief.Owned6++
-		}
-	}
 }

@@ -116,8 +116,11 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 	if request.Claim != "" || lack == LackOwner && request.FixedSet {
 		holder := h.holder(request)
 		if request.Claim != "" {
-			resolved := *request
-			if holder.claim == nil || fromClaim(&resolved, holder.claim) != nil {
+			if holder.claim == nil {
+				return false
+			}
+			resolved, err := request.under(holder.claim)
+			if err != nil {
 				return false
 			}
 			request = &resolved
@@ -176,7 +179,11 @@ func (h *helping) holder(request *Request) *holderNow {
 	switch {
 	case request.Claim != "":
 		claim := h.ipam.watch.Claim(request.Namespace, request.Claim)
-		if claim == nil || fromClaim(&resolved, claim) != nil {
+		if claim == nil {
+			return now
+		}
+		var err error
+		if resolved, err = request.under(claim); err != nil {
 			return now
 		}
 		v4, v6 := book.Owned(key.owner)

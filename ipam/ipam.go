@@ -4,7 +4,6 @@ package ipam
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -55,6 +54,8 @@ type externalAssigner interface {
 type state struct {
 	snapshot *pools.Snapshot
 	view     *allocator.View
+	// everywhere is all pools.
+	everywhere *pools.Reach
 	// capped: some pool has a cap per namespace.
 	capped bool
 }
@@ -137,6 +138,7 @@ func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods
 }
 
 func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record, KnownPods.IsGone) }
+
 func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
 
 // PodEnded takes in that a pod is gone or finished, or lost with its node: pods
@@ -203,7 +205,7 @@ func (i *IPAM) Run(ctx context.Context) {
 	for {
 		snapshot := i.pools.Snapshot()
 		i.state.Store(&state{
-			snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot)),
+			snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot)), everywhere: snapshot.Everywhere(),
 			capped: slices.ContainsFunc(snapshot.Pools(), func(pool *pools.Pool) bool { return pool.MaxPerNamespace > 0 }),
 		})
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
@@ -315,61 +317,4 @@ func namespaceOf(ip *v1alpha1.FloatingIP) string {
 		return ""
 	}
 	return ip.Spec.Owner.Namespace
-}
-
-// Candidates says what can serve a request now. It fails with ErrNotSynced, or
-// with a *ShortageError if nothing can, whatever comes free.
-func (i *IPAM) Candidates(request Request) (*Candidates, error) {
-	state := i.state.Load()
-	if state == nil {
-		return nil, ErrNotSynced
-	}
-	c := &Candidates{request: request, state: state, book: i.book, known: &i.known}
-	if request.Claim != "" {
-		claim := i.watch.Claim(request.Namespace, request.Claim)
-		if err := c.applyClaim(claim); err != nil {
-			return nil, err
-		}
-	}
-	c.claimant = claimantOf(&c.request)
-	if err := i.look(c); err != nil {
-		return nil, err
-	}
-	return c, nil
-}
-
-// look finds what the candidates can be served with.
-func (i *IPAM) look(c *Candidates) error {
-	held := slices.DeleteFunc(i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name), func(record allocator.Record) bool {
-		return !c.request.mayKeep(&record)
-	})
-	c.shareFamily(held)
-	c.asked = c.request.Parts
-	c.assign(held)
-	c.defaultFamily()
-	if err := c.impossible(); err != nil {
-		return err
-	}
-	if c.state.capped {
-		c.shares = i.book.Shares(c.request.Namespace)
-	}
-	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited && i.book.SetHasRoom(c.claimant)
-	return nil
-}
-
-// applyClaim makes the IPClaim that the request names, nil if there is none, the
-// owner.
-func (c *Candidates) applyClaim(claim *v1alpha1.IPClaim) error {
-	r := &c.request
-	if claim == nil || claim.DeletionTimestamp != nil {
-		return &ShortageError{
-			Reasons: []string{fmt.Sprintf("there is no IPClaim %q in namespace %q", r.Claim, r.Namespace)},
-			Remedy:  "create it, or correct the pod's annotation " + v1alpha1.AnnotationClaim,
-			Lacks:   LackOwner,
-		}
-	}
-	if err := fromClaim(r, claim); err != nil {
-		return &ShortageError{Reasons: []string{fmt.Sprintf("IPClaim %q: %v", r.Claim, err)}, Lacks: LackOwner}
-	}
-	return nil
 }

@@ -19,9 +19,6 @@ import (
 // Owner is what an address belongs to.
 type Owner = allocator.Owner
 
-// Relief is what would be different after a preemption.
-type Relief = allocator.Relief
-
 // Request is what a pod says of the addresses that it wants, or in its place the IPClaim
 // that it names, and what follows from other objects. Immutable.
 type Request struct {
@@ -72,21 +69,6 @@ func (r *Request) Holder() Owner {
 	return claimOwner(r.Namespace, r.Claim, "")
 }
 
-func claimOwner(namespace, name, uid string) Owner {
-	return Owner{
-		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "IPClaim",
-		Namespace: namespace, Name: name, UID: uid,
-	}
-}
-
-// fitsPool says whether the part can be served from a pool.
-func fitsPool(p *Part, pool *pools.Pool) bool {
-	if p.Family != "" && p.Family != pool.Family() {
-		return false
-	}
-	return len(p.Ranges) == 0 || pool.Ranges.Overlaps(p.Ranges)
-}
-
 // names says whether the request may use a pool by its name and labels.
 func (r *Request) names(pool *pools.Pool) bool {
 	if len(r.Pools) > 0 && !slices.Contains(r.Pools, pool.Name) {
@@ -98,47 +80,6 @@ func (r *Request) names(pool *pools.Pool) bool {
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
 	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels())
-}
-
-// DefaultFamily is of new addresses that may be of either family: IPv6 where the request
-// may use pools of that family only. What the author did not say must not depend on
-// which pool has more room.
-func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
-	if !r.mayUseFamily(s, v1alpha1.IPv4) && r.mayUseFamily(s, v1alpha1.IPv6) {
-		return v1alpha1.IPv6
-	}
-	return v1alpha1.IPv4
-}
-
-// SharedFamily is of addresses that may be of either family, where pods share those of
-// their owner, which has so many of each: all its pods get the same. Nor must it
-// depend on which address is idle. Empty: the owner has none, or may have no new ones of
-// the family that it has.
-func (r *Request) SharedFamily(s *pools.Snapshot, v4, v6 int) v1alpha1.IPFamily {
-	switch {
-	case v4 > 0 && v6 > 0:
-		return r.DefaultFamily(s)
-	case v4 > 0 && r.mayUseFamily(s, v1alpha1.IPv4):
-		return v1alpha1.IPv4
-	case v6 > 0 && r.mayUseFamily(s, v1alpha1.IPv6):
-		return v1alpha1.IPv6
-	}
-	return ""
-}
-
-func (r *Request) mayUseFamily(s *pools.Snapshot, family v1alpha1.IPFamily) bool {
-	return slices.ContainsFunc(s.Pools(), func(pool *pools.Pool) bool { return pool.Family() == family && r.mayUse(pool) })
-}
-
-// isOfEither says whether a part is.
-func (r *Request) isOfEither() bool {
-	return slices.ContainsFunc(r.Parts, func(part Part) bool { return part.IsOfEither() })
-}
-
-// shares says whether pods share what their owner keeps, so that an address is not for
-// one of them.
-func (r *Request) shares() bool {
-	return r.Claim != "" || r.Policy != v1alpha1.ReleasePodDeleted && r.Owner.PodName == "" && r.Owner.NodeName == ""
 }
 
 // Node is what matters of a node.
@@ -153,3 +94,11 @@ type Node struct {
 
 // ReachOf returns the pools that serve a node.
 func ReachOf(s *pools.Snapshot, node Node) *pools.Reach { return s.Reach(node.Addresses, node.Labels) }
+
+// fitsPool says whether the part can be served from a pool.
+func fitsPool(p *Part, pool *pools.Pool) bool {
+	if p.Family != "" && p.Family != pool.Family() {
+		return false
+	}
+	return len(p.Ranges) == 0 || pool.Ranges.Overlaps(p.Ranges)
+}

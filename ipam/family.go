@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"slices"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// DefaultFamily is of new addresses that may be of either family: IPv6 where the request
+// may use pools of that family only. What the author did not say must not depend on
+// which pool has more room.
+func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
+	if !r.mayUseFamily(s, v1alpha1.IPv4) && r.mayUseFamily(s, v1alpha1.IPv6) {
+		return v1alpha1.IPv6
+	}
+	return v1alpha1.IPv4
+}
+
+// SharedFamily is of addresses that may be of either family, where pods share those of
+// their owner, which has so many of each: all its pods get the same. Nor must it
+// depend on which address is idle. Empty: the owner has none, or may have no new ones of
+// the family that it has.
+func (r *Request) SharedFamily(s *pools.Snapshot, v4, v6 int) v1alpha1.IPFamily {
+	switch {
+	case v4 > 0 && v6 > 0:
+		return r.DefaultFamily(s)
+	case v4 > 0 && r.mayUseFamily(s, v1alpha1.IPv4):
+		return v1alpha1.IPv4
+	case v6 > 0 && r.mayUseFamily(s, v1alpha1.IPv6):
+		return v1alpha1.IPv6
+	}
+	return ""
+}
+
+func (r *Request) mayUseFamily(s *pools.Snapshot, family v1alpha1.IPFamily) bool {
+	return slices.ContainsFunc(s.Pools(), func(pool *pools.Pool) bool { return pool.Family() == family && r.mayUse(pool) })
+}
+
+// isOfEither says whether a part is.
+func (r *Request) isOfEither() bool {
+	return slices.ContainsFunc(r.Parts, func(part Part) bool { return part.IsOfEither() })
+}
+
+// shares says whether pods share what their owner keeps, so that an address is not for
+// one of them.
+func (r *Request) shares() bool {
+	return r.Claim != "" || r.Policy != v1alpha1.ReleasePodDeleted && r.Owner.PodName == "" && r.Owner.NodeName == ""
+}
+
+// shareFamily decides for parts that may be of either family, before they get any of
+// what the owner keeps. A pod that is scheduled again may have its own addresses.
+func (c *Candidates) shareFamily(held []allocator.Record) {
+	isOwn := func(record allocator.Record) bool { return record.PodUID == c.request.UID }
+	if !c.request.shares() || !c.request.isOfEither() || slices.ContainsFunc(held, isOwn) {
+		return
+	}
+	v4, v6 := c.book.Shared(c.claimant.Owner, c.request.mayKeep)
+	if family := c.request.SharedFamily(c.state.snapshot, v4, v6); family != "" {
+		c.choose(family, func(int) bool { return true })
+	}
+}
+
+// defaultFamily decides for parts that still may be of either family and get a new
+// address.
+func (c *Candidates) defaultFamily() {
+	isNew := func(i int) bool { return len(c.parts[i].kept) == 0 }
+	if c.request.isOfEither() {
+		c.choose(c.request.DefaultFamily(c.state.snapshot), isNew)
+	}
+}
+
+// choose gives a family to parts of either.
+func (c *Candidates) choose(family v1alpha1.IPFamily, which func(part int) bool) {
+	parts := slices.Clone(c.request.Parts)
+	for i := range parts {
+		if parts[i].IsOfEither() && which(i) {
+			parts[i].Family = family
+		}
+	}
+	c.request.Parts = parts
+}

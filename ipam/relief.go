@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"slices"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// Relief is what would be different after a preemption.
+type Relief = allocator.Relief
+
+// RejectsAfter is Rejects after a preemption.
+func (c *Candidates) RejectsAfter(reach *pools.Reach, relief *Relief) *Rejection {
+	return c.rejection(reach.Positions(), relief)
+}
+
+// wantsAfter is wants after a relief (nil: none): each part may also have what the
+// owner would have by then, if it fits the part. A part of either family counts as
+// such: it would be looked at anew.
+func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Want {
+	wants := c.wants(nodePools)
+	if relief == nil {
+		return wants
+	}
+	for _, addr := range relief.Held {
+		if home, ok := c.state.snapshot.Home(addr); !ok || !slices.Contains(nodePools, home) || !c.admitted(home) {
+			continue
+		}
+		for i := range wants {
+			switch {
+			case !c.asked[i].Fits(addr):
+			case len(wants[i].Held) > 0:
+				wants[i].Held = append(wants[i].Held, addr)
+			default:
+				wants[i].Preferred = append(wants[i].Preferred, addr)
+			}
+		}
+	}
+	return wants
+}
+
+// Relieve adds to a relief what the end of a pod would give to this request. held
+// are the names of FloatingIPs that the pod is said to hold; only those count
+// that record it.
+func (c *Candidates) Relieve(relief *Relief, podUID string, names []string) {
+	for _, name := range names {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			continue
+		}
+		record, ok := c.book.Stored(addr)
+		if !ok || record.PodUID != podUID || record.Reserved || record.Cooling {
+			continue
+		}
+		ours := record.Owner.SameWorkload(c.claimant.Owner)
+		home, homed := c.state.snapshot.Home(addr)
+		if record.Policy != allocator.PodDeleted {
+			// It stays with its owner, which may be this pod's.
+			if ours && record.Owner.UID == c.claimant.Owner.UID {
+				relief.Held = append(relief.Held, addr)
+			}
+			continue
+		}
+		if record.Owner.Namespace == c.request.Namespace {
+			relief.Left = append(relief.Left, addr)
+		}
+		if homed && c.pool(home).Cooldown == 0 {
+			relief.Freed = append(relief.Freed, addr)
+		}
+		if ours && addr.Is4() {
+			relief.Owned4++
+		} else if ours {
+			relief.Owned6++
+		}
+	}
+}
