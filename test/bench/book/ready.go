@@ -164,7 +164,7 @@ func floatingIP(i int, pool string) *v1alpha1.FloatingIP {
 		Spec: v1alpha1.FloatingIPSpec{
 			Address: r.Addr.String(), Pool: pool, Network: &v1alpha1.Network{Subnet: "10.0.0.0/24", Gateway: "10.0.0.254"},
 			Owner: &v1alpha1.Owner{APIVersion: r.Owner.APIVersion, Kind: r.Owner.Kind, Namespace: r.Owner.Namespace, Name: r.Owner.Name, UID: types.UID(r.Owner.UID), PodName: r.Owner.PodName},
-			Pod:   &v1alpha1.PodReference{Name: r.PodName, UID: types.UID(r.PodUID)}, Node: r.Node,
+			Pod:   &v1alpha1.PodReference{Name: r.PodName, UID: types.UID(r.PodUID)}, Node: fmt.Sprintf("node-%d", i%5000),
 			ReleasePolicy: v1alpha1.ReleaseRetain, Since: &since,
 		},
 	}
