@@ -143,10 +143,10 @@ func (c *Candidates) hasRoom(reach *pools.Reach) bool {
 	return false
 }
 
-// Suit says that all of these reaches can give the pod what it asks for, and that
+// FitAll says that all of these reaches can give the pod what it asks for, and that
 // others, which want so many addresses, would not change that. False: it is not
 // sure.
-func (c *Candidates) Suit(reaches []*pools.Reach, others int) bool {
+func (c *Candidates) FitAll(reaches []*pools.Reach, others int) bool {
 	if !c.plain {
 		return false
 	}
@@ -177,13 +177,13 @@ func allowance(pool *pools.Pool, has allocator.Share) uint64 {
 
 func (c *Candidates) pool(position int) *pools.Pool { return c.state.snapshot.Pools()[position] }
 
-func (c *Candidates) rejection(nodePools []int, relief *Relief) *Rejection {
+func (c *Candidates) rejection(nodePools []int, preemption *Preemption) *Rejection {
 	for part := range c.parts {
 		if !c.isWithin(part, nodePools) {
 			return c.unreachable(part)
 		}
 	}
-	err := c.book.Feasible(c.claimant, c.wantsAfter(nodePools, relief), relief)
+	err := c.book.Feasible(c.claimant, c.wantsAfter(nodePools, preemption), preemption)
 	if err == nil {
 		return nil
 	}

@@ -67,7 +67,7 @@ func TestCapWithoutFilter(t *testing.T) {
 		t.Errorf("there is room for %d, want 2", room)
 	}
 	for others, want := range []bool{true, true, false} {
-		if got := c.Suit([]*pools.Reach{reach}, others); got != want {
+		if got := c.FitAll([]*pools.Reach{reach}, others); got != want {
 			t.Errorf("Suit() with %d others = %v, want %v", others, got, want)
 		}
 	}
@@ -177,20 +177,20 @@ func TestPreemptionAtCap(t *testing.T) {
 		demand        int
 		ok            bool
 	}{{"own", "10.0.70.2", 0, true}, {"own", "10.0.70.2", 1, false}, {"other", "10.0.70.3", 0, false}} {
-		relief := &Relief{OwnDemand: test.demand}
-		c.Relieve(relief, test.victim, []string{test.holds})
-		if rejection := c.RejectsAfter(reach, relief); (rejection == nil) != test.ok {
+		preemption := &Preemption{OwnDemand: test.demand}
+		c.AddVictim(preemption, test.victim, []string{test.holds})
+		if rejection := c.RejectsAfter(reach, preemption); (rejection == nil) != test.ok {
 			t.Errorf("victim %s with a demand of %d: %v, want success %v", test.victim, test.demand, rejection, test.ok)
 		}
 	}
-	retained := Relief{}
+	retained := Preemption{}
 	object := s.IP("10.0.70.2")
 	spec := object.Spec
 	spec.ReleasePolicy = v1alpha1.ReleaseNever
 	if _, err := s.Update(context.Background(), object, spec); err != nil {
 		t.Fatal(err)
 	}
-	c.Relieve(&retained, "own", []string{"10.0.70.2"})
+	c.AddVictim(&retained, "own", []string{"10.0.70.2"})
 	if len(retained.Left) > 0 {
 		t.Errorf("an address that is kept leaves the namespace: %v", retained.Left)
 	}

@@ -50,7 +50,7 @@ func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
 	if change.Everything {
 		return func(*Request, Lack) bool { return true }
 	}
-	h := &helping{ipam: i, change: change, holders: map[holderKey]*holderNow{}, atCap: map[string]bool{}}
+	h := &helping{ipam: i, change: change, holders: map[ownerKey]*holderNow{}, atCap: map[string]bool{}}
 	if state := i.state.Load(); state != nil {
 		h.state = state
 		if position, ok := state.snapshot.Index(change.Pool); ok {
@@ -69,13 +69,13 @@ type helping struct {
 	change  Change
 	state   *state
 	pool    *pools.Pool // of the change; nil: none
-	holders map[holderKey]*holderNow
+	holders map[ownerKey]*holderNow
 	// atCap are the namespaces that may have no more of the pool.
 	atCap map[string]bool
 }
 
-// holderKey is what requests have in common that are looked up once.
-type holderKey struct {
+// ownerKey is what requests have in common that are looked up once.
+type ownerKey struct {
 	owner   Owner
 	maxPods int
 }
@@ -93,7 +93,7 @@ type holderNow struct {
 // owner is for a change of an owner.
 func (h *helping) owner(request *Request, lack Lack) bool {
 	switch {
-	case !request.Holder().SameWorkload(*h.change.Owner):
+	case !request.OwnerKey().SameWorkload(*h.change.Owner):
 		return false
 	case h.change.Addr.IsValid(), h.change.More == 0:
 		return true
@@ -149,7 +149,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 
 // hasIn says whether the request's owner has an address of the pool.
 func (h *helping) hasIn(request *Request) bool {
-	return slices.ContainsFunc(h.ipam.book.RecordsOf(request.Holder()), func(record allocator.Record) bool {
+	return slices.ContainsFunc(h.ipam.book.RecordsOf(request.OwnerKey()), func(record allocator.Record) bool {
 		home, ok := h.state.snapshot.Home(record.Addr)
 		return ok && h.state.snapshot.Pools()[home] == h.pool
 	})
@@ -169,7 +169,7 @@ func (h *helping) isAtCap(namespace string) bool {
 }
 
 func (h *helping) holder(request *Request) *holderNow {
-	key := holderKey{owner: request.Holder(), maxPods: request.MaxPods}
+	key := ownerKey{owner: request.OwnerKey(), maxPods: request.MaxPods}
 	if known := h.holders[key]; known != nil {
 		return known
 	}

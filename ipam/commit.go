@@ -63,7 +63,7 @@ func (i *IPAM) Commit(ctx context.Context, r *Reservation, pods Pods) error {
 	return errors.Join(failed...)
 }
 
-func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, pods Pods) error {
+func (i *IPAM) commit(ctx context.Context, r *Reservation, a *address, pods Pods) error {
 	pool := i.poolNamed(a.Pool)
 	if pool == nil {
 		return fmt.Errorf("commit %s: pool %q is gone: %w", a.Addr, a.Pool, ErrConflict)
@@ -86,7 +86,7 @@ func (i *IPAM) commit(ctx context.Context, r *Reservation, a *reserved, pods Pod
 }
 
 // attach has the external assigner attach the address to the pod's node.
-func (i *IPAM) attach(ctx context.Context, r *Reservation, a *reserved, pool *pools.Pool, revision uint64) error {
+func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *pools.Pool, revision uint64) error {
 	if !pool.ExternalAssigner || r.request.Name == "" {
 		return nil
 	}
@@ -109,7 +109,7 @@ func (i *IPAM) poolNamed(name string) *pools.Pool {
 	return nil
 }
 
-func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
+func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	if a.stored == nil {
 		return i.create(ctx, r, a, spec, pods)
 	}
@@ -133,7 +133,7 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *reserved, spec v1al
 // checkNamespace fails if the pod's namespace may not be the one that the address was
 // kept in: of an address that is found by its owner's name alone, by a scheduler that
 // heard of the pod before it heard that the namespace was made again.
-func checkNamespace(ctx context.Context, r *Reservation, a *reserved, pods Pods) error {
+func checkNamespace(ctx context.Context, r *Reservation, a *address, pods Pods) error {
 	if a.stored.Owner.UID == r.request.Owner.UID || r.request.namespaceUID() == "" {
 		return nil
 	}
@@ -148,7 +148,7 @@ func checkNamespace(ctx context.Context, r *Reservation, a *reserved, pods Pods)
 }
 
 // checkCurrent fails if the pod is not the one to get the address any more.
-func checkCurrent(ctx context.Context, r *Reservation, a *reserved, pods Pods) error {
+func checkCurrent(ctx context.Context, r *Reservation, a *address, pods Pods) error {
 	ok, err := pods.IsCurrent(ctx, r.request.Namespace, r.request.Name, r.request.UID)
 	if err != nil {
 		return fmt.Errorf("ask whether pod %s/%s is still the one to get %s: %w", r.request.Namespace, r.request.Name, a.Addr, err)
@@ -161,7 +161,7 @@ func checkCurrent(ctx context.Context, r *Reservation, a *reserved, pods Pods) e
 
 // checkGone fails if the pod that the address is recorded for may be alive. A pod
 // whose name the next one has is gone for that reason alone.
-func checkGone(ctx context.Context, a *reserved, pods Pods) error {
+func checkGone(ctx context.Context, a *address, pods Pods) error {
 	if a.stored.Owner.PodName != "" {
 		return nil
 	}
@@ -176,7 +176,7 @@ func checkGone(ctx context.Context, a *reserved, pods Pods) error {
 }
 
 // takeOver makes what an earlier attempt wrote, for the same pod, this one's.
-func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
+func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	existing, err := i.store.Get(ctx, a.name())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConflict, err)
@@ -207,8 +207,8 @@ func (i *IPAM) update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alp
 	return ip, err
 }
 
-func (i *IPAM) create(ctx context.Context, r *Reservation, a *reserved, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
-	ip, err := i.store.Claim(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: a.name()}, Spec: spec})
+func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
+	ip, err := i.store.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: a.name()}, Spec: spec})
 	if err == nil {
 		a.created = true
 		return ip, nil
@@ -241,7 +241,7 @@ func (i *IPAM) Abandon(ctx context.Context, r *Reservation, boundWith []string) 
 	return errors.Join(errs...)
 }
 
-func (i *IPAM) abandon(ctx context.Context, a *reserved) error {
+func (i *IPAM) abandon(ctx context.Context, a *address) error {
 	switch {
 	case a.committed == nil || a.committed.Spec.ExternallyAssigned:
 		return nil

@@ -26,8 +26,8 @@ import (
 // ipStore is how FloatingIPs are written. Each call is one request, blocking,
 // safe in parallel.
 type ipStore interface {
-	// Claim fails with store.ErrTaken if the address has an object.
-	Claim(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
+	// Create fails with store.ErrTaken if the address has an object.
+	Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
 	// Update and Delete fail with store.ErrChanged if the object is not as seen.
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error

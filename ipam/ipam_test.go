@@ -133,7 +133,7 @@ func TestAwaitedOwner(t *testing.T) {
 		Address: "10.0.70.7", Pool: "web", ReleasePolicy: v1alpha1.ReleaseRetain, KeepUntil: &until, LastPod: "web-0",
 		Owner: &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "web", UID: v1alpha1.NilUID, PodName: "web-0"},
 	}
-	if _, err := s.Claim(context.Background(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.7"}, Spec: spec}); err != nil {
+	if _, err := s.Create(context.Background(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.7"}, Spec: spec}); err != nil {
 		t.Fatal(err)
 	}
 	for what, change := range map[string]func(*Request){
@@ -234,7 +234,7 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 	}
 	commit(t, next, reservation)
 	wantWrites(t, s, "update 10.0.70.2")
-	abandoned := &Reservation{addrs: []*reserved{{Addr: reservation.addrs[0].Addr, committed: seen(reservation.addrs[0].stored), created: true}}}
+	abandoned := &Reservation{addrs: []*address{{Addr: reservation.addrs[0].Addr, committed: seen(reservation.addrs[0].stored), created: true}}}
 	if err := dead.Abandon(context.Background(), abandoned, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -406,7 +406,7 @@ func TestDeletedAddressRests(t *testing.T) {
 	remove := func(spec v1alpha1.FloatingIPSpec) {
 		t.Helper()
 		spec.Address, spec.Pool = "10.0.70.2", "web"
-		made, err := s.Claim(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: spec})
+		made, err := s.Create(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: spec})
 		if err == nil {
 			err = s.Delete(t.Context(), made)
 		}
@@ -430,7 +430,7 @@ func TestDeletedAddressRests(t *testing.T) {
 	remove(v1alpha1.FloatingIPSpec{LastPod: "web-0", ReleasedAt: &now})
 	free()
 	// Who missed the deletion knows of whoever saw it.
-	made, err := s.Claim(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: v1alpha1.FloatingIPSpec{Address: "10.0.70.2", Pool: "web", Owner: owner, LastPod: "web-0"}})
+	made, err := s.Create(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: v1alpha1.FloatingIPSpec{Address: "10.0.70.2", Pool: "web", Owner: owner, LastPod: "web-0"}})
 	if err != nil {
 		t.Fatal(err)
 	}

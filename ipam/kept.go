@@ -46,7 +46,7 @@ func (c *Candidates) assign(held []allocator.Record) {
 	// addresses than parts, the parts with their own index come first.
 	holder := map[netip.Addr]int{}
 	for i := range options {
-		claimKept(options, i, holder, map[int]bool{})
+		matchKept(options, i, holder, map[int]bool{})
 	}
 	for _, i := range holder {
 		c.parts[i].kept = options[i]
@@ -66,8 +66,8 @@ func distance(record allocator.Record, part int) int {
 	return 1
 }
 
-// claimKept gives part one of its options, moving others (Kuhn's matching).
-func claimKept(options [][]allocator.Record, part int, holder map[netip.Addr]int, seen map[int]bool) bool {
+// matchKept gives part one of its options, moving others (Kuhn's matching).
+func matchKept(options [][]allocator.Record, part int, holder map[netip.Addr]int, seen map[int]bool) bool {
 	if seen[part] {
 		return false
 	}
@@ -79,7 +79,7 @@ func claimKept(options [][]allocator.Record, part int, holder map[netip.Addr]int
 		}
 	}
 	for _, record := range options[part] {
-		if claimKept(options, holder[record.Addr], holder, seen) {
+		if matchKept(options, holder[record.Addr], holder, seen) {
 			holder[record.Addr] = part
 			return true
 		}

@@ -76,7 +76,7 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 
 // specOf is what the API server is told when a pod, or a claim before any pod,
 // gets an address. unused says of what is stored that no pod ran with it.
-func specOf(r *Reservation, a *reserved, pool *pools.Pool, now time.Time, unused func(*allocator.Record) bool) v1alpha1.FloatingIPSpec {
+func specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time, unused func(*allocator.Record) bool) v1alpha1.FloatingIPSpec {
 	since := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
 	owner := r.request.Owner
 	spec := v1alpha1.FloatingIPSpec{

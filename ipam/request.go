@@ -61,8 +61,8 @@ func (r *Request) mayKeep(record *allocator.Record) bool {
 		v1alpha1.IsOfNamespace(types.UID(record.NamespaceUID), record.Created, r.NamespaceMeta)
 }
 
-// Holder is whose the addresses will be; for a claim without its UID.
-func (r *Request) Holder() Owner {
+// OwnerKey is whose the addresses will be; for a claim without its UID.
+func (r *Request) OwnerKey() Owner {
 	if r.Claim == "" {
 		return r.Owner
 	}

@@ -20,12 +20,12 @@ import (
 type Reservation struct {
 	request Request
 	node    Node
-	addrs   []*reserved
+	addrs   []*address
 }
 
-// reserved is one address of a reservation, the one at the same position as the
+// address is one address of a reservation, the one at the same position as the
 // part of the request.
-type reserved struct {
+type address struct {
 	Addr netip.Addr
 	Pool string
 	part int
@@ -37,7 +37,7 @@ type reserved struct {
 	created   bool
 }
 
-func (a *reserved) name() string { return v1alpha1.NameOf(a.Addr) }
+func (a *address) name() string { return v1alpha1.NameOf(a.Addr) }
 
 // Names of the reservation's FloatingIPs in the order of the request, as the annotation of
 // the bound pod has them.
@@ -56,7 +56,7 @@ func (r *Reservation) Addrs() []netip.Addr {
 
 // Kept says whether all addresses were the owner's before.
 func (r *Reservation) Kept() bool {
-	return !slices.ContainsFunc(r.addrs, func(a *reserved) bool { return a.stored == nil })
+	return !slices.ContainsFunc(r.addrs, func(a *address) bool { return a.stored == nil })
 }
 
 // Pools of the addresses, in their order, separated by commas.
@@ -82,7 +82,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 	}
 	r := &Reservation{request: c.request, node: node}
 	for part, t := range taken {
-		r.addrs = append(r.addrs, &reserved{Addr: t.Addr, Pool: t.Pool, part: part, stored: t.Stored})
+		r.addrs = append(r.addrs, &address{Addr: t.Addr, Pool: t.Pool, part: part, stored: t.Stored})
 	}
 	return r, nil
 }
@@ -90,7 +90,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 // Unreserve gives back what Reserve took. It is idempotent, and does nothing to
 // an address that was committed.
 func (i *IPAM) Unreserve(r *Reservation) {
-	owner := r.request.Holder()
+	owner := r.request.OwnerKey()
 	for _, a := range r.addrs {
 		switch {
 		case i.book.Release(a.Addr, r.request.UID):

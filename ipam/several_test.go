@@ -140,9 +140,9 @@ func TestSharedFamily(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		relief := &Relief{}
-		candidates.Relieve(relief, "uid of nobody", []string{six})
-		if candidates.RejectsAfter(everywhere(candidates), relief) == nil {
+		preemption := &Preemption{}
+		candidates.AddVictim(preemption, "uid of nobody", []string{six})
+		if candidates.RejectsAfter(everywhere(candidates), preemption) == nil {
 			t.Error("a pod of IPv4 would preempt one of IPv6")
 		}
 		if why := rejected(t, i, claiming("any", "any")); !strings.Contains(why, `IPClaim "licences" has all 1 addresses`) {
@@ -426,9 +426,9 @@ func TestRelieve(t *testing.T) {
 		}
 		snapshot := candidates.Snapshot()
 		position, _ := snapshot.Index(test.pool)
-		relief := &allocator.Relief{}
-		candidates.Relieve(relief, test.victim, strings.Split(test.hint, ","))
-		rejection := candidates.RejectsAfter(pools.NewReach(position), relief)
+		preemption := &allocator.Preemption{}
+		candidates.AddVictim(preemption, test.victim, strings.Split(test.hint, ","))
+		rejection := candidates.RejectsAfter(pools.NewReach(position), preemption)
 		if (rejection == nil) != test.helps {
 			t.Errorf("the end of %s, said to have %q, helps a pod of pool %s: %v, want %v", test.victim, test.hint, test.pool, rejection == nil, test.helps)
 		}
@@ -494,9 +494,9 @@ func TestRelieveOwner(t *testing.T) {
 			if test.taken == 2 && candidates.Rejects(reach) == nil {
 				t.Error("it needs no preemption")
 			}
-			relief := &Relief{}
-			candidates.Relieve(relief, "uid of web-a", []string{"10.0.70.2"})
-			rejection := candidates.RejectsAfter(reach, relief)
+			preemption := &Preemption{}
+			candidates.AddVictim(preemption, "uid of web-a", []string{"10.0.70.2"})
+			rejection := candidates.RejectsAfter(reach, preemption)
 			if (rejection == nil) != test.helps {
 				t.Errorf("it helps: %v, want %v", rejection == nil, test.helps)
 			}
@@ -538,7 +538,7 @@ func TestSuit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := candidates.Suit(test.reaches, test.others); got != test.want {
+			if got := candidates.FitAll(test.reaches, test.others); got != test.want {
 				t.Errorf("it suits them all: %v, want %v", got, test.want)
 			}
 		})

@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settle is the wait after the last change of a burst.
-const settle = 300 * time.Millisecond
+// quiet is the wait after the last change of a burst.
+const quiet = 300 * time.Millisecond
 
 // watchUplink calls changed after a change of the uplink or of a VLAN link on top of
 // it: the kernel drops routes and proxy entries of a link that goes down or loses its
@@ -33,7 +33,7 @@ func watchUplink(ctx context.Context, uplink func() (string, error), changed fun
 	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed}); err != nil {
 		return fmt.Errorf("watch addresses: %w", err)
 	}
-	timer := time.NewTimer(settle)
+	timer := time.NewTimer(quiet)
 	defer timer.Stop()
 	down := map[int32]bool{}
 	for {
@@ -44,7 +44,7 @@ func watchUplink(ctx context.Context, uplink func() (string, error), changed fun
 			if !ok || !leadsOut(uplink, int(u.Index)) {
 				continue
 			}
-			timer.Reset(settle)
+			timer.Reset(quiet)
 			running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
 			if running && down[u.Index] {
 				back()
@@ -52,7 +52,7 @@ func watchUplink(ctx context.Context, uplink func() (string, error), changed fun
 			down[u.Index] = !running
 		case u, ok := <-addrs:
 			if ok && leadsOut(uplink, u.LinkIndex) {
-				timer.Reset(settle)
+				timer.Reset(quiet)
 			}
 		case <-timer.C:
 			changed(ctx)

@@ -39,8 +39,8 @@ type entry struct {
 	// gone is the UID of the last stored object that was deleted while the address
 	// was promised: its creation may be confirmed after its deletion was seen.
 	gone *string
-	// before and after link the addresses of an owner, or those of a pool that rest.
-	before, after *entry
+	// prev and next link the addresses of an owner, or those of a pool that rest.
+	prev, next *entry
 }
 
 // promise is a reservation: who is being scheduled with the address.

@@ -92,7 +92,7 @@ func (o Owner) SameWorkload(other Owner) bool {
 // stored is a Record as the book keeps it. There may be very many: what many have
 // in common is kept once.
 type stored struct {
-	of                          unique.Handle[family]
+	of                          unique.Handle[ownerGroup]
 	pool                        unique.Handle[string]
 	ownerName, ownerUID         string
 	ownerPod                    string
@@ -105,8 +105,8 @@ type stored struct {
 	reserved, cooling, attached bool
 }
 
-// family is what many owners have in common.
-type family struct{ apiVersion, kind, namespace, nodeName, namespaceUID string }
+// ownerGroup is what many owners have in common.
+type ownerGroup struct{ apiVersion, kind, namespace, nodeName, namespaceUID string }
 
 // store makes a record what is stored of the address.
 func (e *entry) store(record *Record) {
@@ -115,7 +115,7 @@ func (e *entry) store(record *Record) {
 		e.stored = &stored{}
 	}
 	*e.stored = stored{
-		of:        unique.Make(family{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName, record.NamespaceUID}),
+		of:        unique.Make(ownerGroup{owner.APIVersion, owner.Kind, owner.Namespace, owner.NodeName, record.NamespaceUID}),
 		pool:      unique.Make(record.Pool),
 		ownerName: owner.Name, ownerUID: owner.UID, ownerPod: owner.PodName,
 		podName: record.PodName, podUID: record.PodUID, lastPod: record.LastPod,

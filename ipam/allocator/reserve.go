@@ -37,8 +37,8 @@ type Want struct {
 	Ranges []iprange.Range
 }
 
-// Relief is what would be different after a preemption.
-type Relief struct {
+// Preemption is what would be different after a preemption.
+type Preemption struct {
 	// Freed addresses would be free.
 	Freed []netip.Addr
 	// Held addresses would be the owner's to use, for wants that name them.
@@ -130,21 +130,21 @@ func (a *Allocator) giveBack(taken []Taken, podUID string) {
 	}
 }
 
-// Feasible says whether Reserve would succeed now, or after a relief (nil:
+// Feasible says whether Reserve would succeed now, or after a preemption (nil:
 // none): nil or an *UnmetError.
-func (a *Allocator) Feasible(c Claimant, wants []Want, relief *Relief) error {
+func (a *Allocator) Feasible(c Claimant, wants []Want, preemption *Preemption) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, err := a.choose(c, wants, relief)
+	_, err := a.choose(c, wants, preemption)
 	return err
 }
 
 // choose finds an option for each want. It changes nothing.
-func (a *Allocator) choose(c Claimant, wants []Want, relief *Relief) ([]option, error) {
-	if relief == nil {
-		relief = &Relief{}
+func (a *Allocator) choose(c Claimant, wants []Want, preemption *Preemption) ([]option, error) {
+	if preemption == nil {
+		preemption = &Preemption{}
 	}
-	b := &budget{relief: relief, shares: a.shares[c.Owner.Namespace]}
+	b := &budget{preemption: preemption, shares: a.shares[c.Owner.Namespace]}
 	options := make([][]option, len(wants))
 	for i, want := range wants {
 		options[i] = a.options(c, want, len(wants), b)
@@ -156,7 +156,7 @@ func (a *Allocator) choose(c Claimant, wants []Want, relief *Relief) ([]option, 
 	if unmet < len(wants) {
 		return nil, &UnmetError{Want: unmet, Reason: a.shortage(c, wants[unmet])}
 	}
-	return chosen, a.checkLimit(c, chosen, relief)
+	return chosen, a.checkLimit(c, chosen, preemption)
 }
 
 // shortage says why there is no address for a want. That pools are exhausted does not
@@ -171,20 +171,20 @@ func (a *Allocator) shortage(c Claimant, want Want) error {
 	return ErrExhausted
 }
 
-// room is how many free addresses the pool has after a relief.
-func (f *freeSpace) room(relief *Relief) uint64 {
+// room is how many free addresses the pool has after a preemption.
+func (f *freeSpace) room(preemption *Preemption) uint64 {
 	free := f.free()
 	if free == Unlimited {
 		return free
 	}
 	if !f.Disabled {
-		for _, addr := range relief.Freed {
+		for _, addr := range preemption.Freed {
 			if f.Ranges.Contains(addr) {
 				free++
 			}
 		}
 	}
-	return free - min(free, uint64(relief.Demand))
+	return free - min(free, uint64(preemption.Demand))
 }
 
 // options lists how a want can be served, most fitting first. No more than one
@@ -195,7 +195,7 @@ func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []optio
 	owners := func(addrs []netip.Addr) {
 		found := 0
 		for _, addr := range addrs {
-			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.relief.Held, addr) || e.usable(c.Owner, c.PodUID, a.pods)) {
+			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.preemption.Held, addr) || e.usable(c.Owner, c.PodUID, a.pods)) {
 				options = append(options, option{addr: addr})
 				found++
 			}
@@ -224,7 +224,7 @@ func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	chosen := make([]*freeSpace, 0, most)
 	var enough uint64 // free addresses that are no reason to look at a pool
 	// The counts of the view are right, so that most pools need no look.
-	counted := want.View == a.view && len(b.relief.Freed) == 0 && b.relief.Demand == 0
+	counted := want.View == a.view && len(b.preemption.Freed) == 0 && b.preemption.Demand == 0
 	for _, position := range want.Pools {
 		if counted && want.View.Free(position) <= enough {
 			continue
@@ -267,7 +267,7 @@ func (a *Allocator) within(want Want, most int, b *budget) []option {
 		for _, space := range spaces {
 			for _, both := range space.Ranges.Common(r) {
 				for overlap := true; overlap; {
-					addr, ok := a.available(both, b.relief)
+					addr, ok := a.available(both, b.preemption)
 					if !ok {
 						break
 					}
@@ -282,10 +282,10 @@ func (a *Allocator) within(want Want, most int, b *budget) []option {
 	return options
 }
 
-// available returns the first address of a range that is free after a relief.
-func (a *Allocator) available(r iprange.Range, relief *Relief) (netip.Addr, bool) {
+// available returns the first address of a range that is free after a preemption.
+func (a *Allocator) available(r iprange.Range, preemption *Preemption) (netip.Addr, bool) {
 	first, ok := a.index.free(r.First, r.Last)
-	for _, freed := range relief.Freed {
+	for _, freed := range preemption.Freed {
 		if r.Contains(freed) && (!ok || freed.Less(first)) {
 			first, ok = freed, true
 		}
@@ -295,7 +295,7 @@ func (a *Allocator) available(r iprange.Range, relief *Relief) (netip.Addr, bool
 
 // checkLimit fails with ErrLimit if the chosen options would give the owner more
 // addresses than it may have.
-func (a *Allocator) checkLimit(c Claimant, chosen []option, relief *Relief) error {
+func (a *Allocator) checkLimit(c Claimant, chosen []option, preemption *Preemption) error {
 	if c.FixedSet {
 		first := slices.IndexFunc(chosen, func(o option) bool { return o.pool != nil })
 		if first >= 0 && !a.setHasRoom(c) {
@@ -306,7 +306,7 @@ func (a *Allocator) checkLimit(c Claimant, chosen []option, relief *Relief) erro
 		return nil
 	}
 	v4, v6 := a.owned(c.Owner)
-	v4, v6 = v4-relief.Owned4, v6-relief.Owned6
+	v4, v6 = v4-preemption.Owned4, v6-preemption.Owned6
 	for i, o := range chosen {
 		if o.pool == nil {
 			continue

@@ -119,8 +119,8 @@ func TestLimit(t *testing.T) {
 	if _, err := book.Reserve(claimant("y"), []Want{four, four}); !errors.Is(err, ErrLimit) {
 		t.Errorf("three of a family where two may be = %v, want ErrLimit", err)
 	}
-	if err := book.Feasible(claimant("y"), []Want{four, four}, &Relief{Owned4: 1}); err != nil {
-		t.Errorf("Feasible() after a relief of one = %v", err)
+	if err := book.Feasible(claimant("y"), []Want{four, four}, &Preemption{Owned4: 1}); err != nil {
+		t.Errorf("Feasible() after a preemption of one = %v", err)
 	}
 	if _, err := book.Reserve(claimant("y"), []Want{four, six}); err != nil {
 		t.Errorf("two of a family where two may be: %v", err)
@@ -143,24 +143,24 @@ func TestRelief(t *testing.T) {
 	free, either := from(book, "a"), from(book, "a")
 	either.Preferred = addrs("10.0.0.1")
 	for _, test := range []struct {
-		name   string
-		want   Want
-		relief *Relief
-		ok     bool
+		name       string
+		want       Want
+		preemption *Preemption
+		ok         bool
 	}{
 		{"none", either, nil, false},
-		{"the victim's address is freed", free, &Relief{Freed: addrs("10.0.0.1")}, true},
-		{"but a pod with precedence needs it", free, &Relief{Freed: addrs("10.0.0.1"), Demand: 1}, false},
-		{"the victim's address stays with the owner of both", either, &Relief{Held: addrs("10.0.0.1")}, true},
-		{"it is one of those that the pod must have", Want{Held: addrs("10.0.0.1")}, &Relief{Held: addrs("10.0.0.1")}, true},
-		{"the pod cannot have it", free, &Relief{Held: addrs("10.0.0.1")}, false},
+		{"the victim's address is freed", free, &Preemption{Freed: addrs("10.0.0.1")}, true},
+		{"but a pod with precedence needs it", free, &Preemption{Freed: addrs("10.0.0.1"), Demand: 1}, false},
+		{"the victim's address stays with the owner of both", either, &Preemption{Held: addrs("10.0.0.1")}, true},
+		{"it is one of those that the pod must have", Want{Held: addrs("10.0.0.1")}, &Preemption{Held: addrs("10.0.0.1")}, true},
+		{"the pod cannot have it", free, &Preemption{Held: addrs("10.0.0.1")}, false},
 	} {
-		if err := book.Feasible(pod, []Want{test.want}, test.relief); (err == nil) != test.ok {
+		if err := book.Feasible(pod, []Want{test.want}, test.preemption); (err == nil) != test.ok {
 			t.Errorf("%s: Feasible() = %v, want success %v", test.name, err, test.ok)
 		}
 	}
 	exact := []Want{from(book, "a").in(exactly("10.0.0.1"))}
-	if err := book.Feasible(pod, exact, &Relief{Freed: addrs("10.0.0.1")}); err != nil {
+	if err := book.Feasible(pod, exact, &Preemption{Freed: addrs("10.0.0.1")}); err != nil {
 		t.Errorf("the very address that would be freed: %v", err)
 	}
 }

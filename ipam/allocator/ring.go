@@ -11,24 +11,24 @@ type ring struct{ first *entry }
 // push puts an entry at the end.
 func (r *ring) push(e *entry) {
 	if r.first == nil {
-		r.first, e.before, e.after = e, e, e
+		r.first, e.prev, e.next = e, e, e
 		return
 	}
-	e.before, e.after = r.first.before, r.first
-	e.before.after, e.after.before = e, e
+	e.prev, e.next = r.first.prev, r.first
+	e.prev.next, e.next.prev = e, e
 }
 
 // remove takes out an entry that is in the ring.
 func (r *ring) remove(e *entry) {
-	if e.after == e {
+	if e.next == e {
 		r.first = nil
 	} else {
-		e.before.after, e.after.before = e.after, e.before
+		e.prev.next, e.next.prev = e.next, e.prev
 		if r.first == e {
-			r.first = e.after
+			r.first = e.next
 		}
 	}
-	e.before, e.after = nil, nil
+	e.prev, e.next = nil, nil
 }
 
 // all yields the entries from the first on. The ring must not change meanwhile.
@@ -38,7 +38,7 @@ func (r ring) all() iter.Seq[*entry] {
 			if !yield(e) {
 				return
 			}
-			if e = e.after; e == r.first {
+			if e = e.next; e == r.first {
 				return
 			}
 		}

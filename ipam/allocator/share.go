@@ -84,16 +84,16 @@ func (a *Allocator) Share(pool, namespace string) Share {
 	return a.shares[namespace][a.byName[pool]]
 }
 
-// budget is what pools can give to a claimant after a relief.
+// budget is what pools can give to a claimant after a preemption.
 type budget struct {
-	relief *Relief
+	preemption *Preemption
 	// shares of the claimant's namespace.
 	shares map[*freeSpace]Share
 }
 
 // room is how many addresses the pool can give.
 func (b *budget) room(f *freeSpace) uint64 {
-	return min(f.room(b.relief), b.allowance(f))
+	return min(f.room(b.preemption), b.allowance(f))
 }
 
 // allowance is how many addresses more the claimant's namespace may have.
@@ -101,8 +101,8 @@ func (b *budget) allowance(f *freeSpace) uint64 {
 	if f.MaxPerNamespace == 0 {
 		return math.MaxUint64
 	}
-	has := b.shares[f].Total() + uint64(b.relief.OwnDemand)
-	for _, addr := range b.relief.Left {
+	has := b.shares[f].Total() + uint64(b.preemption.OwnDemand)
+	for _, addr := range b.preemption.Left {
 		if f.Ranges.Contains(addr) {
 			has -= min(has, 1)
 		}

@@ -46,17 +46,17 @@ func TestMaxPerNamespace(t *testing.T) {
 		t.Errorf("another namespace: %v", err)
 	}
 	for _, test := range []struct {
-		name   string
-		relief Relief
-		ok     bool
+		name       string
+		preemption Preemption
+		ok         bool
 	}{
-		{"a pod of another namespace ends", Relief{Freed: addrs("10.0.0.3")}, false},
-		{"one of this namespace ends, and its address rests", Relief{Left: addrs("10.0.0.2")}, true},
-		{"but a pod of this namespace has precedence", Relief{Left: addrs("10.0.0.2"), Demand: 1, OwnDemand: 1}, false},
-		{"a pod of another namespace has precedence", Relief{Left: addrs("10.0.0.2"), Demand: 1}, true},
-		{"one of this namespace ends in another pool", Relief{Left: addrs("10.0.1.1")}, false},
+		{"a pod of another namespace ends", Preemption{Freed: addrs("10.0.0.3")}, false},
+		{"one of this namespace ends, and its address rests", Preemption{Left: addrs("10.0.0.2")}, true},
+		{"but a pod of this namespace has precedence", Preemption{Left: addrs("10.0.0.2"), Demand: 1, OwnDemand: 1}, false},
+		{"a pod of another namespace has precedence", Preemption{Left: addrs("10.0.0.2"), Demand: 1}, true},
+		{"one of this namespace ends in another pool", Preemption{Left: addrs("10.0.1.1")}, false},
 	} {
-		if err := book.Feasible(pod("three"), []Want{a}, &test.relief); (err == nil) != test.ok {
+		if err := book.Feasible(pod("three"), []Want{a}, &test.preemption); (err == nil) != test.ok {
 			t.Errorf("%s: Feasible() = %v, want success %v", test.name, err, test.ok)
 		}
 	}

@@ -26,9 +26,9 @@ type situation struct {
 	now time.Time
 	// created is when the object was made.
 	created time.Time
-	// unclaimed: the pod that the address was claimed for runs with others or was
+	// unused: the pod that the address was claimed for runs with others or was
 	// never bound, and no pod ever had it.
-	unclaimed bool
+	unused bool
 	// namespaceGone: nobody can use the address any more, the namespace that it was
 	// recorded for is deleted.
 	namespaceGone bool
@@ -97,7 +97,7 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 		return verdict{}
 	case spec.Owner == nil:
 		return endCooldown(spec, s)
-	case s.unclaimed:
+	case s.unused:
 		return verdict{action: free}
 	case s.namespaceGone:
 		return giveBack(spec, s)

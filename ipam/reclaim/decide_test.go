@@ -221,7 +221,7 @@ func checkDecision(t *testing.T, spec v1alpha1.FloatingIPSpec, s situation, want
 	check("pod gone", spec, s, verdict{action: want})
 
 	with := s
-	with.unclaimed = true
+	with.unused = true
 	check("no pod ever had it", spec, with, verdict{action: free})
 
 	reserved := spec

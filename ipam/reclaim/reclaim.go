@@ -61,7 +61,7 @@ type Config struct {
 // ips writes FloatingIPs. Blocking, safe in parallel.
 type ips interface {
 	// Claim fails with store.ErrTaken if the address has an object.
-	Claim(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
+	Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
 	// Update and Delete fail with store.ErrChanged if the object is not as seen.
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
@@ -258,14 +258,14 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 			case misplaced:
 				return 0, r.correctNode(ctx, ip, pod)
 			}
-			s.unclaimed = isNew(ip)
+			s.unused = isNew(ip)
 		} else if ip.Spec.Pod != nil && isNew(ip) {
 			bound, known := r.deleted.Get(ip.Spec.Pod.UID)
-			s.unclaimed = known && !bound.(bool)
+			s.unused = known && !bound.(bool)
 		} else if ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned && isNew(ip) {
-			s.unclaimed = true // as leaveNode found
+			s.unused = true // as leaveNode found
 		}
-		if outlivesPod(&ip.Spec) && keptFor(&ip.Spec, s.now) == 0 && !s.unclaimed {
+		if outlivesPod(&ip.Spec) && keptFor(&ip.Spec, s.now) == 0 && !s.unused {
 			if s.namespaceGone, err = r.namespaceGone(ctx, ip); err != nil {
 				return 0, err
 			}
@@ -303,7 +303,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		v = decide(&ip.Spec, s)
 	}
 	if ip.Spec.ExternallyAssigned && (v.action != keep || ip.Spec.Pod == nil) {
-		return 0, r.leaveNode(ctx, ip, s.unclaimed, v.action, mayDetach)
+		return 0, r.leaveNode(ctx, ip, s.unused, v.action, mayDetach)
 	}
 	if v.action == keep {
 		return v.again, unknown
@@ -333,13 +333,13 @@ func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
 // leaveNode has the external assigner detach an address before it goes anywhere
 // else. First the record says that no pod has it, and from then on until it says
 // that it is detached the scheduler gives it to none: a Detach on its way must not
-// take it from a pod that came back to the same node meanwhile. One that is unclaimed
+// take it from a pod that came back to the same node meanwhile. One that is unused
 // stays without a last pod, so that it is known as such when it is detached.
-func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unclaimed bool, then action, mayDetach bool) error {
+func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unused bool, then action, mayDetach bool) error {
 	if ip.Spec.Pod != nil {
 		now := storedNow()
 		spec := ip.Spec.DeepCopy()
-		if !unclaimed {
+		if !unused {
 			spec.LastPod = ip.Spec.Pod.Name
 		}
 		spec.Pod, spec.Since = nil, &now
@@ -372,7 +372,7 @@ func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
 // a cache may be older than the address is. If known is false the address has changed
 // meanwhile, and its event brings it back.
 func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) (known bool, err error) {
-	if s.unclaimed || s.namespaceGone || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
+	if s.unused || s.namespaceGone || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
 		return true, nil
 	}
 	if s.at, known = r.rankings.standing(ip); !known {

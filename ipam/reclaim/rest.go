@@ -83,7 +83,7 @@ func (r *Reclaimer) rest(ctx context.Context, name string) error {
 		r.rests.forget(name)
 		return nil
 	}
-	_, err := r.ips.Claim(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since)})
+	_, err := r.ips.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since)})
 	if err != nil && !errors.Is(err, store.ErrTaken) {
 		return err
 	}

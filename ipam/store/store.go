@@ -42,13 +42,13 @@ func New(ips *client.FloatingIPs) *Store {
 
 // Claim creates the object of a free address. It fails with ErrTaken if there is
 // one.
-func (s *Store) Claim(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error) {
+func (s *Store) Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error) {
 	created, err := s.ips.Create(ctx, ip, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return nil, fmt.Errorf("claim %s: %w", ip.Name, ErrTaken)
+		return nil, fmt.Errorf("create FloatingIP %s: %w", ip.Name, ErrTaken)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", ip.Name, err)
+		return nil, fmt.Errorf("create FloatingIP %s: %w", ip.Name, err)
 	}
 	return created, nil
 }

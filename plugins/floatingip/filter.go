@@ -23,8 +23,8 @@ const stateKey = fwk.StateKey(Name)
 // cycleState is what PreFilter found and Reserve took.
 type cycleState struct {
 	*found
-	// relief is what the preemption that is being tried out gives; nil: none is.
-	relief *relief
+	// preemption is what the preemption that is being tried out gives; nil: none is.
+	preemption *preemption
 }
 
 // found is the same for all copies of a state.
@@ -32,8 +32,8 @@ type found struct {
 	candidates *ipam.Candidates
 	// reaches are those of all nodes.
 	reaches []*pools.Reach
-	// suits: every node can have the pod, so Filter is not asked.
-	suits bool
+	// fitsAll: every node can have the pod, so Filter is not asked.
+	fitsAll bool
 	// levels of room within the reaches, for Score.
 	levels map[*pools.Reach]int64
 	// short says what nodes lacked that the pod has met: the bits of ipam.Lack, and
@@ -54,7 +54,7 @@ func (f *found) lacking(lack ipam.Lack) bool {
 
 // Clone copies what a preemption that is tried out changes.
 func (s *cycleState) Clone() fwk.StateData {
-	return &cycleState{found: s.found, relief: s.relief.clone()}
+	return &cycleState{found: s.found, preemption: s.preemption.clone()}
 }
 
 // stateOf returns nil for a pod without a floating IP, whose PreFilter was
@@ -102,11 +102,11 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.waiting.short(pod.UID, lackOf(err))
 		return nil, toStatus(err)
 	}
-	table := pl.nodes.settle(candidates.Snapshot(), nodes)
+	table := pl.nodes.refresh(candidates.Snapshot(), nodes)
 	s := &cycleState{found: &found{candidates: candidates, reaches: table.reaches}}
 	state.Write(stateKey, s)
-	if !table.capped && candidates.Suit(table.reaches, v1alpha1.MaxAddresses*pl.waiting.others()) {
-		s.suits = true
+	if !table.capped && candidates.FitAll(table.reaches, v1alpha1.MaxAddresses*pl.waiting.others()) {
+		s.fitsAll = true
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	if len(candidates.Kept()) == 0 {
@@ -152,10 +152,10 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	}
 	reach := pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node())
 	var rejection *ipam.Rejection
-	if s.relief == nil {
+	if s.preemption == nil {
 		rejection = s.candidates.Rejects(reach)
 	} else {
-		rejection = s.candidates.RejectsAfter(reach, s.relief.sum(s.candidates, pod.Namespace))
+		rejection = s.candidates.RejectsAfter(reach, s.preemption.sum(s.candidates, pod.Namespace))
 	}
 	if rejection == nil {
 		return nil

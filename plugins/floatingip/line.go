@@ -110,7 +110,7 @@ type waiter struct {
 	// seen is what changes there had been when the last attempt began.
 	seen  uint64
 	offer *offer
-	// deadline is when the state is doubted; zero: never.
+	// deadline is when the state ends by itself; zero: never.
 	deadline time.Time
 }
 
@@ -209,7 +209,7 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 	}
 	w.state, w.narrow, w.seen, w.deadline = attempting, false, l.changes, time.Time{}
 	if w.offer != nil {
-		l.doubt(w, now.Add(endsWithin))
+		l.setDeadline(w, now.Add(endsWithin))
 	}
 	delete(l.wake, pod.UID)
 	l.trying = w
@@ -247,7 +247,7 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 func (l *line) narrowed(uid types.UID, now time.Time) {
 	if w := l.pods[uid]; w != nil {
 		w.narrow = true
-		l.doubt(w, now.Add(endsWithin)) // What helps it later must find it elsewhere.
+		l.setDeadline(w, now.Add(endsWithin)) // What helps it later must find it elsewhere.
 	}
 }
 
@@ -415,10 +415,10 @@ func (l *line) take(w *waiter) *offer {
 func (l *line) awaken(w *waiter, now time.Time) {
 	w.state = woken
 	l.wake[w.pod.UID] = w.pod
-	l.doubt(w, now.Add(beginsWithin))
+	l.setDeadline(w, now.Add(beginsWithin))
 }
 
-func (l *line) doubt(w *waiter, deadline time.Time) {
+func (l *line) setDeadline(w *waiter, deadline time.Time) {
 	w.deadline = deadline
 	l.dueBy(deadline)
 }
@@ -429,7 +429,7 @@ func (l *line) dueBy(deadline time.Time) {
 	}
 }
 
-// expire doubts the states whose time has passed, and offers pools whose time has
+// expire ends the states whose time has passed, and offers pools whose time has
 // come.
 func (l *line) expire(now time.Time) {
 	if l.due.IsZero() || now.Before(l.due) {

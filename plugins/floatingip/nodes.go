@@ -61,11 +61,10 @@ func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 	return known.reach
 }
 
-// settle returns a table of these nodes, which it makes anew if the pools or nodes
-// have changed since. It is called by one goroutine at a time. The nodes may be
-// those of a moment before a change that was noted: who finds the table wrong calls
-// doubt.
-func (n *nodes) settle(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTable {
+// refresh returns a table of these nodes, which it makes anew if the pools or nodes
+// have changed since. It is called by one goroutine at a time. The nodes may be older
+// than a change that was noted: a caller that finds the table wrong calls invalidate.
+func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTable {
 	before := n.table.Load()
 	changes, renewals := n.changes.Load(), n.renewals.Load()
 	if before != nil && before.snapshot == snapshot && before.changes == changes && len(before.nodes) == len(infos) && renewals-before.renewals <= mostRenewals {
@@ -100,8 +99,8 @@ func (n *nodes) changed(before, after *v1.Node) {
 	}
 }
 
-// doubt has the table made anew.
-func (n *nodes) doubt() { n.changes.Add(1) }
+// invalidate has the table made anew.
+func (n *nodes) invalidate() { n.changes.Add(1) }
 
 // sameReach says that nothing differs which pools go by.
 func sameReach(a, b *v1.Node) bool {

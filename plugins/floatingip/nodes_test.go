@@ -59,7 +59,7 @@ func TestNodes(t *testing.T) {
 		for _, node := range of {
 			infos = append(infos, nodeInfo{node: node})
 		}
-		return n.settle(snapshot, infos)
+		return n.refresh(snapshot, infos)
 	}
 	expect("before the first pod", both, first, 0)
 	table := settle(both, first, second, inRack("node3", "b"))
@@ -103,7 +103,7 @@ func TestNodesSettle(t *testing.T) {
 		"a node goes":       {func(n *nodes) { n.changed(nil, nil) }, info(first), true, false},
 		"it is seen before": {func(*nodes) {}, info(first, second, inRack("node3", "b")), true, false},
 		"a node caps":       {func(n *nodes) { n.changed(second, capped) }, info(first, capped), true, true},
-		"doubt":             {func(n *nodes) { n.doubt() }, info(first, second), true, false},
+		"doubt":             {func(n *nodes) { n.invalidate() }, info(first, second), true, false},
 		"many heartbeats": {func(n *nodes) {
 			for range mostRenewals + 1 {
 				n.changed(first, first.DeepCopy())
@@ -112,9 +112,9 @@ func TestNodesSettle(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := &nodes{}
-			before := n.settle(snapshot, info(first, second))
+			before := n.refresh(snapshot, info(first, second))
 			test.happens(n)
-			after := n.settle(snapshot, test.after)
+			after := n.refresh(snapshot, test.after)
 			if anew := before != after; anew != test.anew {
 				t.Errorf("the table was made anew: %v, want %v", anew, test.anew)
 			}

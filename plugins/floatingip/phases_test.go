@@ -37,8 +37,8 @@ type result struct {
 	woken []string
 }
 
-// preemption is what a node says after some pods were thought away and others onto it.
-type preemption struct {
+// preempting is what a node says after some pods were thought away and others onto it.
+type preempting struct {
 	node        string
 	remove, add []*v1.Pod
 	want        result
@@ -57,7 +57,7 @@ type want struct {
 	// filter by node; those that are left out succeed.
 	filter map[string]result
 	// after are preemptions that are tried out on copies of the state.
-	after []preemption
+	after []preempting
 	// score by node, normalized; nil: PreScore skips it.
 	score   map[string]int64
 	reserve result
@@ -256,7 +256,7 @@ func (test *phaseCase) attempt(c *cluster, want *want, before func(string), veri
 }
 
 // preempt tries out a preemption on a copy of the state.
-func (c *cluster) preempt(state fwk.CycleState, pod *v1.Pod, p preemption, verify func(string, result, *fwk.Status)) {
+func (c *cluster) preempt(state fwk.CycleState, pod *v1.Pod, p preempting, verify func(string, result, *fwk.Status)) {
 	info, err := c.framework.SnapshotSharedLister().NodeInfos().Get(p.node)
 	if err != nil {
 		c.t.Fatal(err)
@@ -416,7 +416,7 @@ func phaseCases() map[string]phaseCase {
 			world: webOf(ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"))), pod: webPod("web-x"),
 			want: want{
 				filter: map[string]result{"n1": {code: unresolvable, text: `Deployment "web" has all 1 address that it keeps, all with pods that run (the pod gets the first that is given back; annotation berth.dev/spare-addresses`}},
-				after:  []preemption{{node: "n1", remove: []*v1.Pod{webPod("web-v", bound("n1", "10.0.70.2"))}}},
+				after:  []preempting{{node: "n1", remove: []*v1.Pod{webPod("web-v", bound("n1", "10.0.70.2"))}}},
 			},
 		},
 		"a Deployment has all, one with a pod that ends": {
@@ -475,7 +475,7 @@ func phaseCases() map[string]phaseCase {
 		"a namespace has as many as it may": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.9", atMost(1)), ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted"), pod("v", bound("n1", "10.0.70.2"))), pod: pod("a"),
 			want: want{filter: map[string]result{"n1": {code: unschedulable, text: `gives namespace "shop" at most 1 addresses, and it has 1 (1 in use, 0 retained)`}},
-				after: []preemption{{node: "n1", remove: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}}}},
+				after: []preempting{{node: "n1", remove: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}}}},
 		},
 		"a pool that does not admit the namespace": {
 			world: objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod: pod("a"),
@@ -723,7 +723,7 @@ func phaseCases() map[string]phaseCase {
 			world: full("PodDeleted"), pod: pod("a"),
 			want: want{
 				filter: map[string]result{"n1": {code: unschedulable, text: "has no free address"}},
-				after: []preemption{
+				after: []preempting{
 					{node: "n1", remove: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}},
 					{node: "n1", remove: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}, add: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}, want: result{code: unschedulable, text: "has no free address"}},
 					{node: "n1", remove: []*v1.Pod{pod("w", bound("n1", "10.0.70.2"))}, want: result{code: unschedulable, text: "has no free address"}},
@@ -737,7 +737,7 @@ func phaseCases() map[string]phaseCase {
 			world: full("Retain"), pod: pod("a"),
 			want: want{
 				filter: map[string]result{"n1": {code: unschedulable, text: "has no free address"}},
-				after:  []preemption{{node: "n1", remove: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}, want: result{code: unschedulable, text: "has no free address"}}},
+				after:  []preempting{{node: "n1", remove: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}, want: result{code: unschedulable, text: "has no free address"}}},
 			},
 		},
 		"a nominated pod": {
@@ -747,7 +747,7 @@ func phaseCases() map[string]phaseCase {
 				tries(pod("w2", with(v1alpha1.AnnotationPools, "none")))(c)
 			}},
 			want: want{
-				after: []preemption{
+				after: []preempting{
 					{node: "n1", add: []*v1.Pod{pod("b")}, want: result{code: unschedulable, text: "address"}},
 					{node: "n1", add: []*v1.Pod{pod("b", with(v1alpha1.AnnotationFamilies, "none"))}},
 					{node: "n1", add: []*v1.Pod{pod("b", bound("n1", "10.0.70.9"))}},

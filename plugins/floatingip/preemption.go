@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// relief is the pods that are thought away from a node, and those thought onto
+// preemption is the pods that are thought away from a node, and those thought onto
 // it because they were nominated for it. A copy changes independently.
-type relief struct {
+type preemption struct {
 	removed map[types.UID]*v1.Pod
 	// nominated pods have precedence.
 	nominated map[types.UID]nominee
@@ -28,20 +28,20 @@ type nominee struct {
 	namespace string
 }
 
-func (r *relief) clone() *relief {
+func (r *preemption) clone() *preemption {
 	if r == nil {
 		return nil
 	}
-	return &relief{removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
+	return &preemption{removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
 }
 
 // sum is what it comes to for the pod that is being scheduled. The victims'
 // annotations only say where to look.
-func (r *relief) sum(candidates *ipam.Candidates, namespace string) *ipam.Relief {
-	sum := &ipam.Relief{}
+func (r *preemption) sum(candidates *ipam.Candidates, namespace string) *ipam.Preemption {
+	sum := &ipam.Preemption{}
 	for uid, pod := range r.removed {
 		names, _ := podrequest.NamesOf(pod)
-		candidates.Relieve(sum, string(uid), names)
+		candidates.AddVictim(sum, string(uid), names)
 	}
 	for _, nominated := range r.nominated {
 		sum.Demand += nominated.wanted
@@ -62,7 +62,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 	if s == nil || !pl.reader.Asks(&pod.Spec) {
 		return nil
 	}
-	s.change(func(r *relief) {
+	s.change(func(r *preemption) {
 		if _, nominated := r.nominated[pod.UID]; nominated {
 			delete(r.nominated, pod.UID)
 		} else {
@@ -80,7 +80,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 	if s == nil || !pl.reader.Asks(&pod.Spec) {
 		return nil
 	}
-	s.change(func(r *relief) {
+	s.change(func(r *preemption) {
 		if _, removed := r.removed[pod.UID]; removed {
 			delete(r.removed, pod.UID)
 			return
@@ -92,10 +92,10 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 	return nil
 }
 
-// change gives the state a relief of its own, for no other copy to see.
-func (s *cycleState) change(mutate func(*relief)) {
-	if s.relief == nil {
-		s.relief = &relief{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]nominee{}}
+// change gives the state a preemption of its own, for no other copy to see.
+func (s *cycleState) change(mutate func(*preemption)) {
+	if s.preemption == nil {
+		s.preemption = &preemption{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]nominee{}}
 	}
-	mutate(s.relief)
+	mutate(s.preemption)
 }

@@ -22,15 +22,15 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("find node %s: %w", nodeName, err))
 	}
-	if s.suits && withinNode(pl.reader, pod, nodeInfo) != nil {
-		pl.nodes.doubt()
+	if s.fitsAll && withinNode(pl.reader, pod, nodeInfo) != nil {
+		pl.nodes.invalidate()
 		return fwk.AsStatus(fmt.Errorf("node %s began to cap addresses a moment ago", nodeName))
 	}
 	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
 	if err != nil {
 		// What was found of the node, or of all, is no longer true. Another may have
 		// addresses: the pod is tried again.
-		pl.nodes.doubt()
+		pl.nodes.invalidate()
 		return fwk.AsStatus(err)
 	}
 	s.reservation = reservation

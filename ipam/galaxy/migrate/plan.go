@@ -181,7 +181,7 @@ func (p *planner) planIPs() []Item {
 	slices.SortFunc(records, func(a, b recorded) int { return a.addr.Compare(b.addr) })
 	order := map[string]int32{}
 	for _, r := range records {
-		item := p.settle(r.addr, r.record)
+		item := p.planAddress(r.addr, r.record)
 		if item.IP != nil && r.record != nil {
 			item.IP.Spec.Index = p.indexOf(r.addr, item.IP, r.record.Spec.Key, order)
 		}
@@ -209,8 +209,8 @@ func (p *planner) indexOf(addr netip.Addr, ip *v1alpha1.FloatingIP, key string, 
 	return min(order[key]-1, maxIndex)
 }
 
-// settle decides about one address. record is nil if Galaxy has none.
-func (p *planner) settle(addr netip.Addr, record *galaxy.FloatingIP) Item {
+// planAddress decides about one address. record is nil if Galaxy has none.
+func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	item := Item{Kind: kindIP, Name: v1alpha1.NameOf(addr)}
 	ip := p.newIP(addr, record)
 	d := p.decide(addr, record, ip)

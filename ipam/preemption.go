@@ -10,23 +10,23 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Relief is what would be different after a preemption.
-type Relief = allocator.Relief
+// Preemption is what would be different after a preemption.
+type Preemption = allocator.Preemption
 
 // RejectsAfter is Rejects after a preemption.
-func (c *Candidates) RejectsAfter(reach *pools.Reach, relief *Relief) *Rejection {
-	return c.rejection(reach.Positions(), relief)
+func (c *Candidates) RejectsAfter(reach *pools.Reach, preemption *Preemption) *Rejection {
+	return c.rejection(reach.Positions(), preemption)
 }
 
-// wantsAfter is wants after a relief (nil: none): each part may also have what the
+// wantsAfter is wants after a preemption (nil: none): each part may also have what the
 // owner would have by then, if it fits the part. A part of either family counts as
 // such: it would be looked at anew.
-func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Want {
+func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []allocator.Want {
 	wants := c.wants(nodePools)
-	if relief == nil {
+	if preemption == nil {
 		return wants
 	}
-	for _, addr := range relief.Held {
+	for _, addr := range preemption.Held {
 		if home, ok := c.state.snapshot.Home(addr); !ok || !slices.Contains(nodePools, home) || !c.admitted(home) {
 			continue
 		}
@@ -43,10 +43,10 @@ func (c *Candidates) wantsAfter(nodePools []int, relief *Relief) []allocator.Wan
 	return wants
 }
 
-// Relieve adds to a relief what the end of a pod would give to this request. held
+// AddVictim adds to a preemption what the end of a pod would give to this request. held
 // are the names of FloatingIPs that the pod is said to hold; only those count
 // that record it.
-func (c *Candidates) Relieve(relief *Relief, podUID string, names []string) {
+func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []string) {
 	for _, name := range names {
 		addr, err := v1alpha1.AddrOf(name)
 		if err != nil {
@@ -61,20 +61,20 @@ func (c *Candidates) Relieve(relief *Relief, podUID string, names []string) {
 		if record.Policy != allocator.PodDeleted {
 			// It stays with its owner, which may be this pod's.
 			if ours && record.Owner.UID == c.claimant.Owner.UID {
-				relief.Held = append(relief.Held, addr)
+				preemption.Held = append(preemption.Held, addr)
 			}
 			continue
 		}
 		if record.Owner.Namespace == c.request.Namespace {
-			relief.Left = append(relief.Left, addr)
+			preemption.Left = append(preemption.Left, addr)
 		}
 		if homed && c.pool(home).Cooldown == 0 {
-			relief.Freed = append(relief.Freed, addr)
+			preemption.Freed = append(preemption.Freed, addr)
 		}
 		if ours && addr.Is4() {
-			relief.Owned4++
+			preemption.Owned4++
 		} else if ours {
-			relief.Owned6++
+			preemption.Owned6++
 		}
 	}
 }
