@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/state"
 )
 
 // keyedLocks has one lock for each key. Unlike a mutex's, its wait ends with the
@@ -86,4 +87,28 @@ func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(),
 		held = append(held, u)
 	}
 	return unlock, nil
+}
+
+// withRecord calls do with the record of key, as the store has it once its container
+// and its addresses are locked. Without a record it does nothing.
+func (a *Agent) withRecord(ctx context.Context, key state.Key, do func(*state.Attachment) error) error {
+	unlock, err := a.lockContainer(ctx, key.ContainerID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	record, err := a.Store.Get(key)
+	if err != nil || record == nil {
+		return err
+	}
+	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return err
+	}
+	defer unlockAddresses()
+	// Another container's ADD may have withdrawn it meanwhile.
+	if record, err = a.Store.Get(key); err != nil || record == nil {
+		return err
+	}
+	return do(record)
 }

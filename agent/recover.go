@@ -41,35 +41,23 @@ func (a *Agent) Recover(ctx context.Context) error {
 }
 
 func (a *Agent) recoverOne(ctx context.Context, key state.Key) error {
-	unlock, err := a.lockContainer(ctx, key.ContainerID)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	record, err := a.Store.Get(key)
-	if err != nil || record == nil {
-		return err
-	}
-	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return err
-	}
-	defer unlockAddresses()
-	switch record.Phase {
-	case state.Adding, state.Deleting:
-		return a.undo(ctx, record)
-	case state.Added:
-		gone, err := netnsGone(record.NetNS)
-		if err != nil || !gone {
-			return err
+	return a.withRecord(ctx, key, func(record *state.Attachment) error {
+		switch record.Phase {
+		case state.Adding, state.Deleting:
+			return a.undo(ctx, record)
+		case state.Added:
+			gone, err := netnsGone(record.NetNS)
+			if err != nil || !gone {
+				return err
+			}
+			// The node was restarted, and sandboxes do not survive that.
+			return a.undo(ctx, record)
+		case state.Withdrawn:
+			// A crash may have come between the kernel and the record.
+			return a.Kernel.Withdraw(record)
 		}
-		// The node was restarted, and sandboxes do not survive that.
-		return a.undo(ctx, record)
-	case state.Withdrawn:
-		// A crash may have come between the kernel and the record.
-		return a.Kernel.Withdraw(record)
-	}
-	return nil
+		return nil
+	})
 }
 
 // netnsGone returns true where the path of a container's network namespace is empty

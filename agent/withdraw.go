@@ -40,29 +40,16 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 // reason. why runs under the locks, because another call may have just changed the
 // record.
 func (a *Agent) withdrawIf(ctx context.Context, key state.Key, why func(*state.Attachment) (string, error)) error {
-	unlock, err := a.lockContainer(ctx, key.ContainerID)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	record, err := a.Store.Get(key)
-	if err != nil || record == nil {
-		return err
-	}
-	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return err
-	}
-	defer unlockAddresses()
-	// Another container's ADD may have withdrawn it meanwhile.
-	if record, err = a.Store.Get(key); err != nil || record == nil || record.Phase != state.Added {
-		return err
-	}
-	reason, err := why(record)
-	if err != nil || reason == "" {
-		return err
-	}
-	return a.withdraw(ctx, record, reason)
+	return a.withRecord(ctx, key, func(record *state.Attachment) error {
+		if record.Phase != state.Added {
+			return nil
+		}
+		reason, err := why(record)
+		if err != nil || reason == "" {
+			return err
+		}
+		return a.withdraw(ctx, record, reason)
+	})
 }
 
 // withdraw stops the node from answering for the record's addresses, and then
