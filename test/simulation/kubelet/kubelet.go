@@ -286,7 +286,11 @@ func (k *Kubelets) wire(pod *v1.Pod) bool {
 	var wired []string
 	for _, name := range names {
 		ip, err := k.Berth.FloatingIPs.Get(k.ctx, name, metav1.GetOptions{})
-		if err != nil || ip.Spec.Pod == nil || ip.Spec.Pod.UID != pod.UID || ip.Spec.Node != pod.Spec.NodeName {
+		holds := err == nil && ip.Spec.Pod != nil && ip.Spec.Pod.UID == pod.UID
+		if holds && ip.Spec.Node != pod.Spec.NodeName {
+			return false // Of two schedulers one lost; the controller corrects the node.
+		}
+		if !holds {
 			if !k.Strict {
 				return false
 			}
