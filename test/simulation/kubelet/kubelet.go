@@ -229,8 +229,8 @@ func (k *Kubelets) work() {
 func (k *Kubelets) sync(key string) bool {
 	namespace, name, _ := strings.Cut(key, "/")
 	pod, err := k.Pods.Pods(namespace).Get(name)
-	if err != nil || k.IsLost(pod.Spec.NodeName) {
-		return true
+	if err != nil || pod.Spec.NodeName == "" || k.IsLost(pod.Spec.NodeName) {
+		return true // Without a node it has the name of the pod that was queued.
 	}
 	switch {
 	case pod.DeletionTimestamp != nil: // also of one that finished in between
