@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Candidates is what can serve a request at one moment: addresses its owner
+// Candidates is what can serve a request at one moment: addresses that its owner
 // already has, and the pools it may use. Safe for concurrent use.
 type Candidates struct {
 	request  Request
@@ -22,31 +22,31 @@ type Candidates struct {
 	state    *state
 	book     *allocator.Allocator
 	parts    []candidate
-	// asked are the parts before those of either family that get a new address were
-	// given one.
+	// asked are the request's parts before defaultFamily chose families.
 	asked []Part
 	known *atomic.Pointer[KnownPods]
-	// plain: one free address of any pool, which needs no look into the book.
+	// plain: the pod wants one free address of any pool, so free counts are enough to
+	// answer.
 	plain bool
 	// shares are what the pod's namespace has of pools with a cap.
 	shares map[string]allocator.Share
-	// answers remembers whether the pools within a reach can serve.
-	answers sync.Map // *pools.Reach → *Rejection, nil if they can
+	// answers caches rejections: *pools.Reach → *Rejection, nil if the reach can serve.
+	answers sync.Map
 }
 
 // candidate is what can serve one part.
 type candidate struct {
-	// kept are addresses of which the part must have one: the owner retained
-	// them, or the pod was bound with them. None: it gets a free one.
+	// kept are addresses that the owner had before this attempt; the part must have one
+	// of them. Empty: the part gets a free one.
 	kept []allocator.Record
-	// stale are addresses that earlier attempts to schedule the pod claimed, in
-	// this process or in another scheduler. The pod need not run with them.
+	// stale are addresses that earlier attempts to schedule the pod took, in
+	// this process or in another scheduler. The pod may run with another address.
 	stale []allocator.Record
 }
 
 // Rejection says why a node cannot have the pod.
 type Rejection struct {
-	// Reason for a person; the same for nodes with the same pools.
+	// Reason is a text for the user. Nodes with the same pools have the same.
 	Reason string
 	// Unresolvable: not even preemption would help.
 	Unresolvable bool
@@ -54,14 +54,14 @@ type Rejection struct {
 	Lacks Lack
 }
 
-// Reasons of rejections that do not depend on what is free.
+// Reasons of rejections that do not depend on free addresses.
 const (
 	ReasonNode     = "node(s) in no IPPool that the pod may use"
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
 )
 
-// Candidates says what can serve a request now. It fails with ErrNotSynced, or
-// with a *ShortageError if nothing can, whatever comes free.
+// Candidates returns what can serve a request now. It fails with ErrNotSynced, or
+// with a *ShortageError if nothing can, whatever comes free. It does not block.
 func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	state := i.state.Load()
 	if state == nil {
@@ -80,7 +80,7 @@ func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	return c, nil
 }
 
-// claimantOf is who asks the book for addresses.
+// claimantOf returns the claimant of a request, in the book's terms.
 func claimantOf(r *Request) allocator.Claimant {
 	c := allocator.Claimant{Owner: r.Owner, PodUID: r.UID}
 	switch {
@@ -92,7 +92,7 @@ func claimantOf(r *Request) allocator.Claimant {
 	return c
 }
 
-// look finds what the candidates can be served with.
+// look fills in the candidates from the book and the pools.
 func (i *IPAM) look(c *Candidates) error {
 	held := slices.DeleteFunc(i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name), func(record allocator.Record) bool {
 		return !c.request.mayKeep(&record)
@@ -111,17 +111,17 @@ func (i *IPAM) look(c *Candidates) error {
 	return nil
 }
 
-// terminating says whether the pod that a record names is being deleted.
+// terminating says whether the record's pod is known to be being deleted.
 func (c *Candidates) terminating(record *allocator.Record) bool {
 	return c.known != nil && recordedPods{c.known}.ask(record, KnownPods.IsTerminating)
 }
 
-// Snapshot is what positions of pools refer to.
+// Snapshot returns the pools to which positions refer.
 func (c *Candidates) Snapshot() *pools.Snapshot { return c.state.snapshot }
 
-// Rejects says why a node with this reach cannot have the pod, nil if it can. It
-// is quick for a pod that wants one address of any pool, and remembers its answers
-// for the others.
+// Rejects says why a node with this reach cannot have the pod, nil if it can. It is
+// fast for a pod that wants one address of any pool; for other pods it caches its
+// answers.
 func (c *Candidates) Rejects(reach *pools.Reach) *Rejection {
 	if c.plain && c.hasRoom(reach) {
 		return nil
@@ -143,9 +143,8 @@ func (c *Candidates) hasRoom(reach *pools.Reach) bool {
 	return false
 }
 
-// FitAll says that all of these reaches can give the pod what it asks for, and that
-// others, which want so many addresses, would not change that. False: it is not
-// sure.
+// FitAll says whether all of these reaches can serve the pod, even after others took
+// that many addresses. False also means that it is not known.
 func (c *Candidates) FitAll(reaches []*pools.Reach, others int) bool {
 	if !c.plain {
 		return false
@@ -158,7 +157,7 @@ func (c *Candidates) FitAll(reaches []*pools.Reach, others int) bool {
 	return true
 }
 
-// free is how many addresses a pool can give to pods of the namespace.
+// free returns how many addresses a pool can give to pods of the namespace.
 func (c *Candidates) free(position int) uint64 {
 	free := c.state.view.Free(position)
 	if free == 0 || !c.state.capped {
@@ -167,7 +166,7 @@ func (c *Candidates) free(position int) uint64 {
 	return min(free, allowance(c.pool(position), c.shares[c.pool(position).Name]))
 }
 
-// allowance is how many addresses more a namespace may have of a pool.
+// allowance returns how many more addresses a namespace may have of a pool.
 func allowance(pool *pools.Pool, has allocator.Share) uint64 {
 	if pool.MaxPerNamespace == 0 {
 		return math.MaxUint64
@@ -190,13 +189,13 @@ func (c *Candidates) rejection(nodePools []int, preemption *Preemption) *Rejecti
 	return &Rejection{
 		Reason: "node(s) without an address for the pod: " + c.explain(err, nodePools),
 		Lacks:  lackOf(err),
-		// A pod of the set is not to be preempted for another one: the workload's own
-		// controller says when it may go.
+		// Preemption must not end one pod of the workload for another: that is up to
+		// the workload's controller.
 		Unresolvable: errors.Is(err, allocator.ErrSetInUse),
 	}
 }
 
-// check says why no node at all can have the pod, whatever comes free: nil if one may.
+// check says why no node can have the pod, whatever comes free; nil if one may.
 func (c *Candidates) check() error {
 	for part := range c.parts {
 		if !c.isWithin(part, c.state.everywhere.Positions()) {
@@ -206,8 +205,8 @@ func (c *Candidates) check() error {
 	return nil
 }
 
-// isWithin says whether something that could serve the part is in the pools at these
-// positions.
+// isWithin says whether a pool at these positions has a kept address of the part, or
+// may give it a free one.
 func (c *Candidates) isWithin(part int, positions []int) bool {
 	if kept := c.parts[part].kept; len(kept) > 0 {
 		return len(c.homedIn(kept, positions)) > 0
@@ -215,7 +214,7 @@ func (c *Candidates) isWithin(part int, positions []int) bool {
 	return slices.ContainsFunc(positions, func(position int) bool { return c.serves(part, position) })
 }
 
-// unreachable says of a part for which nothing is within a node's reach what that means.
+// unreachable returns the rejection of a node whose pools cannot serve a part.
 func (c *Candidates) unreachable(part int) *Rejection {
 	if len(c.parts[part].kept) > 0 {
 		return &Rejection{Reason: ReasonKeptNode, Unresolvable: true, Lacks: LackOwner}
@@ -229,8 +228,8 @@ func (c *Candidates) serves(part, position int) bool {
 	return c.request.mayUse(pool) && fitsPool(&c.request.Parts[part], pool)
 }
 
-// homedIn returns the addresses that lie in the pools at these positions, of those
-// that admit the namespace.
+// homedIn returns the addresses in the pools at these positions that admit the
+// namespace.
 func (c *Candidates) homedIn(records []allocator.Record, nodePools []int) []netip.Addr {
 	var addrs []netip.Addr
 	for _, record := range records {
@@ -245,7 +244,7 @@ func (c *Candidates) admitted(position int) bool {
 	return c.pool(position).AdmitsNamespace(c.request.NamespaceLabels())
 }
 
-// wants is what the book is asked for on a node with these pools.
+// wants returns the wants for the book on a node with these pools.
 func (c *Candidates) wants(nodePools []int) []allocator.Want {
 	wants := make([]allocator.Want, len(c.parts))
 	for i, part := range c.parts {
@@ -265,8 +264,8 @@ func (c *Candidates) wants(nodePools []int) []allocator.Want {
 	return wants
 }
 
-// Room is how many free addresses are within a reach for pods like this one; 0 if
-// the pod must have an address that it has already.
+// Room returns how many free addresses a reach has for pods like this one; 0 if
+// the pod must have addresses that its owner has already.
 func (c *Candidates) Room(reach *pools.Reach) int64 {
 	var room uint64
 	for _, position := range reach.Positions() {

@@ -36,7 +36,7 @@ func TestNamespaceAtCap(t *testing.T) {
 	s.Retain("10.0.70.2")
 	commit(t, i, reserve(t, i, request("web-1", "b", v1alpha1.ReleaseRetain)))
 
-	const text = `pool "web" (10.0.70.2-10.0.70.9) gives namespace "shop" at most 2 addresses, and it has 2 (1 in use, 1 retained) (kubectl get floatingips --field-selector spec.owner.namespace=shop lists them: give up what is no longer needed, or have spec.maxPerNamespace of IPPool "web" raised)`
+	const text = `pool "web" (10.0.70.2-10.0.70.9) gives namespace "shop" at most 2 addresses, and it has 2 (1 in use, 1 retained) (kubectl get floatingips --field-selector spec.owner.namespace=shop lists them: give up addresses that are no longer needed, or have an administrator raise spec.maxPerNamespace of IPPool "web")`
 	third := request("web-2", "c", "")
 	if why := rejected(t, i, third); !strings.Contains(why, text) {
 		t.Errorf("a third pod is rejected because %q, want %q", why, text)

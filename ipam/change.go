@@ -11,9 +11,9 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Change is news that may help those who wait. It is one of
+// Change is a change that may help waiting pods. It is one of
 //
-//	Pool, Addr         Addr of Pool came free, for anybody
+//	Pool, Addr         Addr of Pool came free, for any owner
 //	Pool               Pool serves more nodes than before
 //	Pool, Namespace,   Namespace may have More addresses of Pool than before, which
 //	  More             has a cap
@@ -31,26 +31,26 @@ type Change struct {
 	Everything bool
 }
 
-// Lack is what a pod needs that found no address. A set; empty where nothing that
-// comes free would help, but other pools or nodes.
+// Lack is what a pod that found no address needs, as a set of bits. Empty: only other
+// pools or nodes would help, not an address that comes free.
 type Lack uint8
 
 const (
 	// LackAddress is a free address of a pool.
 	LackAddress Lack = 1 << iota
-	// LackOwner is something that its owner may come to have: more addresses than it
-	// may have now, or one back that is with another of its pods.
+	// LackOwner is an address of its owner: the owner must be allowed more addresses, or
+	// another of its pods must give one back.
 	LackOwner
 )
 
-// Helps returns whether a change may be what a request waits for that lacked lack,
-// as things are now: it is to be asked at once, for as many requests as there are,
-// and not kept. Neither blocks.
+// Helps returns a function that says whether a change may help a request with this
+// lack now. The caller must use the function at once, for any number of requests, and
+// not keep it; it is not safe for concurrent use. Neither blocks.
 func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
 	if change.Everything {
 		return func(*Request, Lack) bool { return true }
 	}
-	h := &helping{ipam: i, change: change, holders: map[ownerKey]*holderNow{}, atCap: map[string]bool{}}
+	h := &helping{ipam: i, change: change, owners: map[ownerKey]*ownerState{}, atCap: map[string]bool{}}
 	if state := i.state.Load(); state != nil {
 		h.state = state
 		if position, ok := state.snapshot.Index(change.Pool); ok {
@@ -63,34 +63,34 @@ func (i *IPAM) Helps(change Change) func(request *Request, lack Lack) bool {
 	return h.anybody
 }
 
-// helping is what one change helps. Not safe for concurrent use.
+// helping tells which requests one change may help. Not safe for concurrent use.
 type helping struct {
-	ipam    *IPAM
-	change  Change
-	state   *state
-	pool    *pools.Pool // of the change; nil: none
-	holders map[ownerKey]*holderNow
-	// atCap are the namespaces that may have no more of the pool.
+	ipam   *IPAM
+	change Change
+	state  *state
+	pool   *pools.Pool // of the change; nil: none
+	owners map[ownerKey]*ownerState
+	// atCap says for known namespaces whether they may have no more of the pool.
 	atCap map[string]bool
 }
 
-// ownerKey is what requests have in common that are looked up once.
+// ownerKey groups requests of the same owner, to look up its state once.
 type ownerKey struct {
 	owner   Owner
 	maxPods int
 }
 
-// holderNow is how whoever has the addresses of a request stands.
-type holderNow struct {
-	// claim is nil unless the request names one that is there and valid.
+// ownerState is what the owner of a request may have now.
+type ownerState struct {
+	// claim is nil unless the request names one that exists and is valid.
 	claim *v1alpha1.IPClaim
-	// atLimit are the families of which it may have no more.
+	// atLimit are the families of which the owner may have no more.
 	atLimit map[v1alpha1.IPFamily]bool
-	// hasFree says that a pool which it may use has a free address.
+	// hasFree: a pool that the owner may use has a free address.
 	hasFree bool
 }
 
-// owner is for a change of an owner.
+// owner says whether a change of an owner may help a request.
 func (h *helping) owner(request *Request, lack Lack) bool {
 	switch {
 	case !request.OwnerKey().SameWorkload(*h.change.Owner):
@@ -98,41 +98,41 @@ func (h *helping) owner(request *Request, lack Lack) bool {
 	case h.change.Addr.IsValid(), h.change.More == 0:
 		return true
 	}
-	// What it may have more must come from a pool. If none has an address, the one that
-	// comes free helps.
-	return lack&LackOwner != 0 && (!request.limited() || h.holder(request).hasFree)
+	// The owner may have more, but the address must come from a pool. If no pool has
+	// one, a later change that frees an address helps instead.
+	return lack&LackOwner != 0 && (!request.limited() || h.stateOf(request).hasFree)
 }
 
-// limited says that what the owner may have is known: if it may have more, a free
-// address helps that did not before.
+// limited says whether the owner has a known limit of addresses: below the limit, a
+// free address can help.
 func (r *Request) limited() bool { return r.Claim != "" || r.FixedSet }
 
-// anybody is for a change of a pool. A namespace that may have more of a pool
-// without a free address is helped by the next that comes free.
+// anybody says whether a change of a pool may help a request. If a namespace may have
+// more of a pool that has no free address, only the next freed address helps.
 func (h *helping) anybody(request *Request, lack Lack) bool {
 	if h.pool == nil {
 		return false
 	}
 	if request.Claim != "" || lack == LackOwner && request.FixedSet {
-		holder := h.holder(request)
+		owner := h.stateOf(request)
 		if request.Claim != "" {
-			if holder.claim == nil {
+			if owner.claim == nil {
 				return false
 			}
-			resolved, err := request.under(holder.claim)
+			resolved, err := request.under(owner.claim)
 			if err != nil {
 				return false
 			}
 			request = &resolved
 		}
-		if lack == LackOwner && !holder.atLimit[h.pool.Family()] {
+		if lack == LackOwner && !owner.atLimit[h.pool.Family()] {
 			lack = LackAddress
 		}
 	}
 	serves := h.change.Namespace == "" && !h.change.Addr.IsValid()
 	switch {
 	case serves && lack&LackOwner != 0 && h.hasIn(request):
-		// What it has there was not reachable.
+		// Its addresses in the pool were out of reach.
 		return true
 	case lack == LackOwner && !serves, !request.mayUse(h.pool), h.isAtCap(request.Namespace):
 		return false
@@ -155,7 +155,7 @@ func (h *helping) hasIn(request *Request) bool {
 	})
 }
 
-// isAtCap says whether the pool gives a namespace no more.
+// isAtCap says whether the pool gives a namespace no more addresses.
 func (h *helping) isAtCap(namespace string) bool {
 	if h.pool.MaxPerNamespace == 0 {
 		return false
@@ -168,13 +168,13 @@ func (h *helping) isAtCap(namespace string) bool {
 	return known
 }
 
-func (h *helping) holder(request *Request) *holderNow {
+func (h *helping) stateOf(request *Request) *ownerState {
 	key := ownerKey{owner: request.OwnerKey(), maxPods: request.MaxPods}
-	if known := h.holders[key]; known != nil {
+	if known := h.owners[key]; known != nil {
 		return known
 	}
-	now := &holderNow{atLimit: map[v1alpha1.IPFamily]bool{}}
-	h.holders[key] = now
+	now := &ownerState{atLimit: map[v1alpha1.IPFamily]bool{}}
+	h.owners[key] = now
 	book, resolved := h.ipam.book, *request
 	switch {
 	case request.Claim != "":
@@ -204,11 +204,12 @@ func (h *helping) holder(request *Request) *holderNow {
 	return now
 }
 
-// IsIdle says whether a pod could be given the address: it is free in its pool, or
-// its owner retains it. It does not block.
+// IsIdle says whether a pod could take the address: it is free in its pool, or its
+// owner may use it for its next pod. It does not block.
 func (i *IPAM) IsIdle(addr netip.Addr) bool { return i.book.IsIdle(addr) }
 
-// Gained returns the pools that serve a node as it is now and did not before.
+// Gained returns the names of the pools that serve a node after a change and did not
+// before. It does not block.
 func (i *IPAM) Gained(before, after Node) (names []string) {
 	state := i.state.Load()
 	if state == nil {

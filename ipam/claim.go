@@ -21,8 +21,8 @@ func claimOwner(namespace, name, uid string) Owner {
 	}
 }
 
-// claimed is the request as the IPClaim that it names serves it. It fails with a
-// *ShortageError.
+// claimed returns the request with the terms of the IPClaim that it names. It fails
+// with a *ShortageError if there is no such claim or it is invalid.
 func (i *IPAM) claimed(request Request) (Request, error) {
 	claim := i.watch.Claim(request.Namespace, request.Claim)
 	if claim == nil || claim.DeletionTimestamp != nil {
@@ -39,8 +39,8 @@ func (i *IPAM) claimed(request Request) (Request, error) {
 	return request, nil
 }
 
-// under is the request with what a claim says in place of the pod. The error is for the
-// claim's author.
+// under returns the request with the terms of a claim in place of the pod's. The error
+// is for the claim's author.
 func (r Request) under(claim *v1alpha1.IPClaim) (Request, error) {
 	spec := &claim.Spec
 	r.Owner = claimOwner(claim.Namespace, claim.Name, string(claim.UID))
@@ -77,7 +77,7 @@ func (r Request) under(claim *v1alpha1.IPClaim) (Request, error) {
 	parts := make([]Part, len(r.Parts))
 	for i, part := range r.Parts {
 		if len(part.Ranges) > 0 {
-			return r, errors.New("it says the addresses in spec.ranges, and so does the pod in its annotation " + v1alpha1.AnnotationAddresses)
+			return r, errors.New("spec.ranges limits the addresses, but the pod also has annotation " + v1alpha1.AnnotationAddresses)
 		}
 		parts[i] = Part{Family: part.Family, Ranges: ranges}
 	}
@@ -85,8 +85,8 @@ func (r Request) under(claim *v1alpha1.IPClaim) (Request, error) {
 	return r, nil
 }
 
-// RequestOf is what a claim asks for before any pod does: one address of a family. The
-// caller fills in what follows from the namespace. The error is for the claim's author.
+// RequestOf returns the request of a claim for itself, before any pod asks: one address
+// of a family. The caller sets NamespaceMeta. The error is for the claim's author.
 func RequestOf(claim *v1alpha1.IPClaim, family v1alpha1.IPFamily) (Request, error) {
 	r := Request{Request: podrequest.Request{Namespace: claim.Namespace, Claim: claim.Name, Parts: []Part{{Family: family}}}}
 	return r.under(claim)

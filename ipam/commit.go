@@ -21,35 +21,35 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// Pods answers from the API server itself, not from a cache. Blocking, safe in
-// parallel.
+// Pods answers from the API server, not from a cache. Its methods block and are safe
+// for concurrent use.
 type Pods interface {
-	// IsCurrent says whether the pod of this namespace, name and UID is there, not
-	// yet bound.
+	// IsCurrent says whether the pod with this namespace, name and UID exists and is
+	// not yet bound.
 	IsCurrent(ctx context.Context, namespace, name, uid string) (bool, error)
-	// IsGone says whether it does not exist, or is finished.
+	// IsGone says whether the pod does not exist or is finished.
 	IsGone(ctx context.Context, namespace, name, uid string) (bool, error)
-	// IsNamespace says whether there is a namespace of this name and UID.
+	// IsNamespace says whether a namespace with this name and UID exists.
 	IsNamespace(ctx context.Context, name, uid string) (bool, error)
 }
 
 // Commit makes a reservation durable: one write for each address, create or
-// update. It fails with ErrConflict if the API server gave an address to
-// somebody else. Then it has the external assigner, where the pool has one, attach
-// the addresses.
+// update. If the pool needs the external assigner, Commit then has it attach the
+// address. Commit blocks. It fails with ErrConflict if an address was given to somebody
+// else in the meantime, and also with ErrNotCurrent if the pod is not current.
 //
-// What is recorded for the pod already is written even if nothing changes: whoever
-// wrote it, and may be about to take it back ([IPAM.Abandon]), then no longer can.
-// Other claims of earlier attempts are left alone, for a scheduler that is slow
-// may yet bind the pod with one; the controller frees them when the pod is bound.
-// So it frees what was committed of a reservation that failed.
+// Commit updates an address that is recorded for the pod already, even if nothing
+// changes: a scheduler that wrote the record before can then not take it back
+// ([IPAM.Abandon]). Commit leaves other addresses of earlier attempts alone, because a
+// slow scheduler may still bind the pod with one. The controller frees them when the
+// pod is bound, and also the committed addresses of a reservation that failed.
 //
-// pods are asked only where somebody else wrote the record: this process may be
-// the one that is behind, and must then not take the address from the pod's
-// successor, nor say that it is on another node than the pod is.
+// Commit asks pods only if somebody else may have written the record. This process may
+// be behind; then it must not take the address from the pod's successor, and must not
+// record a node on which the pod does not run.
 func (i *IPAM) Commit(ctx context.Context, r *Reservation, pods Pods) error {
-	// The first decides between two schedulers that want the pod; each would
-	// otherwise win some and both fail.
+	// The first address decides between two schedulers that want to bind the pod. In
+	// parallel, each could win some addresses and both would fail.
 	if err := i.commit(ctx, r, r.addrs[0], pods); err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (i *IPAM) attach(ctx context.Context, r *Reservation, a *address, pool *poo
 		return nil
 	}
 	if i.assigner == nil {
-		return fmt.Errorf("pool %q needs the external assigner, which the scheduler is not configured with", pool.Name)
+		return fmt.Errorf("pool %q needs the external assigner, but the scheduler has none configured", pool.Name)
 	}
 	return i.assigner.Attach(ctx, assigner.Assignment{
 		Address: a.Addr, Pool: pool.Name, Subnet: pool.Subnet, Gateway: pool.Gateway, VLAN: pool.VLAN,
@@ -130,28 +130,29 @@ func (i *IPAM) write(ctx context.Context, r *Reservation, a *address, spec v1alp
 	return i.update(ctx, seen(a.stored), spec)
 }
 
-// checkNamespace fails if the pod's namespace may not be the one that the address was
-// kept in: of an address that is found by its owner's name alone, by a scheduler that
-// heard of the pod before it heard that the namespace was made again.
+// checkNamespace fails if the pod's namespace may not be the one in which the address
+// was kept. The question arises only for an address that was found by its owner's name
+// and not its UID: the scheduler may have seen the pod before it saw that the namespace
+// was deleted and created again.
 func checkNamespace(ctx context.Context, r *Reservation, a *address, pods Pods) error {
 	if a.stored.Owner.UID == r.request.Owner.UID || r.request.namespaceUID() == "" {
 		return nil
 	}
 	ok, err := pods.IsNamespace(ctx, r.request.Namespace, string(r.request.namespaceUID()))
 	if err != nil {
-		return fmt.Errorf("ask whether namespace %s is still the one that %s was kept in: %w", r.request.Namespace, a.Addr, err)
+		return fmt.Errorf("check whether namespace %s is still the one in which %s was kept: %w", r.request.Namespace, a.Addr, err)
 	}
 	if !ok {
-		return fmt.Errorf("commit %s: namespace %s was made again: %w", a.Addr, r.request.Namespace, ErrConflict)
+		return fmt.Errorf("commit %s: namespace %s was deleted and created again: %w", a.Addr, r.request.Namespace, ErrConflict)
 	}
 	return nil
 }
 
-// checkCurrent fails if the pod is not the one to get the address any more.
+// checkCurrent fails if the pod was bound, replaced or deleted.
 func checkCurrent(ctx context.Context, r *Reservation, a *address, pods Pods) error {
 	ok, err := pods.IsCurrent(ctx, r.request.Namespace, r.request.Name, r.request.UID)
 	if err != nil {
-		return fmt.Errorf("ask whether pod %s/%s is still the one to get %s: %w", r.request.Namespace, r.request.Name, a.Addr, err)
+		return fmt.Errorf("check whether pod %s/%s may still take %s: %w", r.request.Namespace, r.request.Name, a.Addr, err)
 	}
 	if !ok {
 		return fmt.Errorf("commit %s for pod %s/%s: %w: %w", a.Addr, r.request.Namespace, r.request.Name, ErrNotCurrent, ErrConflict)
@@ -159,15 +160,15 @@ func checkCurrent(ctx context.Context, r *Reservation, a *address, pods Pods) er
 	return nil
 }
 
-// checkGone fails if the pod that the address is recorded for may be alive. A pod
-// whose name the next one has is gone for that reason alone.
+// checkGone fails if the address's holder may be alive. A holder that had the new
+// pod's name is gone: the API server admits one pod of a name.
 func checkGone(ctx context.Context, a *address, pods Pods) error {
 	if a.stored.Owner.PodName != "" {
 		return nil
 	}
 	gone, err := pods.IsGone(ctx, a.stored.Owner.Namespace, a.stored.PodName, a.stored.PodUID)
 	if err != nil {
-		return fmt.Errorf("ask whether pod %s/%s, which had %s, is gone: %w", a.stored.Owner.Namespace, a.stored.PodName, a.Addr, err)
+		return fmt.Errorf("check whether pod %s/%s, which had %s, is gone: %w", a.stored.Owner.Namespace, a.stored.PodName, a.Addr, err)
 	}
 	if !gone {
 		return fmt.Errorf("commit %s: pod %s/%s still has it: %w", a.Addr, a.stored.Owner.Namespace, a.stored.PodName, ErrConflict)
@@ -175,7 +176,7 @@ func checkGone(ctx context.Context, a *address, pods Pods) error {
 	return nil
 }
 
-// takeOver makes what an earlier attempt wrote, for the same pod, this one's.
+// takeOver updates a FloatingIP that an earlier attempt for the same pod wrote.
 func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1alpha1.FloatingIPSpec, pods Pods) (*v1alpha1.FloatingIP, error) {
 	existing, err := i.store.Get(ctx, a.name())
 	if err != nil {
@@ -191,8 +192,8 @@ func (i *IPAM) takeOver(ctx context.Context, r *Reservation, a *address, spec v1
 		return nil, err
 	}
 	spec.LastPod = existing.Spec.LastPod
-	// The API server does not count an update that changes nothing, and the times
-	// of objects are in seconds.
+	// An update that changes nothing does not change the resource version, and times
+	// of objects have a resolution of one second.
 	if since := existing.Spec.Since; since != nil && !since.Before(spec.Since) {
 		spec.Since = &metav1.Time{Time: since.Add(time.Second)}
 	}
@@ -216,18 +217,22 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1al
 	if !errors.Is(err, store.ErrTaken) {
 		return nil, err
 	}
-	// Taken, perhaps for this very pod: an earlier answer of the API server got
-	// lost, or another scheduler chose the same address for it.
+	// The address may be taken for this pod: an earlier answer of the API server was
+	// lost, or another scheduler chose the same address for the pod.
 	return i.takeOver(ctx, r, a, spec, pods)
 }
 
-// Abandon takes back what Commit wrote for a pod that turned out to be gone or
-// bound by another scheduler: it frees the addresses that Commit created, and
-// returns those that were retained to their owner. It leaves alone what the pod is
-// bound with, by the names of FloatingIPs, what another scheduler took over since,
-// as it may be about to bind the pod with it, and what the external assigner was
-// told of: the controller has that detached first. It may be called again after an
-// error.
+// Abandon takes back what Commit wrote for a pod that is gone or bound by another
+// scheduler: it deletes the FloatingIPs that Commit created, and retains addresses for
+// their owner that were retained before. It leaves alone
+//
+//   - boundWith, the FloatingIPs that the pod is bound with, by name;
+//   - addresses that another scheduler took over since: it may be about to bind the pod
+//     with them;
+//   - addresses that the external assigner was told to attach: the controller has them
+//     detached first.
+//
+// It blocks, and may be called again after an error.
 func (i *IPAM) Abandon(ctx context.Context, r *Reservation, boundWith []string) error {
 	var errs []error
 	for _, a := range r.addrs {
@@ -248,7 +253,7 @@ func (i *IPAM) abandon(ctx context.Context, a *address) error {
 	case a.created:
 		return i.store.Delete(ctx, a.committed)
 	case a.stored == nil || a.stored.PodUID != "":
-		// It was the pod's before.
+		// The pod had it before.
 		return nil
 	}
 	spec := a.committed.Spec.DeepCopy()
@@ -257,7 +262,7 @@ func (i *IPAM) abandon(ctx context.Context, a *address) error {
 	return err
 }
 
-// seen is the identity of a record's object, for conditional writes.
+// seen returns the identity of a record's object, for conditional writes.
 func seen(record *allocator.Record) *v1alpha1.FloatingIP {
 	return &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{
 		Name:            v1alpha1.NameOf(record.Addr),

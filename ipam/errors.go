@@ -12,21 +12,21 @@ import (
 
 var (
 	// ErrNotSynced is returned until the book has been read from the API server.
-	ErrNotSynced = errors.New("the book of addresses is not yet read from the API server")
+	ErrNotSynced = errors.New("the book of addresses has not been read from the API server yet")
 	// ErrConflict is returned by Commit when the address went to somebody else
-	// between Reserve and Commit. The pod is to be scheduled again.
+	// between Reserve and Commit. The caller must schedule the pod again.
 	ErrConflict = errors.New("the address went to somebody else in the meantime")
 	// ErrNotCurrent is returned by Commit, with ErrConflict, when the pod was bound
-	// by another scheduler or replaced. What was committed is to be abandoned.
+	// by another scheduler or replaced. The caller must call Abandon.
 	ErrNotCurrent = errors.New("the pod was bound by another scheduler or replaced")
 )
 
 // ShortageError says why no address can serve a request. Its text is what the
 // user reads in `kubectl describe pod`.
 type ShortageError struct {
-	// Reasons, one per pool that was considered, or one that says why none was.
+	// Reasons has one text per pool that was considered, or one that says why none was.
 	Reasons []string
-	// Remedy says what a person can do.
+	// Remedy says what the user can do.
 	Remedy string
 	Cause  Cause
 	// Lacks is what the request needs.
@@ -56,10 +56,10 @@ const (
 	NoneFree Cause = iota
 	// AtCap: a pool has free addresses, but gives the namespace no more.
 	AtCap
-	// NoSuchPool: no IPPool has the names or labels that the request says.
+	// NoSuchPool: no IPPool has the names or labels of the request.
 	NoSuchPool
-	// NoPoolFits: there are such pools, but none that is enabled, admits the namespace
-	// and has addresses of the family and in the ranges.
+	// NoPoolFits: such pools exist, but none is enabled, admits the namespace and has
+	// addresses of the family and in the ranges.
 	NoPoolFits
 )
 

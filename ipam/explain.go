@@ -15,8 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// impossible says why no node at all can have the pod, whatever comes free: nil
-// if one may.
+// impossible says why no node can have the pod, whatever comes free; nil if one may.
 func (c *Candidates) impossible() error {
 	if err := c.homeless(); err != nil {
 		return err
@@ -44,8 +43,8 @@ func (c *Candidates) impossible() error {
 	return nil
 }
 
-// homeless says that an address which the pod must have is in no pool any more,
-// so that nobody knows where it is reachable.
+// homeless returns an error if the pod must have an address that is in no pool any
+// more, so that no node is known to reach it.
 func (c *Candidates) homeless() error {
 	for _, part := range c.parts {
 		var lost *allocator.Record
@@ -68,8 +67,8 @@ func (c *Candidates) homeless() error {
 	return nil
 }
 
-// unadmitted says that an address which the pod must have is in a pool that does not
-// admit the namespace any longer.
+// unadmitted returns an error if the pod must have an address whose pool no longer
+// admits the namespace.
 func (c *Candidates) unadmitted() error {
 	for _, part := range c.parts {
 		var refused *allocator.Record
@@ -92,15 +91,15 @@ func (c *Candidates) unadmitted() error {
 		return &ShortageError{
 			Reasons: []string{fmt.Sprintf("address %s is retained for %s %s/%s, but %s does not admit namespace %q: its labels do not match spec.namespaceSelector (%s)",
 				refused.Addr, refused.Owner.Kind, refused.Owner.Namespace, refused.Owner.Name, pool, c.request.Namespace, pool.NamespaceSelector())},
-			Remedy: fmt.Sprintf("label the namespace so, or give the address up: kubectl delete floatingip %s", v1alpha1.NameOf(refused.Addr)),
+			Remedy: fmt.Sprintf("label the namespace to match, or give the address up: kubectl delete floatingip %s", v1alpha1.NameOf(refused.Addr)),
 			Lacks:  LackOwner,
 		}
 	}
 	return nil
 }
 
-// describePart says which part a text is about, where there are several or it is
-// a special one.
+// describePart says which part a text is about, if the request has several parts or
+// the part has ranges.
 func (c *Candidates) describePart(part int, text string) string {
 	p := c.request.Parts[part]
 	var what []string
@@ -134,7 +133,7 @@ func rangesText(ranges []iprange.Range) string {
 	return strings.Join(texts, ", ")
 }
 
-// lackOf says what the request needs that the book cannot serve.
+// lackOf returns what a request lacks that the book cannot serve.
 func lackOf(err error) Lack {
 	if errors.Is(err, allocator.ErrExhausted) {
 		return LackAddress
@@ -142,7 +141,8 @@ func lackOf(err error) Lack {
 	return LackOwner
 }
 
-// explain says why the book cannot serve the request from the pools of a node.
+// explain returns a text that says why the book cannot serve the request from the
+// pools of a node.
 func (c *Candidates) explain(err error, nodePools []int) string {
 	var unmet *allocator.UnmetError
 	if !errors.As(err, &unmet) {
@@ -155,7 +155,7 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	case errors.Is(err, allocator.ErrSetInUse):
 		return c.setInUse()
 	case errors.Is(err, allocator.ErrLost):
-		return c.describePart(part, "the addresses retained for the pod's workload are with other pods of it")
+		return c.describePart(part, "other pods of the pod's workload have the addresses retained for it")
 	}
 	if ranges := c.request.Parts[part].Ranges; len(ranges) == 1 && ranges[0].First == ranges[0].Last {
 		return c.describePart(part, c.whoHas(ranges[0].First))
@@ -187,8 +187,8 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
 }
 
-// causeOf says whether the book cannot serve the request because a pool that could
-// gives the namespace no more.
+// causeOf returns AtCap if a pool could serve the request but gives the namespace no
+// more, NoneFree otherwise.
 func (c *Candidates) causeOf(err error, nodePools []int) Cause {
 	var unmet *allocator.UnmetError
 	if errors.As(err, &unmet) && errors.Is(err, allocator.ErrExhausted) && slices.ContainsFunc(nodePools, func(position int) bool {
@@ -199,8 +199,8 @@ func (c *Candidates) causeOf(err error, nodePools []int) Cause {
 	return NoneFree
 }
 
-// atCap says whether a pool has addresses for the request, but may not give the
-// namespace as many.
+// atCap says whether a pool has free addresses for the request, but its cap allows the
+// namespace fewer.
 func (c *Candidates) atCap(pool *pools.Pool) bool {
 	left := allowance(pool, c.book.Share(pool.Name, c.request.Namespace))
 	return left < min(c.book.Counts(pool.Name).Free, uint64(len(c.parts)))
@@ -212,7 +212,7 @@ func (c *Candidates) capText(pool *pools.Pool) string {
 		pool, c.request.Namespace, pool.MaxPerNamespace, has.Total(), has.Allocated, has.Retained)
 }
 
-// setInUse says that the owner's addresses are with other pods of it.
+// setInUse returns a text that says that other pods have the owner's addresses.
 func (c *Candidates) setInUse() string {
 	owner := c.claimant.Owner
 	all, terminating := 0, 0
@@ -225,11 +225,11 @@ func (c *Candidates) setInUse() string {
 	text := fmt.Sprintf("%s %q has all %s that it keeps", owner.Kind, owner.Name, plural(all, "address", "addresses"))
 	switch terminating {
 	case 0:
-		text += ", all with pods that run"
+		text += ", all with running pods"
 	case 1:
-		text += "; 1 is with a pod that is terminating"
+		text += "; 1 is with a terminating pod"
 	default:
-		text += fmt.Sprintf("; %d are with pods that are terminating", terminating)
+		text += fmt.Sprintf("; %d are with terminating pods", terminating)
 	}
 	return text + fmt.Sprintf(" (the pod gets the first that is given back; annotation %s on the pod template allows more)", v1alpha1.AnnotationSpareAddresses)
 }
@@ -241,7 +241,7 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// whoHas says why an address is not free.
+// whoHas returns a text that says why an address is not free.
 func (c *Candidates) whoHas(addr netip.Addr) string {
 	record, ok := c.book.Stored(addr)
 	switch {
@@ -261,7 +261,7 @@ func (c *Candidates) whoHas(addr netip.Addr) string {
 }
 
 func (c *Candidates) capRemedy(pool *pools.Pool) string {
-	return fmt.Sprintf("kubectl get floatingips --field-selector spec.owner.namespace=%s lists them: give up what is no longer needed, or have spec.maxPerNamespace of IPPool %q raised",
+	return fmt.Sprintf("kubectl get floatingips --field-selector spec.owner.namespace=%s lists them: give up addresses that are no longer needed, or have an administrator raise spec.maxPerNamespace of IPPool %q",
 		c.request.Namespace, pool.Name)
 }
 

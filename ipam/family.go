@@ -10,9 +10,9 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// DefaultFamily is of new addresses that may be of either family: IPv6 where the request
-// may use pools of that family only. What the author did not say must not depend on
-// which pool has more room.
+// DefaultFamily returns the family of new addresses that may be of either family: IPv6
+// if the request may use only IPv6 pools, IPv4 otherwise. It does not depend on which
+// pool has more room, so that a pod without a choice gets a predictable family.
 func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
 	if !r.mayUseFamily(s, v1alpha1.IPv4) && r.mayUseFamily(s, v1alpha1.IPv6) {
 		return v1alpha1.IPv6
@@ -20,10 +20,10 @@ func (r *Request) DefaultFamily(s *pools.Snapshot) v1alpha1.IPFamily {
 	return v1alpha1.IPv4
 }
 
-// SharedFamily is of addresses that may be of either family, where pods share those of
-// their owner, which has so many of each: all its pods get the same. Nor must it
-// depend on which address is idle. Empty: the owner has none, or may have no new ones of
-// the family that it has.
+// SharedFamily returns the family of addresses that may be of either family, if the pods
+// of an owner share its addresses: all its pods get the same. v4 and v6 are how many the
+// owner has of each. The result does not depend on which address is idle. It is empty if
+// the owner has none, or may have no new ones of the family that it has.
 func (r *Request) SharedFamily(s *pools.Snapshot, v4, v6 int) v1alpha1.IPFamily {
 	switch {
 	case v4 > 0 && v6 > 0:
@@ -40,19 +40,20 @@ func (r *Request) mayUseFamily(s *pools.Snapshot, family v1alpha1.IPFamily) bool
 	return slices.ContainsFunc(s.Pools(), func(pool *pools.Pool) bool { return pool.Family() == family && r.mayUse(pool) })
 }
 
-// isOfEither says whether a part is.
+// isOfEither says whether a part may be of either family.
 func (r *Request) isOfEither() bool {
 	return slices.ContainsFunc(r.Parts, func(part Part) bool { return part.IsOfEither() })
 }
 
-// shares says whether pods share what their owner keeps, so that an address is not for
-// one of them.
+// shares says whether the owner's pods share the addresses that it keeps, so that no
+// address stands for one pod.
 func (r *Request) shares() bool {
 	return r.Claim != "" || r.Policy != v1alpha1.ReleasePodDeleted && r.Owner.PodName == "" && r.Owner.NodeName == ""
 }
 
-// shareFamily decides for parts that may be of either family, before they get any of
-// what the owner keeps. A pod that is scheduled again may have its own addresses.
+// shareFamily chooses a family for parts of either family, before they get kept
+// addresses of the owner. It chooses none for a pod that is scheduled again and has
+// addresses of its own.
 func (c *Candidates) shareFamily(held []allocator.Record) {
 	isOwn := func(record allocator.Record) bool { return record.PodUID == c.request.UID }
 	if !c.request.shares() || !c.request.isOfEither() || slices.ContainsFunc(held, isOwn) {
@@ -64,8 +65,8 @@ func (c *Candidates) shareFamily(held []allocator.Record) {
 	}
 }
 
-// defaultFamily decides for parts that still may be of either family and get a new
-// address.
+// defaultFamily chooses a family for parts that may still be of either family and get a
+// new address.
 func (c *Candidates) defaultFamily() {
 	isNew := func(i int) bool { return len(c.parts[i].kept) == 0 }
 	if c.request.isOfEither() {
@@ -73,7 +74,7 @@ func (c *Candidates) defaultFamily() {
 	}
 }
 
-// choose gives a family to parts of either.
+// choose gives a family to selected parts of either family.
 func (c *Candidates) choose(family v1alpha1.IPFamily, which func(part int) bool) {
 	parts := slices.Clone(c.request.Parts)
 	for i := range parts {

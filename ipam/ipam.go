@@ -23,38 +23,37 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// ipStore is how FloatingIPs are written. Each call is one request, blocking,
-// safe in parallel.
+// ipStore reads and writes FloatingIPs. Each call is one blocking request. Safe for
+// concurrent use.
 type ipStore interface {
 	// Create fails with store.ErrTaken if the address has an object.
 	Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
-	// Update and Delete fail with store.ErrChanged if the object is not as seen.
+	// Update and Delete fail with store.ErrChanged if the object differs from seen.
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
 	Get(ctx context.Context, name string) (*v1alpha1.FloatingIP, error)
 }
 
-// ipWatch is what is seen of the API server.
+// ipWatch follows the API server.
 type ipWatch interface {
-	// WaitForSync waits until the book has heard of all that exists and the pools are
-	// complete.
+	// WaitForSync waits until the book has seen all existing objects and the pools are
+	// complete. It returns false if ctx ends before.
 	WaitForSync(ctx context.Context) bool
-	// Claim returns nil where there is no such claim. The caller must not modify
-	// it.
+	// Claim returns nil if there is no such claim. The caller must not modify it.
 	Claim(namespace, name string) *v1alpha1.IPClaim
 }
 
-// externalAssigner attaches addresses to nodes. Blocking, safe in parallel,
-// idempotent.
+// externalAssigner attaches addresses to nodes. Attach blocks and is idempotent. Safe
+// for concurrent use.
 type externalAssigner interface {
 	Attach(ctx context.Context, a assigner.Assignment) error
 }
 
-// state is what one look at the pools compiled to. Immutable.
+// state is one compilation of the pools. Immutable.
 type state struct {
 	snapshot *pools.Snapshot
 	view     *allocator.View
-	// everywhere is all pools.
+	// everywhere is the reach of all pools.
 	everywhere *pools.Reach
 	// capped: some pool has a cap per namespace.
 	capped bool
@@ -67,7 +66,7 @@ type IPAM struct {
 	pools    *pools.Source
 	assigner externalAssigner // nil: none
 	book     *allocator.Allocator
-	own      *view.View // nil: somebody else runs the one that is watched
+	own      *view.View // nil: the caller of New runs the view
 
 	state atomic.Pointer[state] // nil until synced
 	known atomic.Pointer[KnownPods]
@@ -78,8 +77,8 @@ type IPAM struct {
 }
 
 // NewForConfig returns an IPAM on the API server of config with a view of its own, for
-// a process in which nobody else looks at Berth's objects, and with an external assigner
-// unless that is nil. It does nothing until Run.
+// a process that needs no other view of Berth's objects. assigner may be nil: there is
+// no external assigner. The IPAM does nothing until Run.
 func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error) {
 	api, err := client.NewForConfig(config)
 	if err != nil {
@@ -97,8 +96,8 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 	return i, nil
 }
 
-// New returns an IPAM on a view, which the caller runs, that writes to ips. It gives
-// nothing until Run.
+// New returns an IPAM on a view that the caller runs. It writes to ips. assigner may be
+// nil. The IPAM gives no addresses until Run.
 func New(seen *view.View, ips ipStore, assigner externalAssigner) (*IPAM, error) {
 	i := &IPAM{store: ips, pools: seen.Pools, assigner: assigner}
 	i.book = allocator.New(recordedPods{&i.known})
@@ -110,26 +109,27 @@ func New(seen *view.View, ips ipStore, assigner externalAssigner) (*IPAM, error)
 	return i, nil
 }
 
-// KnownPods is what the caller has heard of pods, each by its namespace, name and
-// UID. It must not block.
+// KnownPods answers from the caller's caches. It must not block and must be safe for
+// concurrent use.
 type KnownPods interface {
-	// IsGone says of a pod that it does not exist, or is finished.
+	// IsGone says whether the pod does not exist or is finished.
 	IsGone(namespace, name, uid string) bool
-	// IsTerminating says of a pod that it is being deleted, and IsLost that moreover
-	// its node is lost, so that nobody knows when that ends.
+	// IsTerminating says whether the pod is being deleted.
 	IsTerminating(namespace, name, uid string) bool
+	// IsLost says whether the pod is being deleted and its node is lost, so that the
+	// deletion may never end.
 	IsLost(namespace, name, uid string) bool
-	// NeverBound says of a pod that it was deleted, and was not bound before.
+	// NeverBound says whether the pod is known to have been deleted before it was bound.
 	NeverBound(uid string) bool
 }
 
-// KnowPods lets IPAM give a retained address to its owner's next pod as soon as
-// the last one is known to be gone, before the controller has noted it, and an
-// owner whose pod is lost another address meanwhile. Commit asks again, live,
-// whether a pod is gone.
+// KnowPods lets IPAM give a kept address to its owner's next pod as soon as the last
+// pod is known to be gone, before the controller has recorded it. An owner whose pod is
+// lost may have another address in the meantime. Commit checks at the API server whether
+// a pod is gone. Safe for concurrent use.
 func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
 
-// recordedPods is what the book asks of the pods that its records name.
+// recordedPods answers the book's questions about the pods of its records.
 type recordedPods struct{ known *atomic.Pointer[KnownPods] }
 
 func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods, namespace, name, uid string) bool) bool {
@@ -141,9 +141,9 @@ func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record,
 
 func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
 
-// PodEnded takes in that a pod is gone or finished, or lost with its node: pods
-// that wait for the addresses of its owner may have one now. names are the
-// FloatingIPs that it is said to have; only those count that record it.
+// PodEnded notes that a pod is gone or finished, or lost with its node: waiting pods of
+// its owner may have one of its addresses, or another, now. names are the FloatingIPs in
+// its annotation; only FloatingIPs that record the pod count. It does not block.
 func (i *IPAM) PodEnded(uid string, names []string) {
 	var told []Owner
 	for _, name := range names {
@@ -164,16 +164,16 @@ func (i *IPAM) PodEnded(uid string, names []string) {
 	}
 }
 
-// unused says of an address that was claimed for one pod alone that this pod is known
-// never to have run with it.
+// unused says whether no pod ever ran with an address: it was created for its holder,
+// and the holder is known to have been deleted before it was bound.
 func (i *IPAM) unused(stored *allocator.Record) bool {
 	pods := i.known.Load()
 	return pods != nil && stored.PodUID != "" && stored.LastPod == "" && (*pods).NeverBound(stored.PodUID)
 }
 
-// OnChange adds a function that is called when something came free: serially
-// with others, from the goroutine that saw it, without a lock. It must not
-// block.
+// OnChange adds a function that is called with every change that may help waiting
+// pods. It is called without a lock, from the goroutine that saw the change, so calls
+// may overlap. It must not block.
 func (i *IPAM) OnChange(listener func(Change)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -189,7 +189,8 @@ func (i *IPAM) tell(change Change) {
 	}
 }
 
-// Run keeps the book until ctx ends, and writes nothing by itself. It blocks.
+// Run keeps the book up to date until ctx ends. It writes nothing to the API server. It
+// blocks.
 func (i *IPAM) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	if i.own != nil {
@@ -234,7 +235,7 @@ func (i *IPAM) handler() store.Handler {
 		Observed: func(ip *v1alpha1.FloatingIP) {
 			record, err := recordOf(ip)
 			if err != nil {
-				// The CRD's validation admits no such object.
+				// The CRD's validation refuses such objects.
 				klog.Background().Error(err, "Ignored a FloatingIP")
 				return
 			}
@@ -244,8 +245,8 @@ func (i *IPAM) handler() store.Handler {
 				i.tell(Change{Owner: &owner, Addr: record.Addr, More: 1})
 			}
 			if known && before.Owner != (Owner{}) && !before.Owner.SameWorkload(record.Owner) {
-				// Another claim took it over, or its cooldown begins: who had it may have
-				// another.
+				// Another claim took it over, or its cooldown began: the former owner may
+				// have another.
 				i.tell(Change{Owner: &before.Owner, More: 1})
 				i.tellShare(record.Addr, before.Owner.Namespace)
 			}
@@ -255,8 +256,8 @@ func (i *IPAM) handler() store.Handler {
 			if err != nil {
 				return
 			}
-			// What was missed is not known to have been used to its end, and who else saw it
-			// has acted on it.
+			// If the watch missed the deletion, the final state is not known, and a process
+			// that saw the deletion has acted on it.
 			rests := final && ip.Spec.IsToRest() && i.cooldown(ip.Spec.Pool) > 0
 			if i.book.Forget(addr, string(ip.UID), rests) {
 				if pool, ok := i.book.PoolOf(addr); ok {
@@ -269,7 +270,7 @@ func (i *IPAM) handler() store.Handler {
 				i.tellShare(addr, namespaceOf(ip))
 			}
 			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {
-				// An owner that had all it may have now has fewer.
+				// An owner at its limit may have another now.
 				i.tell(Change{Owner: &record.Owner, More: 1})
 			}
 		},
@@ -280,8 +281,8 @@ func (i *IPAM) handler() store.Handler {
 	}
 }
 
-// cooldown of a pool; 0: it has none, or there is no such pool. Until pools are
-// known nothing is given to anybody, and all have the longest.
+// cooldown returns the cooldown of a pool; 0 if it has none or there is no such pool.
+// Until the pools are known, it returns the longest, so that no rest ends.
 func (i *IPAM) cooldown(pool string) time.Duration {
 	if i.state.Load() == nil {
 		return math.MaxInt64
@@ -292,7 +293,7 @@ func (i *IPAM) cooldown(pool string) time.Duration {
 	return 0
 }
 
-// rested ends the rest of an address.
+// rested makes an address free again whose cooldown is over.
 func (i *IPAM) rested(addr netip.Addr) {
 	if i.book.Rested(addr) {
 		if pool, ok := i.book.PoolOf(addr); ok {
@@ -301,7 +302,7 @@ func (i *IPAM) rested(addr netip.Addr) {
 	}
 }
 
-// tellShare tells that a namespace has an address less, where its pool has a cap.
+// tellShare tells that a namespace has one address fewer, if its pool has a cap.
 func (i *IPAM) tellShare(addr netip.Addr, namespace string) {
 	state := i.state.Load()
 	if state == nil {

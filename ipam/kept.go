@@ -9,7 +9,7 @@ import (
 	"github.com/berth-dev/berth/ipam/allocator"
 )
 
-// Kept returns the addresses of which the pod must have some.
+// Kept returns the owner's addresses among which the pod must have some, each once.
 func (c *Candidates) Kept() []netip.Addr {
 	var kept []netip.Addr
 	for _, part := range c.parts {
@@ -22,8 +22,7 @@ func (c *Candidates) Kept() []netip.Addr {
 	return kept
 }
 
-// assign distributes the addresses that the owner holds, most fitting first, to
-// the parts.
+// assign distributes the owner's addresses, in order of preference, to the parts.
 func (c *Candidates) assign(held []allocator.Record) {
 	c.parts = make([]candidate, len(c.request.Parts))
 	var options [][]allocator.Record
@@ -42,8 +41,8 @@ func (c *Candidates) assign(held []allocator.Record) {
 		slices.SortStableFunc(fitting, func(x, y allocator.Record) int { return distance(x, i) - distance(y, i) })
 		options = append(options, fitting)
 	}
-	// As many parts as possible have a kept address; where there are fewer
-	// addresses than parts, the parts with their own index come first.
+	// As many parts as possible have a kept address. A part prefers addresses that
+	// record its own index.
 	holder := map[netip.Addr]int{}
 	for i := range options {
 		matchKept(options, i, holder, map[int]bool{})
@@ -53,8 +52,8 @@ func (c *Candidates) assign(held []allocator.Record) {
 	}
 }
 
-// isStale says of an address that records this very pod, which is not bound,
-// whether it was claimed for this pod alone, and so nothing ran with it.
+// isStale says whether an address was created for this pod, which is not bound yet, so
+// that no pod ran with it.
 func (c *Candidates) isStale(record *allocator.Record) bool {
 	return record.PodUID == c.request.UID && record.LastPod == ""
 }
@@ -66,7 +65,8 @@ func distance(record allocator.Record, part int) int {
 	return 1
 }
 
-// matchKept gives part one of its options, moving others (Kuhn's matching).
+// matchKept gives a part one of its options, and moves other parts if necessary
+// (Kuhn's matching).
 func matchKept(options [][]allocator.Record, part int, holder map[netip.Addr]int, seen map[int]bool) bool {
 	if seen[part] {
 		return false

@@ -101,7 +101,7 @@ func TestKeptInAPoolThatDoesNotAdmit(t *testing.T) {
 	}
 	commit(t, i, reserve(t, i, pod("a", in), 1)) // web is the second by name
 	s.Retain("10.0.70.2")
-	const text = `address 10.0.70.2 is retained for StatefulSet shop/web, but pool "web" (10.0.70.2-10.0.70.9) does not admit namespace "shop": its labels do not match spec.namespaceSelector (team=web) (label the namespace so, or give the address up: kubectl delete floatingip 10.0.70.2)`
+	const text = `address 10.0.70.2 is retained for StatefulSet shop/web, but pool "web" (10.0.70.2-10.0.70.9) does not admit namespace "shop": its labels do not match spec.namespaceSelector (team=web) (label the namespace to match, or give the address up: kubectl delete floatingip 10.0.70.2)`
 	if why := rejected(t, i, pod("b", out)); why != text {
 		t.Errorf("the pod is rejected because %q, want %q", why, text)
 	}

@@ -9,12 +9,12 @@ import (
 )
 
 // NoPool says why a request of one part can have no address of any pool, whatever
-// comes free: nil if it can. A disabled pool gives none. Pure.
+// comes free; nil if it can. A disabled pool gives none. Safe for concurrent use.
 func NoPool(request *Request, snapshot *pools.Snapshot) *ShortageError {
 	return request.noPool(0, snapshot, func(pool *pools.Pool) bool { return !pool.Disabled })
 }
 
-// noPool says so of a part, where only some pools are enabled.
+// noPool is NoPool for one part, with a test of which pools count as enabled.
 func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*pools.Pool) bool) *ShortageError {
 	part := &r.Parts[number]
 	all := snapshot.Pools()

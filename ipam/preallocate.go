@@ -7,10 +7,10 @@ import (
 	"fmt"
 )
 
-// Preallocate takes up to count free addresses for the owner of a request without a
-// pod, which has one part, before any pod asks. It makes one write for each and says
-// how many it made, also when it fails: with a *ShortageError if there are no more,
-// with ErrNotSynced until the book is read.
+// Preallocate creates FloatingIPs of count free addresses for the owner of a request,
+// before any pod asks. The request has no pod and one part. Preallocate makes one
+// blocking write for each address and returns how many it created, also when it fails:
+// with a *ShortageError if no more are free, with ErrNotSynced until the book is read.
 func (i *IPAM) Preallocate(ctx context.Context, request Request, count int) (made int, err error) {
 	for ; made < count; made++ {
 		if err := i.preallocate(ctx, request, made); err != nil {
@@ -26,10 +26,10 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int) err
 		return ErrNotSynced
 	}
 	owner := request.Owner
-	// Not a pod's, but as unique: it marks the reservation.
+	// Not a pod's UID, but also unique: it marks the reservation.
 	request.UID = fmt.Sprintf("%s/%s/%d", owner.UID, request.Parts[0].Family, number)
 	c := &Candidates{state: state, book: i.book, request: request, claimant: claimantOf(&request)}
-	// What the owner has already is not to be reserved: a new one is wanted.
+	// None of the owner's own addresses: the owner needs a new one.
 	c.assign(nil)
 	if err := c.check(); err != nil {
 		return err

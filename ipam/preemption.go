@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Preemption is what would be different after a preemption.
+// Preemption is what a preemption would change for a request.
 type Preemption = allocator.Preemption
 
 // RejectsAfter is Rejects after a preemption.
@@ -18,9 +18,10 @@ func (c *Candidates) RejectsAfter(reach *pools.Reach, preemption *Preemption) *R
 	return c.rejection(reach.Positions(), preemption)
 }
 
-// wantsAfter is wants after a preemption (nil: none): each part may also have what the
-// owner would have by then, if it fits the part. A part of either family counts as
-// such: it would be looked at anew.
+// wantsAfter returns the wants after a preemption (nil: none). Each part may also have
+// the addresses that the owner would have by then and that fit the part. It uses the
+// parts as asked, without default families: after the preemption, the next attempt would
+// choose families again.
 func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []allocator.Want {
 	wants := c.wants(nodePools)
 	if preemption == nil {
@@ -43,9 +44,9 @@ func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []alloc
 	return wants
 }
 
-// AddVictim adds to a preemption what the end of a pod would give to this request. held
-// are the names of FloatingIPs that the pod is said to hold; only those count
-// that record it.
+// AddVictim adds to a preemption what the end of a pod would give to this request. names
+// are the FloatingIPs in the pod's annotation; only FloatingIPs that record the pod
+// count.
 func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []string) {
 	for _, name := range names {
 		addr, err := v1alpha1.AddrOf(name)
@@ -59,7 +60,7 @@ func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []st
 		ours := record.Owner.SameWorkload(c.claimant.Owner)
 		home, homed := c.state.snapshot.Home(addr)
 		if record.Policy != allocator.PodDeleted {
-			// It stays with its owner, which may be this pod's.
+			// It stays with its owner, which may be the owner of this request.
 			if ours && record.Owner.UID == c.claimant.Owner.UID {
 				preemption.Held = append(preemption.Held, addr)
 			}

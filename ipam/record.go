@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// recordOf reads a FloatingIP into the book's terms.
+// recordOf returns the book's record of a FloatingIP.
 func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	addr, err := v1alpha1.AddrOf(ip.Name)
 	if err != nil {
@@ -45,7 +45,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 			record.Owner.UID = ""
 		}
 	} else {
-		// Nobody's: nobody may be given it.
+		// It has no owner, so no pod may take it.
 		record.Reserved = true
 	}
 	if pod := ip.Spec.Pod; pod != nil {
@@ -55,7 +55,7 @@ func recordOf(ip *v1alpha1.FloatingIP) (allocator.Record, error) {
 	return record, nil
 }
 
-// OwnerOf is an owner in the book's terms.
+// OwnerOf returns an owner in the book's terms.
 func OwnerOf(owner *v1alpha1.Owner) Owner {
 	return Owner{
 		APIVersion: owner.APIVersion, Kind: owner.Kind,
@@ -74,8 +74,8 @@ func policyOf(policy v1alpha1.ReleasePolicy) allocator.Policy {
 	return allocator.PodDeleted
 }
 
-// specOf is what the API server is told when a pod, or a claim before any pod,
-// gets an address. unused says of what is stored that no pod ran with it.
+// specOf returns the spec to write when a pod, or a claim before any pod, gets an
+// address. unused says whether no pod ever ran with a stored address.
 func specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time, unused func(*allocator.Record) bool) v1alpha1.FloatingIPSpec {
 	since := metav1.NewTime(now).Rfc3339Copy() // as the API server stores it
 	owner := r.request.Owner
@@ -110,9 +110,9 @@ func specOf(r *Reservation, a *address, pool *pools.Pool, now time.Time, unused 
 	return spec
 }
 
-// before names the pod that had a stored address before the one that requests it.
-// It is never empty for an address that was kept, so that one which is not was
-// claimed for this pod alone, or for others that never ran.
+// before returns the name of the pod that had a stored address before the requesting
+// pod. It is never empty for a kept address. So an empty name means that the address was
+// created for this pod, or for others that never ran.
 func before(stored *allocator.Record, request *Request) string {
 	switch {
 	case stored.PodUID == request.UID:

@@ -19,27 +19,28 @@ import (
 // Owner is what an address belongs to.
 type Owner = allocator.Owner
 
-// Request is what a pod says of the addresses that it wants, or in its place the IPClaim
-// that it names, and what follows from other objects. Immutable.
+// Request is the addresses that a pod requests: its own terms or those of the IPClaim
+// that it names, completed from other objects. Immutable.
 type Request struct {
-	// Request of a claim for itself has no Name.
+	// Request has no Name if a claim makes it for itself.
 	podrequest.Request
 	Owner Owner
-	// FixedSet: the owner keeps addresses for MaxPods pods, and while as many have some,
-	// another one waits.
+	// FixedSet: the owner keeps addresses for MaxPods pods. While as many pods have
+	// addresses, another pod waits.
 	FixedSet bool
 	MaxPods  int
-	// MaxAddresses is how many addresses of a family an IPClaim has at the most.
+	// MaxAddresses is how many addresses of each family an IPClaim may have.
 	MaxAddresses int
-	// NamespaceMeta is what is known of the pod's namespace: the UID tells whose an
-	// address is that was kept, labels are matched with a pool's namespaceSelector.
+	// NamespaceMeta is the metadata of the pod's namespace. The UID tells whether a kept
+	// address belongs to this namespace or to a deleted one of the same name; the labels
+	// are matched with a pool's namespaceSelector. nil: not known.
 	NamespaceMeta metav1.Object
 }
 
 // Part is one address of a request.
 type Part = podrequest.Part
 
-// NamespaceLabels are matched with a pool's namespaceSelector.
+// NamespaceLabels returns the labels to match with a pool's namespaceSelector.
 func (r *Request) NamespaceLabels() labels.Set {
 	if r.NamespaceMeta == nil {
 		return nil
@@ -54,14 +55,15 @@ func (r *Request) namespaceUID() types.UID {
 	return r.NamespaceMeta.GetUID()
 }
 
-// mayKeep says whether an address that was recorded for an owner of the request's
-// namespace, by name, is one of that namespace, and not of another that had the name.
+// mayKeep says whether a record belongs to the request's namespace, and not to a deleted
+// namespace of the same name.
 func (r *Request) mayKeep(record *allocator.Record) bool {
 	return r.NamespaceMeta == nil || record.PodUID == r.UID ||
 		v1alpha1.IsOfNamespace(types.UID(record.NamespaceUID), record.Created, r.NamespaceMeta)
 }
 
-// OwnerKey is whose the addresses will be; for a claim without its UID.
+// OwnerKey returns the owner of the addresses, before the claim is looked up: for a
+// claim without its UID.
 func (r *Request) OwnerKey() Owner {
 	if r.Claim == "" {
 		return r.Owner
@@ -82,13 +84,13 @@ func (r *Request) mayUse(pool *pools.Pool) bool {
 	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels())
 }
 
-// Node is what matters of a node.
+// Node is the properties of a node that matter to IPAM.
 type Node struct {
 	Name string
 	// Addresses are the node's InternalIPs.
 	Addresses []netip.Addr
 	Labels    labels.Set
-	// ProviderID is by which its cloud knows it.
+	// ProviderID is the node's spec.providerID, for the external assigner.
 	ProviderID string
 }
 

@@ -15,37 +15,37 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Reservation is addresses taken for a pod in memory. It ends with Commit or
-// Unreserve.
+// Reservation is addresses that this process promised to a pod, in memory. It ends with
+// Commit or Unreserve. Not safe for concurrent use.
 type Reservation struct {
 	request Request
 	node    Node
 	addrs   []*address
 }
 
-// address is one address of a reservation, the one at the same position as the
-// part of the request.
+// address is one address of a reservation. It has the position of its part in the
+// request.
 type address struct {
 	Addr netip.Addr
 	Pool string
 	part int
-	// stored is the object to update; nil: one is to be created.
+	// stored is the record of the object to update; nil: Commit creates an object.
 	stored *allocator.Record
-	// committed is what Commit wrote, and created says whether that made the
-	// object, for Abandon.
+	// committed is the object that Commit wrote; created: Commit created it. Abandon
+	// needs both.
 	committed *v1alpha1.FloatingIP
 	created   bool
 }
 
 func (a *address) name() string { return v1alpha1.NameOf(a.Addr) }
 
-// Names of the reservation's FloatingIPs in the order of the request, as the annotation of
-// the bound pod has them.
+// Names returns the names of the FloatingIPs in the order of the request, in the format
+// of the bound pod's annotation.
 func (r *Reservation) Names() string {
 	return podrequest.FormatNames(r.Addrs())
 }
 
-// Addrs are the addresses in the order of the request.
+// Addrs returns the addresses in the order of the request.
 func (r *Reservation) Addrs() []netip.Addr {
 	addrs := make([]netip.Addr, len(r.addrs))
 	for i, a := range r.addrs {
@@ -59,7 +59,7 @@ func (r *Reservation) Kept() bool {
 	return !slices.ContainsFunc(r.addrs, func(a *address) bool { return a.stored == nil })
 }
 
-// Pools of the addresses, in their order, separated by commas.
+// Pools returns the pools of the addresses, in their order, separated by commas.
 func (r *Reservation) Pools() string {
 	var names []string
 	for _, a := range r.addrs {
@@ -68,9 +68,9 @@ func (r *Reservation) Pools() string {
 	return strings.Join(names, ",")
 }
 
-// Reserve takes the addresses for the pod on a node from the pools within its
-// reach, in memory, all or none. It fails with a *ShortageError if one went to
-// another pod since Candidates.
+// Reserve takes addresses for the pod, from the pools within the node's reach, in
+// memory, all or none. It fails with a *ShortageError if another pod has taken an
+// address since Candidates. It does not block.
 func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservation, error) {
 	taken, err := i.book.Reserve(c.claimant, c.wants(reach.Positions()))
 	var unmet *allocator.UnmetError
@@ -87,19 +87,19 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 	return r, nil
 }
 
-// Unreserve gives back what Reserve took. It is idempotent, and does nothing to
-// an address that was committed.
+// Unreserve gives back the addresses that Reserve took. It is idempotent, and does
+// nothing to committed addresses. It does not block.
 func (i *IPAM) Unreserve(r *Reservation) {
 	owner := r.request.OwnerKey()
 	for _, a := range r.addrs {
 		switch {
 		case i.book.Release(a.Addr, r.request.UID):
 			i.tell(Change{Pool: a.Pool, Addr: a.Addr})
-			// It counted against what the namespace and the owner may have.
+			// The reservation counted against the limits of the namespace and the owner.
 			i.tellShare(a.Addr, r.request.Namespace)
 			i.tell(Change{Owner: &owner, More: 1})
 		case a.stored != nil:
-			// Another pod of the owner may have found it taken.
+			// Another pod of the owner may wait for it.
 			i.tell(Change{Owner: &owner, Addr: a.Addr, More: 1})
 		}
 	}

@@ -9,19 +9,18 @@ import (
 	"time"
 )
 
-// rests are addresses whose FloatingIP somebody deleted although their cooldown was
-// yet to come. The controller makes another FloatingIP for the rest; until that is
-// seen, and where no controller runs, the book keeps them from everybody. Safe in
-// parallel.
+// rests are addresses whose FloatingIP was deleted before their cooldown. The controller
+// creates another FloatingIP for the cooldown. Until the book sees that one, and if no
+// controller runs, the book gives the address to no pod. Safe for concurrent use.
 type rests struct {
-	// cooldown of a pool.
+	// cooldown returns the cooldown of a pool.
 	cooldown func(pool string) time.Duration
-	// over is called when one has rested, serially and without a lock.
+	// over is called when the cooldown of an address is over, serially, without a lock.
 	over func(addr netip.Addr)
 
 	mu    sync.Mutex
 	all   map[netip.Addr]deletion
-	again chan struct{} // one of them, or a pool, is new
+	again chan struct{} // signals a new address or new pools
 }
 
 type deletion struct {
@@ -33,7 +32,7 @@ func newRests(cooldown func(pool string) time.Duration, over func(addr netip.Add
 	return &rests{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: make(chan struct{}, 1)}
 }
 
-// begin notes that an address of a pool rests from now on. It does not block.
+// begin notes that the cooldown of an address begins now. It does not block.
 func (r *rests) begin(addr netip.Addr, pool string) {
 	r.mu.Lock()
 	r.all[addr] = deletion{pool, time.Now()}
@@ -41,7 +40,8 @@ func (r *rests) begin(addr netip.Addr, pool string) {
 	r.review()
 }
 
-// review looks at all anew: pools changed. It does not block.
+// review makes run check all addresses again, because pools may have changed. It does
+// not block.
 func (r *rests) review() {
 	select {
 	case r.again <- struct{}{}:
@@ -49,7 +49,7 @@ func (r *rests) review() {
 	}
 }
 
-// run ends rests when they are over, until ctx ends. It blocks.
+// run ends cooldowns when they are over, until ctx ends. It blocks.
 func (r *rests) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -70,8 +70,8 @@ func (r *rests) run(ctx context.Context) {
 	}
 }
 
-// take returns those that are over, and forgets them, and in how long the next is;
-// 0: there is none.
+// take removes and returns the addresses whose cooldown is over. next is the time until
+// the next one; 0: there is none.
 func (r *rests) take(now time.Time) (ended []netip.Addr, next time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

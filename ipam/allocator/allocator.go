@@ -20,36 +20,36 @@ var (
 	// ErrExhausted is returned when no pool that may serve the request has a free
 	// address.
 	ErrExhausted = errors.New("no free address")
-	// ErrLost is returned when an address of the owner is not to be had any more:
-	// another of its pods has it, or the API server gave it to somebody else.
+	// ErrLost is returned when an address of the owner is no longer available: another
+	// of its pods has it, or it has another owner now.
 	ErrLost = errors.New("the address was given to somebody else")
 	// ErrLimit is returned when the owner has as many addresses as it may have.
 	ErrLimit = errors.New("the owner has all the addresses it may have")
-	// ErrSetInUse is returned when as many pods have addresses of the owner's fixed set
-	// as it is for.
+	// ErrSetInUse is returned when the owner has a fixed set, and as many pods have
+	// addresses as the set allows.
 	ErrSetInUse = errors.New("the addresses of the owner's fixed set are with other pods")
 )
 
-// entry is one address in use or at rest. If it is in use, at least one of its
-// layers is set.
+// entry is one address, in use or freed and queued in its pool. If it is in use, stored
+// or promised is set.
 type entry struct {
 	addr     netip.Addr
 	stored   *stored
 	promised *promise
 	// gone is the UID of the last stored object that was deleted while the address
-	// was promised: its creation may be confirmed after its deletion was seen.
+	// was promised: Confirm may come after Forget.
 	gone *string
-	// prev and next link the addresses of an owner, or those of a pool that rest.
+	// prev and next link the addresses of an owner, or a pool's freed addresses.
 	prev, next *entry
 }
 
-// promise is a reservation: who is being scheduled with the address.
+// promise is a reservation of an address for a pod.
 type promise struct {
 	podUID string
 	owner  ownerKey
 }
 
-// use is what an address is used for, as pools count it.
+// use is the state of an address, as pools count it.
 type use uint8
 
 const (
@@ -75,10 +75,10 @@ func (e *entry) use() use {
 	return allocated
 }
 
-// inUse says whether there is an entry, and not one at rest.
+// inUse says whether the address has an entry and is not just queued in its pool.
 func (e *entry) inUse() bool { return e != nil && e.use() != unused }
 
-// owner returns under whose key the address is listed.
+// owner returns the owner key under which the address is listed.
 func (e *entry) owner() (ownerKey, bool) {
 	switch {
 	case e.stored != nil && e.stored.owned():
@@ -93,13 +93,12 @@ func (e *entry) promisedTo(podUID string) bool {
 	return e.promised != nil && e.promised.podUID == podUID
 }
 
-// usable says whether the stored address is owner's to use for a pod now.
+// usable says whether the owner may use the stored address for a pod now.
 func (e *entry) usable(owner Owner, podUID string, pods Pods) bool {
 	return e.stored != nil && e.heldBy(owner, podUID, pods) && (e.promised == nil || e.promised.podUID == podUID)
 }
 
-// Allocator is the book. Safe for concurrent use; no method blocks but for the
-// mutex.
+// Allocator is the book. Safe for concurrent use; methods wait only for the mutex.
 type Allocator struct {
 	mu     sync.Mutex
 	pools  []*freeSpace
@@ -109,25 +108,26 @@ type Allocator struct {
 	index  index
 	pods   Pods
 	// owners lists the addresses that are stored for an owner or promised to it, by
-	// the hash of its key: a list may have other owners' as well.
+	// the hash of its key. Owners whose keys have the same hash share a list.
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
 }
 
-// Pods says what is known of the pods that records name. It is called under the
+// Pods answers questions about the pods that records name. It is called under the
 // book's lock and must not block.
 type Pods interface {
-	// Gone pods have ended, so that their owner may use the address before the record
-	// says so.
+	// Gone says whether the pod has ended: its owner may use the address before the
+	// record says so.
 	Gone(record *Record) bool
-	// Lost pods are being deleted, and nobody knows when that ends, for their node is
-	// lost: they keep their address, and their owner may have another instead.
+	// Lost says whether the pod is being deleted and its node is lost, so that the
+	// deletion may never end. The pod keeps its address, and its owner may have another
+	// one instead.
 	Lost(record *Record) bool
 }
 
-// New returns an empty book without pools. pods may be nil: nothing is known of
-// them.
+// New returns an empty book without pools. pods may be nil: then no pod counts as gone
+// or lost.
 func New(pods Pods) *Allocator {
 	return &Allocator{
 		pods:   pods,
@@ -138,8 +138,8 @@ func New(pods Pods) *Allocator {
 	}
 }
 
-// SetPools replaces the pools. Addresses in use stay in use, also those that no
-// pool contains any longer. The View is of these pools.
+// SetPools replaces the pools and returns a View of them. Addresses in use stay in use,
+// even if no pool contains them any more.
 func (a *Allocator) SetPools(pools []Pool) *View {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -147,7 +147,7 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	previous := a.byName
 	a.pools = make([]*freeSpace, 0, len(pools))
 	a.byName = make(map[string]*freeSpace, len(pools))
-	// changed pools have other addresses, capped ones had no cap before.
+	// changed pools are new or have new ranges; capped pools had no cap before.
 	var changed, capped []*freeSpace
 	for _, pool := range pools {
 		space := previous[pool.Name]
@@ -155,7 +155,7 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 			space = newFreeSpace(pool)
 			changed = append(changed, space)
 		} else {
-			// The same addresses: keep the order in which they rest.
+			// The same addresses: keep the queue of freed ones.
 			if space.MaxPerNamespace == 0 && pool.MaxPerNamespace > 0 {
 				capped = append(capped, space)
 			}
@@ -166,11 +166,11 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 		a.byName[pool.Name] = space
 	}
 	a.homes = iprange.Table[*freeSpace]{}
-	// Ascending, for the table grows fastest at its end.
+	// In ascending order, because the table grows fastest at its end.
 	for _, space := range slices.SortedFunc(slices.Values(a.pools), func(x, y *freeSpace) int { return x.first().Compare(y.first()) }) {
 		a.homes.Add(space.Ranges, space)
 	}
-	for _, space := range previous { // those that were not kept
+	for _, space := range previous { // pools that are gone or changed
 		for space.resting.first != nil {
 			e := space.resting.first
 			space.resting.remove(e)
@@ -196,8 +196,8 @@ func (a *Allocator) SetPools(pools []Pool) *View {
 	return a.view
 }
 
-// visit calls look with each entry of some pools: word by word of their ranges, or
-// by a look at all there are if that is less.
+// visit calls look with each entry of some pools. It goes through the words of their
+// ranges, or through all entries if the book has fewer pages than that.
 func (a *Allocator) visit(spaces []*freeSpace, look func(*freeSpace, *entry)) {
 	if len(spaces) == 0 {
 		return
@@ -232,9 +232,9 @@ func (a *Allocator) home(addr netip.Addr) *freeSpace {
 	return home
 }
 
-// change applies mutate to the entry of addr, which it makes and drops as
-// needed, and keeps the counts of its pool, the shares of namespaces and the lists
-// of owners. It says whether the address came free.
+// change applies mutate to the entry of addr. It creates and removes the entry as
+// needed, and updates the counts of its pool, the shares of namespaces and the lists
+// of owners. It returns whether the address came free.
 func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 	e := a.index.entry(addr)
 	listed := e != nil
@@ -283,7 +283,8 @@ func (a *Allocator) change(addr netip.Addr, mutate func(*entry)) (freed bool) {
 			home.publish()
 		}
 	}
-	// Only now: it may have rested until now, and is linked once.
+	// Last: prev and next link one ring only, and the entry may just have left its
+	// pool's queue.
 	if moved && ownedAfter {
 		a.own(ownerAfter, e)
 	}
@@ -319,9 +320,9 @@ func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	}
 }
 
-// Held returns the stored addresses that owner may use for the pod podUID, most
-// fitting first: the pod's own, those a pod of the name podName had, the oldest.
-// Addresses promised to another pod are left out.
+// Held returns the stored addresses that owner may use for the pod podUID, in order of
+// preference: the pod's own, addresses that a pod with the name podName had, the
+// oldest. It leaves out addresses promised to another pod.
 func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -349,7 +350,8 @@ func (a *Allocator) Held(owner Owner, podUID, podName string) []Record {
 	return held
 }
 
-// Stored returns what the API server stores of an address.
+// Stored returns the record of an address, as far as the book has seen; ok is false if
+// it has none.
 func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -359,8 +361,8 @@ func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 	return Record{}, false
 }
 
-// RecordsOf returns what the API server stores of an owner's addresses, whatever its
-// UID, in no order.
+// RecordsOf returns the records of an owner's addresses, whatever the owner's UID, in no
+// order.
 func (a *Allocator) RecordsOf(owner Owner) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -373,8 +375,8 @@ func (a *Allocator) RecordsOf(owner Owner) []Record {
 	return records
 }
 
-// IsIdle says whether somebody could be given the address: it is free in its pool,
-// or stored for an owner that may use it for its next pod.
+// IsIdle says whether a pod could take the address: it is free in its pool, or stored
+// for an owner that may use it for its next pod.
 func (a *Allocator) IsIdle(addr netip.Addr) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -405,9 +407,10 @@ func (a *Allocator) owned(owner Owner) (v4, v6 int) {
 	return countFamilies(a.ownedBy(owner.key()), func(*entry) bool { return true })
 }
 
-// Shared counts the addresses of each family that pods of an owner have or may have,
-// by its UID and by what mayKeep says of those that are stored. An IPClaim takes what
-// an earlier one of its name left.
+// Shared counts the addresses of each family that pods of an owner have or may have:
+// promised addresses, and stored ones that match the owner's UID and that mayKeep
+// accepts. An IPClaim also takes addresses of an earlier claim of its name, and the UID
+// does not matter under policy Never. mayKeep is called under the lock.
 func (a *Allocator) Shared(owner Owner, mayKeep func(*Record) bool) (v4, v6 int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -433,13 +436,14 @@ func countFamilies(entries iter.Seq[*entry], counts func(*entry) bool) (v4, v6 i
 	return v4, v6
 }
 
-// Counts of a pool. Allocated includes addresses promised to pods that are being
-// scheduled; Reserved are those an administrator took out; Cooling ones rest.
+// Counts are the numbers of a pool's addresses. Allocated includes addresses promised
+// to pods that are being scheduled; Reserved are the ones that an administrator took out
+// of circulation; Cooling are cooling down.
 type Counts struct {
 	Capacity, Allocated, Retained, Reserved, Cooling, Free uint64
 }
 
-// Counts returns the counts of a pool, zero for one it does not know.
+// Counts returns the counts of a pool, all zero for an unknown pool.
 func (a *Allocator) Counts(pool string) Counts {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -457,8 +461,8 @@ func (a *Allocator) Counts(pool string) Counts {
 	}
 }
 
-// Release gives back what Reserve took and says whether the address is free now.
-// It is idempotent.
+// Release ends the reservation of an address by the pod podUID and returns whether the
+// address came free. It is idempotent.
 func (a *Allocator) Release(addr netip.Addr, podUID string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -469,9 +473,9 @@ func (a *Allocator) Release(addr netip.Addr, podUID string) (freed bool) {
 	return a.change(addr, func(e *entry) { e.promised = nil })
 }
 
-// Confirm turns the reservation of the pod podUID into what the API server now
-// stores of the address. It reports whether the address came free, which it does
-// where the object was deleted again before its creation was confirmed.
+// Confirm replaces the reservation of the pod podUID with the record that the API server
+// now stores. It returns whether the address came free: the object may have been deleted
+// before Confirm was called.
 func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -486,10 +490,10 @@ func (a *Allocator) Confirm(record Record, podUID string) (freed bool) {
 	})
 }
 
-// Observe takes in what the API server stores of an address, or did a moment ago:
-// news older than what the book has of it is ignored, and so is an object whose
-// deletion was seen while the address was promised, when its reader asked for it.
-// It reports whether the address came to be retained: somebody may wait for it.
+// Observe updates the book with a record that was read from the API server. It ignores
+// a record that is older than the book's, and one of an object whose deletion the book
+// saw while the address was promised: the caller may have read it before. It returns
+// whether the address is newly retained for the owner, so that a pod may wait for it.
 func (a *Allocator) Observe(record Record) (retainedNow bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -508,9 +512,9 @@ func (a *Allocator) Observe(record Record) (retainedNow bool) {
 	return retainedNow
 }
 
-// Forget takes in that the API server deleted the object uid of an address, and
-// says whether the address is free now. If it rests it is not, until another object
-// of it was seen and deleted, or Rested is called.
+// Forget notes that the object uid of an address was deleted, and returns whether the
+// address came free. With rests the address cools down instead, until another object of
+// it was seen and deleted, or until Rested is called.
 func (a *Allocator) Forget(addr netip.Addr, uid string, rests bool) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -530,8 +534,8 @@ func (a *Allocator) Forget(addr netip.Addr, uid string, rests bool) (freed bool)
 	})
 }
 
-// Rested ends the rest of an address that Forget was told of, and says whether it is
-// free now. One that has an object again is left alone.
+// Rested ends the cooldown that Forget began, and returns whether the address came
+// free. It does nothing if the address has an object again.
 func (a *Allocator) Rested(addr netip.Addr) (freed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package allocator is the book of addresses: which are in use, by whom, and
-// which are free, all in memory under one mutex. It does no I/O and knows no
-// Kubernetes; it imports the standard library only.
+// Package allocator is the book of addresses: which are in use, for which owner and
+// pod, and which are free, all in memory under one mutex. It does no I/O and does not
+// know Kubernetes; it imports the standard library and package iprange only.
 //
-// An address has two layers. What the API server stores of it arrives by
-// [Allocator.Observe] and [Allocator.Forget] and is the truth; what this
-// process promised to a pod that is being scheduled is a reservation, taken by
-// [Allocator.Reserve] and given back by [Allocator.Release]. An address is free
-// when it has neither.
+// The state of an address has two layers. The record is what the API server stores; it
+// arrives by [Allocator.Observe] and [Allocator.Forget] and is the truth. A reservation
+// is a promise of this process to a pod that is being scheduled; it is taken by
+// [Allocator.Reserve] and given back by [Allocator.Release]. An address is free when it
+// has neither.
 //
 // # Cost
 //
-// A pool hands out addresses it never gave before, in order, then the one freed
-// longest ago, so that an address rests as long as the pool allows before it is
-// given to somebody else. No operation walks over addresses in use: a bitmap with
-// summaries tells the next that is not.
+// A pool first gives the addresses that it has never given since the start, in order,
+// then the address that was freed longest ago. So an address stays unused as long as
+// possible before another owner gets it. No operation goes through the addresses in
+// use: a bitmap with summaries finds the next unused address.
 //
-// Only addresses in use and those freed since the start take memory, and of pools
-// so large that they are never used up only those in use: an IPv6 /64 costs as
-// little as one address. What the records of many addresses repeat is kept once.
+// Only addresses in use and addresses freed since the start take memory. In a pool so
+// large that it is never used up, only addresses in use do: an IPv6 /64 costs as little
+// as one address. Data that many records repeat is stored once.
 //
-// Of a pool that has a cap per namespace it is counted what each namespace has, with
-// every change of an address. Other pools cost nothing for it.
+// For a pool with a cap per namespace, every change of an address updates what its
+// namespace has. Other pools have no such cost.
 //
 // # Caveats
 //
-// The free count of a pool is a snapshot: between Candidates and Reserve another
-// pod may have taken the last address, and Reserve says so.
+// The free count of a pool is a snapshot: between a read of it and Reserve another pod
+// may take the last address. Then Reserve fails.
 package allocator

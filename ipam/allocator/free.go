@@ -14,29 +14,30 @@ import (
 // bits.
 const Unlimited = math.MaxUint64
 
-// inexhaustible is the capacity from which on a pool needs no addresses a second
-// time as long as the process lives: its freed ones need not be remembered.
+// inexhaustible is the least capacity at which a pool never has to give an address a
+// second time while the process lives: it needs no queue of freed addresses.
 const inexhaustible = 1 << 33
 
-// Pool is what the allocator needs to know of a pool.
+// Pool is a pool in the allocator's terms.
 type Pool struct {
 	Name string
-	// Ranges have no address that another pool has.
+	// Ranges do not overlap with those of another pool.
 	Ranges   iprange.Set
 	Capacity uint64
 	// Disabled pools give no new addresses.
 	Disabled bool
-	// MaxPerNamespace is how many addresses the owners of one namespace may have
-	// before the pool gives them no more; 0: there is no cap.
+	// MaxPerNamespace caps the addresses that the owners of one namespace may have;
+	// 0: there is no cap.
 	MaxPerNamespace uint64
 }
 
 // View reads free counts without a lock, by the position of a pool in one call of
-// [Allocator.SetPools]. It stays valid, but not up to date, after the next.
+// [Allocator.SetPools]. After the next call it stays valid, but is out of date. Safe for
+// concurrent use.
 type View struct {
-	// free counts lie side by side: those of all pools are read for every pod.
+	// free are the counts, in one array: every pod reads those of all pools.
 	free []atomic.Uint64
-	// names tell a book that has other pools by now what is meant.
+	// names map positions to pools after the book got other pools.
 	names []string
 }
 
@@ -44,15 +45,15 @@ type View struct {
 // not block.
 func (v *View) Free(position int) uint64 { return v.free[position].Load() }
 
-// freeSpace hands out the addresses of one pool. The caller's lock guards it.
+// freeSpace gives the addresses of one pool. The caller's lock guards it.
 //
-// Addresses at or behind the cursor were never handed out since the start;
-// those before it are in use or rest, in the order they were freed. In a pool that
-// is inexhaustible none rest.
+// The pool has given no address from the cursor (next) on since the start. Addresses
+// before it are in use or in the queue (resting), in the order in which they were freed.
+// An inexhaustible pool has no queue.
 type freeSpace struct {
 	Pool
 	count [uses]int
-	// published is what free returns, for readers without the lock.
+	// published has the result of free, for readers without the lock.
 	published *atomic.Uint64
 
 	rangeIndex int
@@ -71,7 +72,7 @@ func (f *freeSpace) rewind() {
 	f.rangeIndex, f.next = 0, f.first()
 }
 
-// first is the first address of the pool, invalid where it has none.
+// first returns the first address of the pool, invalid if it has none.
 func (f *freeSpace) first() netip.Addr {
 	if len(f.Ranges) == 0 {
 		return netip.Addr{}
@@ -79,7 +80,7 @@ func (f *freeSpace) first() netip.Addr {
 	return f.Ranges[0].First
 }
 
-// free is the number of addresses a new pod could get.
+// free returns how many addresses new pods could get.
 func (f *freeSpace) free() uint64 {
 	used := uint64(f.count[allocated] + f.count[retained] + f.count[reserved] + f.count[cooling])
 	if f.Disabled || used >= f.Capacity {
@@ -93,7 +94,7 @@ func (f *freeSpace) free() uint64 {
 
 func (f *freeSpace) publish() { f.published.Store(f.free()) }
 
-// take returns an address that is not in use. The caller takes it into use.
+// take returns an address that is not in use. The caller must mark it as in use.
 func (f *freeSpace) take(in *index) (netip.Addr, bool) {
 	if addr, ok := f.advance(in); ok {
 		return addr, true
@@ -108,7 +109,7 @@ func (f *freeSpace) take(in *index) (netip.Addr, bool) {
 	return f.advance(in)
 }
 
-// advance moves the cursor over the next address that is not in use.
+// advance returns the next address that is not in use and moves the cursor behind it.
 func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	for f.next.IsValid() {
 		last := f.Ranges[f.rangeIndex].Last
@@ -129,8 +130,7 @@ func (f *freeSpace) advance(in *index) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// rests says whether an address that is freed has to wait for its turn in the
-// queue: the cursor is past it.
+// rests says whether a freed address goes into the queue: the cursor is past it.
 func (f *freeSpace) rests(addr netip.Addr) bool {
 	return f.Capacity < inexhaustible && (!f.next.IsValid() || addr.Less(f.next))
 }

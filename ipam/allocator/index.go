@@ -14,30 +14,29 @@ import (
 )
 
 // index finds entries by address, and the next address that is not in use, without
-// a walk over those that are. It takes memory for what it lists only, so that it
-// does not matter how large a pool is. The zero value is empty.
+// going through the addresses in use. Its memory grows with its entries, not with the
+// size of pools. The zero value is empty.
 //
-// It is a bitmap of the address space of which only words that are not empty
-// exist, with summaries: a word of a summary says of 64 words of the level below
-// which are full. IPv4 addresses have the place of the IPv6 address they map to,
-// which therefore must not be in a pool.
+// It is a sparse bitmap of the address space, which stores only words that are not
+// empty, with summaries: each bit in a word of a summary says whether a word of the
+// level below is full. An IPv4 address has the place of its IPv4-mapped IPv6 address
+// (RFC 4291), so no pool may contain IPv4-mapped addresses.
 type index struct {
 	pages map[place]page
 	full  []map[place]uint64
 }
 
-// page is 64 addresses that follow each other.
+// page is 64 consecutive addresses.
 type page struct {
 	used   uint64 // addresses in use
-	listed uint64 // addresses with an entry: those in use, and those that rest
-	// entries of those listed, in order.
+	listed uint64 // addresses with an entry: in use, or freed and queued
+	// entries of the listed addresses, in order.
 	entries []*entry
 }
 
 func (p page) rank(bit uint) int { return bits.OnesCount64(p.listed & (1<<bit - 1)) }
 
-// place is an address as a number, or that number shifted right by 6 bits for
-// each level above.
+// place is an address as a number, shifted right by 6 bits per level.
 type place struct{ hi, lo uint64 }
 
 func placeOf(addr netip.Addr) place {
@@ -45,7 +44,7 @@ func placeOf(addr netip.Addr) place {
 	return place{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
 }
 
-// addr is the inverse of placeOf, for an address of the family of like.
+// addr is the inverse of placeOf. The result has the family of like.
 func (p place) addr(like netip.Addr) netip.Addr {
 	var b [16]byte
 	binary.BigEndian.PutUint64(b[:8], p.hi)
@@ -56,7 +55,7 @@ func (p place) addr(like netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// split returns the word that the place is in, and its bit.
+// split returns the word that contains the place, and the bit in it.
 func (p place) split() (word place, bit uint) {
 	return place{p.hi >> 6, p.hi<<58 | p.lo>>6}, uint(p.lo & 63)
 }
@@ -109,8 +108,8 @@ func (x *index) occupy(e *entry) {
 	}
 }
 
-// vacate marks the address of a listed entry as not in use, and lists it on if it
-// rests.
+// vacate marks the address of a listed entry as not in use. The entry stays listed if
+// it rests.
 func (x *index) vacate(e *entry, rests bool) {
 	word, bit := placeOf(e.addr).split()
 	p := x.pages[word]
@@ -137,7 +136,7 @@ func (x *index) vacate(e *entry, rests bool) {
 	}
 }
 
-// word returns which places of a word are full: in use, at level 0.
+// word returns a bit for each place of a word: in use at level 0, full above.
 func (x *index) word(level int, at place) uint64 {
 	switch {
 	case level == 0:
@@ -152,7 +151,7 @@ func (x *index) word(level int, at place) uint64 {
 func (x *index) free(first, last netip.Addr) (netip.Addr, bool) {
 	from, level := placeOf(first), 0
 	at := from
-	for { // up, over what is full
+	for { // up, past full words
 		word, bit := at.split()
 		if left := ^x.word(level, word) >> bit; left != 0 {
 			at = word.join(bit + uint(bits.TrailingZeros64(left)))
@@ -161,10 +160,10 @@ func (x *index) free(first, last netip.Addr) (netip.Addr, bool) {
 		at = word.next()
 		level++
 	}
-	for ; level > 0; level-- { // down, to the first that is not
+	for ; level > 0; level-- { // down, to the first address that is not in use
 		at = at.join(uint(bits.TrailingZeros64(^x.word(level-1, at))))
 	}
-	if at.less(from) || placeOf(last).less(at) { // less: over the end of the address space
+	if at.less(from) || placeOf(last).less(at) { // at.less(from): past the end of the address space
 		return netip.Addr{}, false
 	}
 	return at.addr(first), true
@@ -183,7 +182,7 @@ func (x *index) all() iter.Seq[*entry] {
 	}
 }
 
-// within yields the entries of a range, at the cost of words64 look-ups.
+// within yields the entries of a range. It costs words64 lookups.
 func (x *index) within(r iprange.Range) iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		last, _ := placeOf(r.Last).split()
@@ -197,8 +196,8 @@ func (x *index) within(r iprange.Range) iter.Seq[*entry] {
 	}
 }
 
-// words64 is in how many words of 64 addresses a range lies, or as many as 32 bits
-// hold if it is more.
+// words64 returns how many words of 64 addresses a range touches, at most
+// math.MaxUint32.
 func words64(r iprange.Range) uint64 {
 	first, _ := placeOf(r.First).split()
 	last, _ := placeOf(r.Last).split()

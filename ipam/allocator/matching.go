@@ -4,22 +4,22 @@ package allocator
 
 import "net/netip"
 
-// option is one way to serve a want: an address that is the owner's already, an
-// address that a pool would give, or any address of a pool.
+// option is one way to serve a want: an address of the owner, a certain free address of
+// a pool, or any free address of a pool.
 type option struct {
-	addr netip.Addr // invalid: any
-	pool *freeSpace // nil: addr is the owner's already
+	addr netip.Addr // invalid: any of the pool
+	pool *freeSpace // nil: addr belongs to the owner
 }
 
 // match chooses one option for each want such that no address is chosen twice
-// and no pool gives more addresses than room says. It prefers options that come
-// first, but serves all wants if that is possible at all. It returns the first
-// want that cannot be served together with those before it, or len(wants). Each
-// pool that is named has room. Pure.
+// and no pool gives more addresses than room says. It prefers earlier options, but
+// serves all wants if that is possible at all. unmet is the first want that cannot be
+// served together with the earlier wants, or len(wants). Every pool among the options
+// must have room.
 //
 // It is a maximum flow by augmenting paths (Ford and Fulkerson, 1956) through the
 // graph want → address → pool → sink, in which addresses carry one unit and pools
-// their room. Wants are few, so the cost is nothing.
+// their room. Wants are few, so it is cheap.
 func match(wants [][]option, room func(*freeSpace) uint64) (chosen []option, unmet int) {
 	if len(wants) == 1 && len(wants[0]) > 0 {
 		return []option{wants[0][0]}, 1
@@ -52,8 +52,8 @@ func match(wants [][]option, room func(*freeSpace) uint64) (chosen []option, unm
 	return chosen, len(wants)
 }
 
-// flow is a network with the capacity that is left on each edge; the reverse of
-// edge e is e^1.
+// flow is a network with the remaining capacity of each edge; the reverse of edge e
+// is e^1.
 type flow struct {
 	out   [][]int // edges that leave a node
 	to    []int
@@ -76,8 +76,8 @@ func (f *flow) edge(from, to int, capacity uint64) int {
 	return e
 }
 
-// target returns the node that an option leads to, made with what is behind it
-// when it is first named.
+// target returns the node of an option. It adds the node, and the path from it to the
+// sink, on first use.
 func (f *flow) target(o option, sink int, room func(*freeSpace) uint64) int {
 	behind := sink
 	if o.pool != nil {
@@ -101,7 +101,7 @@ func (f *flow) target(o option, sink int, room func(*freeSpace) uint64) int {
 	return node
 }
 
-// push sends one unit from a node to the sink.
+// push sends one unit from a node to the sink, if a path has capacity left.
 func (f *flow) push(from, sink int, seen []bool) bool {
 	if from == sink {
 		return true

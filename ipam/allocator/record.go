@@ -8,21 +8,22 @@ import (
 	"unique"
 )
 
-// Owner is what an address belongs to. Comparable.
+// Owner is the workload, IPClaim or pod that an address belongs to. Comparable.
 type Owner struct {
-	// APIVersion and Kind say what the owner is; the version part does not count
-	// for identity.
+	// APIVersion and Kind say what the owner is. The version in APIVersion is not part
+	// of its identity.
 	APIVersion, Kind string
 	Namespace, Name  string
-	// UID tells an owner from another that had its name before. Of what is stored
-	// it may be empty: the address is for the first owner of that name.
+	// UID tells an owner from an earlier one of the same name. In a record it may be
+	// empty: the address is for the first owner of that name.
 	UID string
-	// PodName is the pod the address stands for, NodeName the node; both are
-	// empty where the owner's pods share out its addresses.
+	// PodName is set if the address belongs to the pod of that name, NodeName if it
+	// belongs to the owner's pod on that node. Both are empty if the owner's pods share its
+	// addresses.
 	PodName, NodeName string
 }
 
-// Record is what the API server stores of an address in use.
+// Record is what the API server stores of an address, in the book's terms.
 type Record struct {
 	Addr  netip.Addr
 	Pool  string
@@ -32,16 +33,15 @@ type Record struct {
 	PodName, PodUID string
 	// LastPod is the name of the holder before the present one.
 	LastPod string
-	// Index says which of its pod's addresses it is.
+	// Index is the address's position among those of its pod.
 	Index  int32
 	Policy Policy
 	// Reserved marks an address that an administrator took out of circulation.
 	Reserved bool
-	// Cooling marks an address that was freed and is not to be given to anybody
-	// yet.
+	// Cooling marks an address that was freed and is cooling down: no pod gets it yet.
 	Cooling bool
 	// Attached marks an address that the external assigner was told to attach.
-	// Without a pod it is yet to be detached, and until then no pod gets it.
+	// Without a pod it must be detached first, and until then no pod gets it.
 	Attached bool
 
 	// UID and Version identify the stored object. Versions of one object grow
@@ -50,8 +50,8 @@ type Record struct {
 	Version uint64
 	Created time.Time
 
-	// NamespaceUID is what is recorded of the owner's namespace. The book keeps it
-	// and does not judge it.
+	// NamespaceUID is the recorded UID of the owner's namespace. The book stores it but
+	// does not use it.
 	NamespaceUID string
 }
 
@@ -65,9 +65,9 @@ const (
 	Never
 )
 
-// ownerKey is the identity under which an owner finds its addresses again. It
-// leaves out the API version, which may change under a live workload, and the
-// UID, which a workload kept by Never may change.
+// ownerKey is the identity under which the book lists an owner's addresses. It leaves
+// out the API version, which may change during a workload's life, and the UID, because
+// under policy Never a new workload of the same name gets the addresses.
 type ownerKey struct {
 	group, kind, namespace, name, podName, nodeName string
 }
@@ -89,8 +89,8 @@ func (o Owner) SameWorkload(other Owner) bool {
 	return o.key() == other.key()
 }
 
-// stored is a Record as the book keeps it. There may be very many: what many have
-// in common is kept once.
+// stored is a Record in compact form, because there may be very many: values that many
+// records share are stored once.
 type stored struct {
 	of                          unique.Handle[ownerGroup]
 	pool                        unique.Handle[string]
@@ -105,10 +105,10 @@ type stored struct {
 	reserved, cooling, attached bool
 }
 
-// ownerGroup is what many owners have in common.
+// ownerGroup is the part of a record that many records share.
 type ownerGroup struct{ apiVersion, kind, namespace, nodeName, namespaceUID string }
 
-// store makes a record what is stored of the address.
+// store replaces the stored record of the address.
 func (e *entry) store(record *Record) {
 	owner := &record.Owner
 	if e.stored == nil {
@@ -125,7 +125,7 @@ func (e *entry) store(record *Record) {
 	}
 }
 
-// record returns what store was told last; it was told.
+// record returns the stored record. stored must not be nil.
 func (e *entry) record() Record {
 	s := e.stored
 	return Record{
@@ -146,18 +146,19 @@ func (s *stored) owner() Owner {
 	}
 }
 
-// available says whether the address waits for a pod of its owner.
+// available says whether the address is retained and its owner's next pod may have it.
 func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.attached }
 
-// owned says whether the address is an owner's and not out of circulation.
+// owned says whether the address is neither reserved nor cooling down.
 func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 
-// isFor says whether the address is for an owner of the right name, by its UID.
+// isFor says whether the address's owner UID is empty or that of owner, which has the
+// same key.
 func (s *stored) isFor(owner Owner) bool { return s.ownerUID == owner.UID || s.ownerUID == "" }
 
-// heldBy says whether the stored address is owner's to use for the pod podUID: the
-// pod has it already, or the policy kept it for the owner. pods, which may be
-// nil, say of another pod whether it is gone.
+// heldBy says whether owner may use the stored address for the pod podUID: the pod has
+// it already, or the policy keeps it for the owner and its holder is gone. pods may be
+// nil.
 func (e *entry) heldBy(owner Owner, podUID string, pods Pods) bool {
 	s := e.stored
 	if !s.owned() || s.attached && s.podUID == "" {
@@ -173,12 +174,11 @@ func (e *entry) heldBy(owner Owner, podUID string, pods Pods) bool {
 	case Never:
 		kept = true
 	default:
-		// Taken for an owner before any pod asked, whatever becomes of it after one.
+		// Preallocated for the owner: no pod has had it yet.
 		kept = s.podUID == "" && s.isFor(owner)
 	}
-	// A pod with a name that lasts replaces the holder of that name: the API
-	// server admits one pod of a name, so the other is gone. Of pods that share out
-	// addresses the other may be alive.
+	// If the address stands for a pod name, the holder is gone: the API server admits
+	// one pod of a name. If pods share addresses, the holder may be alive.
 	if !kept || s.podUID == "" || owner.PodName != "" {
 		return kept
 	}

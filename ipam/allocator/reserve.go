@@ -10,52 +10,52 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// Claimant is for whom addresses are reserved.
+// Claimant is the pod and the owner for which Reserve takes addresses.
 type Claimant struct {
 	Owner  Owner
 	PodUID string
 	// Limited owners may have Limit addresses of each family.
 	Limited bool
 	Limit   int
-	// FixedSet: the owner keeps a set of addresses for MaxPods pods. While as many of its
-	// pods have addresses that a policy keeps, another gets no free one.
+	// FixedSet: the owner keeps addresses for MaxPods pods. While as many of its pods
+	// have addresses that a policy keeps, another pod gets no free address.
 	FixedSet bool
 	MaxPods  int
 }
 
 // Want is one address that a pod needs: one of its owner's, or a free one.
 type Want struct {
-	// Held are addresses of the owner, any of which will do, the most fitting
-	// first. None: a free address is wanted.
+	// Held are addresses of the owner in order of preference; the pod must have one of
+	// them. Empty: it may have a free address.
 	Held []netip.Addr
-	// Preferred are addresses of the owner that will do as well as a free one.
+	// Preferred are addresses of the owner that the pod may have instead of a free one.
 	Preferred []netip.Addr
-	// Pools that may give a free address, by their positions in View.
+	// Pools are the positions in View of the pools that may give a free address.
 	Pools []int
 	View  *View
-	// Ranges limit the free addresses; none: any.
+	// Ranges limit the free addresses; empty: no limit.
 	Ranges []iprange.Range
 }
 
-// Preemption is what would be different after a preemption.
+// Preemption is what a preemption would change.
 type Preemption struct {
 	// Freed addresses would be free.
 	Freed []netip.Addr
-	// Held addresses would be the owner's to use, for wants that name them.
+	// Held addresses would be available to the owner, for wants that list them.
 	Held []netip.Addr
-	// Owned is by how much the owner would have fewer addresses of each family.
+	// Owned4 and Owned6 are how many addresses fewer the owner would have, by family.
 	Owned4, Owned6 int
-	// Left addresses would no longer be of the claimant's namespace, free or not.
+	// Left addresses would no longer count for the claimant's namespace, free or not.
 	Left []netip.Addr
-	// Demand is how many free addresses pods with precedence need, and OwnDemand how
-	// many of them those of the claimant's namespace do.
+	// Demand is how many free addresses the nominated pods need before the claimant;
+	// OwnDemand is how many of these pods of the claimant's namespace need.
 	Demand, OwnDemand int
 }
 
 // Taken is a reserved address.
 type Taken struct {
 	Addr netip.Addr
-	// Pool that contains the address; empty where none does.
+	// Pool is the pool that contains the address; empty if none does.
 	Pool string
 	// Stored is the owner's record of the address; nil: it was free.
 	Stored *Record
@@ -63,7 +63,7 @@ type Taken struct {
 
 // UnmetError says which want could not be served.
 type UnmetError struct {
-	// Want is its position.
+	// Want is the position of the want.
 	Want int
 	// Reason is ErrExhausted, ErrLost, ErrLimit or ErrSetInUse.
 	Reason error
@@ -82,8 +82,8 @@ func (a *Allocator) Reserve(c Claimant, wants []Want) ([]Taken, error) {
 		return nil, err
 	}
 	taken := make([]Taken, len(wants))
-	// Those that must have a certain address come first: a pool would give it to
-	// another.
+	// Options with a certain address come first: a pool could otherwise give that
+	// address to another want.
 	for _, certain := range []bool{true, false} {
 		for i, o := range chosen {
 			if o.addr.IsValid() != certain {
@@ -116,7 +116,7 @@ func (a *Allocator) promise(addr netip.Addr, c Claimant) Taken {
 	return t
 }
 
-// giveBack undoes promise. Positions where there was none are empty.
+// giveBack undoes promise. It skips empty elements of taken.
 func (a *Allocator) giveBack(taken []Taken, podUID string) {
 	for _, t := range taken {
 		if !t.Addr.IsValid() {
@@ -130,8 +130,8 @@ func (a *Allocator) giveBack(taken []Taken, podUID string) {
 	}
 }
 
-// Feasible says whether Reserve would succeed now, or after a preemption (nil:
-// none): nil or an *UnmetError.
+// Feasible returns nil if Reserve would succeed now, or after a preemption (nil: none),
+// and an *UnmetError otherwise.
 func (a *Allocator) Feasible(c Claimant, wants []Want, preemption *Preemption) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -159,8 +159,8 @@ func (a *Allocator) choose(c Claimant, wants []Want, preemption *Preemption) ([]
 	return chosen, a.checkLimit(c, chosen, preemption)
 }
 
-// shortage says why there is no address for a want. That pools are exhausted does not
-// matter to a pod that may have no new address.
+// shortage says why there is no address for a want. A pod that may have no new address
+// gets ErrSetInUse even if the pools are exhausted too.
 func (a *Allocator) shortage(c Claimant, want Want) error {
 	switch {
 	case len(want.Held) > 0:
@@ -171,7 +171,7 @@ func (a *Allocator) shortage(c Claimant, want Want) error {
 	return ErrExhausted
 }
 
-// room is how many free addresses the pool has after a preemption.
+// room returns how many free addresses the pool has after a preemption.
 func (f *freeSpace) room(preemption *Preemption) uint64 {
 	free := f.free()
 	if free == Unlimited {
@@ -187,9 +187,8 @@ func (f *freeSpace) room(preemption *Preemption) uint64 {
 	return free - min(free, uint64(preemption.Demand))
 }
 
-// options lists how a want can be served, most fitting first. No more than one
-// for each want of the pod is needed of a kind: where that many are, the others
-// cannot have taken all.
+// options lists how a want can be served, in order of preference. It lists at most as
+// many options of a kind as the pod has wants: the other wants cannot take all of them.
 func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []option {
 	var options []option
 	owners := func(addrs []netip.Addr) {
@@ -218,12 +217,12 @@ func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []optio
 	return options
 }
 
-// roomiest returns the pools with most free addresses, those that come first
-// before others with as many, no more than most.
+// roomiest returns at most most pools, in descending order of free addresses; among
+// pools with as many, earlier ones come first.
 func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	chosen := make([]*freeSpace, 0, most)
-	var enough uint64 // free addresses that are no reason to look at a pool
-	// The counts of the view are right, so that most pools need no look.
+	var enough uint64 // a pool with no more free addresses than this is not chosen
+	// The counts of the view are exact, so most pools need no further look.
 	counted := want.View == a.view && len(b.preemption.Freed) == 0 && b.preemption.Demand == 0
 	for _, position := range want.Pools {
 		if counted && want.View.Free(position) <= enough {
@@ -245,7 +244,7 @@ func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	return chosen
 }
 
-// space returns the pool at a position of a view as it is now, nil if it is gone.
+// space returns the present pool at a position of a view, nil if it is gone.
 func (a *Allocator) space(v *View, position int) *freeSpace {
 	if v == a.view {
 		return a.pools[position]
@@ -253,7 +252,7 @@ func (a *Allocator) space(v *View, position int) *freeSpace {
 	return a.byName[v.names[position]]
 }
 
-// within lists free addresses of a want's ranges, no more than most.
+// within lists at most most free addresses in a want's ranges.
 func (a *Allocator) within(want Want, most int, b *budget) []option {
 	var spaces []*freeSpace
 	for _, position := range want.Pools {
@@ -293,8 +292,8 @@ func (a *Allocator) available(r iprange.Range, preemption *Preemption) (netip.Ad
 	return first, ok
 }
 
-// checkLimit fails with ErrLimit if the chosen options would give the owner more
-// addresses than it may have.
+// checkLimit fails with ErrSetInUse or ErrLimit if the chosen options would give the
+// owner more addresses than it may have.
 func (a *Allocator) checkLimit(c Claimant, chosen []option, preemption *Preemption) error {
 	if c.FixedSet {
 		first := slices.IndexFunc(chosen, func(o option) bool { return o.pool != nil })
@@ -322,17 +321,17 @@ func (a *Allocator) checkLimit(c Claimant, chosen []option, preemption *Preempti
 	return nil
 }
 
-// SetHasRoom says whether the claimant may have a free address besides those of its
-// owner's fixed set, if that has one.
+// SetHasRoom says whether the claimant may have a free address: its owner has no fixed
+// set, or fewer than MaxPods other pods have addresses of it.
 func (a *Allocator) SetHasRoom(c Claimant) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return !c.FixedSet || a.setHasRoom(c)
 }
 
-// setHasRoom counts the other pods that have addresses of the owner. It makes sure
-// that the addresses are of different pods, and the pods still there, only where
-// their number alone does not tell.
+// setHasRoom says whether fewer than MaxPods other pods have addresses of the owner. It
+// first counts addresses; only if they are too many does it count distinct pods that
+// are neither gone nor lost.
 func (a *Allocator) setHasRoom(c Claimant) bool {
 	var taken []*entry
 	for e := range a.ownedBy(c.Owner.key()) {
@@ -360,8 +359,8 @@ func (a *Allocator) setHasRoom(c Claimant) bool {
 	return len(pods) < c.MaxPods
 }
 
-// takenFrom says whether an address that the claimant's owner keeps is with another
-// pod, or still to be detached from where one was.
+// takenFrom says whether another pod has an address that the claimant's owner keeps, or
+// the address must still be detached from the node of such a pod.
 func (e *entry) takenFrom(c Claimant) bool {
 	switch pod := e.podUID(); {
 	case pod == c.PodUID:
@@ -374,7 +373,7 @@ func (e *entry) takenFrom(c Claimant) bool {
 	return e.promised != nil || e.stored.ownerUID == c.Owner.UID
 }
 
-// podUID is the pod that has the address or is about to.
+// podUID returns the pod that has the address, or to which it is promised.
 func (e *entry) podUID() string {
 	switch {
 	case e.promised != nil:

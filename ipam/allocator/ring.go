@@ -4,7 +4,7 @@ package allocator
 
 import "iter"
 
-// ring is a queue of entries, linked by the entries themselves: an entry is in
+// ring is a queue of entries, linked by prev and next of the entries: an entry is in
 // one ring at most. The zero value is empty.
 type ring struct{ first *entry }
 
@@ -31,7 +31,7 @@ func (r *ring) remove(e *entry) {
 	e.prev, e.next = nil, nil
 }
 
-// all yields the entries from the first on. The ring must not change meanwhile.
+// all yields the entries in order. The ring must not change during the iteration.
 func (r ring) all() iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		for e := r.first; e != nil; {

@@ -4,20 +4,21 @@ package allocator
 
 import "math"
 
-// Share is what one namespace has of a pool: addresses that are stored for an
-// owner in it, or promised to one. What is out of circulation or rests is nobody's.
+// Share counts the addresses of a pool that one namespace has: stored for an owner in
+// the namespace, or promised to one. Reserved addresses and those cooling down count
+// for no namespace.
 type Share struct {
 	// Allocated includes addresses promised to pods that are being scheduled.
 	Allocated, Retained uint64
 }
 
-// Total is what counts towards the pool's cap.
+// Total returns how many addresses count towards the pool's cap.
 func (s Share) Total() uint64 { return s.Allocated + s.Retained }
 
-// shares are those of pools that have a cap, by namespace.
+// shares are the shares of pools that have a cap, by namespace.
 type shares map[string]map[*freeSpace]Share
 
-// add counts one more address (by: 1) or one less (-1) of a use.
+// add counts one address of a use more (by: 1) or fewer (-1).
 func (s shares) add(f *freeSpace, namespace string, of use, by int) {
 	share := s[namespace][f]
 	switch of {
@@ -41,14 +42,14 @@ func (s shares) add(f *freeSpace, namespace string, of use, by int) {
 	s[namespace][f] = share
 }
 
-// count takes in an entry of a pool.
+// count adds an entry of a pool.
 func (s shares) count(f *freeSpace, e *entry) {
 	if owner, owned := e.owner(); owned {
 		s.add(f, owner.namespace, e.use(), 1)
 	}
 }
 
-// drop forgets pools.
+// drop removes the shares of pools.
 func (s shares) drop(dropped func(*freeSpace) bool) {
 	for namespace, of := range s {
 		for f := range of {
@@ -62,8 +63,8 @@ func (s shares) drop(dropped func(*freeSpace) bool) {
 	}
 }
 
-// Shares returns what a namespace has of the pools that have a cap, by their
-// names, where it has anything.
+// Shares returns a namespace's shares of pools that have a cap, by the pools' names. It
+// leaves out pools of which the namespace has no address.
 func (a *Allocator) Shares(namespace string) map[string]Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -77,26 +78,27 @@ func (a *Allocator) Shares(namespace string) map[string]Share {
 	return shares
 }
 
-// Share returns what a namespace has of a pool; nothing where that has no cap.
+// Share returns a namespace's share of a pool; zero if the pool has no cap.
 func (a *Allocator) Share(pool, namespace string) Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.shares[namespace][a.byName[pool]]
 }
 
-// budget is what pools can give to a claimant after a preemption.
+// budget tells how many addresses pools can give to a claimant after a preemption.
 type budget struct {
 	preemption *Preemption
 	// shares of the claimant's namespace.
 	shares map[*freeSpace]Share
 }
 
-// room is how many addresses the pool can give.
+// room returns how many addresses the pool can give.
 func (b *budget) room(f *freeSpace) uint64 {
 	return min(f.room(b.preemption), b.allowance(f))
 }
 
-// allowance is how many addresses more the claimant's namespace may have.
+// allowance returns how many more addresses of the pool the claimant's namespace may
+// have.
 func (b *budget) allowance(f *freeSpace) uint64 {
 	if f.MaxPerNamespace == 0 {
 		return math.MaxUint64

@@ -2,8 +2,7 @@
 
 // Package client is the typed client of Berth's API objects: get, list, watch
 // and write for each kind, and informers. It is written by hand on client-go's
-// generic client, which spares the generated files of a clientset for three
-// kinds.
+// generic client: three kinds do not need a generated clientset.
 package client
 
 import (
@@ -40,7 +39,8 @@ type Client struct {
 	ipClaims func(namespace string) *IPClaims
 }
 
-// IPClaims of a namespace; metav1.NamespaceAll reads those of all.
+// IPClaims returns the client of a namespace's IPClaims. With metav1.NamespaceAll it
+// reads those of all namespaces.
 func (c *Client) IPClaims(namespace string) *IPClaims { return c.ipClaims(namespace) }
 
 // NewForConfig returns a Client. It opens no connection.
@@ -82,25 +82,24 @@ func NewForConfig(config *rest.Config) (*Client, error) {
 	}, nil
 }
 
-// listWatcher is what an informer needs of a typed client.
+// listWatcher has the methods of a typed client that an informer uses.
 type listWatcher[L runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 }
 
-// NewIPPoolInformer returns an informer of all pools, not yet running.
+// NewIPPoolInformer returns an informer of all pools. The caller runs it.
 func NewIPPoolInformer(pools *IPPools, resync time.Duration) cache.SharedIndexInformer {
 	return newInformer[*v1alpha1.IPPoolList](pools, &v1alpha1.IPPool{}, resync, cache.Indexers{})
 }
 
-// NewIPClaimInformer returns an informer of the claims of all namespaces, not yet
-// running.
+// NewIPClaimInformer returns an informer of the claims of all namespaces. The caller runs
+// it.
 func NewIPClaimInformer(api *Client, resync time.Duration) cache.SharedIndexInformer {
 	return newInformer[*v1alpha1.IPClaimList](api.IPClaims(metav1.NamespaceAll), &v1alpha1.IPClaim{}, resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 }
 
-// NewFloatingIPInformer returns an informer of all addresses in use, not yet
-// running.
+// NewFloatingIPInformer returns an informer of all FloatingIPs. The caller runs it.
 func NewFloatingIPInformer(ips *FloatingIPs, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
 	return newInformer[*v1alpha1.FloatingIPList](ips, &v1alpha1.FloatingIP{}, resync, indexers)
 }

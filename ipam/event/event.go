@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package event records the controller's events about objects, Berth's and
-// Kubernetes' own. What they say, and when, is with those who record them.
+// Package event records the controller's events about Berth's and Kubernetes' objects.
+// Its callers decide what events say and when.
 package event
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Recorder writes events. Not blocking, safe in parallel; events.EventRecorder is
-// one.
+// Recorder writes events, such as events.EventRecorder. It does not block and is safe
+// for concurrent use.
 type Recorder interface {
 	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
 }
 
-// Scheme knows the kinds of the objects that events are about, for a Recorder: the
-// objects in caches do not say theirs.
+// Scheme returns a scheme of the kinds that events are about, for a Recorder: objects in
+// caches have no kind set.
 func Scheme() (*runtime.Scheme, error) {
 	all := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, v1alpha1.AddToScheme} {
@@ -30,23 +30,23 @@ func Scheme() (*runtime.Scheme, error) {
 	return all, nil
 }
 
-// Event about an object.
+// Event is an event about an object.
 type Event struct {
 	// Type is v1.EventTypeNormal or v1.EventTypeWarning.
 	Type         string
 	Reason, Note string
 }
 
-// Normal is an event that nobody need act on.
+// Normal returns an event that needs no action.
 func Normal(reason, note string) Event { return Event{v1.EventTypeNormal, reason, note} }
 
-// Warning is an event that somebody should act on.
+// Warning returns an event on which a user or administrator should act.
 func Warning(reason, note string) Event { return Event{v1.EventTypeWarning, reason, note} }
 
-// Record has a Recorder write an event about one object and, where related is not
-// nil, another. action is what its author was at.
+// Record makes a Recorder write an event about regarding. related is a second object, or
+// nil. action is what the controller was doing.
 func (e Event) Record(to Recorder, regarding, related runtime.Object, action string) {
-	const most = 1000 // The API server takes 1024.
+	const most = 1000 // The API server accepts 1024.
 	if len(e.Note) > most {
 		e.Note = e.Note[:most] + "…"
 	}

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fixedset says for how many pods a workload keeps addresses whose pods
-// share them out: a Deployment, a ReplicaSet, a custom kind with a scale
-// subresource. It is as many as the workload has replicas, and as many more, the
-// spare ones, as its update strategy starts before it ends others. A pod beyond that
-// waits until another one of the workload gives its addresses back, so after any
-// update the pods are on the same addresses. docs/release.md has the rule for users.
+// Package fixedset computes for how many pods a workload keeps addresses, if its pods
+// share them: a Deployment, a ReplicaSet, a custom kind with a scale subresource. The
+// number is its replicas plus spare ones: as many pods as its update strategy starts
+// before it ends others. Another pod waits until a pod of the workload gives its
+// addresses back, so after any update the pods are on the same addresses.
+// docs/release.md has the rule for users.
 //
-// The scheduler (who waits) and the reclaimer (which addresses without a pod are
-// kept) both take it from here. Pure.
+// The scheduler uses it to decide which pods wait, the reclaimer to decide which
+// addresses without a pod are kept. All functions are pure.
 package fixedset
 
 import (
@@ -19,28 +19,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Size is for how many pods a workload keeps addresses.
+// Size says for how many pods a workload keeps addresses.
 type Size struct {
-	// Replicas is how many pods the workload wants, and Spare for how many more it
-	// keeps addresses.
+	// Replicas is how many pods the workload wants; Spare is for how many more it keeps
+	// addresses.
 	Replicas, Spare int64
-	// Unlimited: no pod waits for another one's address. The workload keeps its
-	// oldest addresses, for as many pods as it wants.
+	// Unlimited: no pod waits for the address of another. The workload keeps its oldest
+	// addresses, for Replicas pods.
 	Unlimited bool
 }
 
-// Pods is for how many pods addresses are kept.
+// Pods returns for how many pods addresses are kept.
 func (s Size) Pods() int64 { return s.Replicas + s.Spare }
 
-// Spare is what the pod template says of the spare addresses; the zero value: nothing, the
-// strategy does.
+// Spare is the pod template's annotation about spare addresses. The zero value: there is
+// none, and the update strategy decides.
 type Spare struct {
 	Said      bool
 	Pods      int64
 	Unlimited bool
 }
 
-// With applies what the annotation says, if it does, to a size that follows from the
+// With applies the annotation, if there is one, to a size that follows from the update
 // strategy.
 func (s Size) With(spare Spare) Size {
 	switch {
@@ -58,16 +58,16 @@ func size(replicas int64, spare Spare, needed func() int64) Size {
 	return Size{Replicas: replicas, Spare: needed()}.With(spare)
 }
 
-// OfDeployment reads a Deployment. Its controller ends no pod before a new one is
-// available where maxUnavailable comes to 0, so the new ones, up to maxSurge, need
-// addresses of their own.
+// OfDeployment returns the size for a Deployment. If maxUnavailable resolves to 0, its
+// controller ends no pod before a new one is available, so the new pods, up to maxSurge,
+// need addresses of their own.
 func OfDeployment(spec *appsv1.DeploymentSpec, spare Spare) Size {
 	replicas := number(spec.Replicas)
 	return size(replicas, spare, func() int64 {
 		if spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 			return 0
 		}
-		// What the API server sets where the author says nothing.
+		// The API server's default.
 		quarter := intstr.FromString("25%")
 		surge, unavailable := &quarter, &quarter
 		if rolling := spec.Strategy.RollingUpdate; rolling != nil {
@@ -84,9 +84,9 @@ func orDefault(value, otherwise *intstr.IntOrString) *intstr.IntOrString {
 	return value
 }
 
-// needed is how many pods a strategy starts before it ends any, if it does; it
-// resolves the numbers as the Deployment controller does. If both come to 0 that
-// counts maxUnavailable as 1.
+// needed returns how many pods a strategy starts before it ends any. It resolves
+// percentages as the Deployment controller does. If both resolve to 0, the controller
+// uses maxUnavailable 1, and the result is 0.
 func needed(replicas int64, surge, unavailable *intstr.IntOrString) int64 {
 	down, err := intstr.GetScaledValueFromIntOrPercent(unavailable, int(replicas), false)
 	if err != nil || down > 0 {
@@ -99,14 +99,14 @@ func needed(replicas int64, surge, unavailable *intstr.IntOrString) int64 {
 	return int64(up)
 }
 
-// OfReplicaSet reads a ReplicaSet, which has no strategy: it starts a pod when
-// another is being deleted.
+// OfReplicaSet returns the size for a ReplicaSet. It has no update strategy: it starts a
+// pod when another is being deleted.
 func OfReplicaSet(spec *appsv1.ReplicaSetSpec, spare Spare) Size {
 	return size(number(spec.Replicas), spare, func() int64 { return 0 })
 }
 
-// strategies are where custom kinds have maxSurge and maxUnavailable: an Argo
-// Rollout, a CloneSet, and those that are made like a Deployment.
+// strategies are the paths of maxSurge and maxUnavailable in custom kinds: an Argo
+// Rollout, a CloneSet, and kinds modelled on a Deployment.
 var strategies = [][]string{
 	{"spec", "strategy", "canary"},
 	{"spec", "strategy", "rollingUpdate"},
@@ -115,16 +115,16 @@ var strategies = [][]string{
 	{"spec", "strategy"},
 }
 
-// sideBySide are strategies of an Argo Rollout by which old and new pods run side by
-// side in full number.
+// sideBySide are strategies of an Argo Rollout that may run all old and all new pods at
+// the same time.
 var sideBySide = [][]string{
 	{"spec", "strategy", "blueGreen"},
 	{"spec", "strategy", "canary", "trafficRouting"},
 }
 
-// OfCustom reads an object of a custom kind, or a ReplicationController, that wants
-// some replicas. A kind whose strategy is not known may start pods before it ends
-// others, so there is a spare one.
+// OfCustom returns the size for an object of a custom kind, or a ReplicationController.
+// replicas is how many pods it wants. A kind with an unknown strategy may start pods
+// before it ends others, so it gets addresses for one spare pod.
 func OfCustom(object map[string]any, replicas int64, spare Spare) Size {
 	return size(replicas, spare, func() int64 {
 		if object["apiVersion"] == "v1" && object["kind"] == "ReplicationController" {
@@ -164,7 +164,7 @@ func intOrString(value any) (intstr.IntOrString, bool) {
 	return intstr.IntOrString{}, false
 }
 
-// number applies the API's default.
+// number applies the API's default of 1.
 func number(replicas *int32) int64 {
 	if replicas == nil {
 		return 1

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps addresses in use as FloatingIP objects. It owns every
-// write of them: creating the object is the claim, because the API server admits
-// one object of a name; updates and deletes carry the UID and resource version
-// they were decided on, so a decision made on old news fails instead of taking
-// an address from somebody. It decides nothing itself.
+// Package store writes addresses in use as FloatingIP objects. Creating the object
+// takes the address, because the API server admits one object of a name. Updates and
+// deletes carry the UID and resource version on which they are based, so a decision on
+// old data fails instead of taking an address from somebody. The package decides nothing
+// itself.
 package store
 
 import (
@@ -24,24 +24,24 @@ import (
 var (
 	// ErrTaken is returned when the address has an object already.
 	ErrTaken = errors.New("the address is taken")
-	// ErrChanged is returned when the object is not as the caller saw it: it was
-	// changed, deleted or replaced in the meantime.
+	// ErrChanged is returned when the object was changed, deleted or replaced since the
+	// caller saw it.
 	ErrChanged = errors.New("the FloatingIP changed in the meantime")
 )
 
-// Store writes FloatingIP objects. Safe for concurrent use; every method is one
-// request to the API server.
+// Store reads and writes FloatingIP objects. Safe for concurrent use; every method is
+// one blocking request to the API server.
 type Store struct {
 	ips *client.FloatingIPs
 }
 
-// New returns a Store on a client.
+// New returns a Store that uses a client.
 func New(ips *client.FloatingIPs) *Store {
 	return &Store{ips: ips}
 }
 
-// Claim creates the object of a free address. It fails with ErrTaken if there is
-// one.
+// Create creates the object of a free address. It fails with ErrTaken if the address
+// has one already.
 func (s *Store) Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error) {
 	created, err := s.ips.Create(ctx, ip, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -53,9 +53,9 @@ func (s *Store) Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.
 	return created, nil
 }
 
-// Update writes the spec of an object that must still be the one the caller saw
-// (UID, resource version). Labels, annotations and finalizers that others put
-// on it stay. It fails with ErrChanged otherwise.
+// Update replaces the spec of an object. Labels, annotations and finalizers stay. It
+// fails with ErrChanged if the object no longer has the UID and resource version of
+// seen.
 func (s *Store) Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error) {
 	patch, err := updatePatch(seen, spec)
 	if err != nil {
@@ -71,9 +71,9 @@ func (s *Store) Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1al
 	return updated, nil
 }
 
-// updatePatch replaces the spec as a whole. Writing UID and resource version
-// into the object makes the API server compare them with what it has and answer
-// 409 Conflict where they differ.
+// updatePatch returns a JSON patch (RFC 6902) that replaces the spec as a whole. It also
+// sets UID and resource version, so that the API server compares them with the present
+// ones and answers 409 Conflict if they differ.
 func updatePatch(seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) ([]byte, error) {
 	return json.Marshal([]map[string]any{
 		{"op": "replace", "path": "/metadata/uid", "value": seen.UID},
@@ -82,8 +82,8 @@ func updatePatch(seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) ([]byt
 	})
 }
 
-// Delete frees the address of an object that must still be the one the caller
-// saw. It fails with ErrChanged otherwise, also when the object is gone.
+// Delete deletes an object, which frees its address. It fails with ErrChanged if the
+// object is gone or no longer has the UID and resource version of seen.
 func (s *Store) Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error {
 	err := s.ips.Delete(ctx, seen.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &seen.UID, ResourceVersion: &seen.ResourceVersion},
@@ -97,8 +97,7 @@ func (s *Store) Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error {
 	return nil
 }
 
-// changed says whether an error of a conditional write means that the condition
-// did not hold.
+// changed says whether a conditional write failed because its condition did not hold.
 func changed(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsNotFound(err)
 }

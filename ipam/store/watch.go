@@ -13,25 +13,25 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Watch tells a Handler of claims and of addresses in use.
+// Watch reports claims and addresses in use to a Handler. Safe for concurrent use.
 type Watch struct {
 	claims  cache.Store
 	handled []cache.DoneChecker
 }
 
-// Handler receives what a Watch sees. Calls for one kind are serial, in the
-// order of the API server for one object; calls for different kinds may overlap.
+// Handler has the callbacks of a Watch. Calls for one kind are serial, and for one
+// object in the order of the API server; calls for different kinds may overlap.
 type Handler struct {
-	// ClaimChanged gets a claim that is new or changed.
+	// ClaimChanged is called with a claim that is new or changed.
 	ClaimChanged func(claim *v1alpha1.IPClaim)
-	// Observed gets an address in use that is new or changed.
+	// Observed is called with a FloatingIP that is new or changed.
 	Observed func(ip *v1alpha1.FloatingIP)
-	// Forgotten gets the last known state of an address that was freed; final: what it
-	// was when it was deleted, as the API server said.
+	// Forgotten is called with the last known state of a deleted FloatingIP. final: it is
+	// the state at its deletion; otherwise the watch missed the deletion.
 	Forgotten func(ip *v1alpha1.FloatingIP, final bool)
 }
 
-// NewWatch returns a Watch that calls handler once the view runs.
+// NewWatch returns a Watch that calls handler while the view runs.
 func NewWatch(seen *view.View, handler Handler) (*Watch, error) {
 	w := &Watch{claims: seen.IPClaims.GetStore(), handled: []cache.DoneChecker{seen.PoolsSynced}}
 	for _, watched := range []struct {
@@ -55,7 +55,7 @@ func NewWatch(seen *view.View, handler Handler) (*Watch, error) {
 			},
 		}},
 	} {
-		// What was told once need not be told again.
+		// No resync: the handler needs each state only once.
 		registration, err := watched.informer.AddEventHandlerWithResyncPeriod(watched.handler, 0)
 		if err != nil {
 			return nil, fmt.Errorf("add an event handler: %w", err)
@@ -65,8 +65,8 @@ func NewWatch(seen *view.View, handler Handler) (*Watch, error) {
 	return w, nil
 }
 
-// observeUpdate tells an update from a deletion and a creation between two
-// looks, which an informer that lists anew reports as one update.
+// observeUpdate tells an update from a deletion and a new creation. An informer reports
+// both as an update if it lists the objects again and has missed the deletion.
 func observeUpdate(handler Handler, before, after any) {
 	old, ip := before.(*v1alpha1.FloatingIP), after.(*v1alpha1.FloatingIP)
 	if old.UID != ip.UID {
@@ -77,8 +77,7 @@ func observeUpdate(handler Handler, before, after any) {
 	}
 }
 
-// Claim returns a claim as it was seen last, nil if there is none. The caller
-// must not modify it.
+// Claim returns the cached claim, nil if there is none. The caller must not modify it.
 func (w *Watch) Claim(namespace, name string) *v1alpha1.IPClaim {
 	object, exists, err := w.claims.GetByKey(namespace + "/" + name)
 	if err != nil || !exists {
@@ -87,9 +86,8 @@ func (w *Watch) Claim(namespace, name string) *v1alpha1.IPClaim {
 	return object.(*v1alpha1.IPClaim)
 }
 
-// WaitForSync blocks until the handler has been called for everything that
-// existed when the view began to run, and the pools are complete, and says so, or
-// until the end of ctx.
+// WaitForSync blocks until the handler has been called for all objects that existed when
+// the view began to run, and the pools are complete. It returns false if ctx ends before.
 func (w *Watch) WaitForSync(ctx context.Context) bool {
 	return cache.WaitFor(ctx, "IPPools, IPClaims and FloatingIPs", w.handled...)
 }

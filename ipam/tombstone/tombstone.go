@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tombstone reads what an informer has of a deleted object where its watch
-// missed the deletion.
+// Package tombstone reads deleted objects whose deletion an informer's watch missed.
 package tombstone
 
 import "k8s.io/client-go/tools/cache"
 
-// LastSeen is what was last seen of an object that a DeleteFunc gets, tombstone or not.
+// LastSeen returns the last known state of an object passed to a DeleteFunc, which may
+// be a tombstone (cache.DeletedFinalStateUnknown).
 func LastSeen(object any) any {
 	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		return unknown.Obj

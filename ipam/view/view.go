@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package view is what a process sees of Berth's objects: one watch and one cache for
-// each kind, and one compilation of the pools, whoever in the process looks at them. It
+// each kind, and one compilation of the pools, shared by all parts of the process. It
 // writes nothing.
 //
-// Each event handler of an informer has its own goroutine: of one kind, all see the same
-// events in the same order, after the cache has them, but none knows how far another is.
-// So whoever acts on the cache must bear that the book of addresses, which is such a
-// handler, is a moment behind it, and the other way round.
+// Each event handler of an informer has its own goroutine. All handlers of one kind see
+// the same events in the same order, after the cache has them, but a handler may be
+// ahead of another. The book of addresses is such a handler. So code that acts on the
+// cache must tolerate that the book is slightly behind it, and code that acts on the
+// book that the cache is ahead.
 package view
 
 import (
@@ -24,23 +25,24 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// View of Berth's objects. Whoever looks adds event handlers and indexes before Run.
-// Objects in the caches have no managed fields, and nobody modifies them.
+// View is a view of Berth's objects. Its users must add event handlers and indexes before
+// Run. Objects in the caches have no managed fields, and must not be modified. Safe for
+// concurrent use.
 type View struct {
 	FloatingIPs, IPPools, IPClaims cache.SharedIndexInformer
-	// Pools are those of IPPools. They are complete when PoolsSynced is done.
+	// Pools are compiled from IPPools. They are complete when PoolsSynced is done.
 	Pools       *pools.Source
 	PoolsSynced cache.DoneChecker
 }
 
-// New returns a View of what api reads. Handlers of FloatingIPs are called anew for each
-// object every resync; 0: never.
+// New returns a View of the objects that api reads. Handlers of FloatingIPs are called
+// again for each object every resync; 0: never.
 func New(api *client.Client, resync time.Duration) (*View, error) {
 	return Of(client.NewFloatingIPInformer(api.FloatingIPs, resync, cache.Indexers{}),
 		client.NewIPPoolInformer(api.IPPools, 0), client.NewIPClaimInformer(api, 0))
 }
 
-// Of returns a View of informers that do not run yet.
+// Of returns a View of informers. They must not be running yet.
 func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error) {
 	v := &View{FloatingIPs: floatingIPs, IPPools: ipPools, IPClaims: ipClaims}
 	for _, informer := range v.informers() {
@@ -72,7 +74,7 @@ func (v *View) informers() []cache.SharedIndexInformer {
 }
 
 func dropManagedFields(object any) (any, error) {
-	// An object that has none may be in use already, and is not written.
+	// An object without managed fields may be in use already: do not write to it.
 	if accessor, err := meta.Accessor(object); err == nil && accessor.GetManagedFields() != nil {
 		accessor.SetManagedFields(nil)
 	}

@@ -12,19 +12,18 @@ import (
 	"github.com/berth-dev/berth/ipam/assigner"
 )
 
-// Args are what pluginConfig says of the plugin. All profiles of a process must
+// Args are the plugin's arguments in pluginConfig. All profiles of a process must
 // have the same.
 type Args struct {
-	// GalaxyAliases makes pods' annotations and resource names of Galaxy mean what
-	// their counterparts of Berth mean.
+	// GalaxyAliases makes the plugin accept Galaxy's annotations and resource names
+	// in place of Berth's.
 	GalaxyAliases bool `json:"galaxyAliases,omitempty"`
-	// Assigner says how the external assigner is reached, for pools that need it.
-	// The zero value means that there is none.
+	// Assigner configures the connection to the external assigner, for pools that
+	// need it. The zero value: there is none.
 	Assigner assigner.Options `json:"assigner,omitzero"`
 }
 
-// decodeArgs refuses fields that it does not know: a setting that is silently
-// ignored misleads.
+// decodeArgs refuses unknown fields, so that no setting is silently ignored.
 func decodeArgs(object runtime.Object) (Args, error) {
 	var args Args
 	if object == nil {

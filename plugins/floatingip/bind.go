@@ -21,9 +21,9 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// Bind claims the reserved addresses and binds the pod with an annotation that
-// names them: the API server copies a Binding's annotations onto the pod. Pods
-// without a floating IP are left to the next bind plugin.
+// Bind commits the reservation and binds the pod with an annotation that names its
+// FloatingIPs: the API server copies a Binding's annotations onto the pod. Bind
+// leaves pods without a floating IP to the next bind plugin.
 func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -33,7 +33,7 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		return fwk.AsStatus(fmt.Errorf("bind %s: no address was reserved", klog.KObj(pod)))
 	}
 	if err := pl.commit(ctx, s.reservation); err != nil {
-		err = fmt.Errorf("claim floating IP %s: %w", s.reservation.Names(), err)
+		err = fmt.Errorf("commit floating IP %s: %w", s.reservation.Names(), err)
 		if errors.Is(err, ipam.ErrNotCurrent) {
 			err = pl.abandon(ctx, pod, s.reservation, err)
 		}
@@ -51,19 +51,19 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 		return nil
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		// Another scheduler bound the pod, or it is gone: it will not come back for
-		// the address.
+		// Another scheduler bound the pod, or it is gone: it will not be scheduled
+		// again and use the address.
 		err = pl.abandon(ctx, pod, s.reservation, err)
 	}
 	return fwk.AsStatus(err)
 }
 
-// abandonBackoff is for an API server that refuses for a moment. What is not
-// taken back in the end stays until the pod ends, or the controller finds it.
+// abandonBackoff is for an API server that fails for a moment. If all attempts
+// fail, the pod keeps the addresses until it ends or the controller frees them.
 var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Factor: 3, Jitter: 0.1}
 
-// abandon takes back what was committed for a pod that will not come back for it.
-// It returns the error that made it necessary, and its own.
+// abandon takes back what was committed for a pod that will not be scheduled again.
+// It returns because, joined with its own error if it fails.
 func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation, because error) error {
 	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error {
 		boundWith, err := pl.boundWith(ctx, pod)
@@ -78,8 +78,8 @@ func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation,
 	return because
 }
 
-// boundWith asks the API server which FloatingIPs the pod was bound with; none if
-// it is gone or not bound.
+// boundWith reads from the API server which FloatingIPs the pod was bound with;
+// none if it is gone or not bound.
 func (pl *Plugin) boundWith(ctx context.Context, pod *v1.Pod) ([]string, error) {
 	now, err := livePods{pl.handle.ClientSet()}.get(ctx, pod.Namespace, pod.Name)
 	if err != nil || now == nil {
@@ -106,7 +106,7 @@ func (pl *Plugin) commit(ctx context.Context, r *ipam.Reservation) error {
 	return err
 }
 
-// bind posts a Binding the way the stock binder does.
+// bind posts a Binding as kube-scheduler's DefaultBinder does.
 func (pl *Plugin) bind(ctx context.Context, binding *v1.Binding) error {
 	if cacher := pl.handle.APICacher(); cacher != nil {
 		onFinish, err := cacher.BindPod(binding)

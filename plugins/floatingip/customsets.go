@@ -27,28 +27,29 @@ import (
 	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
-// customSets finds for how many pods workloads of custom kinds keep addresses. They
-// have to be read first, by a few workers, while pods wait; a workload that cannot be
-// read has no fixed set, so no pod waits for long. Safe for concurrent use.
+// customSets finds for how many pods workloads of custom kinds keep addresses. A few
+// workers read the workloads while pods wait. A workload that cannot be read has no
+// fixed set, so no pod waits for long. Safe for concurrent use.
 //
-// What a pod says of its owner its author may have made up. It costs the time of a
-// worker, and no more than patience of the pods whose workloads stand behind it.
+// A pod's author may have made up its owner. Such an owner takes a worker's time, and
+// delays the pods whose workloads are queued behind it by no more than patience.
 type customSets struct {
 	reader customReader
 	clock  clock.Clock
-	// changed is told of a workload that was read.
+	// changed is called after a workload was read.
 	changed func(owner ipam.Owner)
 	queue   workqueue.TypedRateLimitingInterface[*customSet]
 
 	mu sync.Mutex
-	// sets by the UID that pods give their owner. It is not enough to tell owners apart:
-	// who makes up one can write another's UID.
+	// sets are listed by the owner's UID as pods give it. The UID alone does not tell
+	// owners apart: a pod's author can write any UID.
 	sets map[types.UID]map[setName]*customSet
-	// complained is which kinds the log has an error of.
+	// complained are the kinds for which an error was logged.
 	complained map[schema.GroupKind]bool
 }
 
-// customReader is what is used of a [customkind.Reader]. Only Cached does no I/O.
+// customReader has the methods of a [customkind.Reader] that customSets uses. All but
+// Cached do I/O.
 type customReader interface {
 	Cached(owner *v1alpha1.Owner) (customkind.Workload, customkind.Standing)
 	Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w customkind.Workload, live bool, err error)
@@ -56,51 +57,51 @@ type customReader interface {
 	Wait()
 }
 
-// customSet is how far the reading of a workload is.
+// customSet is the state of reading one workload.
 type customSet struct {
 	owner ipam.Owner
 	// asked is when a pod last asked for it.
 	asked time.Time
-	// wanted is since when it is to be read; zero: it is not.
+	// wanted is when it was queued to be read; zero: it is not queued.
 	wanted time.Time
-	// read is when it was last read, or could not be; zero: never.
+	// read is when the last reading ended, also a failed one; zero: never.
 	read time.Time
-	// none: by then it had no fixed set, or nobody knew it.
+	// none: the last reading found no fixed set, or failed.
 	none bool
 }
 
 const (
 	customReaders = 4
-	// readTimeout is for one request, patience for all attempts to read a workload.
+	// readTimeout limits one request; patience limits all attempts to read a workload.
 	readTimeout = 5 * time.Second
 	patience    = 10 * time.Second
-	// askAgain is when a workload is read again that could not be read, checkAgain when
-	// one is that nobody watches.
+	// askAgain is the interval of reading a workload that could not be read or has no
+	// fixed set, checkAgain of one whose kind is not watched.
 	askAgain   = time.Minute
 	checkAgain = 5 * time.Second
-	// forgetAfter is more than kube-scheduler leaves a pod without an attempt.
+	// forgetAfter is longer than kube-scheduler leaves a pod without an attempt.
 	forgetAfter = 15 * time.Minute
 )
 
-// newCustomSets makes them of clients for config, which read, and of one that watches.
-// changed is told of workloads that were read, and must not block.
+// newCustomSets returns customSets that read with clients for config and watch with
+// watching. changed is called after a workload was read, and must not block.
 func newCustomSets(config *rest.Config, watching metadata.Interface, changed func(owner ipam.Owner)) (*customSets, error) {
 	reading := rest.CopyConfig(config)
 	reading.Timeout = readTimeout
 	discover, err := discovery.NewDiscoveryClientForConfig(reading)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for discovery: %w", err)
+		return nil, fmt.Errorf("create a discovery client: %w", err)
 	}
 	objects, err := dynamic.NewForConfig(reading)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for custom kinds: %w", err)
+		return nil, fmt.Errorf("create a client for custom kinds: %w", err)
 	}
 	s := customSetsOf(nil, changed, clock.RealClock{})
 	s.reader = customkind.NewReader(customkind.Config{
 		Discovery: discover, Objects: objects, Metadata: watching, ScalableOnly: true,
 		Changed: func(_ string, workload metav1.Object) { s.noticed(workload) },
 		Refused: func(ctx context.Context, err *customkind.ForbiddenError) {
-			klog.FromContext(ctx).V(2).Info("A kind of workload may not be watched, so its workloads are read again now and then", "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("The scheduler may not watch a kind of workload; it reads its workloads again at intervals", "reason", err.Error())
 		},
 	})
 	return s, nil
@@ -116,15 +117,15 @@ func customSetsOf(reader customReader, changed func(owner ipam.Owner), clock clo
 	}
 }
 
-// beingReadError says that a pod waits until its workload is read.
+// beingReadError is the error of a pod that waits until its workload is read.
 type beingReadError struct{ owner ipam.Owner }
 
 func (e *beingReadError) Error() string {
-	return fmt.Sprintf("%s %q is being read: it is not yet known how many addresses it keeps", e.owner.Kind, e.owner.Name)
+	return fmt.Sprintf("%s %q is being read to find how many addresses it keeps", e.owner.Kind, e.owner.Name)
 }
 
-// size returns the size of a workload's set, by its strategy; not known: it has none.
-// The error is a *beingReadError: changed will be called.
+// size returns the size of a workload's fixed set, by its strategy. known is false if
+// it has none. The error is a *beingReadError: changed will be called.
 func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, err error) {
 	w, standing := s.reader.Cached(recorded(owner))
 	now := s.clock.Now()
@@ -150,7 +151,7 @@ func (s *customSets) size(owner *ipam.Owner) (size fixedset.Size, known bool, er
 	return fixedset.Size{}, false, &beingReadError{*owner}
 }
 
-// setName is whose a set is, but for the UID.
+// setName is the owner of a set, without the UID.
 type setName struct {
 	schema.GroupKind
 	namespace, name string
@@ -167,7 +168,7 @@ func (s *customSets) setOf(owner *ipam.Owner) *customSet {
 	return s.sets[uid][name]
 }
 
-// recorded is an owner as FloatingIPs record it.
+// recorded returns an owner as FloatingIPs record it.
 func recorded(owner *ipam.Owner) *v1alpha1.Owner {
 	return &v1alpha1.Owner{
 		APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID),
@@ -181,8 +182,8 @@ func (s *customSets) want(set *customSet, now time.Time) {
 	}
 }
 
-// noticed takes in that a workload changed. It is read again if pods asked for it
-// since it was.
+// noticed is called when a workload changed. It queues the workload if a pod asked for
+// it since it was last read.
 func (s *customSets) noticed(workload metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +194,7 @@ func (s *customSets) noticed(workload metav1.Object) {
 	}
 }
 
-// run reads until ctx ends. It blocks.
+// run reads queued workloads until ctx ends. It blocks.
 func (s *customSets) run(ctx context.Context) {
 	var group sync.WaitGroup
 	for range customReaders {
@@ -215,7 +216,7 @@ func (s *customSets) run(ctx context.Context) {
 	s.reader.Wait()
 }
 
-// kinds are those of the workloads that pods ask for.
+// kinds returns the kinds of the workloads that pods ask for.
 func (s *customSets) kinds() map[schema.GroupKind]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,7 +233,7 @@ func groupKindOf(owner *ipam.Owner) schema.GroupKind {
 	return schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind()
 }
 
-// purge forgets what no pod asks for any more.
+// purge forgets workloads that no pod asks for any more.
 func (s *customSets) purge() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +247,7 @@ func (s *customSets) purge() {
 	}
 }
 
-// next reads one workload; it says whether there may be more.
+// next reads one workload. It returns false when there will be no more.
 func (s *customSets) next(ctx context.Context) bool {
 	set, shutdown := s.queue.Get()
 	if shutdown {
@@ -256,10 +257,10 @@ func (s *customSets) next(ctx context.Context) bool {
 	s.mu.Lock()
 	if set.wanted.IsZero() {
 		s.mu.Unlock()
-		return true // It was read since.
+		return true // It was read in the meantime.
 	}
 	owner, since := set.owner, set.wanted
-	set.wanted = time.Time{} // What is noticed meanwhile may be newer than what is read.
+	set.wanted = time.Time{} // A change during the reading must queue it again.
 	s.mu.Unlock()
 
 	err := errTooLate
@@ -287,10 +288,10 @@ func (s *customSets) next(ctx context.Context) bool {
 	return true
 }
 
-// errTooLate is the error where a workload's turn to be read came too late.
-var errTooLate = errors.New("too many others are to be read")
+// errTooLate is the error of a workload that waited longer than patience to be read.
+var errTooLate = errors.New("too many other workloads wait to be read")
 
-// complain logs the first error of a kind, and that it is over.
+// complain logs the first error of a kind, and the first success after it.
 func (s *customSets) complain(ctx context.Context, owner *ipam.Owner, err error) {
 	kind := groupKindOf(owner)
 	s.mu.Lock()
@@ -304,7 +305,7 @@ func (s *customSets) complain(ctx context.Context, owner *ipam.Owner, err error)
 	logger := klog.FromContext(ctx)
 	switch {
 	case err != nil && !before:
-		logger.Error(err, "Failed to read a workload: its pods do not wait for each other's addresses. Others of its kind are not logged", "kind", kind, "namespace", owner.Namespace, "name", owner.Name)
+		logger.Error(err, "Failed to read a workload: its pods do not wait for each other's addresses. Further errors of its kind are not logged", "kind", kind, "namespace", owner.Namespace, "name", owner.Name)
 	case err == nil && before:
 		logger.Info("A kind of workload can be read again", "kind", kind)
 	}

@@ -3,35 +3,36 @@
 // Package floatingip is the scheduler plugin: no pod lands on a node that has no
 // address for it.
 //
-//	PreFilter  serial    compiles the pod into a request; what can serve it
-//	Filter     parallel  have the node's pools an address for every part of it?
-//	Score      parallel  how much room have they?
+//	PreFilter  serial    compiles the pod into a request; finds its candidates
+//	Filter     parallel  do the node's pools have an address for every part?
+//	Score      parallel  how many free addresses do they have?
 //	Reserve    serial    takes the addresses in memory, all or none
-//	Bind       parallel  claims them: one API write each; then the stock Binding,
+//	Bind       parallel  commits them: one API write each; then posts the Binding,
 //	                     with the FloatingIPs' names as an annotation
 //	Unreserve  parallel  gives them back
 //
-// PreFilterExtensions think victims of a preemption away: [Plugin.RemovePod].
+// PreFilterExtensions remove the victims of a preemption: [Plugin.RemovePod].
 //
-// The claim is made in Bind and not in PreBind because kube-scheduler writes
+// Bind makes these writes, not PreBind: kube-scheduler writes
 // status.nominatedNodeName before it calls a PreBind that has work to do
-// (NominatedNodeNameForExpectation, on since 1.35): that would be a second write
-// per pod. Bind runs after everything slow, such as volumes, and a failed Bind
-// is unreserved as a failed PreBind is.
+// (NominatedNodeNameForExpectation, on since 1.35), which would be a second write
+// per pod. Bind runs after everything slow, such as volumes, and kube-scheduler
+// unreserves after a failed Bind as after a failed PreBind.
 //
 // # Waking pods up
 //
-// Pods that found no address wait in the scheduling queue. The plugin wakes them
-// (Handle.Activate), as many as addresses came free, when its own book has seen it: see
-// [line]. It registers no cluster event for FloatingIPs: the scheduler would watch them by
-// another informer, which may be ahead of the book, and a pod woken by it would
-// find the book unchanged and go back to wait
+// Pods that found no address wait in the scheduling queue. When the book sees that
+// addresses came free, the plugin wakes as many pods (Handle.Activate): see [line].
+// It registers no cluster event for FloatingIPs: the scheduler would watch them with
+// another informer, which may be ahead of the book. A pod woken by that informer would
+// find the book unchanged and wait again
 // (https://github.com/kubernetes/kubernetes/issues/93552). Activate also reaches
-// a pod that is being scheduled at that moment. So it does where a node's InternalIP
-// changed and a pool serves it by that: kube-scheduler has no event for it.
+// a pod that is being scheduled at that moment. The plugin also wakes pods when a pool
+// serves a node because the node's InternalIP changed: kube-scheduler has no event
+// for that.
 //
 // # Caveats
 //
-// A process has one [Factory]: its New is called for every profile, and all
-// share one book.
+// A process has one [Factory]. The framework calls its New for every profile, and all
+// profiles share one book.
 package floatingip

@@ -12,10 +12,10 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// EventsToRegister names what, other than the book, can make a pod schedulable
-// that the plugin rejected: a node that serves a pool, the pod's own annotations,
-// and room on a node that caps addresses. For freed addresses, changed pools and
-// nodes whose own addresses changed see the package documentation.
+// EventsToRegister returns the events that can make a rejected pod schedulable,
+// other than changes of the book: a new node or new node labels, a change of the pod's
+// annotations, and room on a node that caps addresses. For freed addresses, changed
+// pools and nodes whose own addresses changed see the package documentation.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{Event: fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel}},
@@ -34,7 +34,7 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 	}, nil
 }
 
-// capOf is what a node advertises of the extended resources.
+// capOf returns the extended resources in countedHere that a node advertises.
 func capOf(node *v1.Node) v1.ResourceList {
 	limits := v1.ResourceList{}
 	for _, name := range countedHere {
@@ -47,8 +47,7 @@ func capOf(node *v1.Node) v1.ResourceList {
 
 func sameCap(a, b *v1.Node) bool { return equality.Semantic.DeepEqual(capOf(a), capOf(b)) }
 
-// isSchedulableAfterNodeUpdated queues a pod when a node caps addresses otherwise
-// than before.
+// isSchedulableAfterNodeUpdated queues a pod when a node's cap of addresses changed.
 func isSchedulableAfterNodeUpdated(_ klog.Logger, _ *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, ok := oldObj.(*v1.Node)
 	after, isNode := newObj.(*v1.Node)
@@ -58,8 +57,8 @@ func isSchedulableAfterNodeUpdated(_ klog.Logger, _ *v1.Pod, oldObj, newObj any)
 	return fwk.Queue, nil
 }
 
-// isSchedulableAfterPodDeleted queues a pod when one with addresses left a node
-// that caps them. Its addresses are another matter: the book tells of them.
+// isSchedulableAfterPodDeleted queues a pod when another pod with addresses left a
+// node that caps them. The book reports the freed addresses themselves.
 func (pl *Plugin) isSchedulableAfterPodDeleted(_ klog.Logger, _ *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
 	deleted, ok := oldObj.(*v1.Pod)
 	if !ok || deleted.Spec.NodeName == "" || !pl.reader.Asks(&deleted.Spec) {

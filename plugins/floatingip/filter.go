@@ -20,45 +20,44 @@ import (
 
 const stateKey = fwk.StateKey(Name)
 
-// cycleState is what PreFilter found and Reserve took.
+// cycleState holds the findings of PreFilter and the reservation of Reserve.
 type cycleState struct {
 	*found
-	// preemption is what the preemption that is being tried out gives; nil: none is.
+	// preemption is the one that kube-scheduler is trying out; nil: none.
 	preemption *preemption
 }
 
-// found is the same for all copies of a state.
+// found is shared by all copies of a state.
 type found struct {
 	candidates *ipam.Candidates
-	// reaches are those of all nodes.
+	// reaches are the distinct reaches of all nodes.
 	reaches []*pools.Reach
-	// fitsAll: every node can have the pod, so Filter is not asked.
+	// fitsAll: every node can serve the pod, so kube-scheduler skips Filter.
 	fitsAll bool
 	// levels of room within the reaches, for Score.
 	levels map[*pools.Reach]int64
-	// short says what nodes lacked that the pod has met: the bits of ipam.Lack, and
-	// isShort.
+	// short has isShort if a node lacked an address for the pod, and the ipam.Lack bits
+	// of all such nodes.
 	short atomic.Uint32
-	// reservation is written once, in Reserve, which runs alone. Copies of the
-	// state, which are for preemption, share it and do not read it.
+	// reservation is written once, in Reserve, which runs alone. Copies of the state
+	// are made for preemption and do not read it.
 	reservation *ipam.Reservation
 }
 
 const isShort = 1 << 8
 
-// lacking says whether the pod's first node that lacks this comes now.
+// lacking records a lack and says whether it is new for the pod.
 func (f *found) lacking(lack ipam.Lack) bool {
 	bits := isShort | uint32(lack)
 	return f.short.Or(bits)&bits != bits
 }
 
-// Clone copies what a preemption that is tried out changes.
+// Clone copies the preemption and shares the rest.
 func (s *cycleState) Clone() fwk.StateData {
 	return &cycleState{found: s.found, preemption: s.preemption.clone()}
 }
 
-// stateOf returns nil for a pod without a floating IP, whose PreFilter was
-// skipped and wrote none.
+// stateOf returns nil if PreFilter wrote no state: it skipped or rejected the pod.
 func stateOf(state fwk.CycleState) *cycleState {
 	data, err := state.Read(stateKey)
 	if err != nil {
@@ -67,15 +66,14 @@ func stateOf(state fwk.CycleState) *cycleState {
 	return data.(*cycleState)
 }
 
-// PreFilter compiles the pod's request and finds what can serve it. It rejects
-// the pod only if nothing can, whatever comes free: a pod for which there is no
-// address now may get one by preemption, which needs the Filters to have run. Where
-// every node can serve the pod, and could if all others that wait went before it,
-// there is nothing to filter.
+// PreFilter compiles the pod's request and finds its candidates. It rejects the pod
+// only if nothing can serve it, whatever comes free: a pod that finds no address now
+// may get one by preemption, which runs only after the Filters. PreFilter skips Filter
+// if every node can serve the pod, even after all other waiting pods.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	if !pl.reader.Asks(&pod.Spec) {
 		if name := podrequest.StrayAnnotation(pod); name != "" {
-			return nil, toStatus(fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to one, or remove the annotation", name, v1alpha1.ResourceIP))
+			return nil, toStatus(fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to a container, or remove the annotation", name, v1alpha1.ResourceIP))
 		}
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
@@ -86,11 +84,11 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	forgetInResourcesFit(state)
 	_ = pl.sets.limit(&request) // asked again below
-	// First wait, then look: what comes free in between wakes the pod.
+	// Join the line first, then look: a change in between wakes the pod.
 	pl.waiting.add(pod, request)
 	before := request.MaxPods
 	if err = pl.sets.limit(&request); request.MaxPods != before {
-		// It changed, or was read, before the pod was known to wait.
+		// The size changed, or was read, before the pod joined the line.
 		pl.waiting.add(pod, request)
 	}
 	if err != nil {
@@ -115,7 +113,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	names := sets.New[string]()
 	for _, node := range nodes {
 		rejection := candidates.Rejects(pl.nodes.reach(candidates.Snapshot(), node.Node()))
-		// Why others are rejected Filter says.
+		// Filter reports the other reasons.
 		if rejection == nil || rejection.Reason != ipam.ReasonKeptNode {
 			names.Insert(node.Node().Name)
 		}
@@ -130,7 +128,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	return &fwk.PreFilterResult{NodeNames: names}, nil
 }
 
-// lackOf is what the request lacks for which there are no candidates.
+// lackOf returns what a request without candidates lacks.
 func lackOf(err error) ipam.Lack {
 	var shortage *ipam.ShortageError
 	if errors.As(err, &shortage) {
@@ -143,7 +141,7 @@ func lackOf(err error) ipam.Lack {
 func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
-		// PreFilter found that nothing can serve the pod. Preemption asks
+		// PreFilter found that nothing can serve the pod. Preemption calls Filter
 		// nevertheless.
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, ipam.ReasonNode)
 	}
@@ -170,9 +168,8 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 	return fwk.NewStatus(code, rejection.Reason)
 }
 
-// SignPod lets pods without a floating IP be batched: the plugin adds nothing
-// for them. A pod with one is not to be batched, since each address taken changes
-// what the next pod can have.
+// SignPod lets kube-scheduler batch pods without a floating IP. It must not batch pods
+// with one: each address taken changes what the next pod can have.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
 	if pl.reader.Asks(&pod.Spec) || podrequest.StrayAnnotation(pod) != "" {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with a floating IP are scheduled one by one")

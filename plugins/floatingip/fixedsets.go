@@ -33,8 +33,8 @@ var (
 )
 
 // limit writes into a request the size of its owner's fixed set, if the owner has
-// one. The error says that the pod has to wait until the owner is read: it must be known
-// to wait before.
+// one. The error says that the pod has to wait until the owner is read; the pod must
+// join the line before the call, or it misses the wake-up.
 func (s *fixedSets) limit(request *ipam.Request) error {
 	request.FixedSet, request.MaxPods = false, 0
 	owner := &request.Owner
@@ -48,8 +48,8 @@ func (s *fixedSets) limit(request *ipam.Request) error {
 	return err
 }
 
-// size says nothing of a workload that the cache does not have under the UID that
-// the pod refers to: it was deleted, or is so new that no pod can be too many.
+// size returns known false for a workload that the cache does not have under the UID
+// that the pod refers to: it was deleted, or is so new that no pod can exceed its set.
 func (s *fixedSets) size(owner *ipam.Owner, spare fixedset.Spare) (size fixedset.Size, known bool, err error) {
 	switch kind := groupKindOf(owner); {
 	case kind == deploymentKind.GroupKind():
@@ -65,7 +65,7 @@ func (s *fixedSets) size(owner *ipam.Owner, spare fixedset.Spare) (size fixedset
 		}
 		return fixedset.OfReplicaSet(&set.Spec, spare), true, nil
 	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName:
-		// A Job wants fewer the more of its pods are done.
+		// A Job, for example, needs fewer pods as its pods complete.
 		return fixedset.Size{}, false, nil
 	case spare.Unlimited:
 		return fixedset.Size{}, false, nil
@@ -104,7 +104,8 @@ func (s *fixedSets) watch(informers informers.SharedInformerFactory, changed fun
 	return nil
 }
 
-// slimDeployment keeps of a Deployment what the size of its set follows from.
+// slimDeployment is a transform that keeps only the fields of a Deployment that
+// determine the size of its set.
 func slimDeployment(object any) (any, error) {
 	deployment, ok := object.(*appsv1.Deployment)
 	if !ok {

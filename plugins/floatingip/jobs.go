@@ -14,9 +14,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// jobs knows which CronJob made a Job. kube-scheduler does not watch Jobs, and a
-// cluster may have many that nobody cleared away: of each, only who controls it is
-// kept. Safe in parallel.
+// jobs knows the CronJob that created a Job. kube-scheduler does not watch Jobs, and a
+// cluster may have many finished ones, so only each Job's controller reference is
+// kept. Safe for concurrent use.
 type jobs struct {
 	informer cache.SharedIndexInformer
 }
@@ -24,14 +24,14 @@ type jobs struct {
 func newJobs(client metadata.Interface) (*jobs, error) {
 	informer := metadatainformer.NewFilteredMetadataInformer(client, batchv1.SchemeGroupVersion.WithResource("jobs"), metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	if err := informer.SetTransform(controllerOnly); err != nil {
-		return nil, fmt.Errorf("keep Jobs small: %w", err)
+		return nil, fmt.Errorf("set the transform of the Job informer: %w", err)
 	}
 	return &jobs{informer}, nil
 }
 
 func (j *jobs) run(ctx context.Context) { j.informer.RunWithContext(ctx) }
 
-// get returns a Job's metadata. One that is not known may be by the next attempt.
+// get returns a Job's metadata. An unknown Job may be known at the next attempt.
 func (j *jobs) get(namespace, name string) (metav1.Object, error) {
 	object, found, err := j.informer.GetStore().GetByKey(namespace + "/" + name)
 	if err != nil {
@@ -43,8 +43,8 @@ func (j *jobs) get(namespace, name string) (metav1.Object, error) {
 	return object.(metav1.Object), nil
 }
 
-// controllerOnly is a transform that keeps of an object's metadata what it is and
-// what controls it.
+// controllerOnly is a transform that keeps only an object's identity and its
+// controller reference.
 func controllerOnly(object any) (any, error) {
 	o, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {

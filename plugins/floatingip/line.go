@@ -16,74 +16,78 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// line is the pods that are or were being scheduled and have no addresses yet, in
-// the order of their turn: by priority, then by how long they wait. It decides whom
-// a change wakes. It takes no lock, starts no timer and wakes nobody: its caller
-// does, see [waiting].
+// line is the pods that kube-scheduler has tried to schedule and that have no addresses
+// yet, in the order of their turn: by priority, then by waiting time. It decides which
+// pods a change wakes. It takes no lock, starts no timer and wakes no pod: its caller
+// [waiting] does.
 //
 // Each pod is in one state.
 //
-//	attempting  an attempt is under way, or ended without a word
+//	attempting  an attempt is under way, or ended without a report
 //	overtaken   the same, and since it began something changed that may help
 //	short       the last attempt met a node that lacks an address for it
-//	woken       an attempt is to come
-//	elsewhere   the last attempt ended without a word: it failed for another reason
+//	woken       it was woken, and its attempt has not begun
+//	elsewhere   the last attempt ended without a report: it failed for another reason
 //
 //	event                         attempting  overtaken      short      woken       elsewhere
 //	an attempt begins             attempting  attempting     attempting attempting  attempting
-//	  and one of another pod was  elsewhere   elsewhere [4]  short      woken       -
+//	  of another pod              elsewhere   elsewhere [4]  short      woken       -
 //	an address is lacking         short       woken          short [1]  woken       short [1]
 //	a change may help             overtaken   overtaken      woken [2]  woken       elsewhere [3]
 //	time has passed               elsewhere   elsewhere [4]  short      short       -
 //	reserved, gone                left the line, in every state
 //
-// [1] woken if anything changed since the attempt began: it may have been that.
+// [1] woken if anything changed since the attempt began: that change may help.
 // [2] if it is the pod's turn.
-// [3] woken if it is the pod's turn and the attempt left out nodes from which the
-// addresses that the owner keeps cannot be reached: another address, or node, may do.
+// [3] woken if it is the pod's turn and the attempt left out nodes that the owner's
+// kept addresses do not reach: another address, or another node, may help.
 // [4] woken if the attempt left out such nodes.
 //
-// A change is offered to the first pod of the line that it may help, one that came
-// with n addresses to n pods. Who has an offer is woken, and answers it in its next
-// attempt. If the attempt takes what was offered, that is all. If it takes something
-// else, or the pod leaves the line, the offer goes to the next pod. If the attempt
-// ends and what was offered is still there, it goes to the next two, so that it soon
-// finds who can use it even where many have no room on the nodes. Nobody is woken for
-// what an attempt of theirs has seen already, so an offer ends. Where it is not known
-// for how many pods there is something, each that takes some of it wakes two more.
+// A change is offered to the first pod of the line that it may help; a change with n
+// addresses to the first n pods. A pod with an offer is woken, and answers the offer in
+// its next attempt. If the attempt takes the offered address, the offer ends. If it
+// takes something else, or the pod leaves the line, the offer goes to the next pod. If
+// the attempt ends and the offered address is still there, the offer goes to the next
+// two pods, so that it soon finds a pod that can use it even where many have no room on
+// the nodes. No pod is woken for a change that one of its attempts has seen, so an offer
+// ends. If it is not known how many pods a change can serve, each pod that takes an
+// address wakes two more.
 //
-// An attempt ends unheard of: kube-scheduler makes one at a time, so it has ended when
-// the next begins, or else after endsWithin. A pod that does not begin one for
-// beginsWithin is held up before it asks for an address; its offer goes to the next.
+// kube-scheduler does not report the end of an attempt. It makes one at a time, so an
+// attempt has ended when the next begins, or else after endsWithin. A pod that does not
+// begin one within beginsWithin is delayed by something else; its offer goes to the
+// next pod.
 type line struct {
 	book  pool
 	pods  map[types.UID]*waiter
 	order []*waiter
 	// trying is the pod whose attempt is under way.
 	trying *waiter
-	// changes counts what was offered to anybody.
+	// changes counts all changes; it numbers the offers.
 	changes uint64
-	// offered is who has an address on offer.
+	// offered is the pod that has an offer of an address.
 	offered map[netip.Addr]*waiter
-	// wake is the pods to be woken.
+	// wake is the pods to wake.
 	wake map[types.UID]*v1.Pod
-	// serving is the pools that serve another node, and when that is to be offered.
+	// serving is the pools that serve another node, and when to offer that.
 	serving map[string]time.Time
-	// due is not after the first deadline of a waiter or pool; zero: there is none.
+	// due is no later than the first deadline of a waiter or pool; zero: there is none.
 	due time.Time
 }
 
 const (
-	// nodeSettles is how long kube-scheduler may take to see a node as the plugin sees
-	// it: they hear of it independently, and there is no event for its addresses.
+	// nodeSettles is how long kube-scheduler may take to see a node's new addresses
+	// after the plugin does: their event handlers run independently, and kube-scheduler
+	// has no event for a node's addresses.
 	nodeSettles  = time.Second
 	endsWithin   = 250 * time.Millisecond
 	beginsWithin = 5 * time.Second
 )
 
-// pool is what the line asks the book. No method blocks.
+// pool has the methods of the book that the line uses. No method blocks.
 type pool interface {
-	// Helps returns whom a change helps, to be asked at once.
+	// Helps returns a function that says whether a change may help a request. The
+	// caller must use it at once and not keep it.
 	Helps(change ipam.Change) func(request *ipam.Request, lack ipam.Lack) bool
 	IsIdle(addr netip.Addr) bool
 }
@@ -105,9 +109,10 @@ type waiter struct {
 	state   state
 	// lack is what the last attempt lacked.
 	lack ipam.Lack
-	// narrow: the last attempt left out nodes because of what the owner keeps.
+	// narrow: the last attempt left out nodes that the owner's kept addresses do not
+	// reach.
 	narrow bool
-	// seen is what changes there had been when the last attempt began.
+	// seen is line.changes when the last attempt began.
 	seen  uint64
 	offer *offer
 	// deadline is when the state ends by itself; zero: never.
@@ -118,11 +123,11 @@ type waiter struct {
 type offer struct {
 	ipam.Change
 	number uint64
-	// tooFew is what pods wanted for which it was not enough.
+	// tooFew are the demands of pods for which the change was not enough.
 	tooFew []demand
 }
 
-// demand is how many addresses of which family a pod wants; of either: "".
+// demand is how many addresses of each family a pod wants; "" is either family.
 type demand map[v1alpha1.IPFamily]int
 
 func demandOf(request *ipam.Request) demand {
@@ -133,7 +138,8 @@ func demandOf(request *ipam.Request) demand {
 	return d
 }
 
-// isTooFewFor says whether it was not enough for a pod that wanted no more.
+// isTooFewFor says whether the change was not enough for a pod that wanted no more
+// than this request.
 func (o *offer) isTooFewFor(request *ipam.Request) bool {
 	if len(o.tooFew) == 0 {
 		return false
@@ -142,7 +148,7 @@ func (o *offer) isTooFewFor(request *ipam.Request) bool {
 	return slices.ContainsFunc(o.tooFew, func(d demand) bool { return d.within(wanted) })
 }
 
-// within says whether another pod wants no fewer of any family.
+// within says whether the other demand is no smaller for any family.
 func (d demand) within(other demand) bool {
 	for family, n := range d {
 		if other[family] < n {
@@ -152,10 +158,10 @@ func (d demand) within(other demand) bool {
 	return true
 }
 
-// unknown says that there may be something for more pods than one.
+// unknown says that it is not known how many pods the change can serve.
 func (o *offer) unknown() bool { return o.More == 0 && !o.Addr.IsValid() }
 
-// needs is what may help the pod, if it is to be woken at all.
+// needs returns what may help the pod; ok is false if no change may wake it now.
 func (w *waiter) needs() (lack ipam.Lack, ok bool) {
 	switch {
 	case w.state == short:
@@ -166,7 +172,7 @@ func (w *waiter) needs() (lack ipam.Lack, ok bool) {
 	return 0, false
 }
 
-// answered says that the pod's attempt has seen what is on offer to it.
+// answered says whether the pod's last attempt has seen its offer.
 func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.seen }
 
 const lackAnything = ipam.LackAddress | ipam.LackOwner
@@ -216,7 +222,7 @@ func (l *line) begin(pod *v1.Pod, request ipam.Request, now time.Time) {
 }
 
 // short is called when the attempt has met a node that lacks an address for the
-// pod.
+// pod, or when nothing can serve the pod now.
 func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 	w := l.pods[uid]
 	if w == nil {
@@ -243,15 +249,16 @@ func (l *line) short(uid types.UID, lack ipam.Lack, now time.Time) {
 	}
 }
 
-// narrowed is called when the attempt leaves out nodes because of what the owner keeps.
+// narrowed is called when the attempt leaves out nodes that the owner's kept addresses
+// do not reach.
 func (l *line) narrowed(uid types.UID, now time.Time) {
 	if w := l.pods[uid]; w != nil {
 		w.narrow = true
-		l.setDeadline(w, now.Add(endsWithin)) // What helps it later must find it elsewhere.
+		l.setDeadline(w, now.Add(endsWithin)) // Later changes must find it in state elsewhere.
 	}
 }
 
-// end is called when the attempt of a pod has ended, whatever came of it.
+// end is called when the attempt of a pod has ended, with or without success.
 func (l *line) end(w *waiter, now time.Time) {
 	if l.trying == w {
 		l.trying = nil
@@ -275,8 +282,8 @@ func (l *line) end(w *waiter, now time.Time) {
 	l.pass(o, 2, now)
 }
 
-// reserved takes the pod out of the line, which got these addresses; kept: all were
-// its owner's before.
+// reserved takes a pod that got these addresses out of the line. kept: all were its
+// owner's before.
 func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.Time) (since time.Time, ok bool) {
 	w := l.pods[uid]
 	if w == nil {
@@ -289,7 +296,7 @@ func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.T
 			o = nil
 			continue
 		}
-		// It was on offer to another pod, which may have this one's.
+		// It was offered to another pod; that pod may have this pod's offer instead.
 		if other := l.offered[addr]; other != nil {
 			l.take(other)
 			if o != nil && o.Addr.IsValid() && l.idle(o) {
@@ -308,14 +315,14 @@ func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.T
 	return w.since, true
 }
 
-// gone takes the pod out of the line, which will not be scheduled any more.
+// gone takes a pod that will not be scheduled out of the line.
 func (l *line) gone(uid types.UID, now time.Time) {
 	if w := l.pods[uid]; w != nil {
 		l.pass(l.leave(w), 1, now)
 	}
 }
 
-// leave takes a pod out of the line and returns what was on offer to it.
+// leave takes a pod out of the line and returns its offer, nil if it had none.
 func (l *line) leave(w *waiter) *offer {
 	l.drop(w)
 	delete(l.pods, w.pod.UID)
@@ -326,7 +333,7 @@ func (l *line) leave(w *waiter) *offer {
 	return l.take(w)
 }
 
-// changed offers a change.
+// changed offers a change to the line.
 func (l *line) changed(change ipam.Change, now time.Time) {
 	if len(l.order) == 0 {
 		return
@@ -357,7 +364,7 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	l.pass(fresh, max(1, change.More), now)
 }
 
-// serves offers a pool that serves another node, once kube-scheduler sees that too.
+// serves offers a pool that serves another node, after nodeSettles.
 func (l *line) serves(pool string, now time.Time) {
 	if len(l.order) > 0 {
 		l.serving[pool] = now.Add(nodeSettles)
@@ -365,7 +372,7 @@ func (l *line) serves(pool string, now time.Time) {
 	}
 }
 
-// pass offers something to the next n pods that it may help.
+// pass gives an offer to the next n pods that it may help.
 func (l *line) pass(o *offer, n int, now time.Time) {
 	if o == nil || !l.idle(o) {
 		return
@@ -393,7 +400,7 @@ func (l *line) pass(o *offer, n int, now time.Time) {
 	}
 }
 
-// idle says whether what is on offer may still be there.
+// idle says whether the offered address, if the offer has one, is still idle.
 func (l *line) idle(o *offer) bool { return !o.Addr.IsValid() || l.book.IsIdle(o.Addr) }
 
 func (l *line) give(w *waiter, o *offer) {
@@ -429,8 +436,7 @@ func (l *line) dueBy(deadline time.Time) {
 	}
 }
 
-// expire ends the states whose time has passed, and offers pools whose time has
-// come.
+// expire ends the states whose deadline has passed, and offers the pools that are due.
 func (l *line) expire(now time.Time) {
 	if l.due.IsZero() || now.Before(l.due) {
 		return

@@ -42,13 +42,13 @@ var (
 	wokenPods = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem:      subsystem,
 		Name:           "woken_pods_total",
-		Help:           "Waiting pods that were tried again because an address came free, or something else changed for them.",
+		Help:           "Waiting pods that were tried again because an address came free or another change may help them.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerOnce sync.Once
 )
 
-// registerMetrics adds the metrics to those that kube-scheduler serves.
+// registerMetrics adds the metrics to kube-scheduler's registry.
 func registerMetrics() {
 	registerOnce.Do(func() {
 		legacyregistry.MustRegister(allocationDuration, commitDuration, wokenPods)

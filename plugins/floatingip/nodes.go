@@ -16,24 +16,24 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// nodes remembers which pools are reachable at a node, for Filter and Score, which
-// ask for hundreds of nodes for each pod, and which differ from node to node: they
-// are few where nodes share subnets. Safe for concurrent use.
+// nodes caches the reach of each node, because Filter and Score ask for hundreds of
+// nodes per pod. It also lists the distinct reaches: they are few where nodes share
+// subnets. Safe for concurrent use.
 type nodes struct {
 	table atomic.Pointer[nodeTable]
-	// changes counts what may make the table wrong, and renewals the node objects
-	// that came in place of others that say the same, as with every heartbeat.
+	// changes counts changes that may make the table wrong. renewals counts updates of
+	// node objects that do not, such as heartbeats.
 	changes, renewals atomic.Int64
 }
 
-// nodeTable is what is known under one snapshot of the pools. Immutable.
+// nodeTable holds the reaches under one snapshot of the pools. Immutable.
 type nodeTable struct {
 	snapshot          *pools.Snapshot
 	changes, renewals int64
 	nodes             map[string]knownNode
-	// reaches are those of all nodes, each once.
+	// reaches are the distinct reaches of all nodes.
 	reaches []*pools.Reach
-	// capped: some node advertises how many addresses it may have.
+	// capped: some node caps its addresses.
 	capped bool
 }
 
@@ -42,13 +42,13 @@ type knownNode struct {
 	reach *pools.Reach
 }
 
-// mostRenewals is how many nodes may have another object than the table has before
-// the table is made anew: what a look at such a node costs more comes to about as
-// much by then.
+// mostRenewals is how many node objects may be newer than the table's before the
+// table is rebuilt. A lookup of such a node compares labels and addresses; at this
+// number, that costs about as much as a new table.
 const mostRenewals = 128
 
-// reach returns the pools that are reachable at a node. It is right for every node,
-// and quick for those of the table.
+// reach returns the pools that serve a node. It is correct for every node, and fast
+// for nodes of the table.
 func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 	table := n.table.Load()
 	if table == nil || table.snapshot != snapshot {
@@ -61,9 +61,9 @@ func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 	return known.reach
 }
 
-// refresh returns a table of these nodes, which it makes anew if the pools or nodes
-// have changed since. It is called by one goroutine at a time. The nodes may be older
-// than a change that was noted: a caller that finds the table wrong calls invalidate.
+// refresh returns a table of these nodes. It builds a new one if the pools or nodes
+// have changed. Only one goroutine at a time may call it. The nodes may be older
+// than a change already counted: a caller that finds the table wrong calls invalidate.
 func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTable {
 	before := n.table.Load()
 	changes, renewals := n.changes.Load(), n.renewals.Load()
@@ -89,8 +89,8 @@ func (n *nodes) refresh(snapshot *pools.Snapshot, infos []fwk.NodeInfo) *nodeTab
 	return table
 }
 
-// changed takes note of a node that came (before is nil), went (after is nil) or
-// changed.
+// changed counts a node that was added (before is nil), deleted (after is nil) or
+// updated.
 func (n *nodes) changed(before, after *v1.Node) {
 	if before == nil || after == nil || !sameReach(before, after) || !sameCap(before, after) {
 		n.changes.Add(1)
@@ -99,10 +99,11 @@ func (n *nodes) changed(before, after *v1.Node) {
 	}
 }
 
-// invalidate has the table made anew.
+// invalidate makes the next refresh build a new table.
 func (n *nodes) invalidate() { n.changes.Add(1) }
 
-// sameReach says that nothing differs which pools go by.
+// sameReach says whether two states of a node have the same labels and addresses,
+// which determine the reach.
 func sameReach(a, b *v1.Node) bool {
 	return maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Status.Addresses, b.Status.Addresses)
 }

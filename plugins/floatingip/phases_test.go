@@ -415,13 +415,13 @@ func phaseCases() map[string]phaseCase {
 		"a Deployment has all": {
 			world: webOf(ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"))), pod: webPod("web-x"),
 			want: want{
-				filter: map[string]result{"n1": {code: unresolvable, text: `Deployment "web" has all 1 address that it keeps, all with pods that run (the pod gets the first that is given back; annotation berth.dev/spare-addresses`}},
+				filter: map[string]result{"n1": {code: unresolvable, text: `Deployment "web" has all 1 address that it keeps, all with running pods (the pod gets the first that is given back; annotation berth.dev/spare-addresses`}},
 				after:  []preempting{{node: "n1", remove: []*v1.Pod{webPod("web-v", bound("n1", "10.0.70.2"))}}},
 			},
 		},
 		"a Deployment has all, one with a pod that ends": {
 			world: webOf(ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"), terminating)), pod: webPod("web-x"),
-			want: want{filter: map[string]result{"n1": {code: unresolvable, text: "1 is with a pod that is terminating"}}},
+			want: want{filter: map[string]result{"n1": {code: unresolvable, text: "1 is with a terminating pod"}}},
 		},
 		"a Deployment has all, one with a pod on a lost node": {
 			world: webOf(node("n1"), tainted(node("n2")), ip("10.0.70.2", webOwner, "web-v@n2", "Retain"), webPod("web-v", bound("n2", "10.0.70.2"), terminating)), pod: webPod("web-x"),
@@ -513,7 +513,7 @@ func phaseCases() map[string]phaseCase {
 		"two addresses, one of which fails": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.3")), pod: pod("a", asking("2")),
 			before: map[string]func(*cluster){"bind": fails(ipamtest.Fault{Name: "10.0.70.3", Err: errInternal})},
-			want: want{bind: result{code: fwk.Error, text: "claim floating IP 10.0.70.2,10.0.70.3: ", api: []string{"10.0.70.2: " + heldByA, "create 10.0.70.3 in vain"}},
+			want: want{bind: result{code: fwk.Error, text: "commit floating IP 10.0.70.2,10.0.70.3: ", api: []string{"10.0.70.2: " + heldByA, "create 10.0.70.3 in vain"}},
 				again: &want{
 					bind: result{api: []string{"10.0.70.2: " + heldByA + ", index 1", "10.0.70.3: " + heldByA, "a: on n1 with 10.0.70.3,10.0.70.2"}}}},
 		},
@@ -635,7 +635,7 @@ func phaseCases() map[string]phaseCase {
 		"the API server refuses the address": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": fails(ipamtest.Fault{Err: errInternal})},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "claim floating IP 10.0.70.2: ", api: []string{"create 10.0.70.2 in vain"}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP 10.0.70.2: ", api: []string{"create 10.0.70.2 in vain"}},
 				again: &want{unfiltered: true, bind: boundA}},
 		},
 		"the API server refuses the address, for which another pod waits": {
@@ -643,7 +643,7 @@ func phaseCases() map[string]phaseCase {
 			before: map[string]func(*cluster){
 				"bind": func(c *cluster) { tries(pod("b"))(c); c.berth.Fail(ipamtest.Fault{Err: errInternal}) },
 			},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "claim floating IP", api: []string{"create 10.0.70.2 in vain"}}, unreserve: result{woken: []string{"b"}}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP", api: []string{"create 10.0.70.2 in vain"}}, unreserve: result{woken: []string{"b"}}},
 		},
 		"the answer to the address gets lost": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.3")), pod: pod("a"),
@@ -654,7 +654,7 @@ func phaseCases() map[string]phaseCase {
 		"the answer to the address gets lost, and the watch is late": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.berth.Late(); c.berth.Fail(ipamtest.Fault{Err: errTimeout, Done: true}) }},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "claim floating IP", api: []string{"10.0.70.2: " + heldByA}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP", api: []string{"10.0.70.2: " + heldByA}},
 				again: &want{unfiltered: true, bind: result{api: []string{"10.0.70.2: written again", "a: on n1 with 10.0.70.2", "create 10.0.70.2 in vain"}}}},
 		},
 		"the Binding is refused": {

@@ -42,14 +42,14 @@ var (
 	_ fwk.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// Factory makes the plugin for every profile of one scheduler process, on one
-// book of addresses.
+// Factory makes the plugin for every profile of one scheduler process. All share one
+// book. Safe for concurrent use.
 type Factory struct {
 	mu     sync.Mutex
 	shared *shared
 }
 
-// shared is what the profiles have in common.
+// shared is the state that all profiles share.
 type shared struct {
 	args    Args
 	book    *ipam.IPAM
@@ -78,9 +78,9 @@ func openBook(config *rest.Config, args Args) (*ipam.IPAM, error) {
 }
 
 // New makes the plugin of one profile. The first call starts to follow the API
-// server until ctx ends: the framework has no later hook for it. It does not
-// wait for the book to be read, which happens while another scheduler may still
-// lead.
+// server until ctx ends: the framework has no later hook. It does not wait until the
+// book is read: that happens while another scheduler may still be the leader. It fails
+// if the arguments are invalid or differ from those of another profile.
 func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args, err := decodeArgs(object)
 	if err != nil {
@@ -115,7 +115,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	defer f.mu.Unlock()
 	if f.shared != nil {
 		if f.shared.args != args {
-			return nil, fmt.Errorf("plugin %s: all profiles must have the same args, for they share one book of addresses", Name)
+			return nil, fmt.Errorf("plugin %s: all profiles must have the same args, because they share one book of addresses", Name)
 		}
 		return f.shared, nil
 	}
@@ -124,11 +124,11 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
 	apart := rest.CopyConfig(handle.KubeConfig())
-	// The scheduler's own requests do not wait for those about workloads.
+	// Requests for workloads must not delay the scheduler's own.
 	apart.QPS, apart.Burst, apart.RateLimiter = 50, 100, nil
 	headers, err := metadata.NewForConfig(apart)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of metadata: %w", err)
+		return nil, fmt.Errorf("create a metadata client: %w", err)
 	}
 	jobs, err := newJobs(headers)
 	if err != nil {
@@ -162,7 +162,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 // ownerChanged wakes pods of a workload whose fixed set may have become larger.
 func (s *shared) ownerChanged(owner ipam.Owner) { s.waiting.changed(ipam.Change{Owner: &owner}) }
 
-// watch follows what the scheduler watches anyway, and Deployments.
+// watch adds handlers to informers of kube-scheduler, and an informer of Deployments.
 func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFactory) error {
 	core := informers.Core().V1()
 	if _, err := core.Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -172,7 +172,7 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 				s.waiting.forget(was.UID)
 			}
 			if was.UID != is.UID {
-				s.ended(was) // The watch missed its end, and a new pod has its name.
+				s.ended(was) // The watch missed its end; a new pod has its name.
 				return
 			}
 			if isGone(is, string(was.UID)) && !isGone(was, string(was.UID)) || s.pods.lost(is) && was.DeletionTimestamp == nil {
@@ -231,15 +231,15 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 	return nil
 }
 
-// ended wakes pods that wait for the addresses of a pod that is gone, finished or
-// lost.
+// ended wakes pods that wait for the addresses of a pod. The pod is gone or finished,
+// or it is being deleted and its node is lost.
 func (s *shared) ended(pod *v1.Pod) {
 	if names, _ := podrequest.NamesOf(pod); len(names) > 0 {
 		s.book.PodEnded(string(pod.UID), names)
 	}
 }
 
-// lost wakes pods that wait for others on a node that was lost.
+// lost wakes pods that wait for addresses of terminating pods on a lost node.
 func (s *shared) lost(ctx context.Context, node *v1.Node) {
 	pods, err := s.pods.terminatingOn(node.Name)
 	if err != nil {
@@ -250,7 +250,8 @@ func (s *shared) lost(ctx context.Context, node *v1.Node) {
 	}
 }
 
-// Plugin gives pods of one profile their addresses.
+// Plugin gives pods of one profile their addresses. The framework calls its methods,
+// some of them concurrently.
 type Plugin struct {
 	handle     fwk.Handle
 	reader     podrequest.Reader
@@ -266,8 +267,7 @@ type Plugin struct {
 // Name of the plugin.
 func (pl *Plugin) Name() string { return Name }
 
-// request compiles the pod and looks up what the request needs of other
-// objects.
+// request compiles the pod's request and adds its owner and namespace.
 func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	said, err := pl.reader.Compile(pod)
 	request := ipam.Request{Request: said}
@@ -290,14 +290,14 @@ func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	return request, nil
 }
 
-// errRetry marks an error that may go away by itself.
+// errRetry marks an error that a later attempt may not meet.
 type errRetry struct{ error }
 
 func (e errRetry) Unwrap() error { return e.error }
 
-// toStatus is the one place where errors become scheduler statuses. What the
-// pod's author must change is not resolvable by any event in the cluster, a
-// shortage is, and the rest is retried with back-off.
+// toStatus turns errors into scheduler statuses. A shortage is Unschedulable: a
+// cluster event can resolve it. An errRetry is retried with back-off. Any other error
+// needs a change of the pod, so no cluster event resolves it.
 func toStatus(err error) *fwk.Status {
 	var shortage *ipam.ShortageError
 	var retry errRetry

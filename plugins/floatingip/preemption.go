@@ -14,15 +14,15 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// preemption is the pods that are thought away from a node, and those thought onto
-// it because they were nominated for it. A copy changes independently.
+// preemption is what kube-scheduler assumes while it filters a node: the victims that
+// it removes, and the nominated pods that it adds.
 type preemption struct {
 	removed map[types.UID]*v1.Pod
-	// nominated pods have precedence.
+	// nominated pods get their addresses before the pod that is being scheduled.
 	nominated map[types.UID]nominee
 }
 
-// nominee is how many addresses a pod wants, of which namespace.
+// nominee is how many addresses a nominated pod wants, and its namespace.
 type nominee struct {
 	wanted    int
 	namespace string
@@ -35,8 +35,8 @@ func (r *preemption) clone() *preemption {
 	return &preemption{removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
 }
 
-// sum is what it comes to for the pod that is being scheduled. The victims'
-// annotations only say where to look.
+// sum returns what the preemption changes for the pod that is being scheduled.
+// AddVictim checks the names in the victims' annotations against the book.
 func (r *preemption) sum(candidates *ipam.Candidates, namespace string) *ipam.Preemption {
 	sum := &ipam.Preemption{}
 	for uid, pod := range r.removed {
@@ -52,10 +52,11 @@ func (r *preemption) sum(candidates *ipam.Candidates, namespace string) *ipam.Pr
 	return sum
 }
 
-// PreFilterExtensions let preemption count the addresses of its victims.
+// PreFilterExtensions returns the plugin, which follows the pods that preemption
+// removes and adds.
 func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return pl }
 
-// RemovePod thinks a pod away from the node.
+// RemovePod removes a victim from the node, or takes back AddPod.
 func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, removed fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := removed.GetPod()
@@ -72,8 +73,8 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 	return nil
 }
 
-// AddPod takes back RemovePod, or thinks a nominated pod onto the node, which
-// needs its addresses before the pod that is being scheduled.
+// AddPod takes back RemovePod, or adds a nominated pod to the node. That pod needs its
+// addresses before the pod that is being scheduled.
 func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, added fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	pod := added.GetPod()
@@ -92,7 +93,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 	return nil
 }
 
-// change gives the state a preemption of its own, for no other copy to see.
+// change modifies the state's preemption, which no copy of the state shares.
 func (s *cycleState) change(mutate func(*preemption)) {
 	if s.preemption == nil {
 		s.preemption = &preemption{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]nominee{}}

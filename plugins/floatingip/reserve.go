@@ -12,7 +12,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
-// Reserve takes an address for the pod in memory.
+// Reserve takes the pod's addresses in memory, all or none.
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	s := stateOf(state)
 	if s == nil {
@@ -28,15 +28,15 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
 	if err != nil {
-		// What was found of the node, or of all, is no longer true. Another may have
-		// addresses: the pod is tried again.
+		// The findings of PreFilter or Filter are out of date. Another node may have
+		// addresses, so the pod is tried again.
 		pl.nodes.invalidate()
 		return fwk.AsStatus(err)
 	}
 	s.reservation = reservation
-	// What fails from here on is retried with back-off, or waits for something
-	// else: an address that comes free must not wake the pod early, least of all
-	// the one it gives back itself.
+	// From here on the pod does not wait for an address: after a failure it is
+	// retried with back-off, or waits for something else. An address that comes free
+	// must not wake it early, least of all its own when Unreserve gives it back.
 	if since, ok := pl.waiting.reserved(pod.UID, reservation.Addrs(), reservation.Kept()); ok {
 		allocationDuration.Observe(time.Since(since).Seconds())
 	}

@@ -10,18 +10,17 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// countedHere are the extended resources that are this plugin's to count: pools say how
-// many addresses there are, and nodes only if they advertise it.
+// countedHere are the extended resources that this plugin counts in place of
+// NodeResourcesFit. Pools limit them; a node does only if it advertises them.
 var countedHere = podrequest.Reader{Galaxy: true}.Resources()
 
-// reasonNodeCap is of a node that advertises the resource and has given out all
-// of it.
+// reasonNodeCap is the reason of a node that has too little of the resource left.
 const reasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
 
-// withinNode caps the addresses on a node that advertises the extended resource,
-// Berth's or, where that is understood, Galaxy's: the cap is of addresses, by
-// whichever name pods request them. NodeResourcesFit would do it for each name, but
-// would also refuse every node that does not advertise it.
+// withinNode caps the addresses on a node that advertises Berth's extended resource
+// or, with GalaxyAliases, Galaxy's. The cap counts addresses, under whichever name pods
+// request them. NodeResourcesFit would count each name apart, and would refuse every
+// node that does not advertise the resource.
 func withinNode(reader podrequest.Reader, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	limits := nodeInfo.GetAllocatable().GetScalarResources()
 	if len(limits) == 0 {
@@ -32,7 +31,7 @@ func withinNode(reader podrequest.Reader, pod *v1.Pod, nodeInfo fwk.NodeInfo) *f
 		return nil
 	}
 	names := reader.Resources()
-	// A pod that requests both counts twice, which kube-scheduler does not tell.
+	// A pod that requests both names counts twice: kube-scheduler reports only sums.
 	var used int64
 	for _, name := range names {
 		used += nodeInfo.GetRequested().GetScalarResources()[name]

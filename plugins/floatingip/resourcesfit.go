@@ -10,12 +10,12 @@ import (
 // forgetInResourcesFit deletes this plugin's resources from the state that
 // NodeResourcesFit keeps for one attempt to schedule a pod. NodeResourcesFit ignores
 // them anyway (ignoredResources), but first matches their names with regular
-// expressions on every node, which costs more than all that a floating IP adds to the
-// scheduling cycle. The state is private to NodeResourcesFit; the function does
-// nothing where the state is missing or has another type.
+// expressions on every node. That costs more than everything else a floating IP adds to
+// the scheduling cycle. The state is private to NodeResourcesFit; the function does
+// nothing if the state is missing or has another type.
 //
-// This file and its call can go when NodeResourcesFit drops ignored resources once for
-// each pod; see docs/upstream.md.
+// Remove this file when NodeResourcesFit drops ignored resources once for each pod;
+// see docs/upstream.md.
 func forgetInResourcesFit(state fwk.CycleState) {
 	data, err := state.Read("PreFilterNodeResourcesFit")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// PreScore skips the score for a pod that goes where its addresses are, and where
-// all nodes are alike.
+// PreScore skips Score for a pod that must have an address of its owner, and if all
+// nodes have the same level of room.
 func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ []fwk.NodeInfo) *fwk.Status {
 	s := stateOf(state)
 	if s == nil || len(s.candidates.Kept()) > 0 {
@@ -31,9 +31,8 @@ func (pl *Plugin) PreScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, _
 	return nil
 }
 
-// level is how often the room can be halved. What matters is how scarce addresses
-// are: between 5 and 20 free ones is as much of a difference as between 500 and
-// 2000, and a few more or less are none.
+// level is the binary logarithm of the room. The ratio matters: 5 and 20 free
+// addresses differ as much as 500 and 2000, and a few more or less do not count.
 func level(room int64) int64 { return int64(bits.Len64(uint64(room))) }
 
 // Score prefers nodes whose pools have more free addresses, so that scarce pools
@@ -50,7 +49,7 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, node
 	return level(s.candidates.Room(reach)), nil
 }
 
-// ScoreExtensions normalize.
+// ScoreExtensions returns the plugin, which normalizes its scores.
 func (pl *Plugin) ScoreExtensions() fwk.ScoreExtensions { return pl }
 
 // NormalizeScore gives the node with the most room the highest score.

@@ -17,15 +17,15 @@ import (
 	"github.com/berth-dev/berth/ipam"
 )
 
-// waiting wakes pods that found no address when a change helps them: as many as
-// there is something for, and not thousands of which one can have it. The [line]
-// decides who; waiting has the lock, the clock and the goroutine that wakes. Safe
+// waiting wakes pods that found no address when a change may help them. It wakes only
+// as many as the change can serve, not thousands for one address. The [line] decides
+// which pods; waiting has the lock, the clock and the goroutine that wakes them. Safe
 // for concurrent use.
 type waiting struct {
 	activator fwk.PodActivator
 	clock     clock.Clock
-	// pending says whether the API server, by what is known here, has this very pod
-	// and it is still to be scheduled. It does not block.
+	// pending says whether, by the caches, the pod with this UID exists and is still to
+	// be scheduled. It does not block.
 	pending func(pod *v1.Pod) bool
 
 	mu   sync.Mutex
@@ -37,8 +37,7 @@ func newWaiting(activator fwk.PodActivator, book pool, pending func(*v1.Pod) boo
 	return &waiting{activator: activator, clock: clock, pending: pending, line: newLine(book), news: make(chan struct{}, 1)}
 }
 
-// do changes the line, and has run look at it if somebody is to be woken, or
-// something is due earlier.
+// do changes the line. It signals run if pods must be woken or the deadline changed.
 func (w *waiting) do(change func(l *line, now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -55,8 +54,8 @@ func (w *waiting) do(change func(l *line, now time.Time)) {
 // add notes that an attempt to schedule the pod begins.
 func (w *waiting) add(pod *v1.Pod, request ipam.Request) {
 	w.do(func(l *line, now time.Time) { l.begin(pod, request, now) })
-	// Only now: had it been deleted after this look, the event would find it in the
-	// line.
+	// Checked after begin: if the pod is deleted after the check, the event finds it
+	// in the line.
 	if !w.pending(pod) {
 		w.forget(pod.UID)
 	}
@@ -73,37 +72,37 @@ func (w *waiting) narrowed(uid types.UID) {
 	w.do(func(l *line, now time.Time) { l.narrowed(uid, now) })
 }
 
-// reserved forgets a pod that has these addresses now, and says since when it was
-// known. kept: all were its owner's before.
+// reserved takes a pod that has these addresses now out of the line. It returns when
+// the pod joined the line; ok is false if it was not in it. kept: all addresses were
+// its owner's before.
 func (w *waiting) reserved(uid types.UID, addrs []netip.Addr, kept bool) (since time.Time, ok bool) {
 	w.do(func(l *line, now time.Time) { since, ok = l.reserved(uid, addrs, kept, now) })
 	return since, ok
 }
 
-// forget forgets a pod that will not be scheduled as it is.
+// forget takes a pod out of the line that will not be scheduled in its present form.
 func (w *waiting) forget(uid types.UID) {
 	w.do(func(l *line, now time.Time) { l.gone(uid, now) })
 }
 
-// changed takes note of a change.
+// changed offers a change to waiting pods.
 func (w *waiting) changed(change ipam.Change) {
 	w.do(func(l *line, now time.Time) { l.changed(change, now) })
 }
 
-// serves takes note that a pool serves a node that it did not serve before.
+// serves notes that a pool serves a node that it did not serve before.
 func (w *waiting) serves(pool string) {
 	w.do(func(l *line, now time.Time) { l.serves(pool, now) })
 }
 
-// others says how many pods, but for the one that is being scheduled, were last
-// seen without addresses.
+// others counts the pods in the line, without the one that is being scheduled.
 func (w *waiting) others() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return max(0, len(w.line.order)-1)
 }
 
-// count says how many pods lack an address.
+// count returns how many pods lack an address.
 func (w *waiting) count() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,7 +132,7 @@ func (w *waiting) run(ctx context.Context) {
 	}
 }
 
-// next returns the pods to be woken, and when to look again even without news.
+// next returns the pods to wake and the next deadline (zero: none).
 func (w *waiting) next() (pods map[string]*v1.Pod, due time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -173,7 +173,7 @@ func TestFixedSetIsRead(t *testing.T) {
 	web.rolledOut(1)
 	for name := range w.PodsOf("web") {
 		w.Eventually("wait for why it waited", func() error {
-			return w.EventOf(name, "FailedScheduling", `Fleet "web" is being read: it is not yet known how many addresses it keeps`)
+			return w.EventOf(name, "FailedScheduling", `Fleet "web" is being read to find how many addresses it keeps`)
 		})
 	}
 	w.Invariants()
