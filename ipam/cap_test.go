@@ -54,7 +54,7 @@ func TestNamespaceAtCap(t *testing.T) {
 	}
 }
 
-// Where all nodes suit, nobody asks Filter: the cap must count there too.
+// If every node can serve the pod, Filter is skipped: the cap must count there too.
 func TestCapWithoutFilter(t *testing.T) {
 	i := open(t, newServer(), cappedPool(3, "web", "10.0.70.2-10.0.70.99"))
 	commit(t, i, reserve(t, i, request("web-0", "a", "")))
@@ -105,8 +105,8 @@ func TestPreallocateAtCap(t *testing.T) {
 	}
 }
 
-// Who waits at the cap is woken by what its namespace gives back, whichever address
-// it is, and by nothing else.
+// A pod that waits at the cap is woken by any address that its namespace gives back, and
+// by nothing else.
 func TestHelpsAtCap(t *testing.T) {
 	s := newServer()
 	cooling := cappedPool(1, "web", "10.0.70.2-10.0.70.9")
@@ -196,7 +196,7 @@ func TestPreemptionAtCap(t *testing.T) {
 	}
 }
 
-// Of several pools those that may give no more are left out.
+// Of several pools, pools at their cap are left out.
 func TestAnotherPoolThanTheCapped(t *testing.T) {
 	i := open(t, newServer(), cappedPool(1, "web", "10.0.70.2-10.0.70.99"), testPool("db", "10.0.70.100-10.0.70.109"))
 	var got []string

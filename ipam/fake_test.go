@@ -50,8 +50,8 @@ func testPool(name string, ranges ...string) *v1alpha1.IPPool {
 	}
 }
 
-// open starts an IPAM on a server, as a scheduler process that starts would: it
-// reads what is there, then follows.
+// open starts an IPAM on a server, like a new scheduler process: it lists the objects,
+// then watches.
 func open(t *testing.T, s *server, pools ...*v1alpha1.IPPool) *IPAM {
 	t.Helper()
 	return openWith(t, s, &poolWatch{pools: pools})

@@ -123,8 +123,8 @@ func TestRetainedAddressIsNobodyElses(t *testing.T) {
 	}
 }
 
-// What waits for a workload by its name goes to the first of that group, kind,
-// namespace and name, and is that one's from then on.
+// An address that waits for a workload by its name goes to the first workload of that
+// group, kind, namespace and name, and belongs to it from then on.
 func TestAwaitedOwner(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
@@ -195,8 +195,8 @@ func TestTwoSchedulers(t *testing.T) {
 	}
 }
 
-// The API server made the object but its answer got lost: the next attempt finds
-// that it is the pod's own, and no address leaks.
+// The API server created the object but its answer was lost: the next attempt finds
+// that the address is the pod's own, and no address leaks.
 func TestLostAnswer(t *testing.T) {
 	for _, watchIsLate := range []bool{true, false} {
 		s := newServer()
@@ -217,9 +217,9 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// A scheduler dies between claim and bind. The next one finds the claim and uses
-// it. It writes the record even if nothing in it changes: should the other not be
-// dead but slow, it could no longer take the claim back.
+// A scheduler dies between Commit and Bind. The next one finds the FloatingIP and uses
+// it. It writes the record even if nothing in it changes: if the other scheduler is slow
+// and not dead, it can no longer take the address back.
 func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 	s := newServer()
 	pools := []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9"), testPool("db", "10.0.70.20")}
@@ -244,8 +244,8 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 }
 
 // The same, but only a node of another pool has room: the pod gets an address
-// there, and the claim is left alone, for the slow scheduler may bind the pod with
-// it. The controller frees what the pod was not bound with.
+// there, and the first FloatingIP stays, because the slow scheduler may bind the pod with
+// it. The controller frees the address with which the pod was not bound.
 func TestClaimIsLeftAloneWhereAnotherPoolServes(t *testing.T) {
 	s := newServer()
 	pools := []*v1alpha1.IPPool{testPool("db", "10.0.70.20"), testPool("web", "10.0.70.2-10.0.70.9")}
@@ -335,8 +335,7 @@ func TestAbandonAfterAnotherBound(t *testing.T) {
 	}
 }
 
-// Whoever waits for an address is told when one may be there, and not before the
-// book knows.
+// A change is told when an address may be available, and not before the book has it.
 func TestChanges(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2"))
@@ -392,8 +391,8 @@ func TestShortage(t *testing.T) {
 	}
 }
 
-// An address that somebody frees rests from the moment on when that is seen, unless no
-// pod had it or it rested already.
+// A freed address cools down from the moment when its deletion is seen, unless no pod had
+// it or it has cooled down already.
 func TestDeletedAddressRests(t *testing.T) {
 	s := newServer()
 	pool := testPool("web", "10.0.70.2")

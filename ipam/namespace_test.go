@@ -18,8 +18,8 @@ func shop(uid types.UID, made int64, labels map[string]string) *metav1.ObjectMet
 	return &metav1.ObjectMeta{Name: "shop", UID: uid, CreationTimestamp: metav1.Unix(made, 0), Labels: labels}
 }
 
-// An address that is kept by name is one of the namespace in which it was kept, and
-// of no other that has the name later.
+// An address that is kept by name belongs to the namespace in which it was kept, and not
+// to a later one of the same name.
 func TestKeptInANamespaceMadeAgain(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
@@ -72,7 +72,8 @@ func TestKeptInANamespaceMadeAgain(t *testing.T) {
 	}
 }
 
-// A scheduler that has not heard yet that the namespace was made again asks.
+// A scheduler that has not seen yet that the namespace was created again asks the API
+// server.
 func TestCommitInANamespaceThatIsGone(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))

@@ -69,7 +69,7 @@ func TestDualStackIsRetained(t *testing.T) {
 	}
 }
 
-// One of two claims fails: the other is found and used by the next attempt.
+// One of two creations fails: the next attempt finds and uses the other address.
 func TestHalfCommitted(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2-2001:db8::9"))
@@ -88,8 +88,8 @@ func TestHalfCommitted(t *testing.T) {
 	}
 }
 
-// A pod that says nothing of families gets IPv4 where there is a pool of it,
-// though more of IPv6 is free, but keeps an IPv6 address that it has.
+// A pod that requests no family gets IPv4 if there is an IPv4 pool, even if more IPv6
+// addresses are free, but keeps an IPv6 address that it has.
 func TestDefaultFamily(t *testing.T) {
 	s := newServer()
 	none := open(t, s, poolOfSix("six", "2001:db8::2-2001:db8::99"))
@@ -315,8 +315,8 @@ func (k knownPods) IsLost(string, string, string) bool        { return false }
 
 func (k knownPods) NeverBound(uid string) bool { return k.neverBound && uid == k.gone }
 
-// An address that was claimed for a pod which never ran counts as claimed for the
-// next one alone: else it would be retained though nobody ever had it.
+// An address that was created for a pod which never ran counts as created for the next
+// pod: otherwise it would be retained although no pod ever had it.
 func TestVacatedUnused(t *testing.T) {
 	for _, test := range []struct {
 		name       string
@@ -399,7 +399,7 @@ func TestPreallocate(t *testing.T) {
 	wantWrites(t, s, "update 10.0.70.2")
 }
 
-// What a victim has counts only if its end frees it.
+// A victim's address counts only if the end of the victim frees it.
 func TestRelieve(t *testing.T) {
 	s := newServer()
 	rests := testPool("rests", "10.0.70.20")
@@ -438,8 +438,8 @@ func TestRelieve(t *testing.T) {
 	}
 }
 
-// What stays with the owner helps only a part that may have it: else preemption
-// would end a pod for nothing.
+// An address that stays with the owner helps only a part that may have it: otherwise
+// preemption would end a pod for nothing.
 func TestRelieveOwner(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.4"), poolOfSix("six", "2001:db8::2"))

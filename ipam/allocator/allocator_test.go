@@ -32,8 +32,7 @@ func TestFreedAddressRestsLongest(t *testing.T) {
 	}
 }
 
-// A pool too large to count hands out addresses and takes no memory for the free
-// ones.
+// A pool too large to count gives addresses and takes no memory for free ones.
 func TestUnlimitedPool(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8:ffff::"), Capacity: Unlimited}})
@@ -92,7 +91,7 @@ func TestCertainAddressAtRest(t *testing.T) {
 	}
 }
 
-// What the book tells of an address is what it was told.
+// The book returns records as it received them.
 func TestRecord(t *testing.T) {
 	record := Record{
 		Addr: netip.MustParseAddr("10.0.0.1"), Pool: "pool",
@@ -173,8 +172,8 @@ type podsAre struct{ gone, lost []string }
 func (p podsAre) Gone(r *Record) bool { return slices.Contains(p.gone, r.PodUID) }
 func (p podsAre) Lost(r *Record) bool { return slices.Contains(p.lost, r.PodUID) }
 
-// A scheduler that lost a conflict reads who has the address, and hears of its
-// deletion before it has noted the answer.
+// A scheduler that lost a conflict reads the FloatingIP, and sees its deletion before it
+// calls Observe with the answer.
 func TestAnswerOlderThanDeletion(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4")})

@@ -29,7 +29,7 @@ func fill(book *Allocator, first, n int) {
 }
 
 // BenchmarkReserveRelease is flat as the pool fills: the figures of the
-// sub-benchmarks are to be compared with each other.
+// sub-benchmarks can be compared with each other.
 func BenchmarkReserveRelease(b *testing.B) {
 	const size = 65534
 	for _, of := range []struct {

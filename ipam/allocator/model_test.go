@@ -24,14 +24,14 @@ type model struct {
 	pools    []Pool
 	stored   map[netip.Addr]Record
 	reserved map[netip.Addr]string
-	// namespaces are those of whom addresses are reserved for.
+	// namespaces are those of the owners with reservations.
 	namespaces map[netip.Addr]string
 	turns      map[string]*turns
 	// before is what was in use when turns were brought up to date.
 	before map[netip.Addr]bool
 }
 
-// turns is whose turn it is in a pool.
+// turns is the order in which a pool gives its addresses.
 type turns struct {
 	ranges iprange.Set
 	// fresh addresses were never handed out or passed over; resting ones were and
@@ -70,7 +70,7 @@ func (m *model) take(pool string) netip.Addr {
 	return turn.resting[0]
 }
 
-// settle takes note of what came into use and what was freed.
+// settle updates turns with the addresses that came into use or were freed.
 func (m *model) settle() {
 	for _, pool := range m.pools {
 		turn := m.turns[pool.Name]
@@ -94,7 +94,7 @@ func (m *model) settle() {
 	}
 }
 
-// reserve takes note that an address is promised to a pod of a namespace.
+// reserve notes that an address is promised to a pod of a namespace.
 func (m *model) reserve(addr netip.Addr, pod, namespace string) {
 	m.reserved[addr], m.namespaces[addr] = pod, namespace
 }
@@ -303,7 +303,7 @@ func (s *simulation) setPools(pools []Pool) {
 	s.view = s.book.SetPools(pools)
 }
 
-// any returns an address: one in use for sure where there is one, now and then.
+// any returns an address, sometimes one that is certainly in use.
 func (s *simulation) any() netip.Addr {
 	pool := s.layouts[0][s.random.IntN(3)]
 	r := pool.Ranges[s.random.IntN(len(pool.Ranges))]

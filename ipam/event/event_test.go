@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// A Recorder finds the kind of what it is told of, though the object does not say it.
+// A Recorder finds the kind of an object whose TypeMeta is empty.
 func TestScheme(t *testing.T) {
 	scheme, err := Scheme()
 	if err != nil {

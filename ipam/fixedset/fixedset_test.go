@@ -79,7 +79,7 @@ func TestOfCustom(t *testing.T) {
 	}
 }
 
-// integers makes numbers what the API machinery's own decoder makes them.
+// integers converts numbers as the API machinery's decoder does.
 func integers(value any) any {
 	switch value := value.(type) {
 	case map[string]any:

@@ -38,15 +38,15 @@ import (
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-// TestMain makes kube-scheduler's metrics, which its framework counts in.
+// TestMain registers kube-scheduler's metrics, which its framework uses.
 func TestMain(m *testing.M) {
 	metrics.Register()
 	m.Run()
 }
 
-// cluster is a profile of kube-scheduler with the plugin and the stock binder, on a
-// fake API server. All of it is real but for the API server and the queue. It lives in a
-// bubble of time: after [cluster.settle] all have heard of everything.
+// cluster is a profile of kube-scheduler with the plugin and DefaultBinder. Only the API
+// server and the queue are fakes. It runs in a synctest bubble: after [cluster.settle]
+// every handler has seen every event.
 type cluster struct {
 	t         *testing.T
 	ctx       context.Context
@@ -58,12 +58,13 @@ type cluster struct {
 
 	mu    sync.Mutex
 	woken []string
-	// seen is the API server's objects at the last look, and versions those of the
-	// FloatingIPs.
+	// seen are the API server's objects at the last call of changes; versions are the
+	// resource versions of the FloatingIPs.
 	seen, versions map[string]string
 }
 
-// newCluster has these objects, and namespace shop. Without a node it has n1.
+// newCluster returns a cluster with these objects and namespace shop. Without a node it
+// adds n1.
 func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	t.Helper()
 	c := &cluster{t: t, berth: ipamtest.NewServer(), factory: NewFactory()}
@@ -126,7 +127,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 	return c
 }
 
-// settle returns when everybody waits.
+// settle returns when all goroutines wait.
 func (c *cluster) settle() { synctest.Wait() }
 
 // bind does what the API server does with a Binding.
@@ -152,7 +153,7 @@ func (c *cluster) bind(action clienttesting.Action) (bool, runtime.Object, error
 	return true, binding, c.kube.Tracker().Update(gvr, pod, pod.Namespace)
 }
 
-// refuse has the API server refuse the next Binding.
+// refuse makes the API server refuse the next Binding.
 func (c *cluster) refuse(err error) {
 	used := false
 	c.kube.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -173,7 +174,7 @@ func (c *cluster) Activate(_ klog.Logger, pods map[string]*v1.Pod) {
 	}
 }
 
-// takeWoken returns who was woken since it was called last.
+// takeWoken returns the pods that were woken since its last call.
 func (c *cluster) takeWoken() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +184,7 @@ func (c *cluster) takeWoken() []string {
 	return woken
 }
 
-// objects is all that the API server has, in words that a test can compare.
+// objects describes all objects of the API server in a form that a test can compare.
 func (c *cluster) objects() map[string]string {
 	all := map[string]string{}
 	c.versions = map[string]string{}
@@ -208,7 +209,7 @@ func (c *cluster) objects() map[string]string {
 	return all
 }
 
-// describe says of a FloatingIP what is not a time.
+// describe describes a FloatingIP without its times.
 func describe(ip *v1alpha1.FloatingIP) string {
 	spec := &ip.Spec
 	text := string(spec.ReleasePolicy) + " of "
@@ -235,8 +236,8 @@ func describe(ip *v1alpha1.FloatingIP) string {
 	return text
 }
 
-// changes is what the API server's objects became since it was called last, one line
-// each, and the writes that changed nothing.
+// changes describes the objects that changed since its last call, one line each, and the
+// writes that changed nothing.
 func (c *cluster) changes() []string {
 	before, versions := c.seen, c.versions
 	c.seen = c.objects()
@@ -267,12 +268,12 @@ func (c *cluster) changes() []string {
 		}
 	}
 	c.kube.ClearActions()
-	// Of several writes of an object, the last one is what it became.
+	// Of several writes of an object, the last one counts.
 	var vain []string
 	for _, write := range slices.Backward(writes) {
 		_, name, _ := strings.Cut(write, " ")
 		if !changed[name] {
-			vain = append(vain, write+" in vain")
+			vain = append(vain, write+" without effect")
 		}
 		delete(changed, name)
 	}
@@ -280,7 +281,7 @@ func (c *cluster) changes() []string {
 	return append(lines, vain...)
 }
 
-// Objects, in as few words as possible. UIDs are the names.
+// Short constructors of objects. UIDs are the names.
 
 func namespaceOf(name string, labels ...string) *v1.Namespace {
 	return &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: pairs(labels)}}
@@ -298,13 +299,13 @@ func node(name string, labels ...string) *v1.Node {
 	return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: pairs(labels)}}
 }
 
-// advertising has a node cap addresses.
+// advertising makes a node cap addresses.
 func advertising(node *v1.Node, n string) *v1.Node {
 	node.Status.Allocatable = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse(n)}
 	return node
 }
 
-// tainted has a node be lost.
+// tainted makes a node lost.
 func tainted(node *v1.Node) *v1.Node {
 	node.Spec.Taints = []v1.Taint{{Key: v1.TaintNodeUnreachable, Effect: v1.TaintEffectNoExecute}}
 	return node
@@ -443,7 +444,7 @@ func job(name, cronJob string) *metav1.PartialObjectMetadata {
 	return job
 }
 
-// nodeInfos are of the snapshot, by their names.
+// nodeInfos returns the NodeInfos of the snapshot with these names.
 func (c *cluster) nodeInfos() []fwk.NodeInfo {
 	infos, err := c.framework.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {

@@ -19,12 +19,12 @@ import (
 	"github.com/berth-dev/berth/ipam/fixedset"
 )
 
-// fakeReader has one workload. What it is now is cached when it is found.
+// fakeReader has one workload. Find caches its present state.
 type fakeReader struct {
 	now    customkind.Workload
 	err    error
 	cached customkind.Workload
-	// standing of what is cached, and of what is found.
+	// standing of the cached workload, and of the next one found.
 	standing, becomes customkind.Standing
 	finds             int
 }
@@ -73,7 +73,7 @@ func newCustomWorld(t *testing.T) *customWorld {
 	return w
 }
 
-// waits, has and free say what a pod is told.
+// waits, has and free check the answer to a pod.
 func (w *customWorld) waits() {
 	w.t.Helper()
 	var reading *beingReadError
@@ -96,7 +96,7 @@ func (w *customWorld) free() {
 	}
 }
 
-// reads has a worker read once, and says whether pods were woken.
+// reads makes a worker read once, and returns whether pods were woken.
 func (w *customWorld) reads() bool {
 	w.t.Helper()
 	before := w.woken
@@ -154,8 +154,8 @@ func TestCustomSetChanges(t *testing.T) {
 	w.has(fixedset.Size{Replicas: 5, Spare: 1})
 }
 
-// A workload that cannot be read, for whatever reason, has no set: no pod waits. It is
-// asked for again after a time, and no pod waits meanwhile.
+// A workload that cannot be read, for any reason, has no fixed set: no pod waits. It is
+// read again after a time, and no pod waits during that either.
 func TestCustomSetCannotBeRead(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -189,7 +189,7 @@ func TestCustomSetCannotBeRead(t *testing.T) {
 	}
 }
 
-// An error that passes costs some time, one that lasts no more than patience.
+// A temporary error costs some time; a permanent one costs no more than patience.
 func TestCustomSetErrors(t *testing.T) {
 	w := newCustomWorld(t)
 	w.reader.err = errors.New("the API server is ill")
@@ -217,7 +217,7 @@ func TestCustomSetErrors(t *testing.T) {
 	w.free()
 }
 
-// Where nobody tells of changes it is read now and then, and no pod waits for that.
+// A workload that is not watched is read again at intervals, and no pod waits for that.
 func TestCustomSetUnwatched(t *testing.T) {
 	w := newCustomWorld(t)
 	w.reader.becomes = customkind.Unwatched

@@ -20,8 +20,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// puts has somebody write objects: new ones of Berth's, or those that there are of
-// Kubernetes' own.
+// puts writes objects: new ones of Berth's kinds, or existing ones of Kubernetes' kinds.
 func puts(objects ...runtime.Object) func(c *cluster) {
 	return func(c *cluster) {
 		for _, object := range objects {
@@ -60,8 +59,8 @@ func removesNode(name string) func(c *cluster) {
 	}
 }
 
-// TestWakes has a pod that found no address hear of what may help it, and of nothing
-// else.
+// TestWakes checks that a pod that found no address is woken by changes that may help it,
+// and by no others.
 func TestWakes(t *testing.T) {
 	onLost := func(options ...func(*v1.Pod)) *v1.Pod {
 		return webPod("web-v", append(options, bound("n2", "10.0.70.2"))...)
@@ -126,7 +125,7 @@ func TestWakes(t *testing.T) {
 		{"before kube-scheduler knows", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "a")), nodeSettles - time.Millisecond, false},
 		{"a node gets another label", objects(node("n1"), ipPool("web", "10.0.70.2", forNodes("rack", "a"))), pod("a"), puts(node("n1", "rack", "b")), time.Minute, false},
 
-		// kube-scheduler does not say that the attempt failed for another reason.
+		// kube-scheduler does not report that the attempt failed for another reason.
 		{"a kept address that left out nodes is given up", append(racks("10.0.70.2", "10.0.70.10"), ip("10.0.70.2", dbOwner, "", "Retain")), dbPod(), removes(ip("10.0.70.2", dbOwner, "", "Retain")), endsWithin, true},
 		{"a kept address that is everywhere is given up", objects(node("n1"), node("n2"), oneWeb, ip("10.0.70.2", dbOwner, "", "Retain")), dbPod(), removes(ip("10.0.70.2", dbOwner, "", "Retain")), endsWithin, false},
 
@@ -156,7 +155,7 @@ func deletesQuietly(name string) func(c *cluster) {
 	}
 }
 
-// TestHints asks for each event of kube-scheduler what it does for a pod that waits.
+// TestHints checks the queueing hint of each kube-scheduler event for a waiting pod.
 func TestHints(t *testing.T) {
 	labelled := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.UpdateNodeLabel}
 	added := fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add}

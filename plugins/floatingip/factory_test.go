@@ -27,7 +27,7 @@ import (
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-// raw is what kube-scheduler hands on of pluginConfig.
+// raw returns args of pluginConfig as kube-scheduler passes them on.
 func raw(text string) runtime.Object { return &runtime.Unknown{Raw: []byte(text)} }
 
 func TestDecodeArgs(t *testing.T) {
@@ -52,7 +52,7 @@ func TestDecodeArgs(t *testing.T) {
 	}
 }
 
-// All profiles have one book.
+// All profiles share one book.
 func TestProfiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, oneWeb)
@@ -128,7 +128,7 @@ func (q *queuedBindings) BindPod(binding *v1.Binding) (<-chan error, error) {
 
 func (q *queuedBindings) WaitOnFinish(context.Context, <-chan error) error { return q.fails }
 
-// Where kube-scheduler queues its calls, Bind waits for the end of its own.
+// If kube-scheduler queues its API calls, Bind waits until its own is done.
 func TestBindQueued(t *testing.T) {
 	for _, test := range []struct{ refused, fails error }{{nil, nil}, {errInternal, nil}, {nil, errInternal}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// What PreFilter did not leave a state for: preemption calls on nevertheless.
+// Preemption calls the plugin even if PreFilter wrote no state.
 func TestWithoutState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, oneWeb)
@@ -239,7 +239,7 @@ func TestWithoutState(t *testing.T) {
 	})
 }
 
-// TestLivePods asks the API server.
+// TestLivePods checks answers from the API server.
 func TestLivePods(t *testing.T) {
 	done := pod("done")
 	done.Status.Phase = v1.PodSucceeded
@@ -286,7 +286,7 @@ func TestLivePods(t *testing.T) {
 	}
 }
 
-// TestKnownPods asks what has been heard of.
+// TestKnownPods checks answers from the caches.
 func TestKnownPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, node("n1"), tainted(node("n2")),

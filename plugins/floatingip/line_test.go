@@ -23,7 +23,7 @@ import (
 
 var stateNames = map[state]string{attempting: "attempting", overtaken: "overtaken", short: "short", woken: "woken", elsewhere: "elsewhere"}
 
-// TestLineStates is the table in the documentation of line.
+// TestLineStates checks the table in the documentation of line.
 func TestLineStates(t *testing.T) {
 	web := ipam.Change{Pool: "web", Addr: netip.MustParseAddr("10.0.70.2")}
 	now := time.Unix(0, 0)
@@ -143,7 +143,7 @@ func TestLineStates(t *testing.T) {
 		}
 	}
 
-	// With an offer, an attempt that says nothing ends by itself.
+	// With an offer, an attempt without a report ends after endsWithin.
 	for _, test := range []struct {
 		name string
 		do   func(l *line)
@@ -220,7 +220,7 @@ func (w *world) create(name, owner string, n int, pools ...string) *worldPod {
 	return p
 }
 
-// Helps is as of the book; owners with a limit are as claims.
+// Helps acts like the book's; owners with a limit act like claims.
 func (w *world) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 	return func(request *ipam.Request, lack ipam.Lack) bool {
 		limit, limited := w.limits[request.Owner.Name]
@@ -242,7 +242,7 @@ func (w *world) IsIdle(addr netip.Addr) bool {
 
 func (w *world) hasFree(pool string) bool { return len(w.free[pool]) > 0 }
 
-// giveBack frees an address; somebody is told of it later.
+// giveBack frees an address; the line is told of it later.
 func (w *world) giveBack(addr netip.Addr) {
 	pool := w.home[addr]
 	w.free[pool] = append(w.free[pool], addr)
@@ -333,7 +333,7 @@ func (w *world) take(p *worldPod, pool string) (taken []netip.Addr, kept bool) {
 	return taken, wanted == 0
 }
 
-// activate puts those that the line wakes into the scheduler's queue.
+// activate puts the pods that the line wakes into the scheduler's queue.
 func (w *world) activate() {
 	var names []types.UID
 	for uid := range w.line.wake {
@@ -392,8 +392,7 @@ func TestAttemptsPerAddress(t *testing.T) {
 	const pods, freed = 500, 100
 	for _, test := range []struct {
 		name string
-		// before says what the world is like before the pods come, each what happens
-		// for an address.
+		// before prepares the world before the pods come; each frees one address.
 		before func(w *world)
 		each   func(w *world, addr netip.Addr)
 		atOnce bool
@@ -468,8 +467,8 @@ func TestAttemptsPerAddress(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsInVain does everything at random, between any two steps of an
-// attempt, and then looks whether a pod waits that could be placed.
+// TestNobodyWaitsInVain makes random changes between the steps of attempts, and then
+// checks that no pod waits that could be placed.
 func TestNobodyWaitsInVain(t *testing.T) {
 	seeds := []uint64{uint64(time.Now().UnixNano())}
 	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
@@ -568,7 +567,7 @@ func inVain(t *testing.T, seed uint64) {
 		}
 	}
 	for range 20 {
-		// A few things happen, and the last of them must not be forgotten.
+		// A few changes happen, and the last of them must not be lost.
 		budget := 1 + random.IntN(12)
 		w.between = func() {
 			for budget > 0 && random.IntN(3) > 0 {
@@ -620,7 +619,8 @@ func (w *world) check(seed uint64) {
 	}
 }
 
-// What is not enough for pods of either family is not offered to all of both in turn.
+// A change that is not enough for some pods of either family is not offered to all of
+// them in turn.
 func TestTooFewOfBoth(t *testing.T) {
 	now := time.Unix(0, 0)
 	l := newLine(&queue{free: true})
@@ -650,8 +650,8 @@ func TestTooFewOfBoth(t *testing.T) {
 	}
 }
 
-// What is not enough for one pod is offered to those that want less, or addresses of
-// another family.
+// A change that is not enough for one pod is offered to pods that want fewer addresses,
+// or addresses of another family.
 func TestTooFew(t *testing.T) {
 	now := time.Unix(0, 0)
 	for _, test := range []struct {

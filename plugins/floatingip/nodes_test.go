@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// nodeInfo is all of a NodeInfo that is asked for.
+// nodeInfo has the methods of a NodeInfo that the code uses.
 type nodeInfo struct {
 	fwk.NodeInfo
 	node *v1.Node
@@ -43,7 +43,7 @@ func ofRacks(racks ...string) *pools.Snapshot {
 	return pools.Compile(objects)
 }
 
-// What is remembered of a node never outlives the node object or the pools.
+// A cached reach never outlives the state of its node or of the pools.
 func TestNodes(t *testing.T) {
 	both, one := ofRacks("a", "b"), ofRacks("b")
 	first, second := inRack("node1", "a"), inRack("node2", "b")

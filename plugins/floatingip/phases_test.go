@@ -25,27 +25,27 @@ import (
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
-// result is what comes of a phase: its status, what the API server has since, and who
-// was woken. The zero value is success, without a write.
+// result is the result of a phase: its status, the changes at the API server, and the
+// pods that were woken. The zero value is success without a write.
 type result struct {
 	code fwk.Code
-	// text is a part of the status's.
+	// text is a part of the status message.
 	text string
-	// api is what the objects became that changed, and the writes that changed
-	// nothing ([cluster.changes]).
+	// api has the changed objects, and the writes that changed nothing
+	// ([cluster.changes]).
 	api   []string
 	woken []string
 }
 
-// preempting is what a node says after some pods were thought away and others onto it.
+// preempting is the result for a node after some pods were removed and others added.
 type preempting struct {
 	node        string
 	remove, add []*v1.Pod
 	want        result
 }
 
-// want is what comes of each phase of an attempt. Phases that the scheduler does not come
-// to are not looked at.
+// want has the result of each phase of an attempt. Phases that the scheduler does not
+// reach are not checked.
 type want struct {
 	// batched: the pod is signed.
 	batched   bool
@@ -54,7 +54,7 @@ type want struct {
 	nodes []string
 	// unfiltered: PreFilter skips Filter.
 	unfiltered bool
-	// filter by node; those that are left out succeed.
+	// filter by node; nodes that are left out succeed.
 	filter map[string]result
 	// after are preemptions that are tried out on copies of the state.
 	after []preempting
@@ -62,7 +62,7 @@ type want struct {
 	score   map[string]int64
 	reserve result
 	bind    result
-	// unreserve comes of the failure of Reserve or Bind.
+	// unreserve is the result after a failure of Reserve or Bind.
 	unreserve result
 	// again is the next attempt's.
 	again *want
@@ -72,7 +72,7 @@ type phaseCase struct {
 	// world is all objects but the pod; without nodes there is n1.
 	world []runtime.Object
 	pod   *v1.Pod
-	// before is what others do before a phase begins, by its name.
+	// before are actions of others before a phase begins, by its name.
 	before map[string]func(c *cluster)
 	// on is the node that is chosen; default: the first that succeeds.
 	on   string
@@ -89,7 +89,7 @@ const (
 // oneWeb is a pool of one address.
 var oneWeb = ipPool("web", "10.0.70.2")
 
-// tries has another pod go as far as Filter.
+// tries makes another pod go as far as Filter.
 func tries(pod *v1.Pod) func(c *cluster) {
 	return func(c *cluster) {
 		if err := c.kube.Tracker().Add(pod.DeepCopy()); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -108,7 +108,7 @@ func tries(pod *v1.Pod) func(c *cluster) {
 	}
 }
 
-// deletes has somebody delete a pod, which is observed at once or not.
+// deletes deletes a pod; the plugin sees that at once or not.
 func deletes(name string) func(c *cluster) {
 	return func(c *cluster) {
 		if err := c.kube.Tracker().Delete(v1.SchemeGroupVersion.WithResource("pods"), "shop", name); err != nil {
@@ -120,7 +120,7 @@ func deletes(name string) func(c *cluster) {
 	}
 }
 
-// takes has somebody take an address for a pod, which nobody hears of.
+// takes takes an address for a pod; the plugin does not see that.
 func takes(object *v1alpha1.FloatingIP) func(c *cluster) {
 	return func(c *cluster) {
 		c.berth.Late()
@@ -133,9 +133,9 @@ func fails(fault ipamtest.Fault) func(c *cluster) {
 	return func(c *cluster) { c.berth.Fail(fault) }
 }
 
-// TestPhases goes with a pod through the phases of an attempt to schedule it, as
-// kube-scheduler does, and looks after each at its status, at all that the API server has,
-// and at who was woken.
+// TestPhases runs the phases of an attempt to schedule a pod, as kube-scheduler does, and
+// checks after each its status, all objects of the API server, and the pods that were
+// woken.
 func TestPhases(t *testing.T) {
 	for name, test := range phaseCases() {
 		t.Run(name, func(t *testing.T) {
@@ -292,7 +292,7 @@ const (
 	ofDB    = "Retain of StatefulSet db/db-0"
 )
 
-// boundA is what pod a gets of a pool without more ado.
+// boundA is the result for pod a if a pool has a free address for it.
 var boundA = result{api: []string{"10.0.70.2: " + heldByA, "a: on n1 with 10.0.70.2"}}
 
 // racks are two nodes, and a pool on each.
@@ -513,7 +513,7 @@ func phaseCases() map[string]phaseCase {
 		"two addresses, one of which fails": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.3")), pod: pod("a", asking("2")),
 			before: map[string]func(*cluster){"bind": fails(ipamtest.Fault{Name: "10.0.70.3", Err: errInternal})},
-			want: want{bind: result{code: fwk.Error, text: "commit floating IP 10.0.70.2,10.0.70.3: ", api: []string{"10.0.70.2: " + heldByA, "create 10.0.70.3 in vain"}},
+			want: want{bind: result{code: fwk.Error, text: "commit floating IP 10.0.70.2,10.0.70.3: ", api: []string{"10.0.70.2: " + heldByA, "create 10.0.70.3 without effect"}},
 				again: &want{
 					bind: result{api: []string{"10.0.70.2: " + heldByA + ", index 1", "10.0.70.3: " + heldByA, "a: on n1 with 10.0.70.3,10.0.70.2"}}}},
 		},
@@ -609,13 +609,13 @@ func phaseCases() map[string]phaseCase {
 		"the address goes to another scheduler before Bind": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.3")), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": takes(ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted"))},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "the address went to somebody else in the meantime", api: []string{"create 10.0.70.2 in vain"}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "the address went to somebody else in the meantime", api: []string{"create 10.0.70.2 without effect"}},
 				again: &want{unfiltered: true, bind: result{api: []string{"10.0.70.3: " + heldByA, "a: on n1 with 10.0.70.3"}}}},
 		},
 		"another scheduler took that address for the pod": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": takes(ip("10.0.70.2", "v1 Pod a", "a@n2", "PodDeleted"))},
-			want:   want{unfiltered: true, bind: result{api: []string{"10.0.70.2: " + heldByA, "a: on n1 with 10.0.70.2", "create 10.0.70.2 in vain"}}},
+			want:   want{unfiltered: true, bind: result{api: []string{"10.0.70.2: " + heldByA, "a: on n1 with 10.0.70.2", "create 10.0.70.2 without effect"}}},
 		},
 		"another scheduler took that address and bound the pod with it": {
 			world: objects(oneWeb), pod: pod("a"),
@@ -623,7 +623,7 @@ func phaseCases() map[string]phaseCase {
 				takes(ip("10.0.70.2", "v1 Pod a", "a@n2", "PodDeleted"))(c)
 				c.bindElsewhere("a", "10.0.70.2")
 			}},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "the pod was bound by another scheduler or replaced", api: []string{"create 10.0.70.2 in vain"}}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "the pod was bound by another scheduler or replaced", api: []string{"create 10.0.70.2 without effect"}}},
 		},
 		"the pool goes": {
 			world: objects(oneWeb), pod: pod("a"),
@@ -635,7 +635,7 @@ func phaseCases() map[string]phaseCase {
 		"the API server refuses the address": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": fails(ipamtest.Fault{Err: errInternal})},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP 10.0.70.2: ", api: []string{"create 10.0.70.2 in vain"}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP 10.0.70.2: ", api: []string{"create 10.0.70.2 without effect"}},
 				again: &want{unfiltered: true, bind: boundA}},
 		},
 		"the API server refuses the address, for which another pod waits": {
@@ -643,7 +643,7 @@ func phaseCases() map[string]phaseCase {
 			before: map[string]func(*cluster){
 				"bind": func(c *cluster) { tries(pod("b"))(c); c.berth.Fail(ipamtest.Fault{Err: errInternal}) },
 			},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP", api: []string{"create 10.0.70.2 in vain"}}, unreserve: result{woken: []string{"b"}}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP", api: []string{"create 10.0.70.2 without effect"}}, unreserve: result{woken: []string{"b"}}},
 		},
 		"the answer to the address gets lost": {
 			world: objects(ipPool("web", "10.0.70.2-10.0.70.3")), pod: pod("a"),
@@ -655,28 +655,28 @@ func phaseCases() map[string]phaseCase {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.berth.Late(); c.berth.Fail(ipamtest.Fault{Err: errTimeout, Done: true}) }},
 			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "commit floating IP", api: []string{"10.0.70.2: " + heldByA}},
-				again: &want{unfiltered: true, bind: result{api: []string{"10.0.70.2: written again", "a: on n1 with 10.0.70.2", "create 10.0.70.2 in vain"}}}},
+				again: &want{unfiltered: true, bind: result{api: []string{"10.0.70.2: written again", "a: on n1 with 10.0.70.2", "create 10.0.70.2 without effect"}}}},
 		},
 		"the Binding is refused": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.refuse(errInternal) }},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "etcd is away", api: []string{"10.0.70.2: " + heldByA, "bind a in vain"}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "etcd is away", api: []string{"10.0.70.2: " + heldByA, "bind a without effect"}},
 				again: &want{bind: result{api: []string{"10.0.70.2: written again", "a: on n1 with 10.0.70.2"}}}},
 		},
 		"another scheduler bound the pod": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "") }},
-			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}}},
 		},
 		"another scheduler bound the pod with that address": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { c.bindElsewhere("a", "10.0.70.2") }},
-			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"10.0.70.2: " + heldByA, "bind a in vain"}}},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"10.0.70.2: " + heldByA, "bind a without effect"}}},
 		},
 		"a pod that is to end names the address": {
 			world: objects(oneWeb), pod: pod("a", with(v1alpha1.AnnotationFloatingIPs, "10.0.70.2")),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { puts(pod("a", terminating, with(v1alpha1.AnnotationFloatingIPs, "10.0.70.2")))(c) }},
-			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}}},
 		},
 		"the next pod of that name is bound and names the address": {
 			world: objects(oneWeb), pod: pod("a"),
@@ -685,22 +685,22 @@ func phaseCases() map[string]phaseCase {
 				c.settle()
 				c.changes()
 			}},
-			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "is assigned to a node", api: []string{"create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}}},
 		},
 		"the pod is deleted": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": deletes("a")},
-			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "not found", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "not found", api: []string{"create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}}},
 		},
 		"the pod with a kept address is deleted": {
 			world: objects(oneWeb, ip("10.0.70.2", dbOwner, "", "Retain")), pod: dbPod(),
 			before: map[string]func(*cluster){"bind": deletes("db-0")},
-			want:   want{nodes: []string{"n1"}, bind: result{code: fwk.Error, text: "not found", api: []string{"10.0.70.2: written again", "update 10.0.70.2 in vain", "bind db-0 in vain"}}},
+			want:   want{nodes: []string{"n1"}, bind: result{code: fwk.Error, text: "not found", api: []string{"10.0.70.2: written again", "update 10.0.70.2 without effect", "bind db-0 without effect"}}},
 		},
 		"the pod is deleted, and the address is given back at the second try": {
 			world: objects(oneWeb), pod: pod("a"),
 			before: map[string]func(*cluster){"bind": func(c *cluster) { deletes("a")(c); c.berth.Fail(ipamtest.Fault{Verb: "delete", Err: errTimeout}) }},
-			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "not found", api: []string{"create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+			want:   want{unfiltered: true, bind: result{code: fwk.Error, text: "not found", api: []string{"create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}}},
 		},
 		"the pod is deleted, and the address cannot be given back": {
 			world: objects(oneWeb), pod: pod("a"),
@@ -711,7 +711,7 @@ func phaseCases() map[string]phaseCase {
 				}
 			}},
 			want: want{unfiltered: true, bind: result{code: fwk.Error, text: "give back floating IP 10.0.70.2", api: []string{
-				"10.0.70.2: " + heldByA, "create 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "delete 10.0.70.2 in vain", "bind a in vain"}}},
+				"10.0.70.2: " + heldByA, "create 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "delete 10.0.70.2 without effect", "bind a without effect"}}},
 		},
 		"an external assigner that there is not": {
 			world: objects(ipPool("web", "10.0.70.2", func(spec *v1alpha1.IPPoolSpec) { spec.ExternalAssigner = true })), pod: pod("a"),
@@ -767,7 +767,7 @@ func onNode(name string) func(*v1.Pod) {
 	}
 }
 
-// bindElsewhere has another scheduler bind a pod to n2.
+// bindElsewhere makes another scheduler bind a pod to n2.
 func (c *cluster) bindElsewhere(name, ips string) {
 	pod, err := c.kube.CoreV1().Pods("shop").Get(c.ctx, name, metav1.GetOptions{})
 	if err != nil {

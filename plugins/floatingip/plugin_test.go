@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 )
 
-// TestWatchEndsWait has pods that wait go in every way.
+// TestWatchEndsWait ends the wait of pods in every way.
 func TestWatchEndsWait(t *testing.T) {
 	for _, test := range []struct {
 		name string

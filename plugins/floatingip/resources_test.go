@@ -15,7 +15,8 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// A node's cap is of addresses, by whichever name it is and pods request them.
+// A node's cap counts addresses, under whichever resource name the node advertises and pods
+// request them.
 func TestWithinNode(t *testing.T) {
 	pod := func(name v1.ResourceName, n string) *v1.Pod {
 		list := v1.ResourceList{name: resource.MustParse(n)}

@@ -17,8 +17,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// NodeResourcesFit of the Kubernetes that is built in no longer sees the resource,
-// and sees all others.
+// NodeResourcesFit of the linked Kubernetes version no longer sees the plugin's resources,
+// and still sees all others.
 func TestForgetInResourcesFit(t *testing.T) {
 	plugin, err := noderesources.NewFit(t.Context(), &config.NodeResourcesFitArgs{
 		ScoringStrategy: &config.ScoringStrategy{Type: config.LeastAllocated, Resources: []config.ResourceSpec{{Name: "cpu", Weight: 1}}},

@@ -4,7 +4,7 @@ package floatingip
 
 import "testing"
 
-// What is scarce is a matter of proportion.
+// The level depends on the ratio of free addresses.
 func TestLevel(t *testing.T) {
 	if level(0) >= level(1) || level(5) >= level(20) || level(500) >= level(2000) {
 		t.Error("more room is not better")

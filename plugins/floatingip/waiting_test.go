@@ -77,7 +77,7 @@ func startWaiting(t *testing.T) *waitingTest {
 	return w
 }
 
-// add has a pod find no address.
+// add makes a pod find no address.
 func (w *waitingTest) lacks(name string, priority int32, pools ...string) {
 	pod, request := waitingPod(name, priority, pools...)
 	w.add(pod, request)
@@ -85,7 +85,7 @@ func (w *waitingTest) lacks(name string, priority int32, pools ...string) {
 	w.clock.Step(time.Millisecond)
 }
 
-// tries has a pod begin an attempt.
+// tries makes a pod begin an attempt.
 func (w *waitingTest) tries(name string, priority int32, pools ...string) {
 	pod, request := waitingPod(name, priority, pools...)
 	w.add(pod, request)
@@ -109,7 +109,7 @@ func (w *waitingTest) pass(d time.Duration) {
 
 var webFreed = ipam.Change{Pool: "web", Addr: netip.MustParseAddr("10.0.70.2")}
 
-// TestWaiting goes down the line: who was woken does not take the address.
+// TestWaiting goes down the line: the pods that are woken do not take the address.
 func TestWaiting(t *testing.T) {
 	w := startWaiting(t)
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
@@ -136,7 +136,7 @@ func TestWaiting(t *testing.T) {
 	w.expect("whose owner may have more", "other")
 }
 
-// TestSteadyChanges has something change every 10 ms, which puts nothing off.
+// TestSteadyChanges makes a change every 10 ms, which delays no other change.
 func TestSteadyChanges(t *testing.T) {
 	w := startWaiting(t)
 	w.lacks("first", 10, "web")
@@ -203,8 +203,8 @@ func TestPending(t *testing.T) {
 	}
 }
 
-// TestServes wakes pods for a pool that serves another node, once kube-scheduler has
-// had the time to see that, and more as long as they are placed.
+// TestServes wakes pods for a pool that serves another node, after nodeSettles, and more
+// pods as long as the woken ones are placed.
 func TestServes(t *testing.T) {
 	w := startWaiting(t)
 	for _, name := range []string{"a", "b", "c", "d"} {
