@@ -20,23 +20,23 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// maxListed is how many addresses a list of the addresses annotation may
-// have; to find a free one they are tried one by one.
+// maxListed limits the addresses in one list of the addresses annotation: the
+// allocator tries them one by one.
 const maxListed = 4096
 
-// maxRanges is how many ranges a list may come to once those that continue each other
-// are joined: for each part of the request and each node's pools they are gone
-// through under the book's lock.
+// maxRanges limits the ranges of one list, after adjacent ranges are joined: the book
+// scans them under its lock for each part of a request and each reach.
 const maxRanges = 256
 
-// checkPreallocate refuses to take ahead what the controller could not count.
+// checkPreallocate refuses preallocation where the controller cannot count the
+// addresses that a pod needs.
 func checkPreallocate(request *Request, resource v1.ResourceName) error {
 	switch {
 	case !request.Preallocate:
 	case resource == galaxy.ResourceENIIP:
 		return fmt.Errorf("annotation %s has no effect on a pod that requests %s: request %s instead", v1alpha1.AnnotationPreallocate, galaxy.ResourceENIIP, v1alpha1.ResourceIP)
 	case slices.ContainsFunc(request.Parts, func(p Part) bool { return len(p.Ranges) > 0 && p.OnlyFamily() == "" }):
-		return fmt.Errorf("annotation %s: a list of %s has addresses of both families, so nobody knows how many of each to take; write a list of each", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationAddresses)
+		return fmt.Errorf("annotation %s: a list in %s mixes IPv4 and IPv6, so the number of addresses to preallocate per family is unknown; write one list per family", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationAddresses)
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func readPolicy(request *Request, annotations map[string]string) error {
 		case err != nil:
 			return fmt.Errorf("annotation %s: %q is not true or false", v1alpha1.AnnotationKeepOnScaleDown, text)
 		case keep && request.Policy != v1alpha1.ReleaseRetain:
-			return fmt.Errorf("annotation %s has an effect with release policy Retain only, not with %s", v1alpha1.AnnotationKeepOnScaleDown, request.Policy)
+			return fmt.Errorf("annotation %s has no effect with release policy %s: set %s to Retain, or remove it", v1alpha1.AnnotationKeepOnScaleDown, request.Policy, v1alpha1.AnnotationReleasePolicy)
 		}
 		request.KeepOnScaleDown = keep
 	}
@@ -88,8 +88,8 @@ func readPreallocate(request *Request, annotations map[string]string) (err error
 	return err
 }
 
-// SpareOf reads the annotation of a pod or pod template. The error is for its
-// author.
+// SpareOf reads the annotation [v1alpha1.AnnotationSpareAddresses] of a pod or pod
+// template. The error is for the author of the annotation.
 func SpareOf(annotations map[string]string) (fixedset.Spare, error) {
 	text, ok := annotations[v1alpha1.AnnotationSpareAddresses]
 	if !ok {
@@ -105,9 +105,9 @@ func SpareOf(annotations map[string]string) (fixedset.Spare, error) {
 	return fixedset.Spare{Said: true, Pods: int64(n)}, nil
 }
 
-// Preallocates says whether the annotations of a pod or pod template ask for all
-// addresses of the set before any pod does. The error is for their author. Beside an
-// IPClaim, which says it, they do not.
+// Preallocates reports whether the annotations of a pod or pod template ask for the
+// whole fixed set before any pod does. It is false if they name an IPClaim: then
+// spec.preallocate of the claim decides. The error is for the author of the annotations.
 func Preallocates(annotations map[string]string) (bool, error) {
 	text, ok := annotations[v1alpha1.AnnotationPreallocate]
 	if _, claimed := annotations[v1alpha1.AnnotationClaim]; !ok || claimed {
@@ -124,7 +124,7 @@ func Preallocates(annotations map[string]string) (bool, error) {
 	case policy != v1alpha1.ReleaseRetain && policy != v1alpha1.ReleaseNever:
 		return false, fmt.Errorf("annotation %s has no effect with release policy PodDeleted: set %s to Retain or Never, or remove it", v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationReleasePolicy)
 	case annotations[v1alpha1.AnnotationSpareAddresses] == v1alpha1.SpareUnlimited:
-		return false, fmt.Errorf("annotation %s has no effect beside %s: %s, with which there is no fixed set to take ahead: write a number there, or remove one of the two",
+		return false, fmt.Errorf("annotation %s has no effect with %s: %s, which leaves no fixed set to preallocate: set a number of spare addresses, or remove one of the two annotations",
 			v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationSpareAddresses, v1alpha1.SpareUnlimited)
 	}
 	return true, nil
@@ -152,13 +152,13 @@ func readPools(request *Request, annotations map[string]string) error {
 	return nil
 }
 
-// saidByClaim are the annotations whose place an IPClaim takes.
+// saidByClaim are the annotations that the spec of an IPClaim replaces.
 var saidByClaim = []string{
 	v1alpha1.AnnotationReleasePolicy, v1alpha1.AnnotationRetainFor, v1alpha1.AnnotationKeepOnScaleDown, v1alpha1.AnnotationSpareAddresses,
 	v1alpha1.AnnotationPreallocate, v1alpha1.AnnotationPools, v1alpha1.AnnotationPoolSelector,
 }
 
-// asking are the annotations by which a pod asks.
+// asking are all annotations of a pod's request.
 var asking = append(saidByClaim[:len(saidByClaim):len(saidByClaim)], v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies)
 
 func readClaim(request *Request, annotations map[string]string) error {
@@ -171,15 +171,15 @@ func readClaim(request *Request, annotations map[string]string) error {
 	}
 	for _, other := range saidByClaim {
 		if _, ok := annotations[other]; ok {
-			return fmt.Errorf("annotation %s has no effect beside %s: remove it, the IPClaim says it", other, v1alpha1.AnnotationClaim)
+			return fmt.Errorf("annotation %s has no effect with %s: remove it, the spec of the IPClaim decides", other, v1alpha1.AnnotationClaim)
 		}
 	}
 	request.Claim = name
 	return nil
 }
 
-// readParts reads which n addresses the pod wants, that requests so many of a
-// resource.
+// readParts reads the families and lists of a pod that requests n of the extended
+// resource. It returns n parts.
 func readParts(annotations map[string]string, n int64, resource v1.ResourceName) ([]Part, error) {
 	if n > v1alpha1.MaxAddresses {
 		return nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", resource, n, v1alpha1.MaxAddresses)
@@ -192,7 +192,7 @@ func readParts(annotations map[string]string, n int64, resource v1.ResourceName)
 	text, listed := annotations[v1alpha1.AnnotationAddresses]
 	if !listed {
 		if len(families) > 0 && int(n)%len(families) != 0 {
-			return nil, fmt.Errorf("annotation %s asks for one address of each of %d families but the pod requests %s: %d; make it %[2]d, so that a quota counts them",
+			return nil, fmt.Errorf("annotation %s asks for one address of each of %d families, but the pod requests %s: %d; set it to %[2]d, so that a quota counts them",
 				v1alpha1.AnnotationFamilies, len(families), resource, n)
 		}
 		for i := range parts {
@@ -203,11 +203,11 @@ func readParts(annotations map[string]string, n int64, resource v1.ResourceName)
 		return parts, nil
 	}
 	if len(families) > 0 {
-		return nil, fmt.Errorf("annotation %s has no effect beside %s, whose addresses say the families: remove it", v1alpha1.AnnotationFamilies, v1alpha1.AnnotationAddresses)
+		return nil, fmt.Errorf("annotation %s has no effect with %s: remove it, the listed addresses decide the families", v1alpha1.AnnotationFamilies, v1alpha1.AnnotationAddresses)
 	}
 	all := lists(text)
 	if len(all) > len(parts) {
-		return nil, fmt.Errorf("annotation %s has %d lists, of each of which the pod is to get an address, but the pod requests %s: %d; make it %[2]d, so that a quota counts them",
+		return nil, fmt.Errorf("annotation %s has %d lists (one address each), but the pod requests %s: %d; set it to %[2]d, so that a quota counts them",
 			v1alpha1.AnnotationAddresses, len(all), resource, n)
 	}
 	for i, list := range all {
@@ -234,7 +234,7 @@ func readFamilies(annotations map[string]string) ([]v1alpha1.IPFamily, error) {
 	return families, nil
 }
 
-// lists splits the addresses annotation.
+// lists splits the addresses annotation into its lists.
 func lists(text string) []string {
 	if strings.TrimSpace(text) == "" {
 		return nil
@@ -242,7 +242,8 @@ func lists(text string) []string {
 	return strings.Split(strings.TrimSuffix(strings.TrimSpace(text), ";"), ";")
 }
 
-// first is how a list begins, which may be long.
+// first returns the first entry of a list, quoted: the whole list may be too long for
+// an error.
 func first(list string) string {
 	first, _, _ := strings.Cut(list, ",")
 	return strconv.Quote(strings.TrimSpace(first))
@@ -264,7 +265,7 @@ func readRanges(list string) ([]iprange.Range, error) {
 	}
 	ranges, ok := iprange.Join(ranges, maxRanges)
 	if !ok {
-		return nil, fmt.Errorf("the list that begins with %s comes to more than %d ranges, though addresses that follow each other count as one; name a pool instead (annotation %s)",
+		return nil, fmt.Errorf("the list that begins with %s has more than %d ranges, even with adjacent addresses joined; name a pool instead (annotation %s)",
 			first(list), maxRanges, v1alpha1.AnnotationPools)
 	}
 	return ranges, nil

@@ -35,7 +35,7 @@ func testPod(n int64, annotations ...string) *v1.Pod {
 	return pod
 }
 
-// every lists n addresses of 10.0.0.0/8, one of each step.
+// every lists n addresses from 10.0.0.0 on, step apart.
 func every(step, n int) string {
 	var all []string
 	for i := range n {
@@ -103,41 +103,41 @@ func TestCompile(t *testing.T) {
 			pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "72h", v1alpha1.AnnotationKeepOnScaleDown, "true")},
 		{name: "a time without a policy", pod: testPod(1, v1alpha1.AnnotationRetainFor, "72h"), err: "no effect with release policy PodDeleted"},
 		{name: "three days", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "3d"), err: `"3d" is not a duration`},
-		{name: "scale-down with Never", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationKeepOnScaleDown, "true"), err: "with release policy Retain only"},
+		{name: "scale-down with Never", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationKeepOnScaleDown, "true"), err: "has no effect with release policy Never: set berth.dev/release-policy to Retain"},
 		{name: "the fixed set ahead", want: ahead, pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationPreallocate, "true")},
 		{name: "not ahead", want: plain, pod: testPod(1, v1alpha1.AnnotationPreallocate, "false")},
 		{name: "ahead without a policy", pod: testPod(1, v1alpha1.AnnotationPreallocate, "true"), err: "berth.dev/preallocate has no effect with release policy PodDeleted"},
 		{name: "ahead without a set", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationPreallocate, "true", v1alpha1.AnnotationSpareAddresses, "Unlimited"),
-			err: "berth.dev/preallocate has no effect beside berth.dev/spare-addresses: Unlimited"},
+			err: "berth.dev/preallocate has no effect with berth.dev/spare-addresses: Unlimited"},
 		{name: "ahead, a word", pod: testPod(1, v1alpha1.AnnotationPreallocate, "yes"), err: `"yes" is not true or false`},
 		{name: "ahead of both families", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationPreallocate, "true", v1alpha1.AnnotationAddresses, "10.0.70.5,fd00::5"),
-			err: "has addresses of both families"},
-		{name: "ahead, of a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences", v1alpha1.AnnotationPreallocate, "true"), err: "the IPClaim says it"},
+			err: "mixes IPv4 and IPv6, so the number of addresses to preallocate per family is unknown"},
+		{name: "ahead, of a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences", v1alpha1.AnnotationPreallocate, "true"), err: "the spec of the IPClaim decides"},
 		{name: "ahead with Galaxy's resource", pod: aheadOfGalaxy, err: "request berth.dev/ip instead"},
 		{name: "pools by label", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=db"), want: selected},
 		{name: "a selector that is none", pod: testPod(1, v1alpha1.AnnotationPoolSelector, "tier=(db"), err: "is not a label selector"},
 		{name: "a claim", pod: testPod(1, v1alpha1.AnnotationClaim, "licences"), want: claimed},
-		{name: "a claim and a policy", pod: testPod(1, v1alpha1.AnnotationClaim, "licences", v1alpha1.AnnotationReleasePolicy, "Retain"), err: "the IPClaim says it"},
+		{name: "a claim and a policy", pod: testPod(1, v1alpha1.AnnotationClaim, "licences", v1alpha1.AnnotationReleasePolicy, "Retain"), err: "the spec of the IPClaim decides"},
 		{name: "dual-stack", pod: testPod(2, v1alpha1.AnnotationFamilies, "IPv4, IPv6"), want: parts(four, six)},
-		{name: "dual-stack with one address", pod: testPod(1, v1alpha1.AnnotationFamilies, "IPv4,IPv6"), err: "requests berth.dev/ip: 1; make it 2"},
+		{name: "dual-stack with one address", pod: testPod(1, v1alpha1.AnnotationFamilies, "IPv4,IPv6"), err: "requests berth.dev/ip: 1; set it to 2"},
 		{name: "a family that is none", pod: testPod(1, v1alpha1.AnnotationFamilies, "ipv4"), err: `"ipv4" is not one of`},
 		{name: "an address", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5"), want: parts(list("10.0.70.5"))},
 		{name: "one of several, one of a range, and any", pod: testPod(3, v1alpha1.AnnotationAddresses, "10.0.70.5, 10.0.70.7; 10.0.71.0/28"),
 			want: parts(list("10.0.70.5", "10.0.70.7"), list("10.0.71.0/28"), Part{})},
-		{name: "more lists than addresses", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5;10.0.70.6"), err: "has 2 lists, of each of which the pod is to get an address, but the pod requests berth.dev/ip: 1; make it 2"},
+		{name: "more lists than addresses", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5;10.0.70.6"), err: "has 2 lists (one address each), but the pod requests berth.dev/ip: 1; set it to 2"},
 		{name: "addresses and families", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5", v1alpha1.AnnotationFamilies, "IPv4"), err: "remove it"},
 		{name: "not an address", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70"), err: "annotation berth.dev/addresses"},
 		{name: "addresses that follow each other", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.7,10.0.70.8-10.0.70.9,10.0.70.5,10.0.70.8,10.0.70.10,10.0.70.11"),
 			want: parts(list("10.0.70.7-10.0.70.9", "10.0.70.5", "10.0.70.10-10.0.70.11"))},
 		{name: "4096 addresses that follow each other", pod: testPod(1, v1alpha1.AnnotationAddresses, every(1, 4096)), want: parts(list("10.0.0.0-10.0.15.255"))},
 		{name: "every second address, of 256", pod: testPod(1, v1alpha1.AnnotationAddresses, every(2, 256)), want: parts(list(strings.Split(every(2, 256), ",")...))},
-		{name: "every second address, of 257", pod: testPod(1, v1alpha1.AnnotationAddresses, every(2, 257)), err: `the list that begins with "10.0.0.0" comes to more than 256 ranges`},
-		{name: "26,000 ranges", pod: testPod(7, v1alpha1.AnnotationAddresses, strings.Repeat(every(2, 3714)+";", 7)), err: "comes to more than 256 ranges"},
+		{name: "every second address, of 257", pod: testPod(1, v1alpha1.AnnotationAddresses, every(2, 257)), err: `the list that begins with "10.0.0.0" has more than 256 ranges`},
+		{name: "26,000 ranges", pod: testPod(7, v1alpha1.AnnotationAddresses, strings.Repeat(every(2, 3714)+";", 7)), err: "has more than 256 ranges"},
 		{name: "a whole network", pod: testPod(1, v1alpha1.AnnotationAddresses, "2001:db8::/64"), err: "more than 4096 addresses"},
 		{name: "Galaxy's resource and policy", pod: ofGalaxy, want: with(plain, v1alpha1.ReleaseRetain)},
 		{name: "two of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationReleasePolicy, "immutable"), want: with(parts(Part{}, Part{}), v1alpha1.ReleaseRetain)},
 		{name: "eight ranges for one of Galaxy's resource", pod: asGalaxy("1", galaxy.AnnotationArgs, `{"request_ip_range":[["10.0.70.2"],["10.0.70.3"],["10.0.70.4"],["10.0.70.5"],["10.0.70.6"],["10.0.70.7"],["10.0.70.8"],["10.0.70.9"]]}`),
-			err: "has 8 lists, of each of which the pod is to get an address, but the pod requests tke.cloud.tencent.com/eni-ip: 1; make it 8, so that a quota counts them"},
+			err: "has 8 lists (one address each), but the pod requests tke.cloud.tencent.com/eni-ip: 1; set it to 8, so that a quota counts them"},
 		{name: "a range for each of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationArgs, `{"request_ip_range":[["10.0.70.2~10.0.70.3"],["10.0.70.9"]]}`),
 			want: parts(list("10.0.70.2-10.0.70.3"), list("10.0.70.9"))},
 		{name: "too many of Galaxy's resource", pod: asGalaxy("9"), err: "requests tke.cloud.tencent.com/eni-ip: 9; a pod can have 8"},
@@ -193,8 +193,8 @@ func TestSpareOf(t *testing.T) {
 	}
 }
 
-// Whatever is in the annotations, compile neither panics nor lets through a
-// request that later code does not expect.
+// For any annotations, Compile neither panics nor returns a request that later code
+// does not expect.
 func FuzzCompile(f *testing.F) {
 	f.Add("Retain", "web", "10.0.70.5;10.0.70.7-10.0.70.9")
 	f.Add("", "", "")

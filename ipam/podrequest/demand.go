@@ -10,22 +10,23 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Demand is how many addresses one pod of a workload has, of which families.
+// Demand is the number of addresses that one pod of a workload has, by family.
 type Demand struct {
-	// Total of all families; 0: not known.
+	// Total is the number of addresses of all families. 0 means unknown.
 	Total int64
-	// Families of those addresses that the pod template says the family of; others
-	// may be of either.
+	// Families has one entry for each address with a family fixed by the pod template.
+	// The other addresses may be of either family.
 	Families []v1alpha1.IPFamily
 }
 
-// OfShared is how many addresses of a family one pod has, of an owner whose pods share
-// what it keeps: those that may be of either family are all of one, which is not known
-// here. Where that leaves doubt it is too many.
+// OfShared returns the number of addresses of a family that one pod has, if all pods of
+// the owner share its addresses. The addresses that may be of either family are then all
+// of one family, unknown here, so the result may be too high, never too low.
 func (d Demand) OfShared(family v1alpha1.IPFamily) int64 { return d.Of(family, 1) }
 
-// Of a family. present are the families that the addresses of the pod have: each
-// takes at least one of the total. Where that leaves doubt it is too many.
+// Of returns the number of addresses of a family that one pod has. present is the number
+// of families that the pod's addresses have; each takes at least one of the total. The
+// result may be too high, never too low.
 func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 	if d.Total == 0 {
 		return math.MaxInt64
@@ -41,15 +42,15 @@ func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 	case either <= 0:
 		return said
 	case said == int64(len(d.Families)):
-		// None of the other family is said, but there may be some.
+		// The template fixes no address of the other family, but the pod may have some.
 		either -= present - 1
 	}
 	return max(1, said+either)
 }
 
-// DemandOf reads how many addresses a pod of the template has, also in words of Galaxy,
-// which the scheduler may understand, and what Berth's annotations say of their families:
-// nothing where the scheduler would refuse them.
+// DemandOf reads the demand of a pod template: the number of addresses from Berth's or
+// Galaxy's resource (the scheduler may accept both), and the families from Berth's
+// annotations. It returns no families if the scheduler would refuse the annotations.
 func DemandOf(template *v1.PodTemplateSpec) Demand {
 	n, resource := Reader{Galaxy: true}.Requested(&template.Spec)
 	d := Demand{Total: n}

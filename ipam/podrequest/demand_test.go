@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// A template's annotations say how many addresses of which family a pod has.
+// The demand of a template follows from its annotations.
 func TestDemandOfFamilies(t *testing.T) {
 	for _, test := range []struct {
 		total             int64

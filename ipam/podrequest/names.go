@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// FormatNames writes the annotation [v1alpha1.AnnotationFloatingIPs] of a pod that is
-// bound with these addresses.
+// FormatNames returns the value of the annotation [v1alpha1.AnnotationFloatingIPs] for a
+// pod that is bound with these addresses.
 func FormatNames(addrs []netip.Addr) string {
 	names := make([]string, len(addrs))
 	for i, addr := range addrs {
@@ -23,9 +23,10 @@ func FormatNames(addrs []netip.Addr) string {
 	return strings.Join(names, ",")
 }
 
-// ParseNames is the inverse of [FormatNames]: the names of FloatingIPs in their order, each
-// once, no more than a pod can have. It forgives spaces and empty names. With an error,
-// which is for who changed the annotation, it returns the names that it could read.
+// ParseNames is the inverse of [FormatNames]. It returns the names of the FloatingIPs in
+// order, each once, at most [v1alpha1.MaxAddresses]. It ignores spaces and empty names.
+// With an error it also returns the names that it could read. The error is for the author
+// of the annotation.
 func ParseNames(text string) (names []string, err error) {
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)
@@ -44,9 +45,8 @@ func ParseNames(text string) (names []string, err error) {
 	return names, err
 }
 
-// NamesOf returns the names of the FloatingIPs that a pod says it was bound with, as
-// [ParseNames] does. Whoever makes a pod can write them: they say where to look, and prove
-// nothing.
+// NamesOf reads the pod's annotation [v1alpha1.AnnotationFloatingIPs] with [ParseNames].
+// The author of a pod can write any names there: they are hints and prove nothing.
 func NamesOf(pod *v1.Pod) ([]string, error) {
 	return ParseNames(pod.Annotations[v1alpha1.AnnotationFloatingIPs])
 }

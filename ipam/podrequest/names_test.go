@@ -38,8 +38,8 @@ func TestParseNames(t *testing.T) {
 	}
 }
 
-// Whatever is in the annotation, the names that are read are canonical, and are written as
-// they were read.
+// For any annotation, the names that are read are canonical, and FormatNames writes them
+// as they were read.
 func FuzzParseNames(f *testing.F) {
 	f.Add("10.0.70.5")
 	f.Add("2001-0db8-0070-0000-0000-0000-0000-0005, 10.0.70.5,")

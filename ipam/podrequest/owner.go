@@ -17,40 +17,40 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Getter returns the object of a namespace and name.
+// Getter returns the object with a namespace and name, or an error.
 type Getter func(namespace, name string) (metav1.Object, error)
 
-// Between finds what stands between a pod and its workload.
+// Between finds the objects that stand between a pod and its workload.
 type Between struct{ ReplicaSet, Job Getter }
 
-// OwnerOf resolves what the addresses of a pod belong to: the controller behind a
-// ReplicaSet, the CronJob behind a Job, or the pod's controller, or the pod itself,
-// also where a pod is said to control it. Owner references are what the pod's author
-// may have written, so a ReplicaSet or Job counts only if it exists with the UID that
-// is referred to, and [Request.CheckOwner] has the last word.
+// OwnerOf returns the owner of a pod's addresses: the controller of its ReplicaSet, the
+// CronJob of its Job, else its own controller. It is the pod itself if the pod has no
+// controller, or if the owner reference names another pod as the controller. The author
+// of a pod can write any owner reference, so a ReplicaSet or Job counts only if it exists
+// with the referenced UID, and the caller must still call [Request.CheckOwner].
 func OwnerOf(pod *v1.Pod, find Between) (v1alpha1.Owner, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	switch {
 	case controller == nil || controller.Kind == "Pod" && controller.APIVersion == "v1":
-		// A pod starts no pods in its place, so it keeps nothing for others.
+		// A pod creates no other pods, so it keeps no addresses for them.
 		return PodItself(pod.Namespace, pod.Name, pod.UID), nil
 	case isReplicaSet(controller):
 		return behind(pod, controller, find.ReplicaSet, func(*metav1.OwnerReference) bool { return true })
 	case isJob(controller):
-		// A Job of anything else but a CronJob is not run again.
+		// Only a CronJob runs its Jobs again.
 		return behind(pod, controller, find.Job, isCronJob)
 	}
 	return Controlling(controller, pod.Namespace, pod.Name, cmp.Or(pod.Spec.NodeName, requiredNode(pod))), nil
 }
 
-// PodItself is the owner of the addresses of a pod without a workload.
+// PodItself returns the owner of the addresses of a pod without a workload.
 func PodItself(namespace, name string, uid types.UID) v1alpha1.Owner {
 	return v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name, UID: uid, PodName: name}
 }
 
-// Controlling is the owner of the addresses of a pod that a workload controls itself: they
-// stand for the pod's name where it lasts, and for the node where the workload has one pod
-// on each.
+// Controlling returns the owner of the addresses of a pod that the workload controls
+// directly. Its PodName is set if the pod's successor has the same name; its NodeName is
+// set for a DaemonSet, which has one pod on each node.
 func Controlling(workload *metav1.OwnerReference, namespace, pod, node string) v1alpha1.Owner {
 	owner := SharedBy(workload, namespace)
 	switch {
@@ -64,21 +64,22 @@ func Controlling(workload *metav1.OwnerReference, namespace, pod, node string) v
 	return owner
 }
 
-// SharedBy is a workload as the owner of addresses that its pods share out.
+// SharedBy returns the workload as the owner of addresses that any of its pods can take.
 func SharedBy(workload *metav1.OwnerReference, namespace string) v1alpha1.Owner {
 	return v1alpha1.Owner{
 		APIVersion: workload.APIVersion, Kind: workload.Kind, Namespace: namespace, Name: workload.Name, UID: workload.UID,
 	}
 }
 
-// behind returns what controls the pod's controller, if it counts, or else that.
+// behind returns the controller of the pod's controller as the owner, if counts accepts
+// it, else the pod's controller.
 func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, counts func(*metav1.OwnerReference) bool) (v1alpha1.Owner, error) {
 	object, err := find(pod.Namespace, controller.Name)
 	if err != nil {
 		return v1alpha1.Owner{}, fmt.Errorf("find %s %s/%s of the pod: %w", controller.Kind, pod.Namespace, controller.Name, err)
 	}
 	if object.GetUID() != controller.UID {
-		return v1alpha1.Owner{}, fmt.Errorf("%s %s/%s has UID %s, the pod was made by another with UID %s", controller.Kind, pod.Namespace, controller.Name, object.GetUID(), controller.UID)
+		return v1alpha1.Owner{}, fmt.Errorf("%s %s/%s has UID %s, but the pod's owner reference has UID %s", controller.Kind, pod.Namespace, controller.Name, object.GetUID(), controller.UID)
 	}
 	if workload := metav1.GetControllerOfNoCopy(object); workload != nil && counts(workload) {
 		controller = workload
@@ -86,7 +87,8 @@ func behind(pod *v1.Pod, controller *metav1.OwnerReference, find Getter, counts 
 	return SharedBy(controller, pod.Namespace), nil
 }
 
-// StandsBetween says of a pod's controller that what controls it may be the workload.
+// StandsBetween reports whether the controller of a pod may itself be controlled by the
+// pod's workload.
 func StandsBetween(controller *metav1.OwnerReference) bool {
 	return isReplicaSet(controller) || isJob(controller)
 }
@@ -103,19 +105,19 @@ func isCronJob(controller *metav1.OwnerReference) bool {
 	return controller.Kind == "CronJob" && strings.HasPrefix(controller.APIVersion, "batch/")
 }
 
-// isNamedByOrdinal says whether a pod of a workload of any kind is named as a
-// StatefulSet names its pods, so that another of the same name will follow it. Five
-// digits that the API server may have put behind metadata.generateName are no
-// ordinal: it draws them, with letters, from these (SimpleNameGenerator in
-// k8s.io/apiserver/pkg/storage/names), and one name in 800 has no letter.
+// isNamedByOrdinal reports whether a pod is named as a StatefulSet names its pods, so
+// that its successor will have the same name. A suffix of five of the digits 2456789 is
+// no ordinal: the API server may have generated it for metadata.generateName
+// (SimpleNameGenerator in k8s.io/apiserver/pkg/storage/names draws from these digits and
+// letters, and one suffix in 800 has no letter).
 func isNamedByOrdinal(workload, pod string) bool {
 	_, ok := v1alpha1.OrdinalOf(workload, pod)
 	text := strings.TrimPrefix(pod, workload+"-")
 	return ok && (len(text) != 5 || strings.Trim(text, "2456789") != "")
 }
 
-// requiredNode returns the one node that the pod's affinity requires by name, as
-// the DaemonSet controller makes it; empty if there is none.
+// requiredNode returns the one node that the pod's node affinity requires by name, as
+// the DaemonSet controller writes it; empty if there is none.
 func requiredNode(pod *v1.Pod) string {
 	affinity := pod.Spec.Affinity
 	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
@@ -133,23 +135,23 @@ func requiredNode(pod *v1.Pod) string {
 	return name
 }
 
-// errNoNode is for a DaemonSet's pod without a node of its own.
-var errNoNode = errors.New("the pod belongs to a DaemonSet but its node affinity does not name its node, so no address can stand for it")
+// errNoNode is returned for a DaemonSet's pod that requires no single node.
+var errNoNode = errors.New("the pod belongs to a DaemonSet but its node affinity does not name its node, so no address can be kept for that node")
 
-// CheckOwner refuses what a pod cannot belong to, however its references lead there,
-// a policy that keeps addresses for what cannot be told apart, and preallocation for
-// what has no fixed set that the controller knows.
+// CheckOwner refuses an IPClaim as the owner by metadata.ownerReferences, a policy that
+// keeps addresses for a DaemonSet's pod without a node, and preallocation for a workload
+// that is no Deployment or ReplicaSet. The error is for the pod's author.
 func (r *Request) CheckOwner(owner *v1alpha1.Owner) error {
 	if owner.IsClaim() {
-		// The addresses would be the claim's without counting against its size.
-		return fmt.Errorf("IPClaim %q controls the pod, or its ReplicaSet, by metadata.ownerReferences, which no IPClaim can: remove the reference, and name the claim in the annotation %s",
+		// The claim would own addresses that do not count against its size.
+		return fmt.Errorf("IPClaim %q cannot be the controller of the pod or of its ReplicaSet: remove it from metadata.ownerReferences, and name it in the annotation %s",
 			owner.Name, v1alpha1.AnnotationClaim)
 	}
 	if r.Claim == "" && r.Policy != v1alpha1.ReleasePodDeleted && owner.Kind == "DaemonSet" && owner.NodeName == "" {
 		return errNoNode
 	}
 	if kind := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind(); r.Preallocate && (kind.Group != appsv1.GroupName || kind.Kind != "Deployment" && kind.Kind != "ReplicaSet") {
-		return fmt.Errorf("annotation %s is for pods of Deployments and ReplicaSets, and a %s has this one: remove it, or use an IPClaim with spec.preallocate", v1alpha1.AnnotationPreallocate, kind.Kind)
+		return fmt.Errorf("annotation %s is for pods of Deployments and ReplicaSets, but this pod belongs to a %s: remove it, or use an IPClaim with spec.preallocate", v1alpha1.AnnotationPreallocate, kind.Kind)
 	}
 	return nil
 }

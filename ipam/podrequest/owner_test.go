@@ -63,7 +63,7 @@ func TestOwnerOf(t *testing.T) {
 		{"a Job of another kind", owned("batch/v1", "Job", "we-0", "j"), set("j", owned("jobset.x-k8s.io/v1alpha2", "JobSet", "we", "s")), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we-0", UID: "j"}, ""},
 		{"a Job of another group", owned("batch.volcano.sh/v1alpha1", "Job", "web", "v"), none, v1alpha1.Owner{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Namespace: "shop", Name: "web", UID: "v"}, ""},
 		{"a Job that is not there", owned("batch/v1", "Job", "we-29", "j"), none, v1alpha1.Owner{}, "find Job shop/we-29"},
-		{"a Job of that name, but another", owned("batch/v1", "Job", "we-29", "forged"), set("j", owned("batch/v1", "CronJob", "we", "c")), v1alpha1.Owner{}, "made by another with UID forged"},
+		{"a Job of that name, but another", owned("batch/v1", "Job", "we-29", "forged"), set("j", owned("batch/v1", "CronJob", "we", "c")), v1alpha1.Owner{}, "but the pod's owner reference has UID forged"},
 		{"a custom kind whose pod has a generated name of digits", named("db-24568", owned("example.com/v1", "Database", "db", "x")), none,
 			v1alpha1.Owner{APIVersion: "example.com/v1", Kind: "Database", Namespace: "shop", Name: "db", UID: "x"}, ""},
 		{"a StatefulSet of another group, whose pods have other names", owned("apps.kruise.io/v1", "StatefulSet", "x", "k"), none,
@@ -72,7 +72,7 @@ func TestOwnerOf(t *testing.T) {
 		{"a pod", owned("v1", "Pod", "driver", "p"), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"a pod that its name continues", owned("v1", "Pod", "web", "p"), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, v1alpha1.Owner{}, "find ReplicaSet shop/web"},
-		{"a ReplicaSet of that name, but another", owned("apps/v1", "ReplicaSet", "web", "forged"), set("rs", nil), v1alpha1.Owner{}, "made by another with UID forged"},
+		{"a ReplicaSet of that name, but another", owned("apps/v1", "ReplicaSet", "web", "forged"), set("rs", nil), v1alpha1.Owner{}, "but the pod's owner reference has UID forged"},
 		{"a ReplicaSet of another group", owned("apps.kruise.io/v1", "ReplicaSet", "web", "k"), none,
 			v1alpha1.Owner{APIVersion: "apps.kruise.io/v1", Kind: "ReplicaSet", Namespace: "shop", Name: "web", UID: "k", PodName: "web-0"}, ""},
 	} {
@@ -128,7 +128,7 @@ func TestRequiredNode(t *testing.T) {
 	}
 }
 
-// An IPClaim has pods by their annotation only, or its size would not count.
+// Pods use an IPClaim by the annotation only; an owner reference would bypass its size.
 func TestNoClaimControls(t *testing.T) {
 	yes := true
 	controlled := func(apiVersion, kind string) []metav1.OwnerReference {
@@ -168,7 +168,7 @@ func TestNoClaimControls(t *testing.T) {
 	}
 }
 
-// Only what has a fixed set that the controller knows can have it taken ahead.
+// Only workloads with a fixed set that the controller knows can preallocate.
 func TestCheckOwner(t *testing.T) {
 	for _, test := range []struct {
 		apiVersion, kind string
@@ -178,10 +178,10 @@ func TestCheckOwner(t *testing.T) {
 		{"apps/v1", "Deployment", true, ""},
 		{"apps/v1", "ReplicaSet", true, ""},
 		{"apps/v1", "StatefulSet", false, ""},
-		{"apps/v1", "StatefulSet", true, "a StatefulSet has this one"},
-		{"argoproj.io/v1alpha1", "Rollout", true, "a Rollout has this one"},
+		{"apps/v1", "StatefulSet", true, "but this pod belongs to a StatefulSet"},
+		{"argoproj.io/v1alpha1", "Rollout", true, "but this pod belongs to a Rollout"},
 		{"example.org/v1", "Deployment", true, "for pods of Deployments and ReplicaSets"},
-		{"apps/v1", "DaemonSet", false, "no address can stand for it"},
+		{"apps/v1", "DaemonSet", false, "no address can be kept for that node"},
 	} {
 		request := Request{Policy: v1alpha1.ReleaseRetain, Preallocate: test.ahead}
 		if err := request.CheckOwner(&v1alpha1.Owner{APIVersion: test.apiVersion, Kind: test.kind}); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
@@ -190,7 +190,7 @@ func TestCheckOwner(t *testing.T) {
 	}
 }
 
-// A generated name of digits is no ordinal.
+// Digits of a generated name are no ordinal.
 func TestIsNamedByOrdinal(t *testing.T) {
 	for pod, want := range map[string]bool{
 		"web-0": true, "web-12": true, "web-10000": true, "web-2456": true, "web-75496": false, "web-75491": true,

@@ -9,19 +9,19 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// count returns how many of an extended resource a pod, or a pod of a template,
-// requests; not less than 0, and no more than an int64 holds. The containers and
-// the restartable init containers (sidecars) run together, so theirs add up; any
-// other init container runs beside the sidecars before it only, so what they request
-// together counts if it is more. A RuntimeClass's overhead comes on top. Resources
-// of the pod as a whole (spec.resources) do not count: the API server admits CPU,
-// memory and huge pages there only.
-// All parts of Berth count so, since the scheduler reserves as many, the agent wires no
-// fewer, and the controller frees what is more; and so do kube-scheduler, ResourceQuota and
-// the kubelet count an extended resource.
+// count returns the quantity of an extended resource that a pod or a pod template
+// requests, from 0 to math.MaxInt64. Containers and restartable init containers
+// (sidecars) run together, so their requests are added. Any other init container runs
+// only with the sidecars before it; the sum of these counts if it is higher. The overhead
+// of a RuntimeClass is added. Pod-level resources (spec.resources) do not count: the API
+// server admits only CPU, memory and huge pages there.
 //
-// Where a container has a limit only, that is its request: the API server writes it
-// there when a pod is created, but not in the template that the pod is made of.
+// All parts of Berth must agree on this number: the scheduler reserves it, the agent
+// wires no fewer, and the controller frees any surplus. kube-scheduler, ResourceQuota and
+// the kubelet count an extended resource in the same way.
+//
+// A limit without a request counts as the request: the API server defaults it in pods,
+// but not in pod templates.
 //
 // It does not allocate.
 func count(spec *v1.PodSpec, name v1.ResourceName) int64 {
@@ -46,7 +46,7 @@ func count(spec *v1.PodSpec, name v1.ResourceName) int64 {
 	return total
 }
 
-// of is what one container requests.
+// of returns the quantity that one container requests.
 func of(resources *v1.ResourceRequirements, name v1.ResourceName) int64 {
 	q, ok := resources.Requests[name]
 	if !ok {
@@ -64,8 +64,8 @@ func sum(a, b int64) int64 {
 	return a + b
 }
 
-// value rounds up, as kube-scheduler does, and does not overflow: what nobody has is
-// to be refused, not to become something else.
+// value rounds up, as kube-scheduler does, and does not overflow: a quantity that is too
+// large must stay too large, so that it is refused.
 func value(q *resource.Quantity) int64 {
 	if n, ok := q.AsInt64(); ok {
 		return max(0, n)
@@ -76,8 +76,8 @@ func value(q *resource.Quantity) int64 {
 	return max(0, q.Value())
 }
 
-// Slim keeps of what is to be read of a pod by its spec: which containers request
-// addresses, in Berth's words and in Galaxy's, and whether it uses the node's network.
+// Slim returns a copy of a pod spec with only the fields that this package reads: the
+// requests for Berth's and Galaxy's resources, and hostNetwork.
 func Slim(spec *v1.PodSpec) v1.PodSpec {
 	return v1.PodSpec{
 		HostNetwork: spec.HostNetwork, Overhead: slimList(spec.Overhead),
@@ -85,7 +85,7 @@ func Slim(spec *v1.PodSpec) v1.PodSpec {
 	}
 }
 
-// slimContainers keeps those that ask for addresses.
+// slimContainers keeps the containers that ask for addresses.
 func slimContainers(all []v1.Container) []v1.Container {
 	var slim []v1.Container
 	for i := range all {
@@ -97,7 +97,7 @@ func slimContainers(all []v1.Container) []v1.Container {
 	return slim
 }
 
-// slimList keeps what a list says of addresses; nil: nothing.
+// slimList keeps Berth's and Galaxy's resources; nil if the list has neither.
 func slimList(list v1.ResourceList) v1.ResourceList {
 	var slim v1.ResourceList
 	for _, name := range resources {

@@ -19,7 +19,7 @@ func list(name v1.ResourceName, quantity string) v1.ResourceList {
 	return v1.ResourceList{name: resource.MustParse(quantity), v1.ResourceCPU: resource.MustParse("100m")}
 }
 
-// asks returns a container that requests so many.
+// asks returns a container that requests that many addresses.
 func asks(name v1.ResourceName, quantity string) v1.Container {
 	return v1.Container{Resources: v1.ResourceRequirements{Requests: list(name, quantity), Limits: list(name, quantity)}}
 }
@@ -81,7 +81,7 @@ func TestCount(t *testing.T) {
 				if got := count(spec, name); got != test.want {
 					t.Errorf("got %d, want %d", got, test.want)
 				}
-				// On top of each: that of a RuntimeClass.
+				// The overhead of a RuntimeClass is added to each.
 				spec.Overhead = list(name, "2")
 				if got, want := count(spec, name), sum(test.want, 2); got != want {
 					t.Errorf("with overhead: got %d, want %d", got, want)
@@ -91,8 +91,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// A random pod, as its author wrote it, is counted as kube-scheduler counts what
-// the API server makes of it.
+// The count of a random pod as written equals kube-scheduler's count after API server
+// defaulting.
 func TestCountAsKubeScheduler(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	names := []v1.ResourceName{v1alpha1.ResourceIP, v1.ResourceName("tke.cloud.tencent.com/eni-ip"), v1.ResourceCPU}

@@ -12,14 +12,14 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// Reader reads what pods ask for. Immutable.
+// Reader reads the requests of pods for addresses. Immutable.
 type Reader struct {
-	// Galaxy also accepts Galaxy's resource and annotations.
+	// Galaxy says that Galaxy's resource and annotations are accepted, too.
 	Galaxy bool
 }
 
-// Resources are the extended resources by which pods ask for addresses: Berth's, and,
-// where they are accepted, Galaxy's.
+// Resources returns the extended resources that ask for addresses: Berth's, then
+// Galaxy's if it is accepted. Callers must not modify the slice.
 func (r Reader) Resources() []v1.ResourceName {
 	if r.Galaxy {
 		return resources
@@ -29,17 +29,16 @@ func (r Reader) Resources() []v1.ResourceName {
 
 var resources = []v1.ResourceName{v1alpha1.ResourceIP, galaxy.ResourceENIIP}
 
-// Asks says whether a pod asks for floating IPs: whether any of its containers
-// requests the extended resource.
+// Asks reports whether a pod, or a pod of a template, requests the extended resource.
 func (r Reader) Asks(spec *v1.PodSpec) bool {
 	n, _ := r.Requested(spec)
 	return n > 0
 }
 
-// Requested is how many addresses a pod, or a pod of a template, asks for, as
-// kube-scheduler counts an extended resource, and by which of them: Berth's if it requests
-// any, else Galaxy's. The quantity counts for both, as quotas and the caps of nodes know
-// nothing else.
+// Requested returns the number of addresses that a pod, or a pod of a template, asks
+// for, counted as kube-scheduler counts an extended resource. of is the resource: Berth's
+// if the pod requests any, else Galaxy's. The quantity counts for both, because quotas
+// and node capacities only know the quantity.
 func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 	for _, of = range r.Resources() {
 		if n = count(spec, of); n > 0 {
@@ -49,7 +48,7 @@ func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 	return 0, of
 }
 
-// Compile reads what a pod asks for; pure. Errors are for the pod's author.
+// Compile reads the request of a pod. It is pure. The error is for the pod's author.
 func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 	request := Request{
 		Namespace: pod.Namespace,
@@ -82,8 +81,8 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 	return request, checkPreallocate(&request, resource)
 }
 
-// StrayAnnotation names an annotation of ours on a pod that does not ask for an
-// address: a user who wrote it expects one.
+// StrayAnnotation returns the first of Berth's annotations on a pod that requests no
+// address, or "". The author of the annotation probably expects an address.
 func StrayAnnotation(pod *v1.Pod) string {
 	if len(pod.Annotations) == 0 {
 		return ""

@@ -468,7 +468,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"a claim and another annotation": {
 			world: objects(oneWeb, claim("licences", 1)), pod: pod("a", retain, with(v1alpha1.AnnotationClaim, "licences")),
-			want: want{preFilter: result{code: unresolvable, text: "annotation berth.dev/release-policy has no effect beside berth.dev/claim"}},
+			want: want{preFilter: result{code: unresolvable, text: "annotation berth.dev/release-policy has no effect with berth.dev/claim"}},
 		},
 
 		// Namespaces.
@@ -557,11 +557,11 @@ func phaseCases() map[string]phaseCase {
 		},
 		"a ReplicaSet with another UID": {
 			world: webOf(), pod: webPod("web-x", func(pod *v1.Pod) { pod.OwnerReferences[0].UID = "forged" }),
-			want: want{preFilter: result{code: fwk.Error, text: "the pod was made by another with UID forged"}},
+			want: want{preFilter: result{code: fwk.Error, text: "but the pod's owner reference has UID forged"}},
 		},
 		"an IPClaim as controller": {
 			world: objects(oneWeb, claim("licences", 1)), pod: pod("a", of("berth.dev/v1alpha1", "IPClaim", "licences")),
-			want: want{preFilter: result{code: unresolvable, text: `IPClaim "licences" controls the pod`}},
+			want: want{preFilter: result{code: unresolvable, text: `IPClaim "licences" cannot be the controller of the pod`}},
 		},
 		"preallocation for a StatefulSet": {
 			world: objects(oneWeb), pod: pod("db-0", of("apps/v1", "StatefulSet", "db"), retain, with(v1alpha1.AnnotationPreallocate, "true")),

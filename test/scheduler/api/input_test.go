@@ -45,7 +45,7 @@ func TestBadInput(t *testing.T) {
 		{"pools: no such pool", simulation.FromPools("wbe"), `there is no IPPool "wbe" (kubectl get ippools lists them)`, pools, "wbe, web"},
 		{"pools: all taken out", simulation.FromPools("reserved"), `pool "reserved" (10.0.70.200) has no free address (0 in use, 0 retained, 1 reserved)`, pools, "web"},
 		{"nine addresses", simulation.Asking("9"), `the pod requests berth.dev/ip: 9; a pod can have 8`, "", ""},
-		{"dual-stack with one address", simulation.Annotated(v1alpha1.AnnotationFamilies, "IPv4,IPv6"), `annotation berth.dev/families asks for one address of each of 2 families but the pod requests berth.dev/ip: 1; make it 2`, v1alpha1.AnnotationFamilies, ""},
+		{"dual-stack with one address", simulation.Annotated(v1alpha1.AnnotationFamilies, "IPv4,IPv6"), `annotation berth.dev/families asks for one address of each of 2 families, but the pod requests berth.dev/ip: 1; set it to 2`, v1alpha1.AnnotationFamilies, ""},
 		{"IPv6 without a pool", simulation.Annotated(v1alpha1.AnnotationFamilies, "IPv6"), `pool "web" (10.0.70.2-10.0.70.99) has no IPv6 addresses`, v1alpha1.AnnotationFamilies, "IPv4"},
 		{"an address of no pool", simulation.Annotated(v1alpha1.AnnotationAddresses, "10.0.71.5"), `address (one of 10.0.71.5): pool "web" (10.0.70.2-10.0.70.99) has none of 10.0.71.5`, v1alpha1.AnnotationAddresses, "10.0.70.50"},
 		{"a reserved address", simulation.Annotated(v1alpha1.AnnotationAddresses, "10.0.70.200"), `address (one of 10.0.70.200): 10.0.70.200 is reserved by an administrator`, v1alpha1.AnnotationAddresses, "10.0.70.51"},
