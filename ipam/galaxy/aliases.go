@@ -15,33 +15,32 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// What a user of Galaxy writes on a pod.
+// The resource and annotations of Galaxy on a pod.
 const (
-	// ResourceENIIP is the extended resource by which a pod asks for addresses.
-	// Galaxy does not look at how many, Berth does.
+	// ResourceENIIP is the extended resource of Galaxy that asks for addresses. Galaxy
+	// ignores its quantity, Berth does not.
 	ResourceENIIP = "tke.cloud.tencent.com/eni-ip"
 	// AnnotationReleasePolicy is "immutable" or "never"; anything else frees the
 	// address with the pod.
 	AnnotationReleasePolicy = "k8s.v1.cni.galaxy.io/release-policy"
-	// AnnotationPool names the Pool that the pod's address belongs to, whatever
-	// the release policy says.
+	// AnnotationPool names the Pool that the pod's address belongs to, whatever the
+	// release policy is.
 	AnnotationPool = "tke.cloud.tencent.com/eni-ip-pool"
-	// AnnotationArgs is JSON: "request_ip_range" is what the user asks for,
-	// "common.ipinfos" what Galaxy gave.
+	// AnnotationArgs is JSON: the user writes "request_ip_range", Galaxy writes the
+	// assigned addresses into "common.ipinfos".
 	AnnotationArgs = "k8s.v1.cni.galaxy.io/args"
 )
 
-// Aliases returns Berth's annotations that ask for what a pod's Galaxy
-// annotations ask for: release-policy, claim and addresses, each only where the
-// pod has its counterpart. The caller lets annotations that the pod has in
-// Berth's own names win. annotations is not modified.
+// Aliases translates a pod's Galaxy annotations into Berth's: release-policy, claim and
+// addresses, each only if the pod has its counterpart. The caller must give precedence
+// to Berth's own annotations on the pod. annotations is not modified.
 //
-// A pod of a Galaxy pool gets berth.dev/claim and no release policy: the claim
-// says what becomes of its addresses. How many it gets does not follow from
-// request_ip_range, as with Galaxy, but from the quantity that it requests.
+// A pod of a Galaxy pool gets berth.dev/claim and no release policy, because the claim
+// sets the policy. The number of addresses is the requested quantity; with Galaxy it
+// followed from request_ip_range.
 //
-// It fails where Galaxy's annotation has no meaning. What Galaxy wrote itself
-// (common.ipinfos) is ignored.
+// It returns an error for invalid annotations. It ignores the addresses that Galaxy
+// wrote itself (common.ipinfos).
 func Aliases(annotations map[string]string) (ours map[string]string, err error) {
 	ours = map[string]string{}
 	var errs []error
@@ -69,7 +68,7 @@ func Aliases(annotations map[string]string) (ours map[string]string, err error) 
 	return ours, nil
 }
 
-// PolicyNamed is Galaxy's reading of its release-policy annotation.
+// PolicyNamed returns the policy that Galaxy reads from its release-policy annotation.
 func PolicyNamed(text string) v1alpha1.ReleasePolicy {
 	switch text {
 	case "immutable":
@@ -80,8 +79,8 @@ func PolicyNamed(text string) v1alpha1.ReleasePolicy {
 	return v1alpha1.ReleasePodDeleted
 }
 
-// CheckClaimName says whether a Galaxy pool's name can be an IPClaim's. Galaxy
-// takes any text; some of them break its own keys.
+// CheckClaimName returns an error if a Galaxy pool's name cannot be the name of an
+// IPClaim. Galaxy accepts any text, even names that break its own keys.
 func CheckClaimName(pool string) error {
 	if problems := validation.IsDNS1123Subdomain(pool); len(problems) > 0 {
 		return fmt.Errorf("%q cannot be the name of an IPClaim: %s", pool, strings.Join(problems, "; "))
@@ -99,8 +98,8 @@ type args struct {
 	} `json:"common"`
 }
 
-// requestedAddresses writes request_ip_range as berth.dev/addresses; "" if there
-// is none.
+// requestedAddresses translates request_ip_range to berth.dev/addresses; "" if there is
+// none.
 func requestedAddresses(text string) (string, error) {
 	var parsed args
 	if err := json.Unmarshal([]byte(text), &parsed); err != nil {
@@ -109,7 +108,7 @@ func requestedAddresses(text string) (string, error) {
 	var lists []string
 	for i, group := range parsed.RequestIPRange {
 		if len(group) == 0 {
-			return "", fmt.Errorf("request_ip_range[%d] is empty, so no address can be in it", i)
+			return "", fmt.Errorf("request_ip_range[%d] is empty: list the addresses, or remove it", i)
 		}
 		var list []string
 		for j, text := range group {
@@ -125,8 +124,8 @@ func requestedAddresses(text string) (string, error) {
 }
 
 // AssignedAddresses returns the addresses that Galaxy wrote into a pod's args
-// annotation when it bound the pod, nil if it wrote none. Who may change the pod
-// can change them.
+// annotation when it bound the pod; nil if it wrote none. Any user that may change the
+// pod can change them.
 func AssignedAddresses(annotations map[string]string) ([]netip.Addr, error) {
 	text := annotations[AnnotationArgs]
 	if text == "" {

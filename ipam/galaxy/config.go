@@ -14,24 +14,24 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// Subnet is one entry of Galaxy's configuration: addresses, and the nodes where
-// they are routable. It is what Berth calls a pool.
+// Subnet is one entry of Galaxy's configuration: addresses, and the nodes where they
+// are routable. It corresponds to an IPPool.
 type Subnet struct {
 	// Prefix follows from the gateway and the mask of "subnet".
 	Prefix  netip.Prefix
 	Gateway netip.Addr
 	// VLAN tag, 0 for untagged.
 	VLAN int32
-	// Ranges do not touch each other. An entry without any is valid and has no use.
+	// Ranges are disjoint and not adjacent. An entry without ranges is valid but useless.
 	Ranges iprange.Set
-	// NodeSubnets are those of the nodes, without host bits, in the order of the
+	// NodeSubnets are the subnets of the nodes, without host bits, in the order of the
 	// configuration.
 	NodeSubnets []netip.Prefix
-	// Notes are what Galaxy accepts in the entry and Berth reads in another way.
+	// Notes describe the parts of the entry that Berth reads differently than Galaxy.
 	Notes []string
 }
 
-// entry is a pool as it is written.
+// entry is a pool in Galaxy's JSON.
 type entry struct {
 	NodeSubnets    []string `json:"nodeSubnets"`
 	RoutableSubnet string   `json:"routableSubnet"`
@@ -43,8 +43,8 @@ type entry struct {
 
 // ParseConfig reads Galaxy's pool configuration: the JSON array of the ConfigMap
 // floatingip-config, or the process configuration galaxy-ipam.json with the array
-// inside. It fails, naming all that is wrong, where the configuration cannot work
-// or has no single meaning, which is much that Galaxy itself accepts.
+// inside. It refuses a configuration that cannot work or is ambiguous, even if Galaxy
+// accepts it; the error names all mistakes.
 func ParseConfig(text []byte) ([]Subnet, error) {
 	entries, err := parseEntries(text)
 	if err != nil {
@@ -112,7 +112,7 @@ func (e *entry) parse() (Subnet, error) {
 		case err != nil:
 			fail("ips[%d]: %w", i, err)
 		case !r.First.Is4():
-			fail("ips[%d]: %q is IPv6, which Galaxy takes for other addresses: leave it out here and make an IPPool of it", i, text)
+			fail("ips[%d]: %q is IPv6, which Galaxy misreads: remove it here and create an IPPool for it", i, text)
 		case s.Prefix.IsValid() && (!s.Prefix.Contains(r.First) || !s.Prefix.Contains(r.Last)):
 			fail("ips[%d]: %q is not inside the subnet %s", i, text, s.Prefix)
 		default:
@@ -123,8 +123,8 @@ func (e *entry) parse() (Subnet, error) {
 	return s, errors.Join(errs...)
 }
 
-// prefix is the pool's subnet. Galaxy uses only the mask of "subnet"; where its
-// network is not the gateway's one of the two is wrong.
+// prefix returns the pool's subnet and gateway. Galaxy uses only the mask of "subnet";
+// if the gateway is outside of "subnet", one of the two is wrong.
 func (e *entry) prefix() (netip.Prefix, netip.Addr, error) {
 	if e.Gateway == "" || e.Subnet == "" {
 		return netip.Prefix{}, netip.Addr{}, errors.New("gateway and subnet must both be given")
@@ -138,7 +138,7 @@ func (e *entry) prefix() (netip.Prefix, netip.Addr, error) {
 		return netip.Prefix{}, gateway, fmt.Errorf("subnet: %q is not a CIDR, such as 10.0.70.0/24", e.Subnet)
 	}
 	if !gateway.Is4() || !subnet.Addr().Is4() {
-		return netip.Prefix{}, gateway, fmt.Errorf("gateway %s, subnet %s: Galaxy takes IPv6 for other addresses: leave the pool out here and make an IPPool of it", gateway, subnet)
+		return netip.Prefix{}, gateway, fmt.Errorf("gateway %s, subnet %s: Galaxy misreads IPv6: remove the pool here and create an IPPool for it", gateway, subnet)
 	}
 	if !subnet.Contains(gateway) {
 		return netip.Prefix{}, gateway, fmt.Errorf("gateway %s is not inside the subnet %s", gateway, subnet)
@@ -152,7 +152,7 @@ func (e *entry) nodeSubnets() ([]netip.Prefix, error) {
 		field, texts = "routableSubnet", []string{e.RoutableSubnet}
 	}
 	if len(texts) == 0 {
-		return nil, errors.New("nodeSubnets is empty: no node could have pods with these addresses")
+		return nil, errors.New("nodeSubnets is empty: no node can run pods with these addresses")
 	}
 	var (
 		subnets []netip.Prefix
@@ -165,7 +165,7 @@ func (e *entry) nodeSubnets() ([]netip.Prefix, error) {
 			continue
 		}
 		if !subnet.Addr().Is4() {
-			errs = append(errs, fmt.Errorf("%s: %s is IPv6, an IPv4 pool's nodes need IPv4", field, subnet))
+			errs = append(errs, fmt.Errorf("%s: %s is IPv6, but the nodes of an IPv4 pool need IPv4 subnets", field, subnet))
 			continue
 		}
 		if subnet = subnet.Masked(); !slices.Contains(subnets, subnet) {
@@ -175,7 +175,7 @@ func (e *entry) nodeSubnets() ([]netip.Prefix, error) {
 	return subnets, errors.Join(errs...)
 }
 
-// tidy sorts and joins the ranges, and leaves out what no pod may have.
+// tidy sorts and joins the ranges, and removes addresses that no pod may have.
 func (s *Subnet) tidy() {
 	s.Ranges = iprange.SetOf(s.Ranges...)
 	if !s.Prefix.IsValid() {
@@ -188,8 +188,7 @@ func (s *Subnet) tidy() {
 	}
 }
 
-// leaveOut takes an address out of the ranges that a pool may list but no pod may
-// have, and notes it.
+// leaveOut removes from the ranges an address that no pod may have, and notes it.
 func (s *Subnet) leaveOut(what string, addr netip.Addr) {
 	if s.Ranges.Contains(addr) {
 		s.Notes = append(s.Notes, fmt.Sprintf("left out %s, which ips lists: it is the %s", addr, what))
@@ -206,7 +205,7 @@ func overlaps(subnets []Subnet) []error {
 	for i := range subnets {
 		for _, r := range subnets[i].Ranges {
 			for both, other := range listed.Common(r) {
-				errs = append(errs, fmt.Errorf("pools %d and %d both list %s: take it out of one of them", other, i, both))
+				errs = append(errs, fmt.Errorf("pools %d and %d both list %s: remove it from one of them", other, i, both))
 			}
 		}
 		listed.Add(subnets[i].Ranges, i)

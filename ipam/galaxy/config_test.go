@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// text writes what was read, for comparison.
+// text returns the parsed configuration as text, for comparison.
 func text(subnets []Subnet) string {
 	var lines []string
 	for _, s := range subnets {
@@ -96,7 +96,7 @@ func TestParseConfig(t *testing.T) {
 		{
 			name:   "IPv6",
 			config: `[{"nodeSubnets":["2001:db8:1::/64"],"ips":["2001:db8::2"],"subnet":"2001:db8::/64","gateway":"2001:db8::1"}]`,
-			errs:   []string{"Galaxy takes IPv6 for other addresses"},
+			errs:   []string{"Galaxy misreads IPv6"},
 		},
 		{
 			name: "an address in two pools",
@@ -129,8 +129,7 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-// What is accepted makes sense: every address is in one pool only, inside its
-// subnet.
+// In an accepted configuration every address is in one pool only, inside its subnet.
 func FuzzParseConfig(f *testing.F) {
 	for _, seed := range []string{
 		`[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.70.2~10.0.70.9","10.0.70.12"],"subnet":"10.0.70.0/24","gateway":"10.0.70.1","vlan":2}]`,

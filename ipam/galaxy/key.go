@@ -11,23 +11,23 @@ import (
 const (
 	// TypeStatefulSet is a StatefulSet of any API group.
 	TypeStatefulSet = "sts"
-	// TypeDeployment is a ReplicaSet; App is its name without the last dash and
-	// what follows, so in most cases the name of its Deployment.
+	// TypeDeployment is a ReplicaSet. App is its name up to the last dash: in most cases
+	// the name of its Deployment.
 	TypeDeployment = "dp"
 	// TypeNone is a pod without an owner.
 	TypeNone = "NULL"
 )
 
-// Key is how Galaxy writes down who has an address. Comparable.
+// Key is Galaxy's record of the holder of an address. Comparable.
 type Key struct {
 	// Pool is the Galaxy pool that the address belongs to, if any.
 	Pool string
-	// Type of the pod's owner: one of the constants, or its kind in lower case.
-	// Empty, as are the fields that follow, for an address that only the pool has.
+	// Type of the pod's owner: one of the constants, or its kind in lower case. It and
+	// the following fields are empty for an address that belongs to the pool only.
 	Type string
 	// Namespace of the pod and of its owner.
 	Namespace string
-	// App is the owner, "NULL" for a pod without one.
+	// App is the name of the owner, "NULL" for a pod without one.
 	App string
 	// Pod is empty while no pod has the address.
 	Pod string

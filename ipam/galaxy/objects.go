@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Where Galaxy keeps its state.
+// The API of Galaxy's objects.
 const (
-	// GroupName and Version of Galaxy's objects, resources "floatingips" (cluster
-	// scope) and "pools" (namespaced, only kube-system's count).
+	// GroupName and Version of Galaxy's resources "floatingips" (cluster-scoped) and
+	// "pools" (namespaced; Galaxy reads only the namespace kube-system).
 	GroupName = "galaxy.k8s.io"
 	Version   = "v1alpha1"
 	// LabelReserved, with any value, marks an address that an administrator took
@@ -31,14 +31,14 @@ type FloatingIP struct {
 	Spec FloatingIPSpec `json:"spec"`
 }
 
-// FloatingIPSpec says who has the address.
+// FloatingIPSpec names the holder of the address.
 type FloatingIPSpec struct {
-	// Key is read by [ParseKey].
+	// Key has the format that [ParseKey] reads.
 	Key string `json:"key"`
-	// Attribute is read by Attributes.
+	// Attribute has the format that Attributes reads.
 	Attribute string `json:"attribute"`
 	Policy    Policy `json:"policy"`
-	// UpdateTime is when the address changed hands.
+	// UpdateTime is the time when the holder last changed.
 	UpdateTime metav1.Time `json:"updateTime"`
 }
 
@@ -61,13 +61,13 @@ type Pool struct {
 	PreAllocateIP bool `json:"preAllocateIP"`
 }
 
-// Attributes of an address: the pod that has it.
+// Attributes describe the pod that has an address.
 type Attributes struct {
 	NodeName string    `json:"NodeName"`
 	PodUID   types.UID `json:"Uid"`
 }
 
-// Addr is the address that the object stands for.
+// Addr returns the address of the object; an error if its name is not an IPv4 address.
 func (ip *FloatingIP) Addr() (netip.Addr, error) {
 	addr, err := netip.ParseAddr(ip.Name)
 	if err != nil || !addr.Is4() {
@@ -76,13 +76,13 @@ func (ip *FloatingIP) Addr() (netip.Addr, error) {
 	return addr, nil
 }
 
-// Reserved says whether an administrator took the address out of circulation.
+// Reserved reports whether an administrator took the address out of circulation.
 func (ip *FloatingIP) Reserved() bool {
 	_, ok := ip.Labels[LabelReserved]
 	return ok
 }
 
-// Attributes reads spec.attribute; none if it is empty.
+// Attributes reads spec.attribute; the zero value if it is empty.
 func (ip *FloatingIP) Attributes() (Attributes, error) {
 	var attributes Attributes
 	if ip.Spec.Attribute == "" {
@@ -94,5 +94,5 @@ func (ip *FloatingIP) Attributes() (Attributes, error) {
 	return attributes, nil
 }
 
-// Since is when the address came to its holder; zero if that is not known.
+// Since returns the time when the holder got the address; zero if unknown.
 func (ip *FloatingIP) Since() time.Time { return ip.Spec.UpdateTime.Time }

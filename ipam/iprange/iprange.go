@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iprange owns ranges of IP addresses: how they are written, how many
-// addresses they are, and what they have in common. [Set] and [Table] find the range
-// of an address by binary search. It knows nothing of pools or owners, and uses the
-// standard library only.
+// Package iprange implements ranges of IP addresses: their text form, size and
+// intersection. [Set] and [Table] find the range of an address by binary search. The
+// package knows nothing of pools or owners, and uses the standard library only.
 package iprange
 
 import (
@@ -15,15 +14,16 @@ import (
 	"strings"
 )
 
-// Range is the addresses from First to Last, both included, of one family.
+// Range is the range of addresses from First to Last, both included, of one family.
 type Range struct {
 	First, Last netip.Addr
 }
 
-// Single is the range of one address.
+// Single returns the range of one address.
 func Single(addr netip.Addr) Range { return Range{First: addr, Last: addr} }
 
-// OfPrefix is the range of all addresses of a prefix without host bits.
+// OfPrefix returns the range of all addresses of a prefix. The prefix must have no host
+// bits.
 func OfPrefix(prefix netip.Prefix) Range {
 	b := prefix.Addr().AsSlice()
 	for i := prefix.Bits(); i < len(b)*8; i++ {
@@ -63,8 +63,8 @@ func Parse(text string) (Range, error) {
 	return Range{First: from, Last: to}, nil
 }
 
-// ParsePrefix reads a CIDR and refuses host bits, because "10.0.70.1/24" leaves
-// open whether the address or the subnet was meant.
+// ParsePrefix reads a CIDR. It refuses host bits, because "10.0.70.1/24" may mean the
+// address or the subnet.
 func ParsePrefix(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -79,7 +79,7 @@ func ParsePrefix(text string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// ParseAddr reads an address and refuses zones and IPv4-mapped IPv6.
+// ParseAddr reads an address. It refuses zones and IPv4-mapped IPv6.
 func ParseAddr(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
@@ -91,12 +91,12 @@ func ParseAddr(text string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// Contains says whether addr lies in the range.
+// Contains reports whether addr is in the range.
 func (r Range) Contains(addr netip.Addr) bool {
 	return addr.BitLen() == r.First.BitLen() && !addr.Less(r.First) && !r.Last.Less(addr)
 }
 
-// Common returns the addresses that are in both ranges, if there are any.
+// Common returns the intersection of two ranges; false if it is empty.
 func (r Range) Common(other Range) (Range, bool) {
 	if r.First.Less(other.First) {
 		r.First = other.First
@@ -107,7 +107,7 @@ func (r Range) Common(other Range) (Range, bool) {
 	return r, !r.Last.Less(r.First)
 }
 
-// Size is the number of addresses, math.MaxUint64 where it does not fit.
+// Size returns the number of addresses, or math.MaxUint64 if it does not fit.
 func (r Range) Size() uint64 {
 	firstHigh, firstLow := halves(r.First)
 	lastHigh, lastLow := halves(r.Last)
@@ -119,7 +119,7 @@ func (r Range) Size() uint64 {
 	return low + 1
 }
 
-// String writes the range as Parse reads it.
+// String returns the range in the form that Parse reads.
 func (r Range) String() string {
 	if r.First == r.Last {
 		return r.First.String()

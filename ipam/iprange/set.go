@@ -9,10 +9,11 @@ import (
 	"slices"
 )
 
-// Set is addresses as ascending ranges that have none in common.
+// Set is a set of addresses as ascending, disjoint ranges.
 type Set []Range
 
-// SetOf returns the addresses of ranges in any order. Ranges that touch become one.
+// SetOf returns the set of the addresses of ranges in any order. Overlapping and adjacent
+// ranges become one.
 func SetOf(ranges ...Range) Set {
 	ranges = slices.Clone(ranges)
 	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
@@ -36,13 +37,13 @@ func (s Set) search(addr netip.Addr) int {
 	return at
 }
 
-// Contains says whether addr is in the set.
+// Contains reports whether addr is in the set.
 func (s Set) Contains(addr netip.Addr) bool {
 	at := s.search(addr)
 	return at < len(s) && s[at].Contains(addr)
 }
 
-// Size is the number of addresses, math.MaxUint64 where it does not fit.
+// Size returns the number of addresses, or math.MaxUint64 if it does not fit.
 func (s Set) Size() uint64 {
 	var total uint64
 	for _, r := range s {
@@ -55,8 +56,8 @@ func (s Set) Size() uint64 {
 	return total
 }
 
-// Common yields what of a range is in the set, ascending, each with the position of
-// the set's range that it is of.
+// Common yields the intersections of r with the set's ranges, ascending, each with the
+// position of the set's range.
 func (s Set) Common(r Range) iter.Seq2[int, Range] {
 	return func(yield func(int, Range) bool) {
 		for at := s.search(r.First); at < len(s); at++ {
@@ -68,7 +69,7 @@ func (s Set) Common(r Range) iter.Seq2[int, Range] {
 	}
 }
 
-// Overlaps says whether the set has addresses of any of some ranges.
+// Overlaps reports whether the set has an address of any of the ranges.
 func (s Set) Overlaps(ranges []Range) bool {
 	return slices.ContainsFunc(ranges, func(r Range) bool {
 		at := s.search(r.First)
@@ -76,7 +77,7 @@ func (s Set) Overlaps(ranges []Range) bool {
 	})
 }
 
-// Without returns the addresses of the set that are not in another.
+// Without returns the addresses of the set that are not in the other set.
 func (s Set) Without(other Set) Set {
 	var rest Set
 	for _, r := range s {
@@ -98,9 +99,8 @@ func (s Set) Without(other Set) Set {
 	return rest
 }
 
-// Join returns ranges of the same addresses in the same order, each address once, and
-// those that continue each other as one. It gives up, and says so, where that leaves
-// more than most.
+// Join returns ranges of the same addresses in the same order, each address once, with
+// adjacent ranges joined. ok is false if more than most ranges remain.
 func Join(ranges []Range, most int) (joined []Range, ok bool) {
 	var sorted Set // the joined ranges
 	for _, r := range ranges {

@@ -16,7 +16,7 @@ func newRandom(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// draw returns up to five ranges of the hosts below 60.
+// draw returns up to five random ranges of hosts below 60.
 func draw(random *rand.Rand) []Range {
 	var ranges []Range
 	for range random.IntN(6) {
@@ -27,7 +27,7 @@ func draw(random *rand.Rand) []Range {
 	return ranges
 }
 
-// Random sets of ranges, against sets of addresses.
+// Random sets of ranges behave like sets of single addresses.
 func TestWithout(t *testing.T) {
 	random := newRandom(t)
 	for range 5000 {

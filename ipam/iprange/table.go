@@ -8,14 +8,14 @@ import (
 	"slices"
 )
 
-// Table gives values to ranges of addresses, one to an address. The zero table is
-// empty.
+// Table maps addresses to values, by range. The zero Table is empty.
 type Table[V any] struct {
 	ranges Set
 	values []V // of the ranges
 }
 
-// Add gives a value to the addresses of a set that have none, and returns these.
+// Add maps the addresses of a set that have no value yet to value. It returns these
+// addresses.
 func (t *Table[V]) Add(set Set, value V) Set {
 	added := set.Without(t.ranges)
 	for _, r := range added {
@@ -26,7 +26,7 @@ func (t *Table[V]) Add(set Set, value V) Set {
 	return added
 }
 
-// Lookup returns the value of an address, if it has one.
+// Lookup returns the value of an address; ok is false if it has none.
 func (t *Table[V]) Lookup(addr netip.Addr) (value V, ok bool) {
 	if at := t.ranges.search(addr); at < len(t.ranges) && t.ranges[at].Contains(addr) {
 		return t.values[at], true
@@ -34,7 +34,7 @@ func (t *Table[V]) Lookup(addr netip.Addr) (value V, ok bool) {
 	return value, false
 }
 
-// Common yields what of a range has values, ascending.
+// Common yields the subranges of r that have a value, ascending.
 func (t *Table[V]) Common(r Range) iter.Seq2[Range, V] {
 	return func(yield func(Range, V) bool) {
 		for at, both := range t.ranges.Common(r) {

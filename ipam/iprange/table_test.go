@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Random sets, against a map of addresses: the first value stays.
+// A table behaves like a map of single addresses in which the first value stays.
 func TestTable(t *testing.T) {
 	random := newRandom(t)
 	for range 1000 {

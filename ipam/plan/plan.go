@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan is what a command would do to Berth's objects at the API server, an
-// item for each: what people are shown, and what is then written. It decides
-// nothing; packages galaxy/migrate and backup make plans.
+// Package plan describes what a command will do to Berth's objects at the API server,
+// with one item for each object. A command shows the plan to the user, and writes the
+// same plan. The package decides nothing; packages galaxy/migrate and backup make plans.
 package plan
 
 import "github.com/berth-dev/berth/ipam/api/v1alpha1"
 
-// Action is what is to be done about an object.
+// Action is the action for one object.
 type Action string
 
 // The actions.
 const (
-	// Create: it is missing.
+	// Create: the object is missing.
 	Create Action = "create"
-	// Update: it exists, without a live pod, and somebody has a better right to it.
+	// Update: it exists without a live pod, and another pod or owner has precedence.
 	Update Action = "update"
 	// Same: it exists as it would be created.
 	Same Action = "same"
 	// Differs: it exists, for the same owner, and is left as it is.
 	Differs Action = "differs"
-	// Conflict: it exists for another owner, or contradicts what exists. Somebody
+	// Conflict: it exists for another owner, or contradicts existing objects. The user
 	// must decide.
 	Conflict Action = "conflict"
-	// Stale: the address would be free by now.
+	// Stale: it is not created, because the address would be free by now.
 	Stale Action = "stale"
-	// Skip: it cannot be created. Somebody must decide.
+	// Skip: it cannot be created. The user must decide.
 	Skip Action = "skip"
 )
 
-// Actions lists all, in the order in which people want to see them.
+// Actions lists all actions in display order.
 var Actions = []Action{Create, Update, Same, Differs, Stale, Skip, Conflict}
 
-// Item is one object of the plan. At most one of Pool, Claim and IP is set, to
-// the object as it should be; none where there is none to be.
+// Item is one object of the plan. At most one of Pool, Claim and IP is set: the
+// desired object. None is set if there is no desired object.
 type Item struct {
 	Action          Action
 	Kind            string // IPPool, IPClaim or FloatingIP
 	Namespace, Name string
 	Note            string
-	// Decide: somebody must decide about it, whatever the action.
+	// Decide says that the user must decide about the item, whatever the action.
 	Decide bool
 
 	Pool  *v1alpha1.IPPool
@@ -49,16 +49,16 @@ type Item struct {
 	Seen *v1alpha1.FloatingIP
 }
 
-// Plan is what to do.
+// Plan is a list of items with notes.
 type Plan struct {
-	// Items in the order pools, claims, addresses; each by name, addresses as
-	// numbers.
+	// Items are in the order pools, claims, addresses; pools and claims are sorted by
+	// name, addresses by number.
 	Items []Item
-	// Notes concern the whole.
+	// Notes concern the plan as a whole.
 	Notes []string
 }
 
-// Count returns how many items of each action a kind has.
+// Count returns the number of items of a kind, by action.
 func (p *Plan) Count(kind string) map[Action]int {
 	count := map[Action]int{}
 	for i := range p.Items {
@@ -69,7 +69,7 @@ func (p *Plan) Count(kind string) map[Action]int {
 	return count
 }
 
-// Undecided is how many items somebody must decide about.
+// Undecided returns the number of items that the user must decide about.
 func (p *Plan) Undecided() int {
 	n := 0
 	for i := range p.Items {
@@ -80,7 +80,7 @@ func (p *Plan) Undecided() int {
 	return n
 }
 
-// Writes says whether anything is to be created or updated.
+// Writes reports whether the plan creates or updates any object.
 func (p *Plan) Writes() bool {
 	for i := range p.Items {
 		if action := p.Items[i].Action; action == Create || action == Update {

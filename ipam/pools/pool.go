@@ -24,15 +24,15 @@ type Pool struct {
 	Gateway  netip.Addr // zero if the pool has none
 	VLAN     int32
 	Disabled bool
-	// Cooldown is how long a freed address rests.
+	// Cooldown is how long a freed address cools down.
 	Cooldown time.Duration
-	// MaxPerNamespace is how many addresses one namespace may have; 0: there is no
-	// cap.
+	// MaxPerNamespace is the number of addresses that one namespace may have. 0 means
+	// no cap.
 	MaxPerNamespace uint64
-	// ExternalAssigner says that addresses must be attached to nodes by it.
+	// ExternalAssigner says that the external assigner must attach addresses to nodes.
 	ExternalAssigner bool
-	// Ranges hold the addresses Berth may hand out: ascending, disjoint, without
-	// the excluded ones and those of older pools.
+	// Ranges hold the addresses that Berth may allocate: ascending, disjoint, without
+	// excluded addresses and addresses of older pools.
 	Ranges iprange.Set
 
 	listed            string
@@ -41,10 +41,10 @@ type Pool struct {
 	namespaceSelector labels.Selector
 }
 
-// Family of the pool's addresses.
+// Family returns the family of the pool's addresses.
 func (p *Pool) Family() v1alpha1.IPFamily { return v1alpha1.FamilyOf(p.Subnet.Addr()) }
 
-// String names the pool and its ranges as its author wrote them, for messages.
+// String returns the pool's name and its ranges as written in the spec, for messages.
 func (p *Pool) String() string {
 	return fmt.Sprintf("pool %q (%s)", p.Name, p.listed)
 }
@@ -53,13 +53,13 @@ func (p *Pool) selectsNode(nodeLabels labels.Set) bool {
 	return p.nodeSelector == nil || p.nodeSelector.Matches(nodeLabels)
 }
 
-// AdmitsNamespace says whether pods of a namespace with these labels may use
-// the pool.
+// AdmitsNamespace reports whether pods of a namespace with these labels may use the
+// pool.
 func (p *Pool) AdmitsNamespace(namespaceLabels labels.Set) bool {
 	return p.namespaceSelector == nil || p.namespaceSelector.Matches(namespaceLabels)
 }
 
-// NamespaceSelector is what AdmitsNamespace goes by, for messages.
+// NamespaceSelector returns the selector that AdmitsNamespace applies, for messages.
 func (p *Pool) NamespaceSelector() string {
 	if p.namespaceSelector == nil {
 		return ""
@@ -119,10 +119,10 @@ func compile(object *v1alpha1.IPPool) (*Pool, error) {
 	return pool, nil
 }
 
-// compileRanges applies spec.ranges and spec.exclude, and leaves out what no
-// pod may have unless it is listed by itself: the gateway, and an IPv4 subnet's
-// network and broadcast addresses (RFC 1122 §3.2.1.3) or an IPv6 subnet's
-// router anycast address (RFC 4291 §2.6.1).
+// compileRanges applies spec.ranges and spec.exclude. It also leaves out addresses
+// that no pod may have, unless spec.ranges lists one as a single address: the gateway,
+// an IPv4 subnet's network and broadcast addresses (RFC 1122 §3.2.1.3), and an IPv6
+// subnet's router anycast address (RFC 4291 §2.6.1).
 func compileRanges(spec *v1alpha1.IPPoolSpec, pool *Pool) (iprange.Set, error) {
 	included, err := parseRanges("spec.ranges", spec.Ranges, pool.Subnet)
 	if err != nil {

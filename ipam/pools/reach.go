@@ -10,21 +10,21 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Reach is the pools whose addresses are reachable at a node. Immutable. It is
-// compared by identity: what is found out about one holds for every node that has
-// the same one, so nodes with the same pools had best share theirs.
+// Reach is the set of pools that serve a node. Immutable. Callers compare it by
+// identity and reuse results for all nodes with the same *Reach, so nodes with the
+// same pools should share one.
 type Reach struct {
 	positions []int
 }
 
-// NewReach returns the pools at these ascending positions of a snapshot.
+// NewReach returns the reach with the pools at these ascending positions of a snapshot.
 func NewReach(positions ...int) *Reach { return &Reach{positions: positions} }
 
-// Positions of the pools in [Snapshot.Pools], ascending. Callers must not modify
-// the slice.
+// Positions returns the positions of the pools in [Snapshot.Pools], ascending. Callers
+// must not modify the slice.
 func (r *Reach) Positions() []int { return r.positions }
 
-// Key is the same for the same pools of one snapshot.
+// Key returns a string that is equal for reaches with the same pools of one snapshot.
 func (r *Reach) Key() string {
 	key := make([]byte, 0, 4*len(r.positions))
 	for _, position := range r.positions {
@@ -33,7 +33,7 @@ func (r *Reach) Key() string {
 	return string(key)
 }
 
-// Everywhere is all pools.
+// Everywhere returns the reach with all pools.
 func (s *Snapshot) Everywhere() *Reach {
 	all := make([]int, len(s.pools))
 	for position := range all {
@@ -60,12 +60,12 @@ func (s *Snapshot) Reach(addresses []netip.Addr, nodeLabels labels.Set) *Reach {
 	return NewReach(positions...)
 }
 
-// subnetIndex finds pools by their node subnets, of which many nodes are in few.
+// subnetIndex finds pools by their node subnets. Many nodes share few subnets.
 type subnetIndex struct {
-	// none are the pools without node subnets.
+	// none has the pools without node subnets.
 	none  []int
 	pools map[netip.Prefix][]int
-	// lengths of the prefixes, by the length of the addresses.
+	// lengths has the prefix lengths in use, by address length in bits.
 	lengths map[int][]int
 }
 

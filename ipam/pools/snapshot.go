@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// Snapshot is all pools at one moment. Immutable, safe for concurrent use.
+// Snapshot holds all pools at one moment. Immutable, safe for concurrent use.
 type Snapshot struct {
 	pools    []*Pool
 	byName   map[string]int
@@ -21,15 +21,15 @@ type Snapshot struct {
 	subnets  subnetIndex
 }
 
-// Overlap is addresses that a pool lists and an older pool keeps.
+// Overlap is a range of addresses that a pool lists and an older pool keeps.
 type Overlap struct {
 	Range iprange.Range
 	// With is the older pool.
 	With string
 }
 
-// Compile makes a snapshot of pools, which it does not modify. Where pools
-// overlap the older one (creation time, then name) keeps the addresses.
+// Compile returns a snapshot of the pools. It does not modify them. Where pools
+// overlap, the older one (creation time, then name) keeps the addresses.
 func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 	objects = slices.Clone(objects)
 	slices.SortFunc(objects, func(a, b *v1alpha1.IPPool) int {
@@ -56,7 +56,7 @@ func Compile(objects []*v1alpha1.IPPool) *Snapshot {
 	return s
 }
 
-// home gives pool the addresses no older pool has.
+// home gives the pool its addresses that no older pool has.
 func (s *Snapshot) home(pool *Pool, index int) {
 	for _, r := range pool.Ranges {
 		for both, older := range s.homes.Common(r) {
@@ -66,7 +66,7 @@ func (s *Snapshot) home(pool *Pool, index int) {
 	pool.Ranges = s.homes.Add(pool.Ranges, index)
 }
 
-// Pools in a fixed order: oldest first. Callers must not modify the slice.
+// Pools returns the valid pools, oldest first. Callers must not modify the slice.
 func (s *Snapshot) Pools() []*Pool { return s.pools }
 
 // Index returns the position of a pool in Pools.
@@ -78,8 +78,8 @@ func (s *Snapshot) Index(name string) (int, bool) {
 // Home returns the position in Pools of the pool that addr belongs to.
 func (s *Snapshot) Home(addr netip.Addr) (int, bool) { return s.homes.Lookup(addr) }
 
-// Invalid says why a pool was left out; nil if it was not.
+// Invalid returns the reason why a pool was left out, or nil.
 func (s *Snapshot) Invalid(name string) error { return s.invalid[name] }
 
-// Overlaps are the addresses that a pool lists but an older pool keeps.
+// Overlaps returns the addresses that a pool lists but an older pool keeps.
 func (s *Snapshot) Overlaps(name string) []Overlap { return s.overlaps[name] }

@@ -10,11 +10,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Source compiles the pools that a process sees, once for all who ask for them. Safe
-// for concurrent use.
+// Source compiles the pools of a process's view once for all callers. Safe for
+// concurrent use.
 type Source struct {
 	list func() []*v1alpha1.IPPool
-	// stale: pools changed since the snapshot was compiled.
+	// stale says that pools changed since the snapshot was compiled.
 	stale atomic.Bool
 
 	compiling sync.Mutex
@@ -24,15 +24,16 @@ type Source struct {
 	followers []chan struct{}
 }
 
-// NewSource returns a Source of the pools that list returns. list must be safe in
-// parallel, and nobody modifies the objects. Whoever changes them calls Changed after.
+// NewSource returns a Source of the pools that list returns. list must be safe for
+// concurrent use, and the objects must not be modified. After the list has changed, the
+// caller must call Changed.
 func NewSource(list func() []*v1alpha1.IPPool) *Source {
 	s := &Source{list: list}
 	s.stale.Store(true)
 	return s
 }
 
-// Changed takes note of a pool that came (before is nil), went (after is nil) or
+// Changed notes that a pool was created (before is nil), deleted (after is nil) or
 // changed. It does not wait for a compilation.
 func (s *Source) Changed(before, after *v1alpha1.IPPool) {
 	if !Respecified(before, after) {
@@ -49,16 +50,16 @@ func (s *Source) Changed(before, after *v1alpha1.IPPool) {
 	}
 }
 
-// Respecified says whether two states of a pool, nil where there is none, may compile
-// to different things. The controller writes counts into the status all the time.
+// Respecified reports whether two states of a pool (nil: it does not exist) may compile
+// to different results. It ignores the status, which the controller updates often.
 func Respecified(before, after *v1alpha1.IPPool) bool {
-	// The generation does not count labels.
+	// A change of labels does not change the generation.
 	return before == nil || after == nil ||
 		before.UID != after.UID || before.Generation != after.Generation || !maps.Equal(before.Labels, after.Labels)
 }
 
-// Follow returns a channel that has a value when pools changed since one was taken
-// from it. Asking for the pools after that returns what they changed to.
+// Follow returns a channel that receives a value after pools changed. Several changes
+// may cause one value. Snapshot and Look return the changed pools after that.
 func (s *Source) Follow() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +68,7 @@ func (s *Source) Follow() <-chan struct{} {
 	return follower
 }
 
-// Snapshot returns the pools compiled. Until one changes, all get the same.
+// Snapshot returns the compiled pools: the same snapshot until a pool changes.
 func (s *Source) Snapshot() *Snapshot {
 	s.compiling.Lock()
 	defer s.compiling.Unlock()
@@ -77,8 +78,8 @@ func (s *Source) Snapshot() *Snapshot {
 	return s.snapshot
 }
 
-// Look also returns the objects as they are now. Their status may be newer than the
-// snapshot, and in the moment before Changed is called so may be the rest.
+// Look returns the current objects and the snapshot. The status of the objects may be
+// newer than the snapshot; their specs may be newer until Changed is called.
 func (s *Source) Look() ([]*v1alpha1.IPPool, *Snapshot) {
 	s.compiling.Lock()
 	defer s.compiling.Unlock()
@@ -87,7 +88,7 @@ func (s *Source) Look() ([]*v1alpha1.IPPool, *Snapshot) {
 }
 
 func (s *Source) look() []*v1alpha1.IPPool {
-	// Before the objects are read: what changes from here on is compiled anew.
+	// Clear stale before the objects are read, so that a later change sets it again.
 	stale := s.stale.Swap(false)
 	objects := s.list()
 	if stale {

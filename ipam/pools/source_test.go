@@ -60,7 +60,7 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// Who asks after a change has the pools with it, whoever else asks.
+// A caller that asks after a change gets the changed pools, also with concurrent callers.
 func TestSourceInParallel(t *testing.T) {
 	var mu sync.Mutex
 	var objects []*v1alpha1.IPPool
