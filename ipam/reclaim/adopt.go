@@ -15,18 +15,17 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// adopt writes the UID of the workload that has the pod now, if that is another
-// one of the same kind and name than is recorded: one was deleted and its pods were
-// left (kubectl delete --cascade=orphan), and the next adopted them. What the pod
-// says of its controller was perhaps written by its author, so the workload must
-// exist under that UID.
+// adopt writes the UID of the pod's present workload into the record, if the record has
+// another UID of the same kind and name. This happens when a workload is deleted without
+// its pods (kubectl delete --cascade=orphan) and its successor adopts them. The author of
+// a pod can write any owner reference, so the workload must exist under that UID.
 func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
 	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || isPod(ip.Spec.Owner) || ip.Spec.Owner.IsClaim() {
 		return nil
 	}
 	owner, err := podrequest.OwnerOf(pod, r.owners.between())
 	if err != nil {
-		return nil // The ReplicaSet's or Job's event brings us back.
+		return nil // The event of the ReplicaSet or Job triggers another look.
 	}
 	if owner.Name != ip.Spec.Owner.Name || groupKind(owner.APIVersion, owner.Kind) != groupKind(ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind) || owner.UID == ip.Spec.Owner.UID {
 		return nil
@@ -48,15 +47,15 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	return nil
 }
 
-// awaits says whether it is time to find the workload that an address without a pod
-// waits for by its name. Claims find theirs themselves (package claims), and pods
-// bring the UID of their workload when they take one.
+// awaits reports whether it is time to look up, by name, the workload that an address
+// without a pod waits for. Package claims does this for claims, and a pod that takes such
+// an address brings the UID of its workload.
 func awaits(ip *v1alpha1.FloatingIP, now time.Time) bool {
 	return ip.Spec.Pod == nil && ip.Spec.Owner.IsAwaited() && !ip.Spec.Owner.IsClaim() && needsOwner(&ip.Spec) && keptFor(&ip.Spec, now) == 0
 }
 
-// findAwaited writes the UID of the workload that an address waits for, and says
-// whether there is one.
+// findAwaited writes the UID of the workload that an address waits for. It reports
+// whether the workload exists.
 func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
 	uid, err := r.owners.customs.UIDOf(ctx, ip.Spec.Owner)
 	if err != nil {

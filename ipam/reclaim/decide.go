@@ -13,51 +13,51 @@ type action int
 
 const (
 	keep action = iota
-	// retain: the pod is gone, the address stays with its owner.
+	// retain: the pod is gone, the owner keeps the address.
 	retain
-	// cool: it is nobody's any more, and given to nobody until its cooldown is over.
+	// cool: remove the owner; no pod gets the address until its cooldown is over.
 	cool
 	// free: delete the FloatingIP.
 	free
 )
 
-// situation is all, besides the address's own record, that a decision rests on.
+// situation is the input of a decision, besides the address's record.
 type situation struct {
 	now time.Time
-	// created is when the object was made.
+	// created is the creation time of the object.
 	created time.Time
-	// unused: the pod that the address was claimed for runs with others or was
-	// never bound, and no pod ever had it.
+	// unused: no pod ever had the address; the pod that it was created for runs with
+	// other addresses or was never bound.
 	unused bool
-	// namespaceGone: nobody can use the address any more, the namespace that it was
-	// recorded for is deleted.
+	// namespaceGone: the namespace of the address's owner was deleted, so no pod can
+	// use the address any more.
 	namespaceGone bool
-	// superseded: a live pod of the name that the address stands for is bound with
-	// others.
+	// superseded: the address is kept for a pod name, and a live pod of that name is
+	// bound with other addresses.
 	superseded bool
-	// unknown: what the owner wants could not be found out. Never of an IPClaim.
+	// unknown: the owner could not be read. Never set for an IPClaim.
 	unknown bool
-	// owner and at are looked at only if needsOwner.
+	// owner and at are set only if needsOwner.
 	owner workload
 	at    standing
 	// cooldown of the pool.
 	cooldown time.Duration
 }
 
-// verdict is what to do, and for keep, when to look again; 0: when something
-// changes.
+// verdict is a decision. For keep, again is when to look again; 0 means at the next
+// event.
 type verdict struct {
 	action action
 	again  time.Duration
 }
 
-// expired says whether an address had no pod for as long as it is retained at most.
-// Then it is freed whatever its workload wants, unless that preallocates it.
+// expired reports whether an address has had no pod for its whole retainFor. Then it is
+// freed even if its workload wants it, unless the workload preallocates it.
 func expired(spec *v1alpha1.FloatingIPSpec, s situation) bool {
 	return spec.Pod == nil && spec.RetainFor != nil && leftOf(spec, s) <= 0
 }
 
-// leftOf is how long an address with retainFor is still retained.
+// leftOf returns how long an address with retainFor is still retained.
 func leftOf(spec *v1alpha1.FloatingIPSpec, s situation) time.Duration {
 	since := s.created
 	if spec.Since != nil {
@@ -66,8 +66,8 @@ func leftOf(spec *v1alpha1.FloatingIPSpec, s situation) time.Duration {
 	return since.Add(spec.RetainFor.Duration).Sub(s.now)
 }
 
-// needsOwner says whether the decision about an address whose pod is gone depends
-// on its workload.
+// needsOwner reports whether the decision about an address without a live pod depends on
+// its workload.
 func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
 	if spec.ReleasePolicy == v1alpha1.ReleaseNever && spec.Pod == nil && mayPreallocate(spec.Owner) && (spec.RetainFor != nil || isUnused(spec)) {
 		return true
@@ -75,13 +75,13 @@ func needsOwner(spec *v1alpha1.FloatingIPSpec) bool {
 	return spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.Owner.IsClaim()
 }
 
-// outlivesPod says whether an address may be kept when its pod is gone.
+// outlivesPod reports whether an address may be kept when its pod is gone.
 func outlivesPod(spec *v1alpha1.FloatingIPSpec) bool {
 	return spec.ReleasePolicy == v1alpha1.ReleaseNever || needsOwner(spec)
 }
 
-// keptFor is how much longer an address without a pod is kept whatever becomes of
-// its owner.
+// keptFor returns how much longer an address without a pod is kept regardless of its
+// owner (spec.keepUntil).
 func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
 	if spec.KeepUntil == nil || spec.Pod != nil {
 		return 0
@@ -89,8 +89,8 @@ func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
 	return max(0, spec.KeepUntil.Sub(now))
 }
 
-// decide applies the rules of the package documentation to an address that no live pod
-// has. Pure.
+// decide applies the rules of the package documentation to an address without a live
+// pod. Pure.
 func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	switch {
 	case spec.Reserved:
@@ -111,8 +111,8 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	}
 	switch spec.ReleasePolicy {
 	case v1alpha1.ReleaseNever:
-		// One that was taken ahead is kept as one of the set; more may have been taken
-		// while pods took some too.
+		// A preallocated address is kept only within the fixed set: the controller and
+		// the scheduler may have taken too many together.
 		if s.owner.exists && s.owner.ahead && isUnused(spec) && !preallocated {
 			return giveBack(spec, s)
 		}
@@ -134,7 +134,7 @@ func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return verdict{again: leftOf(spec, s)}
 }
 
-// giveBack frees an address, by way of the pool's cooldown if a pod ran with it.
+// giveBack frees an address, after the pool's cooldown if a pod had it.
 func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if s.cooldown > 0 && (spec.Pod != nil || spec.LastPod != "") {
 		return verdict{action: cool}
@@ -142,13 +142,13 @@ func giveBack(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	return verdict{action: free}
 }
 
-// endCooldown decides about an address without an owner. One that does not cool
-// down was made by somebody else, and is theirs.
+// endCooldown decides about an address without an owner. Another client created an
+// address that has no owner and does not cool down, so it stays.
 func endCooldown(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if spec.ReleasedAt == nil || spec.Pod != nil {
 		return verdict{}
 	}
-	// Of one that was restored the pool may yet be missing.
+	// The pool of a restored address may not exist yet; keepUntil covers this.
 	if left := max(spec.ReleasedAt.Add(s.cooldown).Sub(s.now), keptFor(spec, s.now)); left > 0 {
 		return verdict{again: left}
 	}

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reclaim frees addresses when their release policy says so. It is a
-// level-triggered reconcile loop over FloatingIPs: what it does depends on what
-// is, never on which event it saw, so nothing it missed while it was down is
-// lost.
+// Package reclaim frees addresses by their release policy. It is a level-triggered
+// reconcile loop over FloatingIPs: a decision depends on the present state, never on
+// an event, so events that it missed while it was down do no harm.
 //
-// It never takes an address from a pod that may be alive. Before it acts on the
-// absence of a pod whose deletion the API server did not tell it, or on a workload
-// that does not want an address, it asks the API server itself, since the scheduler
-// may have seen more than this process's caches have; and every write carries the
-// UID and resource version it was decided on. What it cannot find out frees nothing.
+// It never takes an address from a pod that may be alive. If it saw no deletion event
+// for a missing pod, or if a workload seems not to want an address, it asks the API
+// server before it acts, because the scheduler may know newer objects than this
+// process's caches. Every write carries the UID and resource version that the decision
+// was based on. If a lookup fails, the address is kept.
 //
 // # Rules
 //
@@ -18,43 +17,44 @@
 //	Retain      keep           keep for the workload                              free
 //	Never       keep           keep for the workload                              keep for the workload
 //
-// Kept addresses are freed when spec.retainFor has passed; what an IPClaim or a
-// workload preallocates stays. One that a workload preallocates and no pod ever had is
-// kept as one of the fixed set only, also by Never and keepOnScaleDown: the controller
-// and the scheduler may take addresses at once, and too many together. Freed means
-// deleted, or, if a pod had the address and the pool has a cooldown, left without an
-// owner until that is over; an address that somebody else freed by deleting its
-// FloatingIP gets another one for that time. docs/release.md says
-// when each kind of workload wants an address ([workload.wants] here), and what that
-// means in every situation.
+// Kept addresses are freed when spec.retainFor has passed, except addresses that an
+// IPClaim or a workload preallocates. A preallocated address of a workload that no pod
+// ever had is kept only within the fixed set, even with Never and keepOnScaleDown: the
+// controller and the scheduler may take addresses at the same time, and too many
+// together. Freed means deleted; if a pod had the address and the pool has a cooldown, it
+// means without an owner until the cooldown is over. If another client deletes the
+// FloatingIP of such an address, the reclaimer creates a new one for the cooldown.
+// docs/release.md says when each kind of workload wants an address ([workload.wants]
+// here) in every situation.
 //
-// Of the addresses that pods share out an owner keeps those with pods first, then the
-// oldest, as many as its fixed set has ([fixedset.Size]). An address that is freed
-// because others come before it leaves their order at once ([rankings.leave]): two that
-// are looked at together are not both freed where one is too many.
+// Of addresses that any of its pods can take, an owner keeps those with pods first, then
+// the oldest, as many as its fixed set has ([fixedset.Size]). An address that is freed
+// because of its rank leaves the ranking at once ([rankings.leave]), so that two
+// concurrent decisions do not both free an address where one is surplus.
 //
 // An address that was restored from a backup is kept without a pod until
-// spec.keepUntil, whatever the rules say. When that is over, its workload is looked for
-// by name if nobody wrote its UID before ([Reclaimer.findAwaited]), and the rules hold.
+// spec.keepUntil, whatever the rules say. After that the reclaimer looks up its workload
+// by name, unless its UID was written before ([Reclaimer.findAwaited]), and the rules
+// apply.
 //
-// An address is of a namespace by that one's UID. If it is gone, though there may be
-// another of its name, what was kept in it is freed by every policy
-// ([Reclaimer.namespaceGone]). Restored addresses wait for the first of the name
-// meanwhile, and are bound to it when keepUntil is over ([Reclaimer.endWait]).
+// An address belongs to a namespace by UID. If that namespace is gone, even if another
+// has its name, all addresses kept in it are freed, whatever their policy
+// ([Reclaimer.namespaceGone]). Restored addresses wait for the first namespace of the
+// name, and are bound to it when keepUntil is over ([Reclaimer.endWait]).
 //
 // # Several addresses of a pod
 //
-// A live pod has the addresses that its annotation names and that record it. Others
-// that record it were claimed by a scheduler that crashed or was overtaken; they
-// are freed as if the pod were gone, if the pod has all that it asks for without
-// ([classify]).
+// A live pod has the addresses that its annotation names and that record it. Other
+// addresses that record it were created by a scheduler that crashed or was overtaken by
+// another. They are freed as if the pod were gone, if the pod has all the addresses that
+// it asks for without them ([classify]).
 //
-// An address kept for a pod name is not wanted if the pod of that name is alive and
-// bound with others.
+// An address kept for a pod name is not wanted if a live pod of that name is bound with
+// other addresses.
 //
 // # Caveats
 //
-// Two Reclaimers at once do no harm but double work. An address that an external
-// assigner attached is first recorded without its pod, then detached, then given
-// away; between the first and the last the scheduler gives it to nobody.
+// Two Reclaimers at once do no harm but double the work. An address that an external
+// assigner attached is first recorded without its pod, then detached, then released;
+// between the first and the last step the scheduler gives it to no pod.
 package reclaim

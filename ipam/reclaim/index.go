@@ -21,13 +21,13 @@ import (
 const (
 	byPodUID = "podUID"
 	byOwner  = "owner"
-	// byPodName has addresses that stand for a pod name or belong to a pod.
+	// byPodName has the addresses that are kept for a pod name or belong to a pod.
 	byPodName = "podName"
-	// byNode has addresses that stand for a node.
+	// byNode has the addresses that are kept for a node.
 	byNode = "ownerNode"
-	// byNamespace has addresses of an owner in a namespace.
+	// byNamespace has the addresses of owners in a namespace.
 	byNamespace = "ownerNamespace"
-	// byPool has addresses that cool down.
+	// byPool has the addresses that cool down.
 	byPool = "coolingOfPool"
 )
 
@@ -84,7 +84,7 @@ func podKey(namespace, name string) string { return namespace + "/" + name }
 func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	objects, err := r.index.ByIndex(index, key)
 	if err != nil {
-		panic(fmt.Sprintf("the FloatingIP informer has not the indexes of the reclaimer: %v", err))
+		panic(fmt.Sprintf("the FloatingIP informer lacks an index of the reclaimer: %v", err))
 	}
 	list := make([]*v1alpha1.FloatingIP, len(objects))
 	for i, object := range objects {
@@ -93,13 +93,13 @@ func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
 	return list
 }
 
-// recorded are the addresses that are recorded for a pod.
+// recorded returns the addresses that record a pod.
 func (r *Reclaimer) recorded(uid types.UID) []*v1alpha1.FloatingIP {
 	return r.indexed(byPodUID, string(uid))
 }
 
-// livePod returns the pod that an address records if the cache has it, alive; nil if
-// not.
+// livePod returns the pod that an address records, if the cache has it and it is alive;
+// else nil.
 func (r *Reclaimer) livePod(ip *v1alpha1.FloatingIP) *v1.Pod {
 	if ip.Spec.Pod == nil || ip.Spec.Owner == nil {
 		return nil
@@ -111,7 +111,7 @@ func (r *Reclaimer) livePod(ip *v1alpha1.FloatingIP) *v1.Pod {
 	return pod
 }
 
-// liveHolder returns that pod, and all addresses recorded for it.
+// liveHolder returns the result of livePod and all addresses that record this pod.
 func (r *Reclaimer) liveHolder(ip *v1alpha1.FloatingIP) (*v1.Pod, []*v1alpha1.FloatingIP) {
 	pod := r.livePod(ip)
 	if pod == nil {
@@ -120,7 +120,7 @@ func (r *Reclaimer) liveHolder(ip *v1alpha1.FloatingIP) (*v1.Pod, []*v1alpha1.Fl
 	return pod, r.recorded(pod.UID)
 }
 
-// asked is how many addresses the live pod of an address asks for.
+// asked returns the number of addresses that the live pod of an address requests.
 func (r *Reclaimer) asked(ip *v1alpha1.FloatingIP) int64 {
 	if pod := r.livePod(ip); pod != nil {
 		return requested(&pod.Spec)
@@ -160,8 +160,8 @@ func (r *Reclaimer) watch(config Config) error {
 	return nil
 }
 
-// handler calls changed with the last state of an object that is new, gone, or
-// changed so that matters says so; nil: always.
+// handler calls changed with the last state of an object that is created, deleted, or
+// updated in a way that matters reports (nil: every update).
 func handler[T any](changed func(object T, gone bool), matters func(before, after T) bool) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) { changed(object.(T), false) },
@@ -174,10 +174,9 @@ func handler[T any](changed func(object T, gone bool), matters func(before, afte
 	}
 }
 
-// noteEnd notes pods that are deleted, and whether they were ever bound, before it
-// passes the event on. Only the API server's own last word counts: what a cache
-// that was cut off knew last may be from before the pod was bound, and what it
-// misses may be there again.
+// noteEnd notes deleted pods, and whether they were bound, before it passes the event
+// on. Only a real deletion event counts. A tombstone after a broken watch may hold a
+// state from before the pod was bound, and the pod may exist again.
 func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { next.OnAdd(object, false) },
@@ -191,7 +190,7 @@ func (r *Reclaimer) noteEnd(next cache.ResourceEventHandler) cache.ResourceEvent
 	}
 }
 
-// reconsider says whether what matters of a workload changed, besides its status.
+// reconsider reports whether a workload changed in more than its status.
 func reconsider(before, after metav1.Object) bool {
 	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration() ||
 		(before.GetDeletionTimestamp() == nil) != (after.GetDeletionTimestamp() == nil) ||
@@ -211,7 +210,7 @@ func podChanged(before, after *v1.Pod) bool {
 		before.Annotations[v1alpha1.AnnotationFloatingIPs] != after.Annotations[v1alpha1.AnnotationFloatingIPs]
 }
 
-// updated is reconsider for a workload whose status says whether an update is done.
+// updated is reconsider for workloads with a status that shows whether an update is done.
 func updated(before, after metav1.Object) bool {
 	return reconsider(before, after) || isUpdating(before) != isUpdating(after)
 }
@@ -230,8 +229,8 @@ func (r *Reclaimer) enqueue(list []*v1alpha1.FloatingIP) {
 	}
 }
 
-// addressChanged also looks at other addresses of the pod, of the pod name, and at
-// the last in the order of an owner whose pods share them out: it may be surplus now.
+// addressChanged also enqueues the other addresses of the pod and of the pod name, and
+// the lowest-ranked addresses of the owner, because they may be surplus now.
 func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	if gone {
 		r.rankings.remove(ip.Name)
@@ -266,8 +265,8 @@ func (r *Reclaimer) podChanged(pod *v1.Pod, gone bool) {
 	r.enqueue(r.indexed(byPodName, podKey(pod.Namespace, pod.Name)))
 }
 
-// namespaceChanged looks at the addresses of a namespace that is gone, or that was
-// perhaps made again.
+// namespaceChanged enqueues the addresses of a namespace that is gone or may have been
+// created again.
 func (r *Reclaimer) namespaceChanged(namespace *v1.Namespace, _ bool) {
 	r.enqueue(r.indexed(byNamespace, namespace.Name))
 }
@@ -288,8 +287,8 @@ func (r *Reclaimer) workloadChanged(kind string) func(object metav1.Object, gone
 	return func(object metav1.Object, _ bool) { r.ownerChanged(kind, object.GetNamespace(), object.GetName()) }
 }
 
-// controlledChanged also looks at the addresses of what controls the object, which
-// may have adopted it.
+// controlledChanged also enqueues the addresses of the object's controller, which may
+// have adopted it.
 func (r *Reclaimer) controlledChanged(kind string) func(object metav1.Object, gone bool) {
 	return func(object metav1.Object, _ bool) {
 		r.ownerChanged(kind, object.GetNamespace(), object.GetName())
@@ -299,7 +298,7 @@ func (r *Reclaimer) controlledChanged(kind string) func(object metav1.Object, go
 	}
 }
 
-// isBuiltIn says whether a workload is of a kind that this program knows.
+// isBuiltIn reports whether a workload is of a built-in API group.
 func isBuiltIn(owner *v1alpha1.Owner) bool {
 	switch groupKind(owner.APIVersion, owner.Kind).Group {
 	case "", appsv1.GroupName, batchv1.GroupName, v1alpha1.GroupName:
@@ -308,7 +307,8 @@ func isBuiltIn(owner *v1alpha1.Owner) bool {
 	return false
 }
 
-// needsOwnerOf says whether the fate of an address depends on workloads of a group.
+// needsOwnerOf reports whether the decision about an address depends on workloads of a
+// group.
 func needsOwnerOf(ip *v1alpha1.FloatingIP, group string) bool {
 	return ip.Spec.Owner != nil && needsOwner(&ip.Spec) && groupKind(ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind).Group == group
 }

@@ -18,13 +18,13 @@ type Metrics struct {
 	conflicts          *metrics.Counter
 }
 
-// NewMetrics makes the metrics and registers them.
+// NewMetrics creates the metrics and registers them.
 func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	const subsystem = "berth_reclaim"
 	m := &Metrics{
 		lag: metrics.NewHistogram(&metrics.HistogramOpts{
 			Subsystem: subsystem, Name: "lag_seconds",
-			Help:           "From when the controller knows that a pod is gone or finished until its address is freed or retained.",
+			Help:           "Time from the moment when the controller knows that a pod is gone or finished until its address is freed or retained.",
 			Buckets:        metrics.ExponentialBuckets(0.001, 2, 18),
 			StabilityLevel: metrics.ALPHA,
 		}),
@@ -35,7 +35,7 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 		}, []string{"policy"}),
 		retained: metrics.NewCounterVec(&metrics.CounterOpts{
 			Subsystem: subsystem, Name: "retained_total",
-			Help:           "Addresses that were kept for their owner when their pod had gone, by release policy.",
+			Help:           "Addresses that were kept for their owner after their pod was gone, by release policy.",
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"policy"}),
 		conflicts: metrics.NewCounter(&metrics.CounterOpts{
@@ -72,7 +72,7 @@ func (m *Metrics) late(by time.Duration) {
 	}
 }
 
-// label keeps what others wrote into a record out of the metrics.
+// label bounds the label's values: another client may have written any policy.
 func label(policy v1alpha1.ReleasePolicy) string {
 	switch policy {
 	case v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever:
@@ -81,7 +81,7 @@ func label(policy v1alpha1.ReleasePolicy) string {
 	return string(v1alpha1.ReleasePodDeleted)
 }
 
-// clockings remember since when it is known that the pod of an address is gone.
+// clockings remember when the reclaimer learned that the pod of an address is gone.
 type clockings struct {
 	mu    sync.Mutex
 	since map[string]time.Time // by FloatingIP

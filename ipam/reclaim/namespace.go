@@ -14,9 +14,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// namespaceGone says whether the namespace is gone that an address without a pod was
-// recorded for, though there may be another of its name: nobody can use the address
-// any more. It asks the API server itself before it says so.
+// namespaceGone reports whether the namespace of the owner of an address without a pod is
+// gone, even if another has its name: then no pod can use the address any more. It asks
+// the API server before it returns true.
 func (r *Reclaimer) namespaceGone(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
 	name := ip.Spec.Owner.Namespace
 	if namespace, err := r.namespaces.Get(name); err == nil && ofNamespace(ip, namespace) {
@@ -25,7 +25,7 @@ func (r *Reclaimer) namespaceGone(ctx context.Context, ip *v1alpha1.FloatingIP) 
 	namespace, err := r.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		// What waits for its owner by name may be older than its namespace.
+		// An address that waits for its owner by name may exist before its namespace.
 		return !ip.Spec.Owner.IsAwaited() || ip.Spec.Owner.NamespaceUID != "", nil
 	case err != nil:
 		return false, fmt.Errorf("get namespace %s: %w", name, err)
@@ -37,8 +37,8 @@ func ofNamespace(ip *v1alpha1.FloatingIP, namespace *v1.Namespace) bool {
 	return v1alpha1.IsOfNamespace(ip.NamespaceUID(), ip.CreationTimestamp.Time, namespace)
 }
 
-// bind writes into what is to be recorded of an address the UID of its namespace,
-// where that was not recorded yet.
+// bind sets the UID of the namespace in the new spec of an address, if it was not
+// recorded yet.
 func (r *Reclaimer) bind(ip *v1alpha1.FloatingIP, spec *v1alpha1.FloatingIPSpec) {
 	if uid := ip.NamespaceUID(); uid != "" && uid != v1alpha1.NilUID {
 		return
@@ -48,10 +48,8 @@ func (r *Reclaimer) bind(ip *v1alpha1.FloatingIP, spec *v1alpha1.FloatingIPSpec)
 	}
 }
 
-// endWait ends the time for which an address was kept after it was restored, or until
-// its namespace was made: from now on it is of the namespace that has its name, and of
-// no later one. It says whether
-// there was something to write.
+// endWait ends the wait of a restored address for its owner or its namespace: it binds
+// the address to the namespace that has the name now. It reports whether it wrote.
 func (r *Reclaimer) endWait(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
 	if ip.NamespaceUID() != v1alpha1.NilUID {
 		return false, nil
@@ -59,12 +57,12 @@ func (r *Reclaimer) endWait(ctx context.Context, ip *v1alpha1.FloatingIP) (bool,
 	spec := ip.Spec.DeepCopy()
 	r.bind(ip, spec)
 	if ip.Spec.KeepUntil == nil && spec.Owner.NamespaceUID == "" {
-		return false, nil // The namespace is still to be made.
+		return false, nil // The namespace does not exist yet.
 	}
 	spec.KeepUntil = nil
 	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
 		return false, err
 	}
-	klog.FromContext(ctx).V(2).Info("A floating IP that was restored is released as always from now on", "ip", ip.Spec.Address, "namespace", spec.Owner.Namespace)
+	klog.FromContext(ctx).V(2).Info("The wait of a restored floating IP is over, its release policy applies", "ip", ip.Spec.Address, "namespace", spec.Owner.Namespace)
 	return true, nil
 }

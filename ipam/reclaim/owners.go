@@ -27,8 +27,8 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// owners finds what owns addresses: in the cache, and at the API server where the
-// cache has nothing or is not to be trusted. Safe in parallel.
+// owners finds the owners of addresses: in the cache, and at the API server if the cache
+// lacks the object or may be outdated. Safe for concurrent use.
 type owners struct {
 	client       kubernetes.Interface
 	api          *client.Client
@@ -43,7 +43,7 @@ type owners struct {
 	customs      *customkind.Reader
 }
 
-// between finds in the cache what stands between a pod and its workload.
+// between finds the objects between a pod and its workload in the cache.
 func (o *owners) between() podrequest.Between {
 	return podrequest.Between{
 		ReplicaSet: func(namespace, name string) (metav1.Object, error) {
@@ -53,8 +53,8 @@ func (o *owners) between() podrequest.Between {
 	}
 }
 
-// find looks an owner up; live says that the answer does not come from a cache,
-// and with fresh it never does. Blocking.
+// find looks an owner up. live says that the answer is not from a cache; with fresh it
+// never is. Blocking.
 func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w workload, live bool, err error) {
 	if owner.IsClaim() {
 		return o.claim(ctx, owner, fresh)
@@ -77,8 +77,8 @@ func (o *owners) find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	return w, live, nil
 }
 
-// workload is find without what follows from the pod template, which is nil where
-// there is none.
+// workload is find without the fields that follow from the pod template. template is nil
+// if the owner has none.
 func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w workload, template *v1.PodTemplateSpec, live bool, err error) {
 	gv, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil {
@@ -115,7 +115,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || set == nil {
 			return workload{}, nil, live, err
 		}
-		// Its pods are as many as its nodes, and each address stands for one.
+		// It has one pod on each node, and each address is kept for one node.
 		return workload{exists: exists(set), unbounded: true}, &set.Spec.Template, live, nil
 	case schema.GroupKind{Group: batchv1.GroupName, Kind: "Job"}:
 		job, live, err := lookUp(ctx, owner, fresh, o.jobs.Jobs(namespace).Get, o.client.BatchV1().Jobs(namespace).Get)
@@ -128,7 +128,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 		if err != nil || cron == nil {
 			return workload{}, nil, live, err
 		}
-		// For one run, also between runs.
+		// The addresses of one run are kept, also between runs.
 		job := &cron.Spec.JobTemplate.Spec
 		return workload{exists: exists(cron), replicas: number(job.Parallelism), updating: isUpdating(cron)}, &job.Template, live, nil
 	}
@@ -139,7 +139,7 @@ func (o *owners) workload(ctx context.Context, owner *v1alpha1.Owner, fresh bool
 	return ofCustom(&read), read.Template, live, nil
 }
 
-// ofCustom is a workload of a kind that this program does not know.
+// ofCustom converts a workload of a custom kind.
 func ofCustom(read *customkind.Workload) workload {
 	size := read.Size
 	if read.Template != nil {
@@ -152,13 +152,13 @@ func ofCustom(read *customkind.Workload) workload {
 	}
 }
 
-// isPassing says of a workload that it changes without a new generation, in a way
-// that matters: it gives its addresses up when its update is done.
+// isPassing reports whether a workload may change without a new generation in a way that
+// matters: it no longer wants its addresses when its update is done.
 func isPassing(read *customkind.Workload) bool {
 	return read.Updating && read.Template != nil && asksForNone(read.Template)
 }
 
-// sharing is a workload whose pods share out a fixed set of addresses.
+// sharing returns a workload with a fixed set: any of its pods can take any address.
 func sharing(object metav1.Object, size fixedset.Size, template *v1.PodTemplateSpec) workload {
 	ahead, err := podrequest.Preallocates(template.Annotations)
 	return workload{
@@ -167,8 +167,8 @@ func sharing(object metav1.Object, size fixedset.Size, template *v1.PodTemplateS
 	}
 }
 
-// spareOf reads what a pod template says. What its author got wrong the scheduler
-// refuses.
+// spareOf reads the spare addresses of a pod template. It ignores an invalid annotation:
+// the scheduler reports it.
 func spareOf(template *v1.PodTemplateSpec) fixedset.Spare {
 	spare, err := podrequest.SpareOf(template.Annotations)
 	if err != nil {
@@ -198,9 +198,9 @@ func (o *owners) claim(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (
 	return w, live, nil
 }
 
-// belongs says whether pods of a template belong on a node: it exists, and is one
-// that they select. Taints do not count: they say when, not whether. A nil template
-// is not known, and belongs on every node.
+// belongs reports whether pods of a template belong on a node: the node exists and
+// matches their node selector and affinity. Taints are ignored: they keep pods away only
+// for a time. Pods of an unknown (nil) template belong on every node.
 func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTemplateSpec, fresh bool) (belongs, live bool, err error) {
 	var node *v1.Node
 	if !fresh {
@@ -226,11 +226,11 @@ func (o *owners) belongs(ctx context.Context, name string, template *v1.PodTempl
 	return belongs, live, nil
 }
 
-// asksForNone says whether the pods of a template ask for no addresses.
+// asksForNone reports whether the pods of a template request no addresses.
 func asksForNone(template *v1.PodTemplateSpec) bool { return requested(&template.Spec) == 0 }
 
-// isUpdating says whether pods that are made again may be made of an older template
-// than the workload has. Of a DaemonSet, a ReplicaSet and a Job they never are.
+// isUpdating reports whether a workload may recreate pods from an older template than its
+// present one. A DaemonSet, a ReplicaSet and a Job never do.
 func isUpdating(workload metav1.Object) bool {
 	switch o := workload.(type) {
 	case *appsv1.StatefulSet:
@@ -244,14 +244,14 @@ func isUpdating(workload metav1.Object) bool {
 	return false
 }
 
-// requested is how many addresses a pod asks for, in Galaxy's words too, which the
-// scheduler may understand.
+// requested returns the number of addresses that a pod requests by Berth's or Galaxy's
+// resource (the scheduler may accept both).
 func requested(spec *v1.PodSpec) int64 {
 	n, _ := podrequest.Reader{Galaxy: true}.Requested(spec)
 	return n
 }
 
-// number applies the API's default, which the API server has applied already.
+// number returns *n, or the API's default 1.
 func number(n *int32) int64 {
 	if n == nil {
 		return 1
@@ -259,11 +259,11 @@ func number(n *int32) int64 {
 	return int64(*n)
 }
 
-// exists says whether a workload may start pods: one that is being deleted does
+// exists reports whether a workload may create pods. A workload that is being deleted does
 // not, however long a finalizer keeps it.
 func exists(object metav1.Object) bool { return object.GetDeletionTimestamp() == nil }
 
-// ended says whether a Job starts no more pods.
+// ended reports whether a Job is complete or failed: it creates no more pods.
 func ended(job *batchv1.Job) bool {
 	for _, condition := range job.Status.Conditions {
 		if (condition.Type == batchv1.JobComplete || condition.Type == batchv1.JobFailed) && condition.Status == v1.ConditionTrue {
@@ -278,8 +278,8 @@ type object interface {
 	GetUID() types.UID
 }
 
-// lookUp returns the owner's object, or nil if the API server has none under the
-// recorded UID. Absence is never taken from the cache.
+// lookUp returns the owner's object, or nil if the API server has none with the
+// recorded UID. It never concludes absence from the cache.
 func lookUp[T object](ctx context.Context, owner *v1alpha1.Owner, fresh bool,
 	cached func(name string) (T, error),
 	get func(ctx context.Context, name string, options metav1.GetOptions) (T, error),

@@ -11,8 +11,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// purpose is what addresses stand for: all pods of an owner, one pod name, or one
-// node.
+// purpose is the use that an owner has for addresses: for all its pods, for one pod
+// name, or for one node.
 type purpose struct {
 	kind, namespace, name string
 	uid                   types.UID
@@ -27,25 +27,25 @@ func samePurpose(a, b *v1alpha1.FloatingIP) bool {
 	return a.Spec.Owner != nil && b.Spec.Owner != nil && purposeOf(a.Spec.Owner) == purposeOf(b.Spec.Owner)
 }
 
-// isShared says whether the owner's pods share out the address, so that how many
-// come before it decides whether it is wanted.
+// isShared reports whether any pod of the owner can take the address. Then its rank
+// decides whether it is wanted.
 func isShared(owner *v1alpha1.Owner) bool { return owner.PodName == "" && owner.NodeName == "" }
 
-// rankings keep the addresses of every purpose in the order of [before]. Where one
-// stands is found by binary search, so that looking at all addresses of an owner
-// takes n log n steps. Safe in parallel; no method blocks.
+// rankings keep the addresses of every purpose in the order of [before]. A rank is found
+// by binary search, so that reconciling all n addresses of an owner takes n log n steps.
+// Safe for concurrent use; no method blocks.
 type rankings struct {
-	// asks returns how many addresses the live pod of an address asks for; 0: it has
-	// none. It does not block.
+	// asks returns the number of addresses that the live pod of an address requests; 0 if
+	// it has no live pod. It does not block.
 	asks func(ip *v1alpha1.FloatingIP) int64
 
 	mu  sync.Mutex
 	all map[purpose]*ranking
-	// ranked are the addresses as they were put last, by name.
+	// ranked has the addresses as put last, by name.
 	ranked map[string]ranked
 }
 
-// ranked is an address as it is in a ranking, and what its pod asks for.
+// ranked is an address in a ranking, with the number of addresses that its pod requests.
 type ranked struct {
 	ip   *v1alpha1.FloatingIP
 	asks int64
@@ -54,23 +54,24 @@ type ranked struct {
 // ranking has the addresses of one purpose.
 type ranking struct {
 	four, six sequence
-	// shares are what pods have of them, by name; for those that pods share out.
+	// shares has the addresses of each pod, by pod name; only for a shared purpose.
 	shares map[string]share
-	// sizes are how many pods have how many addresses.
+	// sizes counts the pods by their number of addresses.
 	sizes map[int64]int
 }
 
 // sequence has addresses of one family in the order of before.
 type sequence struct {
 	all []*v1alpha1.FloatingIP
-	// aged are the same, the oldest first; of those that pods share out only, as for
-	// others that is the order of before.
+	// aged has the same addresses, the oldest first; only for a shared purpose, because
+	// for others the order of before is the same.
 	aged []*v1alpha1.FloatingIP
-	// yielding are those that are freed when too many come before them.
+	// yielding are the addresses that yields accepts.
 	yielding []*v1alpha1.FloatingIP
 }
 
-// share is what one pod has, or had last.
+// share counts the addresses that one pod has or had last (total), the part of them that
+// it holds now (held), and the number that it requests (asks).
 type share struct{ total, held, asks int64 }
 
 func (s share) size() int64 { return max(s.total, s.asks) }
@@ -79,8 +80,8 @@ func newRankings(asks func(ip *v1alpha1.FloatingIP) int64) *rankings {
 	return &rankings{asks: asks, all: map[purpose]*ranking{}, ranked: map[string]ranked{}}
 }
 
-// put ranks an address as it is now, and says whether that may have changed where
-// others stand. It is called by the address's events alone, so that the last wins.
+// put ranks an address as it is now. It reports whether the ranks of others may have
+// changed. Only the event handler calls it, so that the newest state wins.
 func (r *rankings) put(ip *v1alpha1.FloatingIP) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +96,7 @@ func (r *rankings) put(ip *v1alpha1.FloatingIP) bool {
 	return was == nil || !samePurpose(was, ip) || order(before).compare(was, ip) != 0 || yields(was) != yields(ip)
 }
 
-// podChanged looks again at what the pod of addresses asks for.
+// podChanged updates the number of addresses that the pod of these addresses requests.
 func (r *rankings) podChanged(held []*v1alpha1.FloatingIP) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,7 +124,7 @@ func (r *rankings) remove(name string) {
 	r.drop(name)
 }
 
-// drop returns the address as it was; nil if it was not ranked.
+// drop removes an address and returns it as it was ranked; nil if it was not.
 func (r *rankings) drop(name string) *v1alpha1.FloatingIP {
 	was, ok := r.ranked[name]
 	if !ok {
@@ -138,8 +139,8 @@ func (r *rankings) drop(name string) *v1alpha1.FloatingIP {
 	return was.ip
 }
 
-// standing returns where an address stands; ok is false if it was ranked as it was
-// before or after, in which case its event is on the way.
+// standing returns the rank of an address. ok is false if another version of it is
+// ranked; then its event is on the way.
 func (r *rankings) standing(ip *v1alpha1.FloatingIP) (at standing, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,9 +151,9 @@ func (r *rankings) standing(ip *v1alpha1.FloatingIP) (at standing, ok bool) {
 	return of.standing(ip), true
 }
 
-// leave takes out an address that is about to be freed because of where it stands, so
-// that no other is freed as if this one were to stay. It says no if the address stands
-// elsewhere by now. Whoever does not free it after all puts it back.
+// leave removes an address that is about to be freed because of its rank, so that no
+// other address is freed for the same surplus. It returns false if the rank has changed.
+// If the caller does not free the address, it must call putBack.
 func (r *rankings) leave(ip *v1alpha1.FloatingIP, at standing) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,8 +165,8 @@ func (r *rankings) leave(ip *v1alpha1.FloatingIP, at standing) bool {
 	return true
 }
 
-// putBack undoes leave. cached returns the address, or nil if it is gone: its event
-// has not come yet, then, or takes it out again.
+// putBack undoes leave. cached returns the address, or nil if it is gone. It is called
+// under the lock, so that a deletion event that follows removes the address again.
 func (r *rankings) putBack(cached func() *v1alpha1.FloatingIP) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,7 +179,7 @@ func (r *rankings) putBack(cached func() *v1alpha1.FloatingIP) {
 	}
 }
 
-// of returns the ranking that has the address as it is; nil if none has.
+// of returns the ranking that has this version of the address; nil if none has.
 func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
 	was, ok := r.ranked[ip.Name]
 	if !ok || was.ip.UID != ip.UID || was.ip.ResourceVersion != ip.ResourceVersion {
@@ -187,9 +188,9 @@ func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
 	return r.all[purposeOf(ip.Spec.Owner)]
 }
 
-// demand is how many addresses one pod has, judged by those that the pods of a
-// workload ask for or had together: for workloads that do not say. 0: nothing can be
-// said.
+// demand estimates the number of addresses of one pod from the pods of the owner: the
+// most that one of them requests or had. It is for workloads without a pod template. 0
+// means unknown.
 func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -204,7 +205,7 @@ func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 	return most
 }
 
-// members are the addresses of the owner's purpose.
+// members returns the addresses of the owner's purpose.
 func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,8 +216,8 @@ func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	return slices.Concat(of.four.all, of.six.all)
 }
 
-// lastYielding are the names of those that the owner gives up first, one of each
-// family. If it wants them, it wants all.
+// lastYielding returns the names of the addresses that the owner gives up first, one of
+// each family. If it wants these, it wants all.
 func (r *rankings) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,7 +233,7 @@ func (r *rankings) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	return names
 }
 
-// nextYielding is the name of the one that the owner gives up after ip; empty if
+// nextYielding returns the name of the address that the owner gives up after ip; empty if
 // there is none.
 func (r *rankings) nextYielding(ip *v1alpha1.FloatingIP) string {
 	r.mu.Lock()
@@ -295,7 +296,7 @@ func (o *ranking) remove(r ranked) {
 	o.share(r, -1)
 }
 
-// share counts an address in or out.
+// share adds an address to the share of its pod (n is +1), or removes it (n is -1).
 func (o *ranking) share(r ranked, n int64) {
 	name := lastPod(&r.ip.Spec)
 	if name == "" || !isShared(r.ip.Spec.Owner) {
@@ -326,7 +327,7 @@ func (o *ranking) share(r ranked, n int64) {
 	o.sizes[s.size()]++
 }
 
-// order says which of two addresses comes first.
+// order reports whether a comes before b.
 type order func(a, b *v1alpha1.FloatingIP) bool
 
 func (first order) compare(a, b *v1alpha1.FloatingIP) int {
@@ -355,7 +356,7 @@ func without(list []*v1alpha1.FloatingIP, ip *v1alpha1.FloatingIP, by order) []*
 	return list
 }
 
-// yields says whether an address is freed when too many come before it.
+// yields reports whether an address is freed if too many come before it.
 func yields(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
 	switch {

@@ -34,16 +34,15 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Detacher tells the external assigner that an address leaves a node. It may be
-// slow; it is called in parallel, and again after a failure, also for an address
-// that it has detached already. revision is that of the record, which says that no
-// pod has the address: whoever attaches it for an older one is late. Its error is
-// shown to users.
+// Detacher asks the external assigner to detach an address from a node. Detach may be
+// slow. It is called concurrently, again after a failure, and also for an address that is
+// detached already. revision is the resource version of the record without a pod: the
+// assigner can refuse an Attach with a lower revision. The error is shown to users.
 type Detacher interface {
 	Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error
 }
 
-// Config is what a Reclaimer works with. The caller runs the view and the informers.
+// Config has the dependencies of a Reclaimer. The caller runs the view and the informers.
 type Config struct {
 	Kube     kubernetes.Interface
 	Berth    *client.Client
@@ -58,11 +57,11 @@ type Config struct {
 	Metrics  *Metrics
 }
 
-// ips writes FloatingIPs. Blocking, safe in parallel.
+// ips writes FloatingIPs. Blocking, safe for concurrent use.
 type ips interface {
-	// Claim fails with store.ErrTaken if the address has an object.
+	// Create fails with store.ErrTaken if the address has an object.
 	Create(ctx context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error)
-	// Update and Delete fail with store.ErrChanged if the object is not as seen.
+	// Update and Delete fail with store.ErrChanged if the object has changed since.
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
 }
@@ -72,13 +71,12 @@ type queue = workqueue.TypedRateLimitingInterface[string]
 
 // Reclaimer frees addresses by release policy. One runs at a time: the leader.
 type Reclaimer struct {
-	kube    kubernetes.Interface
-	ips     ips
-	index   cache.Indexer
-	pools   *client.IPPools
-	poolsOf cache.Indexer
-	pods    corelisters.PodLister
-	// namespaces are asked whether an address is of one that is there.
+	kube       kubernetes.Interface
+	ips        ips
+	index      cache.Indexer
+	pools      *client.IPPools
+	poolsOf    cache.Indexer
+	pods       corelisters.PodLister
 	namespaces corelisters.NamespaceLister
 	rankings   *rankings
 	owners     *owners
@@ -87,14 +85,13 @@ type Reclaimer struct {
 	metrics    *Metrics
 	clocks     clockings
 	rests      rests
-	// deleted are the UIDs of pods that the API server said were deleted, lately,
-	// and whether they had been bound.
+	// deleted has the UIDs of recently deleted pods, and whether they had been bound.
 	deleted *lru.Cache
 	synced  []cache.DoneChecker
 
 	queue queue
-	// detaching are addresses that wait for the external assigner, which may be
-	// slow: they do not hold up the others.
+	// detaching has the addresses that wait for the external assigner. It is a queue of
+	// its own because the assigner may be slow.
 	detaching queue
 }
 
@@ -138,9 +135,9 @@ func New(config Config) (*Reclaimer, error) {
 	return r, r.watch(config)
 }
 
-// rememberDeleted is how many pods that were deleted are remembered, for as long
-// as it takes to look at their addresses. Of one that is forgotten the API server
-// is asked, and its addresses are treated as if it had run.
+// rememberDeleted is the number of deleted pods to remember until their addresses are
+// reconciled. For a forgotten pod the API server is asked, and its addresses are treated
+// as if the pod had run.
 const rememberDeleted = 16384
 
 func newQueue(name string) queue {
@@ -149,8 +146,7 @@ func newQueue(name string) queue {
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: name})
 }
 
-// Run reconciles with some workers until ctx ends. It blocks until they are
-// done.
+// Run reconciles with that many workers until ctx ends. It blocks until they are done.
 func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	if !cache.WaitFor(ctx, "the reclaimer's caches", r.synced...) {
 		return
@@ -174,14 +170,13 @@ func (r *Reclaimer) Run(ctx context.Context, workers int) {
 	r.owners.customs.Wait()
 }
 
-// pruneEvery is how often it is looked for kinds of workloads that need not be watched
-// any more.
+// pruneEvery is the interval of prune.
 const pruneEvery = 10 * time.Minute
 
-// prune no longer watches kinds of workloads on which no address depends.
+// prune stops watching kinds of workloads that no address depends on.
 func (r *Reclaimer) prune(ctx context.Context) { r.owners.customs.Prune(ctx, r.neededKinds) }
 
-// neededKinds are those of workloads on which addresses depend.
+// neededKinds returns the kinds of workloads that addresses depend on.
 func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
 	needed := map[schema.GroupKind]bool{}
 	for _, object := range r.index.List() {
@@ -193,13 +188,13 @@ func (r *Reclaimer) neededKinds() map[schema.GroupKind]bool {
 	return needed
 }
 
-// errDetachFirst is returned when an address has to be detached from its node,
-// by a worker of the detaching queue.
+// errDetachFirst is returned when a worker of the detaching queue must first detach the
+// address from its node.
 var errDetachFirst = errors.New("the address has to be detached first")
 
-// errMovedUp is returned when others of the owner went while it was decided that an
-// address is one too many.
-var errMovedUp = errors.New("the address stands elsewhere among those of its owner by now")
+// errMovedUp is returned when the rank of an address changed while the decision was made
+// that it is surplus.
+var errMovedUp = errors.New("the rank of the address among those of its owner has changed")
 
 func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	name, shutdown := queue.Get()
@@ -220,7 +215,7 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	case errors.Is(err, errMovedUp):
 		queue.AddRateLimited(name)
 	case errors.Is(err, store.ErrChanged):
-		// The watch brings what it is now, unless it did before we wrote.
+		// The watch brings the new version, unless it did so before the write.
 		r.metrics.conflict()
 		queue.AddRateLimited(name)
 	default:
@@ -230,8 +225,8 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	return true
 }
 
-// reconcile brings one address to what it should be, and returns when to look at
-// it again; 0: when something changes.
+// reconcile decides about one address and applies the decision. It returns when to look
+// again; 0 means at the next event.
 func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) (time.Duration, error) {
 	object, exists, err := r.index.GetByKey(name)
 	if err != nil {
@@ -263,7 +258,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 			bound, known := r.deleted.Get(ip.Spec.Pod.UID)
 			s.unused = known && !bound.(bool)
 		} else if ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned && isNew(ip) {
-			s.unused = true // as leaveNode found
+			s.unused = true // leaveNode left LastPod empty
 		}
 		if outlivesPod(&ip.Spec) && keptFor(&ip.Spec, s.now) == 0 && !s.unused {
 			if s.namespaceGone, err = r.namespaceGone(ctx, ip); err != nil {
@@ -282,7 +277,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		}
 		known, err := r.assess(ctx, ip, podExists, &s)
 		if err != nil && ip.Spec.RetainFor != nil && !ip.Spec.Owner.IsClaim() {
-			// Its time runs meanwhile.
+			// retainFor runs although the owner is unknown.
 			s.unknown, unknown = true, err
 		} else if err != nil || !known {
 			return 0, err
@@ -290,13 +285,13 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 	}
 	v := decide(&ip.Spec, s)
 	if ip.Spec.Owner != nil && v.action != keep && yields(ip) {
-		// If one is too many, another may be, and nothing else brings us to it.
+		// If one is surplus, the next may be, and no event enqueues it.
 		if next := r.rankings.nextYielding(ip); next != "" {
 			r.queue.Add(next)
 		}
 	}
 	if ip.Spec.Owner == nil && v.action == free {
-		// Whoever began the cooldown may have heard of a change of the pool first.
+		// The process that began the cooldown may have seen a newer version of the pool.
 		if s.cooldown, err = r.cooldownNow(ctx, ip); err != nil {
 			return 0, err
 		}
@@ -321,7 +316,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 	return 0, r.apply(ctx, ip, v.action)
 }
 
-// cached returns an address as the cache has it; nil: it has none.
+// cached returns an address as the cache has it, or nil.
 func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
 	object, exists, err := r.index.GetByKey(name)
 	if err != nil || !exists {
@@ -330,11 +325,11 @@ func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
 	return object.(*v1alpha1.FloatingIP)
 }
 
-// leaveNode has the external assigner detach an address before it goes anywhere
-// else. First the record says that no pod has it, and from then on until it says
-// that it is detached the scheduler gives it to none: a Detach on its way must not
-// take it from a pod that came back to the same node meanwhile. One that is unused
-// stays without a last pod, so that it is known as such when it is detached.
+// leaveNode has the external assigner detach an address before it is released or
+// retained. It first writes that no pod has the address. From this write until the
+// address is recorded as detached, the scheduler gives it to no pod: otherwise a delayed
+// Detach could take it from a new pod on the same node. An unused address keeps an empty
+// LastPod, so that it is still known as unused after it is detached.
 func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unused bool, then action, mayDetach bool) error {
 	if ip.Spec.Pod != nil {
 		now := storedNow()
@@ -358,19 +353,19 @@ func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unus
 	return r.apply(ctx, ip, then)
 }
 
-// storedNow is the time in the seconds that are stored, and no less than it is.
+// storedNow returns the current time, rounded up to the seconds that the API stores.
 func storedNow() metav1.Time {
 	return metav1.NewTime(time.Now().Add(time.Second - 1).Truncate(time.Second))
 }
 
-// isNew says of an address that records a pod whether it was claimed for that pod
-// alone: no pod had it before, nor was it taken for an IPClaim before.
+// isNew reports whether an address that records a pod was created for this pod: no pod
+// had it before, and no IPClaim.
 func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
 
-// assess adds to s what the decision about an address without a pod rests on. It
-// asks the API server itself before a workload counts as not wanting the address:
-// a cache may be older than the address is. If known is false the address has changed
-// meanwhile, and its event brings it back.
+// assess adds the owner's state to s, for the decision about an address without a pod. It
+// asks the API server before it concludes that a workload does not want the address,
+// because a cache may be older than the address. If known is false, the address has
+// changed and its event will trigger another look.
 func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) (known bool, err error) {
 	if s.unused || s.namespaceGone || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
 		return true, nil
@@ -456,12 +451,12 @@ func lastPod(spec *v1alpha1.FloatingIPSpec) string {
 	return spec.LastPod
 }
 
-// detach has the external assigner take an address off its node, and says whether
-// that is done. If it fails nothing changes, and it is tried again.
+// detach has the external assigner detach an address from its node. It reports whether
+// this is done. If it fails, nothing changes and it is retried.
 func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
 	if r.detacher == nil {
-		// No retry helps; whoever configures one starts this program anew.
-		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and has to detach it, but the controller is configured with none.", ip.Spec.Node)
+		// No retry: configuring an assigner restarts this program.
+		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and must detach it, but the controller has no external assigner configured.", ip.Spec.Node)
 		klog.FromContext(ctx).Info(note, "ip", ip.Spec.Address)
 		r.warn(ip, nil, ReasonNoExternalAssigner, note)
 		return false, nil
@@ -475,14 +470,14 @@ func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, 
 		return false, fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
 	}
 	if err := r.detacher.Detach(ctx, address, ip.Spec.Node, revision); err != nil {
-		r.warn(ip, nil, ReasonDetachFailed, fmt.Sprintf("The address is kept, detaching it from node %s failed: %v", ip.Spec.Node, err))
+		r.warn(ip, nil, ReasonDetachFailed, fmt.Sprintf("The address is kept, because detaching it from node %s failed: %v", ip.Spec.Node, err))
 		return false, fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
 	}
 	return true, nil
 }
 
-// correctNode writes where the pod is. A scheduler that was slow wrote where it
-// meant to bind the pod, after another had bound it.
+// correctNode writes the pod's actual node. A slow scheduler wrote the node that it had
+// chosen, after another scheduler had bound the pod.
 func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
 	spec := ip.Spec.DeepCopy()
 	spec.Node = pod.Spec.NodeName
@@ -491,14 +486,14 @@ func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, po
 	}
 	klog.FromContext(ctx).V(2).Info("Corrected the node of a floating IP", "ip", ip.Spec.Address, "was", ip.Spec.Node, "node", spec.Node)
 	if ip.Spec.ExternallyAssigned {
-		r.warn(ip, pod, ReasonMisplaced, fmt.Sprintf("The address was recorded, and perhaps attached by the external assigner, for node %s, while its pod is on node %s. If the pod cannot be reached, delete it.", ip.Spec.Node, spec.Node))
+		r.warn(ip, pod, ReasonMisplaced, fmt.Sprintf("The address was recorded for node %s, but its pod is on node %s. The external assigner may have attached it to the wrong node: if the pod cannot be reached, delete it.", ip.Spec.Node, spec.Node))
 	}
 	return nil
 }
 
-// pod returns the pod that holds the address if it is alive: there under the
-// recorded UID, and not finished. exists is also true for a finished one, and
-// for the pod that a retained address belongs to.
+// pod returns the pod that holds the address if it is alive: it exists with the recorded
+// UID and is not finished. exists is also true for a finished pod, and for the pod that
+// owns a retained address.
 func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v1.Pod, exists bool, err error) {
 	owner := ip.Spec.Owner
 	name, uid := owner.Name, owner.UID
@@ -536,7 +531,7 @@ func finished(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// cooldown of the address's pool; none if the pool is gone.
+// cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
 func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
 	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
 	if err != nil || !found {
@@ -545,7 +540,7 @@ func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
 	return cooldownOf(object.(*v1alpha1.IPPool))
 }
 
-// cooldownNow asks the API server for it.
+// cooldownNow is cooldown with the pool read from the API server.
 func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {
 	if ip.Spec.Pool == "" {
 		return 0, nil

@@ -16,8 +16,7 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// resting is what is recorded of an address that a pod had and that is nobody's any
-// more.
+// resting returns the spec of an address that cools down since a time.
 func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.FloatingIPSpec {
 	return v1alpha1.FloatingIPSpec{
 		Address: spec.Address, Pool: spec.Pool, ReleasedAt: &since, LastPod: lastPod(spec),
@@ -25,9 +24,9 @@ func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.Floating
 	}
 }
 
-// rests are addresses that somebody freed by deleting their FloatingIP, so that
-// their cooldown has to be recorded anew. Until it is, schedulers that saw the
-// deletion give them to nobody. Safe in parallel.
+// rests are addresses that another client freed by deleting their FloatingIP, so that
+// their cooldown must be recorded in a new one. Until then, schedulers that saw the
+// deletion give the addresses to no pod. Safe for concurrent use.
 type rests struct {
 	mu  sync.Mutex
 	all map[string]deletion // by FloatingIP
@@ -57,9 +56,9 @@ func (r *rests) forget(name string) {
 	delete(r.all, name)
 }
 
-// noteDeletion notes addresses whose cooldown is yet to come though their FloatingIP
-// was deleted, before it passes the event on. Only the API server's own last word
-// counts: what was missed may have rested.
+// noteDeletion notes deleted FloatingIPs with a cooldown that has not begun, before it
+// passes the event on. Only a real deletion event counts: with a tombstone after a broken
+// watch, the address may have cooled down already.
 func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { next.OnAdd(object, false) },
@@ -73,7 +72,7 @@ func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.Resource
 	}
 }
 
-// rest records the cooldown of an address that was deleted before it.
+// rest records the cooldown of an address after its FloatingIP was deleted.
 func (r *Reclaimer) rest(ctx context.Context, name string) error {
 	deleted, ok := r.rests.of(name)
 	if !ok {
@@ -89,7 +88,7 @@ func (r *Reclaimer) rest(ctx context.Context, name string) error {
 	}
 	r.rests.forget(name)
 	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Somebody freed a floating IP, its cooldown begins", "ip", deleted.ip.Spec.Address, "pool", deleted.ip.Spec.Pool)
+		klog.FromContext(ctx).V(2).Info("Another client deleted a floating IP, its cooldown begins", "ip", deleted.ip.Spec.Address, "pool", deleted.ip.Spec.Pool)
 	}
 	return nil
 }

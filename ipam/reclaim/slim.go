@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// Slim is a transform for the informers: of an object, only what Reclaimer reads
-// is kept, since a cluster has many.
+// Slim is a transform for informers. It keeps only the fields that Reclaimer reads, to
+// save memory.
 func Slim(object any) (any, error) {
 	switch o := object.(type) {
 	case *v1.Pod:
@@ -101,7 +101,7 @@ func ourAnnotations(all map[string]string) map[string]string {
 	return ours
 }
 
-// slimTemplate keeps where the pods may run and how many addresses they ask for.
+// slimTemplate keeps the node selection of the pods and their requests for addresses.
 func slimTemplate(template *v1.PodTemplateSpec) v1.PodTemplateSpec {
 	return v1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Annotations: ourAnnotations(template.Annotations)},

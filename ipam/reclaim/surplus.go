@@ -11,27 +11,27 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// bindingOf says what an address that is recorded for a live pod is to it.
+// bindingOf is the relation of an address to the live pod that it records.
 type bindingOf int
 
 const (
-	// itsOwn: the pod has it, or may yet be bound with it.
+	// itsOwn: the pod has the address, or may still be bound with it.
 	itsOwn bindingOf = iota
 	// misplaced: the pod has it, but the record names another node.
 	misplaced
-	// surplus: an attempt to schedule the pod claimed it, and a later one, or
-	// another scheduler, bound the pod with others.
+	// surplus: one attempt to schedule the pod took the address, and a later attempt or
+	// another scheduler bound the pod with others.
 	surplus
 )
 
-// classify looks at an address that is recorded for a live pod; recorded are all
-// that are.
+// classify returns the relation of an address to the live pod that it records; recorded
+// are all addresses that record the pod.
 //
-// Of a bound pod nobody may change the annotation (manifests/admission), but a cluster
-// without that policy must not be harmed either: one that the annotation does not name is
-// surplus only if the pod has all that it asks for without it: as many as it requests, each
-// named and recorded for it on its node. So a pod whose author shortened or changed the
-// annotation loses nothing that it runs with.
+// An admission policy (manifests/admission) forbids changes of a bound pod's annotation,
+// but a cluster may lack the policy. So an address that the annotation does not name is
+// surplus only if the pod has all its addresses without it: as many as it requests, each
+// named by the annotation and recorded for the pod on its node. A pod with a shortened or
+// changed annotation thus loses no address that it runs with.
 func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.FloatingIP) bindingOf {
 	if pod.Spec.NodeName == "" {
 		return itsOwn
@@ -55,10 +55,10 @@ func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.Floatin
 	return surplus
 }
 
-// superseded says whether a live pod of the name that the address stands for is
-// bound with others: all that its annotation names record it, and the address is
-// not among them. find returns the live pod of a record, or nil; recorded are the
-// addresses that record a pod.
+// superseded reports whether the address is kept for a pod name and a live pod of that
+// name is bound with others: all addresses that its annotation names record it, and this
+// address is not among them. find returns the live pod of an address, or nil, and all
+// addresses that record the pod.
 func superseded(ip *v1alpha1.FloatingIP, siblings []*v1alpha1.FloatingIP, find func(*v1alpha1.FloatingIP) (pod *v1.Pod, recorded []*v1alpha1.FloatingIP)) bool {
 	if ip.Spec.Owner.PodName == "" {
 		return false

@@ -16,23 +16,22 @@ import (
 
 // Reasons of the events.
 const (
-	// ReasonMissingPermission: the workload is of a kind that the controller may not
-	// read. The note has the rule that is missing.
+	// ReasonMissingPermission: the controller may not read workloads of this kind. The
+	// note has the missing rule.
 	ReasonMissingPermission = "MissingPermission"
-	// ReasonUnknownWorkload: what the workload is now could not be found out. The
-	// address is kept.
+	// ReasonUnknownWorkload: the workload could not be read. The address is kept.
 	ReasonUnknownWorkload = "UnknownWorkload"
-	// ReasonDetachFailed: the external assigner did not detach the address. The
-	// note has its words.
+	// ReasonDetachFailed: the external assigner did not detach the address. The note has
+	// its error.
 	ReasonDetachFailed = "DetachFailed"
-	// ReasonNoExternalAssigner: the address is attached to a node by an external
-	// assigner, and the controller knows none.
+	// ReasonNoExternalAssigner: an external assigner attached the address to a node, and
+	// the controller has none configured.
 	ReasonNoExternalAssigner = "NoExternalAssigner"
 	// ReasonMisplaced: the record named another node than the pod is on.
 	ReasonMisplaced = "Misplaced"
 )
 
-// warn emits a Warning event about an address, and about its pod if that lives.
+// warn emits a Warning event about an address, and about pod if it is not nil.
 func (r *Reclaimer) warn(ip *v1alpha1.FloatingIP, pod *v1.Pod, reason, note string) {
 	if r.events == nil {
 		return
@@ -44,26 +43,26 @@ func (r *Reclaimer) warn(ip *v1alpha1.FloatingIP, pod *v1.Pod, reason, note stri
 	}
 }
 
-// unknown warns that a workload could not be looked up, and returns the error: the
-// address is kept, and looked at again.
+// unknown warns that a workload could not be looked up. It returns the error, so that the
+// address is kept and retried.
 func (r *Reclaimer) unknown(ip *v1alpha1.FloatingIP, pod *v1.Pod, err error) error {
 	var forbidden *customkind.ForbiddenError
 	if errors.As(err, &forbidden) {
-		r.warn(ip, pod, ReasonMissingPermission, "The address is kept, as it is not known whether its workload still wants it: "+err.Error())
+		r.warn(ip, pod, ReasonMissingPermission, "The address is kept, because it is unknown whether its workload still wants it: "+err.Error())
 	} else if !isBuiltIn(ip.Spec.Owner) && !errors.Is(err, customkind.ErrMoved) {
-		r.warn(ip, pod, ReasonUnknownWorkload, "The address is kept, as it is not known whether its workload still wants it: "+err.Error())
+		r.warn(ip, pod, ReasonUnknownWorkload, "The address is kept, because it is unknown whether its workload still wants it: "+err.Error())
 	}
 	return err
 }
 
-// unfollowed is told that a kind of workload may not be watched: its addresses are
-// looked at too late.
+// unfollowed is called when the controller may not watch a kind of workload. Its
+// addresses are freed late.
 func (r *Reclaimer) unfollowed(ctx context.Context, err *customkind.ForbiddenError) {
 	klog.FromContext(ctx).Error(err, "Failed to follow a kind of workload, will retry")
 	for _, object := range r.index.List() {
 		ip := object.(*v1alpha1.FloatingIP)
 		if needsOwnerOf(ip, err.Resource.Group) {
-			r.warn(ip, nil, ReasonMissingPermission, "The address is freed late when its workload is scaled or deleted: "+err.Error())
+			r.warn(ip, nil, ReasonMissingPermission, "When its workload is scaled down or deleted, the address is freed late: "+err.Error())
 			return
 		}
 	}

@@ -14,57 +14,55 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// workload is what matters of an address's owner, whatever its kind.
+// workload is the state of an address's owner that decisions need, for any kind.
 type workload struct {
-	// exists under the UID that is recorded, is not being deleted and, if it is a
-	// Job, is not done: it may start pods.
+	// exists: it may create pods. It has the recorded UID, is not being deleted and, if
+	// it is a Job, has not ended.
 	exists bool
-	// unbounded: nobody can say how many pods it wants (a custom kind without a
-	// scale subresource, a pod). It wants all that it has.
+	// unbounded: the number of pods that it wants is unknown (a custom kind without a
+	// scale subresource, a pod). It wants all its addresses.
 	unbounded bool
-	// replicas is how many pods it wants at once; of an IPClaim, how many
-	// addresses of each family.
+	// replicas is the number of pods that it wants at once; for an IPClaim, the number
+	// of addresses of each family.
 	replicas int64
-	// spare is for how many more pods it keeps addresses; oldestFirst: it keeps the
-	// oldest, and not those with pods first ([fixedset.Size]).
+	// spare is the number of further pods that it keeps addresses for. oldestFirst: it
+	// keeps the oldest addresses instead of those with pods ([fixedset.Size]).
 	spare       int64
 	oldestFirst bool
-	// start and reserved are the first ordinal of pods whose names last, and the
-	// ordinals that are left out.
+	// start is the first ordinal of its pods, reserved are ordinals without a pod.
 	start    int64
 	reserved []customkind.Span
-	// offNode: the node that the address stands for is gone, or the workload's
-	// pods do not belong there.
+	// offNode: the node that the address is kept for is gone, or the workload's pods do
+	// not belong on it.
 	offNode bool
-	// each is how many addresses one pod has.
+	// each is the demand of one pod.
 	each podrequest.Demand
-	// updating: pods may yet be made of an older pod template than the one that was
-	// read.
+	// updating: pods may still be created from an older template.
 	updating bool
-	// addressless: its pods ask for no addresses, nor will those that are made again.
+	// addressless: its pods request no addresses, nor will recreated pods.
 	addressless bool
 	// claim: the owner is an IPClaim.
 	claim bool
-	// preallocates are the families of which the claim asks for all its addresses
-	// before any pod does; ahead: the workload asks so for those of its fixed set.
+	// preallocates are the families that the claim preallocates. ahead: the workload
+	// preallocates its fixed set.
 	preallocates []v1alpha1.IPFamily
 	ahead        bool
 }
 
-// standing is where an address stands among those that its owner has for the same
+// standing is the rank of an address among the addresses that its owner has for the same
 // purpose: for one pod name, for one node, or for all pods.
 type standing struct {
 	family v1alpha1.IPFamily
-	// rank is how many of its family come before it in the order of before, and age
-	// how many are older.
+	// rank is the number of addresses of its family before it in the order of before,
+	// age the number of older ones.
 	rank, age int64
-	// families is how many families they have.
+	// families is the number of families that these addresses have.
 	families int64
 }
 
-// before is the order in which an owner keeps its addresses: the last are given up
-// first. Of those that pods share out that is those without a pod, and then the
-// youngest. It orders all addresses of a purpose, by nothing but their records.
+// before orders the addresses of a purpose: an owner gives up the last ones first. If
+// pods share the addresses, those with a pod come first; older ones come before younger
+// ones. The order depends on the records only.
 func before(a, b *v1alpha1.FloatingIP) bool {
 	if isShared(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
 		return a.Spec.Pod != nil
@@ -72,12 +70,12 @@ func before(a, b *v1alpha1.FloatingIP) bool {
 	return older(a, b)
 }
 
-// older says which of two addresses its owner has had for longer.
+// older reports whether a was created before b.
 func older(a, b *v1alpha1.FloatingIP) bool {
 	if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
 		return c < 0
 	}
-	// In the scheduler's order: by number, not by text.
+	// The scheduler's order is by number, not by text.
 	x, _ := v1alpha1.AddrOf(a.Name)
 	y, _ := v1alpha1.AddrOf(b.Name)
 	return x.Less(y)
@@ -85,10 +83,10 @@ func older(a, b *v1alpha1.FloatingIP) bool {
 
 func isPod(owner *v1alpha1.Owner) bool { return owner.Kind == "Pod" && owner.APIVersion == "v1" }
 
-// wants says whether a workload wants an address that has no pod.
+// wants reports whether a workload wants an address that has no pod.
 func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	owner := spec.Owner
-	// What keepOnScaleDown does not look at.
+	// unscaled: the number of replicas does not matter.
 	unscaled := w.unbounded || spec.KeepOnScaleDown
 	switch {
 	case !w.exists:
@@ -100,8 +98,8 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case w.addressless:
 		return false
 	case owner.PodName != "":
-		// Not by the families the template names: a pod that is made again from an
-		// older template may want others.
+		// Ignore the families of the template: a pod that is recreated from an older
+		// template may want others.
 		if at.rank >= (podrequest.Demand{Total: w.each.Total}).Of(at.family, at.families) {
 			return false
 		}
@@ -115,8 +113,8 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	return w.inSet(at)
 }
 
-// inSet says whether an address that pods share out is one of as many as there are for
-// the workload's replicas and the spare ones.
+// inSet reports whether a shared address is within the workload's fixed set: the
+// addresses for its replicas and the spare addresses.
 func (w *workload) inSet(at standing) bool {
 	each, rank := w.each.OfShared(at.family), at.rank
 	if w.oldestFirst {
@@ -125,7 +123,7 @@ func (w *workload) inSet(at standing) bool {
 	return each > 0 && rank/each < w.replicas+w.spare
 }
 
-// preallocated says whether the owner asks for the address though no pod does.
+// preallocated reports whether the owner asks for the address although no pod does.
 func (w *workload) preallocated(at standing) bool {
 	switch {
 	case !w.exists:
@@ -136,25 +134,23 @@ func (w *workload) preallocated(at standing) bool {
 	return w.ahead && w.inSet(at)
 }
 
-// mayPreallocate says whether addresses of an owner may have been taken before any
-// pod asked.
+// mayPreallocate reports whether an owner of this kind may preallocate addresses.
 func mayPreallocate(owner *v1alpha1.Owner) bool {
 	return owner.IsClaim() || isShared(owner) && strings.HasPrefix(owner.APIVersion, appsv1.GroupName+"/") &&
 		(owner.Kind == "Deployment" || owner.Kind == "ReplicaSet")
 }
 
-// isUnused says of an address that it was taken before any pod asked, and that none
-// had it yet.
+// isUnused reports whether an address was preallocated and no pod has had it yet.
 func isUnused(spec *v1alpha1.FloatingIPSpec) bool { return spec.Pod == nil && spec.LastPod == "" }
 
-// hasOrdinal says whether a pod of this ordinal is wanted: there are replicas of
-// them from start on, those that are reserved left out.
+// hasOrdinal reports whether the workload wants a pod with this ordinal: it wants the
+// first w.replicas ordinals from start on, without the reserved ones.
 func (w *workload) hasOrdinal(ordinal int64) bool {
 	if ordinal < w.start {
 		return false
 	}
 	position := ordinal - w.start
-	next := w.start // the first ordinal that no span counted yet
+	next := w.start // the first ordinal that no span has counted yet
 	for _, s := range slices.SortedFunc(slices.Values(w.reserved), func(a, b customkind.Span) int { return cmp.Compare(a.First, b.First) }) {
 		if s.First <= ordinal && ordinal <= s.Last {
 			return false
