@@ -15,15 +15,15 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 )
 
-// api reads and writes claims at the API server. Blocking, safe in parallel.
+// api reads and writes claims at the API server. Blocking, safe for concurrent use.
 type api interface {
-	// get fails with a NotFound error where there is none.
+	// get fails with a NotFound error if there is no such claim.
 	get(ctx context.Context, namespace, name string) (*v1alpha1.IPClaim, error)
 	// writeStatus fails with a NotFound or Conflict error if the claim is gone.
 	writeStatus(ctx context.Context, claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) (*v1alpha1.IPClaim, error)
 }
 
-// apiServer is the API server's claims.
+// apiServer implements api.
 type apiServer struct{ client *client.Client }
 
 func (s apiServer) get(ctx context.Context, namespace, name string) (*v1alpha1.IPClaim, error) {
@@ -38,7 +38,7 @@ func (s apiServer) writeStatus(ctx context.Context, claim *v1alpha1.IPClaim, sta
 	return s.client.IPClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 }
 
-// versionOf is an object's resource version; they are comparable integers
+// versionOf returns an object's resource version; versions are comparable integers
 // (KEP-5504).
 func versionOf(claim *v1alpha1.IPClaim) uint64 {
 	version, err := strconv.ParseUint(claim.ResourceVersion, 10, 64)

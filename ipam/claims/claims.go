@@ -29,23 +29,23 @@ import (
 )
 
 const (
-	// Interval is the least time between two status writes of a claim, and between
-	// two attempts to preallocate that fail.
+	// Interval is the minimum time between two status writes of a claim, and between
+	// two failed attempts to preallocate.
 	Interval = preallocation.Interval
-	// gather is how long news of a claim's addresses is gathered.
+	// gather is how long changes of a claim's addresses are gathered.
 	gather = preallocation.Gather
-	// workers is how many claims are worked on at once.
+	// workers is the number of claims that are reconciled concurrently.
 	workers = 4
 )
 
-// ips writes FloatingIPs. Blocking, safe in parallel; it fails with
-// store.ErrChanged if the object is not as seen.
+// ips writes FloatingIPs. Blocking, safe for concurrent use. Update fails with
+// store.ErrChanged if the object has changed since.
 type ips interface {
 	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
 }
 
-// Parts are what a Controller works with. The caller runs the view and the informer,
-// and nobody else need know of the indexes that New adds to them.
+// Parts has the dependencies of a Controller. The caller runs the view and the informer.
+// New adds indexes to the informers of the view.
 type Parts struct {
 	API          *client.Client
 	IPs          *store.Store
@@ -57,7 +57,7 @@ type Parts struct {
 	Namespaces coreinformers.NamespaceInformer
 }
 
-// Controller keeps claims. One runs at a time: the leader.
+// Controller reconciles claims. One runs at a time: the leader.
 type Controller struct {
 	api          api
 	store        ips
@@ -98,7 +98,7 @@ func takeOverIndex(object any) ([]string, error) {
 
 func keyOf(namespace, name string) string { return namespace + "/" + name }
 
-// ownerOf returns the key of the claim that owns an address; empty: none does.
+// ownerOf returns the key of the claim that owns an address; empty if none does.
 func ownerOf(ip *v1alpha1.FloatingIP) string {
 	owner := ip.Spec.Owner
 	if owner == nil || !owner.IsClaim() {
@@ -123,7 +123,7 @@ func New(parts Parts) (*Controller, error) {
 	return c, nil
 }
 
-// watch makes what the Controller keeps in memory and connects the informers.
+// watch sets up the Controller's memory, indexes and event handlers.
 func (c *Controller) watch(parts Parts) error {
 	c.claims, c.ips, c.pools = parts.View.IPClaims.GetIndexer(), parts.View.FloatingIPs.GetIndexer(), parts.View.Pools
 	c.synced = []cache.DoneChecker{parts.View.PoolsSynced}
@@ -137,7 +137,7 @@ func (c *Controller) watch(parts Parts) error {
 		return fmt.Errorf("index FloatingIPs by claim: %w", err)
 	}
 	if err := parts.View.IPClaims.AddIndexers(cache.Indexers{byTakeOver: takeOverIndex}); err != nil {
-		return fmt.Errorf("index IPClaims by what they take over: %w", err)
+		return fmt.Errorf("index IPClaims by takeOver: %w", err)
 	}
 	for _, watched := range []struct {
 		informer cache.SharedIndexInformer
@@ -156,8 +156,8 @@ func (c *Controller) watch(parts Parts) error {
 	return nil
 }
 
-// changesOf calls handle with what an object was and is; nil where it was or is
-// not.
+// changesOf calls handle with an object's states before and after an event; nil if it did
+// not exist before, or does not after.
 func changesOf[T any](handle func(before, after *T)) cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { handle(nil, object.(*T)) },
@@ -166,8 +166,8 @@ func changesOf[T any](handle func(before, after *T)) cache.ResourceEventHandlerF
 	}
 }
 
-// claimChanged also looks at the claims that stand to this one in a relation of
-// takeOver, and did before.
+// claimChanged also enqueues the claims that are related to this one by takeOver, or were
+// before.
 func (c *Controller) claimChanged(before, after *v1alpha1.IPClaim) {
 	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation &&
 		(before.DeletionTimestamp == nil) == (after.DeletionTimestamp == nil) {
@@ -178,7 +178,7 @@ func (c *Controller) claimChanged(before, after *v1alpha1.IPClaim) {
 			continue
 		}
 		c.queue.Add(keyOf(claim.Namespace, claim.Name))
-		// What it takes over, what that takes over, and so on, and all who want to.
+		// Follow takeOver from claim to claim, and enqueue all takers of each.
 		seen := map[string]bool{}
 		for name := claim.Name; name != "" && !seen[name]; {
 			seen[name] = true
@@ -214,13 +214,13 @@ func (c *Controller) addressChanged(before, after *v1alpha1.FloatingIP) {
 	case after == nil:
 		c.addressFreed(before, "")
 	case before != nil && before.Spec.Owner != nil && after.Spec.Owner == nil:
-		// It rests, and its namespace has one less.
+		// It cools down, and its namespace has one address less.
 		c.addressFreed(before, before.Spec.Owner.Namespace+"/")
 	}
 }
 
-// addressFreed has the claims tried again that an address may help, of those whose
-// key begins so.
+// addressFreed enqueues the claims that wait for an address of this family and have a key
+// with this prefix.
 func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP, prefix string) {
 	c.mu.Lock()
 	var helped []string
@@ -248,7 +248,7 @@ func (c *Controller) namespaceChanged(before, after *v1.Namespace) {
 	}
 }
 
-// claim returns a claim as it was seen last, nil if there is none.
+// claim returns a claim from the cache, or nil.
 func (c *Controller) claim(namespace, name string) *v1alpha1.IPClaim {
 	object, exists, err := c.claims.GetByKey(keyOf(namespace, name))
 	if err != nil || !exists {
@@ -270,8 +270,8 @@ func (c *Controller) takers(namespace, name string) []*v1alpha1.IPClaim {
 	return claims
 }
 
-// addressesOf returns what is recorded under a claim's name, in this namespace and
-// not in another that had its name.
+// addressesOf returns the addresses recorded under a claim's name in the present
+// namespace. It ignores addresses of an earlier namespace of the same name.
 func (c *Controller) addressesOf(namespace, name string) []*v1alpha1.FloatingIP {
 	objects, err := c.ips.ByIndex(byClaim, keyOf(namespace, name))
 	if err != nil {
@@ -279,7 +279,7 @@ func (c *Controller) addressesOf(namespace, name string) []*v1alpha1.FloatingIP 
 	}
 	in, err := c.namespaces.Get(namespace)
 	if err != nil {
-		return nil // its event brings its claims back
+		return nil // the event of the namespace enqueues its claims
 	}
 	var ips []*v1alpha1.FloatingIP
 	for _, object := range objects {
@@ -291,7 +291,7 @@ func (c *Controller) addressesOf(namespace, name string) []*v1alpha1.FloatingIP 
 	return ips
 }
 
-// Run keeps claims until ctx ends. It blocks until its workers are done.
+// Run reconciles claims until ctx ends. It blocks until its workers are done.
 func (c *Controller) Run(ctx context.Context) {
 	if !cache.WaitFor(ctx, "the caches of claims", c.synced...) {
 		return

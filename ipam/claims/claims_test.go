@@ -237,13 +237,13 @@ func (w *world) respecify(name string, edit func(*v1alpha1.IPClaim)) {
 	})
 }
 
-// pass lets time pass until nothing happens any more.
+// pass advances the time until nothing happens any more.
 func (w *world) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
-// is says what a claim's status is: "addresses=allocated+retained reason".
+// is returns a claim's status as "addresses=allocated+retained reason".
 func (w *world) is(name string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -413,8 +413,8 @@ func TestPreallocateForWhatWas(t *testing.T) {
 	}
 }
 
-// At the cap of its namespace a claim waits for what that gives back, rests it or
-// not.
+// At the cap of its namespace a claim waits for addresses that the namespace frees, with
+// or without a cooldown.
 func TestPreallocateAtCap(t *testing.T) {
 	simulate(t, func(w *world) {
 		w.free, w.bookFails = addresses(0, 9), &ipam.ShortageError{Reasons: []string{"no more for you"}, Cause: ipam.AtCap}
@@ -483,7 +483,7 @@ func TestTakeOver(t *testing.T) {
 		w.want("old", "0=0+0 TakenOver")
 		w.change(func() { w.claims.remove(namespace, "new") })
 		w.pass(5 * time.Second)
-		// What is left of the free ones.
+		// The remaining free addresses.
 		w.want("old", "5=0+5 Preallocated")
 	})
 }
@@ -536,8 +536,8 @@ func TestTakeOverCircle(t *testing.T) {
 	})
 }
 
-// What the watch says of a claim may be of another that had its name: addresses
-// recorded for that would be freed.
+// The watch may still have an earlier claim of the name: addresses recorded for that
+// claim would be freed.
 func TestTakeOverByAClaimThatIsGone(t *testing.T) {
 	simulate(t, func(w *world) {
 		w.ips.put(newIP("10.0.0.1", "old", "", 1))
@@ -553,8 +553,8 @@ func TestTakeOverByAClaimThatIsGone(t *testing.T) {
 	})
 }
 
-// A claim that is made again gets what the one before left, also restored, and its
-// rules hold.
+// A claim that is created again adopts the addresses of its predecessor, also restored
+// ones, with its own release policy.
 func TestClaimMadeAgain(t *testing.T) {
 	simulate(t, func(w *world) {
 		keepUntil := metav1.NewTime(time.Now().Add(48 * time.Hour))
@@ -593,7 +593,7 @@ func TestClaimMadeAgain(t *testing.T) {
 }
 
 // However often the numbers change, the status is written once a second.
-// A claim of a namespace that was made again inherits nothing of the one before.
+// A claim of a namespace that was created again inherits nothing from its predecessor.
 func TestClaimInANamespaceMadeAgain(t *testing.T) {
 	simulate(t, func(w *world) {
 		for i, name := range addresses(0, 3) {

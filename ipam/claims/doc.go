@@ -1,36 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claims keeps IPClaims: it takes the addresses that a claim asks for
-// before any pod does, moves those that it takes over from another claim, and
-// writes the claim's status. It is a level-triggered loop: what it does depends
-// on what is, never on which event it saw.
+// Package claims reconciles IPClaims: it preallocates their addresses, moves addresses
+// that a claim takes over from another, and writes the claims' status. It is a
+// level-triggered loop: its actions depend on the present state, never on an event.
 //
-// It frees nothing. What a claim has beyond its size, or after its end, is freed
-// by package reclaim, and shows here as Oversized until it is gone.
+// It frees nothing. Package reclaim frees the addresses beyond a claim's size, or after
+// the claim is deleted; until then the claim is Oversized.
 //
-// # What belongs to a claim
+// # Addresses of a claim
 //
-// Every FloatingIP whose owner has the claim's namespace and name. Where the UID
-// is another's, an earlier claim of the name left it: the claim makes it its own,
-// up to its size. What is written about release (policy, retainFor) follows the
-// claim.
+// A claim has every FloatingIP with an owner of its namespace and name. If the owner has
+// another UID, an earlier claim of that name left the address: the claim adopts it, up to
+// its size. The release policy and retainFor of the addresses follow the claim.
 //
 // # Taking over
 //
-// A claim with takeOver moves what is recorded under the other claim's name,
-// whether that still exists or not, up to its own size of each family; those with
-// pods go first. Only the owner in the FloatingIP changes, by a conditional
-// write, so an address always belongs to exactly one of the two, and a pod that
-// holds it notices nothing.
+// A claim with takeOver moves the addresses recorded under the other claim's name,
+// whether that claim exists or not, up to its own size of each family; addresses with
+// pods go first. Only the owner in the FloatingIP changes, by a conditional write, so an
+// address always belongs to exactly one of the two, and its pod is not affected.
 //
-//   - Of several claims that take over the same one, the oldest does; the others
-//     wait and say so.
-//   - Claims that take over each other, directly or in a circle, move nothing and
-//     say so.
-//   - A claim that is being taken over preallocates nothing, so that it does not
-//     fill up again while it is emptied.
+//   - If several claims take over the same claim, only the oldest moves addresses; the
+//     others wait and report a conflict.
+//   - Claims that take over each other, directly or in a circle, move nothing and report
+//     a conflict.
+//   - A claim that is being taken over preallocates nothing, so that it does not refill
+//     while it is emptied.
 //
-// Before an owner is written the API server itself is asked whether the claim is
-// the one under that UID: otherwise an address could be recorded for a claim that
-// was deleted, and be freed for that.
+// Before an owner is written, the API server is asked whether the claim still has that
+// UID: otherwise an address could be recorded for a deleted claim, and be freed.
 package claims

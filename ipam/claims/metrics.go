@@ -16,7 +16,7 @@ var (
 		"How many addresses of each family an IPClaim may have.",
 		[]string{"namespace", "claim"}, nil, metrics.ALPHA, "")
 	readyDesc = metrics.NewDesc("berth_claim_ready",
-		"1 if an IPClaim has all that it asks for, 0 if not.",
+		"1 if an IPClaim has all addresses that it asks for, 0 if not.",
 		[]string{"namespace", "claim"}, nil, metrics.ALPHA, "")
 )
 
@@ -27,8 +27,7 @@ type numbers struct {
 	ready                     float64
 }
 
-// Metrics of claims, of those that the leader has looked at. Safe for concurrent
-// use.
+// Metrics of the claims that the leader has reconciled. Safe for concurrent use.
 type Metrics struct {
 	metrics.BaseStableCollector
 
@@ -36,7 +35,7 @@ type Metrics struct {
 	claims map[string]numbers
 }
 
-// NewMetrics returns metrics that are to be registered, for New.
+// NewMetrics returns metrics for New. The caller registers them.
 func NewMetrics() *Metrics { return &Metrics{claims: map[string]numbers{}} }
 
 func (m *Metrics) set(key string, n numbers) {

@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
-// preallocate takes what is missing.
+// preallocate takes the missing addresses.
 func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*preallocation.Problem, time.Duration, error) {
 	namespace, err := c.namespaces.Get(claim.Namespace)
 	if err != nil {
@@ -30,7 +30,7 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 		short = short || want.Has < want.Size
 	}
 	if short {
-		// Addresses with the policy Never would stay for a claim that is gone, or smaller.
+		// Addresses with the policy Never would stay for a claim that is gone or has shrunk.
 		if err := c.stillThere(ctx, claim); err != nil {
 			return nil, 0, err
 		}
@@ -40,7 +40,7 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 	return wrong, again, nil
 }
 
-// goalOf is what a claim is to have before any pod asks. The error is for its author.
+// goalOf returns the addresses that a claim preallocates. The error is for its author.
 func goalOf(claim *v1alpha1.IPClaim, t *tally) (preallocation.Goal, error) {
 	goal := preallocation.Goal{Generation: claim.Generation}
 	for _, family := range families(claim) {
@@ -61,7 +61,8 @@ func invalid(err error) *preallocation.Problem {
 	return problem(preallocation.ReasonInvalid, err.Error())
 }
 
-// shortfall is what is missing while no attempt is made.
+// shortfall returns the problem to report while no attempt is made; nil if nothing is
+// missing.
 func shortfall(claim *v1alpha1.IPClaim, s *state, t *tally) *preallocation.Problem {
 	if !claim.Spec.Preallocate {
 		return nil

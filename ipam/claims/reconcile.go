@@ -24,19 +24,19 @@ import (
 )
 
 const (
-	// atOnce is how many addresses are moved before the status is written and another
-	// claim has its turn.
+	// atOnce is the number of addresses that are moved before the status is written and
+	// another claim has its turn.
 	atOnce = preallocation.AtOnce
 )
 
-// state is what is remembered of a claim between looks; losing it is harmless.
-// It belongs to the worker that has the claim's key, but for what the claim waits
-// for.
+// state is remembered for a claim between reconciles; losing it is harmless. Only the
+// worker that has the claim's key uses it, except progress.WaitsFor.
 type state struct {
 	uid types.UID
-	// progress to what the claim preallocates, and to what it takes over.
+	// progress of preallocating and taking over.
 	progress preallocation.Progress
-	// written is the status written last, with the version it led to, when.
+	// written is the last written status, writtenVersion the resource version that it
+	// got, writtenAt the time.
 	written        *v1alpha1.IPClaimStatus
 	writtenVersion uint64
 	writtenAt      time.Time
@@ -60,8 +60,8 @@ func (c *Controller) forget(key string) {
 	delete(c.states, key)
 }
 
-// reconcile does what one claim needs, and says when to look again; 0: when
-// something changes.
+// reconcile reconciles one claim. It returns when to look again; 0 means at the next
+// event.
 func (c *Controller) reconcile(ctx context.Context, key string) (again time.Duration, err error) {
 	object, exists, err := c.claims.GetByKey(key)
 	if err != nil {
@@ -85,12 +85,12 @@ func (c *Controller) reconcile(ctx context.Context, key string) (again time.Dura
 	return again, errors.Join(workErr, err)
 }
 
-// work moves and takes addresses. It says why the claim has not all that it asks
-// for (nil: it has), and when to look again.
+// work moves and takes addresses. It returns the reason why the claim does not have all
+// that it asks for (nil if it has), and when to look again.
 func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
 		s.progress.Wait()
-		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed as their pods end."), 0, nil
+		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed when their pods end."), 0, nil
 	}
 	r := relate(claim, c)
 	if left := s.progress.Unsettled(t.ownCount(), c.clock.Now()); left > 0 {
@@ -101,7 +101,7 @@ func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, s *state
 		s.progress.Expect(t.ownCount(), moved, c.clock.Now())
 	}
 	if err != nil || more {
-		return problem(ReasonTakingOver, "Addresses that others have are being taken over."), gather, err
+		return problem(ReasonTakingOver, "Addresses of other claims are being taken over."), gather, err
 	}
 	if more, err := c.follow(ctx, claim, t); err != nil || more {
 		return shortfall(claim, s, t), gather, err
@@ -120,8 +120,8 @@ func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, s *state
 	return c.preallocate(ctx, claim, s, t)
 }
 
-// move makes addresses the claim's: those that an earlier claim of its name left,
-// and those that it takes over. more says that there are others to move.
+// move makes the claim the owner of addresses that an earlier claim of its name left, and
+// of addresses that it takes over. more says that the caller should look again.
 func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relation, t *tally) (moved preallocation.Count, more bool, err error) {
 	moved = preallocation.Count{}
 	ownRoom, room := preallocation.Count{}, preallocation.Count{}
@@ -146,7 +146,7 @@ func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relati
 	for i, ip := range all[:min(len(all), atOnce)] {
 		_, err := c.store.Update(ctx, ip, c.asClaimed(ip, claim))
 		if errors.Is(err, store.ErrChanged) {
-			continue // it was freed, or has another pod: the watch will tell
+			continue // it was freed or changed: the watch brings the change
 		}
 		if err != nil {
 			return moved, true, fmt.Errorf("make %s an address of IPClaim %s/%s: %w", ip.Name, claim.Namespace, claim.Name, err)
@@ -163,7 +163,7 @@ func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relati
 	return moved, true, nil
 }
 
-// asClaimed is what is recorded of an address that is the claim's.
+// asClaimed returns the spec of an address of the claim, with the UID of the namespace.
 func (c *Controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
 	spec := asClaimed(ip, claim)
 	if namespace, err := c.namespaces.Get(claim.Namespace); err == nil {
@@ -172,8 +172,8 @@ func (c *Controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim)
 	return spec
 }
 
-// stillThere asks the API server whether the claim is the one that the cache
-// has.
+// stillThere asks the API server whether the claim is still as in the cache. It fails
+// with store.ErrChanged if not.
 func (c *Controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) error {
 	live, err := c.api.get(ctx, claim.Namespace, claim.Name)
 	if err != nil {
@@ -185,8 +185,8 @@ func (c *Controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) er
 	return nil
 }
 
-// follow writes the claim's rules of release into addresses that have others. more
-// says that there were some.
+// follow writes the claim's release policy and retainFor into addresses with other
+// values. more says that there were some.
 func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (more bool, err error) {
 	others := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool { return released(ip, claim) })
 	if len(others) == 0 {
@@ -203,8 +203,8 @@ func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tal
 	return true, nil
 }
 
-// servable says of a claim that takes addresses as pods ask for them whether it
-// could get any.
+// servable returns the reason why a claim that does not preallocate cannot get any
+// address, or nil.
 func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, time.Duration, error) {
 	namespace, err := c.namespaces.Get(claim.Namespace)
 	if err != nil {
@@ -218,8 +218,8 @@ func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, 
 	return preallocation.NoPool(&request, c.pools.Snapshot()), 0, nil
 }
 
-// report writes the status if it changed, and says when to look again if it was
-// written just before.
+// report writes the status if it changed. If the last write is too recent, it returns
+// when to look again.
 func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally, wrong *preallocation.Problem) (time.Duration, error) {
 	before := claim.Status
 	if s.written != nil && versionOf(claim) < s.writtenVersion {

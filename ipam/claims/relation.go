@@ -11,26 +11,26 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// neighbours finds claims of one namespace as they were seen last.
+// neighbours finds claims of one namespace in the cache.
 type neighbours interface {
-	// claim returns nil where there is none.
+	// claim returns nil if there is no such claim.
 	claim(namespace, name string) *v1alpha1.IPClaim
-	// takers returns the claims whose takeOver names a claim, in any order.
+	// takers returns the claims with a takeOver that names a claim, in any order.
 	takers(namespace, name string) []*v1alpha1.IPClaim
 }
 
-// relation is how a claim stands to others of its namespace.
+// relation is the takeOver relation of a claim to others of its namespace.
 type relation struct {
-	// source is the claim whose addresses it may move; empty: none.
+	// source is the claim that it may take over; empty if none.
 	source string
-	// conflict says why it may not move those that it asks for; empty: it may, or
-	// asks for none.
+	// conflict is the reason why it may not take over the claim that it names; empty if it
+	// may, or names none.
 	conflict string
-	// taker is the claim that takes this one over; empty: none.
+	// taker is the claim that takes this one over; empty if none.
 	taker string
 }
 
-// relate says how a claim stands to others.
+// relate returns the relation of a claim to others.
 func relate(claim *v1alpha1.IPClaim, n neighbours) relation {
 	r := relation{}
 	if r.conflict = conflict(claim, n); r.conflict == "" {
@@ -42,8 +42,7 @@ func relate(claim *v1alpha1.IPClaim, n neighbours) relation {
 	return r
 }
 
-// first is the claim that may take over another: the oldest of those that want
-// to.
+// first returns the claim that may take over another: its oldest taker.
 func first(claim *v1alpha1.IPClaim, n neighbours) *v1alpha1.IPClaim {
 	return firstOf(n.takers(claim.Namespace, claim.Name))
 }
@@ -61,21 +60,21 @@ func firstOf(takers []*v1alpha1.IPClaim) *v1alpha1.IPClaim {
 	return oldest
 }
 
-// conflict says why a claim may not take over the one that it names; empty if it
-// may, or names none.
+// conflict returns the reason why a claim may not take over the claim that it names;
+// empty if it may, or names none.
 func conflict(claim *v1alpha1.IPClaim, n neighbours) string {
 	source := claim.Spec.TakeOver
 	if source == "" {
 		return ""
 	}
 	if source == claim.Name {
-		return "spec.takeOver names the claim itself: name another one, or leave it out"
+		return "spec.takeOver names the claim itself: name another claim, or remove it"
 	}
 	if circle := circle(claim, n); circle != nil {
 		return fmt.Sprintf("the IPClaims %s take over each other in a circle: remove spec.takeOver from one of them", strings.Join(circle, ", "))
 	}
 	if rival := firstOf(n.takers(claim.Namespace, source)); rival != nil && rival.Name != claim.Name {
-		return fmt.Sprintf("IPClaim %q, which is older, takes over %q: remove spec.takeOver from one of them", rival.Name, source)
+		return fmt.Sprintf("the older IPClaim %q already takes over %q: remove spec.takeOver from one of them", rival.Name, source)
 	}
 	return ""
 }

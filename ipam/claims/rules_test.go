@@ -97,7 +97,7 @@ func TestRelate(t *testing.T) {
 			[]*v1alpha1.IPClaim{claim("a", takingOver("b")), claim("b", takingOver("c")), claim("c", takingOver("a")), claim("d", takingOver("a"), aged(1))},
 			map[string]string{
 				"a": `"" "" "the IPClaims a, b, c`, "b": `"" "" "the IPClaims a, b, c`, "c": `"" "" "the IPClaims a, b, c`,
-				"d": `"" "" "IPClaim \"c\", which is older, takes over \"a\"`,
+				"d": `"" "" "the older IPClaim \"c\" already takes over \"a\"`,
 			}},
 		{"rivals", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"), aged(2)), claim("c", takingOver("a"), aged(1))},
 			map[string]string{"a": `"" "c" ""`, "b": `"" "" "IPClaim \"c\", which is older`, "c": `"a" "" ""`}},

@@ -19,12 +19,12 @@ import (
 const (
 	// ReasonOnDemand: addresses are taken as pods ask for them.
 	ReasonOnDemand = "OnDemand"
-	// ReasonPreallocated: all addresses are there.
+	// ReasonPreallocated: all addresses are taken.
 	ReasonPreallocated = "Preallocated"
 
 	// ReasonTakingOver: addresses of another claim are being moved.
 	ReasonTakingOver = "TakingOver"
-	// ReasonTakeOverConflict: the claim may not take over the one that it names.
+	// ReasonTakeOverConflict: the claim may not take over the claim that it names.
 	ReasonTakeOverConflict = "TakeOverConflict"
 	// ReasonTakenOver: another claim takes this one's addresses, so nothing is
 	// preallocated.
@@ -39,8 +39,8 @@ const (
 	ReasonWithinSize   = "WithinSize"
 )
 
-// statusOf computes the status of a claim, given why it has not all that it asks
-// for (nil: it has). Pure.
+// statusOf computes the status of a claim. wrong is the reason why it does not have all
+// that it asks for, nil if it has. Pure.
 func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, wrong *preallocation.Problem, now metav1.Time) v1alpha1.IPClaimStatus {
 	status := v1alpha1.IPClaimStatus{
 		ObservedGeneration: claim.Generation,
@@ -68,7 +68,7 @@ func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, 
 	}
 	if len(over) > 0 {
 		oversized.Status, oversized.Reason = metav1.ConditionTrue, ReasonMoreThanSize
-		oversized.Message = fmt.Sprintf("The claim has %s, its size is %d: those without a pod are freed first, the others as their pods end.", strings.Join(over, " and "), claim.Spec.Size)
+		oversized.Message = fmt.Sprintf("The claim has %s, but its size is %d: addresses without a pod are freed first, the others when their pods end.", strings.Join(over, " and "), claim.Spec.Size)
 	}
 	for _, condition := range []metav1.Condition{ready, oversized} {
 		condition.ObservedGeneration = claim.Generation
@@ -78,7 +78,7 @@ func statusOf(claim *v1alpha1.IPClaim, before v1alpha1.IPClaimStatus, t *tally, 
 	return status
 }
 
-// names of families for a sentence.
+// names joins families for a message.
 func names(families []v1alpha1.IPFamily) string {
 	var texts []string
 	for _, family := range families {
@@ -87,7 +87,7 @@ func names(families []v1alpha1.IPFamily) string {
 	return strings.Join(texts, " and ")
 }
 
-// changes are the events that a change of status is worth.
+// changes returns the events for a change of status.
 func changes(claim *v1alpha1.IPClaim, before, after []metav1.Condition) []event.Event {
 	reasonOf := func(conditions []metav1.Condition, kind string) (reason, message string) {
 		if c := meta.FindStatusCondition(conditions, kind); c != nil {

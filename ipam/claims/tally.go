@@ -13,16 +13,17 @@ import (
 // both families, in the order of messages.
 var both = []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}
 
-// tally is the addresses that are recorded under a claim's name.
+// tally has the addresses that are recorded under a claim's name.
 type tally struct {
-	// own have the claim's UID, left that of an earlier claim of the name.
+	// own have the claim's UID, left have the UID of an earlier claim of the name.
 	own, left []*v1alpha1.FloatingIP
-	// allocated have a pod, retained have none; own and left ones together.
+	// allocated counts the addresses with a pod, retained those without; both count own
+	// and left.
 	allocated, retained map[v1alpha1.IPFamily]int
 }
 
-// count sorts the addresses recorded under the name of a claim. Those that an
-// administrator reserved are nobody's.
+// count tallies the addresses recorded under the name of a claim. It ignores reserved
+// addresses.
 func count(claim *v1alpha1.IPClaim, ips []*v1alpha1.FloatingIP) tally {
 	t := tally{allocated: map[v1alpha1.IPFamily]int{}, retained: map[v1alpha1.IPFamily]int{}}
 	for _, ip := range ips {
@@ -43,15 +44,15 @@ func count(claim *v1alpha1.IPClaim, ips []*v1alpha1.FloatingIP) tally {
 	return t
 }
 
-// of is how many addresses of a family there are.
+// of returns the number of addresses of a family.
 func (t *tally) of(family v1alpha1.IPFamily) int { return t.allocated[family] + t.retained[family] }
 
-// total is how many addresses of both families there are.
+// total returns the number of addresses of both families.
 func total(numbers map[v1alpha1.IPFamily]int) int {
 	return numbers[v1alpha1.IPv4] + numbers[v1alpha1.IPv6]
 }
 
-// ownCount is how many addresses have the claim's UID.
+// ownCount returns the number of addresses with the claim's UID, by family.
 func (t *tally) ownCount() preallocation.Count {
 	n := preallocation.Count{}
 	for _, ip := range t.own {
@@ -60,7 +61,7 @@ func (t *tally) ownCount() preallocation.Count {
 	return n
 }
 
-// pick returns those of ips that there is room for, with a pod first, then the
+// pick returns the addresses that there is room for: addresses with a pod first, then the
 // oldest.
 func pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha1.FloatingIP {
 	ips = slices.DeleteFunc(slices.Clone(ips), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Reserved })
@@ -81,7 +82,7 @@ func pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha
 	})
 }
 
-// families that a claim preallocates.
+// families returns the families that a claim preallocates.
 func families(claim *v1alpha1.IPClaim) []v1alpha1.IPFamily {
 	if len(claim.Spec.Families) == 0 {
 		return both[:1]
@@ -94,8 +95,8 @@ func releasePolicy(claim *v1alpha1.IPClaim) v1alpha1.ReleasePolicy {
 	return cmp.Or(claim.Spec.ReleasePolicy, v1alpha1.ReleaseRetain)
 }
 
-// asClaimed returns a FloatingIP's spec as the claim wants it: itself the owner,
-// and its rules of release.
+// asClaimed returns a FloatingIP's spec with the claim as the owner, and with its release
+// policy and retainFor.
 func asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
 	spec := *ip.Spec.DeepCopy()
 	spec.Owner.Name, spec.Owner.UID = claim.Name, claim.UID
@@ -104,7 +105,7 @@ func asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.Floati
 	return spec
 }
 
-// released says whether an address is released as the claim says.
+// released reports whether an address has the claim's release policy and retainFor.
 func released(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) bool {
 	if ip.Spec.ReleasePolicy != releasePolicy(claim) {
 		return false

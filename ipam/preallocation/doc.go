@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preallocation takes addresses before any pod asks for them: for IPClaims, as
-// package claims has it do, and for the fixed sets of workloads ([Workloads]). What an
-// owner is to have is a [Goal]; what is missing is taken in portions, and where pools
-// have no more it is tried again as they change, or some time after.
+// Package preallocation takes addresses before any pod asks for them: for IPClaims (on
+// behalf of package claims) and for the fixed sets of workloads ([Workloads]). A [Goal]
+// is the addresses that an owner should have. Missing addresses are taken in portions. If
+// pools are exhausted, it retries when they change, and after a backoff.
 //
-// It frees nothing: package reclaim does, and knows what is to stay.
+// It frees nothing; package reclaim does.
 package preallocation

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// Follow calls do after there was news, until ctx ends, but not more often than every
-// Interval.
+// Follow calls do after each value from news, at most once per Interval. It blocks until
+// ctx ends.
 func Follow(ctx context.Context, news <-chan struct{}, do func()) {
 	for {
 		select {
@@ -31,8 +31,9 @@ func Follow(ctx context.Context, news <-chan struct{}, do func()) {
 	}
 }
 
-// Next reconciles one key of a queue, and says whether there may be more. failed is
-// told of an error that is no mere conflict; the key is tried again.
+// Next reconciles one key of a queue. It blocks until there is a key, and returns false
+// after the queue is shut down. After an error the key is retried; failed is called
+// unless the error is a conflict.
 func Next[K comparable](ctx context.Context, queue workqueue.TypedRateLimitingInterface[K],
 	reconcile func(ctx context.Context, key K) (again time.Duration, err error), failed func(key K, err error),
 ) bool {
@@ -49,7 +50,7 @@ func Next[K comparable](ctx context.Context, queue workqueue.TypedRateLimitingIn
 			queue.AddAfter(key, again)
 		}
 	case errors.Is(err, store.ErrChanged) || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
-		// The watch brings what it is now, unless it did before we wrote.
+		// The watch brings the new version, unless it did so before the write.
 		queue.AddAfter(key, Interval)
 	default:
 		if ctx.Err() == nil {

@@ -10,15 +10,15 @@ import (
 
 var (
 	sizeDesc = metrics.NewDesc("berth_fixed_set_preallocated_size",
-		"How many addresses a workload asks for before any pod does.",
+		"How many addresses a workload preallocates.",
 		[]string{"namespace", "kind", "workload"}, nil, metrics.ALPHA, "")
 	missingDesc = metrics.NewDesc("berth_fixed_set_preallocated_missing",
-		"How many of the addresses that a workload asks for before any pod does are not there.",
+		"How many of the addresses that a workload preallocates are missing.",
 		[]string{"namespace", "kind", "workload"}, nil, metrics.ALPHA, "")
 )
 
-// Metrics of workloads that ask for their fixed set ahead, of those that the leader
-// has looked at. Safe for concurrent use.
+// Metrics of the workloads that preallocate their fixed set and that the leader has
+// reconciled. Safe for concurrent use.
 type Metrics struct {
 	metrics.BaseStableCollector
 
@@ -28,7 +28,7 @@ type Metrics struct {
 
 type numbers struct{ missing, size int }
 
-// NewMetrics returns metrics that are to be registered, for New.
+// NewMetrics returns metrics for New. The caller registers them.
 func NewMetrics() *Metrics { return &Metrics{sets: map[key]numbers{}} }
 
 func (m *Metrics) set(k key, missing, size int) {

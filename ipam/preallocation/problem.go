@@ -10,27 +10,27 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Reasons why an owner has not all that it asks for.
+// Reasons why an owner does not have all addresses that it asks for.
 const (
 	// ReasonPreallocating: addresses are being taken.
 	ReasonPreallocating = "Preallocating"
 	// ReasonPoolsExhausted: the pools that the owner may use have no free address.
 	ReasonPoolsExhausted = "PoolsExhausted"
-	// ReasonNamespaceAtCap: the namespace has as many addresses as the pools that
-	// the owner may use give to one.
+	// ReasonNamespaceAtCap: the namespace has reached the cap (spec.maxPerNamespace) of
+	// the pools that the owner may use.
 	ReasonNamespaceAtCap = "NamespaceAtCap"
-	// ReasonNoSuchPool: no IPPool has the names or labels that the owner says.
+	// ReasonNoSuchPool: no IPPool has the names or labels that the owner asks for.
 	ReasonNoSuchPool = "NoSuchPool"
-	// ReasonNoPoolFits: there are such pools, but none that is enabled, admits the
-	// namespace and has addresses of the family and in the ranges.
+	// ReasonNoPoolFits: there are such pools, but none is enabled, admits the namespace
+	// and has addresses of the family and in the ranges.
 	ReasonNoPoolFits = "NoPoolFits"
-	// ReasonPreallocationFailed: something else failed, and is tried again.
+	// ReasonPreallocationFailed: another error, which is retried.
 	ReasonPreallocationFailed = "PreallocationFailed"
-	// ReasonInvalid: what the owner asks for cannot be understood.
+	// ReasonInvalid: the request of the owner is invalid.
 	ReasonInvalid = "Invalid"
 )
 
-// reasons for shortages.
+// reasons has the reason for each cause of a shortage.
 var reasons = map[ipam.Cause]string{
 	ipam.NoneFree:   ReasonPoolsExhausted,
 	ipam.AtCap:      ReasonNamespaceAtCap,
@@ -38,13 +38,13 @@ var reasons = map[ipam.Cause]string{
 	ipam.NoPoolFits: ReasonNoPoolFits,
 }
 
-// Problem is why an owner has not what it asks for.
+// Problem is the reason why an owner does not have all addresses that it asks for.
 type Problem struct {
 	Reason, Message string
 }
 
-// NoPool says why a request of one part can have no address whatever comes free, nil
-// if it can. Pure.
+// NoPool returns the reason why no address can ever serve a request of one part, whatever
+// becomes free; nil if one can. Pure.
 func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 	shortage := ipam.NoPool(request, snapshot)
 	if shortage == nil {
@@ -53,18 +53,17 @@ func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 	return &Problem{reasons[shortage.Cause], shortage.Error()}
 }
 
-// Failed says whether a problem is one that somebody should look at, rather than
-// work in progress.
+// Failed reports whether a problem needs attention, rather than being work in progress.
 func (p *Problem) Failed() bool { return p != nil && Failed(p.Reason) }
 
-// Failed says so of a reason.
+// Failed reports whether a reason needs attention, as [Problem.Failed] does.
 func Failed(reason string) bool {
 	return slices.Contains([]string{
 		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,
 	}, reason)
 }
 
-// Joined is one of several problems; the first one's reason counts.
+// Joined joins the messages of several problems. It uses the reason of the first.
 func Joined(problems []Problem) Problem {
 	var messages []string
 	for _, p := range problems {

@@ -19,35 +19,34 @@ import (
 )
 
 const (
-	// Interval is the least time between two attempts that fail.
+	// Interval is the minimum time between two failed attempts.
 	Interval = time.Second
-	// Gather is how long news of an owner's addresses is gathered: they come by the
-	// hundred.
+	// Gather is how long changes of an owner's addresses are gathered: hundreds may come
+	// at once.
 	Gather = 100 * time.Millisecond
-	// AtOnce is how many addresses of a family are taken before another owner has its
-	// turn.
+	// AtOnce is the number of addresses of a family that are taken before another owner
+	// has its turn.
 	AtOnce = 64
-	// settling is how long the watch is waited for after a write. It is the bound
-	// for addresses that were freed again before it brought them.
+	// settling limits the wait for the watch after a write: it never brings addresses
+	// that were freed again at once.
 	settling = 5 * time.Second
 	// patience is the longest time between two attempts.
 	patience = time.Minute
 )
 
-// Goal is what an owner is to have before any pod asks.
+// Goal is the addresses that an owner should have before any pod asks.
 type Goal struct {
-	// Generation of the object that says so: failures to reach the goal of another one
-	// do not count.
+	// Generation of the owner's object. Failures of another generation do not count.
 	Generation int64
 	Wants      []Want
 }
 
 // Want is addresses of one kind.
 type Want struct {
-	// Request is how one of them is asked for: without a pod, with one part, which
-	// says the family.
+	// Request asks for one of the addresses: without a pod, with one part, which sets the
+	// family.
 	Request ipam.Request
-	// Size is how many there are to be, Has how many there are.
+	// Size is the desired number of addresses, Has the present number.
 	Size, Has int
 }
 
@@ -58,32 +57,32 @@ func (w *Want) have() string { return fmt.Sprintf("%d of %d %s addresses", w.Has
 // Count is a number of addresses of each family.
 type Count map[v1alpha1.IPFamily]int
 
-// Total of both families.
+// Total returns the number of addresses of both families.
 func (n Count) Total() int { return n[v1alpha1.IPv4] + n[v1alpha1.IPv6] }
 
-// Preallocator takes addresses before any pod asks: up to count, as a request
-// without a pod and with one part says. Blocking, safe in parallel; made may be more
-// than 0 with an error.
+// Preallocator takes up to count addresses for a request without a pod and with one part.
+// Blocking, safe for concurrent use. With an error, made may be more than 0.
 type Preallocator interface {
 	Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error)
 }
 
-// Taker is what addresses are taken with.
+// Taker has the dependencies of [Progress.Take].
 type Taker struct {
 	Preallocator Preallocator
-	// Pools as they were seen last.
+	// Pools returns the pools of this process's view.
 	Pools func() *pools.Snapshot
 	Clock clock.PassiveClock
 }
 
-// Progress is what is remembered of one owner between looks; losing it is harmless.
-// It belongs to whoever looks at the owner, but for WaitsFor.
+// Progress is remembered for one owner between reconciles; losing it is harmless. It is
+// not safe for concurrent use, except WaitsFor.
 type Progress struct {
-	// expected is how many addresses the watch has still to bring, until a time.
+	// expected is the number of addresses that the watch should bring before until.
 	expected Count
 	until    time.Time
-	// shortage is why the last attempts fell short, at which generation and time;
-	// failures counts those since one brought something.
+	// shortage is the reason why the last attempts failed, for generation; attempted is
+	// the time of the last attempt. failures counts the attempts since one took an
+	// address.
 	shortage   *Problem
 	generation int64
 	attempted  time.Time
@@ -92,7 +91,8 @@ type Progress struct {
 	waiting4, waiting6 atomic.Bool
 }
 
-// WaitsFor says whether a free address of the family may help.
+// WaitsFor reports whether a free address of the family may help the owner. Safe for
+// concurrent use.
 func (p *Progress) WaitsFor(family v1alpha1.IPFamily) bool {
 	if family == v1alpha1.IPv6 {
 		return p.waiting6.Load()
@@ -100,14 +100,14 @@ func (p *Progress) WaitsFor(family v1alpha1.IPFamily) bool {
 	return p.waiting4.Load()
 }
 
-// Wait says which free addresses may help from here on; none: none does.
+// Wait sets the families that [Progress.WaitsFor] reports from now on.
 func (p *Progress) Wait(families ...v1alpha1.IPFamily) {
 	p.waiting4.Store(slices.Contains(families, v1alpha1.IPv4))
 	p.waiting6.Store(slices.Contains(families, v1alpha1.IPv6))
 }
 
-// Unsettled is how long the watch is to be waited for, so that nothing is done
-// twice, where the owner is seen to have so many addresses.
+// Unsettled returns how long to wait for the watch, so that nothing is done twice. has is
+// the number of the owner's addresses in the view.
 func (p *Progress) Unsettled(has Count, now time.Time) time.Duration {
 	left := p.until.Sub(now)
 	for family, n := range p.expected {
@@ -119,7 +119,7 @@ func (p *Progress) Unsettled(has Count, now time.Time) time.Duration {
 	return 0
 }
 
-// Expect notes that an owner that is seen to have so many addresses got more.
+// Expect notes that the owner, which has has addresses in the view, got more.
 func (p *Progress) Expect(has, more Count, now time.Time) {
 	if p.expected == nil {
 		p.expected = Count{}
@@ -130,9 +130,9 @@ func (p *Progress) Expect(has, more Count, now time.Time) {
 	p.until = now.Add(settling)
 }
 
-// Take takes what is missing. has is what the owner is seen to have, also besides
-// what it wants. It says why not all is there (nil: it is), and when to try again;
-// 0: when something changes.
+// Take takes the missing addresses. has is the number of all the owner's addresses in the
+// view, even if they count for no want. Take returns the reason why addresses are still
+// missing (nil if none are), and when to try again; 0 means at the next event.
 func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*Problem, time.Duration) {
 	now := by.Clock.Now()
 	if p.generation != goal.Generation {
@@ -140,7 +140,7 @@ func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*P
 	} else if soon := p.attempted.Add(Interval).Sub(now); p.failures > 0 && soon > 0 {
 		return p.Shortfall(goal), soon
 	}
-	// An address that comes free from here on has the owner tried again.
+	// Set this first: an address that becomes free from now on triggers another attempt.
 	var families []v1alpha1.IPFamily
 	for i := range goal.Wants {
 		families = append(families, goal.Wants[i].family())
@@ -160,9 +160,8 @@ func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*P
 	switch {
 	case len(a.problems) > 0:
 		p.failures++
-		// The book of addresses may not know yet what this watch brought: the claim,
-		// its size, or an address that came free. So the first failure is not yet
-		// believed.
+		// The book may not have seen yet the changes that this watch brought: the claim,
+		// its size, or an address that became free. So the first failure is not shown.
 		if a.certain || p.failures > 1 || p.shortage != nil {
 			joined := Joined(a.problems)
 			p.shortage = &joined
@@ -177,13 +176,13 @@ func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*P
 	return nil, 0
 }
 
-// attempt is what came of an attempt.
+// attempt is the result of an attempt.
 type attempt struct {
-	// missing is how many addresses it was for, taken how many it got.
+	// missing is the number of addresses it was for, taken the number it got.
 	missing int
 	taken   Count
-	// problems, one for each want that fell short; certain says that one does not
-	// depend on what is free.
+	// problems has one element for each failed want. certain says that one of them does
+	// not depend on free addresses.
 	problems []Problem
 	certain  bool
 }
@@ -216,14 +215,14 @@ func (a *attempt) take(ctx context.Context, by Taker, w *Want) {
 	a.problems = append(a.problems, p)
 }
 
-// passing says whether an error needs nobody's attention: the book is not read
-// yet, or an address went to somebody else.
+// passing reports whether an error needs no attention: the book is not filled yet, or
+// another client took the address.
 func passing(err error) bool {
 	return errors.Is(err, ipam.ErrNotSynced) || errors.Is(err, ipam.ErrConflict)
 }
 
-// Shortfall is what is missing while no attempt is made: what the last one said, or
-// that it is under way. Nil: nothing is.
+// Shortfall returns the problem to report while no attempt is made: the last attempt's
+// problem, or that preallocation is in progress. Nil if nothing is missing.
 func (p *Progress) Shortfall(goal Goal) *Problem {
 	if p.shortage != nil && p.generation == goal.Generation {
 		return p.shortage

@@ -26,7 +26,7 @@ type workload interface {
 	runtime.Object
 }
 
-// set is what matters of a workload that asks for its fixed set ahead.
+// set is a workload that preallocates its fixed set.
 type set struct {
 	kind       string
 	meta       workload
@@ -35,11 +35,11 @@ type set struct {
 	generation int64
 }
 
-// setOf returns the set of a Deployment, or of a ReplicaSet that nothing controls; ok
-// is false where it does not ask for it ahead, or is being deleted.
+// setOf returns the set of a Deployment, or of a ReplicaSet without a controller. ok is
+// false if the workload does not preallocate, or is being deleted.
 func setOf(object workload) (s set, ok bool) {
 	s = set{meta: object, generation: object.GetGeneration()}
-	// What is wrong with it request says.
+	// request returns the errors of the annotations.
 	var spare fixedset.Spare
 	switch o := object.(type) {
 	case *appsv1.Deployment:
@@ -60,7 +60,7 @@ func setOf(object workload) (s set, ok bool) {
 	return s, (ahead || err != nil) && object.GetDeletionTimestamp() == nil && podrequest.Reader{}.Asks(&s.template.Spec)
 }
 
-// request is what a pod of the set asks for. The error is for the workload's author.
+// request returns the request of a pod of the set. The error is for the workload's author.
 func (s *set) request() (ipam.Request, error) {
 	said, err := podrequest.Reader{}.Compile(&v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.meta.GetNamespace(), Annotations: s.template.Annotations},
@@ -79,12 +79,12 @@ type portion struct {
 	has  int
 }
 
-// goal says what of the set is to be taken, given how a pod asks for its addresses and
-// what is recorded under the workload's name, and how many addresses of each family
-// the workload has. Pure.
+// goal returns the goal of the set, and the number of addresses of each family that the
+// workload has. request is the request of a pod; recorded are the addresses under the
+// workload's name. Pure.
 //
-// No more are taken of a family than the reclaimer leaves: where addresses do not fit
-// the template any more, new ones are taken as those are freed.
+// It asks for no more addresses of a family than the reclaimer keeps: if addresses no
+// longer fit the template, new ones are taken only when those are freed.
 func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v1alpha1.FloatingIP) (Goal, Count) {
 	var owned []netip.Addr
 	has := Count{}
@@ -99,7 +99,7 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 	slices.SortStableFunc(narrow, func(a, b *portion) int { return cmp.Compare(a.width(), b.width()) })
 	pods := int(s.size.Pods())
 	for _, addr := range owned {
-		// Where lists overlap, an address counts for the one that has fewest.
+		// Where lists overlap, an address counts for the list with the fewest addresses.
 		if at := slices.IndexFunc(narrow, func(p *portion) bool { return p.has < p.n*pods && p.part.Fits(addr) }); at >= 0 {
 			narrow[at].has++
 		}
@@ -120,8 +120,8 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 	return goal, has
 }
 
-// portionsOf joins the parts of a request that are the same, and says how many there
-// are of each family. has is how many addresses the owner has.
+// portionsOf joins equal parts of a request, and returns the number of parts of each
+// family. has is the number of the owner's addresses.
 func portionsOf(request *ipam.Request, snapshot *pools.Snapshot, has Count) ([]*portion, Count) {
 	var portions []*portion
 	need := Count{}
@@ -145,26 +145,26 @@ func portionsOf(request *ipam.Request, snapshot *pools.Snapshot, has Count) ([]*
 	return portions, need
 }
 
-// width is how many addresses there are to choose from.
+// width returns the number of addresses that the portion's lists allow.
 func (p *portion) width() uint64 {
 	if len(p.part.Ranges) == 0 {
 		return math.MaxUint64
 	}
 	var width uint64
 	for _, r := range p.part.Ranges {
-		width += r.Size() // A list is no longer than the scheduler tries out.
+		width += r.Size() // podrequest limits the length of lists
 	}
 	return width
 }
 
-// owns says whether an address that is recorded under the workload's name is, or will
-// be, one of its set.
+// owns reports whether an address that is recorded under the workload's name belongs to
+// its set, or will.
 func (s *set) owns(ip *v1alpha1.FloatingIP) bool {
 	owner := ip.Spec.Owner
 	return !ip.Spec.Reserved && (owner.UID == s.meta.GetUID() || owner.IsAwaited() || ip.Spec.ReleasePolicy == v1alpha1.ReleaseNever)
 }
 
-// missing is how many addresses a goal lacks, of how many.
+// missing returns the number of missing addresses of a goal, and its size.
 func (g *Goal) missing() (missing, size int) {
 	for i := range g.Wants {
 		missing += g.Wants[i].Size - g.Wants[i].Has

@@ -35,8 +35,8 @@ const (
 	EventPreallocationFailed = "PreallocationFailed"
 )
 
-// Parts are what Workloads work with. The caller runs the view and the informers, and
-// nobody else need know of the index that New adds to one.
+// Parts has the dependencies of Workloads. The caller runs the view and the informers.
+// New adds an index to the FloatingIP informer.
 type Parts struct {
 	Kube         kubernetes.Interface
 	Preallocator Preallocator
@@ -47,12 +47,12 @@ type Parts struct {
 	Factory informers.SharedInformerFactory
 }
 
-// Workloads takes ahead the addresses of the fixed sets whose workloads ask for it:
-// Deployments and ReplicaSets. One runs at a time: the leader.
+// Workloads preallocates the fixed sets of Deployments and ReplicaSets that ask for it.
+// One runs at a time: the leader.
 //
-// The scheduler gives addresses to the pods of the same workloads meanwhile, and
-// neither waits for the other. Should both take some at once, the workload has too
-// many for a moment: the reclaimer frees those without a pod.
+// The scheduler gives addresses to the pods of the same workloads, and neither waits for
+// the other. If both take addresses at once, the workload has too many for a moment, and
+// the reclaimer frees addresses without a pod.
 type Workloads struct {
 	live     live
 	taker    Taker
@@ -71,21 +71,21 @@ type Workloads struct {
 	states map[key]*state
 }
 
-// live asks the API server itself for a workload. Blocking, safe in parallel.
+// live gets a workload from the API server. Blocking, safe for concurrent use.
 type live func(ctx context.Context, k key) (metav1.Object, error)
 
-// state is what is remembered of a workload between looks. It belongs to the worker
-// that has its key, but for what it waits for.
+// state is remembered for a workload between reconciles. Only the worker that has its key
+// uses it, except progress.WaitsFor.
 type state struct {
 	uid      types.UID
 	progress Progress
 	// lacked: addresses were missing since the last event, or since the start. told is
-	// the reason of the failure that was told last.
+	// the reason in the last Warning event.
 	lacked bool
 	told   string
 }
 
-// workers is how many workloads are worked on at once.
+// workers is the number of workloads that are reconciled concurrently.
 const workers = 4
 
 // byWorkload is the index of FloatingIPs by the workload that owns them.
@@ -148,7 +148,7 @@ func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
 	return w, nil
 }
 
-// workloadChanged has a workload looked at that asks for its set ahead, or did before.
+// workloadChanged enqueues a workload that preallocates its set, or did before.
 func (w *Workloads) workloadChanged(kind string, before, after any) {
 	now := after
 	if now == nil {
@@ -167,7 +167,7 @@ func (w *Workloads) workloadChanged(kind string, before, after any) {
 	w.queue.Add(k)
 }
 
-// follows says whether the workload asked for its set ahead when it was looked at.
+// follows reports whether the workload preallocated its set at the last reconcile.
 func (w *Workloads) follows(k key) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -189,13 +189,13 @@ func (w *Workloads) addressChanged(before, after any) {
 	case is == nil:
 		w.addressFreed(was, "")
 	case was != nil && was.Spec.Owner != nil && is.Spec.Owner == nil:
-		// It rests, and its namespace has one less.
+		// It cools down, and its namespace has one address less.
 		w.addressFreed(was, was.Spec.Owner.Namespace)
 	}
 }
 
-// addressFreed has the workloads tried again that an address may help, of a namespace;
-// empty: of all.
+// addressFreed enqueues the workloads that wait for an address of this family, in one
+// namespace or, if it is empty, in all.
 func (w *Workloads) addressFreed(ip *v1alpha1.FloatingIP, namespace string) {
 	addr, err := v1alpha1.AddrOf(ip.Name)
 	if err != nil {
@@ -208,7 +208,7 @@ func (w *Workloads) addressFreed(ip *v1alpha1.FloatingIP, namespace string) {
 	}
 }
 
-// which returns the followed workloads of which something is true.
+// which returns the followed workloads that is accepts.
 func (w *Workloads) which(is func(k key, s *state) bool) []key {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -262,7 +262,7 @@ func (w *Workloads) Run(ctx context.Context) {
 	group.Wait()
 }
 
-// find returns what asks for its set ahead as it was seen last.
+// find returns the set of a workload in the cache; false if it does not preallocate.
 func (w *Workloads) find(k key) (set, bool) {
 	var object workload
 	var err error
@@ -277,8 +277,8 @@ func (w *Workloads) find(k key) (set, bool) {
 	return setOf(object)
 }
 
-// reconcile takes what one workload lacks, and says when to look again; 0: when
-// something changes.
+// reconcile takes the missing addresses of one workload. It returns when to look again; 0
+// means at the next event.
 func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, err error) {
 	found, ok := w.find(k)
 	if !ok {
@@ -312,8 +312,8 @@ func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, 
 	return again, nil
 }
 
-// stillThere asks the API server whether the workload is the one that the cache has:
-// addresses with the policy Never would stay for one that is gone.
+// stillThere asks the API server whether the workload is still as in the cache: addresses
+// with the policy Never would stay for a deleted workload.
 func (w *Workloads) stillThere(ctx context.Context, k key, found *set) error {
 	object, err := w.live(ctx, k)
 	if err != nil {
@@ -325,7 +325,7 @@ func (w *Workloads) stillThere(ctx context.Context, k key, found *set) error {
 	return nil
 }
 
-// addressesOf returns what is recorded under a workload's name.
+// addressesOf returns the addresses recorded under a workload's name.
 func (w *Workloads) addressesOf(k key) []*v1alpha1.FloatingIP {
 	objects, err := w.ips.ByIndex(byWorkload, k.String())
 	if err != nil {
@@ -356,8 +356,8 @@ func (w *Workloads) forget(k key) {
 	delete(w.states, k)
 }
 
-// report tells what changed. That all is there is news only if some was missing since
-// this process started.
+// report sets the metrics and emits events about changes. It reports that all addresses
+// are there only if some were missing since this process started.
 func (w *Workloads) report(k key, found *set, s *state, goal *Goal, wrong *Problem) {
 	missing, size := goal.missing()
 	w.metrics.set(k, missing, size)

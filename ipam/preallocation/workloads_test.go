@@ -190,10 +190,10 @@ func TestTakesSet(t *testing.T) {
 		w.want("web", 4, "web Preallocated All 4 addresses of the fixed set are there.")
 		w.want("idle", 0)
 		if err := testutil.GatherAndCompare(w.registry, strings.NewReader(`
-# HELP berth_fixed_set_preallocated_missing [ALPHA] How many of the addresses that a workload asks for before any pod does are not there.
+# HELP berth_fixed_set_preallocated_missing [ALPHA] How many of the addresses that a workload preallocates are missing.
 # TYPE berth_fixed_set_preallocated_missing gauge
 berth_fixed_set_preallocated_missing{kind="Deployment",namespace="shop",workload="web"} 0
-# HELP berth_fixed_set_preallocated_size [ALPHA] How many addresses a workload asks for before any pod does.
+# HELP berth_fixed_set_preallocated_size [ALPHA] How many addresses a workload preallocates.
 # TYPE berth_fixed_set_preallocated_size gauge
 berth_fixed_set_preallocated_size{kind="Deployment",namespace="shop",workload="web"} 4
 `)); err != nil {
