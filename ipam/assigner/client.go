@@ -20,37 +20,37 @@ import (
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 )
 
-// Assignment is an address, where it goes and for whom.
+// Assignment is an address with its node and its pod.
 type Assignment struct {
 	Address netip.Addr
-	// Pool that the address is from, and its network. Gateway is invalid and VLAN
-	// 0 where the pool has none.
+	// Pool of the address, and its network. Gateway is invalid and VLAN is 0 if the pool
+	// has none.
 	Pool    string
 	Subnet  netip.Prefix
 	Gateway netip.Addr
 	VLAN    int32
 	Node    Node
 	Pod     Pod
-	// Revision of the FloatingIP that says so: its resource version, as a number.
-	// 0: not known.
+	// Revision is the resource version of the FloatingIP with this assignment, as a
+	// number. 0 means unknown.
 	Revision uint64
 }
 
-// Node is where an address goes.
+// Node is the node that gets an address.
 type Node struct {
 	Name        string
 	ProviderID  string
 	InternalIPs []netip.Addr
 }
 
-// Pod is what gets an address.
+// Pod is the pod that gets an address.
 type Pod struct {
 	Namespace, Name string
 	UID             types.UID
 }
 
-// Client calls the external assigner. Its methods are safe in parallel and
-// block; their errors are of type *[Error].
+// Client calls the external assigner. Its methods are safe for concurrent use and block.
+// The errors of Attach and Detach are of type *[Error].
 type Client struct {
 	conn     *grpc.ClientConn
 	assigner assignerv1.AssignerClient
@@ -59,13 +59,12 @@ type Client struct {
 	metrics  *Metrics
 }
 
-// serviceConfig sends calls to all addresses of the assigner in turn, but for
-// those that say they are not serving.
+// serviceConfig distributes calls over all addresses of the assigner that report that they
+// are serving.
 const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": "berth.assigner.v1.Assigner"}}`
 
-// New returns a client of the assigner that the options name. It does not connect
-// before the first call, and from then on stays connected or tries to, until
-// Close. metrics may be nil.
+// New returns a client of the assigner in the options. It connects on the first call, and
+// then stays connected or reconnects until Close. metrics may be nil.
 func New(options Options, metrics *Metrics) (*Client, error) {
 	if err := options.Validate(); err != nil {
 		return nil, fmt.Errorf("external assigner: %w", err)
@@ -87,8 +86,7 @@ func New(options Options, metrics *Metrics) (*Client, error) {
 			MinConnectTimeout: 5 * time.Second,
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			// A gRPC server takes more than one ping in five minutes for abuse,
-			// unless told otherwise.
+			// By default a gRPC server treats more than one ping in five minutes as abuse.
 			Time: 6 * time.Minute,
 			// Also how long a request may stay unacknowledged by the peer's kernel
 			// before the connection counts as lost.
@@ -107,11 +105,10 @@ func New(options Options, metrics *Metrics) (*Client, error) {
 	}, nil
 }
 
-// Close ends the connection, and calls in progress.
+// Close closes the connection and cancels calls in progress.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Attach makes the network deliver an address to a node, and to no other any
-// more. It is idempotent.
+// Attach makes the network deliver an address to this node only. It is idempotent.
 func (c *Client) Attach(ctx context.Context, a Assignment) error {
 	request := &assignerv1.AttachRequest{
 		Address:  a.Address.String(),
@@ -135,8 +132,8 @@ func (c *Client) Attach(ctx context.Context, a Assignment) error {
 	return toError(failure, verbAttach, a.Address, a.Node.Name)
 }
 
-// Detach ends what Attach did, unless the address was attached anew since the
-// revision. It is idempotent.
+// Detach undoes Attach, unless the address was attached with a higher revision since. It
+// is idempotent.
 func (c *Client) Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error {
 	request := &assignerv1.DetachRequest{Address: address.String(), NodeName: node, Revision: revision}
 	failure := c.repeat(ctx, verbDetach, func(ctx context.Context) error {
@@ -146,15 +143,15 @@ func (c *Client) Detach(ctx context.Context, address netip.Addr, node string, re
 	return toError(failure, verbDetach, address, node)
 }
 
-// repeat sends a request until it succeeds, fails for good, or has taken too
-// long, and returns nil or the last answer.
+// repeat sends a request until it succeeds, fails permanently or times out. It returns nil
+// or the last failure.
 func (c *Client) repeat(ctx context.Context, verb string, send func(context.Context) error) *status.Status {
 	ctx, cancel := context.WithTimeout(ctx, c.options.Longest())
 	defer cancel()
 	var last *status.Status
 	answered := func(ctx context.Context) (bool, error) {
 		answer := c.once(ctx, verb, send)
-		// That the time is up says less than what the provider said before.
+		// The provider's last answer is more useful than a final timeout.
 		if last == nil || answer.Code() == codes.OK || !over(ctx) {
 			last = answer
 		}
@@ -179,22 +176,21 @@ func (c *Client) once(ctx context.Context, verb string, send func(context.Contex
 		deadline, _ := attempt.Deadline() // the caller's, if that is sooner
 		words := fmt.Sprintf("no answer within %v", deadline.Sub(start).Round(10*time.Millisecond))
 		if answer.Message() != context.DeadlineExceeded.Error() {
-			words += ": " + answer.Message() // gRPC says what it waited for
+			words += ": " + answer.Message() // gRPC names the thing that it waited for
 		}
 		return status.New(codes.DeadlineExceeded, words)
 	}
 	return answer
 }
 
-// over says whether the time is up. The server may notice a little earlier than
-// this side does.
+// over reports whether the deadline has passed. The server may notice that a little
+// earlier than the client.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && time.Until(deadline) < 50*time.Millisecond
 }
 
-// passing says whether a failure may be over in a moment. The protocol promises
-// providers these codes.
+// passing reports whether a failure may be temporary. assigner.proto defines these codes.
 func passing(code codes.Code) bool {
 	switch code {
 	case codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.DeadlineExceeded:

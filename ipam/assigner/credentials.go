@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// transport returns the credentials of connections. It fails if files cannot be
-// read, so that a mistake shows at start.
+// transport returns the credentials of connections. It fails if a file cannot be read, so
+// that a mistake is found at start.
 func transport(options *Options) (credentials.TransportCredentials, error) {
 	if options.plaintext() {
 		return insecure.NewCredentials(), nil
@@ -27,10 +27,10 @@ func transport(options *Options) (credentials.TransportCredentials, error) {
 	return &fileCredentials{TransportCredentials: credentials.NewTLS(config), options: options}, nil
 }
 
-// fileCredentials read their files for every handshake: certificates are
+// fileCredentials read their files for every handshake, because certificates may be
 // replaced while the process runs.
 type fileCredentials struct {
-	credentials.TransportCredentials // with the files as they were at start
+	credentials.TransportCredentials // from the files at start
 
 	options *Options
 }

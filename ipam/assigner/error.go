@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Error is returned when the assigner did not carry a call out, or cannot be
-// reached. Its text is shown to the pod's owner.
+// Error is returned when the assigner fails a call or cannot be reached. Its text is shown
+// to users in the pod's events.
 type Error struct {
 	// Verb is attach or detach.
 	Verb    string
@@ -20,8 +20,8 @@ type Error struct {
 	Node    string
 	// Code of the gRPC status.
 	Code codes.Code
-	// Message is the provider's words, or what gRPC says of the connection, in
-	// one line of bounded length.
+	// Message is the provider's message, or gRPC's message about the connection, as one
+	// line of bounded length.
 	Message string
 }
 
@@ -38,8 +38,8 @@ const (
 	verbDetach = "detach"
 )
 
-// maxWords is how much of a provider's message is shown: an event holds 1024
-// bytes, and says more than this.
+// maxWords limits the bytes of a provider's message that are shown: an event holds 1024
+// bytes, and has other text, too.
 const maxWords = 512
 
 // oneLine makes a message fit for events and conditions.

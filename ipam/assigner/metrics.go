@@ -14,12 +14,12 @@ type Metrics struct {
 	requests *metrics.HistogramVec
 }
 
-// NewMetrics makes the metrics and registers them.
+// NewMetrics creates the metrics and registers them.
 func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	m := &Metrics{
 		requests: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Subsystem: "berth_assigner", Name: "request_duration_seconds",
-			Help:           "How long requests to the external assigner took, repeated ones each for itself, by method (attach, detach) and gRPC code.",
+			Help:           "Duration of requests to the external assigner, each repetition counted separately, by method (attach, detach) and gRPC code.",
 			Buckets:        metrics.ExponentialBuckets(0.005, 2, 14),
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"method", "code"}),

@@ -14,40 +14,38 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// DefaultTimeout is how long the assigner has for one request.
+// DefaultTimeout is the default time limit of one request.
 const DefaultTimeout = 10 * time.Second
 
-// Options say how the external assigner is reached: flags of the controller, and
-// args of the scheduler's plugin. The zero value means that there is none.
+// Options configure the connection to the external assigner, as flags of the controller
+// and args of the scheduler's plugin. The zero value means that there is no assigner.
 type Options struct {
 	// Address of the assigner: host:port, any name that gRPC resolves such as
 	// dns:///host:port, or unix:///path. Empty: there is no assigner.
 	Address string `json:"address,omitempty"`
 
-	// CAFile has the certificates, in PEM, that the assigner's is checked with.
-	// Empty: the system's.
+	// CAFile has the CA certificates, in PEM, that verify the assigner's certificate.
+	// Empty: the system's CA certificates.
 	CAFile string `json:"caFile,omitempty"`
-	// CertFile and KeyFile have the certificate and key, in PEM, by which Berth
-	// proves to the assigner who it is. Empty: it does not. All files are read
-	// again for every connection, so they can be replaced at any time.
+	// CertFile and KeyFile have Berth's client certificate and key, in PEM. Empty: none.
+	// All files are read again for every connection, so they can be replaced at any time.
 	CertFile string `json:"certFile,omitempty"`
 	KeyFile  string `json:"keyFile,omitempty"`
 	// ServerName is the name in the assigner's certificate. Empty: the host of
 	// Address.
 	ServerName string `json:"serverName,omitempty"`
-	// Insecure talks to the assigner in plaintext. A Unix socket needs no saying
-	// so.
+	// Insecure connects in plaintext. A Unix socket does not need it.
 	Insecure bool `json:"insecure,omitempty"`
 
-	// Timeout is how long the assigner has for one request. 0: DefaultTimeout. A
-	// request that failed for a passing reason is repeated, for Longest in all.
+	// Timeout is the time limit of one request. 0: DefaultTimeout. A request that fails
+	// temporarily is repeated, for up to Longest in total.
 	Timeout metav1.Duration `json:"timeout,omitzero"`
 }
 
-// Enabled says whether there is an assigner.
+// Enabled reports whether there is an assigner.
 func (o *Options) Enabled() bool { return o.Address != "" }
 
-// Longest is how long Attach or Detach can take, repetitions included.
+// Longest returns the maximum duration of Attach or Detach, repetitions included.
 func (o *Options) Longest() time.Duration { return 3 * o.timeout() }
 
 func (o *Options) timeout() time.Duration {
@@ -63,16 +61,15 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 		o.Timeout.Duration = DefaultTimeout
 	}
 	flags.StringVar(&o.Address, "assigner-address", o.Address, "Address of the external assigner: host:port or unix:///path; empty: none.")
-	flags.StringVar(&o.CAFile, "assigner-ca-file", o.CAFile, "Certificates that the assigner's is checked with; empty: the system's.")
-	flags.StringVar(&o.CertFile, "assigner-cert-file", o.CertFile, "Certificate to show to the assigner; empty: none.")
-	flags.StringVar(&o.KeyFile, "assigner-key-file", o.KeyFile, "Key of --assigner-cert-file.")
+	flags.StringVar(&o.CAFile, "assigner-ca-file", o.CAFile, "CA certificates that verify the assigner's certificate, in PEM; empty: the system's.")
+	flags.StringVar(&o.CertFile, "assigner-cert-file", o.CertFile, "Client certificate for the assigner, in PEM; empty: none.")
+	flags.StringVar(&o.KeyFile, "assigner-key-file", o.KeyFile, "Key of --assigner-cert-file, in PEM.")
 	flags.StringVar(&o.ServerName, "assigner-server-name", o.ServerName, "Name in the assigner's certificate; empty: the host of --assigner-address.")
-	flags.BoolVar(&o.Insecure, "assigner-insecure", o.Insecure, "Talk to the assigner in plaintext; not needed for a Unix socket.")
-	flags.DurationVar(&o.Timeout.Duration, "assigner-timeout", o.Timeout.Duration, "How long the assigner has for one request.")
+	flags.BoolVar(&o.Insecure, "assigner-insecure", o.Insecure, "Connect to the assigner in plaintext; not needed for a Unix socket.")
+	flags.DurationVar(&o.Timeout.Duration, "assigner-timeout", o.Timeout.Duration, "Time limit of one request to the assigner.")
 }
 
-// Validate says what is wrong with the options, in the words of the plugin's
-// args.
+// Validate returns the errors of the options, with the names of the plugin's args.
 func (o *Options) Validate() error {
 	var errs []error
 	if !o.Enabled() {
@@ -85,10 +82,10 @@ func (o *Options) Validate() error {
 		errs = append(errs, fmt.Errorf("address: %w", err))
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
-		errs = append(errs, errors.New("certFile and keyFile: one is of no use without the other"))
+		errs = append(errs, errors.New("certFile and keyFile: set both or neither"))
 	}
 	if o.Insecure && o.namesTLS() {
-		errs = append(errs, errors.New("insecure: excludes caFile, certFile, keyFile and serverName"))
+		errs = append(errs, errors.New("insecure: cannot be combined with caFile, certFile, keyFile and serverName"))
 	}
 	if o.Timeout.Duration < 0 {
 		errs = append(errs, fmt.Errorf("timeout: %v is negative", o.Timeout.Duration))
@@ -100,8 +97,8 @@ func (o *Options) namesTLS() bool {
 	return o.CAFile != "" || o.CertFile != "" || o.KeyFile != "" || o.ServerName != ""
 }
 
-// plaintext says whether the connection goes without TLS: where it was asked for,
-// and on a Unix socket, which the permissions of the file guard.
+// plaintext reports whether the connection has no TLS: with Insecure, and on a Unix socket
+// without TLS options, because file permissions protect the socket.
 func (o *Options) plaintext() bool {
 	_, isSocket := socketPath(o.Address)
 	return o.Insecure || isSocket && !o.namesTLS()

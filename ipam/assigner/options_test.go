@@ -33,7 +33,7 @@ func TestValidate(t *testing.T) {
 		{"relative socket", Options{Address: "unix:assigner.sock"}, "absolute path"},
 		{"certificate without key", Options{Address: "a:1", CertFile: "cert"}, "certFile and keyFile"},
 		{"key without certificate", Options{Address: "a:1", KeyFile: "key"}, "certFile and keyFile"},
-		{"plaintext with TLS files", Options{Address: "a:1", Insecure: true, CAFile: "ca"}, "insecure: excludes"},
+		{"plaintext with TLS files", Options{Address: "a:1", Insecure: true, CAFile: "ca"}, "insecure: cannot be combined with"},
 		{"negative timeout", Options{Address: "a:1", Timeout: metav1.Duration{Duration: -1}}, "timeout: -1ns is negative"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package customkind reads workloads of kinds that Berth was not built with, by
-// nothing but what the Kubernetes API says of every kind: discovery, the object
-// itself, the scale subresource, and a watch of the kind's metadata. It decides
-// nothing, and never writes.
+// Package customkind reads workloads of custom kinds. It uses only the generic Kubernetes
+// API: discovery, the object itself, the scale subresource, and a watch of the kind's
+// metadata. It decides nothing, and never writes.
 package customkind
 
 import (
@@ -39,58 +38,56 @@ import (
 // allow Berth to read kinds of workloads.
 const AggregateLabel = "rbac." + v1alpha1.GroupName + "/aggregate-to-controller"
 
-// Config is what a Reader works with.
+// Config has the dependencies and options of a Reader.
 type Config struct {
 	Discovery discovery.DiscoveryInterface
 	Objects   dynamic.Interface
 	Metadata  metadata.Interface
-	// Slim returns what to keep of a pod template.
+	// Slim returns the fields of a pod template to keep. If nil, no template is kept.
 	Slim func(*v1.PodTemplateSpec) v1.PodTemplateSpec
-	// IsPassing says of a workload that it changes without a new generation, in a way
-	// that matters. Both may be nil: no template is kept, and none passes.
+	// IsPassing reports whether a workload may change without a new generation in a way
+	// that matters. If nil, none does.
 	IsPassing func(*Workload) bool
-	// ScalableOnly: of kinds without a scale subresource nothing is read.
+	// ScalableOnly says that workloads without a scale subresource are not read.
 	ScalableOnly bool
-	// Changed is called with the metadata of a workload that was made, changed or
+	// Changed is called with the metadata of a workload that was created, changed or
 	// deleted. It must not block.
 	Changed func(kind string, workload metav1.Object)
-	// Refused is called when a kind may not be followed.
+	// Refused is called when the API server forbids the watch of a kind.
 	Refused func(ctx context.Context, err *ForbiddenError)
 }
 
-// Workload is what is read of one.
+// Workload is the state of a workload of a custom kind.
 type Workload struct {
-	// Exists: it is there under the UID that was asked for, and is not being deleted.
+	// Exists: it has the requested UID and is not being deleted.
 	Exists bool
-	// Scaled: it is known how many pods it wants, and Size says for how many it keeps
-	// addresses if its pods say nothing of spare ones.
+	// Scaled: the number of pods that it wants is known. Size is then its fixed set
+	// without spare addresses set by its pods.
 	Scaled bool
 	Size   fixedset.Size
-	// Start and Reserved are the first ordinal of pods whose names last, and the
-	// ordinals that are left out.
+	// Start is the first ordinal of its pods, Reserved are ordinals without a pod.
 	Start    int64
 	Reserved []Span
-	// Updating: pods that are made again may be made of an older template.
+	// Updating: recreated pods may have an older template.
 	Updating bool
-	// Template of its pods; nil: it has none.
+	// Template of its pods, or nil.
 	Template *v1.PodTemplateSpec
 }
 
-// Span is ordinals, first and last included.
+// Span is a range of ordinals, First and Last included.
 type Span struct{ First, Last int64 }
 
-// Reader finds workloads of custom kinds. It follows a kind, its metadata only, from
-// the first time somebody asks for a workload of it until Prune finds that it is not
-// needed, or not served. Safe for concurrent use.
+// Reader finds workloads of custom kinds. It watches the metadata of a kind from the first
+// lookup of such a workload until Prune finds that the kind is not needed or not served.
+// Safe for concurrent use.
 type Reader struct {
 	config Config
 
 	mu    sync.Mutex
 	kinds map[schema.GroupKind]*servedKind
-	// followed is whose metadata is watched.
+	// followed has the watched resources.
 	followed map[schema.GroupVersionResource]*followed
-	// views are workloads as they were read, to be read again when their generation
-	// is another.
+	// views has workloads as last read. They are read again when their generation changes.
 	views   map[types.UID]view
 	running sync.WaitGroup // informers
 }
@@ -102,7 +99,7 @@ type followed struct {
 	stop     context.CancelFunc
 }
 
-// NewReader returns a Reader. It does nothing until it is asked.
+// NewReader returns a Reader. It does nothing until the first lookup.
 func NewReader(config Config) *Reader {
 	return &Reader{
 		config: config,
@@ -111,12 +108,12 @@ func NewReader(config Config) *Reader {
 	}
 }
 
-// Wait returns when nothing is followed any more: some time after the contexts of all
-// calls of Find have ended.
+// Wait blocks until all watches have stopped: some time after the contexts of all calls
+// of Find have ended.
 func (r *Reader) Wait() { r.running.Wait() }
 
-// ErrMoved is returned when a kind is not served any more where it was. Discovery
-// is asked the next time.
+// ErrMoved is returned when a kind is no longer served at its known path. The next lookup
+// asks discovery.
 var ErrMoved = errors.New("the kind is no longer served there")
 
 // servedKind is how the API serves a kind.
@@ -127,7 +124,7 @@ type servedKind struct {
 	asked    time.Time
 }
 
-// key is the informer's for a workload of the kind.
+// key returns the informer's key of a workload of the kind.
 func (k *servedKind) key(owner *v1alpha1.Owner) string {
 	if k.cluster {
 		return owner.Name
@@ -135,7 +132,7 @@ func (k *servedKind) key(owner *v1alpha1.Owner) string {
 	return owner.Namespace + "/" + owner.Name
 }
 
-// view is a workload as it was read.
+// view is a workload as last read.
 type view struct {
 	workload   Workload
 	resource   schema.GroupVersionResource
@@ -147,7 +144,8 @@ func (r *Reader) passes(v *view) bool {
 	return r.config.IsPassing != nil && r.config.IsPassing(&v.workload)
 }
 
-// ForbiddenError says that Berth lacks a permission for a kind, and how it is given.
+// ForbiddenError is returned when Berth lacks a permission for a kind. Its text says how to
+// grant it.
 type ForbiddenError struct {
 	Resource schema.GroupVersionResource
 	Err      error
@@ -160,10 +158,10 @@ func (e *ForbiddenError) Error() string {
 
 func (e *ForbiddenError) Unwrap() error { return e.Err }
 
-// Find looks a workload up; live says that the answer does not come from a cache, and
-// with fresh it never does. A workload counts as gone only if the API server says so: the
-// kind is served and has no such object, or discovery answers without an error that
-// nothing serves the kind. It blocks. The kind is followed until ctx ends.
+// Find looks a workload up. live says that the answer is not from a cache; with fresh it
+// never is. A workload counts as gone only if the API server says so: the kind is served
+// and has no such object, or discovery says without an error that the kind is not served.
+// It blocks. It starts to watch the kind until ctx ends.
 func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w Workload, live bool, err error) {
 	gvk := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind)
 	kind, err := r.resolve(gvk)
@@ -188,7 +186,7 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	read, err := objects.Get(ctx, owner.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
-		// Not the object is missing but the path: the kind went, or its version.
+		// The path is missing, not the object: the kind or its version is gone.
 		r.forget(gvk.GroupKind())
 		return Workload{}, false, fmt.Errorf("get %s %s: %w", kind.resource.GroupResource(), key, ErrMoved)
 	case apierrors.IsNotFound(err):
@@ -220,8 +218,8 @@ func (r *Reader) Find(ctx context.Context, owner *v1alpha1.Owner, fresh bool) (w
 	return seen.workload, true, nil
 }
 
-// UIDOf returns the UID of the object that has an owner's kind and name now, of
-// whatever kind; empty: there is none, or it is being deleted. Blocking.
+// UIDOf returns the UID of the object that has an owner's kind, namespace and name now;
+// empty if there is none, or if it is being deleted. The kind may be built in. Blocking.
 func (r *Reader) UIDOf(ctx context.Context, owner *v1alpha1.Owner) (types.UID, error) {
 	gvk := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind)
 	kind, err := r.resolve(gvk)
@@ -252,12 +250,12 @@ func (r *Reader) UIDOf(ctx context.Context, owner *v1alpha1.Owner) (types.UID, e
 	return read.UID, nil
 }
 
-// readScale reads for how many pods an object wants addresses, if that can be known.
+// readScale reads the number of pods that an object wants, if it is known.
 func readScale(ctx context.Context, objects dynamic.ResourceInterface, object *unstructured.Unstructured, w *Workload) error {
 	scale, err := objects.Get(ctx, object.GetName(), metav1.GetOptions{}, "scale")
 	if apierrors.IsInternalError(err) {
-		// What the API server answers where the object does not say how many replicas
-		// it wants: its own controller knows, nobody else.
+		// The API server's answer for an object without a number of replicas: only the
+		// object's controller knows the number.
 		return nil
 	}
 	if err != nil {
@@ -271,11 +269,10 @@ func readScale(ctx context.Context, objects dynamic.ResourceInterface, object *u
 	return nil
 }
 
-// askAgain is how long a kind counts as having no scale subresource before
-// discovery is asked again.
+// askAgain is how long discovery's answer holds that a kind has no scale subresource.
 const askAgain = 10 * time.Minute
 
-// resolve returns how the API serves a kind, nil if it does not.
+// resolve returns how the API serves a kind, or nil if it does not.
 func (r *Reader) resolve(gvk schema.GroupVersionKind) (*servedKind, error) {
 	r.mu.Lock()
 	kind, ok := r.kinds[gvk.GroupKind()]
@@ -294,8 +291,8 @@ func (r *Reader) resolve(gvk schema.GroupVersionKind) (*servedKind, error) {
 	return kind, nil
 }
 
-// discover asks the API server in which version it serves a kind, if at all. The
-// recorded version may be served no more while another is.
+// discover asks the API server in which version it serves a kind, if any. The recorded
+// version may be gone while another is served.
 func (r *Reader) discover(gvk schema.GroupVersionKind) (*servedKind, error) {
 	resources, err := r.config.Discovery.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -344,20 +341,20 @@ func kindIn(resources *metav1.APIResourceList, gvk schema.GroupVersionKind) *ser
 	return kind
 }
 
-// forget makes the next question about a kind go to discovery.
+// forget makes the next lookup of a kind ask discovery.
 func (r *Reader) forget(kind schema.GroupKind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.kinds, kind)
 }
 
-// Standing is how what was read of a workload stands to what the watch has seen of it.
+// Standing compares the cached state of a workload with the watch.
 type Standing int
 
 const (
-	// Unread: it was not read, or it could not be known how many pods it wants.
+	// Unread: it was not read, or the number of pods that it wants is unknown.
 	Unread Standing = iota
-	// Unwatched: nobody tells when it changes, or not yet.
+	// Unwatched: the watch does not report its changes, or not yet.
 	Unwatched
 	// Outdated: the watch has seen a newer generation.
 	Outdated
@@ -401,7 +398,7 @@ func (r *Reader) remembered(kind *servedKind, owner *v1alpha1.Owner) (view, Stan
 	return seen, Current
 }
 
-// isPassing says whether a workload is known by a view that passes.
+// isPassing reports whether the cached view of a workload passes.
 func (r *Reader) isPassing(uid types.UID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -409,8 +406,8 @@ func (r *Reader) isPassing(uid types.UID) bool {
 	return ok && r.passes(&seen)
 }
 
-// remember keeps what was read, if how many pods the workload wants is known, for as
-// long as the kind is followed.
+// remember caches a view while the kind is followed, if the number of pods that the
+// workload wants is known.
 func (r *Reader) remember(kind *servedKind, uid types.UID, seen view) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -421,7 +418,7 @@ func (r *Reader) remember(kind *servedKind, uid types.UID, seen view) {
 	}
 }
 
-// follow watches a kind until ctx ends, or unfollow is called.
+// follow watches a kind until ctx ends or unfollow is called.
 func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResource, kind string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -463,7 +460,8 @@ func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResourc
 	r.running.Go(func() { informer.RunWithContext(ctx) })
 }
 
-// unfollow no longer watches a kind, but where it is served now; nil: nowhere.
+// unfollow stops watching a kind, except at the resource where it is served now (nil:
+// nowhere).
 func (r *Reader) unfollow(kind schema.GroupKind, served *servedKind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -477,7 +475,7 @@ func (r *Reader) unfollow(kind schema.GroupKind, served *servedKind) {
 	}
 }
 
-// Prune no longer watches kinds that are not needed, or no longer served. Blocking.
+// Prune stops watching kinds that are not needed or no longer served. Blocking.
 func (r *Reader) Prune(ctx context.Context, needed func() map[schema.GroupKind]bool) {
 	r.mu.Lock()
 	var kinds []schema.GroupVersionKind
@@ -488,7 +486,7 @@ func (r *Reader) Prune(ctx context.Context, needed func() map[schema.GroupKind]b
 	if len(kinds) == 0 {
 		return
 	}
-	// Only now, so that it says of each whether it is needed still.
+	// Call needed after the kinds are listed, so that it covers all of them.
 	stillNeeded := needed()
 	for _, kind := range kinds {
 		if !stillNeeded[kind.GroupKind()] {
@@ -508,15 +506,14 @@ func (r *Reader) Prune(ctx context.Context, needed func() map[schema.GroupKind]b
 	}
 }
 
-// hasChanged says whether another object has the name, or what its author wrote is
-// another, or it is being deleted.
+// hasChanged reports whether the UID, the generation or the deletion state differ.
 func hasChanged(before, after metav1.Object) bool {
 	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration() || exists(before) != exists(after)
 }
 
 func exists(object metav1.Object) bool { return object.GetDeletionTimestamp() == nil }
 
-// slimMetadata keeps what Reader looks at, since a cluster may have many.
+// slimMetadata keeps the fields that Reader reads, to save memory.
 func slimMetadata(object any) (any, error) {
 	o, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -545,9 +542,8 @@ func (r *Reader) templateOf(object *unstructured.Unstructured) *v1.PodTemplateSp
 	return &slim
 }
 
-// isUpdating reads status.observedGeneration, status.replicas and
-// status.updatedReplicas as a Deployment has them. An object without them is never
-// updating.
+// isUpdating reads status.observedGeneration, status.replicas and status.updatedReplicas,
+// with the same meaning as in a Deployment. An object without them is never updating.
 func isUpdating(object *unstructured.Unstructured) bool {
 	read := func(field string) (int64, bool) {
 		n, found, err := unstructured.NestedInt64(object.Object, "status", field)

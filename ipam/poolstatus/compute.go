@@ -17,20 +17,20 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// tally is how many addresses are in use.
+// tally counts the addresses in use.
 type tally struct {
 	// pools in the order of the objects.
 	pools []uses
-	// gone are addresses that name a pool which is no more, and that no other
-	// contains; orphans are those of them that an owner still has.
+	// gone counts, by pool name, the addresses of deleted pools that no other pool
+	// contains. orphans are the ones that still have an owner.
 	gone    map[string]int64
 	orphans []*v1alpha1.FloatingIP
 }
 
-// uses of a pool's addresses.
+// uses counts the addresses of a pool.
 type uses struct {
 	allocated, retained, reserved, cooling, outside int64
-	// namespaces are kept where the pool has a cap; nil: it has none.
+	// namespaces is nil if the pool has no cap.
 	namespaces map[string]*v1alpha1.NamespaceShare
 }
 
@@ -44,7 +44,7 @@ func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips []*v1alpha1
 			t.pools[i].namespaces = map[string]*v1alpha1.NamespaceShare{}
 		}
 	}
-	// homes are positions of objects by position in the snapshot; -1: the pool was
+	// homes maps positions in the snapshot to positions in objects; -1 if the pool was
 	// deleted after the snapshot was compiled.
 	homes := make([]int, len(snapshot.Pools()))
 	for at, pool := range snapshot.Pools() {
@@ -67,7 +67,7 @@ func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips []*v1alpha1
 			continue
 		}
 		if ip.Spec.Pool == "" {
-			continue // out of circulation, and of no pool
+			continue // reserved, and in no pool
 		}
 		t.gone[ip.Spec.Pool]++
 		if ip.Spec.Owner != nil && !ip.Spec.Reserved {
@@ -96,7 +96,7 @@ func (u *uses) add(spec *v1alpha1.FloatingIPSpec) {
 	}
 }
 
-// share is what the owner's namespace has; nil where nobody asks.
+// share returns the counts of the owner's namespace; nil if the pool has no cap.
 func (u *uses) share(owner *v1alpha1.Owner) *v1alpha1.NamespaceShare {
 	if u.namespaces == nil || owner == nil {
 		return nil
@@ -109,12 +109,11 @@ func (u *uses) share(owner *v1alpha1.Owner) *v1alpha1.NamespaceShare {
 	return share
 }
 
-// mostNamespaces is how many of those that have most addresses are shown. The CRD
-// has the same number.
+// mostNamespaces limits status.namespaces. The CRD has the same limit.
 const mostNamespaces = 10
 
-// showNamespaces says who has most of a pool with a cap, and how many have all
-// that it gives them.
+// showNamespaces writes the namespaces with the most addresses of a pool with a cap into
+// the status, and the number of namespaces at the cap.
 func (u *uses) showNamespaces(maximum int64, status *v1alpha1.IPPoolStatus) {
 	shares := make([]v1alpha1.NamespaceShare, 0, len(u.namespaces))
 	for _, share := range u.namespaces {
@@ -131,7 +130,7 @@ func (u *uses) showNamespaces(maximum int64, status *v1alpha1.IPPoolStatus) {
 	}
 }
 
-// compute returns the status of each pool; before are those they have. Pure.
+// compute returns the new status of each pool; before has the present ones. Pure.
 func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapshot *pools.Snapshot, t *tally, now metav1.Time) []v1alpha1.IPPoolStatus {
 	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {
@@ -156,7 +155,7 @@ func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapsho
 	return statuses
 }
 
-// untaken is how many addresses nobody has, nor had just before.
+// untaken returns the number of addresses that are not in use, reserved or cooling down.
 func untaken(status *v1alpha1.IPPoolStatus) int64 {
 	return status.Capacity - status.Allocated - status.Retained - status.Reserved - status.Cooling
 }
@@ -183,7 +182,7 @@ func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot
 	case err != nil:
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonInvalid, err.Error()
 	case object.Spec.Disabled:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonDisabled, "spec.disabled is true: nothing new is allocated, what is in use stays."
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonDisabled, "spec.disabled is true: no new addresses are allocated, addresses in use stay."
 	case len(overlaps) > 0:
 		ready.Reason, ready.Message = ReasonOverlap, "Older pools keep these addresses: "+overlapsText(overlaps)
 	}
@@ -194,7 +193,7 @@ func conditions(object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus, snapshot
 		exhausted.Message = fmt.Sprintf("All %d addresses are taken: %d allocated, %d retained, %d reserved, %d cooling down.",
 			status.Capacity, status.Allocated, status.Retained, status.Reserved, status.Cooling)
 	case object.Spec.Disabled:
-		// It is no shortage that somebody would have to end.
+		// This is not a shortage.
 		exhausted.Reason, exhausted.Message = ReasonDisabled, "Not all addresses are taken, but spec.disabled is true."
 	}
 	return []metav1.Condition{ready, exhausted}
@@ -214,8 +213,8 @@ func overlapsText(overlaps []pools.Overlap) string {
 	return strings.Join(texts, ", ")
 }
 
-// same says whether two statuses say the same. It is much faster than reflection,
-// and there are thousands.
+// same reports whether two statuses are equal. It avoids reflection, which is much slower,
+// because there are thousands of pools.
 func same(a, b *v1alpha1.IPPoolStatus) bool {
 	return a.ObservedGeneration == b.ObservedGeneration && a.Capacity == b.Capacity &&
 		a.Allocated == b.Allocated && a.Retained == b.Retained && a.Reserved == b.Reserved && a.Cooling == b.Cooling &&

@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// Reasons of events on pools, and of the one on FloatingIPs.
+// Reasons of events on pools and FloatingIPs.
 const (
 	// EventExhausted: the last free address was taken.
 	EventExhausted = "Exhausted"
@@ -27,15 +27,15 @@ const (
 	// EventAddressesOutside: addresses in use are no longer in the pool's ranges.
 	EventAddressesOutside = "AddressesOutside"
 
-	// EventPoolGone: no pool contains the FloatingIP's address any longer.
+	// EventPoolGone is on a FloatingIP: no pool contains its address any longer.
 	EventPoolGone = "PoolGone"
 )
 
-// orphansAtOnce is how many addresses a round tells of: a pool may have had
-// thousands.
+// orphansAtOnce limits the events of a round about addresses of deleted pools: a pool may
+// have had thousands.
 const orphansAtOnce = 20
 
-// changes are the events that a change of status is worth. Pure.
+// changes returns the events for a change of status. Pure.
 func changes(before, after *v1alpha1.IPPoolStatus) []event.Event {
 	was := func(kind string) metav1.Condition {
 		if c := meta.FindStatusCondition(before.Conditions, kind); c != nil {
@@ -65,7 +65,7 @@ func changes(before, after *v1alpha1.IPPoolStatus) []event.Event {
 	}
 	if before.Outside == 0 && after.Outside > 0 {
 		events = append(events, event.Warning(EventAddressesOutside,
-			fmt.Sprintf("%d addresses in use are not in the pool's ranges. They stay where they are; status.outside counts them.", after.Outside)))
+			fmt.Sprintf("%d addresses in use are not in the pool's ranges. Their owners keep them; status.outside counts them.", after.Outside)))
 	}
 	return events
 }
@@ -76,8 +76,8 @@ func (w *Writer) tellChanges(object *v1alpha1.IPPool, before, after *v1alpha1.IP
 	}
 }
 
-// tellOrphans tells of each address whose pool is gone once. It has to be so for
-// two rounds: the watch of addresses may be ahead of that of pools.
+// tellOrphans emits one event for each address of a deleted pool. The pool must be missing
+// for two rounds, because the watch of addresses may be ahead of the watch of pools.
 func (w *Writer) tellOrphans(ips []*v1alpha1.FloatingIP) {
 	seen := make(map[types.UID]bool, len(ips))
 	now := 0
@@ -87,7 +87,7 @@ func (w *Writer) tellOrphans(ips []*v1alpha1.FloatingIP) {
 			now++
 			told = true
 			w.tell(ip, event.Warning(EventPoolGone,
-				fmt.Sprintf("IPPool %q is gone and no other contains the address. Who has it keeps it, but no pod can be placed with it until a pool contains it again.", ip.Spec.Pool)))
+				fmt.Sprintf("IPPool %q is gone and no other pool contains the address. Its owner keeps it, but no pod can be scheduled with it until a pool contains it again.", ip.Spec.Pool)))
 		}
 		if !told {
 			w.mark()

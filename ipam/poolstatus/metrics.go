@@ -21,25 +21,24 @@ var (
 		"Addresses in use that name an IPPool but are in no pool's ranges; the pool may be gone.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
 	capDesc = metrics.NewDesc("berth_pool_namespace_cap",
-		"How many addresses of an IPPool one namespace may have, where spec.maxPerNamespace says so.",
+		"How many addresses of an IPPool one namespace may have, if spec.maxPerNamespace is set.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
 	atCapDesc = metrics.NewDesc("berth_pool_namespaces_at_cap",
-		"How many namespaces have all addresses of an IPPool that spec.maxPerNamespace allows them, or more.",
+		"How many namespaces have as many addresses of an IPPool as spec.maxPerNamespace allows, or more.",
 		[]string{"pool"}, nil, metrics.ALPHA, "")
 	shareDesc = metrics.NewDesc("berth_pool_namespace_addresses",
-		"Addresses of an IPPool with spec.maxPerNamespace by namespace and state: allocated or retained. The ten namespaces that have most.",
+		"Addresses of an IPPool with spec.maxPerNamespace by namespace and state: allocated or retained. Only the ten namespaces with the most addresses.",
 		[]string{"pool", "namespace", "state"}, nil, metrics.ALPHA, "")
 )
 
-// Metrics of pools, as the last round of the Writer counted them. Safe for
-// concurrent use.
+// Metrics of pools, from the last round of the Writer. Safe for concurrent use.
 type Metrics struct {
 	metrics.BaseStableCollector
 
 	last atomic.Pointer[round]
 }
 
-// round is what a round counted. Immutable.
+// round is the result of a round. Immutable.
 type round struct {
 	names    []string
 	caps     []int32
@@ -47,8 +46,8 @@ type round struct {
 	gone     map[string]int64
 }
 
-// NewMetrics returns metrics that are to be registered, for New. They are empty
-// until the Writer runs.
+// NewMetrics returns metrics for New. The caller registers them. They are empty until the
+// Writer runs.
 func NewMetrics() *Metrics { return &Metrics{} }
 
 func (m *Metrics) publish(objects []*v1alpha1.IPPool, statuses []v1alpha1.IPPoolStatus, t *tally) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package poolstatus keeps the status of IPPools: how many addresses there are,
-// in use, retained, reserved, cooling and free, and whether the pool is usable at
-// all. It tells by events when that changes, and by metrics all the time. It
-// reads pools and FloatingIPs and writes nothing but IPPool status.
+// Package poolstatus keeps the status of IPPools: the numbers of allocated, retained,
+// reserved, cooling and free addresses, and whether the pool is usable. It emits events
+// when these change, and exports metrics. It reads pools and FloatingIPs, and writes only
+// IPPool status.
 package poolstatus
 
 import (
@@ -27,12 +27,11 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Interval is the least time between two rounds of status writes: a count that
-// is a second old is good enough for a person, and a busy scheduler would
-// otherwise make a status write per pod.
+// Interval is the minimum time between two rounds of status writes. Without it, a busy
+// scheduler would cause a status write for each pod.
 const Interval = time.Second
 
-// mostErrors is how many writes fail before a round gives up.
+// mostErrors is the number of failed writes after which a round stops.
 const mostErrors = 10
 
 // patcher writes an IPPool's status. Blocking.
@@ -51,13 +50,13 @@ type Writer struct {
 	dirty    chan struct{}
 	clock    clock.Clock
 
-	// written are statuses that the watch has still to bring, by name.
+	// written has the statuses that the watch has not brought yet, by pool name.
 	written map[string]written
-	// orphans are the addresses whose pool is gone; true: an event told of it.
+	// orphans has the addresses of deleted pools; true if an event was emitted.
 	orphans map[types.UID]bool
 }
 
-// written is a status and the resource version that writing it led to.
+// written is a written status with the resource version that it got.
 type written struct {
 	uid     types.UID
 	version uint64
@@ -80,8 +79,8 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 	}
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
 		seen.IPPools: {
-			// Pools tells of other changes, when it compiles to them: until then a status
-			// would have the new generation and the old counts.
+			// View.Pools signals other changes when it can compile them. Before that, a
+			// status would have the new generation and the old counts.
 			UpdateFunc: func(before, after any) {
 				if !pools.Respecified(before.(*v1alpha1.IPPool), after.(*v1alpha1.IPPool)) {
 					w.mark()
@@ -157,7 +156,7 @@ func (w *Writer) round(ctx context.Context) error {
 		}
 		if err := w.write(ctx, object, &after[i]); err != nil {
 			errs = append(errs, err)
-			// Then it is not about this pool.
+			// With so many errors, the cause is not a single pool.
 			if len(errs) == mostErrors {
 				break
 			}
@@ -168,8 +167,8 @@ func (w *Writer) round(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// statuses are the pools' statuses as they are now: those that were written, where
-// the watch is behind.
+// statuses returns the present statuses of the pools: the written status if the watch is
+// behind.
 func (w *Writer) statuses(objects []*v1alpha1.IPPool) []v1alpha1.IPPoolStatus {
 	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
 	ahead := make(map[string]written, len(w.written))
@@ -184,13 +183,13 @@ func (w *Writer) statuses(objects []*v1alpha1.IPPool) []v1alpha1.IPPoolStatus {
 	return statuses
 }
 
-// patched is a status as a merge patch: it removes namespaces where there are none.
+// patched is a status as a merge patch. Without omitempty, it removes stale namespaces.
 type patched struct {
 	*v1alpha1.IPPoolStatus
 	Namespaces []v1alpha1.NamespaceShare `json:"namespaces"`
 }
 
-// write fails only where the pool is still there.
+// write writes a status. It does not fail if the pool is gone.
 func (w *Writer) write(ctx context.Context, object *v1alpha1.IPPool, status *v1alpha1.IPPoolStatus) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": object.UID}, "status": patched{status, status.Namespaces}})
 	if err != nil {
@@ -207,7 +206,7 @@ func (w *Writer) write(ctx context.Context, object *v1alpha1.IPPool, status *v1a
 	return nil
 }
 
-// versionOf is an object's resource version; they are comparable integers
+// versionOf returns an object's resource version; versions are comparable integers
 // (KEP-5504).
 func versionOf(object *v1alpha1.IPPool) uint64 {
 	version, err := strconv.ParseUint(object.ResourceVersion, 10, 64)
