@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Berth-controller frees addresses by release policy and keeps the status of
-// pools. Several replicas may run; the one with the lease works.
+// Berth-controller frees addresses by release policy, preallocates addresses and keeps
+// the status of pools and claims. Several replicas may run; only the lease holder writes.
 package main
 
 import (
@@ -115,7 +115,7 @@ func run(ctx context.Context, options *options) error {
 	return elect(ctx, options, kube, work.lead)
 }
 
-// protobuf asks for built-in objects in the smaller encoding.
+// protobuf returns a config for built-in objects with protobuf, which is smaller than JSON.
 func protobuf(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.ContentType = "application/vnd.kubernetes.protobuf"
@@ -123,7 +123,7 @@ func protobuf(config *rest.Config) *rest.Config {
 	return config
 }
 
-// work is the parts of the controller, wired.
+// work has the parts of the controller.
 type work struct {
 	factory     informers.SharedInformerFactory
 	view        *view.View
@@ -142,8 +142,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if err != nil {
 		return nil, err
 	}
-	// Anew every ten minutes: should a bug lose an event, an address is late, not
-	// lost.
+	// Resync: if a bug loses an event, an address is freed late instead of never.
 	const resync = 10 * time.Minute
 	seen, err := view.New(api, resync)
 	if err != nil {
@@ -161,7 +160,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, fmt.Errorf("register the objects that events are about: %w", err)
 	}
 	recorder := w.broadcaster.NewRecorder(scheme, "berth-controller")
-	// Kinds of workloads that this program was not built with.
+	// For workloads of custom kinds.
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
@@ -190,8 +189,8 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.status, err = poolstatus.New(api.IPPools, seen, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
-	// Another client has a budget of requests of its own: an IPClaim of ten thousand
-	// addresses does not delay those that are freed.
+	// A separate client has its own rate limit, so that an IPClaim of ten thousand
+	// addresses does not delay the release of others.
 	ahead, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -214,8 +213,8 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	return w, nil
 }
 
-// follow fills the caches and the book, on every replica, so that a new leader starts
-// at once. It does not block.
+// follow fills the caches and the book on every replica, so that a new leader can start at
+// once. It does not block.
 func (w *work) follow(ctx context.Context) {
 	w.factory.StartWithContext(ctx)
 	go w.view.Run(ctx)
@@ -223,8 +222,8 @@ func (w *work) follow(ctx context.Context) {
 	w.ready.Store(true)
 }
 
-// isReady complains until the caches are being filled, so that the program can
-// take the lease.
+// isReady returns an error until the caches are being filled: then the program can take
+// the lease.
 func (w *work) isReady(context.Context) error {
 	if !w.ready.Load() {
 		return errors.New("starting")
@@ -232,13 +231,13 @@ func (w *work) isReady(context.Context) error {
 	return nil
 }
 
-// lead writes until ctx ends. What a new leader sees may be older than what the last one
-// wrote, and no address goes wrong by that. A FloatingIP is created under a name that
-// only one can have, and changed and deleted only as it was seen, by UID and resource
-// version. Whether a pod or a workload is gone, and a claim or a workload for which
-// addresses are taken is as it was seen, the API server itself is asked. A status is
-// written by the UID of its object; counts in it that are old, and addresses beyond the
-// size of a claim or a set, are put right when the watch brings what was missing.
+// lead writes until ctx ends. The view of a new leader may be older than the last
+// leader's writes. This is safe: the name of a FloatingIP is unique, so only one creation
+// succeeds, and updates and deletions carry the UID and resource version. Before a pod or
+// workload counts as gone, and before addresses are taken for a claim or workload, the API
+// server is asked. A status write carries the UID of its object. Outdated counts, and
+// addresses beyond the size of a claim or fixed set, are corrected when the watch catches
+// up.
 func (w *work) lead(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { w.status.Run(ctx) })
@@ -266,9 +265,9 @@ func elect(ctx context.Context, options *options, kube kubernetes.Interface, lea
 		LeaseDuration: 15 * time.Second,
 		RenewDeadline: 10 * time.Second,
 		RetryPeriod:   2 * time.Second,
-		// Not ReleaseOnCancel: the lease would be free while workers still write.
-		// Two at once do no harm, as every write is conditional, but it would be
-		// of no use either.
+		// Not ReleaseOnCancel: it would release the lease while workers still write.
+		// Two writers at once do no harm, because every write is conditional, but they
+		// are of no use.
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: lead,
 			OnStoppedLeading: func() {},

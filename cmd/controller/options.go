@@ -48,9 +48,9 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.leaseNamespace, "leader-elect-resource-namespace", o.leaseNamespace, "Namespace of the lease (default: $POD_NAMESPACE, or berth-system).")
 	flags.StringVar(&o.leaseName, "leader-elect-resource-name", o.leaseName, "Name of the lease.")
 	o.monitoring.AddFlags(flags)
-	flags.IntVar(&o.workers, "workers", o.workers, "How many addresses are worked on at once.")
+	flags.IntVar(&o.workers, "workers", o.workers, "How many addresses are reconciled concurrently.")
 	flags.Float32Var(&o.qps, "kube-api-qps", o.qps, "Requests per second to the API server.")
-	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Requests to the API server at once.")
+	flags.IntVar(&o.burst, "kube-api-burst", o.burst, "Burst of requests to the API server.")
 	o.assigner.AddFlags(flags)
 }
 

@@ -17,23 +17,23 @@ import (
 	"github.com/berth-dev/berth/ipam/plan"
 )
 
-// applier creates what a plan says.
+// applier applies a plan.
 type applier struct {
 	api      *client.Client
 	workers  int
 	progress *progress
 }
 
-// step is some of a plan, written before the next. do writes one item; nil: as the
-// plan has it.
+// step is a part of a plan that is written before the next step. do writes one item; if
+// nil, the item is written as planned.
 type step struct {
 	what  string
 	items []*plan.Item
 	do    func(ctx context.Context, item *plan.Item) error
 }
 
-// apply lets the API server validate everything, so that a bad object does not
-// leave the work half done, and then writes it, step by step.
+// apply has the API server validate all items first, so that an invalid object does not
+// leave a plan half applied. Then it writes them, step by step.
 func (a *applier) apply(ctx context.Context, steps ...step) error {
 	var all []*plan.Item
 	for _, step := range steps {
@@ -44,7 +44,7 @@ func (a *applier) apply(ctx context.Context, steps ...step) error {
 		return err
 	}
 	if err := a.each(ctx, "validated", all, dryRun); err != nil {
-		return fmt.Errorf("nothing was created, since the API server would not take all of it:\n%w", err)
+		return fmt.Errorf("nothing was created, because the API server would refuse some of it:\n%w", err)
 	}
 	for _, step := range steps {
 		do := step.do
@@ -81,12 +81,12 @@ func toWrite(made *plan.Plan) (claims, ips, pools []*plan.Item) {
 }
 
 func unfinished(err error) error {
-	return fmt.Errorf("not all was created, run this again to go on:\n%w", err)
+	return fmt.Errorf("not everything was created, run this again to continue:\n%w", err)
 }
 
 // write creates or updates an item's object and returns its UID.
 func (a *applier) write(ctx context.Context, item *plan.Item, dryRun []string) (types.UID, error) {
-	// Strict: a field that the CRDs of an older Berth do not have would get lost.
+	// Strict: otherwise a field that the CRDs of an older Berth lack would be dropped.
 	create := metav1.CreateOptions{DryRun: dryRun, FieldValidation: metav1.FieldValidationStrict}
 	var (
 		object metav1.Object
@@ -112,8 +112,8 @@ func (a *applier) write(ctx context.Context, item *plan.Item, dryRun []string) (
 	return object.GetUID(), nil
 }
 
-// updated is the object that was seen, with the new holder. Its UID and resource
-// version make the API server refuse it if it changed since.
+// updated returns the object as read, with the new holder. Its UID and resource version
+// make the API server refuse the update if the object has changed since.
 func updated(item *plan.Item) *v1alpha1.FloatingIP {
 	ip := item.Seen.DeepCopy()
 	ip.Spec = item.IP.Spec
@@ -123,10 +123,10 @@ func updated(item *plan.Item) *v1alpha1.FloatingIP {
 	return ip
 }
 
-// mostErrors is how many failures are waited for and shown.
+// mostErrors is the number of failures after which each stops.
 const mostErrors = 20
 
-// each does something with items, some at a time, and stops when too much fails.
+// each calls do for items, with a number of workers, and stops after mostErrors failures.
 func (a *applier) each(ctx context.Context, what string, items []*plan.Item, do func(context.Context, *plan.Item) error) error {
 	if len(items) == 0 {
 		return nil

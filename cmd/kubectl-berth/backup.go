@@ -22,14 +22,14 @@ import (
 	"github.com/berth-dev/berth/ipam/backup"
 )
 
-const backupLong = `Writes all IPPools, IPClaims and FloatingIPs: which addresses there are, and who has
-them, held, retained, reserved or at rest. "kubectl berth restore" makes them again,
-in this cluster or in another that was built anew.
+const backupLong = `Saves all IPPools, IPClaims and FloatingIPs: the addresses, and who has them (held,
+retained, reserved or at rest). "kubectl berth restore" creates them again, in this
+cluster or in a rebuilt one.
 
-Each kind is written as it was at one moment, addresses first, so that what an
-address refers to is there. Programs of Berth need not be stopped.`
+Each kind is saved as of one moment, addresses first, so that the backup also has the
+objects that an address refers to. You need not stop Berth's programs.`
 
-const backupExamples = `  # To a file, which is complete or not there at all
+const backupExamples = `  # To a file (on failure no incomplete file is left)
   kubectl berth backup -o berth.yaml
 
   # To stdout, for another program
@@ -124,7 +124,7 @@ func writeBackup(out io.Writer, objects *backup.Objects, asJSON bool, host strin
 	return nil
 }
 
-// fieldsOf returns the objects in the order in which people read them.
+// fieldsOf returns the objects in the order pools, claims, addresses.
 func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
 	all := make([]map[string]any, 0, objects.Len())
 	add := func(object any) error {

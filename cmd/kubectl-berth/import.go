@@ -21,20 +21,20 @@ import (
 const importLong = `Turns Galaxy's pools, addresses and named pools into IPPools, FloatingIPs and
 IPClaims, so that pods keep their addresses when they move from Galaxy to Berth.
 
-Without --apply it only says what it would do. Nothing of Galaxy's is changed,
-ever, and nothing of Berth's is deleted: run it as often as you like.
+Without --apply it only prints the plan. It never changes Galaxy's objects, and
+never deletes Berth's objects: run it as often as you like.
 
-An address that a live pod of Galaxy's uses is recorded for that pod, which goes
-on with Galaxy's network until it is deleted. Pools are created disabled: Berth
-gives out no new addresses while Galaxy may do so, too.
+An address that a live pod uses through Galaxy is recorded for that pod, which keeps
+Galaxy's network until it is deleted. Pools are created disabled, so that Berth
+allocates no new addresses while Galaxy may still do so.
 
-Exit codes: 0 done, 1 failed, 2 done, but something is left that somebody must
-decide about (skip and conflict in the plan).`
+Exit codes: 0 done, 1 failed, 2 done, but you must decide about some items (skip and
+conflict in the plan).`
 
 const importExamples = `  # What would be done?
   kubectl berth import-galaxy
 
-  # With a copy of the pool configuration in which mistakes are mended
+  # With a corrected copy of the pool configuration
   kubectl berth import-galaxy -f pools.json
 
   # From a backup: kubectl get floatingips.galaxy.k8s.io,pools.galaxy.k8s.io -A -o yaml
@@ -43,7 +43,7 @@ const importExamples = `  # What would be done?
   # The objects, to review and commit
   kubectl berth import-galaxy -o yaml > imported.yaml
 
-  # Do it
+  # Apply it
   kubectl berth import-galaxy --apply`
 
 // importOptions are the flags of import-galaxy.
@@ -89,17 +89,17 @@ func newImportGalaxy(config *genericclioptions.ConfigFlags, streams genericioopt
 }
 
 func (o *importOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with Galaxy's pool configuration (JSON) or its objects (YAML or JSON: ConfigMap, FloatingIP, Pool, lists); - is stdin. What files do not have is read from the cluster. Can be repeated.")
+	flags.StringArrayVarP(&o.files, "filename", "f", nil, "File with Galaxy's pool configuration (JSON) or its objects (YAML or JSON: ConfigMap, FloatingIP, Pool, lists); - is stdin. State that no file has is read from the cluster. Can be repeated.")
 	flags.StringVar(&o.configMapNamespace, "configmap-namespace", o.configMapNamespace, "Namespace of the ConfigMap with Galaxy's pools.")
 	flags.StringVar(&o.configMapName, "configmap-name", o.configMapName, "Name of the ConfigMap with Galaxy's pools.")
 	flags.StringVar(&o.configMapKey, "configmap-key", o.configMapKey, "Key in the ConfigMap. For pools inside Galaxy's process configuration: --configmap-name galaxy-ipam-etc --configmap-key galaxy-ipam.json.")
-	flags.StringVar(&o.poolPrefix, "pool-prefix", o.poolPrefix, "What the names of IPPools begin with; the pool's first address follows.")
-	flags.StringToStringVar(&o.claimNamespaces, "claim-namespace", nil, "Galaxy pool and namespace: where the IPClaim is that gets the pool's addresses without a pod (front=shop).")
+	flags.StringVar(&o.poolPrefix, "pool-prefix", o.poolPrefix, "Prefix of the names of IPPools, before the pool's first address.")
+	flags.StringToStringVar(&o.claimNamespaces, "claim-namespace", nil, "Namespace of the IPClaim that gets a Galaxy pool's addresses without a pod, as POOL=NAMESPACE (front=shop).")
 	flags.StringVar(&o.orphans, "orphans", o.orphans, "What to do with addresses that Galaxy retains for an owner that cannot be found: skip, or reserve (import them as reserved).")
-	flags.BoolVar(&o.enablePools, "enable-pools", o.enablePools, "Create pools enabled. Only when Galaxy gives out no addresses any more.")
-	flags.BoolVar(&o.externalAssigner, "external-assigner", o.externalAssigner, "Galaxy has a cloud provider: pools get spec.externalAssigner, and addresses of live pods are marked as assigned to their nodes.")
-	flags.BoolVar(&o.apply, "apply", o.apply, "Create what is missing. Everything is validated by the API server first.")
-	flags.IntVar(&o.workers, "workers", o.workers, "How many requests to make at once.")
+	flags.BoolVar(&o.enablePools, "enable-pools", o.enablePools, "Create pools enabled. Use it only if Galaxy no longer allocates addresses.")
+	flags.BoolVar(&o.externalAssigner, "external-assigner", o.externalAssigner, "Set it if Galaxy has a cloud provider: pools get spec.externalAssigner, and addresses of live pods are marked as assigned to their nodes.")
+	flags.BoolVar(&o.apply, "apply", o.apply, "Create missing objects, after the API server has validated all of them.")
+	flags.IntVar(&o.workers, "workers", o.workers, "Number of concurrent requests.")
 	flags.StringVarP(&o.output, "output", "o", "", "Print the objects to create, as yaml or json, instead of the plan.")
 }
 
@@ -116,7 +116,7 @@ func (o *importOptions) validate() error {
 		errs = append(errs, fmt.Errorf("--output: %q is neither yaml nor json", o.output))
 	}
 	if o.output != "" && o.apply {
-		errs = append(errs, errors.New("--output prints what is to be created, --apply creates it: choose one"))
+		errs = append(errs, errors.New("--output prints the objects, --apply creates them: choose one"))
 	}
 	errs = append(errs, validateWorkers(o.workers))
 	for pool, namespace := range o.claimNamespaces {
@@ -129,18 +129,18 @@ func (o *importOptions) validate() error {
 
 func validateWorkers(n int) error {
 	if n < 1 || n > 256 {
-		return fmt.Errorf("--workers: %d is not from 1 to 256", n)
+		return fmt.Errorf("--workers: %d is not between 1 and 256", n)
 	}
 	return nil
 }
 
-// undecidedError says that all went well but for what somebody must decide.
+// undecidedError says that all went well, except items that the user must decide about.
 type undecidedError struct {
 	items int
 }
 
 func (e *undecidedError) Error() string {
-	return fmt.Sprintf("%d to decide about: see skip and conflict in the plan.", e.items)
+	return fmt.Sprintf("Items that need a decision: %d (skip and conflict in the plan).", e.items)
 }
 
 func (o *importOptions) run(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) error {
@@ -186,7 +186,7 @@ func (o *importOptions) run(ctx context.Context, config *genericclioptions.Confi
 	return nil
 }
 
-// read collects all that the plan depends on.
+// read collects the input of the plan.
 func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *progress) (*migrate.Input, []string, error) {
 	notes, err := o.readGalaxy(ctx, api, given, progress)
 	if err != nil {
@@ -217,9 +217,9 @@ func (o *importOptions) read(ctx context.Context, api *cluster, given *given, pr
 	return input, append(notes, api.notes...), nil
 }
 
-// write applies a plan: claims, since addresses carry their UIDs; then addresses;
-// pools last, so that nothing can be allocated from them before all addresses in use
-// are known.
+// write applies a plan: claims first, because addresses carry their UIDs; then addresses;
+// pools last, so that nothing is allocated from them before all addresses in use are
+// recorded.
 func (o *importOptions) write(ctx context.Context, applier *applier, made *migrate.Plan) error {
 	claims, ips, pools := toWrite(made)
 	uids := map[types.NamespacedName]types.UID{}
@@ -243,7 +243,7 @@ func (o *importOptions) write(ctx context.Context, applier *applier, made *migra
 	return applier.apply(ctx, step{"claims", claims, createClaim}, step{"addresses", ips, createIP}, step{"pools", pools, nil})
 }
 
-// fromGalaxy says what is left to do about addresses of live pods.
+// fromGalaxy returns the summary's remark about addresses of live pods.
 func fromGalaxy(plan *migrate.Plan) string {
 	live := 0
 	for i := range plan.Items {
@@ -257,8 +257,8 @@ func fromGalaxy(plan *migrate.Plan) string {
 	return fmt.Sprintf("%d addresses are those of live pods, which stay on Galaxy's network until they are deleted.\n", live)
 }
 
-// configError says what to do about a configuration that cannot be imported.
+// configError adds advice to the error about an invalid configuration.
 func configError(err error) error {
 	return fmt.Errorf("the pool configuration of Galaxy cannot be imported as it is:\n%w\n"+
-		"leave the ConfigMap alone, for Galaxy forgets addresses that a change puts outside of its pools; mend a copy and pass it with -f", err)
+		"correct a copy and pass it with -f; do not change the ConfigMap, because Galaxy forgets addresses that are no longer in its pools", err)
 }

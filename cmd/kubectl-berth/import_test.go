@@ -185,8 +185,8 @@ func TestUsage(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
 		{"--orphans=keep", `error: --orphans: "keep" is neither skip nor reserve`},
 		{"-o name", `error: --output: "name" is neither yaml nor json`},
-		{"-o yaml --apply", "error: --output prints what is to be created, --apply creates it: choose one"},
-		{"--workers 0", "error: --workers: 0 is not from 1 to 256"},
+		{"-o yaml --apply", "error: --output prints the objects, --apply creates them: choose one"},
+		{"--workers 0", "error: --workers: 0 is not between 1 and 256"},
 		{"--claim-namespace front=", `error: --claim-namespace: "front"="": write POOL=NAMESPACE`},
 		{"--bogus", "error: unknown flag: --bogus"},
 		{"more", `error: unknown command "more" for "kubectl berth import-galaxy"`},

@@ -26,7 +26,7 @@ import (
 // Exit codes besides 0.
 const (
 	exitFailed = 1
-	// exitUndecided: done as far as it goes, but somebody must decide the rest.
+	// exitUndecided: done, except items that the user must decide about.
 	exitUndecided = 2
 )
 
@@ -65,16 +65,16 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetOut(streams.Out)
 	command.SetErr(streams.ErrOut)
 	flags := genericclioptions.NewConfigFlags(true)
-	flags.Namespace = nil // nothing here is about one namespace
+	flags.Namespace = nil // no command is about one namespace
 	flags.AddFlags(command.PersistentFlags())
 	verbosity := newVerbosity()
 	command.PersistentFlags().AddFlag(verbosity)
 	command.PersistentPreRun = func(*cobra.Command, []string) {
-		// What client-go logs is in our errors, too, and in better words.
+		// client-go's logs repeat our errors.
 		if !verbosity.Changed {
 			klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 		}
-		// The API server's warnings are for the user; client-go would log them.
+		// Show the API server's warnings to the user; client-go would log them.
 		rest.SetDefaultWarningHandler(rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true}))
 	}
 	command.AddCommand(newBackup(flags, streams), newRestore(flags, streams), newImportGalaxy(flags, streams))
@@ -86,6 +86,6 @@ func newVerbosity() *pflag.Flag {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
 	verbosity := pflag.PFlagFromGoFlag(flags.Lookup("v"))
-	verbosity.Usage = "Log what is asked of the API server: 6 says which requests, 8 what is in them. Without it nothing is logged."
+	verbosity.Usage = "Log requests to the API server: 6 logs their URLs, 8 also their content. By default nothing is logged."
 	return verbosity
 }

@@ -25,7 +25,7 @@ func TestWithoutCluster(t *testing.T) {
 		http.Error(w, "no", http.StatusForbidden)
 	}))
 	defer warns.Close()
-	const refused = "error: ask the API server what kinds it has: "
+	const refused = "error: ask the API server for its kinds: "
 	for _, test := range []struct {
 		name  string
 		args  []string

@@ -20,7 +20,7 @@ import (
 
 func newReader(text []byte) *bufio.Reader { return bufio.NewReader(strings.NewReader(string(text))) }
 
-// printPlan writes a line for each object, and remarks.
+// printPlan writes a line for each object, and the notes.
 func printPlan(out io.Writer, made *plan.Plan) error {
 	table := printers.GetNewTabWriter(out)
 	fmt.Fprintln(table, "ACTION\tKIND\tNAME\tPOOL\tOWNER\tPOD\tNODE\tPOLICY\tNOTE")
@@ -36,7 +36,7 @@ func printPlan(out io.Writer, made *plan.Plan) error {
 	return nil
 }
 
-// printRemarks writes what a plan in the form of objects does not say.
+// printRemarks writes the notes that a plan in the form of objects does not show.
 func printRemarks(out io.Writer, made *plan.Plan) {
 	for i := range made.Items {
 		if item := &made.Items[i]; item.Note != "" || item.Action == plan.Update {
@@ -115,7 +115,7 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	for _, items := range [][]*plan.Item{claims, ips, pools} {
 		for _, item := range items {
 			if item.Action != plan.Create {
-				continue // an update needs what exists: --apply does it
+				continue // an update needs the existing object: only --apply does it
 			}
 			var object any
 			switch {
@@ -141,7 +141,7 @@ func printObjects(out io.Writer, made *plan.Plan, format string) error {
 	return nil
 }
 
-// printSummary says what is done and what comes next.
+// printSummary prints the counts of the plan and the next step.
 func printSummary(out io.Writer, made *plan.Plan, applied bool, remark string) {
 	fmt.Fprintln(out)
 	for _, kind := range []string{"IPPool", "IPClaim", "FloatingIP"} {
@@ -163,7 +163,7 @@ func printSummary(out io.Writer, made *plan.Plan, applied bool, remark string) {
 	case !made.Writes():
 		fmt.Fprintln(out, "There is nothing to create.")
 	default:
-		fmt.Fprintln(out, "Nothing was changed. Do it with --apply.")
+		fmt.Fprintln(out, "Nothing was changed. Use --apply to apply the plan.")
 	}
 }
 
@@ -185,8 +185,7 @@ func word(action plan.Action, applied bool) string {
 	return string(action)
 }
 
-// progress tells the user, not too often, that something goes on. Safe for
-// concurrent use.
+// progress prints progress to the user, not too often. Safe for concurrent use.
 type progress struct {
 	out io.Writer
 
@@ -204,8 +203,8 @@ func (p *progress) say(format string, args ...any) {
 	fmt.Fprintf(p.out, format+"\n", args...)
 }
 
-// count says how much is done, of all if that is known; not if it said something
-// a moment ago, since short runs need no progress.
+// count prints the number of finished items, of all if all is not 0. It prints nothing
+// within pause of the last line, or of the first call.
 func (p *progress) count(what string, done, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

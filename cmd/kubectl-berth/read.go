@@ -37,10 +37,10 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy/migrate"
 )
 
-// galaxyNamespace is the only one whose Pools Galaxy looks at.
+// galaxyNamespace is the only namespace in which Galaxy reads Pools.
 const galaxyNamespace = "kube-system"
 
-// given is what of Galaxy's state is known.
+// given is Galaxy's state as read so far.
 type given struct {
 	config    []byte // nil: not given
 	hasIPs    bool
@@ -80,7 +80,7 @@ func (g *given) addFile(text []byte) error { return eachDocument(text, g.addDocu
 
 // eachDocument calls add with every document of a YAML or JSON text, in JSON.
 func eachDocument(text []byte, add func(document []byte) error) error {
-	if json.Valid(text) { // which YAML does not take if it is indented with tabs
+	if json.Valid(text) { // YAML refuses JSON that is indented with tabs
 		if err := add(text); err != nil {
 			return fmt.Errorf("document 1: %w", err)
 		}
@@ -118,7 +118,7 @@ func (g *given) addDocument(document []byte) error {
 
 func (g *given) addConfig(text []byte) error {
 	if g.config != nil {
-		return errors.New("a second pool configuration: give one")
+		return errors.New("a second pool configuration: give only one")
 	}
 	g.config = text
 	return nil
@@ -183,13 +183,13 @@ func (g *given) addPool(document []byte) error {
 	return nil
 }
 
-// cluster is the API server that is migrated.
+// cluster is the API server that the commands work on.
 type cluster struct {
 	kube     kubernetes.Interface
 	dynamic  dynamic.Interface
 	metadata metadata.Interface
 	berth    *client.Client
-	// kinds and resources that the API server can list, of namespaced objects.
+	// kinds and resources of namespaced objects that the API server can list.
 	kinds     map[string][]schema.GroupVersionKind
 	resources map[schema.GroupVersionKind]schema.GroupVersionResource
 	groups    map[string]bool
@@ -202,7 +202,7 @@ func connect(flags *genericclioptions.ConfigFlags) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the API server's address and credentials: %w", err)
 	}
-	config.QPS = -1 // the number of workers limits it, and the API server itself
+	config.QPS = -1 // the number of workers and the API server limit the rate
 	c := &cluster{host: config.Host}
 	protobuf := rest.CopyConfig(config)
 	protobuf.ContentType = "application/vnd.kubernetes.protobuf"
@@ -223,21 +223,21 @@ func connect(flags *genericclioptions.ConfigFlags) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the discovery client: %w", err)
 	}
-	found.Invalidate() // it keeps what it found on disk for hours
+	found.Invalidate() // it caches on disk for hours
 	return c, c.discover(found)
 }
 
-// discover learns which kinds there are.
+// discover reads the kinds that the API server serves.
 func (c *cluster) discover(api discovery.DiscoveryInterface) error {
 	lists, err := api.ServerPreferredResources()
 	if failed, ok := errors.AsType[*discovery.ErrGroupDiscoveryFailed](err); ok {
-		// An aggregated API that is down is no concern unless a key names its kind.
+		// An aggregated API that is down only matters if a key names its kind.
 		for group := range failed.Groups {
 			c.notes = append(c.notes, fmt.Sprintf("API %s does not answer: workloads of its kinds are not found", group))
 		}
 		slices.Sort(c.notes)
 	} else if err != nil {
-		return fmt.Errorf("ask the API server what kinds it has: %w", err)
+		return fmt.Errorf("ask the API server for its kinds: %w", err)
 	}
 	c.kinds = map[string][]schema.GroupVersionKind{}
 	c.resources = map[schema.GroupVersionKind]schema.GroupVersionResource{}
@@ -262,10 +262,10 @@ func (c *cluster) discover(api discovery.DiscoveryInterface) error {
 	return nil
 }
 
-// has says whether the API server has a resource, written "resource.group".
+// has reports whether the API server serves a resource, written "resource.group".
 func (c *cluster) has(resource string) bool { return c.groups[resource] }
 
-// readGalaxy reads what the files did not have.
+// readGalaxy reads the parts of Galaxy's state that the files did not have.
 func (o *importOptions) readGalaxy(ctx context.Context, api *cluster, g *given, progress *progress) (notes []string, err error) {
 	if g.config == nil {
 		progress.say("Reading ConfigMap %s/%s", o.configMapNamespace, o.configMapName)
@@ -276,7 +276,7 @@ func (o *importOptions) readGalaxy(ctx context.Context, api *cluster, g *given, 
 	version := schema.GroupVersion{Group: galaxy.GroupName, Version: galaxy.Version}
 	if resource := version.WithResource("floatingips"); !g.hasIPs {
 		if !api.has(resource.GroupResource().String()) {
-			notes = append(notes, fmt.Sprintf("the cluster has no %s: no addresses are imported but those that pods say they have", resource.GroupResource()))
+			notes = append(notes, fmt.Sprintf("the cluster has no %s: only the addresses in the annotations of pods are imported", resource.GroupResource()))
 		} else if err := list(ctx, api.dynamic.Resource(resource), progress, resource.GroupResource().String(), &g.ips); err != nil {
 			return nil, err
 		}
@@ -325,8 +325,8 @@ func list[T any](ctx context.Context, resource dynamic.ResourceInterface, progre
 	return nil
 }
 
-// readBerth reads Berth's objects: each kind as it was at one moment, and addresses
-// first, so that what they refer to is there unless it was deleted since.
+// readBerth reads Berth's objects: each kind as of one moment, addresses first, so that
+// the objects that they refer to are there unless they were deleted since.
 func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Objects, error) {
 	for _, resource := range []string{"ippools", "ipclaims", "floatingips"} {
 		if !c.has(resource + "." + v1alpha1.GroupName) {
@@ -335,8 +335,8 @@ func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Ob
 	}
 	objects := &backup.Objects{}
 	list := func(what string, page func(metav1.ListOptions) (runtime.Object, error), add func(runtime.Object)) error {
-		// Pages of one list are of one resource version; where that is too old for the
-		// next, the pager begins anew.
+		// All pages of a list have one resource version; if it expires, the pager
+		// starts again.
 		all, _, err := pager.New(pager.SimplePageFunc(page)).List(ctx, metav1.ListOptions{})
 		if err == nil {
 			err = meta.EachListItem(all, func(object runtime.Object) error {
@@ -366,7 +366,7 @@ func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Ob
 	return objects, err
 }
 
-// readWorkloads reads pods and what may own them.
+// readWorkloads reads pods and the workloads that may own them.
 func (c *cluster) readWorkloads(ctx context.Context, input *migrate.Input, progress *progress) error {
 	keep := []string{galaxy.AnnotationArgs, galaxy.AnnotationPool, galaxy.AnnotationReleasePolicy}
 	err := c.readPods(ctx, progress, func(pod *v1.Pod) { input.Pods = append(input.Pods, slim(pod, keep...)) })
@@ -407,7 +407,7 @@ func (c *cluster) readPods(ctx context.Context, progress *progress, add func(*v1
 	return nil
 }
 
-// slim keeps of a pod what a plan needs, with some annotations.
+// slim returns a pod with the fields that a plan needs, and with some annotations.
 func slim(pod *v1.Pod, annotations ...string) *v1.Pod {
 	slim := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{

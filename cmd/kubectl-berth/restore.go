@@ -25,23 +25,24 @@ import (
 	"github.com/berth-dev/berth/ipam/plan"
 )
 
-const restoreLong = `Makes the IPPools, IPClaims and FloatingIPs of a backup again, where they are missing.
+const restoreLong = `Creates the missing IPPools, IPClaims and FloatingIPs of a backup.
 
-Without --apply it only says what it would do. Nothing is deleted, and nothing that
-somebody else has by now is changed: run it as often as you like. Programs of Berth
-need not be stopped.
+Without --apply it only prints the plan. It deletes nothing, and does not change
+addresses that have another owner now: run it as often as you like. You need not stop
+Berth's programs.
 
-An address whose pod still runs is recorded for that pod. Others that a policy
-keeps are retained for their workloads, which are found by name, now or when they
-are made: for --keep-for they are kept in any case, then their release policy decides.
+An address is recorded for its pod if the pod still runs. Other addresses that a
+release policy keeps are retained for their workloads, which are found by name, now or
+when they are created. For --keep-for they are kept in any case; then their release
+policy decides.
 
-Exit codes: 0 done, 1 failed, 2 done, but something is left that somebody must
-decide about (skip, conflict and notes in the plan).`
+Exit codes: 0 done, 1 failed, 2 done, but you must decide about some items (skip,
+conflict and notes in the plan).`
 
 const restoreExamples = `  # What would be done?
   kubectl berth restore berth.yaml
 
-  # Do it; the workloads will be back within two days
+  # Apply it; the workloads will be back within two days
   kubectl berth restore berth.yaml --apply --keep-for=48h`
 
 // restoreOptions are the flags of restore.
@@ -56,7 +57,7 @@ func newRestore(config *genericclioptions.ConfigFlags, streams genericiooptions.
 	options := &restoreOptions{keepFor: 24 * time.Hour, workers: 16}
 	command := &cobra.Command{
 		Use:     "restore FILE",
-		Short:   "Makes saved pools, claims and addresses again",
+		Short:   "Restores saved pools, claims and addresses",
 		Long:    restoreLong,
 		Example: restoreExamples,
 		Args:    cobra.ExactArgs(1),
@@ -73,9 +74,9 @@ func newRestore(config *genericclioptions.ConfigFlags, streams genericiooptions.
 }
 
 func (o *restoreOptions) addFlags(flags *pflag.FlagSet) {
-	flags.BoolVar(&o.apply, "apply", o.apply, "Create what is missing. Everything is validated by the API server first.")
-	flags.DurationVar(&o.keepFor, "keep-for", o.keepFor, "How long addresses without a pod are kept, whether their workload is there or not, before their release policy decides.")
-	flags.IntVar(&o.workers, "workers", o.workers, "How many requests to make at once.")
+	flags.BoolVar(&o.apply, "apply", o.apply, "Create missing objects, after the API server has validated all of them.")
+	flags.DurationVar(&o.keepFor, "keep-for", o.keepFor, "How long addresses without a pod are kept, even if their workload is missing, before their release policy decides.")
+	flags.IntVar(&o.workers, "workers", o.workers, "Number of concurrent requests.")
 }
 
 func (o *restoreOptions) validate() error {
@@ -111,8 +112,8 @@ func (o *restoreOptions) run(ctx context.Context, config *genericclioptions.Conf
 	}
 	if o.apply {
 		applier := &applier{api: api.berth, workers: o.workers, progress: progress}
-		// Addresses first, so that a claim finds its own before it preallocates others,
-		// and pools last, so that nothing is given before.
+		// Addresses first, so that a claim finds its own before it preallocates others.
+		// Pools last, so that nothing is allocated from them before.
 		claims, ips, pools := toWrite(made)
 		if err := applier.apply(ctx, step{"addresses", ips, nil}, step{"claims", claims, nil}, step{"pools", pools, nil}); err != nil {
 			return err
@@ -138,7 +139,7 @@ func readBackup(text []byte, saved *backup.Objects) error {
 	return saved.CheckNames()
 }
 
-// keptUntil says how long addresses without a pod are kept.
+// keptUntil returns the summary's remark about addresses without a pod.
 func keptUntil(made *plan.Plan, until time.Time) string {
 	n := 0
 	for i := range made.Items {
@@ -152,7 +153,7 @@ func keptUntil(made *plan.Plan, until time.Time) string {
 	return fmt.Sprintf("%d addresses without a pod are kept for their owners until %s; then their release policy decides.\n", n, until.UTC().Format(time.RFC3339))
 }
 
-// read collects all that the plan depends on.
+// read collects the input of the plan.
 func (o *restoreOptions) read(ctx context.Context, api *cluster, saved *backup.Objects, progress *progress) (*backup.Input, []string, error) {
 	now := time.Now()
 	input := &backup.Input{Saved: saved, Now: now, KeepUntil: now.Add(o.keepFor)}

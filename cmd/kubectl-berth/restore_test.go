@@ -130,7 +130,7 @@ func TestRestoreUsage(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"restore": "error: accepts 1 arg(s), received 0",
-		"restore /nowhere --keep-for=0 --workers=0": "error: --keep-for: 0s is less than 1s\n--workers: 0 is not from 1 to 256",
+		"restore /nowhere --keep-for=0 --workers=0": "error: --keep-for: 0s is less than 1s\n--workers: 0 is not between 1 and 256",
 		"restore /nowhere":                          "error: read the backup: open /nowhere: no such file or directory",
 		"restore " + pods:                           "error: read the backup: document 2: v1 Pod web: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs, or lists of them",
 		"backup more":                               `error: unknown command "more" for "kubectl berth backup"`,

@@ -267,9 +267,9 @@ func TestRestorePoolsAndClaims(t *testing.T) {
 		got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s/%s %s", item.Action, item.Kind, item.Namespace, item.Name, item.Note)))
 	}
 	want := []string{
-		"create IPPool /a", "same IPPool /b", "differs IPPool /c it exists with another spec, and is left as it is",
+		"create IPPool /a", "same IPPool /b", "differs IPPool /c it exists with another spec and is not changed",
 		"skip IPClaim elsewhere/front there is no namespace elsewhere: create it and run this again; the addresses wait for the claim",
-		"create IPClaim shop/front", "differs IPClaim shop/larger it exists with another spec, and is left as it is",
+		"create IPClaim shop/front", "differs IPClaim shop/larger it exists with another spec and is not changed",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -323,7 +323,7 @@ func TestAdd(t *testing.T) {
 		t.Error(err)
 	}
 	twice := &Objects{IPs: append(read.IPs, ten), Claims: []*v1alpha1.IPClaim{owned, owned}}
-	if err := twice.CheckNames(); err == nil || err.Error() != "IPClaim shop/front is there twice: leave the older one out\nFloatingIP 10.0.70.10 is there twice: leave the older one out" {
+	if err := twice.CheckNames(); err == nil || err.Error() != "IPClaim shop/front occurs twice: remove the older one\nFloatingIP 10.0.70.10 occurs twice: remove the older one" {
 		t.Errorf("two of a name: %v", err)
 	}
 	for document, want := range map[string]string{

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backup says what of Berth's objects a backup has, and plans how a cluster
-// gets them back. It does no I/O.
+// Package backup defines the content of a backup of Berth's objects, and plans its restore.
+// It does no I/O.
 //
-// # What a backup is
+// # Content of a backup
 //
-// All IPPools, IPClaims and FloatingIPs, without what the API server sets. Each kind
-// is one snapshot, addresses first: whatever an address refers to is there, unless it
-// was deleted since.
+// A backup has all IPPools, IPClaims and FloatingIPs, without the fields that the API
+// server sets. Each kind is one snapshot, addresses first: the objects that an address
+// refers to are in the backup, unless they were deleted in between.
 //
-// # What becomes of an address
+// # Restore of an address
 //
 //	its pod lives, by UID          held by the pod, as it was
 //	a live pod got it later        held by that pod ([planner.lateAddress])
@@ -20,17 +20,17 @@
 //
 // # Owners
 //
-// A rebuilt cluster has the same workloads under other UIDs, now or later. An owner
-// that exists is written with its present UID, one that does not with
-// [v1alpha1.NilUID]: the scheduler gives such an address to the pods of the first
-// owner of that group, kind, namespace and name, and writes its UID. Spec.keepUntil
-// holds all that has no pod until then, also where the owner exists: it may have its
-// replicas later. When the time is over the controller looks for the owner a last
-// time by name, and then the release policy decides.
+// A rebuilt cluster has the same workloads with other UIDs, now or later. An existing
+// owner is written with its present UID, a missing one with [v1alpha1.NilUID]: the
+// scheduler gives such an address to the pods of the first owner of that group, kind,
+// namespace and name, and writes its UID. Addresses without a pod are kept until
+// spec.keepUntil, even if the owner exists, because it may get its replicas later. After
+// that the controller looks the owner up by name a last time, and then the release policy
+// decides.
 //
-// # What a plan guards
+// # Guarantees of a plan
 //
-// An object that exists is never changed but in two cases: a live pod runs with the
-// address, or it is at rest, so nobody's; and only as it was seen. An address of
-// another owner is a conflict.
+// An existing object is changed in two cases only: a live pod runs with the address, or
+// the address is at rest, so it has no owner. It is changed only if it is still as read.
+// An address of another owner is a conflict.
 package backup

@@ -18,21 +18,21 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// lateHolder is a live pod that got an address after the backup was made, and which
-// of the pod's it is.
+// lateHolder is a live pod that got an address after the backup, and the index of this
+// address among the pod's addresses.
 type lateHolder struct {
 	pod   *v1.Pod
 	index int
 }
 
-// findLate finds addresses that live pods got after the backup, by name: the backup
-// does not have them for these pods, and if nobody recorded them the scheduler would
-// give them to others.
+// findLate finds the addresses that live pods got after the backup, by name. The backup
+// does not record them for these pods; without a record the scheduler would give them to
+// other pods.
 //
-// The annotation that names them proves nothing: whoever makes a pod can write it.
-// The pod's status is the kubelet's, and has the first address of each family. No
-// pod has one of a pool there unless Berth wired it, and then the annotation came
-// with its Binding.
+// The annotation that names them proves nothing, because the author of a pod can write
+// it. The kubelet writes the pod's status, which has the first address of each family. It
+// has an address of a pool only if Berth wired it, and then the annotation came with the
+// pod's Binding.
 func (p *planner) findLate(saved []*v1alpha1.FloatingIP) map[string]lateHolder {
 	recorded := map[string]*v1alpha1.FloatingIP{}
 	for _, ip := range saved {
@@ -65,8 +65,7 @@ func (p *planner) wired(pod *v1.Pod) []string {
 	return names
 }
 
-// poolOf returns the pool that has an address, as it is now or will be restored; nil:
-// none has.
+// poolOf returns the existing or restored pool that contains an address, or nil.
 func (p *planner) poolOf(addr netip.Addr) *pools.Pool {
 	if home, ok := p.snapshot.Home(addr); ok {
 		return p.snapshot.Pools()[home]
@@ -74,8 +73,8 @@ func (p *planner) poolOf(addr netip.Addr) *pools.Pool {
 	return nil
 }
 
-// lateAddress decides about an address that a live pod got after the backup; saved is
-// what the backup has of it, nil: nothing.
+// lateAddress decides about an address that a live pod got after the backup; saved is the
+// backup's record of it, or nil.
 func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.FloatingIP) plan.Item {
 	pod := late.pod
 	if saved != nil {
@@ -106,8 +105,8 @@ func (p *planner) lateAddress(name string, late lateHolder, saved *v1alpha1.Floa
 	return item
 }
 
-// isOf says whether a pod is one of the owner of an address, in its namespace, and one
-// that the address may stand for.
+// isOf reports whether a pod belongs to the owner of an address, in its namespace, and
+// whether the owner may keep the address for this pod.
 func isOf(spec *v1alpha1.FloatingIPSpec, pod *v1.Pod) bool {
 	owner := spec.Owner
 	if owner == nil || spec.Reserved || owner.Namespace != pod.Namespace ||
@@ -127,11 +126,11 @@ func isOf(spec *v1alpha1.FloatingIPSpec, pod *v1.Pod) bool {
 	case controller.Kind == owner.Kind:
 		return controller.Name == owner.Name
 	}
-	// Between a pod and its Deployment, Rollout or CronJob.
+	// A ReplicaSet or Job between the pod and its Deployment, Rollout or CronJob.
 	return (controller.Kind == "ReplicaSet" || controller.Kind == "Job") && strings.HasPrefix(controller.Name, owner.Name+"-")
 }
 
-// successor is an address that went to another pod of its owner.
+// successor returns the record of an address that went to another pod of its owner.
 func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alpha1.FloatingIP {
 	ip := saved.DeepCopy()
 	spec := &ip.Spec
@@ -139,7 +138,7 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 	since := metav1.NewTime(p.input.Now).Rfc3339Copy()
 	spec.Pod = &v1alpha1.PodReference{Name: late.pod.Name, UID: late.pod.UID}
 	spec.Node, spec.Index, spec.Since, spec.KeepUntil = late.pod.Spec.NodeName, int32(late.index), &since, nil
-	spec.LastPod = cmp.Or(spec.LastPod, late.pod.Name) // it was kept
+	spec.LastPod = cmp.Or(spec.LastPod, late.pod.Name) // the owner kept it
 	if uid, found := p.owners[ownerName{kindOf(spec.Owner), spec.Owner.Namespace, spec.Owner.Name}]; found {
 		spec.Owner.UID = uid
 	}
@@ -147,8 +146,8 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 	return ip
 }
 
-// podsOwn is an address whose owner is the pod itself: what else it belongs to was
-// not recorded, and is not guessed.
+// podsOwn returns the record of an address with the pod itself as the owner: no other
+// owner was recorded, and none is guessed.
 func (p *planner) podsOwn(name string, late lateHolder) *v1alpha1.FloatingIP {
 	addr, _ := v1alpha1.AddrOf(name) // wired has read it
 	pod, since := late.pod, metav1.NewTime(p.input.Now).Rfc3339Copy()

@@ -22,13 +22,13 @@ type Objects struct {
 	IPs    []*v1alpha1.FloatingIP
 }
 
-// Len is how many objects there are.
+// Len returns the number of objects.
 func (o *Objects) Len() int { return len(o.Pools) + len(o.Claims) + len(o.IPs) }
 
-// Clean returns the objects as a backup has them: without what the API server or
-// Berth set, and sorted by name, addresses as numbers. Owner references go as well,
-// since their UIDs are those of this cluster. Pools and claims that are being
-// deleted are left out. It modifies nothing.
+// Clean returns the objects in the form of a backup: without fields that the API server
+// or Berth set, sorted by name, addresses by number. It removes owner references, because
+// their UIDs belong to this cluster, and omits pools and claims that are being deleted. It
+// does not modify its input.
 func Clean(objects *Objects) *Objects {
 	clean := &Objects{}
 	for _, pool := range objects.Pools {
@@ -67,7 +67,7 @@ func cleanMeta(o *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, Labels: o.Labels, Annotations: o.Annotations}
 }
 
-// Add adds an object in JSON, or a list of them, as a backup or kubectl has it.
+// Add adds an object in JSON, or a list of objects, as in a backup or in kubectl's output.
 func (o *Objects) Add(document []byte) error {
 	var object struct {
 		metav1.TypeMeta `json:",inline"`
@@ -110,13 +110,13 @@ func (o *Objects) Add(document []byte) error {
 	return nil
 }
 
-// CheckNames fails if there are two objects of one name, as in files that were joined.
+// CheckNames returns an error if two objects have one name, as in files that were joined.
 func (o *Objects) CheckNames() error {
 	seen := make(map[string]bool, o.Len())
 	var errs []error
 	check := func(name string) {
 		if seen[name] {
-			errs = append(errs, fmt.Errorf("%s is there twice: leave the older one out", name))
+			errs = append(errs, fmt.Errorf("%s occurs twice: remove the older one", name))
 		}
 		seen[name] = true
 	}

@@ -20,16 +20,16 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Input is all that a plan depends on.
+// Input is the input of a plan.
 type Input struct {
-	// Saved is the backup, Existing what the cluster has.
+	// Saved has the objects of the backup, Existing those of the cluster.
 	Saved, Existing *Objects
-	// Namespaces that there are.
+	// Namespaces of the cluster.
 	Namespaces []string
 	// Pods of all namespaces, Workloads at least of the kinds that [Kinds] names.
 	Pods      []*v1.Pod
 	Workloads []Workload
-	// Now is the time, KeepUntil that until when addresses without a pod are kept.
+	// Now is the present time. Addresses without a pod are kept until KeepUntil.
 	Now, KeepUntil time.Time
 }
 
@@ -100,12 +100,12 @@ type planner struct {
 	namespaces map[string]bool
 	owners     map[ownerName]types.UID
 	pods       map[types.NamespacedName]*v1.Pod
-	// pools, claims and ips are those that exist, savedPools and savedClaims those of
-	// the backup.
+	// pools, claims and ips are the existing objects, savedPools and savedClaims those
+	// of the backup.
 	pools, savedPools   map[string]*v1alpha1.IPPool
 	claims, savedClaims map[types.NamespacedName]*v1alpha1.IPClaim
 	ips                 map[string]*v1alpha1.FloatingIP
-	// snapshot has all pools, those that exist as they are.
+	// snapshot has the existing pools, and those of the backup that do not exist.
 	snapshot *pools.Snapshot
 }
 
@@ -172,7 +172,7 @@ func byKey(claims []*v1alpha1.IPClaim) map[types.NamespacedName]*v1alpha1.IPClai
 	return m
 }
 
-const otherSpec = "it exists with another spec, and is left as it is"
+const otherSpec = "it exists with another spec and is not changed"
 
 func (p *planner) pool(saved *v1alpha1.IPPool) plan.Item {
 	item := plan.Item{Action: plan.Create, Kind: "IPPool", Name: saved.Name, Pool: saved}
@@ -215,7 +215,7 @@ func (p *planner) address(saved *v1alpha1.FloatingIP) plan.Item {
 	return item
 }
 
-// want is what is to become of an address if it is free now.
+// want is the desired record of an address, if no record exists.
 type want struct {
 	ip    *v1alpha1.FloatingIP
 	stale bool
@@ -264,14 +264,14 @@ func (p *planner) wanted(saved *v1alpha1.FloatingIP) want {
 	return w
 }
 
-// stored is a time in the seconds that are stored, and no less than it is.
+// stored rounds a time up to the seconds that the API stores.
 func (p *planner) stored(t time.Time) *metav1.Time {
 	up := metav1.NewTime(t.Add(time.Second - 1).Truncate(time.Second))
 	return &up
 }
 
-// holder returns the pod that had the address and still runs, nil if there is none.
-// The backup says that it had it: what the pod says of itself does not count.
+// holder returns the pod that holds the address by the backup and still runs, or nil. The
+// pod's own annotation does not count.
 func (p *planner) holder(saved *v1alpha1.FloatingIP) *v1.Pod {
 	if saved.Spec.Pod == nil || saved.Spec.Owner == nil {
 		return nil
@@ -283,12 +283,12 @@ func (p *planner) holder(saved *v1alpha1.FloatingIP) *v1.Pod {
 	return pod
 }
 
-// isLive says whether a pod has, or is about to get, the network of a node.
+// isLive reports whether a pod is bound to a node and has not finished.
 func isLive(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
-// takeOffPod makes an address one without a pod.
+// takeOffPod removes the pod from the record of an address.
 func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	if spec.Pod != nil {
 		since := metav1.NewTime(now).Rfc3339Copy()
@@ -296,11 +296,11 @@ func takeOffPod(spec *v1alpha1.FloatingIPSpec, now time.Time) {
 	}
 	spec.Pod = nil
 	if !spec.ExternallyAssigned {
-		spec.Node = "" // else the controller has it detached from there first
+		spec.Node = "" // otherwise the controller detaches it from the node first
 	}
 }
 
-// keeps says whether the owner of an address keeps it without a pod.
+// keeps reports whether the owner of an address keeps it without a pod.
 func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	if spec.ReleasePolicy == v1alpha1.ReleaseRetain || spec.ReleasePolicy == v1alpha1.ReleaseNever {
 		return true
@@ -308,7 +308,7 @@ func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	if kindOf(spec.Owner) != claimKind {
 		return false
 	}
-	// It was preallocated.
+	// A claim keeps preallocated addresses.
 	key := types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Owner.Name}
 	claim := p.claims[key]
 	if claim == nil {
@@ -317,12 +317,12 @@ func (p *planner) keeps(spec *v1alpha1.FloatingIPSpec) bool {
 	return claim != nil && claim.Spec.Preallocate
 }
 
-// brings says whether the backup has the owner.
+// brings reports whether the backup has the owner, which must be a claim.
 func (p *planner) brings(owner *v1alpha1.Owner) bool {
 	return kindOf(owner) == claimKind && p.savedClaims[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}] != nil
 }
 
-// cooldown of a pool: as it is now, or was.
+// cooldown returns the cooldown of the existing pool, else of the saved one.
 func (p *planner) cooldown(name string) time.Duration {
 	for _, all := range []map[string]*v1alpha1.IPPool{p.pools, p.savedPools} {
 		if pool := all[name]; pool != nil {
@@ -335,7 +335,7 @@ func (p *planner) cooldown(name string) time.Duration {
 	return 0
 }
 
-// compare decides about an address that exists.
+// compare decides about an address with an existing record.
 func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 	is, want := &existing.Spec, &item.IP.Spec
 	conflict := func(format string, args ...any) {
@@ -366,8 +366,7 @@ func (p *planner) compare(item *plan.Item, existing *v1alpha1.FloatingIP) {
 	}
 }
 
-// same says whether two owners are one by name, and the address stands for the same
-// of its pods.
+// same reports whether two owners are equal, ignoring UIDs and versions.
 func same(a, b *v1alpha1.Owner) bool {
 	return kindOf(a) == kindOf(b) && a.Namespace == b.Namespace && a.Name == b.Name && a.PodName == b.PodName && a.NodeName == b.NodeName
 }
@@ -376,7 +375,7 @@ func describe(owner *v1alpha1.Owner) string {
 	return fmt.Sprintf("%s %s/%s", owner.Kind, owner.Namespace, owner.Name)
 }
 
-// state says whose an address is.
+// state describes the holder or owner of an address, for notes.
 func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
 	case spec.Reserved:

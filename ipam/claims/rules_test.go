@@ -100,7 +100,7 @@ func TestRelate(t *testing.T) {
 				"d": `"" "" "the older IPClaim \"c\" already takes over \"a\"`,
 			}},
 		{"rivals", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"), aged(2)), claim("c", takingOver("a"), aged(1))},
-			map[string]string{"a": `"" "c" ""`, "b": `"" "" "IPClaim \"c\", which is older`, "c": `"a" "" ""`}},
+			map[string]string{"a": `"" "c" ""`, "b": `"" "" "the older IPClaim \"c\" already takes over`, "c": `"a" "" ""`}},
 		{"the older rival is being deleted", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"), aged(2)), claim("c", takingOver("a"), aged(1), deleted)},
 			map[string]string{"a": `"" "b" ""`, "b": `"a" "" ""`}},
 	}

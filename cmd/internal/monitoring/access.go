@@ -18,23 +18,22 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// access asks the API server who a client is, and what it may.
+// access authenticates and authorizes clients at the API server.
 type access struct {
 	authenticator authenticator.Request
 	authorizer    authorizer.Authorizer
 }
 
 const (
-	// How often one program asks about others, whoever asks it: tokens that
-	// mean nothing must not keep it from its own requests, nor load the API
-	// server.
+	// reviewQPS and reviewBurst limit the reviews of this process: requests with
+	// invalid tokens must not slow down its own requests, nor load the API server.
 	reviewQPS, reviewBurst = 10, 20
 	reviewTimeout          = 10 * time.Second
-	// decisionTTL is how long a decision holds: kube-scheduler's value.
+	// decisionTTL is how long a decision is cached: kube-scheduler's value.
 	decisionTTL = 10 * time.Second
 )
 
-// reviewBackoff is for an API server that fails for a moment.
+// reviewBackoff is the backoff after a temporary failure of the API server.
 var reviewBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 3}
 
 func newAccess(config *rest.Config) (*access, error) {
@@ -42,7 +41,7 @@ func newAccess(config *rest.Config) (*access, error) {
 	config.RateLimiter, config.QPS, config.Burst = nil, reviewQPS, reviewBurst
 	api, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("create the client of reviews: %w", err)
+		return nil, fmt.Errorf("create the client for reviews: %w", err)
 	}
 	authentication, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
 		TokenAccessReviewClient: api.AuthenticationV1(), TokenAccessReviewTimeout: reviewTimeout,
@@ -61,8 +60,7 @@ func newAccess(config *rest.Config) (*access, error) {
 	return &access{authentication, authorization}, nil
 }
 
-// guard lets those through to a handler that may use the request's verb on its
-// path.
+// guard passes a request to the handler if the client may use the verb on the path.
 func (a *access) guard(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		verb := strings.ToLower(r.Method)
@@ -72,7 +70,7 @@ func (a *access) guard(handler http.Handler) http.Handler {
 				klog.FromContext(r.Context()).V(2).Info("Did not authenticate a client", "path", r.URL.Path, "client", r.RemoteAddr, "err", err)
 			}
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "Unauthorized: send a bearer token that the API server knows", http.StatusUnauthorized)
+			http.Error(w, "Unauthorized: send a bearer token that the API server accepts", http.StatusUnauthorized)
 			return
 		}
 		decision, _, err := a.authorizer.Authorize(r.Context(), authorizer.AttributesRecord{User: client.User, Verb: verb, Path: r.URL.Path})
@@ -80,10 +78,10 @@ func (a *access) guard(handler http.Handler) http.Handler {
 		case decision == authorizer.DecisionAllow:
 			handler.ServeHTTP(w, r)
 		case err != nil:
-			klog.FromContext(r.Context()).Error(err, "Cannot decide about a request", "path", r.URL.Path, "client", r.RemoteAddr)
-			http.Error(w, "The API server cannot be asked what you may; see this program's log", http.StatusInternalServerError)
+			klog.FromContext(r.Context()).Error(err, "Failed to authorize a request", "path", r.URL.Path, "client", r.RemoteAddr)
+			http.Error(w, "The API server cannot be asked for your permissions; see this program's log", http.StatusInternalServerError)
 		default:
-			http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s; the ClusterRole berth-metrics-reader lets it", client.User.GetName(), verb, r.URL.Path), http.StatusForbidden)
+			http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s; the ClusterRole berth-metrics-reader grants it", client.User.GetName(), verb, r.URL.Path), http.StatusForbidden)
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// certificate returns what a handshake asks for the program's certificate.
+// certificate returns the function that gives TLS handshakes the program's certificate.
 func (o *Options) certificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if o.CertFile == "" {
 		own, err := selfSigned()
@@ -32,8 +32,8 @@ func (o *Options) certificate() (func(*tls.ClientHelloInfo) (*tls.Certificate, e
 	return load, err
 }
 
-// selfSigned makes a certificate that encrypts and proves nothing. It is made
-// anew with each start and never written.
+// selfSigned creates a self-signed certificate: it encrypts, but proves no identity. It
+// is created at each start and never stored.
 func selfSigned() (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -52,7 +52,7 @@ func selfSigned() (*tls.Certificate, error) {
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: host},
 		DNSNames:     []string{host, "localhost"},
-		// Clocks differ, and programs run for long.
+		// Clocks differ, and processes run for a long time.
 		NotBefore:   now.Add(-time.Hour),
 		NotAfter:    now.AddDate(10, 0, 0),
 		KeyUsage:    x509.KeyUsageDigitalSignature,

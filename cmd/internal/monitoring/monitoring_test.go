@@ -226,7 +226,7 @@ func TestValidate(t *testing.T) {
 	for want, o := range map[string]Options{
 		"--secure-port: 65536 is not": {BindAddress: "::", SecurePort: 65536},
 		"--bind-address: ":            {BindAddress: ":10266", SecurePort: 1},
-		"need each other":             {BindAddress: "::", SecurePort: 1, CertFile: "x"},
+		"set both or neither":         {BindAddress: "::", SecurePort: 1, CertFile: "x"},
 	} {
 		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)

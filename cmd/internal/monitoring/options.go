@@ -10,16 +10,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Options say where a program is asked, and who it says it is. The flags have
-// the names of kube-scheduler's.
+// Options are the address and the certificate of a Server. The flags have the names of
+// kube-scheduler's flags.
 type Options struct {
 	// BindAddress is an IP address of the host; 0.0.0.0 or ::, all of them.
 	BindAddress string
-	// SecurePort is 0 if nothing is served.
+	// SecurePort is the port; 0 serves nothing.
 	SecurePort int
 	// CertFile and KeyFile have the certificate and its key, in PEM. They are
 	// read again for every connection, so they can be replaced at any time. Both
-	// empty: the program makes a certificate that nobody signed.
+	// empty: the program creates a self-signed certificate.
 	CertFile, KeyFile string
 }
 
@@ -31,7 +31,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.KeyFile, "tls-private-key-file", o.KeyFile, "File with the private key of --tls-cert-file, in PEM.")
 }
 
-// Validate says what is wrong, by flag.
+// Validate returns the errors of the options, by flag.
 func (o *Options) Validate() error {
 	var errs []error
 	if o.SecurePort < 0 || o.SecurePort > 65535 {
@@ -41,7 +41,7 @@ func (o *Options) Validate() error {
 		errs = append(errs, fmt.Errorf("--bind-address: %w", err))
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
-		errs = append(errs, errors.New("--tls-cert-file and --tls-private-key-file need each other"))
+		errs = append(errs, errors.New("--tls-cert-file and --tls-private-key-file: set both or neither"))
 	}
 	return errors.Join(errs...)
 }

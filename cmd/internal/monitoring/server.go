@@ -25,11 +25,11 @@ type Server struct {
 	listener net.Listener // nil: nothing is served
 }
 
-// readyTimeout is how long the question whether the program is ready may take.
+// readyTimeout limits a readiness check.
 const readyTimeout = 5 * time.Second
 
-// Listen prepares a server; clients wait until Serve. config is how the API
-// server is reached, ready says why the program is not ready.
+// Listen opens the port of a server; clients wait until Serve. config is for the API
+// server. ready returns the reason why the program is not ready, or nil.
 func Listen(ctx context.Context, options Options, config *rest.Config, ready func(context.Context) error) (*Server, error) {
 	if options.SecurePort == 0 {
 		return &Server{}, nil
@@ -47,7 +47,7 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 	if err != nil {
 		return nil, fmt.Errorf("serve health and metrics: %w", err)
 	}
-	// No HTTP/2: a client that resets streams makes work faster than it pays.
+	// No HTTP/2: a client can cause much work cheaply by resetting streams.
 	secure := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: certificate}
 	logger := klog.FromContext(ctx)
 	return &Server{
@@ -59,7 +59,7 @@ func Listen(ctx context.Context, options Options, config *rest.Config, ready fun
 			IdleTimeout:       2 * time.Minute,
 			MaxHeaderBytes:    64 << 10,
 			BaseContext:       func(net.Listener) context.Context { return ctx },
-			// Whoever scans ports fails to shake hands.
+			// Port scans cause failed handshakes.
 			ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(logger.V(4)), slog.LevelInfo),
 		},
 	}, nil

@@ -16,18 +16,18 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// maxClaimSize is what the CRD allows.
+// maxClaimSize is the CRD's limit.
 const maxClaimSize = 10000
 
-// claim collects the addresses that are given to a claim.
+// claim counts the addresses that are given to a claim.
 type claim struct {
 	addresses int
-	// small: the claim exists and its size is less than its addresses.
+	// small: the claim exists and its size is less than addresses.
 	small bool
 }
 
-// giveToClaim makes an address a claim's. The claim's own words win where it
-// exists.
+// giveToClaim makes a claim the owner of an address. If the claim exists, its own release
+// policy applies.
 func (p *planner) giveToClaim(ip *v1alpha1.FloatingIP, namespace, name string) {
 	id := types.NamespacedName{Namespace: namespace, Name: name}
 	owner := &v1alpha1.Owner{
@@ -56,7 +56,7 @@ func poolUsers(input *Input) map[string][]string {
 	}
 	for i := range input.IPs {
 		if input.IPs[i].Reserved() {
-			continue // such a key's pool is a word of the administrator's
+			continue // the administrator wrote the key, so it names no real pool
 		}
 		if key, err := galaxy.ParseKey(input.IPs[i].Spec.Key); err == nil {
 			add(key.Pool, key.Namespace)
@@ -76,7 +76,8 @@ func poolUsers(input *Input) map[string][]string {
 	return users
 }
 
-// namespaceOf says where the claim is that gets a pool's addresses without a pod.
+// namespaceOf returns the namespace of the claim that gets a pool's addresses without a
+// pod.
 func (p *planner) namespaceOf(pool string) (string, error) {
 	if namespace := p.input.Options.ClaimNamespaces[pool]; namespace != "" {
 		return namespace, nil
@@ -87,7 +88,7 @@ func (p *planner) namespaceOf(pool string) (string, error) {
 	case 0:
 		return "", fmt.Errorf("no namespace uses the pool %s: name one with --claim-namespace %s=NAMESPACE", pool, pool)
 	default:
-		return "", fmt.Errorf("namespaces %s use the pool %s: name the one that gets it with --claim-namespace %s=NAMESPACE", strings.Join(users, ", "), pool, pool)
+		return "", fmt.Errorf("namespaces %s use the pool %s: choose one with --claim-namespace %s=NAMESPACE", strings.Join(users, ", "), pool, pool)
 	}
 }
 
@@ -135,7 +136,7 @@ func (p *planner) planClaim(id types.NamespacedName, c *claim, object *galaxy.Po
 		if int(existing.Spec.Size) < c.addresses {
 			c.small = true
 			item.Action = Conflict
-			item.Note = fmt.Sprintf("its size is %d and Galaxy has %d addresses for it: raise it, or those without a pod would be freed", existing.Spec.Size, c.addresses)
+			item.Note = fmt.Sprintf("its size is %d and Galaxy has %d addresses for it: raise it, or addresses without a pod would be freed", existing.Spec.Size, c.addresses)
 		}
 		return item
 	}
@@ -156,14 +157,15 @@ func (p *planner) planClaim(id types.NamespacedName, c *claim, object *galaxy.Po
 	return item
 }
 
-// claimSize divides a Galaxy pool among its namespaces: one of them gets all.
+// claimSize returns the size of the claim for a Galaxy pool. Only the claim of a pool with
+// one namespace gets the pool's whole size.
 func (p *planner) claimSize(id types.NamespacedName, c *claim, object *galaxy.Pool) (size int, preallocate bool, note string) {
 	users := p.poolUsers[id.Name]
 	switch {
 	case object == nil:
-		return c.addresses, false, "Galaxy had no size for it: it has room for what it has, raise it when workloads grow"
+		return c.addresses, false, "Galaxy had no size for it: its size is its present addresses, raise it when workloads grow"
 	case len(users) > 1:
-		return c.addresses, false, fmt.Sprintf("Galaxy's size %d was shared by namespaces %s: it has room for what it has", object.Size, strings.Join(users, ", "))
+		return c.addresses, false, fmt.Sprintf("Galaxy's size %d was shared by namespaces %s: its size is its present addresses", object.Size, strings.Join(users, ", "))
 	case object.Size < c.addresses:
 		return c.addresses, object.PreAllocateIP, fmt.Sprintf("Galaxy's size is %d, but it has %d addresses", object.Size, c.addresses)
 	case object.Size > maxClaimSize:
@@ -172,8 +174,8 @@ func (p *planner) claimSize(id types.NamespacedName, c *claim, object *galaxy.Po
 	return object.Size, object.PreAllocateIP, ""
 }
 
-// guardClaims holds back addresses without a pod that a claim would free at once,
-// since it is too small.
+// guardClaims skips addresses without a pod of claims that are too small, because they
+// would be freed at once.
 func (p *planner) guardClaims(items []Item) {
 	for i := range items {
 		item := &items[i]
@@ -188,7 +190,7 @@ func (p *planner) guardClaims(items []Item) {
 	}
 }
 
-// asks says whether Galaxy gives a pod addresses.
+// asks reports whether a pod requests addresses from Galaxy.
 func asks(pod *v1.Pod) bool {
 	for i := range pod.Spec.Containers {
 		if _, ok := pod.Spec.Containers[i].Resources.Requests[galaxy.ResourceENIIP]; ok {

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// Kinds returns the kinds, in lower case, whose objects a plan needs to know.
+// Kinds returns the kinds, in lower case, of the objects that a plan needs.
 func Kinds(ips []galaxy.FloatingIP, pods []*v1.Pod) []string {
 	kinds := map[string]bool{}
 	for i := range ips {
@@ -56,8 +56,7 @@ func kindOf(keyType string) string {
 type cluster struct {
 	byName map[types.NamespacedName]*v1.Pod
 	byUID  map[types.UID]*v1.Pod
-	// byAddress has the live pods that Galaxy wrote an address into, in the order
-	// of their names.
+	// byAddress has the live pods with an address in Galaxy's annotation, sorted by name.
 	byAddress map[netip.Addr][]*v1.Pod
 	workloads map[workloadName][]Workload
 	kinds     map[string][]schema.GroupVersionKind
@@ -80,7 +79,7 @@ func newCluster(input *Input) *cluster {
 		if !isLive(pod) || !asks(pod) {
 			continue
 		}
-		// What cannot be read gives no addresses: then Galaxy did not write it.
+		// Ignore an annotation that cannot be read: Galaxy did not write it.
 		addresses, _ := galaxy.AssignedAddresses(pod.Annotations)
 		for _, addr := range addresses {
 			c.byAddress[addr] = append(c.byAddress[addr], pod)
@@ -98,7 +97,7 @@ func newCluster(input *Input) *cluster {
 	return c
 }
 
-// isLive says whether a pod has, or is about to get, the network of a node.
+// isLive reports whether a pod is bound to a node and has not finished.
 func isLive(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
@@ -111,8 +110,8 @@ func (c *cluster) live(uid types.UID) *v1.Pod {
 	return nil
 }
 
-// holder returns the live pod that uses an address, and whether it is the one
-// that Galaxy's record means.
+// holder returns the live pod that uses an address. agrees says that it is the pod of
+// Galaxy's record.
 func (c *cluster) holder(addr netip.Addr, key galaxy.Key, attributes galaxy.Attributes) (pod *v1.Pod, agrees bool) {
 	if attributes.PodUID != "" {
 		if pod := c.live(attributes.PodUID); pod != nil {
@@ -131,7 +130,7 @@ func (c *cluster) holder(addr netip.Addr, key galaxy.Key, attributes galaxy.Attr
 	return nil, false
 }
 
-// isPending says whether the pod of a record waits to be bound.
+// isPending reports whether the pod of a record waits to be bound.
 func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
 	pod := c.byUID[attributes.PodUID]
 	if pod == nil {
@@ -140,8 +139,8 @@ func (c *cluster) isPending(key galaxy.Key, attributes galaxy.Attributes) bool {
 	return pod != nil && pod.Spec.NodeName == "" && asks(pod)
 }
 
-// ownerOf resolves the workload of a pod as the scheduler does. What cannot own addresses,
-// an IPClaim, leaves them to the pod itself.
+// ownerOf resolves the owner of a pod's addresses as the scheduler does. It is the pod
+// itself if the workload is an IPClaim, which cannot control pods.
 func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	find := func(namespace, name string) (metav1.Object, error) {
@@ -162,8 +161,8 @@ func (c *cluster) ownerOf(pod *v1.Pod) v1alpha1.Owner {
 	return owner
 }
 
-// ownerNamed resolves the workload that a key names. It returns the workload by
-// name alone, with [NilUID], if there is none; it fails where that cannot be told.
+// ownerNamed resolves the workload that a key names. If it does not exist, the owner has
+// [NilUID]. It returns an error if the key is ambiguous.
 func (c *cluster) ownerNamed(key galaxy.Key, nodeName string) (owner v1alpha1.Owner, found bool, err error) {
 	if key.Type == galaxy.TypeNone {
 		return podrequest.PodItself(key.Namespace, key.Pod, NilUID), false, nil
@@ -185,21 +184,20 @@ func (c *cluster) ownerNamed(key galaxy.Key, nodeName string) (owner v1alpha1.Ow
 		}
 		reference = metav1.OwnerReference{APIVersion: known.GroupVersion().String(), Kind: known.Kind, Name: key.App, UID: NilUID}
 	default:
-		return owner, false, fmt.Errorf("there are %s %s/%s of several API groups, the key does not say which", workloads[0].Kind, key.Namespace, key.App)
+		return owner, false, fmt.Errorf("there are %s %s/%s of several API groups, and the key does not name the group", workloads[0].Kind, key.Namespace, key.App)
 	}
 	if key.Type == galaxy.TypeDeployment {
-		// Its pods are its ReplicaSets'.
+		// Its ReplicaSets control its pods.
 		return podrequest.SharedBy(&reference, key.Namespace), found, nil
 	}
 	owner = podrequest.Controlling(&reference, key.Namespace, key.Pod, nodeName)
 	if owner.Kind == "DaemonSet" && nodeName == "" {
-		return owner, found, fmt.Errorf("the address is a DaemonSet's and Galaxy no longer knows of which node")
+		return owner, found, fmt.Errorf("the address belongs to a DaemonSet, but Galaxy's record no longer names the node")
 	}
 	return owner, found, nil
 }
 
-// kindNamed returns the only kind of a lower-case name, the built-in one where
-// there is one.
+// kindNamed returns the kind with a lower-case name: the built-in kind, else the only one.
 func (c *cluster) kindNamed(kind string) (schema.GroupVersionKind, error) {
 	switch kind {
 	case "statefulset":
@@ -213,6 +211,6 @@ func (c *cluster) kindNamed(kind string) (schema.GroupVersionKind, error) {
 	case 0:
 		return schema.GroupVersionKind{}, fmt.Errorf("the cluster has no kind %q", kind)
 	default:
-		return schema.GroupVersionKind{}, fmt.Errorf("several API groups have a kind %q, the key does not say which", kind)
+		return schema.GroupVersionKind{}, fmt.Errorf("several API groups have a kind %q, and the key does not name the group", kind)
 	}
 }

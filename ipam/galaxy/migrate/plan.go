@@ -20,23 +20,23 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// What every imported object carries.
+// The label and annotation of imported objects.
 const (
 	// LabelImportedFrom has the value "galaxy".
 	LabelImportedFrom = v1alpha1.GroupName + "/imported-from"
 	ImportedFrom      = "galaxy"
-	// AnnotationKey is, on a FloatingIP, the key that Galaxy had for it.
+	// AnnotationKey has Galaxy's key of the address, on a FloatingIP.
 	AnnotationKey = v1alpha1.GroupName + "/galaxy-key"
 )
 
-// NilUID stands for the UID of an owner that does not exist: the claim that is
-// yet to be created, or the workload that an address waits for. Addresses with it
-// have the policy Never, by which owners find theirs by name.
+// NilUID is the UID of an owner that does not exist yet: a claim that will be created, or
+// a workload that an address waits for. Addresses with it have the policy Never, so that
+// owners find them by name.
 const NilUID = v1alpha1.NilUID
 
-// Input is all that a plan depends on.
+// Input is the input of a plan.
 type Input struct {
-	// Subnets, IPs and Pools are Galaxy's.
+	// Subnets, IPs and Pools are Galaxy's state.
 	Subnets []galaxy.Subnet
 	IPs     []galaxy.FloatingIP
 	Pools   []galaxy.Pool
@@ -44,10 +44,10 @@ type Input struct {
 	// Pods of all namespaces, Workloads at least of the kinds that [Kinds] names.
 	Pods      []*v1.Pod
 	Workloads []Workload
-	// Kinds are those that the cluster serves, by their name in lower case.
+	// Kinds has the kinds that the cluster serves, by name in lower case.
 	Kinds map[string][]schema.GroupVersionKind
 
-	// Existing objects of Berth's.
+	// Existing objects of Berth.
 	ExistingPools  []*v1alpha1.IPPool
 	ExistingClaims []*v1alpha1.IPClaim
 	ExistingIPs    []*v1alpha1.FloatingIP
@@ -55,9 +55,9 @@ type Input struct {
 	Options Options
 }
 
-// Options are the user's.
+// Options are the options of an import.
 type Options struct {
-	// PoolPrefix begins the names of IPPools.
+	// PoolPrefix is the prefix of the names of IPPools.
 	PoolPrefix string
 	// EnablePools lets Berth allocate from the pools as soon as they exist.
 	EnablePools bool
@@ -67,32 +67,31 @@ type Options struct {
 	// ReserveOrphans reserves addresses that Galaxy retains for an owner that
 	// cannot be found, instead of leaving them out.
 	ReserveOrphans bool
-	// ClaimNamespaces says, by Galaxy pool, in which namespace the claim is that
-	// gets the pool's addresses without a pod.
+	// ClaimNamespaces has, by Galaxy pool, the namespace of the claim that gets the
+	// pool's addresses without a pod.
 	ClaimNamespaces map[string]string
 }
 
-// Workload is what matters of an object that may own pods.
+// Workload is an object that may own pods.
 type Workload struct {
 	schema.GroupVersionKind
 	Namespace, Name string
 	UID             types.UID
-	// Controller of the workload itself, if any.
+	// Controller of the workload, or nil.
 	Controller *metav1.OwnerReference
 }
 
-// A plan of what to write, as package plan has it.
+// The types of package plan.
 type (
 	Action = plan.Action
 	Item   = plan.Item
 	Plan   = plan.Plan
 )
 
-// The actions, and what they mean here.
+// The actions, with their meaning in an import.
 const (
 	Create = plan.Create
-	// Update: it exists, without a live pod, and a live pod of Galaxy's has the
-	// address.
+	// Update: it exists without a live pod, and a live pod has the address from Galaxy.
 	Update   = plan.Update
 	Same     = plan.Same
 	Differs  = plan.Differs
@@ -103,8 +102,8 @@ const (
 	Skip = plan.Skip
 )
 
-// Make returns the plan for an input, which it does not modify. It fails where
-// pools cannot be made of Galaxy's configuration.
+// Make returns the plan for an input. It does not modify the input. It returns an error if
+// Galaxy's configuration cannot be converted to pools.
 func Make(input *Input) (*Plan, error) {
 	p := &planner{
 		input:          input,
@@ -147,8 +146,8 @@ func (p *planner) note(format string, args ...any) {
 	p.plan.Notes = append(p.plan.Notes, fmt.Sprintf(format, args...))
 }
 
-// planIPs decides about every record of Galaxy's, and about addresses that live
-// pods have without a record.
+// planIPs decides about each of Galaxy's records, and about addresses that live pods have
+// without a record.
 func (p *planner) planIPs() []Item {
 	var (
 		items []Item
@@ -173,7 +172,7 @@ func (p *planner) planIPs() []Item {
 		records = append(records, recorded{addr, record})
 	}
 	for addr := range p.cluster.byAddress {
-		// Berth gives out nothing outside of its pools.
+		// Berth allocates no addresses outside of its pools.
 		if _, inPool := p.snapshot.Home(addr); inPool && !known[addr] {
 			records = append(records, recorded{addr, nil})
 		}
@@ -190,11 +189,12 @@ func (p *planner) planIPs() []Item {
 	return items
 }
 
-// maxIndex is what the CRD allows.
+// maxIndex is the CRD's limit.
 const maxIndex = 7
 
-// indexOf says which of its pod's addresses one is: by what Galaxy wrote into the
-// pod, else in the order of the addresses that have the key, which order counts.
+// indexOf returns the index of an address among its pod's addresses: its position in
+// Galaxy's annotation, else its position among the addresses with this key. order counts
+// the addresses by key.
 func (p *planner) indexOf(addr netip.Addr, ip *v1alpha1.FloatingIP, key string, order map[string]int32) int32 {
 	if ip.Spec.Owner == nil || ip.Spec.Pod == nil && ip.Spec.LastPod == "" {
 		return 0
@@ -232,7 +232,7 @@ func (p *planner) planAddress(addr netip.Addr, record *galaxy.FloatingIP) Item {
 	return item
 }
 
-// newIP returns the object of an address with what does not depend on its owner.
+// newIP returns the object of an address with the fields that do not depend on its owner.
 func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.FloatingIP {
 	ip := &v1alpha1.FloatingIP{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindIP},
@@ -259,7 +259,7 @@ func (p *planner) newIP(addr netip.Addr, record *galaxy.FloatingIP) *v1alpha1.Fl
 	return ip
 }
 
-// decision about an address: Create, Conflict, Stale or Skip, with remarks.
+// decision is an action for an address (Create, Conflict, Stale or Skip) with notes.
 type decision struct {
 	action Action
 	notes  []string
@@ -269,12 +269,12 @@ func decided(action Action, notes ...string) decision {
 	return decision{action, slices.DeleteFunc(notes, func(note string) bool { return note == "" })}
 }
 
-// decide fills in who has an address.
+// decide decides about an address, and fills in its owner and pod.
 func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha1.FloatingIP) decision {
 	if record == nil {
 		users := p.cluster.byAddress[addr]
 		if len(users) > 1 {
-			return p.contested(ip, fmt.Sprintf("Galaxy has no record of it, and by their annotations pod %s have it", podNames(users)))
+			return p.contested(ip, fmt.Sprintf("Galaxy has no record of it, and the annotations of several pods name it (%s)", podNames(users)))
 		}
 		return p.hold(ip, users[0], nil, "Galaxy has no record of it, but a pod runs with it")
 	}
@@ -316,8 +316,8 @@ func (p *planner) decide(addr netip.Addr, record *galaxy.FloatingIP, ip *v1alpha
 	return p.retainForWorkload(ip, key, attributes, record.Spec.Policy, attributeNote)
 }
 
-// isOfWorkload says whether an address that a key gives to a workload may be this
-// pod's, so that the pod takes it from nobody but its own workload's earlier pods.
+// isOfWorkload reports whether the key's workload is the pod's workload: then the pod can
+// only have taken the address from an earlier pod of the same workload.
 func (p *planner) isOfWorkload(pod *v1.Pod, key galaxy.Key, attributes galaxy.Attributes) bool {
 	if key.Pool != "" || key.Type == galaxy.TypeNone {
 		return false
@@ -327,11 +327,11 @@ func (p *planner) isOfWorkload(pod *v1.Pod, key galaxy.Key, attributes galaxy.At
 	return err == nil && found && recorded.UID == actual.UID && ownerName(&recorded) == ownerName(&actual)
 }
 
-// decideYourself is what to do about an address that several are said to have.
-const decideYourself = "see which pod the node has it for, then correct Galaxy's record, or the annotation " + galaxy.AnnotationArgs + ", and run this again"
+// decideYourself tells the user how to resolve contradicting holders of an address.
+const decideYourself = "find the pod that the node routes it to, then correct Galaxy's record, or the annotation " + galaxy.AnnotationArgs + ", and run this again"
 
-// contested is an address that only the annotation of a pod gives to that pod, which
-// its author can write, while something else contradicts.
+// contested decides about an address if a pod's annotation contradicts Galaxy's record or
+// another pod. The annotation alone proves nothing, because the pod's author can write it.
 func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...string) decision {
 	reason += ": " + decideYourself
 	if p.input.Options.ReserveOrphans {
@@ -341,14 +341,14 @@ func (p *planner) contested(ip *v1alpha1.FloatingIP, reason string, notes ...str
 	return decided(Conflict, append([]string{reason}, notes...)...)
 }
 
-// held is what Galaxy recorded of a live pod's address.
+// held is Galaxy's record of a live pod's address.
 type held struct {
 	key    galaxy.Key
 	policy galaxy.Policy
 }
 
-// hold records an address for the live pod that uses it, by Galaxy's record of it
-// or, where there is none, by what the pod says.
+// hold records an address for the live pod that uses it, by Galaxy's record or, without a
+// record, by the pod's annotations.
 func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...string) decision {
 	pool := pod.Annotations[galaxy.AnnotationPool]
 	policy := galaxy.PolicyNamed(pod.Annotations[galaxy.AnnotationReleasePolicy])
@@ -374,7 +374,7 @@ func (p *planner) hold(ip *v1alpha1.FloatingIP, pod *v1.Pod, by *held, notes ...
 	return decided(Create, notes...)
 }
 
-// rivals names live pods other than one that claim to have an address.
+// rivals returns a note about other live pods with the address in their annotation, or "".
 func (p *planner) rivals(addr netip.Addr, besides *v1.Pod) string {
 	var others []*v1.Pod
 	for _, pod := range p.cluster.byAddress[addr] {
@@ -408,7 +408,7 @@ func policyOf(policy galaxy.Policy, otherwise v1alpha1.ReleasePolicy) v1alpha1.R
 	return otherwise
 }
 
-// orphan is an address that Galaxy retains for somebody who cannot be found.
+// orphan decides about an address that Galaxy retains for an unknown owner.
 func (p *planner) orphan(ip *v1alpha1.FloatingIP, reason string) decision {
 	if !p.input.Options.ReserveOrphans {
 		return decided(Skip, reason)
@@ -444,7 +444,7 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 			if p.input.Options.ReserveOrphans {
 				return p.orphan(ip, gone)
 			}
-			return decided(Stale, gone+" any longer, Galaxy frees it or forgot to")
+			return decided(Stale, gone+" any longer: Galaxy frees it, or failed to")
 		}
 		notes = append(notes, gone+" now: kept for one of that name")
 	}
@@ -454,8 +454,8 @@ func (p *planner) retainForWorkload(ip *v1alpha1.FloatingIP, key galaxy.Key, att
 	return decided(Create, notes...)
 }
 
-// compare says what an address's object, which exists, is to the one that would
-// be created. recorded says that Galaxy has a record of it.
+// compare compares the existing object of an address with the wanted one. recorded says
+// that Galaxy has a record of the address.
 func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) (Action, string) {
 	if wanted.Spec.Reserved || existing.Spec.Reserved {
 		if wanted.Spec.Reserved == existing.Spec.Reserved {
@@ -473,13 +473,13 @@ func (p *planner) compare(wanted, existing *v1alpha1.FloatingIP, recorded bool) 
 		coolsDown := existing.Spec.Owner == nil && existing.Spec.ReleasedAt != nil
 		switch {
 		case holder != nil:
-			return Conflict, fmt.Sprintf("in Berth pod %s/%s has it", holder.Namespace, holder.Name)
+			return Conflict, fmt.Sprintf("in Berth, pod %s/%s has it", holder.Namespace, holder.Name)
 		case sameOwner || untouched || coolsDown:
-			return Update, "a pod of Galaxy's took it since"
+			return Update, "a pod got it from Galaxy since"
 		}
 	}
 	if !sameOwner {
-		return Conflict, "in Berth it belongs to " + ownerText(existing)
+		return Conflict, "in Berth, it belongs to " + ownerText(existing)
 	}
 	var fields []string
 	if podUID(wanted) != podUID(existing) {
@@ -504,7 +504,7 @@ func podUID(ip *v1alpha1.FloatingIP) types.UID {
 	return ip.Spec.Pod.UID
 }
 
-// ownerName is the owner without what may change under it.
+// ownerName returns the owner without UIDs and API version.
 func ownerName(owner *v1alpha1.Owner) v1alpha1.Owner {
 	name := *owner
 	name.UID, name.NamespaceUID = "", ""

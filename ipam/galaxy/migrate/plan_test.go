@@ -265,7 +265,7 @@ func TestAddress(t *testing.T) {
 		{"recorded for another pod of the same StatefulSet", list(record(addr, "sts_shop_web_web-1", immutable, of("old", "")), webSet, pod("web-0", set, assigned(addr))),
 			`conflict 10.0.70.5 | Galaxy's record names "sts_shop_web_web-1", but by its annotation pod shop/web-0 has the address: ` + decideYourself},
 		{"not recorded, said to be of two pods", list(pod("web-0", set, assigned(addr)), pod("one", assigned(addr))),
-			"conflict 10.0.70.5 | Galaxy has no record of it, and by their annotations pod shop/one, shop/web-0 have it: " + decideYourself},
+			"conflict 10.0.70.5 | Galaxy has no record of it, and the annotations of several pods name it (shop/one, shop/web-0): " + decideYourself},
 		{"two pods with one address, one of which is recorded", list(record(addr, "sts_shop_web_web-0", podDeleted, of("uid-web-0", "")), pod("web-0", set, assigned(addr)), pod("one", assigned(addr))),
 			"create 10.0.70.5 apps/v1 StatefulSet shop/web uid-web for web-0 PodDeleted pod=web-0/uid-web-0@node1 | pod shop/one says that it has the address too"},
 		{"not recorded at all", list(pod("web-0", set, assigned(addr), annotated(galaxy.AnnotationPool, "front"))),
@@ -306,9 +306,9 @@ func TestAddress(t *testing.T) {
 		{"retained, on a node", list(record(addr, "daemonset_shop_log_log-1", never, of("", "node3")), workload("apps/v1", "DaemonSet", "log", "")),
 			"create 10.0.70.5 apps/v1 DaemonSet shop/log uid-log on node3 Never last=log-1"},
 		{"retained, on no node", list(record(addr, "daemonset_shop_log_log-1", never), workload("apps/v1", "DaemonSet", "log", "")),
-			"skip 10.0.70.5 | the address is a DaemonSet's and Galaxy no longer knows of which node"},
+			"skip 10.0.70.5 | the address belongs to a DaemonSet, but Galaxy's record no longer names the node"},
 		{"workload gone, immutable", list(record(addr, "sts_shop_web_web-0", immutable)),
-			"stale 10.0.70.5 | there is no StatefulSet shop/web any longer, Galaxy frees it or forgot to"},
+			"stale 10.0.70.5 | there is no StatefulSet shop/web any longer: Galaxy frees it, or failed to"},
 		{"workload gone, immutable, reserve", list(record(addr, "dp_shop_web_", immutable), reserve),
 			"create 10.0.70.5 reserved | reserved: there is no Deployment shop/web"},
 		{"workload gone, never", list(record(addr, "sts_shop_web_web-0", never), reserve),
@@ -322,9 +322,9 @@ func TestAddress(t *testing.T) {
 		{"kind in two groups, one object", list(record(addr, "job_shop_sum_sum-1", never), workload("batch.volcano.sh/v1alpha1", "Job", "sum", "")),
 			"create 10.0.70.5 batch.volcano.sh/v1alpha1 Job shop/sum uid-sum Never last=sum-1"},
 		{"kind in two groups, no object", list(record(addr, "job_shop_sum_sum-1", never)),
-			`skip 10.0.70.5 | several API groups have a kind "job", the key does not say which`},
+			`skip 10.0.70.5 | several API groups have a kind "job", and the key does not name the group`},
 		{"kind in two groups, two objects", list(record(addr, "sts_shop_web_web-0", never), webSet, workload("apps.kruise.io/v1beta1", "StatefulSet", "web", "")),
-			"skip 10.0.70.5 | there are StatefulSet shop/web of several API groups, the key does not say which"},
+			"skip 10.0.70.5 | there are StatefulSet shop/web of several API groups, and the key does not name the group"},
 		{"a pool's, with a namespace", list(record(addr, "pool__front_sts_shop_web_web-0", never)),
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim shop/front " + string(NilUID) + " Never last=web-0"},
 		{"a pool's, of one namespace", list(record(addr, "pool__front_", never), pod("web-1-x", annotated(galaxy.AnnotationPool, "front"))),
@@ -332,7 +332,7 @@ func TestAddress(t *testing.T) {
 		{"a pool's, of no namespace", list(record(addr, "pool__front_", never)),
 			"skip 10.0.70.5 | no namespace uses the pool front: name one with --claim-namespace front=NAMESPACE"},
 		{"a pool's, of two namespaces", list(record(addr, "pool__front_", never), pod("a", annotated(galaxy.AnnotationPool, "front")), pod("b", in("other"), annotated(galaxy.AnnotationPool, "front"))),
-			"skip 10.0.70.5 | namespaces other, shop use the pool front: name the one that gets it with --claim-namespace front=NAMESPACE"},
+			"skip 10.0.70.5 | namespaces other, shop use the pool front: choose one with --claim-namespace front=NAMESPACE"},
 		{"a pool's, named", list(record(addr, "pool__front_", never), func(in *Input) { in.Options.ClaimNamespaces = map[string]string{"front": "here"} }),
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim here/front " + string(NilUID) + " Never"},
 		{"a pool's, of a bad name", list(record(addr, "pool__Front_sts_shop_web_web-0", never)),
@@ -419,18 +419,18 @@ func TestExistingAddress(t *testing.T) {
 		live, retained string
 	}{
 		{"the same, held", list2(set, held("uid-web-0")), "same", "differs: in pod"},
-		{"the same, retained", list2(set), "update: a pod of Galaxy's took it since", "same"},
+		{"the same, retained", list2(set), "update: a pod got it from Galaxy since", "same"},
 		{"another API version", list2(set, newer, held("uid-web-0")), "same", "differs: in pod"},
 		{"another policy", list2(set, never, held("uid-web-0")), "differs: in releasePolicy", "differs: in pod, releasePolicy"},
 		{"the workload was recreated", list2(set, recreated, held("uid-web-0")), "differs: in owner.uid", "differs: in pod, owner.uid"},
-		{"held by a pod that is gone", list2(set, held("gone")), "update: a pod of Galaxy's took it since", "differs: in pod"},
-		{"held by a live pod of Berth's", list2(set, held("uid-rival")), "conflict: in Berth pod shop/rival has it", "differs: in pod"},
-		{"somebody else's, held", list2(other, held("uid-rival")), "conflict: in Berth pod shop/rival has it", "conflict: in Berth it belongs to StatefulSet shop/db, pod db-0"},
-		{"somebody else's, retained", list2(other), "conflict: in Berth it belongs to StatefulSet shop/db, pod db-0", "conflict: in Berth it belongs to StatefulSet shop/db, pod db-0"},
-		{"somebody else's, as imported", list2(other, imported), "update: a pod of Galaxy's took it since", "conflict: in Berth it belongs to StatefulSet shop/db, pod db-0"},
-		{"cooling down", list2(cooling), "update: a pod of Galaxy's took it since", "conflict: in Berth it belongs to nobody: it cools down"},
+		{"held by a pod that is gone", list2(set, held("gone")), "update: a pod got it from Galaxy since", "differs: in pod"},
+		{"held by a live pod of Berth's", list2(set, held("uid-rival")), "conflict: in Berth, pod shop/rival has it", "differs: in pod"},
+		{"somebody else's, held", list2(other, held("uid-rival")), "conflict: in Berth, pod shop/rival has it", "conflict: in Berth, it belongs to StatefulSet shop/db, pod db-0"},
+		{"somebody else's, retained", list2(other), "conflict: in Berth, it belongs to StatefulSet shop/db, pod db-0", "conflict: in Berth, it belongs to StatefulSet shop/db, pod db-0"},
+		{"somebody else's, as imported", list2(other, imported), "update: a pod got it from Galaxy since", "conflict: in Berth, it belongs to StatefulSet shop/db, pod db-0"},
+		{"cooling down", list2(cooling), "update: a pod got it from Galaxy since", "conflict: in Berth, it belongs to nobody: it cools down"},
 		{"reserved", list2(taken), "conflict: reserved is true in Berth, false in Galaxy", "conflict: reserved is true in Berth, false in Galaxy"},
-		{"nobody's", list2(nothing), "conflict: in Berth it belongs to nobody", "conflict: in Berth it belongs to nobody"},
+		{"nobody's", list2(nothing), "conflict: in Berth, it belongs to nobody", "conflict: in Berth, it belongs to nobody"},
 	} {
 		existing := berth(addr, func(ip *v1alpha1.FloatingIP) {
 			for _, change := range test.is {
@@ -517,11 +517,11 @@ func TestClaims(t *testing.T) {
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim shop/front " + string(NilUID) + " Never pod=web-1-x/uid-web-1-x@node1\n" +
 				"create 10.0.70.6 berth.dev/v1alpha1 IPClaim shop/front " + string(NilUID) + " Never"},
 		{"too many addresses", append(list(pool("front", 1, false)), two...), "create shop/front size=2 preallocate=false Never | Galaxy's size is 1, but it has 2 addresses", "-"},
-		{"without a size", two, "create shop/front size=2 preallocate=false Never | Galaxy had no size for it: it has room for what it has, raise it when workloads grow", "-"},
+		{"without a size", two, "create shop/front size=2 preallocate=false Never | Galaxy had no size for it: its size is its present addresses, raise it when workloads grow", "-"},
 		{"of two namespaces", append(list(pool("front", 9, true), record("10.0.70.7", "pool__front_sts_other_db_db-0", galaxy.PolicyNever),
 			func(in *Input) { in.Options.ClaimNamespaces = map[string]string{"front": "shop"} }), two...),
-			"create other/front size=1 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: it has room for what it has\n" +
-				"create shop/front size=2 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: it has room for what it has", "-"},
+			"create other/front size=1 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: its size is its present addresses\n" +
+				"create shop/front size=2 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: its size is its present addresses", "-"},
 		{"without addresses", list(pool("front", 3, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "front"))), "create shop/front size=3 preallocate=false Never", "-"},
 		{"of nobody", list(pool("front", 3, false)), "skip front | no namespace uses the pool front: name one with --claim-namespace front=NAMESPACE", "-"},
 		{"of a bad name", list(pool("Front", 3, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "Front"))), `skip shop/Front | Galaxy's pool "Front" cannot be the name of an IPClaim: ` + rfc1123, "-"},
@@ -530,7 +530,7 @@ func TestClaims(t *testing.T) {
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim shop/front uid-front Retain pod=web-1-x/uid-web-1-x@node1\n" +
 				"create 10.0.70.6 berth.dev/v1alpha1 IPClaim shop/front uid-front Retain"},
 		{"there already, too small", append(list(existing(1, "")), two...),
-			"conflict shop/front | its size is 1 and Galaxy has 2 addresses for it: raise it, or those without a pod would be freed",
+			"conflict shop/front | its size is 1 and Galaxy has 2 addresses for it: raise it, or addresses without a pod would be freed",
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim shop/front uid-front Retain pod=web-1-x/uid-web-1-x@node1\n" +
 				"skip 10.0.70.6 | IPClaim shop/front is too small"},
 	} {
@@ -589,7 +589,7 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// A pool with more ranges than an IPPool takes becomes several.
+// A pool with more ranges than an IPPool can have becomes several.
 func TestManyRanges(t *testing.T) {
 	var ips []string
 	for i := range 100 {

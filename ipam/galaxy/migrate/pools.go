@@ -17,13 +17,13 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// What the CRD allows.
+// The CRD's limits.
 const (
 	maxRanges      = 64
 	maxNodeSubnets = 64
 )
 
-// planPools decides about pools and compiles those that will exist.
+// planPools decides about pools, and compiles the pools that will exist.
 func (p *planner) planPools() ([]Item, error) {
 	wanted, err := p.wantedPools()
 	if err != nil {
@@ -69,7 +69,7 @@ func (p *planner) planPools() ([]Item, error) {
 	return items, nil
 }
 
-// compile returns the pools as they will be: those that exist are the older ones.
+// compile compiles the existing pools with the created ones. Existing pools are older.
 func (p *planner) compile(created []*v1alpha1.IPPool) *pools.Snapshot {
 	all := slices.Clone(p.input.ExistingPools)
 	for _, pool := range created {
@@ -80,7 +80,7 @@ func (p *planner) compile(created []*v1alpha1.IPPool) *pools.Snapshot {
 	return pools.Compile(all)
 }
 
-// wantedPools makes IPPools of Galaxy's configuration.
+// wantedPools converts Galaxy's configuration to IPPools.
 func (p *planner) wantedPools() ([]*v1alpha1.IPPool, error) {
 	var (
 		wanted []*v1alpha1.IPPool
@@ -96,7 +96,7 @@ func (p *planner) wantedPools() ([]*v1alpha1.IPPool, error) {
 			continue
 		}
 		if n := len(subnet.NodeSubnets); n > maxNodeSubnets {
-			errs = append(errs, fmt.Errorf("pool %d (%s): %d nodeSubnets, an IPPool takes %d: join some, or label the nodes and use spec.nodeSelector", i, subnet.Prefix, n, maxNodeSubnets))
+			errs = append(errs, fmt.Errorf("pool %d (%s): %d nodeSubnets, but an IPPool can have %d: join some, or label the nodes and use spec.nodeSelector", i, subnet.Prefix, n, maxNodeSubnets))
 			continue
 		}
 		for ranges := range slices.Chunk(subnet.Ranges, maxRanges) {
@@ -114,8 +114,8 @@ func (p *planner) wantedPools() ([]*v1alpha1.IPPool, error) {
 	return wanted, errors.Join(errs...)
 }
 
-// newPool names an IPPool by its first address: no two pools have it, and it stays
-// when pools are added to or taken from Galaxy's configuration.
+// newPool returns an IPPool named by its first address. The name is unique, and does not
+// change when pools are added to or removed from Galaxy's configuration.
 func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alpha1.IPPool {
 	pool := &v1alpha1.IPPool{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kindPool},
@@ -140,8 +140,8 @@ func (p *planner) newPool(subnet *galaxy.Subnet, ranges []iprange.Range) *v1alph
 	return pool
 }
 
-// comparePools compares what follows from Galaxy's configuration. The rest is the
-// administrator's.
+// comparePools compares the fields that follow from Galaxy's configuration. The
+// administrator may change the others.
 func comparePools(wanted, existing *v1alpha1.IPPool) (Action, string) {
 	var fields []string
 	for _, field := range []struct {

@@ -219,7 +219,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
 	permitBackup(w)
-	if out := runBackup(w, 0, "restore", "restore", file); !strings.Contains(out, "Nothing was changed. Do it with --apply.") {
+	if out := runBackup(w, 0, "restore", "restore", file); !strings.Contains(out, "Nothing was changed. Use --apply to apply the plan.") {
 		t.Errorf("it says %s", out)
 	}
 	if now := holders(w); len(now) > 0 {

@@ -372,7 +372,7 @@ func TestImportGalaxy(t *testing.T) {
 		"create   IPPool       galaxy-10.0.70.2", "create   IPClaim      default/front", "size 3",
 		"stale    FloatingIP   10.0.70.40", "stale    FloatingIP   10.0.70.41", "skip     FloatingIP   10.0.70.42",
 		"IPPool:     2 to create", "FloatingIP: 13 to create, 2 stale, 1 skipped", "outside of every pool",
-		"6 addresses are those of live pods", "Nothing was changed. Do it with --apply.",
+		"6 addresses are those of live pods", "Nothing was changed. Use --apply to apply the plan.",
 	} {
 		if !strings.Contains(plan, want) {
 			t.Errorf("the plan does not say %q:\n%s", want, plan)
@@ -541,7 +541,7 @@ func TestImportGalaxyAllOrNothing(t *testing.T) {
 		{"a namespace that does not exist", []string{"--apply", "--claim-namespace=front=nowhere"}, `create IPClaim nowhere/front: namespaces "nowhere" not found`},
 		{"no such ConfigMap", []string{"--configmap-key=pools"}, `ConfigMap kube-system/floatingip-config has no key "pools"`},
 		{"a prefix that is no name", []string{"--apply", "--pool-prefix=Galaxy_"}, `"Galaxy_10.0.70.2" cannot be the name of an IPPool`},
-		{"bad pools", []string{"--apply", "-f", g.File("pools-*.json", []any{map[string]any{"gateway": "10.0.70.1/24"}})}, "mend a copy and pass it with -f"},
+		{"bad pools", []string{"--apply", "-f", g.File("pools-*.json", []any{map[string]any{"gateway": "10.0.70.1/24"}})}, "correct a copy and pass it with -f"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, errOut := g.importGalaxy(1, test.args...)
