@@ -7,7 +7,7 @@
 // It authenticates bearer tokens with TokenReviews and authorizes with
 // SubjectAccessReviews, with the delegating authenticator and authorizer of
 // k8s.io/apiserver, like kube-scheduler's secure port. It accepts no client
-// certificates: these would require to read a ConfigMap in kube-system.
+// certificates: for these it would have to read a ConfigMap in kube-system.
 //
 // It never asks the API server about a request without a token, nor about health: a
 // program is healthy even if the API server does not answer.

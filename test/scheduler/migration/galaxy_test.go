@@ -204,7 +204,7 @@ func (g *galaxyCluster) permit() {
 		}
 	}
 	g.Eventually("wait until the migrator may work", func() error {
-		if out, err := exec.CommandContext(g.Ctx, g.plugin, "import-galaxy", "--kubeconfig="+g.ControlPlane.Kubeconfig(), "--as=migrator", "--cache-dir="+g.T.TempDir()).CombinedOutput(); err != nil && !strings.Contains(string(out), "to decide about") {
+		if out, err := exec.CommandContext(g.Ctx, g.plugin, "import-galaxy", "--kubeconfig="+g.ControlPlane.Kubeconfig(), "--as=migrator", "--cache-dir="+g.T.TempDir()).CombinedOutput(); err != nil && !strings.Contains(string(out), "need a decision") {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
