@@ -163,9 +163,9 @@ func (p *planner) claimSize(id types.NamespacedName, c *claim, object *galaxy.Po
 	users := p.poolUsers[id.Name]
 	switch {
 	case object == nil:
-		return c.addresses, false, "Galaxy had no size for it: its size is its present addresses, raise it when workloads grow"
+		return c.addresses, false, "Galaxy had no size for it: its size is the number of its addresses, raise it when workloads grow"
 	case len(users) > 1:
-		return c.addresses, false, fmt.Sprintf("Galaxy's size %d was shared by namespaces %s: its size is its present addresses", object.Size, strings.Join(users, ", "))
+		return c.addresses, false, fmt.Sprintf("Galaxy's size %d was shared by namespaces %s: its size is the number of its addresses", object.Size, strings.Join(users, ", "))
 	case object.Size < c.addresses:
 		return c.addresses, object.PreAllocateIP, fmt.Sprintf("Galaxy's size is %d, but it has %d addresses", object.Size, c.addresses)
 	case object.Size > maxClaimSize:

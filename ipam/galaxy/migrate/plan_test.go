@@ -517,11 +517,11 @@ func TestClaims(t *testing.T) {
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim shop/front " + string(NilUID) + " Never pod=web-1-x/uid-web-1-x@node1\n" +
 				"create 10.0.70.6 berth.dev/v1alpha1 IPClaim shop/front " + string(NilUID) + " Never"},
 		{"too many addresses", append(list(pool("front", 1, false)), two...), "create shop/front size=2 preallocate=false Never | Galaxy's size is 1, but it has 2 addresses", "-"},
-		{"without a size", two, "create shop/front size=2 preallocate=false Never | Galaxy had no size for it: its size is its present addresses, raise it when workloads grow", "-"},
+		{"without a size", two, "create shop/front size=2 preallocate=false Never | Galaxy had no size for it: its size is the number of its addresses, raise it when workloads grow", "-"},
 		{"of two namespaces", append(list(pool("front", 9, true), record("10.0.70.7", "pool__front_sts_other_db_db-0", galaxy.PolicyNever),
 			func(in *Input) { in.Options.ClaimNamespaces = map[string]string{"front": "shop"} }), two...),
-			"create other/front size=1 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: its size is its present addresses\n" +
-				"create shop/front size=2 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: its size is its present addresses", "-"},
+			"create other/front size=1 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: its size is the number of its addresses\n" +
+				"create shop/front size=2 preallocate=false Never | Galaxy's size 9 was shared by namespaces other, shop: its size is the number of its addresses", "-"},
 		{"without addresses", list(pool("front", 3, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "front"))), "create shop/front size=3 preallocate=false Never", "-"},
 		{"of nobody", list(pool("front", 3, false)), "skip front | no namespace uses the pool front: name one with --claim-namespace front=NAMESPACE", "-"},
 		{"of a bad name", list(pool("Front", 3, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "Front"))), `skip shop/Front | Galaxy's pool "Front" cannot be the name of an IPClaim: ` + rfc1123, "-"},
