@@ -17,18 +17,18 @@ type ReleasePolicy string
 const (
 	// ReleasePodDeleted frees the address when the pod is gone or finished.
 	ReleasePodDeleted ReleasePolicy = "PodDeleted"
-	// ReleaseRetain frees the address when the workload is deleted or scaled
-	// down below what the address stands for.
+	// ReleaseRetain frees the address when the workload no longer wants it, for
+	// example after it was deleted or scaled down.
 	ReleaseRetain ReleasePolicy = "Retain"
-	// ReleaseNever keeps the address until somebody deletes the FloatingIP, or its
-	// namespace.
+	// ReleaseNever keeps the address until somebody deletes the FloatingIP, or the
+	// namespace of its owner.
 	ReleaseNever ReleasePolicy = "Never"
 )
 
-// FloatingIP is one address in use. It is named by the address, so the API
-// server admits one holder. The scheduler creates and updates it when it binds
-// a pod, the controller clears the pod and deletes the object by release
-// policy. A free address has no object.
+// FloatingIP is one address in use. It is named by the address, so the API server
+// admits one holder. The scheduler creates or updates it when it binds a pod. The
+// controller removes the pod from it, or deletes it, by release policy. A free
+// address has no FloatingIP.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=fip;fips,categories=berth
@@ -66,41 +66,41 @@ type FloatingIPSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: delete this FloatingIP and create another"
 	Address string `json:"address"`
 
-	// pool is the IPPool the address was drawn from.
+	// pool is the name of the IPPool that the address came from.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Pool string `json:"pool,omitempty"`
 
-	// network is what the node needs to wire the address, as the pool said it
-	// when the address was bound to its pod.
+	// network is what the node needs to wire the address, copied from the pool when
+	// the pod was bound.
 	//
 	// +optional
 	Network *Network `json:"network,omitempty"`
 
-	// owner is the workload the address belongs to. It stays while the pod
-	// comes and goes.
+	// owner is the workload, IPClaim or pod that the address belongs to. It stays
+	// when one pod of the owner ends and another gets the address.
 	//
 	// +optional
 	Owner *Owner `json:"owner,omitempty"`
 
-	// pod holds the address now. Absent: the address is retained for its owner,
-	// cooling down, or reserved.
+	// pod is the holder of the address. Absent: the address is retained for its
+	// owner, cooling down, or reserved.
 	//
 	// +optional
 	Pod *PodReference `json:"pod,omitempty"`
 
-	// index says which of its pod's addresses it is, from 0: a pod's next
-	// incarnation gets its addresses in the same order.
+	// index is the position of the address among the addresses of its pod, from 0.
+	// The pod's successor gets its addresses in the same order.
 	//
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=7
 	// +optional
 	Index int32 `json:"index,omitempty"`
 
-	// lastPod is the name of the pod that had the address before the present one,
-	// or last. Of several addresses that are retained, a pod gets the one it had.
-	// Absent on an address that was claimed for its present pod.
+	// lastPod is the name of the previous holder. Of several retained addresses, a
+	// pod gets the one that the pod of its name had. Absent if the present holder
+	// is the first, or if no pod has held the address yet.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
@@ -118,46 +118,47 @@ type FloatingIPSpec struct {
 	// +optional
 	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
 
-	// retainFor limits how long the address is retained: it is freed when it had
-	// no pod for so long. Absent: no limit.
+	// retainFor limits how long the address is retained: it is freed after it had
+	// no pod for this long. Absent: no limit.
 	//
 	// +optional
 	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
 
-	// keepOnScaleDown keeps a retained address until its workload is deleted,
-	// even if the workload has fewer replicas meanwhile.
+	// keepOnScaleDown keeps a retained address until its workload is deleted, even
+	// if the workload is scaled down.
 	//
 	// +optional
 	KeepOnScaleDown bool `json:"keepOnScaleDown,omitempty"`
 
-	// keepUntil keeps the address, while it has no pod, until that time, whatever
-	// becomes of its owner: it was restored from a backup, and its workload may come
-	// back later. From then on it is released as always.
+	// keepUntil is the time until which the address is kept without a pod, whatever
+	// happens to its owner. It is set when the address is restored from a backup,
+	// because its workload may come back later. After that time the release policy
+	// decides.
 	//
 	// +optional
 	KeepUntil *metav1.Time `json:"keepUntil,omitempty"`
 
-	// releasedAt is when the address was freed. It has no owner any more and is
-	// given to nobody until the cooldown of its pool is over.
+	// releasedAt is when the address was freed. The address has no owner, and no
+	// pod gets it until the cooldown of its pool is over.
 	//
 	// +optional
 	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
 
-	// externallyAssigned says that the external assigner was, or is about to be,
-	// told to attach the address to spec.node. It is told to detach it before
-	// the address goes anywhere else.
+	// externallyAssigned says that the external assigner was told, or is about to
+	// be told, to attach the address to spec.node. Berth tells it to detach the
+	// address before the address goes anywhere else.
 	//
 	// +optional
 	ExternallyAssigned bool `json:"externallyAssigned,omitempty"`
 
 	// reserved marks an address that an administrator took out of circulation:
-	// it is never given to a pod and never freed by Berth.
+	// Berth never gives it to a pod and never frees it.
 	//
 	// +optional
 	Reserved bool `json:"reserved,omitempty"`
 
-	// since is when the address came to its present holder: bound to the pod,
-	// or retained.
+	// since is when the holder was bound or, without a holder, when the address was
+	// retained.
 	//
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
@@ -185,8 +186,8 @@ type Network struct {
 }
 
 // Owner is what an address belongs to: the IPClaim that the pod names, or the
-// controller at the top of the pod's chain of owners, or the pod itself where it
-// has none.
+// controller at the top of the pod's chain of owners, or the pod itself if it has
+// no controller.
 type Owner struct {
 	// +kubebuilder:validation:MaxLength=253
 	APIVersion string `json:"apiVersion"`
@@ -194,58 +195,59 @@ type Owner struct {
 	Kind string `json:"kind"`
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
-	// namespaceUID is that of the namespace. One that was deleted and made again has
-	// another, belongs perhaps to somebody else, and does not get the address.
-	// Absent on an address that an older version recorded: then it is a namespace's
-	// that was there before the address was recorded.
+	// namespaceUID is the UID of the namespace. A namespace that is deleted and
+	// created again has another UID, may belong to somebody else, and does not get
+	// the address. Absent if an older version recorded the address: it then belongs
+	// to the namespace of this name, unless that was created after the FloatingIP.
 	//
 	// +optional
 	NamespaceUID types.UID `json:"namespaceUID,omitempty"`
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// uid of the workload. A workload that was deleted and created again under
-	// the same name has another one. 00000000-0000-0000-0000-000000000000: the
-	// address waits for the first workload of that name.
+	// uid of the owner. A workload that is deleted and created again under the same
+	// name has another UID. 00000000-0000-0000-0000-000000000000: the address waits
+	// for the first owner of that name.
 	UID types.UID `json:"uid"`
 
-	// podName is the pod the address stands for where the owner's pods have
-	// names that last (StatefulSet, bare pod); empty where pods share out the
-	// owner's addresses (Deployment, IPClaim).
+	// podName is the pod that the address is for, if the owner's pods have stable
+	// names (StatefulSet, bare pod). Empty if the owner's pods share its addresses
+	// (Deployment, IPClaim).
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	PodName string `json:"podName,omitempty"`
 
-	// nodeName is the node the address stands for where the owner has one pod
-	// on each node (DaemonSet).
+	// nodeName is the node that the address is for, if the owner has one pod on
+	// each node (DaemonSet).
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
 }
 
-// IsToRest says of an address that is deleted whether its pool's cooldown is yet to
-// come: a pod had it, and it does not rest already. What records a pod is deleted by
-// Berth alone, where that pod never ran with it.
+// IsToRest returns whether the address must cool down after its FloatingIP was
+// deleted: a pod has held it, and it is not cooling down already. spec.pod does not
+// count: only Berth deletes a FloatingIP that has a holder, and only if that pod
+// never ran with the address.
 func (s *FloatingIPSpec) IsToRest() bool { return s.LastPod != "" && s.ReleasedAt == nil }
 
-// NilUID is the UID of an owner that is known by its name only: the address is for
-// the first workload or IPClaim of that name.
+// NilUID is the UID of an owner that is known by name only: the address is for the
+// first workload or IPClaim of that name.
 const NilUID types.UID = "00000000-0000-0000-0000-000000000000"
 
-// IsAwaited says whether the address waits for an owner of that name.
+// IsAwaited returns whether the address waits for the first owner of that name.
 func (o *Owner) IsAwaited() bool { return o.UID == NilUID }
 
-// IsClaim says whether an IPClaim, of any version of the API, is the owner.
+// IsClaim returns whether the owner is an IPClaim, of any API version.
 func (o *Owner) IsClaim() bool { return IsClaim(o.APIVersion, o.Kind) }
 
-// IsClaim says whether a reference is to an IPClaim, of any version of the API.
+// IsClaim returns whether a reference is to an IPClaim, of any API version.
 func IsClaim(apiVersion, kind string) bool {
 	return kind == "IPClaim" && strings.HasPrefix(apiVersion, GroupName+"/")
 }
 
-// PodReference is one incarnation of a pod; its namespace is the owner's.
+// PodReference identifies a pod. Its namespace is the owner's.
 type PodReference struct {
 	// +kubebuilder:validation:MaxLength=253
 	Name string    `json:"name"`

@@ -4,9 +4,9 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// IPClaim is a named set of addresses for the pods of one namespace that name it
-// in the annotation berth.dev/claim, whatever workloads they belong to. It owns
-// the addresses: they stay when a workload goes and another takes its place.
+// IPClaim is a named set of addresses for the pods of one namespace that name it in
+// the annotation berth.dev/claim, whatever workloads they belong to. It owns the
+// addresses: they stay when one workload replaces another.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Namespaced,shortName=ipc,categories=berth
@@ -39,24 +39,24 @@ const (
 	IPv6 IPFamily = "IPv6"
 )
 
-// IPClaimSpec is what the claim's author asks for.
+// IPClaimSpec is the desired state of an IPClaim.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.takeOver) || !has(self.ranges)",message="takeOver takes the addresses as they are; leave ranges out",fieldPath=".takeOver"
 type IPClaimSpec struct {
-	// size is how many addresses of each family the claim may have: no more pods
-	// than that get one. When it is lowered, addresses without a pod are freed
-	// first, those of pods as the pods end.
+	// size is the maximum number of addresses of each family. A pod that needs one
+	// more waits. When size is lowered, addresses without a pod are freed first,
+	// and addresses of pods when the pods end.
 	//
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	Size int32 `json:"size"`
 
-	// preallocate takes all addresses at once, before any pod asks.
+	// preallocate takes all addresses at once, before any pod asks for one.
 	//
 	// +optional
 	Preallocate bool `json:"preallocate,omitempty"`
 
-	// families of the addresses that are preallocated. Absent: IPv4.
+	// families of the preallocated addresses. Absent: IPv4.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=2
@@ -73,7 +73,7 @@ type IPClaimSpec struct {
 	// +optional
 	Pools []string `json:"pools,omitempty"`
 
-	// poolSelector limits the pools to those with these labels.
+	// poolSelector limits the pools to pools with these labels.
 	//
 	// +optional
 	PoolSelector *metav1.LabelSelector `json:"poolSelector,omitempty"`
@@ -88,25 +88,25 @@ type IPClaimSpec struct {
 	// +optional
 	Ranges []string `json:"ranges,omitempty"`
 
-	// releasePolicy says what happens to an address whose pod has gone. Retain
-	// (default): the claim keeps it while the claim exists. PodDeleted: it is
-	// freed; the claim is a cap only. Never: it stays even when the claim is
-	// deleted, for a claim of the same name.
+	// releasePolicy says what happens to an address when its pod is gone. Retain
+	// (default): the address is kept while the claim exists. PodDeleted: the
+	// address is freed, so the claim is only a cap. Never: the address is kept for
+	// a claim of the same name even when the claim is deleted.
 	//
 	// +kubebuilder:default=Retain
 	// +optional
 	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
 
-	// retainFor frees an address that had no pod for so long. Not applied to
-	// addresses that preallocate asks for.
+	// retainFor frees an address after it had no pod for this long. It does not
+	// apply to preallocated addresses.
 	//
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be more than 0s"
 	// +optional
 	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
 
-	// takeOver names another claim of the namespace whose addresses this one
-	// takes: how a claim is renamed. They move as they are, with their pods; when
-	// none are left the other claim can be deleted.
+	// takeOver names another claim of the namespace. This claim takes over its
+	// addresses, which is how a claim is renamed. The addresses move unchanged,
+	// with their pods. When none is left, the other claim can be deleted.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
@@ -115,25 +115,26 @@ type IPClaimSpec struct {
 
 // Conditions of an IPClaim.
 const (
-	// ClaimReady is true when the claim has all that it asks for.
+	// ClaimReady is true when the claim has all addresses that it asks for.
 	ClaimReady = "Ready"
 	// ClaimOversized is true while the claim has more addresses than its size.
 	ClaimOversized = "Oversized"
 )
 
-// IPClaimStatus is what the controller counted. addresses = allocated + retained.
+// IPClaimStatus is the observed state of an IPClaim. addresses = allocated +
+// retained.
 type IPClaimStatus struct {
-	// observedGeneration of the spec that the numbers belong to.
+	// observedGeneration is the generation of the spec that the status describes.
 	//
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// addresses that the claim has.
+	// addresses is the number of addresses of the claim.
 	// +optional
 	Addresses int64 `json:"addresses"`
-	// allocated addresses are held by a pod.
+	// allocated is the number of addresses that a pod holds.
 	// +optional
 	Allocated int64 `json:"allocated"`
-	// retained addresses wait for a pod.
+	// retained is the number of addresses without a pod.
 	// +optional
 	Retained int64 `json:"retained"`
 

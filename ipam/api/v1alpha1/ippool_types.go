@@ -4,8 +4,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// IPPool is where addresses come from: one subnet, the ranges of it that Berth
-// may hand out, and the nodes where the subnet is reachable.
+// IPPool is a source of addresses: one subnet, the ranges of it that Berth may give
+// to pods, and the nodes where the subnet is reachable.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=ipp,categories=berth
@@ -31,7 +31,7 @@ type IPPool struct {
 	Status IPPoolStatus `json:"status,omitempty"`
 }
 
-// IPPoolSpec is what the administrator says of a pool. A range is one address,
+// IPPoolSpec is the desired state of an IPPool. A range is one address,
 // "first-last", or a CIDR.
 //
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || !isIP(self.gateway) || cidr(self.subnet).containsIP(self.gateway)",message="gateway must be an address of spec.subnet, such as 10.0.70.1 in 10.0.70.0/24",fieldPath=".gateway"
@@ -39,17 +39,17 @@ type IPPool struct {
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.exclude) || self.exclude.all(r, isCIDR(r) ? cidr(self.subnet).containsCIDR(r) : r.split('-').all(a, !isIP(a) || cidr(self.subnet).containsIP(a)))",message="every exclude must lie inside spec.subnet and be of its family, such as 10.0.70.50 in 10.0.70.0/24",fieldPath=".exclude"
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.nodeSubnets) || self.nodeSubnets.all(n, !isCIDR(n) || cidr(n).ip().family() == cidr(self.subnet).ip().family() || cidr(self.subnet).ip().family() == 6)",message="nodeSubnets of an IPv4 pool must be IPv4",fieldPath=".nodeSubnets"
 type IPPoolSpec struct {
-	// subnet that the addresses belong to, as a CIDR without host bits.
+	// subnet of the addresses, as a CIDR without host bits.
 	//
 	// +kubebuilder:validation:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="must be a CIDR without host bits, such as 10.0.70.0/24 or 2001:db8:70::/64"
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: create another pool for another subnet"
 	Subnet string `json:"subnet"`
 
-	// ranges that Berth may hand out: addresses ("10.0.70.9"), first-last
+	// ranges that Berth may give to pods: addresses ("10.0.70.9"), first-last
 	// ("10.0.70.10-10.0.70.99", both included) or CIDRs ("10.0.70.128/25"). The
-	// gateway and the first and last address of an IPv4 subnet are left out
-	// unless they are listed as addresses of their own.
+	// gateway and the first and last address of an IPv4 subnet are left out unless
+	// they are listed as single addresses.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
@@ -60,7 +60,7 @@ type IPPoolSpec struct {
 	// +listType=atomic
 	Ranges []string `json:"ranges"`
 
-	// exclude takes addresses out of the ranges; same forms.
+	// exclude removes addresses from the ranges. It has the same forms as ranges.
 	//
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=87
@@ -71,7 +71,7 @@ type IPPoolSpec struct {
 	// +optional
 	Exclude []string `json:"exclude,omitempty"`
 
-	// gateway of the subnet; pods use it as their way out.
+	// gateway of the subnet: the next hop of the pods' default route.
 	//
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an address without a prefix length, such as 10.0.70.1"
@@ -86,8 +86,9 @@ type IPPoolSpec struct {
 	VLAN int32 `json:"vlan,omitempty"`
 
 	// nodeSubnets are the networks of the nodes where the subnet is reachable: a
-	// node belongs to the pool if its InternalIP lies in one of them and
-	// nodeSelector, where given, matches. Neither: every node.
+	// node belongs to the pool if its InternalIP is in one of them and its labels
+	// match nodeSelector. Only the fields that are set count; if neither is set,
+	// every node belongs to the pool.
 	//
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=43
@@ -107,36 +108,37 @@ type IPPoolSpec struct {
 	// +optional
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 
-	// maxPerNamespace is how many addresses of this pool one namespace may have. All
-	// count that have an owner there: those that a pod holds, also one that is
-	// being scheduled, those retained for a workload, and those that an IPClaim
-	// took before any pod. Addresses at rest and reserved ones count for nobody. A
-	// namespace that has so many gets no other address of the pool; a pod may still
-	// get one that is retained for it. A lower number takes nothing away. Absent:
-	// no cap.
+	// maxPerNamespace is the maximum number of addresses of this pool that one
+	// namespace may have. Every address with an owner in the namespace counts: held
+	// by a pod, promised to a pod that is being scheduled, retained, or
+	// preallocated. Addresses that are cooling down or reserved do not count. A
+	// namespace at its cap gets no more addresses of the pool, but its pods still
+	// get the addresses that are retained for them. Lowering the cap takes no
+	// address away. Absent: no cap.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +optional
 	MaxPerNamespace int32 `json:"maxPerNamespace,omitempty"`
 
-	// cooldown is how long an address that a pod gave back rests before another
-	// gets it: as long as neighbours and firewalls may remember it. Addresses at
-	// rest are FloatingIPs with spec.releasedAt, so the cooldown survives
-	// restarts. A change applies to those that rest already. Absent or 0: none.
+	// cooldown is how long a freed address stays unused before another pod gets it.
+	// Choose it as long as neighbours and firewalls may remember the address. An
+	// address that is cooling down is a FloatingIP with spec.releasedAt, so the
+	// cooldown survives restarts. A change also applies to addresses that are
+	// cooling down already. Absent or 0: none.
 	//
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('720h')",message="must be from 0s to 720h"
 	// +optional
 	Cooldown *metav1.Duration `json:"cooldown,omitempty"`
 
-	// externalAssigner says that addresses of the pool must be attached to the
-	// node by the external assigner (a cloud's network, for instance) before a pod
-	// can use them. Scheduler and controller must be configured with one.
+	// externalAssigner says that the external assigner (of a cloud's network, for
+	// instance) must attach an address of the pool to the node before a pod can use
+	// it. The scheduler and the controller must be configured with one.
 	//
 	// +optional
 	ExternalAssigner bool `json:"externalAssigner,omitempty"`
 
-	// disabled stops new allocations; addresses in use stay with their pods and
-	// retained ones with their owners.
+	// disabled stops new allocations. Addresses in use stay with their pods, and
+	// retained addresses with their owners.
 	//
 	// +optional
 	Disabled bool `json:"disabled,omitempty"`
@@ -150,43 +152,44 @@ const (
 	PoolExhausted = "Exhausted"
 )
 
-// IPPoolStatus is what the controller counted. capacity = allocated + retained
-// + reserved + cooling + free, but for a disabled pool, which has none free.
+// IPPoolStatus is the observed state of an IPPool. capacity = allocated + retained
+// + reserved + cooling + free, except that a disabled pool has no free addresses.
 type IPPoolStatus struct {
-	// observedGeneration of the spec that the numbers belong to.
+	// observedGeneration is the generation of the spec that the status describes.
 	//
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// capacity is how many addresses the ranges hold.
+	// capacity is the number of addresses in the ranges.
 	// +optional
 	Capacity int64 `json:"capacity"`
-	// allocated addresses are held by a pod.
+	// allocated is the number of addresses that a pod holds.
 	// +optional
 	Allocated int64 `json:"allocated"`
-	// retained addresses have an owner but no pod now.
+	// retained is the number of addresses that have an owner but no pod.
 	// +optional
 	Retained int64 `json:"retained"`
-	// reserved addresses were taken out by an administrator.
+	// reserved is the number of addresses that an administrator took out of
+	// circulation.
 	// +optional
 	Reserved int64 `json:"reserved"`
-	// cooling addresses were freed and rest until spec.cooldown is over.
+	// cooling is the number of freed addresses whose cooldown is not over.
 	// +optional
 	Cooling int64 `json:"cooling"`
-	// free addresses can be given to a pod.
+	// free is the number of addresses that a pod can get.
 	// +optional
 	Free int64 `json:"free"`
-	// outside is how many addresses in use name this pool but are no longer in
-	// its ranges.
+	// outside is the number of addresses in use that name this pool but are no
+	// longer in its ranges.
 	// +optional
 	Outside int64 `json:"outside"`
 
-	// namespacesAtCap is how many namespaces have as many addresses as
-	// spec.maxPerNamespace, or more.
+	// namespacesAtCap is the number of namespaces that have spec.maxPerNamespace
+	// addresses or more.
 	// +optional
 	NamespacesAtCap int64 `json:"namespacesAtCap"`
-	// namespaces that have most addresses, at most 10 of them, where
-	// spec.maxPerNamespace is set.
+	// namespaces with the most addresses, at most 10, if spec.maxPerNamespace is
+	// set.
 	//
 	// +kubebuilder:validation:MaxItems=10
 	// +listType=map
@@ -202,15 +205,16 @@ type IPPoolStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NamespaceShare is what one namespace has of a pool.
+// NamespaceShare is the number of addresses of a pool that one namespace has.
 type NamespaceShare struct {
 	// name of the namespace.
 	//
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
-	// allocated addresses are held by a pod of the namespace.
+	// allocated is the number of addresses that a pod of the namespace holds.
 	Allocated int64 `json:"allocated"`
-	// retained addresses have an owner in the namespace but no pod now.
+	// retained is the number of addresses that have an owner in the namespace but
+	// no pod.
 	Retained int64 `json:"retained"`
 }
 

@@ -9,20 +9,20 @@ import (
 )
 
 // First bytes of the MAC addresses of pods: locally administered, unicast, and
-// one for each family, so that the two never meet.
+// different for each family, so that MAC addresses of different families never
+// collide.
 const (
 	macIPv4 = 0x02
 	macIPv6 = 0x06
 )
 
-// MACOf returns the MAC address of a pod's interface whose first address is
-// addr, so that an address that moves keeps its MAC. It is the same everywhere
-// and for ever: neighbours and switches remember it. Nil for the zero Addr.
-//
-// An IPv4 address is part of it, so no two have the same. Of an IPv6 address it
-// has 40 bits of a hash: that any two of n addresses on one layer 2 network have
-// the same is about n²/2⁴¹ likely: 1 in 2 million for 1,000 of them, 1 in 20,000
-// for 10,000.
+// MACOf returns the MAC address of a pod's interface whose first address is addr:
+// an address that moves keeps its MAC address. The mapping must never change,
+// because neighbours and switches remember it. It returns nil for the zero Addr.
+// The MAC address contains the whole IPv4 address, so it is unique. Of an IPv6
+// address it contains a hash of 40 bits: the probability that two of n addresses on
+// one layer 2 network have the same MAC address is about n²/2⁴¹, 1 in 2 million for
+// 1,000 addresses, 1 in 20,000 for 10,000.
 func MACOf(addr netip.Addr) net.HardwareAddr {
 	addr = addr.Unmap()
 	switch {

@@ -8,43 +8,42 @@ import (
 	"strings"
 )
 
-// What a user writes on a pod.
+// Names that a user writes on a pod.
 const (
-	// ResourceIP is the extended resource by which a pod asks for floating IPs:
-	// as many as its containers request. A ResourceQuota can cap it.
+	// ResourceIP is the extended resource by which a pod asks for floating IPs. The
+	// quantity is their number. A ResourceQuota can cap it.
 	ResourceIP = GroupName + "/ip"
-	// MaxAddresses is how many a pod can have: as many as the node agent wires.
-	// FloatingIP.spec.index is less.
+	// MaxAddresses is the maximum number of floating IPs of a pod, which is what
+	// the node agent can wire. FloatingIP.spec.index is always smaller.
 	MaxAddresses = 8
-	// AnnotationReleasePolicy is when the pod's address is freed: a
+	// AnnotationReleasePolicy says when the pod's addresses are freed: a
 	// [ReleasePolicy].
 	AnnotationReleasePolicy = GroupName + "/release-policy"
 	// AnnotationRetainFor limits how long the policies Retain and Never keep an
 	// address without a pod: a duration such as 72h.
 	AnnotationRetainFor = GroupName + "/retain-for"
-	// AnnotationKeepOnScaleDown makes Retain keep the addresses of replicas that
-	// a workload was scaled down by: "true".
+	// AnnotationKeepOnScaleDown makes Retain keep the addresses of replicas that a
+	// scale-down removed: "true".
 	AnnotationKeepOnScaleDown = GroupName + "/keep-on-scale-down"
-	// AnnotationSpareAddresses says for how many more pods than its replicas a workload
-	// whose pods share out their addresses keeps some: a number, or
-	// [SpareUnlimited].
+	// AnnotationSpareAddresses says for how many pods beyond its replicas a
+	// workload with a fixed set keeps addresses: a number, or [SpareUnlimited].
 	AnnotationSpareAddresses = GroupName + "/spare-addresses"
-	// AnnotationPreallocate has all addresses that a Deployment or ReplicaSet keeps
-	// taken before any pod asks: "true".
+	// AnnotationPreallocate makes the controller take all addresses of the fixed
+	// set of a Deployment or ReplicaSet before any pod asks for one: "true".
 	AnnotationPreallocate = GroupName + "/preallocate"
 	// AnnotationClaim names the IPClaim, in the pod's namespace, that the pod's
 	// addresses come from.
 	AnnotationClaim = GroupName + "/claim"
-	// AnnotationPools limits the pod to some pools: names, separated by commas.
+	// AnnotationPools limits the pod to some pools: names separated by commas.
 	AnnotationPools = GroupName + "/pools"
 	// AnnotationPoolSelector limits the pod to pools with some labels: a label
 	// selector such as tier=db.
 	AnnotationPoolSelector = GroupName + "/pool-selector"
 	// AnnotationAddresses limits the pod to some addresses: lists separated by
-	// semicolons, of which the pod gets one address each. A list is addresses and
-	// ranges (first-last or CIDR) separated by commas.
+	// semicolons. The pod gets one address of each list. A list consists of
+	// addresses and ranges (first-last or CIDR) separated by commas.
 	AnnotationAddresses = GroupName + "/addresses"
-	// AnnotationFamilies is the IP families of the pod's addresses, one address
+	// AnnotationFamilies lists the IP families of the pod's addresses, one address
 	// of each: IPv4, IPv6, or IPv4,IPv6 (dual-stack).
 	AnnotationFamilies = GroupName + "/families"
 )
@@ -53,9 +52,9 @@ const (
 // for an address that another pod of its workload has.
 const SpareUnlimited = "Unlimited"
 
-// AnnotationFloatingIPs names the FloatingIP objects of a bound pod, separated
-// by commas. The scheduler writes it with the Binding. It is a hint where to
-// look and proves nothing: only the pod UID inside the FloatingIP does.
+// AnnotationFloatingIPs names the FloatingIP objects of a bound pod, separated by
+// commas. The scheduler writes it with the Binding. It is only a hint where to
+// look: the pod UID in the FloatingIP proves who holds the address.
 const AnnotationFloatingIPs = GroupName + "/floatingips"
 
 // NameOf returns the FloatingIP name of an address: the address itself for
@@ -69,7 +68,7 @@ func NameOf(addr netip.Addr) string {
 	return strings.ReplaceAll(addr.WithZone("").StringExpanded(), ":", "-")
 }
 
-// Family of the address, by the name.
+// Family returns the IP family of the address, read from the object's name.
 func (ip *FloatingIP) Family() IPFamily {
 	if strings.Contains(ip.Name, "-") {
 		return IPv6
@@ -77,7 +76,8 @@ func (ip *FloatingIP) Family() IPFamily {
 	return IPv4
 }
 
-// AddrOf is the inverse of [NameOf].
+// AddrOf is the inverse of [NameOf]. It fails if name is not the canonical name of
+// an address.
 func AddrOf(name string) (netip.Addr, error) {
 	text := name
 	if strings.Contains(name, "-") {
@@ -93,7 +93,8 @@ func AddrOf(name string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// FamilyOf an address.
+// FamilyOf returns the IP family of an address. An IPv4-mapped IPv6 address is
+// IPv6.
 func FamilyOf(addr netip.Addr) IPFamily {
 	if addr.Is4() {
 		return IPv4

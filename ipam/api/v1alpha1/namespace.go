@@ -9,10 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// NamespaceUID is that of the namespace that the address was recorded for: empty if
-// that was not recorded, [NilUID] if the address waits for a namespace of that name,
-// since it was restored from a backup or imported before its namespace was made. The
-// address must have an owner.
+// NamespaceUID returns the UID of the namespace that the address was recorded for.
+// It is empty if the UID was not recorded, and [NilUID] if the address waits for
+// the first namespace of that name, because it was restored from a backup or
+// imported before the namespace was created. The address must have an owner.
 func (ip *FloatingIP) NamespaceUID() types.UID {
 	if ip.Spec.KeepUntil != nil || ip.Spec.Owner.IsAwaited() && ip.Spec.Owner.NamespaceUID == "" {
 		return NilUID
@@ -20,9 +20,10 @@ func (ip *FloatingIP) NamespaceUID() types.UID {
 	return ip.Spec.Owner.NamespaceUID
 }
 
-// IsOfNamespace says whether what was recorded then, with that UID of a namespace, is
-// this namespace's, which has the right name. If no UID was recorded it is, unless
-// the namespace was made later: then another had the name before.
+// IsOfNamespace returns whether an object that was recorded at the time then, with
+// the namespace UID recorded, belongs to namespace. The caller has compared the
+// names. If no UID was recorded, the object belongs to namespace unless namespace
+// was created later: then another namespace had the name before.
 func IsOfNamespace(recorded types.UID, then time.Time, namespace metav1.Object) bool {
 	switch recorded {
 	case namespace.GetUID(), NilUID:

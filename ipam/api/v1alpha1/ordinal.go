@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// OrdinalOf reads the ordinal off the name of a pod of a StatefulSet, which is the
-// workload's name, a dash and the ordinal.
+// OrdinalOf returns the ordinal in the name of a StatefulSet's pod, which is the
+// workload's name, a dash and the ordinal. ok is false for other names.
 func OrdinalOf(workload, pod string) (ordinal int64, ok bool) {
 	text, ok := strings.CutPrefix(pod, workload+"-")
 	if !ok {
