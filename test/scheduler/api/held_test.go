@@ -85,13 +85,13 @@ func TestBoundAnnotationIsNotChanged(t *testing.T) {
 		return nil
 	})
 	for _, value := range []string{`"10.0.70.3"`, `""`, "null"} {
-		if err := edit(value, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is the scheduler's") {
+		if err := edit(value, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is set by the scheduler") {
 			t.Errorf("changing the annotation to %s: %v, want it refused", value, err)
 		}
 	}
 	// Nor the pod's node, which may write its status.
 	patch := []byte(`{"metadata":{"annotations":{"berth.dev/floatingips":"10.0.70.3"}}}`)
-	if _, err := w.AsNode("node1").CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is the scheduler's") {
+	if _, err := w.AsNode("node1").CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is set by the scheduler") {
 		t.Errorf("the node changes the annotation with the pod's status: %v, want it refused", err)
 	}
 	w.Annotate("web-0", "another", "one")
