@@ -55,7 +55,8 @@ type FloatingIP struct {
 	Spec FloatingIPSpec `json:"spec"`
 }
 
-// FloatingIPSpec says who has the address, where and since when.
+// FloatingIPSpec says which owner and which pod have the address, on which node, and
+// since when.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
 type FloatingIPSpec struct {
