@@ -227,9 +227,9 @@ func (c *Candidates) setInUse() string {
 	case 0:
 		text += ", all with running pods"
 	case 1:
-		text += "; 1 is with a terminating pod"
+		text += "; 1 is with a pod that is terminating"
 	default:
-		text += fmt.Sprintf("; %d are with terminating pods", terminating)
+		text += fmt.Sprintf("; %d are with pods that are terminating", terminating)
 	}
 	return text + fmt.Sprintf(" (the pod gets the first that is given back; annotation %s on the pod template allows more)", v1alpha1.AnnotationSpareAddresses)
 }

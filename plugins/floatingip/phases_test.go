@@ -421,7 +421,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"a Deployment has all, one with a pod that ends": {
 			world: webOf(ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"), terminating)), pod: webPod("web-x"),
-			want: want{filter: map[string]result{"n1": {code: unresolvable, text: "1 is with a terminating pod"}}},
+			want: want{filter: map[string]result{"n1": {code: unresolvable, text: "1 is with a pod that is terminating"}}},
 		},
 		"a Deployment has all, one with a pod on a lost node": {
 			world: webOf(node("n1"), tainted(node("n2")), ip("10.0.70.2", webOwner, "web-v@n2", "Retain"), webPod("web-v", bound("n2", "10.0.70.2"), terminating)), pod: webPod("web-x"),

@@ -338,7 +338,7 @@ func TestFixedSetWaits(t *testing.T) {
 		said = append(said, w.Refused(name))
 	}
 	want := `Deployment "web" has all 4 addresses that it keeps; `
-	if !strings.Contains(said[0], want) || !strings.Contains(said[1], want) || !strings.Contains(said[0]+said[1], want+"2 are with terminating pods") {
+	if !strings.Contains(said[0], want) || !strings.Contains(said[1], want) || !strings.Contains(said[0]+said[1], want+"2 are with pods that are terminating") {
 		t.Errorf("they say %q, want %q", said, want)
 	}
 	w.Delete(before[0])
