@@ -209,7 +209,8 @@ func (c *Candidates) check() error {
 // may give it a free one.
 func (c *Candidates) isWithin(part int, positions []int) bool {
 	if kept := c.parts[part].kept; len(kept) > 0 {
-		return len(c.homedIn(kept, positions)) > 0
+		// An owner may have thousands: the first is enough.
+		return slices.ContainsFunc(kept, func(record allocator.Record) bool { return c.isHomedIn(&record, positions) })
 	}
 	return slices.ContainsFunc(positions, func(position int) bool { return c.serves(part, position) })
 }
@@ -233,11 +234,16 @@ func (c *Candidates) serves(part, position int) bool {
 func (c *Candidates) homedIn(records []allocator.Record, nodePools []int) []netip.Addr {
 	var addrs []netip.Addr
 	for _, record := range records {
-		if home, ok := c.state.snapshot.Home(record.Addr); ok && slices.Contains(nodePools, home) && c.admitted(home) {
+		if c.isHomedIn(&record, nodePools) {
 			addrs = append(addrs, record.Addr)
 		}
 	}
 	return addrs
+}
+
+func (c *Candidates) isHomedIn(record *allocator.Record, nodePools []int) bool {
+	home, ok := c.state.snapshot.Home(record.Addr)
+	return ok && slices.Contains(nodePools, home) && c.admitted(home)
 }
 
 func (c *Candidates) admitted(position int) bool {

@@ -159,7 +159,7 @@ var saidByClaim = []string{
 }
 
 // asking are all annotations of a pod's request.
-var asking = append(saidByClaim[:len(saidByClaim):len(saidByClaim)], v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies)
+var asking = append(slices.Clip(saidByClaim), v1alpha1.AnnotationClaim, v1alpha1.AnnotationAddresses, v1alpha1.AnnotationFamilies)
 
 func readClaim(request *Request, annotations map[string]string) error {
 	name, ok := annotations[v1alpha1.AnnotationClaim]

@@ -3,6 +3,7 @@
 package pools
 
 import (
+	"slices"
 	"sync"
 	"testing"
 
@@ -67,7 +68,7 @@ func TestSourceInParallel(t *testing.T) {
 	source := NewSource(func() []*v1alpha1.IPPool {
 		mu.Lock()
 		defer mu.Unlock()
-		return objects[:len(objects):len(objects)]
+		return slices.Clip(objects)
 	})
 	var group sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d"} {

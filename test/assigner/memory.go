@@ -6,6 +6,7 @@ import (
 	"context"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
@@ -52,7 +53,7 @@ func (m *Memory) Holders() map[netip.Addr]string {
 func (m *Memory) Changes() []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.changes[:len(m.changes):len(m.changes)]
+	return slices.Clip(m.changes)
 }
 
 // Holder of an address.

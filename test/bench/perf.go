@@ -97,7 +97,7 @@ func group(ctx context.Context, command *exec.Cmd) error {
 	hold.Close()
 	_ = guard.Wait() // it fails where all have ended by themselves
 	if ctx.Err() != nil {
-		<-ended
+		<-ended //nolint:errcheck // It was ended: the error says so.
 	}
 	return err
 }

@@ -5,6 +5,7 @@ package chaos
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -106,9 +107,7 @@ func labelsOf(spec *v1alpha1.IPPoolSpec) map[string]string {
 func (d *driver) patchPool(name string, fields ...map[string]any) error {
 	spec := map[string]any{}
 	for _, some := range fields {
-		for key, value := range some {
-			spec[key] = value
-		}
+		maps.Copy(spec, some)
 	}
 	patch, err := json.Marshal(map[string]any{"spec": spec})
 	if err != nil {

@@ -4,6 +4,7 @@ package chaos
 
 import (
 	"fmt"
+	"maps"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -61,9 +62,7 @@ func (wl *workload) labels() map[string]string { return map[string]string{"app":
 
 func (wl *workload) template() v1.PodTemplateSpec {
 	annotations := map[string]string{"chaos/version": fmt.Sprint(wl.version)}
-	for key, value := range wl.annotations {
-		annotations[key] = value
-	}
+	maps.Copy(annotations, wl.annotations)
 	ips := v1.ResourceList{}
 	if wl.asks > 0 {
 		ips[v1alpha1.ResourceIP] = *resource.NewQuantity(int64(wl.asks), resource.DecimalSI)

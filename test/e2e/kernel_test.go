@@ -67,7 +67,7 @@ func (k *kernel) read(family int) error {
 		k.Answered = append(k.Answered, p.IP.String())
 	}
 	filter := &netlink.Route{Protocol: wire.Protocol, Table: unix.RT_TABLE_MAIN}
-	routes, err := netlink.RouteListFiltered(family, filter, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+	routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}

@@ -95,7 +95,7 @@ func passOn(parent string) {
 	if err != nil {
 		return // v1
 	}
-	for _, controller := range strings.Fields(string(b)) {
+	for controller := range strings.FieldsSeq(string(b)) {
 		_ = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
 	}
 }

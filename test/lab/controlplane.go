@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -91,8 +92,8 @@ func (cp *ControlPlane) start(ctx context.Context, opts ControlPlaneOptions) err
 
 // Stop ends the programs at once and removes all their files.
 func (cp *ControlPlane) Stop() error {
-	for i := len(cp.core.daemons) - 1; i >= 0; i-- {
-		cp.core.daemons[i].end()
+	for _, v := range slices.Backward(cp.core.daemons) {
+		v.end()
 	}
 	if err := os.RemoveAll(cp.core.flags.dir); err != nil {
 		return fmt.Errorf("stop control plane: %w", err)

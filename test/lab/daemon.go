@@ -49,7 +49,7 @@ func watch(name, log string, cmd *exec.Cmd) *daemon {
 func (d *daemon) failure() error {
 	select {
 	case <-d.done:
-		return fmt.Errorf("%s ended (%v); the end of %s:\n%s", d.name, d.err, d.log, tailFile(d.log, 15))
+		return fmt.Errorf("%s ended (%w); the end of %s:\n%s", d.name, d.err, d.log, tailFile(d.log, 15))
 	default:
 		return nil
 	}
@@ -140,7 +140,7 @@ func waitFor(ctx context.Context, what string, daemons []*daemon, check func(con
 			}
 		}
 		if serr := sleep(ctx, 100*time.Millisecond); serr != nil {
-			return fmt.Errorf("wait for %s: %w (last: %.300s)", what, serr, err)
+			return fmt.Errorf("wait for %s: %w (last: %.300s)", what, serr, fmt.Sprint(err))
 		}
 	}
 }

@@ -170,15 +170,15 @@ func (h *Host) Listen(ctx context.Context, network, address string) (net.Listene
 
 // boot starts the host's init, which runs script, and waits until the host
 // can be used. It gives the host no links.
-func (h *Host) boot(ctx context.Context, script string) (process, error) {
+func (h *Host) boot(ctx context.Context, script string) error {
 	log, err := h.cluster.openLog(h.name + "-init")
 	if err != nil {
-		return process{}, err
+		return err
 	}
 	defer log.Close()
 	file := filepath.Join(h.cluster.Dir(), "init-"+h.name+".sh")
 	if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
-		return process{}, fmt.Errorf("boot %s: %w", h.name, err)
+		return fmt.Errorf("boot %s: %w", h.name, err)
 	}
 	cmd := exec.Command("/bin/sh", file)
 	cmd.Args[0] = "lab/" + h.cluster.name + "/" + h.name // what ps shows
@@ -191,10 +191,10 @@ func (h *Host) boot(ctx context.Context, script string) (process, error) {
 	}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
-		return process{}, fmt.Errorf("boot %s: %w", h.name, err)
+		return fmt.Errorf("boot %s: %w", h.name, err)
 	}
 	if err := cmd.Start(); err != nil {
-		return process{}, fmt.Errorf("boot %s: %w", h.name, err)
+		return fmt.Errorf("boot %s: %w", h.name, err)
 	}
 	p, err := processOf(cmd.Process.Pid)
 	// Recorded before it is ready: a script that hangs must be found too.
@@ -204,13 +204,13 @@ func (h *Host) boot(ctx context.Context, script string) (process, error) {
 	stop := context.AfterFunc(ctx, p.kill)
 	defer stop()
 	line, _ := bufio.NewReader(stdout).ReadString('\n')
-	go cmd.Wait() // reaps it whenever it ends; closes stdout
+	go func() { _ = cmd.Wait() }() // reaps it whenever it ends; closes stdout
 	if strings.TrimSpace(line) != initReady {
 		p.kill()
 		if ctx.Err() != nil {
-			return p, fmt.Errorf("boot %s: %w", h.name, context.Cause(ctx))
+			return fmt.Errorf("boot %s: %w", h.name, context.Cause(ctx))
 		}
-		return p, fmt.Errorf("boot %s: init ended: %s", h.name, h.cluster.logTail(h.name+"-init"))
+		return fmt.Errorf("boot %s: init ended: %s", h.name, h.cluster.logTail(h.name+"-init"))
 	}
-	return p, err
+	return err
 }

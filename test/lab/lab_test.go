@@ -355,8 +355,10 @@ func TestUpKilled(t *testing.T) {
 		if err := up.Start(); err != nil {
 			t.Fatal(err)
 		}
-		defer up.Wait()
-		defer up.Process.Kill()
+		defer func() {
+			_ = up.Process.Kill()
+			_ = up.Wait()
+		}()
 		for sc := bufio.NewScanner(stderr); sc.Scan(); {
 			if t.Log(sc.Text()); strings.Contains(sc.Text(), step) {
 				return ownNamespaces(t, name)

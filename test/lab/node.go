@@ -5,6 +5,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -169,10 +170,8 @@ func (n *Node) boot(ctx context.Context) error {
 		return fmt.Errorf("boot %s: %w", n.name, err)
 	}
 	sysctls := hostSysctls(true)
-	for k, v := range nodeSysctls() {
-		sysctls[k] = v
-	}
-	if _, err := n.Host.boot(ctx, initScript(n.name, sysctls, n.disk())); err != nil {
+	maps.Copy(sysctls, nodeSysctls())
+	if err := n.Host.boot(ctx, initScript(n.name, sysctls, n.disk())); err != nil {
 		return err
 	}
 	return n.cluster.plug(ctx, n.name)

@@ -141,7 +141,7 @@ func (c *Cluster) up(ctx context.Context, opts Options) error {
 
 // bootAll starts the hosts and joins them.
 func (c *Cluster) bootAll(ctx context.Context) error {
-	if _, err := c.host(switchHost).boot(ctx, initScript(switchHost, hostSysctls(false), "")); err != nil {
+	if err := c.host(switchHost).boot(ctx, initScript(switchHost, hostSysctls(false), "")); err != nil {
 		return err
 	}
 	sw, err := c.host(switchHost).PID()
@@ -154,7 +154,7 @@ func (c *Cluster) bootAll(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, name := range []string{routerHost, clientHost, controlHost} {
 		group.Go(func() error {
-			if _, err := c.host(name).boot(ctx, initScript(name, hostSysctls(name == routerHost), "")); err != nil {
+			if err := c.host(name).boot(ctx, initScript(name, hostSysctls(name == routerHost), "")); err != nil {
 				return err
 			}
 			return c.plug(ctx, name)

@@ -29,7 +29,7 @@ func (n *node) points() []string {
 	}
 	seen := map[string]int{}
 	var all []string
-	for _, name := range strings.Fields(string(raw)) {
+	for name := range strings.FieldsSeq(string(raw)) {
 		seen[name]++
 		all = append(all, fmt.Sprintf("%s %d", name, seen[name]))
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -220,9 +221,7 @@ func (n *node) end(sig syscall.Signal) {
 // cni calls the shim as a runtime does.
 func (n *node) cni(env []string, extra map[string]any) ([]byte, error) {
 	conf := map[string]any{"cniVersion": "1.1.0", "name": "berth", "type": "berth-cni", "socket": n.dir + "/run/agent.sock"}
-	for k, v := range extra {
-		conf[k] = v
-	}
+	maps.Copy(conf, extra)
 	stdin, err := json.Marshal(conf)
 	if err != nil {
 		return nil, err

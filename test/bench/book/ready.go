@@ -134,18 +134,18 @@ func (s *server) file(name, head, separator, tail string, objects []any, wrap fu
 		return 0, err
 	}
 	w := bufio.NewWriter(file)
-	w.WriteString(head) // Flush tells of errors
+	_, _ = w.WriteString(head) // Flush tells of errors
 	for i, object := range objects {
 		if i > 0 {
-			w.WriteString(separator)
+			_, _ = w.WriteString(separator)
 		}
 		text, err := json.Marshal(wrap(object))
 		if err != nil {
 			return 0, errors.Join(err, file.Close())
 		}
-		w.Write(text)
+		_, _ = w.Write(text)
 	}
-	w.WriteString(tail)
+	_, _ = w.WriteString(tail)
 	err = w.Flush()
 	size, seekErr := file.Seek(0, io.SeekCurrent)
 	return size, errors.Join(err, seekErr, file.Close())

@@ -71,7 +71,7 @@ func (s *State) judgePod(pod *Pod, held []*tenure) []string {
 		switch {
 		case !slices.Contains(pod.Addresses, t.Name):
 			wrong = append(wrong, fmt.Sprintf("pod %s names %v; %s is also %s", pod, pod.Addresses, t.Name, t))
-		case t.Spec.Node != pod.Node || string(t.Spec.Pod.Name) != pod.Name || t.Spec.Owner == nil || t.Spec.Owner.Namespace != pod.Namespace:
+		case t.Spec.Node != pod.Node || t.Spec.Pod.Name != pod.Name || t.Spec.Owner == nil || t.Spec.Owner.Namespace != pod.Namespace:
 			wrong = append(wrong, fmt.Sprintf("pod %s is on %s; %s is %s", pod, pod.Node, t.Name, t))
 		case !s.reachable(t, pod.Node):
 			wrong = append(wrong, fmt.Sprintf("pod %s is on %s, where its address %s is not reachable", pod, pod.Node, t.Name))

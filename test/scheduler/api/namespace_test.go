@@ -96,7 +96,7 @@ func deletesNoHeld(w *simulation.World, address string) {
 		w.Eventually(fmt.Sprintf("wait for user %q to be refused by the policy", name), func() error {
 			err := berth.FloatingIPs.Delete(w.Ctx, address, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the address is held by pod") {
-				return fmt.Errorf("deleting a held address: %v", err)
+				return fmt.Errorf("deleting a held address: %w", err)
 			}
 			return nil
 		})

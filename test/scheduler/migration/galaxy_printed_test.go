@@ -93,7 +93,7 @@ func TestImportGalaxyPrinted(t *testing.T) {
 	g.Create(simulation.NewPod("last", ofFront), simulation.NewPod("more", ofFront))
 	g.Eventually("wait for all addresses of the claim to be in use", func() error {
 		if n, err := g.boundOf("last", "more"); err != nil || n != 1 {
-			return fmt.Errorf("%d pods are bound, %v", n, err)
+			return fmt.Errorf("%d pods are bound, %w", n, err)
 		}
 		return nil
 	})

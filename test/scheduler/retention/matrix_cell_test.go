@@ -572,7 +572,7 @@ func (c *cell) removed() {
 		if apierrors.IsNotFound(err) || err == nil && now.GetUID() != c.uid {
 			return nil
 		}
-		return fmt.Errorf("it is there (%v)", err)
+		return fmt.Errorf("it is there (%w)", err)
 	})
 }
 

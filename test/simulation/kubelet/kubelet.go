@@ -321,12 +321,19 @@ func (k *Kubelets) hold(pod *v1.Pod, names []string) (twice []string) {
 		return nil // it ended meanwhile
 	}
 	for _, name := range names {
-		if other := k.holders[name]; other != nil && other.UID != pod.UID {
+		if other := k.holders[name]; other != nil && other.UID != pod.UID && k.isListed(other) {
 			twice = append(twice, fmt.Sprintf("DUPLICATE on the nodes: live pods %s/%s (%s) and %s/%s (%s) both have %s", other.Namespace, other.Name, other.UID, pod.Namespace, pod.Name, pod.UID, name))
 		}
 		k.holders[name] = pod
 	}
 	return twice
+}
+
+// isListed returns false for a pod that was deleted, also while its event is still to
+// be handled.
+func (k *Kubelets) isListed(pod *v1.Pod) bool {
+	now, err := k.Pods.Pods(pod.Namespace).Get(pod.Name)
+	return err == nil && now.UID == pod.UID
 }
 
 // checkHeld complains if an address was taken from a pod before it ended.

@@ -282,9 +282,7 @@ func (p *Proxy) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 	if f.lost || after != nil && !after.hold(request.Context()) {
 		panic(http.ErrAbortHandler)
 	}
-	for key, values := range response.Header {
-		writer.Header()[key] = values
-	}
+	maps.Copy(writer.Header(), response.Header)
 	writer.WriteHeader(response.StatusCode)
 	p.copy(ctx, writer, response.Body, request)
 }
