@@ -68,7 +68,7 @@ func TestCapWithoutFilter(t *testing.T) {
 	}
 	for others, want := range []bool{true, true, false} {
 		if got := c.FitAll([]*pools.Reach{reach}, others); got != want {
-			t.Errorf("Suit() with %d others = %v, want %v", others, got, want)
+			t.Errorf("FitAll() with %d others = %v, want %v", others, got, want)
 		}
 	}
 }
