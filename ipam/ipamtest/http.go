@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -120,11 +121,10 @@ var jsonHeader = http.Header{"Content-Type": {"application/json"}}
 func answer(h *http.Request, object any, err error) *http.Response {
 	code := http.StatusOK
 	if err != nil {
-		var status apierrors.APIStatus
-		if !errors.As(err, &status) {
-			status = apierrors.NewInternalError(err)
+		s := metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error()}
+		if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+			s = status.Status()
 		}
-		s := status.Status()
 		s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 		object, code = s, int(s.Code)
 	}
@@ -139,31 +139,16 @@ func answer(h *http.Request, object any, err error) *http.Response {
 func (s *Server) serve(r *request) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.verb == "list" {
-		items := []any{}
-		for _, k := range s.keys(r.resource, r.namespace) {
-			items = append(items, s.objects[k].Object)
-		}
-		kind := kinds[r.resource]
-		return map[string]any{
-			"kind": kind.Kind + "List", "apiVersion": kind.GroupVersion().String(),
-			"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)}, "items": items,
-		}, nil
+	if r.subresource != "" && !(r.subresource == "status" && hasStatus(r.resource)) {
+		return nil, apierrors.NewNotFound(r.of(), r.name)
+	}
+	switch r.verb {
+	case "list":
+		return s.list(r), nil
+	case "create":
+		return s.post(r)
 	}
 	now := s.objects[r.key]
-	if r.verb == "create" {
-		if now != nil {
-			return nil, apierrors.NewAlreadyExists(r.of(), r.name)
-		}
-		object := &unstructured.Unstructured{}
-		if err := utiljson.Unmarshal(r.body, &object.Object); err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
-		}
-		if err := admit(r.key, object, nil); err != nil {
-			return nil, err
-		}
-		return s.create(r.key, object), nil
-	}
 	if now == nil {
 		return nil, apierrors.NewNotFound(r.of(), r.name)
 	}
@@ -175,28 +160,81 @@ func (s *Server) serve(r *request) (any, error) {
 		if err := json.Unmarshal(r.body, &options); len(r.body) > 0 && err != nil {
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
-		if p := options.Preconditions; p != nil {
-			if err := r.check(now, p.UID, p.ResourceVersion); err != nil {
-				return nil, err
-			}
+		if p := options.Preconditions; p != nil && (p.UID != nil && *p.UID != now.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != now.GetResourceVersion()) {
+			return nil, r.conflict()
 		}
 		s.delete(r.key)
 		return metav1.Status{Status: metav1.StatusSuccess}, nil
 	}
+	return s.put(r, now)
+}
+
+func (s *Server) list(r *request) map[string]any {
+	items := []any{}
+	for _, k := range s.keys(r.resource, r.namespace) {
+		items = append(items, s.objects[k].Object)
+	}
+	kind := kinds[r.resource]
+	return map[string]any{
+		"kind": kind.Kind + "List", "apiVersion": kind.GroupVersion().String(),
+		"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)}, "items": items,
+	}
+}
+
+// post creates an object.
+func (s *Server) post(r *request) (any, error) {
+	object := &unstructured.Unstructured{}
+	if err := utiljson.Unmarshal(r.body, &object.Object); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	object.SetUID("")
+	object.SetCreationTimestamp(metav1.Time{})
+	if hasStatus(r.resource) {
+		delete(object.Object, "status")
+	}
+	if err := r.place(object); err != nil {
+		return nil, err
+	}
+	if err := admit(r.key, object, nil); err != nil {
+		return nil, err
+	}
+	if object.GetResourceVersion() != "" {
+		return nil, errors.New("resourceVersion should not be set on objects to be created")
+	}
+	if s.objects[r.key] != nil {
+		return nil, apierrors.NewAlreadyExists(r.of(), r.name)
+	}
+	return s.create(r.key, object), nil
+}
+
+// put updates an object. The status is written apart from all else.
+func (s *Server) put(r *request, now *unstructured.Unstructured) (any, error) {
 	object, err := patched(r, now)
 	if err != nil {
 		return nil, err
 	}
-	uid, version := object.GetUID(), object.GetResourceVersion()
-	if err := r.check(now, &uid, &version); err != nil {
+	if err := r.place(object); err != nil {
 		return nil, err
 	}
-	// The status is written apart from all else.
+	uid, version := object.GetUID(), object.GetResourceVersion()
+	switch {
+	case version == "":
+		return nil, apierrors.NewInvalid(kinds[r.resource].GroupKind(), r.name, field.ErrorList{
+			field.Invalid(field.NewPath("metadata", "resourceVersion"), version, "must be specified for an update"),
+		})
+	case version != now.GetResourceVersion(), r.http.Method == http.MethodPut && uid != "" && uid != now.GetUID():
+		return nil, r.conflict()
+	case uid == "":
+		object.SetUID(now.GetUID())
+	}
+	object.SetCreationTimestamp(now.GetCreationTimestamp())
+	object.SetGeneration(now.GetGeneration())
+	status, ok := now.Object["status"]
 	if r.subresource == "status" {
-		status := object.Object["status"]
+		status, ok = object.Object["status"]
 		object = now.DeepCopy()
-		object.Object["status"] = status
-	} else if status, ok := now.Object["status"]; ok {
+	}
+	if ok {
 		object.Object["status"] = status
 	} else {
 		delete(object.Object, "status")
@@ -207,12 +245,20 @@ func (s *Server) serve(r *request) (any, error) {
 	return s.update(r.key, now, object), nil
 }
 
-// check fails where a write was decided on another object.
-func (r *request) check(now *unstructured.Unstructured, uid *types.UID, version *string) error {
-	if uid != nil && *uid != "" && *uid != now.GetUID() || version != nil && *version != "" && *version != now.GetResourceVersion() {
-		return apierrors.NewConflict(r.of(), r.name, errors.New("the object has been modified"))
+// place fails where an object is not the one that the request's path names.
+func (r *request) place(object *unstructured.Unstructured) error {
+	if object.GetNamespace() == "" || r.namespace == "" {
+		object.SetNamespace(r.namespace)
+	}
+	if object.GetName() != r.name || object.GetNamespace() != r.namespace {
+		return apierrors.NewBadRequest("the name or the namespace of the object does not match the one on the URL")
 	}
 	return nil
+}
+
+// conflict says that a write was decided on another object.
+func (r *request) conflict() error {
+	return apierrors.NewConflict(r.of(), r.name, errors.New("the object has been modified"))
 }
 
 // patched is what an update makes of an object.
@@ -227,7 +273,9 @@ func patched(r *request, now *unstructured.Unstructured) (*unstructured.Unstruct
 	case kind == types.JSONPatchType:
 		var patch jsonpatch.Patch
 		if patch, err = jsonpatch.DecodePatch(r.body); err == nil {
-			after, err = patch.Apply(before)
+			if after, err = patch.Apply(before); err != nil {
+				return nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+			}
 		}
 	case kind == types.MergePatchType:
 		after, err = jsonpatch.MergePatch(before, r.body)
@@ -255,29 +303,32 @@ type stream struct {
 	pending []byte
 }
 
-// stream begins with all objects where the client asks for them, or else after the
-// version that it has seen.
+// stream begins with all objects where the client asks for them or has seen none, or
+// else after the version that it has seen.
 func (s *Server) stream(r *request) *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := &stream{server: s, request: r}
 	st.ctx, st.cancel = context.WithCancel(r.http.Context())
 	query := r.http.URL.Query()
-	if query.Get("sendInitialEvents") == "true" {
-		for _, k := range s.keys(r.resource, r.namespace) {
-			st.add(watch.Added, s.objects[k].Object)
+	seen, _ := strconv.Atoi(query.Get("resourceVersion"))
+	announced := query.Get("sendInitialEvents") == "true"
+	if !announced && seen > 0 {
+		for st.at < len(s.events) && s.events[st.at].version <= seen {
+			st.at++
 		}
+		return st
+	}
+	for _, k := range s.keys(r.resource, r.namespace) {
+		st.add(watch.Added, s.objects[k].Object)
+	}
+	if announced {
 		kind := kinds[r.resource]
 		st.add(watch.Bookmark, map[string]any{"kind": kind.Kind, "apiVersion": kind.GroupVersion().String(), "metadata": map[string]any{
 			"resourceVersion": strconv.Itoa(s.version), "annotations": map[string]any{metav1.InitialEventsAnnotationKey: "true"},
 		}})
-		st.at = len(s.events)
-		return st
 	}
-	seen, err := strconv.Atoi(query.Get("resourceVersion"))
-	for err == nil && st.at < len(s.events) && s.events[st.at].version <= seen {
-		st.at++
-	}
+	st.at = len(s.events)
 	return st
 }
 

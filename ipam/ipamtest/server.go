@@ -144,7 +144,15 @@ func (s *Server) Remove(object metav1.Object) {
 }
 
 // IP returns a FloatingIP by its name, nil where there is none.
-func (s *Server) IP(name string) *v1alpha1.FloatingIP { return s.IPs()[name] }
+func (s *Server) IP(name string) *v1alpha1.FloatingIP {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	object := s.objects[key{resource: "floatingips", name: name}]
+	if object == nil {
+		return nil
+	}
+	return floatingIP(object)
+}
 
 // IPs returns all FloatingIPs by their names.
 func (s *Server) IPs() map[string]*v1alpha1.FloatingIP {

@@ -13,11 +13,16 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	structural "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel/model"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/common"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -25,34 +30,58 @@ import (
 
 // validator is what the API server makes of a CRD.
 type validator struct {
-	structure *structural.Structural
-	schema    validation.SchemaValidator
-	rules     *cel.Validator
+	structure          *structural.Structural
+	schema             validation.SchemaValidator
+	rules              *cel.Validator
+	namespaced, status bool
 }
 
 var validators sync.Map // resource → func() *validator
 
-// admit writes the defaults into an object that is created (before is nil) or updated,
-// and says what the API server has against it.
-func admit(k key, object, before *unstructured.Unstructured) error {
-	kind := kinds[k.resource]
-	if kind.Group != v1alpha1.GroupName {
+// validatorFor returns nil for a resource without a CRD.
+func validatorFor(resource string) *validator {
+	if kinds[resource].Group != v1alpha1.GroupName {
 		return nil
 	}
-	made, _ := validators.LoadOrStore(k.resource, sync.OnceValue(func() *validator { return validatorOf(k.resource) }))
-	v := made.(func() *validator)()
+	made, _ := validators.LoadOrStore(resource, sync.OnceValue(func() *validator { return validatorOf(resource) }))
+	return made.(func() *validator)()
+}
+
+// hasStatus reports whether the status of a resource is written apart.
+func hasStatus(resource string) bool {
+	v := validatorFor(resource)
+	return v != nil && v.status
+}
+
+// admit prunes an object that is created (before is nil) or updated, writes the defaults
+// into it, and says what the API server has against it.
+func admit(k key, object, before *unstructured.Unstructured) error {
+	v := validatorFor(k.resource)
+	if v == nil {
+		return nil
+	}
+	pruning.Prune(object.Object, v.structure, true)
 	defaulting.PruneNonNullableNullsWithoutDefaults(object.Object, v.structure)
 	defaulting.Default(object.Object, v.structure)
-	errs := validation.ValidateCustomResource(nil, object.UnstructuredContent(), v.schema)
+	meta := field.NewPath("metadata")
+	errs := apivalidation.ValidateObjectMetaAccessor(object, v.namespaced, apivalidation.NameIsDNSSubdomain, meta)
+	var old any
+	var options []cel.Option
+	if before == nil {
+		errs = append(errs, validation.ValidateCustomResource(nil, object.Object, v.schema)...)
+	} else {
+		old = before.Object
+		// What did not change is not judged anew.
+		same := common.NewCorrelatedObject(object.Object, old, &model.Structural{Structural: v.structure})
+		options = append(options, cel.WithRatcheting(same))
+		errs = append(errs, apivalidation.ValidateObjectMetaAccessorUpdate(object, before, meta)...)
+		errs = append(errs, validation.ValidateCustomResourceUpdate(nil, object.Object, old, v.schema, validation.WithRatcheting(same))...)
+	}
 	if len(errs) == 0 {
-		var old any
-		if before != nil {
-			old = before.Object
-		}
-		errs, _ = v.rules.Validate(context.Background(), nil, nil, object.Object, old, celconfig.RuntimeCELCostBudget)
+		errs, _ = v.rules.Validate(context.Background(), nil, nil, object.Object, old, celconfig.RuntimeCELCostBudget, options...)
 	}
 	if len(errs) > 0 {
-		return apierrors.NewInvalid(kind.GroupKind(), k.name, errs)
+		return apierrors.NewInvalid(kinds[k.resource].GroupKind(), k.name, errs)
 	}
 	return nil
 }
@@ -90,7 +119,8 @@ func readCRD(resource string) (*validator, error) {
 	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(crd.Spec.Versions[0].Schema.OpenAPIV3Schema, &props, nil); err != nil {
 		return nil, err
 	}
-	v := &validator{}
+	subresources := crd.Spec.Versions[0].Subresources
+	v := &validator{namespaced: crd.Spec.Scope == apiextensionsv1.NamespaceScoped, status: subresources != nil && subresources.Status != nil}
 	if v.schema, _, err = validation.NewSchemaValidator(&props); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipamtest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+// Contract is what Berth relies on of an API server. [Server] keeps it, and so does a
+// real one. The API server must have a namespace default and none of Berth's objects.
+func Contract(t *testing.T, api *client.Client) {
+	t.Run("writes", func(t *testing.T) { contractOfWrites(t, api) })
+	t.Run("versions", func(t *testing.T) { contractOfVersions(t, api) })
+	t.Run("watches", func(t *testing.T) { contractOfWatches(t, api) })
+}
+
+// contractOfWrites says which writes succeed on an object that changed once after it was
+// created.
+func contractOfWrites(t *testing.T, api *client.Client) {
+	ctx, ips := t.Context(), api.FloatingIPs
+	const invalid, conflict, missing = metav1.StatusReasonInvalid, metav1.StatusReasonConflict, metav1.StatusReasonNotFound
+	put := func(change func(first, now *v1alpha1.FloatingIP)) func(first, now *v1alpha1.FloatingIP) error {
+		return func(first, now *v1alpha1.FloatingIP) error {
+			now.Spec.Pool = "put"
+			change(first, now)
+			_, err := ips.Update(ctx, now, metav1.UpdateOptions{})
+			return err
+		}
+	}
+	post := func(change func(first, ip *v1alpha1.FloatingIP)) func(first, now *v1alpha1.FloatingIP) error {
+		return func(first, now *v1alpha1.FloatingIP) error {
+			ip := addressed("10.9.9.9")
+			change(first, ip)
+			created, err := ips.Create(ctx, ip, metav1.CreateOptions{})
+			if err == nil {
+				err = ips.Delete(ctx, created.Name, metav1.DeleteOptions{})
+			}
+			return err
+		}
+	}
+	patch := func(kind types.PatchType, text string) func(first, now *v1alpha1.FloatingIP) error {
+		return func(first, now *v1alpha1.FloatingIP) error {
+			text := strings.NewReplacer("FIRST", first.ResourceVersion, "NOW", now.ResourceVersion, "UID", string(now.UID)).Replace(text)
+			_, err := ips.Patch(ctx, now.Name, kind, []byte(text), metav1.PatchOptions{})
+			return err
+		}
+	}
+	remove := func(uid func(now types.UID) *types.UID, version func(first, now string) *string) func(first, now *v1alpha1.FloatingIP) error {
+		return func(first, now *v1alpha1.FloatingIP) error {
+			return ips.Delete(ctx, now.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+				UID: uid(now.UID), ResourceVersion: version(first.ResourceVersion, now.ResourceVersion),
+			}})
+		}
+	}
+	sameUID, anyVersion := func(now types.UID) *types.UID { return &now }, func(_, _ string) *string { return nil }
+	for i, test := range []struct {
+		name  string
+		write func(first, now *v1alpha1.FloatingIP) error
+		want  metav1.StatusReason // "" if it succeeds, "Unknown" if it fails for no reason that has a name
+	}{
+		{"update", put(func(_, _ *v1alpha1.FloatingIP) {}), ""},
+		{"update, decided on the first version", put(func(first, now *v1alpha1.FloatingIP) { now.ResourceVersion = first.ResourceVersion }), conflict},
+		{"update, decided on no version", put(func(_, now *v1alpha1.FloatingIP) { now.ResourceVersion = "" }), invalid},
+		{"update, decided on another object", put(func(_, now *v1alpha1.FloatingIP) { now.UID = "another" }), conflict},
+		{"update, decided on any object", put(func(_, now *v1alpha1.FloatingIP) { now.UID = "" }), ""},
+		{"update of an unknown object", put(func(_, now *v1alpha1.FloatingIP) { now.Name = "10.9.9.8" }), missing},
+		{"update against the schema", put(func(_, now *v1alpha1.FloatingIP) { now.Spec.ReleasePolicy = "Forever" }), invalid},
+		{"update against a rule", put(func(_, now *v1alpha1.FloatingIP) { now.Spec.Address = "10.9.9.8" }), invalid},
+		{"update against the rules of names", put(func(_, now *v1alpha1.FloatingIP) { now.Labels = map[string]string{"a b": ""} }), invalid},
+
+		{"merge patch", patch(types.MergePatchType, `{"spec":{"pool":"b"}}`), ""},
+		{"merge patch, decided on the first version", patch(types.MergePatchType, `{"metadata":{"resourceVersion":"FIRST"},"spec":{"pool":"b"}}`), conflict},
+		{"merge patch of the version", patch(types.MergePatchType, `{"metadata":{"resourceVersion":null}}`), invalid},
+		{"merge patch of the name", patch(types.MergePatchType, `{"metadata":{"name":"10.9.9.8"}}`), metav1.StatusReasonBadRequest},
+		{"merge patch that is no JSON", patch(types.MergePatchType, `{`), metav1.StatusReasonBadRequest},
+		{"JSON patch", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"UID"},{"op":"replace","path":"/metadata/resourceVersion","value":"NOW"},{"op":"replace","path":"/spec/pool","value":"b"}]`), ""},
+		{"JSON patch, decided on the first version", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/resourceVersion","value":"FIRST"}]`), conflict},
+		{"JSON patch, decided on another object of another version", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"another"},{"op":"replace","path":"/metadata/resourceVersion","value":"FIRST"}]`), conflict},
+		{"JSON patch, decided on another object", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"another"}]`), invalid},
+		{"JSON patch that finds another value", patch(types.JSONPatchType, `[{"op":"test","path":"/spec/pool","value":"b"}]`), invalid},
+		{"JSON patch of a field that is not there", patch(types.JSONPatchType, `[{"op":"remove","path":"/spec/node"}]`), invalid},
+		{"JSON patch that is no JSON", patch(types.JSONPatchType, `[`), metav1.StatusReasonBadRequest},
+		{"patch of an unknown object", func(_, _ *v1alpha1.FloatingIP) error {
+			_, err := ips.Patch(ctx, "10.9.9.8", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
+			return err
+		}, missing},
+
+		{"create", post(func(_, _ *v1alpha1.FloatingIP) {}), ""},
+		{"create an object that exists", post(func(first, ip *v1alpha1.FloatingIP) { ip.Name, ip.Spec.Address = first.Name, first.Name }), metav1.StatusReasonAlreadyExists},
+		{"create an object that exists, against the schema", post(func(first, ip *v1alpha1.FloatingIP) { ip.Name = first.Name }), invalid},
+		{"create, decided on a version", post(func(_, ip *v1alpha1.FloatingIP) { ip.ResourceVersion = "1" }), "Unknown"},
+		{"create without a name", post(func(_, ip *v1alpha1.FloatingIP) { ip.Name = "" }), invalid},
+		{"create under another name than the address", post(func(_, ip *v1alpha1.FloatingIP) { ip.Name = "10.9.9.8" }), invalid},
+		{"create an address that is none", post(func(_, ip *v1alpha1.FloatingIP) { ip.Name, ip.Spec.Address = "here", "here" }), invalid},
+		{"create against the schema", post(func(_, ip *v1alpha1.FloatingIP) { ip.Spec.Index = 8 }), invalid},
+
+		{"delete", remove(sameUID, func(_, now string) *string { return &now }), ""},
+		{"delete, decided on any version", remove(sameUID, anyVersion), ""},
+		{"delete, decided on the first version", remove(sameUID, func(first, _ string) *string { return &first }), conflict},
+		{"delete, decided on another object", remove(func(types.UID) *types.UID { another := types.UID("another"); return &another }, anyVersion), conflict},
+		{"delete, decided on an object without a UID", remove(func(types.UID) *types.UID { none := types.UID(""); return &none }, anyVersion), conflict},
+		{"delete an unknown object", func(_, now *v1alpha1.FloatingIP) error {
+			return ips.Delete(ctx, "10.9.9.8", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &now.UID}})
+		}, missing},
+
+		{"read an unknown object", func(_, _ *v1alpha1.FloatingIP) error {
+			_, err := ips.Get(ctx, "10.9.9.8", metav1.GetOptions{})
+			return err
+		}, missing},
+		{"write a status that the kind does not have", func(_, now *v1alpha1.FloatingIP) error {
+			_, err := ips.Patch(ctx, now.Name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{}, "status")
+			return err
+		}, missing},
+		{"create a namespace's object in no namespace", func(_, _ *v1alpha1.FloatingIP) error {
+			_, err := api.IPClaims("default").Create(ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "other"}, Spec: v1alpha1.IPClaimSpec{Size: 1}}, metav1.CreateOptions{})
+			return err
+		}, metav1.StatusReasonBadRequest},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			first, err := ips.Create(ctx, addressed(fmt.Sprintf("10.9.0.%d", i)), metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			now, err := ips.Patch(ctx, first.Name, types.MergePatchType, []byte(`{"spec":{"pool":"a"}}`), metav1.PatchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = test.write(first, now.DeepCopy())
+			got := apierrors.ReasonForError(err)
+			if err != nil && got == metav1.StatusReasonUnknown {
+				got = "Unknown"
+			}
+			if got != test.want {
+				t.Errorf("got %q (%v), want %q", got, err, test.want)
+			}
+			if test.want == "" {
+				return
+			}
+			if after, err := ips.Get(ctx, first.Name, metav1.GetOptions{}); err != nil || after.ResourceVersion != now.ResourceVersion {
+				t.Errorf("the object is not as it was: %v, %v", after, err)
+			}
+		})
+	}
+}
+
+func addressed(address string) *v1alpha1.FloatingIP {
+	return &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{Address: address}}
+}
+
+// contractOfVersions says what an API server makes of an object, and which writes lead to
+// another version and generation.
+func contractOfVersions(t *testing.T, api *client.Client) {
+	ctx, claims := t.Context(), api.IPClaims("default")
+	claim, err := claims.Create(ctx, &v1alpha1.IPClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "versions", UID: "mine", CreationTimestamp: metav1.Unix(1, 0), Generation: 7},
+		Spec:       v1alpha1.IPClaimSpec{Size: 1},
+		Status:     v1alpha1.IPClaimStatus{Addresses: 1},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if claim.UID == "" || claim.UID == "mine" || claim.CreationTimestamp.Unix() == 1 || claim.Generation != 1 || claim.Namespace != "default" || claim.Status.Addresses != 0 {
+		t.Errorf("created: %+v", claim)
+	}
+	created := claim
+	for _, test := range []struct {
+		name        string
+		patch       string
+		subresource []string
+		version     bool // there is a new version
+		generation  int64
+		addresses   int64 // of the status
+	}{
+		{"nothing", `{}`, nil, false, 1, 0},
+		{"the same", `{"spec":{"size":1}}`, nil, false, 1, 0},
+		{"a label", `{"metadata":{"labels":{"a":"b"}}}`, nil, true, 1, 0},
+		{"the specification", `{"spec":{"size":2}}`, nil, true, 2, 0},
+		{"fields that the kind does not have", `{"spec":{"colour":"red"},"shape":"round"}`, nil, false, 2, 0},
+		{"the generation", `{"metadata":{"generation":9}}`, nil, false, 2, 0},
+		{"the time of creation", `{"metadata":{"creationTimestamp":"2001-02-03T04:05:06Z"}}`, nil, false, 2, 0},
+		{"the status, with the object", `{"status":{"addresses":3}}`, nil, false, 2, 0},
+		{"the status", `{"status":{"addresses":3}}`, []string{"status"}, true, 2, 3},
+		{"the object, with the status", `{"metadata":{"labels":{"a":"c"}},"spec":{"size":5}}`, []string{"status"}, false, 2, 3},
+		{"no status, with the object", `{"status":null}`, nil, false, 2, 3},
+		{"no status", `{"status":null}`, []string{"status"}, true, 2, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			after, err := claims.Patch(ctx, claim.Name, types.MergePatchType, []byte(test.patch), metav1.PatchOptions{}, test.subresource...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (after.ResourceVersion != claim.ResourceVersion) != test.version || after.Generation != test.generation || after.Status.Addresses != test.addresses {
+				t.Errorf("it was %+v, and is %+v", claim, after)
+			}
+			if after.UID != created.UID || !after.CreationTimestamp.Equal(&created.CreationTimestamp) {
+				t.Errorf("it is another object: %+v", after)
+			}
+			claim = after
+		})
+	}
+	again, err := claims.Update(ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: claim.Name, ResourceVersion: claim.ResourceVersion}, Spec: v1alpha1.IPClaimSpec{Size: 3}}, metav1.UpdateOptions{})
+	if err != nil || again.UID != created.UID || !again.CreationTimestamp.Equal(&created.CreationTimestamp) || again.Generation != 3 || len(again.Labels) > 0 {
+		t.Errorf("replaced: %+v, %v", again, err)
+	}
+	if ip, err := api.FloatingIPs.Create(ctx, addressed("10.9.1.1"), metav1.CreateOptions{}); err != nil || ip.Spec.ReleasePolicy != v1alpha1.ReleasePodDeleted {
+		t.Errorf("the default is not filled in: %+v, %v", ip, err)
+	}
+}
+
+// contractOfWatches says with what a watch begins and how it goes on.
+func contractOfWatches(t *testing.T, api *client.Client) {
+	ctx, pools := t.Context(), api.IPPools
+	list := func() *v1alpha1.IPPoolList {
+		t.Helper()
+		found, err := pools.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	create := func(name string) {
+		t.Helper()
+		if _, err := pools.Create(ctx, &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.9.9.0/24", Ranges: []string{"10.9.9.9"}}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	empty := list().ResourceVersion
+	create("b")
+	create("a")
+	two := list()
+	if len(two.Items) != 2 || two.Items[0].Name != "a" || two.Items[1].Name != "b" {
+		t.Fatalf("the list is %v", two.Items)
+	}
+	if _, err := pools.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"disabled":true}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := pools.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// Of other kinds, a watch is told nothing.
+	if _, err := api.FloatingIPs.Create(ctx, addressed("10.9.2.1"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	announced := true
+	cases := []struct {
+		name    string
+		options metav1.ListOptions
+		want    []string
+		watch   watch.Interface
+		got     []watch.Event
+	}{
+		{name: "all since a list", options: metav1.ListOptions{ResourceVersion: empty}, want: []string{"ADDED b", "ADDED a", "MODIFIED b", "DELETED a", "ADDED last"}},
+		{name: "all since a later list", options: metav1.ListOptions{ResourceVersion: two.ResourceVersion}, want: []string{"MODIFIED b", "DELETED a", "ADDED last"}},
+		{name: "all there is, and what follows", want: []string{"ADDED b", "ADDED last"}},
+		{
+			name:    "all there is, its end, and what follows",
+			options: metav1.ListOptions{SendInitialEvents: &announced, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true},
+			want:    []string{"ADDED b", "BOOKMARK ", "ADDED last"},
+		},
+	}
+	for i := range cases {
+		c := &cases[i]
+		var err error
+		if c.watch, err = pools.Watch(ctx, c.options); err != nil {
+			t.Fatal(err)
+		}
+		defer c.watch.Stop()
+		c.got = eventsOf(t, c.watch, len(c.want)-1)
+	}
+	create("last")
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			events := append(c.got, eventsOf(t, c.watch, 1)...)
+			var got []string
+			for _, e := range events {
+				got = append(got, string(e.Type)+" "+e.Object.(*v1alpha1.IPPool).Name)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Fatalf("got %v, want %v", got, c.want)
+			}
+			// From each event on, another watch goes on with the next.
+			for i, e := range events[:len(events)-1] {
+				if c.options.ResourceVersion == "" && e.Type != watch.Bookmark {
+					continue // What there was before it is not in its order.
+				}
+				resumed, err := pools.Watch(ctx, metav1.ListOptions{ResourceVersion: e.Object.(*v1alpha1.IPPool).ResourceVersion})
+				if err != nil {
+					t.Fatal(err)
+				}
+				next := eventsOf(t, resumed, 1)[0]
+				resumed.Stop()
+				if a, b := next.Object.(*v1alpha1.IPPool), events[i+1].Object.(*v1alpha1.IPPool); next.Type != events[i+1].Type || a.Name != b.Name || a.ResourceVersion != b.ResourceVersion {
+					t.Errorf("after %s: %s, want %s", got[i], next.Type, got[i+1])
+				}
+			}
+		})
+	}
+}
+
+// eventsOf takes so many events off a watch.
+func eventsOf(t *testing.T, w watch.Interface, n int) (events []watch.Event) {
+	t.Helper()
+	for len(events) < n {
+		e, ok := <-w.ResultChan()
+		if !ok {
+			t.Fatalf("the watch ends after %d events, want %d", len(events), n)
+		}
+		if e.Type == watch.Error {
+			t.Fatal(errors.New(apierrors.FromObject(e.Object).Error()))
+		}
+		if e.Type == watch.Bookmark && e.Object.(*v1alpha1.IPPool).Annotations[metav1.InitialEventsAnnotationKey] == "" {
+			continue
+		}
+		events = append(events, e)
+	}
+	return events
+}
