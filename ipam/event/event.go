@@ -5,6 +5,8 @@
 package event
 
 import (
+	"strings"
+
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -48,7 +50,7 @@ func Warning(reason, note string) Event { return Event{v1.EventTypeWarning, reas
 func (e Event) Record(to Recorder, regarding, related runtime.Object, action string) {
 	const most = 1000 // The API server accepts 1024.
 	if len(e.Note) > most {
-		e.Note = e.Note[:most] + "…"
+		e.Note = strings.ToValidUTF8(e.Note[:most], "") + "…" // The cut may split a character.
 	}
 	to.Eventf(regarding, related, e.Type, e.Reason, action, "%s", e.Note)
 }

@@ -11,7 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// As docs/release.md has it, and as the Deployment controller resolves the numbers.
+// The sizes are those of docs/release.md. Percentages resolve as they do in the
+// Deployment controller.
 func TestOfDeployment(t *testing.T) {
 	rolling := func(surge, unavailable string) appsv1.DeploymentStrategy {
 		s, u := intstr.Parse(surge), intstr.Parse(unavailable)
@@ -72,8 +73,9 @@ func TestOfCustom(t *testing.T) {
 			if err := yaml.Unmarshal([]byte(test.object), &object); err != nil {
 				t.Fatal(err)
 			}
-			if got := OfCustom(integers(object).(map[string]any), 8, Spare{}); got != (Size{Replicas: 8, Spare: test.want}) {
-				t.Errorf("got %+v, want %d spare", got, test.want)
+			got := OfCustom(integers(object).(map[string]any), 8, Spare{})
+			if got != (Size{Replicas: 8, Spare: test.want}) || got.Pods() != 8+test.want {
+				t.Errorf("got %+v for %d pods, want %d spare", got, got.Pods(), test.want)
 			}
 		})
 	}

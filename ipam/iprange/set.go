@@ -5,6 +5,7 @@ package iprange
 import (
 	"iter"
 	"math"
+	"math/bits"
 	"net/netip"
 	"slices"
 )
@@ -45,13 +46,11 @@ func (s Set) Contains(addr netip.Addr) bool {
 
 // Size returns the number of addresses, or math.MaxUint64 if it does not fit.
 func (s Set) Size() uint64 {
-	var total uint64
+	var total, overflow uint64
 	for _, r := range s {
-		size := r.Size()
-		if total+size < total {
+		if total, overflow = bits.Add64(total, r.Size(), 0); overflow != 0 {
 			return math.MaxUint64
 		}
-		total += size
 	}
 	return total
 }

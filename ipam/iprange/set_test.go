@@ -3,16 +3,25 @@
 package iprange
 
 import (
+	"math"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 )
 
 func newRandom(t *testing.T) *rand.Rand {
 	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("BERTH_TEST_SEED: %v", err)
+		}
+	}
+	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
@@ -56,6 +65,36 @@ func contains(ranges []Range, addr netip.Addr) bool {
 	return slices.ContainsFunc(ranges, func(r Range) bool { return r.Contains(addr) })
 }
 
+func TestSetSize(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		ranges []string
+		want   uint64
+	}{
+		{"empty", nil, 0},
+		{"overlapping ranges", []string{"10.0.0.1-10.0.0.8", "10.0.0.5-10.0.0.10"}, 10},
+		{"both families", []string{"10.0.0.0/24", "2001:db8::/120"}, 512},
+		{"the largest size that is not cut", []string{"2001:db8::1-2001:db8::ffff:ffff:ffff:fffe", "2001:db8:1::"}, math.MaxUint64},
+		{"one range beyond 64 bits", []string{"2001:db8::/48"}, math.MaxUint64},
+		{"ranges beyond 64 bits in total", []string{"2001:db8::/65", "2001:db8:1::/65"}, math.MaxUint64},
+		{"more ranges after that", []string{"10.0.0.1", "2001:db8::/48", "2001:db8:1::1", "2001:db8:2::1"}, math.MaxUint64},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var ranges []Range
+			for _, text := range test.ranges {
+				r, err := Parse(text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ranges = append(ranges, r)
+			}
+			if got := SetOf(ranges...).Size(); got != test.want {
+				t.Errorf("got %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
 // Join keeps addresses, and their order.
 func TestJoin(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
@@ -78,6 +117,9 @@ func TestJoin(t *testing.T) {
 		joined, ok := Join(ranges, 100)
 		if !ok || !slices.Equal(flat(joined), flat(ranges)) {
 			t.Fatalf("Join(%v) = %v", ranges, joined)
+		}
+		if exact, ok := Join(ranges, len(joined)); !ok || !slices.Equal(exact, joined) {
+			t.Fatalf("Join(%v) gives up at %d, want %v", ranges, len(joined), joined)
 		}
 		for i, r := range joined {
 			if i > 0 && joined[i-1].Last.Next() == r.First {

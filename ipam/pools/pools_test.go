@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,6 +69,101 @@ func TestCompileRanges(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestInvalid(t *testing.T) {
+	unknown := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "rack", Operator: "Near"}}}
+	for _, test := range []struct {
+		name   string
+		change func(*v1alpha1.IPPoolSpec)
+		want   string // part of the error; empty: the pool is valid
+	}{
+		{"no subnet", func(s *v1alpha1.IPPoolSpec) { s.Subnet = "" }, "spec.subnet: "},
+		{"host bits in the subnet", func(s *v1alpha1.IPPoolSpec) { s.Subnet = "10.0.0.1/24" }, "spec.subnet: "},
+		{"no gateway", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "" }, ""},
+		{"a gateway that is no address", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "router" }, "spec.gateway: "},
+		{"a gateway elsewhere", func(s *v1alpha1.IPPoolSpec) { s.Gateway = "10.0.1.1" }, "spec.gateway: 10.0.1.1 is not in the subnet 10.0.0.0/24"},
+		{"a negative VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = -1 }, "spec.vlan: -1 is not a VLAN ID"},
+		{"untagged", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 0 }, ""},
+		{"the last VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 4094 }, ""},
+		{"a reserved VLAN ID", func(s *v1alpha1.IPPoolSpec) { s.VLAN = 4095 }, "spec.vlan: 4095 is not a VLAN ID"},
+		{"an exclusion that is no range", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.0.9", "x"} }, "spec.exclude[1]: "},
+		{"an exclusion elsewhere", func(s *v1alpha1.IPPoolSpec) { s.Exclude = []string{"10.0.1.9"} }, "spec.exclude[0]: 10.0.1.9 is not inside"},
+		{"a node subnet that is no subnet", func(s *v1alpha1.IPPoolSpec) { s.NodeSubnets = []string{"10.1.0.0/16", "10.2.0.1"} }, "spec.nodeSubnets[1]: "},
+		{"an unknown operator for nodes", func(s *v1alpha1.IPPoolSpec) { s.NodeSelector = unknown }, "spec.nodeSelector: "},
+		{"an unknown operator for namespaces", func(s *v1alpha1.IPPoolSpec) { s.NamespaceSelector = unknown }, "spec.namespaceSelector: "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			object := pool("p", 1, "10.0.0.9")
+			test.change(&object.Spec)
+			err := Compile([]*v1alpha1.IPPool{object}).Invalid("p")
+			if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("the pool is invalid: %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestTerms(t *testing.T) {
+	compiled := func(change func(*v1alpha1.IPPool)) *Pool {
+		t.Helper()
+		object := pool("p", 1, "10.0.0.9")
+		change(object)
+		s := Compile([]*v1alpha1.IPPool{object})
+		if len(s.Pools()) != 1 {
+			t.Fatalf("the pool is invalid: %v", s.Invalid("p"))
+		}
+		return s.Pools()[0]
+	}
+
+	t.Run("limits", func(t *testing.T) {
+		for _, test := range []struct {
+			cooldown  time.Duration
+			addresses int32
+		}{{time.Hour, 7}, {-time.Hour, -7}} {
+			got := compiled(func(p *v1alpha1.IPPool) {
+				p.Spec.Cooldown, p.Spec.MaxPerNamespace = &metav1.Duration{Duration: test.cooldown}, test.addresses
+			})
+			// Negative ones are as good as none.
+			if got.Cooldown != max(0, test.cooldown) || got.MaxPerNamespace != uint64(max(0, test.addresses)) {
+				t.Errorf("%s and %d addresses compile to %s and %d", test.cooldown, test.addresses, got.Cooldown, got.MaxPerNamespace)
+			}
+		}
+	})
+	t.Run("namespaces", func(t *testing.T) {
+		web, db := labels.Set{"team": "web"}, labels.Set{"team": "db"}
+		open := compiled(func(*v1alpha1.IPPool) {})
+		if !open.AdmitsNamespace(web) || !open.AdmitsNamespace(nil) || open.NamespaceSelector() != "" {
+			t.Errorf("a pool without a selector has %q and admits %v: %t", open.NamespaceSelector(), web, open.AdmitsNamespace(web))
+		}
+		selective := compiled(func(p *v1alpha1.IPPool) { p.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: web} })
+		if !selective.AdmitsNamespace(web) || selective.AdmitsNamespace(db) || selective.AdmitsNamespace(nil) {
+			t.Errorf("a pool for %v admits it: %t, others: %t", web, selective.AdmitsNamespace(web), selective.AdmitsNamespace(db))
+		}
+		if got := selective.NamespaceSelector(); got != "team=web" {
+			t.Errorf("the selector is shown as %q", got)
+		}
+	})
+	t.Run("text", func(t *testing.T) {
+		ranges := []string{"10.0.0.9", "10.0.0.3-10.0.0.4", "10.0.0.6", "10.0.0.8", "10.0.0.10", "10.0.0.12"}
+		for n, want := range map[int]string{
+			1: `pool "p" (10.0.0.9)`,
+			4: `pool "p" (10.0.0.9, 10.0.0.3-10.0.0.4, 10.0.0.6, 10.0.0.8)`,
+			6: `pool "p" (10.0.0.9, 10.0.0.3-10.0.0.4, 10.0.0.6, 10.0.0.8 and 2 more)`,
+		} {
+			if got := compiled(func(p *v1alpha1.IPPool) { p.Spec.Ranges = ranges[:n] }).String(); got != want {
+				t.Errorf("with %d ranges it is shown as %s, want %s", n, got, want)
+			}
+		}
+	})
+	t.Run("family", func(t *testing.T) {
+		six := compiled(func(p *v1alpha1.IPPool) {
+			p.Spec.Subnet, p.Spec.Gateway, p.Spec.Ranges = "2001:db8::/64", "", []string{"2001:db8::9"}
+		})
+		if four := compiled(func(*v1alpha1.IPPool) {}); four.Family() != v1alpha1.IPv4 || six.Family() != v1alpha1.IPv6 {
+			t.Errorf("the families are %s and %s", four.Family(), six.Family())
+		}
+	})
 }
 
 // No address is in two pools: the older one keeps it, and both stay usable.
@@ -163,7 +259,14 @@ func TestReachOfSeveral(t *testing.T) {
 	if want := []int{1, 3}; !slices.Equal(s.Reach(addresses("10.9.2.3"), nil).Positions(), want) {
 		t.Errorf("another node: %v, want %v", s.Reach(addresses("10.9.2.3"), nil).Positions(), want)
 	}
-	if got := s.Everywhere().Positions(); len(got) != 4 {
-		t.Errorf("everywhere: %v", got)
+	if got, want := s.Everywhere().Positions(), []int{0, 1, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("everywhere: %v, want %v", got, want)
+	}
+	keys := map[string]bool{}
+	for _, reach := range []*Reach{NewReach(), NewReach(0), NewReach(1), NewReach(0, 1), NewReach(256)} {
+		keys[reach.Key()] = true
+	}
+	if len(keys) != 5 {
+		t.Errorf("five reaches have %d keys", len(keys))
 	}
 }
