@@ -194,16 +194,30 @@ func TestSpareOf(t *testing.T) {
 }
 
 // For any annotations, Compile neither panics nor returns a request that later code
-// does not expect.
+// does not expect, and the demand of the template is not too low.
 func FuzzCompile(f *testing.F) {
 	f.Add("Retain", "web", "10.0.70.5;10.0.70.7-10.0.70.9")
 	f.Add("", "", "")
 	f.Add("Never", "a,b , c", ";")
 	f.Add("PodDeleted", "\x00,\n", "2001:db8::/120,,")
+	f.Add("Retain", "web", "64:ff9b::10.0.70.5;\u00a010.0.70.5,2001:DB8::1-2001:DB8::9")
 	f.Fuzz(func(t *testing.T, policy, pools, addresses string) {
-		request, err := Reader{Galaxy: true}.Compile(testPod(2, v1alpha1.AnnotationReleasePolicy, policy, v1alpha1.AnnotationPools, pools, v1alpha1.AnnotationAddresses, addresses))
+		pod := testPod(2, v1alpha1.AnnotationReleasePolicy, policy, v1alpha1.AnnotationPools, pools, v1alpha1.AnnotationAddresses, addresses)
+		request, err := Reader{Galaxy: true}.Compile(pod)
 		if err != nil {
 			return
+		}
+		demand := DemandOf(&v1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec})
+		for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
+			var most int64
+			for i := range request.Parts {
+				if only := request.Parts[i].OnlyFamily(); only == family || only == "" {
+					most++
+				}
+			}
+			if got := demand.OfShared(family); got < most {
+				t.Errorf("addresses %q: demand of %s is %d, but a pod can have %d", addresses, family, got, most)
+			}
 		}
 		if len(request.Parts) != 2 {
 			t.Errorf("%d parts, want 2", len(request.Parts))

@@ -50,16 +50,25 @@ func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 
 // DemandOf reads the demand of a pod template: the number of addresses from Berth's or
 // Galaxy's resource (the scheduler may accept both), and the families from Berth's
-// annotations. It returns no families if the scheduler would refuse the annotations.
+// annotations. It does not parse the listed addresses. If the annotations contradict
+// each other or the number, so that the scheduler refuses them, it returns no families,
+// and the number of lists if that is higher.
 func DemandOf(template *v1.PodTemplateSpec) Demand {
 	n, resource := Reader{Galaxy: true}.Requested(&template.Spec)
 	d := Demand{Total: n}
-	parts, err := readParts(template.Annotations, n, resource)
+	parts, all, err := splitParts(template.Annotations, n, resource)
 	if err != nil {
+		if n > 0 {
+			d.Total = max(n, int64(len(lists(template.Annotations[v1alpha1.AnnotationAddresses]))))
+		}
 		return d
 	}
 	for i := range parts {
-		if family := parts[i].OnlyFamily(); family != "" {
+		family := parts[i].Family
+		if i < len(all) {
+			family = familyOf(all[i])
+		}
+		if family != "" {
 			d.Families = append(d.Families, family)
 		}
 	}
