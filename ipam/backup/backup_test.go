@@ -322,7 +322,10 @@ func TestAdd(t *testing.T) {
 	if err := read.CheckNames(); err != nil {
 		t.Error(err)
 	}
-	twice := &Objects{IPs: append(read.IPs, ten), Claims: []*v1alpha1.IPClaim{owned, owned}}
+	twice := &Objects{IPs: append(read.IPs, ten), Claims: []*v1alpha1.IPClaim{owned, owned}, Pools: []*v1alpha1.IPPool{{}}}
+	if n := twice.Len(); n != 7 {
+		t.Errorf("there are %d objects", n)
+	}
 	if err := twice.CheckNames(); err == nil || err.Error() != "IPClaim shop/front occurs twice: remove the older one\nFloatingIP 10.0.70.10 occurs twice: remove the older one" {
 		t.Errorf("two of a name: %v", err)
 	}

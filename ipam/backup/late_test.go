@@ -30,6 +30,13 @@ func TestLate(t *testing.T) {
 		}
 	}
 	claiming := func(pod *v1.Pod) { pod.Annotations[v1alpha1.AnnotationClaim] = "front" }
+	ofJob := owned("batch/v1", "CronJob", "sum", "old")
+	ofDaemon := func(node string) func(*v1alpha1.FloatingIPSpec) {
+		return func(spec *v1alpha1.FloatingIPSpec) {
+			owned("apps/v1", "DaemonSet", "log", "old")(spec)
+			spec.Owner.NodeName = node
+		}
+	}
 	const note = "its pod got it after the backup: freed with the pod"
 	for _, test := range []struct {
 		name     string
@@ -57,6 +64,12 @@ func TestLate(t *testing.T) {
 			want: []string{"create StatefulSet web (old) pod web-0 on node2 last web-0 since now; another pod had it in the backup"}},
 		{name: "of the Deployment, retained in the backup", saved: address(ofDeployment), pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), by("ReplicaSet", "gate-1"))},
 			want: []string{"create Deployment gate (old) pod x on node2 last x since now; another pod had it in the backup"}},
+		{name: "of the Job, whose pod was made again", saved: address(ofJob, held("sum-x", "b")), pods: []*v1.Pod{pod("sum-y", "a", says("10.0.70.2", "10.0.70.2"), by("Job", "sum-1"))},
+			want: []string{"create CronJob sum (old) pod sum-y on node2 last sum-x since now; another pod had it in the backup"}},
+		{name: "of the DaemonSet, whose pod was made again", saved: address(ofDaemon("node2"), held("log-x", "b")), pods: []*v1.Pod{pod("log-y", "a", says("10.0.70.2", "10.0.70.2"), by("DaemonSet", "log"))},
+			want: []string{"create DaemonSet log (old) pod log-y on node2 last log-x since now; another pod had it in the backup"}},
+		{name: "of the DaemonSet, on another node", saved: address(ofDaemon("node1"), policy(v1alpha1.ReleasePodDeleted), held("log-x", "b")), pods: []*v1.Pod{pod("log-y", "a", says("10.0.70.2", "10.0.70.2"), by("DaemonSet", "log"))},
+			want: []string{"create Pod log-y (a) pod log-y on node2 since now; " + note}},
 		{name: "of a claim that was made again", saved: address(ofClaim, held("y", "b")), claims: []*v1alpha1.IPClaim{claim(false, "new")}, pods: []*v1.Pod{pod("x", "a", says("10.0.70.2", "10.0.70.2"), claiming)},
 			want: []string{"create IPClaim front (new) pod x on node2 last y since now; another pod had it in the backup"}},
 		{name: "the successor of a bare pod", saved: address(ofPod, held("one-0", "old"), policy(v1alpha1.ReleasePodDeleted)), pods: []*v1.Pod{pod("one-0", "a", says("10.0.70.2", "10.0.70.2"))},

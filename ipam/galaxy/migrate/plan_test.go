@@ -249,6 +249,8 @@ func TestAddress(t *testing.T) {
 			`create 10.0.70.5 apps/v1 StatefulSet shop/web uid-web for web-0 Never pod=web-0/uid-web-0@node1 | given to its workload: Galaxy's pool "Front" cannot be the name of an IPClaim: ` + rfc1123},
 		{"UID not recorded, but the pod says so", list(record(addr, "sts_shop_web_web-0", immutable), pod("web-0", set, assigned("10.0.70.4", addr)), record("10.0.70.4", "x", 0, reserved)),
 			"create 10.0.70.4 reserved | pod shop/web-0 says that it has the address too\ncreate 10.0.70.5 apps/v1 StatefulSet shop/web uid-web for web-0 Retain pod=web-0/uid-web-0@node1 index=1"},
+		{"its index is the pod's, although the pod does not say that it has another", list(record("10.0.70.4", "sts_shop_web_web-0", immutable, of("uid-web-0", "")), record(addr, "sts_shop_web_web-0", immutable, of("uid-web-0", "")), pod("web-0", set, assigned(addr))),
+			"create 10.0.70.4 apps/v1 StatefulSet shop/web uid-web for web-0 Retain pod=web-0/uid-web-0@node1\ncreate 10.0.70.5 apps/v1 StatefulSet shop/web uid-web for web-0 Retain pod=web-0/uid-web-0@node1"},
 		{"recorded for a pod that is gone, said to be another's", list(record(addr, "sts_shop_web_web-0", never, of("old", "")), webSet, pod("one", assigned(addr), annotated(galaxy.AnnotationReleasePolicy, "immutable"))),
 			`conflict 10.0.70.5 | Galaxy's record names "sts_shop_web_web-0", but by its annotation pod shop/one has the address: ` + decideYourself},
 		{"retained, said to be of a pod of another namespace", list(record(addr, "dp_shop_web_", immutable), webDeployment, pod("web-1-x", in("evil"), assigned(addr))),
@@ -288,6 +290,8 @@ func TestAddress(t *testing.T) {
 		{"finished", list(record(addr, "sts_shop_web_web-0", podDeleted, of("uid-web-0", "")), pod("web-0", set, phase(v1.PodFailed))),
 			"stale 10.0.70.5 | its pod is gone, Galaxy frees it"},
 		{"not bound", list(record(addr, "sts_shop_web_web-0", podDeleted, of("uid-web-0", "")), pod("web-0", set, unbound)),
+			"skip 10.0.70.5 | its pod is not bound to a node yet: run this again when it is"},
+		{"not bound, and made again", list(record(addr, "sts_shop_web_web-0", podDeleted, of("old", "")), pod("web-0", set, unbound)),
 			"skip 10.0.70.5 | its pod is not bound to a node yet: run this again when it is"},
 		{"not bound, immutable", list(record(addr, "sts_shop_web_web-0", immutable, of("uid-web-0", "")), pod("web-0", set, unbound), webSet),
 			"create 10.0.70.5 apps/v1 StatefulSet shop/web uid-web for web-0 Retain last=web-0"},
@@ -516,6 +520,7 @@ func TestClaims(t *testing.T) {
 		{"sized", append(list(pool("front", 5, true)), two...), "create shop/front size=5 preallocate=true Never",
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim shop/front " + string(NilUID) + " Never pod=web-1-x/uid-web-1-x@node1\n" +
 				"create 10.0.70.6 berth.dev/v1alpha1 IPClaim shop/front " + string(NilUID) + " Never"},
+		{"of just the size", append(list(pool("front", 2, true)), two...), "create shop/front size=2 preallocate=true Never", "-"},
 		{"too many addresses", append(list(pool("front", 1, false)), two...), "create shop/front size=2 preallocate=false Never | Galaxy's size is 1, but it has 2 addresses", "-"},
 		{"without a size", two, "create shop/front size=2 preallocate=false Never | Galaxy had no size for it: its size is the number of its addresses, raise it when workloads grow", "-"},
 		{"of two namespaces", append(list(pool("front", 9, true), record("10.0.70.7", "pool__front_sts_other_db_db-0", galaxy.PolicyNever),
@@ -525,6 +530,8 @@ func TestClaims(t *testing.T) {
 		{"without addresses", list(pool("front", 3, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "front"))), "create shop/front size=3 preallocate=false Never", "-"},
 		{"of nobody", list(pool("front", 3, false)), "skip front | no namespace uses the pool front: name one with --claim-namespace front=NAMESPACE", "-"},
 		{"of a bad name", list(pool("Front", 3, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "Front"))), `skip shop/Front | Galaxy's pool "Front" cannot be the name of an IPClaim: ` + rfc1123, "-"},
+		{"without a namespace but its pod's", list(pool("front", 3, false), record("10.0.70.5", "pool__front_", galaxy.PolicyNever, of("uid-a", "")), pod("a", plain)), "create shop/front size=3 preallocate=false Never", "-"},
+		{"as large as can be", list(pool("front", 10000, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "front"))), "create shop/front size=10000 preallocate=false Never", "-"},
 		{"too large", list(pool("front", 20000, false), pod("a", unbound, annotated(galaxy.AnnotationPool, "front"))), "create shop/front size=10000 preallocate=false Never | Galaxy's size is 20000, a claim's at most 10000", "-"},
 		{"there already", append(list(existing(2, v1alpha1.ReleaseRetain)), two...), "same shop/front",
 			"create 10.0.70.5 berth.dev/v1alpha1 IPClaim shop/front uid-front Retain pod=web-1-x/uid-web-1-x@node1\n" +
@@ -560,7 +567,7 @@ func TestPools(t *testing.T) {
 	}
 	const second = "create galaxy-10.0.71.2 10.0.71.0/24 [10.0.71.2-10.0.71.9] gw=10.0.71.1 vlan=7 nodes=[10.0.60.0/24] disabled=true"
 	const first = " 10.0.70.0/24 [10.0.70.2-10.0.70.99] gw=10.0.70.1 vlan=0 nodes=[10.0.60.0/24] disabled=true"
-	address := record("10.0.70.5", "x", 0, reserved)
+	address, another := record("10.0.70.5", "x", 0, reserved), record("10.0.71.5", "x", 0, reserved)
 	for _, test := range []struct {
 		name, want, pool string
 		given            []func(*Input)
@@ -578,12 +585,14 @@ func TestPools(t *testing.T) {
 			list(func(in *Input) { in.Options.EnablePools = true })},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			plan := make1(t, input(t, append(test.given, address)...))
+			plan := make1(t, input(t, append(test.given, address, another)...))
 			if diff := cmp.Diff(test.want, lines(plan, kindPool)); diff != "" {
 				t.Errorf("wrong pools (-want +got):\n%s", diff)
 			}
-			if got := plan.Items[len(plan.Items)-1].IP.Spec.Pool; got != test.pool {
-				t.Errorf("the address is in pool %q, want %q", got, test.pool)
+			for i, want := range []string{test.pool, "galaxy-10.0.71.2"} {
+				if got := plan.Items[len(plan.Items)-2+i].IP.Spec.Pool; got != want {
+					t.Errorf("address %d is in pool %q, want %q", i, got, want)
+				}
 			}
 		})
 	}
@@ -610,6 +619,21 @@ func TestManyRanges(t *testing.T) {
 	}
 	if want := []string{"pool 1 (10.0.72.0/24) has no addresses and is left out"}; !slices.Equal(plan.Notes, want) {
 		t.Errorf("notes are %q, want %q", plan.Notes, want)
+	}
+}
+
+// A pool of more node subnets than an IPPool can have is refused.
+func TestManyNodeSubnets(t *testing.T) {
+	for n, want := range map[int]string{
+		64: "",
+		65: "pool 0 (10.0.70.0/24): 65 nodeSubnets, but an IPPool can have 64: join some, or label the nodes and use spec.nodeSelector",
+	} {
+		in := input(t)
+		in.Subnets = in.Subnets[:1]
+		in.Subnets[0].NodeSubnets = slices.Repeat(in.Subnets[0].NodeSubnets, n)
+		if _, err := Make(in); (err == nil) != (want == "") || err != nil && err.Error() != want {
+			t.Errorf("%d: %v, want %q", n, err, want)
+		}
 	}
 }
 
