@@ -74,6 +74,8 @@ func TestCompile(t *testing.T) {
 	claimed.Claim = "licences"
 	keeping := with(plain, v1alpha1.ReleaseRetain)
 	keeping.RetainFor, keeping.KeepOnScaleDown = 72*time.Hour, true
+	spare := with(plain, v1alpha1.ReleaseRetain)
+	spare.Spare = fixedset.Spare{Said: true, Pods: 3}
 	ahead := with(plain, v1alpha1.ReleaseNever)
 	ahead.Preallocate = true
 	selected := plain
@@ -98,11 +100,17 @@ func TestCompile(t *testing.T) {
 			want: with(plain, v1alpha1.ReleaseRetain, "web", "db")},
 		{name: "two addresses", pod: testPod(2), want: parts(Part{}, Part{})},
 		{name: "two containers with one each", pod: twice, want: parts(Part{}, Part{})},
+		{name: "eight addresses", pod: testPod(8), want: parts(make([]Part, 8)...)},
 		{name: "too many addresses", pod: testPod(9), err: "requests berth.dev/ip: 9; a pod can have 8"},
 		{name: "retained for a time, and on scale-down", want: keeping,
 			pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "72h", v1alpha1.AnnotationKeepOnScaleDown, "true")},
 		{name: "a time without a policy", pod: testPod(1, v1alpha1.AnnotationRetainFor, "72h"), err: "no effect with release policy PodDeleted"},
 		{name: "three days", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "3d"), err: `"3d" is not a duration`},
+		{name: "no time", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "0s"), err: `"0s" is not a duration`},
+		{name: "a time before now", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationRetainFor, "-72h"), err: `"-72h" is not a duration`},
+		{name: "spare addresses", want: spare, pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationSpareAddresses, "3")},
+		{name: "spare addresses without a policy", pod: testPod(1, v1alpha1.AnnotationSpareAddresses, "3"), err: "berth.dev/spare-addresses has no effect with release policy PodDeleted"},
+		{name: "spare addresses, a word", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Retain", v1alpha1.AnnotationSpareAddresses, "some"), err: `"some" is neither a number`},
 		{name: "scale-down with Never", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationKeepOnScaleDown, "true"), err: "has no effect with release policy Never: set berth.dev/release-policy to Retain"},
 		{name: "the fixed set ahead", want: ahead, pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "Never", v1alpha1.AnnotationPreallocate, "true")},
 		{name: "not ahead", want: plain, pod: testPod(1, v1alpha1.AnnotationPreallocate, "false")},
@@ -133,6 +141,9 @@ func TestCompile(t *testing.T) {
 		{name: "every second address, of 256", pod: testPod(1, v1alpha1.AnnotationAddresses, every(2, 256)), want: parts(list(strings.Split(every(2, 256), ",")...))},
 		{name: "every second address, of 257", pod: testPod(1, v1alpha1.AnnotationAddresses, every(2, 257)), err: `the list that begins with "10.0.0.0" has more than 256 ranges`},
 		{name: "26,000 ranges", pod: testPod(7, v1alpha1.AnnotationAddresses, strings.Repeat(every(2, 3714)+";", 7)), err: "has more than 256 ranges"},
+		{name: "a network of 4096 addresses", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.64.0/20"), want: parts(list("10.0.64.0/20"))},
+		{name: "one address more", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.64.0/20,10.0.80.0"), err: `the list that begins with "10.0.64.0/20" has more than 4096 addresses`},
+		{name: "an address and a whole network", pod: testPod(1, v1alpha1.AnnotationAddresses, "10.0.70.5,2001:db8::/64"), err: "more than 4096 addresses"},
 		{name: "a whole network", pod: testPod(1, v1alpha1.AnnotationAddresses, "2001:db8::/64"), err: "more than 4096 addresses"},
 		{name: "Galaxy's resource and policy", pod: ofGalaxy, want: with(plain, v1alpha1.ReleaseRetain)},
 		{name: "two of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationReleasePolicy, "immutable"), want: with(parts(Part{}, Part{}), v1alpha1.ReleaseRetain)},
@@ -141,6 +152,7 @@ func TestCompile(t *testing.T) {
 		{name: "a range for each of Galaxy's resource", pod: asGalaxy("2", galaxy.AnnotationArgs, `{"request_ip_range":[["10.0.70.2~10.0.70.3"],["10.0.70.9"]]}`),
 			want: parts(list("10.0.70.2-10.0.70.3"), list("10.0.70.9"))},
 		{name: "too many of Galaxy's resource", pod: asGalaxy("9"), err: "requests tke.cloud.tencent.com/eni-ip: 9; a pod can have 8"},
+		{name: "Galaxy's policy without its resource", pod: testPod(1, galaxy.AnnotationReleasePolicy, "immutable"), want: plain},
 		{name: "host network", pod: onHost, err: "hostNetwork: true"},
 		{name: "policy", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, "immutable"), err: `"immutable" is not one of PodDeleted, Retain, Never`},
 		{name: "empty policy", pod: testPod(1, v1alpha1.AnnotationReleasePolicy, ""), err: `"" is not one of`},
@@ -173,6 +185,24 @@ func with(request Request, policy v1alpha1.ReleasePolicy, pools ...string) Reque
 
 func sameSelector(a, b labels.Selector) bool {
 	return (a == nil) == (b == nil) && (a == nil || a.String() == b.String())
+}
+
+// The author of a stray annotation is told its name.
+func TestStrayAnnotation(t *testing.T) {
+	for _, test := range []struct {
+		pod  *v1.Pod
+		want string
+	}{
+		{&v1.Pod{}, ""},
+		{testPod(0, "example.com/addresses", "10.0.70.5"), ""},
+		{testPod(0, v1alpha1.AnnotationFloatingIPs, "10.0.70.5"), ""},
+		{testPod(0, "example.com/addresses", "10.0.70.5", v1alpha1.AnnotationAddresses, "10.0.70.5"), v1alpha1.AnnotationAddresses},
+		{testPod(0, v1alpha1.AnnotationPools, ""), v1alpha1.AnnotationPools},
+	} {
+		if got := StrayAnnotation(test.pod); got != test.want {
+			t.Errorf("%v: got %q, want %q", test.pod.Annotations, got, test.want)
+		}
+	}
 }
 
 func TestSpareOf(t *testing.T) {

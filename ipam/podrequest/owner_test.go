@@ -61,6 +61,7 @@ func TestOwnerOf(t *testing.T) {
 		{"a Job whose pod has a name of digits", named("job-75496", owned("batch/v1", "Job", "job", "j")), set("j", nil), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "job", UID: "j"}, ""},
 		{"a CronJob", owned("batch/v1", "Job", "we-29", "j"), set("j", owned("batch/v1", "CronJob", "we", "c")), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "CronJob", Namespace: "shop", Name: "we", UID: "c"}, ""},
 		{"a Job of another kind", owned("batch/v1", "Job", "we-0", "j"), set("j", owned("jobset.x-k8s.io/v1alpha2", "JobSet", "we", "s")), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we-0", UID: "j"}, ""},
+		{"a Job of another group's CronJob", owned("batch/v1", "Job", "we-29", "j"), set("j", owned("example.com/v1", "CronJob", "we", "c")), v1alpha1.Owner{APIVersion: "batch/v1", Kind: "Job", Namespace: "shop", Name: "we-29", UID: "j"}, ""},
 		{"a Job of another group", owned("batch.volcano.sh/v1alpha1", "Job", "web", "v"), none, v1alpha1.Owner{APIVersion: "batch.volcano.sh/v1alpha1", Kind: "Job", Namespace: "shop", Name: "web", UID: "v"}, ""},
 		{"a Job that is not there", owned("batch/v1", "Job", "we-29", "j"), none, v1alpha1.Owner{}, "find Job shop/we-29"},
 		{"a Job of that name, but another", owned("batch/v1", "Job", "we-29", "forged"), set("j", owned("batch/v1", "CronJob", "we", "c")), v1alpha1.Owner{}, "but the pod's owner reference has UID forged"},
@@ -71,6 +72,10 @@ func TestOwnerOf(t *testing.T) {
 		{"a DaemonSet", daemon, none, v1alpha1.Owner{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "shop", Name: "web", UID: "ds", NodeName: "node1"}, ""},
 		{"a pod", owned("v1", "Pod", "driver", "p"), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
 		{"a pod that its name continues", owned("v1", "Pod", "web", "p"), none, v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "shop", Name: "web-0", UID: "pod-uid", PodName: "web-0"}, ""},
+		{"a Pod of another group", owned("example.com/v1", "Pod", "web", "x"), none,
+			v1alpha1.Owner{APIVersion: "example.com/v1", Kind: "Pod", Namespace: "shop", Name: "web", UID: "x", PodName: "web-0"}, ""},
+		{"a ReplicationController", owned("v1", "ReplicationController", "front", "rc"), none,
+			v1alpha1.Owner{APIVersion: "v1", Kind: "ReplicationController", Namespace: "shop", Name: "front", UID: "rc"}, ""},
 		{"a ReplicaSet that is not there", owned("apps/v1", "ReplicaSet", "web", "rs"), none, v1alpha1.Owner{}, "find ReplicaSet shop/web"},
 		{"a ReplicaSet of that name, but another", owned("apps/v1", "ReplicaSet", "web", "forged"), set("rs", nil), v1alpha1.Owner{}, "but the pod's owner reference has UID forged"},
 		{"a ReplicaSet of another group", owned("apps.kruise.io/v1", "ReplicaSet", "web", "k"), none,
@@ -168,24 +173,49 @@ func TestNoClaimControls(t *testing.T) {
 	}
 }
 
-// Only workloads with a fixed set that the controller knows can preallocate.
+// Only workloads with a fixed set that the controller knows can preallocate, and an
+// address of a DaemonSet is kept for a node.
 func TestCheckOwner(t *testing.T) {
+	retained := Request{Policy: v1alpha1.ReleaseRetain}
+	ahead := Request{Policy: v1alpha1.ReleaseRetain, Preallocate: true}
+	for _, test := range []struct {
+		apiVersion, kind, node string
+		request                Request
+		err                    string
+	}{
+		{"apps/v1", "Deployment", "", ahead, ""},
+		{"apps/v1", "ReplicaSet", "", ahead, ""},
+		{"apps/v1", "StatefulSet", "", retained, ""},
+		{"apps/v1", "StatefulSet", "", ahead, "but this pod belongs to a StatefulSet"},
+		{"argoproj.io/v1alpha1", "Rollout", "", ahead, "but this pod belongs to a Rollout"},
+		{"example.org/v1", "Deployment", "", ahead, "for pods of Deployments and ReplicaSets"},
+		{"apps/v1", "DaemonSet", "", retained, "no address can be kept for that node"},
+		{"apps/v1", "DaemonSet", "node1", retained, ""},
+		{"apps/v1", "DaemonSet", "", Request{Policy: v1alpha1.ReleasePodDeleted}, ""},
+		{"apps/v1", "DaemonSet", "", Request{Claim: "licences", Policy: v1alpha1.ReleasePodDeleted}, ""},
+		{"apps/v1", "DaemonSet", "", Request{Claim: "licences", Policy: v1alpha1.ReleaseRetain}, ""},
+	} {
+		owner := v1alpha1.Owner{APIVersion: test.apiVersion, Kind: test.kind, NodeName: test.node}
+		if err := test.request.CheckOwner(&owner); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("%s on node %q, %+v: error is %v, want %q", test.kind, test.node, test.request, err, test.err)
+		}
+	}
+}
+
+func TestStandsBetween(t *testing.T) {
 	for _, test := range []struct {
 		apiVersion, kind string
-		ahead            bool
-		err              string
+		want             bool
 	}{
-		{"apps/v1", "Deployment", true, ""},
-		{"apps/v1", "ReplicaSet", true, ""},
-		{"apps/v1", "StatefulSet", false, ""},
-		{"apps/v1", "StatefulSet", true, "but this pod belongs to a StatefulSet"},
-		{"argoproj.io/v1alpha1", "Rollout", true, "but this pod belongs to a Rollout"},
-		{"example.org/v1", "Deployment", true, "for pods of Deployments and ReplicaSets"},
-		{"apps/v1", "DaemonSet", false, "no address can be kept for that node"},
+		{"apps/v1", "ReplicaSet", true},
+		{"batch/v1", "Job", true},
+		{"apps.kruise.io/v1", "ReplicaSet", false},
+		{"batch.volcano.sh/v1alpha1", "Job", false},
+		{"apps/v1", "StatefulSet", false},
+		{"batch/v1", "CronJob", false},
 	} {
-		request := Request{Policy: v1alpha1.ReleaseRetain, Preallocate: test.ahead}
-		if err := request.CheckOwner(&v1alpha1.Owner{APIVersion: test.apiVersion, Kind: test.kind}); (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
-			t.Errorf("%s, ahead %v: error is %v, want %q", test.kind, test.ahead, err, test.err)
+		if got := StandsBetween(&metav1.OwnerReference{APIVersion: test.apiVersion, Kind: test.kind}); got != test.want {
+			t.Errorf("%s %s: got %v", test.apiVersion, test.kind, got)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	helpers "k8s.io/component-helpers/resource"
@@ -91,8 +92,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// The count of a random pod as written equals kube-scheduler's count after API server
-// defaulting.
+// The count of a random pod as written, and of its slim copy, equals kube-scheduler's
+// count after API server defaulting.
 func TestCountAsKubeScheduler(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	names := []v1.ResourceName{v1alpha1.ResourceIP, v1.ResourceName("tke.cloud.tencent.com/eni-ip"), v1.ResourceCPU}
@@ -133,8 +134,10 @@ func TestCountAsKubeScheduler(t *testing.T) {
 			stored := pod.DeepCopy()
 			corev1.SetDefaults_Pod(stored)
 			quantity := helpers.PodRequests(stored, helpers.PodResourcesOptions{})[name]
-			if want := quantity.Value(); written != want || count(&stored.Spec, name) != want {
-				t.Fatalf("%s: got %d, with the API server's defaults %d, kube-scheduler counts %d: %+v", name, written, count(&stored.Spec, name), want, pod.Spec)
+			slim := Slim(&pod.Spec)
+			if want := quantity.Value(); written != want || count(&stored.Spec, name) != want || count(&slim, name) != want {
+				t.Fatalf("%s: got %d, with the API server's defaults %d, of the slim copy %d, kube-scheduler counts %d: %+v",
+					name, written, count(&stored.Spec, name), count(&slim, name), want, pod.Spec)
 			}
 			if written > 0 {
 				asked++
@@ -143,6 +146,28 @@ func TestCountAsKubeScheduler(t *testing.T) {
 	}
 	if asked < 10000 {
 		t.Errorf("only %d of the pods ask: the test tests nothing", asked)
+	}
+}
+
+// A slim copy has nothing of the containers that ask for no address, and of the others
+// nothing but what they ask for.
+func TestSlim(t *testing.T) {
+	ip, eni := v1.ResourceName(v1alpha1.ResourceIP), v1.ResourceName("tke.cloud.tencent.com/eni-ip")
+	only := func(name v1.ResourceName) v1.ResourceList { return v1.ResourceList{name: resource.MustParse("1")} }
+	memory := asks(v1.ResourceMemory, "1Gi")
+	both, restarted := asks(ip, "1"), sidecar(limited(eni, "1"))
+	both.Name, both.Image = "web", "registry/web"
+	got := Slim(&v1.PodSpec{
+		NodeName: "node1", HostNetwork: true, Overhead: list(ip, "1"),
+		Containers: []v1.Container{memory, both}, InitContainers: []v1.Container{memory, restarted},
+	})
+	want := v1.PodSpec{
+		HostNetwork: true, Overhead: only(ip),
+		Containers:     []v1.Container{{Resources: v1.ResourceRequirements{Requests: only(ip), Limits: only(ip)}}},
+		InitContainers: []v1.Container{sidecar(v1.Container{Resources: v1.ResourceRequirements{Limits: only(eni)}})},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
 	}
 }
 
