@@ -59,6 +59,16 @@ func TestParseConfig(t *testing.T) {
 			want:   "10.0.70.0/24 gw 10.0.70.100 vlan 0 [10.0.70.2-10.0.70.99 10.0.70.101-10.0.70.254] nodes [10.0.60.0/24]; left out 10.0.70.100, which ips lists: it is the gateway",
 		},
 		{
+			name:   "the last VLAN",
+			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.70.2"],"subnet":"10.0.70.0/24","gateway":"10.0.70.1","vlan":4094}]`,
+			want:   "10.0.70.0/24 gw 10.0.70.1 vlan 4094 [10.0.70.2] nodes [10.0.60.0/24]",
+		},
+		{
+			name:   "a subnet of two addresses has no network and broadcast address",
+			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.70.2"],"subnet":"10.0.70.2/31","gateway":"10.0.70.3"}]`,
+			want:   "10.0.70.2/31 gw 10.0.70.3 vlan 0 [10.0.70.2] nodes [10.0.60.0/24]",
+		},
+		{
 			name:   "no addresses",
 			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":[],"subnet":"10.0.70.0/24","gateway":"10.0.70.1"}]`,
 			want:   "10.0.70.0/24 gw 10.0.70.1 vlan 0 [] nodes [10.0.60.0/24]",
@@ -92,6 +102,29 @@ func TestParseConfig(t *testing.T) {
 			name:   "gateway of another subnet",
 			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.70.2"],"subnet":"10.0.71.0/24","gateway":"10.0.70.1"}]`,
 			errs:   []string{"gateway 10.0.70.1 is not inside the subnet 10.0.71.0/24"},
+		},
+		{
+			name:   "no gateway",
+			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.70.2"],"subnet":"10.0.70.0/24"}]`,
+			errs:   []string{"pool 0: gateway and subnet must both be given"},
+		},
+		{
+			name:   "no subnet",
+			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.70.2"],"gateway":"10.0.70.1"}]`,
+			errs:   []string{"pool 0: gateway and subnet must both be given"},
+		},
+		{
+			name:   "ranges that leave the subnet",
+			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.69.250~10.0.70.2","10.0.70.250~10.0.71.2"],"subnet":"10.0.70.0/24","gateway":"10.0.70.1"}]`,
+			errs: []string{
+				`ips[0]: "10.0.69.250~10.0.70.2" is not inside the subnet 10.0.70.0/24`,
+				`ips[1]: "10.0.70.250~10.0.71.2" is not inside the subnet 10.0.70.0/24`,
+			},
+		},
+		{
+			name:   "IPv6 subnet for an IPv4 gateway",
+			config: `[{"nodeSubnets":["10.0.60.0/24"],"ips":["10.0.70.2"],"subnet":"2001:db8::/64","gateway":"10.0.70.1"}]`,
+			errs:   []string{"gateway 10.0.70.1, subnet 2001:db8::/64: Galaxy misreads IPv6"},
 		},
 		{
 			name:   "IPv6",
