@@ -120,10 +120,36 @@ func TestVersions(t *testing.T) {
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
+			for _, call := range f.calls {
+				if strings.Contains(call, "runtimeConfig") {
+					t.Errorf("a plugin that declares no capability was given %s", call)
+				}
+			}
 			if last := f.calls[len(f.calls)-1]; strings.Contains(last, "prevResult") != (c.version != "0.3.1") {
 				t.Errorf("DEL was given %s", last)
 			}
 		})
+	}
+}
+
+// The first releases of CNI's library read another key.
+func TestGC(t *testing.T) {
+	for valid, want := range map[string]string{
+		"none": `[]`,
+		"one":  `[{"containerID":"c","ifname":"eth0"}]`,
+	} {
+		var attachments []types.GCAttachment
+		if valid == "one" {
+			attachments = []types.GCAttachment{{ContainerID: "c", IfName: "eth0"}}
+		}
+		f := &fakeExec{}
+		if err := NewRunner(f, nil).GC(t.Context(), parse(t, `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"p"}]}`), attachments); err != nil {
+			t.Fatal(err)
+		}
+		calls := []string{`GC p {"cni.dev/attachments":` + want + `,"cni.dev/valid-attachments":` + want + `,"cniVersion":"1.1.0","name":"n","type":"p"}`}
+		if diff := cmp.Diff(calls, f.calls); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", valid, diff)
+		}
 	}
 }
 
@@ -136,6 +162,13 @@ func TestMissingPlugin(t *testing.T) {
 	} {
 		if err == nil || !strings.Contains(err.Error(), verb+` by plugin missing of network "n"`) {
 			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	// Of an older network, STATUS asks no plugin, but each must be there.
+	for plugins, missing := range map[string]bool{`{"type":"p"}`: false, `{"type":"missing"}`: true, `{"type":"p"},{"type":"missing"}`: true} {
+		err := r.Status(t.Context(), parse(t, `{"cniVersion":"1.0.0","name":"n","plugins":[`+plugins+`]}`))
+		if missing != (err != nil) || err != nil && !strings.Contains(err.Error(), `STATUS by plugin missing of network "n"`) {
+			t.Errorf("STATUS of %s: %v", plugins, err)
 		}
 	}
 }
@@ -249,6 +282,7 @@ func TestExec(t *testing.T) {
 	}
 	script("says", `cat; echo " $CNI_COMMAND"`)
 	script("fails", `echo '{"code":7,"msg":"bad config"}'; exit 1`)
+	script("mumbles", `echo '{"code":7}'; exit 1`)
 	script("dies", `echo oops >&2; exit 3`)
 	script("hangs", `exec sleep 600`)
 	e := &Exec{}
@@ -267,6 +301,9 @@ func TestExec(t *testing.T) {
 	if _, err := e.ExecPlugin(t.Context(), find("fails"), nil, nil); !errors.As(err, &plugin) || plugin.Code != 7 {
 		t.Errorf("a plugin's own error: %v", err)
 	}
+	if _, err := e.ExecPlugin(t.Context(), find("mumbles"), nil, nil); err == nil || errors.As(err, &plugin) || !strings.Contains(err.Error(), "code") {
+		t.Errorf("a plugin's error without a message: %v", err)
+	}
 	if _, err := e.ExecPlugin(t.Context(), find("dies"), nil, nil); err == nil || !strings.Contains(err.Error(), "oops") {
 		t.Errorf("a plugin that says nothing: %v", err)
 	}
@@ -275,7 +312,7 @@ func TestExec(t *testing.T) {
 	if _, err := e.ExecPlugin(ctx, find("hangs"), nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a plugin that hangs: %v", err)
 	}
-	for _, name := range []string{"absent", "../says", ""} {
+	for _, name := range []string{"absent", filepath.Join("..", filepath.Base(dir), "says"), ""} {
 		if _, err := e.FindInPath(name, []string{dir}); err == nil {
 			t.Errorf("FindInPath(%q) succeeds", name)
 		}

@@ -4,7 +4,6 @@ package chain
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 
@@ -133,8 +132,8 @@ func (n *Network) WithPlugin(pluginType string, values map[string]any) (*Network
 		return nil, fmt.Errorf("parse network configuration %q: %w", n.Name(), err)
 	}
 	var plugins []map[string]any
-	if err := json.Unmarshal(list["plugins"], &plugins); err != nil || len(plugins) == 0 {
-		return nil, errors.Join(fmt.Errorf("parse plugins of network configuration %q", n.Name()), err)
+	if err := json.Unmarshal(list["plugins"], &plugins); err != nil {
+		return nil, fmt.Errorf("parse plugins of network configuration %q: %w", n.Name(), err)
 	}
 	maps.Copy(plugins[0], values)
 	raw, err := json.Marshal(plugins)
