@@ -20,10 +20,19 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
+// maxContainerID limits the container IDs of ADD. CNI sets no limit and runtimes use 64
+// characters, but the ID is part of the record's key, which bbolt limits to 32 KiB: ADD
+// would fail only after it withdrew the addresses from an earlier container. DEL has no
+// limit, because a runtime repeats a DEL that fails.
+const maxContainerID = 1024
+
 // Add attaches the container and returns the CNI result.
 func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, error) {
 	if err := checkIDs(req); err != nil {
 		return nil, err
+	}
+	if len(req.ContainerID) > maxContainerID {
+		return nil, fmt.Errorf("%w: container ID %.100q has more than %d characters", ErrRequest, req.ContainerID, maxContainerID)
 	}
 	if req.NetNS == "" {
 		return nil, fmt.Errorf("%w: ADD without a network namespace", ErrRequest)

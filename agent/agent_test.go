@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
@@ -150,6 +152,7 @@ func phases(t *testing.T, a *Agent) map[string]state.Phase {
 
 func TestAgent(t *testing.T) {
 	boom := types.NewError(42, "boom", "")
+	longest := strings.Repeat("c", maxContainerID)
 	cases := map[string]struct {
 		world func(*world)
 		do    func(ctx context.Context, a *Agent, w *world) error
@@ -243,6 +246,27 @@ func TestAgent(t *testing.T) {
 				return a.GC(ctx, &api.Request{Config: json.RawMessage(`{}`)})
 			},
 			code: types.ErrInvalidEnvironmentVariables, left: map[string]state.Phase{},
+		},
+		"the longest container ID": {
+			do: func(ctx context.Context, a *Agent, _ *world) error {
+				_, err := a.Add(ctx, addRequest(longest))
+				return err
+			},
+			log: []string{"ADD floating " + longest}, left: map[string]state.Phase{longest: state.Added},
+		},
+		"a longer container ID changes nothing": {
+			do: func(ctx context.Context, a *Agent, _ *world) error {
+				_, first := a.Add(ctx, addRequest("c"))
+				_, second := a.Add(ctx, addRequest(longest+"c"))
+				return errors.Join(first, second)
+			},
+			code: types.ErrInvalidEnvironmentVariables, log: []string{"ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
+		},
+		"DEL of a container ID that no record can have": {
+			do: func(ctx context.Context, a *Agent, _ *world) error {
+				return a.Del(ctx, addRequest(strings.Repeat("c", bbolt.MaxKeySize)))
+			},
+			log: []string{"DEL default " + strings.Repeat("c", bbolt.MaxKeySize)}, left: map[string]state.Phase{},
 		},
 		"bad container ID": {
 			do: func(ctx context.Context, a *Agent, _ *world) error {

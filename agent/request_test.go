@@ -38,6 +38,48 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
+// The rules for container IDs are those of the CNI specification, for interface names
+// those of the kernel.
+func TestCheckIDs(t *testing.T) {
+	cases := map[string]struct {
+		containerID, ifName string
+		text                string
+	}{
+		"containerd":                       {strings.Repeat("0123456789abcdef", 4), "eth0", ""},
+		"all kinds of characters":          {"0aZ.b_c-d", "eth0.1-x_y", ""},
+		"one character":                    {"c", "e", ""},
+		"no limit of the length":           {strings.Repeat("c", 2*maxContainerID), "eth0", ""},
+		"no container ID":                  {"", "eth0", "missing containerID"},
+		"first character is a dot":         {".c", "eth0", "invalid characters in containerID"},
+		"first character is a dash":        {"-c", "eth0", "invalid characters in containerID"},
+		"first character is an underscore": {"_c", "eth0", "invalid characters in containerID"},
+		"a slash":                          {"a/c", "eth0", "invalid characters in containerID"},
+		"a space":                          {"a c", "eth0", "invalid characters in containerID"},
+		"a letter of another script":       {"cä", "eth0", "invalid characters in containerID"},
+		"a NUL in the container ID":        {"a\x00c", "eth0", "invalid characters in containerID"},
+		"a newline at the end":             {"c\n", "eth0", "invalid characters in containerID"},
+		"interface name of 15 characters":  {"c", "eth456789012345", ""},
+		"interface name of 16 characters":  {"c", "eth4567890123456", "interface name is too long"},
+		"no interface name":                {"c", "", "interface name is empty"},
+		"interface name is the parent":     {"c", "..", "interface name is . or .."},
+		"interface name with a slash":      {"c", "a/b", "contains / or :"},
+		"interface name with a tab":        {"c", "a\tb", "whitespace"},
+		"interface name with a NUL":        {"c", "a\x00b", "contains NUL"},
+		"interface name with a colon":      {"c", "eth0:1", "contains / or :"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := checkIDs(&api.Request{ContainerID: c.containerID, IfName: c.ifName})
+			if c.text == "" && err != nil {
+				t.Errorf("checkIDs() = %v", err)
+			}
+			if c.text != "" && (!errors.Is(err, ErrRequest) || !strings.Contains(err.Error(), c.text)) {
+				t.Errorf("checkIDs() = %v, want %q", err, c.text)
+			}
+		})
+	}
+}
+
 func FuzzParseArgs(f *testing.F) {
 	f.Add("IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c")
 	f.Add(";;=;K8S_POD_NAME==")
