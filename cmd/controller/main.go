@@ -189,8 +189,8 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.status, err = poolstatus.New(api.IPPools, seen, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
-	// A separate client has its own rate limit, so that an IPClaim of ten thousand
-	// addresses does not delay the release of others.
+	// Claims and fixed sets have a client with its own rate limit, so that an IPClaim of ten
+	// thousand addresses does not delay the release of others.
 	ahead, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -199,7 +199,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, err
 	}
 	if w.claims, err = claims.New(claims.Parts{
-		API: api, IPs: store.New(api.FloatingIPs), Preallocator: w.book, Recorder: recorder, Metrics: claimMetrics,
+		API: ahead, Preallocator: w.book, Recorder: recorder, Metrics: claimMetrics,
 		View: seen, Namespaces: factory.Core().V1().Namespaces(),
 	}); err != nil {
 		return nil, err

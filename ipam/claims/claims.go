@@ -5,6 +5,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -38,17 +39,10 @@ const (
 	workers = 4
 )
 
-// ips writes FloatingIPs. Blocking, safe for concurrent use. Update fails with
-// store.ErrChanged if the object has changed since.
-type ips interface {
-	Update(ctx context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error)
-}
-
 // Parts has the dependencies of a Controller. The caller runs the view and the informer.
 // New adds indexes to the informers of the view.
 type Parts struct {
 	API          *client.Client
-	IPs          *store.Store
 	Preallocator preallocation.Preallocator
 	Recorder     event.Recorder
 	Metrics      *Metrics
@@ -59,8 +53,8 @@ type Parts struct {
 
 // Controller reconciles claims. One runs at a time: the leader.
 type Controller struct {
-	api          api
-	store        ips
+	api          *client.Client
+	store        *store.Store
 	preallocator preallocation.Preallocator
 	recorder     event.Recorder
 	metrics      *Metrics
@@ -71,9 +65,7 @@ type Controller struct {
 	namespaces  corelisters.NamespaceLister
 	synced      []cache.DoneChecker
 	queue       workqueue.TypedRateLimitingInterface[string]
-
-	mu     sync.Mutex
-	states map[string]*state
+	states      preallocation.States[string, state]
 }
 
 // Indexes of informers.
@@ -110,8 +102,8 @@ func ownerOf(ip *v1alpha1.FloatingIP) string {
 // New returns a Controller. It does nothing until Run.
 func New(parts Parts) (*Controller, error) {
 	c := &Controller{
-		api:          apiServer{parts.API},
-		store:        parts.IPs,
+		api:          parts.API,
+		store:        store.New(parts.API.FloatingIPs),
 		preallocator: parts.Preallocator,
 		recorder:     parts.Recorder,
 		metrics:      parts.Metrics,
@@ -131,7 +123,6 @@ func (c *Controller) watch(parts Parts) error {
 	c.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](Interval, time.Minute),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
-	c.states = map[string]*state{}
 
 	if err := parts.View.FloatingIPs.AddIndexers(cache.Indexers{byClaim: claimIndex}); err != nil {
 		return fmt.Errorf("index FloatingIPs by claim: %w", err)
@@ -210,28 +201,12 @@ func (c *Controller) addressChanged(before, after *v1alpha1.FloatingIP) {
 			}
 		}
 	}
-	switch {
-	case after == nil:
-		c.addressFreed(before, "")
-	case before != nil && before.Spec.Owner != nil && after.Spec.Owner == nil:
-		// It cools down, and its namespace has one address less.
-		c.addressFreed(before, before.Spec.Owner.Namespace+"/")
-	}
-}
-
-// addressFreed enqueues the claims that wait for an address of this family and have a key
-// with this prefix.
-func (c *Controller) addressFreed(ip *v1alpha1.FloatingIP, prefix string) {
-	c.mu.Lock()
-	var helped []string
-	for key, s := range c.states {
-		if s.progress.WaitsFor(ip.Family()) && strings.HasPrefix(key, prefix) {
-			helped = append(helped, key)
+	if namespace, ok := preallocation.Freed(before, after); ok {
+		for _, key := range c.states.Keys(func(key string, s *state) bool {
+			return s.progress.WaitsFor(before.Family()) && (namespace == "" || strings.HasPrefix(key, keyOf(namespace, "")))
+		}) {
+			c.queue.AddAfter(key, Interval)
 		}
-	}
-	c.mu.Unlock()
-	for _, key := range helped {
-		c.queue.AddAfter(key, Interval)
 	}
 }
 
@@ -239,12 +214,8 @@ func (c *Controller) namespaceChanged(before, after *v1.Namespace) {
 	if after == nil || before != nil && before.UID == after.UID && labels.Equals(before.Labels, after.Labels) {
 		return
 	}
-	claims, err := c.claims.ByIndex(cache.NamespaceIndex, after.Name)
-	if err != nil {
-		panic(fmt.Sprintf("the IPClaim informer has no index of namespaces: %v", err))
-	}
-	for _, claim := range claims {
-		c.queue.Add(keyOf(after.Name, claim.(*v1alpha1.IPClaim).Name))
+	for _, claim := range view.Indexed[*v1alpha1.IPClaim](c.claims, cache.NamespaceIndex, after.Name) {
+		c.queue.Add(keyOf(after.Name, claim.Name))
 	}
 }
 
@@ -259,36 +230,19 @@ func (c *Controller) claim(namespace, name string) *v1alpha1.IPClaim {
 
 // takers returns the claims that want to take over a claim.
 func (c *Controller) takers(namespace, name string) []*v1alpha1.IPClaim {
-	objects, err := c.claims.ByIndex(byTakeOver, keyOf(namespace, name))
-	if err != nil {
-		panic(fmt.Sprintf("the IPClaim informer has no index of takeOver: %v", err))
-	}
-	var claims []*v1alpha1.IPClaim
-	for _, object := range objects {
-		claims = append(claims, object.(*v1alpha1.IPClaim))
-	}
-	return claims
+	return view.Indexed[*v1alpha1.IPClaim](c.claims, byTakeOver, keyOf(namespace, name))
 }
 
 // addressesOf returns the addresses recorded under a claim's name in the present
 // namespace. It ignores addresses of an earlier namespace of the same name.
 func (c *Controller) addressesOf(namespace, name string) []*v1alpha1.FloatingIP {
-	objects, err := c.ips.ByIndex(byClaim, keyOf(namespace, name))
-	if err != nil {
-		panic(fmt.Sprintf("the FloatingIP informer has no index of claims: %v", err))
-	}
 	in, err := c.namespaces.Get(namespace)
 	if err != nil {
 		return nil // the event of the namespace enqueues its claims
 	}
-	var ips []*v1alpha1.FloatingIP
-	for _, object := range objects {
-		ip := object.(*v1alpha1.FloatingIP)
-		if v1alpha1.IsOfNamespace(ip.NamespaceUID(), ip.CreationTimestamp.Time, in) {
-			ips = append(ips, ip)
-		}
-	}
-	return ips
+	return slices.DeleteFunc(view.Indexed[*v1alpha1.FloatingIP](c.ips, byClaim, keyOf(namespace, name)), func(ip *v1alpha1.FloatingIP) bool {
+		return !v1alpha1.IsOfNamespace(ip.NamespaceUID(), ip.CreationTimestamp.Time, in)
+	})
 }
 
 // Run reconciles claims until ctx ends. It blocks until its workers are done.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,194 +18,89 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
-	fcache "k8s.io/client-go/tools/cache/testing"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// world is a Controller on real informers, and the API server, the book of
-// addresses and the events it writes. Time is the test's own.
+// world is a Controller and the book of addresses on an API server in memory. Time is the
+// test's own.
 type world struct {
-	t          *testing.T
-	controller *Controller
-	registry   metrics.KubeRegistry
+	*ipamtest.Server
+	t        *testing.T
+	kube     *fake.Clientset
+	registry metrics.KubeRegistry
+	book     *ipam.IPAM
 
-	mu     sync.Mutex
-	claims *kind[*v1alpha1.IPClaim]
-	ips    *kind[*v1alpha1.FloatingIP]
-	pools  *kind[*v1alpha1.IPPool]
-	// free addresses that Preallocate gives, and why it fails otherwise.
-	free       []string
-	bookFails  error
-	events     []string
-	statuses   []string // of claims that were written
-	statusErrs map[string]error
-	// behind: the watch does not bring statuses.
-	behind bool
+	mu sync.Mutex
+	// bookFails is why the book gives no address. attempts counts its calls.
+	bookFails error
+	attempts  int
+	events    []string
 }
 
-type object interface {
-	comparable
-	runtime.Object
-	metav1.Object
-}
-
-// kind is the objects of one kind at the API server.
-type kind[T object] struct {
-	source *fcache.FakeControllerSource
-	now    map[string]T
-}
-
-func newKind[T object]() *kind[T] {
-	return &kind[T]{source: fcache.NewFakeControllerSource(), now: map[string]T{}}
-}
-
-func (k *kind[T]) informer(example T) cache.SharedIndexInformer {
-	return cache.NewSharedIndexInformer(k.source, example, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-}
-
-func (k *kind[T]) put(o T) T {
-	var none T
-	key := o.GetNamespace() + "/" + o.GetName()
-	o = o.DeepCopyObject().(T)
-	if k.now[key] == none {
-		k.source.Add(o)
-	} else {
-		k.source.Modify(o)
-	}
-	k.now[key] = o
-	return o.DeepCopyObject().(T)
-}
-
-func (k *kind[T]) remove(namespace, name string) {
-	key := namespace + "/" + name
-	k.source.Delete(k.now[key].DeepCopyObject())
-	delete(k.now, key)
-}
-
-// simulate runs a test with a Controller, as long as the test lasts.
-func simulate(t *testing.T, test func(w *world)) {
+// simulate runs a test with a Controller, as long as the test lasts. There is a pool with
+// these addresses.
+func simulate(t *testing.T, addresses string, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			t: t, registry: metrics.NewKubeRegistry(),
-			claims: newKind[*v1alpha1.IPClaim](), ips: newKind[*v1alpha1.FloatingIP](), pools: newKind[*v1alpha1.IPPool](),
-			statusErrs: map[string]error{},
+			t: t, registry: metrics.NewKubeRegistry(), Server: ipamtest.NewServer(newPool("web", addresses)),
+			kube: fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, UID: "now"}}),
 		}
-		namespaces := newKind[*v1.Namespace]()
-		namespaces.put(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, UID: "now"}})
-		w.pools.put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "web"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.0.0/24", Ranges: []string{"10.0.0.0/24"}}})
-
-		w.controller = &Controller{
-			api: apiFake{w}, store: storeFake{w}, preallocator: w, recorder: w, metrics: NewMetrics(), clock: clock.RealClock{},
-		}
-		w.registry.CustomMustRegister(w.controller.metrics)
-		seen, err := view.Of(w.ips.informer(&v1alpha1.FloatingIP{}), w.pools.informer(&v1alpha1.IPPool{}), w.claims.informer(&v1alpha1.IPClaim{}))
+		seen, err := view.New(w.Client(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		parts := Parts{View: seen, Namespaces: namespaceInformer{namespaces.informer(&v1.Namespace{})}}
-		if err := w.controller.watch(parts); err != nil {
+		if w.book, err = ipam.New(seen, w.Store(), nil); err != nil {
+			t.Fatal(err)
+		}
+		factory := informers.NewSharedInformerFactory(w.kube, 0)
+		parts := Parts{API: w.Client(), Preallocator: w, Recorder: w, Metrics: NewMetrics(), View: seen, Namespaces: factory.Core().V1().Namespaces()}
+		w.registry.CustomMustRegister(parts.Metrics)
+		controller, err := New(parts)
+		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
+		factory.Start(ctx.Done())
 		group.Go(func() { seen.Run(ctx) })
-		group.Go(func() { parts.Namespaces.Informer().RunWithContext(ctx) })
-		group.Go(func() { w.controller.Run(ctx) })
+		group.Go(func() { w.book.Run(ctx) })
+		group.Go(func() { controller.Run(ctx) })
 		test(w)
 		cancel()
-		for _, source := range []*fcache.FakeControllerSource{w.claims.source, w.ips.source, w.pools.source, namespaces.source} {
-			source.Shutdown()
-		}
+		factory.Shutdown()
 		group.Wait()
 	})
 }
 
-type namespaceInformer struct{ informer cache.SharedIndexInformer }
-
-func (n namespaceInformer) Informer() cache.SharedIndexInformer { return n.informer }
-func (n namespaceInformer) Lister() corelisters.NamespaceLister {
-	return corelisters.NewNamespaceLister(n.informer.GetIndexer())
+// newPool returns a pool of 10.0.0.0/16 or 2001:db8::/64.
+func newPool(name, addresses string) *v1alpha1.IPPool {
+	p := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.0.0/16", Ranges: []string{addresses}}}
+	if strings.Contains(addresses, ":") {
+		p.Spec.Subnet = "2001:db8::/64"
+	}
+	return p
 }
 
-// apiFake and storeFake are the API server.
-type apiFake struct{ w *world }
-
-func (a apiFake) get(_ context.Context, namespace, name string) (*v1alpha1.IPClaim, error) {
-	a.w.mu.Lock()
-	defer a.w.mu.Unlock()
-	claim := a.w.claims.now[namespace+"/"+name]
-	if claim == nil {
-		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "ipclaims"}, name)
-	}
-	return claim.DeepCopy(), nil
-}
-
-func (a apiFake) writeStatus(_ context.Context, claim *v1alpha1.IPClaim, status *v1alpha1.IPClaimStatus) (*v1alpha1.IPClaim, error) {
-	a.w.mu.Lock()
-	defer a.w.mu.Unlock()
-	if err := a.w.statusErrs[claim.Name]; err != nil {
-		return nil, err
-	}
-	now := a.w.claims.now[namespace+"/"+claim.Name]
-	if now == nil || now.UID != claim.UID {
-		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "ipclaims"}, claim.Name)
-	}
-	a.w.statuses = append(a.w.statuses, claim.Name)
-	now = now.DeepCopy()
-	now.Status = *status
-	if a.w.behind {
-		now.ResourceVersion += "0"
-		return now, nil
-	}
-	return a.w.claims.put(now), nil
-}
-
-type storeFake struct{ w *world }
-
-func (s storeFake) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error) {
-	s.w.mu.Lock()
-	defer s.w.mu.Unlock()
-	now := s.w.ips.now["/"+seen.Name]
-	if now == nil || now.UID != seen.UID || now.ResourceVersion != seen.ResourceVersion {
-		return nil, fmt.Errorf("update %s: %w", seen.Name, store.ErrChanged)
-	}
-	now = now.DeepCopy()
-	now.Spec = spec
-	return s.w.ips.put(now), nil
-}
-
-// Preallocate is the book.
-func (w *world) Preallocate(_ context.Context, request ipam.Request, count int) (made int, err error) {
+// Preallocate is the book's, unless it is to fail.
+func (w *world) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.bookFails != nil {
-		return 0, w.bookFails
+	w.attempts++
+	err = w.bookFails
+	w.mu.Unlock()
+	if err != nil {
+		return 0, err
 	}
-	for ; made < count; made++ {
-		family := request.Parts[0].Family
-		i := slices.IndexFunc(w.free, func(name string) bool { return strings.Contains(name, "-") == (family == v1alpha1.IPv6) })
-		if i < 0 {
-			return made, &ipam.ShortageError{Reasons: []string{"none is free"}}
-		}
-		ip := newIP(w.free[i], request.Owner.Name, "", 1)
-		ip.Spec.Owner.UID, ip.Spec.ReleasePolicy = types.UID(request.Owner.UID), request.Policy
-		w.ips.put(ip)
-		w.free = slices.Delete(w.free, i, i+1)
-	}
-	return made, nil
+	return w.book.Preallocate(ctx, request, count)
 }
 
 func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, _ string, _ ...any) {
@@ -213,28 +109,44 @@ func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, _ string, _ ..
 	w.events = append(w.events, regarding.(metav1.Object).GetName()+" "+reason)
 }
 
-// change lets the test change the API server.
-func (w *world) change(do func()) {
+// failing lets the book fail from now on, or not.
+func (w *world) failing(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	do()
+	w.bookFails = err
+}
+
+// tried returns how often the book was asked since its last call.
+func (w *world) tried() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.attempts
+	w.attempts = 0
+	return n
 }
 
 func (w *world) create(claims ...*v1alpha1.IPClaim) {
-	w.change(func() {
-		for _, claim := range claims {
-			w.claims.put(claim)
-		}
-	})
+	for _, claim := range claims {
+		w.Put(claim)
+	}
 }
 
 func (w *world) respecify(name string, edit func(*v1alpha1.IPClaim)) {
-	w.change(func() {
-		claim := w.claims.now[namespace+"/"+name].DeepCopy()
-		edit(claim)
-		claim.Generation++
-		w.claims.put(claim)
-	})
+	claim := w.Claim(namespace, name)
+	edit(claim)
+	w.Put(claim)
+}
+
+// statuses returns the names of the claims whose status was written since its last call.
+func (w *world) statuses() []string {
+	var names []string
+	for _, write := range w.Writes() {
+		verb, name, _ := strings.Cut(write, " ")
+		if _, err := v1alpha1.AddrOf(name); verb == "update" && err != nil {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // pass advances the time until nothing happens any more.
@@ -245,9 +157,7 @@ func (w *world) pass(d time.Duration) {
 
 // is returns a claim's status as "addresses=allocated+retained reason".
 func (w *world) is(name string) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s := w.claims.now[namespace+"/"+name].Status
+	s := w.Claim(namespace, name).Status
 	text := fmt.Sprintf("%d=%d+%d", s.Addresses, s.Allocated, s.Retained)
 	for _, c := range s.Conditions {
 		if c.Type == v1alpha1.ClaimReady || c.Status == metav1.ConditionTrue {
@@ -276,27 +186,26 @@ func (w *world) wantEvents(events ...string) {
 
 // owned lists the addresses of claims, "address claim", sorted.
 func (w *world) owned() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	var all []string
-	for _, ip := range w.ips.now {
+	for _, ip := range w.IPs() {
 		all = append(all, ip.Name+" "+ip.Spec.Owner.Name)
 	}
 	slices.Sort(all)
 	return all
 }
 
-func addresses(first, n int) []string {
+// addresses returns n names from 10.0.0.1 on.
+func addresses(n int) []string {
 	var names []string
-	for i := range n {
-		names = append(names, fmt.Sprintf("10.0.%d.%d", (first+i)/250, (first+i)%250+1))
+	for addr := netip.MustParseAddr("10.0.0.1"); len(names) < n; addr = addr.Next() {
+		names = append(names, addr.String())
 	}
 	return names
 }
 
 func TestPreallocate(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(0, 2)
+	simulate(t, "10.0.0.1-10.0.0.4", func(w *world) {
+		w.Put(newIP("10.0.0.3", "nobody", "", 1), newIP("10.0.0.4", "nobody", "", 1))
 		w.create(newClaim("a", 3, preallocating()), newClaim("idle", 3))
 		w.pass(5 * time.Second)
 		w.want("a", "2=0+2 PoolsExhausted")
@@ -305,8 +214,8 @@ func TestPreallocate(t *testing.T) {
 
 		// By now it is tried once a minute; an address that is freed wakes it.
 		w.pass(5 * time.Minute)
-		w.free = addresses(2, 2)
-		w.change(func() { w.ips.put(newIP("10.0.9.9", "nobody", "", 1)); w.ips.remove("", "10.0.9.9") })
+		w.Remove(w.IP("10.0.0.3"))
+		w.Remove(w.IP("10.0.0.4"))
 		w.pass(3 * time.Second)
 		w.want("a", "3=0+3 Preallocated")
 		w.wantEvents("a Preallocated")
@@ -315,8 +224,8 @@ func TestPreallocate(t *testing.T) {
 		w.pass(3 * time.Second)
 		w.want("a", "3=0+3 Preallocated MoreThanSize")
 		w.wantEvents("a Oversized")
-		if len(w.free) != 1 {
-			t.Errorf("%d addresses are left, want 1", len(w.free))
+		if n := len(w.IPs()); n != 3 {
+			t.Errorf("%d addresses are taken, want 3", n)
 		}
 	})
 }
@@ -324,32 +233,28 @@ func TestPreallocate(t *testing.T) {
 // Nothing may be taken twice while the watch is behind, nor one claim keep others
 // waiting.
 func TestPreallocateMany(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(0, 1000)
+	simulate(t, "10.0.0.0/22", func(w *world) {
 		w.create(newClaim("big", 600, preallocating()), newClaim("small", 1, preallocating()))
 		w.pass(5 * time.Second)
 		w.want("big", "600=0+600 Preallocated")
 		w.want("small", "1=0+1 Preallocated")
-		if len(w.free) != 399 {
-			t.Errorf("%d addresses are left, want 399", len(w.free))
+		if n := len(w.IPs()); n != 601 {
+			t.Errorf("%d addresses are taken, want 601", n)
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if n := len(w.statuses); n > 10 {
+		if n := len(w.statuses()); n > 10 {
 			t.Errorf("%d statuses were written in 5 s for 2 claims", n)
 		}
 	})
 }
 
 func TestPreallocateFamilies(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.pools.put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "six", UID: "six"}, Spec: v1alpha1.IPPoolSpec{Subnet: "2001:db8::/64", Ranges: []string{"2001:db8::/64"}}})
-		w.free = append(addresses(0, 9), "2001-0db8-0000-0000-0000-0000-0000-0001")
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.Put(newPool("six", "2001:db8::1"))
 		w.create(newClaim("a", 2, preallocating(v1alpha1.IPv4, v1alpha1.IPv6)))
 		w.pass(5 * time.Second)
 		w.want("a", "3=0+3 PoolsExhausted")
-		message := w.claims.now[namespace+"/a"].Status.Conditions[0].Message
-		if want := "1 of 2 IPv6 addresses: none is free"; message != want {
+		message := w.Claim(namespace, "a").Status.Conditions[0].Message
+		if want := `1 of 2 IPv6 addresses: pool "six" (2001:db8::1) has no free address (0 in use, 1 retained)`; message != want {
 			t.Errorf("it says %q, want %q", message, want)
 		}
 	})
@@ -358,12 +263,12 @@ func TestPreallocateFamilies(t *testing.T) {
 // A failure that may be due to a book that is behind is not shown.
 func TestPreallocateWithABookBehind(t *testing.T) {
 	for _, err := range []error{ipam.ErrNotSynced, ipam.ErrConflict, &ipam.ShortageError{Reasons: []string{"there is no such claim"}}} {
-		simulate(t, func(w *world) {
-			w.free, w.bookFails = addresses(0, 9), err
+		simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+			w.failing(err)
 			w.create(newClaim("a", 2, preallocating()))
 			w.pass(500 * time.Millisecond)
 			w.want("a", "0=0+0 Preallocating")
-			w.change(func() { w.bookFails = nil })
+			w.failing(nil)
 			w.pass(3 * time.Second)
 			w.want("a", "2=0+2 Preallocated")
 			w.wantEvents("a Preallocated")
@@ -372,12 +277,12 @@ func TestPreallocateWithABookBehind(t *testing.T) {
 }
 
 func TestPreallocateFails(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free, w.bookFails = addresses(0, 9), errors.New("the API server is tired")
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.failing(errors.New("the API server is tired"))
 		w.create(newClaim("a", 2, preallocating()))
 		w.pass(10 * time.Second)
 		w.want("a", "0=0+0 PreallocationFailed")
-		w.change(func() { w.bookFails = nil })
+		w.failing(nil)
 		w.pass(time.Minute)
 		w.want("a", "2=0+2 Preallocated")
 		w.wantEvents("a PreallocationFailed", "a Preallocated")
@@ -387,23 +292,23 @@ func TestPreallocateFails(t *testing.T) {
 // A claim that the watch still has, as that of a new leader may, gets nothing when it is
 // gone or smaller.
 func TestPreallocateForWhatWas(t *testing.T) {
-	const key = namespace + "/a"
 	for name, change := range map[string]func(w *world){
-		"gone": func(w *world) { delete(w.claims.now, key) },
+		"gone": func(w *world) { w.Remove(w.Claim(namespace, "a")) },
 		"made again": func(w *world) {
-			w.claims.now[key] = w.claims.now[key].DeepCopy()
-			w.claims.now[key].UID = "another"
+			w.Remove(w.Claim(namespace, "a"))
+			w.create(newClaim("a", 2, preallocating(), func(c *v1alpha1.IPClaim) { c.UID = "another" }))
 		},
-		"smaller": func(w *world) {
-			w.claims.now[key] = w.claims.now[key].DeepCopy()
-			w.claims.now[key].Generation++
-		},
+		"being deleted": func(w *world) { w.respecify("a", deleted) },
+		"smaller":       func(w *world) { w.respecify("a", func(c *v1alpha1.IPClaim) { c.Spec.Size = 1 }) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			simulate(t, func(w *world) {
+			simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+				w.failing(&ipam.ShortageError{Reasons: []string{"none is free"}})
 				w.create(newClaim("a", 2, preallocating()))
 				w.pass(5 * time.Second)
-				w.change(func() { change(w); w.free = addresses(0, 9) })
+				w.Late()
+				change(w)
+				w.failing(nil)
 				w.pass(5 * time.Minute)
 				if got := w.owned(); got != nil {
 					t.Errorf("it has %q", got)
@@ -413,30 +318,61 @@ func TestPreallocateForWhatWas(t *testing.T) {
 	}
 }
 
+// The API server is asked about a claim once for each attempt to take addresses, not at
+// each look at a claim that waits for its next attempt or cannot be served.
+func TestAsksOncePerAttempt(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.2", func(w *world) {
+		w.create(newClaim("a", 3, preallocating()))
+		w.create(newClaim("b", 3, preallocating(), func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"none"} }))
+		w.pass(2 * time.Minute)
+		for i := range 100 {
+			ip := w.IP("10.0.0.1")
+			ip.Spec.Since = &metav1.Time{Time: time.Unix(int64(i), 0)}
+			w.Put(ip)
+			w.pass(2 * gather)
+		}
+		tried := w.tried()
+		if tried < 10 {
+			t.Errorf("%d attempts in 20 s in which its addresses changed all the time", tried)
+		}
+		if diff := cmp.Diff(slices.Repeat([]string{"a"}, tried), w.Gets()); diff != "" {
+			t.Errorf("the API server was asked about: %s", diff)
+		}
+	})
+}
+
 // At the cap of its namespace a claim waits for addresses that the namespace frees, with
 // or without a cooldown.
 func TestPreallocateAtCap(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free, w.bookFails = addresses(0, 9), &ipam.ShortageError{Reasons: []string{"no more for you"}, Cause: ipam.AtCap}
-		mine, other := newIP("10.9.9.1", "x", "", 1), newIP("10.9.9.2", "x", "", 1)
-		for _, ip := range []*v1alpha1.FloatingIP{mine, other} {
-			ip.Spec.Owner.Kind = "Deployment"
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		capped := w.Pool("web")
+		capped.Spec.MaxPerNamespace = 2
+		w.Put(capped)
+		for i, name := range addresses(4) {
+			ip := newIP(name, "x", "", 1)
+			ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind = "apps/v1", "Deployment"
+			if i >= 2 {
+				ip.Spec.Owner.Namespace = "other"
+			}
+			w.Put(ip)
 		}
-		other.Spec.Owner.Namespace = "other"
-		w.ips.put(mine)
-		w.ips.put(other)
 		w.create(newClaim("a", 2, preallocating()))
 		w.pass(100 * time.Second)
 		w.want("a", "0=0+0 NamespaceAtCap")
-		rest := func(ip *v1alpha1.FloatingIP) {
-			ip = ip.DeepCopy()
-			ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &metav1.Time{}
-			w.ips.put(ip)
+		rest := func(name string) {
+			ip := w.IP(name)
+			ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &metav1.Time{Time: time.Now()}
+			w.Put(ip)
 		}
-		w.change(func() { w.bookFails = nil; rest(other) })
+		w.tried()
+		rest("10.0.0.3")
 		w.pass(2 * Interval)
 		w.want("a", "0=0+0 NamespaceAtCap")
-		w.change(func() { rest(mine) })
+		if n := w.tried(); n != 0 {
+			t.Errorf("the address of another namespace woke it: %d attempts", n)
+		}
+		rest("10.0.0.1")
+		w.Remove(w.IP("10.0.0.2"))
 		w.pass(2 * Interval)
 		w.want("a", "2=0+2 Preallocated")
 		w.wantEvents("a PreallocationFailed", "a Preallocated")
@@ -444,16 +380,13 @@ func TestPreallocateAtCap(t *testing.T) {
 }
 
 func TestNoPool(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		from := func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"later"} }
-		w.free = addresses(0, 9)
 		w.create(newClaim("a", 2, preallocating(), from), newClaim("b", 2, from))
 		w.pass(3 * time.Second)
 		w.want("a", "0=0+0 NoSuchPool")
 		w.want("b", "0=0+0 NoSuchPool")
-		w.change(func() {
-			w.pools.put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "later"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.1.0/24", Ranges: []string{"10.0.1.0/24"}}})
-		})
+		w.Put(newPool("later", "10.0.1.0/24"))
 		w.pass(3 * time.Second)
 		w.want("a", "2=0+2 Preallocated")
 		w.want("b", "0=0+0 OnDemand")
@@ -461,10 +394,9 @@ func TestNoPool(t *testing.T) {
 }
 
 func TestTakeOver(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(100, 9)
-		for i, name := range addresses(0, 5) {
-			w.ips.put(newIP(name, "old", map[int]string{3: "p", 4: "q"}[i], int64(i)))
+	simulate(t, "10.0.0.1-10.0.0.14", func(w *world) {
+		for i, name := range addresses(5) {
+			w.Put(newIP(name, "old", map[int]string{3: "p", 4: "q"}[i], int64(i+1)))
 		}
 		w.create(newClaim("old", 5, preallocating()), newClaim("new", 3, takingOver("old"), preallocating()))
 		w.pass(5 * time.Second)
@@ -474,14 +406,14 @@ func TestTakeOver(t *testing.T) {
 		}
 		w.want("new", "3=2+1 Preallocated")
 		w.want("old", "2=0+2 TakenOver")
-		if ip := w.ips.now["/10.0.0.4"]; ip.Spec.Owner.UID != "new" || ip.Spec.Pod.Name != "p" {
+		if ip := w.IP("10.0.0.4"); ip.Spec.Owner.UID != "new" || ip.Spec.Pod.Name != "p" {
 			t.Errorf("it is %+v", ip.Spec)
 		}
 		w.respecify("new", func(c *v1alpha1.IPClaim) { c.Spec.Size = 9 })
 		w.pass(5 * time.Second)
 		w.want("new", "9=2+7 Preallocated")
 		w.want("old", "0=0+0 TakenOver")
-		w.change(func() { w.claims.remove(namespace, "new") })
+		w.Remove(w.Claim(namespace, "new"))
 		w.pass(5 * time.Second)
 		// The remaining free addresses.
 		w.want("old", "5=0+5 Preallocated")
@@ -489,9 +421,9 @@ func TestTakeOver(t *testing.T) {
 }
 
 func TestTakeOverMany(t *testing.T) {
-	simulate(t, func(w *world) {
-		for _, name := range addresses(0, 500) {
-			w.ips.put(newIP(name, "old", "", 1))
+	simulate(t, "10.0.0.0/22", func(w *world) {
+		for _, name := range addresses(500) {
+			w.Put(newIP(name, "old", "", 1))
 		}
 		w.create(newClaim("new", 400, takingOver("old")))
 		w.pass(10 * time.Second)
@@ -500,7 +432,7 @@ func TestTakeOverMany(t *testing.T) {
 		// What pods that name the old claim draw from it follows.
 		w.respecify("new", func(c *v1alpha1.IPClaim) { c.Spec.Size = 501 })
 		w.pass(10 * time.Second)
-		w.change(func() { w.ips.put(newIP("10.0.9.9", "old", "p", 1)) })
+		w.Put(newIP("10.0.9.9", "old", "p", 1))
 		w.pass(3 * time.Second)
 		w.want("new", "501=1+500 OnDemand")
 	})
@@ -508,9 +440,8 @@ func TestTakeOverMany(t *testing.T) {
 
 // Claims that take over each other neither loop nor lose anything.
 func TestTakeOverCircle(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.ips.put(newIP("10.0.0.1", "a", "p", 1))
-		w.ips.put(newIP("10.0.0.2", "b", "", 1))
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "b", "", 1))
 		before := w.owned()
 		w.create(newClaim("a", 5, takingOver("b")), newClaim("b", 5, takingOver("c")), newClaim("c", 5, takingOver("a")))
 		w.pass(time.Minute)
@@ -522,11 +453,9 @@ func TestTakeOverCircle(t *testing.T) {
 		if diff := cmp.Diff(before, w.owned()); diff != "" {
 			t.Error(diff)
 		}
-		w.mu.Lock()
-		if n := len(w.statuses); n > 6 {
+		if n := len(w.statuses()); n > 6 {
 			t.Errorf("%d statuses were written in a minute", n)
 		}
-		w.mu.Unlock()
 		w.respecify("b", func(c *v1alpha1.IPClaim) { c.Spec.TakeOver = "" })
 		w.pass(5 * time.Second)
 		// It is a chain now: a takes over b, and c takes over a.
@@ -539,15 +468,16 @@ func TestTakeOverCircle(t *testing.T) {
 // The watch may still have an earlier claim of the name: addresses recorded for that
 // claim would be freed.
 func TestTakeOverByAClaimThatIsGone(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.ips.put(newIP("10.0.0.1", "old", "", 1))
-		stale := newClaim("new", 5, takingOver("old"))
-		w.change(func() {
-			w.claims.now[namespace+"/new"] = newClaim("new", 5, takingOver("old"), func(c *v1alpha1.IPClaim) { c.UID = "another" })
-			w.claims.source.Add(stale.DeepCopy())
-		})
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.Put(newIP("10.0.0.1", "old", "", 1))
+		w.Fail(ipamtest.Fault{Verb: "get", Name: "new", Before: func() {
+			w.Late()
+			w.Remove(w.Claim(namespace, "new"))
+			w.create(newClaim("new", 5, takingOver("old"), func(c *v1alpha1.IPClaim) { c.UID = "another" }))
+		}})
+		w.create(newClaim("new", 5, takingOver("old")))
 		w.pass(5 * time.Second)
-		if owner := w.ips.now["/10.0.0.1"].Spec.Owner; owner.Name != "old" {
+		if owner := w.IP("10.0.0.1").Spec.Owner; owner.Name != "old" || w.Claim(namespace, "new").UID != "another" {
 			t.Errorf("it went to %+v", owner)
 		}
 	})
@@ -556,17 +486,17 @@ func TestTakeOverByAClaimThatIsGone(t *testing.T) {
 // A claim that is created again adopts the addresses of its predecessor, also restored
 // ones, with its own release policy.
 func TestClaimMadeAgain(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		keepUntil := metav1.NewTime(time.Now().Add(48 * time.Hour))
-		for i, name := range addresses(0, 3) {
-			ip := newIP(name, "a", "", int64(i))
+		for i, name := range addresses(3) {
+			ip := newIP(name, "a", "", int64(i+1))
 			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy, ip.Spec.KeepUntil = "the one before", v1alpha1.ReleaseNever, &keepUntil
-			w.ips.put(ip)
+			w.Put(ip)
 		}
 		w.create(newClaim("a", 2, func(c *v1alpha1.IPClaim) { c.Spec.RetainFor = &metav1.Duration{Duration: time.Hour} }))
 		w.pass(5 * time.Second)
 		got := map[string]string{}
-		for _, ip := range w.ips.now {
+		for _, ip := range w.IPs() {
 			got[ip.Name] = fmt.Sprint(ip.Spec.Owner.UID, ", ", ip.Spec.ReleasePolicy)
 			if !keepUntil.Equal(ip.Spec.KeepUntil) { // What was restored stays so long, whatever retainFor says.
 				t.Errorf("%s is kept until %v, want %v", ip.Name, ip.Spec.KeepUntil, keepUntil)
@@ -583,7 +513,7 @@ func TestClaimMadeAgain(t *testing.T) {
 		w.want("a", "3=0+3 OnDemand MoreThanSize")
 		w.respecify("a", func(c *v1alpha1.IPClaim) { c.Spec.ReleasePolicy, c.Spec.RetainFor = v1alpha1.ReleaseNever, nil })
 		w.pass(5 * time.Second)
-		for _, ip := range w.ips.now {
+		for _, ip := range w.IPs() {
 			// Also the one that it has no room for, as it was before.
 			if ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || ip.Spec.RetainFor != nil {
 				t.Errorf("%s is %+v", ip.Name, ip.Spec)
@@ -592,24 +522,23 @@ func TestClaimMadeAgain(t *testing.T) {
 	})
 }
 
-// However often the numbers change, the status is written once a second.
 // A claim of a namespace that was created again inherits nothing from its predecessor.
 func TestClaimInANamespaceMadeAgain(t *testing.T) {
-	simulate(t, func(w *world) {
-		for i, name := range addresses(0, 3) {
-			ip := newIP(name, "a", "", int64(i))
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		for i, name := range addresses(3) {
+			ip := newIP(name, "a", "", int64(i+1))
 			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy = "the one before", v1alpha1.ReleaseNever
 			ip.Spec.Owner.NamespaceUID = []types.UID{"", "before", "now"}[i]
-			w.ips.put(ip)
+			w.Put(ip)
 		}
 		w.create(newClaim("a", 5))
 		w.pass(10 * time.Second)
 		got := map[string]string{}
-		for _, ip := range w.ips.now {
+		for _, ip := range w.IPs() {
 			got[ip.Name] = fmt.Sprint(ip.Spec.Owner.UID, " of ", ip.Spec.Owner.NamespaceUID)
 		}
 		want := map[string]string{}
-		for i, name := range addresses(0, 3) {
+		for i, name := range addresses(3) {
 			want[name] = []string{"a of now", "the one before of before", "a of now"}[i]
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -619,23 +548,23 @@ func TestClaimInANamespaceMadeAgain(t *testing.T) {
 	})
 }
 
+// However often the numbers change, the status is written once a second.
 func TestStatusWrites(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, "10.0.0.0/22", func(w *world) {
 		w.create(newClaim("a", 500))
 		w.pass(10 * time.Second)
-		w.statuses = nil
-		for _, name := range addresses(0, 400) {
-			w.change(func() { w.ips.put(newIP(name, "a", "", 1)) })
+		w.statuses()
+		for _, name := range addresses(400) {
+			w.Put(newIP(name, "a", "", 1))
 			w.pass(10 * time.Millisecond)
 		}
 		w.pass(2 * time.Second)
 		w.want("a", "400=0+400 OnDemand")
-		if n := len(w.statuses); n < 3 || n > 6 {
+		if n := len(w.statuses()); n < 3 || n > 6 {
 			t.Errorf("%d statuses were written in 4 s", n)
 		}
-		w.statuses = nil
 		w.pass(time.Hour)
-		if n := len(w.statuses); n != 0 {
+		if n := len(w.statuses()); n != 0 {
 			t.Errorf("%d statuses were written in an hour without news", n)
 		}
 	})
@@ -643,21 +572,18 @@ func TestStatusWrites(t *testing.T) {
 
 // A watch that is behind does not make it write, or tell, the same again.
 func TestStatusWithAWatchBehind(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.behind = true
-		w.ips.put(newIP("10.0.0.1", "a", "p", 1))
-		w.ips.put(newIP("10.0.0.2", "a", "q", 1))
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "a", "q", 1))
+		w.Fail(ipamtest.Fault{Verb: "update", Name: "a", Before: func() { w.Late("ipclaims") }})
 		w.create(newClaim("a", 1))
 		w.pass(5 * time.Second)
 		w.wantEvents("a Oversized")
-		w.change(func() {
-			ip := w.ips.now["/10.0.0.1"].DeepCopy()
-			ip.Spec.Since = &metav1.Time{Time: time.Unix(9, 0)}
-			w.ips.put(ip)
-		})
+		ip := w.IP("10.0.0.1")
+		ip.Spec.Since = &metav1.Time{Time: time.Unix(9, 0)}
+		w.Put(ip)
 		w.pass(5 * time.Second)
 		w.wantEvents()
-		if n := len(w.statuses); n != 1 {
+		if n := len(w.statuses()); n != 1 {
 			t.Errorf("%d statuses were written", n)
 		}
 	})
@@ -665,22 +591,23 @@ func TestStatusWithAWatchBehind(t *testing.T) {
 
 // A claim whose status cannot be written keeps no other waiting.
 func TestStatusFails(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.statusErrs["a"] = errors.New("no")
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		for range 3 {
+			w.Fail(ipamtest.Fault{Verb: "update", Name: "a", Err: errors.New("no")})
+		}
 		w.create(newClaim("a", 1), newClaim("b", 1))
 		w.pass(5 * time.Second)
+		w.want("a", "0=0+0")
 		w.want("b", "0=0+0 OnDemand")
-		w.change(func() { delete(w.statusErrs, "a") })
 		w.pass(time.Minute)
 		w.want("a", "0=0+0 OnDemand")
 	})
 }
 
 func TestMetrics(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.create(newClaim("a", 2), newClaim("b", 2, takingOver("b")))
-		w.ips.put(newIP("10.0.0.1", "a", "p", 1))
-		w.ips.put(newIP("10.0.0.2", "a", "", 1))
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.create(newClaim("a", 2), newClaim("b", 2, func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"none"} }))
+		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "a", "", 1))
 		w.pass(3 * time.Second)
 		check := func(want ...string) {
 			t.Helper()
@@ -705,7 +632,7 @@ func TestMetrics(t *testing.T) {
 		ofB := []string{"berth_claim_addresses b,shop,allocated 0", "berth_claim_addresses b,shop,retained 0"}
 		check("berth_claim_addresses a,shop,allocated 1", "berth_claim_addresses a,shop,retained 1", ofB[0], ofB[1],
 			"berth_claim_ready a,shop 1", "berth_claim_ready b,shop 0", "berth_claim_size a,shop 2", "berth_claim_size b,shop 2")
-		w.change(func() { w.claims.remove(namespace, "a") })
+		w.Remove(w.Claim(namespace, "a"))
 		w.pass(3 * time.Second)
 		check(ofB[0], ofB[1], "berth_claim_ready b,shop 0", "berth_claim_size b,shop 2")
 	})

@@ -23,21 +23,12 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 		s.progress.Wait()
 		return invalid(err), 0, nil
 	}
-	short := false
+	goal.Still = func(ctx context.Context) error { return c.stillThere(ctx, claim) }
 	for i := range goal.Wants {
-		want := &goal.Wants[i]
-		want.Request.NamespaceMeta = namespace
-		short = short || want.Has < want.Size
-	}
-	if short {
-		// Addresses with the policy Never would stay for a claim that is gone or has shrunk.
-		if err := c.stillThere(ctx, claim); err != nil {
-			return nil, 0, err
-		}
+		goal.Wants[i].Request.NamespaceMeta = namespace
 	}
 	taker := preallocation.Taker{Preallocator: c.preallocator, Pools: c.pools.Snapshot, Clock: c.clock}
-	wrong, again := s.progress.Take(ctx, taker, goal, t.ownCount())
-	return wrong, again, nil
+	return s.progress.Take(ctx, taker, goal, t.ownCount())
 }
 
 // goalOf returns the addresses that a claim preallocates. The error is for its author.

@@ -4,16 +4,17 @@ package claims
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam"
@@ -23,41 +24,19 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-const (
-	// atOnce is the number of addresses that are moved before the status is written and
-	// another claim has its turn.
-	atOnce = preallocation.AtOnce
-)
+// atOnce is the number of addresses that are moved before the status is written and
+// another claim has its turn.
+const atOnce = preallocation.AtOnce
 
-// state is remembered for a claim between reconciles; losing it is harmless. Only the
-// worker that has the claim's key uses it, except progress.WaitsFor.
+// state is remembered for a claim between reconciles.
 type state struct {
-	uid types.UID
 	// progress of preallocating and taking over.
 	progress preallocation.Progress
 	// written is the last written status, writtenVersion the resource version that it
 	// got, writtenAt the time.
-	written        *v1alpha1.IPClaimStatus
-	writtenVersion uint64
+	written        v1alpha1.IPClaimStatus
+	writtenVersion string
 	writtenAt      time.Time
-}
-
-func (c *Controller) stateOf(key string, uid types.UID) *state {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.states[key]
-	if s == nil || s.uid != uid {
-		s = &state{uid: uid}
-		c.states[key] = s
-	}
-	return s
-}
-
-func (c *Controller) forget(key string) {
-	c.metrics.forget(key)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.states, key)
 }
 
 // reconcile reconciles one claim. It returns when to look again; 0 means at the next
@@ -68,11 +47,12 @@ func (c *Controller) reconcile(ctx context.Context, key string) (again time.Dura
 		return 0, err
 	}
 	if !exists {
-		c.forget(key)
+		c.metrics.forget(key)
+		c.states.Forget(key)
 		return 0, nil
 	}
 	claim := object.(*v1alpha1.IPClaim)
-	s := c.stateOf(key, claim.UID)
+	s := c.states.Of(key, claim.UID)
 	t := count(claim, c.addressesOf(claim.Namespace, claim.Name))
 	wrong, again, workErr := c.work(ctx, claim, s, &t)
 	if workErr != nil && wrong == nil {
@@ -172,17 +152,9 @@ func (c *Controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim)
 	return spec
 }
 
-// stillThere asks the API server whether the claim is still as in the cache. It fails
-// with store.ErrChanged if not.
+// stillThere asks the API server whether the claim is still as in the cache.
 func (c *Controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) error {
-	live, err := c.api.get(ctx, claim.Namespace, claim.Name)
-	if err != nil {
-		return fmt.Errorf("get IPClaim %s/%s: %w", claim.Namespace, claim.Name, err)
-	}
-	if live.UID != claim.UID || live.DeletionTimestamp != nil || live.Generation != claim.Generation {
-		return fmt.Errorf("IPClaim %s/%s: %w", claim.Namespace, claim.Name, store.ErrChanged)
-	}
-	return nil
+	return preallocation.StillThere(ctx, claim, c.api.IPClaims(claim.Namespace).Get)
 }
 
 // follow writes the claim's release policy and retainFor into addresses with other
@@ -222,8 +194,8 @@ func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, 
 // when to look again.
 func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally, wrong *preallocation.Problem) (time.Duration, error) {
 	before := claim.Status
-	if s.written != nil && versionOf(claim) < s.writtenVersion {
-		before = *s.written
+	if order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, s.writtenVersion); err == nil && order < 0 {
+		before = s.written // the watch is behind
 	}
 	now := c.clock.Now()
 	status := statusOf(claim, before, t, wrong, metav1.NewTime(now).Rfc3339Copy())
@@ -234,17 +206,18 @@ func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *sta
 	if soon := s.writtenAt.Add(Interval).Sub(now); soon > 0 {
 		return soon, nil
 	}
-	written, err := c.api.writeStatus(ctx, claim, &status)
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID}, "status": status})
 	if err != nil {
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			return 0, err
-		}
+		return 0, fmt.Errorf("encode the status of IPClaim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	written, err := c.api.IPClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
 		return 0, fmt.Errorf("write the status of IPClaim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	for _, e := range changes(claim, before.Conditions, status.Conditions) {
 		c.tell(claim, e)
 	}
-	s.written, s.writtenVersion, s.writtenAt = &status, versionOf(written), now
+	s.written, s.writtenVersion, s.writtenAt = status, written.ResourceVersion, now
 	return 0, nil
 }
 

@@ -41,7 +41,7 @@ func (r *request) of() schema.GroupResource {
 
 // RoundTrip answers a client.
 func (s *Server) RoundTrip(h *http.Request) (*http.Response, error) {
-	r, err := read(h)
+	r, err := parse(h)
 	if err != nil {
 		return answer(h, nil, err), nil
 	}
@@ -49,12 +49,7 @@ func (s *Server) RoundTrip(h *http.Request) (*http.Response, error) {
 	if fault.Before != nil {
 		fault.Before()
 	}
-	switch r.verb {
-	case "create", "update", "delete":
-		s.mu.Lock()
-		s.writes = append(s.writes, r.verb+" "+r.name)
-		s.mu.Unlock()
-	}
+	s.note(r)
 	failing = failing && fault.Err != nil
 	if failing && !fault.Done {
 		return failed(h, fault.Err)
@@ -69,6 +64,17 @@ func (s *Server) RoundTrip(h *http.Request) (*http.Response, error) {
 	return answer(h, object, err), nil
 }
 
+func (s *Server) note(r *request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch r.verb {
+	case "create", "update", "delete":
+		s.writes = append(s.writes, r.verb+" "+r.name)
+	case "get":
+		s.gets = append(s.gets, r.name)
+	}
+}
+
 func failed(h *http.Request, err error) (*http.Response, error) {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		return answer(h, nil, err), nil
@@ -76,8 +82,8 @@ func failed(h *http.Request, err error) (*http.Response, error) {
 	return nil, err
 }
 
-// read says what a request is for: /apis/GROUP/VERSION[/namespaces/NAMESPACE]/RESOURCE[/NAME[/SUBRESOURCE]].
-func read(h *http.Request) (*request, error) {
+// parse says what a request is for: /apis/GROUP/VERSION[/namespaces/NAMESPACE]/RESOURCE[/NAME[/SUBRESOURCE]].
+func parse(h *http.Request) (*request, error) {
 	r := &request{http: h}
 	path := strings.Split(strings.Trim(h.URL.Path, "/"), "/")
 	if len(path) >= 6 && path[3] == "namespaces" {

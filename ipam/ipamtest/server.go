@@ -33,10 +33,12 @@ type Server struct {
 	// events are all since the beginning; a watch reads on in them.
 	events []event
 	// more is closed when there is another event.
-	more   chan struct{}
-	late   bool
+	more chan struct{}
+	// late are the resources that watches are not told of any more.
+	late   map[string]bool
 	follow []store.Handler
 	writes []string
+	gets   []string
 	faults []Fault
 }
 
@@ -78,7 +80,7 @@ var kinds = map[string]schema.GroupVersionKind{
 
 // NewServer returns a server that has these objects ([Server.Put]).
 func NewServer(objects ...metav1.Object) *Server {
-	s := &Server{objects: map[key]*unstructured.Unstructured{}, more: make(chan struct{})}
+	s := &Server{objects: map[key]*unstructured.Unstructured{}, late: map[string]bool{}, more: make(chan struct{})}
 	s.Put(objects...)
 	return s
 }
@@ -145,13 +147,17 @@ func (s *Server) Remove(object metav1.Object) {
 
 // IP returns a FloatingIP by its name, nil where there is none.
 func (s *Server) IP(name string) *v1alpha1.FloatingIP {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	object := s.objects[key{resource: "floatingips", name: name}]
-	if object == nil {
-		return nil
-	}
-	return floatingIP(object)
+	return read[v1alpha1.FloatingIP](s, key{"floatingips", "", name})
+}
+
+// Pool returns an IPPool by its name, nil where there is none.
+func (s *Server) Pool(name string) *v1alpha1.IPPool {
+	return read[v1alpha1.IPPool](s, key{"ippools", "", name})
+}
+
+// Claim returns an IPClaim by its name, nil where there is none.
+func (s *Server) Claim(namespace, name string) *v1alpha1.IPClaim {
+	return read[v1alpha1.IPClaim](s, key{"ipclaims", namespace, name})
 }
 
 // IPs returns all FloatingIPs by their names.
@@ -159,20 +165,28 @@ func (s *Server) IPs() map[string]*v1alpha1.FloatingIP {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ips := map[string]*v1alpha1.FloatingIP{}
-	for k, object := range s.objects {
-		if k.resource == "floatingips" {
-			ips[k.name] = floatingIP(object)
-		}
+	for _, k := range s.keys("floatingips", "") {
+		ips[k.name] = typed[v1alpha1.FloatingIP](s.objects[k])
 	}
 	return ips
 }
 
-func floatingIP(object *unstructured.Unstructured) *v1alpha1.FloatingIP {
-	ip := &v1alpha1.FloatingIP{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, ip); err != nil {
-		panic(fmt.Sprintf("FloatingIP %s: %v", object.GetName(), err))
+// read returns an object, nil where there is none.
+func read[T any](s *Server, k key) *T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if object := s.objects[k]; object != nil {
+		return typed[T](object)
 	}
-	return ip
+	return nil
+}
+
+func typed[T any](object *unstructured.Unstructured) *T {
+	t := new(T)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, t); err != nil {
+		panic(fmt.Sprintf("%s %s: %v", object.GetKind(), object.GetName(), err))
+	}
+	return t
 }
 
 // Retain does what the controller does of a FloatingIP whose pod is gone.
@@ -215,22 +229,38 @@ func (s *Server) Writes() []string {
 	return writes
 }
 
+// Gets returns the names of the objects that were asked for one by one, also in vain,
+// since it was called last.
+func (s *Server) Gets() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	gets := s.gets
+	s.gets = nil
+	return gets
+}
+
 // Follow calls a handler with the FloatingIPs that there are, and with every change
 // before the request that makes it is answered: it is a watch that is never late.
 func (s *Server) Follow(handler store.Handler) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.keys("floatingips", "") {
-		handler.Observed(floatingIP(s.objects[k]))
+		handler.Observed(typed[v1alpha1.FloatingIP](s.objects[k]))
 	}
 	s.follow = append(s.follow, handler)
 }
 
-// Late holds back what watches and followers are told of, for good.
-func (s *Server) Late() {
+// Late holds back what watches and followers are told of, for good; if resources are
+// named ("ippools"), only of these, and only from watches.
+func (s *Server) Late(resources ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.late, s.follow = true, nil
+	if len(resources) == 0 {
+		resources, s.follow = slices.Collect(maps.Keys(kinds)), nil
+	}
+	for _, resource := range resources {
+		s.late[resource] = true
+	}
 }
 
 // keys of a resource, in order.
@@ -283,7 +313,7 @@ func (s *Server) changed(kind watch.EventType, k key, object *unstructured.Unstr
 	if kind != watch.Deleted {
 		s.objects[k] = object
 	}
-	if !s.late {
+	if !s.late[k.resource] {
 		s.events = append(s.events, event{kind, s.version, k, object})
 		close(s.more)
 		s.more = make(chan struct{})
@@ -293,9 +323,9 @@ func (s *Server) changed(kind watch.EventType, k key, object *unstructured.Unstr
 	}
 	for _, handler := range s.follow {
 		if kind == watch.Deleted {
-			handler.Forgotten(floatingIP(object), true)
+			handler.Forgotten(typed[v1alpha1.FloatingIP](object), true)
 		} else {
-			handler.Observed(floatingIP(object))
+			handler.Observed(typed[v1alpha1.FloatingIP](object))
 		}
 	}
 }

@@ -10,11 +10,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// Follow calls do after each value from news, at most once per Interval. It blocks until
-// ctx ends.
+// Follow calls do an Interval after each value from news: the book of addresses may get
+// the news later than this process's other parts. Values that come meanwhile cause one
+// more call. It blocks until ctx ends.
 func Follow(ctx context.Context, news <-chan struct{}, do func()) {
 	for {
 		select {
@@ -22,13 +24,26 @@ func Follow(ctx context.Context, news <-chan struct{}, do func()) {
 			return
 		case <-news:
 		}
-		do()
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(Interval):
 		}
+		do()
 	}
+}
+
+// Freed reports whether a change of a FloatingIP may help owners that wait for an address:
+// those of one namespace or, if it is empty, all.
+func Freed(before, after *v1alpha1.FloatingIP) (namespace string, ok bool) {
+	switch {
+	case after == nil:
+		return "", true
+	case before != nil && before.Spec.Owner != nil && after.Spec.Owner == nil:
+		// It cools down, and its namespace has one address less.
+		return before.Spec.Owner.Namespace, true
+	}
+	return "", false
 }
 
 // Next reconciles one key of a queue. It blocks until there is a key, and returns false

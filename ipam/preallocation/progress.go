@@ -10,12 +10,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/store"
 )
 
 const (
@@ -39,6 +41,9 @@ type Goal struct {
 	// Generation of the owner's object. Failures of another generation do not count.
 	Generation int64
 	Wants      []Want
+	// Still asks the API server, and fails if the owner is gone or not as it was when the
+	// goal was made: addresses with the policy Never would stay for it. Blocking.
+	Still func(ctx context.Context) error
 }
 
 // Want is addresses of one kind.
@@ -132,13 +137,14 @@ func (p *Progress) Expect(has, more Count, now time.Time) {
 
 // Take takes the missing addresses. has is the number of all the owner's addresses in the
 // view, even if they count for no want. Take returns the reason why addresses are still
-// missing (nil if none are), and when to try again; 0 means at the next event.
-func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*Problem, time.Duration) {
+// missing (nil if none are), and when to try again; 0 means at the next event. It fails if
+// goal.Still does, and has taken nothing then.
+func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*Problem, time.Duration, error) {
 	now := by.Clock.Now()
 	if p.generation != goal.Generation {
 		p.generation, p.shortage, p.failures = goal.Generation, nil, 0
 	} else if soon := p.attempted.Add(Interval).Sub(now); p.failures > 0 && soon > 0 {
-		return p.Shortfall(goal), soon
+		return p.Shortfall(goal), soon, nil
 	}
 	// Set this first: an address that becomes free from now on triggers another attempt.
 	var families []v1alpha1.IPFamily
@@ -148,7 +154,9 @@ func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*P
 	p.Wait(families...)
 	a := attempt{taken: Count{}}
 	for i := range goal.Wants {
-		a.take(ctx, by, &goal.Wants[i])
+		if err := a.take(ctx, by, &goal, &goal.Wants[i]); err != nil {
+			return nil, 0, err
+		}
 	}
 	if n := a.taken.Total(); n > 0 {
 		p.Expect(has, a.taken, now)
@@ -166,18 +174,20 @@ func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*P
 			joined := Joined(a.problems)
 			p.shortage = &joined
 		}
-		return p.Shortfall(goal), min(patience, Interval<<min(p.failures-1, 10))
+		return p.Shortfall(goal), min(patience, Interval<<min(p.failures-1, 10)), nil
 	case a.missing > 0:
 		p.shortage, p.failures = nil, 0
-		return p.Shortfall(goal), Gather
+		return p.Shortfall(goal), Gather, nil
 	}
 	p.shortage, p.failures = nil, 0
 	p.Wait()
-	return nil, 0
+	return nil, 0, nil
 }
 
 // attempt is the result of an attempt.
 type attempt struct {
+	// asked: the owner is still as it was.
+	asked bool
 	// missing is the number of addresses it was for, taken the number it got.
 	missing int
 	taken   Count
@@ -187,21 +197,27 @@ type attempt struct {
 	certain  bool
 }
 
-func (a *attempt) take(ctx context.Context, by Taker, w *Want) {
+func (a *attempt) take(ctx context.Context, by Taker, goal *Goal, w *Want) error {
 	missing := w.Size - w.Has
 	if missing <= 0 {
-		return
+		return nil
 	}
 	a.missing += missing
 	if p := NoPool(&w.Request, by.Pools()); p != nil {
 		a.problems = append(a.problems, Problem{p.Reason, w.have() + ": " + p.Message})
 		a.certain = true
-		return
+		return nil
+	}
+	if !a.asked {
+		if err := goal.Still(ctx); err != nil {
+			return err
+		}
+		a.asked = true
 	}
 	made, err := by.Preallocator.Preallocate(ctx, w.Request, min(missing, AtOnce))
 	a.taken[w.family()] += made
 	if err == nil || passing(err) || ctx.Err() != nil {
-		return
+		return nil
 	}
 	now := *w
 	now.Has += made
@@ -213,6 +229,20 @@ func (a *attempt) take(ctx context.Context, by Taker, w *Want) {
 		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "family", w.family())
 	}
 	a.problems = append(a.problems, p)
+	return nil
+}
+
+// StillThere asks the API server whether an object is still as it was seen. It fails with
+// store.ErrChanged if not.
+func StillThere[T metav1.Object](ctx context.Context, seen metav1.Object, get func(context.Context, string, metav1.GetOptions) (T, error)) error {
+	live, err := get(ctx, seen.GetName(), metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get %s: %w", klog.KObj(seen), err)
+	}
+	if live.GetUID() != seen.GetUID() || live.GetDeletionTimestamp() != nil || live.GetGeneration() != seen.GetGeneration() {
+		return fmt.Errorf("%s: %w", klog.KObj(seen), store.ErrChanged)
+	}
+	return nil
 }
 
 // passing reports whether an error needs no attention: the book is not filled yet, or

@@ -45,6 +45,7 @@ func newDeployment(name string, replicas int32, addresses int64, annotations ...
 func newIP(text string) *v1alpha1.FloatingIP {
 	fields := append(strings.Fields(text), "", "")
 	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: fields[0], UID: types.UID(fields[0])}}
+	ip.Spec.Address, ip.Spec.Pool = fields[0], "web"
 	ip.Spec.Owner = &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "web"}
 	ip.Spec.ReleasePolicy = v1alpha1.ReleaseRetain
 	if fields[1] != "" {

@@ -11,9 +11,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	appsclient "k8s.io/client-go/kubernetes/typed/apps/v1"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -24,7 +24,6 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/pools"
-	"github.com/berth-dev/berth/ipam/store"
 	"github.com/berth-dev/berth/ipam/tombstone"
 	"github.com/berth-dev/berth/ipam/view"
 )
@@ -54,7 +53,7 @@ type Parts struct {
 // the other. If both take addresses at once, the workload has too many for a moment, and
 // the reclaimer frees addresses without a pod.
 type Workloads struct {
-	live     live
+	apps     appsclient.AppsV1Interface
 	taker    Taker
 	recorder event.Recorder
 	metrics  *Metrics
@@ -66,18 +65,11 @@ type Workloads struct {
 	pools       *pools.Source
 	synced      []cache.DoneChecker
 	queue       workqueue.TypedRateLimitingInterface[key]
-
-	mu     sync.Mutex
-	states map[key]*state
+	states      States[key, state]
 }
 
-// live gets a workload from the API server. Blocking, safe for concurrent use.
-type live func(ctx context.Context, k key) (metav1.Object, error)
-
-// state is remembered for a workload between reconciles. Only the worker that has its key
-// uses it, except progress.WaitsFor.
+// state is remembered for a workload between reconciles.
 type state struct {
-	uid      types.UID
 	progress Progress
 	// lacked: addresses were missing since the last event, or since the start. told is
 	// the reason in the last Warning event.
@@ -100,19 +92,9 @@ func workloadIndex(object any) ([]string, error) {
 
 // New returns Workloads. It does nothing until Run.
 func New(parts Parts) (*Workloads, error) {
-	return newWorkloads(parts, clock.RealClock{})
-}
-
-func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
 	apps := parts.Factory.Apps().V1()
 	w := &Workloads{
-		live: func(ctx context.Context, k key) (metav1.Object, error) {
-			if k.kind == kindReplicaSet {
-				return parts.Kube.AppsV1().ReplicaSets(k.namespace).Get(ctx, k.name, metav1.GetOptions{})
-			}
-			return parts.Kube.AppsV1().Deployments(k.namespace).Get(ctx, k.name, metav1.GetOptions{})
-		},
-		recorder: parts.Recorder, metrics: parts.Metrics,
+		apps: parts.Kube.AppsV1(), recorder: parts.Recorder, metrics: parts.Metrics,
 		deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(),
 		namespaces: parts.Factory.Core().V1().Namespaces().Lister(),
 		ips:        parts.View.FloatingIPs.GetIndexer(), pools: parts.View.Pools,
@@ -120,9 +102,8 @@ func newWorkloads(parts Parts, clock clock.PassiveClock) (*Workloads, error) {
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[key](Interval, patience),
 			workqueue.TypedRateLimitingQueueConfig[key]{Name: "preallocation"}),
-		states: map[key]*state{},
 	}
-	w.taker = Taker{Preallocator: parts.Preallocator, Pools: w.pools.Snapshot, Clock: clock}
+	w.taker = Taker{Preallocator: parts.Preallocator, Pools: w.pools.Snapshot, Clock: clock.RealClock{}}
 	if err := parts.View.FloatingIPs.AddIndexers(cache.Indexers{byWorkload: workloadIndex}); err != nil {
 		return nil, fmt.Errorf("index FloatingIPs by workload: %w", err)
 	}
@@ -156,7 +137,7 @@ func (w *Workloads) workloadChanged(kind string, before, after any) {
 	}
 	object := now.(workload)
 	k := key{kind, object.GetNamespace(), object.GetName()}
-	if _, asks := setOf(object); !asks && !w.follows(k) {
+	if _, asks := setOf(object); !asks && !w.states.Has(k) {
 		return
 	}
 	if was, ok := before.(metav1.Object); ok && after != nil && was.GetUID() == object.GetUID() && was.GetGeneration() == object.GetGeneration() &&
@@ -167,13 +148,6 @@ func (w *Workloads) workloadChanged(kind string, before, after any) {
 	w.queue.Add(k)
 }
 
-// follows reports whether the workload preallocated its set at the last reconcile.
-func (w *Workloads) follows(k key) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.states[k] != nil
-}
-
 func (w *Workloads) addressChanged(before, after any) {
 	was, _ := before.(*v1alpha1.FloatingIP)
 	is, _ := after.(*v1alpha1.FloatingIP)
@@ -181,44 +155,17 @@ func (w *Workloads) addressChanged(before, after any) {
 		if ip == nil {
 			continue
 		}
-		if k, ok := keyOf(ip); ok && w.follows(k) {
+		if k, ok := keyOf(ip); ok && w.states.Has(k) {
 			w.queue.AddAfter(k, Gather)
 		}
 	}
-	switch {
-	case is == nil:
-		w.addressFreed(was, "")
-	case was != nil && was.Spec.Owner != nil && is.Spec.Owner == nil:
-		// It cools down, and its namespace has one address less.
-		w.addressFreed(was, was.Spec.Owner.Namespace)
-	}
-}
-
-// addressFreed enqueues the workloads that wait for an address of this family, in one
-// namespace or, if it is empty, in all.
-func (w *Workloads) addressFreed(ip *v1alpha1.FloatingIP, namespace string) {
-	addr, err := v1alpha1.AddrOf(ip.Name)
-	if err != nil {
-		return
-	}
-	for _, k := range w.which(func(k key, s *state) bool {
-		return s.progress.WaitsFor(v1alpha1.FamilyOf(addr)) && (namespace == "" || namespace == k.namespace)
-	}) {
-		w.queue.AddAfter(k, Interval)
-	}
-}
-
-// which returns the followed workloads that is accepts.
-func (w *Workloads) which(is func(k key, s *state) bool) []key {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var keys []key
-	for k, s := range w.states {
-		if is(k, s) {
-			keys = append(keys, k)
+	if namespace, ok := Freed(was, is); ok {
+		for _, k := range w.states.Keys(func(k key, s *state) bool {
+			return s.progress.WaitsFor(was.Family()) && (namespace == "" || namespace == k.namespace)
+		}) {
+			w.queue.AddAfter(k, Interval)
 		}
 	}
-	return keys
 }
 
 func (w *Workloads) namespaceChanged(before, after any) {
@@ -229,7 +176,7 @@ func (w *Workloads) namespaceChanged(before, after any) {
 	if was, ok := before.(*v1.Namespace); ok && was.UID == is.UID && labels.Equals(was.Labels, is.Labels) {
 		return
 	}
-	for _, k := range w.which(func(k key, _ *state) bool { return k.namespace == is.Name }) {
+	for _, k := range w.states.Keys(func(k key, _ *state) bool { return k.namespace == is.Name }) {
 		w.queue.Add(k)
 	}
 }
@@ -243,7 +190,7 @@ func (w *Workloads) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		Follow(ctx, poolsChanged, func() {
-			for _, k := range w.which(func(key, *state) bool { return true }) {
+			for _, k := range w.states.Keys(func(key, *state) bool { return true }) {
 				w.queue.Add(k)
 			}
 		})
@@ -282,10 +229,11 @@ func (w *Workloads) find(k key) (set, bool) {
 func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, err error) {
 	found, ok := w.find(k)
 	if !ok {
-		w.forget(k)
+		w.metrics.forget(k)
+		w.states.Forget(k)
 		return 0, nil
 	}
-	s := w.stateOf(k, found.meta.GetUID())
+	s := w.states.Of(k, found.meta.GetUID())
 	request, err := found.request()
 	if err != nil {
 		s.progress.Wait()
@@ -297,63 +245,26 @@ func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, 
 		return 0, fmt.Errorf("get namespace %s: %w", k.namespace, err)
 	}
 	request.NamespaceMeta = namespace
-	goal, has := found.goal(request, w.pools.Snapshot(), w.addressesOf(k))
+	goal, has := found.goal(request, w.pools.Snapshot(), view.Indexed[*v1alpha1.FloatingIP](w.ips, byWorkload, k.String()))
+	goal.Still = func(ctx context.Context) error { return w.stillThere(ctx, &found) }
 	if left := s.progress.Unsettled(has, w.taker.Clock.Now()); left > 0 {
 		w.report(k, &found, s, &goal, s.progress.Shortfall(goal))
 		return left, nil
 	}
-	if missing, _ := goal.missing(); missing > 0 {
-		if err := w.stillThere(ctx, k, &found); err != nil {
-			return 0, err
-		}
+	wrong, again, err := s.progress.Take(ctx, w.taker, goal, has)
+	if err != nil {
+		return 0, err
 	}
-	wrong, again := s.progress.Take(ctx, w.taker, goal, has)
 	w.report(k, &found, s, &goal, wrong)
 	return again, nil
 }
 
-// stillThere asks the API server whether the workload is still as in the cache: addresses
-// with the policy Never would stay for a deleted workload.
-func (w *Workloads) stillThere(ctx context.Context, k key, found *set) error {
-	object, err := w.live(ctx, k)
-	if err != nil {
-		return fmt.Errorf("get %s: %w", k, err)
+// stillThere asks the API server whether the workload is still as in the cache.
+func (w *Workloads) stillThere(ctx context.Context, found *set) error {
+	if found.kind == kindReplicaSet {
+		return StillThere(ctx, found.meta, w.apps.ReplicaSets(found.meta.GetNamespace()).Get)
 	}
-	if object.GetUID() != found.meta.GetUID() || object.GetDeletionTimestamp() != nil || object.GetGeneration() != found.generation {
-		return fmt.Errorf("%s: %w", k, store.ErrChanged)
-	}
-	return nil
-}
-
-// addressesOf returns the addresses recorded under a workload's name.
-func (w *Workloads) addressesOf(k key) []*v1alpha1.FloatingIP {
-	objects, err := w.ips.ByIndex(byWorkload, k.String())
-	if err != nil {
-		panic(fmt.Sprintf("the FloatingIP informer has no index of workloads: %v", err))
-	}
-	var ips []*v1alpha1.FloatingIP
-	for _, object := range objects {
-		ips = append(ips, object.(*v1alpha1.FloatingIP))
-	}
-	return ips
-}
-
-func (w *Workloads) stateOf(k key, uid types.UID) *state {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s := w.states[k]
-	if s == nil || s.uid != uid {
-		s = &state{uid: uid}
-		w.states[k] = s
-	}
-	return s
-}
-
-func (w *Workloads) forget(k key) {
-	w.metrics.forget(k)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.states, k)
+	return StillThere(ctx, found.meta, w.apps.Deployments(found.meta.GetNamespace()).Get)
 }
 
 // report sets the metrics and emits events about changes. It reports that all addresses

@@ -19,57 +19,53 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/cache"
-	fcache "k8s.io/client-go/tools/cache/testing"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
-	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// world is Workloads on real informers, and the API server, the book of addresses and
-// the events it writes. Time is the test's own.
+// world is Workloads and the book of addresses on API servers in memory. Time is the
+// test's own.
 type world struct {
+	*ipamtest.Server
 	t        *testing.T
 	kube     *fake.Clientset
-	ips      *fcache.FakeControllerSource
-	pools    *fcache.FakeControllerSource
 	registry metrics.KubeRegistry
+	book     *ipam.IPAM
 
-	mu     sync.Mutex
-	free   []string
-	fails  error
-	now    map[string]*v1alpha1.FloatingIP
-	events []string
+	mu sync.Mutex
+	// bookFails is why the book gives no address. attempts counts its calls.
+	bookFails error
+	attempts  int
+	events    []string
 }
 
-// simulate runs a test with Workloads, as long as the test lasts.
-func simulate(t *testing.T, test func(w *world)) {
+// simulate runs a test with Workloads, as long as the test lasts. There is a pool with
+// these addresses.
+func simulate(t *testing.T, addresses string, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			t: t, ips: fcache.NewFakeControllerSource(), pools: fcache.NewFakeControllerSource(), registry: metrics.NewKubeRegistry(),
-			kube: fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}), now: map[string]*v1alpha1.FloatingIP{},
+			t: t, Server: ipamtest.NewServer(pool("web", "10.0.0.0/16", addresses)), registry: metrics.NewKubeRegistry(),
+			kube: fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", UID: "shop"}}),
 		}
-		w.pools.Add(pool("web", "10.0.0.0/24", "10.0.0.0/24"))
-		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		informer := func(source cache.ListerWatcher, example runtime.Object) cache.SharedIndexInformer {
-			return cache.NewSharedIndexInformer(source, example, 0, cache.Indexers{})
-		}
-		claims := fcache.NewFakeControllerSource()
-		seen, err := view.Of(informer(w.ips, &v1alpha1.FloatingIP{}), informer(w.pools, &v1alpha1.IPPool{}), informer(claims, &v1alpha1.IPClaim{}))
+		seen, err := view.New(w.Client(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
+		if w.book, err = ipam.New(seen, w.Store(), nil); err != nil {
+			t.Fatal(err)
+		}
+		factory := informers.NewSharedInformerFactory(w.kube, 0)
 		parts := Parts{Kube: w.kube, Preallocator: w, Recorder: w, Metrics: NewMetrics(), View: seen, Factory: factory}
 		w.registry.CustomMustRegister(parts.Metrics)
-		workloads, err := newWorkloads(parts, clock.RealClock{})
+		workloads, err := New(parts)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,35 +73,25 @@ func simulate(t *testing.T, test func(w *world)) {
 		var group sync.WaitGroup
 		factory.Start(ctx.Done())
 		group.Go(func() { seen.Run(ctx) })
+		group.Go(func() { w.book.Run(ctx) })
 		group.Go(func() { workloads.Run(ctx) })
 		test(w)
 		cancel()
-		w.ips.Shutdown()
-		w.pools.Shutdown()
-		claims.Shutdown()
 		factory.Shutdown()
 		group.Wait()
 	})
 }
 
-// Preallocate is the book.
-func (w *world) Preallocate(_ context.Context, request ipam.Request, count int) (made int, err error) {
+// Preallocate is the book's, unless it is to fail.
+func (w *world) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.fails != nil {
-		return 0, w.fails
+	w.attempts++
+	err = w.bookFails
+	w.mu.Unlock()
+	if err != nil {
+		return 0, err
 	}
-	for ; made < count; made++ {
-		if len(w.free) == 0 {
-			return made, &ipam.ShortageError{Reasons: []string{"none is free"}}
-		}
-		ip := newIP(w.free[0])
-		ip.Spec.Owner.Name, ip.Spec.Owner.UID = request.Owner.Name, types.UID(request.Owner.UID)
-		w.free = w.free[1:]
-		w.now[ip.Name] = ip
-		w.ips.Add(ip.DeepCopy())
-	}
-	return made, nil
+	return w.book.Preallocate(ctx, request, count)
 }
 
 func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
@@ -114,25 +100,28 @@ func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, a
 	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), reason, fmt.Sprintf(note, args...)))
 }
 
-// release frees an address.
-func (w *world) release(name string) {
+// failing lets the book fail from now on, or not.
+func (w *world) failing(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ips.Delete(w.now[name])
-	delete(w.now, name)
-	w.free = append(w.free, name)
+	w.bookFails = err
 }
 
-func (w *world) set(change func()) {
+// tried returns how often the book was asked since its last call.
+func (w *world) tried() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	change()
+	n := w.attempts
+	w.attempts = 0
+	return n
 }
 
-func (w *world) create(d *appsv1.Deployment) {
+func (w *world) create(deployments ...*appsv1.Deployment) {
 	w.t.Helper()
-	if _, err := w.kube.AppsV1().Deployments("shop").Create(w.t.Context(), d, metav1.CreateOptions{}); err != nil {
-		w.t.Fatal(err)
+	for _, d := range deployments {
+		if _, err := w.kube.AppsV1().Deployments("shop").Create(w.t.Context(), d, metav1.CreateOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
 	}
 }
 
@@ -150,21 +139,28 @@ func (w *world) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// want compares how many addresses a Deployment has, and the events since the last
-// time, by their beginnings.
-func (w *world) want(name string, n int, events ...string) {
-	w.t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	has := 0
-	for _, ip := range w.now {
-		if ip.Spec.Owner.Name == name {
-			has++
+// of returns the names of a workload's addresses, sorted.
+func (w *world) of(name string) []string {
+	var names []string
+	for _, ip := range w.IPs() {
+		if ip.Spec.Owner != nil && ip.Spec.Owner.Name == name {
+			names = append(names, ip.Name)
 		}
 	}
-	if has != n {
+	slices.Sort(names)
+	return names
+}
+
+// want compares how many addresses a workload has, and the events since the last
+// time, sorted, by their beginnings.
+func (w *world) want(name string, n int, events ...string) {
+	w.t.Helper()
+	if has := len(w.of(name)); has != n {
 		w.t.Errorf("%s has %d addresses, want %d", name, has, n)
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	slices.Sort(w.events)
 	begin := cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) })
 	if diff := cmp.Diff(events, w.events, begin, cmpopts.EquateEmpty()); diff != "" {
 		w.t.Errorf("events: %s", diff)
@@ -172,17 +168,8 @@ func (w *world) want(name string, n int, events ...string) {
 	w.events = nil
 }
 
-func addresses(n int) []string {
-	var names []string
-	for i := range n {
-		names = append(names, fmt.Sprintf("10.0.%d.%d", i/250, i%250+1))
-	}
-	return names
-}
-
 func TestTakesSet(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(100)
+	simulate(t, "10.0.0.1-10.0.0.99", func(w *world) {
 		d := newDeployment("web", 3, 1)
 		w.create(d)
 		w.create(newDeployment("idle", 3, 1, v1alpha1.AnnotationPreallocate, "false"))
@@ -206,14 +193,14 @@ berth_fixed_set_preallocated_size{kind="Deployment",namespace="shop",workload="w
 		w.want("web", 10, "web Preallocated All 10")
 
 		// One that somebody deletes is taken again.
-		w.release("10.0.0.1")
+		w.Remove(w.IP(w.of("web")[0]))
 		w.pass(5 * time.Second)
 		w.want("web", 10, "web Preallocated All 10")
 
 		d.Spec.Template.Annotations[v1alpha1.AnnotationPreallocate] = "false"
 		w.update(d)
 		w.pass(5 * time.Second)
-		w.release("10.0.0.2")
+		w.Remove(w.IP(w.of("web")[0]))
 		w.pass(5 * time.Second)
 		w.want("web", 9)
 	})
@@ -221,62 +208,55 @@ berth_fixed_set_preallocated_size{kind="Deployment",namespace="shop",workload="w
 
 // A set is taken in portions, and nothing twice while the watch is behind.
 func TestTakesMany(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(1000)
+	simulate(t, "10.0.0.0/22", func(w *world) {
 		w.create(newDeployment("web", 500, 1))
 		w.create(newDeployment("small", 1, 1))
 		w.pass(10 * time.Second)
-		w.set(func() { slices.Sort(w.events) })
 		w.want("web", 501, "small Preallocated", "web Preallocated All 501")
 		w.want("small", 2)
 	})
 }
 
 func TestFallsShort(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(2)
+	simulate(t, "10.0.0.1-10.0.0.4", func(w *world) {
+		for _, name := range []string{"10.0.0.3", "10.0.0.4"} {
+			ip := newIP(name)
+			ip.Spec.Owner.Name = "other"
+			w.Put(ip)
+		}
 		w.create(newDeployment("web", 3, 1))
 		w.pass(10 * time.Second)
-		w.want("web", 2, "web PreallocationFailed PoolsExhausted: 2 of 4 IPv4 addresses: none is free")
+		w.want("web", 2, "web PreallocationFailed PoolsExhausted: 2 of 4 IPv4 addresses: ")
 		// By now it is tried once a minute, and told no more; an address that is freed
 		// wakes it.
 		w.pass(5 * time.Minute)
 		w.want("web", 2)
-		w.set(func() {
-			w.now["10.0.9.9"] = newIP("10.0.9.9")
-			w.now["10.0.9.9"].Spec.Owner.Name = "other"
-			w.ips.Add(w.now["10.0.9.9"].DeepCopy())
-			w.free = []string{"10.0.9.8"}
-		})
-		w.pass(time.Millisecond)
-		w.release("10.0.9.9")
+		w.Remove(w.IP("10.0.0.3"))
+		w.Remove(w.IP("10.0.0.4"))
 		w.pass(3 * time.Second)
 		w.want("web", 4, "web Preallocated All 4")
 	})
 }
 
 func TestPoolsChange(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(9)
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		w.create(newDeployment("web", 3, 1, v1alpha1.AnnotationPools, "later"))
 		w.create(newDeployment("wrong", 3, 1, v1alpha1.AnnotationReleasePolicy, "PodDeleted"))
 		w.pass(3 * time.Minute)
-		w.set(func() { slices.Sort(w.events) })
 		w.want("web", 0, `web PreallocationFailed NoSuchPool: 0 of 4 IPv4 addresses: there is no IPPool "later"`, "wrong PreallocationFailed Invalid: annotation berth.dev/preallocate")
-		later := pool("later", "10.0.1.0/24", "10.0.1.0/24")
-		w.pools.Add(later)
+		w.Put(pool("later", "10.0.1.0/24", "10.0.1.0/24"))
 		w.pass(3 * time.Second)
 		w.want("web", 4, "web Preallocated")
 	})
 }
 
 func TestTakingFails(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free, w.fails = addresses(9), errors.New("the API server is tired")
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.failing(errors.New("the API server is tired"))
 		w.create(newDeployment("web", 3, 1))
 		w.pass(10 * time.Second)
 		w.want("web", 0, "web PreallocationFailed PreallocationFailed: 0 of 4")
-		w.set(func() { w.fails = nil })
+		w.failing(nil)
 		w.pass(time.Minute)
 		w.want("web", 4, "web Preallocated")
 	})
@@ -285,8 +265,7 @@ func TestTakingFails(t *testing.T) {
 // Nothing is taken for a workload that the API server does not have any more, though
 // the cache does.
 func TestGone(t *testing.T) {
-	simulate(t, func(w *world) {
-		w.free = addresses(9)
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		d := newDeployment("web", 3, 1)
 		other := d.DeepCopy()
 		other.UID = "another"
@@ -299,4 +278,28 @@ func TestGone(t *testing.T) {
 
 func reactWith(object runtime.Object) clienttesting.ReactionFunc {
 	return func(clienttesting.Action) (bool, runtime.Object, error) { return true, object, nil }
+}
+
+// The API server is asked about a workload once for each attempt to take addresses, not at
+// each look at one that waits for its next attempt.
+func TestAsksOncePerAttempt(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.2", func(w *world) {
+		w.create(newDeployment("web", 3, 1))
+		w.pass(2 * time.Minute)
+		for i := range 100 {
+			ip := w.IP("10.0.0.1")
+			ip.Spec.Since = &metav1.Time{Time: time.Unix(int64(i), 0)}
+			w.Put(ip)
+			w.pass(2 * Gather)
+		}
+		tried, asked := w.tried(), 0
+		for _, action := range w.kube.Actions() {
+			if action.Matches("get", "deployments") {
+				asked++
+			}
+		}
+		if tried < 10 || asked != tried {
+			t.Errorf("%d attempts in 20 s in which its addresses changed all the time; the API server was asked %d times", tried, asked)
+		}
+	})
 }

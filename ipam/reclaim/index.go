@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/tombstone"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 // Indexes of the FloatingIP informer.
@@ -82,15 +83,7 @@ func podKey(namespace, name string) string { return namespace + "/" + name }
 
 // indexed returns the addresses of an index key, as the cache has them.
 func (r *Reclaimer) indexed(index, key string) []*v1alpha1.FloatingIP {
-	objects, err := r.index.ByIndex(index, key)
-	if err != nil {
-		panic(fmt.Sprintf("the FloatingIP informer lacks an index of the reclaimer: %v", err))
-	}
-	list := make([]*v1alpha1.FloatingIP, len(objects))
-	for i, object := range objects {
-		list[i] = object.(*v1alpha1.FloatingIP)
-	}
-	return list
+	return view.Indexed[*v1alpha1.FloatingIP](r.index, index, key)
 }
 
 // recorded returns the addresses that record a pod.

@@ -69,6 +69,20 @@ func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error)
 	return v, nil
 }
 
+// Indexed returns the objects of a cache that have a key in one of its indexes. It panics
+// if there is no such index: indexes are added before the cache is filled.
+func Indexed[T any](from cache.Indexer, index, key string) []T {
+	objects, err := from.ByIndex(index, key)
+	if err != nil {
+		panic(fmt.Sprintf("look into a cache's index: %v", err))
+	}
+	list := make([]T, len(objects))
+	for i, object := range objects {
+		list[i] = object.(T)
+	}
+	return list
+}
+
 func (v *View) informers() []cache.SharedIndexInformer {
 	return []cache.SharedIndexInformer{v.FloatingIPs, v.IPPools, v.IPClaims}
 }

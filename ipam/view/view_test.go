@@ -4,6 +4,7 @@ package view
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -14,6 +15,27 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
+
+func TestIndexed(t *testing.T) {
+	byNode := func(object any) ([]string, error) { return []string{object.(*v1alpha1.FloatingIP).Spec.Node}, nil }
+	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{"node": byNode})
+	for name, node := range map[string]string{"10.0.0.1": "n1", "10.0.0.2": "n2", "10.0.0.3": "n1"} {
+		if err := indexer.Add(&v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.FloatingIPSpec{Node: node}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var names []string
+	for _, ip := range Indexed[*v1alpha1.FloatingIP](indexer, "node", "n1") {
+		names = append(names, ip.Name)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"10.0.0.1", "10.0.0.3"}) {
+		t.Errorf("on n1 are %q", names)
+	}
+	if got := Indexed[*v1alpha1.FloatingIP](indexer, "node", "n3"); len(got) != 0 {
+		t.Errorf("on n3 are %v", got)
+	}
+}
 
 func TestView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
