@@ -135,11 +135,16 @@ func compute(objects []*v1alpha1.IPPool, before []v1alpha1.IPPoolStatus, snapsho
 	statuses := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {
 		status, n := &statuses[i], &t.pools[i]
+		at, compiled := snapshot.Index(object.Name)
+		if !compiled && snapshot.Invalid(object.Name) == nil {
+			*status = before[i] // It was created after the snapshot was compiled.
+			continue
+		}
 		status.ObservedGeneration = object.Generation
 		status.Allocated, status.Retained, status.Reserved, status.Cooling = n.allocated, n.retained, n.reserved, n.cooling
 		status.Outside = n.outside
 		n.showNamespaces(int64(object.Spec.MaxPerNamespace), status)
-		if at, ok := snapshot.Index(object.Name); ok {
+		if compiled {
 			status.Capacity = clamp(snapshot.Pools()[at].Ranges.Size())
 		}
 		if !object.Spec.Disabled {

@@ -11,12 +11,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -59,7 +59,7 @@ type Writer struct {
 // written is a written status with the resource version that it got.
 type written struct {
 	uid     types.UID
-	version uint64
+	version string
 	status  v1alpha1.IPPoolStatus
 }
 
@@ -174,7 +174,8 @@ func (w *Writer) statuses(objects []*v1alpha1.IPPool) []v1alpha1.IPPoolStatus {
 	ahead := make(map[string]written, len(w.written))
 	for i, object := range objects {
 		statuses[i] = object.Status
-		if last, ok := w.written[object.Name]; ok && last.uid == object.UID && versionOf(object) < last.version {
+		last := w.written[object.Name]
+		if order, err := resourceversion.CompareResourceVersion(object.ResourceVersion, last.version); err == nil && order < 0 && last.uid == object.UID {
 			statuses[i] = last.status
 			ahead[object.Name] = last
 		}
@@ -202,16 +203,6 @@ func (w *Writer) write(ctx context.Context, object *v1alpha1.IPPool, status *v1a
 	case err != nil:
 		return fmt.Errorf("write the status of IPPool %s: %w", object.Name, err)
 	}
-	w.written[object.Name] = written{uid: object.UID, version: versionOf(updated), status: *status}
+	w.written[object.Name] = written{uid: object.UID, version: updated.ResourceVersion, status: *status}
 	return nil
-}
-
-// versionOf returns an object's resource version; versions are comparable integers
-// (KEP-5504).
-func versionOf(object *v1alpha1.IPPool) uint64 {
-	version, err := strconv.ParseUint(object.ResourceVersion, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return version
 }

@@ -4,25 +4,27 @@ package poolstatus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
 func pool(name string, age int64, ranges ...string) *v1alpha1.IPPool {
@@ -44,7 +46,7 @@ func ip(address, pool, state string) *v1alpha1.FloatingIP {
 	case "reserved":
 		object.Spec.Owner, object.Spec.Reserved = nil, true
 	case "cooling":
-		object.Spec.Owner, object.Spec.ReleasedAt = nil, &metav1.Time{}
+		object.Spec.Owner, object.Spec.ReleasedAt = nil, &metav1.Time{Time: time.Unix(1, 0)}
 	}
 	return object
 }
@@ -147,32 +149,22 @@ func TestNamespaces(t *testing.T) {
 // A cap that is lifted takes what was shown away: by a merge patch, which leaves
 // what it does not name.
 func TestNamespacesAreTakenBack(t *testing.T) {
-	w := newWorld()
-	capped := pool("a", 1, "10.0.0.1-10.0.0.5")
-	capped.Spec.MaxPerNamespace = 1
-	_ = w.pools.Add(capped)
-	held := ip("10.0.0.1", "a", "held")
-	held.Spec.Owner.Namespace = "shop"
-	_ = w.ips.Add(held)
-	patched := func() *v1alpha1.IPPool {
-		t.Helper()
-		if err := w.round(t.Context()); err != nil {
-			t.Fatal(err)
+	simulate(t, func(w *world) {
+		capped := pool("a", 1, "10.0.0.1-10.0.0.5")
+		capped.Spec.MaxPerNamespace = 1
+		w.Put(capped, ip("10.0.0.1", "a", "held"))
+		w.pass(2 * Interval)
+		now := w.Pool("a")
+		if len(now.Status.Namespaces) != 1 || now.Status.NamespacesAtCap != 1 {
+			t.Fatalf("the status is %+v", now.Status)
 		}
-		return w.last
-	}
-	now := patched()
-	if len(now.Status.Namespaces) != 1 || now.Status.NamespacesAtCap != 1 {
-		t.Fatalf("the status is %+v", now.Status)
-	}
-	now = now.DeepCopy()
-	now.Spec.MaxPerNamespace = 0
-	now.Generation++
-	_ = w.pools.Update(now)
-	w.Writer.pools.Changed(nil, nil)
-	if now = patched(); len(now.Status.Namespaces) != 0 || now.Status.NamespacesAtCap != 0 {
-		t.Errorf("without a cap the status is %+v", now.Status)
-	}
+		now.Spec.MaxPerNamespace = 0
+		w.Put(now)
+		w.pass(2 * Interval)
+		if now = w.Pool("a"); len(now.Status.Namespaces) != 0 || now.Status.NamespacesAtCap != 0 {
+			t.Errorf("without a cap the status is %+v", now.Status)
+		}
+	})
 }
 
 func TestChanges(t *testing.T) {
@@ -214,170 +206,189 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// world is a Writer with the API server and the events it writes.
+// world is a Writer on an API server in memory, and the events it writes. Time is the
+// test's own.
 type world struct {
-	*Writer
-	pools, ips cache.Store
-	patches    []string
-	events     []string
-	fail       error
-	last       *v1alpha1.IPPool // that was patched
+	*ipamtest.Server
+	t        *testing.T
+	view     *view.View
+	registry metrics.KubeRegistry
+
+	mu     sync.Mutex
+	events []string
 }
 
-func newWorld() *world {
-	w := &world{pools: cache.NewStore(cache.MetaNamespaceKeyFunc), ips: cache.NewStore(cache.MetaNamespaceKeyFunc)}
-	metrics := NewMetrics()
-	w.Writer = &Writer{
-		patcher: w, recorder: w, metrics: metrics, ips: w.ips,
-		pools: pools.NewSource(func() []*v1alpha1.IPPool {
-			var objects []*v1alpha1.IPPool
-			for _, object := range w.pools.List() {
-				objects = append(objects, object.(*v1alpha1.IPPool))
-			}
-			return objects
-		}),
-		dirty: make(chan struct{}, 1), clock: clocktesting.NewFakeClock(metav1.Unix(100, 0).Time),
-		written: map[string]written{}, orphans: map[types.UID]bool{},
-	}
-	return w
+// simulate runs a test with a Writer, as long as the test lasts.
+func simulate(t *testing.T, test func(w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, Server: ipamtest.NewServer(), registry: metrics.NewKubeRegistry()}
+		var err error
+		if w.view, err = view.New(w.Client(), 0); err != nil {
+			t.Fatal(err)
+		}
+		numbers := NewMetrics()
+		w.registry.CustomMustRegister(numbers)
+		writer, err := New(w.Client().IPPools, w.view, w, numbers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { w.view.Run(ctx) })
+		w.wantMetrics("before the first round", "")
+		group.Go(func() { writer.Run(ctx) })
+		w.pass(2 * Interval)
+		test(w)
+		cancel()
+		group.Wait()
+	})
 }
 
-// Patch is the API server's; the watch brings nothing of it until sync.
-func (w *world) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*v1alpha1.IPPool, error) {
-	if w.fail != nil {
-		return nil, w.fail
-	}
-	w.patches = append(w.patches, name)
-	object, _, _ := w.pools.GetByKey(name)
-	updated := object.(*v1alpha1.IPPool).DeepCopy()
-	if err := json.Unmarshal(data, updated); err != nil {
-		return nil, err
-	}
-	version, _ := strconv.Atoi(updated.ResourceVersion)
-	updated.ResourceVersion = strconv.Itoa(version + 1)
-	w.last = updated
-	return updated, nil
+// pass lets time pass until nothing happens any more.
+func (w *world) pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
 }
 
 func (w *world) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), kind, reason))
 	if text := fmt.Sprintf(note, args...); strings.Contains(text, "%!") {
 		w.events = append(w.events, "malformed: "+text)
 	}
 }
 
-// take returns the patches and events since the last call.
-func (w *world) take() []string {
-	all := slices.Concat(w.patches, w.events)
-	w.patches, w.events = nil, nil
-	slices.Sort(all)
-	return all
+// want lets time pass, and compares the pools whose status was written and the events
+// since its last call, sorted.
+func (w *world) want(what string, d time.Duration, want ...string) {
+	w.t.Helper()
+	w.pass(d)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	got := w.events
+	w.events = nil
+	for _, write := range w.Writes() {
+		got = append(got, strings.TrimPrefix(write, "update "))
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		w.t.Errorf("%s: %s", what, diff)
+	}
 }
 
-func TestRound(t *testing.T) {
-	w := newWorld()
-	check := func(what string, want ...string) {
-		t.Helper()
-		if err := w.round(t.Context()); err != nil {
-			t.Fatalf("%s: %v", what, err)
+func TestRun(t *testing.T) {
+	simulate(t, func(w *world) {
+		w.Put(pool("a", 1, "10.0.0.1-10.0.0.2"), pool("b", 2, "10.0.0.11"))
+		w.want("two pools", Interval, "a", "b")
+		w.want("nothing changed", time.Hour)
+		w.Put(ip("10.0.0.11", "b", "held"))
+		w.want("b is full", Interval, "b", "b Warning Exhausted")
+		w.Remove(w.IP("10.0.0.11"))
+		w.want("b has room", Interval, "b", "b Normal AddressesFree")
+
+		w.Put(ip("10.0.0.1", "a", "held"), ip("10.0.0.11", "b", "reserved"))
+		w.want("both have some", 5*Interval, "a", "b", "b Warning Exhausted")
+		w.Remove(w.Pool("a"))
+		w.want("a is gone: once may be a slow watch", Interval/2)
+		w.want("a is gone", Interval, "10.0.0.1 Warning PoolGone")
+		w.want("it was told", time.Hour)
+		w.Put(pool("c", 3, "10.0.0.1"))
+		w.want("another pool contains it", Interval, "c", "c Warning Exhausted")
+	})
+}
+
+// A watch that is behind does not make it write, or tell, the same again.
+func TestRunWithAWatchBehind(t *testing.T) {
+	simulate(t, func(w *world) {
+		w.Fail(ipamtest.Fault{Verb: "update", Before: func() { w.Late("ippools") }})
+		w.Put(pool("a", 1, "10.0.0.1-10.0.0.2"), pool("b", 2, "10.0.0.11"))
+		w.want("two pools", 2*Interval, "a", "b")
+		other := ip("10.0.0.99", "", "reserved")
+		w.Put(other)
+		w.want("nothing changed", 2*Interval)
+		w.Put(ip("10.0.0.11", "b", "held"))
+		w.want("b is full", 2*Interval, "b", "b Warning Exhausted")
+		w.Remove(other)
+		w.want("nothing changed again", 2*Interval)
+		w.Remove(w.IP("10.0.0.11"))
+		w.want("b has room", 2*Interval, "b", "b Normal AddressesFree")
+	})
+}
+
+// A pool created or deleted since the snapshot was compiled must not confuse.
+func TestRunBetweenTwoSnapshots(t *testing.T) {
+	simulate(t, func(w *world) {
+		w.Put(pool("a", 1, "10.0.0.1"))
+		w.want("one pool", 5*Interval, "a")
+		w.Put(ip("10.0.0.1", "a", "held"))
+		w.want("it is full", 5*Interval, "a", "a Warning Exhausted")
+		// The cache has the changes, but did not yet tell of them.
+		w.Late("ippools")
+		w.Put(pool("b", 2, "10.0.0.2-10.0.0.4"))
+		cached := w.view.IPPools.GetStore()
+		if err := errors.Join(cached.Delete(w.Pool("a")), cached.Add(w.Pool("b"))); err != nil {
+			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, w.take()); diff != "" {
-			t.Errorf("%s: %s", what, diff)
+		w.Put(ip("10.0.0.2", "b", "held"))
+		w.want("a is gone, and b is new", Interval/2)
+	})
+}
+
+// After some failures in a round it waits for the next.
+func TestRunFails(t *testing.T) {
+	simulate(t, func(w *world) {
+		for range mostErrors {
+			w.Fail(ipamtest.Fault{Err: errors.New("not now")})
+		}
+		w.Put(ip("10.0.0.99", "", "reserved"))
+		w.pass(Interval / 2) // There was a round just now, so the next one sees all pools.
+		for i := range 2 * mostErrors {
+			w.Put(pool(fmt.Sprintf("p%d", i), 1, "10.0.0.1"))
+		}
+		w.pass(Interval)
+		if n := len(w.Writes()); n != mostErrors {
+			t.Errorf("it tried %d pools, want %d", n, mostErrors)
+		}
+		w.pass(2 * Interval)
+		if n := len(w.Writes()); n != 2*mostErrors {
+			t.Errorf("afterwards it wrote %d pools", n)
+		}
+	})
+}
+
+func (w *world) wantMetrics(what, want string) {
+	w.t.Helper()
+	gathered, err := w.registry.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var got []string
+	for _, family := range gathered {
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetValue())
+			}
+			got = append(got, fmt.Sprintf("%s{%s} %v", family.GetName(), strings.Join(labels, ","), m.GetGauge().GetValue()))
 		}
 	}
-	_ = w.pools.Add(pool("a", 1, "10.0.0.1-10.0.0.2"))
-	_ = w.pools.Add(pool("b", 2, "10.0.0.11"))
-	check("two pools", "a", "b")
-	check("nothing changed, and the watch is behind")
-	_ = w.ips.Add(ip("10.0.0.11", "b", "held"))
-	check("b is full", "b", "b Warning Exhausted")
-	check("the watch is still behind")
-	_ = w.ips.Delete(ip("10.0.0.11", "b", ""))
-	check("b has room", "b", "b Normal AddressesFree")
-
-	_ = w.ips.Add(ip("10.0.0.1", "a", "held"))
-	_ = w.ips.Add(ip("10.0.0.11", "b", "reserved"))
-	check("both have some", "a", "b", "b Warning Exhausted")
-	_ = w.pools.Delete(pool("a", 1))
-	w.Writer.pools.Changed(nil, nil)
-	check("a is gone: once may be a slow watch")
-	check("a is gone", "10.0.0.1 Warning PoolGone")
-	check("it was told")
-	_ = w.pools.Add(pool("c", 3, "10.0.0.1"))
-	w.Writer.pools.Changed(nil, nil)
-	check("another pool contains it", "c", "c Warning Exhausted")
-}
-
-// A pool deleted since the snapshot was compiled must not confuse.
-func TestRoundBetweenTwoSnapshots(t *testing.T) {
-	w := newWorld()
-	_ = w.pools.Add(pool("a", 1, "10.0.0.1"))
-	_ = w.ips.Add(ip("10.0.0.1", "a", "held"))
-	if err := w.round(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	w.take()
-	_ = w.pools.Delete(pool("a", 1))
-	if err := w.round(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := w.take(); got != nil {
-		t.Errorf("it wrote %v", got)
-	}
-}
-
-func TestRoundFails(t *testing.T) {
-	w := newWorld()
-	w.fail = errors.New("not now")
-	for i := range 2 * mostErrors {
-		_ = w.pools.Add(pool(fmt.Sprintf("p%d", i), 1, "10.0.0.1"))
-	}
-	err := w.round(t.Context())
-	if n := strings.Count(fmt.Sprint(err), "not now"); n != mostErrors {
-		t.Errorf("it tried %d pools, want %d: %v", n, mostErrors, err)
-	}
-	w.fail = nil
-	if err := w.round(t.Context()); err != nil || len(w.patches) != 2*mostErrors {
-		t.Errorf("afterwards it wrote %d pools: %v", len(w.patches), err)
+	if diff := cmp.Diff(strings.Fields(strings.TrimSpace(want)), strings.Fields(strings.Join(got, "\n"))); diff != "" {
+		w.t.Errorf("%s: %s", what, diff)
 	}
 }
 
 func TestMetrics(t *testing.T) {
-	w := newWorld()
-	registry := metrics.NewKubeRegistry()
-	registry.CustomMustRegister(w.metrics)
-	compare := func(what, want string) {
-		t.Helper()
-		gathered, err := registry.Gather()
-		if err != nil {
-			t.Fatal(err)
+	simulate(t, func(w *world) {
+		full := pool("a", 1, "10.0.0.1-10.0.0.5")
+		full.Spec.MaxPerNamespace = 2
+		w.Put(full)
+		for address, state := range map[string]string{"10.0.0.1": "held", "10.0.0.2": "retained", "10.0.0.3": "reserved", "10.0.0.4": "cooling", "10.0.0.9": "held"} {
+			w.Put(ip(address, "a", state))
 		}
-		var got []string
-		for _, family := range gathered {
-			for _, m := range family.GetMetric() {
-				var labels []string
-				for _, l := range m.GetLabel() {
-					labels = append(labels, l.GetValue())
-				}
-				got = append(got, fmt.Sprintf("%s{%s} %v", family.GetName(), strings.Join(labels, ","), m.GetGauge().GetValue()))
-			}
-		}
-		if diff := cmp.Diff(strings.Fields(strings.TrimSpace(want)), strings.Fields(strings.Join(got, "\n"))); diff != "" {
-			t.Errorf("%s: %s", what, diff)
-		}
-	}
-	compare("before the first round", "")
-	full := pool("a", 1, "10.0.0.1-10.0.0.5")
-	full.Spec.MaxPerNamespace = 2
-	_ = w.pools.Add(full)
-	for address, state := range map[string]string{"10.0.0.1": "held", "10.0.0.2": "retained", "10.0.0.3": "reserved", "10.0.0.4": "cooling", "10.0.0.9": "held"} {
-		_ = w.ips.Add(ip(address, "a", state))
-	}
-	_ = w.ips.Add(ip("10.0.0.77", "gone", "held"))
-	if err := w.round(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	compare("one pool", `
+		w.Put(ip("10.0.0.77", "gone", "held"))
+		w.pass(2 * Interval)
+		w.wantMetrics("one pool", `
 berth_pool_addresses{a,allocated} 1
 berth_pool_addresses{a,cooling} 1
 berth_pool_addresses{a,free} 1
@@ -390,31 +401,48 @@ berth_pool_namespace_cap{a} 2
 berth_pool_namespaces_at_cap{a} 1
 berth_pool_outside_addresses{a} 1
 berth_pool_outside_addresses{gone} 1`)
-	_ = w.pools.Delete(full)
-	_ = w.ips.Replace(nil, "")
-	w.Writer.pools.Changed(nil, nil)
-	if err := w.round(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	compare("all are gone", "")
+		w.Remove(full)
+		for _, ip := range w.IPs() {
+			w.Remove(ip)
+		}
+		w.pass(2 * Interval)
+		w.wantMetrics("all are gone", "")
+	})
 }
+
+// discard loses what is written.
+type discard struct{}
+
+func (discard) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*v1alpha1.IPPool, error) {
+	return &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "2"}}, nil
+}
+
+func (discard) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) {}
 
 // The largest cluster that is meant to work.
 func BenchmarkRound(b *testing.B) {
 	const pools, each = 10_000, 15
-	w := newWorld()
+	seen, err := view.New(ipamtest.NewServer().Client(), 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	numbers := NewMetrics()
+	w, err := New(discard{}, seen, discard{}, numbers)
+	if err != nil {
+		b.Fatal(err)
+	}
 	for i := range pools {
 		p := pool(fmt.Sprintf("pool-%d", i), int64(i))
 		p.Spec.Subnet = fmt.Sprintf("10.%d.%d.0/24", i/256, i%256)
 		p.Spec.Ranges = []string{fmt.Sprintf("10.%d.%d.1-10.%d.%d.100", i/256, i%256, i/256, i%256)}
-		_ = w.pools.Add(p)
+		_ = seen.IPPools.GetStore().Add(p)
 		for j := range each {
-			_ = w.ips.Add(ip(fmt.Sprintf("10.%d.%d.%d", i/256, i%256, j+1), p.Name, "held"))
+			_ = seen.FloatingIPs.GetStore().Add(ip(fmt.Sprintf("10.%d.%d.%d", i/256, i%256, j+1), p.Name, "held"))
 		}
 	}
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {
-			w.Writer.pools.Changed(nil, nil)
+			seen.Pools.Changed(nil, nil)
 			w.written = map[string]written{}
 			if err := w.round(b.Context()); err != nil {
 				b.Fatal(err)
@@ -430,7 +458,7 @@ func BenchmarkRound(b *testing.B) {
 	})
 	b.Run("scrape", func(b *testing.B) {
 		registry := metrics.NewKubeRegistry()
-		registry.CustomMustRegister(w.metrics)
+		registry.CustomMustRegister(numbers)
 		for b.Loop() {
 			if _, err := registry.Gather(); err != nil {
 				b.Fatal(err)
