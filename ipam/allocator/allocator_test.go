@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// An address rests as long as the pool allows before somebody else gets it.
-func TestFreedAddressRestsLongest(t *testing.T) {
+// A freed address stays unused as long as possible before another pod gets it.
+func TestFreedAddressIsGivenLast(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4")})
 	take := func() netip.Addr {
@@ -32,7 +32,8 @@ func TestFreedAddressRestsLongest(t *testing.T) {
 	}
 }
 
-// A pool too large to count gives addresses and takes no memory for free ones.
+// A pool whose size does not fit 64 bits gives addresses, and its free count stays
+// Unlimited.
 func TestUnlimitedPool(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8:ffff::"), Capacity: Unlimited}})
@@ -46,11 +47,11 @@ func TestUnlimitedPool(t *testing.T) {
 	}
 }
 
-// A pool that cannot be used up remembers no address that was freed, and begins
-// again should it come to its end.
+// An inexhaustible pool has no queue of freed addresses. After its last address it begins
+// again with the first.
 func TestInexhaustiblePool(t *testing.T) {
 	book := New(nil)
-	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8::4"), Capacity: Unlimited}})
+	book.SetPools([]Pool{{Name: "six", Ranges: ranges("2001:db8::1", "2001:db8::4"), Capacity: inexhaustible}})
 	for i, want := range []string{"2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4", "2001:db8::1", "2001:db8::3"} {
 		addr, _, err := reserveFree(book, []string{"six"}, "pod")
 		if err != nil {
@@ -71,8 +72,225 @@ func TestInexhaustiblePool(t *testing.T) {
 	}
 }
 
-// An address at rest is not given to two wants of a pod.
-func TestCertainAddressAtRest(t *testing.T) {
+// Held lists the pod's own address first, then the address of the last pod of its name,
+// then the oldest.
+func TestHeldOrder(t *testing.T) {
+	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	book := New(nil)
+	for i, record := range []Record{
+		{LastPod: "w", Created: time.Unix(1, 0)},
+		{Created: time.Unix(3, 0)},
+		{Created: time.Unix(3, 0)},
+		{PodUID: "me", Created: time.Unix(9, 0)},
+		{LastPod: "x", Created: time.Unix(8, 0)},
+	} {
+		record.Addr, record.Owner, record.Policy, record.UID, record.Version = v4(i), owner, Retain, "object", 1
+		book.Observe(record)
+	}
+	for name, want := range map[string][]netip.Addr{
+		"x": {v4(3), v4(4), v4(0), v4(1), v4(2)},
+		"":  {v4(3), v4(0), v4(1), v4(2), v4(4)},
+	} {
+		var got []netip.Addr
+		for _, record := range book.Held(owner, "me", name) {
+			got = append(got, record.Addr)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("a pod with the name %q has the choice of %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestIsIdle(t *testing.T) {
+	addr := netip.MustParseAddr("10.0.0.1")
+	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	stored := Record{Addr: addr, Owner: owner, Policy: Retain, UID: "object", Version: 1}
+	record := func(change func(*Record)) *Record {
+		changed := stored
+		change(&changed)
+		return &changed
+	}
+	gone := podsAre{gone: []string{"gone"}}
+	inPool := []Pool{testPool("a", "10.0.0.1", "10.0.0.2")}
+	disabled := []Pool{{Name: "a", Ranges: ranges("10.0.0.1", "10.0.0.2"), Capacity: 2, Disabled: true}}
+	for _, test := range []struct {
+		name    string
+		pools   []Pool
+		stored  *Record // nil: the address is free
+		promise bool
+		pods    Pods
+		want    bool
+	}{
+		{"in no pool", nil, nil, false, nil, false},
+		{"free", inPool, nil, false, nil, true},
+		{"free in a disabled pool", disabled, nil, false, nil, false},
+		{"promised", inPool, nil, true, nil, false},
+		{"retained", inPool, &stored, false, nil, true},
+		{"retained in a disabled pool", disabled, &stored, false, nil, true},
+		{"retained and promised", inPool, &stored, true, nil, false},
+		{"not detached yet", inPool, record(func(r *Record) { r.Attached = true }), false, gone, false},
+		{"reserved", inPool, record(func(r *Record) { r.Reserved = true }), false, gone, false},
+		{"cooling down", inPool, record(func(r *Record) { r.Cooling = true }), false, gone, false},
+		{"with a pod", inPool, record(func(r *Record) { r.PodUID = "alive" }), false, gone, false},
+		{"with a pod, of which nothing is known", inPool, record(func(r *Record) { r.PodUID = "gone" }), false, nil, false},
+		{"with a pod that is gone", inPool, record(func(r *Record) { r.PodUID = "gone" }), false, gone, true},
+		{"with a pod that is gone, and not kept", inPool, record(func(r *Record) { r.PodUID, r.Policy = "gone", PodDeleted }), false, gone, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			book := New(test.pods)
+			book.SetPools(test.pools)
+			if test.stored != nil {
+				book.Observe(*test.stored)
+			}
+			if test.promise {
+				want := from(book, "a")
+				want.Preferred = []netip.Addr{addr}
+				if _, err := book.Reserve(Claimant{Owner: owner, PodUID: "pod"}, []Want{want}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := book.IsIdle(addr); got != test.want {
+				t.Errorf("IsIdle = %v, want %v", got, test.want)
+			}
+			if test.promise && test.stored == nil {
+				book.Release(addr, "pod")
+				if !book.IsIdle(addr) {
+					t.Error("it is not idle after its release")
+				}
+			}
+		})
+	}
+}
+
+// The book finds what is stored for an owner, and counts what its pods may have.
+func TestOwnersAddresses(t *testing.T) {
+	web := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	claim := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}
+	mayKeep := func(record *Record) bool { return record.NamespaceUID != "deleted" }
+	for _, test := range []struct {
+		name   string
+		owner  Owner
+		record Record
+		want   bool // it counts
+	}{
+		{"retained", web, Record{Owner: web, Policy: Retain}, true},
+		{"retained, in a namespace that was deleted", web, Record{Owner: web, Policy: Retain, NamespaceUID: "deleted"}, false},
+		{"retained for an earlier owner of the name", web, Record{Owner: uid(web, "0"), Policy: Retain}, false},
+		{"kept for an earlier owner of the name", web, Record{Owner: uid(web, "0"), Policy: Never}, true},
+		{"kept in a namespace that was deleted", web, Record{Owner: uid(web, "0"), Policy: Never, NamespaceUID: "deleted"}, false},
+		{"retained for the first owner of the name", web, Record{Owner: uid(web, ""), Policy: Retain}, true},
+		{"of an earlier claim of the name", claim, Record{Owner: uid(claim, "0"), Policy: Retain}, true},
+		{"of a claim in a namespace that was deleted", claim, Record{Owner: claim, Policy: Retain, NamespaceUID: "deleted"}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			book := New(nil)
+			book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4"), testPool("six", "2001:db8::1", "2001:db8::2")})
+			test.record.UID, test.record.Version = "object", 1
+			for _, addr := range addrs("10.0.0.1", "10.0.0.2", "2001:db8::1") {
+				test.record.Addr = addr
+				book.Observe(test.record)
+			}
+			want4, want6 := 0, 0
+			if test.want {
+				want4, want6 = 2, 1
+			}
+			if v4, v6 := book.Shared(test.owner, mayKeep); v4 != want4 || v6 != want6 {
+				t.Errorf("Shared = %d, %d, want %d, %d", v4, v6, want4, want6)
+			}
+			if _, err := book.Reserve(Claimant{Owner: test.owner, PodUID: "pod"}, []Want{from(book, "a"), from(book, "six")}); err != nil {
+				t.Fatal(err)
+			}
+			if v4, v6 := book.Shared(test.owner, mayKeep); v4 != want4+1 || v6 != want6+1 {
+				t.Errorf("Shared with a promise of each family = %d, %d, want %d, %d", v4, v6, want4+1, want6+1)
+			}
+			var stored []netip.Addr
+			for _, record := range book.RecordsOf(test.owner) {
+				stored = append(stored, record.Addr)
+			}
+			slices.SortFunc(stored, netip.Addr.Compare)
+			if want := addrs("10.0.0.1", "10.0.0.2", "2001:db8::1"); !slices.Equal(stored, want) {
+				t.Errorf("the records are of %v, want %v", stored, want)
+			}
+		})
+	}
+}
+
+// uid returns an owner with another UID.
+func uid(owner Owner, uid string) Owner {
+	owner.UID = uid
+	return owner
+}
+
+func TestSameWorkload(t *testing.T) {
+	web := Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "n", Name: "web", UID: "1", PodName: "web-0", NodeName: "node"}
+	for _, test := range []struct {
+		name   string
+		change func(*Owner)
+		want   bool
+	}{
+		{"another version", func(o *Owner) { o.APIVersion = "apps/v2beta1" }, true},
+		{"another UID", func(o *Owner) { o.UID = "2" }, true},
+		{"another group", func(o *Owner) { o.APIVersion = "apps.kruise.io/v1" }, false},
+		{"the core group", func(o *Owner) { o.APIVersion = "v1" }, false},
+		{"another kind", func(o *Owner) { o.Kind = "DaemonSet" }, false},
+		{"another namespace", func(o *Owner) { o.Namespace = "m" }, false},
+		{"another name", func(o *Owner) { o.Name = "db" }, false},
+		{"another pod", func(o *Owner) { o.PodName = "web-1" }, false},
+		{"another node", func(o *Owner) { o.NodeName = "other" }, false},
+	} {
+		other := web
+		test.change(&other)
+		if got := web.SameWorkload(other); got != test.want {
+			t.Errorf("%s: SameWorkload = %v, want %v", test.name, got, test.want)
+		}
+	}
+	one, two := web, web
+	one.APIVersion, two.APIVersion = "v1", "v2"
+	if !one.SameWorkload(two) {
+		t.Error("owners of two versions of the core group are not the same")
+	}
+}
+
+// Observe says when a pod of the owner may newly have the address.
+func TestObserve(t *testing.T) {
+	owner := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
+	other := uid(owner, "2")
+	book := New(nil)
+	for i, step := range []struct {
+		name   string
+		record Record
+		want   bool
+	}{
+		{"a new record with a pod", Record{Version: 2, Owner: owner, PodUID: "pod"}, false},
+		{"its pod is gone", Record{Version: 4, Owner: owner}, true},
+		{"it is the same", Record{Version: 5, Owner: owner}, false},
+		{"an old state of it", Record{Version: 3, Owner: other}, false},
+		{"it goes to another owner", Record{Version: 6, Owner: other}, true},
+		{"it must be detached", Record{Version: 7, Owner: owner, Attached: true}, false},
+		{"it is detached", Record{Version: 8, Owner: owner}, true},
+		{"an administrator reserves it", Record{Version: 9, Owner: owner, Reserved: true}, false},
+		{"it cools down", Record{Version: 10, Owner: owner, Cooling: true}, false},
+	} {
+		step.record.Addr, step.record.UID, step.record.Policy = v4(1), "object", Retain
+		if got := book.Observe(step.record); got != step.want {
+			t.Errorf("step %d, %s: Observe = %v, want %v", i, step.name, got, step.want)
+		}
+	}
+}
+
+func TestPoolOf(t *testing.T) {
+	book := New(nil)
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.4"), testPool("b", "10.0.0.5", "10.0.0.6")})
+	for text, want := range map[string]string{"10.0.0.4": "a", "10.0.0.5": "b", "10.0.0.7": ""} {
+		if got, ok := book.PoolOf(netip.MustParseAddr(text)); got != want || ok != (want != "") {
+			t.Errorf("%s is of pool %q, %v; want %q", text, got, ok, want)
+		}
+	}
+}
+
+// A pod that wants a certain freed address and any address does not get the same one
+// twice.
+func TestCertainFreedAddress(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.2")})
 	for _, pod := range []string{"x", "y"} {
@@ -113,7 +331,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// The last address of the address space ends a range, too.
+// A range may end with the last address of the address space.
 func TestRangeAtTheEndOfTheAddressSpace(t *testing.T) {
 	book := New(nil)
 	book.SetPools([]Pool{testPool("a", "255.255.255.254", "255.255.255.255")})
@@ -145,6 +363,8 @@ func TestHeldBy(t *testing.T) {
 		{"taken before any pod asked", Record{Owner: set}, set, true},
 		{"the same, of an owner that was deleted and made again", Record{Owner: set}, again, false},
 		{"to be detached first", Record{Owner: set, Policy: Retain, Attached: true}, set, false},
+		{"attached to the node of the pod", Record{Owner: set, Policy: Retain, Attached: true, PodUID: "new"}, set, true},
+		{"attached to the node of the last pod of the name", Record{Owner: set, Policy: Retain, Attached: true, PodUID: "old"}, set, true},
 		{"cooling down", Record{Owner: set, Policy: Retain, Cooling: true}, set, false},
 		{"retained", Record{Owner: set, Policy: Retain}, set, true},
 		{"of the pod that had the name before", Record{Owner: set, Policy: Retain, PodUID: "old"}, set, true},

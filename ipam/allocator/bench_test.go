@@ -18,7 +18,7 @@ func v4(i int) netip.Addr {
 	return netip.AddrFrom4(addr)
 }
 
-// fill puts the first n addresses of a pool of size addresses from first in use.
+// fill puts n addresses in use, from the one with number first.
 func fill(book *Allocator, first, n int) {
 	for i := first; i < first+n; i++ {
 		book.Observe(Record{
@@ -28,8 +28,8 @@ func fill(book *Allocator, first, n int) {
 	}
 }
 
-// BenchmarkReserveRelease is flat as the pool fills: the figures of the
-// sub-benchmarks can be compared with each other.
+// BenchmarkReserveRelease shows that the cost does not grow as the pool fills: its
+// sub-benchmarks take about the same time.
 func BenchmarkReserveRelease(b *testing.B) {
 	const size = 65534
 	for _, of := range []struct {
@@ -57,9 +57,9 @@ func BenchmarkReserveRelease(b *testing.B) {
 	}
 }
 
-// BenchmarkRanges asks for one address of each of 8 lists of so many ranges each, of
-// a pool of 64 ranges in which the last of all is free: under the book's lock, for each kind of
-// node. podrequest admits 256 ranges.
+// BenchmarkRanges measures eight wants with n ranges each, of which only the last has a
+// free address. The book answers it under its lock, once for each reach. podrequest admits
+// 256 ranges.
 func BenchmarkRanges(b *testing.B) {
 	for _, n := range []int{1, 64, 256, 3250} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

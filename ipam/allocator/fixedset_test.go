@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A pod gets a free address besides its owner's fixed set while fewer pods have
-// addresses of the owner than the set is for.
+// A pod gets a free address while fewer other pods have addresses of its owner than the
+// fixed set is for.
 func TestFixedSet(t *testing.T) {
 	web := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
 	before := web

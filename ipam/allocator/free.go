@@ -82,14 +82,14 @@ func (f *freeSpace) first() netip.Addr {
 
 // free returns how many addresses new pods could get.
 func (f *freeSpace) free() uint64 {
-	used := uint64(f.count[allocated] + f.count[retained] + f.count[reserved] + f.count[cooling])
-	if f.Disabled || used >= f.Capacity {
+	switch {
+	case f.Disabled:
 		return 0
-	}
-	if f.Capacity == Unlimited {
+	case f.Capacity == Unlimited:
 		return Unlimited
 	}
-	return f.Capacity - used
+	used := uint64(f.count[allocated] + f.count[retained] + f.count[reserved] + f.count[cooling])
+	return f.Capacity - min(f.Capacity, used)
 }
 
 func (f *freeSpace) publish() { f.published.Store(f.free()) }

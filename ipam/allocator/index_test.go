@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// after returns the address n behind another.
+// after returns the n-th address after another.
 func after(addr netip.Addr, n int) netip.Addr {
 	at := placeOf(addr)
 	at.lo += uint64(n)
@@ -22,8 +22,8 @@ func after(addr netip.Addr, n int) netip.Addr {
 	return at.addr(addr)
 }
 
-// The index does what a set does, where words, summaries, and the address space
-// itself begin and end.
+// The index behaves like a set of addresses, also at the boundaries of words, of summaries
+// and of the address space.
 func TestIndex(t *testing.T) {
 	const span = 5000 // more than the 4096 addresses of a word of the first summary
 	for _, base := range []string{"10.0.0.0", "10.0.3.37", "255.255.236.120", "2001:db8::fff0", "2001:db8::ffff:ffff:ffff:f000", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ec78"} {
@@ -150,7 +150,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// A change of many pools, and one of few, counts what is in use.
+// SetPools counts the addresses in use, both when many pools change and when few do.
 func TestSetPoolsCounts(t *testing.T) {
 	book := New(nil)
 	fill(book, 0, 1000)

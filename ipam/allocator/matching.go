@@ -14,15 +14,15 @@ type option struct {
 // match chooses one option for each want such that no address is chosen twice
 // and no pool gives more addresses than room says. It prefers earlier options, but
 // serves all wants if that is possible at all. unmet is the first want that cannot be
-// served together with the earlier wants, or len(wants). Every pool among the options
-// must have room.
+// served together with the earlier wants, or len(wants). Every want must have an option,
+// and every pool among the options must have room.
 //
 // It is a maximum flow by augmenting paths (Ford and Fulkerson, 1956) through the
 // graph want → address → pool → sink, in which addresses carry one unit and pools
 // their room. Wants are few, so it is cheap.
 func match(wants [][]option, room func(*freeSpace) uint64) (chosen []option, unmet int) {
-	if len(wants) == 1 && len(wants[0]) > 0 {
-		return []option{wants[0][0]}, 1
+	if len(wants) == 1 {
+		return wants[0][:1], 1
 	}
 	f := &flow{addrs: map[netip.Addr]int{}, pools: map[*freeSpace]int{}}
 	sink := f.node()

@@ -19,7 +19,7 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// model is a naive book: a map and walks over it.
+// model is a naive book: maps of all addresses, without an index.
 type model struct {
 	pools    []Pool
 	stored   map[netip.Addr]Record
@@ -27,15 +27,15 @@ type model struct {
 	// namespaces are those of the owners with reservations.
 	namespaces map[netip.Addr]string
 	turns      map[string]*turns
-	// before is what was in use when turns were brought up to date.
+	// before are the addresses that were in use at the last call of settle.
 	before map[netip.Addr]bool
 }
 
 // turns is the order in which a pool gives its addresses.
 type turns struct {
 	ranges iprange.Set
-	// fresh addresses were never handed out or passed over; resting ones were and
-	// are free, the one that was freed first in front.
+	// fresh addresses were neither given nor skipped since the pool is known. resting
+	// addresses were, and are free: the address that was freed first is in front.
 	fresh, resting []netip.Addr
 }
 
@@ -99,7 +99,7 @@ func (m *model) reserve(addr netip.Addr, pod, namespace string) {
 	m.reserved[addr], m.namespaces[addr] = pod, namespace
 }
 
-// share is what a namespace has of a pool, whether that has a cap or not.
+// share returns what a namespace has of a pool, whether the pool has a cap or not.
 func (m *model) share(pool Pool, namespace string) (share Share) {
 	for _, r := range pool.Ranges {
 		for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
@@ -117,7 +117,7 @@ func (m *model) share(pool Pool, namespace string) (share Share) {
 	return share
 }
 
-// room is how many addresses a pool can give to a namespace.
+// room returns how many addresses a pool can give to a namespace.
 func (m *model) room(name, namespace string) uint64 {
 	for _, pool := range m.pools {
 		if pool.Name != name {
@@ -132,8 +132,8 @@ func (m *model) room(name, namespace string) uint64 {
 	return 0
 }
 
-// roomiest returns the first of the pools with most free addresses that may give
-// one to a namespace, empty if none may.
+// roomiest returns, of the pools that may give an address to a namespace, the first one
+// with most free addresses; empty if none may.
 func (m *model) roomiest(names []string, namespace string) string {
 	best, most := "", uint64(0)
 	for _, name := range names {
@@ -146,8 +146,8 @@ func (m *model) roomiest(names []string, namespace string) string {
 	return best
 }
 
-// free returns the free addresses of some pools in a range that a namespace may
-// have: those of the pool with most of them first, ascending.
+// free returns the addresses of a range that are free in some pools and that a namespace
+// may have. Pools with more free addresses come first; the addresses of a pool ascend.
 func (m *model) free(names []string, in iprange.Range, namespace string) []netip.Addr {
 	var found []netip.Addr
 	for len(names) > 0 {
@@ -260,9 +260,9 @@ func testPool(name string, texts ...string) Pool {
 	return pool
 }
 
-// simulation drives the book and the model with the same random operations, in
-// the ways the API server and the scheduler use it: one API object per address,
-// deletions and updates seen late, conflicts.
+// simulation drives the book and the model with the same random operations. It uses the
+// book as the API server's watch and the scheduler do: an address has one object at most,
+// updates and deletions arrive late, and writes conflict.
 type simulation struct {
 	t       *testing.T
 	random  *rand.Rand
@@ -272,7 +272,7 @@ type simulation struct {
 	version uint64
 	layouts [][]Pool
 	owners  []Owner
-	// draining: more comes free than into use.
+	// draining: more addresses come free than into use.
 	draining bool
 }
 
@@ -303,7 +303,7 @@ func (s *simulation) setPools(pools []Pool) {
 	s.view = s.book.SetPools(pools)
 }
 
-// any returns an address, sometimes one that is certainly in use.
+// any returns an address near the start of a range, where most addresses are in use.
 func (s *simulation) any() netip.Addr {
 	pool := s.layouts[0][s.random.IntN(3)]
 	r := pool.Ranges[s.random.IntN(len(pool.Ranges))]
@@ -318,7 +318,7 @@ func (s *simulation) any() netip.Addr {
 
 func (s *simulation) owner() Owner { return s.owners[s.random.IntN(len(s.owners))] }
 
-// claimant is a pod, of an owner that holds nothing yet.
+// claimant returns a pod of an owner that has no stored address.
 func (s *simulation) claimant() Claimant {
 	return Claimant{PodUID: s.pod(), Owner: Owner{Kind: "New", Namespace: testNamespaces[s.random.IntN(2)]}}
 }
@@ -383,7 +383,7 @@ func (s *simulation) step() string {
 		}
 		s.model.reserve(held[0].Addr, pod, owner.Namespace)
 		return fmt.Sprintf("reserve held %s for %s", held[0].Addr, pod)
-	case 4: // somebody else's address
+	case 4: // schedule a pod on any address, which its owner may not have
 		addr, owner, pod := s.any(), s.owner(), s.pod()
 		record, stored := s.model.stored[addr]
 		by := s.model.reserved[addr]
@@ -399,7 +399,7 @@ func (s *simulation) step() string {
 			s.model.reserve(addr, pod, owner.Namespace)
 		}
 		return fmt.Sprintf("reserve %s for %s", addr, pod)
-	case 5: // unreserve, also twice or of another pod
+	case 5: // release a reservation, also twice or for another pod
 		addr, pod := s.any(), s.pod()
 		if by := s.model.reserved[addr]; by != "" && s.random.IntN(2) == 0 {
 			pod = by
@@ -414,7 +414,7 @@ func (s *simulation) step() string {
 			s.t.Fatalf("Release(%s, %s) freed %v, want %v", addr, pod, freed, want)
 		}
 		return fmt.Sprintf("release %s by %s", addr, pod)
-	case 6: // commit: the API server took the object, the watch may show it first
+	case 6: // commit: the API server has stored the object; the watch may show it first
 		reserved := slices.SortedFunc(maps.Keys(s.model.reserved), netip.Addr.Compare)
 		if len(reserved) == 0 {
 			return "nothing to commit"
@@ -426,7 +426,7 @@ func (s *simulation) step() string {
 		delete(s.model.reserved, addr)
 		if s.random.IntN(2) == 0 {
 			s.book.Observe(record)
-			if s.random.IntN(2) == 0 { // and deleted again before we hear of it
+			if s.random.IntN(2) == 0 { // the object is deleted before the answer arrives
 				s.book.Forget(addr, record.UID, false)
 				delete(s.model.stored, addr)
 				s.book.Confirm(record, pod)
@@ -436,7 +436,7 @@ func (s *simulation) step() string {
 		s.book.Confirm(record, pod)
 		s.model.stored[addr] = record
 		return fmt.Sprintf("commit %s", addr)
-	case 7: // the watch shows a new or changed object, or an old one late
+	case 7: // the watch shows a new or changed object, or an old state of it
 		addr := s.any()
 		record := s.record(addr)
 		if old, ok := s.model.stored[addr]; ok {
@@ -450,10 +450,10 @@ func (s *simulation) step() string {
 		s.book.Observe(record)
 		s.model.stored[addr] = record
 		return fmt.Sprintf("observe %s", addr)
-	case 8: // the watch shows a deletion, perhaps of an object before
+	case 8: // the watch shows a deletion, perhaps of an earlier object
 		addr := s.any()
 		record, ok := s.model.stored[addr]
-		if (!ok || record.UID == "") && s.random.IntN(2) == 0 { // what rests without an object has rested
+		if (!ok || record.UID == "") && s.random.IntN(2) == 0 { // the cooldown of an address without an object is over
 			delete(s.model.stored, addr)
 			freed := s.book.Rested(addr)
 			if want := ok && !s.model.inUse(addr); freed != want {
@@ -587,7 +587,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// Pods scheduled at once never share an address, and all come free again.
+// Pods that are scheduled concurrently never share an address, and all addresses come
+// free again.
 func TestConcurrent(t *testing.T) {
 	book := New(nil)
 	pool := testPool("a", "10.0.0.1", "10.0.0.250")

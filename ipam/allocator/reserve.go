@@ -192,13 +192,11 @@ func (f *freeSpace) room(preemption *Preemption) uint64 {
 func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []option {
 	var options []option
 	owners := func(addrs []netip.Addr) {
-		found := 0
 		for _, addr := range addrs {
 			if e := a.index.entry(addr); e.inUse() && (slices.Contains(b.preemption.Held, addr) || e.usable(c.Owner, c.PodUID, a.pods)) {
 				options = append(options, option{addr: addr})
-				found++
 			}
-			if found == wants {
+			if len(options) == wants {
 				break
 			}
 		}
@@ -223,7 +221,7 @@ func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	chosen := make([]*freeSpace, 0, most)
 	var enough uint64 // a pool with no more free addresses than this is not chosen
 	// The counts of the view are exact, so most pools need no further look.
-	counted := want.View == a.view && len(b.preemption.Freed) == 0 && b.preemption.Demand == 0
+	counted := want.View == a.view && len(b.preemption.Freed) == 0
 	for _, position := range want.Pools {
 		if counted && want.View.Free(position) <= enough {
 			continue

@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// from is a want of a free address from pools by name, those that there are.
+// from returns a want of a free address from pools by name. It skips names of no pool.
 func from(book *Allocator, names ...string) Want {
 	want := Want{View: book.view}
 	for _, name := range names {
@@ -38,7 +38,7 @@ func reserveFree(book *Allocator, pools []string, pod string) (netip.Addr, strin
 	return taken[0].Addr, taken[0].Pool, nil
 }
 
-// reserveHeld reserves an address that an owner holds.
+// reserveHeld reserves an address that is stored for an owner.
 func reserveHeld(book *Allocator, addr netip.Addr, owner Owner, pod string) (Record, error) {
 	taken, err := book.Reserve(Claimant{Owner: owner, PodUID: pod}, []Want{{Held: []netip.Addr{addr}}})
 	if err != nil {
@@ -95,7 +95,7 @@ func TestReserveSeveral(t *testing.T) {
 	}
 }
 
-// Positions mean the pools that had them in the view, whatever there is now.
+// A position in an old view means the pool that had it when the view was made.
 func TestReserveByOldView(t *testing.T) {
 	book := New(nil)
 	a, b := testPool("a", "10.0.0.1", "10.0.0.9"), testPool("b", "10.0.1.1", "10.0.1.2")
@@ -104,6 +104,59 @@ func TestReserveByOldView(t *testing.T) {
 	taken, err := book.Reserve(Claimant{PodUID: "x"}, []Want{{View: old, Pools: []int{2, 1}}})
 	if err != nil || taken[0].Pool != "b" {
 		t.Errorf("got %v, %v; want an address of b", taken, err)
+	}
+
+	// The free counts of an old view may be out of date.
+	if _, err := book.Reserve(Claimant{PodUID: "y"}, []Want{from(book, "b")}); err != nil {
+		t.Fatal(err)
+	}
+	full := book.view
+	book.SetPools([]Pool{b, a})
+	book.Release(taken[0].Addr, "x")
+	if taken, err := book.Reserve(Claimant{PodUID: "z"}, []Want{{View: full, Pools: []int{0}}}); err != nil || taken[0].Pool != "b" {
+		t.Errorf("got %v, %v; want the address of b that came free", taken, err)
+	}
+}
+
+func TestRoomiest(t *testing.T) {
+	book := New(nil)
+	book.SetPools([]Pool{
+		testPool("five", "10.0.0.1", "10.0.0.5"), testPool("two", "10.0.1.1", "10.0.1.2"), testPool("nine", "10.0.2.1", "10.0.2.9"),
+		testPool("other five", "10.0.3.1", "10.0.3.5"), testPool("seven", "10.0.4.1", "10.0.4.7"), testPool("none"),
+	})
+	want := from(book, "five", "two", "nine", "other five", "seven", "none")
+	for most, names := range [][]string{1: {"nine"}, 2: {"nine", "seven"}, 4: {"nine", "seven", "five", "other five"}, 6: {"nine", "seven", "five", "other five", "two"}} {
+		if names == nil {
+			continue
+		}
+		var got []string
+		for _, space := range book.roomiest(want, most, &budget{preemption: &Preemption{}}) {
+			got = append(got, space.Name)
+		}
+		if !slices.Equal(got, names) {
+			t.Errorf("the %d roomiest are %v, want %v", most, got, names)
+		}
+	}
+}
+
+// Two parts of a pod that may both have either of two addresses get one each.
+func TestReserveHeldTwice(t *testing.T) {
+	owner := Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "n", Name: "web", UID: "1", PodName: "web-0"}
+	held := addrs("10.0.0.1", "10.0.0.2", "10.0.0.3")
+	for _, stored := range [][]netip.Addr{held, held[1:]} {
+		book := New(nil)
+		for _, addr := range stored {
+			book.Observe(Record{Addr: addr, UID: "object", Version: 1, Owner: owner, Policy: Retain})
+		}
+		for name, want := range map[string]Want{"held": {Held: held}, "preferred": {View: book.SetPools(nil), Preferred: held}} {
+			taken, err := book.Reserve(Claimant{Owner: owner, PodUID: "pod"}, []Want{want, want})
+			if err != nil {
+				t.Fatalf("%s, %v are stored: %v", name, stored, err)
+			}
+			if got := []netip.Addr{taken[0].Addr, taken[1].Addr}; !slices.Equal(got, stored[:2]) && !slices.Equal(got, []netip.Addr{stored[1], stored[0]}) {
+				t.Errorf("%s, %v are stored: got %v", name, stored, got)
+			}
+		}
 	}
 }
 
@@ -116,11 +169,18 @@ func TestLimit(t *testing.T) {
 	if _, err := book.Reserve(claimant("x"), []Want{four, six}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := book.Reserve(claimant("y"), []Want{four, four}); !errors.Is(err, ErrLimit) {
-		t.Errorf("three of a family where two may be = %v, want ErrLimit", err)
-	}
-	if err := book.Feasible(claimant("y"), []Want{four, four}, &Preemption{Owned4: 1}); err != nil {
-		t.Errorf("Feasible() after a preemption of one = %v", err)
+	for _, test := range []struct {
+		want       Want
+		preemption Preemption
+	}{{four, Preemption{Owned4: 1}}, {six, Preemption{Owned6: 1}}} {
+		wants := []Want{test.want, test.want}
+		var unmet *UnmetError
+		if _, err := book.Reserve(claimant("y"), wants); !errors.Is(err, ErrLimit) || !errors.As(err, &unmet) || unmet.Want != 1 {
+			t.Errorf("three of a family where two may be = %v, want ErrLimit for the second", err)
+		}
+		if err := book.Feasible(claimant("y"), wants, &test.preemption); err != nil {
+			t.Errorf("Feasible() after a preemption of one = %v", err)
+		}
 	}
 	if _, err := book.Reserve(claimant("y"), []Want{four, six}); err != nil {
 		t.Errorf("two of a family where two may be: %v", err)
@@ -159,15 +219,20 @@ func TestRelief(t *testing.T) {
 			t.Errorf("%s: Feasible() = %v, want success %v", test.name, err, test.ok)
 		}
 	}
+	// Of pools with as many free addresses each, one is enough.
+	book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.1"), testPool("b", "10.0.1.1", "10.0.1.1"), testPool("c", "10.0.2.1", "10.0.2.1")})
+	if err := book.Feasible(pod, []Want{from(book, "b", "c")}, &Preemption{Freed: addrs("10.0.0.1")}); err != nil {
+		t.Errorf("two other pools with a free address each: %v", err)
+	}
 	exact := []Want{from(book, "a").in(exactly("10.0.0.1"))}
 	if err := book.Feasible(pod, exact, &Preemption{Freed: addrs("10.0.0.1")}); err != nil {
 		t.Errorf("the very address that would be freed: %v", err)
 	}
 }
 
-// match serves all wants if and only if trying everything does.
+// match serves all wants if and only if an exhaustive search does.
 func FuzzMatch(f *testing.F) {
-	for i := range uint64(20) {
+	for i := range uint64(1000) {
 		f.Add(i)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// A namespace that has its cap of a pool gets no free address of it, but the
-// addresses that its owners have; another namespace does, and another pool gives.
+// A namespace at its cap of a pool gets no free address of that pool. Its owners keep the
+// addresses that they have, it gets addresses of other pools, and other namespaces get
+// addresses of this one.
 func TestMaxPerNamespace(t *testing.T) {
 	book := New(nil)
 	capped := testPool("a", "10.0.0.1", "10.0.0.9")
