@@ -37,14 +37,17 @@ func BenchmarkResync(b *testing.B) {
 		} {
 			b.Run(fmt.Sprintf("%s of %d", owner.Kind, n), func(b *testing.B) {
 				ips := retained(owner, n)
-				r, factory := cached(b, nobody(b), ips, &v1alpha1.IPClaim{ObjectMeta: meta, Spec: v1alpha1.IPClaimSpec{Size: size}})
-				if err := factory.Apps().V1().Deployments().Informer().GetIndexer().Add(&appsv1.Deployment{
-					ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: &size, Template: asking(nil)},
-				}); err != nil {
-					b.Fatal(err)
+				w := newWorld(b)
+				w.mustNotBeAsked()
+				w.cache(&v1alpha1.IPClaim{ObjectMeta: meta, Spec: v1alpha1.IPClaimSpec{Size: size}},
+					&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: &size, Template: asking(nil)}})
+				for i, ip := range ips {
+					w.berth.Put(ip)
+					w.cache(ip)
+					ips[i] = w.cached(ip.Name)
 				}
 				for b.Loop() {
-					resync(b, r, ips)
+					resync(b, w.Reclaimer, ips)
 				}
 				b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(n)/float64(time.Microsecond), "µs/address")
 			})

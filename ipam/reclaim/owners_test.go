@@ -3,8 +3,6 @@
 package reclaim
 
 import (
-	"net/http"
-	"net/http/httptest"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,15 +11,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	batchlisters "k8s.io/client-go/listers/batch/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -72,18 +69,10 @@ func TestOwnersFromCaches(t *testing.T) {
 	three := int32(3)
 	dual := asking(map[string]string{v1alpha1.AnnotationFamilies: "IPv4, IPv6"})
 	done := batchv1.JobStatus{Conditions: []batchv1.JobCondition{{Type: batchv1.JobFailureTarget, Status: v1.ConditionTrue}, {Type: batchv1.JobFailed, Status: v1.ConditionTrue}}}
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("asked the API server for %s", r.URL) }))
-	defer server.Close()
-	kube, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	api, err := client.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := newWorld(t)
+	w.mustNotBeAsked()
 	o := &owners{
-		client: kube, api: api,
+		client: w.kube, api: w.berth.Client(),
 		statefulSets: appslisters.NewStatefulSetLister(cacheOf(t,
 			&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Replicas: &three, Ordinals: &appsv1.StatefulSetOrdinals{Start: 5}, Template: dual}},
 			&appsv1.StatefulSet{ObjectMeta: ending, Spec: appsv1.StatefulSetSpec{Replicas: &three, Template: asking(nil)}})),
@@ -91,6 +80,8 @@ func TestOwnersFromCaches(t *testing.T) {
 			&appsv1.Deployment{ObjectMeta: named("ahead"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{
 				v1alpha1.AnnotationReleasePolicy: "Never", v1alpha1.AnnotationPreallocate: "true",
 			})}},
+			&appsv1.Deployment{ObjectMeta: named("sparing"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationSpareAddresses: "4"})}},
+			&appsv1.Deployment{ObjectMeta: named("mistaken"), Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationSpareAddresses: "four"})}},
 			&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: asking(map[string]string{v1alpha1.AnnotationFamilies: "ipv4"})}})),
 		replicaSets: appslisters.NewReplicaSetLister(cacheOf(t, &appsv1.ReplicaSet{ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Replicas: &three, Template: asking(nil)}})),
 		daemonSets:  appslisters.NewDaemonSetLister(cacheOf(t, &appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: asking(nil)}})),
@@ -120,6 +111,8 @@ func TestOwnersFromCaches(t *testing.T) {
 		{owner("apps/v1", "StatefulSet", "ending", ""), workload{replicas: 3, each: two}},
 		{owner("apps/v1beta9", "Deployment", "web", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
 		{owner("apps/v1", "Deployment", "ahead", ""), workload{exists: true, replicas: 1, spare: 1, each: two, ahead: true}},
+		{owner("apps/v1", "Deployment", "sparing", ""), workload{exists: true, replicas: 1, spare: 4, each: two}},
+		{owner("apps/v1", "Deployment", "mistaken", ""), workload{exists: true, replicas: 1, spare: 1, each: two}},
 		{owner("apps/v1", "ReplicaSet", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "web", ""), workload{exists: true, replicas: 3, each: two}},
 		{owner("batch/v1", "Job", "done", ""), workload{replicas: 3, each: two}},
@@ -139,6 +132,30 @@ func TestOwnersFromCaches(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// What a workload of a custom kind keeps depends on its template, where it has one.
+func TestOfCustom(t *testing.T) {
+	sparing, none := asking(map[string]string{v1alpha1.AnnotationSpareAddresses: "4"}), template(0)
+	for name, test := range map[string]struct {
+		read    customkind.Workload
+		want    workload
+		passing bool
+	}{
+		"no template":                       {read: customkind.Workload{Exists: true, Updating: true}, want: workload{exists: true, unbounded: true, updating: true}},
+		"no scale":                          {read: customkind.Workload{Exists: true, Template: &none}, want: workload{exists: true, unbounded: true}},
+		"a scale":                           {read: customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3}}, want: workload{exists: true, replicas: 3}},
+		"spare addresses":                   {read: customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 3}, Template: &sparing}, want: workload{exists: true, replicas: 3, spare: 4}},
+		"an update, still with addresses":   {read: customkind.Workload{Exists: true, Updating: true, Template: &sparing}, want: workload{exists: true, unbounded: true, updating: true, spare: 4}},
+		"an update, no longer with address": {read: customkind.Workload{Exists: true, Updating: true, Template: &none}, want: workload{exists: true, unbounded: true, updating: true}, passing: true},
+	} {
+		if diff := cmp.Diff(test.want, ofCustom(&test.read), cmp.AllowUnexported(workload{})); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if got := isPassing(&test.read); got != test.passing {
+			t.Errorf("%s: passing is %v", name, got)
+		}
 	}
 }
 

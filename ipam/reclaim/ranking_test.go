@@ -168,6 +168,37 @@ func TestRankingOfAnotherVersion(t *testing.T) {
 	}
 }
 
+// What becomes of an address matters to others of its owner, or not.
+func TestPut(t *testing.T) {
+	deployment := shared("apps/v1", "Deployment")
+	for _, test := range []struct {
+		name   string
+		change func(*v1alpha1.FloatingIP)
+		want   bool
+	}{
+		{"nothing", func(*v1alpha1.FloatingIP) {}, false},
+		{"a pod takes it", func(ip *v1alpha1.FloatingIP) { ip.Spec.Pod = &v1alpha1.PodReference{Name: "x"} }, true},
+		{"it is kept whatever the owner wants", func(ip *v1alpha1.FloatingIP) { ip.Spec.KeepOnScaleDown = true }, true},
+		{"another owner", func(ip *v1alpha1.FloatingIP) { ip.Spec.Owner.UID = "another" }, true},
+		{"no owner", func(ip *v1alpha1.FloatingIP) { ip.Spec.Owner = nil }, false},
+	} {
+		r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
+		ip := record("10.0.70.1", deployment, 1, "")
+		ip.Spec.ReleasePolicy, ip.Spec.LastPod = v1alpha1.ReleaseRetain, "x"
+		if !r.put(ip) {
+			t.Error("a new address matters to no other")
+		}
+		if r.put(ip) {
+			t.Error("the same version matters to others")
+		}
+		after := ip.DeepCopy()
+		test.change(after)
+		if got := r.put(after); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
 // Of two addresses of which one is too many, one is freed, whoever looks at them at
 // the same time.
 func TestLeave(t *testing.T) {

@@ -22,9 +22,10 @@ import (
 func record(name string, owner *v1alpha1.Owner, second int, pod string) *v1alpha1.FloatingIP {
 	copied := *owner
 	copied.UID = "owner"
+	address, _ := v1alpha1.AddrOf(name)
 	ip := &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(int64(second), 0))},
-		Spec:       v1alpha1.FloatingIPSpec{Owner: &copied},
+		Spec:       v1alpha1.FloatingIPSpec{Address: address.String(), Owner: &copied},
 	}
 	if pod != "" {
 		ip.Spec.Pod, ip.Spec.Node = &v1alpha1.PodReference{Name: pod, UID: types.UID("uid of " + pod)}, "node1"
