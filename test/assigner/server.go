@@ -56,11 +56,7 @@ func NewServer(network Network) *Server {
 
 // Attach moves an address to a node.
 func (s *Server) Attach(ctx context.Context, request *assignerv1.AttachRequest) (*assignerv1.AttachResponse, error) {
-	addr, err := parse(request.GetAddress(), request.GetNode().GetName())
-	if err != nil {
-		return nil, err
-	}
-	known, err := s.take(ctx, addr)
+	addr, known, err := s.take(ctx, request.GetAddress(), request.GetNode().GetName())
 	if err != nil {
 		return nil, err
 	}
@@ -86,11 +82,7 @@ func (s *Server) Attach(ctx context.Context, request *assignerv1.AttachRequest) 
 
 // Detach takes an address from where it is, unless it was attached anew meanwhile.
 func (s *Server) Detach(ctx context.Context, request *assignerv1.DetachRequest) (*assignerv1.DetachResponse, error) {
-	addr, err := parse(request.GetAddress(), request.GetNodeName())
-	if err != nil {
-		return nil, err
-	}
-	known, err := s.take(ctx, addr)
+	addr, known, err := s.take(ctx, request.GetAddress(), request.GetNodeName())
 	if err != nil {
 		return nil, err
 	}
@@ -114,19 +106,15 @@ func (s *Server) Detach(ctx context.Context, request *assignerv1.DetachRequest) 
 	return &assignerv1.DetachResponse{}, nil
 }
 
-func parse(address, node string) (netip.Addr, error) {
-	addr, err := netip.ParseAddr(address)
+// take checks what a request names, and waits for the address's turn.
+func (s *Server) take(ctx context.Context, text, node string) (netip.Addr, *address, error) {
+	addr, err := netip.ParseAddr(text)
 	if err != nil {
-		return netip.Addr{}, status.Errorf(codes.InvalidArgument, "address: %v", err)
+		return addr, nil, status.Errorf(codes.InvalidArgument, "address: %v", err)
 	}
 	if node == "" {
-		return netip.Addr{}, status.Error(codes.InvalidArgument, "the name of the node is missing")
+		return addr, nil, status.Error(codes.InvalidArgument, "the name of the node is missing")
 	}
-	return addr, nil
-}
-
-// take waits for the address's turn.
-func (s *Server) take(ctx context.Context, addr netip.Addr) (*address, error) {
 	s.mu.Lock()
 	known := s.addresses[addr]
 	if known == nil {
@@ -137,14 +125,14 @@ func (s *Server) take(ctx context.Context, addr netip.Addr) (*address, error) {
 	select {
 	case known.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
+		return addr, nil, status.FromContextError(ctx.Err()).Err()
 	}
 	// Both may have been possible, and the client may have gone elsewhere since.
 	if err := ctx.Err(); err != nil {
 		known.giveBack()
-		return nil, status.FromContextError(err).Err()
+		return addr, nil, status.FromContextError(err).Err()
 	}
-	return known, nil
+	return addr, known, nil
 }
 
 func (a *address) giveBack() { <-a.turn }

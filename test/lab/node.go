@@ -23,16 +23,21 @@ type Node struct {
 	number    int
 }
 
+// change finds a node and locks the cluster until unlock is called.
+func (c *Cluster) change(ctx context.Context, name string) (n *Node, unlock func(), err error) {
+	if n, err = c.Node(name); err != nil {
+		return nil, nil, err
+	}
+	unlock, err = lock(ctx, c.name, true)
+	return n, unlock, err
+}
+
 // StopNode ends a node as a power loss would: all its processes end at once
 // (pods' too), its interfaces, network namespaces and mounts are gone, and
 // its port of the switch has no link. Its disk stays. It does nothing when
 // the node is stopped.
 func (c *Cluster) StopNode(ctx context.Context, name string) error {
-	n, err := c.Node(name)
-	if err != nil {
-		return err
-	}
-	unlock, err := lock(ctx, c.name, true)
+	n, unlock, err := c.change(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -78,11 +83,7 @@ func (c *Cluster) StopNode(ctx context.Context, name string) error {
 // been started; [Cluster.WaitReady] waits for more. The node has the disk of
 // before and nothing else. It does nothing when the node runs.
 func (c *Cluster) StartNode(ctx context.Context, name string) error {
-	n, err := c.Node(name)
-	if err != nil {
-		return err
-	}
-	unlock, err := lock(ctx, c.name, true)
+	n, unlock, err := c.change(ctx, name)
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ package node
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -163,13 +162,7 @@ func TestMove(t *testing.T) {
 			ping(t, network.client, address)
 		}
 		deletePod(t, pod.Name)
-		eventually(t, func() error {
-			var errs []error
-			for address := range strings.SplitSeq(addresses, ",") {
-				errs = append(errs, n.withdrawn(address))
-			}
-			return errors.Join(errs...)
-		})
+		eventually(t, func() error { return n.withdrawn(addresses) })
 		n.mustDel(c)
 	}
 }
@@ -187,13 +180,7 @@ func TestOneOfSeveralLost(t *testing.T) {
 	n.kill()
 	bind(t, "2001:db8:70::5", createPod(t, "elsewhere", "finder", "2001:db8:70::5"))
 	n.start()
-	eventually(t, func() error {
-		var errs []error
-		for address := range strings.SplitSeq(several, ",") {
-			errs = append(errs, n.withdrawn(address))
-		}
-		return errors.Join(errs...)
-	})
+	eventually(t, func() error { return n.withdrawn(several) })
 	n.mustDel(c)
 	if diff := cmp.Diff(before, n.kernel()); diff != "" {
 		t.Errorf("node after DEL (-before +after):\n%s", diff)

@@ -30,11 +30,16 @@ func (n *node) carries(address string) bool {
 	return false
 }
 
-func (n *node) withdrawn(address string) error {
-	if n.carries(address) {
-		return fmt.Errorf("node %s still carries %s", n.name, address)
+// withdrawn complains of the addresses, separated by commas, that the node still
+// carries.
+func (n *node) withdrawn(addresses string) error {
+	var errs []error
+	for address := range strings.SplitSeq(addresses, ",") {
+		if n.carries(address) {
+			errs = append(errs, fmt.Errorf("node %s still carries %s", n.name, address))
+		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // TestWithdraw: whatever takes the address from the pod, the node stops

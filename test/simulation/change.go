@@ -3,6 +3,7 @@
 package simulation
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -31,30 +32,36 @@ func (w *World) Reserve(address string) {
 	}
 }
 
+// patcher is a client that changes objects of one kind.
+type patcher[T any] interface {
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (T, error)
+}
+
+// Patch changes an object by a merge patch: a format and its
+// values.
+func Patch[T any](w *World, objects patcher[T], name, format string, values ...any) {
+	w.T.Helper()
+	if _, err := objects.Patch(w.Ctx, name, types.MergePatchType, fmt.Appendf(nil, format, values...), metav1.PatchOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
 // PatchPool changes a pool by a merge patch.
 func (w *World) PatchPool(name, patch string) {
 	w.T.Helper()
-	if _, err := w.Berth.IPPools.Patch(w.Ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	Patch(w, w.Berth.IPPools, name, "%s", patch)
 }
 
 // Label labels a node.
 func (w *World) Label(node, key, value string) {
 	w.T.Helper()
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
-	if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	Patch(w, w.Kube.CoreV1().Nodes(), node, `{"metadata":{"labels":{%q:%q}}}`, key, value)
 }
 
 // LabelNamespace labels the namespace of the tests.
 func (w *World) LabelNamespace(key, value string) {
 	w.T.Helper()
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
-	if _, err := w.Kube.CoreV1().Namespaces().Patch(w.Ctx, Namespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	Patch(w, w.Kube.CoreV1().Namespaces(), Namespace, `{"metadata":{"labels":{%q:%q}}}`, key, value)
 }
 
 // Annotate changes a pod's annotation; an empty value removes it.
@@ -64,10 +71,7 @@ func (w *World) Annotate(pod, key, value string) {
 	if value == "" {
 		text = "null"
 	}
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, key, text)
-	if _, err := w.Kube.CoreV1().Pods(Namespace).Patch(w.Ctx, pod, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	Patch(w, w.Kube.CoreV1().Pods(Namespace), pod, `{"metadata":{"annotations":{%q:%s}}}`, key, text)
 }
 
 // EventOf looks for an event about a pod.
@@ -92,8 +96,5 @@ func (w *World) EventOf(pod, reason, text string) error {
 // Cordon keeps new pods from a node, or lets them in again.
 func (w *World) Cordon(node string, unschedulable bool) {
 	w.T.Helper()
-	patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, unschedulable)
-	if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	Patch(w, w.Kube.CoreV1().Nodes(), node, `{"spec":{"unschedulable":%t}}`, unschedulable)
 }

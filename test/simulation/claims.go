@@ -10,7 +10,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -61,9 +60,7 @@ func (w *World) ClaimBecomes(name, want string, texts ...string) {
 // PatchClaim changes an IPClaim by a merge patch.
 func (w *World) PatchClaim(name, patch string) {
 	w.T.Helper()
-	if _, err := w.Berth.IPClaims(Namespace).Patch(w.Ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	Patch(w, w.Berth.IPClaims(Namespace), name, "%s", patch)
 }
 
 // DeleteClaim deletes an IPClaim.

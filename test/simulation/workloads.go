@@ -50,9 +50,7 @@ func (w *World) AddressesOf(owner string) []string {
 // PatchDeployment changes a Deployment by a merge patch.
 func (w *World) PatchDeployment(name, patch string) {
 	w.T.Helper()
-	if _, err := w.Kube.AppsV1().Deployments(Namespace).Patch(w.Ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		w.T.Fatal(err)
-	}
+	Patch(w, w.Kube.AppsV1().Deployments(Namespace), name, "%s", patch)
 }
 
 // RolledOut waits until all pods of a Deployment are of its template and ready,

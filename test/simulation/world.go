@@ -120,8 +120,27 @@ func NewWith(t testing.TB, options Options) *World {
 	return w
 }
 
+// WithNodes is New with nodes, as [World.Nodes] makes them, and their kubelets.
+func WithNodes(t testing.TB, options lab.ControlPlaneOptions, nodes int) *World {
+	t.Helper()
+	w := New(t, options)
+	w.Nodes(nodes)
+	w.Kubelet()
+	return w
+}
+
+// Start is WithNodes with a scheduler and a controller: all that Berth consists of but
+// the agents.
+func Start(t testing.TB, options lab.ControlPlaneOptions, nodes int) *World {
+	t.Helper()
+	w := WithNodes(t, options, nodes)
+	w.Scheduler(SchedulerOptions{})
+	w.Controller()
+	return w
+}
+
 // On is the same world for a subtest.
-func (w *World) On(t *testing.T) *World {
+func (w *World) On(t testing.TB) *World {
 	of := *w
 	of.T = t
 	return &of

@@ -217,6 +217,23 @@ func (w *world) asker() (*http.Client, error) {
 	return rest.HTTPClientFor(&rest.Config{BearerToken: w.config.BearerToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
 }
 
+// startReady starts a program and waits until it is ready.
+func (w *world) startReady(ctx context.Context, path string, args ...string) (*process, error) {
+	address, err := program.FreeAddress()
+	if err != nil {
+		return nil, err
+	}
+	admin, err := w.asker()
+	if err != nil {
+		return nil, err
+	}
+	p, err := w.start(path, address, admin, args...)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.ready(ctx)
+}
+
 // scheduler starts Berth's scheduler or the stock one and waits until it is
 // ready.
 func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
@@ -237,20 +254,8 @@ func (w *world) scheduler(ctx context.Context, berth bool) (*process, error) {
 	if err := os.WriteFile(config, text, 0o600); err != nil {
 		return nil, err
 	}
-	address, err := program.FreeAddress()
-	if err != nil {
-		return nil, err
-	}
-	admin, err := w.asker()
-	if err != nil {
-		return nil, err
-	}
-	p, err := w.start(path, address, admin, "--config="+config, "--v=2", "--cert-dir="+w.dir,
+	return w.startReady(ctx, path, "--config="+config, "--v=2", "--cert-dir="+w.dir,
 		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	return p, p.ready(ctx)
 }
 
 // controller starts berth-controller as its ServiceAccount and waits until it is
@@ -267,17 +272,5 @@ func (w *world) controller(ctx context.Context) (*process, error) {
 	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
 		return nil, err
 	}
-	address, err := program.FreeAddress()
-	if err != nil {
-		return nil, err
-	}
-	admin, err := w.asker()
-	if err != nil {
-		return nil, err
-	}
-	p, err := w.start(filepath.Join(w.Programs, "berth-controller"), address, admin, "--kubeconfig="+kubeconfig, "--leader-elect=false", "--v=2")
-	if err != nil {
-		return nil, err
-	}
-	return p, p.ready(ctx)
+	return w.startReady(ctx, filepath.Join(w.Programs, "berth-controller"), "--kubeconfig="+kubeconfig, "--leader-elect=false", "--v=2")
 }

@@ -63,8 +63,16 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 // nameOf returns the lab's name from the flags.
 func nameOf(cmd *cobra.Command) string { return cmd.Flag("name").Value.String() }
 
-// open returns the running lab that the flags name.
-func open(cmd *cobra.Command) (*lab.Cluster, error) { return lab.Open(nameOf(cmd)) }
+// opened is a command on the running lab that the flags name.
+func opened(run func(cmd *cobra.Command, c *lab.Cluster, given []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, given []string) error {
+		c, err := lab.Open(nameOf(cmd))
+		if err != nil {
+			return err
+		}
+		return run(cmd, c, given)
+	}
+}
 
 func newUp() *cobra.Command {
 	opts := lab.Options{}
@@ -129,11 +137,7 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show hosts and programs; exit code 1 when something is not as it should be",
 		Args:  args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := open(cmd)
-			if err != nil {
-				return err
-			}
+		RunE: opened(func(cmd *cobra.Command, c *lab.Cluster, _ []string) error {
 			s, err := c.Status(cmd.Context())
 			if err != nil {
 				return err
@@ -145,7 +149,7 @@ func newStatus() *cobra.Command {
 				return errors.New("not all is as it should be")
 			}
 			return nil
-		},
+		}),
 	}
 }
 
@@ -181,14 +185,10 @@ func newKubeconfig() *cobra.Command {
 		Use:   "kubeconfig",
 		Short: "Print the path of an administrator's kubeconfig",
 		Args:  args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := open(cmd)
-			if err != nil {
-				return err
-			}
+		RunE: opened(func(cmd *cobra.Command, c *lab.Cluster, _ []string) error {
 			fmt.Fprintln(cmd.OutOrStdout(), c.Kubeconfig())
 			return nil
-		},
+		}),
 	}
 }
 
@@ -197,13 +197,9 @@ func newLoadImage() *cobra.Command {
 		Use:   "load-image FILE…",
 		Short: "Load image archives (of docker save) into every node",
 		Args:  args(cobra.MinimumNArgs(1)),
-		RunE: func(cmd *cobra.Command, files []string) error {
-			c, err := open(cmd)
-			if err != nil {
-				return err
-			}
+		RunE: opened(func(cmd *cobra.Command, c *lab.Cluster, files []string) error {
 			return c.LoadImage(cmd.Context(), files...)
-		},
+		}),
 	}
 }
 
@@ -215,11 +211,7 @@ func newExec() *cobra.Command {
   lab exec router -- ip route
   lab exec client -- agnhost connect 10.0.70.5:80`,
 		Args: args(cobra.MinimumNArgs(2)),
-		RunE: func(cmd *cobra.Command, given []string) error {
-			c, err := open(cmd)
-			if err != nil {
-				return err
-			}
+		RunE: opened(func(cmd *cobra.Command, c *lab.Cluster, given []string) error {
 			host, err := c.Host(given[0])
 			if err != nil {
 				return err
@@ -234,7 +226,7 @@ func newExec() *cobra.Command {
 			command.Env = host.Env()
 			command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 			return command.Run()
-		},
+		}),
 	}
 }
 
@@ -243,14 +235,10 @@ func newDump() *cobra.Command {
 		Use:   "dump",
 		Short: "Print events, pods, networks and the ends of all logs",
 		Args:  args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := open(cmd)
-			if err != nil {
-				return err
-			}
+		RunE: opened(func(cmd *cobra.Command, c *lab.Cluster, _ []string) error {
 			c.Dump(cmd.Context(), cmd.OutOrStdout())
 			return nil
-		},
+		}),
 	}
 }
 

@@ -17,17 +17,13 @@ func newNodeCommand(use, short string, do func(*lab.Cluster, context.Context, st
 		Use:   use + " NODE…",
 		Short: short,
 		Args:  args(cobra.MinimumNArgs(1)),
-		RunE: func(cmd *cobra.Command, nodes []string) error {
-			c, err := open(cmd)
-			if err != nil {
-				return err
-			}
+		RunE: opened(func(cmd *cobra.Command, c *lab.Cluster, nodes []string) error {
 			for _, n := range nodes {
 				if err := do(c, cmd.Context(), n); err != nil {
 					return err
 				}
 			}
 			return nil
-		},
+		}),
 	}
 }

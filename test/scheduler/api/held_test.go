@@ -21,11 +21,7 @@ import (
 // anybody with the right to.
 func TestHeldAddressIsNotDeleted(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
 	w.Pool("web", "10.0.70.2")
 	w.Create(simulation.NewPod("web-0", simulation.Policy(v1alpha1.ReleaseNever)))
 	w.Bound("web-0")
@@ -65,9 +61,7 @@ func TestHeldAddressIsNotDeleted(t *testing.T) {
 // addresses, so that its own are taken for surplus.
 func TestBoundAnnotationIsNotChanged(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.3")
 	w.Create(simulation.NewPod("web-0"))

@@ -17,11 +17,7 @@ import (
 // starts.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	w.Pool("reserved", "10.0.70.200")
 	w.Reserve("10.0.70.200")
@@ -77,9 +73,7 @@ func TestBadInput(t *testing.T) {
 // wrote there gives nothing.
 func TestForgedAnnotation(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	w.Create(simulation.NewPod("victim"))
@@ -95,9 +89,7 @@ func TestForgedAnnotation(t *testing.T) {
 // is retained for the workload.
 func TestForgedOwner(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	set := w.RetainForSet("db", 1)

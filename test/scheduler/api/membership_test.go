@@ -20,9 +20,7 @@ import (
 // administrator's. docs/operations.md says so.
 func TestNodeCannotJoinProtectedPool(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
 	w.Scheduler(simulation.SchedulerOptions{})
 	const (
 		protected   = "node-restriction.kubernetes.io/berth-pool"
@@ -66,10 +64,7 @@ func TestNodeCannotJoinProtectedPool(t *testing.T) {
 	if pod := w.Get("protected"); pod.Spec.NodeName != "" {
 		t.Errorf("pod protected is on %s, which is not in its pool", pod.Spec.NodeName)
 	}
-	patch := []byte(`{"metadata":{"labels":{"` + protected + `":"dmz"}}}`)
-	if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, "node1", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	w.Label("node1", protected, "dmz")
 	if pod := w.Bound("protected")[0]; pod.Spec.NodeName != "node1" {
 		t.Errorf("pod protected is on %s", pod.Spec.NodeName)
 	}

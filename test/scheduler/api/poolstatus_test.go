@@ -18,11 +18,7 @@ import (
 // What the controller says of pools.
 func TestPoolStatus(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
 	// In the order of their age, which decides where they overlap; times of
 	// objects are in seconds, so names decide too.
 	w.Pool("a", "10.0.70.2-10.0.70.20", func(p *v1alpha1.IPPool) { p.Spec.Exclude = []string{"10.0.70.10"} })

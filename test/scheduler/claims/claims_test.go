@@ -22,9 +22,7 @@ import (
 // What the controller does with claims, and says of them.
 func TestClaims(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 
 	t.Run("preallocated before any pod", func(t *testing.T) {
@@ -194,11 +192,7 @@ func TestClaimsControllerKilled(t *testing.T) {
 // One version of an application gives way to the next, with its addresses.
 func TestClaimBlueGreen(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 3)
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	w.Claim("shop", v1alpha1.IPClaimSpec{Size: 4, Preallocate: true})
 	w.ClaimBecomes("shop", "4=0+4 Preallocated")

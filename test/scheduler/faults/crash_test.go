@@ -18,9 +18,7 @@ import (
 // claimed for it.
 func TestSchedulerKilled(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 	w.Pool("web", "10.0.70.2-10.0.70.199")
 	set := w.RetainForSet("db", 2)

@@ -18,9 +18,7 @@ import (
 // all that happened with pods. The pod that waits starts nevertheless.
 func TestLateWatch(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 	scheduler := w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2")
@@ -53,9 +51,7 @@ func TestLateWatch(t *testing.T) {
 // addresses once more, and the pods get others.
 func TestLateNewsOfClaims(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 	scheduler := w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.9")
@@ -84,9 +80,7 @@ func TestLateNewsOfClaims(t *testing.T) {
 // none of them again.
 func TestSchedulerRestart(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 	w.Pool("web", "10.0.70.2-10.0.70.249")
 	first := w.Scheduler(simulation.SchedulerOptions{})
@@ -116,9 +110,7 @@ func TestSchedulerRestart(t *testing.T) {
 // each other.
 func TestClaimRefused(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	scheduler := w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.3")
 	accept := scheduler.Refuse(proxy.IsClaim)

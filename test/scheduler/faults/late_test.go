@@ -12,17 +12,23 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-// A scheduler that comes back when another has bound its pod must leave the
-// pod's address alone, however far it had come and wherever the other went.
-func TestLateScheduler(t *testing.T) {
-	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
+// withPools starts a world with a controller, and of two nodes: each has a pool of its
+// own, and pool both serves both.
+func withPools(t *testing.T) *simulation.World {
+	t.Helper()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
 	w.Controller()
 	w.Pool("one", "10.0.70.2-10.0.70.49", simulation.OnNode("node1"))
 	w.Pool("two", "10.0.70.52-10.0.70.99", simulation.OnNode("node2"))
 	w.Pool("both", "10.0.70.102-10.0.70.149")
+	return w
+}
+
+// A scheduler that comes back when another has bound its pod must leave the
+// pod's address alone, however far it had come and wherever the other went.
+func TestLateScheduler(t *testing.T) {
+	t.Parallel()
+	w := withPools(t)
 	tests := []struct {
 		name  string
 		match func(*http.Request) bool
@@ -89,13 +95,7 @@ func TestLateScheduler(t *testing.T) {
 // have claimed wins; what the other wrote meanwhile is put right.
 func TestOvertakenScheduler(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
-	w.Controller()
-	w.Pool("one", "10.0.70.2-10.0.70.49", simulation.OnNode("node1"))
-	w.Pool("two", "10.0.70.52-10.0.70.99", simulation.OnNode("node2"))
-	w.Pool("both", "10.0.70.102-10.0.70.149")
+	w := withPools(t)
 	for i, pools := range []string{"one,two", "both"} {
 		for _, dies := range []bool{false, true} {
 			t.Run(fmt.Sprintf("pools %s, killed %v", pools, dies), func(t *testing.T) {

@@ -19,9 +19,7 @@ import (
 // first goes on where it was, not knowing that it no longer leads.
 func TestPausedLeader(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 	w.Pool("one", "10.0.70.2-10.0.70.81", simulation.OnNode("node1"))
 	w.Pool("two", "10.0.70.82-10.0.70.161", simulation.OnNode("node2"))

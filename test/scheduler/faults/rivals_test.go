@@ -18,9 +18,7 @@ import (
 // address.
 func TestTwoSchedulers(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 	w.Pool("one", "10.0.70.2-10.0.70.81", simulation.OnNode("node1"))
 	w.Pool("rest", "10.0.70.82-10.0.70.161", func(pool *v1alpha1.IPPool) {

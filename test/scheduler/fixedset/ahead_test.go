@@ -130,11 +130,7 @@ func TestFixedSetAheadRaces(t *testing.T) {
 // What cannot be had is told on the Deployment, and taken when it can be had.
 func TestFixedSetAheadFails(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(2)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 2)
 	w.Pool("small", "10.0.70.2-10.0.70.3")
 	retain := simulation.Policy(v1alpha1.ReleaseRetain)
 	create3(w, "web", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "small"))

@@ -12,7 +12,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -49,9 +48,7 @@ func newCustom(w *simulation.World, name string, replicas int, strategy map[stri
 
 func (c *custom) patch(patch string) {
 	c.w.T.Helper()
-	if _, err := c.objects.Patch(c.w.Ctx, "web", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		c.w.T.Fatal(err)
-	}
+	simulation.Patch(c.w, c.objects, "web", "%s", patch)
 }
 
 // update changes the template and waits until it is rolled out.

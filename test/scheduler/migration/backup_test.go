@@ -89,31 +89,37 @@ func makeSet(w *simulation.World, name string, replicas int32) {
 	}
 }
 
-// holders says, by address, whose it is: a set's pod by name, else the owner; with
-// the state of what nobody has.
-func holders(w *simulation.World) map[string]string {
+// described returns a text for each address.
+func described(w *simulation.World, describe func(*v1alpha1.FloatingIPSpec) string) map[string]string {
 	w.T.Helper()
 	ips, err := w.IPs()
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	holders := map[string]string{}
+	texts := map[string]string{}
 	for i := range ips {
-		spec := &ips[i].Spec
+		texts[ips[i].Name] = describe(&ips[i].Spec)
+	}
+	return texts
+}
+
+// holders says, by address, whose it is: a set's pod by name, else the owner; with
+// the state of what nobody has.
+func holders(w *simulation.World) map[string]string {
+	w.T.Helper()
+	return described(w, func(spec *v1alpha1.FloatingIPSpec) string {
 		switch {
 		case spec.Reserved:
-			holders[ips[i].Name] = "reserved"
+			return "reserved"
 		case spec.ReleasedAt != nil:
-			holders[ips[i].Name] = "at rest"
+			return "at rest"
 		case spec.Owner.PodName != "":
-			holders[ips[i].Name] = spec.Owner.PodName
+			return spec.Owner.PodName
 		case spec.Owner.NodeName != "":
-			holders[ips[i].Name] = spec.Owner.Name + " on " + spec.Owner.NodeName
-		default:
-			holders[ips[i].Name] = spec.Owner.Kind + " " + spec.Owner.Name
+			return spec.Owner.Name + " on " + spec.Owner.NodeName
 		}
-	}
-	return holders
+		return spec.Owner.Kind + " " + spec.Owner.Name
+	})
 }
 
 // become waits until holders are as wanted.
@@ -170,11 +176,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "berth.yaml")
 	var saved map[string]string
 	t.Run("the cluster that is lost", func(t *testing.T) {
-		w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-		w.Nodes(2)
-		w.Kubelet()
-		w.Scheduler(simulation.SchedulerOptions{})
-		w.Controller()
+		w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 2)
 		permitBackup(w)
 		w.Pool("web", "10.0.70.10-10.0.70.59", func(pool *v1alpha1.IPPool) {
 			pool.Labels = map[string]string{"tier": "web"}
@@ -213,9 +215,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		return
 	}
 
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(2)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{Controllers: true}, 2)
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
 	permitBackup(w)
@@ -273,9 +273,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range slices.Concat(late, gone) {
-		if _, err := w.Berth.FloatingIPs.Patch(w.Ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"keepUntil":%s}}`, now), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		simulation.Patch(w, w.Berth.FloatingIPs, name, `{"spec":{"keepUntil":%s}}`, now)
 	}
 	saved[gone[0]] = "at rest"
 	become(w, "the end of the time", saved)
@@ -358,11 +356,7 @@ func wantPodsOn(w *simulation.World, had map[string]string) {
 // addresses: nobody else gets one, before and after the restore.
 func TestRestoreUnderRunningPods(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(2)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 2)
 	permitBackup(w)
 	w.Pool("web", "10.0.70.10-10.0.70.19")
 	w.Claim("used", v1alpha1.IPClaimSpec{Size: 2, Preallocate: true})
@@ -449,20 +443,12 @@ func says(w *simulation.World, pod, address string) {
 // records says who holds the addresses, by name, UID and node.
 func records(w *simulation.World) map[string]string {
 	w.T.Helper()
-	ips, err := w.IPs()
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	records := map[string]string{}
-	for i := range ips {
-		spec := &ips[i].Spec
-		text := fmt.Sprintf("nobody, for %s %s %s", spec.Owner.Kind, spec.Owner.Name, spec.Owner.PodName)
+	return described(w, func(spec *v1alpha1.FloatingIPSpec) string {
 		if spec.Pod != nil {
-			text = fmt.Sprintf("%s %s on %s of %s", spec.Pod.Name, spec.Pod.UID, spec.Node, spec.Owner.Kind)
+			return fmt.Sprintf("%s %s on %s of %s", spec.Pod.Name, spec.Pod.UID, spec.Node, spec.Owner.Kind)
 		}
-		records[ips[i].Name] = text
-	}
-	return records
+		return fmt.Sprintf("nobody, for %s %s %s", spec.Owner.Kind, spec.Owner.Name, spec.Owner.PodName)
+	})
 }
 
 // deleteCRDs deletes Berth's CRDs, with all objects, and waits until they are gone.

@@ -520,9 +520,7 @@ func (g *galaxyCluster) moveSet(name string) {
 func (g *galaxyCluster) enable(pools ...string) {
 	g.T.Helper()
 	for _, pool := range pools {
-		if _, err := g.Berth.IPPools.Patch(g.Ctx, pool, types.MergePatchType, []byte(`{"spec":{"disabled":false}}`), metav1.PatchOptions{}); err != nil {
-			g.T.Fatal(err)
-		}
+		g.PatchPool(pool, `{"spec":{"disabled":false}}`)
 	}
 }
 

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
@@ -49,10 +48,7 @@ func newProvider(t *testing.T, options lab.ControlPlaneOptions, at func(assigner
 	address := p.Assigner(server)
 	p.Nodes(2)
 	p.Kubelet()
-	identify := []byte(`{"spec":{"providerID":"cloud://i-1"}}`)
-	if _, err := p.Kube.CoreV1().Nodes().Patch(p.Ctx, "node1", types.MergePatchType, identify, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	simulation.Patch(p.World, p.Kube.CoreV1().Nodes(), "node1", `{"spec":{"providerID":"cloud://i-1"}}`)
 	p.Scheduler(simulation.SchedulerOptions{Args: map[string]any{"assigner": map[string]any{"address": address, "timeout": "5s"}}})
 	p.Controller("--assigner-address="+address, "--assigner-timeout=5s")
 	p.Pool("web", the, func(pool *v1alpha1.IPPool) { pool.Spec.ExternalAssigner, pool.Spec.VLAN = true, 70 })

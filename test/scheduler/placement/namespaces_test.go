@@ -85,11 +85,7 @@ func shares(w *simulation.World, pool, want string) {
 // more, nor can claims; what it gives back, and a higher cap, wake who waits.
 func TestMaxPerNamespace(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
-	w.Controller()
-	w.Scheduler(simulation.SchedulerOptions{})
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 2)
 	w.Pool("web", "10.0.70.2-10.0.70.99", capped(3))
 	makeNamespace(w, "bank", nil)
 
@@ -144,11 +140,7 @@ func TestMaxPerNamespace(t *testing.T) {
 // another.
 func TestPreemptionAtCap(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
-	w.Controller()
-	w.Scheduler(simulation.SchedulerOptions{})
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 2)
 	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
 	w.Pool("web", "10.0.70.2-10.0.70.99", capped(1))
 	makeNamespace(w, "bank", nil)
@@ -234,9 +226,7 @@ func isOf(w *simulation.World, address, state string, of types.UID) {
 // inherits no address, not even under Never, and what the first one had is freed.
 func TestNamespaceMadeAgain(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.49")
 	w.Pool("calm", "10.0.70.50-10.0.70.99", func(pool *v1alpha1.IPPool) { pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour} })
@@ -298,23 +288,12 @@ func TestNamespaceMadeAgain(t *testing.T) {
 // gave it before, until it does again.
 func TestKeptAddressOfANamespaceThatIsNotAdmitted(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
-	w.Controller()
-	w.Scheduler(simulation.SchedulerOptions{})
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 2)
 	w.Pool("web", "10.0.70.2-10.0.70.49", func(pool *v1alpha1.IPPool) {
 		pool.Spec.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "web"}}
 	})
 	w.Pool("other", "10.0.70.50-10.0.70.59")
-	label := func(team string) {
-		t.Helper()
-		patch := fmt.Sprintf(`{"metadata":{"labels":{"team":%q}}}`, team)
-		if _, err := w.Kube.CoreV1().Namespaces().Patch(w.Ctx, simulation.Namespace, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	label("web")
+	w.LabelNamespace("team", "web")
 	keeps := simulation.And(simulation.FromPools("web,other"), simulation.Policy(v1alpha1.ReleaseNever))
 	w.Create(simulation.NewPod("a", simulation.And(simulation.FromPools("web"), simulation.Policy(v1alpha1.ReleaseNever))), simulation.NewPod("stays", simulation.FromPools("web")))
 	kept, stays := w.Address("a"), w.Address("stays")
@@ -326,13 +305,13 @@ func TestKeptAddressOfANamespaceThatIsNotAdmitted(t *testing.T) {
 		}
 		return err
 	})
-	label("db")
+	w.LabelNamespace("team", "db")
 	w.Create(simulation.NewPod("a", keeps))
 	w.Refused("a", fmt.Sprintf(`address %s is retained for Pod default/a, but pool "web" (10.0.70.2-10.0.70.49) does not admit namespace "default": its labels do not match spec.namespaceSelector (team=web)`, kept))
 	if ip, err := w.Berth.FloatingIPs.Get(w.Ctx, stays, metav1.GetOptions{}); err != nil || ip.Spec.Pod == nil || ip.Spec.Pod.Name != "stays" {
 		t.Errorf("the pod that runs has lost its address: %v", err)
 	}
-	label("web")
+	w.LabelNamespace("team", "web")
 	if got := w.Address("a"); got != kept {
 		t.Errorf("the pod has %s, want the %s that was kept for it", got, kept)
 	}

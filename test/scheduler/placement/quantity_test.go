@@ -3,6 +3,7 @@
 package placement
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -16,29 +17,25 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// A pod gets as many addresses as Kubernetes counts, however they are asked for: a
-// quota counts what is really taken.
-func TestQuantity(t *testing.T) {
-	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(1)
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Pool("web", "10.0.70.2-10.0.70.99")
+// quotaOf limits the namespace's floating IPs by ResourceQuota ips, and waits until they
+// are counted. It returns a function that reads the count.
+func quotaOf(w *simulation.World, most string) (used func() int64) {
+	w.T.Helper()
 	const counted = "requests." + v1alpha1.ResourceIP
 	_, err := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace).Create(w.Ctx, &v1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: "ips"},
-		Spec:       v1.ResourceQuotaSpec{Hard: v1.ResourceList{counted: simulation.Quantity("1000")}},
+		Spec:       v1.ResourceQuotaSpec{Hard: v1.ResourceList{counted: simulation.Quantity(most)}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		t.Fatal(err)
+		w.T.Fatal(err)
 	}
-	used := func() int64 {
-		t.Helper()
+	used = func() int64 {
+		w.T.Helper()
 		var n int64
 		w.Eventually("read the quota", func() error {
 			quota, err := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace).Get(w.Ctx, "ips", metav1.GetOptions{})
 			if err == nil && quota.Status.Hard == nil {
-				err = fmt.Errorf("not counted yet")
+				err = errors.New("not counted yet")
 			}
 			if err == nil {
 				q := quota.Status.Used[counted]
@@ -48,7 +45,20 @@ func TestQuantity(t *testing.T) {
 		})
 		return n
 	}
-	_, err = w.Kube.NodeV1().RuntimeClasses().Create(w.Ctx, &nodev1.RuntimeClass{
+	used()
+	return used
+}
+
+// A pod gets as many addresses as Kubernetes counts, however they are asked for: a
+// quota counts what is really taken.
+func TestQuantity(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
+	w.Nodes(1)
+	w.Scheduler(simulation.SchedulerOptions{})
+	w.Pool("web", "10.0.70.2-10.0.70.99")
+	used := quotaOf(w, "1000")
+	_, err := w.Kube.NodeV1().RuntimeClasses().Create(w.Ctx, &nodev1.RuntimeClass{
 		ObjectMeta: metav1.ObjectMeta{Name: "gateway"}, Handler: "gateway",
 		Overhead: &nodev1.Overhead{PodFixed: v1.ResourceList{v1alpha1.ResourceIP: simulation.Quantity("2")}},
 	}, metav1.CreateOptions{})

@@ -22,9 +22,7 @@ import (
 // the FloatingIP.
 func TestPodGetsAddress(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.9", func(pool *v1alpha1.IPPool) { pool.Spec.VLAN = 70 })
 	pods := simulation.NewPods("web", 8)
@@ -65,9 +63,7 @@ func TestPodGetsAddress(t *testing.T) {
 // another has given, so that no claim is refused.
 func TestTwoProfiles(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	scheduler := w.Scheduler(simulation.SchedulerOptions{Profiles: []string{"other"}})
 	w.Pool("web", "10.0.70.2-10.0.70.61")
 	other := func(pod *v1.Pod) { pod.Spec.SchedulerName = "other" }
@@ -85,11 +81,7 @@ func TestTwoProfiles(t *testing.T) {
 // moment an address is free.
 func TestExhaustedPool(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
 	w.Pool("web", "10.0.70.2-10.0.70.9")
 	pods := simulation.NewPods("web", 8)
 	w.Create(pods...)
@@ -114,11 +106,7 @@ func TestExhaustedPool(t *testing.T) {
 // that waits.
 func TestWaitingPodStarts(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
 	tests := []struct {
 		name string
 		// before makes pod "late" of the case's pool wait; help ends that.

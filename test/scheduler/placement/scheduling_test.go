@@ -36,11 +36,7 @@ func labelled(key, value string) func(*v1alpha1.IPPool) {
 // that it says, all of them or none.
 func TestSeveralAddresses(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
-	w.Controller()
-	w.Scheduler(simulation.SchedulerOptions{})
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 2)
 	w.Pool("web", "10.0.70.2-10.0.70.5", labelled("tier", "web"))
 	w.Pool("db", "10.0.70.20-10.0.70.29", labelled("tier", "db"))
 	poolOfSix(w, "six", "2001:db8:70::10-2001:db8:70::19")
@@ -98,11 +94,7 @@ func makePriority(w *simulation.World, name string, value int32, preemption v1.P
 // do, and no other.
 func TestPreemption(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Controller()
-	w.Scheduler(simulation.SchedulerOptions{})
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
 	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
 	w.Pool("web", "10.0.70.2-10.0.70.3")
 	w.Pool("other", "10.0.70.10")
@@ -130,11 +122,7 @@ func TestPreemption(t *testing.T) {
 // evicting the victim, so the victim stays.
 func TestNoPreemptionForRetained(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	w.Kubelet()
-	w.Controller()
-	w.Scheduler(simulation.SchedulerOptions{})
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 1)
 	high := makePriority(w, "high", 1000, v1.PreemptLowerPriority)
 	set := w.RetainForSet("db", 1)
 	w.Create(simulation.NewPod("db-0", simulation.And(simulation.Policy(v1alpha1.ReleaseRetain), simulation.OfSet(set))))
@@ -150,9 +138,7 @@ func TestNoPreemptionForRetained(t *testing.T) {
 // order of their priority.
 func TestFewAreWoken(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Controller()
 	scheduler := w.Scheduler(simulation.SchedulerOptions{})
 	high := makePriority(w, "high", 1000, v1.PreemptNever)
@@ -180,9 +166,7 @@ func TestFewAreWoken(t *testing.T) {
 // A pod that may go anywhere goes where addresses are plenty.
 func TestScarcePoolsAreSpared(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("plenty", "10.0.70.2-10.0.70.101", simulation.OnNode("node1"))
 	w.Pool("scarce", "10.0.70.200-10.0.70.203", simulation.OnNode("node2"))
@@ -199,29 +183,13 @@ func TestScarcePoolsAreSpared(t *testing.T) {
 // A plain ResourceQuota caps the floating IPs of a namespace.
 func TestNamespaceCap(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(1)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{Controllers: true}, 1)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")
-	const resource = "requests." + v1alpha1.ResourceIP
-	_, err := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace).Create(w.Ctx, &v1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Name: "ips"},
-		Spec:       v1.ResourceQuotaSpec{Hard: v1.ResourceList{resource: simulation.Quantity("3")}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Eventually("wait for the quota", func() error {
-		quota, err := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace).Get(w.Ctx, "ips", metav1.GetOptions{})
-		if err == nil && quota.Status.Hard == nil {
-			err = fmt.Errorf("not counted yet")
-		}
-		return err
-	})
+	quotaOf(w, "3")
 	w.Create(simulation.NewPod("one"), simulation.NewPod("two", simulation.Asking("2")))
 	w.Bound("one", "two")
-	_, err = w.Kube.CoreV1().Pods(simulation.Namespace).Create(w.Ctx, simulation.NewPod("three"), metav1.CreateOptions{})
+	_, err := w.Kube.CoreV1().Pods(simulation.Namespace).Create(w.Ctx, simulation.NewPod("three"), metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: ips, requested: requests.berth.dev/ip=1, used: requests.berth.dev/ip=3, limited: requests.berth.dev/ip=3") {
 		t.Errorf("a fourth address where three may be: %v", err)
 	}
@@ -231,9 +199,7 @@ func TestNamespaceCap(t *testing.T) {
 // another InternalIP, of which kube-scheduler tells nobody.
 func TestNodeComesToBeInPool(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99", func(pool *v1alpha1.IPPool) { pool.Spec.NodeSubnets = []string{"10.0.61.0/24"} })
 	pods := simulation.NewPods("web", 5)
@@ -253,9 +219,7 @@ func TestNodeComesToBeInPool(t *testing.T) {
 // that does not has no cap.
 func TestNodeCap(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(2)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	patch := []byte(`{"status":{"capacity":{"berth.dev/ip":"2"},"allocatable":{"berth.dev/ip":"2"}}}`)

@@ -18,9 +18,7 @@ import (
 // when they start anew. Freed a second time it rests no more.
 func TestDeletedAddressRests(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)
 	first, second := w.Scheduler(simulation.SchedulerOptions{}), w.Scheduler(simulation.SchedulerOptions{})
 	w.Controller()
 	w.Pool("web", "10.0.70.2", func(pool *v1alpha1.IPPool) { pool.Spec.Cooldown = &metav1.Duration{Duration: time.Hour} })
@@ -52,9 +50,7 @@ func TestDeletedAddressRests(t *testing.T) {
 // has rested.
 func TestDeletedAddressRestsWithoutController(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(1)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
 	w.Pool("web", "10.0.70.2", cooling)

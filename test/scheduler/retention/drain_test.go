@@ -21,9 +21,7 @@ import (
 // only when there is another.
 func TestDrainLeavesOneReplica(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(1)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{Controllers: true}, 1)
 	for _, program := range []string{"scheduler", "controller"} {
 		name := "berth-" + program
 		objects, err := deploy.Manifest(program + "/deployment.yaml")

@@ -520,9 +520,7 @@ func (c *cell) runJob() {
 
 func (c *cell) patch(text string, values ...any) {
 	c.t.Helper()
-	if _, err := c.objects().Patch(c.Ctx, c.name, types.MergePatchType, fmt.Appendf(nil, text, values...), metav1.PatchOptions{}); err != nil {
-		c.t.Fatal(err)
-	}
+	simulation.Patch(c.On(c.t), c.objects(), c.name, text, values...)
 }
 
 // scale sets how many pods there are, of a CronJob also those of its last Job: by taking nodes from a DaemonSet, whose
@@ -531,10 +529,7 @@ func (c *cell) scale(n int) {
 	c.t.Helper()
 	if c.kind.Resource == "cronjobs" {
 		c.patch(`{"spec":{"jobTemplate":{"spec":{%q:%d}}}}`, c.kind.Replicas, n)
-		text := fmt.Appendf(nil, `{"spec":{%q:%d}}`, c.kind.Replicas, n)
-		if _, err := c.Kube.BatchV1().Jobs(c.namespace).Patch(c.Ctx, fmt.Sprintf("%s-%d", c.name, c.jobs), types.MergePatchType, text, metav1.PatchOptions{}); err != nil {
-			c.t.Fatal(err)
-		}
+		simulation.Patch(c.On(c.t), c.Kube.BatchV1().Jobs(c.namespace), fmt.Sprintf("%s-%d", c.name, c.jobs), `{"spec":{%q:%d}}`, c.kind.Replicas, n)
 		return
 	}
 	if c.kind.Replicas != "" {
@@ -546,10 +541,7 @@ func (c *cell) scale(n int) {
 		if i < n {
 			value = `""`
 		}
-		text := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, daemonLabel(c.namespace, c.name), value)
-		if _, err := c.Kube.CoreV1().Nodes().Patch(c.Ctx, fmt.Sprintf("node%d", i+1), types.MergePatchType, text, metav1.PatchOptions{}); err != nil {
-			c.t.Fatal(err)
-		}
+		simulation.Patch(c.On(c.t), c.Kube.CoreV1().Nodes(), fmt.Sprintf("node%d", i+1), `{"metadata":{"labels":{%q:%s}}}`, daemonLabel(c.namespace, c.name), value)
 	}
 }
 

@@ -156,10 +156,7 @@ func scaledDown(c *cell) int {
 		if c.column == "deploy" {
 			doomed = slices.MinFunc(c.before, func(a, b slot) int { return strings.Compare(a.address, b.address) })
 		}
-		cost := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"-1"}}}`, podDeletionCost)
-		if _, err := c.Kube.CoreV1().Pods(c.namespace).Patch(c.Ctx, doomed.pod, types.MergePatchType, cost, metav1.PatchOptions{}); err != nil {
-			c.t.Fatal(err)
-		}
+		simulation.Patch(c.On(c.t), c.Kube.CoreV1().Pods(c.namespace), doomed.pod, `{"metadata":{"annotations":{%q:"-1"}}}`, podDeletionCost)
 	}
 	c.scale(1)
 	return 1

@@ -20,11 +20,7 @@ import (
 // When the address of a pod without a controller is freed.
 func TestReleaseOfPods(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	gone := func(w *simulation.World, pod string) { w.Delete(pod) }
 	ends := func(phase v1.PodPhase) func(*simulation.World, string) {
@@ -84,9 +80,7 @@ func TestReleaseOfPods(t *testing.T) {
 // what it began.
 func TestControllerKilled(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Scheduler(simulation.SchedulerOptions{})
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	tests := []struct {
@@ -124,9 +118,7 @@ func TestControllerKilled(t *testing.T) {
 // A controller whose news are old must not take the address of a pod that lives.
 func TestControllerBehind(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{})
-	w.Nodes(3)
-	w.Kubelet()
+	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)
 	w.Scheduler(simulation.SchedulerOptions{})
 	controller := w.Controller()
 	w.Pool("web", "10.0.70.2-10.0.70.99")

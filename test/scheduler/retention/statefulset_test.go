@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -22,11 +21,7 @@ import (
 // StatefulSets under the real StatefulSet controller and garbage collector.
 func TestStatefulSet(t *testing.T) {
 	t.Parallel()
-	w := simulation.New(t, lab.ControlPlaneOptions{Controllers: true})
-	w.Nodes(3)
-	w.Kubelet()
-	w.Scheduler(simulation.SchedulerOptions{})
-	w.Controller()
+	w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 3)
 	w.Pool("web", "10.0.70.2-10.0.70.99")
 	const (
 		podDeleted = v1alpha1.ReleasePodDeleted
@@ -166,10 +161,7 @@ func changeSet(w *simulation.World, set, patch string) {
 
 func patchSet(w *simulation.World, set, patch string) {
 	w.T.Helper()
-	_, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Patch(w.Ctx, set, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
-		w.T.Fatal(err)
-	}
+	simulation.Patch(w, w.Kube.AppsV1().StatefulSets(simulation.Namespace), set, "%s", patch)
 }
 
 func steady(set *appsv1.StatefulSet) error {

@@ -166,11 +166,14 @@ func (c *controller) reconcile(ctx context.Context, key key) error {
 	return c.replace(ctx, w)
 }
 
+// patcher is a client that changes objects of one kind.
+type patcher[T any] interface {
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (T, error)
+}
+
 // owns says whether an object is the workload's, which adopts orphans if its kind
 // does.
-func (c *controller) owns(ctx context.Context, w *workload, object metav1.Object,
-	patch func(ctx context.Context, name string, text []byte) error,
-) (bool, error) {
+func owns[T any](ctx context.Context, c *controller, w *workload, objects patcher[T], object metav1.Object) (bool, error) {
 	if owner := metav1.GetControllerOfNoCopy(object); owner != nil {
 		return owner.UID == w.UID, nil
 	}
@@ -186,7 +189,8 @@ func (c *controller) owns(ctx context.Context, w *workload, object metav1.Object
 	if err != nil {
 		return false, err
 	}
-	return true, patch(ctx, object.GetName(), text)
+	_, err = objects.Patch(ctx, object.GetName(), types.MergePatchType, text, metav1.PatchOptions{})
+	return true, err
 }
 
 func (w *workload) refs() []metav1.OwnerReference {
@@ -218,10 +222,7 @@ func (c *controller) replace(ctx context.Context, w *workload) error {
 	status := Status{ObservedGeneration: w.Generation}
 	for i := range list.Items {
 		pod := &list.Items[i]
-		ours, err := c.owns(ctx, w, pod, func(ctx context.Context, name string, text []byte) error {
-			_, err := api.Patch(ctx, name, types.MergePatchType, text, metav1.PatchOptions{})
-			return err
-		})
+		ours, err := owns(ctx, c, w, api, pod)
 		switch {
 		case err != nil:
 			return err
@@ -317,10 +318,7 @@ func (c *controller) rollOut(ctx context.Context, w *workload) error {
 	var current, old *appsv1.ReplicaSet
 	for i := range list.Items {
 		set := &list.Items[i]
-		ours, err := c.owns(ctx, w, set, func(ctx context.Context, name string, text []byte) error {
-			_, err := api.Patch(ctx, name, types.MergePatchType, text, metav1.PatchOptions{})
-			return err
-		})
+		ours, err := owns(ctx, c, w, api, set)
 		switch {
 		case err != nil:
 			return err
