@@ -188,16 +188,13 @@ func (r *recorder) quiet() time.Duration {
 func (r *recorder) now() *judge.State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	state := judge.New()
-	events := make([]judge.Event, 0, len(r.current))
-	for _, event := range r.current {
-		events = append(events, event)
-	}
-	slices.SortFunc(events, byVersion)
-	for _, event := range events {
-		state.Apply(event) // what it says of a history that is not one is of no interest
-	}
-	return state
+	return judge.Now(func(yield func(any) bool) {
+		for _, event := range r.current {
+			if !yield(event.Object) {
+				return
+			}
+		}
+	})
 }
 
 func byVersion(a, b judge.Event) int { return cmp.Compare(a.Version, b.Version) }

@@ -22,7 +22,7 @@ func (s *State) Attached(holders map[netip.Addr]string) (pods map[string]string,
 		if !t.Spec.ExternallyAssigned && pool != nil && pool.Spec.ExternalAssigner {
 			pods[string(t.Spec.Pod.UID)] = fmt.Sprintf("%s is %s, and was never attached", t.Name, t)
 		}
-		if holder := holders[addrOf(&t.Address)]; t.Spec.ExternallyAssigned && holder != t.Spec.Node {
+		if holder := holders[t.addr]; t.Spec.ExternallyAssigned && holder != t.Spec.Node {
 			pods[string(t.Spec.Pod.UID)] = fmt.Sprintf("MISATTACHED: %s is %s, and attached to %q", t.Name, t, holder)
 		}
 	}

@@ -23,8 +23,8 @@ func familyOf(a *Address) v1alpha1.IPFamily {
 // name had them.
 func (s *State) recordedFor(namespace, name string) []*tenure {
 	var all []*tenure
-	for _, t := range s.addresses {
-		if o := t.Spec.Owner; o != nil && o.Kind == "IPClaim" && o.Namespace == namespace && o.Name == name && !t.Spec.Reserved {
+	for t := range s.index.names[ownerName{namespace, name}] {
+		if t.Spec.Owner.Kind == "IPClaim" && !t.Spec.Reserved {
 			all = append(all, t)
 		}
 	}

@@ -3,6 +3,7 @@
 package judge
 
 import (
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -20,12 +21,14 @@ type film struct {
 	now     time.Time
 	version uint64
 	wrong   []string
+	// present are the objects that there are, by kind and UID or name.
+	present map[string]any
 }
 
 var start = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func newFilm() *film {
-	f := &film{State: New(), now: start}
+	f := &film{State: New(), now: start, present: map[string]any{}}
 	f.is(&Node{Name: "n1", Address: netip.MustParseAddr("10.0.60.11")})
 	f.is(&Node{Name: "n2", Address: netip.MustParseAddr("10.0.61.11")})
 	f.is(pool(func(p *Pool) {}))
@@ -45,8 +48,27 @@ func (f *film) write(deleted bool, objects []any) *film {
 	for _, object := range objects {
 		f.version++
 		f.wrong = append(f.wrong, f.Apply(Event{Version: f.version, At: f.now, Deleted: deleted, Object: object})...)
+		if f.present[keyOf(object)] = object; deleted {
+			delete(f.present, keyOf(object))
+		}
 	}
 	return f
+}
+
+func keyOf(object any) string {
+	switch object := object.(type) {
+	case *Pod:
+		return "Pod " + object.UID
+	case *Address:
+		return "Address " + object.UID
+	case *Workload:
+		return "Workload " + object.UID
+	case *Claim:
+		return "Claim " + object.UID
+	case *Pool:
+		return "Pool " + object.Name
+	}
+	return "Node " + object.(*Node).Name
 }
 
 // pool is 10.0.70.10-10.0.70.19, as its status says without addresses in use.
@@ -185,6 +207,9 @@ func TestGoodHistories(t *testing.T) {
 			is(ip(ten, of("Deployment", "deploy"), retain)).
 			gone(ip(ten, of("Deployment", "deploy"), retain)).
 			is(pool(status(1, 0, 0))),
+		"a Deployment does not keep its oldest any more": newFilm().
+			is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).
+			is(deploy(1)).gone(ip(ten, of("Deployment", "deploy"), retain)).is(pool(status(1, 0, 0))),
 		"a claim for a pod that was never bound is taken back": newFilm().
 			is(deploy(1), ip(ten, of("Deployment", "deploy"), retain, heldBy("a")), pod("a", "")).
 			gone(ip(ten, of("Deployment", "deploy"), retain, heldBy("a")), pod("a", "")),
@@ -252,6 +277,9 @@ func TestGoodHistories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if wrong := append(f.wrong, f.AtRest(f.now)...); len(wrong) > 0 {
 				t.Errorf("complains:\n%s", strings.Join(wrong, "\n"))
+			}
+			if wrong := Now(maps.Values(f.present)).AtRest(f.now); len(wrong) > 0 {
+				t.Errorf("complains of the present:\n%s", strings.Join(wrong, "\n"))
 			}
 		})
 	}
@@ -387,6 +415,9 @@ func TestBrokenHistories(t *testing.T) {
 			is(resting(ten)).wait(5 * time.Second).is(ip(ten, of("Pod", "b"), podDeleted, heldBy("b"))), "given away"},
 		"freed without its cooldown": {newFilm().is(pool(cooldown(10*time.Second)), ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten)).
 			gone(pod("a", "n1", ten), ip(ten, of("Pod", "a"), podDeleted, heldBy("a"))), "without its cooldown"},
+		"freed as if the oldest still came first": {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).
+			is(deploy(1), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b"))).
+			gone(pod("b", "n1", eleven), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b"))), "LOST"},
 		"preallocated and freed": {newFilm().is(claim(1, 0), ip(ten, of("IPClaim", "claim"), podDeleted)).gone(ip(ten, of("IPClaim", "claim"), podDeleted)), "preallocates"},
 		"freed though the claim is large enough": {newFilm().is(claim(2, 0), ip(ten, of("IPClaim", "claim"), retain), ip(eleven, of("IPClaim", "claim"), retain)).
 			gone(ip(eleven, of("IPClaim", "claim"), retain)), "LOST"},
@@ -466,29 +497,41 @@ func TestBrokenRest(t *testing.T) {
 			return w
 		}()), "is not at rest"},
 		"kept though the pod has another": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain), ip(eleven, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "n1", eleven)), "has others"},
-		"not taken over":                  {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)), "does not take over 1 of web"},
-		"not made the claim's own":        {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "before"), never)), "an earlier claim of its name left"},
-		"not preallocated":                {newFilm().is(claim(2, 1), ip(ten, of("IPClaim", "claim"), retain)), "preallocates 2 IPv4 addresses and has 1"},
-		"not released as the claim says":  {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), never)), "does not say how"},
-		"not ready":                       {newFilm().is(notReady(claim(0, 0))), "not rightly ready"},
-		"not detached":                    {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, attached)), "is not detached"},
-		"wrong node":                      {newFilm().is(held, pod("a", "n2", ten)), "is on n2"},
-		"unreachable node":                {newFilm().is(pool(func(p *Pool) { p.Spec.NodeSubnets = []string{"10.0.61.0/24"} }), held, pod("a", "n1", ten)), "not reachable"},
-		"a pod without a node":            {newFilm().is(pod("a", "")), "has no node"},
-		"a pod that does not run":         {newFilm().is(held, withPhase(pod("a", "n1", ten), "Pending")), "is Pending"},
-		"wrong count":                     {newFilm().is(held, pod("a", "n1", ten)), "allocated 0"},
-		"wrong capacity":                  {newFilm().is(pool(func(p *Pool) { p.Spec.Exclude = []string{"10.0.70.10"} })), "capacity 10"},
-		"outside":                         {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten), pool(func(p *Pool) { p.Spec.Ranges = []string{"10.0.70.20-10.0.70.29"} })), "there are capacity 10, allocated 0, retained 0, reserved 0, cooling 0, free 10, outside 1"},
-		"overlap":                         {newFilm().is(pool(func(p *Pool) { p.Name, p.Created = "younger", start.Add(time.Second) })), "there are capacity 0"},
+		"never used": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "")).gone(pod("a", "")).
+			is(ip(ten, ordinal("set", "web-0"), retain)), neverBound},
+		"a claim is ready that may not take over": {newFilm().is(onDemand(claim(1, 1), "store"), ip(ten, of("IPClaim", "claim"), retain), func() *Claim {
+			c := taker("web", 1, 0)
+			c.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ClaimReady, Status: metav1.ConditionTrue}}
+			return c
+		}()), "is not rightly ready"},
+		"not taken over":                 {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)), "does not take over 1 of web"},
+		"not made the claim's own":       {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "before"), never)), "an earlier claim of its name left"},
+		"not preallocated":               {newFilm().is(claim(2, 1), ip(ten, of("IPClaim", "claim"), retain)), "preallocates 2 IPv4 addresses and has 1"},
+		"not released as the claim says": {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), never)), "does not say how"},
+		"not ready":                      {newFilm().is(notReady(claim(0, 0))), "not rightly ready"},
+		"not detached":                   {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, attached)), "is not detached"},
+		"wrong node":                     {newFilm().is(held, pod("a", "n2", ten)), "is on n2"},
+		"unreachable node":               {newFilm().is(pool(func(p *Pool) { p.Spec.NodeSubnets = []string{"10.0.61.0/24"} }), held, pod("a", "n1", ten)), "not reachable"},
+		"a pod without a node":           {newFilm().is(pod("a", "")), "has no node"},
+		"a pod that does not run":        {newFilm().is(held, withPhase(pod("a", "n1", ten), "Pending")), "is Pending"},
+		"wrong count":                    {newFilm().is(held, pod("a", "n1", ten)), "allocated 0"},
+		"wrong capacity":                 {newFilm().is(pool(func(p *Pool) { p.Spec.Exclude = []string{"10.0.70.10"} })), "capacity 10"},
+		"outside":                        {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten), pool(func(p *Pool) { p.Spec.Ranges = []string{"10.0.70.20-10.0.70.29"} })), "there are capacity 10, allocated 0, retained 0, reserved 0, cooling 0, free 10, outside 1"},
+		"overlap":                        {newFilm().is(pool(func(p *Pool) { p.Name, p.Created = "younger", start.Add(time.Second) })), "there are capacity 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if len(test.film.wrong) > 0 {
 				t.Errorf("complains too early:\n%s", strings.Join(test.film.wrong, "\n"))
 			}
 			expect(t, test.film.AtRest(test.film.now), test.want)
+			if test.want != neverBound { // the present does not tell
+				expect(t, Now(maps.Values(test.film.present)).AtRest(test.film.now), test.want)
+			}
 		})
 	}
 }
+
+const neverBound = "no pod was ever bound with it"
 
 // What the external assigner has must be what is recorded.
 func TestAttached(t *testing.T) {

@@ -3,6 +3,7 @@
 package judge
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,8 +18,8 @@ func (p *Part) fits(addr netip.Addr) bool {
 		return false
 	}
 	return len(p.Ranges) == 0 || slices.ContainsFunc(p.Ranges, func(text string) bool {
-		first, last, err := bounds(text)
-		return err == nil && first.Compare(addr) <= 0 && addr.Compare(last) <= 0
+		span, err := spanOf(text)
+		return err == nil && span.has(addr)
 	})
 }
 
@@ -141,9 +142,9 @@ func (s *State) mustWait(pod *Pod, homes map[netip.Addr]*Pool) bool {
 		}
 	}
 	var kept []netip.Addr
-	for _, t := range s.addresses {
+	for t := range s.index.names[ownerName{pod.Namespace, cmp.Or(pod.Claim, pod.App)}] {
 		if s.keptFor(t, pod) {
-			kept = append(kept, addrOf(&t.Address))
+			kept = append(kept, t.addr)
 		}
 	}
 	most := len(pod.Parts) // of each kind: the other parts cannot have taken all

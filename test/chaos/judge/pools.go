@@ -51,29 +51,36 @@ func addressesOf(spec *v1alpha1.IPPoolSpec) (map[netip.Addr]bool, error) {
 
 // each calls a function with every address of a range.
 func each(text string, do func(netip.Addr)) error {
-	first, last, err := bounds(text)
+	span, err := spanOf(text)
 	if err != nil {
 		return err
 	}
-	for addr := first; addr.IsValid() && addr.Compare(last) <= 0; addr = addr.Next() {
+	for addr := span.first; addr.IsValid() && addr.Compare(span.last) <= 0; addr = addr.Next() {
 		do(addr)
 	}
 	return nil
 }
 
-func bounds(text string) (first, last netip.Addr, err error) {
+// span is a range of addresses, as a user writes it.
+type span struct{ first, last netip.Addr }
+
+func spanOf(text string) (s span, err error) {
 	if prefix, err := netip.ParsePrefix(text); err == nil {
-		return prefix.Addr(), lastOf(prefix), nil
+		return span{prefix.Addr(), lastOf(prefix)}, nil
 	}
 	from, to, ok := strings.Cut(text, "-")
 	if !ok {
 		to = from
 	}
-	if first, err = netip.ParseAddr(from); err != nil {
-		return first, last, err
+	if s.first, err = netip.ParseAddr(from); err != nil {
+		return s, err
 	}
-	last, err = netip.ParseAddr(to)
-	return first, last, err
+	s.last, err = netip.ParseAddr(to)
+	return s, err
+}
+
+func (s span) has(addr netip.Addr) bool {
+	return s.first.Compare(addr) <= 0 && addr.Compare(s.last) <= 0
 }
 
 func lastOf(prefix netip.Prefix) netip.Addr {
@@ -120,12 +127,11 @@ func (s *State) judgePools(home map[netip.Addr]*Pool) []string {
 		want[pool].Capacity++
 	}
 	for _, t := range s.addresses {
-		addr, err := netip.ParseAddr(t.Spec.Address)
-		if err != nil {
-			wrong = append(wrong, fmt.Sprintf("%s: %v", t.Name, err))
+		if !t.addr.IsValid() {
+			wrong = append(wrong, fmt.Sprintf("%s: %q is no address", t.Name, t.Spec.Address))
 			continue
 		}
-		pool := home[addr]
+		pool := home[t.addr]
 		if pool == nil {
 			if pool = s.pools[t.Spec.Pool]; pool != nil {
 				want[pool].Outside++

@@ -100,7 +100,7 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 		return ""
 	case spec.ReleasedAt != nil:
 		// Somebody looks at it when the time is over, not earlier.
-		if end := spec.ReleasedAt.Add(s.cooldown(&t.Address)); at.After(end.Add(late)) {
+		if end := spec.ReleasedAt.Add(s.cooldown(t)); at.After(end.Add(late)) {
 			return "its cooldown is over"
 		}
 		return ""
@@ -110,7 +110,7 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 		return "nobody owns it"
 	case !t.used:
 		return "no pod was ever bound with it"
-	case s.preallocates(&t.Address) && s.rank(t) < s.wanted(&t.Address):
+	case s.preallocates(&t.Address) && s.index.rank(t) < s.wanted(&t.Address):
 		return ""
 	case spec.RetainFor != nil && spec.Since != nil && at.After(spec.Since.Add(spec.RetainFor.Duration+late)):
 		return "its time is over"
@@ -123,10 +123,10 @@ func (s *State) leaked(t *tenure, at time.Time) string {
 		if !wanted {
 			return "its owner does not want it"
 		}
-		if s.isSuperseded(&t.Address) {
+		if s.isSuperseded(t) {
 			return "the pod that it stands for has others"
 		}
-		if n := s.rank(t); n >= most {
+		if n := s.index.rank(t); n >= most {
 			return fmt.Sprintf("its owner wants %d, and %d come before it", most, n)
 		}
 		return ""

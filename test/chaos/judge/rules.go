@@ -3,10 +3,8 @@
 package judge
 
 import (
-	"cmp"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,60 +59,17 @@ func (s *State) retains(t *tenure) string {
 
 // isSuperseded says whether a live pod of the name that the address stands for runs
 // with others.
-func (s *State) isSuperseded(a *Address) bool {
-	owner := a.Spec.Owner
-	if owner == nil || owner.PodName == "" {
+func (s *State) isSuperseded(t *tenure) bool {
+	if t.Spec.Owner == nil {
 		return false
 	}
-	for name := range s.byOwner[string(owner.UID)] {
-		runner := s.runners[name]
-		if runner != nil && s.addresses[name].Spec.Owner.PodName == owner.PodName && !slices.Contains(runner.Addresses, a.Name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.index.ofPod(t.Spec.Owner), func(other *tenure) bool {
+		runner := s.runners[other.Name]
+		return runner != nil && !slices.Contains(runner.Addresses, t.Name)
+	})
 }
 
 func is6(a *Address) bool { return strings.Contains(a.Spec.Address, ":") }
-
-// ranks returns how many alike come before each address of an owner: the older
-// ones, and where pods share them out, first of all those with pods.
-func (s *State) ranks(uid string) map[*tenure]int {
-	var all []*tenure
-	for name := range s.byOwner[uid] {
-		all = append(all, s.addresses[name])
-	}
-	w := s.workloads[uid]
-	podsFirst := w == nil || !w.OldestFirst
-	slices.SortFunc(all, func(a, b *tenure) int {
-		shared := a.Spec.Owner.PodName+a.Spec.Owner.NodeName == ""
-		if podsFirst && shared && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
-			if a.Spec.Pod != nil {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(a.Created.Compare(b.Created), addrOf(&a.Address).Compare(addrOf(&b.Address)))
-	})
-	type purpose struct {
-		podName, nodeName string
-		six               bool
-	}
-	ranks, counts := make(map[*tenure]int, len(all)), map[purpose]int{}
-	for _, t := range all {
-		p := purpose{t.Spec.Owner.PodName, t.Spec.Owner.NodeName, is6(&t.Address)}
-		ranks[t] = counts[p]
-		counts[p]++
-	}
-	return ranks
-}
-
-func (s *State) rank(t *tenure) int { return s.ranks(string(t.Spec.Owner.UID))[t] }
-
-func addrOf(a *Address) netip.Addr {
-	addr, _ := netip.ParseAddr(a.Spec.Address) // the API server admits nothing else
-	return addr
-}
 
 // wants says whether Retain keeps an address of this owner now, and how many like
 // it.
@@ -189,21 +144,15 @@ func (s *State) sameOwner(t *tenure, next *Address) bool {
 // cooldown of an address: of the pool that it was drawn from. Where another pool
 // contains it too, the shorter one counts: which is meant is for the status of
 // pools to say.
-func (s *State) cooldown(a *Address) time.Duration {
-	pool := s.pools[a.Spec.Pool]
+func (s *State) cooldown(t *tenure) time.Duration {
+	pool := s.pools[t.Spec.Pool]
 	if pool == nil {
 		return 0
 	}
 	rest := cooldownOf(pool)
-	addr, err := netip.ParseAddr(a.Spec.Address)
-	if err != nil || rest == 0 {
-		return rest
-	}
-	for _, other := range s.pools {
-		for _, text := range other.Spec.Ranges {
-			if first, last, err := bounds(text); err == nil && first.Compare(addr) <= 0 && addr.Compare(last) <= 0 {
-				rest = min(rest, cooldownOf(other))
-			}
+	for name, other := range s.pools {
+		if its := cooldownOf(other); its < rest && slices.ContainsFunc(s.spans[name], func(span span) bool { return span.has(t.addr) }) {
+			rest = its
 		}
 	}
 	return rest

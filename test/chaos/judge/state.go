@@ -4,12 +4,11 @@ package judge
 
 import (
 	"fmt"
-	"maps"
+	"iter"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // State is the objects at one moment of a history, and what must be remembered of
@@ -25,8 +24,11 @@ type State struct {
 	// runners are the live pods that were bound with an address while it was
 	// recorded for them, by address.
 	runners map[string]*Pod
-	// byOwner are names of addresses by the UID of their owner.
-	byOwner map[string]map[string]bool
+	// running are these pods, by UID.
+	running map[string]*Pod
+	index   index
+	// spans are the ranges of the pools, by pool.
+	spans map[string][]span
 	// takeOvers are when claims last named another in takeOver, by the UID of the
 	// one and the name of the other, as a number of events.
 	takeOvers map[string]map[string]int
@@ -39,6 +41,7 @@ type State struct {
 // tenure is the life of one FloatingIP.
 type tenure struct {
 	Address
+	addr netip.Addr
 	// used: it was made for its owner, or a pod was bound with it since it was made.
 	// Others were claimed for a pod that was then bound with another, or not at all.
 	used bool
@@ -67,9 +70,45 @@ func New() *State {
 	return &State{
 		pods: map[string]*Pod{}, addresses: map[string]*tenure{}, workloads: map[string]*Workload{}, claims: map[string]*Claim{},
 		pools: map[string]*Pool{}, nodes: map[string]*Node{},
-		runners: map[string]*Pod{}, byOwner: map[string]map[string]bool{}, pardoned: map[string]bool{},
+		runners: map[string]*Pod{}, running: map[string]*Pod{}, index: newIndex(), spans: map[string][]span{}, pardoned: map[string]bool{},
 		takeOvers: map[string]map[string]int{},
 	}
+}
+
+// Now returns the state of a cluster of which nothing but its present objects is known,
+// in no order. [State.AtRest] and [State.Attached] are all that it is for.
+func Now(objects iter.Seq[any]) *State {
+	s := New()
+	var addresses []*Address
+	for object := range objects {
+		switch object := object.(type) {
+		case *Pod:
+			s.pods[object.UID] = object
+		case *Address:
+			addresses = append(addresses, object)
+		case *Workload:
+			s.workloads[object.UID] = object
+		case *Claim:
+			s.claims[object.UID] = object
+		case *Pool:
+			s.putPool(object, false)
+		case *Node:
+			s.nodes[object.Name] = object
+		}
+	}
+	for _, a := range addresses {
+		t := &tenure{used: true}
+		t.set(a)
+		s.addresses[a.Name] = t
+		s.index.add(t, s.keepsOldest(a))
+		if a.Spec.Pod == nil {
+			continue
+		}
+		if pod := s.pods[string(a.Spec.Pod.UID)]; pod != nil && pod.Node != "" && !pod.finished() && slices.Contains(pod.Addresses, a.Name) {
+			s.runners[a.Name] = pod
+		}
+	}
+	return s
 }
 
 // Pardon allows an administrator to delete the FloatingIP with this UID.
@@ -89,6 +128,7 @@ func (s *State) Apply(e Event) []string {
 		return s.applyAddress(object, e.At)
 	case *Workload:
 		put(s.workloads, object.UID, object, e.Deleted)
+		s.index.reorder(object.UID, object.OldestFirst && !e.Deleted)
 		s.ownerChanged(object.UID)
 	case *Claim:
 		s.noteTakeOver(object)
@@ -96,7 +136,7 @@ func (s *State) Apply(e Event) []string {
 		s.ownerChanged(object.UID)
 	case *Pool:
 		before := s.pools[object.Name]
-		put(s.pools, object.Name, object, e.Deleted)
+		s.putPool(object, e.Deleted)
 		if e.Deleted || before == nil || before.Generation != object.Generation {
 			for _, t := range s.addresses {
 				s.observe(t, false)
@@ -130,11 +170,31 @@ func put[T any](all map[string]*T, key string, object *T, deleted bool) {
 	}
 }
 
+func (s *State) putPool(pool *Pool, deleted bool) {
+	put(s.pools, pool.Name, pool, deleted)
+	delete(s.spans, pool.Name)
+	if deleted {
+		return
+	}
+	for _, text := range pool.Spec.Ranges {
+		if span, err := spanOf(text); err == nil {
+			s.spans[pool.Name] = append(s.spans[pool.Name], span)
+		}
+	}
+}
+
 func (s *State) applyPod(pod *Pod, deleted bool, at time.Time) []string {
 	before := s.pods[pod.UID]
 	put(s.pods, pod.UID, pod, deleted)
 	if deleted || pod.finished() {
-		maps.DeleteFunc(s.runners, func(_ string, runner *Pod) bool { return runner.UID == pod.UID })
+		if ran := s.running[pod.UID]; ran != nil {
+			delete(s.running, pod.UID)
+			for _, name := range ran.Addresses {
+				if s.runners[name] == ran {
+					delete(s.runners, name)
+				}
+			}
+		}
 		if deleted {
 			s.ownerChanged(pod.UID)
 		}
@@ -169,13 +229,15 @@ func (s *State) bound(pod *Pod, at time.Time) []string {
 			wrong = append(wrong, fmt.Sprintf("pod %s is bound with %s, which is %s", pod, name, t))
 		default:
 			t.used, t.ran = true, true
-			s.runners[name] = pod
+			s.runners[name], s.running[pod.UID] = pod, pod
 		}
 	}
 	// What else its name has is given up.
 	for _, name := range pod.Addresses {
 		if t := s.addresses[name]; t != nil && t.Spec.Owner != nil {
-			s.ownerChanged(string(t.Spec.Owner.UID))
+			for _, other := range s.index.ofPod(t.Spec.Owner) {
+				s.observe(other, false)
+			}
 		}
 	}
 	return wrong
@@ -184,10 +246,11 @@ func (s *State) bound(pod *Pod, at time.Time) []string {
 func (s *State) applyAddress(next *Address, at time.Time) []string {
 	t := s.addresses[next.Name]
 	var wrong []string
+	if t != nil {
+		s.index.remove(t)
+	}
 	if t != nil && t.UID == next.UID {
 		wrong = s.judgeChange(t, next, at)
-		s.unindex(&t.Address)
-		s.rankChanged(t.Spec.Owner)
 	} else {
 		t = &tenure{}
 		s.addresses[next.Name] = t
@@ -198,18 +261,25 @@ func (s *State) applyAddress(next *Address, at time.Time) []string {
 	if before, after := t.Spec.Owner, next.Spec.Owner; before == nil || after == nil || before.Kind != after.Kind || before.Namespace != after.Namespace || before.Name != after.Name {
 		t.owned = at
 	}
-	t.Address, t.written = *next, s.events
-	if owner := next.Spec.Owner; owner != nil {
-		names := s.byOwner[string(owner.UID)]
-		if names == nil {
-			names = map[string]bool{}
-			s.byOwner[string(owner.UID)] = names
-		}
-		names[next.Name] = true
-	}
+	t.set(next)
+	t.written = s.events
 	s.observe(t, true)
-	s.rankChanged(next.Spec.Owner)
+	s.index.add(t, s.keepsOldest(next))
 	return wrong
+}
+
+func (t *tenure) set(a *Address) {
+	t.Address = *a
+	t.addr, _ = netip.ParseAddr(a.Spec.Address) // the API server admits nothing else
+}
+
+// keepsOldest says whether the owner of an address keeps the oldest first.
+func (s *State) keepsOldest(a *Address) bool {
+	if a.Spec.Owner == nil {
+		return false
+	}
+	w := s.workloads[string(a.Spec.Owner.UID)]
+	return w != nil && w.OldestFirst
 }
 
 // judgeChange says what is wrong with a change of a FloatingIP.
@@ -259,34 +329,14 @@ func (s *State) forgetAddress(last *Address, at time.Time) []string {
 	if t.Spec.ExternallyAssigned && t.Spec.Pod != nil {
 		wrong = append(wrong, fmt.Sprintf("%s is freed and was never to be detached: it was %s", t.Name, t))
 	}
-	s.unindex(&t.Address)
+	s.index.remove(t)
 	delete(s.addresses, t.Name)
-	s.rankChanged(t.Spec.Owner)
 	return wrong
-}
-
-func (s *State) unindex(a *Address) {
-	if owner := a.Spec.Owner; owner != nil {
-		delete(s.byOwner[string(owner.UID)], a.Name)
-	}
-}
-
-// rankChanged takes note of the ranks of an owner's addresses.
-func (s *State) rankChanged(owner *v1alpha1.Owner) {
-	if owner == nil {
-		return
-	}
-	for t, rank := range s.ranks(string(owner.UID)) {
-		t.worst = max(t.worst, rank)
-	}
 }
 
 // ownerChanged takes note of what an owner wants now.
 func (s *State) ownerChanged(uid string) {
-	for t, rank := range s.ranks(uid) {
-		s.observe(t, false)
-		t.worst = max(t.worst, rank)
-	}
+	s.index.of(uid, func(t *tenure) { s.observe(t, false) })
 }
 
 func (s *State) nodeChanged(name string) {
@@ -301,12 +351,12 @@ func (s *State) nodeChanged(name string) {
 // address was just written.
 func (s *State) observe(t *tenure, anew bool) {
 	wanted, count := s.wants(&t.Address)
-	rest := s.cooldown(&t.Address)
+	rest := s.cooldown(t)
 	if anew {
 		t.unwanted, t.superseded, t.unasked, t.least, t.worst, t.rest = false, false, false, count, 0, rest
 	}
 	t.unwanted = t.unwanted || !wanted
-	t.superseded = t.superseded || s.isSuperseded(&t.Address)
+	t.superseded = t.superseded || s.isSuperseded(t)
 	t.unasked = t.unasked || !s.preallocates(&t.Address)
 	t.least = min(t.least, count)
 	t.rest = min(t.rest, rest)
