@@ -84,6 +84,19 @@ func TestProfiles(t *testing.T) {
 	})
 }
 
+// A factory that cannot watch leaves no goroutine behind: the bubble would say so.
+func TestNewFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, oneWeb)
+		// The informers run already.
+		plugin, err := NewFactory().New(c.ctx, nil, c.plugin.handle)
+		if plugin != nil || err == nil || !strings.Contains(err.Error(), "watch Deployments: ") {
+			t.Errorf("New = %v, %v", plugin, err)
+		}
+		c.settle()
+	})
+}
+
 func TestToStatus(t *testing.T) {
 	for _, test := range []struct {
 		err  error

@@ -146,6 +146,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	}
 	shared.sets = &fixedSets{deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(), customs: customs}
 	if err := shared.watch(ctx, handle.SharedInformerFactory()); err != nil {
+		customs.queue.ShutDown() // run, which does it otherwise, is never called
 		return nil, err
 	}
 	book.KnowPods(shared.pods)
