@@ -4,6 +4,7 @@ package chaos
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -131,7 +132,7 @@ func (d *driver) run(round, steps int) error {
 		}
 		select {
 		case <-d.w.Ctx.Done():
-			return d.w.Ctx.Err()
+			return context.Cause(d.w.Ctx)
 		case <-time.After(pause):
 		}
 	}

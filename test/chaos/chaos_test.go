@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -147,7 +148,7 @@ func (d *driver) rest(when string) {
 		}
 		select {
 		case <-w.Ctx.Done():
-			w.T.Fatal(w.Ctx.Err())
+			w.T.Fatal(context.Cause(w.Ctx))
 		case <-ticker.C:
 			continue
 		case <-deadline.C:

@@ -49,7 +49,10 @@ func (w *world) startPrograms(round int, elect election) {
 	for i, letter := range []string{"a", "b"} {
 		for j, kind := range []string{"scheduler", "controller"} {
 			random := rand.New(rand.NewPCG(w.seed, uint64(1000*round+10*i+j)))
-			proxy, err := proxy.Start(w.Ctx, w.Config, proxy.ServiceAccount(w.System, "berth-"+kind), random)
+			proxy, err := proxy.Start(w.Ctx, w.Config, proxy.Options{
+				Identity: proxy.ServiceAccount(w.System, "berth-"+kind), Random: random,
+				Keeps: proxy.Call.Forbidden, // There are very many, and stop asks for no others.
+			})
 			if err != nil {
 				w.T.Fatal(err)
 			}
@@ -150,7 +153,7 @@ func (p *restarted) signal(signal syscall.Signal) {
 func (p *restarted) resume() { p.signal(syscall.SIGCONT) }
 
 // schedulerConfig is that of the manifests, but for the lease, which is renewed
-// more often, so that the test need not wait.
+// more often, so that the test need not wait. It is kept with the logs.
 func (w *world) schedulerConfig(p *restarted, elect bool) string {
 	w.T.Helper()
 	config, err := program.SchedulerConfig()
@@ -162,12 +165,13 @@ func (w *world) schedulerConfig(p *restarted, elect bool) string {
 	config.Configure(map[string]any{"assigner": map[string]any{"address": w.assignerAddress, "timeout": "1s"}})
 	// A pod that met a fault is tried again soon.
 	config["podInitialBackoffSeconds"], config["podMaxBackoffSeconds"] = 1, 3
-	return w.File(p.name+"-config-*.yaml", config)
+	return w.WriteFile(filepath.Join(w.dir, p.name+"-config.yaml"), config)
 }
 
-// kubeconfig leads to the program's proxy, which adds the identity.
+// kubeconfig leads to the program's proxy, which adds the identity. It is kept with the
+// logs.
 func (w *world) kubeconfig(p *restarted) string {
-	return w.File(p.name+"-kubeconfig-*.yaml", p.proxy.Kubeconfig())
+	return w.WriteFile(filepath.Join(w.dir, p.name+"-kubeconfig.yaml"), p.proxy.Kubeconfig())
 }
 
 // summary of counts, sorted.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/program"
 )
 
 // namespaces of the pods.
@@ -127,6 +128,7 @@ func (w *world) tidy(t *testing.T) {
 		}
 		return
 	}
+	t.Logf("the end of operations.log:\n%s", program.Tail(filepath.Join(w.dir, "operations.log"), 20))
 	t.Logf("seed %d: BERTH_CHAOS_SEED=%[1]d draws the same again; all logs are in %s", w.seed, w.dir)
 }
 

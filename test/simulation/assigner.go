@@ -4,6 +4,7 @@ package simulation
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -11,7 +12,8 @@ import (
 	"github.com/berth-dev/berth/test/assigner"
 )
 
-// Assigner serves an external assigner until the test ends, and returns where.
+// Assigner serves an external assigner until the test ends, and returns where. The test
+// fails at once if the assigner ends earlier.
 func (w *World) Assigner(server assignerv1.AssignerServer) (address string) {
 	w.T.Helper()
 	dir, err := os.MkdirTemp("", "berth-assigner-") // short: it holds a socket
@@ -20,20 +22,26 @@ func (w *World) Assigner(server assignerv1.AssignerServer) (address string) {
 	}
 	w.T.Cleanup(func() { _ = os.RemoveAll(dir) })
 	endpoint := assigner.Endpoint{Listen: "unix://" + filepath.Join(dir, "socket")}
-	// It outlives the programs, which are ended before.
-	ctx, cancel := context.WithCancel(context.WithoutCancel(w.Ctx))
-	listener, err := endpoint.Listener(ctx)
+	listener, err := endpoint.Listener(w.Ctx)
 	if err != nil {
-		cancel()
 		w.T.Fatal(err)
 	}
-	done := make(chan error, 1)
-	go func() { done <- endpoint.Serve(ctx, listener, server) }()
+	w.serve(endpoint, listener, server)
+	return endpoint.Listen
+}
+
+func (w *World) serve(endpoint assigner.Endpoint, listener net.Listener, server assignerv1.AssignerServer) {
+	// It outlives the programs, which are ended before.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.Ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := endpoint.Serve(ctx, listener, server); err != nil {
+			w.Abort("the external assigner ended: %w", err)
+		}
+	}()
 	w.T.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			w.T.Errorf("the external assigner ended: %v", err)
-		}
+		<-done
 	})
-	return endpoint.Listen
 }

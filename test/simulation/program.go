@@ -80,7 +80,7 @@ func (w *World) Controller(flags ...string) *Instance {
 // namespace.
 func (w *World) proxyFor(account string) *proxy.Proxy {
 	w.T.Helper()
-	p, err := proxy.Start(w.Ctx, w.Config, proxy.ServiceAccount(w.System, account), nil)
+	p, err := proxy.Start(w.Ctx, w.Config, proxy.Options{Identity: proxy.ServiceAccount(w.System, account)})
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -116,22 +116,28 @@ func (w *World) kubeconfig(p *proxy.Proxy) string {
 	return w.File("kubeconfig-*", p.Kubeconfig())
 }
 
-// File writes content as YAML, and returns its path.
+// File writes content as YAML into a file that ends with the test, and returns its path.
 func (w *World) File(pattern string, content any) string {
 	w.T.Helper()
-	text, err := yaml.Marshal(content)
-	if err != nil {
-		w.T.Fatal(err)
-	}
 	file, err := os.CreateTemp(w.T.TempDir(), pattern)
 	if err != nil {
 		w.T.Fatal(err)
 	}
 	defer file.Close()
-	if _, err := file.Write(text); err != nil {
+	return w.WriteFile(file.Name(), content)
+}
+
+// WriteFile writes content as YAML, and returns path.
+func (w *World) WriteFile(path string, content any) string {
+	w.T.Helper()
+	text, err := yaml.Marshal(content)
+	if err != nil {
 		w.T.Fatal(err)
 	}
-	return file.Name()
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		w.T.Fatal(err)
+	}
+	return path
 }
 
 // start runs a program until Kill or the end of the test, whichever way that

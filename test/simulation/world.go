@@ -68,6 +68,7 @@ type World struct {
 	CRDsDeleted, CRDsGone time.Time
 
 	patience time.Duration
+	abort    context.CancelCauseFunc // ends Ctx
 }
 
 // Options of a world.
@@ -91,6 +92,7 @@ func NewWith(t testing.TB, options Options) *World {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(options.Lasts, Lasts))
 	t.Cleanup(cancel)
+	ctx, abort := context.WithCancelCause(ctx)
 	cp, err := lab.StartControlPlane(ctx, options.ControlPlaneOptions)
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +104,7 @@ func NewWith(t testing.TB, options Options) *World {
 	})
 	w := &World{
 		T: t, Ctx: ctx, ControlPlane: cp,
-		System: cmp.Or(options.System, deploy.Namespace), patience: cmp.Or(options.Patience, Patience),
+		System: cmp.Or(options.System, deploy.Namespace), patience: cmp.Or(options.Patience, Patience), abort: abort,
 	}
 	if w.Config, err = cp.RESTConfig(); err != nil {
 		t.Fatal(err)
@@ -167,10 +169,21 @@ func (w *World) Try(check func() error) error {
 		}
 		select {
 		case <-ctx.Done():
+			if ended := context.Cause(w.Ctx); ended != nil {
+				err = fmt.Errorf("%w: %w", ended, err)
+			}
 			return err
 		case <-ticker.C:
 		}
 	}
+}
+
+// Abort fails the test and ends Ctx, so that nobody waits for what cannot come. Any
+// goroutine may call it.
+func (w *World) Abort(format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	w.T.Error(err)
+	w.abort(err)
 }
 
 // patient is a context that ends when patience is over.

@@ -55,6 +55,7 @@ type Proxy struct {
 	taps    []*Tap
 	held    map[string]chan struct{} // resource → closed when its watches flow again
 	watches map[*http.Request]func() // cuts it
+	keeps   func(Call) bool
 	calls   []Call
 	count   map[string]int // faults done, by name
 }
@@ -79,12 +80,21 @@ func ServiceAccount(namespace, name string) rest.ImpersonationConfig {
 	}
 }
 
-// Start starts a proxy to the API server of config, an administrator's, which makes
-// requests with an identity until ctx ends. random draws faults; it may be nil where
-// there are none. The caller must call Stop.
-func Start(ctx context.Context, config *rest.Config, identity rest.ImpersonationConfig, random *rand.Rand) (*Proxy, error) {
+// Options of a proxy.
+type Options struct {
+	// Identity that requests are made with.
+	Identity rest.ImpersonationConfig
+	// Random draws faults; nil where there are none.
+	Random *rand.Rand
+	// Keeps says which calls are remembered; nil: all.
+	Keeps func(Call) bool
+}
+
+// Start starts a proxy to the API server of config, an administrator's. It works until
+// ctx ends; the caller must call Stop.
+func Start(ctx context.Context, config *rest.Config, options Options) (*Proxy, error) {
 	config = rest.CopyConfig(config)
-	config.Impersonate = identity
+	config.Impersonate = options.Identity
 	transport, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("start a proxy: %w", err)
@@ -98,7 +108,7 @@ func Start(ctx context.Context, config *rest.Config, identity rest.Impersonation
 		return nil, fmt.Errorf("start a proxy: %w", err)
 	}
 	p := &Proxy{
-		url: "http://" + listener.Addr().String(), upstream: upstream, transport: transport, ended: make(chan struct{}), random: random,
+		url: "http://" + listener.Addr().String(), upstream: upstream, transport: transport, ended: make(chan struct{}), random: options.Random, keeps: options.Keeps,
 		held: map[string]chan struct{}{}, watches: map[*http.Request]func(){}, count: map[string]int{},
 	}
 	p.server = &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
@@ -173,25 +183,30 @@ func (p *Proxy) Refuse(match func(*http.Request) bool) (accept func()) {
 	return func() { set(nil) }
 }
 
-// Seen returns the answered requests that match.
+// Seen returns the answered requests that match, of those that are remembered.
 func (p *Proxy) Seen(match func(Call) bool) []Call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(p.calls), func(c Call) bool { return !match(c) })
 }
 
+// Forbidden says whether the API server did not permit the call.
+func (c Call) Forbidden() bool { return c.Code == http.StatusForbidden && !c.ByTest }
+
 // Forbidden returns the requests that the API server did not permit the program.
-func (p *Proxy) Forbidden() []Call {
-	return p.Seen(func(c Call) bool { return c.Code == http.StatusForbidden && !c.ByTest })
-}
+func (p *Proxy) Forbidden() []Call { return p.Seen(Call.Forbidden) }
 
 func (p *Proxy) remember(request *http.Request, code int, byTest bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.calls = append(p.calls, Call{
+	call := Call{
 		Method: request.Method, Path: request.URL.Path, Watch: isWatch(request),
 		Initial: request.URL.Query().Get("sendInitialEvents") == "true", Code: code, ByTest: byTest, At: time.Now(),
-	})
+	}
+	if p.keeps != nil && !p.keeps(call) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls = append(p.calls, call)
 }
 
 // Count returns how many faults were done, by name.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,9 @@ import (
 
 	"k8s.io/client-go/rest"
 )
+
+// forbidden is a path that the upstream permits nobody.
+const forbidden = "/apis/x/forbidden"
 
 // upstream counts requests, and answers watches with a line whenever one is sent
 // to lines.
@@ -27,10 +31,19 @@ type upstream struct {
 
 func start(t *testing.T) (*upstream, *Proxy) {
 	t.Helper()
+	return startWith(t, Options{Random: rand.New(rand.NewPCG(1, 1))})
+}
+
+func startWith(t *testing.T, options Options) (*upstream, *Proxy) {
+	t.Helper()
 	u := &upstream{lines: make(chan string)}
 	u.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u.requests.Add(1)
 		if !isWatch(r) {
+			if r.URL.Path == forbidden {
+				w.WriteHeader(http.StatusForbidden)
+				return
+			}
 			text, _ := io.ReadAll(r.Body)
 			_, _ = w.Write(append([]byte("did "), text...))
 			return
@@ -46,7 +59,7 @@ func start(t *testing.T) (*upstream, *Proxy) {
 			}
 		}
 	}))
-	p, err := Start(t.Context(), &rest.Config{Host: u.URL}, rest.ImpersonationConfig{}, rand.New(rand.NewPCG(1, 1)))
+	p, err := Start(t.Context(), &rest.Config{Host: u.URL}, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +108,44 @@ func TestFaults(t *testing.T) {
 	p.Set(Faults{Error: 1})
 	if code, _, err := post(p, "it"); err != nil || code < 500 || u.requests.Load() != 0 {
 		t.Errorf("an error is %d (%v), %d requests arrived", code, err, u.requests.Load())
+	}
+}
+
+// What a proxy remembers of the requests that it passed on and those that it refused.
+func TestSeen(t *testing.T) {
+	for name, test := range map[string]struct {
+		keeps func(Call) bool
+		want  []int // codes
+	}{
+		"all":           {nil, []int{200, 403, 403}},
+		"the forbidden": {Call.Forbidden, []int{403}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, p := startWith(t, Options{Keeps: test.keeps})
+			get := func(path string) {
+				t.Helper()
+				response, err := http.Get(p.URL() + path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				response.Body.Close()
+			}
+			get("/apis/x/things")
+			get(forbidden)
+			accept := p.Refuse(func(*http.Request) bool { return true })
+			get("/apis/x/things")
+			accept()
+			var codes []int
+			for _, call := range p.Seen(func(Call) bool { return true }) {
+				codes = append(codes, call.Code)
+			}
+			if !slices.Equal(codes, test.want) {
+				t.Errorf("it remembers answers %v, want %v", codes, test.want)
+			}
+			if got := p.Forbidden(); len(got) != 1 || got[0].Path != forbidden {
+				t.Errorf("forbidden are %v", got)
+			}
+		})
 	}
 }
 
