@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +30,9 @@ func TestDiscover(t *testing.T) {
 			{"name":"things","kind":"Thing","namespaced":true,"verbs":["get"]},
 			{"name":"things/status","kind":"Thing","namespaced":true,"verbs":["get"]},
 			{"name":"things/scale","group":"autoscaling","version":"v1","kind":"Scale","namespaced":true,"verbs":["get"]}]}`
+		unscaled = `{"kind":"APIResourceList","groupVersion":"example.org/v1","resources":[
+			{"name":"others/scale","group":"autoscaling","version":"v1","kind":"Scale","namespaced":true,"verbs":["get"]},
+			{"name":"things","kind":"Thing","namespaced":false,"verbs":["get"]}]}`
 		others = `{"kind":"APIResourceList","groupVersion":"example.org/v1","resources":[{"name":"others","kind":"Other","namespaced":false,"verbs":["get"]}]}`
 		groups = `{"kind":"APIGroupList","groups":[{"name":"example.org","versions":[{"groupVersion":"example.org/v2","version":"v2"}]}]}`
 		none   = `{"kind":"APIGroupList","groups":[]}`
@@ -43,6 +48,8 @@ func TestDiscover(t *testing.T) {
 		fails   bool
 	}{
 		{"served", map[string]string{"/apis/example.org/v1": kinds}, scalable("v1"), false},
+		{"served without a scale subresource", map[string]string{"/apis/example.org/v1": unscaled},
+			&servedKind{resource: scalable("v1").resource, cluster: true}, false},
 		{"served in another version", map[string]string{"/apis": groups, "/apis/example.org/v2": kinds}, scalable("v2"), false},
 		{"its version serves it no more, another does", map[string]string{"/apis/example.org/v1": others, "/apis": groups, "/apis/example.org/v2": kinds}, scalable("v2"), false},
 		{"its group is gone", map[string]string{"/apis": none}, nil, false},
@@ -150,6 +157,50 @@ func TestForbidden(t *testing.T) {
 	const want = `Berth may not read clonesets.apps.kruise.io: add a ClusterRole with the label rbac.berth.dev/aggregate-to-controller: "true" and the rule {apiGroups: ["apps.kruise.io"], resources: ["clonesets", "clonesets/scale"], verbs: [get, list, watch]}: no`
 	if err.Error() != want {
 		t.Errorf("got %s", err)
+	}
+}
+
+// Only a new object, a new generation and the begin of a deletion are changes.
+func TestHasChanged(t *testing.T) {
+	now := metav1.Now()
+	was := &metav1.ObjectMeta{UID: "a", Generation: 3, ResourceVersion: "7"}
+	for name, test := range map[string]struct {
+		is   metav1.ObjectMeta
+		want bool
+	}{
+		"an update":        {metav1.ObjectMeta{UID: "a", Generation: 3, ResourceVersion: "8"}, false},
+		"another object":   {metav1.ObjectMeta{UID: "b", Generation: 3, ResourceVersion: "8"}, true},
+		"a new generation": {metav1.ObjectMeta{UID: "a", Generation: 4, ResourceVersion: "8"}, true},
+		"a deletion":       {metav1.ObjectMeta{UID: "a", Generation: 3, ResourceVersion: "8", DeletionTimestamp: &now}, true},
+	} {
+		if got := hasChanged(was, &test.is); got != test.want {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}
+
+// A field spec.template of another form is no pod template.
+func TestTemplateOf(t *testing.T) {
+	containers := []any{map[string]any{"name": "web"}}
+	slim := func(template *v1.PodTemplateSpec) v1.PodTemplateSpec {
+		return v1.PodTemplateSpec{Spec: v1.PodSpec{NodeName: template.Spec.Containers[0].Name}}
+	}
+	for name, test := range map[string]struct {
+		spec map[string]any
+		slim func(*v1.PodTemplateSpec) v1.PodTemplateSpec
+		want *v1.PodTemplateSpec
+	}{
+		"a pod template":               {map[string]any{"template": map[string]any{"spec": map[string]any{"containers": containers}}}, slim, &v1.PodTemplateSpec{Spec: v1.PodSpec{NodeName: "web"}}},
+		"a pod template is not wanted": {map[string]any{"template": map[string]any{"spec": map[string]any{"containers": containers}}}, nil, nil},
+		"none":                         {map[string]any{}, slim, nil},
+		"a name":                       {map[string]any{"template": "web"}, slim, nil},
+		"without containers":           {map[string]any{"template": map[string]any{"spec": map[string]any{}}}, slim, nil},
+		"fields of another type":       {map[string]any{"template": map[string]any{"spec": map[string]any{"containers": containers, "nodeName": int64(7)}}}, slim, nil},
+	} {
+		r := NewReader(Config{Slim: test.slim})
+		if diff := cmp.Diff(test.want, r.templateOf(&unstructured.Unstructured{Object: map[string]any{"spec": test.spec}})); diff != "" {
+			t.Errorf("%s: -want +got\n%s", name, diff)
+		}
 	}
 }
 
