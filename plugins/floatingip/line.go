@@ -158,9 +158,6 @@ func (d demand) within(other demand) bool {
 	return true
 }
 
-// unknown says that it is not known how many pods the change can serve.
-func (o *offer) unknown() bool { return o.More == 0 && !o.Addr.IsValid() }
-
 // needs returns what may help the pod; ok is false if no change may wake it now.
 func (w *waiter) needs() (lack ipam.Lack, ok bool) {
 	switch {
@@ -309,7 +306,7 @@ func (l *line) reserved(uid types.UID, addrs []netip.Addr, kept bool, now time.T
 	case o == nil:
 	case o.Addr.IsValid() || !answered || kept:
 		l.pass(o, 1, now)
-	case o.unknown():
+	case o.More == 0: // It is not known how many pods the change can serve.
 		l.pass(o, 2, now)
 	}
 	return w.since, true
@@ -364,12 +361,11 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	l.pass(fresh, max(1, change.More), now)
 }
 
-// serves offers a pool that serves another node, after nodeSettles.
+// serves offers a pool that serves another node, after nodeSettles. Until then it may
+// also help pods that join the line later.
 func (l *line) serves(pool string, now time.Time) {
-	if len(l.order) > 0 {
-		l.serving[pool] = now.Add(nodeSettles)
-		l.dueBy(l.serving[pool])
-	}
+	l.serving[pool] = now.Add(nodeSettles)
+	l.dueBy(l.serving[pool])
 }
 
 // pass gives an offer to the next n pods that it may help.

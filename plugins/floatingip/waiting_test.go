@@ -175,7 +175,13 @@ func TestForgotten(t *testing.T) {
 	if n := w.count(); n != 2 {
 		t.Errorf("%d pods wait, want 2: one was deleted before it was in the line", n)
 	}
+	w.changed(webFreed)
+	w.expect("the first", "a")
+	if n := w.count(); n != 2 {
+		t.Errorf("%d pods wait, want 2, of which one is woken", n)
+	}
 	w.forget("a")
+	w.expect("the next", "b")
 	w.reserved("b", nil, false)
 	if n, others := w.count(), len(w.line.pods); n != 0 || others != 0 {
 		t.Errorf("%d pods wait of %d, want none", n, others)
@@ -221,4 +227,13 @@ func TestServes(t *testing.T) {
 	w.short("b", ipam.LackAddress)
 	w.tries("c", 0, "web")
 	w.expect("the last", "d")
+}
+
+// A pod that joins the line before kube-scheduler sees the node's addresses is woken too.
+func TestServesNewcomer(t *testing.T) {
+	w := startWaiting(t)
+	w.serves("web")
+	w.lacks("a", 0, "web")
+	w.pass(nodeSettles)
+	w.expect("who came since", "a")
 }
