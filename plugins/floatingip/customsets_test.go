@@ -5,12 +5,19 @@ package floatingip
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/berth-dev/berth/ipam"
@@ -215,6 +222,84 @@ func TestCustomSetErrors(t *testing.T) {
 		t.Error("it was read although nobody waits any more")
 	}
 	w.free()
+}
+
+// The first error of a kind is logged, and that it can be read again.
+func TestCustomSetComplains(t *testing.T) {
+	w := newCustomWorld(t)
+	var logged []string
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
+	w.waits()
+	for _, step := range []struct {
+		err  error
+		want string
+	}{
+		{nil, ""},
+		{&customkind.ForbiddenError{Err: errors.New("no")}, "Failed to read a workload"},
+		{&customkind.ForbiddenError{Err: errors.New("no")}, ""},
+		{nil, "can be read again"},
+		{nil, ""},
+		{&customkind.ForbiddenError{Err: errors.New("no")}, "Failed to read a workload"},
+	} {
+		w.reader.err, logged = step.err, nil
+		w.want(w.setOf(&web), w.clock.Now())
+		w.next(ctx)
+		if got := strings.Join(logged, "; "); !strings.Contains(got, step.want) || step.want == "" && got != "" {
+			t.Errorf("error %v: logged %q, want %q", step.err, got, step.want)
+		}
+	}
+}
+
+// growingReader has a workload that wants one more pod at each look.
+type growingReader struct {
+	*fakeReader
+	replicas int64
+}
+
+func (r *growingReader) Cached(*v1alpha1.Owner) (customkind.Workload, customkind.Standing) {
+	r.replicas++
+	return customkind.Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: r.replicas}}, customkind.Current
+}
+
+// A pod waits with the size of its set that was read after it joined the line: a change
+// of a size that was read before may have come before.
+func TestSizeOfWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := pod("web-x", of("example.dev/v1", "Fleet", "web"), retain)
+		c := newCluster(t, oneWeb, pod)
+		reader := &growingReader{fakeReader: &fakeReader{}}
+		c.plugin.sets.customs.reader = reader
+		c.framework.RunPreFilterPlugins(c.ctx, framework.NewCycleState(), pod)
+		if got := c.plugin.waiting.line.pods[pod.UID].request.MaxPods; reader.replicas < 2 || got != int(reader.replicas) {
+			t.Errorf("the pod waits for one of %d pods, want %d", got, reader.replicas)
+		}
+	})
+}
+
+// A workload of another UID is not the pod's.
+func TestSizeOfAnother(t *testing.T) {
+	deployments, replicaSets := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{}), cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	for _, err := range []error{deployments.Add(deployment("web", 3)), replicaSets.Add(replicaSet("web", ""))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &fixedSets{deployments: appslisters.NewDeploymentLister(deployments), replicaSets: appslisters.NewReplicaSetLister(replicaSets)}
+	for _, kind := range []string{"Deployment", "ReplicaSet"} {
+		for _, test := range []struct {
+			name, uid string
+			known     bool
+		}{
+			{"web", "web", true},
+			{"web", "other", false},
+			{"other", "web", false},
+		} {
+			owner := &ipam.Owner{APIVersion: "apps/v1", Kind: kind, Namespace: "shop", Name: test.name, UID: test.uid}
+			if size, known, err := s.size(owner, fixedset.Spare{}); known != test.known || err != nil {
+				t.Errorf("%s %s with UID %s: %+v, %v, %v", kind, test.name, test.uid, size, known, err)
+			}
+		}
+	}
 }
 
 // A workload that is not watched is read again at intervals, and no pod waits for that.

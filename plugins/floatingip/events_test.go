@@ -117,6 +117,14 @@ func TestWakes(t *testing.T) {
 		{"the ReplicaSet is scaled", rsWorld, rsPod, puts(grown), 0, true},
 		{"the ReplicaSet's status changes", rsWorld, rsPod, puts(replicaSet("rs", "")), 0, false},
 
+		{"an address comes free for a pod whose status changed", full("PodDeleted"), pod("a"), func(c *cluster) {
+			puts(pod("a", func(pod *v1.Pod) { pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled}} }))(c)
+			c.settle()
+			removes(ip("10.0.70.2", "v1 Pod v", "v@n1", "PodDeleted"))(c)
+		}, 0, true},
+		{"a node is not lost, and a pod is to end there", webOf(node("n2"), held, onLost(terminating)), webPod("web-x"), puts(node("n2", "rack", "a")), 0, false},
+		{"a lost node changes, and a pod is to end there", webOf(tainted(node("n2")), held, onLost(terminating)), webPod("web-x"), puts(tainted(node("n2", "rack", "a"))), 0, false},
+
 		{"the namespace gets a label", objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(namespaceOf("shop", "tier", "web")), 0, true},
 		{"the namespace gets an annotation", objects(ipPool("web", "10.0.70.2", forNamespaces("tier", "web"))), pod("a"), puts(annotated), 0, false},
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -191,12 +192,13 @@ func TestMetrics(t *testing.T) {
 			test := cases[name]
 			test.run(t)
 			// The last cluster is the one whose pods are counted.
-			waiting := 0.0
+			waiting := 0
 			if name == "a pool is full" {
 				waiting = 1
 			}
-			if n := (*countWaiting.Load())(); float64(n) != waiting {
-				t.Errorf("%s: %d pods lack an address, want %v", name, n, waiting)
+			want := fmt.Sprintf("# HELP berth_scheduler_waiting_pods [ALPHA] Pods that found no address at their last attempt.\n# TYPE berth_scheduler_waiting_pods gauge\nberth_scheduler_waiting_pods %d\n", waiting)
+			if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "berth_scheduler_waiting_pods"); err != nil {
+				t.Errorf("%s: %v", name, err)
 			}
 		})
 		got := counts()

@@ -66,6 +66,10 @@ func TestLineStates(t *testing.T) {
 			l.changed(ipam.Change{Pool: "db", Addr: web.Addr}, now)
 			l.short(pod.UID, ipam.LackOwner, now)
 		}, map[state]state{attempting: short, overtaken: woken, short: woken, woken: woken, elsewhere: woken}},
+		{"the same is lacking after another change", func(l *line) {
+			l.changed(ipam.Change{Pool: "db", Addr: web.Addr}, now)
+			l.short(pod.UID, ipam.LackAddress, now)
+		}, map[state]state{attempting: short, overtaken: woken, short: short, woken: woken, elsewhere: woken}},
 		{"a change may help", func(l *line) { l.changed(web, now) },
 			map[state]state{attempting: overtaken, overtaken: overtaken, short: woken, woken: woken, elsewhere: elsewhere}},
 		{"everything changes", func(l *line) { l.changed(ipam.Change{Everything: true}, now) },
@@ -140,6 +144,10 @@ func TestLineStates(t *testing.T) {
 		}
 		if got := l.pods[pod.UID].state; got != woken {
 			t.Errorf("on fewer nodes, and no other pod is tried, changed during the attempt %v: %s", soon, stateNames[got])
+		}
+		l.expire(later.Add(beginsWithin))
+		if got := l.pods[pod.UID].state; got != short {
+			t.Errorf("on fewer nodes, and woken but not tried, changed during the attempt %v: %s", soon, stateNames[got])
 		}
 	}
 
@@ -619,6 +627,119 @@ func (w *world) check(seed uint64) {
 	}
 }
 
+// lackBook has one address or owner for all pods.
+type lackBook struct{}
+
+func (lackBook) IsIdle(netip.Addr) bool { return true }
+func (lackBook) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
+	return func(_ *ipam.Request, lack ipam.Lack) bool {
+		if change.Owner != nil {
+			return lack&ipam.LackOwner != 0
+		}
+		return lack&ipam.LackAddress != 0
+	}
+}
+
+// What a pod lacks is what it lacked on any node in its last attempt.
+func TestLackOfLastAttempt(t *testing.T) {
+	now := time.Unix(0, 0)
+	pod, request := waitingPod("a", 0, "web")
+	addr, owner := ipam.Change{Pool: "web"}, ipam.Change{Owner: &request.Owner, More: 1}
+	lacks := func(lacks ...ipam.Lack) func(l *line) {
+		return func(l *line) {
+			for _, lack := range lacks {
+				l.short(pod.UID, lack, now)
+			}
+		}
+	}
+	for _, test := range []struct {
+		name string
+		do   func(l *line)
+		// what wakes the pod.
+		addr, owner bool
+	}{
+		{"an address", lacks(ipam.LackAddress), true, false},
+		{"its owner's, then an address", lacks(ipam.LackOwner, ipam.LackAddress), true, true},
+		{"an address, then its owner's", lacks(ipam.LackAddress, ipam.LackOwner), true, true},
+		{"an address, and its owner's in the next attempt", func(l *line) {
+			lacks(ipam.LackAddress)(l)
+			l.begin(pod, request, now)
+			lacks(ipam.LackOwner)(l)
+		}, false, true},
+		{"an address, its owner's after it was woken, and is held up", func(l *line) {
+			lacks(ipam.LackAddress)(l)
+			l.changed(addr, now)
+			lacks(ipam.LackOwner)(l)
+			l.expire(now.Add(beginsWithin))
+		}, true, true},
+	} {
+		for change, want := range map[*ipam.Change]bool{&addr: test.addr, &owner: test.owner} {
+			l := newLine(lackBook{})
+			l.begin(pod, request, now)
+			test.do(l)
+			clear(l.wake)
+			l.changed(*change, now)
+			if _, wakes := l.wake[pod.UID]; wakes != want {
+				t.Errorf("%s: change %+v wakes the pod: %v", test.name, *change, wakes)
+			}
+		}
+	}
+}
+
+// A pod that leaves the line is not woken, and no other pod misses a change for it.
+func TestLeaves(t *testing.T) {
+	now := time.Unix(0, 0)
+	web := ipam.Change{Pool: "web"}
+	first, firstRequest := waitingPod("a", 0, "web")
+	other, otherRequest := waitingPod("b", 0, "web")
+	for name, leave := range map[string]func(l *line, uid types.UID){
+		"gone":     func(l *line, uid types.UID) { l.gone(uid, now) },
+		"reserved": func(l *line, uid types.UID) { l.reserved(uid, nil, false, now) },
+	} {
+		l := newLine(&queue{free: true})
+		l.begin(first, firstRequest, now)
+		l.narrowed(first.UID, now)
+		l.changed(web, now)
+		leave(l, first.UID)
+		l.begin(other, otherRequest, now)
+		if len(l.wake) > 0 {
+			t.Errorf("%s during its attempt: woke %v", name, l.wake)
+		}
+
+		l = newLine(&queue{free: true})
+		l.begin(first, firstRequest, now)
+		l.short(first.UID, ipam.LackAddress, now)
+		l.begin(other, otherRequest, now)
+		leave(l, first.UID)
+		l.changed(web, now)
+		l.short(other.UID, ipam.LackAddress, now)
+		if l.wake[other.UID] == nil {
+			t.Errorf("%s during another pod's attempt: that pod misses a change", name)
+		}
+	}
+}
+
+// A change that says how many more addresses there are wakes as many pods.
+func TestMore(t *testing.T) {
+	now := time.Unix(0, 0)
+	first, firstRequest := waitingPod("a", 1, "web")
+	other, otherRequest := waitingPod("b", 0, "web")
+	otherRequest.Owner = firstRequest.Owner
+	for more, wakes := range map[int]bool{0: true, 1: false} {
+		l := newLine(&queue{free: true})
+		for pod, request := range map[*v1.Pod]ipam.Request{first: firstRequest, other: otherRequest} {
+			l.begin(pod, request, now)
+			l.short(pod.UID, ipam.LackOwner, now)
+		}
+		l.changed(ipam.Change{Owner: &firstRequest.Owner, More: more}, now)
+		l.begin(first, firstRequest, now)
+		l.reserved(first.UID, []netip.Addr{netip.MustParseAddr("10.0.70.2")}, false, now)
+		if got := l.wake[other.UID] != nil; got != wakes {
+			t.Errorf("%d more: when the first pod has one, the next is woken: %v", more, got)
+		}
+	}
+}
+
 // A change that is not enough for some pods of either family is not offered to all of
 // them in turn.
 func TestTooFewOfBoth(t *testing.T) {
@@ -654,16 +775,21 @@ func TestTooFewOfBoth(t *testing.T) {
 // or addresses of another family.
 func TestTooFew(t *testing.T) {
 	now := time.Unix(0, 0)
+	_, request := waitingPod("first", 1, "web")
+	more, addr := ipam.Change{Owner: &request.Owner}, netip.MustParseAddr("10.0.70.2")
 	for _, test := range []struct {
 		name      string
+		change    ipam.Change
 		first, is []v1alpha1.IPFamily
 		wakes     bool
 	}{
-		{"as many", []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv6}, false},
-		{"more", []v1alpha1.IPFamily{""}, []v1alpha1.IPFamily{"", ""}, false},
-		{"fewer", []v1alpha1.IPFamily{"", ""}, []v1alpha1.IPFamily{""}, true},
-		{"another family", []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv4}, true},
-		{"both families", []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}, false},
+		{"as many", more, []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv6}, false},
+		{"as many, of a pool", ipam.Change{Pool: "web"}, []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv6}, true},
+		{"as many, of an idle address", ipam.Change{Owner: &request.Owner, Addr: addr}, []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv6}, true},
+		{"more", more, []v1alpha1.IPFamily{""}, []v1alpha1.IPFamily{"", ""}, false},
+		{"fewer", more, []v1alpha1.IPFamily{"", ""}, []v1alpha1.IPFamily{""}, true},
+		{"another family", more, []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv4}, true},
+		{"both families", more, []v1alpha1.IPFamily{v1alpha1.IPv6}, []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := newLine(&queue{free: true})
@@ -681,7 +807,7 @@ func TestTooFew(t *testing.T) {
 				l.begin(pod, request, now)
 				l.short(pod.UID, ipam.LackOwner, now)
 			}
-			l.changed(ipam.Change{Owner: &firstRequest.Owner}, now)
+			l.changed(test.change, now)
 			if l.pods[first.UID].state != woken || l.pods[next.UID].state != short {
 				t.Fatal("the change is not offered to the first pod alone")
 			}

@@ -109,9 +109,15 @@ func TestNodesSettle(t *testing.T) {
 				n.changed(first, first.DeepCopy())
 			}
 		}, info(first.DeepCopy(), second), true, false},
+		"fewer heartbeats": {func(n *nodes) {
+			for range mostRenewals {
+				n.changed(first, first.DeepCopy())
+			}
+		}, info(first.DeepCopy(), second), false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := &nodes{}
+			n.changed(first, first.DeepCopy()) // before the first table
 			before := n.refresh(snapshot, info(first, second))
 			test.happens(n)
 			after := n.refresh(snapshot, test.after)

@@ -408,6 +408,10 @@ func phaseCases() map[string]phaseCase {
 			world: webOf(), pod: webPod("web-x"),
 			want: want{unfiltered: true, bind: result{api: []string{"10.0.70.2: Retain of Deployment web, held by web-x on n1", "web-x: on n1 with 10.0.70.2"}}},
 		},
+		"a Deployment whose pods keep nothing has no fixed set": {
+			world: webOf(ip("10.0.70.2", webOwner, "web-v@n1", "Retain"), webPod("web-v", bound("n1", "10.0.70.2"))), pod: pod("web-x", of("apps/v1", "ReplicaSet", "web-1")),
+			want: want{unfiltered: true, bind: result{api: []string{"10.0.70.3: PodDeleted of Deployment web, held by web-x on n1", "web-x: on n1 with 10.0.70.3"}}},
+		},
 		"a Deployment has a free one": {
 			world: webOf(ip("10.0.70.5", webOwner, "", "Retain")), pod: webPod("web-x"),
 			want: want{nodes: []string{"n1"}, bind: result{api: []string{"10.0.70.5: Retain of Deployment web, held by web-x on n1, last web-x", "web-x: on n1 with 10.0.70.5"}}},
@@ -738,6 +742,20 @@ func phaseCases() map[string]phaseCase {
 			want: want{
 				filter: map[string]result{"n1": {code: unschedulable, text: "has no free address"}},
 				after:  []preempting{{node: "n1", remove: []*v1.Pod{pod("v", bound("n1", "10.0.70.2"))}, want: result{code: unschedulable, text: "has no free address"}}},
+			},
+		},
+		"a nominated pod of the namespace, or of another": {
+			world: objects(node("n1"), node("n2", "rack", "b"), ipPool("web", "10.0.70.2-10.0.70.9", atMost(1)), ipPool("none", "10.0.70.20", forNodes("rack", "c"))), pod: pod("a", with(v1alpha1.AnnotationPools, "web,none")),
+			before: map[string]func(*cluster){"preFilter": func(c *cluster) {
+				tries(pod("w1", with(v1alpha1.AnnotationPools, "none")))(c)
+				tries(pod("w2", with(v1alpha1.AnnotationPools, "none")))(c)
+			}},
+			want: want{
+				after: []preempting{
+					{node: "n1", add: []*v1.Pod{pod("b")}, want: result{code: unschedulable, text: "node(s) without an address for the pod"}},
+					{node: "n1", add: []*v1.Pod{pod("b", func(pod *v1.Pod) { pod.Namespace = "other" })}},
+				},
+				bind: boundA,
 			},
 		},
 		"a nominated pod": {
