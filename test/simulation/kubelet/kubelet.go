@@ -3,7 +3,8 @@
 // Package kubelet imitates the kubelets and agents of all nodes: it keeps the nodes'
 // leases, starts pods that are bound, ends those that are to be deleted, and gives
 // them addresses by the agent's rule, that a FloatingIP counts only if the pod's UID
-// and node are in it. The moment two live pods have one address it says so.
+// and node are in it. It says so if two live pods are bound with one address, however
+// shortly: it compares pods in the order in which the API server wrote them.
 package kubelet
 
 import (
@@ -42,8 +43,9 @@ type Options struct {
 	// are repeated.
 	Complain, Report func(format string, args ...any)
 	// Strict complains also of a pod that is bound with addresses that the agent would
-	// refuse, and of an address that is taken from a pod before it ended; without, the
-	// pod waits, as a real one does, for somebody else to judge.
+	// refuse, of a FloatingIP that names another node than its pod's for long, and of an
+	// address that is taken from a pod before it ended; without, the pod waits, as a real
+	// one does, for somebody else to judge.
 	Strict bool
 	// Lingers says of a pod that is to be deleted that others end it; nil: of none.
 	Lingers func(*v1.Pod) bool
@@ -68,11 +70,16 @@ type Kubelets struct {
 	ctx   context.Context
 	stop  func()
 
-	mu      sync.Mutex
-	lost    map[string]bool
-	holders map[string]*v1.Pod // FloatingIP name → live pod
-	ending  map[types.UID]time.Time
+	mu     sync.Mutex
+	lost   map[string]bool
+	bound  map[string]map[types.UID]*v1.Pod // name of a FloatingIP → live pods that are bound with it
+	wired  map[types.UID][]string           // live pod → names of the FloatingIPs that it was given
+	ending map[types.UID]time.Time
 }
+
+// wrongNodeTries is how often a pod is tried, in half a minute, before it counts that a
+// FloatingIP names another node: the controller corrects that.
+const wrongNodeTries = 18
 
 // Start starts the kubelets and waits until they follow the API server. They work
 // until ctx ends; the caller must call Stop.
@@ -81,12 +88,17 @@ func Start(ctx context.Context, options Options) (*Kubelets, error) {
 	k := &Kubelets{
 		Options: options, Pods: factory.Core().V1().Pods().Lister(), Nodes: factory.Core().V1().Nodes().Lister(),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](100*time.Millisecond, 2*time.Second)),
-		lost:  map[string]bool{}, holders: map[string]*v1.Pod{}, ending: map[types.UID]time.Time{},
+		lost:  map[string]bool{}, bound: map[string]map[types.UID]*v1.Pod{}, wired: map[types.UID][]string{}, ending: map[types.UID]time.Time{},
 	}
 	nodes := factory.Core().V1().Nodes().Informer()
 	pods, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { k.changed(object.(*v1.Pod), false) },
-		UpdateFunc: func(_, object any) { k.changed(object.(*v1.Pod), false) },
+		AddFunc: func(object any) { k.changed(object.(*v1.Pod), false) },
+		UpdateFunc: func(before, object any) {
+			if before := before.(*v1.Pod); before.UID != object.(*v1.Pod).UID {
+				k.changed(before, true) // the watch missed its end
+			}
+			k.changed(object.(*v1.Pod), false)
+		},
 		DeleteFunc: func(object any) { k.changed(tombstone.LastSeen(object).(*v1.Pod), true) },
 	})
 	if err != nil {
@@ -174,9 +186,8 @@ func (k *Kubelets) NotReady() []string {
 
 // Wired notes that a pod has an address that somebody else gave it.
 func (k *Kubelets) Wired(name string, pod *v1.Pod) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.holders[name] = pod
+	k.take(pod, name)
+	k.hold(pod, name)
 }
 
 func (k *Kubelets) sayReady(name string) {
@@ -197,14 +208,50 @@ func (k *Kubelets) changed(pod *v1.Pod, gone bool) {
 		if gone || pod.DeletionTimestamp == nil {
 			return
 		}
+	} else {
+		k.take(pod, namesOf(pod)...)
 	}
 	k.queue.Add(pod.Namespace + "/" + pod.Name)
+}
+
+// namesOf returns the FloatingIPs that a pod is bound with.
+func namesOf(pod *v1.Pod) []string {
+	text := pod.Annotations[v1alpha1.AnnotationFloatingIPs]
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, ",")
+}
+
+// take notes which FloatingIPs a live pod is bound with, and complains of those that
+// another has too.
+func (k *Kubelets) take(pod *v1.Pod, names ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, name := range names {
+		pods := k.bound[name]
+		if pods == nil {
+			pods = map[types.UID]*v1.Pod{}
+			k.bound[name] = pods
+		}
+		if pods[pod.UID] != nil {
+			continue
+		}
+		for _, other := range pods {
+			k.Complain("DUPLICATE on the nodes: live pods %s/%s (%s) and %s/%s (%s) both have %s", other.Namespace, other.Name, other.UID, pod.Namespace, pod.Name, pod.UID, name)
+		}
+		pods[pod.UID] = pod
+	}
 }
 
 func (k *Kubelets) unwire(pod *v1.Pod, gone bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	maps.DeleteFunc(k.holders, func(_ string, holder *v1.Pod) bool { return holder.UID == pod.UID })
+	maps.DeleteFunc(k.bound, func(_ string, pods map[types.UID]*v1.Pod) bool {
+		delete(pods, pod.UID)
+		return len(pods) == 0
+	})
+	delete(k.wired, pod.UID)
 	if gone {
 		delete(k.ending, pod.UID)
 	}
@@ -237,7 +284,7 @@ func (k *Kubelets) sync(key string) bool {
 		return k.end(key, pod)
 	case Finished(pod):
 	case pod.Status.Phase == v1.PodPending:
-		if Asks(&pod.Spec) > 0 && !k.wire(pod) {
+		if Asks(&pod.Spec) > 0 && !k.wire(key, pod) {
 			return false
 		}
 		return k.report(SetPhase(k.ctx, k.Kube, pod, v1.PodRunning, ""))
@@ -278,8 +325,8 @@ func (k *Kubelets) graceOf(pod *v1.Pod) time.Duration {
 
 // wire is the agent's ADD. It returns false to be called again, as the kubelet does
 // with a pod whose network is refused.
-func (k *Kubelets) wire(pod *v1.Pod) bool {
-	names := strings.Split(pod.Annotations[v1alpha1.AnnotationFloatingIPs], ",")
+func (k *Kubelets) wire(key string, pod *v1.Pod) bool {
+	names := namesOf(pod)
 	if k.Strict && len(names) != Asks(&pod.Spec) && k.alive(pod) {
 		k.Complain("pod %s is bound with FloatingIPs %q but asked for %d", pod.Name, names, Asks(&pod.Spec))
 	}
@@ -288,7 +335,11 @@ func (k *Kubelets) wire(pod *v1.Pod) bool {
 		ip, err := k.Berth.FloatingIPs.Get(k.ctx, name, metav1.GetOptions{})
 		holds := err == nil && ip.Spec.Pod != nil && ip.Spec.Pod.UID == pod.UID
 		if holds && ip.Spec.Node != pod.Spec.NodeName {
-			return false // Of two schedulers one lost; the controller corrects the node.
+			// Of two schedulers one lost; the controller corrects the node.
+			if k.Strict && k.queue.NumRequeues(key) == wrongNodeTries && k.alive(pod) {
+				k.Complain("pod %s is on %s and cannot start: FloatingIP %s still names node %q", pod.Name, pod.Spec.NodeName, name, ip.Spec.Node)
+			}
+			return false
 		}
 		if !holds {
 			if !k.Strict {
@@ -307,33 +358,17 @@ func (k *Kubelets) wire(pod *v1.Pod) bool {
 		}
 		wired = append(wired, name)
 	}
-	for _, text := range k.hold(pod, wired) {
-		k.Complain("%s", text)
-	}
+	k.hold(pod, wired...)
 	return true
 }
 
-// hold notes that a pod has addresses, and says which another live pod has too.
-func (k *Kubelets) hold(pod *v1.Pod, names []string) (twice []string) {
+// hold notes that a pod was given addresses, unless it ended meanwhile.
+func (k *Kubelets) hold(pod *v1.Pod, names ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if now, err := k.Pods.Pods(pod.Namespace).Get(pod.Name); err != nil || now.UID != pod.UID || Finished(now) {
-		return nil // it ended meanwhile
+	if now, err := k.Pods.Pods(pod.Namespace).Get(pod.Name); err == nil && now.UID == pod.UID && !Finished(now) {
+		k.wired[pod.UID] = names
 	}
-	for _, name := range names {
-		if other := k.holders[name]; other != nil && other.UID != pod.UID && k.isListed(other) {
-			twice = append(twice, fmt.Sprintf("DUPLICATE on the nodes: live pods %s/%s (%s) and %s/%s (%s) both have %s", other.Namespace, other.Name, other.UID, pod.Namespace, pod.Name, pod.UID, name))
-		}
-		k.holders[name] = pod
-	}
-	return twice
-}
-
-// isListed returns false for a pod that was deleted, also while its event is still to
-// be handled.
-func (k *Kubelets) isListed(pod *v1.Pod) bool {
-	now, err := k.Pods.Pods(pod.Namespace).Get(pod.Name)
-	return err == nil && now.UID == pod.UID
 }
 
 // checkHeld complains if an address was taken from a pod before it ended.
@@ -353,13 +388,7 @@ func (k *Kubelets) checkHeld(pod *v1.Pod) {
 func (k *Kubelets) heldBy(pod *v1.Pod) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var names []string
-	for name, holder := range k.holders {
-		if holder.UID == pod.UID {
-			names = append(names, name)
-		}
-	}
-	return names
+	return k.wired[pod.UID]
 }
 
 // alive asks the API server.
