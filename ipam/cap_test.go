@@ -23,7 +23,7 @@ func cappedPool(maximum int32, name string, ranges ...string) *v1alpha1.IPPool {
 	return pool
 }
 
-// inNamespace is a request of a pod of another namespace.
+// inNamespace returns the request for a pod of another namespace.
 func inNamespace(namespace string, r Request) Request {
 	r.Namespace, r.Owner.Namespace = namespace, namespace
 	return r
@@ -54,7 +54,7 @@ func TestNamespaceAtCap(t *testing.T) {
 	}
 }
 
-// If every node can serve the pod, Filter is skipped: the cap must count there too.
+// Filter is skipped if FitAll says so, so FitAll must respect the cap.
 func TestCapWithoutFilter(t *testing.T) {
 	i := open(t, newServer(), cappedPool(3, "web", "10.0.70.2-10.0.70.99"))
 	commit(t, i, reserve(t, i, request("web-0", "a", "")))
@@ -106,7 +106,7 @@ func TestPreallocateAtCap(t *testing.T) {
 }
 
 // A pod that waits at the cap is woken by any address that its namespace gives back, and
-// by nothing else.
+// by no other address.
 func TestHelpsAtCap(t *testing.T) {
 	s := newServer()
 	cooling := cappedPool(1, "web", "10.0.70.2-10.0.70.9")
@@ -140,7 +140,7 @@ func TestHelpsAtCap(t *testing.T) {
 		t.Error("an address that another namespace gave back helps a pod whose namespace is at its cap")
 	}
 	if !helps(exact, func() { freeze("10.0.70.2") }) {
-		t.Error("an address that the namespace gave back, and rests, does not help its pod")
+		t.Error("an address that the namespace gave back, and cools down, does not help its pod")
 	}
 	commit(t, i, reserve(t, i, request("web-0", "d", "")))
 	held := ""
@@ -158,8 +158,8 @@ func TestHelpsAtCap(t *testing.T) {
 	}
 }
 
-// Victims of the same namespace relieve its cap, also if their addresses rest;
-// others do not.
+// A victim of the same namespace makes room under the cap, even if its address cools
+// down. A victim of another namespace does not.
 func TestPreemptionAtCap(t *testing.T) {
 	s := newServer()
 	capped := cappedPool(1, "web", "10.0.70.2-10.0.70.9")
@@ -196,7 +196,7 @@ func TestPreemptionAtCap(t *testing.T) {
 	}
 }
 
-// Of several pools, pools at their cap are left out.
+// A pod that may use several pools gets no address of a pool at its cap.
 func TestAnotherPoolThanTheCapped(t *testing.T) {
 	i := open(t, newServer(), cappedPool(1, "web", "10.0.70.2-10.0.70.99"), testPool("db", "10.0.70.100-10.0.70.109"))
 	var got []string

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// server is an API server, and the store on it.
+// server is an API server in memory with a store that writes to it.
 type server struct {
 	*ipamtest.Server
 	*store.Store
@@ -26,7 +26,7 @@ func newServer() *server {
 	return &server{s, s.Store()}
 }
 
-// poolWatch has pools and claims and is in sync.
+// poolWatch returns fixed pools and claims, and is in sync.
 type poolWatch struct {
 	pools  []*v1alpha1.IPPool
 	claims []*v1alpha1.IPClaim
@@ -57,7 +57,7 @@ func open(t *testing.T, s *server, pools ...*v1alpha1.IPPool) *IPAM {
 	return openWith(t, s, &poolWatch{pools: pools})
 }
 
-// openWith does it with claims.
+// openWith is open with the pools and claims of a watch.
 func openWith(t *testing.T, s *server, watch *poolWatch) *IPAM {
 	t.Helper()
 	i := &IPAM{store: s.Store, watch: watch, pools: pools.NewSource(func() []*v1alpha1.IPPool { return watch.pools })}

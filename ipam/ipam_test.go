@@ -19,7 +19,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// request of a StatefulSet's pod.
+// request returns the request of a StatefulSet's pod for one address.
 func request(pod, uid string, policy v1alpha1.ReleasePolicy, pools ...string) Request {
 	return Request{
 		Request: podrequest.Request{Namespace: "shop", Name: pod, UID: uid, Policy: policy, Pools: pools, Parts: make([]Part, 1)},
@@ -27,7 +27,8 @@ func request(pod, uid string, policy v1alpha1.ReleasePolicy, pools ...string) Re
 	}
 }
 
-// rejected says why a node in all pools cannot have the pod.
+// rejected returns why a node within reach of all pools cannot have the pod; empty if it
+// can.
 func rejected(t *testing.T, i *IPAM, r Request) string {
 	t.Helper()
 	candidates, err := i.Candidates(r)
@@ -43,8 +44,8 @@ func rejected(t *testing.T, i *IPAM, r Request) string {
 
 var node = Node{Name: "node1"}
 
-// reserve goes as far as Reserve, on a node in every pool of these positions, or
-// in all.
+// reserve calls Candidates and Reserve for a node whose reach has the pools at these
+// positions, or all pools if there are none.
 func reserve(t *testing.T, i *IPAM, r Request, positions ...int) *Reservation {
 	t.Helper()
 	candidates, err := i.Candidates(r)
@@ -62,7 +63,7 @@ func reserve(t *testing.T, i *IPAM, r Request, positions ...int) *Reservation {
 	return reservation
 }
 
-// podsAre are pods that are all current, or not, and all gone, or not.
+// podsAre gives the same answer for all pods.
 type podsAre struct{ current, gone bool }
 
 func (p podsAre) IsCurrent(context.Context, string, string, string) (bool, error) {
@@ -93,13 +94,18 @@ func wantWrites(t *testing.T, s *server, want ...string) {
 func TestOneWriteForANewAddressAndOneForARetainedOne(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
-	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	first := reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain))
+	commit(t, i, first)
 	wantWrites(t, s, "create 10.0.70.2")
 
 	s.Retain("10.0.70.2")
 	s.Writes()
-	commit(t, i, reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
+	next := reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain))
+	commit(t, i, next)
 	wantWrites(t, s, "update 10.0.70.2")
+	if first.Kept() || !next.Kept() {
+		t.Errorf("the new address was kept: %v, the retained one: %v", first.Kept(), next.Kept())
+	}
 	if pod := s.IP("10.0.70.2").Spec.Pod; pod == nil || pod.UID != "b" {
 		t.Errorf("10.0.70.2 is held by %v, want b", pod)
 	}
@@ -123,8 +129,8 @@ func TestRetainedAddressIsNobodyElses(t *testing.T) {
 	}
 }
 
-// An address that waits for a workload by its name goes to the first workload of that
-// group, kind, namespace and name, and belongs to it from then on.
+// An address whose owner is known by name only goes to the first workload of that group,
+// kind, namespace and name, and belongs to it from then on.
 func TestAwaitedOwner(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
@@ -170,8 +176,8 @@ func TestAwaitedOwner(t *testing.T) {
 	}
 }
 
-// Two schedulers whose books do not know of each other: the API server decides,
-// and the loser gets another address.
+// If two schedulers reserve the same address, the API server decides, and the loser gets
+// another one.
 func TestTwoSchedulers(t *testing.T) {
 	s := newServer()
 	one, two := open(t, s, testPool("web", "10.0.70.2-10.0.70.9")), open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
@@ -179,10 +185,15 @@ func TestTwoSchedulers(t *testing.T) {
 	if first.addrs[0].Addr != second.addrs[0].Addr {
 		t.Fatalf("both were to reserve the same address, not %s and %s", first.addrs[0].Addr, second.addrs[0].Addr)
 	}
-	s.Late() // and the loser's watch is late
+	s.Late() // The loser's watch is late too.
 	commit(t, one, first)
 	if err := two.Commit(context.Background(), second, isCurrent); !errors.Is(err, ErrConflict) {
 		t.Fatalf("the second Commit: %v, want ErrConflict", err)
+	}
+	exact := request("web-2", "c", "")
+	exact.Parts = []Part{exactly(first.Names())}
+	if why := rejected(t, two, exact); !strings.Contains(why, "is held by pod shop/web-0") {
+		t.Errorf("the loser rejects a pod because %q", why)
 	}
 	two.Unreserve(second)
 	again := reserve(t, two, request("web-1", "b", ""))
@@ -195,7 +206,7 @@ func TestTwoSchedulers(t *testing.T) {
 	}
 }
 
-// The API server created the object but its answer was lost: the next attempt finds
+// If the API server created the object but its answer was lost, the next attempt finds
 // that the address is the pod's own, and no address leaks.
 func TestLostAnswer(t *testing.T) {
 	for _, watchIsLate := range []bool{true, false} {
@@ -243,9 +254,9 @@ func TestClaimOfADeadSchedulerIsUsed(t *testing.T) {
 	}
 }
 
-// The same, but only a node of another pool has room: the pod gets an address
-// there, and the first FloatingIP stays, because the slow scheduler may bind the pod with
-// it. The controller frees the address with which the pod was not bound.
+// If only a node of another pool has room, the pod gets an address there. The FloatingIP
+// of the dead scheduler stays, because that one may be slow and bind the pod with it. The
+// controller frees the address with which the pod was not bound.
 func TestClaimIsLeftAloneWhereAnotherPoolServes(t *testing.T) {
 	s := newServer()
 	pools := []*v1alpha1.IPPool{testPool("db", "10.0.70.20"), testPool("web", "10.0.70.2-10.0.70.9")}
@@ -303,8 +314,8 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
-// Two schedulers bring the same retained address to the same pod and node, and one
-// binds the pod: the other must not take it back.
+// If two schedulers commit the same retained address for the same pod and node, and one
+// binds the pod, the other must not take the address back.
 func TestAbandonAfterAnotherBound(t *testing.T) {
 	for _, knows := range []bool{true, false} {
 		s := newServer()
@@ -335,7 +346,8 @@ func TestAbandonAfterAnotherBound(t *testing.T) {
 	}
 }
 
-// A change is told when an address may be available, and not before the book has it.
+// Listeners are told of a change when an address may be available, and not before the
+// book says so.
 func TestChanges(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2"))
@@ -353,7 +365,11 @@ func TestChanges(t *testing.T) {
 	})
 	reservation := reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain))
 	i.Unreserve(reservation)
+	first := len(told)
 	i.Unreserve(reservation)
+	if len(told) != first {
+		t.Errorf("told %q when nothing was given back", told[first:])
+	}
 	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
 	s.Retain("10.0.70.2")
 	i.Unreserve(reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
@@ -425,16 +441,29 @@ func TestDeletedAddressRests(t *testing.T) {
 	if why := rejected(t, i, request("next", "n", "")); !strings.Contains(why, "1 cooling down") {
 		t.Errorf("why it is not free: %q", why)
 	}
-	// As the controller makes it, and somebody deletes that.
+	// The controller creates a FloatingIP for the cooldown, and somebody deletes it.
 	remove(v1alpha1.FloatingIPSpec{LastPod: "web-0", ReleasedAt: &now})
 	free()
-	// Who missed the deletion knows of whoever saw it.
+	// A process that missed the deletion relies on those that saw it.
 	made, err := s.Create(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: v1alpha1.FloatingIPSpec{Address: "10.0.70.2", Pool: "web", Owner: owner, LastPod: "web-0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	i.handler().Forgotten(made, false)
 	free()
+}
+
+// Without a cooldown, a deleted address is free at once.
+func TestDeletedAddressIsFree(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2"))
+	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain)))
+	s.Retain("10.0.70.2")
+	commit(t, i, reserve(t, i, request("web-0", "b", v1alpha1.ReleaseRetain)))
+	s.Remove(s.IP("10.0.70.2"))
+	if counts := i.book.Counts("web"); counts.Free != 1 {
+		t.Errorf("the address is not free: %+v", counts)
+	}
 }
 
 func TestNothingIsGivenBeforeTheBookIsRead(t *testing.T) {

@@ -18,8 +18,8 @@ func shop(uid types.UID, made int64, labels map[string]string) *metav1.ObjectMet
 	return &metav1.ObjectMeta{Name: "shop", UID: uid, CreationTimestamp: metav1.Unix(made, 0), Labels: labels}
 }
 
-// An address that is kept by name belongs to the namespace in which it was kept, and not
-// to a later one of the same name.
+// A kept address that is found by the name of its owner belongs to the namespace in which
+// it was kept, and not to a later one of the same name.
 func TestKeptInANamespaceMadeAgain(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
@@ -52,7 +52,8 @@ func TestKeptInANamespaceMadeAgain(t *testing.T) {
 		t.Errorf("in another namespace of the name the pod is to have %s", got)
 	}
 
-	// What an older version recorded is bound when it is written.
+	// A record of an older version has no UID of the namespace. It gets one when it is
+	// written.
 	object := s.IP("10.0.70.2")
 	spec := object.DeepCopy().Spec
 	spec.Owner.NamespaceUID = ""
@@ -72,8 +73,8 @@ func TestKeptInANamespaceMadeAgain(t *testing.T) {
 	}
 }
 
-// A scheduler that has not seen yet that the namespace was created again asks the API
-// server.
+// A scheduler asks the API server whether the namespace was deleted and created again,
+// because its cache may not show that yet.
 func TestCommitInANamespaceThatIsGone(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
@@ -87,8 +88,8 @@ func TestCommitInANamespaceThatIsGone(t *testing.T) {
 	}
 }
 
-// A pool that does not admit the namespace any longer serves no address that it gave
-// before; the address stays where it is.
+// A pool that no longer admits the namespace does not serve the addresses that the
+// namespace has of it. The addresses stay with their owners.
 func TestKeptInAPoolThatDoesNotAdmit(t *testing.T) {
 	s := newServer()
 	pool := testPool("web", "10.0.70.2-10.0.70.9")
@@ -113,7 +114,7 @@ func TestKeptInAPoolThatDoesNotAdmit(t *testing.T) {
 	if why := rejected(t, i, pod("b", in)); why != "" {
 		t.Errorf("with the labels back the pod is rejected because %q", why)
 	}
-	// Of several, those that it admits are served.
+	// Of several kept addresses, those in pools that admit the namespace are served.
 	shared := func(uid string, namespace *metav1.ObjectMeta) Request {
 		r := pod(uid, namespace)
 		r.Name = "web-" + uid

@@ -50,7 +50,7 @@ func TestRests(t *testing.T) {
 		expect()
 		pass(time.Nanosecond)
 		expect(b.String())
-		// The pool's cooldown counts as it is now.
+		// A change of the pool's cooldown applies to addresses that are cooling down.
 		r.begin(c, "short")
 		pass(30 * time.Second)
 		short.Store(int64(40 * time.Second))

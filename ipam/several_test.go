@@ -27,7 +27,7 @@ func poolOfSix(name string, ranges ...string) *v1alpha1.IPPool {
 	return pool
 }
 
-// dualStack is request with an address of each family.
+// dualStack is request for an address of each family.
 func dualStack(pod, uid string, policy v1alpha1.ReleasePolicy) Request {
 	r := request(pod, uid, policy)
 	r.Parts = []Part{{Family: v1alpha1.IPv4}, {Family: v1alpha1.IPv6}}
@@ -45,8 +45,7 @@ func exactly(texts ...string) Part {
 
 const six = "2001-0db8-0000-0000-0000-0000-0000-0002"
 
-// A pod's addresses keep their places: the next pod gets both back, in the same
-// order.
+// The next pod of a name gets both addresses of the last one, in the same order.
 func TestDualStackIsRetained(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2-2001:db8::9"))
@@ -69,7 +68,7 @@ func TestDualStackIsRetained(t *testing.T) {
 	}
 }
 
-// One of two creations fails: the next attempt finds and uses the other address.
+// If one of two creations fails, the next attempt finds and uses the other address.
 func TestHalfCommitted(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.9"), poolOfSix("six", "2001:db8::2-2001:db8::9"))
@@ -108,7 +107,7 @@ func TestDefaultFamily(t *testing.T) {
 	}
 }
 
-// everywhere is a node in all pools.
+// everywhere returns the reach of all pools.
 func everywhere(c *Candidates) *pools.Reach {
 	var positions []int
 	for i := range c.Snapshot().Pools() {
@@ -117,9 +116,9 @@ func everywhere(c *Candidates) *pools.Reach {
 	return pools.NewReach(positions...)
 }
 
-// Pods that share what their owner keeps, and say nothing of families, all get the
-// same, whatever is idle: what a claim took over does not turn an IPv4 workload into
-// one of IPv6, nor does a pool of IPv4 that is new change what a Deployment has.
+// Pods that share their owner's addresses and request no family all get the same family,
+// whichever address is idle. An IPv6 address that a claim took over does not make its pods
+// IPv6 pods, and a new IPv4 pool does not change the family of a Deployment.
 func TestSharedFamily(t *testing.T) {
 	const second = "2001-0db8-0000-0000-0000-0000-0000-0003"
 	both := []*v1alpha1.IPPool{poolOfSix("six", "2001:db8::2-2001:db8::99"), testPool("four", "10.0.70.2-10.0.70.9")}
@@ -215,7 +214,7 @@ func TestSharedFamily(t *testing.T) {
 	})
 }
 
-// An address that is kept but not among those the pod asks for now is not used.
+// A pod does not get a kept address that is not among those it asks for now.
 func TestChangedAddresses(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
@@ -236,7 +235,7 @@ func claimOf(size int32) *v1alpha1.IPClaim {
 	}
 }
 
-// claiming is a request of a Deployment's pod that names the claim.
+// claiming returns the request of a Deployment's pod that names the claim.
 func claiming(pod, uid string) Request {
 	return Request{
 		Request: podrequest.Request{Namespace: "shop", Name: pod, UID: uid, Claim: "licences", Parts: make([]Part, 1)},
@@ -244,8 +243,8 @@ func claiming(pod, uid string) Request {
 	}
 }
 
-// A claim owns what its pods get, no more than its size, and a pod gets the one
-// that a pod of its name had.
+// A claim owns the addresses of its pods, no more of them than its size. A pod gets the
+// address that a pod of its name had.
 func TestClaim(t *testing.T) {
 	s := newServer()
 	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9")}, claims: []*v1alpha1.IPClaim{claimOf(2)}})
@@ -274,8 +273,8 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// Pods that wait for a claim that has all it may have are told when an address of
-// it goes to another claim, or begins its cooldown.
+// Pods that wait because their claim is at its size are woken when an address of the claim
+// goes to another claim or begins its cooldown.
 func TestClaimHasFewer(t *testing.T) {
 	for name, spec := range map[string]v1alpha1.FloatingIPSpec{
 		"taken over": {Owner: &v1alpha1.Owner{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "IPClaim", Namespace: "shop", Name: "renamed", UID: "other"}},
@@ -315,8 +314,8 @@ func (k knownPods) IsLost(string, string, string) bool        { return false }
 
 func (k knownPods) NeverBound(uid string) bool { return k.neverBound && uid == k.gone }
 
-// An address that was created for a pod which never ran counts as created for the next
-// pod: otherwise it would be retained although no pod ever had it.
+// An address that was created for a pod that never ran counts as created for the next
+// pod. Otherwise it would be retained although no pod ever had it.
 func TestVacatedUnused(t *testing.T) {
 	for _, test := range []struct {
 		name       string
@@ -393,7 +392,7 @@ func TestPreallocate(t *testing.T) {
 			t.Errorf("%s: %+v", name, object.Spec)
 		}
 	}
-	// They are there for the first pod, without a look at the pool.
+	// The first pod gets one of them, and not a new address of the pool.
 	s.Writes()
 	commit(t, i, reserve(t, i, claiming("blue-x", "blue")))
 	wantWrites(t, s, "update 10.0.70.2")
@@ -438,8 +437,8 @@ func TestRelieve(t *testing.T) {
 	}
 }
 
-// An address that stays with the owner helps only a part that may have it: otherwise
-// preemption would end a pod for nothing.
+// A victim's address that stays with the owner helps only a part that may have it.
+// Otherwise preemption would end a pod for nothing.
 func TestRelieveOwner(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("four", "10.0.70.2-10.0.70.4"), poolOfSix("six", "2001:db8::2"))
@@ -504,8 +503,8 @@ func TestRelieveOwner(t *testing.T) {
 	}
 }
 
-// Only where it is sure of every node does a pod suit them all.
-func TestSuit(t *testing.T) {
+// FitAll is true only if it is certain that every node has room for the pod.
+func TestFitAll(t *testing.T) {
 	i := open(t, newServer(), testPool("ten", "10.0.70.2-10.0.70.11"), testPool("two", "10.0.70.21-10.0.70.22"))
 	plain := request("web-0", "web", "")
 	inRange := plain
@@ -539,7 +538,7 @@ func TestSuit(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := candidates.FitAll(test.reaches, test.others); got != test.want {
-				t.Errorf("it suits them all: %v, want %v", got, test.want)
+				t.Errorf("FitAll = %v, want %v", got, test.want)
 			}
 		})
 	}
@@ -603,6 +602,71 @@ func TestHelps(t *testing.T) {
 	if !i.Helps(freed("web", "10.0.70.3"))(&claimed, LackOwner) {
 		t.Error("an address does not help a claim that may have more by now")
 	}
+}
+
+// A change of an owner helps only if the owner can have an address now.
+func TestHelpsOwner(t *testing.T) {
+	s := newServer()
+	six := poolOfSix("six", "2001:db8::2-2001:db8::9")
+	claim := claimOf(1)
+	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.3"), six}, claims: []*v1alpha1.IPClaim{claim}})
+	of := func(pod string) Request {
+		r := request(pod, pod, v1alpha1.ReleaseRetain)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		r.Parts = []Part{{Family: v1alpha1.IPv4}}
+		r.Pools = []string{"web"}
+		r.FixedSet, r.MaxPods = true, 1
+		return r
+	}
+	commit(t, i, reserve(t, i, of("first")))
+	plain, inSet, inLargerSet := of("next"), of("next"), of("next")
+	plain.FixedSet, inLargerSet.MaxPods = false, 2
+	claimed, claimedSix := claiming("blue", "blue"), claiming("blue", "blue")
+	claimedSix.Parts = []Part{{Family: v1alpha1.IPv6}}
+	first := claiming("green", "green")
+	first.Parts = claimedSix.Parts
+	commit(t, i, reserve(t, i, first))
+	claim.Spec.Pools = []string{"web", "six"}
+
+	owner, claims := inSet.Owner, claimOwner("shop", "licences", "")
+	freed := Change{Pool: "web", Addr: netip.MustParseAddr("10.0.70.3")}
+	freedSix := Change{Pool: "six", Addr: netip.MustParseAddr("2001:db8::3")}
+	type check struct {
+		name    string
+		change  Change
+		request Request
+		lack    Lack
+		want    bool
+	}
+	verify := func(when string, checks ...check) {
+		t.Helper()
+		for _, c := range checks {
+			if got := i.Helps(c.change)(&c.request, c.lack); got != c.want {
+				t.Errorf("%s, %s: Helps() = %v, want %v", when, c.name, got, c.want)
+			}
+		}
+	}
+	verify("with a free address",
+		check{"more for a set", Change{Owner: &owner, More: 1}, inSet, LackOwner, true},
+		check{"more for a claim", Change{Owner: &claims, More: 1}, claimed, LackOwner, true},
+		check{"an address, for a set in use", freed, inSet, LackOwner, false},
+		check{"an address, for a set with room by now", freed, inLargerSet, LackOwner, true},
+		check{"an address, for a pod that lacked nothing else", freed, inSet, LackAddress, true},
+		check{"an IPv6 address, for a claim that has all it may have", freedSix, claimedSix, LackOwner, false},
+	)
+	claim.Spec.Size = 2
+	verify("with a larger claim", check{"an IPv6 address, for the claim", freedSix, claimedSix, LackOwner, true})
+	other := request("other", "other", "", "web")
+	commit(t, i, reserve(t, i, other))
+	claim.Spec.Pools = []string{"web"}
+	verify("without a free address",
+		check{"more for a workload without a limit", Change{Owner: &owner, More: 1}, plain, LackOwner, true},
+		check{"more for a set", Change{Owner: &owner, More: 1}, inSet, LackOwner, false},
+		check{"more for a claim", Change{Owner: &claims, More: 1}, claimed, LackOwner, false},
+		check{"more for the namespace", Change{Pool: "web", Namespace: "shop", More: 1}, plain, LackAddress, false},
+	)
+	i.Unreserve(reserve(t, i, inNamespace("bank", request("urgent", "urgent", "", "six"))))
+	verify("of another namespace", check{"more for it", Change{Pool: "six", Namespace: "bank", More: 1}, plain, LackAddress, false})
 }
 
 func TestGained(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// The book can follow a view that other code uses too and that runs before it.
+// The book can follow a view that other code shares and that runs already.
 func TestBookOnAView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ips, pools, claims := fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource()

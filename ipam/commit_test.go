@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/assigner"
+	"github.com/berth-dev/berth/ipam/ipamtest"
+)
+
+// attachments are the calls of an external assigner.
+type attachments []assigner.Assignment
+
+func (a *attachments) Attach(_ context.Context, assignment assigner.Assignment) error {
+	*a = append(*a, assignment)
+	return nil
+}
+
+// The external assigner attaches the addresses of pools that need it, when a pod gets
+// them.
+func TestAttach(t *testing.T) {
+	pool := testPool("cloud", "10.0.70.2-10.0.70.9")
+	pool.Spec.ExternalAssigner = true
+	claim := claimOf(9)
+	s := newServer()
+	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{pool, testPool("web", "10.0.70.20")}, claims: []*v1alpha1.IPClaim{claim}})
+
+	without := reserve(t, i, request("web-0", "a", "", "cloud"))
+	if err := i.Commit(t.Context(), without, isCurrent); err == nil || !strings.Contains(err.Error(), `pool "cloud" needs the external assigner, but the scheduler has none configured`) {
+		t.Errorf("Commit without an assigner: %v", err)
+	}
+	var attached attachments
+	i.assigner = &attached
+	ahead, err := RequestOf(claim, v1alpha1.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made, err := i.Preallocate(t.Context(), ahead, 1); made != 1 || err != nil {
+		t.Errorf("Preallocate = %d, %v", made, err)
+	}
+	commit(t, i, reserve(t, i, request("web-1", "b", "", "web")))
+	if len(attached) > 0 {
+		t.Errorf("attached without need: %+v", attached)
+	}
+	r := reserve(t, i, request("web-2", "c", "", "cloud"))
+	commit(t, i, r)
+	record, _ := i.book.Stored(r.Addrs()[0])
+	want := attachments{{
+		Address: r.Addrs()[0], Pool: "cloud", Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1"),
+		Node: assigner.Node{Name: "node1"}, Pod: assigner.Pod{Namespace: "shop", Name: "web-2", UID: "c"}, Revision: record.Version,
+	}}
+	if diff := cmp.Diff(want, attached, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("attached (-want +got):\n%s", diff)
+	}
+	// The controller has it detached first.
+	if err := i.Abandon(t.Context(), r, nil); err != nil || s.IP(r.Names()) == nil {
+		t.Errorf("Abandon of an attached address: %v, and the FloatingIP is %v", err, s.IP(r.Names()))
+	}
+}
+
+// Abandon may be called again after an error.
+func TestAbandonFails(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	r := reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain))
+	commit(t, i, r)
+	refused := errors.New("refused")
+	s.Fail(ipamtest.Fault{Verb: "delete", Err: refused})
+	if err := i.Abandon(t.Context(), r, nil); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("Abandon = %v, want the error of the API server", err)
+	}
+	if err := i.Abandon(t.Context(), r, nil); err != nil || len(s.IPs()) != 0 {
+		t.Errorf("Abandon again = %v, and %d FloatingIPs are left", err, len(s.IPs()))
+	}
+	if err := i.Abandon(t.Context(), r, nil); err != nil {
+		t.Errorf("Abandon of what is gone = %v", err)
+	}
+}
+
+// Waiting pods learn that their owner's pod has ended.
+func TestPodEnded(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))
+	of := func(pod string, policy v1alpha1.ReleasePolicy, parts int) Request {
+		r := request(pod, pod, policy)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		r.Parts = make([]Part, parts)
+		return r
+	}
+	old := reserve(t, i, of("old", v1alpha1.ReleaseRetain, 2))
+	commit(t, i, old)
+	unkept := reserve(t, i, of("unkept", v1alpha1.ReleasePodDeleted, 1))
+	commit(t, i, unkept)
+	names := append([]string{"no address", "10.0.70.99"}, strings.Split(old.Names(), ",")...)
+	for _, test := range []struct {
+		name, uid string
+		names     []string
+		gone      string
+		want      []Change
+	}{
+		{"another pod", "new", names, "", nil},
+		{"a pod whose address is not kept", "unkept", []string{unkept.Names()}, "", nil},
+		{"the pod, which may be alive", "old", names, "", []Change{{Owner: &old.request.Owner, More: 1}}},
+		{"the pod, which is gone", "old", names, "old", []Change{{Owner: &old.request.Owner, More: 1, Addr: old.Addrs()[0]}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.gone != "" {
+				i.KnowPods(knownPods{gone: test.gone})
+			}
+			var told []Change
+			i.mu.Lock()
+			i.listeners = []func(Change){func(change Change) { told = append(told, change) }}
+			i.mu.Unlock()
+			i.PodEnded(test.uid, test.names)
+			if diff := cmp.Diff(test.want, told, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+				t.Errorf("told (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

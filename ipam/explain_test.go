@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// A text names its part only if that tells the user more.
+func TestDescribePart(t *testing.T) {
+	ranges := exactly("10.0.70.1", "10.0.70.2", "10.0.70.3", "10.0.70.4", "10.0.70.5", "10.0.70.6").Ranges
+	inRange := func(family v1alpha1.IPFamily, n int) Part { return Part{Family: family, Ranges: ranges[:n]} }
+	four, six := Part{Family: v1alpha1.IPv4}, Part{Family: v1alpha1.IPv6}
+	for _, test := range []struct {
+		parts []Part
+		part  int
+		want  string
+	}{
+		{[]Part{{}}, 0, "text"},
+		{[]Part{four}, 0, "text"},
+		{[]Part{inRange("", 1)}, 0, "address (one of 10.0.70.1): text"},
+		{[]Part{inRange(v1alpha1.IPv4, 4)}, 0, "address (one of 10.0.70.1, 10.0.70.2, 10.0.70.3, 10.0.70.4): text"},
+		{[]Part{inRange("", 6)}, 0, "address (one of 10.0.70.1, 10.0.70.2, 10.0.70.3, 10.0.70.4, 2 more): text"},
+		{[]Part{{}, {}}, 1, "address 2 of 2: text"},
+		{[]Part{four, six}, 1, "address 2 of 2 (IPv6): text"},
+		{[]Part{inRange(v1alpha1.IPv4, 1), six}, 0, "address 1 of 2 (one of 10.0.70.1): text"},
+	} {
+		c := &Candidates{request: Request{}, parts: make([]candidate, len(test.parts))}
+		c.request.Parts = test.parts
+		if got := c.describePart(test.part, "text"); got != test.want {
+			t.Errorf("part %d of %v: %q, want %q", test.part, test.parts, got, test.want)
+		}
+	}
+}
+
+func TestShortageError(t *testing.T) {
+	reasons := []string{"a", "b", "c", "d", "e", "f"}
+	for _, test := range []struct {
+		shortage ShortageError
+		want     string
+	}{
+		{ShortageError{Reasons: reasons[:1]}, "a"},
+		{ShortageError{Reasons: reasons[:4], Remedy: "wait"}, "a; b; c; d (wait)"},
+		{ShortageError{Reasons: reasons, Remedy: "wait"}, "a; b; c; d; and 2 more pools (wait)"},
+	} {
+		if got := test.shortage.Error(); got != test.want {
+			t.Errorf("%q, want %q", got, test.want)
+		}
+	}
+}
+
+// What no pool can ever serve is an error of Candidates, with the whole text.
+func TestImpossible(t *testing.T) {
+	web := testPool("web", "10.0.70.2-10.0.70.9")
+	four, six := Part{Family: v1alpha1.IPv4}, Part{Family: v1alpha1.IPv6}
+	for _, test := range []struct {
+		name     string
+		pools    []*v1alpha1.IPPool
+		parts    []Part
+		named    []string
+		selector labels.Selector
+		want     string
+	}{
+		{"no pool", nil, []Part{four, six}, nil, nil, "there is no valid IPPool (create one: kubectl explain ippool.spec)"},
+		{"no pool, though one is named", nil, []Part{four, six}, []string{"wbe"}, nil, `address 1 of 2 (IPv4): there is no IPPool "wbe" (kubectl get ippools lists them)`},
+		{"an unknown name", []*v1alpha1.IPPool{web}, []Part{four}, []string{"wbe"}, nil, `there is no IPPool "wbe" (kubectl get ippools lists them)`},
+		{"no pool of a family", []*v1alpha1.IPPool{web}, []Part{four, six}, nil, nil, `address 2 of 2 (IPv6): pool "web" (10.0.70.2-10.0.70.9) has no IPv6 addresses`},
+		{"no pool with the address", []*v1alpha1.IPPool{web}, []Part{exactly("10.0.70.99")}, nil, nil, `address (one of 10.0.70.99): pool "web" (10.0.70.2-10.0.70.9) has none of 10.0.70.99`},
+		{"no pool with the labels", []*v1alpha1.IPPool{web}, []Part{four}, nil, labels.SelectorFromSet(labels.Set{"rack": "7"}), `no IPPool has labels that match "rack=7" (kubectl get ippools --show-labels lists them)`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			i := open(t, newServer(), test.pools...)
+			r := request("web-0", "a", "", test.named...)
+			r.Parts, r.PoolSelector = test.parts, test.selector
+			if _, err := i.Candidates(r); err == nil || err.Error() != test.want {
+				t.Errorf("Candidates: %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// A pod that wants a certain address is told who has it.
+func TestWhoHas(t *testing.T) {
+	owner := &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "db", UID: "db", PodName: "db-0"}
+	now := metav1.Now()
+	for _, test := range []struct {
+		name string
+		spec *v1alpha1.FloatingIPSpec // nil: another pod has a reservation
+		want string
+	}{
+		{"reservation", nil, "10.0.70.2 is being given to another pod"},
+		{"pod", &v1alpha1.FloatingIPSpec{Owner: owner, Pod: &v1alpha1.PodReference{Name: "db-0", UID: "x"}}, "10.0.70.2 is held by pod shop/db-0"},
+		{"owner", &v1alpha1.FloatingIPSpec{Owner: owner, ReleasePolicy: v1alpha1.ReleaseRetain}, "10.0.70.2 is retained for StatefulSet shop/db"},
+		{"administrator", &v1alpha1.FloatingIPSpec{Reserved: true}, "10.0.70.2 is reserved by an administrator"},
+		{"cooldown", &v1alpha1.FloatingIPSpec{ReleasedAt: &now}, "10.0.70.2 was freed and rests until its pool's cooldown is over"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newServer()
+			i := open(t, s, testPool("web", "10.0.70.2-10.0.70.3"))
+			if test.spec == nil {
+				reserve(t, i, request("db-0", "x", ""))
+			} else {
+				test.spec.Address, test.spec.Pool = "10.0.70.2", "web"
+				s.Put(&v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: *test.spec})
+			}
+			r := request("web-0", "a", "")
+			r.Parts = []Part{exactly("10.0.70.2")}
+			want := "node(s) without an address for the pod: address (one of 10.0.70.2): " + test.want
+			if why := rejected(t, i, r); why != want {
+				t.Errorf("the pod is rejected because %q, want %q", why, want)
+			}
+		})
+	}
+}
+
+// The text counts what is free and what the cap leaves.
+func TestTooFew(t *testing.T) {
+	s := newServer()
+	i := open(t, s, cappedPool(1, "web", "10.0.70.2"), testPool("db", "10.0.70.20-10.0.70.21"))
+	inRange := request("web-0", "a", "", "db")
+	inRange.Parts = []Part{{Ranges: []iprange.Range{exactly("10.0.70.20").Ranges[0]}}}
+	inRange.Parts[0].Ranges[0].Last = exactly("10.0.70.21").Ranges[0].Last
+	inRange.Parts = append(inRange.Parts, inRange.Parts[0], inRange.Parts[0])
+	both := request("web-0", "a", "", "web")
+	both.Parts = make([]Part, 2)
+	for _, test := range []struct {
+		request Request
+		want    string
+	}{
+		{both, `pool "web" (10.0.70.2) has only 1 free (0 in use, 0 retained)`},
+		{inRange, `pool "db" (10.0.70.20-10.0.70.21) has no free address in these ranges (0 in use, 0 retained)`},
+	} {
+		if why := rejected(t, i, test.request); !strings.Contains(why, test.want) {
+			t.Errorf("the pod is rejected because %q, want %q", why, test.want)
+		}
+	}
+}
+
+// terminatingPods knows pods of namespace shop, whose names are their UIDs, to be
+// terminating.
+type terminatingPods struct {
+	knownPods
+	names []string
+}
+
+func (k terminatingPods) IsTerminating(namespace, name, uid string) bool {
+	return namespace == "shop" && name == uid && slices.Contains(k.names, name)
+}
+
+func TestSetInUse(t *testing.T) {
+	const hint = " (the pod gets the first that is given back; annotation " + v1alpha1.AnnotationSpareAddresses + " on the pod template allows more)"
+	of := func(pod string, size int) Request {
+		r := request(pod, pod, v1alpha1.ReleaseRetain)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		r.FixedSet, r.MaxPods = true, size
+		return r
+	}
+	for _, test := range []struct {
+		pods        []string
+		terminating []string
+		want        string
+	}{
+		{[]string{"a"}, nil, `Deployment "web" has all 1 address that it keeps, all with running pods`},
+		{[]string{"a", "b"}, nil, `Deployment "web" has all 2 addresses that it keeps, all with running pods`},
+		{[]string{"a", "b"}, []string{"b"}, `Deployment "web" has all 2 addresses that it keeps; 1 is with a pod that is terminating`},
+		{[]string{"a", "b", "c"}, []string{"b", "a"}, `Deployment "web" has all 3 addresses that it keeps; 2 are with pods that are terminating`},
+	} {
+		i := open(t, newServer(), testPool("web", "10.0.70.2-10.0.70.9"))
+		for _, pod := range test.pods {
+			commit(t, i, reserve(t, i, of(pod, len(test.pods))))
+		}
+		if test.terminating != nil {
+			i.KnowPods(terminatingPods{names: test.terminating})
+		}
+		want := "node(s) without an address for the pod: " + test.want + hint
+		if why := rejected(t, i, of("next", len(test.pods))); why != want {
+			t.Errorf("with pods %v, %v terminating, the next is rejected because %q, want %q", test.pods, test.terminating, why, want)
+		}
+	}
+}
+
+// A node that does not reach the kept address says so.
+func TestUnreachable(t *testing.T) {
+	s := newServer()
+	i := open(t, s, testPool("db", "10.0.70.20"), testPool("web", "10.0.70.2-10.0.70.9"))
+	commit(t, i, reserve(t, i, request("web-0", "a", v1alpha1.ReleaseRetain, "web")))
+	s.Retain("10.0.70.2")
+	for _, test := range []struct {
+		request Request
+		want    Rejection
+	}{
+		{request("web-0", "b", v1alpha1.ReleaseRetain), Rejection{Reason: ReasonKeptNode, Unresolvable: true, Lacks: LackOwner}},
+		{request("web-1", "c", v1alpha1.ReleaseRetain, "web"), Rejection{Reason: ReasonNode, Unresolvable: true}},
+	} {
+		c, err := i.Candidates(test.request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Rejects(pools.NewReach(0)); got == nil || *got != test.want {
+			t.Errorf("%s is rejected with %+v, want %+v", test.request.Name, got, test.want)
+		}
+	}
+}
+
+// An IPAM of its own view reads the API server and gives what is free there.
+func TestNewForConfig(t *testing.T) {
+	s := newServer()
+	s.Put(testPool("web", "10.0.70.2-10.0.70.3"))
+	other := open(t, s, testPool("web", "10.0.70.2-10.0.70.3"))
+	commit(t, other, reserve(t, other, request("web-0", "a", "")))
+	i, err := NewForConfig(s.Config(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synced := make(chan struct{}, 1)
+	i.OnChange(func(change Change) {
+		if change.Everything {
+			select {
+			case synced <- struct{}{}:
+			default:
+			}
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		i.Run(ctx)
+	}()
+	<-synced
+	r := reserve(t, i, request("web-1", "b", ""))
+	commit(t, i, r)
+	if got := r.Names(); got != "10.0.70.3" || len(s.IPs()) != 2 {
+		t.Errorf("the pod has %s, and there are %d FloatingIPs; want 10.0.70.3 and 2", got, len(s.IPs()))
+	}
+	cancel()
+	<-done
+}
