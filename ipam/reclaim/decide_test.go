@@ -334,31 +334,33 @@ func TestDecideAhead(t *testing.T) {
 			{name: "the workload is gone", rank: 3, gone: true, retain: free, never: keep},
 			{name: "the workload is gone, for long", rank: 3, gone: true, retainFor: time.Second, retain: free, never: free},
 		} {
-			owner := shared("apps/v1", "Deployment")
-			ip := record("10.0.70.2", owner, 1, "")
-			ip.Spec.ReleasePolicy, ip.Spec.Since, ip.Spec.KeepOnScaleDown = policy, &long, test.keepDown
-			ip.Spec.LastPod = ""
-			if test.used {
-				ip.Spec.LastPod = "web-x"
-			}
-			if test.retainFor > 0 {
-				ip.Spec.RetainFor = &metav1.Duration{Duration: test.retainFor}
-			}
-			s := situation{now: now}
-			if needsOwner(&ip.Spec) { // as assess does
-				s.at = after(test.rank)
-				s.owner = workload{exists: !test.gone, replicas: 3, spare: 1, each: podrequest.Demand{Total: 1}, ahead: !test.notAhead && !test.gone}
-			}
-			want := test.retain
-			if policy == v1alpha1.ReleaseNever {
-				want = test.never
-			}
-			if got := decide(&ip.Spec, s); got.action != want {
-				t.Errorf("%s, %s: got %v, want %v", policy, test.name, got.action, want)
-			}
-			// What is freed for its rank must be found.
-			if s.at.family != "" && want == free && !test.gone && test.retainFor == 0 && !yields(ip) {
-				t.Errorf("%s, %s: nobody looks at it when too many come before it", policy, test.name)
+			for _, kind := range []string{"Deployment", "ReplicaSet"} {
+				owner := shared("apps/v1", kind)
+				ip := record("10.0.70.2", owner, 1, "")
+				ip.Spec.ReleasePolicy, ip.Spec.Since, ip.Spec.KeepOnScaleDown = policy, &long, test.keepDown
+				ip.Spec.LastPod = ""
+				if test.used {
+					ip.Spec.LastPod = "web-x"
+				}
+				if test.retainFor > 0 {
+					ip.Spec.RetainFor = &metav1.Duration{Duration: test.retainFor}
+				}
+				s := situation{now: now}
+				if needsOwner(&ip.Spec) { // as assess does
+					s.at = after(test.rank)
+					s.owner = workload{exists: !test.gone, replicas: 3, spare: 1, each: podrequest.Demand{Total: 1}, ahead: !test.notAhead && !test.gone}
+				}
+				want := test.retain
+				if policy == v1alpha1.ReleaseNever {
+					want = test.never
+				}
+				if got := decide(&ip.Spec, s); got.action != want {
+					t.Errorf("%s, %s: got %v, want %v", policy, test.name, got.action, want)
+				}
+				// What is freed for its rank must be found.
+				if s.at.family != "" && want == free && !test.gone && test.retainFor == 0 && !yields(ip) {
+					t.Errorf("%s, %s: nobody looks at it when too many come before it", policy, test.name)
+				}
 			}
 		}
 	}

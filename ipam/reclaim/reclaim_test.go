@@ -3,15 +3,19 @@
 package reclaim
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -82,6 +86,102 @@ func TestAnotherPodAsOwner(t *testing.T) {
 					t.Errorf("wrote %v, want %v", got, want)
 				}
 			})
+		}
+	}
+}
+
+// What the caches have of a pod is enough where it is the pod that has the address; else
+// the API server is asked.
+func TestPodInCache(t *testing.T) {
+	const name = "10.0.70.2"
+	another := with("web-0", name)
+	another.UID = "another"
+	for _, test := range []struct {
+		name  string
+		knows *v1.Pod
+		lives *v1.Pod
+		want  []string
+	}{
+		{"it is the pod", with("web-0", name), nil, nil},
+		{"it is another, and the pod is there", another, with("web-0", name), nil},
+		{"it is another, and the pod is gone", another, another, []string{"delete " + name}},
+		{"there is none, and the pod is there", nil, with("web-0", name), nil},
+		{"there is none, and the pod is gone", nil, another, []string{"delete " + name}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ip := given(name, set("web-0"), "web-0", under(v1alpha1.ReleasePodDeleted))
+			w := newWorld(t, ip)
+			w.cache(ip)
+			if test.knows != nil {
+				w.cache(test.knows)
+			}
+			if test.lives != nil {
+				w.put(test.lives)
+			} else {
+				w.mustNotBeAsked()
+			}
+			if err := w.look(name); err != nil {
+				t.Error(err)
+			}
+			if got := w.berth.Writes(); !slices.Equal(got, test.want) {
+				t.Errorf("wrote %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// A cooldown ends as the API server's pool says: the cache may have an older one.
+func TestEndOfCooldown(t *testing.T) {
+	const name = "10.0.70.2"
+	for _, test := range []struct {
+		name         string
+		pool         string
+		knows, lives time.Duration // the pool's cooldown; the address rests for 90s
+		want         []string
+	}{
+		{"it is over", "p", time.Minute, time.Minute, []string{"delete " + name}},
+		{"it got longer", "p", time.Minute, 2 * time.Minute, nil},
+		{"it got shorter, as the cache does not know yet", "p", 2 * time.Minute, time.Minute, nil},
+		{"the pool is not known", "", time.Minute, 2 * time.Minute, []string{"delete " + name}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ip := given(name, set("web-0"), "", last("web-0"))
+			ip.Spec.Owner, ip.Spec.Pool, ip.Spec.ReleasedAt = nil, test.pool, &metav1.Time{Time: time.Now().Add(-90 * time.Second)}
+			w := newWorld(t, ip, pool(test.lives))
+			w.cache(ip, pool(test.knows))
+			if err := w.look(name); err != nil {
+				t.Error(err)
+			}
+			if got := w.berth.Writes(); !slices.Equal(got, test.want) {
+				t.Errorf("wrote %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// An address is not freed where another left the set while it was decided that it is
+// surplus.
+func TestMovedUp(t *testing.T) {
+	for _, cooldown := range []time.Duration{0, time.Minute} {
+		var ips []runtime.Object
+		for i := range 3 {
+			ips = append(ips, given(fmt.Sprintf("10.0.70.%d", 2+i), shared("apps/v1", "Deployment"), "", last("x")))
+		}
+		w := newWorld(t, append(ips, deployment(1), pool(cooldown))...)
+		w.cache(append(ips, deployment(1), pool(cooldown))...)
+		for i := range 3 {
+			w.addressChanged(w.cached(fmt.Sprintf("10.0.70.%d", 2+i)), false)
+		}
+		// The cache says that it is surplus, and the API server is asked.
+		w.kube.PrependReactor("get", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+			w.rankings.remove("10.0.70.2")
+			return false, nil, nil
+		})
+		if _, err := w.reconcile(t.Context(), "10.0.70.4", false); !errors.Is(err, errMovedUp) {
+			t.Errorf("cooldown %v: %v", cooldown, err)
+		}
+		if writes := w.berth.Writes(); writes != nil {
+			t.Errorf("cooldown %v: wrote %v", cooldown, writes)
 		}
 	}
 }
