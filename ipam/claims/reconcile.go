@@ -135,7 +135,7 @@ func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relati
 		if i >= len(adopted) {
 			tookOver++
 		}
-		klog.FromContext(ctx).V(2).Info("Moved a floating IP to another claim", "ip", ip.Spec.Address, "claim", klog.KObj(claim), "from", ip.Spec.Owner.Name, "adopted", i < len(adopted))
+		klog.FromContext(ctx).V(2).Info("Moved a floating IP to another claim", "ip", ip.Spec.Address, "claim", klog.KObj(claim), "from", ip.Spec.Owner.Name)
 	}
 	if tookOver > 0 {
 		c.tell(claim, event.Normal(EventTookOver, fmt.Sprintf("Took over %d addresses of IPClaim %q", tookOver, r.source)))

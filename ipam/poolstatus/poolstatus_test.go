@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -103,6 +104,27 @@ func TestCompute(t *testing.T) {
 	}
 }
 
+// The condition lists the ranges that older pools keep, up to 16.
+func TestOverlaps(t *testing.T) {
+	for n, want := range map[int]string{
+		1:  `10.0.0.1 (pool "old")`,
+		16: `10.0.0.29 (pool "old"), 10.0.0.31 (pool "old")`,
+		18: `10.0.0.31 (pool "old"), and 2 more ranges`,
+	} {
+		var ranges []string
+		for i := range n {
+			ranges = append(ranges, fmt.Sprintf("10.0.0.%d", 2*i+1))
+		}
+		objects := []*v1alpha1.IPPool{pool("old", 1, "10.0.0.0/24"), pool("new", 2, ranges...)}
+		snapshot := pools.Compile(objects)
+		statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, nil), metav1.Unix(9, 0))
+		ready := meta.FindStatusCondition(statuses[1].Conditions, v1alpha1.PoolReady)
+		if got := strings.Count(ready.Message, `(pool "old")`); got != min(n, 16) || !strings.HasSuffix(ready.Message, want) {
+			t.Errorf("%d ranges: %q lists %d, and ends otherwise than %q", n, ready.Message, got, want)
+		}
+	}
+}
+
 // Where a pool has a cap, its status says who has most, and how many have all that
 // they may; without one it says nothing.
 func TestNamespaces(t *testing.T) {
@@ -189,6 +211,7 @@ func TestChanges(t *testing.T) {
 		{"no longer exhausted", status(ReasonValid, "", "True", 0, 9), usual, []string{"Normal AddressesFree"}},
 		{"overlap", usual, status(ReasonOverlap, "a", "False", 0, 9), []string{"Warning Overlap"}},
 		{"another overlap", status(ReasonOverlap, "a", "False", 0, 9), status(ReasonOverlap, "b", "False", 0, 9), []string{"Warning Overlap"}},
+		{"the same overlap", status(ReasonOverlap, "a", "False", 0, 9), status(ReasonOverlap, "a", "False", 0, 9), nil},
 		{"overlap ends", status(ReasonOverlap, "a", "False", 0, 9), usual, nil},
 		{"shrunk", usual, status(ReasonValid, "", "False", 2, 9), []string{"Warning AddressesOutside"}},
 		{"shrunk more", status(ReasonValid, "", "False", 2, 9), status(ReasonValid, "", "False", 3, 9), nil},
@@ -216,6 +239,7 @@ type world struct {
 
 	mu     sync.Mutex
 	events []string
+	told   []time.Time // of each event
 }
 
 // simulate runs a test with a Writer, as long as the test lasts.
@@ -253,6 +277,7 @@ func (w *world) pass(d time.Duration) {
 func (w *world) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.told = append(w.told, time.Now())
 	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), kind, reason))
 	if text := fmt.Sprintf(note, args...); strings.Contains(text, "%!") {
 		w.events = append(w.events, "malformed: "+text)
@@ -313,6 +338,24 @@ func TestRunWithAWatchBehind(t *testing.T) {
 		w.want("nothing changed again", 2*Interval)
 		w.Remove(w.IP("10.0.0.11"))
 		w.want("b has room", 2*Interval, "b", "b Normal AddressesFree")
+	})
+}
+
+// Of a deleted pool with many addresses it tells in portions.
+func TestRunWithManyOrphans(t *testing.T) {
+	simulate(t, func(w *world) {
+		for i := range 2*orphansAtOnce + 5 {
+			w.Put(ip(fmt.Sprintf("10.0.0.%d", i+1), "gone", "held"))
+		}
+		w.pass(5 * Interval)
+		portions := map[time.Time]int{}
+		for _, at := range w.told {
+			portions[at]++
+		}
+		sizes := slices.Collect(maps.Values(portions))
+		if len(w.told) != 2*orphansAtOnce+5 || slices.Max(sizes) != orphansAtOnce {
+			t.Errorf("it tells of %d in portions of %d", len(w.told), sizes)
+		}
 	})
 }
 
@@ -386,7 +429,7 @@ func TestMetrics(t *testing.T) {
 		for address, state := range map[string]string{"10.0.0.1": "held", "10.0.0.2": "retained", "10.0.0.3": "reserved", "10.0.0.4": "cooling", "10.0.0.9": "held"} {
 			w.Put(ip(address, "a", state))
 		}
-		w.Put(ip("10.0.0.77", "gone", "held"))
+		w.Put(ip("10.0.0.77", "gone", "held"), pool("b", 2, "10.0.0.20"))
 		w.pass(2 * Interval)
 		w.wantMetrics("one pool", `
 berth_pool_addresses{a,allocated} 1
@@ -394,14 +437,22 @@ berth_pool_addresses{a,cooling} 1
 berth_pool_addresses{a,free} 1
 berth_pool_addresses{a,reserved} 1
 berth_pool_addresses{a,retained} 1
+berth_pool_addresses{b,allocated} 0
+berth_pool_addresses{b,cooling} 0
+berth_pool_addresses{b,free} 1
+berth_pool_addresses{b,reserved} 0
+berth_pool_addresses{b,retained} 0
 berth_pool_capacity{a} 5
+berth_pool_capacity{b} 1
 berth_pool_namespace_addresses{shop,a,allocated} 1
 berth_pool_namespace_addresses{shop,a,retained} 1
 berth_pool_namespace_cap{a} 2
 berth_pool_namespaces_at_cap{a} 1
 berth_pool_outside_addresses{a} 1
+berth_pool_outside_addresses{b} 0
 berth_pool_outside_addresses{gone} 1`)
 		w.Remove(full)
+		w.Remove(w.Pool("b"))
 		for _, ip := range w.IPs() {
 			w.Remove(ip)
 		}

@@ -162,7 +162,7 @@ func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*P
 		p.Expect(has, a.taken, now)
 		p.failures = 0
 		owner := goal.Wants[0].Request.Owner
-		klog.FromContext(ctx).V(2).Info("Preallocated floating IPs", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "count", n, "missing", a.missing-n)
+		klog.FromContext(ctx).V(2).Info("Preallocated floating IPs", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "count", n)
 	}
 	p.attempted = now
 	switch {

@@ -19,6 +19,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -273,6 +274,146 @@ func TestGone(t *testing.T) {
 		w.create(d)
 		w.pass(5 * time.Second)
 		w.want("web", 0)
+	})
+}
+
+// While the watch is late nothing is taken twice, for some seconds.
+func TestLateWatch(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		w.Late("floatingips")
+		w.create(newDeployment("web", 1, 1))
+		w.pass(4 * time.Second)
+		w.want("web", 2)
+	})
+}
+
+// At the cap of its namespace a workload waits for addresses that the namespace frees,
+// with or without a cooldown.
+func TestAtCap(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		capped := w.Pool("web")
+		capped.Spec.MaxPerNamespace = 2
+		w.Put(capped)
+		for i, name := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"} {
+			ip := newIP(name)
+			ip.Spec.Owner.Name, ip.Spec.Owner.Namespace = "x", []string{"shop", "shop", "other"}[i]
+			w.Put(ip)
+		}
+		w.create(newDeployment("web", 1, 1))
+		w.pass(100 * time.Second)
+		w.want("web", 0, "web PreallocationFailed NamespaceAtCap")
+		rest := func(name string) {
+			ip := w.IP(name)
+			ip.Spec.Owner, ip.Spec.ReleasedAt = nil, &metav1.Time{Time: time.Now()}
+			w.Put(ip)
+		}
+		w.tried()
+		rest("10.0.0.3")
+		w.pass(2 * Interval)
+		if n := w.tried(); n != 0 {
+			t.Errorf("the address of another namespace woke it: %d attempts", n)
+		}
+		rest("10.0.0.1")
+		rest("10.0.0.2")
+		w.pass(2 * Interval)
+		w.want("web", 2, "web Preallocated")
+	})
+}
+
+// A change of a workload's status or of a namespace's metadata does not make a waiting
+// workload try again; others do.
+func TestChangesThatMatter(t *testing.T) {
+	label := func(w *world, namespace, name string) {
+		shop := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, UID: types.UID(namespace), Labels: map[string]string{name: ""}}}
+		if _, err := w.kube.CoreV1().Namespaces().Update(w.t.Context(), shop, metav1.UpdateOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	write := func(w *world, d *appsv1.Deployment) {
+		if _, err := w.kube.AppsV1().Deployments("shop").Update(w.t.Context(), d, metav1.UpdateOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		change func(w *world, d *appsv1.Deployment)
+		tries  bool
+	}{
+		{"nothing", func(*world, *appsv1.Deployment) {}, false},
+		{"the status", func(w *world, d *appsv1.Deployment) { d.Status.Replicas = 3; write(w, d) }, false},
+		{"the replicas", func(w *world, d *appsv1.Deployment) { *d.Spec.Replicas = 5; w.update(d) }, true},
+		{"a replacement", func(w *world, d *appsv1.Deployment) { d.UID = "another"; write(w, d) }, true},
+		{"a label of the namespace", func(w *world, _ *appsv1.Deployment) { label(w, "shop", "new") }, true},
+		{"the same labels of the namespace", func(w *world, _ *appsv1.Deployment) { label(w, "shop", "old") }, false},
+		{"a label of another namespace", func(w *world, _ *appsv1.Deployment) { label(w, "other", "new") }, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			simulate(t, "10.0.0.1", func(w *world) {
+				if err := w.kube.Tracker().Add(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other", UID: "other"}}); err != nil {
+					t.Fatal(err)
+				}
+				label(w, "shop", "old")
+				other := newIP("10.0.0.1")
+				other.Spec.Owner.Name = "other"
+				w.Put(other)
+				d := newDeployment("web", 3, 1)
+				w.create(d)
+				w.pass(130 * time.Second) // It is tried after 127 s, and then a minute later.
+				w.tried()
+				test.change(w, d)
+				w.pass(5 * time.Second)
+				if tries := w.tried() > 0; tries != test.tries {
+					t.Errorf("it was tried again: %v, want %v", tries, test.tries)
+				}
+			})
+		})
+	}
+}
+
+// A workload that is being deleted, or that a controller adopts, is followed no longer.
+func TestFollowedNoLonger(t *testing.T) {
+	missing := func(w *world) int {
+		families, err := w.registry.Gather()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, family := range families {
+			if family.GetName() == "berth_fixed_set_preallocated_missing" {
+				return len(family.GetMetric())
+			}
+		}
+		return 0
+	}
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		d := newDeployment("web", 1, 1)
+		r := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "rs", UID: "rs"}}
+		r.Spec = appsv1.ReplicaSetSpec{Replicas: d.Spec.Replicas, Template: d.Spec.Template}
+		w.create(d)
+		if _, err := w.kube.AppsV1().ReplicaSets("shop").Create(t.Context(), r, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(5 * time.Second)
+		w.want("rs", 1, "rs Preallocated", "web Preallocated")
+		if n := missing(w); n != 2 {
+			t.Errorf("%d workloads are followed, want 2", n)
+		}
+		r.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))}
+		if _, err := w.kube.AppsV1().ReplicaSets("shop").Update(t.Context(), r, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(time.Second)
+		if n := missing(w); n != 1 {
+			t.Errorf("%d workloads are followed after one was adopted, want 1", n)
+		}
+		now := metav1.Now()
+		d.DeletionTimestamp, d.Finalizers = &now, []string{"example.com/hold"}
+		if _, err := w.kube.AppsV1().Deployments("shop").Update(t.Context(), d, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(time.Second)
+		if n := missing(w); n != 0 {
+			t.Errorf("%d workloads are followed after the other is being deleted, want 0", n)
+		}
 	})
 }
 
