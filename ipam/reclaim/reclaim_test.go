@@ -186,6 +186,36 @@ func TestMovedUp(t *testing.T) {
 	}
 }
 
+// Where one address is surplus, the next is looked at, too.
+func TestNextSurplus(t *testing.T) {
+	const a, b, c, d = "10.0.70.2", "10.0.70.3", "10.0.70.4", "10.0.70.5"
+	owner := shared("apps/v1", "Deployment")
+	objects := []runtime.Object{deployment(1), given(a, owner, "", last("x")), given(b, owner, "", last("x")), given(c, owner, "y"), given(d, owner, "z")}
+	w := newWorld(t, objects...)
+	w.cache(objects...)
+	for _, name := range []string{a, b, c, d} {
+		w.addressChanged(w.cached(name), false)
+	}
+	for w.queue.Len() > 0 {
+		name, _ := w.queue.Get()
+		w.queue.Done(name)
+	}
+	for _, name := range []string{b, a} {
+		if _, err := w.reconcile(t.Context(), name, false); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.berth.Writes(); !slices.Equal(got, []string{"delete " + name}) {
+			t.Errorf("wrote %v", got)
+		}
+		if name == b && w.queue.Len() != 1 {
+			t.Fatalf("after %s it looks at %d addresses", name, w.queue.Len())
+		}
+	}
+	if got, _ := w.queue.Get(); got != a || w.queue.Len() > 0 {
+		t.Errorf("after %s it looks at %s, and %d others", b, got, w.queue.Len())
+	}
+}
+
 // Kinds that nobody has to look up are not needed. A ReplicationController is read as if
 // it were of a custom kind.
 func TestNeededKinds(t *testing.T) {
