@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/api"
@@ -55,17 +56,8 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	if err != nil {
 		return nil, err
 	}
-	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return nil, err
-	}
-	defer unlockAddresses()
-
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
-	}
-	if err := a.supersede(ctx, record); err != nil {
-		return nil, err
 	}
 	return a.attach(ctx, record, network)
 }
@@ -107,11 +99,11 @@ func (a *Agent) planFloating(ctx context.Context, record *state.Attachment, pod 
 	if err != nil {
 		return nil, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
 	}
-	network, uplink, err := a.Networks.Floating()
+	floating, err := a.Networks.Floating()
 	if err != nil {
 		return nil, err
 	}
-	record.Addresses, record.Uplink, record.MAC = addrs, uplink, v1alpha1.MACOf(addrs[0].Address).String()
+	record.Addresses, record.Uplink, record.MTU, record.MAC = addrs, floating.Uplink, floating.MTU, v1alpha1.MACOf(addrs[0].Address).String()
 	if record.Capabilities == nil {
 		record.Capabilities = map[string]json.RawMessage{}
 	}
@@ -120,7 +112,7 @@ func (a *Agent) planFloating(ctx context.Context, record *state.Attachment, pod 
 			return nil, fmt.Errorf("encode %s of pod %s: %w", capability, pod.Pod, err)
 		}
 	}
-	return network, nil
+	return floating.Network, nil
 }
 
 // earlier returns the result of an earlier ADD of the same interface if its network
@@ -130,11 +122,9 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 	if err != nil || old == nil {
 		return nil, false, err
 	}
-	if old.Phase == state.Added && old.NetNS == record.NetNS && old.Pod == record.Pod && slices.Equal(old.Addresses, record.Addresses) {
-		network, err := chain.Parse(old.Network)
-		if err == nil && a.Plugins.Check(ctx, network, attachmentOf(old), old.Result) == nil {
-			return old.Result, true, nil
-		}
+	if old.Phase == state.Added && old.NetNS == record.NetNS && old.Pod == record.Pod && slices.Equal(old.Addresses, record.Addresses) &&
+		a.check(ctx, old) == nil {
+		return old.Result, true, nil
 	}
 	// The old record may have other addresses than the new one.
 	if err := a.undo(ctx, old); err != nil {
@@ -143,51 +133,23 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 	return nil, false, nil
 }
 
-// supersede takes the record's addresses from older containers of this node:
-// the API says that they are this pod's.
-func (a *Agent) supersede(ctx context.Context, record *state.Attachment) error {
-	if len(record.Addresses) == 0 {
-		return nil
-	}
-	all, err := a.Store.List()
-	if err != nil {
-		return err
-	}
-	for _, old := range all {
-		if old.Key() == record.Key() || old.Phase != state.Added || !shareAddress(old, record) {
-			continue
-		}
-		if err := a.withdraw(ctx, old, "another container of this node has the address now"); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func shareAddress(x, y *state.Attachment) bool {
-	return slices.ContainsFunc(x.Addresses, func(p api.Address) bool {
-		return slices.ContainsFunc(y.Addresses, func(q api.Address) bool { return p.Address == q.Address })
-	})
-}
-
-// attach does the steps 3 to 6 of ADD.
+// attach does the steps 2 to 6 of ADD. The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *chain.Network) (json.RawMessage, error) {
+	// Whoever takes the addresses away ends the ADD.
+	ctx, end := a.adds.begin(ctx, record.Key())
+	defer end()
 	if err := a.Store.Put(record); err != nil {
 		return nil, err
 	}
 	fault.Point("add/intent")
-	result, err := a.Plugins.Add(ctx, network, attachmentOf(record))
+	result, err := a.run(ctx, record, network)
 	if err == nil {
 		fault.Point("add/plugins")
-		err = a.stillThere(ctx, record)
-	}
-	if err == nil {
-		done := *record
-		done.Phase, done.Result = state.Added, result
-		err = a.Store.Put(&done)
+		err = a.complete(ctx, record, result)
 	}
 	if err != nil {
 		if undo := a.undo(ctx, record); undo != nil {
+			a.reconcile.finishLater(record.Key())
 			return nil, errors.Join(err, fmt.Errorf("undo: %w", undo))
 		}
 		return nil, err
@@ -197,6 +159,97 @@ func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *c
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
 		"containerID", record.ContainerID, "network", network.Name(), "ips", addressList(record))
 	return result, nil
+}
+
+// run wires the floating IPs and runs the plugins of the network.
+func (a *Agent) run(ctx context.Context, record *state.Attachment, network *chain.Network) (json.RawMessage, error) {
+	if len(record.Addresses) == 0 {
+		return a.Plugins.Add(ctx, network, attachmentOf(record), nil)
+	}
+	wired, err := a.setup(ctx, record)
+	if err != nil {
+		return nil, err
+	}
+	fault.Point("add/wired")
+	result, err := network.Encode(wired)
+	if err != nil {
+		return nil, err
+	}
+	return a.Plugins.Add(ctx, network.Chained(), attachmentOf(record), result)
+}
+
+// setup takes the record's addresses from older containers of this node (the API says
+// that they are this pod's) and wires them.
+func (a *Agent) setup(ctx context.Context, record *state.Attachment) (*current.Result, error) {
+	older, err := a.sharing(record)
+	if err != nil {
+		return nil, err
+	}
+	addrs := slices.Clone(record.Addresses)
+	for _, old := range older {
+		addrs = append(addrs, old.Addresses...)
+	}
+	unlock, err := a.lockAddresses(ctx, addrs)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	const reason = "another container of this node has the address now"
+	for _, old := range older {
+		a.adds.end(old.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
+		if err := a.withdrawLocked(ctx, old, reason); err != nil {
+			return nil, err
+		}
+	}
+	result, err := a.Driver.Setup(record)
+	if err != nil {
+		return nil, fmt.Errorf("wire the floating IPs: %w", err)
+	}
+	// A lost announcement leaves stale neighbour entries, and the announcer repeats it. The
+	// pod's network is complete and must not fail for it.
+	if err := a.Driver.Announce(record); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
+	}
+	return result, nil
+}
+
+// sharing lists the other records with an address of the record that this node may still
+// carry for them.
+func (a *Agent) sharing(record *state.Attachment) ([]*state.Attachment, error) {
+	all, err := a.Store.List()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(old *state.Attachment) bool {
+		return old.Key() == record.Key() || old.Phase == state.Withdrawn || !shareAddress(old, record)
+	}), nil
+}
+
+func shareAddress(x, y *state.Attachment) bool {
+	return slices.ContainsFunc(x.Addresses, func(p api.Address) bool {
+		return slices.ContainsFunc(y.Addresses, func(q api.Address) bool { return p.Address == q.Address })
+	})
+}
+
+// complete writes the result, if the pod still runs and nobody took its addresses.
+func (a *Agent) complete(ctx context.Context, record *state.Attachment, result json.RawMessage) error {
+	if err := a.stillThere(ctx, record); err != nil {
+		return err
+	}
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	done := *record
+	done.Phase, done.Result = state.Added, result
+	return a.Store.Put(&done)
 }
 
 // stillThere asks again whether the pod runs. Its deletion between the first

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
@@ -31,7 +33,7 @@ type pods interface {
 // plugins runs a network's plugins. Methods are safe in parallel and block until
 // the plugins end; Del is idempotent.
 type plugins interface {
-	Add(ctx context.Context, n *chain.Network, a chain.Attachment) (json.RawMessage, error)
+	Add(ctx context.Context, n *chain.Network, a chain.Attachment, previous json.RawMessage) (json.RawMessage, error)
 	Del(ctx context.Context, n *chain.Network, a chain.Attachment, result json.RawMessage) error
 	Check(ctx context.Context, n *chain.Network, a chain.Attachment, result json.RawMessage) error
 	Status(ctx context.Context, n *chain.Network) error
@@ -42,25 +44,28 @@ type plugins interface {
 type networks interface {
 	// Default returns the network of pods without a floating IP.
 	Default() (*chain.Network, error)
-	// Floating returns the network of pods with a floating IP, and its uplink.
-	Floating() (n *chain.Network, uplink string, err error)
+	// Floating returns the network of pods with a floating IP. The driver does the
+	// work of its first plugin.
+	Floating() (*Floating, error)
 }
 
-// kernel changes the floating network in the kernel without its plugin, because a
-// withdrawal or a repair cannot wait for the runtime. Methods are short and
-// idempotent; calls for one address run one after another.
-type kernel interface {
+// driver wires floating IPs to containers in the agent's own process: it must stop
+// carrying an address also where no plugin can run. Methods are idempotent and block for
+// the kernel only; calls for one address run one after another.
+type driver interface {
+	// Setup wires the attachment's addresses to the container.
+	Setup(a *state.Attachment) (*current.Result, error)
 	// Check returns an error that names the missing pieces of the attachment.
 	Check(a *state.Attachment) error
-	// Repair makes the missing pieces of the attachment.
-	Repair(a *state.Attachment) error
 	// Withdraw stops the node from carrying the attachment's addresses.
 	Withdraw(a *state.Attachment) error
+	// Teardown withdraws, and removes the container's interface. It knows an
+	// attachment by the container, interface and namespace alone.
+	Teardown(a *state.Attachment) error
 	// Announce tells the network that the addresses are here.
 	Announce(a *state.Attachment) error
-	// Forget removes the container's interface and all that belongs to it,
-	// without a record.
-	Forget(containerID, ifName, netns string) error
+	// Ready returns an error where the uplink cannot carry addresses.
+	Ready(uplink string) error
 	// LinkOf returns the name of the attachment's host end, which need not
 	// exist. Pure.
 	LinkOf(key state.Key) string
@@ -84,7 +89,7 @@ type Options struct {
 	Store    *state.Store
 	Plugins  plugins
 	Networks networks
-	Kernel   kernel
+	Driver   driver
 	Metrics  *Metrics
 }
 
@@ -92,14 +97,18 @@ type Options struct {
 type Agent struct {
 	Options
 
-	locks    keyedLocks
-	announce announcer
+	locks     keyedLocks
+	adds      adds
+	announce  announcer
+	reconcile reconciler
+	suspects  suspects
 }
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
 	a := &Agent{Options: o}
 	a.announce = newAnnouncer(a.announceAgain)
+	a.reconcile = newReconciler(a.repair, a.finish)
 	return a
 }
 
@@ -118,8 +127,9 @@ var (
 	ErrNotReady = errors.New("agent not ready")
 )
 
-// Run repeats announcements. It returns when the context ends.
-func (a *Agent) Run(ctx context.Context) { a.announce.run(ctx) }
+// kernelPatience limits the wait for another call that changes the kernel for the same
+// address. Such calls take milliseconds.
+const kernelPatience = 10 * time.Second
 
 func attachmentOf(r *state.Attachment) chain.Attachment {
 	return chain.Attachment{

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 	"go.etcd.io/bbolt"
 
@@ -38,6 +40,10 @@ type world struct {
 	addErr  error
 	delErr  error
 	synced  chan struct{}
+	// hang, if given, is called in ADD and DEL of plugins.
+	hang func(context.Context)
+	// missing is what Check of the driver returns.
+	missing error
 	// log has the calls in their order.
 	log []string
 }
@@ -70,13 +76,21 @@ func (w *world) WaitForSync(ctx context.Context) bool {
 
 type fakePlugins struct{ *world }
 
-func (f fakePlugins) Add(_ context.Context, n *chain.Network, a chain.Attachment) (json.RawMessage, error) {
+func (f fakePlugins) Add(ctx context.Context, n *chain.Network, a chain.Attachment, _ json.RawMessage) (json.RawMessage, error) {
 	f.note("ADD %s %s", n.Name(), a.ContainerID)
+	if f.hang != nil {
+		f.hang(ctx)
+	}
 	return json.RawMessage(`{"cniVersion":"1.0.0"}`), f.addErr
 }
 
-func (f fakePlugins) Del(_ context.Context, n *chain.Network, a chain.Attachment, _ json.RawMessage) error {
+func (f fakePlugins) Del(ctx context.Context, n *chain.Network, a chain.Attachment, _ json.RawMessage) error {
 	f.note("DEL %s %s", n.Name(), a.ContainerID)
+	if f.hang != nil {
+		f.hang(ctx)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return f.delErr
 }
 
@@ -86,26 +100,31 @@ func (f fakePlugins) Check(context.Context, *chain.Network, chain.Attachment, js
 func (f fakePlugins) Status(context.Context, *chain.Network) error                   { return nil }
 func (f fakePlugins) GC(context.Context, *chain.Network, []types.GCAttachment) error { return nil }
 
-type fakeKernel struct{ *world }
+type fakeDriver struct{ *world }
 
-func (f fakeKernel) Check(*state.Attachment) error { return nil }
-func (f fakeKernel) Repair(a *state.Attachment) error {
-	f.note("repair %s", a.ContainerID)
+func (f fakeDriver) Setup(a *state.Attachment) (*current.Result, error) {
+	f.note("setup %s", a.ContainerID)
+	f.missing = nil
+	return &current.Result{CNIVersion: current.ImplementedSpecVersion}, nil
+}
+func (f fakeDriver) Teardown(a *state.Attachment) error {
+	f.note("teardown %s", a.ContainerID)
 	return nil
 }
-func (f fakeKernel) Withdraw(a *state.Attachment) error {
+func (f fakeDriver) Check(*state.Attachment) error { return f.missing }
+func (f fakeDriver) Ready(string) error            { return f.missing }
+func (f fakeDriver) Withdraw(a *state.Attachment) error {
 	f.note("withdraw %s", a.ContainerID)
 	return nil
 }
-func (f fakeKernel) Announce(a *state.Attachment) error {
+func (f fakeDriver) Announce(a *state.Attachment) error {
 	f.note("announce %s", a.ContainerID)
 	return nil
 }
-func (f fakeKernel) Forget(string, string, string) error { return nil }
-func (f fakeKernel) LinkOf(state.Key) string             { return "" }
-func (f fakeKernel) Links() ([]Link, error)              { return nil, nil }
-func (f fakeKernel) Remove(string) error                 { return nil }
-func (f fakeKernel) RemoveLoose() error                  { return nil }
+func (f fakeDriver) LinkOf(state.Key) string { return "" }
+func (f fakeDriver) Links() ([]Link, error)  { return nil, nil }
+func (f fakeDriver) Remove(string) error     { return nil }
+func (f fakeDriver) RemoveLoose() error      { return nil }
 
 type fakeNetworks struct{}
 
@@ -113,9 +132,9 @@ func (fakeNetworks) Default() (*chain.Network, error) {
 	return chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"default","plugins":[{"type":"p"}]}`))
 }
 
-func (fakeNetworks) Floating() (*chain.Network, string, error) {
-	n, err := chain.Parse([]byte(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"}]}`))
-	return n, "eth0", err
+func (fakeNetworks) Floating() (*Floating, error) {
+	n, err := chain.Parse([]byte(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"},{"type":"chained"}]}`))
+	return &Floating{Network: n, Uplink: "eth0"}, err
 }
 
 func newAgent(t *testing.T) (*Agent, *world) {
@@ -130,7 +149,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		addrs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
 		alive: true,
 	}
-	return New(Options{Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Kernel: fakeKernel{w}}), w
+	return New(Options{Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Driver: fakeDriver{w}}), w
 }
 
 func addRequest(id string) *api.Request {
@@ -162,7 +181,7 @@ func TestAgent(t *testing.T) {
 	}{
 		"ADD": {
 			do:  func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
-			log: []string{"ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
+			log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
 		"ordinary pod": {
 			world: func(w *world) { w.pod.Wants = 0 },
@@ -172,17 +191,17 @@ func TestAgent(t *testing.T) {
 		"a plugin fails": {
 			world: func(w *world) { w.addErr = boom },
 			do:    func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
-			code:  42, log: []string{"ADD floating c", "DEL floating c"}, left: map[string]state.Phase{},
+			code:  42, log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
 		},
 		"the undo fails too": {
 			world: func(w *world) { w.addErr, w.delErr = boom, boom },
 			do:    func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
-			code:  42, log: []string{"ADD floating c", "DEL floating c"}, left: map[string]state.Phase{"c": state.Deleting},
+			code:  42, log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{"c": state.Deleting},
 		},
 		"the pod goes away meanwhile": {
 			world: func(w *world) { w.alive = false },
 			do:    func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
-			code:  types.ErrTryAgainLater, log: []string{"ADD floating c", "DEL floating c"}, left: map[string]state.Phase{},
+			code:  types.ErrTryAgainLater, log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
 		},
 		"not the holder": {
 			world: func(w *world) { w.addrErr = podinfo.ErrNotHolder },
@@ -195,14 +214,14 @@ func TestAgent(t *testing.T) {
 				_, second := a.Add(ctx, addRequest("new"))
 				return errors.Join(first, second)
 			},
-			log: []string{"ADD floating old", "withdraw old", "ADD floating new"}, left: map[string]state.Phase{"old": state.Withdrawn, "new": state.Added},
+			log: []string{"setup old", "announce old", "ADD floating old", "withdraw old", "setup new", "announce new", "ADD floating new"}, left: map[string]state.Phase{"old": state.Withdrawn, "new": state.Added},
 		},
 		"gone": {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
 				return errors.Join(err, a.Gone(ctx, api.Pod{UID: "other"}), a.Gone(ctx, w.pod.Pod), a.Gone(ctx, w.pod.Pod))
 			},
-			log: []string{"ADD floating c", "withdraw c"}, left: map[string]state.Phase{"c": state.Withdrawn},
+			log: []string{"setup c", "announce c", "ADD floating c", "withdraw c"}, left: map[string]state.Phase{"c": state.Withdrawn},
 		},
 		"ordinary pods keep theirs": {
 			world: func(w *world) { w.pod.Wants = 0 },
@@ -215,19 +234,21 @@ func TestAgent(t *testing.T) {
 		"verify": {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
-				err = errors.Join(err, a.Verify(ctx))
+				err = errors.Join(err, a.Suspect(), a.Verify(ctx))
 				w.holds = fmt.Errorf("%w: moved", podinfo.ErrNotHolder)
-				return errors.Join(err, a.Verify(ctx), a.Del(ctx, addRequest("c")))
+				// Nobody is suspected any more.
+				err = errors.Join(err, a.Verify(ctx), a.Check(ctx, addRequest("c")))
+				return errors.Join(err, a.Suspect(), a.Verify(ctx), a.Del(ctx, addRequest("c")))
 			},
-			log: []string{"ADD floating c", "repair c", "withdraw c", "DEL floating c"}, left: map[string]state.Phase{},
+			log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
 		},
 		"verify without an answer": {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
 				w.holds = context.DeadlineExceeded
-				return errors.Join(err, a.Verify(ctx))
+				return errors.Join(err, a.Suspect(), a.Verify(ctx))
 			},
-			code: types.ErrTryAgainLater, log: []string{"ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
+			code: types.ErrTryAgainLater, log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
 		"DEL fails": {
 			world: func(w *world) { w.delErr = boom },
@@ -235,7 +256,7 @@ func TestAgent(t *testing.T) {
 				_, err := a.Add(ctx, addRequest("c"))
 				return errors.Join(err, a.Del(ctx, addRequest("c")))
 			},
-			code: 42, log: []string{"ADD floating c", "DEL floating c"}, left: map[string]state.Phase{"c": state.Deleting},
+			code: 42, log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{"c": state.Deleting},
 		},
 		"CHECK of nobody": {
 			do:   func(ctx context.Context, a *Agent, _ *world) error { return a.Check(ctx, addRequest("c")) },
@@ -330,16 +351,16 @@ func TestFloatingNetwork(t *testing.T) {
 		mtu          int
 	}{"built in": {"", "eth0", 0}, "of a file": {file, "bond0", 1400}} {
 		n := &Networks{FloatingFile: c.file, Uplink: func() (string, error) { return "eth0", nil }}
-		network, uplink, err := n.Floating()
-		if err != nil || uplink != c.uplink {
-			t.Fatalf("%s: Floating() = %v, %q, %v", name, network, uplink, err)
+		floating, err := n.Floating()
+		if err != nil || floating.Uplink != c.uplink || floating.MTU != c.mtu {
+			t.Fatalf("%s: Floating() = %+v, %v", name, floating, err)
 		}
 		var conf struct {
 			Uplink       string
 			MTU          int
 			Capabilities map[string]bool
 		}
-		if err := network.Plugin(&conf); err != nil {
+		if err := floating.Network.Plugin(&conf); err != nil {
 			t.Fatal(err)
 		}
 		if conf.Uplink != c.uplink || conf.MTU != c.mtu || !cmp.Equal(conf.Capabilities, map[string]bool{"berthAddresses": true, "mac": true}) {
@@ -348,23 +369,146 @@ func TestFloatingNetwork(t *testing.T) {
 	}
 }
 
-func TestRecover(t *testing.T) {
-	a, w := newAgent(t)
-	for id, phase := range map[string]state.Phase{"adding": state.Adding, "deleting": state.Deleting, "rebooted": state.Added, "withdrawn": state.Withdrawn} {
-		r := &state.Attachment{ContainerID: id, IfName: "eth0", NetNS: "/run/netns/never-was", Phase: phase, Addresses: w.addrs,
-			Network: json.RawMessage(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"}]}`)}
-		if err := a.Store.Put(r); err != nil {
-			t.Fatal(err)
+// After a start the agent finishes what was interrupted, and looks at the rest.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, w := newAgent(t)
+		for id, phase := range map[string]state.Phase{"adding": state.Adding, "deleting": state.Deleting, "rebooted": state.Added, "withdrawn": state.Withdrawn} {
+			put(t, a, id, phase, "/run/netns/never-was", w.addrs)
 		}
-	}
-	if err := a.Recover(t.Context()); err != nil {
+		put(t, a, "runs", state.Added, "/proc/self/ns/net", w.addrs)
+		run(t, a)
+		slices.Sort(w.log)
+		want := []string{"DEL floating adding", "DEL floating deleting", "DEL floating rebooted", "teardown adding", "teardown deleting", "teardown rebooted",
+			"withdraw adding", "withdraw deleting", "withdraw rebooted", "withdraw withdrawn"}
+		if diff := cmp.Diff(want, w.log); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(map[string]state.Phase{"withdrawn": state.Withdrawn, "runs": state.Added}, phases(t, a)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// run starts the agent and waits until it has nothing to do.
+func run(t *testing.T, a *Agent) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { a.Run(ctx); close(ended) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	synctest.Wait()
+}
+
+func put(t *testing.T, a *Agent, id string, phase state.Phase, netns string, addrs []api.Address) {
+	t.Helper()
+	r := &state.Attachment{ContainerID: id, IfName: "eth0", NetNS: netns, Phase: phase, Addresses: addrs,
+		Pod:     api.Pod{Namespace: "ns", Name: "p", UID: "u"},
+		Network: json.RawMessage(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"}]}`)}
+	if err := a.Store.Put(r); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"DEL floating adding", "DEL floating deleting", "DEL floating rebooted", "withdraw withdrawn"}, w.log); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+}
+
+// A piece that is missing is put back once the API has said that the pod still holds its
+// address, and the address is withdrawn where another pod holds it.
+func TestRepair(t *testing.T) {
+	for name, c := range map[string]struct {
+		holds error
+		log   []string
+		phase state.Phase
+	}{
+		"holds":     {nil, []string{"setup c", "announce c"}, state.Added},
+		"lost":      {podinfo.ErrNotHolder, []string{"withdraw c"}, state.Withdrawn},
+		"no answer": {context.DeadlineExceeded, nil, state.Added},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, w := newAgent(t)
+				put(t, a, "c", state.Added, "/proc/self/ns/net", w.addrs)
+				w.missing, w.holds = errors.New("the route is missing"), c.holds
+				run(t, a)
+				if diff := cmp.Diff(c.log, w.log); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				if got := phases(t, a)["c"]; got != c.phase {
+					t.Errorf("the record is %s, want %s", got, c.phase)
+				}
+			})
+		})
 	}
-	if diff := cmp.Diff(map[string]state.Phase{"withdrawn": state.Withdrawn}, phases(t, a)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+}
+
+// A DEL that fails is tried again without the runtime, which forgets a pod that was
+// deleted by force.
+func TestFinish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, w := newAgent(t)
+		run(t, a)
+		if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
+			t.Fatal(err)
+		}
+		w.delErr = errors.New("boom")
+		if err := a.Del(t.Context(), addRequest("c")); err == nil {
+			t.Fatal("Del() succeeds")
+		}
+		w.mu.Lock()
+		w.delErr = nil
+		w.mu.Unlock()
+		<-time.After(resync)
+		synctest.Wait()
+		if left := phases(t, a); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
+}
+
+// A plugin that hangs keeps the node neither from withdrawing the address nor from work for
+// other containers.
+func TestPluginHangs(t *testing.T) {
+	for _, command := range []string{"ADD", "DEL"} {
+		t.Run(command, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, w := newAgent(t)
+				run(t, a)
+				release := make(chan struct{})
+				hang := func(ctx context.Context) {
+					select {
+					case <-ctx.Done():
+					case <-release:
+					}
+				}
+				call := func() error { _, err := a.Add(t.Context(), addRequest("c")); return err }
+				if command == "DEL" {
+					if err := call(); err != nil {
+						t.Fatal(err)
+					}
+					call = func() error { return a.Del(t.Context(), addRequest("c")) }
+				}
+				w.hang = hang
+				ended := make(chan error, 1)
+				go func() { ended <- call() }()
+				synctest.Wait()
+				w.mu.Lock()
+				w.log = nil
+				w.mu.Unlock()
+				if err := a.Gone(t.Context(), w.pod.Pod); err != nil {
+					t.Errorf("Gone() = %v", err)
+				}
+				w.mu.Lock()
+				if !slices.Contains(w.log, "withdraw c") {
+					t.Errorf("while the plugin hangs: %q", w.log)
+				}
+				w.mu.Unlock()
+				close(release)
+				if err := <-ended; command == "ADD" && !errors.Is(err, podinfo.ErrPodReplaced) || command == "DEL" && err != nil {
+					t.Errorf("%s = %v", command, err)
+				}
+				if left := phases(t, a); len(left) != 0 {
+					t.Errorf("left: %v", left)
+				}
+			})
+		})
 	}
 }
 
@@ -372,7 +516,7 @@ func TestAnnouncements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{}
 		n := newAnnouncer(func(_ context.Context, r *state.Attachment) (bool, error) {
-			return true, fakeKernel{w}.Announce(r)
+			return true, fakeDriver{w}.Announce(r)
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		go n.run(ctx)

@@ -45,6 +45,13 @@ func (n *announcer) later(record *state.Attachment) {
 	}
 }
 
+// now schedules announcements of which the first does not wait; it returns at once.
+func (n *announcer) now(record *state.Attachment) {
+	if len(record.Addresses) > 0 {
+		n.queue.Add(record)
+	}
+}
+
 // run announces until the context ends.
 func (n *announcer) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, n.queue.ShutDown)()
@@ -71,6 +78,21 @@ func (n *announcer) fire(ctx context.Context, record *state.Attachment) {
 	n.queue.AddRateLimited(record)
 }
 
+// AnnounceAll announces every address that this node carries, now and some times more; it
+// returns at once. Its caller calls it after a change of the uplink's MAC.
+func (a *Agent) AnnounceAll(ctx context.Context) {
+	all, err := a.Store.List()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot announce the floating IPs of this node")
+		return
+	}
+	for _, record := range all {
+		if record.Phase == state.Added {
+			a.announce.now(record)
+		}
+	}
+}
+
 // announceAgain announces the record's addresses if this node still carries them
 // for it. It holds the locks of the addresses meanwhile: an announcement after the
 // withdrawal would draw the traffic away from the address's new node.
@@ -86,5 +108,5 @@ func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (ca
 	if err != nil || now == nil || now.Phase != state.Added {
 		return false, err
 	}
-	return true, a.Kernel.Announce(record)
+	return true, a.Driver.Announce(record)
 }

@@ -32,9 +32,20 @@ func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 	if record.Phase != state.Added {
 		return fmt.Errorf("container %s, interface %s of pod %s is not attached but %s", record.ContainerID, record.IfName, record.Pod, record.Phase)
 	}
+	return a.check(ctx, record)
+}
+
+// check verifies the network of a complete record.
+func (a *Agent) check(ctx context.Context, record *state.Attachment) error {
 	network, err := chain.Parse(record.Network)
 	if err != nil {
 		return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+	}
+	if len(record.Addresses) > 0 {
+		if err := a.Driver.Check(record); err != nil {
+			return err
+		}
+		network = network.Chained()
 	}
 	return a.Plugins.Check(ctx, network, attachmentOf(record), record.Result)
 }

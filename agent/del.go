@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -42,16 +43,12 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		}
 		return nil
 	}
-	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return err
-	}
-	defer unlockAddresses()
 	if req != nil {
 		// It is empty where the namespace is gone.
 		record.NetNS = req.NetNS
 	}
 	if err := a.undo(ctx, record); err != nil {
+		a.reconcile.finishLater(key)
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Detached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
@@ -62,8 +59,10 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 // undoTimeout limits an undo, which outlives its caller's context.
 const undoTimeout = 90 * time.Second
 
-// undo runs the plugins' DEL and removes the record. The caller holds the locks.
-// undo goes on when the caller's context ends.
+// undo takes an attachment down and removes its record: it withdraws the addresses, then
+// runs the plugins' DEL, and then removes the interface. The caller holds the container's
+// lock. undo goes on when the caller's context ends. It goes on after a failure, too, but then
+// keeps the record.
 func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -71,20 +70,60 @@ func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
 	if err != nil {
 		return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
 	}
+	floating := len(record.Addresses) > 0
+	if err := a.deleting(ctx, record); err != nil {
+		return err
+	}
+	fault.Point("del/intent")
+	if floating {
+		network = network.Chained()
+	}
+	err = a.Plugins.Del(ctx, network, attachmentOf(record), record.Result)
+	fault.Point("del/plugins")
+	if floating {
+		err = errors.Join(err, a.teardown(ctx, record))
+	}
+	if err != nil {
+		return err
+	}
+	if err := a.Store.Delete(record.Key()); err != nil {
+		return err
+	}
+	fault.Point("del/record")
+	return nil
+}
+
+// deleting writes the record and stops answering for its addresses: no plugin that hangs
+// or fails may keep the node from that. Where the withdrawal fails, teardown tries again.
+func (a *Agent) deleting(ctx context.Context, record *state.Attachment) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	deleting := *record
 	deleting.Phase = state.Deleting
 	if err := a.Store.Put(&deleting); err != nil {
 		return err
 	}
-	fault.Point("del/intent")
-	if err := a.Plugins.Del(ctx, network, attachmentOf(record), record.Result); err != nil {
+	if len(record.Addresses) == 0 {
+		return nil
+	}
+	if err := a.Driver.Withdraw(record); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
+	}
+	return nil
+}
+
+func (a *Agent) teardown(ctx context.Context, record *state.Attachment) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
 		return err
 	}
-	fault.Point("del/plugins")
-	if err := a.Store.Delete(record.Key()); err != nil {
-		return err
+	defer unlock()
+	if err := a.Driver.Teardown(record); err != nil {
+		return fmt.Errorf("remove the interface %s of container %s: %w", record.IfName, record.ContainerID, err)
 	}
-	fault.Point("del/record")
 	return nil
 }
 
@@ -94,7 +133,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
 // failures, because a container that never was looks the same.
 func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	logger := klog.FromContext(ctx)
-	if err := a.Kernel.Forget(req.ContainerID, req.IfName, req.NetNS); err != nil {
+	if err := a.Driver.Teardown(&state.Attachment{ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS}); err != nil {
 		logger.Error(err, "Cannot clean up after a container without a record", "containerID", req.ContainerID)
 	}
 	network, err := a.Networks.Default()

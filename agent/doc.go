@@ -9,40 +9,47 @@
 //
 //  1. ask the API for the pod and, where the pod requests a floating IP, for the
 //     addresses that it holds on this node; nothing is touched before
-//  2. take the addresses from an older container of this node that still
-//     carries them
-//  3. write the record (adding)
+//  2. write the record (adding)
+//  3. take the addresses from an older container of this node that still
+//     carries them, wire them, announce
 //  4. run the plugins
-//  5. ask again whether the pod still runs: a deletion between 1 and 3 found no
+//  5. ask again whether the pod still runs: a deletion between 1 and 2 found no
 //     record to withdraw
-//  6. write the result (added), announce
+//  6. write the result (added)
 //
-// The agent wires, withdraws and takes down the addresses of a pod together.
+// The agent wires, withdraws and takes down the addresses of a pod together, in its own
+// process: the driver. Plugins may be chained to it.
 //
-// After a failure in 4 to 6 the agent runs the plugins' DEL and then removes the
-// record. Where DEL fails too, the record stays for the runtime's DEL, for GC and
-// for the next start.
+// After a failure in 3 to 6 the agent does a DEL.
 //
 // # DEL
 //
-//  1. write the record (deleting)
-//  2. run the plugins
-//  3. remove the record
+//  1. write the record (deleting) and stop answering for the addresses
+//  2. run the plugins, each with a time limit of its own
+//  3. remove the interface
+//  4. remove the record
+//
+// Where a step fails, the record stays for the runtime's next DEL, for GC and for the
+// reconciler, which tries again without the runtime.
 //
 // # Losing an address
 //
 // When a pod is deleted, replaced or finished, or its FloatingIP names another pod
-// or node, this node stops answering for the pod's addresses at once and does not
-// wait for the runtime. The record stays (withdrawn) for the runtime's DEL.
+// or node, this node stops answering for the pod's addresses at once, in every phase. It
+// waits neither for the runtime nor for an ADD or DEL under way, and ends such an ADD.
+// The record of a complete attachment stays (withdrawn) for the runtime's DEL.
 //
-// # After a crash
+// # Reconciliation
 //
-// The next start undoes an adding record, finishes a deleting one, and checks an
-// added one against the API and the kernel: it repairs or withdraws it. So a crash
-// between any two steps leaves either no trace or a record of it.
+// After a start, every minute and after a change of the node's links the agent compares
+// each record with the kernel, each by itself: one that fails or hangs delays no other. It
+// undoes an adding record and finishes a deleting one that no call works on, repeats the
+// withdrawal of a withdrawn one, and puts back a piece that an added one lacks once the
+// API has said that the pod still holds its addresses. So a crash between any two steps
+// leaves either no trace or a record of it.
 //
-// # Caveats
+// # Locks
 //
-// Calls for one container run one after another, and so do calls for one address.
-// The agent holds no other lock while it waits for a plugin, the disk or the API.
+// Calls for one container run one after another. The lock of an address is held only while
+// the kernel is changed for it, never while a plugin runs or the API is asked.
 package agent

@@ -44,9 +44,9 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 		}
 	}
 	for _, o := range orphans {
-		errs = append(errs, a.Kernel.Remove(o.Name))
+		errs = append(errs, a.Driver.Remove(o.Name))
 	}
-	errs = append(errs, a.Kernel.RemoveLoose(), a.gcDefault(ctx, conf.ValidAttachments))
+	errs = append(errs, a.Driver.RemoveLoose(), a.gcDefault(ctx, conf.ValidAttachments), a.gcFloating(ctx, all, conf.ValidAttachments))
 	return errors.Join(errs...)
 }
 
@@ -63,11 +63,31 @@ func (a *Agent) gcDefault(ctx context.Context, valid []types.GCAttachment) error
 	return a.Plugins.GC(ctx, network, valid)
 }
 
+// gcFloating runs GC of the plugins that are chained to the driver, of every network that
+// has records.
+func (a *Agent) gcFloating(ctx context.Context, all []*state.Attachment, valid []types.GCAttachment) error {
+	var errs []error
+	done := map[string]bool{}
+	for _, record := range all {
+		if len(record.Addresses) == 0 || done[string(record.Network)] {
+			continue
+		}
+		done[string(record.Network)] = true
+		network, err := chain.Parse(record.Network)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("the record of container %s: %w", record.ContainerID, err))
+			continue
+		}
+		errs = append(errs, a.Plugins.GC(ctx, network.Chained(), valid))
+	}
+	return errors.Join(errs...)
+}
+
 // orphans lists the links without a record and without a valid attachment. It lists
 // links before records: an ADD that begins meanwhile writes its record before it
 // makes its link.
 func (a *Agent) orphans(valid []types.GCAttachment) ([]Link, error) {
-	links, err := a.Kernel.Links()
+	links, err := a.Driver.Links()
 	if err != nil {
 		return nil, err
 	}
@@ -77,10 +97,10 @@ func (a *Agent) orphans(valid []types.GCAttachment) ([]Link, error) {
 	}
 	keep := map[string]bool{}
 	for _, r := range all {
-		keep[a.Kernel.LinkOf(r.Key())] = true
+		keep[a.Driver.LinkOf(r.Key())] = true
 	}
 	for _, v := range valid {
-		keep[a.Kernel.LinkOf(state.Key{ContainerID: v.ContainerID, IfName: v.IfName})] = true
+		keep[a.Driver.LinkOf(state.Key{ContainerID: v.ContainerID, IfName: v.IfName})] = true
 	}
 	return slices.DeleteFunc(links, func(l Link) bool { return keep[l.Name] }), nil
 }

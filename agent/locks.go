@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/berth-dev/berth/agent/api"
-	"github.com/berth-dev/berth/agent/state"
 )
 
 // keyedLocks has one lock for each key. Unlike a mutex's, its wait ends with the
@@ -27,15 +26,7 @@ type keyedLock struct {
 // lock waits for the key's lock and returns the function that unlocks it.
 func (l *keyedLocks) lock(ctx context.Context, key string) (func(), error) {
 	l.mu.Lock()
-	if l.held == nil {
-		l.held = map[string]*keyedLock{}
-	}
-	k := l.held[key]
-	if k == nil {
-		k = &keyedLock{token: make(chan struct{}, 1)}
-		l.held[key] = k
-	}
-	k.users++
+	k := l.enter(key)
 	l.mu.Unlock()
 
 	select {
@@ -47,6 +38,32 @@ func (l *keyedLocks) lock(ctx context.Context, key string) (func(), error) {
 	}
 }
 
+// tryLock locks the key's lock if nobody has it or waits for it.
+func (l *keyedLocks) tryLock(key string) (unlock func(), free bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held[key] != nil {
+		return nil, false
+	}
+	k := l.enter(key)
+	k.token <- struct{}{}
+	return func() { <-k.token; l.leave(key, k) }, true
+}
+
+// enter returns the key's lock, which its caller leaves. The caller holds l.mu.
+func (l *keyedLocks) enter(key string) *keyedLock {
+	if l.held == nil {
+		l.held = map[string]*keyedLock{}
+	}
+	k := l.held[key]
+	if k == nil {
+		k = &keyedLock{token: make(chan struct{}, 1)}
+		l.held[key] = k
+	}
+	k.users++
+	return k
+}
+
 func (l *keyedLocks) leave(key string, k *keyedLock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,18 +72,24 @@ func (l *keyedLocks) leave(key string, k *keyedLock) {
 	}
 }
 
-// lockContainer locks a container. Callers take this lock first.
+func containerLock(id string) string { return "container/" + id }
+
+// lockContainer locks a container for a call that runs plugins. Callers take this lock
+// first.
 func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
-	unlock, err := a.locks.lock(ctx, "container/"+id)
+	unlock, err := a.locks.lock(ctx, containerLock(id))
 	if err != nil {
 		return nil, fmt.Errorf("wait for another call for container %s: %w", id, err)
 	}
 	return unlock, nil
 }
 
-// lockAddresses locks addresses, always in the same order, after the container's
-// lock. Its caller may change the records and the kernel state of these addresses.
+// lockAddresses locks addresses, always in the same order. Its caller may change the phase
+// of their records and their kernel state, and runs no plugin and asks no API meanwhile: a
+// withdrawal waits for this lock only.
 func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(), error) {
+	ctx, cancel := context.WithTimeout(ctx, kernelPatience)
+	defer cancel()
 	keys := make([]string, 0, len(addrs))
 	for _, addr := range addrs {
 		keys = append(keys, "address/"+addr.Address.String())
@@ -87,28 +110,4 @@ func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(),
 		held = append(held, u)
 	}
 	return unlock, nil
-}
-
-// withRecord calls do with the record of key, as the store has it once its container
-// and its addresses are locked. Without a record it does nothing.
-func (a *Agent) withRecord(ctx context.Context, key state.Key, do func(*state.Attachment) error) error {
-	unlock, err := a.lockContainer(ctx, key.ContainerID)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	record, err := a.Store.Get(key)
-	if err != nil || record == nil {
-		return err
-	}
-	unlockAddresses, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return err
-	}
-	defer unlockAddresses()
-	// Another container's ADD may have withdrawn it meanwhile.
-	if record, err = a.Store.Get(key); err != nil || record == nil {
-		return err
-	}
-	return do(record)
 }

@@ -54,24 +54,34 @@ func notOurselves(network *chain.Network) error {
 	return nil
 }
 
-// Floating returns the network of pods with a floating IP, and its uplink.
-func (n *Networks) Floating() (*chain.Network, string, error) {
+// Floating is the network of pods with a floating IP.
+type Floating struct {
+	Network *chain.Network
+	// Uplink is the node's link to the pools' networks.
+	Uplink string
+	// MTU of the pods' interfaces; 0 means that of the uplink.
+	MTU int
+}
+
+// Floating returns the network of pods with a floating IP.
+func (n *Networks) Floating() (*Floating, error) {
 	network, err := n.floatingTemplate()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	var conf struct {
 		Uplink       string          `json:"uplink"`
+		MTU          int             `json:"mtu"`
 		Capabilities map[string]bool `json:"capabilities"`
 	}
 	if network.Types()[0] == api.VethType {
 		if err := network.Plugin(&conf); err != nil {
-			return nil, "", err
+			return nil, err
 		}
 	}
 	if conf.Uplink == "" {
 		if conf.Uplink, err = n.Uplink(); err != nil {
-			return nil, "", fmt.Errorf("find the uplink of the floating network: %w", err)
+			return nil, fmt.Errorf("find the uplink of the floating network: %w", err)
 		}
 	}
 	if conf.Capabilities == nil {
@@ -83,9 +93,9 @@ func (n *Networks) Floating() (*chain.Network, string, error) {
 		"uplink": conf.Uplink, "capabilities": conf.Capabilities, "sysctlRoot": n.SysctlRoot,
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	return network, conf.Uplink, nil
+	return &Floating{Network: network, Uplink: conf.Uplink, MTU: conf.MTU}, nil
 }
 
 func (n *Networks) floatingTemplate() (*chain.Network, error) {

@@ -17,19 +17,14 @@ import (
 // waited 10 s before.
 const syncPatience = 10 * time.Second
 
-// Status returns ErrNotReady while the agent cannot serve ADD.
+// Status returns ErrNotReady while the agent cannot serve ADD of ordinary pods, because
+// the answer concerns every pod of the node. Ready says whether the agent can serve pods
+// with a floating IP, too.
 func (a *Agent) Status(ctx context.Context) error {
 	wait, cancel := context.WithTimeout(ctx, syncPatience)
 	defer cancel()
 	if !a.Pods.WaitForSync(wait) {
 		return fmt.Errorf("%w: the pods of this node are not known yet: the API server has not answered", ErrNotReady)
-	}
-	floating, _, err := a.Networks.Floating()
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	if err := a.Plugins.Status(ctx, floating); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
 	}
 	network, err := a.Networks.Default()
 	if errors.Is(err, chain.ErrNoNetwork) {
@@ -41,6 +36,25 @@ func (a *Agent) Status(ctx context.Context) error {
 	}
 	if err := a.Plugins.Status(ctx, network); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return nil
+}
+
+// Ready returns ErrNotReady while the agent cannot serve ADD of pods with a floating IP or
+// of ordinary pods.
+func (a *Agent) Ready(ctx context.Context) error {
+	if err := a.Status(ctx); err != nil {
+		return err
+	}
+	floating, err := a.Networks.Floating()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	if err := a.Driver.Ready(floating.Uplink); err != nil {
+		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+	}
+	if err := a.Plugins.Status(ctx, floating.Network.Chained()); err != nil {
+		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 	}
 	return nil
 }

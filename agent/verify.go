@@ -5,65 +5,127 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
 
-	"k8s.io/klog/v2"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// Verify asks the API about every floating IP that this node carries, withdraws
-// the addresses of other pods and repairs the network of the rest. It returns an
-// error at the first question that the API does not answer. The caller runs it
-// after a start and after the API could not be reached.
+const (
+	// verifyParallel limits the questions to the API at a time.
+	verifyParallel = 8
+	// verifyPatience limits the questions about one record.
+	verifyPatience = 10 * time.Second
+)
+
+// suspects are the records whose addresses may be another pod's by now: the node could
+// not follow the API. Methods are safe in parallel.
+type suspects struct {
+	mu   sync.Mutex
+	keys map[state.Key]bool
+}
+
+func (s *suspects) add(key state.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys == nil {
+		s.keys = map[state.Key]bool{}
+	}
+	s.keys[key] = true
+}
+
+func (s *suspects) list() []state.Key {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.keys))
+}
+
+// take removes a key before the questions about it: a suspicion that comes meanwhile
+// stays.
+func (s *suspects) take(key state.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.keys, key)
+}
+
+// Suspect makes Verify ask about every floating IP that this node carries. Its caller
+// calls it after a start and when the API could not be reached.
+func (a *Agent) Suspect() error {
+	all, err := a.Store.List()
+	if err != nil {
+		return err
+	}
+	for _, record := range all {
+		if len(record.Addresses) > 0 && record.Phase != state.Withdrawn {
+			a.suspects.add(record.Key())
+		}
+	}
+	return nil
+}
+
+// Verify asks the API about the suspects, withdraws the addresses of other pods and has
+// the network of the rest checked. It asks about one first and then about the others in
+// parallel, each by itself, so that nothing waits for an address that is slow. It returns
+// an error while suspects are left.
 func (a *Agent) Verify(ctx context.Context) error {
-	all, err := a.Store.List()
-	if err != nil {
+	keys := a.suspects.list()
+	if len(keys) == 0 {
+		return nil
+	}
+	// Where the API does not answer, one question is enough. The next pass begins with
+	// another record: the order of a map is random.
+	if err := a.verifyOne(ctx, keys[0]); err != nil {
 		return err
 	}
-	for _, record := range all {
-		if record.Phase != state.Added || len(record.Addresses) == 0 {
-			continue
-		}
-		if err := a.verifyOne(ctx, record.Key()); err != nil {
-			return err
-		}
+	var errs []error
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(verifyParallel)
+	for _, key := range keys[1:] {
+		group.Go(func() error {
+			if err := a.verifyOne(ctx, key); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+			return nil
+		})
 	}
-	return nil
+	_ = group.Wait()
+	return errors.Join(errs...)
 }
 
-// Recheck looks at every floating IP that this node carries, after a change of its
-// links. Where a piece is missing it verifies the address before it repairs the
-// piece: the link may come back after a partition. It returns an error where the
-// API does not answer.
-func (a *Agent) Recheck(ctx context.Context) error {
-	all, err := a.Store.List()
-	if err != nil {
-		return err
-	}
-	for _, record := range all {
-		if record.Phase != state.Added || len(record.Addresses) == 0 || a.Kernel.Check(record) == nil {
-			continue
-		}
-		if err := a.verifyOne(ctx, record.Key()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
+// verifyOne asks about one record, which stays a suspect after an error.
 func (a *Agent) verifyOne(ctx context.Context, key state.Key) error {
-	return a.withdrawIf(ctx, key, func(record *state.Attachment) (string, error) {
-		reason, err := a.lostWhy(ctx, record)
-		if err != nil || reason != "" {
-			return reason, err
-		}
-		if err := a.Kernel.Repair(record); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-				"containerID", record.ContainerID)
-		}
-		return "", nil
-	})
+	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
+	defer cancel()
+	a.suspects.take(key)
+	err := a.verifyRecord(ctx, key)
+	if err != nil {
+		a.suspects.add(key)
+	}
+	return err
+}
+
+func (a *Agent) verifyRecord(ctx context.Context, key state.Key) error {
+	record, err := a.Store.Get(key)
+	if err != nil || record == nil || record.Phase == state.Withdrawn {
+		return err
+	}
+	reason, err := a.lostWhy(ctx, record)
+	if err != nil {
+		return err
+	}
+	if reason != "" {
+		return a.withdraw(ctx, record, reason)
+	}
+	a.reconcile.now(key)
+	return nil
 }
 
 // lostWhy returns the reason why the record's pod lost its addresses, or an empty
@@ -83,7 +145,7 @@ func (a *Agent) lostWhy(ctx context.Context, record *state.Attachment) (string, 
 		return "", err
 	}
 	if !alive {
-		return "the pod is deleted, replaced or finished", nil
+		return podGone, nil
 	}
 	return "", nil
 }

@@ -6,15 +6,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// Gone withdraws the addresses of a pod that is deleted, replaced or finished.
+// podGone is the reason of a withdrawal.
+const podGone = "the pod is deleted, replaced or finished"
+
+// Gone withdraws the addresses of a pod that is deleted, replaced or finished, in every
+// phase of its records: it waits neither for an ADD or DEL under way nor for a plugin.
 // Pods of the default network keep their addresses until DEL: those belong to the
 // node.
 func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
@@ -25,49 +31,46 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	var errs []error
 	for _, record := range all {
 		if record.Pod.UID == pod.UID && len(record.Addresses) > 0 {
-			errs = append(errs, a.withdrawIf(ctx, record.Key(), func(r *state.Attachment) (string, error) {
-				if r.Pod.UID != pod.UID {
-					return "", nil
-				}
-				return "the pod is deleted, replaced or finished", nil
-			}))
+			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// withdrawIf withdraws the record of key if its phase is Added and why returns a
-// reason. why runs under the locks, because another call may have just changed the
-// record.
-func (a *Agent) withdrawIf(ctx context.Context, key state.Key, why func(*state.Attachment) (string, error)) error {
-	return a.withRecord(ctx, key, func(record *state.Attachment) error {
-		if record.Phase != state.Added {
-			return nil
-		}
-		reason, err := why(record)
-		if err != nil || reason == "" {
-			return err
-		}
-		return a.withdraw(ctx, record, reason)
-	})
-}
-
-// withdraw stops the node from answering for the record's addresses, and then
-// records the withdrawal. The caller holds the locks of the addresses.
+// withdraw stops the node from answering for the addresses of the record, as the caller
+// read it. It ends an ADD that is under way for the record, and takes only the locks of
+// the addresses.
 func (a *Agent) withdraw(ctx context.Context, record *state.Attachment, reason string) error {
-	// The kernel first: if the agent dies here, the next start sees the same
-	// API and does it again.
-	if err := a.Kernel.Withdraw(record); err != nil {
-		return fmt.Errorf("withdraw the addresses of pod %s: %w", record.Pod, err)
-	}
-	fault.Point("withdraw/kernel")
-	record.Phase = state.Withdrawn
-	if err := a.Store.Put(record); err != nil {
+	a.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
 		return err
 	}
-	fault.Point("withdraw/record")
-	a.Metrics.withdrawn()
-	klog.FromContext(ctx).Info("Withdrew the addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-		"podUID", record.Pod.UID, "ips", addressList(record), "reason", reason)
+	defer unlock()
+	return a.withdrawLocked(ctx, record, reason)
+}
+
+// withdrawLocked does the work of withdraw for a caller that holds the locks of the
+// record's addresses. The kernel comes first: if the agent dies after it, the next start
+// sees the same API and does it again.
+func (a *Agent) withdrawLocked(ctx context.Context, record *state.Attachment, reason string) error {
+	now, err := a.Store.Get(record.Key())
+	if err != nil || now == nil || now.Phase == state.Withdrawn || now.Pod != record.Pod || !slices.Equal(now.Addresses, record.Addresses) {
+		return err
+	}
+	if err := a.Driver.Withdraw(now); err != nil {
+		return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)
+	}
+	fault.Point("withdraw/kernel")
+	if now.Phase == state.Added {
+		now.Phase = state.Withdrawn
+		if err := a.Store.Put(now); err != nil {
+			return err
+		}
+		fault.Point("withdraw/record")
+		a.Metrics.withdrawn()
+	}
+	klog.FromContext(ctx).Info("Withdrew the addresses of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressList(now), "reason", reason)
 	return nil
 }

@@ -5,6 +5,7 @@ package api
 import (
 	"encoding/json"
 	"net/netip"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 )
@@ -18,6 +19,15 @@ const (
 	// MaxRequestBytes is the largest request the agent reads. The kubelet's
 	// are a few kilobytes.
 	MaxRequestBytes = 4 << 20
+)
+
+// The agent touches its socket every Heartbeat. While the socket is younger than Absence,
+// an agent that does not answer is about to be back: it is replaced, or its image is
+// pulled. The shim then does not report the node's network as not ready, for which
+// Kubernetes would take all pods of the node out of their Services.
+const (
+	Heartbeat = 15 * time.Second
+	Absence   = 5 * time.Minute
 )
 
 // Names in CNI configurations and, for programs, in /opt/cni/bin.

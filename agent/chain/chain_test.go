@@ -66,7 +66,7 @@ var container = Attachment{ContainerID: "c", NetNS: "/n", IfName: "eth0", Capabi
 
 func TestAdd(t *testing.T) {
 	f := &fakeExec{}
-	result, err := NewRunner(f, []string{"/bin"}).Add(t.Context(), parse(t, twoPlugins), container)
+	result, err := NewRunner(f, []string{"/bin"}).Add(t.Context(), parse(t, twoPlugins), container, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestGC(t *testing.T) {
 
 func TestMissingPlugin(t *testing.T) {
 	r, n := NewRunner(&fakeExec{}, nil), parse(t, `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"missing"}]}`)
-	_, add := r.Add(t.Context(), n, container)
+	_, add := r.Add(t.Context(), n, container, nil)
 	for verb, err := range map[string]error{
 		"ADD": add, "DEL": r.Del(t.Context(), n, container, nil), "CHECK": r.Check(t.Context(), n, container, nil),
 		"STATUS": r.Status(t.Context(), n), "GC": r.GC(t.Context(), n, nil),
@@ -285,6 +285,7 @@ func TestExec(t *testing.T) {
 	script("mumbles", `echo '{"code":7}'; exit 1`)
 	script("dies", `echo oops >&2; exit 3`)
 	script("hangs", `exec sleep 600`)
+	script("leaves", `sleep 600 & echo done`)
 	e := &Exec{}
 	find := func(name string) string {
 		path, err := e.FindInPath(name, []string{"/nowhere", dir})
@@ -311,6 +312,9 @@ func TestExec(t *testing.T) {
 	cancel()
 	if _, err := e.ExecPlugin(ctx, find("hangs"), nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a plugin that hangs: %v", err)
+	}
+	if out, err := e.ExecPlugin(t.Context(), find("leaves"), nil, []string{"PATH=" + os.Getenv("PATH")}); err != nil || string(out) != "done\n" {
+		t.Errorf("a plugin whose child keeps the output: %q, %v", out, err)
 	}
 	for _, name := range []string{"absent", filepath.Join("..", filepath.Base(dir), "says"), ""} {
 		if _, err := e.FindInPath(name, []string{dir}); err == nil {

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
@@ -54,17 +55,23 @@ func (e *Exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, envi
 	cmd := exec.CommandContext(ctx, plugin)
 	cmd.Env, cmd.Dir = environ, "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	// A child of the plugin may outlive it and keep its output open.
+	cmd.WaitDelay = outputDelay
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Chroot: e.Root}
 
 	// The kernel sends the signal when the thread that started the child ends,
 	// so this goroutine keeps its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := cmd.Run(); err != nil {
+	// After exit status 0 the output is complete: the plugin wrote it before it ended.
+	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return nil, pluginError(ctx, err, stdout.Bytes(), stderr.Bytes())
 	}
 	return stdout.Bytes(), nil
 }
+
+// outputDelay limits the wait for the end of a plugin's output after the plugin ended.
+const outputDelay = time.Second
 
 func pluginError(ctx context.Context, err error, stdout, stderr []byte) error {
 	var exit *exec.ExitError

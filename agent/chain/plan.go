@@ -60,6 +60,27 @@ func (n *Network) Types() []string {
 	return all
 }
 
+// Chained returns the network without its first plugin, for a caller that does the work
+// of that plugin itself. It may have no plugins; Raw returns the complete list.
+func (n *Network) Chained() *Network {
+	list := *n.list
+	list.Plugins = list.Plugins[1:]
+	return &Network{list: &list, raw: n.raw}
+}
+
+// Encode returns a result as JSON in the network's version.
+func (n *Network) Encode(result types.Result) (json.RawMessage, error) {
+	converted, err := result.GetAsVersion(n.list.CNIVersion)
+	if err != nil {
+		return nil, fmt.Errorf("convert result to version %s: %w", n.list.CNIVersion, err)
+	}
+	raw, err := json.Marshal(converted)
+	if err != nil {
+		return nil, fmt.Errorf("encode result: %w", err)
+	}
+	return raw, nil
+}
+
 func (n *Network) atLeast(v string) bool {
 	ok, err := version.GreaterThanOrEqualTo(n.list.CNIVersion, v)
 	return err == nil && ok

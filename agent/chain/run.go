@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
@@ -28,10 +29,11 @@ func NewRunner(exec invoke.Exec, path []string) *Runner {
 	return &Runner{exec: exec, path: path}
 }
 
-// Add runs ADD of each plugin in order and returns the last result. After an
-// error the caller runs Del.
-func (r *Runner) Add(ctx context.Context, n *Network, a Attachment) (json.RawMessage, error) {
-	var result json.RawMessage
+// Add runs ADD of each plugin in order and returns the last result. previous is the
+// result of an interface that the caller made; the first plugin gets it as prevResult.
+// After an error the caller runs Del.
+func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous json.RawMessage) (json.RawMessage, error) {
+	result := previous
 	for i, pluginType := range n.Types() {
 		path, err := r.find(n, pluginType, "ADD")
 		if err != nil {
@@ -45,7 +47,7 @@ func (r *Runner) Add(ctx context.Context, n *Network, a Attachment) (json.RawMes
 		if err != nil {
 			return nil, failed(n, pluginType, "ADD", err)
 		}
-		if result, err = encode(res, n.list.CNIVersion); err != nil {
+		if result, err = n.Encode(res); err != nil {
 			return nil, failed(n, pluginType, "ADD", err)
 		}
 		fault.Point("chain/add")
@@ -53,30 +55,28 @@ func (r *Runner) Add(ctx context.Context, n *Network, a Attachment) (json.RawMes
 	return result, nil
 }
 
-func encode(res types.Result, version string) (json.RawMessage, error) {
-	converted, err := res.GetAsVersion(version)
-	if err != nil {
-		return nil, fmt.Errorf("convert result to version %s: %w", version, err)
-	}
-	raw, err := json.Marshal(converted)
-	if err != nil {
-		return nil, fmt.Errorf("encode result: %w", err)
-	}
-	return raw, nil
-}
+// DelTimeout limits DEL of one plugin: a plugin that hangs must not take the time of the
+// others, which have to remove what they made.
+const DelTimeout = 30 * time.Second
 
-// Del runs DEL of every plugin, last first, and returns all errors. result is that
-// of Add, nil if Add did not finish.
+// Del runs DEL of every plugin, last first, each for [DelTimeout] at most, and returns all
+// errors. result is that of Add, nil if Add did not finish.
 func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.RawMessage) error {
 	if !n.atLeast("0.4.0") {
 		result = nil
 	}
 	var errs []error
 	for i, pluginType := range slices.Backward(n.Types()) {
-		errs = append(errs, r.call(ctx, n, pluginType, "DEL", a, func() ([]byte, error) { return n.configOf(i, a, result) }))
+		errs = append(errs, r.del(ctx, n, i, pluginType, a, result))
 		fault.Point("chain/del")
 	}
 	return errors.Join(errs...)
+}
+
+func (r *Runner) del(ctx context.Context, n *Network, i int, pluginType string, a Attachment, result json.RawMessage) error {
+	ctx, cancel := context.WithTimeout(ctx, DelTimeout)
+	defer cancel()
+	return r.call(ctx, n, pluginType, "DEL", a, func() ([]byte, error) { return n.configOf(i, a, result) })
 }
 
 // Check runs CHECK of each plugin in order, where the network's version has it.

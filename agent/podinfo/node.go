@@ -31,15 +31,17 @@ type floatingIPs interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
 }
 
-// Handler acts on changes of this node's pods. Node calls it in one goroutine for
-// each method.
+// Handler acts on changes of this node's pods. Node calls Gone in several goroutines and
+// the others in one.
 type Handler interface {
 	// Gone handles a pod that is deleted, replaced by another of its name, or
 	// finished. After an error Node calls it again.
 	Gone(ctx context.Context, pod api.Pod) error
-	// Verify checks all addresses. Node calls it at the start and as soon as the
-	// API can be reached again, which may be before the watch reconnects. After
-	// an error Node calls it again.
+	// Suspect notes that any address may be another pod's by now: Node has just
+	// started or could not follow the API.
+	Suspect() error
+	// Verify checks the suspects. Node calls it as soon as the API can be reached
+	// again, which may be before the watch reconnects, and again after an error.
 	Verify(ctx context.Context) error
 }
 
@@ -128,7 +130,9 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 		return fmt.Errorf("prepare the watch of pods: %w", err)
 	}
 	n.VerifySoon()
-	go n.work(ctx, handler)
+	for range workers {
+		go n.work(ctx, handler)
+	}
 	go n.reconnect(ctx, handler)
 	go func() {
 		<-ctx.Done()
@@ -160,6 +164,9 @@ func (n *Node) deleted(obj any) {
 	}
 }
 
+// workers is how many pods that are gone are handled at a time.
+const workers = 4
+
 func (n *Node) work(ctx context.Context, handler Handler) {
 	logger := klog.FromContext(ctx)
 	for {
@@ -177,49 +184,41 @@ func (n *Node) work(ctx context.Context, handler Handler) {
 	}
 }
 
-// Interval and time limit of attempts while the API cannot be reached. The watch
-// itself backs off up to a minute, which is too long: the node might go on to answer
-// for an address of another node.
-const (
-	reconnectInterval = time.Second
-	verifyTimeout     = 20 * time.Second
-)
+// reconnectInterval is the wait between attempts while the API cannot be reached. The watch
+// itself backs off up to a minute, which is too long: the node might go on to answer for an
+// address of another node.
+const reconnectInterval = time.Second
 
-// reconnect verifies all addresses as soon as the API answers again.
+// reconnect has all addresses verified as soon as the API answers again.
 func (n *Node) reconnect(ctx context.Context, handler Handler) {
 	logger := klog.FromContext(ctx)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-n.lost:
-		}
-		logger.V(2).Info("Will check every floating IP of this node as soon as the API server answers")
-		if !n.verifyUntilDone(ctx, handler) {
-			return
-		}
-		logger.V(2).Info("Checked every floating IP of this node")
-	}
-}
-
-func (n *Node) verifyUntilDone(ctx context.Context, handler Handler) bool {
 	ticker := time.NewTicker(reconnectInterval)
 	defer ticker.Stop()
+	var suspect, failing bool
 	for {
-		attempt, cancel := context.WithTimeout(ctx, verifyTimeout)
-		err := handler.Verify(attempt)
-		cancel()
-		if err == nil {
-			return true
-		}
-		klog.FromContext(ctx).V(4).Info("Cannot check the floating IPs of this node yet", "err", err)
+		// With nothing to verify the tick costs nothing.
 		select {
 		case <-ctx.Done():
-			return false
+			return
 		case <-ticker.C:
 		case <-n.lost:
-			// The API may answer now, so do not wait for the next tick.
+			suspect = true
 		}
+		var err error
+		if suspect {
+			err = handler.Suspect()
+			suspect = err != nil
+		}
+		if err == nil {
+			err = handler.Verify(ctx)
+		}
+		switch {
+		case err != nil && !failing:
+			logger.Info("Cannot check the floating IPs of this node yet, will try every second", "err", err)
+		case err == nil && failing:
+			logger.Info("Checked every floating IP of this node")
+		}
+		failing = err != nil
 	}
 }
 

@@ -287,19 +287,32 @@ func TestHolds(t *testing.T) {
 type handler struct {
 	gone     chan api.Pod
 	verified chan struct{}
-	failed   bool
+	// suspected is between Suspect and Verify.
+	suspected bool
+	mu        sync.Mutex
+	failed    bool
 }
 
 func (h *handler) Gone(_ context.Context, pod api.Pod) error {
-	if !h.failed {
-		h.failed = true
+	h.mu.Lock()
+	first := !h.failed
+	h.failed = true
+	h.mu.Unlock()
+	if first {
 		return errors.New("not now")
 	}
 	h.gone <- pod
 	return nil
 }
 
+func (h *handler) Suspect() error { h.suspected = true; return nil }
+
+// Verify is called every second, too, with nobody suspected.
 func (h *handler) Verify(context.Context) error {
+	if !h.suspected {
+		return nil
+	}
+	h.suspected = false
 	select {
 	case h.verified <- struct{}{}:
 	default:

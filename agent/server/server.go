@@ -40,6 +40,8 @@ const callTimeout = 110 * time.Second
 type Server struct {
 	// Socket is its path.
 	Socket string
+	// Heartbeat is how often Serve touches the socket; see [api.Heartbeat].
+	Heartbeat time.Duration
 	// Handler does the work.
 	Handler Handler
 	// Observe, if given, gets the CNI error code and duration of each call.
@@ -114,10 +116,18 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
-	select {
-	case err := <-done:
-		return fmt.Errorf("serve %s: %w", s.Socket, err)
-	case <-ctx.Done():
+	heartbeat := time.NewTicker(s.Heartbeat)
+	defer heartbeat.Stop()
+	for ctx.Err() == nil {
+		select {
+		case err := <-done:
+			return fmt.Errorf("serve %s: %w", s.Socket, err)
+		case now := <-heartbeat.C:
+			if err := os.Chtimes(s.Socket, now, now); err != nil {
+				klog.FromContext(ctx).Error(err, "Cannot touch the socket")
+			}
+		case <-ctx.Done():
+		}
 	}
 	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()

@@ -18,6 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
 )
 
 type fakeHandler struct {
@@ -44,7 +45,7 @@ func newServer(t *testing.T, h Handler) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return &Server{Socket: dir + "/run/agent.sock", Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
+	return &Server{Socket: dir + "/run/agent.sock", Heartbeat: time.Hour, Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
 }
 
 func run(t *testing.T, s *Server) (stop func() error) {
@@ -101,6 +102,27 @@ func TestServe(t *testing.T) {
 	}
 	if len(observed) != 9 {
 		t.Errorf("observed %v", observed)
+	}
+}
+
+// The shim tells by the socket's age how long the agent has been away.
+func TestHeartbeat(t *testing.T) {
+	s := newServer(t, &fakeHandler{})
+	s.Heartbeat = time.Millisecond
+	stop := run(t, s)
+	old := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(s.Socket, old, old); err != nil {
+		t.Fatal(err)
+	}
+	netnstest.Eventually(t, func() error {
+		info, err := os.Stat(s.Socket)
+		if err == nil && time.Since(info.ModTime()) > time.Minute {
+			err = errors.New("nobody touches the socket")
+		}
+		return err
+	})
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -62,6 +62,8 @@ type Attachment struct {
 	Addresses []api.Address `json:"addresses,omitempty"`
 	// Uplink is the node's link to the networks of the addresses.
 	Uplink string `json:"uplink,omitempty"`
+	// MTU of the container's interface; 0 means the smallest of the uplinks.
+	MTU int `json:"mtu,omitempty"`
 	// MAC of the pod's interface in the floating network; empty in records of
 	// the first version, which named none.
 	MAC string `json:"mac,omitempty"`

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/server"
@@ -59,23 +60,26 @@ func run(ctx context.Context, o *Options) error {
 		Pods: node, Store: store,
 		Plugins:  chain.NewRunner(&chain.Exec{Root: o.HostRoot}, []string{o.CNIBinDir}),
 		Networks: newNetworks(o),
-		Kernel:   &kernel{wirer: wire.New(o.SysctlRoot)},
+		Driver:   &veth{wirer: wire.New(o.SysctlRoot)},
 		Metrics:  agent.NewMetrics(legacyregistry.MustRegister),
 	})
-	if err := a.Recover(ctx); err != nil {
-		return err
-	}
 	return serve(ctx, o, a, node, config)
 }
 
 func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config) error {
-	uplink := func() (string, error) { _, uplink, err := a.Networks.Floating(); return uplink, err }
-	s := &server.Server{Socket: o.Socket, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
+	uplink := func() (string, error) {
+		floating, err := a.Networks.Floating()
+		if err != nil {
+			return "", err
+		}
+		return floating.Uplink, nil
+	}
+	s := &server.Server{Socket: o.Socket, Heartbeat: api.Heartbeat, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
 		return err
 	}
-	health, err := monitoring.Listen(ctx, o.Monitoring, config, a.Status)
+	health, err := monitoring.Listen(ctx, o.Monitoring, config, a.Ready)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -84,11 +88,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error {
-		return watchUplink(ctx, uplink, func(ctx context.Context) {
-			if err := a.Recheck(ctx); err != nil {
-				node.VerifySoon()
-			}
-		}, node.VerifySoon)
+		return watchUplink(ctx, uplink, reactions{changed: a.Recheck, back: node.VerifySoon, moved: a.AnnounceAll})
 	})
 	group.Go(func() error { return health.Serve(ctx) })
 	group.Go(func() error {

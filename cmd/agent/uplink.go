@@ -16,46 +16,86 @@ import (
 // quiet is the wait after the last change of a burst.
 const quiet = 300 * time.Millisecond
 
-// watchUplink calls changed after a change of the uplink or of a VLAN link on top of
-// it: the kernel drops routes and proxy entries of a link that goes down or loses its
-// last address, and does not restore them. It calls back at once when such a link
-// comes up, because the node may have been cut off. It returns when ctx ends.
-func watchUplink(ctx context.Context, uplink func() (string, error), changed func(context.Context), back func()) error {
+// reactions are what the agent does when the uplink, or a VLAN link on top of it, changes.
+type reactions struct {
+	// changed is called after a burst of changes: the kernel drops routes and proxy
+	// entries of a link that goes down or loses its last address, and does not restore
+	// them.
+	changed func(context.Context)
+	// back is called at once when such a link comes up: the node may have been cut off.
+	back func()
+	// moved is called when such a link has another MAC, which neighbours do not know.
+	moved func(context.Context)
+}
+
+// watchUplink follows the links until ctx ends. Where the kernel drops events, because
+// they come faster than they are read, it begins anew and acts as if all had changed.
+func watchUplink(ctx context.Context, uplink func() (string, error), r reactions) error {
+	for {
+		if err := watchLinks(ctx, uplink, r); err != nil || ctx.Err() != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Missed changes of links, will look at all")
+		r.back()
+		r.changed(ctx)
+		r.moved(ctx)
+	}
+}
+
+// receiveBuffer is the size of the buffer of events, in bytes. A node with many pods has
+// bursts of them.
+const receiveBuffer = 4 << 20
+
+// watchLinks returns nil when events were lost.
+func watchLinks(ctx context.Context, uplink func() (string, error), r reactions) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	missed := func(err error) {
 		if ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Missed changes of links", "err", err)
 		}
 	}
 	links, addrs := make(chan netlink.LinkUpdate, 256), make(chan netlink.AddrUpdate, 256)
-	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed}); err != nil {
+	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed, ListExisting: true, ReceiveBufferSize: receiveBuffer}); err != nil {
 		return fmt.Errorf("watch links: %w", err)
 	}
-	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed}); err != nil {
+	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed, ReceiveBufferSize: receiveBuffer}); err != nil {
 		return fmt.Errorf("watch addresses: %w", err)
 	}
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
-	down := map[int32]bool{}
+	down, macs := map[int32]bool{}, map[int32]string{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case u, ok := <-links:
-			if !ok || !leadsOut(uplink, int(u.Index)) {
+			if !ok {
+				return nil
+			}
+			if !leadsOut(uplink, int(u.Index)) {
 				continue
 			}
 			timer.Reset(quiet)
 			running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
 			if running && down[u.Index] {
-				back()
+				r.back()
 			}
 			down[u.Index] = !running
+			mac := u.Attrs().HardwareAddr.String()
+			if before, known := macs[u.Index]; known && before != mac {
+				r.moved(ctx)
+			}
+			macs[u.Index] = mac
 		case u, ok := <-addrs:
-			if ok && leadsOut(uplink, u.LinkIndex) {
+			if !ok {
+				return nil
+			}
+			if leadsOut(uplink, u.LinkIndex) {
 				timer.Reset(quiet)
 			}
 		case <-timer.C:
-			changed(ctx)
+			r.changed(ctx)
 		}
 	}
 }

@@ -16,6 +16,6 @@ func main() {
 		Del:    forward("DEL"),
 		Check:  forward("CHECK"),
 		GC:     forward("GC"),
-		Status: forward("STATUS"),
+		Status: status,
 	}, version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"), "CNI plugin berth-cni")
 }

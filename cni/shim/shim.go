@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"syscall"
 	"time"
 
@@ -25,9 +26,8 @@ import (
 const timeout = 4 * time.Minute
 
 // patience limits how long a call waits until the agent listens. After a crash or an
-// upgrade the agent is back within seconds, and a failure in between costs much: a
-// node whose STATUS fails is not Ready, so all its pods leave their Services. The
-// kubelet takes a runtime that is silent for 30 s for dead.
+// upgrade the agent is mostly back within seconds. The kubelet takes a runtime that is
+// silent for 30 s for dead.
 //
 // A call does not wait where no socket exists: the node has just started, and the
 // kubelet starts no pod, and so no agent, before the first answer to STATUS.
@@ -97,6 +97,32 @@ func forward(command string) func(*skel.CmdArgs) error {
 		_, err = call(context.Background(), conf.Socket, request(command, args))
 		return err
 	}
+}
+
+// status reports the node's network as ready, too, while the agent is away for a short time
+// (see [api.Absence]): pods that run need no agent, and the ADD of a new one is tried again.
+func status(args *skel.CmdArgs) error {
+	conf, err := parseConfig(args.StdinData)
+	if err != nil {
+		return err
+	}
+	if away(conf.Socket, time.Now()) {
+		return nil
+	}
+	return forward("STATUS")(args)
+}
+
+// away returns whether no agent listens on the socket, but one did a short time before now.
+func away(socket string, now time.Time) bool {
+	info, err := os.Stat(socket)
+	if err != nil || now.Sub(info.ModTime()) > api.Absence {
+		return false
+	}
+	conn, err := net.Dial("unix", socket)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 func parseConfig(stdin []byte) (config, error) {

@@ -140,6 +140,37 @@ func TestAwaitAgent(t *testing.T) {
 	_ = conn.Close()
 }
 
+// STATUS is good while the agent is away for a short time, and bad where it does not come
+// back or never was.
+func TestAway(t *testing.T) {
+	path := socket(t)
+	now := time.Now()
+	if away(path, now) {
+		t.Error("an agent that never was is away")
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if away(path, now) {
+		t.Error("an agent that listens is away")
+	}
+	_ = l.Close()
+	for age, want := range map[time.Duration]bool{0: true, api.Absence - time.Minute: true, api.Absence + time.Minute: false} {
+		touched := now.Add(-age)
+		if err := os.Chtimes(path, touched, touched); err != nil {
+			t.Fatal(err)
+		}
+		if got := away(path, now); got != want {
+			t.Errorf("after %v: away() = %v, want %v", age, got, want)
+		}
+		if args := (&skel.CmdArgs{StdinData: []byte(`{"socket":"` + path + `"}`)}); want && status(args) != nil {
+			t.Errorf("after %v: STATUS fails", age)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add(200, []byte(`{"result":{}}`))
 	f.Add(500, []byte(`{"error":{"code":1}}`))

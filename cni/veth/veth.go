@@ -4,11 +4,9 @@ package main
 
 import (
 	"errors"
-	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -28,7 +26,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 	// A lost announcement leaves stale neighbour entries, and the agent repeats
 	// it. The pod's network is complete and must not fail for it.
 	_ = w.Announce(spec)
-	return types.PrintResult(result(spec, wired), c.CNIVersion)
+	return types.PrintResult(wire.Result(spec, wired), c.CNIVersion)
 }
 
 func cmdDel(args *skel.CmdArgs) error {
@@ -94,25 +92,4 @@ func toCNIError(err error) error {
 	default:
 		return types.NewError(types.ErrInternal, err.Error(), "")
 	}
-}
-
-// result lists the addresses in the order of spec. Runtimes keep this order, and the
-// kubelet takes the first address of each family for status.podIPs.
-func result(spec wire.Spec, wired wire.Wired) *current.Result {
-	r := &current.Result{
-		CNIVersion: current.ImplementedSpecVersion,
-		Interfaces: []*current.Interface{
-			{Name: wired.HostLink, Mac: wired.HostMAC.String(), Mtu: wired.MTU},
-			{Name: spec.IfName, Mac: wired.PodMAC.String(), Mtu: wired.MTU, Sandbox: spec.NetNS},
-		},
-	}
-	for _, a := range spec.Addresses {
-		r.IPs = append(r.IPs, &current.IPConfig{
-			Interface: current.Int(1), Address: *wire.IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: wire.PodGateway(a.Address).AsSlice(),
-		})
-	}
-	for _, way := range wire.PodRoutes(spec.Addresses) {
-		r.Routes = append(r.Routes, &types.Route{Dst: *wire.IPNet(way.Destination), GW: way.Gateway.AsSlice()})
-	}
-	return r
 }

@@ -27,7 +27,7 @@ func TestResult(t *testing.T) {
 	if err := spec.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	raw, err := json.MarshalIndent(result(spec, wire.Wired{HostLink: "bth0", HostMAC: net.HardwareAddr{10, 1, 2, 3, 4, 5}, PodMAC: spec.MAC, MTU: 1500}), "", " ")
+	raw, err := json.MarshalIndent(wire.Result(spec, wire.Wired{HostLink: "bth0", HostMAC: net.HardwareAddr{10, 1, 2, 3, 4, 5}, PodMAC: spec.MAC, MTU: 1500}), "", " ")
 	if err != nil {
 		t.Fatal(err)
 	}

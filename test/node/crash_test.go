@@ -107,9 +107,7 @@ func crashInAdd(n *node, c *container, point, before string) {
 	n.crashed(point, err)
 	if point != "add/result 1" {
 		// Nothing was promised to the runtime, so nothing is left.
-		if diff := cmp.Diff(before, n.kernel()); diff != "" {
-			n.t.Errorf("after the restart (-before +after):\n%s", diff)
-		}
+		n.becomes(before)
 		if err := n.check(c); err == nil {
 			n.t.Error("CHECK of what was rolled back succeeds")
 		}
@@ -124,11 +122,21 @@ func crashInDel(n *node, c *container, point, before string) {
 	n.mustAdd(c)
 	n.crashAt(point)
 	n.crashed(point, n.del(c))
-	if diff := cmp.Diff(before, n.kernel()); diff != "" {
-		n.t.Errorf("after the restart (-before +after):\n%s", diff)
-	}
+	n.becomes(before)
 	n.mustDel(c)
 	works(n, c, before)
+}
+
+// becomes waits until the agent, which finishes in the background what a crash
+// interrupted, has made the kernel what it was.
+func (n *node) becomes(before string) {
+	n.t.Helper()
+	eventually(n.t, func() error {
+		if diff := cmp.Diff(before, n.kernel()); diff != "" {
+			return fmt.Errorf("after the restart (-before +after):\n%s", diff)
+		}
+		return nil
+	})
 }
 
 // works is the whole life of a container that had an accident.
@@ -197,9 +205,7 @@ func TestReboot(t *testing.T) {
 		return nil
 	})
 	n.start()
-	if diff := cmp.Diff(before, n.kernel()); diff != "" {
-		t.Errorf("(-before +after):\n%s", diff)
-	}
+	n.becomes(before)
 	// The kubelet makes new sandboxes for the same pods.
 	again := newContainer(t, "c3", pod)
 	n.mustAdd(again)

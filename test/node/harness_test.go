@@ -193,7 +193,13 @@ func (n *node) ready() {
 			return fmt.Errorf("the agent has ended")
 		default:
 		}
-		_, err := n.cni([]string{"CNI_COMMAND=STATUS", "CNI_PATH=/nowhere"}, nil)
+		// STATUS is good also while the agent is away for a moment.
+		conn, err := net.Dial("unix", n.dir+"/run/agent.sock")
+		if err != nil {
+			return err
+		}
+		_ = conn.Close()
+		_, err = n.cni([]string{"CNI_COMMAND=STATUS", "CNI_PATH=/nowhere"}, nil)
 		return err
 	})
 }

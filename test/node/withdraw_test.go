@@ -5,6 +5,9 @@ package node
 import (
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -84,6 +87,81 @@ func TestWithdraw(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A plugin after ours hangs or fails, the pod is deleted by force: the node stops answering
+// for the address and finishes the work as soon as the plugin lets it, without the
+// runtime.
+func TestPluginKeepsNothing(t *testing.T) {
+	net := newNetwork(t)
+	bin := t.TempDir()
+	for _, name := range []string{"ptp", "host-local"} {
+		if err := os.Symlink(shared.bin+"/"+name, bin+"/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := net.newNode(t, "keeps-nothing", "10.0.60.11", "--cni-bin-dir", bin)
+	n.write("floating.conflist", `{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"},{"type":"chained"}]}`)
+	n.stop()
+	n.args = append(n.args, "--floating-network", n.dir+"/floating.conflist")
+	n.start()
+	before := n.kernel()
+	// The plugin does what the file of its command says.
+	n.write("chained", "#!/bin/sh\ncat > "+n.dir+"/input\n[ -e "+n.dir+"/$CNI_COMMAND ] && . "+n.dir+"/$CNI_COMMAND\n"+
+		`sed -e 's/.*"prevResult":\(.*\),"type".*/\1/' `+n.dir+"/input\n")
+	if err := exec.Command("install", "-m", "755", n.dir+"/chained", bin+"/chained").Run(); err != nil {
+		t.Fatal(err)
+	}
+	hang := "echo started > " + n.dir + "/started; exec sleep 600\n"
+	started := func() error { return os.Remove(n.dir + "/started") }
+	allow := func(command string) {
+		if err := os.Remove(filepath.Join(n.dir, command)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for name, c := range map[string]struct{ command, script string }{
+		"DEL fails": {"DEL", "echo '{\"code\":11,\"msg\":\"not now\"}'; exit 1\n"},
+		"DEL hangs": {"DEL", hang},
+		"ADD hangs": {"ADD", hang},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n.t = t
+			pod := createPod(t, n.name, "keeps-"+strings.ToLower(strings.ReplaceAll(name, " ", "-")), "10.0.70.5")
+			bind(t, "10.0.70.5", pod)
+			container := newContainer(t, strings.ReplaceAll(name, " ", ""), pod)
+			n.write(c.command, c.script)
+			ended := make(chan error, 1)
+			if c.command == "ADD" {
+				go func() { _, err := n.add(container); ended <- err }()
+			} else {
+				n.mustAdd(container)
+				go func() { ended <- n.del(container) }()
+			}
+			if strings.Contains(c.script, "started") {
+				eventually(t, started)
+			}
+			deletePod(t, pod.Name)
+			eventually(t, func() error { return n.withdrawn("10.0.70.5") })
+			if answers(net.client, "10.0.70.5") {
+				t.Error("somebody still answers")
+			}
+			if name == "DEL hangs" {
+				// The sleep that stands for the plugin would end later than the test.
+				n.kill()
+			}
+			if err := <-ended; err == nil {
+				t.Errorf("%s succeeds", name)
+			}
+			allow(c.command)
+			if name == "DEL hangs" {
+				n.start()
+			}
+			n.becomes(before)
+			n.mustDel(container)
+		})
+	}
+	n.t = t
 }
 
 // TestPartition: a node is cut off, its pod's address moves to another node and

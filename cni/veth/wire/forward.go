@@ -44,6 +44,29 @@ func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
 	return w.setSysctl("net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp", "1")
 }
 
+// refuseRouters keeps the node from taking a pod for a router: a router advertisement on
+// the pod's link would give the node a default route through the pod (CVE-2020-10749). The
+// kernel ignores them on a link that forwards, unless accept_ra is 2.
+func (w *Wirer) refuseRouters(host netlink.Link) error {
+	folder := "net/ipv6/conf/" + host.Attrs().Name
+	accept, err := w.sysctl(folder + "/accept_ra")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // The kernel has no IPv6.
+	}
+	if err != nil || accept == "0" {
+		return err
+	}
+	forwarding, err := w.sysctl(folder + "/forwarding")
+	if err != nil {
+		return err
+	}
+	err = w.setSysctl(folder+"/accept_ra", "0")
+	if accept != "2" && forwarding == "1" {
+		return nil
+	}
+	return err
+}
+
 // forward4 sets net.ipv4.conf.<link>.forwarding, and rp_filter if strict, through
 // netlink, which needs CAP_NET_ADMIN. The files would need a writable /proc/sys.
 func forward4(link netlink.Link, strict bool) error {
@@ -65,19 +88,25 @@ func forward4(link netlink.Link, strict bool) error {
 	return nil
 }
 
-func (w *Wirer) setSysctl(key, value string) error {
+func (w *Wirer) sysctl(key string) (string, error) {
 	path := filepath.Join(w.SysctlRoot, key)
-	have, err := os.ReadFile(path)
+	value, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("%w: read %s: %w", ErrSysctl, path, err)
+		return "", fmt.Errorf("%w: read %s: %w", ErrSysctl, path, err)
 	}
-	if string(bytes.TrimSpace(have)) == value {
-		return nil
+	return string(bytes.TrimSpace(value)), nil
+}
+
+func (w *Wirer) setSysctl(key, value string) error {
+	have, err := w.sysctl(key)
+	if err != nil || have == value {
+		return err
 	}
+	path := filepath.Join(w.SysctlRoot, key)
 	err = os.WriteFile(path, []byte(value), 0o644)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: %s is %s, must be %s, and is not writable here: set it on the node, or mount the node's /proc/sys/net and name the mount with --sysctl-root: %w",
-			ErrSysctl, key, bytes.TrimSpace(have), value, err)
+			ErrSysctl, key, have, value, err)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: write %s: %w", ErrSysctl, path, err)
@@ -98,12 +127,12 @@ func (w *Wirer) checkForward(link netlink.Link, family int, isUplink bool) error
 		}
 	}
 	for _, key := range keys {
-		have, err := os.ReadFile(filepath.Join(w.SysctlRoot, key))
+		have, err := w.sysctl(key)
 		if err != nil {
-			return fmt.Errorf("%w: read %s: %w", ErrSysctl, key, err)
+			return err
 		}
-		if string(bytes.TrimSpace(have)) != "1" {
-			return fmt.Errorf("%w: %s is %s, must be 1", ErrSysctl, key, bytes.TrimSpace(have))
+		if have != "1" {
+			return fmt.Errorf("%w: %s is %s, must be 1", ErrSysctl, key, have)
 		}
 	}
 	return nil

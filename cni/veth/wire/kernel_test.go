@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -13,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -183,6 +186,64 @@ func TestTraffic(t *testing.T) {
 			w.noPing(w.client, c.a)
 		})
 	}
+}
+
+// A pod must not make itself the router of its node.
+func TestRouterAdvertisement(t *testing.T) {
+	w := newWorld(t)
+	// A node without IPv6 pods is a host to IPv6.
+	sysctl(t, w.nodeA, "net/ipv6/conf/all/forwarding", "0")
+	p := w.pod("a", "10.0.70.5")
+	setup(w.nodeA, p)
+	// This link is as the pod's, and the node obeys: the frame is one that kernels heed.
+	w.nodeA.IP("link", "add", "plain", "type", "veth", "peer", "name", "eth1", "netns", p.Path())
+	w.nodeA.IP("link", "set", "plain", "up")
+	p.IP("link", "set", "eth1", "up")
+	advertise := func(name string) {
+		p.Run(func() error {
+			link, err := netlinksafe.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			source, err := linkLocal(link)
+			if err != nil {
+				return err
+			}
+			return send(link.Attrs().Index, unix.ETH_P_IPV6, [][]byte{routerAdvertisement(link.Attrs().HardwareAddr, source)})
+		})
+	}
+	obeys := func(link string) bool {
+		return strings.Contains(w.nodeA.IP("-6", "route", "show", "dev", link), "proto ra")
+	}
+	netnstest.Eventually(t, func() error {
+		advertise("eth0")
+		advertise("eth1")
+		if !obeys("plain") {
+			return errors.New("the node obeys no router advertisement at all")
+		}
+		return nil
+	})
+	if obeys(p.spec.HostLink()) {
+		t.Errorf("the pod is the node's router:\n%s", w.nodeA.IP("-6", "route"))
+	}
+}
+
+// routerAdvertisement is one of a default router with a prefix (RFC 4861, section 4.2).
+func routerAdvertisement(mac net.HardwareAddr, source netip.Addr) []byte {
+	src, dst := source.As16(), netip.IPv6LinkLocalAllNodes().As16()
+	prefix := netip.MustParseAddr("2001:db8:bad::").As16()
+	icmp := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}
+	icmp = append(icmp, 3, 4, 64, 0xc0, 0, 0, 7, 8, 0, 0, 7, 8, 0, 0, 0, 0)
+	icmp = append(icmp, prefix[:]...)
+	binary.BigEndian.PutUint16(icmp[2:4], icmpChecksum(src, dst, icmp))
+	f := append([]byte{0x33, 0x33, 0, 0, 0, 1}, mac...)
+	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_IPV6)
+	f = append(f, 0x60, 0, 0, 0)
+	f = binary.BigEndian.AppendUint16(f, uint16(len(icmp)))
+	f = append(f, unix.IPPROTO_ICMPV6, 255)
+	f = append(f, src[:]...)
+	f = append(f, dst[:]...)
+	return append(f, icmp...)
 }
 
 func TestDefaultNetworkPods(t *testing.T) {

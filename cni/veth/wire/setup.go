@@ -67,6 +67,9 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	// A pair of an older version keeps its MAC, which its pod knows.
 	wired.HostMAC = host.Attrs().HardwareAddr
 	fault.Point("veth/pair")
+	if err := w.refuseRouters(host); err != nil {
+		return Wired{}, err
+	}
 	if err := w.configurePod(spec, netns, wired); err != nil {
 		return Wired{}, err
 	}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"sync"
+
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// adds knows the ADDs under way, so that the loss of an address ends the ADD that wires
+// it. Methods are safe in parallel.
+type adds struct {
+	mu     sync.Mutex
+	cancel map[state.Key]context.CancelCauseFunc
+}
+
+// begin returns the context of an ADD and the function that its caller calls at the end.
+// One ADD for a key runs at a time.
+func (s *adds) begin(ctx context.Context, key state.Key) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel == nil {
+		s.cancel = map[state.Key]context.CancelCauseFunc{}
+	}
+	s.cancel[key] = cancel
+	return ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.cancel, key)
+		cancel(nil)
+	}
+}
+
+// end ends the context of the ADD for key, if one is under way.
+func (s *adds) end(key state.Key, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cancel := s.cancel[key]; cancel != nil {
+		cancel(cause)
+	}
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/state"
+)
+
+const (
+	// resync is how often every record is compared with the kernel, because other
+	// programs change it, too.
+	resync = time.Minute
+	// checkers and finishers are how many records are compared, and how many are
+	// finished, at a time. A plugin that hangs keeps a finisher busy and no checker.
+	checkers  = 4
+	finishers = 8
+	// Waits after a first failure and between later ones.
+	firstRetry, lastRetry = time.Second, time.Minute
+)
+
+type keyQueue = workqueue.TypedRateLimitingInterface[state.Key]
+
+// reconciler makes kernel and records agree, each record by itself. check compares one
+// record with the kernel and makes what is missing; it runs no plugin. finish undoes an
+// ADD and completes a DEL that nobody works on.
+type reconciler struct {
+	checks, finishes keyQueue
+	check, finish    func(ctx context.Context, key state.Key) error
+}
+
+func newReconciler(check, finish func(context.Context, state.Key) error) reconciler {
+	queue := func() keyQueue {
+		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
+	}
+	return reconciler{checks: queue(), finishes: queue(), check: check, finish: finish}
+}
+
+// now has a record compared soon; it returns at once.
+func (r *reconciler) now(key state.Key) { r.checks.Add(key) }
+
+// finishNow has a record finished soon, finishLater after the wait of a failure. Both
+// return at once.
+func (r *reconciler) finishNow(key state.Key)   { r.finishes.Add(key) }
+func (r *reconciler) finishLater(key state.Key) { r.finishes.AddRateLimited(key) }
+
+// run works until the context ends, and waits for the work under way.
+func (r *reconciler) run(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() { r.checks.ShutDown(); r.finishes.ShutDown() })
+	defer stop()
+	var group sync.WaitGroup
+	for range checkers {
+		group.Go(func() {
+			work(ctx, r.checks, "Cannot make the network of a container complete, will try again", r.check)
+		})
+	}
+	for range finishers {
+		group.Go(func() { work(ctx, r.finishes, "Cannot take the network of a container down, will try again", r.finish) })
+	}
+	group.Wait()
+}
+
+func work(ctx context.Context, queue keyQueue, failure string, do func(context.Context, state.Key) error) {
+	for {
+		key, shutdown := queue.Get()
+		if shutdown {
+			return
+		}
+		if err := do(ctx, key); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, failure, "containerID", key.ContainerID, "ifName", key.IfName)
+			queue.AddRateLimited(key)
+		} else {
+			queue.Forget(key)
+		}
+		queue.Done(key)
+	}
+}
+
+// Run makes kernel and records agree, after a start, periodically and after changes, and
+// repeats announcements. It returns when the context ends.
+func (a *Agent) Run(ctx context.Context) {
+	var group errgroup.Group
+	group.Go(func() error { a.announce.run(ctx); return nil })
+	group.Go(func() error { a.reconcile.run(ctx); return nil })
+	a.noteStart(ctx)
+	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
+	_ = group.Wait()
+}
+
+// Recheck compares every record with the kernel soon; it returns at once. Its caller calls
+// it after a change of the node's links.
+func (a *Agent) Recheck(ctx context.Context) {
+	all, err := a.Store.List()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot compare the records with the kernel")
+		return
+	}
+	for _, record := range all {
+		a.reconcile.now(record.Key())
+	}
+}
+
+// repair makes kernel and record agree for an attachment that is complete, and hands one
+// that is not to finish. A missing piece may say that the node was cut off, so repair
+// asks the API before it puts the piece back.
+func (a *Agent) repair(ctx context.Context, key state.Key) error {
+	record, err := a.Store.Get(key)
+	if err != nil || record == nil {
+		return err
+	}
+	switch record.Phase {
+	case state.Adding, state.Deleting:
+		a.reconcile.finishNow(key)
+		return nil
+	case state.Withdrawn:
+		return a.withdrawAgain(ctx, record)
+	case state.Added:
+	}
+	gone, err := netnsGone(record.NetNS)
+	if err != nil {
+		return err
+	}
+	if gone {
+		// The node was restarted, and sandboxes do not survive that.
+		a.reconcile.finishNow(key)
+		return nil
+	}
+	if len(record.Addresses) == 0 || a.Driver.Check(record) == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
+	defer cancel()
+	reason, err := a.lostWhy(ctx, record)
+	if err != nil {
+		return err
+	}
+	if reason != "" {
+		return a.withdraw(ctx, record, reason)
+	}
+	return a.setupAgain(ctx, record)
+}
+
+// withdrawAgain repeats a withdrawal: the agent may have died between the kernel and the
+// record, or another program may have put a piece back.
+func (a *Agent) withdrawAgain(ctx context.Context, record *state.Attachment) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, err := a.Store.Get(record.Key())
+	if err != nil || now == nil || now.Phase != state.Withdrawn {
+		return err
+	}
+	return a.Driver.Withdraw(now)
+}
+
+// setupAgain makes the missing pieces of a complete attachment.
+func (a *Agent) setupAgain(ctx context.Context, record *state.Attachment) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, err := a.Store.Get(record.Key())
+	if err != nil || now == nil || now.Phase != state.Added {
+		return err
+	}
+	missing := a.Driver.Check(now)
+	if missing == nil {
+		return nil
+	}
+	if _, err := a.Driver.Setup(now); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+		"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
+	return a.Driver.Announce(now)
+}
+
+// finish undoes an ADD and completes a DEL that was interrupted or failed. It leaves a
+// container to the call that works on it.
+func (a *Agent) finish(ctx context.Context, key state.Key) error {
+	unlock, free := a.locks.tryLock(containerLock(key.ContainerID))
+	if !free {
+		return nil
+	}
+	defer unlock()
+	record, err := a.Store.Get(key)
+	if err != nil || record == nil || record.Phase == state.Withdrawn {
+		return err
+	}
+	if record.Phase == state.Added {
+		if gone, err := netnsGone(record.NetNS); err != nil || !gone {
+			return err
+		}
+	}
+	return a.undo(ctx, record)
+}
+
+// noteStart logs the records that the agent starts with, and removes the kernel state that
+// belongs to nothing.
+func (a *Agent) noteStart(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	all, err := a.Store.List()
+	if err != nil {
+		logger.Error(err, "Cannot list the records")
+		return
+	}
+	counts := map[state.Phase]int{}
+	for _, record := range all {
+		counts[record.Phase]++
+	}
+	logger.Info("Started with the records of an earlier run", "adding", counts[state.Adding], "added", counts[state.Added],
+		"deleting", counts[state.Deleting], "withdrawn", counts[state.Withdrawn])
+	if err := a.Driver.RemoveLoose(); err != nil {
+		logger.Error(err, "Cannot remove kernel state that belongs to no pod")
+	}
+	a.noteOrphans(ctx)
+}
+
+// netnsGone returns true where the path of a container's network namespace is empty
+// or names no file.
+func netnsGone(path string) (bool, error) {
+	if path == "" {
+		return true, nil
+	}
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at network namespace %s: %w", path, err)
+	}
+	return false, nil
+}
+
+// noteOrphans logs the links without a record, which the loss of the state file
+// leaves. It removes none: their pods may be alive.
+func (a *Agent) noteOrphans(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	orphans, err := a.orphans(nil)
+	if err != nil {
+		logger.Error(err, "Cannot look for links without a record")
+		return
+	}
+	for _, o := range orphans {
+		logger.Info("A link on this node has no record; the DEL of its container or CNI GC removes it", "link", o.Name, "ips", o.Addresses)
+	}
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// veth is the agent's driver for pairs of virtual Ethernet links. It lets the agent use
+// package wire, which is the plugin's, too, and does not know the agent's records.
+type veth struct {
+	wirer *wire.Wirer
+}
+
+func specOf(a *state.Attachment) wire.Spec {
+	spec := wire.Spec{ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Uplink: a.Uplink, MTU: a.MTU, Addresses: a.Addresses}
+	// An agent wrote the MAC. If it is malformed, wire takes its default.
+	spec.MAC, _ = net.ParseMAC(a.MAC)
+	return spec
+}
+
+func (v *veth) Setup(a *state.Attachment) (*current.Result, error) {
+	spec := specOf(a)
+	wired, err := v.wirer.Setup(spec)
+	if err != nil {
+		return nil, err
+	}
+	return wire.Result(spec, wired), nil
+}
+
+func (v *veth) Teardown(a *state.Attachment) error { return v.wirer.Teardown(specOf(a)) }
+
+func (v *veth) Ready(uplink string) error { return v.wirer.Ready(uplink) }
+
+func (v *veth) Check(a *state.Attachment) error { return v.wirer.Check(specOf(a)) }
+
+func (v *veth) Withdraw(a *state.Attachment) error { return v.wirer.Withdraw(specOf(a)) }
+
+func (v *veth) Announce(a *state.Attachment) error { return v.wirer.Announce(specOf(a)) }
+
+func (v *veth) LinkOf(key state.Key) string { return wire.HostLink(key.ContainerID, key.IfName) }
+
+func (v *veth) Links() ([]agent.Link, error) {
+	links, err := v.wirer.List()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]agent.Link, 0, len(links))
+	for _, l := range links {
+		all = append(all, agent.Link{Name: l.Name, Addresses: l.Addresses})
+	}
+	return all, nil
+}
+
+func (v *veth) Remove(link string) error { return v.wirer.Remove(link) }
+
+func (v *veth) RemoveLoose() error { return v.wirer.RemoveLoose() }
