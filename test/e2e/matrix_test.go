@@ -136,6 +136,9 @@ func TestMatrix(t *testing.T) {
 		}
 	}
 	s.expectService(members[:3], append(pods, all[len(pods):len(pods)+labNodes]...))
+	for _, backend := range []*v1.Pod{members[2], members[4]} {
+		s.expectSource(backend, pods[:3])
+	}
 	for _, pod := range []*v1.Pod{members[0], members[3]} {
 		for _, to := range pods {
 			s.kubectl("-n", s.name, "exec", pod.Name, "--", "/agnhost", "connect", "--timeout=60s", net.JoinHostPort(to.address, witness.Port))
@@ -143,31 +146,58 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// expectService makes a ClusterIP service of the pods and checks that all who
-// ask it reach each of them in time. What source a backend sees there is
-// kube-proxy's affair.
-func (s *stage) expectService(backends []*v1.Pod, askers []party) {
+// service makes a ClusterIP service of the pods and returns its address.
+func (s *stage) service(name string, backends ...*v1.Pod) string {
 	s.t.Helper()
-	var want []string
 	for _, pod := range backends {
 		pod := s.get(pod.Name)
-		pod.Labels["service"] = "floating"
+		pod.Labels["service"] = name
 		_, err := s.Client.CoreV1().Pods(s.name).Update(s.ctx, pod, metav1.UpdateOptions{})
 		s.must(err)
-		want = append(want, pod.Name)
 	}
 	service, err := s.Client.CoreV1().Services(s.name).Create(s.ctx, &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "floating"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1.ServiceSpec{
-			Selector: map[string]string{"service": "floating"},
+			Selector: map[string]string{"service": name},
 			Ports:    []v1.ServicePort{{Port: 80, TargetPort: intstr.Parse(witness.Port)}},
 		},
 	}, metav1.CreateOptions{})
 	s.must(err)
+	return service.Spec.ClusterIP
+}
+
+// expectSource checks that a pod sees floating pods that ask it through a service by
+// their own addresses. If it asks itself, it gets an answer; kube-proxy masquerades that.
+func (s *stage) expectSource(backend *v1.Pod, askers []party) {
+	s.t.Helper()
+	address := s.service("of-"+backend.Name, backend)
+	for _, from := range askers {
+		s.eventually(from.name+" reaches the service of "+backend.Name, func() error {
+			seen, err := from.ask(s.ctx, "http", address, "80", "clientip")
+			if err != nil || from.name == backend.Name {
+				return err
+			}
+			if source, _, err := net.SplitHostPort(seen); err != nil || source != from.address {
+				s.t.Fatalf("%s sees %s through a service as %q, want its own address %s", backend.Name, from.name, seen, from.address)
+			}
+			return nil
+		})
+	}
+}
+
+// expectService makes a ClusterIP service of the pods and checks that all who
+// ask it reach each of them in time.
+func (s *stage) expectService(backends []*v1.Pod, askers []party) {
+	s.t.Helper()
+	var want []string
+	for _, pod := range backends {
+		want = append(want, pod.Name)
+	}
+	address := s.service("floating", backends...)
 	for _, from := range askers {
 		seen := map[string]bool{}
 		s.eventually(from.name+" reaches all pods of the service", func() error {
-			answer, err := from.ask(s.ctx, "http", service.Spec.ClusterIP, "80", "hostname")
+			answer, err := from.ask(s.ctx, "http", address, "80", "hostname")
 			if err != nil {
 				return err
 			}

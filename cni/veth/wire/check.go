@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // ErrNotWired is returned where a piece of the set-up is missing.
@@ -58,7 +59,7 @@ func (w *Wirer) checkHost(spec Spec, a api.Address, position int, host netlink.L
 	for _, route := range append([]netlink.Route{plan.hostRoute}, plan.table...) {
 		errs = append(errs, checkRoute(route))
 	}
-	errs = append(errs, checkRules(plan.rules))
+	errs = append(errs, checkRules(plan.rules), netfilter.Check(netfilter.Source{Link: host.Attrs().Name, Address: a.Address}))
 	proxies, err := listProxies()
 	if err != nil {
 		return errors.Join(append(errs, err)...)

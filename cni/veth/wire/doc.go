@@ -4,7 +4,8 @@
 // veth pair, a host route, a way out through the pool's gateway, and a proxy
 // neighbour entry, by which the node answers for exactly that address on its
 // uplink. It owns the kernel state with its marks (link prefix, protocol number,
-// table range) and touches nothing else. It never decides which pod has an
+// table range) and touches nothing else; package netfilter owns the rules by which a pod
+// sends from its own addresses only. It never decides which pod has an
 // address, and keeps no state outside the kernel.
 //
 // For the address 10.0.70.5 of the pool 10.0.70.0/24 with gateway 10.0.70.1:

@@ -10,6 +10,8 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // Link is a host end on this node and the addresses whose traffic it carries.
@@ -35,6 +37,21 @@ func (w *Wirer) List() ([]Link, error) {
 	return all, nil
 }
 
+// sources lists what the pods on the node may send from, which rules and links say.
+func (w *Wirer) sources() ([]netfilter.Source, error) {
+	links, err := w.List()
+	if err != nil {
+		return nil, err
+	}
+	var all []netfilter.Source
+	for _, l := range links {
+		for _, addr := range l.Addresses {
+			all = append(all, netfilter.Source{Link: l.Name, Address: addr})
+		}
+	}
+	return all, nil
+}
+
 // Remove removes one host end and all that belongs to it.
 func (w *Wirer) Remove(name string) error {
 	if !strings.HasPrefix(name, LinkPrefix) {
@@ -44,7 +61,7 @@ func (w *Wirer) Remove(name string) error {
 	if err != nil || link == nil {
 		return err
 	}
-	err = w.withdrawAddresses(Spec{}, link.Attrs().Index)
+	err = w.withdrawAddresses(nil, name, link.Attrs().Index)
 	return errors.Join(err, deleteLink(name))
 }
 

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // RemoveLoose removes kernel state with our marks that belongs to no link: rules and
@@ -30,7 +32,25 @@ func (w *Wirer) RemoveLoose() error {
 		}
 		errs = append(errs, removeLooseTables(family))
 	}
-	return errors.Join(append(errs, removeLooseProxies())...)
+	return errors.Join(append(errs, removeLooseProxies(), removeLooseSources())...)
+}
+
+func removeLooseSources() error {
+	sources, err := netfilter.Sources()
+	errs := []error{err}
+	for _, s := range sources {
+		link, err := linkOrNil(s.Link)
+		if err != nil || link != nil {
+			errs = append(errs, err)
+			continue
+		}
+		elsewhere, err := carriedElsewhere(s.Address, 0)
+		if err == nil {
+			err = netfilter.Revoke(s, elsewhere)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func removeLooseTables(family int) error {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // ErrNetNS is returned where the container's network namespace cannot be opened.
@@ -74,6 +75,9 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 		return Wired{}, err
 	}
 	fault.Point("veth/pod")
+	if err := netfilter.Ensure(w.sources); err != nil {
+		return Wired{}, err
+	}
 	for i, a := range spec.Addresses {
 		if err := w.setupHost(a, i, host, uplinks[i], wired.PodMAC); err != nil {
 			return Wired{}, err
@@ -231,6 +235,10 @@ func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link
 	if err := deleteRules(a.Address, func(table int) (bool, error) { return table != plan.tableID, nil }); err != nil {
 		return err
 	}
+	if err := netfilter.Allow(netfilter.Source{Link: host.Attrs().Name, Address: a.Address}); err != nil {
+		return err
+	}
+	fault.Point("veth/source")
 	for _, rule := range plan.rules {
 		if err := addRule(rule); err != nil {
 			return err

@@ -11,7 +11,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // Withdraw stops the node from answering for the container's addresses, and removes
@@ -24,19 +26,21 @@ func (w *Wirer) Withdraw(spec Spec) error {
 	}
 	if host == nil {
 		// The kernel removed the routes with the link.
-		return w.withdrawAddresses(spec, 0)
+		return w.withdrawAddresses(spec.Addresses, spec.HostLink(), 0)
 	}
-	err = w.withdrawAddresses(spec, host.Attrs().Index)
+	err = w.withdrawAddresses(spec.Addresses, spec.HostLink(), host.Attrs().Index)
 	if e := netlink.LinkSetDown(host); e != nil && !isGone(e) {
 		err = errors.Join(err, fmt.Errorf("set link %s down: %w", spec.HostLink(), e))
 	}
 	return err
 }
 
-func (w *Wirer) withdrawAddresses(spec Spec, host int) error {
+// withdrawAddresses withdraws the addresses given, and all that the host link has rules
+// for. host is the link's index, 0 where the link no longer exists.
+func (w *Wirer) withdrawAddresses(given []api.Address, link string, host int) error {
 	var errs []error
 	addrs := map[netip.Addr]bool{}
-	for _, a := range spec.Addresses {
+	for _, a := range given {
 		addrs[a.Address] = true
 	}
 	if host != 0 {
@@ -49,7 +53,7 @@ func (w *Wirer) withdrawAddresses(spec Spec, host int) error {
 		}
 	}
 	for addr := range addrs {
-		errs = append(errs, withdrawAddress(addr, host))
+		errs = append(errs, withdrawAddress(addr, link, host))
 	}
 	if host != 0 {
 		// An interrupted set-up leaves a table without a rule.
@@ -63,7 +67,7 @@ func (w *Wirer) withdrawAddresses(spec Spec, host int) error {
 // withdrawAddress removes proxy entries, route, rules and table of one address
 // on the host link, and those of links that no longer exist. host is 0 where the
 // host link no longer exists.
-func withdrawAddress(addr netip.Addr, host int) error {
+func withdrawAddress(addr netip.Addr, link string, host int) error {
 	elsewhere, err := carriedElsewhere(addr, host)
 	if err != nil {
 		return err
@@ -78,6 +82,10 @@ func withdrawAddress(addr netip.Addr, host int) error {
 		return err
 	}
 	fault.Point("veth/route-deleted")
+	if err := netfilter.Revoke(netfilter.Source{Link: link, Address: addr}, elsewhere); err != nil {
+		return err
+	}
+	fault.Point("veth/source-deleted")
 	return deleteRules(addr, ofLinkOrGone(host))
 }
 

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
+	// so that agents replace the table of an older one.
+	rulesVersion = 1
+	// podLinks begins the names of the links that lead to pods.
+	podLinks = "bth"
+	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
+	beforeSourceNAT = 90
+)
+
+// family has the sets of one address family and where its packets have what.
+type family struct {
+	protocol                   byte
+	saddr, daddr, length       uint32
+	sources, floating, hairpin *nftables.Set
+}
+
+// chain is a base chain and its rules.
+type chain struct {
+	chain *nftables.Chain
+	rules []*nftables.Rule
+}
+
+// table is the content that Berth's table has in the kernel, without elements.
+type table struct {
+	table    *nftables.Table
+	families []*family
+	chains   []chain
+}
+
+func newTable() *table {
+	t := &table{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}}
+	for _, f := range []*family{
+		{protocol: unix.NFPROTO_IPV4, saddr: 12, daddr: 16, length: 4},
+		{protocol: unix.NFPROTO_IPV6, saddr: 8, daddr: 24, length: 16},
+	} {
+		addr, suffix := nftables.TypeIPAddr, "4"
+		if f.protocol == unix.NFPROTO_IPV6 {
+			addr, suffix = nftables.TypeIP6Addr, "6"
+		}
+		f.sources = t.set("sources"+suffix, nftables.MustConcatSetType(nftables.TypeIFName, addr))
+		f.floating = t.set("floating"+suffix, addr)
+		f.hairpin = t.set("hairpin"+suffix, nftables.MustConcatSetType(addr, addr))
+		t.families = append(t.families, f)
+	}
+	sources := t.chain("sources", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
+	sources.rules = t.sourceRules(sources.chain)
+	keep := t.chain("keep_source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(beforeSourceNAT))
+	keep.rules = t.keepRules(keep.chain)
+	t.chains = []chain{sources, keep}
+	return t
+}
+
+func (t *table) set(name string, key nftables.SetDatatype) *nftables.Set {
+	return &nftables.Set{Table: t.table, Name: name, KeyType: key, Concatenation: len(nftables.ConcatSetTypeElements(key)) > 1}
+}
+
+func (t *table) chain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) chain {
+	accept := nftables.ChainPolicyAccept
+	return chain{chain: &nftables.Chain{Table: t.table, Name: name, Type: kind, Hooknum: hook, Priority: priority, Policy: &accept}}
+}
+
+func (t *table) sets() []*nftables.Set {
+	var all []*nftables.Set
+	for _, f := range t.families {
+		all = append(all, f.sources, f.floating, f.hairpin)
+	}
+	return all
+}
+
+// family returns that of an address.
+func (t *table) family(addr netip.Addr) *family {
+	if addr.Is4() {
+		return t.families[0]
+	}
+	return t.families[1]
+}
+
+// rule makes a rule whose comment says what it is for, and by which isWhole knows it.
+func (t *table) rule(c *nftables.Chain, comment string, exprs ...[]expr.Any) *nftables.Rule {
+	r := &nftables.Rule{Table: t.table, Chain: c}
+	r.UserData = userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("berth %d: %s", rulesVersion, comment))
+	for _, e := range exprs {
+		r.Exprs = append(r.Exprs, e...)
+	}
+	return r
+}
+
+func (t *table) sourceRules(c *nftables.Chain) []*nftables.Rule {
+	const routerAdvertisement = 134 // RFC 4861, section 4.2
+	v6 := t.families[1]
+	rules := []*nftables.Rule{
+		t.rule(c, "no pod is a router", fromPod(), v6.is(), l4(unix.IPPROTO_ICMPV6),
+			payload(expr.PayloadBaseTransportHeader, 0, 1, 1), equal(1, routerAdvertisement), drop()),
+		t.rule(c, "link-local packets are not forwarded", fromPod(), v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2, 1),
+			[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}}, equal(1, 0xfe, 0x80), accept()),
+	}
+	for _, f := range t.families {
+		rules = append(rules, t.rule(c, "a pod sends from its own addresses", fromPod(), f.is(),
+			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 2),
+			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.sources.Name, Invert: true}}, drop()))
+	}
+	return rules
+}
+
+func (t *table) keepRules(c *nftables.Chain) []*nftables.Rule {
+	var rules []*nftables.Rule
+	for _, f := range t.families {
+		// The two addresses lie side by side in both headers.
+		rules = append(rules, t.rule(c, "a pod that calls itself", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, 2*f.length, 1),
+			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.hairpin.Name}}, accept()))
+		rules = append(rules, t.rule(c, "a floating IP stays the source", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 1),
+			[]expr.Any{
+				&expr.Lookup{SourceRegister: 1, SetName: f.floating.Name},
+				&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: 1, RegAddrMax: 1},
+			}))
+	}
+	return rules
+}
+
+func (f *family) is() []expr.Any {
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal(1, f.protocol)...)
+}
+
+func fromPod() []expr.Any {
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, equal(1, []byte(podLinks)...)...)
+}
+
+func l4(protocol byte) []expr.Any {
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, equal(1, protocol)...)
+}
+
+func payload(base expr.PayloadBase, offset, length, register uint32) []expr.Any {
+	return []expr.Any{&expr.Payload{DestRegister: register, Base: base, Offset: offset, Len: length}}
+}
+
+func equal(register uint32, data ...byte) []expr.Any {
+	return []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}}
+}
+
+func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
+func drop() []expr.Any   { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
+
+// element is one of a set.
+type element struct {
+	set *nftables.Set
+	key []byte
+}
+
+func (t *table) add(conn *nftables.Conn, s Source) error {
+	f := t.family(s.Address)
+	for _, e := range []element{{f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}} {
+		if err := conn.SetAddElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
+			return fmt.Errorf("add %s to nftables set %s: %w", s.Address, e.set.Name, err)
+		}
+	}
+	return nil
+}
+
+// nameSize is the size of an interface's name in the kernel, which pads it with zeros.
+const nameSize = unix.IFNAMSIZ
+
+func sourceKey(s Source) []byte {
+	name := make([]byte, nameSize)
+	copy(name, s.Link)
+	return append(name, s.Address.AsSlice()...)
+}
+
+func addressKey(s Source) []byte { return s.Address.AsSlice() }
+
+func hairpinKey(s Source) []byte { return append(s.Address.AsSlice(), s.Address.AsSlice()...) }
+
+func parseSource(key []byte) (Source, bool) {
+	if len(key) < nameSize {
+		return Source{}, false
+	}
+	addr, ok := netip.AddrFromSlice(key[nameSize:])
+	return Source{Link: unix.ByteSliceToString(key[:nameSize]), Address: addr}, ok
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/netfilter"
+)
+
+// seen asks from a host, with a source address, and returns the source that the server
+// saw, or an invalid address if nothing came.
+func seen(t *testing.T, from *netnstest.Host, source string, server *netnstest.Host, address string) netip.Addr {
+	t.Helper()
+	var listener *net.UDPConn
+	server.Run(func() error {
+		var err error
+		listener, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 0)))
+		return err
+	})
+	defer listener.Close()
+	to := listener.LocalAddr().(*net.UDPAddr)
+	from.Run(func() error {
+		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0)), to)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		// The first packet may be lost while neighbours are found.
+		for range 3 {
+			if _, err := conn.Write([]byte("who am I?")); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := listener.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	_, client, err := listener.ReadFromUDPAddrPort(make([]byte, 100))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return netip.Addr{}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client.Addr().Unmap()
+}
+
+// A pod sends from its own addresses and from no others, also where the node filters
+// nothing itself.
+func TestSpoofing(t *testing.T) {
+	for name, c := range map[string]struct{ own, neighbour, nobody, client string }{
+		"IPv4": {"10.0.70.5", "10.0.70.6", "10.0.70.7", "10.0.70.50"},
+		"IPv6": {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a, b := w.pod("a", c.own), w.pod("b", c.neighbour)
+			setup(w.nodeA, a)
+			setup(w.nodeA, b)
+			for _, key := range []string{"all", "default", "eth0", a.spec.HostLink(), b.spec.HostLink()} {
+				sysctl(t, w.nodeA, "net/ipv4/conf/"+key+"/rp_filter", "0")
+			}
+			for _, addr := range []string{c.neighbour, c.nobody} {
+				a.IP("addr", "add", netip.PrefixFrom(netip.MustParseAddr(addr), netip.MustParseAddr(addr).BitLen()).String(), "dev", "eth0", "nodad")
+			}
+			for source, want := range map[string]netip.Addr{c.own: netip.MustParseAddr(c.own), c.neighbour: {}, c.nobody: {}} {
+				if got := seen(t, a.Host, source, w.client, c.client); got != want {
+					t.Errorf("sent from %s, the client saw %v, want %v", source, got, want)
+				}
+			}
+			// The neighbour itself may, until it loses the address.
+			if got := seen(t, b.Host, c.neighbour, w.client, c.client); got.String() != c.neighbour {
+				t.Errorf("the neighbour is seen as %v", got)
+			}
+			w.nodeA.Run(func() error { return New("").Withdraw(b.spec) })
+			w.nodeA.IP("link", "set", b.spec.HostLink(), "up")
+			if got := seen(t, b.Host, c.neighbour, w.client, c.client); got.IsValid() {
+				t.Errorf("after the withdrawal the neighbour is seen as %v", got)
+			}
+		})
+	}
+}
+
+// Whatever masquerades on the node, a server sees the pod's own address.
+func TestSourceIsKept(t *testing.T) {
+	for name, c := range map[string]struct{ own, node, client string }{
+		"IPv4": {"10.0.70.5", "10.0.60.11", "10.0.70.50"},
+		"IPv6": {"2001:db8:70::5", "2001:db8:60::11", "2001:db8:70::50"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			p := w.pod("a", c.own)
+			setup(w.nodeA, p)
+			w.nodeA.Run(masquerade)
+			if got := seen(t, p.Host, c.own, w.client, c.client); got.String() != c.own {
+				t.Errorf("the client sees %v, want %s", got, c.own)
+			}
+			// Others are masqueraded as before.
+			w.nodeA.Run(func() error { return netfilter.Revoke(netfilter.Source{Link: "none", Address: netip.MustParseAddr(c.own)}, false) })
+			if got := seen(t, p.Host, c.own, w.client, c.client); got == netip.MustParseAddr(c.own) || !got.IsValid() {
+				t.Errorf("without a rule of ours the client sees %v: nothing masquerades in this test", got)
+			}
+		})
+	}
+}
+
+func masquerade() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Masq{}}})
+	return conn.Flush()
+}
+
+// Another program takes the table away, or a rule of it: Check says so, and Setup makes it
+// again with the sources of every pod on the node.
+func TestRulesTakenAway(t *testing.T) {
+	for name, take := range map[string]func(conn *nftables.Conn) error{
+		"everything": func(conn *nftables.Conn) error { conn.FlushRuleset(); return conn.Flush() },
+		"a rule": func(conn *nftables.Conn) error {
+			table := &nftables.Table{Family: nftables.TableFamilyINet, Name: netfilter.TableName}
+			rules, err := conn.GetRules(table, &nftables.Chain{Table: table, Name: "sources"})
+			if err != nil {
+				return err
+			}
+			return errors.Join(conn.DelRule(rules[len(rules)-1]), conn.Flush())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a, b := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6", "2001:db8:70::6")
+			setup(w.nodeA, a)
+			setup(w.nodeA, b)
+			w.nodeA.Run(func() error {
+				conn, err := nftables.New()
+				if err != nil {
+					return err
+				}
+				return take(conn)
+			})
+			w.nodeA.Run(func() error {
+				if err := New("").Check(b.spec); !errors.Is(err, netfilter.ErrMissing) {
+					return fmt.Errorf("Check() = %w, want ErrMissing", err)
+				}
+				if _, err := New("").Setup(a.spec); err != nil {
+					return err
+				}
+				return errors.Join(New("").Check(a.spec), New("").Check(b.spec))
+			})
+			w.ping(b.Host, "10.0.70.50")
+			// The pods' links end without a teardown; nothing of them stays.
+			w.nodeA.IP("link", "del", a.spec.HostLink())
+			w.nodeA.IP("link", "del", b.spec.HostLink())
+			w.nodeA.Run(func() error {
+				if err := New("").RemoveLoose(); err != nil {
+					return err
+				}
+				left, err := netfilter.Sources()
+				if len(left) > 0 {
+					err = fmt.Errorf("left: %v", left)
+				}
+				return err
+			})
+		})
+	}
+}
