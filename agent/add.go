@@ -127,7 +127,7 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 		return old.Result, true, nil
 	}
 	// The old record may have other addresses than the new one.
-	if err := a.undo(ctx, old); err != nil {
+	if err := a.undo(context.WithoutCancel(ctx), old); err != nil {
 		return nil, false, fmt.Errorf("undo an earlier ADD of container %s: %w", record.ContainerID, err)
 	}
 	return nil, false, nil
@@ -142,13 +142,18 @@ func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *c
 		return nil, err
 	}
 	fault.Point("add/intent")
-	result, err := a.run(ctx, record, network)
+	// From here on the pod's deletion finds the record. One that came before found none.
+	var result json.RawMessage
+	err := a.stillThere(ctx, record)
+	if err == nil {
+		result, err = a.run(ctx, record, network)
+	}
 	if err == nil {
 		fault.Point("add/plugins")
 		err = a.complete(ctx, record, result)
 	}
 	if err != nil {
-		if undo := a.undo(ctx, record); undo != nil {
+		if undo := a.undo(context.WithoutCancel(ctx), record); undo != nil {
 			a.reconcile.finishLater(record.Key())
 			return nil, errors.Join(err, fmt.Errorf("undo: %w", undo))
 		}
@@ -234,11 +239,8 @@ func shareAddress(x, y *state.Attachment) bool {
 	})
 }
 
-// complete writes the result, if the pod still runs and nobody took its addresses.
+// complete writes the result, if nobody took the addresses away meanwhile.
 func (a *Agent) complete(ctx context.Context, record *state.Attachment, result json.RawMessage) error {
-	if err := a.stillThere(ctx, record); err != nil {
-		return err
-	}
 	unlock, err := a.lockAddresses(ctx, record.Addresses)
 	if err != nil {
 		return err
@@ -252,8 +254,8 @@ func (a *Agent) complete(ctx context.Context, record *state.Attachment, result j
 	return a.Store.Put(&done)
 }
 
-// stillThere asks again whether the pod runs. Its deletion between the first
-// question and the record found no record to withdraw.
+// stillThere asks again whether the pod runs. Its deletion between the first question and
+// the record found no record to withdraw; a later one ends the ADD.
 func (a *Agent) stillThere(ctx context.Context, record *state.Attachment) error {
 	if len(record.Addresses) == 0 {
 		return nil
@@ -263,7 +265,7 @@ func (a *Agent) stillThere(ctx context.Context, record *state.Attachment) error 
 		return err
 	}
 	if !alive {
-		return fmt.Errorf("%w: pod %s went away while it was wired", podinfo.ErrPodReplaced, record.Pod)
+		return fmt.Errorf("%w: pod %s went away before it was wired", podinfo.ErrPodReplaced, record.Pod)
 	}
 	return nil
 }

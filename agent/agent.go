@@ -57,6 +57,10 @@ type driver interface {
 	Setup(a *state.Attachment) (*current.Result, error)
 	// Check returns an error that names the missing pieces of the attachment.
 	Check(a *state.Attachment) error
+	// CheckNode does so for the node's side alone: a pod may change its own.
+	CheckNode(a *state.Attachment) error
+	// Repair makes the missing pieces of the node's side.
+	Repair(a *state.Attachment) error
 	// Withdraw stops the node from carrying the attachment's addresses.
 	Withdraw(a *state.Attachment) error
 	// Teardown withdraws, and removes the container's interface. It knows an
@@ -128,7 +132,7 @@ var (
 )
 
 // kernelPatience limits the wait for another call that changes the kernel for the same
-// address. Such calls take milliseconds.
+// address and write its record.
 const kernelPatience = 10 * time.Second
 
 func attachmentOf(r *state.Attachment) chain.Attachment {

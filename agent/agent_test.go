@@ -104,15 +104,20 @@ type fakeDriver struct{ *world }
 
 func (f fakeDriver) Setup(a *state.Attachment) (*current.Result, error) {
 	f.note("setup %s", a.ContainerID)
-	f.missing = nil
 	return &current.Result{CNIVersion: current.ImplementedSpecVersion}, nil
 }
 func (f fakeDriver) Teardown(a *state.Attachment) error {
 	f.note("teardown %s", a.ContainerID)
 	return nil
 }
-func (f fakeDriver) Check(*state.Attachment) error { return f.missing }
-func (f fakeDriver) Ready(string) error            { return f.missing }
+func (f fakeDriver) Check(*state.Attachment) error     { return f.missing }
+func (f fakeDriver) CheckNode(*state.Attachment) error { return f.missing }
+func (f fakeDriver) Repair(a *state.Attachment) error {
+	f.note("repair %s", a.ContainerID)
+	f.missing = nil
+	return nil
+}
+func (f fakeDriver) Ready(string) error { return f.missing }
 func (f fakeDriver) Withdraw(a *state.Attachment) error {
 	f.note("withdraw %s", a.ContainerID)
 	return nil
@@ -201,7 +206,7 @@ func TestAgent(t *testing.T) {
 		"the pod goes away meanwhile": {
 			world: func(w *world) { w.alive = false },
 			do:    func(ctx context.Context, a *Agent, _ *world) error { _, err := a.Add(ctx, addRequest("c")); return err },
-			code:  types.ErrTryAgainLater, log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
+			code:  types.ErrTryAgainLater, log: []string{"withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
 		},
 		"not the holder": {
 			world: func(w *world) { w.addrErr = podinfo.ErrNotHolder },
@@ -258,6 +263,14 @@ func TestAgent(t *testing.T) {
 			},
 			code: 42, log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{"c": state.Deleting},
 		},
+		"DEL of a record of a later version": {
+			do: func(ctx context.Context, a *Agent, w *world) error {
+				r := &state.Attachment{ContainerID: "c", IfName: "eth0", NetNS: "/proc/self/ns/net", Phase: state.Added, Addresses: w.addrs,
+					Network: json.RawMessage(`{"cniVersion":"9.0.0","name":"floating","plugins":[{"type":"berth-veth"}]}`)}
+				return errors.Join(a.Store.Put(r), a.Del(ctx, addRequest("c")))
+			},
+			code: types.ErrInternal, log: []string{"withdraw c", "teardown c"}, left: map[string]state.Phase{"c": state.Deleting},
+		},
 		"CHECK of nobody": {
 			do:   func(ctx context.Context, a *Agent, _ *world) error { return a.Check(ctx, addRequest("c")) },
 			code: types.ErrUnknownContainer, left: map[string]state.Phase{},
@@ -273,7 +286,7 @@ func TestAgent(t *testing.T) {
 				_, err := a.Add(ctx, addRequest(longest))
 				return err
 			},
-			log: []string{"ADD floating " + longest}, left: map[string]state.Phase{longest: state.Added},
+			log: []string{"setup " + longest, "announce " + longest, "ADD floating " + longest}, left: map[string]state.Phase{longest: state.Added},
 		},
 		"a longer container ID changes nothing": {
 			do: func(ctx context.Context, a *Agent, _ *world) error {
@@ -281,13 +294,13 @@ func TestAgent(t *testing.T) {
 				_, second := a.Add(ctx, addRequest(longest+"c"))
 				return errors.Join(first, second)
 			},
-			code: types.ErrInvalidEnvironmentVariables, log: []string{"ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
+			code: types.ErrInvalidEnvironmentVariables, log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
 		"DEL of a container ID that no record can have": {
 			do: func(ctx context.Context, a *Agent, _ *world) error {
 				return a.Del(ctx, addRequest(strings.Repeat("c", bbolt.MaxKeySize)))
 			},
-			log: []string{"DEL default " + strings.Repeat("c", bbolt.MaxKeySize)}, left: map[string]state.Phase{},
+			log: []string{"teardown " + strings.Repeat("c", bbolt.MaxKeySize), "DEL default " + strings.Repeat("c", bbolt.MaxKeySize)}, left: map[string]state.Phase{},
 		},
 		"bad container ID": {
 			do: func(ctx context.Context, a *Agent, _ *world) error {
@@ -378,13 +391,15 @@ func TestRun(t *testing.T) {
 		}
 		put(t, a, "runs", state.Added, "/proc/self/ns/net", w.addrs)
 		run(t, a)
+		// A withdrawal may be repeated.
 		slices.Sort(w.log)
-		want := []string{"DEL floating adding", "DEL floating deleting", "DEL floating rebooted", "teardown adding", "teardown deleting", "teardown rebooted",
+		w.log = slices.Compact(w.log)
+		want := []string{"DEL floating adding", "DEL floating deleting", "DEL floating rebooted", "DEL floating withdrawn", "teardown adding", "teardown deleting", "teardown rebooted", "teardown withdrawn",
 			"withdraw adding", "withdraw deleting", "withdraw rebooted", "withdraw withdrawn"}
 		if diff := cmp.Diff(want, w.log); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(map[string]state.Phase{"withdrawn": state.Withdrawn, "runs": state.Added}, phases(t, a)); diff != "" {
+		if diff := cmp.Diff(map[string]state.Phase{"runs": state.Added}, phases(t, a)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
@@ -418,7 +433,7 @@ func TestRepair(t *testing.T) {
 		log   []string
 		phase state.Phase
 	}{
-		"holds":     {nil, []string{"setup c", "announce c"}, state.Added},
+		"holds":     {nil, []string{"repair c", "announce c"}, state.Added},
 		"lost":      {podinfo.ErrNotHolder, []string{"withdraw c"}, state.Withdrawn},
 		"no answer": {context.DeadlineExceeded, nil, state.Added},
 	} {

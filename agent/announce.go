@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
@@ -12,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 )
 
-// announcements is how often the agent announces an address after the plugin did
-// so once, because frames get lost: 1, 2 and 4 s after ADD. Linux ignores a second
+// announcements is how often the agent announces an address after ADD did so
+// once, because frames get lost: 1, 2 and 4 s after ADD. Linux ignores a second
 // answer within a second of the first (locktime).
 const announcements = 3
 
@@ -45,8 +46,8 @@ func (n *announcer) later(record *state.Attachment) {
 	}
 }
 
-// now schedules announcements of which the first does not wait; it returns at once.
-func (n *announcer) now(record *state.Attachment) {
+// soon schedules announcements of which the first does not wait; it returns at once.
+func (n *announcer) soon(record *state.Attachment) {
 	if len(record.Addresses) > 0 {
 		n.queue.Add(record)
 	}
@@ -88,7 +89,7 @@ func (a *Agent) AnnounceAll(ctx context.Context) {
 	}
 	for _, record := range all {
 		if record.Phase == state.Added {
-			a.announce.now(record)
+			a.announce.soon(record)
 		}
 	}
 }
@@ -105,7 +106,7 @@ func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (ca
 	}
 	defer unlock()
 	now, err := a.Store.Get(record.Key())
-	if err != nil || now == nil || now.Phase != state.Added {
+	if err != nil || now == nil || now.Phase != state.Added || !slices.Equal(now.Addresses, record.Addresses) {
 		return false, err
 	}
 	return true, a.Driver.Announce(record)

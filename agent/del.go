@@ -47,7 +47,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		// It is empty where the namespace is gone.
 		record.NetNS = req.NetNS
 	}
-	if err := a.undo(ctx, record); err != nil {
+	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
 		a.reconcile.finishLater(key)
 		return err
 	}
@@ -56,29 +56,24 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 	return nil
 }
 
-// undoTimeout limits an undo, which outlives its caller's context.
-const undoTimeout = 90 * time.Second
+// delTimeout limits the plugins' DEL, which may outlive the runtime's call.
+const delTimeout = 90 * time.Second
 
 // undo takes an attachment down and removes its record: it withdraws the addresses, then
 // runs the plugins' DEL, and then removes the interface. The caller holds the container's
-// lock. undo goes on when the caller's context ends. It goes on after a failure, too, but then
-// keeps the record.
+// lock. undo goes on after a failure, but then keeps the record.
 func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	network, err := chain.Parse(record.Network)
-	if err != nil {
-		return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
-	}
 	floating := len(record.Addresses) > 0
 	if err := a.deleting(ctx, record); err != nil {
 		return err
 	}
 	fault.Point("del/intent")
-	if floating {
-		network = network.Chained()
+	network, err := chain.Parse(record.Network)
+	if err != nil {
+		err = fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+	} else {
+		err = a.delPlugins(ctx, network, record)
 	}
-	err = a.Plugins.Del(ctx, network, attachmentOf(record), record.Result)
 	fault.Point("del/plugins")
 	if floating {
 		err = errors.Join(err, a.teardown(ctx, record))
@@ -91,6 +86,15 @@ func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
 	}
 	fault.Point("del/record")
 	return nil
+}
+
+func (a *Agent) delPlugins(ctx context.Context, network *chain.Network, record *state.Attachment) error {
+	ctx, cancel := context.WithTimeout(ctx, delTimeout)
+	defer cancel()
+	if len(record.Addresses) > 0 {
+		network = network.Chained()
+	}
+	return a.Plugins.Del(ctx, network, attachmentOf(record), record.Result)
 }
 
 // deleting writes the record and stops answering for its addresses: no plugin that hangs

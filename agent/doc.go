@@ -10,11 +10,11 @@
 //  1. ask the API for the pod and, where the pod requests a floating IP, for the
 //     addresses that it holds on this node; nothing is touched before
 //  2. write the record (adding)
-//  3. take the addresses from an older container of this node that still
-//     carries them, wire them, announce
-//  4. run the plugins
-//  5. ask again whether the pod still runs: a deletion between 1 and 2 found no
+//  3. ask again whether the pod still runs: a deletion between 1 and 2 found no
 //     record to withdraw
+//  4. take the addresses from an older container of this node that still
+//     carries them, wire them, announce
+//  5. run the plugins
 //  6. write the result (added)
 //
 // The agent wires, withdraws and takes down the addresses of a pod together, in its own
@@ -42,9 +42,9 @@
 // # Reconciliation
 //
 // After a start, every minute and after a change of the node's links the agent compares
-// each record with the kernel, each by itself: one that fails or hangs delays no other. It
-// undoes an adding record and finishes a deleting one that no call works on, repeats the
-// withdrawal of a withdrawn one, and puts back a piece that an added one lacks once the
+// each record with the kernel, each by itself: one that fails delays no other, and a plugin
+// that hangs delays no check. It undoes an adding record and finishes a deleting one that no call works on, repeats the
+// withdrawal of a withdrawn one, and puts back a piece of the node's side that an added one lacks once the
 // API has said that the pod still holds its addresses. So a crash between any two steps
 // leaves either no trace or a record of it.
 //

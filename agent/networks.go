@@ -26,7 +26,7 @@ type Networks struct {
 	FloatingFile string
 	// Uplink returns the node's link to the pools' networks.
 	Uplink func() (string, error)
-	// SysctlRoot is the path of the node's /proc/sys, for berth-veth.
+	// SysctlRoot is the path of the node's /proc/sys, for callers of berth-veth.
 	SysctlRoot string
 }
 

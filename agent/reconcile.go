@@ -48,12 +48,12 @@ func newReconciler(check, finish func(context.Context, state.Key) error) reconci
 	return reconciler{checks: queue(), finishes: queue(), check: check, finish: finish}
 }
 
-// now has a record compared soon; it returns at once.
-func (r *reconciler) now(key state.Key) { r.checks.Add(key) }
+// checkSoon has a record compared soon; it returns at once.
+func (r *reconciler) checkSoon(key state.Key) { r.checks.Add(key) }
 
-// finishNow has a record finished soon, finishLater after the wait of a failure. Both
+// finishSoon has a record finished soon, finishLater after the wait of a failure. Both
 // return at once.
-func (r *reconciler) finishNow(key state.Key)   { r.finishes.Add(key) }
+func (r *reconciler) finishSoon(key state.Key)  { r.finishes.Add(key) }
 func (r *reconciler) finishLater(key state.Key) { r.finishes.AddRateLimited(key) }
 
 // run works until the context ends, and waits for the work under way.
@@ -77,6 +77,11 @@ func work(ctx context.Context, queue keyQueue, failure string, do func(context.C
 		key, shutdown := queue.Get()
 		if shutdown {
 			return
+		}
+		if ctx.Err() != nil {
+			// The next start does it.
+			queue.Done(key)
+			continue
 		}
 		if err := do(ctx, key); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, failure, "containerID", key.ContainerID, "ifName", key.IfName)
@@ -108,7 +113,7 @@ func (a *Agent) Recheck(ctx context.Context) {
 		return
 	}
 	for _, record := range all {
-		a.reconcile.now(record.Key())
+		a.reconcile.checkSoon(record.Key())
 	}
 }
 
@@ -122,22 +127,13 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	}
 	switch record.Phase {
 	case state.Adding, state.Deleting:
-		a.reconcile.finishNow(key)
+		a.reconcile.finishSoon(key)
 		return nil
 	case state.Withdrawn:
 		return a.withdrawAgain(ctx, record)
 	case state.Added:
 	}
-	gone, err := netnsGone(record.NetNS)
-	if err != nil {
-		return err
-	}
-	if gone {
-		// The node was restarted, and sandboxes do not survive that.
-		a.reconcile.finishNow(key)
-		return nil
-	}
-	if len(record.Addresses) == 0 || a.Driver.Check(record) == nil {
+	if len(record.Addresses) == 0 || a.Driver.CheckNode(record) == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
@@ -149,7 +145,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	if reason != "" {
 		return a.withdraw(ctx, record, reason)
 	}
-	return a.setupAgain(ctx, record)
+	return a.setupAgain(ctx, record, false)
 }
 
 // withdrawAgain repeats a withdrawal: the agent may have died between the kernel and the
@@ -167,8 +163,9 @@ func (a *Agent) withdrawAgain(ctx context.Context, record *state.Attachment) err
 	return a.Driver.Withdraw(now)
 }
 
-// setupAgain makes the missing pieces of a complete attachment.
-func (a *Agent) setupAgain(ctx context.Context, record *state.Attachment) error {
+// setupAgain makes the missing pieces of a complete attachment, of the node's side only
+// unless whole.
+func (a *Agent) setupAgain(ctx context.Context, record *state.Attachment, whole bool) error {
 	unlock, err := a.lockAddresses(ctx, record.Addresses)
 	if err != nil {
 		return err
@@ -178,20 +175,26 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Attachment) error 
 	if err != nil || now == nil || now.Phase != state.Added {
 		return err
 	}
-	missing := a.Driver.Check(now)
+	check, repair := a.Driver.CheckNode, a.Driver.Repair
+	if whole {
+		check, repair = a.Driver.Check, func(r *state.Attachment) error { _, err := a.Driver.Setup(r); return err }
+	}
+	missing := check(now)
 	if missing == nil {
 		return nil
 	}
-	if _, err := a.Driver.Setup(now); err != nil {
+	if err := repair(now); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
-	return a.Driver.Announce(now)
+	a.announce.soon(now)
+	return nil
 }
 
-// finish undoes an ADD and completes a DEL that was interrupted or failed. It leaves a
-// container to the call that works on it.
+// finish undoes an ADD and completes a DEL that was interrupted or failed, and takes down
+// an attachment whose container has ended. It leaves a container to the call that works on
+// it, and ends with the agent: the next start goes on.
 func (a *Agent) finish(ctx context.Context, key state.Key) error {
 	unlock, free := a.locks.tryLock(containerLock(key.ContainerID))
 	if !free {
@@ -199,10 +202,10 @@ func (a *Agent) finish(ctx context.Context, key state.Key) error {
 	}
 	defer unlock()
 	record, err := a.Store.Get(key)
-	if err != nil || record == nil || record.Phase == state.Withdrawn {
+	if err != nil || record == nil {
 		return err
 	}
-	if record.Phase == state.Added {
+	if record.Phase == state.Added || record.Phase == state.Withdrawn {
 		if gone, err := netnsGone(record.NetNS); err != nil || !gone {
 			return err
 		}
@@ -210,8 +213,8 @@ func (a *Agent) finish(ctx context.Context, key state.Key) error {
 	return a.undo(ctx, record)
 }
 
-// noteStart logs the records that the agent starts with, and removes the kernel state that
-// belongs to nothing.
+// noteStart logs the records that the agent starts with, has the attachments finished whose
+// containers ended meanwhile, and removes the kernel state that belongs to nothing.
 func (a *Agent) noteStart(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	all, err := a.Store.List()
@@ -222,6 +225,14 @@ func (a *Agent) noteStart(ctx context.Context) {
 	counts := map[state.Phase]int{}
 	for _, record := range all {
 		counts[record.Phase]++
+		gone, err := netnsGone(record.NetNS)
+		if err != nil {
+			logger.Error(err, "Cannot see whether a container is still there", "containerID", record.ContainerID)
+		}
+		if gone {
+			// The node was restarted, and sandboxes do not survive that.
+			a.reconcile.finishSoon(record.Key())
+		}
 	}
 	logger.Info("Started with the records of an earlier run", "adding", counts[state.Adding], "added", counts[state.Added],
 		"deleting", counts[state.Deleting], "withdrawn", counts[state.Withdrawn])

@@ -5,12 +5,14 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
@@ -68,10 +70,10 @@ func (a *Agent) Suspect() error {
 	return nil
 }
 
-// Verify asks the API about the suspects, withdraws the addresses of other pods and has
-// the network of the rest checked. It asks about one first and then about the others in
-// parallel, each by itself, so that nothing waits for an address that is slow. It returns
-// an error while suspects are left.
+// Verify asks the API about the suspects, withdraws the addresses of other pods and
+// repairs the network of the rest, the pods' side too. It asks about one first and then
+// about the others in parallel, each by itself. It returns an error while suspects are
+// left.
 func (a *Agent) Verify(ctx context.Context) error {
 	keys := a.suspects.list()
 	if len(keys) == 0 {
@@ -79,10 +81,11 @@ func (a *Agent) Verify(ctx context.Context) error {
 	}
 	// Where the API does not answer, one question is enough. The next pass begins with
 	// another record: the order of a map is random.
-	if err := a.verifyOne(ctx, keys[0]); err != nil {
+	err := a.verifyOne(ctx, keys[0])
+	if errors.Is(err, errNoAnswer) {
 		return err
 	}
-	var errs []error
+	errs := []error{err}
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(verifyParallel)
@@ -99,6 +102,9 @@ func (a *Agent) Verify(ctx context.Context) error {
 	_ = group.Wait()
 	return errors.Join(errs...)
 }
+
+// errNoAnswer is returned where the API did not say who holds an address.
+var errNoAnswer = errors.New("cannot ask the API server")
 
 // verifyOne asks about one record, which stays a suspect after an error.
 func (a *Agent) verifyOne(ctx context.Context, key state.Key) error {
@@ -119,12 +125,16 @@ func (a *Agent) verifyRecord(ctx context.Context, key state.Key) error {
 	}
 	reason, err := a.lostWhy(ctx, record)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
 	if reason != "" {
 		return a.withdraw(ctx, record, reason)
 	}
-	a.reconcile.now(key)
+	if err := a.setupAgain(ctx, record, true); err != nil {
+		// It has nothing to do with the API, and is tried again without it.
+		a.reconcile.checkSoon(key)
+		klog.FromContext(ctx).Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID)
+	}
 	return nil
 }
 

@@ -22,7 +22,7 @@ const (
 )
 
 // The agent touches its socket every Heartbeat. While the socket is younger than Absence,
-// an agent that does not answer is about to be back: it is replaced, or its image is
+// an agent that does not answer is taken to be back soon: it is replaced, or its image is
 // pulled. The shim then does not report the node's network as not ready, for which
 // Kubernetes would take all pods of the node out of their Services.
 const (

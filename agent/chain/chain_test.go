@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
@@ -22,6 +24,8 @@ type fakeExec struct {
 	version.PluginDecoder
 	calls []string
 	fail  map[string]error
+	// hang is the call that ends with its context.
+	hang string
 }
 
 func (f *fakeExec) FindInPath(plugin string, _ []string) (string, error) {
@@ -31,7 +35,7 @@ func (f *fakeExec) FindInPath(plugin string, _ []string) (string, error) {
 	return "/bin/" + plugin, nil
 }
 
-func (f *fakeExec) ExecPlugin(_ context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+func (f *fakeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	env := map[string]string{}
 	for _, e := range environ {
 		k, v, _ := strings.Cut(e, "=")
@@ -39,6 +43,10 @@ func (f *fakeExec) ExecPlugin(_ context.Context, path string, stdin []byte, envi
 	}
 	call := env["CNI_COMMAND"] + " " + filepath.Base(path)
 	f.calls = append(f.calls, call+" "+string(stdin))
+	if f.hang == call {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if err := f.fail[call]; err != nil {
 		return nil, err
 	}
@@ -93,6 +101,20 @@ func TestDelRunsAllBackwards(t *testing.T) {
 		!strings.Contains(f.calls[1], `"prevResult"`) {
 		t.Errorf("calls %q", f.calls)
 	}
+}
+
+// A plugin that hangs in DEL leaves time to the others.
+func TestDelSharesTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeExec{hang: "DEL second"}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		err := NewRunner(f, nil).Del(ctx, parse(t, twoPlugins), container, nil)
+		if !errors.Is(err, context.DeadlineExceeded) || len(f.calls) != 2 || time.Since(began) != 30*time.Second {
+			t.Errorf("Del() = %v after %v, calls %q", err, time.Since(began), f.calls)
+		}
+	})
 }
 
 func TestVersions(t *testing.T) {

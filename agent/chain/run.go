@@ -55,12 +55,10 @@ func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous jso
 	return result, nil
 }
 
-// DelTimeout limits DEL of one plugin: a plugin that hangs must not take the time of the
-// others, which have to remove what they made.
-const DelTimeout = 30 * time.Second
-
-// Del runs DEL of every plugin, last first, each for [DelTimeout] at most, and returns all
-// errors. result is that of Add, nil if Add did not finish.
+// Del runs DEL of every plugin, last first, and returns all errors. Each plugin has its
+// share of the time that the context has left: one that hangs must not take the time of
+// the others, which have to remove what they made. result is that of Add, nil if Add did
+// not finish.
 func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.RawMessage) error {
 	if !n.atLeast("0.4.0") {
 		result = nil
@@ -74,8 +72,11 @@ func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.
 }
 
 func (r *Runner) del(ctx context.Context, n *Network, i int, pluginType string, a Attachment, result json.RawMessage) error {
-	ctx, cancel := context.WithTimeout(ctx, DelTimeout)
-	defer cancel()
+	if deadline, limited := ctx.Deadline(); limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/time.Duration(i+1))
+		defer cancel()
+	}
 	return r.call(ctx, n, pluginType, "DEL", a, func() ([]byte, error) { return n.configOf(i, a, result) })
 }
 

@@ -60,7 +60,8 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("restrict access to %s: %w", dir, err)
 	}
-	if err := s.removeLeftover(ctx); err != nil {
+	touched, err := s.removeLeftover(ctx)
+	if err != nil {
 		return nil, err
 	}
 	// The mask makes the socket private from the start.
@@ -75,33 +76,40 @@ func (s *Server) Listen(ctx context.Context) (net.Listener, error) {
 		// next agent removes it.
 		l.SetUnlinkOnClose(false)
 	}
+	// An agent that ends before its first heartbeat must not look younger than the one
+	// before: it may do so again and again.
+	if err := os.Chtimes(s.Socket, touched, touched); err != nil {
+		return nil, errors.Join(fmt.Errorf("touch %s: %w", s.Socket, err), listener.Close())
+	}
 	return listener, nil
 }
 
-func (s *Server) removeLeftover(ctx context.Context) error {
+// removeLeftover removes the socket of an earlier agent and returns the time of that
+// agent's last heartbeat.
+func (s *Server) removeLeftover(ctx context.Context) (touched time.Time, err error) {
 	info, err := os.Lstat(s.Socket)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil
+		return time.Unix(0, 0), nil
 	}
 	if err != nil {
-		return fmt.Errorf("look at %s: %w", s.Socket, err)
+		return time.Time{}, fmt.Errorf("look at %s: %w", s.Socket, err)
 	}
 	if info.Mode()&os.ModeSocket == 0 {
-		return fmt.Errorf("%s exists and is not a socket", s.Socket)
+		return time.Time{}, fmt.Errorf("%s exists and is not a socket", s.Socket)
 	}
 	dial, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(dial, "unix", s.Socket)
 	if err == nil {
-		return errors.Join(fmt.Errorf("%w %s", ErrBusy, s.Socket), conn.Close())
+		return time.Time{}, errors.Join(fmt.Errorf("%w %s", ErrBusy, s.Socket), conn.Close())
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		return fmt.Errorf("see whether anybody answers on %s: %w", s.Socket, err)
+		return time.Time{}, fmt.Errorf("see whether anybody answers on %s: %w", s.Socket, err)
 	}
 	if err := os.Remove(s.Socket); err != nil {
-		return fmt.Errorf("remove leftover socket: %w", err)
+		return time.Time{}, fmt.Errorf("remove leftover socket: %w", err)
 	}
-	return nil
+	return info.ModTime(), nil
 }
 
 // Serve answers until the context ends, and then waits at most grace for the calls

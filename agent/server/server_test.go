@@ -126,6 +126,28 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
+// An agent that crashes again and again after Listen must not look alive.
+func TestListenKeepsTheTime(t *testing.T) {
+	s := newServer(t, &fakeHandler{})
+	old := time.Now().Add(-time.Hour).Truncate(time.Second)
+	for _, want := range []time.Time{time.Unix(0, 0), old} {
+		l, err := s.Listen(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(s.Socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := info.ModTime(); !got.Equal(want) {
+			t.Errorf("the socket was touched at %v, want %v", got, want)
+		}
+		if err := errors.Join(l.Close(), os.Chtimes(s.Socket, old, old)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestShutdownLetsCallsFinish(t *testing.T) {
 	h := &fakeHandler{started: make(chan struct{}), finish: make(chan struct{})}
 	s := newServer(t, h)

@@ -73,7 +73,7 @@ type Attachment struct {
 	Args         string                     `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	Phase        Phase                      `json:"phase"`
-	// Result of the last plugin; empty before phase Added.
+	// Result of ADD; empty before phase Added.
 	Result json.RawMessage `json:"result,omitempty"`
 }
 

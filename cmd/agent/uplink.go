@@ -36,11 +36,19 @@ func watchUplink(ctx context.Context, uplink func() (string, error), r reactions
 			return err
 		}
 		klog.FromContext(ctx).Info("Missed changes of links, will look at all")
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(missedPause):
+		}
 		r.back()
 		r.changed(ctx)
 		r.moved(ctx)
 	}
 }
+
+// missedPause is the wait before all is looked at: the storm of events may go on.
+const missedPause = time.Second
 
 // receiveBuffer is the size of the buffer of events, in bytes. A node with many pods has
 // bursts of them.
@@ -56,12 +64,18 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 		}
 	}
 	links, addrs := make(chan netlink.LinkUpdate, 256), make(chan netlink.AddrUpdate, 256)
-	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed, ListExisting: true, ReceiveBufferSize: receiveBuffer}); err != nil {
+	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed, ListExisting: true, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
 		return fmt.Errorf("watch links: %w", err)
 	}
-	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed, ReceiveBufferSize: receiveBuffer}); err != nil {
+	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
 		return fmt.Errorf("watch addresses: %w", err)
 	}
+	// The subscriptions end when their channels are read.
+	defer func() {
+		cancel()
+		go drain(links)
+		go drain(addrs)
+	}()
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
 	down, macs := map[int32]bool{}, map[int32]string{}
@@ -97,6 +111,11 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 		case <-timer.C:
 			r.changed(ctx)
 		}
+	}
+}
+
+func drain[T any](events <-chan T) {
+	for range events {
 	}
 }
 

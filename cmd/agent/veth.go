@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// veth is the agent's driver for pairs of virtual Ethernet links. It lets the agent use
-// package wire, which is the plugin's, too, and does not know the agent's records.
+// veth is the agent's driver for pairs of virtual Ethernet links. Package wire, which the
+// plugin berth-veth uses, too, does the work and does not know the agent's records.
 type veth struct {
 	wirer *wire.Wirer
 }
@@ -29,16 +29,20 @@ func (v *veth) Setup(a *state.Attachment) (*current.Result, error) {
 	spec := specOf(a)
 	wired, err := v.wirer.Setup(spec)
 	if err != nil {
-		return nil, err
+		return nil, wire.ToCNIError(err)
 	}
 	return wire.Result(spec, wired), nil
 }
+
+func (v *veth) CheckNode(a *state.Attachment) error { return v.wirer.CheckNode(specOf(a)) }
+
+func (v *veth) Repair(a *state.Attachment) error { return v.wirer.Repair(specOf(a)) }
 
 func (v *veth) Teardown(a *state.Attachment) error { return v.wirer.Teardown(specOf(a)) }
 
 func (v *veth) Ready(uplink string) error { return v.wirer.Ready(uplink) }
 
-func (v *veth) Check(a *state.Attachment) error { return v.wirer.Check(specOf(a)) }
+func (v *veth) Check(a *state.Attachment) error { return wire.ToCNIError(v.wirer.Check(specOf(a))) }
 
 func (v *veth) Withdraw(a *state.Attachment) error { return v.wirer.Withdraw(specOf(a)) }
 

@@ -105,9 +105,9 @@ func (t *table) sourceRules(c *nftables.Chain) []*nftables.Rule {
 	v6 := t.families[1]
 	rules := []*nftables.Rule{
 		t.rule(c, "no pod is a router", fromPod(), v6.is(), l4(unix.IPPROTO_ICMPV6),
-			payload(expr.PayloadBaseTransportHeader, 0, 1, 1), equal(1, routerAdvertisement), drop()),
+			payload(expr.PayloadBaseTransportHeader, 0, 1, 1), equal(routerAdvertisement), drop()),
 		t.rule(c, "link-local packets are not forwarded", fromPod(), v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2, 1),
-			[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}}, equal(1, 0xfe, 0x80), accept()),
+			[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}}, equal(0xfe, 0x80), accept()),
 	}
 	for _, f := range t.families {
 		rules = append(rules, t.rule(c, "a pod sends from its own addresses", fromPod(), f.is(),
@@ -133,23 +133,24 @@ func (t *table) keepRules(c *nftables.Chain) []*nftables.Rule {
 }
 
 func (f *family) is() []expr.Any {
-	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal(1, f.protocol)...)
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal(f.protocol)...)
 }
 
 func fromPod() []expr.Any {
-	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, equal(1, []byte(podLinks)...)...)
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, equal([]byte(podLinks)...)...)
 }
 
 func l4(protocol byte) []expr.Any {
-	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, equal(1, protocol)...)
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, equal(protocol)...)
 }
 
 func payload(base expr.PayloadBase, offset, length, register uint32) []expr.Any {
 	return []expr.Any{&expr.Payload{DestRegister: register, Base: base, Offset: offset, Len: length}}
 }
 
-func equal(register uint32, data ...byte) []expr.Any {
-	return []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}}
+// equal compares register 1.
+func equal(data ...byte) []expr.Any {
+	return []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
 }
 
 func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }

@@ -109,13 +109,22 @@ func status(args *skel.CmdArgs) error {
 	if away(conf.Socket, time.Now()) {
 		return nil
 	}
-	return forward("STATUS")(args)
+	err = forward("STATUS")(args)
+	var e *types.Error
+	if errors.As(err, &e) && e.Code == types.ErrTryAgainLater && away(conf.Socket, time.Now()) {
+		// The agent ended meanwhile.
+		return nil
+	}
+	return err
 }
 
 // away returns whether no agent listens on the socket, but one did a short time before now.
 func away(socket string, now time.Time) bool {
 	info, err := os.Stat(socket)
-	if err != nil || now.Sub(info.ModTime()) > api.Absence {
+	if err != nil {
+		return false
+	}
+	if age := now.Sub(info.ModTime()); age < 0 || age > api.Absence {
 		return false
 	}
 	conn, err := net.Dial("unix", socket)

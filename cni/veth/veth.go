@@ -21,7 +21,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 	wired, err := w.Setup(spec)
 	if err != nil {
 		// The agent undoes a failed chain, too, but other callers may not.
-		return toCNIError(errors.Join(err, w.Teardown(spec)))
+		return wire.ToCNIError(errors.Join(err, w.Teardown(spec)))
 	}
 	// A lost announcement leaves stale neighbour entries, and the agent repeats
 	// it. The pod's network is complete and must not fail for it.
@@ -34,7 +34,7 @@ func cmdDel(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return toCNIError(wire.New(c.SysctlRoot).Teardown(c.spec(args)))
+	return wire.ToCNIError(wire.New(c.SysctlRoot).Teardown(c.spec(args)))
 }
 
 func cmdCheck(args *skel.CmdArgs) error {
@@ -42,7 +42,7 @@ func cmdCheck(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return toCNIError(wire.New(c.SysctlRoot).Check(c.spec(args)))
+	return wire.ToCNIError(wire.New(c.SysctlRoot).Check(c.spec(args)))
 }
 
 func cmdStatus(args *skel.CmdArgs) error {
@@ -69,7 +69,7 @@ func cmdGC(args *skel.CmdArgs) error {
 	w := wire.New(c.SysctlRoot)
 	links, err := w.List()
 	if err != nil {
-		return toCNIError(err)
+		return wire.ToCNIError(err)
 	}
 	var errs []error
 	for _, l := range links {
@@ -77,19 +77,5 @@ func cmdGC(args *skel.CmdArgs) error {
 			errs = append(errs, w.Remove(l.Name))
 		}
 	}
-	return toCNIError(errors.Join(append(errs, w.RemoveLoose())...))
-}
-
-// toCNIError converts an error to one with a code of the CNI specification.
-func toCNIError(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, wire.ErrNetNS):
-		return types.NewError(types.ErrInvalidNetNS, err.Error(), "")
-	case errors.Is(err, wire.ErrUplink):
-		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
-	default:
-		return types.NewError(types.ErrInternal, err.Error(), "")
-	}
+	return wire.ToCNIError(errors.Join(append(errs, w.RemoveLoose())...))
 }

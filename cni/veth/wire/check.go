@@ -22,6 +22,22 @@ var ErrNotWired = errors.New("not wired")
 
 // Check verifies every piece that Setup makes. Its error names the missing ones.
 func (w *Wirer) Check(spec Spec) error {
+	if err := w.CheckNode(spec); err != nil {
+		return err
+	}
+	host, err := linkOrNil(spec.HostLink())
+	if err != nil {
+		return err
+	}
+	if host == nil {
+		return fmt.Errorf("%w: link %s is missing", ErrNotWired, spec.HostLink())
+	}
+	return w.checkPod(spec, host.Attrs().HardwareAddr)
+}
+
+// CheckNode verifies the pieces of the node's side, which Repair makes. A pod may change
+// its own side: a VPN takes the default route, a sandbox the addresses.
+func (w *Wirer) CheckNode(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
 	}
@@ -35,7 +51,7 @@ func (w *Wirer) Check(spec Spec) error {
 	if host.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("%w: link %s is down", ErrNotWired, spec.HostLink())
 	}
-	errs := []error{w.checkPod(spec, host.Attrs().HardwareAddr)}
+	var errs []error
 	for i, a := range spec.Addresses {
 		errs = append(errs, w.checkHost(spec, a, i, host))
 	}

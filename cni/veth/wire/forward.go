@@ -44,29 +44,6 @@ func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
 	return w.setSysctl("net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp", "1")
 }
 
-// refuseRouters keeps the node from taking a pod for a router: a router advertisement on
-// the pod's link would give the node a default route through the pod (CVE-2020-10749). The
-// kernel ignores them on a link that forwards, unless accept_ra is 2.
-func (w *Wirer) refuseRouters(host netlink.Link) error {
-	folder := "net/ipv6/conf/" + host.Attrs().Name
-	accept, err := w.sysctl(folder + "/accept_ra")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // The kernel has no IPv6.
-	}
-	if err != nil || accept == "0" {
-		return err
-	}
-	forwarding, err := w.sysctl(folder + "/forwarding")
-	if err != nil {
-		return err
-	}
-	err = w.setSysctl(folder+"/accept_ra", "0")
-	if accept != "2" && forwarding == "1" {
-		return nil
-	}
-	return err
-}
-
 // forward4 sets net.ipv4.conf.<link>.forwarding, and rp_filter if strict, through
 // netlink, which needs CAP_NET_ADMIN. The files would need a writable /proc/sys.
 func forward4(link netlink.Link, strict bool) error {

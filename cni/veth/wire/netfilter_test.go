@@ -108,7 +108,9 @@ func TestSourceIsKept(t *testing.T) {
 				t.Errorf("the client sees %v, want %s", got, c.own)
 			}
 			// Others are masqueraded as before.
-			w.nodeA.Run(func() error { return netfilter.Revoke(netfilter.Source{Link: "none", Address: netip.MustParseAddr(c.own)}, false) })
+			w.nodeA.Run(func() error {
+				return netfilter.Revoke(netfilter.Source{Link: "none", Address: netip.MustParseAddr(c.own)}, false)
+			})
 			if got := seen(t, p.Host, c.own, w.client, c.client); got == netip.MustParseAddr(c.own) || !got.IsValid() {
 				t.Errorf("without a rule of ours the client sees %v: nothing masquerades in this test", got)
 			}

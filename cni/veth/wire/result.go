@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"errors"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -29,4 +30,18 @@ func Result(spec Spec, wired Wired) *current.Result {
 		r.Routes = append(r.Routes, &types.Route{Dst: *IPNet(way.Destination), GW: way.Gateway.AsSlice()})
 	}
 	return r
+}
+
+// ToCNIError converts an error to one with a code of the CNI specification.
+func ToCNIError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrNetNS):
+		return types.NewError(types.ErrInvalidNetNS, err.Error(), "")
+	case errors.Is(err, ErrUplink):
+		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
+	default:
+		return types.NewError(types.ErrInternal, err.Error(), "")
+	}
 }

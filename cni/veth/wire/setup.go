@@ -68,22 +68,45 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	// A pair of an older version keeps its MAC, which its pod knows.
 	wired.HostMAC = host.Attrs().HardwareAddr
 	fault.Point("veth/pair")
-	if err := w.refuseRouters(host); err != nil {
-		return Wired{}, err
-	}
 	if err := w.configurePod(spec, netns, wired); err != nil {
 		return Wired{}, err
 	}
 	fault.Point("veth/pod")
+	return wired, w.setupNode(spec, host, uplinks)
+}
+
+// Repair makes the missing pieces of the node's side, and the pair with all that belongs to
+// it where the pair is missing. What the pod made of its own side stays.
+func (w *Wirer) Repair(spec Spec) error {
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	host, err := linkOrNil(spec.HostLink())
+	if err != nil {
+		return err
+	}
+	if host == nil {
+		_, err := w.Setup(spec)
+		return err
+	}
+	uplinks, _, err := resolveUplinks(spec)
+	if err != nil {
+		return err
+	}
+	return w.setupNode(spec, host, uplinks)
+}
+
+// setupNode makes the node's side of all addresses.
+func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) error {
 	if err := netfilter.Ensure(w.sources); err != nil {
-		return Wired{}, err
+		return err
 	}
 	for i, a := range spec.Addresses {
-		if err := w.setupHost(a, i, host, uplinks[i], wired.PodMAC); err != nil {
-			return Wired{}, err
+		if err := w.setupHost(a, i, host, uplinks[i], spec.podMAC()); err != nil {
+			return err
 		}
 	}
-	return wired, nil
+	return nil
 }
 
 // resolveUplinks returns the link of each address and the MTU for the pair.
