@@ -133,7 +133,7 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 	return nil, false, nil
 }
 
-// attach does the steps 2 to 6 of ADD. The caller holds the lock of the container.
+// attach does the steps 2 to 6 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *chain.Network) (json.RawMessage, error) {
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())

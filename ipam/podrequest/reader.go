@@ -3,9 +3,6 @@
 package podrequest
 
 import (
-	"fmt"
-	"maps"
-
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -46,39 +43,6 @@ func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 		}
 	}
 	return 0, of
-}
-
-// Compile reads the request of a pod. It is pure. The error is for the pod's author.
-func (r Reader) Compile(pod *v1.Pod) (Request, error) {
-	request := Request{
-		Namespace: pod.Namespace,
-		Name:      pod.Name,
-		UID:       string(pod.UID),
-		Policy:    v1alpha1.ReleasePodDeleted,
-	}
-	n, resource := r.Requested(&pod.Spec)
-	if pod.Spec.HostNetwork {
-		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", resource)
-	}
-	annotations := pod.Annotations
-	if r.Galaxy && count(&pod.Spec, galaxy.ResourceENIIP) > 0 {
-		ours, err := galaxy.Aliases(annotations)
-		if err != nil {
-			return request, err
-		}
-		maps.Copy(ours, annotations)
-		annotations = ours
-	}
-	for _, read := range []func(*Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim} {
-		if err := read(&request, annotations); err != nil {
-			return request, err
-		}
-	}
-	var err error
-	if request.Parts, err = readParts(annotations, n, resource); err != nil {
-		return request, err
-	}
-	return request, checkPreallocate(&request, resource)
 }
 
 // StrayAnnotation returns the first of Berth's annotations on a pod that requests no

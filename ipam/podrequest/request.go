@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podrequest reads pods and pod templates: the extended resource and the
-// annotations that ask for floating IPs, Berth's and optionally Galaxy's ([Reader]), the
-// annotation of a bound pod that names its FloatingIPs ([NamesOf]), and the owner of a
-// pod's addresses ([OwnerOf]).
-//
-// The scheduler, the controller, the importer and the node agent share it, so that they
-// read the same. The package does not know which addresses exist, and does no I/O.
 package podrequest
 
 import (
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
@@ -42,6 +39,39 @@ type Request struct {
 	// labels. Empty and nil mean any pool.
 	Pools        []string
 	PoolSelector labels.Selector
+}
+
+// Compile reads the request of a pod. It is pure. The error is for the pod's author.
+func (r Reader) Compile(pod *v1.Pod) (Request, error) {
+	request := Request{
+		Namespace: pod.Namespace,
+		Name:      pod.Name,
+		UID:       string(pod.UID),
+		Policy:    v1alpha1.ReleasePodDeleted,
+	}
+	n, resource := r.Requested(&pod.Spec)
+	if pod.Spec.HostNetwork {
+		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", resource)
+	}
+	annotations := pod.Annotations
+	if r.Galaxy && count(&pod.Spec, galaxy.ResourceENIIP) > 0 {
+		ours, err := galaxy.Aliases(annotations)
+		if err != nil {
+			return request, err
+		}
+		maps.Copy(ours, annotations)
+		annotations = ours
+	}
+	for _, read := range []func(*Request, map[string]string) error{readPolicy, readSpare, readPreallocate, readPools, readClaim} {
+		if err := read(&request, annotations); err != nil {
+			return request, err
+		}
+	}
+	var err error
+	if request.Parts, err = readParts(annotations, n, resource); err != nil {
+		return request, err
+	}
+	return request, checkPreallocate(&request, resource)
 }
 
 // Part is one address of a request.

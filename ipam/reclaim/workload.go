@@ -3,12 +3,6 @@
 package reclaim
 
 import (
-	"cmp"
-	"slices"
-	"strings"
-
-	appsv1 "k8s.io/api/apps/v1"
-
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -82,84 +76,3 @@ func older(a, b *v1alpha1.FloatingIP) bool {
 }
 
 func isPod(owner *v1alpha1.Owner) bool { return owner.Kind == "Pod" && owner.APIVersion == "v1" }
-
-// wants reports whether a workload wants an address that has no pod.
-func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
-	owner := spec.Owner
-	// unscaled: the number of replicas does not matter.
-	unscaled := w.unbounded || spec.KeepOnScaleDown
-	switch {
-	case !w.exists:
-		return false
-	case isPod(owner):
-		return true
-	case w.claim:
-		return at.rank < w.replicas
-	case w.addressless:
-		return false
-	case owner.PodName != "":
-		// Ignore the families of the template: a pod that is recreated from an older
-		// template may want others.
-		if at.rank >= (podrequest.Demand{Total: w.each.Total}).Of(at.family, at.families) {
-			return false
-		}
-		ordinal, ok := v1alpha1.OrdinalOf(owner.Name, owner.PodName)
-		return unscaled || !ok || w.hasOrdinal(ordinal)
-	case owner.NodeName != "":
-		return !w.offNode && at.rank < w.each.Of(at.family, at.families)
-	case unscaled && !(w.ahead && isUnused(spec)):
-		return true
-	}
-	return w.inSet(at)
-}
-
-// inSet reports whether a shared address is within the workload's fixed set: the
-// addresses for its replicas and the spare addresses.
-func (w *workload) inSet(at standing) bool {
-	each, rank := w.each.OfShared(at.family), at.rank
-	if w.oldestFirst {
-		rank = at.age
-	}
-	return each > 0 && rank/each < w.replicas+w.spare
-}
-
-// preallocated reports whether the owner asks for the address although no pod does.
-func (w *workload) preallocated(at standing) bool {
-	switch {
-	case !w.exists:
-		return false
-	case w.claim:
-		return at.rank < w.replicas && slices.Contains(w.preallocates, at.family)
-	}
-	return w.ahead && w.inSet(at)
-}
-
-// mayPreallocate reports whether an owner of this kind may preallocate addresses.
-func mayPreallocate(owner *v1alpha1.Owner) bool {
-	return owner.IsClaim() || isShared(owner) && strings.HasPrefix(owner.APIVersion, appsv1.GroupName+"/") &&
-		(owner.Kind == "Deployment" || owner.Kind == "ReplicaSet")
-}
-
-// isUnused reports whether an address was preallocated and no pod has had it yet.
-func isUnused(spec *v1alpha1.FloatingIPSpec) bool { return spec.Pod == nil && spec.LastPod == "" }
-
-// hasOrdinal reports whether the workload wants a pod with this ordinal: it wants the
-// first w.replicas ordinals from start on, without the reserved ones.
-func (w *workload) hasOrdinal(ordinal int64) bool {
-	if ordinal < w.start {
-		return false
-	}
-	position := ordinal - w.start
-	next := w.start // the first ordinal that no span has counted yet
-	for _, s := range slices.SortedFunc(slices.Values(w.reserved), func(a, b customkind.Span) int { return cmp.Compare(a.First, b.First) }) {
-		if s.First <= ordinal && ordinal <= s.Last {
-			return false
-		}
-		first, last := max(s.First, next), min(s.Last, ordinal)
-		if first <= last {
-			position -= last - first + 1
-			next = last + 1
-		}
-	}
-	return position < w.replicas
-}

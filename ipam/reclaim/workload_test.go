@@ -81,7 +81,7 @@ func boundTo(name string, asks int64, annotation string) *v1.Pod {
 	}
 }
 
-// Of the addresses recorded for a live pod, none that it may have is surplus.
+// Of the addresses recorded for a live pod, none that it may have is a leftover.
 func TestClassify(t *testing.T) {
 	at := func(name, node string) *v1alpha1.FloatingIP {
 		ip := record(name, bare, 1, "web")
@@ -99,11 +99,11 @@ func TestClassify(t *testing.T) {
 	}{
 		{"not bound yet", unbound, []*v1alpha1.FloatingIP{a, c}, []bindingOf{itsOwn, itsOwn}},
 		{"its only one", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a}, []bindingOf{itsOwn}},
-		{"one claimed for another node", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a, c}, []bindingOf{itsOwn, surplus}},
+		{"one claimed for another node", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a, c}, []bindingOf{itsOwn, leftover}},
 		{"several, all on its node", boundTo("web", 2, a.Name+","+b.Name), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
-		{"several, and one claimed for another node", boundTo("web", 2, a.Name+","+b.Name), []*v1alpha1.FloatingIP{a, b, c}, []bindingOf{itsOwn, itsOwn, surplus}},
+		{"several, and one claimed for another node", boundTo("web", 2, a.Name+","+b.Name), []*v1alpha1.FloatingIP{a, b, c}, []bindingOf{itsOwn, itsOwn, leftover}},
 		{"several, its annotation written anew by its author", boundTo("web", 2, a.Name), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
-		{"more than it asks for on its node: two schedulers chose the same", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, surplus}},
+		{"more than it asks for on its node: two schedulers chose the same", boundTo("web", 1, a.Name), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, leftover}},
 		{"the same, its annotation naming what it does not have", boundTo("web", 1, "10.0.70.9"), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
 		{"the same, its annotation naming more", boundTo("web", 1, a.Name+",10.0.70.9"), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},
 		{"the same, without the annotation", boundTo("web", 1, ""), []*v1alpha1.FloatingIP{a, b}, []bindingOf{itsOwn, itsOwn}},

@@ -19,9 +19,9 @@ const (
 	itsOwn bindingOf = iota
 	// misplaced: the pod has it, but the record names another node.
 	misplaced
-	// surplus: one attempt to schedule the pod took the address, and a later attempt or
+	// leftover: one attempt to schedule the pod took the address, and a later attempt or
 	// another scheduler bound the pod with others.
-	surplus
+	leftover
 )
 
 // classify returns the relation of an address to the live pod that it records; recorded
@@ -29,7 +29,7 @@ const (
 //
 // An admission policy (manifests/admission) forbids changes of a bound pod's annotation,
 // but a cluster may lack the policy. So an address that the annotation does not name is
-// surplus only if the pod has all its addresses without it: as many as it requests, each
+// a leftover only if the pod has all its addresses without it: as many as it requests, each
 // named by the annotation and recorded for the pod on its node. A pod with a shortened or
 // changed annotation thus loses no address that it runs with.
 func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.FloatingIP) bindingOf {
@@ -52,7 +52,7 @@ func classify(ip *v1alpha1.FloatingIP, pod *v1.Pod, recorded []*v1alpha1.Floatin
 	if err != nil || confirmed != int64(len(names)) || confirmed != max(1, requested(&pod.Spec)) {
 		return itsOwn
 	}
-	return surplus
+	return leftover
 }
 
 // superseded reports whether the address is kept for a pod name and a live pod of that
