@@ -189,8 +189,8 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.status, err = poolstatus.New(api.IPPools, seen, recorder, poolMetrics); err != nil {
 		return nil, err
 	}
-	// Claims and fixed sets have a client with its own rate limit, so that an IPClaim of ten
-	// thousand addresses does not delay the release of others.
+	// FloatingIPs that are taken ahead, and IPClaims, have a client with its own rate limit, so
+	// that an IPClaim of ten thousand addresses does not delay the release of others.
 	ahead, err := client.NewForConfig(config)
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 		s.progress.Wait()
 		return invalid(err), 0, nil
 	}
-	goal.Still = func(ctx context.Context) error { return c.stillThere(ctx, claim) }
+	goal.Confirm = func(ctx context.Context) error { return c.stillThere(ctx, claim) }
 	for i := range goal.Wants {
 		goal.Wants[i].Request.NamespaceMeta = namespace
 	}

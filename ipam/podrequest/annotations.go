@@ -181,33 +181,18 @@ func readClaim(request *Request, annotations map[string]string) error {
 // readParts reads the families and lists of a pod that requests n of the extended
 // resource. It returns n parts.
 func readParts(annotations map[string]string, n int64, resource v1.ResourceName) ([]Part, error) {
-	parts, all, err := splitParts(annotations, n, resource)
-	if err != nil {
-		return nil, err
-	}
-	for i, list := range all {
-		if parts[i].Ranges, err = readRanges(list); err != nil {
-			return nil, fmt.Errorf("annotation %s: %w", v1alpha1.AnnotationAddresses, err)
-		}
-	}
-	return parts, nil
-}
-
-// splitParts is readParts without the ranges. It also returns the lists of the first
-// parts, at most n.
-func splitParts(annotations map[string]string, n int64, resource v1.ResourceName) ([]Part, []string, error) {
 	if n > v1alpha1.MaxAddresses {
-		return nil, nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", resource, n, v1alpha1.MaxAddresses)
+		return nil, fmt.Errorf("the pod requests %s: %d; a pod can have %d", resource, n, v1alpha1.MaxAddresses)
 	}
 	parts := make([]Part, n)
 	families, err := readFamilies(annotations)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	text, listed := annotations[v1alpha1.AnnotationAddresses]
 	if !listed {
 		if len(families) > 0 && int(n)%len(families) != 0 {
-			return nil, nil, fmt.Errorf("annotation %s asks for one address of each of %d families, but the pod requests %s: %d; set it to %[2]d, so that a quota counts them",
+			return nil, fmt.Errorf("annotation %s asks for one address of each of %d families, but the pod requests %s: %d; set it to %[2]d, so that a quota counts them",
 				v1alpha1.AnnotationFamilies, len(families), resource, n)
 		}
 		for i := range parts {
@@ -215,17 +200,22 @@ func splitParts(annotations map[string]string, n int64, resource v1.ResourceName
 				parts[i].Family = families[i%len(families)]
 			}
 		}
-		return parts, nil, nil
+		return parts, nil
 	}
 	if len(families) > 0 {
-		return nil, nil, fmt.Errorf("annotation %s has no effect with %s: remove it, the listed addresses decide the families", v1alpha1.AnnotationFamilies, v1alpha1.AnnotationAddresses)
+		return nil, fmt.Errorf("annotation %s has no effect with %s: remove it, the listed addresses decide the families", v1alpha1.AnnotationFamilies, v1alpha1.AnnotationAddresses)
 	}
 	all := lists(text)
 	if len(all) > len(parts) {
-		return nil, nil, fmt.Errorf("annotation %s has %d lists (one address each), but the pod requests %s: %d; set it to %[2]d, so that a quota counts them",
+		return nil, fmt.Errorf("annotation %s has %d lists (one address each), but the pod requests %s: %d; set it to %[2]d, so that a quota counts them",
 			v1alpha1.AnnotationAddresses, len(all), resource, n)
 	}
-	return parts, all, nil
+	for i, list := range all {
+		if parts[i].Ranges, err = readRanges(list); err != nil {
+			return nil, fmt.Errorf("annotation %s: %w", v1alpha1.AnnotationAddresses, err)
+		}
+	}
+	return parts, nil
 }
 
 func readFamilies(annotations map[string]string) ([]v1alpha1.IPFamily, error) {
@@ -250,19 +240,6 @@ func lists(text string) []string {
 		return nil
 	}
 	return strings.Split(strings.TrimSuffix(strings.TrimSpace(text), ";"), ";")
-}
-
-// familyOf returns the only family of the addresses in a list; empty if they may be of
-// either, or if they are no addresses. It does not parse the list, which may be long.
-func familyOf(list string) v1alpha1.IPFamily {
-	const digits = "0123456789/-, \t\r\n"
-	switch {
-	case strings.Contains(list, ".") && strings.Trim(list, digits+".") == "":
-		return v1alpha1.IPv4
-	case strings.Contains(list, ":") && strings.Trim(list, digits+"abcdefABCDEF:") == "":
-		return v1alpha1.IPv6
-	}
-	return ""
 }
 
 // first returns the first entry of a list, quoted: the whole list may be too long for

@@ -50,25 +50,22 @@ func (d Demand) Of(family v1alpha1.IPFamily, present int64) int64 {
 
 // DemandOf reads the demand of a pod template: the number of addresses from Berth's or
 // Galaxy's resource (the scheduler may accept both), and the families from Berth's
-// annotations. It does not parse the listed addresses. If the annotations contradict
-// each other or the number, so that the scheduler refuses them, it returns no families,
-// and the number of lists if that is higher.
+// annotations. If the scheduler refuses the annotations, no family is fixed, and Total is
+// the quantity or the number of lists, whichever is higher: older pods may have as many.
 func DemandOf(template *v1.PodTemplateSpec) Demand {
 	n, resource := Reader{Galaxy: true}.Requested(&template.Spec)
 	d := Demand{Total: n}
-	parts, all, err := splitParts(template.Annotations, n, resource)
+	parts, err := readParts(template.Annotations, n, resource)
 	if err != nil {
+		// A Total of 0 means unknown, and any number would be lower.
 		if n > 0 {
-			d.Total = max(n, int64(len(lists(template.Annotations[v1alpha1.AnnotationAddresses]))))
+			listed := min(len(lists(template.Annotations[v1alpha1.AnnotationAddresses])), v1alpha1.MaxAddresses)
+			d.Total = max(n, int64(listed))
 		}
 		return d
 	}
 	for i := range parts {
-		family := parts[i].Family
-		if i < len(all) {
-			family = familyOf(all[i])
-		}
-		if family != "" {
+		if family := parts[i].OnlyFamily(); family != "" {
 			d.Families = append(d.Families, family)
 		}
 	}

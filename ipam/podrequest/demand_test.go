@@ -35,7 +35,9 @@ func TestDemandOfFamilies(t *testing.T) {
 		{1, v1alpha1.AnnotationAddresses, " ", 1, 1, 1},
 		// The scheduler refuses the following templates, but older pods have addresses.
 		{1, v1alpha1.AnnotationAddresses, "10.0.70.8;10.0.70.9", 1, 2, 2},
-		{3, v1alpha1.AnnotationAddresses, "10.0.70.8;ten", 1, 3, 2},
+		{3, v1alpha1.AnnotationAddresses, "10.0.70.8;ten", 1, 3, 3},
+		{1, v1alpha1.AnnotationAddresses, "10.0.70.8/24", 1, 1, 1},
+		{1, v1alpha1.AnnotationAddresses, ";;;;;;;;;;;;;;;;;;;;;", 1, 8, 8},
 		{1, v1alpha1.AnnotationFamilies, "IPv4,IPv6", 2, 1, 1},
 		{3, v1alpha1.AnnotationFamilies, "IPv4,IPv6", 2, 2, 2},
 		{0, v1alpha1.AnnotationAddresses, "10.0.70.8", 1, math.MaxInt64, math.MaxInt64},

@@ -41,9 +41,10 @@ type Goal struct {
 	// Generation of the owner's object. Failures of another generation do not count.
 	Generation int64
 	Wants      []Want
-	// Still asks the API server, and fails if the owner is gone or not as it was when the
-	// goal was made: addresses with the policy Never would stay for it. Blocking.
-	Still func(ctx context.Context) error
+	// Confirm asks the API server, and fails if the owner is gone or not as it was when the
+	// goal was made: addresses with the policy Never would stay for it. Take calls it before
+	// it takes any. Blocking.
+	Confirm func(ctx context.Context) error
 }
 
 // Want is addresses of one kind.
@@ -138,7 +139,7 @@ func (p *Progress) Expect(has, more Count, now time.Time) {
 // Take takes the missing addresses. has is the number of all the owner's addresses in the
 // view, even if they count for no want. Take returns the reason why addresses are still
 // missing (nil if none are), and when to try again; 0 means at the next event. It fails if
-// goal.Still does, and has taken nothing then.
+// goal.Confirm does, and has taken nothing then.
 func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*Problem, time.Duration, error) {
 	now := by.Clock.Now()
 	if p.generation != goal.Generation {
@@ -209,7 +210,7 @@ func (a *attempt) take(ctx context.Context, by Taker, goal *Goal, w *Want) error
 		return nil
 	}
 	if !a.asked {
-		if err := goal.Still(ctx); err != nil {
+		if err := goal.Confirm(ctx); err != nil {
 			return err
 		}
 		a.asked = true

@@ -51,7 +51,7 @@ type owner struct {
 
 func newOwner(t *testing.T, free Count, wants ...Want) *owner {
 	o := &owner{t: t, shelf: shelf{Count: free}, clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), has: Count{}}
-	o.goal = Goal{Generation: 1, Wants: wants, Still: func(context.Context) error { return nil }}
+	o.goal = Goal{Generation: 1, Wants: wants, Confirm: func(context.Context) error { return nil }}
 	return o
 }
 
@@ -184,7 +184,7 @@ func TestTakeAsks(t *testing.T) {
 	o := newOwner(t, Count{v1alpha1.IPv4: 9, v1alpha1.IPv6: 9}, wanting(v1alpha1.IPv4, 2, 0), wanting(v1alpha1.IPv6, 2, 0))
 	asked := 0
 	var answer error
-	o.goal.Still = func(context.Context) error { asked++; return answer }
+	o.goal.Confirm = func(context.Context) error { asked++; return answer }
 	answer = errors.New("it is gone")
 	if got := o.take(); got != "it is gone" || len(o.asked) != 0 {
 		t.Errorf("it returns %q and asked for %q", got, o.asked)

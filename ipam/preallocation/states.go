@@ -9,8 +9,9 @@ import (
 )
 
 // States has what is remembered for owners between reconciles; losing it is harmless. The
-// zero value has nothing. Safe for concurrent use, but a state is only for the worker that
-// has the owner's key, except what is itself safe for concurrent use.
+// zero value has nothing. Safe for concurrent use. Only the worker that has an owner's key
+// may use its state; others may call only methods of it that are safe for concurrent use,
+// such as [Progress.WaitsFor].
 type States[K comparable, S any] struct {
 	mu  sync.Mutex
 	all map[K]*remembered[S]
@@ -51,13 +52,14 @@ func (s *States[K, S]) Forget(key K) {
 	delete(s.all, key)
 }
 
-// Keys returns the keys that is accepts, with their states, in any order.
-func (s *States[K, S]) Keys(is func(key K, state *S) bool) []K {
+// Keys returns the keys that accept takes, by the key and the owner's state, in any order.
+// accept runs under a lock.
+func (s *States[K, S]) Keys(accept func(key K, state *S) bool) []K {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var keys []K
 	for key, r := range s.all {
-		if is(key, &r.state) {
+		if accept(key, &r.state) {
 			keys = append(keys, key)
 		}
 	}

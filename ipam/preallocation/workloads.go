@@ -246,7 +246,7 @@ func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, 
 	}
 	request.NamespaceMeta = namespace
 	goal, has := found.goal(request, w.pools.Snapshot(), view.Indexed[*v1alpha1.FloatingIP](w.ips, byWorkload, k.String()))
-	goal.Still = func(ctx context.Context) error { return w.stillThere(ctx, &found) }
+	goal.Confirm = func(ctx context.Context) error { return w.stillThere(ctx, &found) }
 	if left := s.progress.Unsettled(has, w.taker.Clock.Now()); left > 0 {
 		w.report(k, &found, s, &goal, s.progress.Shortfall(goal))
 		return left, nil

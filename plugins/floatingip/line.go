@@ -361,8 +361,8 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 	l.pass(fresh, max(1, change.More), now)
 }
 
-// serves offers a pool that serves another node, after nodeSettles. Until then it may
-// also help pods that join the line later.
+// serves offers a pool that serves another node, after nodeSettles. The line may be empty
+// now: a pod that joins it before the offer may need the pool, too.
 func (l *line) serves(pool string, now time.Time) {
 	l.serving[pool] = now.Add(nodeSettles)
 	l.dueBy(l.serving[pool])
