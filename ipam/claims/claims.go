@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -247,28 +246,10 @@ func (c *Controller) addressesOf(namespace, name string) []*v1alpha1.FloatingIP 
 
 // Run reconciles claims until ctx ends. It blocks until its workers are done.
 func (c *Controller) Run(ctx context.Context) {
-	if !cache.WaitFor(ctx, "the caches of claims", c.synced...) {
-		return
-	}
-	poolsChanged := c.pools.Follow()
-	var group sync.WaitGroup
-	group.Go(func() {
-		preallocation.Follow(ctx, poolsChanged, func() {
-			for _, key := range c.claims.ListKeys() {
-				c.queue.Add(key)
-			}
-		})
-	})
-	failed := func(key string, err error) {
-		klog.FromContext(ctx).Error(err, "Failed to reconcile an IPClaim, will retry", "claim", key)
-	}
-	for range workers {
-		group.Go(func() {
-			for preallocation.Next(ctx, c.queue, c.reconcile, failed) {
-			}
-		})
-	}
-	<-ctx.Done()
-	c.queue.ShutDown()
-	group.Wait()
+	preallocation.Loop[string]{
+		Name: "the caches of claims", Synced: c.synced, Pools: c.pools, Queue: c.queue, Reconcile: c.reconcile, Keys: c.claims.ListKeys,
+		Failed: func(key string, err error) {
+			klog.FromContext(ctx).Error(err, "Failed to reconcile an IPClaim, will retry", "claim", key)
+		},
+	}.Run(ctx, workers)
 }

@@ -5,19 +5,61 @@ package preallocation
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// Follow calls do an Interval after each value from news: the book of addresses may get
+// Loop reconciles owners of one sort.
+type Loop[K comparable] struct {
+	// Name says in logs what the caches are for.
+	Name   string
+	Synced []cache.DoneChecker
+	Pools  *pools.Source
+	Queue  workqueue.TypedRateLimitingInterface[K]
+	// Keys lists the owners that a change of pools may help. Safe for concurrent use.
+	Keys func() []K
+	// Reconcile and Failed are as next has them.
+	Reconcile func(ctx context.Context, key K) (again time.Duration, err error)
+	Failed    func(key K, err error)
+}
+
+// Run works with several workers until ctx ends. It blocks until they are done.
+func (l Loop[K]) Run(ctx context.Context, workers int) {
+	if !cache.WaitFor(ctx, l.Name, l.Synced...) {
+		return
+	}
+	poolsChanged := l.Pools.Follow()
+	var group sync.WaitGroup
+	group.Go(func() {
+		follow(ctx, poolsChanged, func() {
+			for _, key := range l.Keys() {
+				l.Queue.Add(key)
+			}
+		})
+	})
+	for range workers {
+		group.Go(func() {
+			for next(ctx, l.Queue, l.Reconcile, l.Failed) {
+			}
+		})
+	}
+	<-ctx.Done()
+	l.Queue.ShutDown()
+	group.Wait()
+}
+
+// follow calls do an Interval after each value from news: the book of addresses may get
 // the news later than this process's other parts. Values that come meanwhile cause one
 // more call. It blocks until ctx ends.
-func Follow(ctx context.Context, news <-chan struct{}, do func()) {
+func follow(ctx context.Context, news <-chan struct{}, do func()) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -46,10 +88,10 @@ func Freed(before, after *v1alpha1.FloatingIP) (namespace string, ok bool) {
 	return "", false
 }
 
-// Next reconciles one key of a queue. It blocks until there is a key, and returns false
+// next reconciles one key of a queue. It blocks until there is a key, and returns false
 // after the queue is shut down. After an error the key is retried; failed is called
 // unless the error is a conflict.
-func Next[K comparable](ctx context.Context, queue workqueue.TypedRateLimitingInterface[K],
+func next[K comparable](ctx context.Context, queue workqueue.TypedRateLimitingInterface[K],
 	reconcile func(ctx context.Context, key K) (again time.Duration, err error), failed func(key K, err error),
 ) bool {
 	key, shutdown := queue.Get()

@@ -55,7 +55,7 @@ func TestNext(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					for Next(t.Context(), queue, look, func(string, error) { failures++ }) {
+					for next(t.Context(), queue, look, func(string, error) { failures++ }) {
 					}
 				}()
 				queue.Add("a")

@@ -5,7 +5,6 @@ package preallocation
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -183,30 +182,13 @@ func (w *Workloads) namespaceChanged(before, after any) {
 
 // Run takes addresses until ctx ends. It blocks until its workers are done.
 func (w *Workloads) Run(ctx context.Context) {
-	if !cache.WaitFor(ctx, "the caches of preallocation", w.synced...) {
-		return
-	}
-	poolsChanged := w.pools.Follow()
-	var group sync.WaitGroup
-	group.Go(func() {
-		Follow(ctx, poolsChanged, func() {
-			for _, k := range w.states.Keys(func(key, *state) bool { return true }) {
-				w.queue.Add(k)
-			}
-		})
-	})
-	failed := func(k key, err error) {
-		klog.FromContext(ctx).Error(err, "Failed to preallocate the addresses of a workload, will retry", "workload", k)
-	}
-	for range workers {
-		group.Go(func() {
-			for Next(ctx, w.queue, w.reconcile, failed) {
-			}
-		})
-	}
-	<-ctx.Done()
-	w.queue.ShutDown()
-	group.Wait()
+	Loop[key]{
+		Name: "the caches of preallocation", Synced: w.synced, Pools: w.pools, Queue: w.queue, Reconcile: w.reconcile,
+		Keys: func() []key { return w.states.Keys(func(key, *state) bool { return true }) },
+		Failed: func(k key, err error) {
+			klog.FromContext(ctx).Error(err, "Failed to preallocate the addresses of a workload, will retry", "workload", k)
+		},
+	}.Run(ctx, workers)
 }
 
 // find returns the set of a workload in the cache; false if it does not preallocate.
