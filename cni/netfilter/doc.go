@@ -5,11 +5,12 @@
 // beside iptables of either kind and beside kube-proxy, whose rules it does not touch.
 //
 //	table inet berth
+//	  set links                  the interfaces that lead to pods
 //	  set sources4, sources6     interface . address: what a pod may send from
 //	  set floating4, floating6   the floating IPs of this node's pods
 //	  set hairpin4, hairpin6     address . address: the same, for traffic of a pod to itself
 //
-//	  chain sources (prerouting, raw), of packets from interfaces named bth*:
+//	  chain sources (prerouting, raw), of packets from interfaces in links:
 //	    router advertisements              drop
 //	    from a link-local IPv6 address     accept, because nothing forwards them
 //	    interface . source not in sources  drop
@@ -23,5 +24,6 @@
 // some modes, and the first source NAT of a connection counts.
 //
 // The table is complete from its first moment: Ensure makes it in one transaction with all
-// sources that it gets.
+// sources that it gets. An interface that an older agent, which knows no table, makes after
+// a downgrade is not in links, and its pod is not cut off.
 package netfilter

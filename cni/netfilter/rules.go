@@ -16,8 +16,6 @@ const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
 	rulesVersion = 1
-	// podLinks begins the names of the links that lead to pods.
-	podLinks = "bth"
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
 )
@@ -38,12 +36,14 @@ type chain struct {
 // table is the content that Berth's table has in the kernel, without elements.
 type table struct {
 	table    *nftables.Table
+	links    *nftables.Set
 	families []*family
 	chains   []chain
 }
 
 func newTable() *table {
 	t := &table{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}}
+	t.links = t.set("links", nftables.TypeIFName)
 	for _, f := range []*family{
 		{protocol: unix.NFPROTO_IPV4, saddr: 12, daddr: 16, length: 4},
 		{protocol: unix.NFPROTO_IPV6, saddr: 8, daddr: 24, length: 16},
@@ -75,7 +75,7 @@ func (t *table) chain(name string, kind nftables.ChainType, hook *nftables.Chain
 }
 
 func (t *table) sets() []*nftables.Set {
-	var all []*nftables.Set
+	all := []*nftables.Set{t.links}
 	for _, f := range t.families {
 		all = append(all, f.sources, f.floating, f.hairpin)
 	}
@@ -104,13 +104,13 @@ func (t *table) sourceRules(c *nftables.Chain) []*nftables.Rule {
 	const routerAdvertisement = 134 // RFC 4861, section 4.2
 	v6 := t.families[1]
 	rules := []*nftables.Rule{
-		t.rule(c, "no pod is a router", fromPod(), v6.is(), l4(unix.IPPROTO_ICMPV6),
+		t.rule(c, "no pod is a router", t.fromPod(), v6.is(), l4(unix.IPPROTO_ICMPV6),
 			payload(expr.PayloadBaseTransportHeader, 0, 1, 1), equal(routerAdvertisement), drop()),
-		t.rule(c, "link-local packets are not forwarded", fromPod(), v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2, 1),
+		t.rule(c, "link-local packets are not forwarded", t.fromPod(), v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2, 1),
 			[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}}, equal(0xfe, 0x80), accept()),
 	}
 	for _, f := range t.families {
-		rules = append(rules, t.rule(c, "a pod sends from its own addresses", fromPod(), f.is(),
+		rules = append(rules, t.rule(c, "a pod sends from its own addresses", t.fromPod(), f.is(),
 			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 2),
 			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.sources.Name, Invert: true}}, drop()))
 	}
@@ -136,8 +136,8 @@ func (f *family) is() []expr.Any {
 	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal(f.protocol)...)
 }
 
-func fromPod() []expr.Any {
-	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, equal([]byte(podLinks)...)...)
+func (t *table) fromPod() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Lookup{SourceRegister: 1, SetName: t.links.Name}}
 }
 
 func l4(protocol byte) []expr.Any {
@@ -164,7 +164,7 @@ type element struct {
 
 func (t *table) add(conn *nftables.Conn, s Source) error {
 	f := t.family(s.Address)
-	for _, e := range []element{{f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}} {
+	for _, e := range []element{{t.links, linkKey(s.Link)}, {f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}} {
 		if err := conn.SetAddElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
 			return fmt.Errorf("add %s to nftables set %s: %w", s.Address, e.set.Name, err)
 		}
@@ -175,11 +175,13 @@ func (t *table) add(conn *nftables.Conn, s Source) error {
 // nameSize is the size of an interface's name in the kernel, which pads it with zeros.
 const nameSize = unix.IFNAMSIZ
 
-func sourceKey(s Source) []byte {
+func linkKey(link string) []byte {
 	name := make([]byte, nameSize)
-	copy(name, s.Link)
-	return append(name, s.Address.AsSlice()...)
+	copy(name, link)
+	return name
 }
+
+func sourceKey(s Source) []byte { return append(linkKey(s.Link), s.Address.AsSlice()...) }
 
 func addressKey(s Source) []byte { return s.Address.AsSlice() }
 

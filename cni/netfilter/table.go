@@ -106,14 +106,37 @@ func Revoke(s Source, elsewhere bool) error {
 	if !elsewhere {
 		elements = append(elements, element{t.floating, addressKey(s)}, element{t.hairpin, hairpinKey(s)})
 	}
-	// One transaction for each: the kernel refuses one with an element that is missing.
 	for _, e := range elements {
-		if err := conn.SetDeleteElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
+		if err := remove(conn, e); err != nil {
 			return fmt.Errorf("take %s from nftables set %s: %w", s.Address, e.set.Name, err)
 		}
-		if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("take %s from nftables set %s: %w", s.Address, e.set.Name, err)
-		}
+	}
+	return nil
+}
+
+// Forget ends the filtering of a link that no longer exists. Before, a pod whose last
+// address was revoked can send nothing.
+func Forget(link string) error {
+	mu.Lock()
+	defer mu.Unlock()
+	conn, err := open()
+	if err != nil {
+		return err
+	}
+	if err := remove(conn, element{newTable().links, linkKey(link)}); err != nil {
+		return fmt.Errorf("take link %s from nftables table %s: %w", link, TableName, err)
+	}
+	return nil
+}
+
+// remove deletes an element, which may be missing, in a transaction of its own: the kernel
+// refuses one with an element that is missing.
+func remove(conn *nftables.Conn, e element) error {
+	if err := conn.SetDeleteElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
+		return err
+	}
+	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
 	}
 	return nil
 }
@@ -133,8 +156,9 @@ func Check(s Source) error {
 	if !whole {
 		return fmt.Errorf("%w: table %s", ErrMissing, TableName)
 	}
-	t := newTable().family(s.Address)
-	for _, e := range []element{{t.sources, sourceKey(s)}, {t.floating, addressKey(s)}, {t.hairpin, hairpinKey(s)}} {
+	t := newTable()
+	f := t.family(s.Address)
+	for _, e := range []element{{t.links, linkKey(s.Link)}, {f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}} {
 		have, err := conn.GetSetElements(e.set)
 		if err != nil {
 			return fmt.Errorf("list nftables set %s: %w", e.set.Name, err)
@@ -172,6 +196,33 @@ func Sources() ([]Source, error) {
 				all = append(all, s)
 			}
 		}
+	}
+	return all, nil
+}
+
+// Links lists the links whose packets are filtered, none where there is no table.
+func Links() ([]string, error) {
+	mu.Lock()
+	defer mu.Unlock()
+	conn, err := open()
+	if err != nil {
+		return nil, err
+	}
+	exists, err := tableExists(conn)
+	if err != nil || !exists {
+		return nil, err
+	}
+	set := newTable().links
+	elements, err := conn.GetSetElements(set)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list nftables set %s: %w", set.Name, err)
+	}
+	var all []string
+	for _, e := range elements {
+		all = append(all, unix.ByteSliceToString(e.Key))
 	}
 	return all, nil
 }

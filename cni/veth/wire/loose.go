@@ -50,6 +50,15 @@ func removeLooseSources() error {
 		}
 		errs = append(errs, err)
 	}
+	links, err := netfilter.Links()
+	errs = append(errs, err)
+	for _, name := range links {
+		link, err := linkOrNil(name)
+		if err == nil && link == nil {
+			err = netfilter.Forget(name)
+		}
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 

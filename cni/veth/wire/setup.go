@@ -241,6 +241,11 @@ func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link
 	if err != nil {
 		return err
 	}
+	// The link's packets are filtered before it is up.
+	if err := netfilter.Allow(netfilter.Source{Link: host.Attrs().Name, Address: a.Address}); err != nil {
+		return err
+	}
+	fault.Point("veth/source")
 	if err := w.readyLinks(host, uplink, plan.hostRoute.Family); err != nil {
 		return err
 	}
@@ -258,10 +263,6 @@ func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link
 	if err := deleteRules(a.Address, func(table int) (bool, error) { return table != plan.tableID, nil }); err != nil {
 		return err
 	}
-	if err := netfilter.Allow(netfilter.Source{Link: host.Attrs().Name, Address: a.Address}); err != nil {
-		return err
-	}
-	fault.Point("veth/source")
 	for _, rule := range plan.rules {
 		if err := addRule(rule); err != nil {
 			return err

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // Teardown withdraws the container's addresses and removes its pair. It succeeds
@@ -26,13 +27,15 @@ func (w *Wirer) Teardown(spec Spec) error {
 
 func deleteLink(name string) error {
 	link, err := linkOrNil(name)
-	if err != nil || link == nil {
+	if err != nil {
 		return err
 	}
-	if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-		return fmt.Errorf("delete link %s: %w", name, err)
+	if link != nil {
+		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+			return fmt.Errorf("delete link %s: %w", name, err)
+		}
 	}
-	return nil
+	return netfilter.Forget(name)
 }
 
 // deletePodLink removes the container's interface, which still exists where somebody
