@@ -17,6 +17,8 @@ PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller be
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 60m
+# Tests that run programs as processes: Go's cache of results does not see these change.
+GOTESTPROGRAMS := $(GOTEST) -count=1
 
 # What has tests and needs neither a kernel nor an API server.
 MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
@@ -51,22 +53,22 @@ test-race: ## The same under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...
 
 test-api: lab build ## Scheduler and controller on a real API server.
-	cd test && $(GOTEST) -p 2 -parallel 2 ./assigner/... ./simulation/... ./scheduler/... # four API servers at once: they wait more than they compute
+	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 ./assigner/... ./simulation/... ./scheduler/... # four API servers at once: they wait more than they compute
 
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
 	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
 
 test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of what comes of it.
-	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTEST) -count=1 ./chaos/...
+	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...
 
 chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; drawn anew each time but for BERTH_CHAOS_SEED.
 	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 test-node: lab build ## Agent, shim and plugins on a real kernel.
-	cd test && REQUIRE_NETNS=1 $(GOTEST) ./node/...
+	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./node/...
 
 test-e2e: lab build ## The lab, and Berth on it.
-	cd test && $(GOTEST) ./lab/... && $(GOTEST) -v ./e2e/...
+	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v ./e2e/...
 
 fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
