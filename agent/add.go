@@ -205,7 +205,11 @@ func (a *Agent) setup(ctx context.Context, record *state.Attachment) (*current.R
 	const reason = "another container of this node has the address now"
 	for _, old := range older {
 		a.adds.end(old.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
-		if err := a.withdrawLocked(ctx, old, reason); err != nil {
+		now, err := a.current(old)
+		if err == nil && now != nil {
+			err = a.withdrawLocked(ctx, now, reason)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -4,7 +4,6 @@ package agent
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
@@ -100,14 +99,12 @@ func (a *Agent) AnnounceAll(ctx context.Context) {
 func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (carried bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, announcePatience)
 	defer cancel()
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return false, err
-	}
-	defer unlock()
-	now, err := a.Store.Get(record.Key())
-	if err != nil || now == nil || now.Phase != state.Added || !slices.Equal(now.Addresses, record.Addresses) {
-		return false, err
-	}
-	return true, a.Driver.Announce(record)
+	err = a.withAddresses(ctx, record, func(now *state.Attachment) error {
+		if now.Phase != state.Added {
+			return nil
+		}
+		carried = true
+		return a.Driver.Announce(now)
+	})
+	return carried, err
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/state"
 )
 
 // keyedLocks has one lock for each key. Unlike a mutex's, its wait ends with the
@@ -82,6 +83,32 @@ func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
 		return nil, fmt.Errorf("wait for another call for container %s: %w", id, err)
 	}
 	return unlock, nil
+}
+
+// withAddresses calls do with the record as the store has it once its addresses are
+// locked. It does nothing where the record is gone, or is another pod's or one of other
+// addresses by now. do changes the kernel and the record only.
+func (a *Agent) withAddresses(ctx context.Context, record *state.Attachment, do func(now *state.Attachment) error) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, err := a.current(record)
+	if err != nil || now == nil {
+		return err
+	}
+	return do(now)
+}
+
+// current returns the record as the store has it, or nil where it is gone, or is another
+// pod's or one of other addresses by now. The caller holds the locks of the addresses.
+func (a *Agent) current(record *state.Attachment) (*state.Attachment, error) {
+	now, err := a.Store.Get(record.Key())
+	if err != nil || now == nil || now.Pod != record.Pod || !slices.Equal(now.Addresses, record.Addresses) {
+		return nil, err
+	}
+	return now, nil
 }
 
 // lockAddresses locks addresses, always in the same order. Its caller may change the phase

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -96,12 +95,12 @@ func work(ctx context.Context, queue keyQueue, failure string, do func(context.C
 // Run makes kernel and records agree, after a start, periodically and after changes, and
 // repeats announcements. It returns when the context ends.
 func (a *Agent) Run(ctx context.Context) {
-	var group errgroup.Group
-	group.Go(func() error { a.announce.run(ctx); return nil })
-	group.Go(func() error { a.reconcile.run(ctx); return nil })
+	var group sync.WaitGroup
+	group.Go(func() { a.announce.run(ctx) })
+	group.Go(func() { a.reconcile.run(ctx) })
 	a.noteStart(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
-	_ = group.Wait()
+	group.Wait()
 }
 
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
@@ -130,7 +129,14 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 		a.reconcile.finishSoon(key)
 		return nil
 	case state.Withdrawn:
-		return a.withdrawAgain(ctx, record)
+		// The agent may have died between the kernel and the record, or another program
+		// may have put a piece back.
+		return a.withAddresses(ctx, record, func(now *state.Attachment) error {
+			if now.Phase != state.Withdrawn {
+				return nil
+			}
+			return a.Driver.Withdraw(now)
+		})
 	case state.Added:
 	}
 	if len(record.Addresses) == 0 || a.Driver.CheckNode(record) == nil {
@@ -148,48 +154,29 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	return a.setupAgain(ctx, record, false)
 }
 
-// withdrawAgain repeats a withdrawal: the agent may have died between the kernel and the
-// record, or another program may have put a piece back.
-func (a *Agent) withdrawAgain(ctx context.Context, record *state.Attachment) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	now, err := a.Store.Get(record.Key())
-	if err != nil || now == nil || now.Phase != state.Withdrawn {
-		return err
-	}
-	return a.Driver.Withdraw(now)
-}
-
 // setupAgain makes the missing pieces of a complete attachment, of the node's side only
 // unless whole.
 func (a *Agent) setupAgain(ctx context.Context, record *state.Attachment, whole bool) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	now, err := a.Store.Get(record.Key())
-	if err != nil || now == nil || now.Phase != state.Added {
-		return err
-	}
 	check, repair := a.Driver.CheckNode, a.Driver.Repair
 	if whole {
 		check, repair = a.Driver.Check, func(r *state.Attachment) error { _, err := a.Driver.Setup(r); return err }
 	}
-	missing := check(now)
-	if missing == nil {
+	return a.withAddresses(ctx, record, func(now *state.Attachment) error {
+		if now.Phase != state.Added {
+			return nil
+		}
+		missing := check(now)
+		if missing == nil {
+			return nil
+		}
+		if err := repair(now); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+			"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
+		a.announce.soon(now)
 		return nil
-	}
-	if err := repair(now); err != nil {
-		return err
-	}
-	klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
-		"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
-	a.announce.soon(now)
-	return nil
+	})
 }
 
 // finish undoes an ADD and completes a DEL that was interrupted or failed, and takes down

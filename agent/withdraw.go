@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -42,21 +41,15 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 // the addresses.
 func (a *Agent) withdraw(ctx context.Context, record *state.Attachment, reason string) error {
 	a.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return a.withdrawLocked(ctx, record, reason)
+	return a.withAddresses(ctx, record, func(now *state.Attachment) error { return a.withdrawLocked(ctx, now, reason) })
 }
 
 // withdrawLocked does the work of withdraw for a caller that holds the locks of the
 // record's addresses. The kernel comes first: if the agent dies after it, the next start
 // sees the same API and does it again.
-func (a *Agent) withdrawLocked(ctx context.Context, record *state.Attachment, reason string) error {
-	now, err := a.Store.Get(record.Key())
-	if err != nil || now == nil || now.Phase == state.Withdrawn || now.Pod != record.Pod || !slices.Equal(now.Addresses, record.Addresses) {
-		return err
+func (a *Agent) withdrawLocked(ctx context.Context, now *state.Attachment, reason string) error {
+	if now.Phase == state.Withdrawn {
+		return nil
 	}
 	if err := a.Driver.Withdraw(now); err != nil {
 		return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)

@@ -23,7 +23,7 @@
 // through a Service sees the pod's own address: kube-proxy masquerades such connections in
 // some modes, and the first source NAT of a connection counts.
 //
-// The table is complete from its first moment: Ensure makes it in one transaction with all
+// The table is complete from its first moment: Allow makes it in one transaction with all
 // sources that it gets. An interface that an older agent, which knows no table, makes after
 // a downgrade is not in links, and its pod is not cut off.
 package netfilter

@@ -162,14 +162,10 @@ type element struct {
 	key []byte
 }
 
-func (t *table) add(conn *nftables.Conn, s Source) error {
+// elements lists what the sets have for a source.
+func (t *table) elements(s Source) []element {
 	f := t.family(s.Address)
-	for _, e := range []element{{t.links, linkKey(s.Link)}, {f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}} {
-		if err := conn.SetAddElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
-			return fmt.Errorf("add %s to nftables set %s: %w", s.Address, e.set.Name, err)
-		}
-	}
-	return nil
+	return []element{{t.links, linkKey(s.Link)}, {f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}}
 }
 
 // nameSize is the size of an interface's name in the kernel, which pads it with zeros.

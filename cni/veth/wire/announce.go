@@ -92,15 +92,21 @@ func advertisement(mac net.HardwareAddr, source, target netip.Addr) []byte {
 	if source.IsUnspecified() {
 		source = target
 	}
-	src, dst, tgt := source.As16(), netip.IPv6LinkLocalAllNodes().As16(), target.As16()
+	tgt := target.As16()
 
 	icmp := make([]byte, 0, 32)
 	icmp = append(icmp, 136, 0, 0, 0, 0xa0, 0, 0, 0)
 	icmp = append(icmp, tgt[:]...)
 	icmp = append(icmp, 2, 1)
 	icmp = append(icmp, mac...)
-	binary.BigEndian.PutUint16(icmp[2:4], icmpChecksum(src, dst, icmp))
+	return toAllNodes(mac, source, icmp)
+}
 
+// toAllNodes returns the frame of an ICMPv6 message to all nodes of the link, and sets the
+// message's checksum, which is zero.
+func toAllNodes(mac net.HardwareAddr, source netip.Addr, icmp []byte) []byte {
+	src, dst := source.As16(), netip.IPv6LinkLocalAllNodes().As16()
+	binary.BigEndian.PutUint16(icmp[2:4], icmpChecksum(src, dst, icmp))
 	f := make([]byte, 0, 14+40+len(icmp))
 	f = append(f, 0x33, 0x33, 0, 0, 0, 1)
 	f = append(f, mac...)

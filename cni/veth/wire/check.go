@@ -22,40 +22,51 @@ var ErrNotWired = errors.New("not wired")
 
 // Check verifies every piece that Setup makes. Its error names the missing ones.
 func (w *Wirer) Check(spec Spec) error {
-	if err := w.CheckNode(spec); err != nil {
-		return err
-	}
-	host, err := linkOrNil(spec.HostLink())
+	host, err := upHostEnd(spec)
 	if err != nil {
 		return err
 	}
-	if host == nil {
-		return fmt.Errorf("%w: link %s is missing", ErrNotWired, spec.HostLink())
-	}
-	return w.checkPod(spec, host.Attrs().HardwareAddr)
+	return errors.Join(w.checkPod(spec, host.Attrs().HardwareAddr), w.checkNode(spec, host))
 }
 
 // CheckNode verifies the pieces of the node's side, which Repair makes. A pod may change
 // its own side: a VPN takes the default route, a sandbox the addresses.
 func (w *Wirer) CheckNode(spec Spec) error {
-	if err := spec.Validate(); err != nil {
-		return err
-	}
-	host, err := linkOrNil(spec.HostLink())
+	host, err := upHostEnd(spec)
 	if err != nil {
 		return err
 	}
-	if host == nil {
-		return fmt.Errorf("%w: link %s is missing", ErrNotWired, spec.HostLink())
-	}
-	if host.Attrs().Flags&net.FlagUp == 0 {
-		return fmt.Errorf("%w: link %s is down", ErrNotWired, spec.HostLink())
-	}
-	var errs []error
+	return w.checkNode(spec, host)
+}
+
+func (w *Wirer) checkNode(spec Spec, host netlink.Link) error {
+	errs := []error{netfilter.Check(sourcesOf(spec)...)}
 	for i, a := range spec.Addresses {
 		errs = append(errs, w.checkHost(spec, a, i, host))
 	}
 	return errors.Join(errs...)
+}
+
+// hostEnd returns the host end of a valid Spec, or nil where it is missing.
+func hostEnd(spec Spec) (netlink.Link, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	return linkOrNil(spec.HostLink())
+}
+
+// upHostEnd returns ErrNotWired where the host end is missing or down.
+func upHostEnd(spec Spec) (netlink.Link, error) {
+	host, err := hostEnd(spec)
+	switch {
+	case err != nil:
+		return nil, err
+	case host == nil:
+		return nil, fmt.Errorf("%w: link %s is missing", ErrNotWired, spec.HostLink())
+	case host.Attrs().Flags&net.FlagUp == 0:
+		return nil, fmt.Errorf("%w: link %s is down", ErrNotWired, spec.HostLink())
+	}
+	return host, nil
 }
 
 func (w *Wirer) checkHost(spec Spec, a api.Address, position int, host netlink.Link) error {
@@ -75,7 +86,7 @@ func (w *Wirer) checkHost(spec Spec, a api.Address, position int, host netlink.L
 	for _, route := range append([]netlink.Route{plan.hostRoute}, plan.table...) {
 		errs = append(errs, checkRoute(route))
 	}
-	errs = append(errs, checkRules(plan.rules), netfilter.Check(netfilter.Source{Link: host.Attrs().Name, Address: a.Address}))
+	errs = append(errs, checkRules(plan.rules))
 	proxies, err := listProxies()
 	if err != nil {
 		return errors.Join(append(errs, err)...)

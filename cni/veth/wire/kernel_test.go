@@ -3,7 +3,6 @@
 package wire
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -230,20 +229,10 @@ func TestRouterAdvertisement(t *testing.T) {
 
 // routerAdvertisement is one of a default router with a prefix (RFC 4861, section 4.2).
 func routerAdvertisement(mac net.HardwareAddr, source netip.Addr) []byte {
-	src, dst := source.As16(), netip.IPv6LinkLocalAllNodes().As16()
 	prefix := netip.MustParseAddr("2001:db8:bad::").As16()
 	icmp := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}
 	icmp = append(icmp, 3, 4, 64, 0xc0, 0, 0, 7, 8, 0, 0, 7, 8, 0, 0, 0, 0)
-	icmp = append(icmp, prefix[:]...)
-	binary.BigEndian.PutUint16(icmp[2:4], icmpChecksum(src, dst, icmp))
-	f := append([]byte{0x33, 0x33, 0, 0, 0, 1}, mac...)
-	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_IPV6)
-	f = append(f, 0x60, 0, 0, 0)
-	f = binary.BigEndian.AppendUint16(f, uint16(len(icmp)))
-	f = append(f, unix.IPPROTO_ICMPV6, 255)
-	f = append(f, src[:]...)
-	f = append(f, dst[:]...)
-	return append(f, icmp...)
+	return toAllNodes(mac, source, append(icmp, prefix[:]...))
 }
 
 func TestDefaultNetworkPods(t *testing.T) {

@@ -37,6 +37,15 @@ func (w *Wirer) List() ([]Link, error) {
 	return all, nil
 }
 
+// sourcesOf lists what the pod may send from.
+func sourcesOf(spec Spec) []netfilter.Source {
+	var all []netfilter.Source
+	for _, a := range spec.Addresses {
+		all = append(all, netfilter.Source{Link: spec.HostLink(), Address: a.Address})
+	}
+	return all
+}
+
 // sources lists what the pods on the node may send from, which rules and links say.
 func (w *Wirer) sources() ([]netfilter.Source, error) {
 	links, err := w.List()

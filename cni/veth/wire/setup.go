@@ -78,10 +78,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 // Repair makes the missing pieces of the node's side, and the pair with all that belongs to
 // it where the pair is missing. What the pod made of its own side stays.
 func (w *Wirer) Repair(spec Spec) error {
-	if err := spec.Validate(); err != nil {
-		return err
-	}
-	host, err := linkOrNil(spec.HostLink())
+	host, err := hostEnd(spec)
 	if err != nil {
 		return err
 	}
@@ -98,9 +95,11 @@ func (w *Wirer) Repair(spec Spec) error {
 
 // setupNode makes the node's side of all addresses.
 func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) error {
-	if err := netfilter.Ensure(w.sources); err != nil {
+	// The link's packets are filtered before it is up.
+	if err := netfilter.Allow(w.sources, sourcesOf(spec)...); err != nil {
 		return err
 	}
+	fault.Point("veth/source")
 	for i, a := range spec.Addresses {
 		if err := w.setupHost(a, i, host, uplinks[i], spec.podMAC()); err != nil {
 			return err
@@ -241,11 +240,6 @@ func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link
 	if err != nil {
 		return err
 	}
-	// The link's packets are filtered before it is up.
-	if err := netfilter.Allow(netfilter.Source{Link: host.Attrs().Name, Address: a.Address}); err != nil {
-		return err
-	}
-	fault.Point("veth/source")
 	if err := w.readyLinks(host, uplink, plan.hostRoute.Family); err != nil {
 		return err
 	}
