@@ -28,7 +28,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all build demo lab lab-down test test-unit test-race test-api test-import test-chaos chaos test-node test-e2e fuzz mutate bench lint generate verify clean
+.PHONY: all build demo lab lab-down test test-unit test-machine test-race test-api test-import test-chaos chaos test-node test-e2e fuzz mutate bench lint generate verify clean
 
 all: build
 
@@ -44,12 +44,15 @@ lab: ## Build the command that runs clusters: test/bin/lab.
 lab-down: lab ## Take down every cluster, also what a crash left of one.
 	test/bin/lab down --all
 
-test: lint test-unit lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
+test: lint test-unit test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
 
-test-race: ## The same under the race detector.
+test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan), on Debian's kernel in QEMU.
+	cd test && $(GOTESTPROGRAMS) -v ./machine/
+
+test-race: ## test-unit under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...
 
 test-api: lab build ## Scheduler and controller on a real API server.

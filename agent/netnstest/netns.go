@@ -159,3 +159,30 @@ func (w *Wire) Port(n int, up bool) {
 	}
 	w.host.IP("link", "set", fmt.Sprintf("port%d", n), state)
 }
+
+// EnvRequireDrivers turns "the kernel lacks a driver" from a skip into a failure.
+const EnvRequireDrivers = "REQUIRE_DRIVERS"
+
+// NeedLinks skips the test where the kernel lacks a type of link on top of another:
+// vlan, macvlan, ipvlan. It fails the test where EnvRequireDrivers is set, as in the
+// emulated machine of test/machine, which has them all.
+func NeedLinks(t testing.TB, types ...string) {
+	t.Helper()
+	Need(t)
+	h := New(t)
+	h.IP("link", "add", "parent0", "type", "veth", "peer", "name", "peer0")
+	for _, kind := range types {
+		args := []string{"link", "add", "link", "parent0", "name", "probe0", "type", kind}
+		if kind == "vlan" {
+			args = append(args, "id", "7")
+		}
+		if _, err := h.Command("ip", args...); err != nil {
+			text := fmt.Sprintf("the kernel has no %s links: %v", kind, err)
+			if os.Getenv(EnvRequireDrivers) != "" {
+				t.Fatal(text)
+			}
+			t.Skipf("%s; make test-machine runs this test in an emulated machine", text)
+		}
+		h.IP("link", "del", "probe0")
+	}
+}

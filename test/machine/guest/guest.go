@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guest is what a host and the first process of an emulated machine say to
+// each other; see package machine.
+package guest
+
+// JobsPath is the file with the list of jobs, as JSON, and ReportPort the port for
+// events, one JSON object a line.
+const (
+	JobsPath   = "/jobs.json"
+	ReportPort = "/dev/ttyS1"
+)
+
+// Job is a program to run; paths are the guest's.
+type Job struct {
+	Name    string   `json:"name"`
+	Program string   `json:"program"`
+	Args    []string `json:"args"`
+	Dir     string   `json:"dir"`
+	Env     []string `json:"env"`
+}
+
+// Kind is that of an event.
+type Kind string
+
+const (
+	// Output is a line that a job printed.
+	Output Kind = "output"
+	// Exit is the end of a job; its line is empty where the job succeeded.
+	Exit Kind = "exit"
+	// Done comes after the last job.
+	Done Kind = "done"
+)
+
+// Event is a report of the guest.
+type Event struct {
+	Kind Kind   `json:"kind"`
+	Job  string `json:"job,omitempty"`
+	Line string `json:"line,omitempty"`
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Init is the first process of an emulated machine; see package machine. It reads
+// from [guest.JobsPath] which tests to run, reports on [guest.ReportPort] and powers
+// off.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/test/machine/guest"
+)
+
+func main() {
+	if err := run(); err != nil {
+		// The kernel's console is the standard error of the first process.
+		fmt.Fprintln(os.Stderr, "init:", err)
+	}
+	// The host starts QEMU with -no-reboot, so that this ends it.
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+}
+
+func run() error {
+	for _, m := range []struct{ source, target, kind string }{
+		{"proc", "/proc", "proc"}, {"sys", "/sys", "sysfs"}, {"dev", "/dev", "devtmpfs"}, {"run", "/run", "tmpfs"}, {"tmp", "/tmp", "tmpfs"},
+	} {
+		if err := unix.Mount(m.source, m.target, m.kind, 0, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	if out, err := exec.Command("/usr/sbin/ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		return fmt.Errorf("set the loopback up: %w: %s", err, out)
+	}
+	port, err := os.OpenFile(guest.ReportPort, os.O_WRONLY|unix.O_NOCTTY, 0)
+	if err != nil {
+		return fmt.Errorf("open the port for reports: %w", err)
+	}
+	defer port.Close()
+	report := json.NewEncoder(port)
+	text, err := os.ReadFile(guest.JobsPath)
+	if err != nil {
+		return fmt.Errorf("read what to run: %w", err)
+	}
+	var jobs []guest.Job
+	if err := json.Unmarshal(text, &jobs); err != nil {
+		return fmt.Errorf("decode what to run: %w", err)
+	}
+	for _, job := range jobs {
+		if err := runJob(job, report); err != nil {
+			return err
+		}
+	}
+	return errors.Join(report.Encode(guest.Event{Kind: guest.Done}), drain(port))
+}
+
+// drain waits until the port has sent everything.
+func drain(port *os.File) error { return unix.IoctlSetInt(int(port.Fd()), unix.TCSBRK, 1) }
+
+func runJob(job guest.Job, report *json.Encoder) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	cmd := exec.Command(job.Program, job.Args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = job.Dir, w, w
+	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin", "HOME=/tmp"}, job.Env...)
+	err = cmd.Start()
+	_ = w.Close()
+	if err != nil {
+		return report.Encode(guest.Event{Kind: guest.Exit, Job: job.Name, Line: err.Error()})
+	}
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			if err := report.Encode(guest.Event{Kind: guest.Output, Job: job.Name, Line: strings.TrimSuffix(line, "\n")}); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	end := guest.Event{Kind: guest.Exit, Job: job.Name}
+	if err := cmd.Wait(); err != nil {
+		end.Line = err.Error()
+	}
+	return report.Encode(end)
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// suites are the tests of the root module that need a kernel with all drivers.
+func suites(t *testing.T) []Suite {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A driver that is missing in a machine is a failure.
+	env := []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}
+	return []Suite{
+		{Module: root, Package: "./cni/veth/wire", Env: env, Run: "^(TestTraffic|TestSpoofing|TestVLAN.*)$"},
+	}
+}
+
+// limit is how long a machine may take. It is generous, for a host that has other work.
+const limit = 10 * time.Minute
+
+// run boots a machine, and skips the test, loudly, where there can be none.
+func run(t *testing.T, ctx context.Context, suites ...Suite) ([]Result, error) {
+	t.Helper()
+	results, err := Run(ctx, testLog{t}, suites...)
+	if errors.Is(err, ErrUnavailable) {
+		text := fmt.Sprintf("THE TESTS IN THE EMULATED MACHINE DO NOT RUN HERE: VLAN AND IPVLAN ARE NOT TESTED: %v", err)
+		fmt.Fprintln(os.Stderr, text)
+		t.Skip(text)
+	}
+	return results, err
+}
+
+// testLog prints lines as they come with go test -v.
+type testLog struct{ t *testing.T }
+
+func (l testLog) Write(b []byte) (int, error) {
+	l.t.Log(strings.TrimSuffix(string(b), "\n"))
+	return len(b), nil
+}
+
+// TestMachine runs the suites in one machine and reports each test as its own.
+func TestMachine(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	all := suites(t)
+	results, err := run(t, ctx, all...)
+	if err != nil {
+		t.Error(err)
+	}
+	ran := map[string]int{}
+	for _, r := range results {
+		ran[r.Suite]++
+		t.Run(strings.TrimPrefix(r.Suite, "./")+"/"+r.Test, func(t *testing.T) {
+			switch r.Outcome {
+			case Fail:
+				t.Error(r.Output)
+			case Skip:
+				t.Errorf("skipped in the machine, which has every driver:\n%s", r.Output)
+			case Pass:
+			}
+		})
+	}
+	for _, s := range all {
+		if ran[s.Package] == 0 {
+			t.Errorf("no test of %s ran", s.Package)
+		}
+	}
+}
+
+// What a machine says of tests that pass, fail, are skipped, or panic.
+func TestResults(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	results, err := run(t, ctx, probe("TestPass|TestFail|TestSkip|TestPanic"))
+	if err != nil {
+		t.Error(err)
+	}
+	got, text := map[string]Outcome{}, map[string]string{}
+	for _, r := range results {
+		got[r.Test], text[r.Test] = r.Outcome, r.Output
+	}
+	want := map[string]Outcome{"TestPass": Pass, "TestFail": Fail, "TestFail/part": Fail, "TestSkip": Skip, "TestPanic": Fail}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+	for test, want := range map[string]string{"TestPass": "kernel 6.", "TestFail/part": "fails on purpose", "TestSkip": "skipped on purpose", "TestPanic": "panic: on purpose"} {
+		if !strings.Contains(text[test], want) {
+			t.Errorf("output of %s is %q, want %q in it", test, text[test], want)
+		}
+	}
+}
+
+// A machine whose test hangs ends with the context; the error says which test, and what
+// the console showed.
+func TestHang(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	watched, stop := context.WithCancelCause(ctx)
+	tooLate := errors.New("the time is over")
+	results, err := runWatched(t, watched, "hangs on purpose", func() { stop(tooLate) }, probe("TestHang"))
+	if !errors.Is(err, tooLate) || !strings.Contains(err.Error(), "console's last lines") {
+		t.Errorf("Run() = %v, want %v and the console", err, tooLate)
+	}
+	if len(results) != 1 || results[0].Test != "TestHang" || results[0].Outcome != Fail || !strings.Contains(results[0].Output, "hangs on purpose") {
+		t.Errorf("results %+v", results)
+	}
+}
+
+// runWatched calls then once a line of the log has the text.
+func runWatched(t *testing.T, ctx context.Context, text string, then func(), suites ...Suite) ([]Result, error) {
+	t.Helper()
+	results, err := Run(ctx, watcher{testLog{t}, text, then}, suites...)
+	if errors.Is(err, ErrUnavailable) {
+		t.Skip(err)
+	}
+	return results, err
+}
+
+type watcher struct {
+	testLog
+	text string
+	then func()
+}
+
+func (w watcher) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), w.text) {
+		w.then()
+	}
+	return w.testLog.Write(b)
+}
+
+// probe selects tests of package probe.
+func probe(tests string) Suite {
+	return Suite{Module: "..", Package: "./machine/probe", Run: "^(" + tests + ")$", Env: []string{"BERTH_MACHINE_PROBE=1"}}
+}
