@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -52,78 +51,83 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	}
 	defer unlock()
 
-	record, network, err := a.plan(ctx, req, args, conf)
+	record, err := a.plan(ctx, req, args, conf)
 	if err != nil {
 		return nil, err
 	}
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
-	return a.attach(ctx, record, network)
+	return a.attach(ctx, record)
 }
 
-// plan makes the record and chooses the network. It changes nothing.
-func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf requestConfig) (*state.Attachment, *chain.Network, error) {
+// plan makes the record. It changes nothing.
+func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf requestConfig) (*state.Container, error) {
 	pod, err := a.Pods.Pod(ctx, args.namespace, args.name, args.uid)
-	if err != nil {
-		return nil, nil, err
-	}
-	if pod.Finished {
-		return nil, nil, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
-	}
-	record := &state.Attachment{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod,
-		Args: req.Args, Capabilities: maps.Clone(conf.RuntimeConfig), Phase: state.Adding,
-	}
-	var network *chain.Network
-	if pod.Wants > 0 {
-		network, err = a.planFloating(ctx, record, pod)
-	} else {
-		network, err = a.Networks.Default()
-		if errors.Is(err, chain.ErrNoNetwork) {
-			err = fmt.Errorf("%w: pod %s requests no berth.dev/ip, so it belongs to the default network: %w", ErrNoDefaultNetwork, pod.Pod, err)
-		}
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	record.Network = network.Raw()
-	return record, network, nil
-}
-
-func (a *Agent) planFloating(ctx context.Context, record *state.Attachment, pod podinfo.Pod) (*chain.Network, error) {
-	addrs, err := a.Pods.Addresses(ctx, pod)
-	if errors.Is(err, podinfo.ErrNotPlaced) {
-		return nil, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
-	}
-	floating, err := a.Networks.Floating()
 	if err != nil {
 		return nil, err
 	}
-	record.Addresses, record.Uplink, record.MTU, record.MAC = addrs, floating.Uplink, floating.MTU, v1alpha1.MACOf(addrs[0].Address).String()
-	if record.Capabilities == nil {
-		record.Capabilities = map[string]json.RawMessage{}
+	if pod.Finished {
+		return nil, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
 	}
-	for capability, value := range map[string]any{api.CapabilityAddresses: record.Addresses, api.CapabilityMAC: record.MAC} {
-		if record.Capabilities[capability], err = json.Marshal(value); err != nil {
-			return nil, fmt.Errorf("encode %s of pod %s: %w", capability, pod.Pod, err)
-		}
+	first, err := a.planFirst(ctx, pod)
+	if err != nil {
+		return nil, err
 	}
-	return floating.Network, nil
+	first.IfName = req.IfName
+	return &state.Container{
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod,
+		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: []state.Attachment{first}, Phase: state.Adding,
+	}, nil
 }
 
-// earlier returns the result of an earlier ADD of the same interface if its network
-// still stands, and undoes that ADD otherwise.
-func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result json.RawMessage, done bool, err error) {
-	old, err := a.Store.Get(record.Key())
-	if err != nil || old == nil {
-		return nil, false, err
+// planFirst returns the attachment to the network that every pod has.
+func (a *Agent) planFirst(ctx context.Context, pod podinfo.Pod) (state.Attachment, error) {
+	if pod.Wants > 0 {
+		return a.planFloating(ctx, pod)
 	}
-	if old.Phase == state.Added && old.NetNS == record.NetNS && old.Pod == record.Pod && slices.Equal(old.Addresses, record.Addresses) &&
-		a.check(ctx, old) == nil {
+	network, err := a.Networks.Default()
+	if errors.Is(err, chain.ErrNoNetwork) {
+		return state.Attachment{}, fmt.Errorf("%w: pod %s requests no berth.dev/ip, so it belongs to the default network: %w", ErrNoDefaultNetwork, pod.Pod, err)
+	}
+	if err != nil {
+		return state.Attachment{}, err
+	}
+	return state.Attachment{Network: network.Raw()}, nil
+}
+
+func (a *Agent) planFloating(ctx context.Context, pod podinfo.Pod) (state.Attachment, error) {
+	addrs, err := a.Pods.Addresses(ctx, pod)
+	if errors.Is(err, podinfo.ErrNotPlaced) {
+		return state.Attachment{}, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
+	}
+	if err != nil {
+		return state.Attachment{}, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
+	}
+	floating, err := a.Networks.Floating()
+	if err != nil {
+		return state.Attachment{}, err
+	}
+	attachment := state.Attachment{
+		Driver: floating.Driver, Addresses: addrs, Uplink: floating.Uplink, MTU: floating.MTU, MAC: v1alpha1.MACOf(addrs[0].Address).String(),
+		Network: floating.Network.Raw(), Capabilities: map[string]json.RawMessage{},
+	}
+	for capability, value := range map[string]any{api.CapabilityAddresses: addrs, api.CapabilityMAC: attachment.MAC} {
+		if attachment.Capabilities[capability], err = json.Marshal(value); err != nil {
+			return state.Attachment{}, fmt.Errorf("encode %s of pod %s: %w", capability, pod.Pod, err)
+		}
+	}
+	return attachment, nil
+}
+
+// earlier returns the result of an earlier ADD of the same container if its network
+// still stands, and undoes that ADD otherwise.
+func (a *Agent) earlier(ctx context.Context, record *state.Container) (result json.RawMessage, done bool, err error) {
+	old := a.Store.Get(record.Key())
+	if old == nil {
+		return nil, false, nil
+	}
+	if old.Phase == state.Added && sameAttachments(old, record) && a.check(ctx, old) == nil {
 		return old.Result, true, nil
 	}
 	// The old record may have other addresses than the new one.
@@ -133,8 +137,16 @@ func (a *Agent) earlier(ctx context.Context, record *state.Attachment) (result j
 	return nil, false, nil
 }
 
+// sameAttachments returns whether two records give the same pod the same interfaces. A
+// change of a network's configuration is none of the container's.
+func sameAttachments(x, y *state.Container) bool {
+	return x.NetNS == y.NetNS && x.Pod == y.Pod && slices.EqualFunc(x.Attachments, y.Attachments, func(p, q state.Attachment) bool {
+		return p.IfName == q.IfName && p.Driver == q.Driver && slices.Equal(p.Addresses, q.Addresses)
+	})
+}
+
 // attach does the steps 2 to 6 of ADD (doc.go). The caller holds the lock of the container.
-func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *chain.Network) (json.RawMessage, error) {
+func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMessage, error) {
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
 	defer end()
@@ -143,14 +155,13 @@ func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *c
 	}
 	fault.Point("add/intent")
 	// From here on the pod's deletion finds the record. One that came before found none.
-	var result json.RawMessage
 	err := a.stillThere(ctx, record)
 	if err == nil {
-		result, err = a.run(ctx, record, network)
+		err = a.run(ctx, record)
 	}
 	if err == nil {
 		fault.Point("add/plugins")
-		err = a.complete(ctx, record, result)
+		err = a.complete(ctx, record)
 	}
 	if err != nil {
 		if undo := a.undo(context.WithoutCancel(ctx), record); undo != nil {
@@ -162,16 +173,47 @@ func (a *Agent) attach(ctx context.Context, record *state.Attachment, network *c
 	fault.Point("add/result")
 	a.announce.later(record)
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-		"containerID", record.ContainerID, "network", network.Name(), "ips", addressList(record))
-	return result, nil
+		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressList(record))
+	return record.Result, nil
 }
 
-// run wires the floating IPs and runs the plugins of the network.
-func (a *Agent) run(ctx context.Context, record *state.Attachment, network *chain.Network) (json.RawMessage, error) {
-	if len(record.Addresses) == 0 {
-		return a.Plugins.Add(ctx, network, attachmentOf(record), nil)
+// run makes the attachments in their order and puts their results into the record. The
+// result of the first is that of ADD.
+func (a *Agent) run(ctx context.Context, record *state.Container) error {
+	if err := a.supersede(ctx, record); err != nil {
+		return err
 	}
-	wired, err := a.setup(ctx, record)
+	for i := range record.Attachments {
+		result, err := a.runOne(ctx, record, i)
+		if err != nil {
+			return err
+		}
+		record.Attachments[i].Result = result
+		if i+1 < len(record.Attachments) {
+			// DEL gives plugins the result of ADD, also after a crash in the next one.
+			if err := a.Store.Put(record); err != nil {
+				return err
+			}
+		}
+	}
+	record.Result = record.Attachments[0].Result
+	return nil
+}
+
+// runOne wires the floating IPs of an attachment and runs the plugins of its network.
+func (a *Agent) runOne(ctx context.Context, record *state.Container, i int) (json.RawMessage, error) {
+	network, err := networkOf(record, i)
+	if err != nil {
+		return nil, err
+	}
+	d, err := a.driverOf(record, i)
+	if err != nil {
+		return nil, err
+	}
+	if d == nil {
+		return a.Plugins.Add(ctx, network, forPlugins(record, i), nil)
+	}
+	wired, err := a.setup(ctx, d, record, i)
 	if err != nil {
 		return nil, err
 	}
@@ -180,72 +222,62 @@ func (a *Agent) run(ctx context.Context, record *state.Attachment, network *chai
 	if err != nil {
 		return nil, err
 	}
-	return a.Plugins.Add(ctx, network.Chained(), attachmentOf(record), result)
+	return a.Plugins.Add(ctx, network, forPlugins(record, i), result)
 }
 
-// setup takes the record's addresses from older containers of this node (the API says
-// that they are this pod's) and wires them.
-func (a *Agent) setup(ctx context.Context, record *state.Attachment) (*current.Result, error) {
-	older, err := a.sharing(record)
-	if err != nil {
-		return nil, err
-	}
-	addrs := slices.Clone(record.Addresses)
-	for _, old := range older {
-		addrs = append(addrs, old.Addresses...)
-	}
-	unlock, err := a.lockAddresses(ctx, addrs)
+// setup wires the floating IPs of an attachment.
+func (a *Agent) setup(ctx context.Context, d driver, record *state.Container, i int) (*current.Result, error) {
+	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
+	// Whoever took the addresses away has ended the context before it got the lock.
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	const reason = "another container of this node has the address now"
-	for _, old := range older {
-		a.adds.end(old.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
-		now, err := a.current(old)
-		if err == nil && now != nil {
-			err = a.withdrawLocked(ctx, now, reason)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	result, err := a.Driver.Setup(record)
+	result, err := d.Setup(interfaceOf(record, i))
 	if err != nil {
 		return nil, fmt.Errorf("wire the floating IPs: %w", err)
 	}
 	// A lost announcement leaves stale neighbour entries, and the announcer repeats it. The
 	// pod's network is complete and must not fail for it.
-	if err := a.Driver.Announce(record); err != nil {
+	if err := d.Announce(interfaceOf(record, i)); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
 	}
 	return result, nil
 }
 
-// sharing lists the other records with an address of the record that this node may still
-// carry for them.
-func (a *Agent) sharing(record *state.Attachment) ([]*state.Attachment, error) {
-	all, err := a.Store.List()
-	if err != nil {
-		return nil, err
+// supersede takes the record's addresses from older containers of this node: the API says
+// that they are this pod's.
+func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
+	for _, old := range a.sharing(record) {
+		err := a.withdraw(ctx, old, "another container of this node has the address now")
+		if err != nil {
+			return err
+		}
 	}
-	return slices.DeleteFunc(all, func(old *state.Attachment) bool {
-		return old.Key() == record.Key() || old.Phase == state.Withdrawn || !shareAddress(old, record)
-	}), nil
+	return nil
 }
 
-func shareAddress(x, y *state.Attachment) bool {
-	return slices.ContainsFunc(x.Addresses, func(p api.Address) bool {
-		return slices.ContainsFunc(y.Addresses, func(q api.Address) bool { return p.Address == q.Address })
+// sharing lists the other records with an address of the record that this node may still
+// carry for them.
+func (a *Agent) sharing(record *state.Container) []*state.Container {
+	addrs := record.Addresses()
+	return slices.DeleteFunc(a.Store.List(), func(old *state.Container) bool {
+		return old.Key() == record.Key() || old.Phase == state.Withdrawn || !shareAddress(old.Addresses(), addrs)
+	})
+}
+
+func shareAddress(x, y []api.Address) bool {
+	return slices.ContainsFunc(x, func(p api.Address) bool {
+		return slices.ContainsFunc(y, func(q api.Address) bool { return p.Address == q.Address })
 	})
 }
 
 // complete writes the result, if nobody took the addresses away meanwhile.
-func (a *Agent) complete(ctx context.Context, record *state.Attachment, result json.RawMessage) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
+func (a *Agent) complete(ctx context.Context, record *state.Container) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return err
 	}
@@ -254,14 +286,14 @@ func (a *Agent) complete(ctx context.Context, record *state.Attachment, result j
 		return context.Cause(ctx)
 	}
 	done := *record
-	done.Phase, done.Result = state.Added, result
+	done.Phase = state.Added
 	return a.Store.Put(&done)
 }
 
 // stillThere asks again whether the pod runs. Its deletion between the first question and
 // the record found no record to withdraw; a later one ends the ADD.
-func (a *Agent) stillThere(ctx context.Context, record *state.Attachment) error {
-	if len(record.Addresses) == 0 {
+func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
+	if len(record.Addresses()) == 0 {
 		return nil
 	}
 	alive, err := a.Pods.Alive(ctx, record.Pod)
@@ -274,10 +306,18 @@ func (a *Agent) stillThere(ctx context.Context, record *state.Attachment) error 
 	return nil
 }
 
-func addressList(record *state.Attachment) []string {
+func addressList(record *state.Container) []string {
 	var all []string
-	for _, addr := range record.Addresses {
+	for _, addr := range record.Addresses() {
 		all = append(all, addr.Address.String())
+	}
+	return all
+}
+
+func interfaceNames(record *state.Container) []string {
+	var all []string
+	for _, attachment := range record.Attachments {
+		all = append(all, attachment.IfName)
 	}
 	return all
 }

@@ -44,7 +44,7 @@ type plugins interface {
 type networks interface {
 	// Default returns the network of pods without a floating IP.
 	Default() (*chain.Network, error)
-	// Floating returns the network of pods with a floating IP. The driver does the
+	// Floating returns the network of pods with a floating IP. A driver does the
 	// work of its first plugin.
 	Floating() (*Floating, error)
 }
@@ -53,25 +53,25 @@ type networks interface {
 // carrying an address also where no plugin can run. Methods are idempotent and block for
 // the kernel only; calls for one address run one after another.
 type driver interface {
-	// Setup wires the attachment's addresses to the container.
-	Setup(a *state.Attachment) (*current.Result, error)
-	// Check returns an error that names the missing pieces of the attachment.
-	Check(a *state.Attachment) error
+	// Setup wires the interface's addresses to the container.
+	Setup(i *Interface) (*current.Result, error)
+	// Check returns an error that names the missing pieces of the interface.
+	Check(i *Interface) error
 	// CheckNode does so for the node's side alone: a pod may change its own.
-	CheckNode(a *state.Attachment) error
+	CheckNode(i *Interface) error
 	// Repair makes the missing pieces of the node's side.
-	Repair(a *state.Attachment) error
-	// Withdraw stops the node from carrying the attachment's addresses.
-	Withdraw(a *state.Attachment) error
+	Repair(i *Interface) error
+	// Withdraw stops the node from carrying the interface's addresses.
+	Withdraw(i *Interface) error
 	// Teardown withdraws, and removes the container's interface. It knows an
-	// attachment by the container, interface and namespace alone.
-	Teardown(a *state.Attachment) error
+	// interface by its name, the container and the namespace alone.
+	Teardown(i *Interface) error
 	// Announce tells the network that the addresses are here.
-	Announce(a *state.Attachment) error
+	Announce(i *Interface) error
 	// Ready returns an error where the uplink cannot carry addresses.
 	Ready(uplink string) error
-	// LinkOf returns the name of the attachment's host end, which need not
-	// exist. Pure.
+	// LinkOf returns the name of an interface's host end, which need not exist.
+	// Pure.
 	LinkOf(key state.Key) string
 	// Links lists the host ends on the node, with and without a record.
 	Links() ([]Link, error)
@@ -79,6 +79,16 @@ type driver interface {
 	Remove(link string) error
 	// RemoveLoose removes Berth's kernel state that belongs to no link.
 	RemoveLoose() error
+}
+
+// Drivers has the drivers by the names that records give them.
+type Drivers map[string]driver
+
+// Interface is an interface of a container as a driver sees it.
+type Interface struct {
+	ContainerID string
+	NetNS       string
+	state.Attachment
 }
 
 // Link is the host end of a container's interface in the floating network.
@@ -93,7 +103,7 @@ type Options struct {
 	Store    *state.Store
 	Plugins  plugins
 	Networks networks
-	Driver   driver
+	Drivers  Drivers
 	Metrics  *Metrics
 }
 
@@ -134,9 +144,3 @@ var (
 // kernelPatience limits the wait for another call that changes the kernel for the same
 // address and write its record.
 const kernelPatience = 10 * time.Second
-
-func attachmentOf(r *state.Attachment) chain.Attachment {
-	return chain.Attachment{
-		ContainerID: r.ContainerID, NetNS: r.NetNS, IfName: r.IfName, Args: r.Args, Capabilities: r.Capabilities,
-	}
-}

@@ -102,27 +102,27 @@ func (f fakePlugins) GC(context.Context, *chain.Network, []types.GCAttachment) e
 
 type fakeDriver struct{ *world }
 
-func (f fakeDriver) Setup(a *state.Attachment) (*current.Result, error) {
+func (f fakeDriver) Setup(a *Interface) (*current.Result, error) {
 	f.note("setup %s", a.ContainerID)
 	return &current.Result{CNIVersion: current.ImplementedSpecVersion}, nil
 }
-func (f fakeDriver) Teardown(a *state.Attachment) error {
+func (f fakeDriver) Teardown(a *Interface) error {
 	f.note("teardown %s", a.ContainerID)
 	return nil
 }
-func (f fakeDriver) Check(*state.Attachment) error     { return f.missing }
-func (f fakeDriver) CheckNode(*state.Attachment) error { return f.missing }
-func (f fakeDriver) Repair(a *state.Attachment) error {
+func (f fakeDriver) Check(*Interface) error     { return f.missing }
+func (f fakeDriver) CheckNode(*Interface) error { return f.missing }
+func (f fakeDriver) Repair(a *Interface) error {
 	f.note("repair %s", a.ContainerID)
 	f.missing = nil
 	return nil
 }
 func (f fakeDriver) Ready(string) error { return f.missing }
-func (f fakeDriver) Withdraw(a *state.Attachment) error {
+func (f fakeDriver) Withdraw(a *Interface) error {
 	f.note("withdraw %s", a.ContainerID)
 	return nil
 }
-func (f fakeDriver) Announce(a *state.Attachment) error {
+func (f fakeDriver) Announce(a *Interface) error {
 	f.note("announce %s", a.ContainerID)
 	return nil
 }
@@ -139,7 +139,7 @@ func (fakeNetworks) Default() (*chain.Network, error) {
 
 func (fakeNetworks) Floating() (*Floating, error) {
 	n, err := chain.Parse([]byte(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"},{"type":"chained"}]}`))
-	return &Floating{Network: n, Uplink: "eth0"}, err
+	return &Floating{Network: n, Driver: api.DriverVeth, Uplink: "eth0"}, err
 }
 
 func newAgent(t *testing.T) (*Agent, *world) {
@@ -154,7 +154,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		addrs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
 		alive: true,
 	}
-	return New(Options{Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Driver: fakeDriver{w}}), w
+	return New(Options{Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}}), w
 }
 
 func addRequest(id string) *api.Request {
@@ -163,12 +163,8 @@ func addRequest(id string) *api.Request {
 
 func phases(t *testing.T, a *Agent) map[string]state.Phase {
 	t.Helper()
-	all, err := a.Store.List()
-	if err != nil {
-		t.Fatal(err)
-	}
 	got := map[string]state.Phase{}
-	for _, r := range all {
+	for _, r := range a.Store.List() {
 		got[r.ContainerID] = r.Phase
 	}
 	return got
@@ -239,11 +235,13 @@ func TestAgent(t *testing.T) {
 		"verify": {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
-				err = errors.Join(err, a.Suspect(), a.Verify(ctx))
+				a.Suspect()
+				err = errors.Join(err, a.Verify(ctx))
 				w.holds = fmt.Errorf("%w: moved", podinfo.ErrNotHolder)
 				// Nobody is suspected any more.
 				err = errors.Join(err, a.Verify(ctx), a.Check(ctx, addRequest("c")))
-				return errors.Join(err, a.Suspect(), a.Verify(ctx), a.Del(ctx, addRequest("c")))
+				a.Suspect()
+				return errors.Join(err, a.Verify(ctx), a.Del(ctx, addRequest("c")))
 			},
 			log: []string{"setup c", "announce c", "ADD floating c", "withdraw c", "withdraw c", "DEL floating c", "teardown c"}, left: map[string]state.Phase{},
 		},
@@ -251,7 +249,8 @@ func TestAgent(t *testing.T) {
 			do: func(ctx context.Context, a *Agent, w *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
 				w.holds = context.DeadlineExceeded
-				return errors.Join(err, a.Suspect(), a.Verify(ctx))
+				a.Suspect()
+				return errors.Join(err, a.Verify(ctx))
 			},
 			code: types.ErrTryAgainLater, log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
@@ -265,8 +264,8 @@ func TestAgent(t *testing.T) {
 		},
 		"DEL of a record of a later version": {
 			do: func(ctx context.Context, a *Agent, w *world) error {
-				r := &state.Attachment{ContainerID: "c", IfName: "eth0", NetNS: "/proc/self/ns/net", Phase: state.Added, Addresses: w.addrs,
-					Network: json.RawMessage(`{"cniVersion":"9.0.0","name":"floating","plugins":[{"type":"berth-veth"}]}`)}
+				r := record("c", state.Added, "/proc/self/ns/net", w.addrs)
+				r.Attachments[0].Network = json.RawMessage(`{"cniVersion":"9.0.0","name":"floating","plugins":[{"type":"berth-veth"}]}`)
 				return errors.Join(a.Store.Put(r), a.Del(ctx, addRequest("c")))
 			},
 			code: types.ErrInternal, log: []string{"withdraw c", "teardown c"}, left: map[string]state.Phase{"c": state.Deleting},
@@ -337,10 +336,7 @@ func TestCapabilities(t *testing.T) {
 	if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
 		t.Fatal(err)
 	}
-	r, err := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"}).Attachments[0]
 	const mac = "02:be:0a:00:46:05"
 	if r.MAC != mac || string(r.Capabilities["mac"]) != `"`+mac+`"` {
 		t.Errorf("the record has MAC %q, the plugins get %s, want %s", r.MAC, r.Capabilities["mac"], mac)
@@ -417,11 +413,18 @@ func run(t *testing.T, a *Agent) {
 
 func put(t *testing.T, a *Agent, id string, phase state.Phase, netns string, addrs []api.Address) {
 	t.Helper()
-	r := &state.Attachment{ContainerID: id, IfName: "eth0", NetNS: netns, Phase: phase, Addresses: addrs,
-		Pod:     api.Pod{Namespace: "ns", Name: "p", UID: "u"},
-		Network: json.RawMessage(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"}]}`)}
-	if err := a.Store.Put(r); err != nil {
+	if err := a.Store.Put(record(id, phase, netns, addrs)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func record(id string, phase state.Phase, netns string, addrs []api.Address) *state.Container {
+	return &state.Container{
+		ContainerID: id, IfName: "eth0", NetNS: netns, Phase: phase, Pod: api.Pod{Namespace: "ns", Name: "p", UID: "u"},
+		Attachments: []state.Attachment{{
+			IfName: "eth0", Driver: api.DriverVeth, Addresses: addrs,
+			Network: json.RawMessage(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"}]}`),
+		}},
 	}
 }
 
@@ -530,13 +533,13 @@ func TestPluginHangs(t *testing.T) {
 func TestAnnouncements(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{}
-		n := newAnnouncer(func(_ context.Context, r *state.Attachment) (bool, error) {
-			return true, fakeDriver{w}.Announce(r)
+		n := newAnnouncer(func(_ context.Context, r *state.Container) (bool, error) {
+			return true, fakeDriver{w}.Announce(interfaceOf(r, 0))
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		go n.run(ctx)
-		n.later(&state.Attachment{ContainerID: "c", Addresses: []api.Address{{}}})
-		n.later(&state.Attachment{ContainerID: "ordinary"})
+		n.later(record("c", state.Added, "", []api.Address{{}}))
+		n.later(record("ordinary", state.Added, "", nil))
 		for _, step := range []struct {
 			wait time.Duration
 			want int
@@ -560,7 +563,7 @@ func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 	a, w := newAgent(t)
 	for phase, want := range map[state.Phase]bool{state.Added: true, state.Withdrawn: false, state.Deleting: false} {
 		w.log = nil
-		r := &state.Attachment{ContainerID: "c", IfName: "eth0", Phase: phase, Addresses: w.addrs}
+		r := record("c", phase, "", w.addrs)
 		if err := a.Store.Put(r); err != nil {
 			t.Fatal(err)
 		}
@@ -571,7 +574,7 @@ func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 			t.Errorf("%s: %q, want an announcement: %v", phase, w.log, want)
 		}
 	}
-	gone := &state.Attachment{ContainerID: "gone", IfName: "eth0", Addresses: w.addrs}
+	gone := record("gone", state.Added, "", w.addrs)
 	if carried, err := a.announceAgain(t.Context(), gone); carried || err != nil {
 		t.Errorf("a detached container: announceAgain() = %v, %v", carried, err)
 	}

@@ -18,8 +18,8 @@ import (
 const announcements = 3
 
 // announceBackoff waits 1 s twice and then 2 s.
-func announceBackoff() workqueue.TypedRateLimiter[*state.Attachment] {
-	return workqueue.NewTypedItemFastSlowRateLimiter[*state.Attachment](time.Second, 2*time.Second, 2)
+func announceBackoff() workqueue.TypedRateLimiter[*state.Container] {
+	return workqueue.NewTypedItemFastSlowRateLimiter[*state.Container](time.Second, 2*time.Second, 2)
 }
 
 // announcePatience limits how long an announcement waits for another call for the
@@ -30,24 +30,24 @@ const announcePatience = time.Second
 type announcer struct {
 	// announce returns false where the node no longer carries the record's
 	// addresses.
-	announce func(ctx context.Context, record *state.Attachment) (carried bool, err error)
-	queue    workqueue.TypedRateLimitingInterface[*state.Attachment]
+	announce func(ctx context.Context, record *state.Container) (carried bool, err error)
+	queue    workqueue.TypedRateLimitingInterface[*state.Container]
 }
 
-func newAnnouncer(announce func(context.Context, *state.Attachment) (bool, error)) announcer {
+func newAnnouncer(announce func(context.Context, *state.Container) (bool, error)) announcer {
 	return announcer{announce: announce, queue: workqueue.NewTypedRateLimitingQueue(announceBackoff())}
 }
 
 // later schedules the announcements of the record's addresses and returns at once.
-func (n *announcer) later(record *state.Attachment) {
-	if len(record.Addresses) > 0 {
+func (n *announcer) later(record *state.Container) {
+	if len(record.Addresses()) > 0 {
 		n.queue.AddRateLimited(record)
 	}
 }
 
 // soon schedules announcements of which the first does not wait; it returns at once.
-func (n *announcer) soon(record *state.Attachment) {
-	if len(record.Addresses) > 0 {
+func (n *announcer) soon(record *state.Container) {
+	if len(record.Addresses()) > 0 {
 		n.queue.Add(record)
 	}
 }
@@ -66,7 +66,7 @@ func (n *announcer) run(ctx context.Context) {
 }
 
 // fire announces once and schedules the next announcement.
-func (n *announcer) fire(ctx context.Context, record *state.Attachment) {
+func (n *announcer) fire(ctx context.Context, record *state.Container) {
 	carried, err := n.announce(ctx, record)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
@@ -80,13 +80,8 @@ func (n *announcer) fire(ctx context.Context, record *state.Attachment) {
 
 // AnnounceAll announces every address that this node carries, now and some times more; it
 // returns at once. Its caller calls it after a change of the uplink's MAC.
-func (a *Agent) AnnounceAll(ctx context.Context) {
-	all, err := a.Store.List()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot announce the floating IPs of this node")
-		return
-	}
-	for _, record := range all {
+func (a *Agent) AnnounceAll(context.Context) {
+	for _, record := range a.Store.List() {
 		if record.Phase == state.Added {
 			a.announce.soon(record)
 		}
@@ -96,15 +91,15 @@ func (a *Agent) AnnounceAll(ctx context.Context) {
 // announceAgain announces the record's addresses if this node still carries them
 // for it. It holds the locks of the addresses meanwhile: an announcement after the
 // withdrawal would draw the traffic away from the address's new node.
-func (a *Agent) announceAgain(ctx context.Context, record *state.Attachment) (carried bool, err error) {
+func (a *Agent) announceAgain(ctx context.Context, record *state.Container) (carried bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, announcePatience)
 	defer cancel()
-	err = a.withAddresses(ctx, record, func(now *state.Attachment) error {
+	err = a.withAddresses(ctx, record, func(now *state.Container) error {
 		if now.Phase != state.Added {
 			return nil
 		}
 		carried = true
-		return a.Driver.Announce(now)
+		return a.eachInterface(now, driver.Announce)
 	})
 	return carried, err
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/berth-dev/berth/agent/api"
-	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -22,10 +21,7 @@ func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 		return err
 	}
 	defer unlock()
-	record, err := a.Store.Get(state.Key{ContainerID: req.ContainerID, IfName: req.IfName})
-	if err != nil {
-		return err
-	}
+	record := a.Store.Get(state.Key{ContainerID: req.ContainerID, IfName: req.IfName})
 	if record == nil {
 		return fmt.Errorf("%w: %s, interface %s", ErrUnknownContainer, req.ContainerID, req.IfName)
 	}
@@ -36,16 +32,18 @@ func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 }
 
 // check verifies the network of a complete record.
-func (a *Agent) check(ctx context.Context, record *state.Attachment) error {
-	network, err := chain.Parse(record.Network)
-	if err != nil {
-		return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+func (a *Agent) check(ctx context.Context, record *state.Container) error {
+	if err := a.eachInterface(record, driver.Check); err != nil {
+		return err
 	}
-	if len(record.Addresses) > 0 {
-		if err := a.Driver.Check(record); err != nil {
+	for i, attachment := range record.Attachments {
+		network, err := networkOf(record, i)
+		if err != nil {
 			return err
 		}
-		network = network.Chained()
+		if err := a.Plugins.Check(ctx, network, forPlugins(record, i), attachment.Result); err != nil {
+			return err
+		}
 	}
-	return a.Plugins.Check(ctx, network, attachmentOf(record), record.Result)
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -33,10 +34,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		return err
 	}
 	defer unlock()
-	record, err := a.Store.Get(key)
-	if err != nil {
-		return err
-	}
+	record := a.Store.Get(key)
 	if record == nil {
 		if req != nil {
 			a.detachUnknown(ctx, req)
@@ -59,26 +57,25 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 // delTimeout limits the plugins' DEL, which may outlive the runtime's call.
 const delTimeout = 90 * time.Second
 
-// undo takes an attachment down and removes its record: it withdraws the addresses, then
-// runs the plugins' DEL, and then removes the interface. The caller holds the container's
-// lock. undo goes on after a failure, but then keeps the record.
-func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
-	floating := len(record.Addresses) > 0
+// undo takes the network of a container down and removes its record: it withdraws all
+// addresses, and then, last attachment first, runs the plugins' DEL and removes the
+// interface. The caller holds the container's lock. undo goes on after a failure, but then
+// keeps the record.
+func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	if err := a.deleting(ctx, record); err != nil {
 		return err
 	}
 	fault.Point("del/intent")
-	network, err := chain.Parse(record.Network)
-	if err != nil {
-		err = fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
-	} else {
-		err = a.delPlugins(ctx, network, record)
+	var errs []error
+	deadline := time.Now().Add(delTimeout)
+	for i := range slices.Backward(record.Attachments) {
+		// A network that hangs must not take the time of the others.
+		share := time.Until(deadline) / time.Duration(i+1)
+		errs = append(errs, a.delPlugins(ctx, record, i, share))
+		fault.Point("del/plugins")
+		errs = append(errs, a.teardown(ctx, record, i))
 	}
-	fault.Point("del/plugins")
-	if floating {
-		err = errors.Join(err, a.teardown(ctx, record))
-	}
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	if err := a.Store.Delete(record.Key()); err != nil {
@@ -88,19 +85,20 @@ func (a *Agent) undo(ctx context.Context, record *state.Attachment) error {
 	return nil
 }
 
-func (a *Agent) delPlugins(ctx context.Context, network *chain.Network, record *state.Attachment) error {
-	ctx, cancel := context.WithTimeout(ctx, delTimeout)
-	defer cancel()
-	if len(record.Addresses) > 0 {
-		network = network.Chained()
+func (a *Agent) delPlugins(ctx context.Context, record *state.Container, i int, limit time.Duration) error {
+	network, err := networkOf(record, i)
+	if err != nil {
+		return err
 	}
-	return a.Plugins.Del(ctx, network, attachmentOf(record), record.Result)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return a.Plugins.Del(ctx, network, forPlugins(record, i), record.Attachments[i].Result)
 }
 
 // deleting writes the record and stops answering for its addresses: no plugin that hangs
 // or fails may keep the node from that. Where the withdrawal fails, teardown tries again.
-func (a *Agent) deleting(ctx context.Context, record *state.Attachment) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
+func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return err
 	}
@@ -110,23 +108,25 @@ func (a *Agent) deleting(ctx context.Context, record *state.Attachment) error {
 	if err := a.Store.Put(&deleting); err != nil {
 		return err
 	}
-	if len(record.Addresses) == 0 {
-		return nil
-	}
-	if err := a.Driver.Withdraw(record); err != nil {
+	if err := a.eachInterface(record, driver.Withdraw); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
 	}
 	return nil
 }
 
-func (a *Agent) teardown(ctx context.Context, record *state.Attachment) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
+// teardown removes the interface of an attachment that a driver wired.
+func (a *Agent) teardown(ctx context.Context, record *state.Container, i int) error {
+	d, err := a.driverOf(record, i)
+	if err != nil || d == nil {
+		return err
+	}
+	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := a.Driver.Teardown(record); err != nil {
-		return fmt.Errorf("remove the interface %s of container %s: %w", record.IfName, record.ContainerID, err)
+	if err := d.Teardown(interfaceOf(record, i)); err != nil {
+		return fmt.Errorf("remove the interface %s of container %s: %w", record.Attachments[i].IfName, record.ContainerID, err)
 	}
 	return nil
 }
@@ -137,8 +137,11 @@ func (a *Agent) teardown(ctx context.Context, record *state.Attachment) error {
 // failures, because a container that never was looks the same.
 func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	logger := klog.FromContext(ctx)
-	if err := a.Driver.Teardown(&state.Attachment{ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS}); err != nil {
-		logger.Error(err, "Cannot clean up after a container without a record", "containerID", req.ContainerID)
+	unknown := &Interface{ContainerID: req.ContainerID, NetNS: req.NetNS, Attachment: state.Attachment{IfName: req.IfName}}
+	for name, d := range a.Drivers {
+		if err := d.Teardown(unknown); err != nil {
+			logger.Error(err, "Cannot clean up after a container without a record", "containerID", req.ContainerID, "driver", name)
+		}
 	}
 	network, err := a.Networks.Default()
 	if err != nil {

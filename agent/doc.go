@@ -13,21 +13,23 @@
 //  3. ask again whether the pod still runs: a deletion between 1 and 2 found no
 //     record to withdraw
 //  4. take the addresses from an older container of this node that still
-//     carries them, wire them, announce
-//  5. run the plugins
+//     carries them
+//  5. for each attachment: wire its addresses and announce them, run the plugins
 //  6. write the result (added)
 //
-// The agent wires, withdraws and takes down the addresses of a pod together, in its own
-// process: the driver. Plugins may be chained to it.
+// A record is a container with its attachments, one for each network. The addresses of an
+// attachment are wired, withdrawn and taken down together, in the agent's own process, by
+// the driver that the record names. Plugins may be chained to it. An attachment without
+// addresses has no driver: the plugins of its network do all the work.
 //
 // After a failure in 3 to 6 the agent does a DEL.
 //
 // # DEL
 //
 //  1. write the record (deleting) and stop answering for the addresses
-//  2. run the plugins, each with a time limit of its own
-//  3. remove the interface
-//  4. remove the record
+//  2. for each attachment, last first: run the plugins, each with a time limit of its
+//     own, and remove the interface
+//  3. remove the record
 //
 // Where a step fails, the record stays for the runtime's next DEL, for GC and for the
 // reconciler, which tries again without the runtime.

@@ -25,82 +25,93 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 	if !conf.hasAttachments {
 		return fmt.Errorf("%w: GC without the list of valid attachments", ErrRequest)
 	}
-	valid := map[state.Key]bool{}
+	listed := map[state.Key]bool{}
 	for _, v := range conf.ValidAttachments {
-		valid[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
+		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
 	}
 	orphans, err := a.orphans(conf.ValidAttachments)
-	if err != nil {
-		return err
-	}
-	all, err := a.Store.List()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, r := range all {
-		if !valid[r.Key()] {
-			errs = append(errs, a.detach(ctx, r.Key(), nil))
+	errs := []error{err}
+	all := a.Store.List()
+	valid := conf.ValidAttachments
+	for _, record := range all {
+		if !listed[record.Key()] {
+			errs = append(errs, a.detach(ctx, record.Key(), nil))
+			continue
+		}
+		// The runtime knows the first interface only.
+		for _, attachment := range record.Attachments[1:] {
+			valid = append(valid, types.GCAttachment{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
 	}
 	for _, o := range orphans {
-		errs = append(errs, a.Driver.Remove(o.Name))
+		errs = append(errs, o.driver.Remove(o.Name))
 	}
-	errs = append(errs, a.Driver.RemoveLoose(), a.gcDefault(ctx, conf.ValidAttachments), a.gcFloating(ctx, all, conf.ValidAttachments))
-	return errors.Join(errs...)
+	for _, d := range a.Drivers {
+		errs = append(errs, d.RemoveLoose())
+	}
+	return errors.Join(append(errs, a.gcPlugins(ctx, all, valid))...)
 }
 
-// gcDefault runs GC of the default network's plugins, which clean up after DELs
-// that they missed.
-func (a *Agent) gcDefault(ctx context.Context, valid []types.GCAttachment) error {
-	network, err := a.Networks.Default()
-	if errors.Is(err, chain.ErrNoNetwork) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return a.Plugins.GC(ctx, network, valid)
-}
-
-// gcFloating runs GC of the plugins that are chained to the driver, of every network that
-// has records.
-func (a *Agent) gcFloating(ctx context.Context, all []*state.Attachment, valid []types.GCAttachment) error {
+// gcPlugins runs GC of the plugins of the default network and of every network that has
+// records: they clean up after DELs that they missed.
+func (a *Agent) gcPlugins(ctx context.Context, all []*state.Container, valid []types.GCAttachment) error {
 	var errs []error
 	done := map[string]bool{}
+	network, err := a.Networks.Default()
+	switch {
+	case err == nil:
+		done[string(network.Raw())] = true
+		errs = append(errs, a.Plugins.GC(ctx, network, valid))
+	case !errors.Is(err, chain.ErrNoNetwork):
+		errs = append(errs, err)
+	}
 	for _, record := range all {
-		if len(record.Addresses) == 0 || done[string(record.Network)] {
-			continue
+		for i, attachment := range record.Attachments {
+			if done[string(attachment.Network)] {
+				continue
+			}
+			done[string(attachment.Network)] = true
+			network, err := networkOf(record, i)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			errs = append(errs, a.Plugins.GC(ctx, network, valid))
 		}
-		done[string(record.Network)] = true
-		network, err := chain.Parse(record.Network)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("the record of container %s: %w", record.ContainerID, err))
-			continue
-		}
-		errs = append(errs, a.Plugins.GC(ctx, network.Chained(), valid))
 	}
 	return errors.Join(errs...)
+}
+
+// orphan is a link without a record.
+type orphan struct {
+	Link
+	driver driver
 }
 
 // orphans lists the links without a record and without a valid attachment. It lists
 // links before records: an ADD that begins meanwhile writes its record before it
 // makes its link.
-func (a *Agent) orphans(valid []types.GCAttachment) ([]Link, error) {
-	links, err := a.Driver.Links()
-	if err != nil {
-		return nil, err
+func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
+	var all []orphan
+	var errs []error
+	for _, d := range a.Drivers {
+		links, err := d.Links()
+		errs = append(errs, err)
+		for _, l := range links {
+			all = append(all, orphan{l, d})
+		}
 	}
-	all, err := a.Store.List()
-	if err != nil {
-		return nil, err
-	}
-	keep := map[string]bool{}
-	for _, r := range all {
-		keep[a.Driver.LinkOf(r.Key())] = true
-	}
+	known := make([]state.Key, 0, len(valid))
 	for _, v := range valid {
-		keep[a.Driver.LinkOf(state.Key{ContainerID: v.ContainerID, IfName: v.IfName})] = true
+		known = append(known, state.Key{ContainerID: v.ContainerID, IfName: v.IfName})
 	}
-	return slices.DeleteFunc(links, func(l Link) bool { return keep[l.Name] }), nil
+	for _, record := range a.Store.List() {
+		for _, attachment := range record.Attachments {
+			known = append(known, state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
+		}
+	}
+	orphans := slices.DeleteFunc(all, func(o orphan) bool {
+		return slices.ContainsFunc(known, func(key state.Key) bool { return o.driver.LinkOf(key) == o.Name })
+	})
+	return orphans, errors.Join(errs...)
 }

@@ -88,27 +88,17 @@ func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
 // withAddresses calls do with the record as the store has it once its addresses are
 // locked. It does nothing where the record is gone, or is another pod's or one of other
 // addresses by now. do changes the kernel and the record only.
-func (a *Agent) withAddresses(ctx context.Context, record *state.Attachment, do func(now *state.Attachment) error) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses)
+func (a *Agent) withAddresses(ctx context.Context, record *state.Container, do func(now *state.Container) error) error {
+	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	now, err := a.current(record)
-	if err != nil || now == nil {
-		return err
+	now := a.Store.Get(record.Key())
+	if now == nil || now.Pod != record.Pod || !slices.Equal(now.Addresses(), record.Addresses()) {
+		return nil
 	}
 	return do(now)
-}
-
-// current returns the record as the store has it, or nil where it is gone, or is another
-// pod's or one of other addresses by now. The caller holds the locks of the addresses.
-func (a *Agent) current(record *state.Attachment) (*state.Attachment, error) {
-	now, err := a.Store.Get(record.Key())
-	if err != nil || now == nil || now.Pod != record.Pod || !slices.Equal(now.Addresses, record.Addresses) {
-		return nil, err
-	}
-	return now, nil
 }
 
 // lockAddresses locks addresses, always in the same order. Its caller may change the phase

@@ -57,6 +57,8 @@ func notOurselves(network *chain.Network) error {
 // Floating is the network of pods with a floating IP.
 type Floating struct {
 	Network *chain.Network
+	// Driver does the work of the first plugin.
+	Driver string
 	// Uplink is the node's link to the pools' networks.
 	Uplink string
 	// MTU of the pods' interfaces; 0 means that of the uplink.
@@ -95,7 +97,7 @@ func (n *Networks) Floating() (*Floating, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Floating{Network: network, Uplink: conf.Uplink, MTU: conf.MTU}, nil
+	return &Floating{Network: network, Driver: api.DriverVeth, Uplink: conf.Uplink, MTU: conf.MTU}, nil
 }
 
 func (n *Networks) floatingTemplate() (*chain.Network, error) {

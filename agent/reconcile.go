@@ -105,13 +105,8 @@ func (a *Agent) Run(ctx context.Context) {
 
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
 // it after a change of the node's links.
-func (a *Agent) Recheck(ctx context.Context) {
-	all, err := a.Store.List()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot compare the records with the kernel")
-		return
-	}
-	for _, record := range all {
+func (a *Agent) Recheck(context.Context) {
+	for _, record := range a.Store.List() {
 		a.reconcile.checkSoon(record.Key())
 	}
 }
@@ -120,9 +115,9 @@ func (a *Agent) Recheck(ctx context.Context) {
 // that is not to finish. A missing piece may say that the node was cut off, so repair
 // asks the API before it puts the piece back.
 func (a *Agent) repair(ctx context.Context, key state.Key) error {
-	record, err := a.Store.Get(key)
-	if err != nil || record == nil {
-		return err
+	record := a.Store.Get(key)
+	if record == nil {
+		return nil
 	}
 	switch record.Phase {
 	case state.Adding, state.Deleting:
@@ -131,15 +126,15 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	case state.Withdrawn:
 		// The agent may have died between the kernel and the record, or another program
 		// may have put a piece back.
-		return a.withAddresses(ctx, record, func(now *state.Attachment) error {
+		return a.withAddresses(ctx, record, func(now *state.Container) error {
 			if now.Phase != state.Withdrawn {
 				return nil
 			}
-			return a.Driver.Withdraw(now)
+			return a.eachInterface(now, driver.Withdraw)
 		})
 	case state.Added:
 	}
-	if len(record.Addresses) == 0 || a.Driver.CheckNode(record) == nil {
+	if len(record.Addresses()) == 0 || a.eachInterface(record, driver.CheckNode) == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
@@ -156,20 +151,25 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 
 // setupAgain makes the missing pieces of a complete attachment, of the node's side only
 // unless whole.
-func (a *Agent) setupAgain(ctx context.Context, record *state.Attachment, whole bool) error {
-	check, repair := a.Driver.CheckNode, a.Driver.Repair
+func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole bool) error {
+	check, repair := driver.CheckNode, driver.Repair
 	if whole {
-		check, repair = a.Driver.Check, func(r *state.Attachment) error { _, err := a.Driver.Setup(r); return err }
+		check, repair = driver.Check, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }
 	}
-	return a.withAddresses(ctx, record, func(now *state.Attachment) error {
+	return a.withAddresses(ctx, record, func(now *state.Container) error {
 		if now.Phase != state.Added {
 			return nil
 		}
-		missing := check(now)
-		if missing == nil {
-			return nil
-		}
-		if err := repair(now); err != nil {
+		var missing error
+		err := a.eachInterface(now, func(d driver, i *Interface) error {
+			lacks := check(d, i)
+			if lacks == nil {
+				return nil
+			}
+			missing = errors.Join(missing, lacks)
+			return repair(d, i)
+		})
+		if err != nil || missing == nil {
 			return err
 		}
 		klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
@@ -188,9 +188,9 @@ func (a *Agent) finish(ctx context.Context, key state.Key) error {
 		return nil
 	}
 	defer unlock()
-	record, err := a.Store.Get(key)
-	if err != nil || record == nil {
-		return err
+	record := a.Store.Get(key)
+	if record == nil {
+		return nil
 	}
 	if record.Phase == state.Added || record.Phase == state.Withdrawn {
 		if gone, err := netnsGone(record.NetNS); err != nil || !gone {
@@ -204,13 +204,8 @@ func (a *Agent) finish(ctx context.Context, key state.Key) error {
 // containers ended meanwhile, and removes the kernel state that belongs to nothing.
 func (a *Agent) noteStart(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	all, err := a.Store.List()
-	if err != nil {
-		logger.Error(err, "Cannot list the records")
-		return
-	}
 	counts := map[state.Phase]int{}
-	for _, record := range all {
+	for _, record := range a.Store.List() {
 		counts[record.Phase]++
 		gone, err := netnsGone(record.NetNS)
 		if err != nil {
@@ -223,8 +218,10 @@ func (a *Agent) noteStart(ctx context.Context) {
 	}
 	logger.Info("Started with the records of an earlier run", "adding", counts[state.Adding], "added", counts[state.Added],
 		"deleting", counts[state.Deleting], "withdrawn", counts[state.Withdrawn])
-	if err := a.Driver.RemoveLoose(); err != nil {
-		logger.Error(err, "Cannot remove kernel state that belongs to no pod")
+	for name, d := range a.Drivers {
+		if err := d.RemoveLoose(); err != nil {
+			logger.Error(err, "Cannot remove kernel state that belongs to no pod", "driver", name)
+		}
 	}
 	a.noteOrphans(ctx)
 }
@@ -252,7 +249,6 @@ func (a *Agent) noteOrphans(ctx context.Context) {
 	orphans, err := a.orphans(nil)
 	if err != nil {
 		logger.Error(err, "Cannot look for links without a record")
-		return
 	}
 	for _, o := range orphans {
 		logger.Info("A link on this node has no record; the DEL of its container or CNI GC removes it", "link", o.Name, "ips", o.Addresses)

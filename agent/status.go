@@ -50,7 +50,11 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
 	}
-	if err := a.Driver.Ready(floating.Uplink); err != nil {
+	d := a.Drivers[floating.Driver]
+	if d == nil {
+		return fmt.Errorf("%w: pods with a floating IP: this agent has no driver %q", ErrNotReady, floating.Driver)
+	}
+	if err := d.Ready(floating.Uplink); err != nil {
 		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 	}
 	if err := a.Plugins.Status(ctx, floating.Network.Chained()); err != nil {

@@ -57,17 +57,12 @@ func (s *suspects) take(key state.Key) {
 
 // Suspect makes Verify ask about every floating IP that this node carries. Its caller
 // calls it after a start and when the API could not be reached.
-func (a *Agent) Suspect() error {
-	all, err := a.Store.List()
-	if err != nil {
-		return err
-	}
-	for _, record := range all {
-		if len(record.Addresses) > 0 && record.Phase != state.Withdrawn {
+func (a *Agent) Suspect() {
+	for _, record := range a.Store.List() {
+		if len(record.Addresses()) > 0 && record.Phase != state.Withdrawn {
 			a.suspects.add(record.Key())
 		}
 	}
-	return nil
 }
 
 // Verify asks the API about the suspects, withdraws the addresses of other pods and
@@ -119,9 +114,9 @@ func (a *Agent) verifyOne(ctx context.Context, key state.Key) error {
 }
 
 func (a *Agent) verifyRecord(ctx context.Context, key state.Key) error {
-	record, err := a.Store.Get(key)
-	if err != nil || record == nil || record.Phase == state.Withdrawn {
-		return err
+	record := a.Store.Get(key)
+	if record == nil || record.Phase == state.Withdrawn {
+		return nil
 	}
 	reason, err := a.lostWhy(ctx, record)
 	if err != nil {
@@ -140,8 +135,8 @@ func (a *Agent) verifyRecord(ctx context.Context, key state.Key) error {
 
 // lostWhy returns the reason why the record's pod lost its addresses, or an empty
 // string while it holds them.
-func (a *Agent) lostWhy(ctx context.Context, record *state.Attachment) (string, error) {
-	for _, addr := range record.Addresses {
+func (a *Agent) lostWhy(ctx context.Context, record *state.Container) (string, error) {
+	for _, addr := range record.Addresses() {
 		err := a.Pods.Holds(ctx, record.Pod, addr)
 		if errors.Is(err, podinfo.ErrNotHolder) {
 			return err.Error(), nil

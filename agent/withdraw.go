@@ -23,13 +23,9 @@ const podGone = "the pod is deleted, replaced or finished"
 // Pods of the default network keep their addresses until DEL: those belong to the
 // node.
 func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
-	all, err := a.Store.List()
-	if err != nil {
-		return err
-	}
 	var errs []error
-	for _, record := range all {
-		if record.Pod.UID == pod.UID && len(record.Addresses) > 0 {
+	for _, record := range a.Store.List() {
+		if record.Pod.UID == pod.UID && len(record.Addresses()) > 0 {
 			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
 	}
@@ -39,19 +35,19 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 // withdraw stops the node from answering for the addresses of the record, as the caller
 // read it. It ends an ADD that is under way for the record, and takes only the locks of
 // the addresses.
-func (a *Agent) withdraw(ctx context.Context, record *state.Attachment, reason string) error {
+func (a *Agent) withdraw(ctx context.Context, record *state.Container, reason string) error {
 	a.adds.end(record.Key(), fmt.Errorf("%w: %s", podinfo.ErrPodReplaced, reason))
-	return a.withAddresses(ctx, record, func(now *state.Attachment) error { return a.withdrawLocked(ctx, now, reason) })
+	return a.withAddresses(ctx, record, func(now *state.Container) error { return a.withdrawLocked(ctx, now, reason) })
 }
 
 // withdrawLocked does the work of withdraw for a caller that holds the locks of the
 // record's addresses. The kernel comes first: if the agent dies after it, the next start
 // sees the same API and does it again.
-func (a *Agent) withdrawLocked(ctx context.Context, now *state.Attachment, reason string) error {
+func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason string) error {
 	if now.Phase == state.Withdrawn {
 		return nil
 	}
-	if err := a.Driver.Withdraw(now); err != nil {
+	if err := a.eachInterface(now, driver.Withdraw); err != nil {
 		return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)
 	}
 	fault.Point("withdraw/kernel")

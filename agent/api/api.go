@@ -48,6 +48,9 @@ const (
 	CapabilityMAC = "mac"
 )
 
+// DriverVeth is the driver that wires floating IPs as the plugin berth-veth does.
+const DriverVeth = "veth"
+
 // CNI error codes (CNI specification, section Error) that CNI's Go package
 // does not name in the version we use.
 const (

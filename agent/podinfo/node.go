@@ -39,7 +39,7 @@ type Handler interface {
 	Gone(ctx context.Context, pod api.Pod) error
 	// Suspect notes that any address may be another pod's by now: Node has just
 	// started or could not follow the API.
-	Suspect() error
+	Suspect()
 	// Verify checks the suspects. Node calls it as soon as the API can be reached
 	// again, which may be before the watch reconnects, and again after an error.
 	Verify(ctx context.Context) error
@@ -194,7 +194,7 @@ func (n *Node) reconnect(ctx context.Context, handler Handler) {
 	logger := klog.FromContext(ctx)
 	ticker := time.NewTicker(reconnectInterval)
 	defer ticker.Stop()
-	var suspect, failing bool
+	failing := false
 	for {
 		// With nothing to verify the tick costs nothing.
 		select {
@@ -202,16 +202,9 @@ func (n *Node) reconnect(ctx context.Context, handler Handler) {
 			return
 		case <-ticker.C:
 		case <-n.lost:
-			suspect = true
+			handler.Suspect()
 		}
-		var err error
-		if suspect {
-			err = handler.Suspect()
-			suspect = err != nil
-		}
-		if err == nil {
-			err = handler.Verify(ctx)
-		}
+		err := handler.Verify(ctx)
 		switch {
 		case err != nil && !failing:
 			logger.Info("Cannot check the floating IPs of this node yet, will try every second", "err", err)

@@ -305,7 +305,7 @@ func (h *handler) Gone(_ context.Context, pod api.Pod) error {
 	return nil
 }
 
-func (h *handler) Suspect() error { h.suspected = true; return nil }
+func (h *handler) Suspect() { h.suspected = true }
 
 // Verify is called every second, too, with nobody suspected.
 func (h *handler) Verify(context.Context) error {

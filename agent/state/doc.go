@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package state keeps the attachments of this node across restarts of the agent:
-// for every container interface the phase of its work and all that DEL needs. It
+// Package state keeps the containers' networks of this node across restarts of the agent:
+// for every container its attachments, the phase of the work and all that DEL needs. It
 // owns one bbolt file and never looks at the kernel or the API.
 //
 // Invariants: a record is on disk before its first side effect, and is removed

@@ -5,6 +5,8 @@ package state
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/berth-dev/berth/agent/api"
 )
@@ -13,25 +15,25 @@ import (
 //
 //	meta
 //	  magic    "berth-agent"
-//	  schema   "1"
-//	attachments
-//	  <container ID> NUL <interface name>    Attachment as JSON
+//	  schema   "2"
+//	containers
+//	  <container ID> NUL <interface name>    Container as JSON
 //
 // A version with other records increments schema, and converts an older file when
-// it opens it.
+// it opens it (migrate.go). An older version refuses the file and leaves it as it is.
 const (
 	magic  = "berth-agent"
-	schema = "1"
+	schema = "2"
 )
 
 var (
-	bucketMeta        = []byte("meta")
-	bucketAttachments = []byte("attachments")
-	keyMagic          = []byte("magic")
-	keySchema         = []byte("schema")
+	bucketMeta       = []byte("meta")
+	bucketContainers = []byte("containers")
+	keyMagic         = []byte("magic")
+	keySchema        = []byte("schema")
 )
 
-// Phase of an attachment's work.
+// Phase of the work on a container's network.
 type Phase string
 
 const (
@@ -46,53 +48,114 @@ const (
 	Withdrawn Phase = "withdrawn"
 )
 
-// Key names an attachment.
+// Key names a container's record by the runtime's call, and one interface of a container.
+// A runtime may attach a container more than once, to another interface each time.
 type Key struct {
 	ContainerID string
 	IfName      string
 }
 
-// Attachment is one interface of one container.
+// Container is the network of a container, as one ADD of the runtime made it. DEL, CHECK
+// and GC concern all its attachments.
+type Container struct {
+	ContainerID string `json:"containerID"`
+	// IfName is the interface that the runtime asked for: that of the first attachment.
+	IfName string  `json:"ifName"`
+	NetNS  string  `json:"netns"`
+	Pod    api.Pod `json:"pod"`
+	// Args is CNI_ARGS and Capabilities is runtimeConfig of the ADD.
+	Args         string                     `json:"args,omitempty"`
+	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
+	// Attachments are in the order of ADD. DEL undoes them backwards.
+	Attachments []Attachment `json:"attachments"`
+	Phase       Phase        `json:"phase"`
+	// Result of ADD; empty before phase Added.
+	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// Attachment is one interface of a container and its network.
 type Attachment struct {
-	ContainerID string  `json:"containerID"`
-	IfName      string  `json:"ifName"`
-	NetNS       string  `json:"netns"`
-	Pod         api.Pod `json:"pod"`
-	// Addresses are the pod's floating IPs; none for the default network.
+	IfName string `json:"ifName"`
+	// Driver names the part of the agent that wires the addresses; empty where the
+	// network's plugins do all the work.
+	Driver string `json:"driver,omitempty"`
+	// Addresses are the pod's floating IPs on the interface; none without a driver.
 	Addresses []api.Address `json:"addresses,omitempty"`
 	// Uplink is the node's link to the networks of the addresses.
 	Uplink string `json:"uplink,omitempty"`
 	// MTU of the container's interface; 0 means the smallest of the uplinks.
 	MTU int `json:"mtu,omitempty"`
-	// MAC of the pod's interface in the floating network; empty in records of
-	// the first version, which named none.
+	// MAC of the container's interface; empty in records of the first version, which
+	// named none.
 	MAC string `json:"mac,omitempty"`
 	// Network is the complete configuration list that ADD used.
 	Network json.RawMessage `json:"network"`
-	// Args is CNI_ARGS and Capabilities is runtimeConfig of the ADD.
-	Args         string                     `json:"args,omitempty"`
+	// Capabilities is the runtimeConfig of this network alone; the first attachment
+	// has that of the runtime, too.
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
-	Phase        Phase                      `json:"phase"`
-	// Result of ADD; empty before phase Added.
+	// Result of the network's plugins; empty until they have ended.
 	Result json.RawMessage `json:"result,omitempty"`
 }
 
-// Key returns the attachment's key.
-func (a *Attachment) Key() Key { return Key{ContainerID: a.ContainerID, IfName: a.IfName} }
+// Key returns the record's key.
+func (c *Container) Key() Key { return Key{ContainerID: c.ContainerID, IfName: c.IfName} }
+
+// Addresses returns the pod's floating IPs on all interfaces.
+func (c *Container) Addresses() []api.Address {
+	var all []api.Address
+	for _, a := range c.Attachments {
+		all = append(all, a.Addresses...)
+	}
+	return all
+}
+
+// Clone returns a copy that shares only values that nobody changes.
+func (c *Container) Clone() *Container {
+	clone := *c
+	clone.Capabilities = maps.Clone(c.Capabilities)
+	clone.Attachments = slices.Clone(c.Attachments)
+	for i := range clone.Attachments {
+		a := &clone.Attachments[i]
+		a.Addresses, a.Capabilities = slices.Clone(a.Addresses), maps.Clone(a.Capabilities)
+	}
+	return &clone
+}
 
 func (k Key) bytes() []byte { return []byte(k.ContainerID + "\x00" + k.IfName) }
 
-func decode(key, value []byte) (*Attachment, error) {
-	var a Attachment
-	if err := json.Unmarshal(value, &a); err != nil {
+func decode(key, value []byte) (*Container, error) {
+	var c Container
+	if err := json.Unmarshal(value, &c); err != nil {
 		return nil, fmt.Errorf("decode record %q: %w", key, err)
 	}
-	if string(a.Key().bytes()) != string(key) {
-		return nil, fmt.Errorf("record %q is that of container %q, interface %q", key, a.ContainerID, a.IfName)
+	if string(c.Key().bytes()) != string(key) {
+		return nil, fmt.Errorf("record %q is that of container %q, interface %q", key, c.ContainerID, c.IfName)
 	}
-	switch a.Phase {
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("record %q %w", key, err)
+	}
+	return &c, nil
+}
+
+// validate returns an error that continues a sentence about the record.
+func (c *Container) validate() error {
+	switch c.Phase {
 	case Adding, Added, Deleting, Withdrawn:
-		return &a, nil
+	default:
+		return fmt.Errorf("has phase %q, which this version does not know", c.Phase)
 	}
-	return nil, fmt.Errorf("record %q has phase %q, which this version does not know", key, a.Phase)
+	if len(c.Attachments) == 0 || c.Attachments[0].IfName != c.IfName {
+		return fmt.Errorf("has no attachment for interface %q in the first place", c.IfName)
+	}
+	seen := map[string]bool{}
+	for _, a := range c.Attachments {
+		if seen[a.IfName] {
+			return fmt.Errorf("has two attachments for interface %q", a.IfName)
+		}
+		seen[a.IfName] = true
+		if a.Driver == "" && len(a.Addresses) > 0 {
+			return fmt.Errorf("has floating IPs on interface %q and names no driver", a.IfName)
+		}
+	}
+	return nil
 }

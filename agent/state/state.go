@@ -3,11 +3,14 @@
 package state
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -22,13 +25,23 @@ var (
 	ErrLocked = errors.New("state file in use")
 )
 
-// Store is the open file. Safe for concurrent use; every method does disk I/O.
+// Store is the open file. Safe for concurrent use. It reads from memory; a method that
+// changes a record returns when the change is on disk, and changes that come together go
+// to disk together.
 type Store struct {
 	db *bbolt.DB
+
+	mu sync.Mutex
+	// records has what the file has.
+	records map[Key]*Container
+	// waiting are the changes that no transaction has taken yet.
+	waiting []*change
+	// writing says that a goroutine takes them.
+	writing bool
 }
 
-// Open opens or creates the file and checks every record. It changes nothing
-// in a file that it refuses.
+// Open opens or creates the file, converts an older one and checks every record. It
+// changes nothing in a file that it refuses.
 func Open(path string) (*Store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("create the folder of the state file: %w", err)
@@ -64,55 +77,84 @@ func openBolt(path string) (db *bbolt.DB, err error) {
 	return bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType})
 }
 
-// prepare writes the layout to a new file and checks the layout of an old one.
+// prepare writes the layout to a new file, converts an old one, and reads the records.
 func (s *Store) prepare() (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("damaged: %v", r)
 		}
 	}()
-	empty := false
-	err = s.db.View(func(tx *bbolt.Tx) error {
-		if first, _ := tx.Cursor().First(); first == nil {
-			empty = true
-			return nil
-		}
-		return checkLayout(tx)
-	})
-	if err != nil || !empty {
+	have, err := s.look()
+	if err != nil {
 		return err
 	}
-	return s.db.Update(func(tx *bbolt.Tx) error {
-		meta, err := tx.CreateBucket(bucketMeta)
-		if err != nil {
-			return fmt.Errorf("create bucket %s: %w", bucketMeta, err)
+	if have != schema {
+		if err := s.db.Update(func(tx *bbolt.Tx) error { return convert(tx, have) }); err != nil {
+			return err
 		}
-		if _, err := tx.CreateBucket(bucketAttachments); err != nil {
-			return fmt.Errorf("create bucket %s: %w", bucketAttachments, err)
-		}
-		return errors.Join(meta.Put(keyMagic, []byte(magic)), meta.Put(keySchema, []byte(schema)))
+	}
+	return s.db.View(func(tx *bbolt.Tx) error {
+		s.records, err = read(tx)
+		return err
 	})
 }
 
-func checkLayout(tx *bbolt.Tx) error {
-	meta := tx.Bucket(bucketMeta)
-	if meta == nil || string(meta.Get(keyMagic)) != magic {
-		return errors.New("not a state file of berth-agent")
+// look returns the file's schema, empty for a new file.
+func (s *Store) look() (have string, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		if first, _ := tx.Cursor().First(); first == nil {
+			return nil
+		}
+		meta := tx.Bucket(bucketMeta)
+		if meta == nil || string(meta.Get(keyMagic)) != magic {
+			return errors.New("not a state file of berth-agent")
+		}
+		have = string(meta.Get(keySchema))
+		if have != schema && migrations[have] == nil {
+			return fmt.Errorf("schema %q, this version reads up to %q", have, schema)
+		}
+		for err := range tx.Check() {
+			return fmt.Errorf("damaged: %w", err)
+		}
+		return nil
+	})
+	return have, err
+}
+
+// convert writes the present layout to a new file or to one of an older schema.
+func convert(tx *bbolt.Tx, have string) error {
+	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+	if err != nil {
+		return fmt.Errorf("create bucket %s: %w", bucketMeta, err)
 	}
-	if have := string(meta.Get(keySchema)); have != schema {
-		return fmt.Errorf("schema %q, this version reads %q", have, schema)
+	if have == "" {
+		if _, err := tx.CreateBucket(bucketContainers); err != nil {
+			return fmt.Errorf("create bucket %s: %w", bucketContainers, err)
+		}
+		have = schema
 	}
-	attachments := tx.Bucket(bucketAttachments)
-	if attachments == nil {
-		return fmt.Errorf("bucket %s is missing", bucketAttachments)
+	for have != schema {
+		if have, err = migrations[have](tx); err != nil {
+			return err
+		}
 	}
-	for err := range tx.Check() {
-		return fmt.Errorf("damaged: %w", err)
+	return errors.Join(meta.Put(keyMagic, []byte(magic)), meta.Put(keySchema, []byte(schema)))
+}
+
+func read(tx *bbolt.Tx) (map[Key]*Container, error) {
+	containers := tx.Bucket(bucketContainers)
+	if containers == nil {
+		return nil, fmt.Errorf("bucket %s is missing", bucketContainers)
 	}
-	return attachments.ForEach(func(k, v []byte) error {
-		_, err := decode(k, v)
+	records := map[Key]*Container{}
+	err := containers.ForEach(func(k, v []byte) error {
+		c, err := decode(k, v)
+		if err == nil {
+			records[c.Key()] = c
+		}
 		return err
 	})
+	return records, err
 }
 
 // MoveAside renames the file, so that Open makes a new one, and returns its new
@@ -129,7 +171,8 @@ func MoveAside(path string, now time.Time) (string, error) {
 	return aside, nil
 }
 
-// Close waits for transactions and closes the file.
+// Close waits for transactions and closes the file. No other method may be called at the
+// same time or later.
 func (s *Store) Close() error {
 	if err := s.db.Close(); err != nil {
 		return fmt.Errorf("close state file: %w", err)
@@ -138,67 +181,56 @@ func (s *Store) Close() error {
 }
 
 // Put writes the record to disk before it returns.
-func (s *Store) Put(a *Attachment) error {
-	value, err := json.Marshal(a)
+func (s *Store) Put(c *Container) error {
+	key := c.Key()
+	value, err := json.Marshal(c)
 	if err != nil {
-		return fmt.Errorf("encode record of container %s: %w", a.ContainerID, err)
+		return fmt.Errorf("encode record of container %s: %w", c.ContainerID, err)
 	}
-	if _, err := decode(a.Key().bytes(), value); err != nil {
+	record, err := decode(key.bytes(), value)
+	if err != nil {
 		return err
 	}
-	err = s.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketAttachments).Put(a.Key().bytes(), value)
-	})
-	if err != nil {
-		return fmt.Errorf("write record of container %s, interface %s: %w", a.ContainerID, a.IfName, err)
+	if len(key.bytes()) > bbolt.MaxKeySize {
+		return fmt.Errorf("write record of container %.100q: %w", c.ContainerID, bolterrors.ErrKeyTooLarge)
+	}
+	if err := s.write(&change{key: key, value: value, record: record}); err != nil {
+		return fmt.Errorf("write record of container %s, interface %s: %w", c.ContainerID, c.IfName, err)
 	}
 	return nil
 }
 
-// Get returns the record, or nil where there is none.
-func (s *Store) Get(key Key) (*Attachment, error) {
-	var a *Attachment
-	err := s.db.View(func(tx *bbolt.Tx) error {
-		value := tx.Bucket(bucketAttachments).Get(key.bytes())
-		if value == nil {
-			return nil
-		}
-		var err error
-		a, err = decode(key.bytes(), value)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read record of container %s, interface %s: %w", key.ContainerID, key.IfName, err)
+// Get returns a copy of the record, or nil where there is none.
+func (s *Store) Get(key Key) *Container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.records[key]; c != nil {
+		return c.Clone()
 	}
-	return a, nil
+	return nil
 }
 
-// Delete removes the record; a missing one is no error.
+// Delete removes the record from the disk before it returns; a missing one is no error.
 func (s *Store) Delete(key Key) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketAttachments).Delete(key.bytes())
-	})
-	if err != nil {
+	if s.Get(key) == nil {
+		return nil
+	}
+	if err := s.write(&change{key: key}); err != nil {
 		return fmt.Errorf("delete record of container %s, interface %s: %w", key.ContainerID, key.IfName, err)
 	}
 	return nil
 }
 
-// List returns all records in the order of their keys.
-func (s *Store) List() ([]*Attachment, error) {
-	var all []*Attachment
-	err := s.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketAttachments).ForEach(func(k, v []byte) error {
-			a, err := decode(k, v)
-			if err != nil {
-				return err
-			}
-			all = append(all, a)
-			return nil
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list records: %w", err)
+// List returns copies of all records in the order of their keys.
+func (s *Store) List() []*Container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Container, 0, len(s.records))
+	for _, c := range s.records {
+		all = append(all, c.Clone())
 	}
-	return all, nil
+	slices.SortFunc(all, func(x, y *Container) int {
+		return cmp.Or(cmp.Compare(x.ContainerID, y.ContainerID), cmp.Compare(x.IfName, y.IfName))
+	})
+	return all
 }

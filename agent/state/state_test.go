@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/berth-dev/berth/agent/api"
 )
@@ -52,13 +54,21 @@ func check(t *testing.T, path string) {
 	}
 }
 
-func attachment(container string, phase Phase) *Attachment {
-	return &Attachment{
-		ContainerID: container, IfName: "eth0", NetNS: "/run/netns/" + container, Phase: phase,
+func container(id string, phase Phase) *Container {
+	return &Container{
+		ContainerID: id, IfName: "eth0", NetNS: "/run/netns/" + id, Phase: phase,
 		Pod:          api.Pod{Namespace: "default", Name: "web-0", UID: "u1"},
-		Addresses:    []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
-		Network:      json.RawMessage(`{"name":"n"}`),
-		Capabilities: map[string]json.RawMessage{"berthAddresses": json.RawMessage(`["x"]`)},
+		Args:         "K8S_POD_NAME=web-0",
+		Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[]`)},
+		Attachments: []Attachment{
+			{
+				IfName: "eth0", Driver: "veth",
+				Addresses:    []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
+				Network:      json.RawMessage(`{"name":"n"}`),
+				Capabilities: map[string]json.RawMessage{"berthAddresses": json.RawMessage(`["x"]`)},
+			},
+			{IfName: "net1", Network: json.RawMessage(`{"name":"m"}`), Result: json.RawMessage(`{"ips":[]}`)},
+		},
 	}
 }
 
@@ -81,7 +91,7 @@ func TestModelParallel(t *testing.T) {
 			group.Go(func() {
 				r := rand.New(rand.NewPCG(seed, uint64(round*10+worker)))
 				for range 25 {
-					a := attachment(fmt.Sprintf("c%d-%d", worker, r.IntN(4)), phases[r.IntN(len(phases))])
+					a := container(fmt.Sprintf("c%d-%d", worker, r.IntN(4)), phases[r.IntN(len(phases))])
 					if r.IntN(3) == 0 {
 						if err := s.Delete(a.Key()); err != nil {
 							t.Error(err)
@@ -93,8 +103,8 @@ func TestModelParallel(t *testing.T) {
 						t.Error(err)
 					}
 					model[a.Key()] = a.Phase
-					if got, err := s.Get(a.Key()); err != nil || !cmp.Equal(a, got, netipValues) {
-						t.Errorf("Get() = %v, %v", got, err)
+					if got := s.Get(a.Key()); !cmp.Equal(a, got, netipValues) {
+						t.Errorf("Get() = %v", got)
 					}
 				}
 			})
@@ -116,12 +126,8 @@ func TestModelParallel(t *testing.T) {
 func phasesOf(t *testing.T, path string) map[Key]Phase {
 	t.Helper()
 	s := open(t, path)
-	all, err := s.List()
-	if err != nil {
-		t.Fatal(err)
-	}
 	got := map[Key]Phase{}
-	for _, a := range all {
+	for _, a := range s.List() {
 		got[a.Key()] = a.Phase
 	}
 	if err := s.Close(); err != nil {
@@ -139,7 +145,7 @@ func TestModelSerial(t *testing.T) {
 	model := map[Key]Phase{}
 	phases := []Phase{Adding, Added, Deleting, Withdrawn}
 	for range 200 {
-		a := attachment(fmt.Sprintf("c%d", r.IntN(6)), phases[r.IntN(len(phases))])
+		a := container(fmt.Sprintf("c%d", r.IntN(6)), phases[r.IntN(len(phases))])
 		switch r.IntN(3) {
 		case 0:
 			if err := s.Delete(a.Key()); err != nil {
@@ -152,12 +158,8 @@ func TestModelSerial(t *testing.T) {
 			}
 			model[a.Key()] = a.Phase
 		}
-		all, err := s.List()
-		if err != nil {
-			t.Fatal(err)
-		}
 		got := map[Key]Phase{}
-		for _, a := range all {
+		for _, a := range s.List() {
 			got[a.Key()] = a.Phase
 		}
 		if diff := cmp.Diff(model, got); diff != "" {
@@ -181,7 +183,7 @@ func TestOpenRefuses(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = tx.CreateBucket(bucketAttachments)
+		_, err = tx.CreateBucket(bucketContainers)
 		return errors.Join(err, meta.Put(keyMagic, []byte(magic)), meta.Put(keySchema, []byte(schema)))
 	}
 	cases := map[string]func(t *testing.T, path string){
@@ -195,7 +197,7 @@ func TestOpenRefuses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(s.Put(attachment("c", Added)), s.Close(), os.Truncate(path, 5000)); err != nil {
+			if err := errors.Join(s.Put(container("c", Added)), s.Close(), os.Truncate(path, 5000)); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -206,23 +208,50 @@ func TestOpenRefuses(t *testing.T) {
 			bolt(t, path, func(tx *bbolt.Tx) error { return layout(tx, "other", schema) })
 		},
 		"newer schema": func(t *testing.T, path string) {
-			bolt(t, path, func(tx *bbolt.Tx) error { return layout(tx, magic, "2") })
+			bolt(t, path, func(tx *bbolt.Tx) error { return layout(tx, magic, "3") })
 		},
 		"unreadable record": func(t *testing.T, path string) {
 			bolt(t, path, func(tx *bbolt.Tx) error {
-				return errors.Join(layout(tx, magic, schema), tx.Bucket(bucketAttachments).Put(Key{"c", "eth0"}.bytes(), []byte("{")))
+				return errors.Join(layout(tx, magic, schema), tx.Bucket(bucketContainers).Put(Key{"c", "eth0"}.bytes(), []byte("{")))
 			})
 		},
 		"record under another key": func(t *testing.T, path string) {
 			bolt(t, path, func(tx *bbolt.Tx) error {
-				value, err := json.Marshal(attachment("c", Added))
-				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketAttachments).Put(Key{"d", "eth0"}.bytes(), value))
+				value, err := json.Marshal(container("c", Added))
+				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketContainers).Put(Key{"d", "eth0"}.bytes(), value))
 			})
+		},
+		"no attachment": func(t *testing.T, path string) {
+			bolt(t, path, func(tx *bbolt.Tx) error {
+				c := container("c", Added)
+				c.Attachments = nil
+				value, err := json.Marshal(c)
+				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketContainers).Put(Key{"c", "eth0"}.bytes(), value))
+			})
+		},
+		"two attachments for one interface": func(t *testing.T, path string) {
+			bolt(t, path, func(tx *bbolt.Tx) error {
+				c := container("c", Added)
+				c.Attachments[1].IfName = "eth0"
+				value, err := json.Marshal(c)
+				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketContainers).Put(Key{"c", "eth0"}.bytes(), value))
+			})
+		},
+		"floating IPs without a driver": func(t *testing.T, path string) {
+			bolt(t, path, func(tx *bbolt.Tx) error {
+				c := container("c", Added)
+				c.Attachments[0].Driver = ""
+				value, err := json.Marshal(c)
+				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketContainers).Put(Key{"c", "eth0"}.bytes(), value))
+			})
+		},
+		"older schema with an unreadable record": func(t *testing.T, path string) {
+			bolt(t, path, func(tx *bbolt.Tx) error { return schema1(tx, map[string]string{"c\x00eth0": "{"}) })
 		},
 		"unknown phase": func(t *testing.T, path string) {
 			bolt(t, path, func(tx *bbolt.Tx) error {
-				value, err := json.Marshal(attachment("c", "dreaming"))
-				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketAttachments).Put(Key{"c", "eth0"}.bytes(), value))
+				value, err := json.Marshal(container("c", "dreaming"))
+				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketContainers).Put(Key{"c", "eth0"}.bytes(), value))
 			})
 		},
 	}
@@ -250,6 +279,101 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
+// schema1 writes a file of the first schema.
+func schema1(tx *bbolt.Tx, records map[string]string) error {
+	meta, err := tx.CreateBucket(bucketMeta)
+	if err != nil {
+		return err
+	}
+	attachments, err := tx.CreateBucket([]byte("attachments"))
+	errs := []error{err, meta.Put(keyMagic, []byte(magic)), meta.Put(keySchema, []byte("1"))}
+	for key, value := range records {
+		errs = append(errs, attachments.Put([]byte(key), []byte(value)))
+	}
+	return errors.Join(errs...)
+}
+
+// A file of the first schema is converted once, whole; it was written by a released
+// version, so its text stays as it is here.
+func TestMigrate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.db")
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		return schema1(tx, map[string]string{
+			"c1\x00eth0": `{"containerID":"c1","ifName":"eth0","netns":"/run/netns/c1","pod":{"namespace":"default","name":"web-0","uid":"u1"},` +
+				`"addresses":[{"address":"10.0.70.5","subnet":"10.0.70.0/24","gateway":"10.0.70.1"}],"uplink":"eth1","mtu":1400,"mac":"02:be:0a:00:46:05",` +
+				`"network":{"name":"berth-floating"},"args":"K8S_POD_NAME=web-0","capabilities":{"mac":"\"02:be:0a:00:46:05\""},"phase":"added","result":{"ips":[]}}`,
+			"c2\x00eth0": `{"containerID":"c2","ifName":"eth0","netns":"","pod":{"namespace":"default","name":"web-1","uid":"u2"},"network":{"name":"bridge"},"phase":"deleting"}`,
+		})
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	want := []*Container{
+		{
+			ContainerID: "c1", IfName: "eth0", NetNS: "/run/netns/c1", Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"},
+			Args: "K8S_POD_NAME=web-0", Capabilities: map[string]json.RawMessage{"mac": json.RawMessage(`"\"02:be:0a:00:46:05\""`)},
+			Attachments: []Attachment{{
+				IfName: "eth0", Driver: "veth", Uplink: "eth1", MTU: 1400, MAC: "02:be:0a:00:46:05",
+				Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}},
+				Network:   json.RawMessage(`{"name":"berth-floating"}`), Result: json.RawMessage(`{"ips":[]}`),
+			}},
+			Phase: Added, Result: json.RawMessage(`{"ips":[]}`),
+		},
+		{
+			ContainerID: "c2", IfName: "eth0", Pod: api.Pod{Namespace: "default", Name: "web-1", UID: "u2"},
+			Attachments: []Attachment{{IfName: "eth0", Network: json.RawMessage(`{"name":"bridge"}`)}}, Phase: Deleting,
+		},
+	}
+	for range 2 {
+		s := open(t, path)
+		if diff := cmp.Diff(want, s.List(), netipValues); diff != "" {
+			t.Errorf("(-want +converted):\n%s", diff)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A caller may change the records that it gets.
+func TestCopies(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "agent.db"))
+	c := container("c", Added)
+	if err := s.Put(c); err != nil {
+		t.Fatal(err)
+	}
+	c.Attachments[0].Addresses[0].VLAN = 7
+	for range 2 {
+		for _, got := range []*Container{s.Get(c.Key()), s.List()[0]} {
+			if diff := cmp.Diff(container("c", Added), got, netipValues); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			got.Attachments[0].Addresses[0].VLAN, got.Attachments[0].Network = 7, nil
+			got.Capabilities["mac"], got.Attachments[0].Capabilities["mac"] = nil, nil
+		}
+	}
+}
+
+// A key that bbolt refuses is refused before the disk: changes that go to disk together
+// must not fail for one of them.
+func TestLongKey(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "agent.db"))
+	long := strings.Repeat("c", bbolt.MaxKeySize)
+	if err := s.Put(container(long, Added)); !errors.Is(err, bolterrors.ErrKeyTooLarge) {
+		t.Errorf("Put() = %v", err)
+	}
+	if err := s.Delete(Key{ContainerID: long, IfName: "eth0"}); err != nil {
+		t.Errorf("Delete() = %v", err)
+	}
+	if left := s.List(); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func TestOpenLocked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sub", "agent.db")
 	open(t, path)
@@ -266,7 +390,7 @@ func TestMoveAsideWithoutFile(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	for _, phase := range []Phase{Adding, "x"} {
-		value, err := json.Marshal(attachment("c", phase))
+		value, err := json.Marshal(container("c", phase))
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -60,7 +60,7 @@ func run(ctx context.Context, o *Options) error {
 		Pods: node, Store: store,
 		Plugins:  chain.NewRunner(&chain.Exec{Root: o.HostRoot}, []string{o.CNIBinDir}),
 		Networks: newNetworks(o),
-		Driver:   &veth{wirer: wire.New(o.SysctlRoot)},
+		Drivers:  agent.Drivers{api.DriverVeth: &veth{wirer: wire.New(o.SysctlRoot)}},
 		Metrics:  agent.NewMetrics(legacyregistry.MustRegister),
 	})
 	return serve(ctx, o, a, node, config)

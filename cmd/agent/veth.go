@@ -18,15 +18,15 @@ type veth struct {
 	wirer *wire.Wirer
 }
 
-func specOf(a *state.Attachment) wire.Spec {
-	spec := wire.Spec{ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Uplink: a.Uplink, MTU: a.MTU, Addresses: a.Addresses}
+func specOf(i *agent.Interface) wire.Spec {
+	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses}
 	// An agent wrote the MAC. If it is malformed, wire takes its default.
-	spec.MAC, _ = net.ParseMAC(a.MAC)
+	spec.MAC, _ = net.ParseMAC(i.MAC)
 	return spec
 }
 
-func (v *veth) Setup(a *state.Attachment) (*current.Result, error) {
-	spec := specOf(a)
+func (v *veth) Setup(i *agent.Interface) (*current.Result, error) {
+	spec := specOf(i)
 	wired, err := v.wirer.Setup(spec)
 	if err != nil {
 		return nil, wire.ToCNIError(err)
@@ -34,19 +34,19 @@ func (v *veth) Setup(a *state.Attachment) (*current.Result, error) {
 	return wire.Result(spec, wired), nil
 }
 
-func (v *veth) CheckNode(a *state.Attachment) error { return v.wirer.CheckNode(specOf(a)) }
+func (v *veth) CheckNode(i *agent.Interface) error { return v.wirer.CheckNode(specOf(i)) }
 
-func (v *veth) Repair(a *state.Attachment) error { return v.wirer.Repair(specOf(a)) }
+func (v *veth) Repair(i *agent.Interface) error { return v.wirer.Repair(specOf(i)) }
 
-func (v *veth) Teardown(a *state.Attachment) error { return v.wirer.Teardown(specOf(a)) }
+func (v *veth) Teardown(i *agent.Interface) error { return v.wirer.Teardown(specOf(i)) }
 
 func (v *veth) Ready(uplink string) error { return v.wirer.Ready(uplink) }
 
-func (v *veth) Check(a *state.Attachment) error { return wire.ToCNIError(v.wirer.Check(specOf(a))) }
+func (v *veth) Check(i *agent.Interface) error { return wire.ToCNIError(v.wirer.Check(specOf(i))) }
 
-func (v *veth) Withdraw(a *state.Attachment) error { return v.wirer.Withdraw(specOf(a)) }
+func (v *veth) Withdraw(i *agent.Interface) error { return v.wirer.Withdraw(specOf(i)) }
 
-func (v *veth) Announce(a *state.Attachment) error { return v.wirer.Announce(specOf(a)) }
+func (v *veth) Announce(i *agent.Interface) error { return v.wirer.Announce(specOf(i)) }
 
 func (v *veth) LinkOf(key state.Key) string { return wire.HostLink(key.ContainerID, key.IfName) }
 

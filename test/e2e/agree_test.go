@@ -138,9 +138,11 @@ func nodeAgrees(ctx context.Context, t *testing.T, node *lab.Node, want []string
 		if r.Phase != state.Added {
 			return fmt.Errorf("the agent has a record of pod %s that is %s", r.Pod, r.Phase)
 		}
-		for _, a := range r.Addresses {
-			recorded = append(recorded, a.Address.String())
-			links[wire.HostLink(r.ContainerID, r.IfName)] = true
+		for _, i := range r.Attachments {
+			for _, a := range i.Addresses {
+				recorded = append(recorded, a.Address.String())
+				links[wire.HostLink(r.ContainerID, i.IfName)] = true
+			}
 		}
 	}
 	have, err := kernelOf(node)

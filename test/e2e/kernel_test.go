@@ -94,7 +94,7 @@ func (k kernel) carries(address string) bool {
 // recordsOf returns what the node's agent has written down: a copy, because the
 // agent holds the lock of its file. A copy of a file that is being written may
 // be unusable; that is an error, and to be tried again.
-func recordsOf(ctx context.Context, t *testing.T, node *lab.Node) ([]*state.Attachment, error) {
+func recordsOf(ctx context.Context, t *testing.T, node *lab.Node) ([]*state.Container, error) {
 	raw, err := node.Exec(ctx, "cat", "/var/lib/berth/agent.db")
 	if err != nil {
 		return nil, err
@@ -108,5 +108,5 @@ func recordsOf(ctx context.Context, t *testing.T, node *lab.Node) ([]*state.Atta
 		return nil, err
 	}
 	defer store.Close()
-	return store.List()
+	return store.List(), nil
 }

@@ -4,14 +4,18 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -255,25 +259,54 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// asFirstVersion takes from the records what the first version did not write.
+// asFirstVersion replaces the agent's file by the one that the first version wrote: a
+// record for each interface, without the MAC.
 func asFirstVersion(t *testing.T, n *node) {
 	t.Helper()
-	store, err := state.Open(n.dir + "/agent.db")
+	path := n.dir + "/agent.db"
+	store, err := state.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer store.Close()
-	all, err := store.List()
-	if err != nil || len(all) != 1 {
-		t.Fatalf("%d records, %v", len(all), err)
+	all := store.List()
+	if err := store.Close(); err != nil || len(all) != 1 || len(all[0].Attachments) != 1 {
+		t.Fatalf("records %+v, %v", all, err)
 	}
-	all[0].MAC = ""
-	delete(all[0].Capabilities, "mac")
-	all[0].Network = json.RawMessage(strings.Replace(string(all[0].Network), `,"mac":true`, "", 1))
-	if strings.Contains(string(all[0].Network), "mac") {
-		t.Fatalf("the record's network is %s", all[0].Network)
+	c, a := all[0], all[0].Attachments[0]
+	capabilities := maps.Clone(a.Capabilities)
+	maps.Copy(capabilities, c.Capabilities)
+	delete(capabilities, "mac")
+	network := strings.Replace(string(a.Network), `,"mac":true`, "", 1)
+	if strings.Contains(network, "mac") {
+		t.Fatalf("the record's network is %s", network)
 	}
-	if err := store.Put(all[0]); err != nil {
+	value, err := json.Marshal(map[string]any{
+		"containerID": c.ContainerID, "ifName": c.IfName, "netns": c.NetNS, "pod": c.Pod, "addresses": a.Addresses, "uplink": a.Uplink,
+		"network": json.RawMessage(network), "args": c.Args, "capabilities": capabilities, "phase": c.Phase, "result": c.Result,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		meta, err := tx.CreateBucket([]byte("meta"))
+		if err != nil {
+			return err
+		}
+		attachments, err := tx.CreateBucket([]byte("attachments"))
+		if err != nil {
+			return err
+		}
+		return errors.Join(meta.Put([]byte("magic"), []byte("berth-agent")), meta.Put([]byte("schema"), []byte("1")),
+			attachments.Put([]byte(c.ContainerID+"\x00"+c.IfName), value))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// driverOf returns the driver of an attachment, nil where plugins do all the work.
+func (a *Agent) driverOf(record *state.Container, i int) (driver, error) {
+	name := record.Attachments[i].Driver
+	if name == "" {
+		return nil, nil
+	}
+	if d := a.Drivers[name]; d != nil {
+		return d, nil
+	}
+	return nil, fmt.Errorf("the record of container %s names the driver %q, which this agent does not have: run the agent's version that wrote it", record.ContainerID, name)
+}
+
+func interfaceOf(record *state.Container, i int) *Interface {
+	return &Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Attachment: record.Attachments[i]}
+}
+
+// eachInterface calls do for every interface of the record that a driver wires, and
+// returns all errors.
+func (a *Agent) eachInterface(record *state.Container, do func(d driver, i *Interface) error) error {
+	var errs []error
+	for i := range record.Attachments {
+		d, err := a.driverOf(record, i)
+		if err == nil && d != nil {
+			err = do(d, interfaceOf(record, i))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// networkOf returns the network of an attachment as its plugins see it: a driver does the
+// work of the first plugin.
+func networkOf(record *state.Container, i int) (*chain.Network, error) {
+	network, err := chain.Parse(record.Attachments[i].Network)
+	if err != nil {
+		return nil, fmt.Errorf("the record of container %s, interface %s: %w", record.ContainerID, record.Attachments[i].IfName, err)
+	}
+	if record.Attachments[i].Driver != "" {
+		network = network.Chained()
+	}
+	return network, nil
+}
+
+// forPlugins describes an attachment to its plugins.
+func forPlugins(record *state.Container, i int) chain.Attachment {
+	attachment := record.Attachments[i]
+	capabilities := attachment.Capabilities
+	if i == 0 {
+		// The runtime means the first network.
+		capabilities = maps.Clone(record.Capabilities)
+		if capabilities == nil {
+			capabilities = attachment.Capabilities
+		} else {
+			maps.Copy(capabilities, attachment.Capabilities)
+		}
+	}
+	return chain.Attachment{
+		ContainerID: record.ContainerID, NetNS: record.NetNS, IfName: attachment.IfName, Args: record.Args, Capabilities: capabilities,
+	}
+}
