@@ -121,7 +121,9 @@ require (
 )
 
 require (
+	github.com/cyphar/filepath-securejoin v0.6.1
 	github.com/google/nftables v0.3.0
+	github.com/moby/sys/mountinfo v0.7.2
 	go.etcd.io/bbolt v1.4.3
 	k8s.io/cli-runtime v0.36.3
 )

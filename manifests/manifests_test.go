@@ -69,7 +69,7 @@ func yamlFiles(t *testing.T) []string {
 	t.Helper()
 	var files []string
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
-		if strings.HasSuffix(path, ".yaml") && path != kustomization {
+		if strings.HasSuffix(path, ".yaml") && filepath.Base(path) != kustomization {
 			files = append(files, path)
 		}
 		return err

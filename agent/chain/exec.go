@@ -29,8 +29,9 @@ type Exec struct {
 	version.PluginDecoder
 
 	// Root is the folder where the node's file system is mounted. Plugins run in
-	// it, with the node's iptables, /proc/sys and plugin data. If Root is empty,
-	// they run in the agent's own file system.
+	// it, with the node's iptables, /proc/sys and plugin data; all paths that they get
+	// are the node's. If Root is empty or "/", they run in the agent's own file system.
+	// CheckRoot says what else they need.
 	Root string
 }
 
@@ -41,7 +42,11 @@ func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
 	}
 	for _, dir := range path {
 		file := filepath.Join(dir, plugin)
-		if info, err := os.Stat(filepath.Join(e.Root, file)); err == nil && info.Mode().IsRegular() {
+		seen, err := e.resolve(file)
+		if err != nil {
+			return "", fmt.Errorf("look for plugin %q in %s of %s: %w", plugin, dir, e.Root, err)
+		}
+		if info, err := os.Stat(seen); err == nil && info.Mode().IsRegular() {
 			return file, nil
 		}
 	}
@@ -53,11 +58,14 @@ func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
 func (e *Exec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, environ []string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, plugin)
-	cmd.Env, cmd.Dir = environ, "/"
+	cmd.Env, cmd.Dir = e.environment(environ), "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 	// A child of the plugin may outlive it and keep its output open.
 	cmd.WaitDelay = outputDelay
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Chroot: e.Root}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if e.inNode() {
+		cmd.SysProcAttr.Chroot = e.Root
+	}
 
 	// The kernel sends the signal when the thread that started the child ends,
 	// so this goroutine keeps its thread.

@@ -64,7 +64,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DefaultNetwork, "default-network", o.DefaultNetwork, "CNI configuration of pods without a floating IP; if empty, the first other file of --cni-conf-dir.")
 	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin berth-veth; if empty, that plugin alone.")
 	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
-	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it, which needs CAP_SYS_CHROOT. If empty, they run in the agent's own file system.")
+	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (manifests/agent/host-root has what that needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	o.Monitoring.AddFlags(fs)
@@ -87,6 +87,9 @@ func (o *Options) validate() error {
 			errs = append(errs, fmt.Errorf("--%s must be an absolute path, is %q", flag, path))
 		}
 	}
+	if o.HostRoot != "" && !filepath.IsAbs(o.HostRoot) {
+		errs = append(errs, fmt.Errorf("--host-root must be an absolute path, is %q", o.HostRoot))
+	}
 	if o.CNIConfName != filepath.Base(o.CNIConfName) || filepath.Ext(o.CNIConfName) != ".conflist" {
 		errs = append(errs, fmt.Errorf("--cni-conf-name must be a file name that ends in .conflist, is %q", o.CNIConfName))
 	}
@@ -94,4 +97,12 @@ func (o *Options) validate() error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// pluginSysctlRoot returns the path by which plugins find the node's /proc/sys.
+func (o *Options) pluginSysctlRoot() string {
+	if o.HostRoot != "" {
+		return "/proc/sys"
+	}
+	return o.SysctlRoot
 }

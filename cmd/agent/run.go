@@ -39,6 +39,10 @@ const grace = 25 * time.Second
 // their network.
 func run(ctx context.Context, o *Options) error {
 	logger := klog.FromContext(ctx)
+	exec := &chain.Exec{Root: o.HostRoot}
+	if err := exec.CheckRoot(); err != nil {
+		return fmt.Errorf("--host-root: %w; the kustomize component manifests/agent/host-root has all that the option needs", err)
+	}
 	store, err := openState(ctx, o)
 	if err != nil {
 		return err
@@ -58,7 +62,7 @@ func run(ctx context.Context, o *Options) error {
 	}
 	a := agent.New(agent.Options{
 		Pods: node, Store: store,
-		Plugins:  chain.NewRunner(&chain.Exec{Root: o.HostRoot}, []string{o.CNIBinDir}),
+		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: newNetworks(o),
 		Drivers:  agent.Drivers{api.DriverVeth: &veth{wirer: wire.New(o.SysctlRoot)}},
 		Metrics:  agent.NewMetrics(legacyregistry.MustRegister),
@@ -165,7 +169,7 @@ func newConfig(kubeconfig string) (*rest.Config, error) {
 func newNetworks(o *Options) *agent.Networks {
 	return &agent.Networks{
 		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName,
-		DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork, SysctlRoot: o.SysctlRoot,
+		DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork, SysctlRoot: o.pluginSysctlRoot(),
 		Uplink: func() (string, error) {
 			if o.Uplink != "" {
 				return o.Uplink, nil

@@ -143,6 +143,36 @@ func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error 
 	return RolledOut(ctx, cluster, progress)
 }
 
+// Customize applies manifests/ with components of manifests/, named by their folders there,
+// as users do with a kustomization of their own. Without components it applies what Berth
+// does.
+func Customize(ctx context.Context, cluster *lab.Cluster, components ...string) error {
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "berth-kustomization-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	// kustomize takes relative paths only.
+	manifests, err := filepath.Rel(dir, filepath.Join(root, "manifests"))
+	if err != nil {
+		return err
+	}
+	var folders []string
+	for _, component := range components {
+		folders = append(folders, filepath.Join(manifests, component))
+	}
+	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%s]\ncomponents: [%s]\n", manifests, strings.Join(folders, ", "))
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		return err
+	}
+	_, err = Kubectl(ctx, cluster, "apply", "-k", dir)
+	return err
+}
+
 // RolledOut waits until all of Berth's programs run as the cluster was last told
 // to run them.
 func RolledOut(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {

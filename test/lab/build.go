@@ -22,8 +22,8 @@ import (
 // requires the same.
 const kubernetesVersion = "v1.36.3"
 
-// program is one program that a lab runs, built from this module or from the
-// module in the folder containerd.
+// program is one program that a lab runs, built from this module or from a module in
+// a folder below it.
 type program struct {
 	name   string
 	pkg    string // import path
@@ -46,15 +46,22 @@ func programs() []program {
 		all = append(all, program{name: n, pkg: "github.com/containerd/containerd/v2/cmd/" + n, module: "containerd"})
 	}
 	for _, p := range cniPlugins() {
-		all = append(all, program{name: filepath.Base(p), pkg: "github.com/containernetworking/plugins/plugins/" + p, module: "."})
+		module := "."
+		if p == flannelPlugin {
+			module = "flannel"
+		}
+		all = append(all, program{name: filepath.Base(p), pkg: "github.com/containernetworking/plugins/plugins/" + p, module: module})
 	}
 	return all
 }
 
 // cniPlugins are the upstream plugins in every node's /opt/cni/bin.
 func cniPlugins() []string {
-	return []string{"main/bridge", "main/loopback", "main/ptp", "ipam/host-local", "meta/portmap"}
+	return []string{"main/bridge", "main/loopback", "main/ptp", "ipam/host-local", "meta/portmap", flannelPlugin}
 }
+
+// flannelPlugin is not in the version of the other plugins any more.
+const flannelPlugin = "meta/flannel"
 
 // moduleDir finds the folder of this module: the working directory, one
 // above it, or the folder test in one of these.
