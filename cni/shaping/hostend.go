@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shaping
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+)
+
+// ErrNoHostEnd is returned by HostEnd for an interface whose packets do not pass a link of
+// the node.
+var ErrNoHostEnd = errors.New("the interface has no end on the node")
+
+// HostEnd returns the name of the node's end of a container's interface, which the kernel
+// knows. netns is the path of the container's network namespace.
+func HostEnd(netns, ifName string) (string, error) {
+	container, err := ns.GetNS(netns)
+	if err != nil {
+		return "", fmt.Errorf("open network namespace %s: %w", netns, err)
+	}
+	defer container.Close()
+	var inside netlink.Link
+	err = container.Do(func(ns.NetNS) (err error) {
+		inside, err = netlinksafe.LinkByName(ifName)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("find interface %s in %s: %w", ifName, netns, err)
+	}
+	if inside.Type() != "veth" {
+		return "", fmt.Errorf("%w: %s is of type %s", ErrNoHostEnd, ifName, inside.Type())
+	}
+	outside, err := netlink.LinkByIndex(inside.Attrs().ParentIndex)
+	if err != nil || outside.Type() != "veth" || outside.Attrs().ParentIndex != inside.Attrs().Index {
+		// Indexes are of namespaces, and the other end may be in a third one.
+		return "", fmt.Errorf("%w: the other end of %s is elsewhere", ErrNoHostEnd, ifName)
+	}
+	return outside.Attrs().Name, nil
+}

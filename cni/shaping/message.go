@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shaping
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// The messages that package netlink does not know: a queue with a limit in bytes, and a
+// filter by the interface that a packet came from.
+
+// queueKind is the kind of a class's queue: first in, first out, with a limit in bytes.
+const queueKind = "bfifo"
+
+// setQueue makes the queue of a leaf class, or changes its limit.
+func setQueue(link netlink.Link, c class) error {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
+	req.AddData(&nl.TcMsg{
+		Family: nl.FAMILY_ALL, Ifindex: int32(link.Attrs().Index),
+		Handle: netlink.MakeHandle(c.minor, 0), Parent: netlink.MakeHandle(rootMajor, c.minor),
+	})
+	req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(queueKind)))
+	// struct tc_fifo_qopt
+	req.AddData(nl.NewRtAttr(nl.TCA_OPTIONS, nl.Uint32Attr(c.ceil.queue())))
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("set the queue of class %s: %w", netlink.HandleStr(netlink.MakeHandle(rootMajor, c.minor)), err)
+	}
+	return nil
+}
+
+// classifier is a filter of a device: packets from a link belong to a class.
+type classifier struct {
+	handle uint32
+	from   string
+	minor  uint16
+}
+
+const classifierPriority = 1
+
+func classifierMessage(link netlink.Link, handle uint32) *nl.TcMsg {
+	return &nl.TcMsg{
+		Family: nl.FAMILY_ALL, Ifindex: int32(link.Attrs().Index), Parent: netlink.MakeHandle(rootMajor, 0), Handle: handle,
+		Info: netlink.MakeHandle(classifierPriority, nl.Swap16(unix.ETH_P_ALL)),
+	}
+}
+
+// applyClassifiers makes the filters that lead from links to classes, and with prune
+// removes others.
+func applyClassifiers(link netlink.Link, have []classifier, of map[string]uint16, prune bool) error {
+	right := map[string]bool{}
+	for _, f := range have {
+		minor, wanted := of[f.from]
+		switch {
+		case wanted && minor == f.minor && !right[f.from]:
+			right[f.from] = true
+		case wanted || prune:
+			req := nl.NewNetlinkRequest(unix.RTM_DELTFILTER, unix.NLM_F_ACK)
+			req.AddData(classifierMessage(link, f.handle))
+			req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("u32")))
+			if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !isGone(err) {
+				return fmt.Errorf("remove the filter of link %q: %w", f.from, err)
+			}
+		}
+	}
+	for from, minor := range of {
+		if right[from] {
+			continue
+		}
+		req := nl.NewNetlinkRequest(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+		req.AddData(classifierMessage(link, 0))
+		req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("u32")))
+		options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+		every := nl.TcU32Sel{Nkeys: 1, Flags: nl.TC_U32_TERMINAL, Keys: []nl.TcU32Key{{}}}
+		options.AddRtAttr(nl.TCA_U32_SEL, every.Serialize())
+		options.AddRtAttr(nl.TCA_U32_CLASSID, nl.Uint32Attr(netlink.MakeHandle(rootMajor, minor)))
+		options.AddRtAttr(nl.TCA_U32_INDEV, nl.ZeroTerminated(from))
+		req.AddData(options)
+		if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+			return fmt.Errorf("lead the packets of link %s to their class (does the kernel have the module cls_u32?): %w", from, err)
+		}
+	}
+	return nil
+}
+
+// listClassifiers lists the filters of a device. The link of one that is gone is empty.
+func listClassifiers(link netlink.Link) ([]classifier, error) {
+	messages, err := retry(func() ([][]byte, error) {
+		req := nl.NewNetlinkRequest(unix.RTM_GETTFILTER, unix.NLM_F_DUMP)
+		req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(link.Attrs().Index), Parent: netlink.MakeHandle(rootMajor, 0)})
+		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWTFILTER)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list its filters: %w", err)
+	}
+	var all []classifier
+	for _, m := range messages {
+		message := nl.DeserializeTcMsg(m)
+		attrs, err := nl.ParseRouteAttr(m[message.Len():])
+		if err != nil {
+			return nil, fmt.Errorf("read its filters: %w", err)
+		}
+		for _, attr := range attrs {
+			if attr.Attr.Type != nl.TCA_OPTIONS {
+				continue
+			}
+			options, err := nl.ParseRouteAttr(attr.Value)
+			if err != nil {
+				return nil, fmt.Errorf("read its filters: %w", err)
+			}
+			f := classifier{handle: message.Handle}
+			for _, option := range options {
+				switch {
+				case option.Attr.Type == nl.TCA_U32_CLASSID && len(option.Value) == 4:
+					f.minor = uint16(binary.NativeEndian.Uint32(option.Value))
+				case option.Attr.Type == nl.TCA_U32_INDEV:
+					f.from = unix.ByteSliceToString(option.Value)
+				}
+			}
+			// Hash tables are reported as filters without a class.
+			if f.minor != 0 {
+				all = append(all, f)
+			}
+		}
+	}
+	return all, nil
+}

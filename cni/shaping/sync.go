@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shaping
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+)
+
+// ErrConflict is returned where another program's traffic control keeps a limit from being
+// enforced.
+var ErrConflict = errors.New("traffic control of another program is in the way")
+
+// Shaper changes the kernel. Its methods may be called in parallel; they work one after
+// another and block for the kernel only.
+type Shaper struct {
+	mu sync.Mutex
+}
+
+// Sync gives pods what they should have and takes from them what they should not have. With
+// prune it also removes what belongs to none of them; so pods must then be all pods of the
+// node. It is idempotent. The errors are by Pod.ID: a pod that fails delays no other and has
+// no limit that would drop its packets. The last error is about the node.
+func (s *Shaper) Sync(pods []Pod, prune bool) (map[string]error, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(pods) == 0 && !prune {
+		return nil, nil
+	}
+	links, err := linksByName()
+	if err != nil {
+		return nil, err
+	}
+	p := planOf(pods)
+	problems, made := map[string]error{}, map[string]netlink.Link{}
+	add := func(pod string, err error) {
+		if err != nil {
+			problems[pod] = errors.Join(problems[pod], err)
+		}
+	}
+	for _, d := range p.devices {
+		link, err := applyDevice(links[d.name], d, prune)
+		for _, m := range d.members {
+			if err != nil {
+				add(m.pod, fmt.Errorf("limit bandwidth with link %s: %w", d.name, err))
+			}
+		}
+		if err == nil {
+			made[d.name] = link
+		}
+	}
+	hooked := map[string]bool{}
+	qdiscs, err := qdiscsByLink()
+	if err != nil {
+		return problems, err
+	}
+	for pod, hooks := range p.hooks {
+		for _, h := range hooks {
+			hooked[h.link] = true
+			link := links[h.link]
+			if link == nil {
+				add(pod, fmt.Errorf("limit bandwidth: no link %s", h.link))
+				continue
+			}
+			var to int
+			if d := made[h.device]; d != nil {
+				to = d.Attrs().Index
+			}
+			add(pod, applyHook(link, qdiscs, h.direction, to))
+		}
+	}
+	errs := []error{applyMarks(p.marks, pods, prune)}
+	if prune {
+		errs = append(errs, sweepHooks(links, qdiscs, hooked), sweepDevices(links, p.devices))
+	}
+	return problems, errors.Join(errs...)
+}
+
+// sweepHooks removes our filters from links that belong to no pod.
+func sweepHooks(links map[string]netlink.Link, qdiscs map[int][]netlink.Qdisc, hooked map[string]bool) error {
+	var errs []error
+	for name, link := range links {
+		if hooked[name] || hookOf(qdiscs[link.Attrs().Index]) == "" {
+			continue
+		}
+		for _, d := range []direction{ingress, egress} {
+			errs = append(errs, applyHook(link, qdiscs, d, 0))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepDevices removes our devices that are not wanted.
+func sweepDevices(links map[string]netlink.Link, wanted []device) error {
+	var errs []error
+	for name, link := range links {
+		if !isDevice(link) || slices.ContainsFunc(wanted, func(d device) bool { return d.name == name }) {
+			continue
+		}
+		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+			errs = append(errs, fmt.Errorf("delete link %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveAll removes all that this package made on the node.
+func (s *Shaper) RemoveAll() error {
+	_, err := s.Sync(nil, true)
+	return err
+}
+
+func isDevice(link netlink.Link) bool {
+	return link.Type() == "ifb" && strings.HasPrefix(link.Attrs().Name, DevicePrefix)
+}
+
+func linksByName() (map[string]netlink.Link, error) {
+	all, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	byName := map[string]netlink.Link{}
+	for _, link := range all {
+		byName[link.Attrs().Name] = link
+	}
+	return byName, nil
+}
+
+// qdiscsByLink lists the queues of all links by the link's index.
+func qdiscsByLink() (map[int][]netlink.Qdisc, error) {
+	all, err := netlinksafe.QdiscList(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list queues: %w", err)
+	}
+	byLink := map[int][]netlink.Qdisc{}
+	for _, q := range all {
+		byLink[q.Attrs().LinkIndex] = append(byLink[q.Attrs().LinkIndex], q)
+	}
+	return byLink, nil
+}
+
+// Device is a device in the kernel, for inspection.
+type Device struct {
+	Name string `json:"name"`
+	// Ingress says that it is for traffic toward pods.
+	Ingress bool `json:"ingress"`
+	// Rate in bits per second.
+	Rate uint64 `json:"rate"`
+	// Bytes that passed and packets that were dropped.
+	Bytes uint64 `json:"bytes"`
+	Drops uint64 `json:"drops"`
+}
+
+// Devices lists the devices of the node.
+func (s *Shaper) Devices() ([]Device, error) {
+	links, err := linksByName()
+	if err != nil {
+		return nil, err
+	}
+	var all []Device
+	for _, name := range slices.Sorted(maps.Keys(links)) {
+		if !isDevice(links[name]) {
+			continue
+		}
+		d := Device{Name: name, Ingress: strings.HasPrefix(name, DevicePrefix+string(ingress))}
+		classes, err := classesOf(links[name])
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range classes {
+			d.Rate = max(d.Rate, c.Ceil*8)
+			if s := c.Statistics; s != nil && s.Basic != nil && s.Queue != nil && uint16(c.Handle) != minorShared {
+				d.Bytes += s.Basic.Bytes
+				d.Drops += uint64(s.Queue.Drops)
+			}
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}

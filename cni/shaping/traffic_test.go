@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shaping
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+// world is a node that routes between its pods and a server.
+type world struct {
+	t            *testing.T
+	node, server *netnstest.Host
+	shaper       Shaper
+	pods         int
+}
+
+const (
+	server4 = "10.9.0.2"
+	server6 = "2001:db8:9::2"
+)
+
+// testPod is a pod behind a veth, as the default network's plugins make them.
+type testPod struct {
+	*netnstest.Host
+	Pod
+	v4, v6 string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	netnstest.Need(t)
+	w := &world{t: t, node: netnstest.New(t), server: netnstest.New(t)}
+	for _, h := range []*netnstest.Host{w.node, w.server} {
+		sysctl(h, "net/ipv6/conf/default/accept_dad", "0")
+	}
+	sysctl(w.node, "net/ipv4/ip_forward", "1")
+	sysctl(w.node, "net/ipv6/conf/all/forwarding", "1")
+	w.node.IP("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", w.server.Path())
+	plug(w.node, "uplink", "10.9.0.1/24", "2001:db8:9::1/64")
+	plug(w.server, "eth0", server4+"/24", server6+"/64")
+	w.server.IP("route", "add", "default", "via", "10.9.0.1")
+	w.server.IP("-6", "route", "add", "default", "via", "2001:db8:9::1")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(w.state())
+		}
+	})
+	return w
+}
+
+func sysctl(h *netnstest.Host, key, value string) {
+	h.Run(func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0o644) })
+}
+
+func plug(h *netnstest.Host, link string, addrs ...string) {
+	h.IP("link", "set", link, "up")
+	for _, a := range addrs {
+		h.IP("addr", "add", a, "dev", link)
+	}
+}
+
+func (w *world) pod(id string) *testPod {
+	w.t.Helper()
+	w.pods++
+	h := netnstest.New(w.t)
+	sysctl(h, "net/ipv6/conf/default/accept_dad", "0")
+	p := &testPod{Host: h, v4: fmt.Sprintf("10.8.%d.2", w.pods), v6: fmt.Sprintf("2001:db8:8:%d::2", w.pods)}
+	p.Pod = Pod{ID: id, Links: []string{"veth" + id}, Addresses: []netip.Addr{netip.MustParseAddr(p.v4), netip.MustParseAddr(p.v6)}}
+	w.connect(p, w.pods)
+	return p
+}
+
+func (w *world) connect(p *testPod, n int) {
+	w.t.Helper()
+	w.node.IP("link", "add", p.Links[0], "type", "veth", "peer", "name", "eth0", "netns", p.Path())
+	plug(w.node, p.Links[0], fmt.Sprintf("10.8.%d.1/24", n), fmt.Sprintf("2001:db8:8:%d::1/64", n))
+	plug(p.Host, "eth0", p.v4+"/24", p.v6+"/64")
+	p.IP("route", "add", "default", "via", fmt.Sprintf("10.8.%d.1", n))
+	p.IP("-6", "route", "add", "default", "via", fmt.Sprintf("2001:db8:8:%d::1", n))
+}
+
+// sync makes these the only pods of the node.
+func (w *world) sync(pods ...*testPod) {
+	w.t.Helper()
+	problems, err := w.trySync(true, pods...)
+	if err != nil || len(problems) > 0 {
+		w.t.Fatalf("Sync() = %v, %v", problems, err)
+	}
+}
+
+func (w *world) trySync(prune bool, pods ...*testPod) (problems map[string]error, err error) {
+	var all []Pod
+	for _, p := range pods {
+		all = append(all, p.Pod)
+	}
+	w.node.Run(func() error {
+		problems, err = w.shaper.Sync(all, prune)
+		return nil
+	})
+	return problems, err
+}
+
+// connection is a TCP connection across namespaces.
+type connection struct {
+	t        *testing.T
+	from, to net.Conn
+}
+
+func (w *world) dial(from, to *netnstest.Host, addr string) *connection {
+	w.t.Helper()
+	c := &connection{t: w.t}
+	var listener net.Listener
+	// An IPv6 address becomes usable a moment later.
+	netnstest.Eventually(w.t, func() error {
+		return to.Try(func() (err error) {
+			listener, err = net.Listen("tcp", net.JoinHostPort(addr, "0"))
+			return err
+		})
+	})
+	defer listener.Close()
+	netnstest.Eventually(w.t, func() error {
+		return from.Try(func() (err error) {
+			c.from, err = net.DialTimeout("tcp", listener.Addr().String(), 10*time.Second)
+			return err
+		})
+	})
+	var err error
+	if c.to, err = listener.Accept(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.from.Close(); c.to.Close() })
+	return c
+}
+
+const mbit = 1_000_000
+
+// send sends bytes and returns the rate in bits per second, from the first to the last that
+// arrive.
+func (c *connection) send(bytes int) float64 {
+	c.t.Helper()
+	deadline := time.Now().Add(2 * time.Minute)
+	if err := errors.Join(c.from.SetDeadline(deadline), c.to.SetDeadline(deadline)); err != nil {
+		c.t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	go func() {
+		buffer := make([]byte, 64<<10)
+		for left := bytes; left > 0; {
+			n, err := c.from.Write(buffer[:min(left, len(buffer))])
+			if err != nil {
+				failed <- err
+				return
+			}
+			left -= n
+		}
+		failed <- nil
+	}()
+	first, err := c.to.Read(make([]byte, 1<<10))
+	if err != nil {
+		c.t.Error(err)
+	}
+	start := time.Now()
+	rest, err := io.CopyN(io.Discard, c.to, int64(bytes-first))
+	took := time.Since(start)
+	if err := errors.Join(err, <-failed); err != nil {
+		c.t.Error(err)
+	}
+	return float64(rest) * 8 / took.Seconds()
+}
+
+// together sends on all connections at once, and returns the rate of each and of all.
+func together(bytes int, all ...*connection) (each []float64, sum float64) {
+	each = make([]float64, len(all))
+	var group sync.WaitGroup
+	start := time.Now()
+	for i, c := range all {
+		group.Go(func() { each[i] = c.send(bytes) })
+	}
+	group.Wait()
+	return each, float64(bytes*len(all)) * 8 / time.Since(start).Seconds()
+}
+
+// near fails the test where a rate is not that of a limit. The bounds are wide: the burst
+// passes at once, headers count, and the machine is busy.
+func (w *world) near(t *testing.T, what string, rate float64, limit uint64) {
+	t.Helper()
+	t.Logf("%s: %.1f Mbit/s of %d", what, rate/mbit, limit/mbit)
+	if rate < 0.5*float64(limit) || rate > 1.3*float64(limit) {
+		t.Errorf("%s: %.1f Mbit/s, the limit is %d", what, rate/mbit, limit/mbit)
+	}
+}
+
+// state is what the node's kernel has of links, queues and filters, without counters.
+func (w *world) state() string {
+	var all string
+	for _, args := range [][]string{{"ip", "-o", "-br", "link"}, {"tc", "qdisc", "show"}} {
+		out, err := w.node.Command(args[0], args[1:]...)
+		if err != nil {
+			w.t.Error(err)
+		}
+		all += out
+	}
+	var names []string
+	w.node.Run(func() error {
+		byName, err := linksByName()
+		names = slices.Sorted(maps.Keys(byName))
+		return err
+	})
+	for _, name := range names {
+		for _, args := range [][]string{{"filter", "show", "dev", name, "ingress"}, {"filter", "show", "dev", name, "egress"}, {"filter", "show", "dev", name, "root"}, {"class", "show", "dev", name}} {
+			// A link without a hook has no such filters, and tc fails.
+			if out, err := w.node.Command("tc", args...); err == nil && out != "" {
+				all += fmt.Sprintln(args) + out
+			}
+		}
+	}
+	return all
+}
