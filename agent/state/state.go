@@ -157,10 +157,13 @@ func read(tx *bbolt.Tx) (map[Key]*Container, error) {
 	return records, err
 }
 
+// asideSuffix comes between the name of the state file and the time in MoveAside.
+const asideSuffix = ".bak-"
+
 // MoveAside renames the file, so that Open makes a new one, and returns its new
 // name, which ends in the time now. It returns an empty name where there is no file.
 func MoveAside(path string, now time.Time) (string, error) {
-	aside := fmt.Sprintf("%s.bak-%s", path, now.UTC().Format("20060102T150405Z"))
+	aside := path + asideSuffix + now.UTC().Format("20060102T150405Z")
 	err := os.Rename(path, aside)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil

@@ -40,8 +40,7 @@ func writeAtomically(path string, mode os.FileMode, write func(io.Writer) error)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	// A leading dot and another ending keep runtimes from reading it.
-	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
+	temp, err := os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path)))
 	if err != nil {
 		return err
 	}
@@ -55,3 +54,7 @@ func writeAtomically(path string, mode os.FileMode, write func(io.Writer) error)
 	}
 	return os.Rename(temp.Name(), path)
 }
+
+// temporary returns the pattern of the names that a file has before it is complete. A
+// leading dot and another ending keep runtimes from reading it.
+func temporary(name string) string { return "." + name + ".tmp-*" }

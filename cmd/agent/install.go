@@ -27,8 +27,11 @@ func newInstallCommand() *cobra.Command {
 	return command
 }
 
+// programs are the CNI plugins that the agent's image brings to the node.
+func programs() []string { return []string{api.VethType, api.ShimType} }
+
 func install(from, to string) error {
-	for _, name := range []string{api.VethType, api.ShimType} {
+	for _, name := range programs() {
 		if err := copyFile(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
 			return fmt.Errorf("install %s: %w", name, err)
 		}

@@ -20,10 +20,20 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Run(newCommand()))
+	os.Exit(runCommand())
 }
 
-func newCommand() *cobra.Command {
+// runCommand returns the exit code.
+func runCommand() int {
+	cleanup := &cleanup{}
+	code := cli.Run(newCommand(cleanup))
+	if cleanup.refused {
+		return codeRefused
+	}
+	return code
+}
+
+func newCommand(cleanup *cleanup) *cobra.Command {
 	options, logging := newOptions(), logs.NewOptions()
 	command := &cobra.Command{
 		Use:          "berth-agent",
@@ -46,6 +56,6 @@ func newCommand() *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logging, command.Flags())
-	command.AddCommand(newInstallCommand())
+	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup))
 	return command
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -64,10 +65,16 @@ func run(ctx context.Context, o *Options) error {
 		Pods: node, Store: store,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: newNetworks(o),
-		Drivers:  agent.Drivers{api.DriverVeth: &veth{wirer: wire.New(o.SysctlRoot)}},
+		Drivers:  agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
 		Metrics:  agent.NewMetrics(legacyregistry.MustRegister),
 	})
 	return serve(ctx, o, a, node, config)
+}
+
+func newWirer(o *Options) *wire.Wirer {
+	w := wire.New(o.SysctlRoot)
+	w.Settings = settings.NewJournal(settingsFile(o.StateFile), o.SysctlRoot)
+	return w
 }
 
 func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config) error {

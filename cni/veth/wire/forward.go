@@ -32,16 +32,29 @@ const (
 // such setting.
 func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
 	if family == unix.AF_INET {
+		if isUplink {
+			if err := w.Settings.Keep("net/ipv4/conf/"+link.Attrs().Name+"/forwarding", "1"); err != nil {
+				return err
+			}
+		}
 		return forward4(link, !isUplink)
 	}
 	// IPv6 forwards per namespace, not per link.
-	if err := w.setSysctl("net/ipv6/conf/all/forwarding", "1"); err != nil {
+	if err := w.setOfNode("net/ipv6/conf/all/forwarding", "1"); err != nil {
 		return err
 	}
 	if !isUplink {
 		return nil
 	}
-	return w.setSysctl("net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp", "1")
+	return w.setOfNode("net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp", "1")
+}
+
+// setOfNode sets a setting of the node, which stays when the last pod is gone.
+func (w *Wirer) setOfNode(key, value string) error {
+	if err := w.Settings.Keep(key, value); err != nil {
+		return err
+	}
+	return w.setSysctl(key, value)
 }
 
 // forward4 sets net.ipv4.conf.<link>.forwarding, and rp_filter if strict, through

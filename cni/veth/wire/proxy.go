@@ -137,20 +137,23 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 
 // answerAtOnce removes the random delay (up to 0.8 s) of the kernel's answers by
 // proxy entries on a link.
-func answerAtOnce(link int, family int) error {
-	table, name := "arp_cache", "ARP"
+func (w *Wirer) answerAtOnce(link netlink.Link, family int) error {
+	version, table, name := "ipv4", "arp_cache", "ARP"
 	if family == unix.AF_INET6 {
-		table, name = "ndisc_cache", "neighbour discovery"
+		version, table, name = "ipv6", "ndisc_cache", "neighbour discovery"
+	}
+	if err := w.Settings.Keep("net/"+version+"/neigh/"+link.Attrs().Name+"/proxy_delay", "0"); err != nil {
+		return err
 	}
 	req := nl.NewNetlinkRequest(unix.RTM_SETNEIGHTBL, unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	req.AddData(&rawMessage{byte(family), 0, 0, 0})
 	req.AddData(nl.NewRtAttr(ndtaName, nl.ZeroTerminated(table)))
 	parms := nl.NewRtAttr(ndtaParms|unix.NLA_F_NESTED, nil)
-	parms.AddRtAttr(ndtpaIfindex, nl.Uint32Attr(uint32(link)))
+	parms.AddRtAttr(ndtpaIfindex, nl.Uint32Attr(uint32(link.Attrs().Index)))
 	parms.AddRtAttr(ndtpaProxyWait, nl.Uint64Attr(0))
 	req.AddData(parms)
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("set the %s proxy delay of link %d to 0: %w", name, link, err)
+		return fmt.Errorf("set the %s proxy delay of link %s to 0: %w", name, link.Attrs().Name, err)
 	}
 	return nil
 }

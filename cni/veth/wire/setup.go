@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/settings"
 )
 
 // ErrNetNS is returned where the container's network namespace cannot be opened.
@@ -26,6 +27,8 @@ var ErrNetNS = errors.New("network namespace not accessible")
 type Wirer struct {
 	// SysctlRoot is the path of the node's /proc/sys.
 	SysctlRoot string
+	// Settings, if given, remembers the node's settings that the Wirer changes.
+	Settings *settings.Journal
 }
 
 // New returns a Wirer; an empty sysctlRoot means /proc/sys.
@@ -281,7 +284,7 @@ func (w *Wirer) readyLinks(host, uplink netlink.Link, family int) error {
 	if err := w.forward(uplink, family, true); err != nil {
 		return err
 	}
-	if err := answerAtOnce(uplink.Attrs().Index, family); err != nil {
+	if err := w.answerAtOnce(uplink, family); err != nil {
 		return err
 	}
 	if err := netlink.LinkSetUp(host); err != nil {

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+	"github.com/spf13/cobra"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// codeRefused is the exit code of a cleanup that did nothing because an agent runs.
+const codeRefused = 2
+
+var errAgentRuns = errors.New("an agent runs on this node and would make everything again: end it first (kubectl -n berth-system delete daemonset berth-agent)")
+
+// settingsFile is beside the state file.
+func settingsFile(stateFile string) string {
+	return filepath.Join(filepath.Dir(stateFile), "settings.json")
+}
+
+// cleanup leaves a node as it was before the agent was installed.
+type cleanup struct {
+	root                                                     string
+	socket, stateFile, confDir, confName, binDir, sysctlRoot string
+	dryRun, stay                                             bool
+
+	out io.Writer
+	// refused says that nothing was done, because an agent runs.
+	refused bool
+}
+
+func newCleanupCommand(c *cleanup) *cobra.Command {
+	o := newOptions()
+	command := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Leaves the node as it was before Berth was installed",
+		Long: `Removes what Berth made on this node: the CNI configuration and plugins, links, routes, rules,
+neighbours and nftables tables, and the agent's files; and puts kernel settings back that the agent
+changed. Pods with a floating IP lose their network. It prints one line for each thing. Run it as root
+in the node's network namespace, after the agent was ended; it can be repeated.
+
+Exit codes: 0 nothing is left; 1 something could not be removed; 2 nothing was done, because an agent runs.`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c.out = cmd.OutOrStdout()
+			return c.run(cmd.Context())
+		},
+	}
+	fs := command.Flags()
+	fs.StringVar(&c.root, "root", "/", "Folder where the node's file system is mounted. The other paths are paths of the node.")
+	fs.BoolVar(&c.dryRun, "dry-run", false, "Only print what would be removed.")
+	fs.BoolVar(&c.stay, "stay", false, "Do not end after the cleanup until a signal comes, for a DaemonSet.")
+	fs.StringVar(&c.socket, "socket", o.Socket, "The agent's --socket.")
+	fs.StringVar(&c.stateFile, "state-file", o.StateFile, "The agent's --state-file.")
+	fs.StringVar(&c.confDir, "cni-conf-dir", o.CNIConfDir, "The agent's --cni-conf-dir.")
+	fs.StringVar(&c.confName, "cni-conf-name", o.CNIConfName, "The agent's --cni-conf-name.")
+	fs.StringVar(&c.binDir, "cni-bin-dir", o.CNIBinDir, "The agent's --cni-bin-dir.")
+	fs.StringVar(&c.sysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; below --root.")
+	return command
+}
+
+func (c *cleanup) run(ctx context.Context) error {
+	if err := c.resolve(); err != nil {
+		return err
+	}
+	unlock, err := c.alone()
+	if err != nil {
+		return err
+	}
+	err = errors.Join(c.sweep(), unlock())
+	if err != nil || !c.stay {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	<-ctx.Done()
+	return nil
+}
+
+// resolve makes the node's paths those of this process.
+func (c *cleanup) resolve() error {
+	for _, path := range []*string{&c.socket, &c.stateFile, &c.confDir, &c.binDir, &c.sysctlRoot} {
+		if !filepath.IsAbs(*path) {
+			return fmt.Errorf("%q must be an absolute path", *path)
+		}
+		inRoot, err := securejoin.SecureJoin(c.root, *path)
+		if err != nil {
+			return fmt.Errorf("find %s in %s: %w", *path, c.root, err)
+		}
+		*path = inRoot
+	}
+	return nil
+}
+
+// alone keeps agents from starting until unlock is called.
+func (c *cleanup) alone() (unlock func() error, err error) {
+	if conn, err := net.Dial("unix", c.socket); err == nil {
+		c.refused = true
+		return nil, errors.Join(errAgentRuns, conn.Close())
+	}
+	unlock, err = state.Lock(c.stateFile)
+	if errors.Is(err, state.ErrLocked) {
+		c.refused = true
+		return nil, errAgentRuns
+	}
+	return unlock, err
+}
+
+// sweeper lists what one part of Berth left on the node.
+type sweeper func() ([]leftover.Item, error)
+
+// sweepers are in the order of removal; the runtime stops to call Berth first. A package
+// that makes something on the node adds its function here.
+func (c *cleanup) sweepers() []sweeper {
+	return []sweeper{
+		c.configuration,
+		wire.New(c.sysctlRoot).Leftovers,
+		netfilter.Leftovers,
+		settings.NewJournal(settingsFile(c.stateFile), c.sysctlRoot).Leftovers,
+		c.plugins,
+		c.sockets,
+	}
+}
+
+// sweep removes everything. It goes on where something cannot be removed, and then keeps
+// the agent's files, which the next cleanup needs.
+func (c *cleanup) sweep() error {
+	var total tally
+	for _, list := range c.sweepers() {
+		c.remove(list, &total)
+	}
+	if total.failed == 0 {
+		c.remove(c.files, &total)
+	}
+	if total.failed > 0 {
+		return errors.New("some of Berth's things are still on this node, see above; the agent's files stay until the rest is gone: repeat the cleanup")
+	}
+	if total.found == 0 {
+		fmt.Fprintln(c.out, "nothing of Berth is on this node")
+	}
+	return nil
+}
+
+// tally counts things.
+type tally struct{ found, failed int }
+
+// remove prints one line for each thing.
+func (c *cleanup) remove(list sweeper, total *tally) {
+	items, err := list()
+	if err != nil {
+		total.failed++
+		fmt.Fprintf(c.out, "cannot look for leftovers: %v\n", err)
+	}
+	for _, item := range items {
+		total.found++
+		if c.dryRun {
+			fmt.Fprintf(c.out, "would remove %s\n", item.Name)
+			continue
+		}
+		if err := item.Remove(); err != nil {
+			total.failed++
+			fmt.Fprintf(c.out, "cannot remove %s: %v\n", item.Name, err)
+			continue
+		}
+		fmt.Fprintf(c.out, "removed %s\n", item.Name)
+	}
+}
+
+// configuration lists the file that makes the runtime call Berth.
+func (c *cleanup) configuration() ([]leftover.Item, error) {
+	return c.installed(c.confDir, c.confName, func(path string) (bool, error) {
+		content, err := os.ReadFile(path)
+		return bytes.Contains(content, []byte(`"`+api.ShimType+`"`)), err
+	})
+}
+
+// plugins lists the programs that `berth-agent install` copied.
+func (c *cleanup) plugins() ([]leftover.Item, error) {
+	var all []leftover.Item
+	for _, name := range programs() {
+		items, err := c.installed(c.binDir, name, func(path string) (bool, error) {
+			info, err := buildinfo.ReadFile(path)
+			return err == nil && info.Main.Path == "github.com/berth-dev/berth", nil
+		})
+		if err != nil {
+			return all, err
+		}
+		all = append(all, items...)
+	}
+	return all, nil
+}
+
+// installed lists a file that writeAtomically wrote, if it is there and ours, and what an
+// interrupted call left of it.
+func (c *cleanup) installed(dir, name string, ours func(path string) (bool, error)) ([]leftover.Item, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, temporary(name)))
+	if err != nil {
+		return nil, fmt.Errorf("look for %s in %s: %w", name, dir, err)
+	}
+	path := filepath.Join(dir, name)
+	is, err := ours(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case is:
+		paths = append(paths, path)
+	default:
+		if _, err := os.Lstat(path); err == nil {
+			fmt.Fprintf(c.out, "left %s, which is not Berth's\n", path)
+		}
+	}
+	return fileItems(paths), nil
+}
+
+// sockets lists the agent's socket and its folder.
+func (c *cleanup) sockets() ([]leftover.Item, error) {
+	if _, err := os.Lstat(c.socket); errors.Is(err, fs.ErrNotExist) {
+		return withFolder(filepath.Dir(c.socket), nil)
+	}
+	return withFolder(filepath.Dir(c.socket), []string{c.socket})
+}
+
+// files lists the agent's state file, its journal of kernel settings and their folder.
+func (c *cleanup) files() ([]leftover.Item, error) {
+	paths, err := state.Files(c.stateFile)
+	if err != nil {
+		return nil, err
+	}
+	settings := settingsFile(c.stateFile)
+	for _, pattern := range []string{settings, filepath.Join(filepath.Dir(settings), temporary(filepath.Base(settings)))} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, fmt.Errorf("look for %s: %w", pattern, err)
+		}
+		paths = append(paths, found...)
+	}
+	return withFolder(filepath.Dir(c.stateFile), paths)
+}
+
+func fileItems(paths []string) []leftover.Item {
+	var items []leftover.Item
+	for _, path := range paths {
+		items = append(items, leftover.Item{Name: "file " + path, Remove: func() error {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			return nil
+		}})
+	}
+	return items
+}
+
+// withFolder lists files, and then their folder if it is Berth's and has nothing else.
+func withFolder(dir string, paths []string) ([]leftover.Item, error) {
+	items := fileItems(paths)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return items, nil
+	}
+	if err != nil {
+		return items, err
+	}
+	others := slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(paths, filepath.Join(dir, e.Name())) })
+	if others || filepath.Base(dir) != ownFolder {
+		return items, nil
+	}
+	return append(items, leftover.Item{Name: "folder " + dir, Remove: func() error {
+		// A folder that is mounted in the container stays.
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EBUSY) {
+			return err
+		}
+		return nil
+	}}), nil
+}
+
+// ownFolder is the name of the folders that the DaemonSet makes for the agent.
+const ownFolder = "berth"

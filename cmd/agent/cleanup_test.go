@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// site is a node with an uplink, and the node's folders below root.
+type site struct {
+	*netnstest.Host
+	t       *testing.T
+	root    string
+	options *Options
+}
+
+// newSite makes a node that has what other programs make, near to what Berth makes.
+func newSite(t *testing.T) *site {
+	netnstest.Need(t)
+	// Paths of sockets are short.
+	root, err := os.MkdirTemp("/tmp", "bc-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	o := newOptions()
+	for _, path := range []*string{&o.Socket, &o.StateFile, &o.CNIConfDir, &o.CNIBinDir} {
+		*path = filepath.Join(root, *path)
+	}
+	s := &site{Host: netnstest.New(t), t: t, root: root, options: o}
+	netnstest.NewWire(t).Plug(s.Host, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("2001:db8:60::11/64"))
+	for _, args := range []string{
+		"route add default via 10.0.60.1", "-6 route add default via 2001:db8:60::1",
+		"rule add from 10.9.0.0/16 table 100 priority 32301", "route add 10.9.0.0/16 dev eth0 table 100 proto 97",
+		"neigh add proxy 10.0.70.99 dev eth0", "link add bt0 type veth peer name bt1",
+	} {
+		s.IP(strings.Fields(args)...)
+	}
+	s.Run(func() error {
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other-berth"})
+		return conn.Flush()
+	})
+	s.write("etc/cni/net.d/10-other.conflist", `{"plugins":[{"type":"bridge"}]}`)
+	s.write("opt/cni/bin/bridge", "#!/bin/sh\n")
+	if err := os.MkdirAll(filepath.Join(root, "var/lib"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "run"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *site) write(name, content string) {
+	s.t.Helper()
+	path := filepath.Join(s.root, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// install does on the node what an agent does there, and ends as if it were killed.
+func (s *site) install() {
+	s.t.Helper()
+	image, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	from := s.t.TempDir()
+	for _, name := range programs() {
+		// The test is a program of Berth's module, too.
+		if err := os.Symlink(image, filepath.Join(from, name)); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	o := s.options
+	err = errors.Join(install(from, o.CNIBinDir), writeConf(filepath.Join(o.CNIConfDir, o.CNIConfName), o.Socket))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.write("opt/cni/bin/.berth-cni.tmp-123", "")
+	s.write("var/lib/berth/agent.db.bak-20260101T000000Z", "")
+	s.openState()()
+	s.write("run/berth/agent.sock", "")
+	s.pod("a", "10.0.70.10", "2001:db8:70::10")
+	withdrawn := s.pod("b", "10.0.70.11")
+	s.Run(func() error { return newWirer(o).Withdraw(withdrawn) })
+	// The link of a pod is gone, and no agent came to remove the rest.
+	s.pod("c", "10.0.70.12", "2001:db8:70::12")
+	s.IP("link", "del", wire.HostLink("c", "eth0"))
+	// Of another package than that of pods' links.
+	s.IP("link", "add", "bth-e1", "type", "ifb")
+}
+
+func (s *site) openState() (closeIt func()) {
+	s.t.Helper()
+	store, err := state.Open(s.options.StateFile)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return func() {
+		if err := store.Close(); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// pod wires a container.
+func (s *site) pod(id string, addrs ...string) wire.Spec {
+	s.t.Helper()
+	spec := wire.Spec{ContainerID: id, IfName: "eth0", NetNS: netnstest.New(s.t).Path(), Uplink: "eth0"}
+	for _, a := range addrs {
+		addr := netip.MustParseAddr(a)
+		bits := 24
+		if addr.Is6() {
+			bits = 64
+		}
+		subnet := netip.PrefixFrom(addr, bits).Masked()
+		spec.Addresses = append(spec.Addresses, api.Address{Address: addr, Subnet: subnet, Gateway: subnet.Addr().Next()})
+	}
+	s.Run(func() error {
+		_, err := newWirer(s.options).Setup(spec)
+		return err
+	})
+	return spec
+}
+
+// cleanup runs the command and returns what it printed.
+func (s *site) cleanup(args ...string) (out string, refused bool, err error) {
+	c := &cleanup{}
+	command := newCleanupCommand(c)
+	var text bytes.Buffer
+	command.SetOut(&text)
+	command.SetErr(&text)
+	command.SetArgs(append([]string{
+		"--socket", s.options.Socket, "--state-file", s.options.StateFile, "--cni-conf-dir", s.options.CNIConfDir, "--cni-bin-dir", s.options.CNIBinDir,
+	}, args...))
+	err = s.Try(func() error { return command.ExecuteContext(s.t.Context()) })
+	return text.String(), c.refused, err
+}
+
+// look returns everything on the node that Berth could have changed.
+func (s *site) look() map[string]string {
+	s.t.Helper()
+	seen := map[string]string{}
+	for _, args := range []string{
+		"-d link", "addr", "rule", "-6 rule", "route show table all", "-6 route show table all",
+		"neigh show proxy", "-6 neigh show proxy", "neigh show nud permanent", "-6 neigh show nud permanent",
+	} {
+		for line := range strings.Lines(s.IP(strings.Fields(args)...)) {
+			seen["ip "+args+": "+strings.TrimSpace(line)] = ""
+		}
+	}
+	s.Run(func() error {
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		tables, err := conn.ListTables()
+		for _, t := range tables {
+			seen[fmt.Sprintf("nftables: %d %s", t.Family, t.Name)] = ""
+		}
+		return errors.Join(err, settingsBelow("/proc/sys/net", seen))
+	})
+	err := filepath.WalkDir(s.root, func(path string, _ fs.DirEntry, err error) error {
+		seen["file: "+path] = ""
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return seen
+}
+
+// settingsBelow reads kernel settings that can be read.
+func settingsBelow(dir string, seen map[string]string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		// What the kernel counts there is no setting.
+		if strings.Contains(path, "conntrack") {
+			return nil
+		}
+		if value, err := os.ReadFile(path); err == nil {
+			seen[path] = string(value)
+		}
+		return nil
+	})
+}
+
+func TestCleanup(t *testing.T) {
+	s := newSite(t)
+	before := s.look()
+	s.install()
+	after := s.look()
+	if cmp.Equal(before, after) {
+		t.Fatal("nothing was installed")
+	}
+
+	// Nothing happens while an agent has the state file, or answers.
+	closeIt := s.openState()
+	if out, refused, err := s.cleanup(); !refused || !errors.Is(err, errAgentRuns) {
+		t.Errorf("beside an agent: %v\n%s", err, out)
+	}
+	closeIt()
+	if err := os.Remove(s.options.Socket); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", s.options.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	if out, refused, err := s.cleanup(); !refused || !errors.Is(err, errAgentRuns) {
+		t.Errorf("beside an agent without its state file: %v\n%s", err, out)
+	}
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dry, refused, err := s.cleanup("--dry-run")
+	if err != nil || refused {
+		t.Errorf("--dry-run: %v\n%s", err, dry)
+	}
+	if diff := cmp.Diff(after, s.look()); diff != "" {
+		t.Errorf("a cleanup that did nothing changed the node:\n%s", diff)
+	}
+
+	out, _, err := s.cleanup()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Log(out)
+	if diff := cmp.Diff(before, s.look()); diff != "" {
+		t.Errorf("the node is not as before (-before +after):\n%s", diff)
+	}
+	for line := range strings.Lines(out) {
+		if would := strings.Replace(line, "removed ", "would remove ", 1); !strings.Contains(dry, would) && !strings.HasPrefix(line, "removed folder") {
+			t.Errorf("--dry-run did not say %q", would)
+		}
+	}
+	if out, _, err = s.cleanup(); err != nil || out != "nothing of Berth is on this node\n" {
+		t.Errorf("again: %v\n%s", err, out)
+	}
+}
+
+// A cleanup that cannot remove one thing removes the others, and can be repeated.
+func TestCleanupGoesOn(t *testing.T) {
+	s := newSite(t)
+	before := s.look()
+	s.install()
+	s.write("etc/cni/net.d/.00-berth.conflist.tmp-9/file", "")
+	out, refused, err := s.cleanup()
+	if err == nil || refused || !strings.Contains(out, "cannot remove file") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if _, err := os.Stat(s.options.StateFile); err != nil {
+		t.Error(err)
+	}
+	if err := os.RemoveAll(filepath.Join(s.root, "etc/cni/net.d/.00-berth.conflist.tmp-9")); err != nil {
+		t.Fatal(err)
+	}
+	if out, _, err := s.cleanup(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if diff := cmp.Diff(before, s.look()); diff != "" {
+		t.Errorf("the node is not as before (-before +after):\n%s", diff)
+	}
+}
+
+// Files of others that have the names of Berth's stay.
+func TestCleanupLeavesOthers(t *testing.T) {
+	s := newSite(t)
+	s.write("etc/cni/net.d/00-berth.conflist", `{"plugins":[{"type":"bridge"}]}`)
+	s.write("opt/cni/bin/berth-cni", "#!/bin/sh\n")
+	s.write("var/lib/berth/notes", "")
+	before := s.look()
+	out, _, err := s.cleanup()
+	if err != nil || strings.Count(out, "which is not Berth's") != 2 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if diff := cmp.Diff(before, s.look()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package settings remembers kernel settings as they were before Berth changed them, so
+// that they can be put back when Berth leaves the node. It never changes one before.
+package settings
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/berth-dev/berth/agent/leftover"
+)
+
+// bootID is another one after each start of the node, which sets all settings anew.
+const bootID = "/proc/sys/kernel/random/boot_id"
+
+// Journal is a file with the settings that Berth changed since the node started. A nil
+// Journal remembers nothing. Safe for concurrent use by one process.
+type Journal struct {
+	path, root string
+
+	mu   sync.Mutex
+	read *content
+}
+
+// content of the file.
+type content struct {
+	BootID   string            `json:"bootID"`
+	Settings map[string]change `json:"settings"`
+}
+
+// change is what Berth did to one setting.
+type change struct {
+	Was string `json:"was"`
+	Is  string `json:"is"`
+}
+
+// NewJournal returns the journal in the file path, which need not exist. root is the path of
+// the node's /proc/sys.
+func NewJournal(path, root string) *Journal { return &Journal{path: path, root: root} }
+
+// errDamaged is returned by load for a file that has no settings.
+var errDamaged = errors.New("damaged")
+
+// Keep remembers a setting that its caller is about to change to value: key is its path
+// below /proc/sys. It returns when the file has the setting. It does nothing where the
+// setting has the value already, was remembered before, or does not exist. It replaces a
+// damaged file: pods must not wait for it.
+func (j *Journal) Keep(key, value string) error {
+	if j == nil {
+		return nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	c, err := j.load()
+	if err != nil && !errors.Is(err, errDamaged) {
+		return err
+	}
+	if _, known := c.Settings[key]; known {
+		return nil
+	}
+	was, err := get(j.root, key)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && was == value {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remember kernel setting %s: %w", key, err)
+	}
+	c.Settings[key] = change{Was: was, Is: value}
+	if err := j.write(c); err != nil {
+		delete(c.Settings, key)
+		return fmt.Errorf("remember kernel setting %s: %w", key, err)
+	}
+	return nil
+}
+
+// Leftovers lists the settings that are still as Berth changed them. Removing one puts
+// it back. A setting that somebody changed meanwhile stays.
+func (j *Journal) Leftovers() ([]leftover.Item, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	c, err := j.load()
+	if err != nil {
+		return nil, err
+	}
+	var items []leftover.Item
+	for _, key := range slices.Sorted(maps.Keys(c.Settings)) {
+		changed := c.Settings[key]
+		now, err := get(j.root, key)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && now != changed.Is {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read kernel setting %s: %w", key, err)
+		}
+		items = append(items, leftover.Item{
+			Name: fmt.Sprintf("the change of kernel setting %s from %s to %s", key, changed.Was, changed.Is),
+			Remove: func() error {
+				if err := os.WriteFile(filepath.Join(j.root, key), []byte(changed.Was), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return fmt.Errorf("set %s to %s: %w", key, changed.Was, err)
+				}
+				return nil
+			},
+		})
+	}
+	return items, nil
+}
+
+// load reads the file once. What it has of an earlier start of the node is forgotten. With
+// errDamaged it returns an empty content.
+func (j *Journal) load() (*content, error) {
+	if j.read != nil {
+		return j.read, nil
+	}
+	boot, err := os.ReadFile(bootID)
+	if err != nil {
+		return nil, fmt.Errorf("find when the node started: %w", err)
+	}
+	now := &content{BootID: string(bytes.TrimSpace(boot)), Settings: map[string]change{}}
+	j.read = now
+	raw, err := os.ReadFile(j.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		j.read = nil
+		return nil, fmt.Errorf("read changed kernel settings: %w", err)
+	}
+	if err == nil {
+		var before content
+		if err := json.Unmarshal(raw, &before); err != nil {
+			return now, fmt.Errorf("read changed kernel settings: %s is %w, delete it: %w", j.path, errDamaged, err)
+		}
+		if before.BootID == now.BootID && before.Settings != nil {
+			j.read = &before
+		}
+	}
+	return j.read, nil
+}
+
+// write replaces the file at once: after a crash it is the old or the new one.
+func (j *Journal) write(c *content) (err error) {
+	raw, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return err
+	}
+	temp, err := os.CreateTemp(filepath.Dir(j.path), "."+filepath.Base(j.path)+".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(temp.Name()))
+		}
+	}()
+	_, err = temp.Write(append(raw, '\n'))
+	if err := errors.Join(err, temp.Sync(), temp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temp.Name(), j.path)
+}
+
+func get(root, key string) (string, error) {
+	value, err := os.ReadFile(filepath.Join(root, key))
+	return string(bytes.TrimSpace(value)), err
+}
