@@ -4,6 +4,7 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -101,4 +102,23 @@ type Address struct {
 	Gateway netip.Addr `json:"gateway"`
 	// VLAN is the tag on the uplink; 0 is untagged.
 	VLAN int `json:"vlan,omitempty"`
+}
+
+// HostPort is a port of the node that leads to a port of a pod.
+type HostPort struct {
+	HostPort      uint16 `json:"hostPort"`
+	ContainerPort uint16 `json:"containerPort"`
+	// Protocol is TCP, UDP or SCTP.
+	Protocol string `json:"protocol"`
+	// HostIP is the node's address to which the port is limited. 0.0.0.0 and :: are all of
+	// their family, the zero Addr is all.
+	HostIP netip.Addr `json:"hostIP,omitzero"`
+}
+
+// String returns the node's side, such as TCP 8080 or TCP 10.0.60.11:8080.
+func (p HostPort) String() string {
+	if !p.HostIP.IsValid() {
+		return fmt.Sprintf("%s %d", p.Protocol, p.HostPort)
+	}
+	return fmt.Sprintf("%s %s", p.Protocol, netip.AddrPortFrom(p.HostIP, p.HostPort))
 }

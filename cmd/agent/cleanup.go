@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -135,6 +136,8 @@ type sweeper func() ([]leftover.Item, error)
 func (c *cleanup) sweepers() []sweeper {
 	return []sweeper{
 		c.configuration,
+		// Before the table with their guard goes.
+		hostport.Leftovers,
 		wire.New(c.sysctlRoot).Leftovers,
 		netfilter.Leftovers,
 		settings.NewJournal(settingsFile(c.stateFile), c.sysctlRoot).Leftovers,

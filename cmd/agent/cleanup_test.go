@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -50,6 +51,8 @@ func newSite(t *testing.T) *site {
 		"route add default via 10.0.60.1", "-6 route add default via 2001:db8:60::1",
 		"rule add from 10.9.0.0/16 table 100 priority 32301", "route add 10.9.0.0/16 dev eth0 table 100 proto 97",
 		"neigh add proxy 10.0.70.99 dev eth0", "link add bt0 type veth peer name bt1",
+		"link add pod0 type veth peer name pod1", "link set pod0 addrgenmode none", "link set pod1 addrgenmode none", "link set pod0 up", "link set pod1 up",
+		"route add 10.244.0.5 dev pod0", "-6 route add fd00:244::5 dev pod0",
 	} {
 		s.IP(strings.Fields(args)...)
 	}
@@ -109,6 +112,16 @@ func (s *site) install() {
 	// The link of a pod is gone, and no agent came to remove the rest.
 	s.pod("c", "10.0.70.12", "2001:db8:70::12")
 	s.IP("link", "del", wire.HostLink("c", "eth0"))
+	// A pod of the default network, whose link stays.
+	s.Run(func() error {
+		mappings, err := hostport.Mappings([]api.HostPort{{Protocol: "TCP", HostPort: 8080, ContainerPort: 80}},
+			[]netip.Addr{netip.MustParseAddr("10.244.0.5"), netip.MustParseAddr("fd00:244::5")}, false)
+		if err != nil {
+			return err
+		}
+		_, err = new(hostport.Forwarder).Apply(mappings)
+		return err
+	})
 	// Of another package than that of pods' links.
 	s.IP("link", "add", "bth-e1", "type", "ifb")
 }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostport
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// forward is one element of the maps: connections to the node's port lead to the pod.
+type forward struct {
+	// hostIP is the zero Addr where every address of the node has the port.
+	hostIP   netip.Addr
+	hostPort uint16
+	protocol byte
+	pod      netip.AddrPort
+}
+
+// forwards lists the elements of the maps, in order.
+func (c content) forwards() []forward {
+	var all []forward
+	for _, f := range families {
+		for _, set := range []string{"ports" + f.suffix, "any_ports" + f.suffix} {
+			for _, key := range slices.Sorted(maps.Keys(c[set])) {
+				if forward, ok := parseForward(f, []byte(key), []byte(c[set][key])); ok {
+					all = append(all, forward)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// parseForward reads an element. The key ends in protocol and port, 4 bytes each.
+func parseForward(f family, key, value []byte) (forward, bool) {
+	const ofPort = 8
+	size := int(f.length)
+	if len(key) != ofPort && len(key) != size+ofPort || len(value) < size+2 {
+		return forward{}, false
+	}
+	pod, _ := netip.AddrFromSlice(value[:size])
+	hostIP, _ := netip.AddrFromSlice(key[:len(key)-ofPort])
+	key = key[len(key)-ofPort:]
+	return forward{
+		hostIP: hostIP, protocol: key[0], hostPort: binary.BigEndian.Uint16(key[4:]),
+		pod: netip.AddrPortFrom(pod, binary.BigEndian.Uint16(value[size:])),
+	}, true
+}
+
+// changes returns the forwards that want has and had has not, and those that are the other
+// way round.
+func changes(had, want content) (began, ended []forward) {
+	before, after := had.forwards(), want.forwards()
+	missing := func(from, in []forward) []forward {
+		return slices.DeleteFunc(slices.Clone(from), func(f forward) bool { return slices.Contains(in, f) })
+	}
+	return missing(after, before), missing(before, after)
+}
+
+// stale matches the connections, as the kernel tracks them, that have not gone with a change.
+// The kernel would lead their packets where the first one went.
+type stale struct {
+	began, ended []forward
+	// local are the addresses of the node.
+	local []netip.Addr
+}
+
+// MatchConntrackFlow returns true for connections to a port that lead elsewhere since before
+// the port was forwarded, and for those that lead to a pod that has the port no more.
+func (s stale) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	to := func(f forward) bool {
+		return flow.Forward.Protocol == f.protocol && flow.Forward.DstPort == f.hostPort
+	}
+	toPod := func(f forward) bool {
+		return addrOf(flow.Reverse.SrcIP) == f.pod.Addr() && flow.Reverse.SrcPort == f.pod.Port()
+	}
+	if slices.ContainsFunc(s.ended, func(f forward) bool { return to(f) && toPod(f) }) {
+		return true
+	}
+	return slices.ContainsFunc(s.began, func(f forward) bool {
+		dst := addrOf(flow.Forward.DstIP)
+		return to(f) && !toPod(f) && dst.Is4() == f.pod.Addr().Is4() &&
+			(dst == f.hostIP || !f.hostIP.IsValid() && slices.Contains(s.local, dst))
+	})
+}
+
+func addrOf(ip net.IP) netip.Addr {
+	addr, _ := netip.AddrFromSlice(ip)
+	return addr.Unmap()
+}
+
+// endConnections makes the kernel forget connections that the changes concern. Clients of TCP
+// and SCTP then learn that their connection is gone; UDP begins anew.
+func endConnections(began, ended []forward) error {
+	if len(began)+len(ended) == 0 {
+		return nil
+	}
+	local, err := addresses(nil)
+	if err != nil {
+		return err
+	}
+	filter := stale{began: began, ended: ended, local: local}
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		if !slices.ContainsFunc(slices.Concat(began, ended), func(f forward) bool { return f.pod.Addr().Is4() == (family == unix.AF_INET) }) {
+			continue
+		}
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter); err != nil {
+			return fmt.Errorf("end connections of changed host ports (does the kernel have nf_conntrack_netlink?): %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostport
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// nameSize is the size of an interface's name in the kernel, which pads it with zeros.
+const nameSize = unix.IFNAMSIZ
+
+// content is what the sets have: by the set's name, values by key. The value is empty where
+// the set is no map.
+type content map[string]map[string]string
+
+func (c content) add(set string, key []byte, value []byte) {
+	if c[set] == nil {
+		c[set] = map[string]string{}
+	}
+	c[set][string(key)] = string(value)
+}
+
+// contentOf returns what the sets must have. links has the node's link to each pod's address,
+// services the addresses that are on the node only so that kube-proxy gets their packets.
+func contentOf(mappings []Mapping, links map[netip.Addr]string, services []netip.Addr) content {
+	c := content{}
+	for _, addr := range services {
+		c.add("services"+suffixOf(addr), addr.AsSlice(), nil)
+	}
+	for _, m := range mappings {
+		suffix := suffixOf(m.Pod)
+		pod := m.Pod.AsSlice()
+		hostPort := append([]byte{number(m.Protocol), 0, 0, 0}, word(m.HostPort.HostPort)...)
+		backend := append(slices.Clone(pod), word(m.ContainerPort)...)
+		if isWildcard(m.HostIP) {
+			c.add("any_ports"+suffix, hostPort, backend)
+		} else {
+			c.add("ports"+suffix, append(m.HostIP.AsSlice(), hostPort...), backend)
+		}
+		c.add("forwards"+suffix, slices.Concat(pod, []byte{number(m.Protocol), 0, 0, 0}, word(m.ContainerPort), word(m.HostPort.HostPort)), nil)
+		c.add("hairpin"+suffix, append(slices.Clone(pod), pod...), nil)
+		if m.Detached {
+			c.add("detached"+suffix, pod, nil)
+		}
+		if link := links[m.Pod]; link != "" {
+			name := make([]byte, nameSize)
+			copy(name, link)
+			c.add("links", append(slices.Clone(name), name...), nil)
+		}
+	}
+	return c
+}
+
+func suffixOf(addr netip.Addr) string {
+	if addr.Is4() {
+		return families[0].suffix
+	}
+	return families[1].suffix
+}
+
+// word is a port as the kernel has it in a register.
+func word(port uint16) []byte {
+	return append(binary.BigEndian.AppendUint16(nil, port), 0, 0)
+}
+
+// linkNames lists the links of the set links.
+func (c content) linkNames() []string {
+	var all []string
+	for key := range maps.Keys(c["links"]) {
+		all = append(all, unix.ByteSliceToString([]byte(key)[:nameSize]))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// element is one of a set.
+type element struct {
+	set, key, value string
+}
+
+// without lists the elements of c that other lacks or has with another value, in order.
+func (c content) without(other content) []element {
+	var all []element
+	for _, set := range slices.Sorted(maps.Keys(c)) {
+		for _, key := range slices.Sorted(maps.Keys(c[set])) {
+			value := c[set][key]
+			if have, ok := other[set][key]; !ok || have != value {
+				all = append(all, element{set, key, value})
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hostport forwards ports of a node to ports of its pods: hostPort of Kubernetes. It
+// owns one nftables table, which it writes through netlink, so that neither the node nor an
+// image needs a program for it, and which works beside iptables of either kind and beside
+// kube-proxy, whose rules it does not touch.
+//
+//	table inet berth_hostports
+//	  map ports4, ports6          address . protocol . port : pod . port, where a hostIP is given
+//	  map any_ports4, any_ports6  protocol . port : pod . port, where none is
+//	  set services4, services6    addresses of Services that kube-proxy's mode ipvs puts on the node
+//	  set forwards4, forwards6    pod . protocol . port . node's port
+//	  set hairpin4, hairpin6      pod . pod
+//	  set detached4, detached6    pods whose replies do not pass the node
+//	  set links                   interface . the same interface, of those that lead to the pods
+//
+//	  chain prerouting, output (destination NAT, after kube-proxy):
+//	    destination in services                    return
+//	    destination is an address of the node,
+//	    and in ports or any_ports                  destination NAT
+//	  chain postrouting (source NAT, before all others), of connections in forwards:
+//	    a pod to itself, from 127.0.0.1 or ::1,
+//	    back by the link that it came by, detached masquerade
+//	    others                                     source NAT to the same source
+//	  chain guard (prerouting, raw):
+//	    from or to 127.0.0.0/8, not by loopback    drop
+//
+// A pod therefore sees the client's address, whatever else masquerades on the node, except
+// where the reply would not come back: it never does from the pod to itself or to
+// 127.0.0.1, and not from a pod to another on the same bridge.
+//
+// So that 127.0.0.1 can be forwarded, the kernel must route such packets on the links that
+// lead to the pods (net.ipv4.conf.LINK.route_localnet), and would then also take packets for
+// 127.0.0.1 that come from there (CVE-2020-8558). The guard drops them. It is there before the
+// setting is made and as long as the setting is. IPv6 has no such setting, and always drops
+// such packets; there a route "local ::1 dev LINK" with protocol 98 lets the replies in.
+//
+// Every change is one transaction: no connection meets half of it.
+//
+// # Caveats
+//
+// A connection of a node's own program to a port that is forwarded goes to the pod, also where
+// another program listens on the port.
+package hostport

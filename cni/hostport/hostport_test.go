@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostport
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+func port(protocol, hostIP string, number uint16) api.HostPort {
+	p := api.HostPort{Protocol: protocol, HostPort: number, ContainerPort: containerPort}
+	if hostIP != "" {
+		p.HostIP = netip.MustParseAddr(hostIP)
+	}
+	return p
+}
+
+func TestConflict(t *testing.T) {
+	for _, c := range []struct {
+		a, b api.HostPort
+		want bool
+	}{
+		{port("TCP", "", 80), port("TCP", "", 80), true},
+		{port("TCP", "", 80), port("UDP", "", 80), false},
+		{port("TCP", "", 80), port("TCP", "", 81), false},
+		{port("TCP", "", 80), port("TCP", "10.0.60.11", 80), true},
+		{port("TCP", "10.0.60.11", 80), port("TCP", "10.0.60.12", 80), false},
+		{port("TCP", "10.0.60.11", 80), port("TCP", "10.0.60.11", 80), true},
+		{port("TCP", "0.0.0.0", 80), port("TCP", "10.0.60.11", 80), true},
+		{port("TCP", "0.0.0.0", 80), port("TCP", "", 80), true},
+		{port("TCP", "0.0.0.0", 80), port("TCP", "::", 80), false},
+		{port("TCP", "::", 80), port("TCP", "2001:db8::1", 80), true},
+		{port("TCP", "10.0.60.11", 80), port("TCP", "2001:db8::1", 80), false},
+		{port("TCP", "::", 80), port("TCP", "", 80), true},
+	} {
+		if got := Conflict(c.a, c.b); got != c.want {
+			t.Errorf("Conflict(%s, %s) = %v", c.a, c.b, got)
+		}
+		if got := Conflict(c.b, c.a); got != c.want {
+			t.Errorf("Conflict(%s, %s) = %v", c.b, c.a, got)
+		}
+	}
+}
+
+func TestMappings(t *testing.T) {
+	v4, second, v6 := netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6"), netip.MustParseAddr("2001:db8:70::5")
+	for _, c := range []struct {
+		hostIP string
+		pod    []netip.Addr
+		want   []netip.Addr
+	}{
+		{"", []netip.Addr{v6, v4, second}, []netip.Addr{v4, v6}},
+		{"", []netip.Addr{v6}, []netip.Addr{v6}},
+		{"0.0.0.0", []netip.Addr{v4, v6}, []netip.Addr{v4}},
+		{"::", []netip.Addr{v4, v6}, []netip.Addr{v6}},
+		{"10.0.60.11", []netip.Addr{v4, v6}, []netip.Addr{v4}},
+		{"10.0.60.11", []netip.Addr{v6}, nil},
+		{"", nil, nil},
+	} {
+		mappings, err := Mappings([]api.HostPort{port("TCP", c.hostIP, 80)}, c.pod, false)
+		var got []netip.Addr
+		for _, m := range mappings {
+			got = append(got, m.Pod)
+		}
+		if (err != nil) != (c.want == nil) || !cmp.Equal(got, c.want, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+			t.Errorf("hostIP %q, pod %v: leads to %v, %v, want %v", c.hostIP, c.pod, got, err, c.want)
+		}
+	}
+}
+
+// What is written is read again, and only what differs is changed.
+func TestContent(t *testing.T) {
+	pod := netip.MustParseAddr("2001:db8:70::5")
+	mappings := []Mapping{
+		{HostPort: port("SCTP", "2001:db8:60::11", 8080), Pod: pod},
+		{HostPort: port("UDP", "", 53), Pod: netip.MustParseAddr("10.0.70.5"), Detached: true},
+	}
+	have := contentOf(mappings, map[netip.Addr]string{pod: "bth1"}, nil)
+	want := []forward{
+		{hostPort: 53, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.5:80")},
+		{hostIP: netip.MustParseAddr("2001:db8:60::11"), hostPort: 8080, protocol: unix.IPPROTO_SCTP, pod: netip.MustParseAddrPort("[2001:db8:70::5]:80")},
+	}
+	if diff := cmp.Diff(want, have.forwards(), cmp.AllowUnexported(forward{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	if got := have.linkNames(); !cmp.Equal(got, []string{"bth1"}) {
+		t.Errorf("links %v", got)
+	}
+	mappings[1].Pod = netip.MustParseAddr("10.0.70.6")
+	now := contentOf(mappings, map[netip.Addr]string{pod: "bth1"}, nil)
+	// The map's value, forwards, hairpin and detached.
+	if gone, missing := have.without(now), now.without(have); len(gone) != 4 || len(missing) != 4 {
+		t.Errorf("another pod changes %d elements to %d, want 4", len(gone), len(missing))
+	}
+	began, ended := changes(have, now)
+	if len(began) != 1 || len(ended) != 1 || began[0].pod.Addr() != mappings[1].Pod {
+		t.Errorf("began %v, ended %v", began, ended)
+	}
+}
+
+// Only connections that a change concerns are ended.
+func TestStale(t *testing.T) {
+	node, pod, old, far := net.ParseIP("10.0.60.11"), net.ParseIP("10.0.70.5"), net.ParseIP("10.0.70.6"), net.ParseIP("8.8.8.8")
+	s := stale{
+		began: []forward{{hostPort: 53, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.5:80")}},
+		ended: []forward{{hostPort: 54, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.6:80")}},
+		local: []netip.Addr{netip.MustParseAddr("10.0.60.11")},
+	}
+	for name, c := range map[string]struct {
+		protocol uint8
+		to       net.IP
+		port     uint16
+		from     net.IP
+		fromPort uint16
+		want     bool
+	}{
+		"to the node before":             {unix.IPPROTO_UDP, node, 53, node, 53, true},
+		"to another pod before":          {unix.IPPROTO_UDP, node, 53, old, 80, true},
+		"to the pod already":             {unix.IPPROTO_UDP, node, 53, pod, 80, false},
+		"of a pod to a server elsewhere": {unix.IPPROTO_UDP, far, 53, far, 53, false},
+		"of another protocol":            {unix.IPPROTO_TCP, node, 53, node, 53, false},
+		"to another port":                {unix.IPPROTO_UDP, node, 55, node, 55, false},
+		"to a pod that lost the port":    {unix.IPPROTO_UDP, node, 54, old, 80, true},
+		"to the lost port of the node":   {unix.IPPROTO_UDP, node, 54, node, 54, false},
+	} {
+		flow := &netlink.ConntrackFlow{
+			Forward: netlink.IPTuple{Protocol: c.protocol, DstIP: c.to, DstPort: c.port},
+			Reverse: netlink.IPTuple{Protocol: c.protocol, SrcIP: c.from, SrcPort: c.fromPort},
+		}
+		if got := s.MatchConntrackFlow(flow); got != c.want {
+			t.Errorf("a connection %s: ended is %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestChoose(t *testing.T) {
+	r, err := ParseRange("20000-20002")
+	if err != nil || r.String() != "20000-20002" {
+		t.Fatal(r, err)
+	}
+	taken := map[uint16]bool{}
+	free := func(port uint16) (bool, error) { return !taken[port], nil }
+	for range 3 {
+		port, err := r.Choose(1, free)
+		if err != nil || !r.Has(port) || taken[port] {
+			t.Errorf("Choose() = %d, %v", port, err)
+		}
+		taken[port] = true
+	}
+	if _, err := r.Choose(1, free); !errors.Is(err, ErrNoPort) {
+		t.Errorf("with all ports taken: %v", err)
+	}
+	delete(taken, 20000)
+	if port, err := r.Choose(1<<63+2, free); err != nil || port != 20000 {
+		t.Errorf("Choose() = %d, %v", port, err)
+	}
+	if first, _ := (Range{1, 65535}).Choose(77, func(uint16) (bool, error) { return true, nil }); first != 78 {
+		t.Errorf("the same seed gives %d", first)
+	}
+	for _, text := range []string{"", "20000", "0-5", "5-4", "1-65536", "a-b"} {
+		if r, err := ParseRange(text); err == nil {
+			t.Errorf("ParseRange(%q) = %s", text, r)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostport
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+// Mapping leads a port of the node to a port of a pod, in one address family.
+type Mapping struct {
+	api.HostPort
+
+	// Pod is an address of the pod, IPv4 or IPv6.
+	Pod netip.Addr
+	// Detached says that the pod's replies do not pass the node, so that the pod must see
+	// the node instead of the client.
+	Detached bool
+}
+
+// String names the port of the node and that of the pod.
+func (m Mapping) String() string {
+	return fmt.Sprintf("%s to %s", m.HostPort, netip.AddrPortFrom(m.Pod, m.ContainerPort))
+}
+
+// Mappings returns the mappings of a pod's ports to its addresses, of which the first of each
+// family counts. It returns an error where a port needs a family that the pod lacks.
+func Mappings(ports []api.HostPort, pod []netip.Addr, detached bool) ([]Mapping, error) {
+	var all []Mapping
+	for _, port := range ports {
+		found := false
+		for _, family := range families {
+			i := slices.IndexFunc(pod, func(a netip.Addr) bool { return a.Is4() == family.is4() })
+			if i < 0 || !serves(port.HostIP, family) {
+				continue
+			}
+			all = append(all, Mapping{HostPort: port, Pod: pod[i], Detached: detached})
+			found = true
+		}
+		if !found {
+			return nil, fmt.Errorf("host port %s cannot lead to a pod with the addresses %v: the families differ", port, pod)
+		}
+	}
+	return all, nil
+}
+
+// Conflict returns true where the node cannot have both ports: one connection would belong to
+// both.
+func Conflict(a, b api.HostPort) bool {
+	if a.Protocol != b.Protocol || a.HostPort != b.HostPort {
+		return false
+	}
+	return slices.ContainsFunc(families, func(f family) bool {
+		return serves(a.HostIP, f) && serves(b.HostIP, f) && (isWildcard(a.HostIP) || isWildcard(b.HostIP) || a.HostIP == b.HostIP)
+	})
+}
+
+// isWildcard returns true for the hostIP of every address of the node, of one family or both.
+func isWildcard(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
+
+func serves(hostIP netip.Addr, f family) bool { return !hostIP.IsValid() || hostIP.Is4() == f.is4() }
+
+// number returns a protocol's number in packets, 0 for those that have no host ports.
+func number(protocol string) byte {
+	switch protocol {
+	case "TCP":
+		return unix.IPPROTO_TCP
+	case "UDP":
+		return unix.IPPROTO_UDP
+	case "SCTP":
+		return unix.IPPROTO_SCTP
+	}
+	return 0
+}

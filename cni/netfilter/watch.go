@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+)
+
+// Watch calls lost when a table of Berth is deleted, as by a flush of all rules, and when it
+// may have missed that, until ctx ends. It also calls lost where Berth itself deletes one. All
+// tables count whose names begin with TablePrefix.
+func Watch(ctx context.Context, lost func()) error {
+	for ctx.Err() == nil {
+		if err := watch(ctx, lost); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watch ends when events were lost, because they came faster than they were read.
+func watch(ctx context.Context, lost func()) error {
+	conn, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	monitor := nftables.NewMonitor(nftables.WithMonitorAction(nftables.MonitorActionAny), nftables.WithMonitorObject(nftables.MonitorObjectTables))
+	events, err := conn.AddGenerationalMonitor(monitor)
+	if err != nil {
+		return fmt.Errorf("watch nftables: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = monitor.Close() })
+	defer stop()
+	// What was deleted before.
+	lost()
+	for event := range events {
+		if slices.ContainsFunc(event.Changes, isLoss) && ctx.Err() == nil {
+			lost()
+		}
+	}
+	return nil
+}
+
+func isLoss(event *nftables.MonitorEvent) bool {
+	if event.Error != nil {
+		return true
+	}
+	if event.Type != nftables.MonitorEventTypeDelTable {
+		return false
+	}
+	table, ok := event.Data.(*nftables.Table)
+	return !ok || strings.HasPrefix(table.Name, TablePrefix)
+}
