@@ -123,6 +123,7 @@ require (
 require (
 	github.com/cyphar/filepath-securejoin v0.6.1
 	github.com/google/nftables v0.3.0
+	github.com/k8snetworkplumbingwg/network-attachment-definition-client v1.7.7
 	github.com/moby/sys/mountinfo v0.7.2
 	go.etcd.io/bbolt v1.4.3
 	k8s.io/cli-runtime v0.36.3

@@ -13,11 +13,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/api"
-	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // maxContainerID limits the container IDs of ADD. CNI sets no limit and runtimes use 64
@@ -59,65 +57,6 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 		return result, err
 	}
 	return a.attach(ctx, record)
-}
-
-// plan makes the record. It changes nothing.
-func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf requestConfig) (*state.Container, error) {
-	pod, err := a.Pods.Pod(ctx, args.namespace, args.name, args.uid)
-	if err != nil {
-		return nil, err
-	}
-	if pod.Finished {
-		return nil, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
-	}
-	first, err := a.planFirst(ctx, pod)
-	if err != nil {
-		return nil, err
-	}
-	first.IfName = req.IfName
-	return &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod,
-		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: []state.Attachment{first}, Phase: state.Adding,
-	}, nil
-}
-
-// planFirst returns the attachment to the network that every pod has.
-func (a *Agent) planFirst(ctx context.Context, pod podinfo.Pod) (state.Attachment, error) {
-	if pod.Wants > 0 {
-		return a.planFloating(ctx, pod)
-	}
-	network, err := a.Networks.Default()
-	if errors.Is(err, chain.ErrNoNetwork) {
-		return state.Attachment{}, fmt.Errorf("%w: pod %s requests no berth.dev/ip, so it belongs to the default network: %w", ErrNoDefaultNetwork, pod.Pod, err)
-	}
-	if err != nil {
-		return state.Attachment{}, err
-	}
-	return state.Attachment{Network: network.Raw()}, nil
-}
-
-func (a *Agent) planFloating(ctx context.Context, pod podinfo.Pod) (state.Attachment, error) {
-	addrs, err := a.Pods.Addresses(ctx, pod)
-	if errors.Is(err, podinfo.ErrNotPlaced) {
-		return state.Attachment{}, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
-	}
-	if err != nil {
-		return state.Attachment{}, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
-	}
-	floating, err := a.Networks.Floating()
-	if err != nil {
-		return state.Attachment{}, err
-	}
-	attachment := state.Attachment{
-		Driver: floating.Driver, Addresses: addrs, Uplink: floating.Uplink, MTU: floating.MTU, MAC: v1alpha1.MACOf(addrs[0].Address).String(),
-		Network: floating.Network.Raw(), Capabilities: map[string]json.RawMessage{},
-	}
-	for capability, value := range map[string]any{api.CapabilityAddresses: addrs, api.CapabilityMAC: attachment.MAC} {
-		if attachment.Capabilities[capability], err = json.Marshal(value); err != nil {
-			return state.Attachment{}, fmt.Errorf("encode %s of pod %s: %w", capability, pod.Pod, err)
-		}
-	}
-	return attachment, nil
 }
 
 // earlier returns the result of an earlier ADD of the same container if its network
@@ -172,6 +111,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMe
 	}
 	fault.Point("add/result")
 	a.announce.later(record)
+	a.tellStatus(ctx, record)
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
 		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressList(record))
 	return record.Result, nil

@@ -13,6 +13,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
@@ -28,6 +29,14 @@ type pods interface {
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
+	// Annotate writes annotations of a pod; it does nothing where the pod is gone.
+	Annotate(ctx context.Context, pod api.Pod, annotations map[string]string) error
+}
+
+// podNetworks reads the networks that a pod names beside its first one. Methods are safe
+// in parallel and block for a request for each network.
+type podNetworks interface {
+	Networks(ctx context.Context, namespace, annotation, first string) ([]attachdef.Network, error)
 }
 
 // plugins runs a network's plugins. Methods are safe in parallel and block until
@@ -47,6 +56,9 @@ type networks interface {
 	// Floating returns the network of pods with a floating IP. A driver does the
 	// work of its first plugin.
 	Floating() (*Floating, error)
+	// Named returns a network that a pod names; floating is nil where the network takes
+	// no floating IPs.
+	Named(n *attachdef.Network) (network *chain.Network, floating *Floating, err error)
 }
 
 // driver wires floating IPs to containers in the agent's own process: it must stop
@@ -103,8 +115,10 @@ type Options struct {
 	Store    *state.Store
 	Plugins  plugins
 	Networks networks
-	Drivers  Drivers
-	Metrics  *Metrics
+	// PodNetworks may be nil: pods then have one network each.
+	PodNetworks podNetworks
+	Drivers     Drivers
+	Metrics     *Metrics
 }
 
 // Agent serves CNI calls. All methods may be called in parallel.
@@ -122,7 +136,7 @@ type Agent struct {
 func New(o Options) *Agent {
 	a := &Agent{Options: o}
 	a.announce = newAnnouncer(a.announceAgain)
-	a.reconcile = newReconciler(a.repair, a.finish)
+	a.reconcile = newReconciler(a.repair, a.finish, a.tell)
 	return a
 }
 

@@ -24,6 +24,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
@@ -44,6 +45,11 @@ type world struct {
 	hang func(context.Context)
 	// missing is what Check of the driver returns.
 	missing error
+	// named are the networks that the pod's annotation names.
+	named []attachdef.Network
+	// annotated has what was written on the pod, annotateErr what this returns.
+	annotated   map[string]string
+	annotateErr error
 	// log has the calls in their order.
 	log []string
 }
@@ -60,6 +66,19 @@ func (w *world) Addresses(context.Context, podinfo.Pod) ([]api.Address, error) {
 }
 func (w *world) Alive(context.Context, api.Pod) (bool, error)      { return w.alive, nil }
 func (w *world) Holds(context.Context, api.Pod, api.Address) error { return w.holds }
+
+func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.annotateErr == nil {
+		w.annotated = annotations
+	}
+	return w.annotateErr
+}
+
+func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
+	return w.named, nil
+}
 
 // WaitForSync waits for synced where a case sets it.
 func (w *world) WaitForSync(ctx context.Context) bool {
@@ -81,7 +100,10 @@ func (f fakePlugins) Add(ctx context.Context, n *chain.Network, a chain.Attachme
 	if f.hang != nil {
 		f.hang(ctx)
 	}
-	return json.RawMessage(`{"cniVersion":"1.0.0"}`), f.addErr
+	if n.Name() == "broken" {
+		return nil, types.NewError(42, "boom", "")
+	}
+	return json.RawMessage(fmt.Sprintf(`{"cniVersion":"1.0.0","interfaces":[{"name":%q,"sandbox":"x"}]}`, a.IfName)), f.addErr
 }
 
 func (f fakePlugins) Del(ctx context.Context, n *chain.Network, a chain.Attachment, _ json.RawMessage) error {
@@ -142,6 +164,15 @@ func (fakeNetworks) Floating() (*Floating, error) {
 	return &Floating{Network: n, Driver: api.DriverVeth, Uplink: "eth0"}, err
 }
 
+func (f fakeNetworks) Named(n *attachdef.Network) (*chain.Network, *Floating, error) {
+	if n.Name == "floating" {
+		floating, err := f.Floating()
+		return floating.Network, floating, err
+	}
+	network, err := chain.ParseNamed([]byte(`{"cniVersion":"1.0.0","type":"p"}`), n.Name)
+	return network, nil, err
+}
+
 func newAgent(t *testing.T) (*Agent, *world) {
 	t.Helper()
 	store, err := state.Open(filepath.Join(t.TempDir(), "agent.db"))
@@ -154,7 +185,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		addrs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
 		alive: true,
 	}
-	return New(Options{Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}}), w
+	return New(Options{Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}, PodNetworks: w}), w
 }
 
 func addRequest(id string) *api.Request {

@@ -69,5 +69,6 @@ func forPlugins(record *state.Container, i int) chain.Attachment {
 	}
 	return chain.Attachment{
 		ContainerID: record.ContainerID, NetNS: record.NetNS, IfName: attachment.IfName, Args: record.Args, Capabilities: capabilities,
+		CNIArgs: attachment.Args,
 	}
 }

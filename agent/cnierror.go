@@ -9,6 +9,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 )
 
@@ -26,7 +28,7 @@ func code(err error) uint {
 		return types.ErrUnknownContainer
 	case errors.Is(err, ErrNotReady):
 		return api.CodeNotAvailable
-	case errors.Is(err, ErrNoDefaultNetwork):
+	case errors.Is(err, ErrNoDefaultNetwork), errors.Is(err, chain.ErrNoNetwork), errors.Is(err, attachdef.ErrNoDefinition), errors.Is(err, attachdef.ErrAnnotation):
 		return api.CodeNetworkMissing
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
 		return api.CodePodNotPlaced

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 )
 
@@ -49,7 +50,7 @@ func (n *Networks) Default() (*chain.Network, error) {
 // notOurselves refuses a network that would make the agent call itself.
 func notOurselves(network *chain.Network) error {
 	if slices.Contains(network.Types(), api.ShimType) {
-		return fmt.Errorf("network %q uses the plugin %s, so it cannot be the default network", network.Name(), api.ShimType)
+		return fmt.Errorf("network %q uses the plugin %s, so it cannot be the network of a pod", network.Name(), api.ShimType)
 	}
 	return nil
 }
@@ -71,17 +72,58 @@ func (n *Networks) Floating() (*Floating, error) {
 	if err != nil {
 		return nil, err
 	}
+	floating, err := n.floating(network)
+	if err == nil && floating == nil {
+		err = fmt.Errorf("network configuration %q: the first plugin must be %s, is %s", network.Name(), api.VethType, network.Types()[0])
+	}
+	return floating, err
+}
+
+// Named returns a network that a pod names; floating is nil where the network takes no
+// floating IPs.
+func (n *Networks) Named(named *attachdef.Network) (*chain.Network, *Floating, error) {
+	network, err := n.load(named)
+	if err != nil {
+		return nil, nil, fmt.Errorf("network %s: %w", named.Definition, err)
+	}
+	if err := notOurselves(network); err != nil {
+		return nil, nil, fmt.Errorf("network %s: %w", named.Definition, err)
+	}
+	floating, err := n.floating(network)
+	if err != nil {
+		return nil, nil, fmt.Errorf("network %s: %w", named.Definition, err)
+	}
+	return network, floating, nil
+}
+
+func (n *Networks) load(named *attachdef.Network) (*chain.Network, error) {
+	if len(named.Config) > 0 {
+		return chain.ParseNamed(named.Config, named.Name)
+	}
+	return chain.Find(n.ConfDir, n.OwnFile, func(network *chain.Network) error {
+		if network.Name() != named.Name {
+			return fmt.Errorf("it is the network %q, not %q", network.Name(), named.Name)
+		}
+		return nil
+	})
+}
+
+// floating returns what a driver does of the network, nil where no driver knows its first
+// plugin.
+func (n *Networks) floating(network *chain.Network) (*Floating, error) {
+	if network.Types()[0] != api.VethType {
+		return nil, nil
+	}
 	var conf struct {
 		Uplink       string          `json:"uplink"`
 		MTU          int             `json:"mtu"`
 		Capabilities map[string]bool `json:"capabilities"`
 	}
-	if network.Types()[0] == api.VethType {
-		if err := network.Plugin(&conf); err != nil {
-			return nil, err
-		}
+	if err := network.Plugin(&conf); err != nil {
+		return nil, err
 	}
 	if conf.Uplink == "" {
+		var err error
 		if conf.Uplink, err = n.Uplink(); err != nil {
 			return nil, fmt.Errorf("find the uplink of the floating network: %w", err)
 		}
@@ -91,7 +133,7 @@ func (n *Networks) Floating() (*Floating, error) {
 	}
 	conf.Capabilities[api.CapabilityAddresses] = true
 	conf.Capabilities[api.CapabilityMAC] = true
-	network, err = network.WithPlugin(api.VethType, map[string]any{
+	network, err := network.WithPlugin(api.VethType, map[string]any{
 		"uplink": conf.Uplink, "capabilities": conf.Capabilities, "sysctlRoot": n.SysctlRoot,
 	})
 	if err != nil {

@@ -34,17 +34,17 @@ type keyQueue = workqueue.TypedRateLimitingInterface[state.Key]
 
 // reconciler makes kernel and records agree, each record by itself. check compares one
 // record with the kernel and makes what is missing; it runs no plugin. finish undoes an
-// ADD and completes a DEL that nobody works on.
+// ADD and completes a DEL that nobody works on. tell says what the pod's networks gave it.
 type reconciler struct {
-	checks, finishes keyQueue
-	check, finish    func(ctx context.Context, key state.Key) error
+	checks, finishes, tells keyQueue
+	check, finish, tell     func(ctx context.Context, key state.Key) error
 }
 
-func newReconciler(check, finish func(context.Context, state.Key) error) reconciler {
+func newReconciler(check, finish, tell func(context.Context, state.Key) error) reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return reconciler{checks: queue(), finishes: queue(), check: check, finish: finish}
+	return reconciler{checks: queue(), finishes: queue(), tells: queue(), check: check, finish: finish, tell: tell}
 }
 
 // checkSoon has a record compared soon; it returns at once.
@@ -55,9 +55,13 @@ func (r *reconciler) checkSoon(key state.Key) { r.checks.Add(key) }
 func (r *reconciler) finishSoon(key state.Key)  { r.finishes.Add(key) }
 func (r *reconciler) finishLater(key state.Key) { r.finishes.AddRateLimited(key) }
 
+// tellLater has the status of a pod's networks written after the wait of a failure; it
+// returns at once.
+func (r *reconciler) tellLater(key state.Key) { r.tells.AddRateLimited(key) }
+
 // run works until the context ends, and waits for the work under way.
 func (r *reconciler) run(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() { r.checks.ShutDown(); r.finishes.ShutDown() })
+	stop := context.AfterFunc(ctx, func() { r.checks.ShutDown(); r.finishes.ShutDown(); r.tells.ShutDown() })
 	defer stop()
 	var group sync.WaitGroup
 	for range checkers {
@@ -68,6 +72,7 @@ func (r *reconciler) run(ctx context.Context) {
 	for range finishers {
 		group.Go(func() { work(ctx, r.finishes, "Cannot take the network of a container down, will try again", r.finish) })
 	}
+	group.Go(func() { work(ctx, r.tells, "Cannot tell a pod the status of its networks, will try again", r.tell) })
 	group.Wait()
 }
 
@@ -207,6 +212,10 @@ func (a *Agent) noteStart(ctx context.Context) {
 	counts := map[state.Phase]int{}
 	for _, record := range a.Store.List() {
 		counts[record.Phase]++
+		if record.Phase == state.Added {
+			// The agent may have died between the record and the pod's annotation.
+			a.reconcile.tellLater(record.Key())
+		}
 		gone, err := netnsGone(record.NetNS)
 		if err != nil {
 			logger.Error(err, "Cannot see whether a container is still there", "containerID", record.ContainerID)

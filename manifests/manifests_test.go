@@ -27,11 +27,13 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -41,7 +43,7 @@ const kustomization = "kustomization.yaml"
 // not have is an error.
 func decode(text []byte) ([]runtime.Object, error) {
 	all := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensions.AddToScheme, v1alpha1.AddToScheme, admissionv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensions.AddToScheme, v1alpha1.AddToScheme, admissionv1.AddToScheme, nadv1.AddToScheme} {
 		if err := add(all); err != nil {
 			return nil, err
 		}
@@ -155,8 +157,16 @@ func TestDocumentationDecodesStrictly(t *testing.T) {
 			if ofPrometheus(t, block[1]) {
 				continue
 			}
-			if _, err := decode(block[1]); err != nil {
+			objects, err := decode(block[1])
+			if err != nil {
 				t.Errorf("%s: %v\n%s", page, err, block[1])
+			}
+			for _, object := range objects {
+				if network, ok := object.(*nadv1.NetworkAttachmentDefinition); ok {
+					if _, err := chain.ParseNamed([]byte(network.Spec.Config), network.Name); err != nil {
+						t.Errorf("%s: network %s: %v", page, network.Name, err)
+					}
+				}
 			}
 		}
 	}

@@ -36,7 +36,7 @@ func load(file string) (*Network, error) {
 	if err := json.Unmarshal(raw, &top); err != nil {
 		return nil, fmt.Errorf("parse network configuration: %w", err)
 	}
-	if top["type"] != nil && top["plugins"] == nil {
+	if isSingle(top) {
 		return loadSingle(raw)
 	}
 	list, err := libcni.NetworkConfFromBytes(raw)
@@ -47,6 +47,32 @@ func load(file string) (*Network, error) {
 		if raw, err = inline(top, list, filepath.Dir(file)); err != nil {
 			return nil, err
 		}
+	}
+	return Parse(raw)
+}
+
+func isSingle(top map[string]json.RawMessage) bool {
+	return top["type"] != nil && top["plugins"] == nil
+}
+
+// ParseNamed reads a configuration that is no file: a list, or a single plugin. The
+// network has the name given where the configuration has none.
+func ParseNamed(raw []byte, name string) (*Network, error) {
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &top); err != nil {
+		return nil, fmt.Errorf("parse network configuration: %w", err)
+	}
+	if top["name"] == nil {
+		var err error
+		if top["name"], err = json.Marshal(name); err != nil {
+			return nil, fmt.Errorf("encode network name %q: %w", name, err)
+		}
+		if raw, err = json.Marshal(top); err != nil {
+			return nil, fmt.Errorf("encode network %q: %w", name, err)
+		}
+	}
+	if isSingle(top) {
+		return loadSingle(raw)
 	}
 	return Parse(raw)
 }

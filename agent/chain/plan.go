@@ -96,6 +96,9 @@ type Attachment struct {
 	// Capabilities is the runtime's runtimeConfig. A plugin gets the capabilities
 	// that it declares.
 	Capabilities map[string]json.RawMessage
+	// CNIArgs is args.cni of every plugin's configuration (CNI conventions, "args in
+	// network config").
+	CNIArgs map[string]json.RawMessage
 }
 
 // configOf returns the standard input of the plugin at index i.
@@ -113,6 +116,9 @@ func (n *Network) configOf(i int, a Attachment, prevResult json.RawMessage) ([]b
 	}
 	if len(runtimeConfig) > 0 {
 		inject["runtimeConfig"] = runtimeConfig
+	}
+	if len(a.CNIArgs) > 0 {
+		inject["args"] = map[string]any{"cni": a.CNIArgs}
 	}
 	return n.inject(i, inject)
 }

@@ -147,6 +147,9 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	return holds(ip, pod.UID, n.name)
 }
 
+// isOtherUID returns whether a write was refused because another object has the name by now.
+func isOtherUID(err error) bool { return apierrors.IsConflict(err) }
+
 // isAbsent returns whether the API server serves the kind and has no such object. A
 // 404 of a proxy, or of an API server that does not serve the kind, proves nothing.
 func isAbsent(err error) bool {

@@ -37,6 +37,9 @@ var (
 // of the pod.
 const annotationMirror = "kubernetes.io/config.mirror"
 
+// annotationNetworks names a pod's networks (Network Plumbing Working Group).
+const annotationNetworks = "k8s.v1.cni.cncf.io/networks"
+
 // Pod is the part of a pod that the agent uses.
 type Pod struct {
 	api.Pod
@@ -45,6 +48,8 @@ type Pod struct {
 	Wants int
 	// Hint is the annotation that names its FloatingIPs.
 	Hint string
+	// Networks is the annotation that names its networks beside the first.
+	Networks string
 	// Finished says that no container of the pod will run again.
 	Finished bool
 
@@ -57,6 +62,7 @@ func (n *Node) fromAPI(p *corev1.Pod) Pod {
 		Pod:      api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 		Wants:    n.wanted(p),
 		Hint:     p.Annotations[v1alpha1.AnnotationFloatingIPs],
+		Networks: p.Annotations[annotationNetworks],
 		Finished: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		node:     p.Spec.NodeName,
 		mirror:   p.Annotations[annotationMirror],

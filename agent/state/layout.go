@@ -76,6 +76,9 @@ type Container struct {
 // Attachment is one interface of a container and its network.
 type Attachment struct {
 	IfName string `json:"ifName"`
+	// Definition is namespace/name of the NetworkAttachmentDefinition; empty for a
+	// network of the node's.
+	Definition string `json:"definition,omitempty"`
 	// Driver names the part of the agent that wires the addresses; empty where the
 	// network's plugins do all the work.
 	Driver string `json:"driver,omitempty"`
@@ -93,6 +96,8 @@ type Attachment struct {
 	// Capabilities is the runtimeConfig of this network alone; the first attachment
 	// has that of the runtime, too.
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
+	// Args is args.cni of the plugins' configurations.
+	Args map[string]json.RawMessage `json:"args,omitempty"`
 	// Result of the network's plugins; empty until they have ended.
 	Result json.RawMessage `json:"result,omitempty"`
 }
@@ -116,7 +121,7 @@ func (c *Container) Clone() *Container {
 	clone.Attachments = slices.Clone(c.Attachments)
 	for i := range clone.Attachments {
 		a := &clone.Attachments[i]
-		a.Addresses, a.Capabilities = slices.Clone(a.Addresses), maps.Clone(a.Capabilities)
+		a.Addresses, a.Capabilities, a.Args = slices.Clone(a.Addresses), maps.Clone(a.Capabilities), maps.Clone(a.Args)
 	}
 	return &clone
 }

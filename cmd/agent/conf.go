@@ -23,7 +23,10 @@ func writeConf(path, socket string) error {
 		"name":        api.NetworkName,
 		"plugins": []map[string]any{{
 			"type": api.ShimType, "socket": socket,
-			"capabilities": map[string]bool{"portMappings": true, "bandwidth": true, "dns": true, "ipRanges": true, "cgroupPath": true},
+			// All that runtimes give. The plugins get those that they declare.
+			"capabilities": map[string]bool{
+				"portMappings": true, "bandwidth": true, "dns": true, "ipRanges": true, "cgroupPath": true, "io.kubernetes.cri.pod-annotations": true,
+			},
 		}},
 	}, "", "  ")
 	if err != nil {

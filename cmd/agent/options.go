@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -33,8 +34,10 @@ type Options struct {
 	Uplink          string
 	HostRoot        string
 	SysctlRoot      string
-	GalaxyAliases   bool
-	Monitoring      monitoring.Options
+	// NetworkNamespaces are those whose NetworkAttachmentDefinitions every pod may use.
+	NetworkNamespaces []string
+	GalaxyAliases     bool
+	Monitoring        monitoring.Options
 }
 
 func newOptions() *Options {
@@ -47,7 +50,9 @@ func newOptions() *Options {
 		CNIConfName: "00-berth.conflist",
 		CNIBinDir:   "/opt/cni/bin",
 		SysctlRoot:  "/proc/sys",
-		Monitoring:  monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
+
+		NetworkNamespaces: []string{"default"},
+		Monitoring:        monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
 	}
 }
 
@@ -66,6 +71,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (manifests/agent/host-root has what that needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
+	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	o.Monitoring.AddFlags(fs)
 }

@@ -12,7 +12,10 @@ import (
 	"path/filepath"
 	"time"
 
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	nadclient "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned/typed/k8s.cni.cncf.io/v1"
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -21,6 +24,7 @@ import (
 
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/server"
@@ -61,12 +65,18 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	definitions, err := newDefinitions(config)
+	if err != nil {
+		return err
+	}
 	a := agent.New(agent.Options{
 		Pods: node, Store: store,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: newNetworks(o),
-		Drivers:  agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
-		Metrics:  agent.NewMetrics(legacyregistry.MustRegister),
+
+		PodNetworks: &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
+		Drivers:     agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
+		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
 	})
 	return serve(ctx, o, a, node, config)
 }
@@ -129,6 +139,17 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 		return nil, fmt.Errorf("%w; it was left as it is. Start once with --reset-state to rename it and begin anew: running pods keep their network, and DEL and CNI GC clean up after deleted pods", err)
 	}
 	return store, err
+}
+
+// newDefinitions reads NetworkAttachmentDefinitions, whose kind the cluster need not have.
+func newDefinitions(config *rest.Config) (attachdef.Definitions, error) {
+	clients, err := nadclient.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of NetworkAttachmentDefinitions: %w", err)
+	}
+	return func(ctx context.Context, namespace, name string) (*nadv1.NetworkAttachmentDefinition, error) {
+		return clients.NetworkAttachmentDefinitions(namespace).Get(ctx, name, metav1.GetOptions{})
+	}, nil
 }
 
 func newNode(o *Options, config *rest.Config) (*podinfo.Node, error) {

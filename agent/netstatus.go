@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// statusPatience limits how long ADD waits for the annotation of the networks' status. The
+// network is complete: where the API does not answer in time, the reconciler writes it
+// later.
+const statusPatience = 2 * time.Second
+
+// tellStatus writes the status of a pod's networks, or has it written later. Pods that name
+// no networks have none: their address is in the pod's status.
+func (a *Agent) tellStatus(ctx context.Context, record *state.Container) {
+	if len(record.Attachments) < 2 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusPatience)
+	defer cancel()
+	if err := a.writeStatus(ctx, record); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot tell a pod the status of its networks, will try again", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
+		a.reconcile.tellLater(record.Key())
+	}
+}
+
+// tell writes the status of the networks of a record, if it is still complete.
+func (a *Agent) tell(ctx context.Context, key state.Key) error {
+	record := a.Store.Get(key)
+	if record == nil || record.Phase != state.Added || len(record.Attachments) < 2 {
+		return nil
+	}
+	return a.writeStatus(ctx, record)
+}
+
+func (a *Agent) writeStatus(ctx context.Context, record *state.Container) error {
+	var networks []attachdef.Attached
+	for _, attachment := range record.Attachments {
+		name := attachment.Definition
+		if name == "" {
+			network, err := chain.Parse(attachment.Network)
+			if err != nil {
+				return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+			}
+			name = network.Name()
+		}
+		networks = append(networks, attachdef.Attached{Network: name, Result: attachment.Result})
+	}
+	value, err := attachdef.Status(networks)
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", record.Pod, err)
+	}
+	return a.Pods.Annotate(ctx, record.Pod, map[string]string{attachdef.StatusAnnotation: value})
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+)
+
+const (
+	networksAnnotation = "k8s.v1.cni.cncf.io/networks"
+	statusAnnotation   = "k8s.v1.cni.cncf.io/network-status"
+)
+
+// storage is a network of upstream plugins: a bridge of the node.
+func storage(dir string) string {
+	return fmt.Sprintf(`{"cniVersion":"1.0.0","name":"storage-net","type":"bridge","bridge":"storage0",
+		"ipam":{"type":"host-local","subnet":"10.9.0.0/24","dataDir":%q}}`, dir)
+}
+
+func newNetworks(t *testing.T) *deploy.Networks {
+	t.Helper()
+	config, err := shared.cp.RESTConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	networks, err := deploy.NewNetworks(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return networks
+}
+
+func define(t *testing.T, networks *deploy.Networks, namespace, name, config string) {
+	t.Helper()
+	if err := networks.Create(t.Context(), namespace, name, config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := networks.Delete(ctxOf(t), namespace, name); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// podWith makes a pod that names networks, with a floating IP where an address is given.
+func podWith(t *testing.T, node, name, address, networks string) *corev1.Pod {
+	t.Helper()
+	pod := podObject(node, name)
+	pod.Annotations = map[string]string{networksAnnotation: networks}
+	if address != "" {
+		requesting(pod, v1alpha1.ResourceIP, 1)
+		pod.Annotations[v1alpha1.AnnotationFloatingIPs] = nameOf(address)
+	}
+	pod = create(t, pod)
+	if address != "" {
+		bind(t, address, pod)
+	}
+	return pod
+}
+
+type networkStatus struct {
+	Name, Interface string
+	IPs             []string
+	Default         bool
+}
+
+func statusOf(t *testing.T, pod *corev1.Pod) []networkStatus {
+	t.Helper()
+	now, err := shared.kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []networkStatus
+	if err := json.Unmarshal([]byte(now.Annotations[statusAnnotation]), &all); err != nil {
+		t.Fatalf("%s: %v", now.Annotations[statusAnnotation], err)
+	}
+	return all
+}
+
+// TestNetworks: pods have the networks that they name, talk over them, and leave nothing on
+// the node; the agent forgets none of it over a restart.
+func TestNetworks(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "networks-a", "10.0.60.11")
+	define(t, newNetworks(t), "default", "storage", storage(n.dir+"/storage"))
+	n.write("net.d/90-disk.conflist", `{"cniVersion":"1.0.0","name":"disk","plugins":[`+storage(n.dir+"/storage")+`]}`)
+	before := n.kernel()
+
+	floating := newContainer(t, "c1", podWith(t, n.name, "several", "10.0.70.5", "storage@data0"))
+	ordinary := newContainer(t, "c2", podWith(t, n.name, "ordinary", "", `[{"name":"storage"}]`))
+	first := n.mustAdd(floating)
+	if len(first.IPs) != 1 || first.IPs[0].Address.String() != "10.0.70.5/32" {
+		t.Errorf("the runtime is told %v, want the floating IP", first.IPs)
+	}
+	n.mustAdd(ordinary)
+	ping(t, net.client, "10.0.70.5")
+	ping(t, floating.Host, "10.9.0.3")
+	ping(t, ordinary.Host, "10.9.0.2")
+
+	want := []networkStatus{{"berth-floating", "eth0", []string{"10.0.70.5"}, true}, {"default/storage", "data0", []string{"10.9.0.2"}, false}}
+	if diff := cmp.Diff(want, statusOf(t, floating.pod)); diff != "" {
+		t.Errorf("network-status (-want +got):\n%s", diff)
+	}
+	if got := statusOf(t, ordinary.pod); len(got) != 2 || got[1].Interface != "net1" || !got[0].Default {
+		t.Errorf("network-status of the ordinary pod: %+v", got)
+	}
+	n.kill()
+	n.start()
+	// The first DEL changes the bridge's MAC, which its CHECK compares.
+	for _, c := range []*container{floating, ordinary} {
+		if err := n.check(c); err != nil {
+			t.Errorf("CHECK of %s: %v", c.pod.Name, err)
+		}
+	}
+	for _, c := range []*container{floating, ordinary} {
+		n.mustDel(c)
+		if links := c.IP("-o", "link"); strings.Contains(links, "data0") || strings.Contains(links, "net1") {
+			t.Errorf("%s still has\n%s", c.pod.Name, links)
+		}
+	}
+	n.IP("link", "del", "storage0") // the bridge plugin leaves it
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after DEL (-before +after):\n%s", diff)
+	}
+	if leases, _ := filepath.Glob(n.dir + "/storage/storage-net/10.*"); len(leases) > 0 {
+		t.Errorf("leases left: %q", leases)
+	}
+}
+
+// TestFloatingOnNamed: a pod with an ordinary first interface and its floating IP on a
+// network that it names.
+func TestFloatingOnNamed(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "named-a", "10.0.60.11")
+	define(t, newNetworks(t), "default", "floating", `{"cniVersion":"1.1.0","plugins":[{"type":"berth-veth"}]}`)
+	c := newContainer(t, "c1", podWith(t, n.name, "named", "10.0.70.6", "floating"))
+	r := n.mustAdd(c)
+	if len(r.IPs) != 1 || !strings.HasPrefix(r.IPs[0].Address.String(), "10.244.0.") {
+		t.Errorf("the runtime is told %v, want an address of the default network", r.IPs)
+	}
+	ping(t, net.client, "10.0.70.6")
+	ping(t, n.Host, r.IPs[0].Address.IP.String())
+	if got := statusOf(t, c.pod); len(got) != 2 || got[1].Interface != "net1" || got[1].IPs[0] != "10.0.70.6" || got[1].Name != "default/floating" {
+		t.Errorf("network-status: %+v", got)
+	}
+	deletePod(t, c.pod.Name)
+	netnstest.Eventually(t, func() error {
+		if answers(net.client, "10.0.70.6") {
+			return fmt.Errorf("the address of a deleted pod answers")
+		}
+		return nil
+	})
+	n.mustDel(c)
+}
+
+// TestNetworksRefused: a pod that names a network which it cannot have does not start, the
+// runtime is told why, and nothing stays on the node.
+func TestNetworksRefused(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "refused-a", "10.0.60.11")
+	networks := newNetworks(t)
+	define(t, networks, "kube-system", "secret", storage(n.dir+"/storage"))
+	define(t, networks, "default", "broken", `{"cniVersion":"1.0.0","type":"missing"}`)
+	define(t, networks, "default", "ourselves", `{"cniVersion":"1.0.0","type":"berth-cni"}`)
+	before := n.kernel()
+	for i, c := range []struct{ networks, text string }{
+		{"kube-system/secret", "--network-namespaces"},
+		{"nowhere", "default/nowhere"},
+		{"broken", `plugin "missing" is not installed`},
+		{"ourselves", "berth-cni"},
+		{`[{"name"`, networksAnnotation},
+	} {
+		container := newContainer(t, fmt.Sprintf("c%d", i), podWith(t, n.name, fmt.Sprintf("refused-%d", i), "", c.networks))
+		if _, err := n.add(container); err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v, want an error with %q", c.networks, err, c.text)
+		}
+	}
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after failed ADDs (-before +after):\n%s", diff)
+	}
+}
