@@ -84,7 +84,7 @@ func sameAttachments(x, y *state.Container) bool {
 	})
 }
 
-// attach does the steps 2 to 6 of ADD (doc.go). The caller holds the lock of the container.
+// attach does the steps 2 to 7 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMessage, error) {
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
@@ -121,6 +121,9 @@ func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMe
 // result of the first is that of ADD.
 func (a *Agent) run(ctx context.Context, record *state.Container) error {
 	if err := a.supersede(ctx, record); err != nil {
+		return err
+	}
+	if err := a.probe(ctx, record); err != nil {
 		return err
 	}
 	for i := range record.Attachments {

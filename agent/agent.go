@@ -109,7 +109,7 @@ type Link struct {
 	Addresses []netip.Addr
 }
 
-// Options of an Agent; Metrics may be nil.
+// Options of an Agent; Metrics may be nil, and Prober to look for no conflicts.
 type Options struct {
 	Pods     pods
 	Store    *state.Store
@@ -118,6 +118,7 @@ type Options struct {
 	// PodNetworks may be nil: pods then have one network each.
 	PodNetworks podNetworks
 	Drivers     Drivers
+	Prober      prober
 	Metrics     *Metrics
 }
 

@@ -14,15 +14,16 @@
 //     record to withdraw
 //  4. take the addresses from an older container of this node that still
 //     carries them
-//  5. for each attachment: wire its addresses and announce them, run the plugins
-//  6. write the result (added)
+//  5. ask the networks of the addresses whether another host has them
+//  6. for each attachment: wire its addresses and announce them, run the plugins
+//  7. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
 // the driver that the record names. Plugins may be chained to it. An attachment without
 // addresses has no driver: the plugins of its network do all the work.
 //
-// After a failure in 3 to 6 the agent does a DEL.
+// After a failure in 3 to 7 the agent does a DEL.
 //
 // # DEL
 //

@@ -12,6 +12,7 @@ import (
 type Metrics struct {
 	calls       *metrics.HistogramVec
 	withdrawals *metrics.Counter
+	conflicts   *metrics.Counter
 }
 
 // NewMetrics makes the metrics and registers them.
@@ -28,8 +29,13 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 			Help:           "Pods whose floating IP this node stopped carrying because they had lost it.",
 			StabilityLevel: metrics.ALPHA,
 		}),
+		conflicts: metrics.NewCounter(&metrics.CounterOpts{
+			Subsystem: "berth_agent", Name: "address_conflicts_total",
+			Help:           "Addresses that a pod did not get because another host of the network answered for them; each attempt counts.",
+			StabilityLevel: metrics.ALPHA,
+		}),
 	}
-	register(m.calls, m.withdrawals)
+	register(m.calls, m.withdrawals, m.conflicts)
 	return m
 }
 
@@ -43,5 +49,11 @@ func (m *Metrics) Call(command, code string, took time.Duration) {
 func (m *Metrics) withdrawn() {
 	if m != nil {
 		m.withdrawals.Inc()
+	}
+}
+
+func (m *Metrics) conflicted(addresses int) {
+	if m != nil {
+		m.conflicts.Add(float64(addresses))
 	}
 }

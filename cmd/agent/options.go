@@ -8,12 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -36,9 +38,17 @@ type Options struct {
 	SysctlRoot      string
 	// NetworkNamespaces are those whose NetworkAttachmentDefinitions every pod may use.
 	NetworkNamespaces []string
+	Conflicts         conflict.Prober
 	GalaxyAliases     bool
 	Monitoring        monitoring.Options
 }
+
+// Bounds of the probes for address conflicts: each pod's start waits for them, and RFC 5227
+// has 3 probes at most 2 seconds apart.
+const (
+	maxProbes                = 5
+	minInterval, maxInterval = 10 * time.Millisecond, 2 * time.Second
+)
 
 func newOptions() *Options {
 	return &Options{
@@ -52,6 +62,7 @@ func newOptions() *Options {
 		SysctlRoot:  "/proc/sys",
 
 		NetworkNamespaces: []string{"default"},
+		Conflicts:         conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience},
 		Monitoring:        monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
 	}
 }
@@ -72,6 +83,8 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (manifests/agent/host-root has what that needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
 	fs.StringSliceVar(&o.NetworkNamespaces, "network-namespaces", o.NetworkNamespaces, "Namespaces whose NetworkAttachmentDefinitions the pods of every namespace may use; "+attachdef.AllNamespaces+" for all. The pods of a namespace may always use its own.")
+	fs.IntVar(&o.Conflicts.Probes, "conflict-probes", o.Conflicts.Probes, "How often the network is asked whether another host has an address before a pod gets it; 0 does not ask.")
+	fs.DurationVar(&o.Conflicts.Interval, "conflict-interval", o.Conflicts.Interval, "How long an answer is waited for after each probe.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	o.Monitoring.AddFlags(fs)
 }
@@ -98,6 +111,12 @@ func (o *Options) validate() error {
 	}
 	if o.CNIConfName != filepath.Base(o.CNIConfName) || filepath.Ext(o.CNIConfName) != ".conflist" {
 		errs = append(errs, fmt.Errorf("--cni-conf-name must be a file name that ends in .conflist, is %q", o.CNIConfName))
+	}
+	if o.Conflicts.Probes < 0 || o.Conflicts.Probes > maxProbes {
+		errs = append(errs, fmt.Errorf("--conflict-probes must be 0 to %d, is %d", maxProbes, o.Conflicts.Probes))
+	}
+	if o.Conflicts.Interval < minInterval || o.Conflicts.Interval > maxInterval {
+		errs = append(errs, fmt.Errorf("--conflict-interval must be %s to %s, is %s", minInterval, maxInterval, o.Conflicts.Interval))
 	}
 	if err := o.Monitoring.Validate(); err != nil {
 		errs = append(errs, err)

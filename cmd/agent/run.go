@@ -76,6 +76,7 @@ func run(ctx context.Context, o *Options) error {
 
 		PodNetworks: &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
 		Drivers:     agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
+		Prober:      &o.Conflicts,
 		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
 	})
 	return serve(ctx, o, a, node, config)

@@ -3,12 +3,15 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"net"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -65,3 +68,19 @@ func (v *veth) Links() ([]agent.Link, error) {
 func (v *veth) Remove(link string) error { return v.wirer.Remove(link) }
 
 func (v *veth) RemoveLoose() error { return v.wirer.RemoveLoose() }
+
+// Targets is for the detection of conflicts: a pair's addresses are on layer 2 networks.
+func (v *veth) Targets(i *agent.Interface) ([]conflict.Target, error) {
+	own := specOf(i).MAC
+	var targets []conflict.Target
+	var errs []error
+	for _, a := range i.Addresses {
+		link, err := wire.NetworkLink(i.Uplink, a.VLAN)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("find the network of %s: %w", a.Address, err))
+			continue
+		}
+		targets = append(targets, conflict.Target{Address: a.Address, Link: link, Own: own})
+	}
+	return targets, errors.Join(errs...)
+}

@@ -3,7 +3,6 @@
 package wire
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +11,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/frame"
 )
 
 // Announce tells the network that the addresses are here now. It sends an
@@ -37,7 +38,7 @@ func announce(link netlink.Link, addr netip.Addr) error {
 		return fmt.Errorf("link %s has no Ethernet address", link.Attrs().Name)
 	}
 	if addr.Is4() {
-		return send(link.Attrs().Index, unix.ETH_P_ARP, [][]byte{arpFrame(mac, addr, arpRequest), arpFrame(mac, addr, arpReply)})
+		return send(link.Attrs().Index, unix.ETH_P_ARP, [][]byte{arpFrame(mac, addr, frame.ARPRequest), arpFrame(mac, addr, frame.ARPReply)})
 	}
 	source, err := linkLocal(link)
 	if err != nil {
@@ -62,28 +63,13 @@ func linkLocal(link netlink.Link) (netip.Addr, error) {
 	return netip.IPv6Unspecified(), nil
 }
 
-const (
-	arpRequest = 1
-	arpReply   = 2
-)
-
 // arpFrame returns a gratuitous ARP for an IPv4 address (RFC 5227, section 3).
 func arpFrame(mac net.HardwareAddr, addr netip.Addr, op uint16) []byte {
-	ip := addr.As4()
-	f := make([]byte, 0, 42)
-	f = append(f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)
-	f = append(f, mac...)
-	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_ARP)
-	f = append(f, 0, 1, 0x08, 0x00, 6, 4)
-	f = binary.BigEndian.AppendUint16(f, op)
-	f = append(f, mac...)
-	f = append(f, ip[:]...)
-	if op == arpReply {
-		f = append(f, mac...)
-	} else {
-		f = append(f, 0, 0, 0, 0, 0, 0)
+	packet := frame.ARP{Operation: op, SenderMAC: mac, Sender: addr, Target: addr}
+	if op == frame.ARPReply {
+		packet.TargetMAC = mac
 	}
-	return append(f, ip[:]...)
+	return packet.To(frame.Broadcast())
 }
 
 // advertisement returns an unsolicited neighbour advertisement to all nodes (RFC
@@ -95,47 +81,16 @@ func advertisement(mac net.HardwareAddr, source, target netip.Addr) []byte {
 	tgt := target.As16()
 
 	icmp := make([]byte, 0, 32)
-	icmp = append(icmp, 136, 0, 0, 0, 0xa0, 0, 0, 0)
+	icmp = append(icmp, frame.NeighborAdvertisement, 0, 0, 0, 0x80|frame.FlagOverride, 0, 0, 0)
 	icmp = append(icmp, tgt[:]...)
 	icmp = append(icmp, 2, 1)
 	icmp = append(icmp, mac...)
 	return toAllNodes(mac, source, icmp)
 }
 
-// toAllNodes returns the frame of an ICMPv6 message to all nodes of the link, and sets the
-// message's checksum, which is zero.
+// toAllNodes returns the frame of an ICMPv6 message to all nodes of the link.
 func toAllNodes(mac net.HardwareAddr, source netip.Addr, icmp []byte) []byte {
-	src, dst := source.As16(), netip.IPv6LinkLocalAllNodes().As16()
-	binary.BigEndian.PutUint16(icmp[2:4], icmpChecksum(src, dst, icmp))
-	f := make([]byte, 0, 14+40+len(icmp))
-	f = append(f, 0x33, 0x33, 0, 0, 0, 1)
-	f = append(f, mac...)
-	f = binary.BigEndian.AppendUint16(f, unix.ETH_P_IPV6)
-	f = append(f, 0x60, 0, 0, 0)
-	f = binary.BigEndian.AppendUint16(f, uint16(len(icmp)))
-	f = append(f, unix.IPPROTO_ICMPV6, 255)
-	f = append(f, src[:]...)
-	f = append(f, dst[:]...)
-	return append(f, icmp...)
-}
-
-// icmpChecksum returns the Internet checksum over the pseudo header and the message,
-// whose checksum field is zero.
-func icmpChecksum(src, dst [16]byte, message []byte) uint16 {
-	var sum uint32
-	add := func(b []byte) {
-		for i := 0; i+1 < len(b); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(b[i:]))
-		}
-	}
-	add(src[:])
-	add(dst[:])
-	sum += uint32(len(message)) + unix.IPPROTO_ICMPV6
-	add(message)
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	return ^uint16(sum)
+	return frame.ICMPv6(mac, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, source, netip.IPv6LinkLocalAllNodes(), icmp)
 }
 
 func send(link int, protocol uint16, frames [][]byte) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/frame"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -185,19 +186,18 @@ func TestHostLink(t *testing.T) {
 func TestFrames(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	for op, want := range map[uint16]string{
-		arpRequest: "ffffffffffff020000000001" + "0806" + "0001080006040001" + "020000000001" + "0a004605" + "000000000000" + "0a004605",
-		arpReply:   "ffffffffffff020000000001" + "0806" + "0001080006040002" + "020000000001" + "0a004605" + "020000000001" + "0a004605",
+		frame.ARPRequest: "ffffffffffff020000000001" + "0806" + "0001080006040001" + "020000000001" + "0a004605" + "000000000000" + "0a004605",
+		frame.ARPReply:   "ffffffffffff020000000001" + "0806" + "0001080006040002" + "020000000001" + "0a004605" + "020000000001" + "0a004605",
 	} {
 		if got := hex.EncodeToString(arpFrame(mac, netip.MustParseAddr("10.0.70.5"), op)); got != want {
 			t.Errorf("arpFrame(%d) = %s, want %s", op, got, want)
 		}
 	}
 	source, target := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("2001:db8::5")
-	frame := advertisement(mac, source, target)
-	src, dst := source.As16(), netip.IPv6LinkLocalAllNodes().As16()
-	// Over a message with its checksum in place the sum is zero.
-	if len(frame) != 86 || icmpChecksum(src, dst, frame[54:]) != 0 {
-		t.Errorf("advertisement = %x", frame)
+	f := advertisement(mac, source, target)
+	says, ok := frame.ParseAdvertisement(f)
+	if want := (frame.Advertisement{Target: target, MAC: mac, Flags: 0xa0}); len(f) != 86 || !ok || !cmp.Equal(want, says, cmp.Comparer(func(x, y netip.Addr) bool { return x == y })) {
+		t.Errorf("advertisement = %x, which says %+v", f, says)
 	}
 	if noSource := advertisement(mac, netip.IPv6Unspecified(), target); netip.AddrFrom16([16]byte(noSource[22:38])) != target {
 		t.Errorf("advertisement without a link-local address = %x", noSource)

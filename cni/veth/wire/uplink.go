@@ -36,6 +36,15 @@ func UplinkFor(addr netip.Addr) (string, error) {
 	return "", fmt.Errorf("%w: no link of this node has the node's address %s; name the link with --uplink", ErrUplink, addr)
 }
 
+// NetworkLink returns the index of the node's link to the network of an address.
+func NetworkLink(uplink string, vlan int) (int, error) {
+	link, err := uplinkOf(uplink, vlan)
+	if err != nil {
+		return 0, err
+	}
+	return link.Attrs().Index, nil
+}
+
 // uplinkOf returns the link for a VLAN on the uplink, and for VLAN 0 the uplink.
 func uplinkOf(name string, vlan int) (netlink.Link, error) {
 	parent, err := netlinksafe.LinkByName(name)

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflict
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+const (
+	addr4, addr6 = "10.0.70.10", "2001:db8:70::10"
+	free4, free6 = "10.0.70.11", "2001:db8:70::11"
+)
+
+// nodes makes two nodes on one network.
+func nodes(t *testing.T) (w *netnstest.Wire, a, b *netnstest.Host) {
+	t.Helper()
+	netnstest.Need(t)
+	w = netnstest.NewWire(t)
+	a, b = netnstest.New(t), netnstest.New(t)
+	w.Plug(a, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("2001:db8:60::11/64"))
+	w.Plug(b, "eth0", netip.MustParsePrefix("10.0.60.12/24"), netip.MustParsePrefix("2001:db8:60::12/64"))
+	return w, a, b
+}
+
+// foreign plugs in a host that has addresses.
+func foreign(t *testing.T, w *netnstest.Wire, addrs ...string) (*netnstest.Host, string) {
+	t.Helper()
+	h := netnstest.New(t)
+	var prefixes []netip.Prefix
+	for _, a := range addrs {
+		addr := netip.MustParseAddr(a)
+		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()-8))
+	}
+	w.Plug(h, "eth0", prefixes...)
+	return h, macOf(h)
+}
+
+func macOf(h *netnstest.Host) string {
+	var mac string
+	h.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		mac = link.HardwareAddr.String()
+		return err
+	})
+	return mac
+}
+
+// ask probes from a node and returns "address mac" of each conflict.
+func ask(t *testing.T, from *netnstest.Host, p *Prober, targets ...Target) ([]string, error) {
+	t.Helper()
+	var found []string
+	err := from.Try(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		for i := range targets {
+			targets[i].Link = link.Index
+		}
+		conflicts, err := p.Probe(t.Context(), targets)
+		for _, c := range conflicts {
+			found = append(found, c.Address.String()+" "+c.MAC.String())
+		}
+		return err
+	})
+	return found, err
+}
+
+func targetsOf(addrs ...string) (all []Target) {
+	for _, a := range addrs {
+		all = append(all, Target{Address: netip.MustParseAddr(a)})
+	}
+	return all
+}
+
+// prober has the defaults, but a patience that a busy machine does not outlast.
+func prober() *Prober { return &Prober{Probes: Probes, Interval: Interval, Patience: Patience} }
+
+// A host that is no part of the cluster and has some of the addresses.
+func TestForeignHost(t *testing.T) {
+	w, a, _ := nodes(t)
+	_, mac := foreign(t, w, addr4, addr6)
+	found, err := ask(t, a, prober(), targetsOf(free6, addr6, addr4, free4, addr4)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{addr4 + " " + mac, addr6 + " " + mac}, found); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// One that the probe made give up, or that was on its way out.
+func TestForeignHostThatEnds(t *testing.T) {
+	w, a, _ := nodes(t)
+	h, _ := foreign(t, w, addr4, addr6)
+	p := prober()
+	p.Patience = time.Hour
+	done := make(chan []string, 1)
+	go func() {
+		found, err := ask(t, a, p, targetsOf(addr4, addr6)...)
+		if err != nil {
+			found = append(found, err.Error())
+		}
+		done <- found
+	}()
+	netnstest.Eventually(t, func() error {
+		if advertised(t, h) == 0 {
+			return errors.New("the host answered no probe yet")
+		}
+		return nil
+	})
+	h.IP("addr", "flush", "dev", "eth0")
+	select {
+	case found := <-done:
+		if len(found) > 0 {
+			t.Errorf("found %q", found)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the probes do not end")
+	}
+}
+
+// advertised returns how many neighbour advertisements the host sent.
+func advertised(t *testing.T, h *netnstest.Host) int {
+	t.Helper()
+	var sent int
+	h.Run(func() error {
+		// This process's /proc/net is that of its first thread.
+		counters, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/net/snmp6", unix.Gettid()))
+		for line := range strings.Lines(string(counters)) {
+			if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "Icmp6OutNeighborAdvertisements" {
+				sent, err = strconv.Atoi(fields[1])
+			}
+		}
+		return err
+	})
+	return sent
+}
+
+// A pod's address that moves is none, also while the node where it was still carries it:
+// it may be cut off from the API.
+func TestMovingAddress(t *testing.T) {
+	_, a, b := nodes(t)
+	pod := netnstest.New(t)
+	spec := wire.Spec{ContainerID: "c", IfName: "eth0", NetNS: pod.Path(), Uplink: "eth0", Addresses: []api.Address{
+		{Address: netip.MustParseAddr(addr4), Subnet: netip.MustParsePrefix("10.0.70.0/24")},
+		{Address: netip.MustParseAddr(addr6), Subnet: netip.MustParsePrefix("2001:db8:70::/64")},
+	}}
+	b.Run(func() error {
+		w := wire.New("")
+		if _, err := w.Setup(spec); err != nil {
+			return err
+		}
+		return w.Announce(spec)
+	})
+	found, err := ask(t, a, prober(), targetsOf(addr4, addr6)...)
+	if err != nil || len(found) > 0 {
+		t.Errorf("found %q, %v", found, err)
+	}
+	// The node carries them all the same.
+	a.IP("route", "add", "10.0.70.0/24", "dev", "eth0")
+	a.IP("route", "add", "2001:db8:70::/64", "dev", "eth0")
+	b.IP("route", "add", "10.0.60.11/32", "dev", "eth0")
+	for _, to := range []string{addr4, addr6} {
+		if out, err := a.Command("ping", "-c", "1", "-w", "30", to); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+}
+
+// A pod that has its address on an interface of its own in the network, as with macvlan, is
+// known by its MAC.
+func TestOwnMAC(t *testing.T) {
+	w, a, _ := nodes(t)
+	_, mac := foreign(t, w, addr4, addr6)
+	own, err := net.ParseMAC(mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := targetsOf(addr4, addr6)
+	for i := range targets {
+		targets[i].Own = own
+	}
+	if found, err := ask(t, a, prober(), targets...); err != nil || len(found) > 0 {
+		t.Errorf("found %q, %v", found, err)
+	}
+}
+
+// Whoever ends the ADD does not wait for the patience.
+func TestEnds(t *testing.T) {
+	w, a, _ := nodes(t)
+	foreign(t, w, addr4, addr6)
+	p := prober()
+	p.Patience = time.Hour
+	gone := errors.New("the pod is gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	timer := time.AfterFunc(time.Second, func() { cancel(gone) })
+	defer timer.Stop()
+	err := a.Try(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		targets := targetsOf(addr4, addr6)
+		targets[0].Link, targets[1].Link = link.Index, link.Index
+		_, err = p.Probe(ctx, targets)
+		return err
+	})
+	if !errors.Is(err, gone) {
+		t.Errorf("Probe() = %v", err)
+	}
+}
+
+// Where a network cannot be asked, the others still are.
+func TestBrokenLinks(t *testing.T) {
+	w, a, _ := nodes(t)
+	_, mac := foreign(t, w, addr4)
+	a.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		targets := targetsOf(addr4, addr6, free4)
+		targets[0].Link, targets[1].Link, targets[2].Link = link.Index, link.Index+1000, 1 // loopback has no neighbours
+		conflicts, err := prober().Probe(t.Context(), targets)
+		if err == nil || !strings.Contains(err.Error(), "find link") || len(conflicts) != 1 || conflicts[0].MAC.String() != mac || conflicts[0].Link != "eth0" {
+			t.Errorf("Probe() = %v, %v", conflicts, err)
+		}
+		return nil
+	})
+	a.IP("link", "set", "eth0", "down")
+	if found, err := ask(t, a, prober(), targetsOf(addr4)...); err == nil || len(found) > 0 {
+		t.Errorf("on a link that is down: %q, %v", found, err)
+	}
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflict
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/frame"
+)
+
+// Target is an address that a pod is about to get.
+type Target struct {
+	Address netip.Addr
+	// Link is the index of the node's link to the network of the address.
+	Link int
+	// Own, if given, is the MAC that the pod's interface has on every node: its answer is no
+	// conflict.
+	Own net.HardwareAddr
+}
+
+// Conflict is a host that has an address.
+type Conflict struct {
+	Address netip.Addr
+	MAC     net.HardwareAddr
+	// Link is the name of the link that the answer came from.
+	Link string
+}
+
+func (c Conflict) String() string {
+	return fmt.Sprintf("%s is in use by the host with MAC %s on %s", c.Address, c.MAC, c.Link)
+}
+
+// Prober asks the networks of addresses. It has no state; calls may run in parallel.
+type Prober struct {
+	// Probes is how many probes are sent for an address, and Interval how long answers are
+	// waited for after each. Without probes there are no conflicts.
+	Probes   int
+	Interval time.Duration
+	// Patience is how long an address may go on being answered for before it is a conflict.
+	Patience time.Duration
+}
+
+// Defaults.
+const (
+	Probes   = 2
+	Interval = 100 * time.Millisecond
+	Patience = 3 * time.Second
+)
+
+// Probe returns the conflicts of targets, sorted by address. It takes Probes times Interval
+// if nobody answers, and at most Patience and one more round if somebody does. Where a
+// network cannot be asked it returns an error beside the conflicts of the others. A link
+// that is no Ethernet has no conflicts. It ends with ctx, with the cause.
+func (p *Prober) Probe(ctx context.Context, targets []Target) ([]Conflict, error) {
+	if p.Probes == 0 {
+		return nil, nil
+	}
+	// Sockets are opened in the network namespace of this goroutine's thread.
+	segments, err := p.open(targets)
+	var group sync.WaitGroup
+	found, errs := make([][]Conflict, len(segments)), make([]error, len(segments))
+	for i, s := range segments {
+		group.Go(func() {
+			defer s.conn.Close()
+			// A read that waits ends with ctx.
+			defer context.AfterFunc(ctx, func() { _ = s.conn.SetDeadline(time.Unix(1, 0)) })()
+			found[i], errs[i] = p.probe(ctx, s)
+		})
+	}
+	group.Wait()
+	conflicts := slices.Concat(found...)
+	slices.SortFunc(conflicts, func(x, y Conflict) int { return x.Address.Compare(y.Address) })
+	return conflicts, errors.Join(append(errs, err)...)
+}
+
+// segment is a link and a family, with the socket for it.
+type segment struct {
+	link *net.Interface
+	is4  bool
+	conn *packet.Conn
+	// targets have distinct addresses.
+	targets []Target
+}
+
+// open groups the targets. It leaves out links that are no Ethernet.
+func (p *Prober) open(targets []Target) ([]*segment, error) {
+	type key struct {
+		link int
+		is4  bool
+	}
+	groups := map[key][]Target{}
+	for _, t := range targets {
+		k := key{t.Link, t.Address.Is4()}
+		if !slices.ContainsFunc(groups[k], func(u Target) bool { return u.Address == t.Address }) {
+			groups[k] = append(groups[k], t)
+		}
+	}
+	var segments []*segment
+	var errs []error
+	for k, targets := range groups {
+		link, err := net.InterfaceByIndex(k.link)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("find link %d: %w", k.link, err))
+			continue
+		}
+		if len(link.HardwareAddr) != 6 || link.Flags&net.FlagBroadcast == 0 {
+			continue
+		}
+		s := &segment{link: link, is4: k.is4, targets: targets}
+		if s.conn, err = s.listen(); err != nil {
+			errs = append(errs, fmt.Errorf("open a packet socket on link %s: %w", link.Name, err))
+			continue
+		}
+		segments = append(segments, s)
+	}
+	return segments, errors.Join(errs...)
+}
+
+func (s *segment) listen() (*packet.Conn, error) {
+	if s.is4 {
+		return packet.Listen(s.link, packet.Raw, unix.ETH_P_ARP, nil)
+	}
+	// Only advertisements, of all IPv6 packets of the link.
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 14 + 6, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: 14 + 40, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: frame.NeighborAdvertisement, SkipTrue: 1},
+		bpf.RetConstant{Val: 1 << 16},
+		bpf.RetConstant{Val: 0},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return packet.Listen(s.link, packet.Raw, unix.ETH_P_IPV6, &packet.Config{Filter: filter})
+}
+
+// again times the interval is that of later rounds, which wait for the end of answers.
+const again = 5
+
+// probe asks until nobody answers, or the patience is over.
+func (p *Prober) probe(ctx context.Context, s *segment) ([]Conflict, error) {
+	began := time.Now()
+	asked, interval := s.targets, p.Interval
+	for {
+		answers, err := p.round(ctx, s, asked, interval)
+		if err != nil || len(answers) == 0 {
+			return nil, err
+		}
+		if time.Since(began) >= p.Patience {
+			var all []Conflict
+			for addr, mac := range answers {
+				all = append(all, Conflict{Address: addr, MAC: mac, Link: s.link.Name})
+			}
+			return all, nil
+		}
+		asked = slices.DeleteFunc(slices.Clone(asked), func(t Target) bool { return answers[t.Address] == nil })
+		interval = again * p.Interval
+	}
+}
+
+// round sends the probes and collects their answers.
+func (p *Prober) round(ctx context.Context, s *segment, asked []Target, interval time.Duration) (map[netip.Addr]net.HardwareAddr, error) {
+	answers := map[netip.Addr]net.HardwareAddr{}
+	for range p.Probes {
+		for _, t := range asked {
+			f, to := s.question(t.Address)
+			if _, err := s.conn.WriteTo(f, &packet.Addr{HardwareAddr: to}); err != nil {
+				return nil, s.failed(ctx, "send on", err)
+			}
+		}
+		if err := s.collect(ctx, time.Now().Add(interval), asked, answers); err != nil {
+			return nil, err
+		}
+	}
+	return answers, nil
+}
+
+func (s *segment) question(addr netip.Addr) (f []byte, to net.HardwareAddr) {
+	if addr.Is4() {
+		f = frame.ARP{Operation: frame.ARPRequest, SenderMAC: s.link.HardwareAddr, Sender: netip.IPv4Unspecified(), Target: addr}.To(frame.Broadcast())
+	} else {
+		f = frame.DuplicateProbe(s.link.HardwareAddr, addr)
+	}
+	return f, f[:6]
+}
+
+// collect reads answers until the time.
+func (s *segment) collect(ctx context.Context, until time.Time, asked []Target, answers map[netip.Addr]net.HardwareAddr) error {
+	if err := s.conn.SetReadDeadline(until); err != nil {
+		return s.failed(ctx, "wait on", err)
+	}
+	buffer := make([]byte, 2048)
+	for {
+		// SetReadDeadline may have come after the end of ctx.
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		n, _, err := s.conn.ReadFrom(buffer)
+		if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil {
+			return nil
+		}
+		if err != nil {
+			return s.failed(ctx, "receive on", err)
+		}
+		addr, mac, ok := s.answer(buffer[:n])
+		if !ok {
+			continue
+		}
+		i := slices.IndexFunc(asked, func(t Target) bool { return t.Address == addr })
+		if i >= 0 && !bytes.Equal(mac, asked[i].Own) {
+			answers[addr] = mac
+		}
+	}
+}
+
+// answer reads who has which address. ok is false for frames of this link itself and for
+// those that prove nothing.
+func (s *segment) answer(f []byte) (addr netip.Addr, mac net.HardwareAddr, ok bool) {
+	if s.is4 {
+		// Announcements go to all. Nodes of Berth repeat theirs, maybe a moment too long.
+		a, to, ok := frame.ParseARP(f)
+		ok = ok && a.Operation == frame.ARPReply && bytes.Equal(to, s.link.HardwareAddr)
+		addr, mac = a.Sender, a.SenderMAC
+		return addr, mac, ok && !bytes.Equal(mac, s.link.HardwareAddr)
+	}
+	a, ok := frame.ParseAdvertisement(f)
+	return a.Target, a.MAC, ok && a.Flags&frame.FlagOverride != 0 && !bytes.Equal(a.MAC, s.link.HardwareAddr)
+}
+
+// failed says why ctx ended, if it did.
+func (s *segment) failed(ctx context.Context, what string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%s link %s: %w", what, s.link.Name, err)
+}
