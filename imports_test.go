@@ -55,7 +55,8 @@ var direct = []rule{
 	{"agent/state", []string{"agent/chain", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
 	{"agent/chain", []string{"agent/state", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
 	{"agent/server", []string{"agent/state", "agent/chain", "agent/podinfo"}, "the agent's parts do not know each other"},
-	{"agent/podinfo", []string{"agent/state", "agent/chain", "agent/server"}, "the agent's parts do not know each other"},
+	{"agent/podinfo", []string{"agent/state", "agent/chain", "agent/server", "agent/profile"}, "the agent's parts do not know each other"},
+	{"agent/profile", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
 }
 
 // Who may import whom is the architecture; it fails here before it erodes.

@@ -84,7 +84,7 @@ func sameAttachments(x, y *state.Container) bool {
 	})
 }
 
-// attach does the steps 2 to 7 of ADD (doc.go). The caller holds the lock of the container.
+// attach does the steps 2 to 8 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMessage, error) {
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
@@ -100,6 +100,8 @@ func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMe
 	}
 	if err == nil {
 		fault.Point("add/plugins")
+		a.shape(ctx, record)
+		fault.Point("add/shaped")
 		err = a.complete(ctx, record)
 	}
 	if err != nil {

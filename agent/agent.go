@@ -26,6 +26,8 @@ type pods interface {
 	Addresses(ctx context.Context, pod podinfo.Pod) ([]api.Address, error)
 	Alive(ctx context.Context, pod api.Pod) (bool, error)
 	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
+	// Annotations returns those of a pod that the watch has seen, without blocking.
+	Annotations(pod api.Pod) (annotations map[string]string, known bool)
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
@@ -109,7 +111,8 @@ type Link struct {
 	Addresses []netip.Addr
 }
 
-// Options of an Agent; Metrics may be nil, and Prober to look for no conflicts.
+// Options of an Agent; Metrics may be nil, Shaper to limit nothing, and Prober to look for no
+// conflicts.
 type Options struct {
 	Pods     pods
 	Store    *state.Store
@@ -119,6 +122,7 @@ type Options struct {
 	PodNetworks podNetworks
 	Drivers     Drivers
 	Prober      prober
+	Shaper      shaper
 	Metrics     *Metrics
 }
 

@@ -50,6 +50,8 @@ type world struct {
 	// annotated has what was written on the pod, annotateErr what this returns.
 	annotated   map[string]string
 	annotateErr error
+	// annotations of the pod.
+	annotations map[string]string
 	// log has the calls in their order.
 	log []string
 }
@@ -79,6 +81,7 @@ func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]st
 func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
 	return w.named, nil
 }
+func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
 
 // WaitForSync waits for synced where a case sets it.
 func (w *world) WaitForSync(ctx context.Context) bool {

@@ -82,6 +82,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	fault.Point("del/record")
+	a.shapeSoon()
 	return nil
 }
 

@@ -2,8 +2,8 @@
 
 // Package agent gives the pods of one node their network and takes it away. It
 // owns the order of side effects, and its parts do them: podinfo asks the API,
-// state keeps records in a file, chain runs plugins, cni/veth/wire changes the
-// kernel.
+// profile limits bandwidth, state keeps records in a file, chain runs plugins,
+// cni/veth/wire changes the kernel.
 //
 // # ADD
 //
@@ -16,14 +16,15 @@
 //     carries them
 //  5. ask the networks of the addresses whether another host has them
 //  6. for each attachment: wire its addresses and announce them, run the plugins
-//  7. write the result (added)
+//  7. give the container its bandwidth limits
+//  8. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
 // the driver that the record names. Plugins may be chained to it. An attachment without
 // addresses has no driver: the plugins of its network do all the work.
 //
-// After a failure in 3 to 7 the agent does a DEL.
+// After a failure in 3 to 8 the agent does a DEL.
 //
 // # DEL
 //

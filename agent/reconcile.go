@@ -111,6 +111,7 @@ func (a *Agent) Run(ctx context.Context) {
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
 // it after a change of the node's links.
 func (a *Agent) Recheck(context.Context) {
+	a.shapeSoon()
 	for _, record := range a.Store.List() {
 		a.reconcile.checkSoon(record.Key())
 	}
@@ -180,6 +181,7 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole b
 		klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
 		a.announce.soon(now)
+		a.shapeSoon() // a new link has no limits
 		return nil
 	})
 }

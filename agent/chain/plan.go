@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -58,6 +59,11 @@ func (n *Network) Types() []string {
 		all = append(all, p.Network.Type)
 	}
 	return all
+}
+
+// Declares returns whether a plugin takes a capability of the runtime, such as "bandwidth".
+func (n *Network) Declares(capability string) bool {
+	return slices.ContainsFunc(n.list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] })
 }
 
 // Chained returns the network without its first plugin, for a caller that does the work

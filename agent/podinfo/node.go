@@ -5,6 +5,7 @@ package podinfo
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,6 +38,9 @@ type Handler interface {
 	// Gone handles a pod that is deleted, replaced by another of its name, or
 	// finished. After an error Node calls it again.
 	Gone(ctx context.Context, pod api.Pod) error
+	// Changed notes that a pod came, or that the annotations of one changed. It does
+	// not block.
+	Changed()
 	// Suspect notes that any address may be another pod's by now: Node has just
 	// started or could not follow the API.
 	Suspect()
@@ -123,7 +127,13 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 		return fmt.Errorf("prepare the watch of pods: %w", err)
 	}
 	_, err := n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: n.updated,
+		AddFunc: func(any) { handler.Changed() },
+		UpdateFunc: func(was, is any) {
+			n.updated(was, is)
+			if !sameAnnotations(was, is) {
+				handler.Changed()
+			}
+		},
 		DeleteFunc: n.deleted,
 	})
 	if err != nil {
@@ -156,6 +166,12 @@ func (n *Node) updated(was, is any) {
 	if p := n.fromAPI(after); p.Finished {
 		n.gone.Add(p.Pod)
 	}
+}
+
+func sameAnnotations(was, is any) bool {
+	before, ok := was.(*corev1.Pod)
+	after, ok2 := is.(*corev1.Pod)
+	return ok && ok2 && maps.Equal(before.Annotations, after.Annotations)
 }
 
 func (n *Node) deleted(obj any) {
@@ -213,6 +229,19 @@ func (n *Node) reconnect(ctx context.Context, handler Handler) {
 		}
 		failing = err != nil
 	}
+}
+
+// Annotations returns the annotations of a pod that the watch has seen, for reading only.
+func (n *Node) Annotations(pod api.Pod) (annotations map[string]string, known bool) {
+	obj, exists, err := n.informer.GetStore().GetByKey(pod.String())
+	if err != nil || !exists {
+		return nil, false
+	}
+	p, ok := obj.(*corev1.Pod)
+	if !ok || string(p.UID) != pod.UID {
+		return nil, false
+	}
+	return p.Annotations, true
 }
 
 func (n *Node) cached(namespace, name string) (Pod, bool) {

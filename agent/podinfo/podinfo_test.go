@@ -5,10 +5,13 @@ package podinfo
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -21,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -291,6 +295,7 @@ type handler struct {
 	suspected bool
 	mu        sync.Mutex
 	failed    bool
+	changes   atomic.Int32
 }
 
 func (h *handler) Gone(_ context.Context, pod api.Pod) error {
@@ -305,6 +310,7 @@ func (h *handler) Gone(_ context.Context, pod api.Pod) error {
 	return nil
 }
 
+func (h *handler) Changed() { h.changes.Add(1) }
 func (h *handler) Suspect() { h.suspected = true }
 
 // Verify is called every second, too, with nobody suspected.
@@ -318,6 +324,57 @@ func (h *handler) Verify(context.Context) error {
 	default:
 	}
 	return nil
+}
+
+// A pod that comes, and a change of its annotations, are told; other changes are not.
+func TestChanged(t *testing.T) {
+	client := fake.NewClientset()
+	node := New(thisNode, client, &fakeIPs{}, podrequest.Reader{})
+	h := &handler{gone: make(chan api.Pod, 1), verified: make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		if err := node.Run(ctx, h); err != nil {
+			t.Error(err)
+		}
+	}()
+	node.WaitForSync(ctx)
+	pod := podObject("u1")
+	identity := api.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "u1"}
+	if _, known := node.Annotations(identity); known {
+		t.Error("a pod that was not seen is known")
+	}
+	pods := client.CoreV1().Pods(pod.Namespace)
+	var want int32
+	for _, step := range []func() error{
+		func() error { _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); return err },
+		func() error {
+			pod.Labels = map[string]string{"a": "b"}
+			_, err := pods.Update(ctx, pod, metav1.UpdateOptions{})
+			want--
+			return err
+		},
+		func() error {
+			pod.Annotations = map[string]string{"kubernetes.io/egress-bandwidth": "1M"}
+			_, err := pods.Update(ctx, pod, metav1.UpdateOptions{})
+			return err
+		},
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+		want++
+		netnstest.Eventually(t, func() error {
+			annotations, known := node.Annotations(identity)
+			if got := h.changes.Load(); got != want || !known || !maps.Equal(annotations, pod.Annotations) {
+				return fmt.Errorf("told %d changes, want %d; annotations %v, %v", got, want, annotations, known)
+			}
+			return nil
+		})
+	}
+	if _, known := node.Annotations(api.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "u0"}); known {
+		t.Error("another pod of the name is known")
+	}
 }
 
 func TestRun(t *testing.T) {

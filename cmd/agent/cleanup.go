@@ -26,6 +26,7 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/cni/shaping"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -136,6 +137,7 @@ type sweeper func() ([]leftover.Item, error)
 func (c *cleanup) sweepers() []sweeper {
 	return []sweeper{
 		c.configuration,
+		shaping.Leftovers,
 		// Before the table with their guard goes.
 		hostport.Leftovers,
 		wire.New(c.sysctlRoot).Leftovers,

@@ -69,6 +69,10 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	profiles, recordEvents, err := newProfiles(config)
+	if err != nil {
+		return err
+	}
 	a := agent.New(agent.Options{
 		Pods: node, Store: store,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
@@ -77,9 +81,14 @@ func run(ctx context.Context, o *Options) error {
 		PodNetworks: &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
 		Drivers:     agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
 		Prober:      &o.Conflicts,
+		Shaper:      profiles,
 		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
 	})
-	return serve(ctx, o, a, node, config)
+	background := []func(context.Context) error{
+		recordEvents,
+		func(ctx context.Context) error { return profiles.Run(ctx, a) },
+	}
+	return serve(ctx, o, a, node, config, background...)
 }
 
 func newWirer(o *Options) *wire.Wirer {
@@ -88,7 +97,8 @@ func newWirer(o *Options) *wire.Wirer {
 	return w
 }
 
-func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config) error {
+// serve runs the agent and background until one of them fails or the context ends.
+func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, config *rest.Config, background ...func(context.Context) error) error {
 	uplink := func() (string, error) {
 		floating, err := a.Networks.Floating()
 		if err != nil {
@@ -113,6 +123,9 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 		return watchUplink(ctx, uplink, reactions{changed: a.Recheck, back: node.VerifySoon, moved: a.AnnounceAll})
 	})
 	group.Go(func() error { return health.Serve(ctx) })
+	for _, run := range background {
+		group.Go(func() error { return run(ctx) })
+	}
 	group.Go(func() error {
 		// The runtime starts pods when it sees the file.
 		if err := writeConf(filepath.Join(o.CNIConfDir, o.CNIConfName), o.Socket); err != nil {
@@ -158,13 +171,18 @@ func newNode(o *Options, config *rest.Config) (*podinfo.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	core := rest.CopyConfig(config)
-	core.ContentType, core.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
-	pods, err := kubernetes.NewForConfig(core)
+	pods, err := kubernetes.NewForConfig(protobuf(config))
 	if err != nil {
 		return nil, fmt.Errorf("create the client of pods: %w", err)
 	}
 	return podinfo.New(o.NodeName, pods, ips.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases}), nil
+}
+
+// protobuf returns a config for Kubernetes' objects with protobuf, which is smaller than JSON.
+func protobuf(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
+	return config
 }
 
 // Time limits after which the client drops a silent connection. Only then does a node

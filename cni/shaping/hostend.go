@@ -28,6 +28,9 @@ func HostEnd(netns, ifName string) (string, error) {
 		inside, err = netlinksafe.LinkByName(ifName)
 		return err
 	})
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return "", fmt.Errorf("%w: the container has no interface %s", ErrNoHostEnd, ifName)
+	}
 	if err != nil {
 		return "", fmt.Errorf("find interface %s in %s: %w", ifName, netns, err)
 	}
@@ -41,3 +44,6 @@ func HostEnd(netns, ifName string) (string, error) {
 	}
 	return outside.Attrs().Name, nil
 }
+
+// HostEnd is the function of this name.
+func (s *Shaper) HostEnd(netns, ifName string) (string, error) { return HostEnd(netns, ifName) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
@@ -193,7 +194,7 @@ func TestPrune(t *testing.T) {
 	if state := w.state(); strings.Contains(state, DevicePrefix+"i"+deviceName(ingress, "pod", "c")[5:]) || strings.Contains(state, "1:4") {
 		t.Errorf("a pod's device or class is still there:\n%s", state)
 	}
-	w.node.Run(w.shaper.RemoveAll)
+	w.sync()
 	for _, p := range []*testPod{a, b, c} {
 		w.tc("qdisc", "del", "dev", p.Links[0], "clsact")
 	}
@@ -276,7 +277,7 @@ func TestOtherPrograms(t *testing.T) {
 				}
 				w.near(t, "the other direction", w.dial(from, host, to).send(3<<20), 20*mbit)
 			}
-			w.node.Run(w.shaper.RemoveAll)
+			w.sync()
 			state := w.state()
 			if !strings.Contains(state, c.kept) {
 				t.Errorf("%s of another program is gone:\n%s", name, state)
@@ -285,6 +286,54 @@ func TestOtherPrograms(t *testing.T) {
 				t.Errorf("our filters or devices are left:\n%s", state)
 			}
 		})
+	}
+}
+
+// clean does what an uninstall does.
+func (w *world) clean() {
+	w.t.Helper()
+	w.node.Run(func() error {
+		items, err := Leftovers()
+		for _, item := range items {
+			err = errors.Join(err, item.Remove())
+		}
+		return err
+	})
+}
+
+// An uninstall leaves nothing, and pods keep their network at every step.
+func TestLeftovers(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.pod("a"), w.pod("b")
+	before := w.state()
+	a.Group, b.Ingress, b.Egress = &Group{Name: "bulk", Ingress: Limit{Rate: 20 * mbit}}, Limit{Rate: 20 * mbit}, Limit{Rate: 20 * mbit}
+	w.sync(a, b)
+	up, down := w.dial(b.Host, w.server, server4), w.dial(w.server, a.Host, a.v6)
+	var items []leftover.Item
+	w.node.Run(func() (err error) { items, err = Leftovers(); return err })
+	if len(items) != 5 {
+		t.Errorf("%d items, want two links with filters and three devices: %+v", len(items), items)
+	}
+	for _, item := range items {
+		w.node.Run(item.Remove)
+		w.node.Run(item.Remove)
+		up.send(100 << 10)
+		down.send(100 << 10)
+	}
+	if diff := cmp.Diff(before, w.state()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	// Another program's filter, and the hook that it needs, stay.
+	b.Ingress, b.Egress = Limit{}, Limit{Rate: mbit}
+	w.sync(b)
+	w.tc("filter", "add", "dev", "vethb", "egress", "protocol", "ip", "pref", "7", "u32", "match", "u32", "0", "0", "classid", "1:9")
+	w.clean()
+	if state := w.state(); !strings.Contains(state, "flowid 1:9") || strings.Contains(state, "mirred") || strings.Contains(state, DevicePrefix) {
+		t.Errorf("after clean-up:\n%s", state)
+	}
+	w.node.Run(func() (err error) { items, err = Leftovers(); return err })
+	if len(items) > 0 {
+		t.Errorf("left: %+v", items)
 	}
 }
 
@@ -316,15 +365,13 @@ func TestHostEnd(t *testing.T) {
 		if link, err := HostEnd(p.Path(), "eth0"); link != "vetha" || err != nil {
 			t.Errorf("HostEnd(eth0) = %q, %v", link, err)
 		}
-		for _, name := range []string{"br0", "far"} {
+		for _, name := range []string{"br0", "far", "eth9"} {
 			if link, err := HostEnd(p.Path(), name); !errors.Is(err, ErrNoHostEnd) {
 				t.Errorf("HostEnd(%s) = %q, %v", name, link, err)
 			}
 		}
-		for _, missing := range [][2]string{{p.Path(), "eth9"}, {"/run/netns/never-was", "eth0"}} {
-			if link, err := HostEnd(missing[0], missing[1]); err == nil || errors.Is(err, ErrNoHostEnd) {
-				t.Errorf("HostEnd(%v) = %q, %v", missing, link, err)
-			}
+		if link, err := HostEnd("/run/netns/never-was", "eth0"); err == nil || errors.Is(err, ErrNoHostEnd) {
+			t.Errorf("HostEnd() in no namespace = %q, %v", link, err)
 		}
 		return nil
 	})

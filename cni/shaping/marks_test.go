@@ -88,7 +88,7 @@ func configure(t *testing.T, c *net.UDPConn, level, option, value int) {
 func TestDSCP(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.pod("a"), w.pod("b")
-	const capable, own = 2, 8 << 2 // ECT(0) of ECN; class selector 1
+	const capable, own = 2, 8 << 2 // of ECN; class selector 1
 	for step, dscp := range []*uint8{nil, new(uint8(46)), new(uint8(10)), new(uint8(0)), nil} {
 		a.DSCP = dscp
 		// The packets of a pod with a limit pass a device before.

@@ -87,10 +87,10 @@ func (s *Shaper) Sync(pods []Pod, prune bool) (map[string]error, error) {
 func sweepHooks(links map[string]netlink.Link, qdiscs map[int][]netlink.Qdisc, hooked map[string]bool) error {
 	var errs []error
 	for name, link := range links {
-		if hooked[name] || hookOf(qdiscs[link.Attrs().Index]) == "" {
+		if hooked[name] {
 			continue
 		}
-		for _, d := range []direction{ingress, egress} {
+		for _, d := range directionsOf(link, qdiscs) {
 			errs = append(errs, applyHook(link, qdiscs, d, 0))
 		}
 	}
@@ -109,12 +109,6 @@ func sweepDevices(links map[string]netlink.Link, wanted []device) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// RemoveAll removes all that this package made on the node.
-func (s *Shaper) RemoveAll() error {
-	_, err := s.Sync(nil, true)
-	return err
 }
 
 func isDevice(link netlink.Link) bool {

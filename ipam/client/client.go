@@ -2,7 +2,7 @@
 
 // Package client is the typed client of Berth's API objects: get, list, watch
 // and write for each kind, and informers. It is written by hand on client-go's
-// generic client: three kinds do not need a generated clientset.
+// generic client: four kinds do not need a generated clientset.
 package client
 
 import (
@@ -29,12 +29,16 @@ type (
 	IPClaims = gentype.ClientWithList[*v1alpha1.IPClaim, *v1alpha1.IPClaimList]
 	// FloatingIPs reads and writes FloatingIP objects. Safe for concurrent use.
 	FloatingIPs = gentype.ClientWithList[*v1alpha1.FloatingIP, *v1alpha1.FloatingIPList]
+	// NetworkProfiles reads and writes NetworkProfile objects. Safe for concurrent
+	// use.
+	NetworkProfiles = gentype.ClientWithList[*v1alpha1.NetworkProfile, *v1alpha1.NetworkProfileList]
 )
 
 // Client reads and writes Berth's API objects. Safe for concurrent use.
 type Client struct {
-	IPPools     *IPPools
-	FloatingIPs *FloatingIPs
+	IPPools         *IPPools
+	FloatingIPs     *FloatingIPs
+	NetworkProfiles *NetworkProfiles
 
 	ipClaims func(namespace string) *IPClaims
 }
@@ -74,6 +78,9 @@ func NewForConfig(config *rest.Config) (*Client, error) {
 		FloatingIPs: gentype.NewClientWithList("floatingips", restClient, parameters, "",
 			func() *v1alpha1.FloatingIP { return &v1alpha1.FloatingIP{} },
 			func() *v1alpha1.FloatingIPList { return &v1alpha1.FloatingIPList{} }),
+		NetworkProfiles: gentype.NewClientWithList("networkprofiles", restClient, parameters, "",
+			func() *v1alpha1.NetworkProfile { return &v1alpha1.NetworkProfile{} },
+			func() *v1alpha1.NetworkProfileList { return &v1alpha1.NetworkProfileList{} }),
 		ipClaims: func(namespace string) *IPClaims {
 			return gentype.NewClientWithList("ipclaims", restClient, parameters, namespace,
 				func() *v1alpha1.IPClaim { return &v1alpha1.IPClaim{} },
@@ -102,6 +109,11 @@ func NewIPClaimInformer(api *Client, resync time.Duration) cache.SharedIndexInfo
 // NewFloatingIPInformer returns an informer of all FloatingIPs. The caller runs it.
 func NewFloatingIPInformer(ips *FloatingIPs, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
 	return newInformer[*v1alpha1.FloatingIPList](ips, &v1alpha1.FloatingIP{}, resync, indexers)
+}
+
+// NewNetworkProfileInformer returns an informer of all NetworkProfiles. The caller runs it.
+func NewNetworkProfileInformer(profiles *NetworkProfiles, resync time.Duration) cache.SharedIndexInformer {
+	return newInformer[*v1alpha1.NetworkProfileList](profiles, &v1alpha1.NetworkProfile{}, resync, cache.Indexers{})
 }
 
 func newInformer[L runtime.Object](client listWatcher[L], example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {

@@ -28,6 +28,7 @@ type env struct {
 	kubeconfig string
 	kube       *kubernetes.Clientset
 	ips        *client.FloatingIPs
+	profiles   *client.NetworkProfiles
 }
 
 var shared *env
@@ -78,7 +79,7 @@ func newEnv(ctx context.Context) (e *env, stop func() error, err error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, stop())
 	}
-	e.ips = berth.FloatingIPs
+	e.ips, e.profiles = berth.FloatingIPs, berth.NetworkProfiles
 	crds, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, nil, errors.Join(err, stop())

@@ -25,6 +25,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&IPPool{}, &IPPoolList{},
 		&IPClaim{}, &IPClaimList{},
 		&FloatingIP{}, &FloatingIPList{},
+		&NetworkProfile{}, &NetworkProfileList{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	cachetest "k8s.io/client-go/tools/cache/testing"
+	"k8s.io/component-base/metrics"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/shaping"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// world is a Controller among imitations: an API server, a kernel, an agent.
+type world struct {
+	t                    *testing.T
+	namespaces, profiles *cachetest.FakeControllerSource
+	controller           *Controller
+
+	mu         sync.Mutex
+	containers []Container
+	// syncs are the calls of Sync as text; problems are what they return.
+	syncs    []string
+	problems map[string]error
+	hostEnd  error
+	events   []string
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, namespaces: cachetest.NewFakeControllerSource(), profiles: cachetest.NewFakeControllerSource(), problems: map[string]error{}}
+	w.namespaces.Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	w.controller = New(Options{
+		Namespaces: cache.NewSharedIndexInformer(w.namespaces, &corev1.Namespace{}, 0, nil),
+		Profiles:   cache.NewSharedIndexInformer(w.profiles, &v1alpha1.NetworkProfile{}, 0, nil),
+		Kernel:     w, Events: w, Metrics: NewMetrics(func(...metrics.Registerable) {}),
+	})
+	return w
+}
+
+func (w *world) run() {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := w.controller.Run(ctx, w); err != nil {
+			w.t.Error(err)
+		}
+	})
+	w.t.Cleanup(func() { cancel(); group.Wait() })
+}
+
+func (w *world) Shaped() []Container {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.containers)
+}
+
+func (w *world) set(all ...Container) {
+	w.mu.Lock()
+	w.containers = all
+	w.mu.Unlock()
+	w.controller.Soon()
+}
+
+func (w *world) Sync(pods []shaping.Pod, prune bool) (map[string]error, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var all []string
+	for _, p := range pods {
+		all = append(all, fmt.Sprintf("%s %v ingress %d egress %d", p.ID, p.Links, p.Ingress.Rate, p.Egress.Rate))
+	}
+	w.syncs = append(w.syncs, fmt.Sprintf("prune %v: %s", prune, strings.Join(all, ", ")))
+	return w.problems, nil
+}
+
+func (w *world) HostEnd(_, ifName string) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return "host-" + ifName, w.hostEnd
+}
+
+func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, regarding.(*corev1.Pod).Name+" "+reason+": "+fmt.Sprintf(note, args...))
+}
+
+// eventually waits for the last Sync.
+func (w *world) eventually(want string) {
+	w.t.Helper()
+	netnstest.Eventually(w.t, func() error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if len(w.syncs) == 0 || w.syncs[len(w.syncs)-1] != want {
+			return fmt.Errorf("syncs are %q, want %q", w.syncs, want)
+		}
+		return nil
+	})
+}
+
+func pod(name string, annotations map[string]string) Container {
+	return Container{Pod: api.Pod{Namespace: "default", Name: name, UID: name}, Annotations: annotations, Known: true, NetNS: "/proc/self/ns/net", Interfaces: []string{"eth0"}}
+}
+
+func named(profile string) map[string]string {
+	return map[string]string{v1alpha1.AnnotationNetworkProfile: profile}
+}
+
+func slow(rate string) *v1alpha1.NetworkProfile {
+	return &v1alpha1.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "slow"}, Spec: v1alpha1.NetworkProfileSpec{Ingress: limit(rate)}}
+}
+
+func TestChanges(t *testing.T) {
+	w := newWorld(t)
+	w.profiles.Add(slow("5M"))
+	w.run()
+	w.eventually("prune true: ")
+	w.set(pod("a", named("slow")), pod("b", nil))
+	w.eventually("prune true: a [host-eth0] ingress 5000000 egress 0, b [] ingress 0 egress 0")
+	w.profiles.Modify(slow("7M"))
+	w.eventually("prune true: a [host-eth0] ingress 7000000 egress 0, b [] ingress 0 egress 0")
+	w.namespaces.Modify(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: named("slow")}})
+	w.eventually("prune true: a [host-eth0] ingress 7000000 egress 0, b [host-eth0] ingress 7000000 egress 0")
+	w.set(pod("b", map[string]string{AnnotationEgress: "1M"}))
+	w.eventually("prune true: b [host-eth0] ingress 7000000 egress 1000000")
+	w.profiles.Delete(slow("7M"))
+	w.eventually("prune true: b [host-eth0] ingress 0 egress 1000000")
+	// A pod that is not known keeps what it has: nothing is removed.
+	w.set(pod("b", nil), Container{Pod: api.Pod{Namespace: "default", Name: "c", UID: "c"}})
+	w.eventually("prune false: b [] ingress 0 egress 0")
+}
+
+// Without the API nothing changes.
+func TestAPISilent(t *testing.T) {
+	w := newWorld(t)
+	w.namespaces.ListError = errors.New("down")
+	w.containers = []Container{pod("a", map[string]string{AnnotationEgress: "1M"})}
+	w.controller.syncAll(t.Context(), w)
+	w.controller.Shape(t.Context(), w.containers[0])
+	if len(w.syncs) > 0 {
+		t.Errorf("syncs before the watches know anything: %v", w.syncs)
+	}
+	select {
+	case <-w.controller.soon:
+	default:
+		t.Error("a container that came before is not looked at again")
+	}
+}
+
+func TestShapeOne(t *testing.T) {
+	w := newWorld(t)
+	w.profiles.Add(slow("5M"))
+	w.run()
+	w.eventually("prune true: ")
+	w.controller.Shape(t.Context(), pod("a", nil))
+	w.controller.Shape(t.Context(), pod("b", named("slow")))
+	if diff := cmp.Diff([]string{"prune false: b [host-eth0] ingress 5000000 egress 0"}, w.syncs[len(w.syncs)-1:]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// An event tells each problem once, and again when it comes again.
+func TestEvents(t *testing.T) {
+	w := newWorld(t)
+	w.run()
+	w.eventually("prune true: ")
+	check := func(want ...string) {
+		t.Helper()
+		if len(w.events) != len(want) {
+			t.Fatalf("events %q, want %q", w.events, want)
+		}
+		for i := range want {
+			if !strings.HasPrefix(w.events[i], want[i]) {
+				t.Errorf("event %q, want %q", w.events[i], want[i])
+			}
+		}
+	}
+	shape := func(c Container) { w.controller.Shape(t.Context(), c) }
+	shape(pod("a", named("none")))
+	shape(pod("a", named("none")))
+	check("a " + ReasonNotFound)
+	shape(pod("a", nil))
+	shape(pod("a", named("none")))
+	check("a "+ReasonNotFound, "a "+ReasonNotFound)
+	w.events = nil
+	limited := pod("b", map[string]string{AnnotationEgress: "1M"})
+	w.problems["b"] = shaping.ErrConflict
+	shape(limited)
+	check("b " + ReasonNotEnforced + ": " + shaping.ErrConflict.Error())
+	w.problems, w.events = map[string]error{}, nil
+	w.hostEnd = fmt.Errorf("%w: macvlan", shaping.ErrNoHostEnd)
+	shape(limited)
+	check("b " + ReasonNotEnforced + ": The bandwidth of interface eth0")
+	// Interfaces of a container that is being attached, or has ended, need not be there.
+	w.events = nil
+	attaching, ended := pod("c", limited.Annotations), pod("d", limited.Annotations)
+	attaching.Attaching, ended.NetNS = true, "/run/netns/never-was"
+	shape(attaching)
+	shape(ended)
+	check()
+}
+
+// Where the kernel does not say which link is a pod's, no limit is removed.
+func TestLinksUnknown(t *testing.T) {
+	w := newWorld(t)
+	w.hostEnd = errors.New("interrupted")
+	w.containers = []Container{pod("a", map[string]string{AnnotationEgress: "1M"}), pod("b", nil)}
+	w.run()
+	w.eventually("prune false: b [] ingress 0 egress 0")
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/berth-dev/berth/agent/profile"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// shaper limits the bandwidth of containers and marks their packets. Methods are safe in
+// parallel and idempotent. A limit that cannot be enforced is the shaper's to tell: it
+// keeps no pod from its network.
+type shaper interface {
+	// Shape gives a container its limits before it runs. It blocks for the kernel.
+	Shape(ctx context.Context, c profile.Container)
+	// Soon has all containers compared with the kernel; it returns at once.
+	Soon()
+}
+
+func (a *Agent) shape(ctx context.Context, record *state.Container) {
+	if a.Shaper != nil {
+		a.Shaper.Shape(ctx, a.shaped(record))
+	}
+}
+
+// shapeSoon comes after a change of the containers or their links.
+func (a *Agent) shapeSoon() {
+	if a.Shaper != nil {
+		a.Shaper.Soon()
+	}
+}
+
+// Changed notes that the annotations of a pod changed, or that a pod came.
+func (a *Agent) Changed() { a.shapeSoon() }
+
+// Shaped lists the containers whose traffic may have limits.
+func (a *Agent) Shaped() []profile.Container {
+	var all []profile.Container
+	for _, record := range a.Store.List() {
+		if record.Phase == state.Adding || record.Phase == state.Added {
+			all = append(all, a.shaped(record))
+		}
+	}
+	return all
+}
+
+func (a *Agent) shaped(record *state.Container) profile.Container {
+	c := profile.Container{Pod: record.Pod, Attaching: record.Phase == state.Adding, NetNS: record.NetNS}
+	c.Annotations, c.Known = a.Pods.Annotations(record.Pod)
+	for i, attachment := range record.Attachments {
+		c.Interfaces = append(c.Interfaces, attachment.IfName)
+		for _, addr := range attachment.Addresses {
+			c.Addresses = append(c.Addresses, addr.Address)
+		}
+		if len(attachment.Addresses) == 0 {
+			c.Addresses = append(c.Addresses, addressesOf(attachment.Result)...)
+		}
+		if i == 0 {
+			// The runtime passes the annotations to the first network.
+			network, err := networkOf(record, i)
+			c.ByPlugin = err == nil && network.Declares(profile.Capability)
+		}
+	}
+	return c
+}
+
+// addressesOf returns the container's addresses in the result of plugins, none where it
+// cannot be read: that is for CHECK and DEL to tell.
+func addressesOf(raw json.RawMessage) []netip.Addr {
+	if len(raw) == 0 {
+		return nil
+	}
+	versioned, err := create.CreateFromBytes(raw)
+	if err != nil {
+		return nil
+	}
+	result, err := current.NewResultFromResult(versioned)
+	if err != nil {
+		return nil
+	}
+	var all []netip.Addr
+	for _, ip := range result.IPs {
+		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			all = append(all, addr.Unmap())
+		}
+	}
+	return all
+}

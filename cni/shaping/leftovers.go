@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shaping
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/agent/leftover"
+)
+
+// Leftovers lists the filters on the links of pods and the devices. They must be removed in
+// this order, and before any other package removes links: while a filter leads to a device
+// that is gone, the kernel drops the packets. The nftables table is among the leftovers of
+// package netfilter.
+func Leftovers() ([]leftover.Item, error) {
+	links, err := linksByName()
+	if err != nil {
+		return nil, err
+	}
+	qdiscs, err := qdiscsByLink()
+	if err != nil {
+		return nil, err
+	}
+	var filters, devices []leftover.Item
+	for _, name := range slices.Sorted(maps.Keys(links)) {
+		link := links[name]
+		if isDevice(link) {
+			devices = append(devices, leftover.Item{Name: "link " + name, Remove: func() error {
+				if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+					return err
+				}
+				return nil
+			}})
+			continue
+		}
+		ours, err := hasFilters(link, qdiscs)
+		if err != nil {
+			return nil, err
+		}
+		if ours {
+			filters = append(filters, leftover.Item{Name: "filters on link " + name, Remove: func() error { return unhook(link, qdiscs) }})
+		}
+	}
+	return append(filters, devices...), nil
+}
+
+// hasFilters returns whether a link has a filter of ours.
+func hasFilters(link netlink.Link, qdiscs map[int][]netlink.Qdisc) (bool, error) {
+	for _, d := range directionsOf(link, qdiscs) {
+		filters, err := netlinksafe.FilterList(link, d.parent())
+		if err != nil && !isGone(err) {
+			return false, fmt.Errorf("list the filters of link %s: %w", link.Attrs().Name, err)
+		}
+		if slices.ContainsFunc(filters, func(f netlink.Filter) bool { _, ours := ourFilter(f, d); return ours }) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// directionsOf returns the directions for which a link has a hook.
+func directionsOf(link netlink.Link, qdiscs map[int][]netlink.Qdisc) []direction {
+	switch hookOf(qdiscs[link.Attrs().Index]) {
+	case bothHooks:
+		return []direction{ingress, egress}
+	case ingressHook:
+		return []direction{egress}
+	default:
+		return nil
+	}
+}
+
+// unhook removes our filters from a link, and the hook if it has no others: then it is
+// ours, or as good as none.
+func unhook(link netlink.Link, qdiscs map[int][]netlink.Qdisc) error {
+	others := 0
+	for _, d := range directionsOf(link, qdiscs) {
+		if err := applyHook(link, qdiscs, d, 0); err != nil {
+			return err
+		}
+		filters, err := netlinksafe.FilterList(link, d.parent())
+		if err != nil && !isGone(err) {
+			return fmt.Errorf("list the filters of link %s: %w", link.Attrs().Name, err)
+		}
+		others += len(filters)
+	}
+	if others > 0 || hookOf(qdiscs[link.Attrs().Index]) != bothHooks {
+		return nil
+	}
+	hook := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscDel(hook); err != nil && !isGone(err) {
+		return fmt.Errorf("remove the hook of link %s: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
