@@ -197,7 +197,7 @@ func (a *Agent) setup(ctx context.Context, d driver, record *state.Container, i 
 // that they are this pod's.
 func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
 	for _, old := range a.sharing(record) {
-		err := a.withdraw(ctx, old, "another container of this node has the address now")
+		err := a.withdraw(ctx, old, superseded)
 		if err != nil {
 			return err
 		}

@@ -28,6 +28,8 @@ type pods interface {
 	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
 	// Annotations returns those of a pod that the watch has seen, without blocking.
 	Annotations(pod api.Pod) (annotations map[string]string, known bool)
+	// Holder returns the pod of this node that holds the address.
+	Holder(ctx context.Context, addr netip.Addr) (api.Pod, error)
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
@@ -141,7 +143,7 @@ type Agent struct {
 func New(o Options) *Agent {
 	a := &Agent{Options: o}
 	a.announce = newAnnouncer(a.announceAgain)
-	a.reconcile = newReconciler(a.repair, a.finish, a.tell)
+	a.reconcile = newReconciler(a.repair, a.finish, a.tell, a.verifyOrphans)
 	return a
 }
 

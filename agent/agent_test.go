@@ -43,6 +43,8 @@ type world struct {
 	synced  chan struct{}
 	// hang, if given, is called in ADD and DEL of plugins.
 	hang func(context.Context)
+	// links are those of the node.
+	links []Link
 	// missing is what Check of the driver returns.
 	missing error
 	// named are the networks that the pod's annotation names.
@@ -68,6 +70,9 @@ func (w *world) Addresses(context.Context, podinfo.Pod) ([]api.Address, error) {
 }
 func (w *world) Alive(context.Context, api.Pod) (bool, error)      { return w.alive, nil }
 func (w *world) Holds(context.Context, api.Pod, api.Address) error { return w.holds }
+func (w *world) Holder(context.Context, netip.Addr) (api.Pod, error) {
+	return w.pod.Pod, w.holds
+}
 
 func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]string) error {
 	w.mu.Lock()
@@ -151,10 +156,14 @@ func (f fakeDriver) Announce(a *Interface) error {
 	f.note("announce %s", a.ContainerID)
 	return nil
 }
-func (f fakeDriver) LinkOf(state.Key) string { return "" }
-func (f fakeDriver) Links() ([]Link, error)  { return nil, nil }
-func (f fakeDriver) Remove(string) error     { return nil }
-func (f fakeDriver) RemoveLoose() error      { return nil }
+func (f fakeDriver) LinkOf(key state.Key) string { return "bth" + key.ContainerID }
+func (f fakeDriver) Links() ([]Link, error)      { return f.links, nil }
+func (f fakeDriver) Remove(link string) error {
+	f.note("remove %s", link)
+	f.links = nil
+	return nil
+}
+func (f fakeDriver) RemoveLoose() error { return nil }
 
 type fakeNetworks struct{}
 
@@ -485,6 +494,100 @@ func TestRepair(t *testing.T) {
 				}
 				if got := phases(t, a)["c"]; got != c.phase {
 					t.Errorf("the record is %s, want %s", got, c.phase)
+				}
+			})
+		})
+	}
+}
+
+// A link without a record stays while a pod of this node holds its addresses: the state file
+// may have been lost.
+func TestOrphans(t *testing.T) {
+	for name, c := range map[string]struct {
+		holds error
+		alive bool
+		log   []string
+	}{
+		"held":            {nil, true, nil},
+		"held by another": {podinfo.ErrNotHolder, true, []string{"remove bthx"}},
+		"the pod is gone": {nil, false, []string{"remove bthx"}},
+		"no answer":       {context.DeadlineExceeded, true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, w := newAgent(t)
+				w.links = []Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}, {Name: "bthbare"}}
+				w.holds, w.alive = c.holds, c.alive
+				run(t, a)
+				if diff := cmp.Diff(c.log, w.log); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+	t.Run("has a record", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			a, w := newAgent(t)
+			put(t, a, "x", state.Added, "/proc/self/ns/net", w.addrs)
+			w.links = []Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}}
+			w.holds = podinfo.ErrNotHolder
+			run(t, a)
+			if slices.Contains(w.log, "remove bthx") {
+				t.Errorf("%q", w.log)
+			}
+		})
+	})
+	t.Run("the pod is deleted later", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			a, w := newAgent(t)
+			w.links = []Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}}
+			run(t, a)
+			w.mu.Lock()
+			w.alive = false
+			w.mu.Unlock()
+			if err := a.Gone(t.Context(), w.pod.Pod); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+			if diff := cmp.Diff([]string{"remove bthx"}, w.log); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	})
+}
+
+// A withdrawal ends when the pod holds its addresses again, unless a newer container of the
+// pod has them.
+func TestWithdrawnComesBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		holds  error
+		reason string
+		newer  bool
+		phase  state.Phase
+	}{
+		"holds again":       {nil, "somebody edited it", false, state.Added},
+		"does not hold":     {podinfo.ErrNotHolder, "somebody edited it", false, state.Withdrawn},
+		"superseded":        {nil, superseded, false, state.Withdrawn},
+		"a newer container": {nil, "somebody edited it", true, state.Withdrawn},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, w := newAgent(t)
+				r := record("c", state.Withdrawn, "/proc/self/ns/net", w.addrs)
+				r.Reason = c.reason
+				if err := a.Store.Put(r); err != nil {
+					t.Fatal(err)
+				}
+				if c.newer {
+					put(t, a, "newer", state.Added, "/proc/self/ns/net", w.addrs)
+				}
+				w.holds = c.holds
+				run(t, a)
+				if got := phases(t, a)["c"]; got != c.phase {
+					t.Errorf("the record is %s, want %s; %q", got, c.phase, w.log)
+				}
+				if set := slices.Contains(w.log, "setup c"); set != (c.phase == state.Added) {
+					t.Errorf("%q", w.log)
 				}
 			})
 		})

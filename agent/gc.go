@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -80,38 +79,4 @@ func (a *Agent) gcPlugins(ctx context.Context, all []*state.Container, valid []t
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// orphan is a link without a record.
-type orphan struct {
-	Link
-	driver driver
-}
-
-// orphans lists the links without a record and without a valid attachment. It lists
-// links before records: an ADD that begins meanwhile writes its record before it
-// makes its link.
-func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
-	var all []orphan
-	var errs []error
-	for _, d := range a.Drivers {
-		links, err := d.Links()
-		errs = append(errs, err)
-		for _, l := range links {
-			all = append(all, orphan{l, d})
-		}
-	}
-	known := make([]state.Key, 0, len(valid))
-	for _, v := range valid {
-		known = append(known, state.Key{ContainerID: v.ContainerID, IfName: v.IfName})
-	}
-	for _, record := range a.Store.List() {
-		for _, attachment := range record.Attachments {
-			known = append(known, state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
-		}
-	}
-	orphans := slices.DeleteFunc(all, func(o orphan) bool {
-		return slices.ContainsFunc(known, func(key state.Key) bool { return o.driver.LinkOf(key) == o.Name })
-	})
-	return orphans, errors.Join(errs...)
 }

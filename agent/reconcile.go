@@ -38,13 +38,16 @@ type keyQueue = workqueue.TypedRateLimitingInterface[state.Key]
 type reconciler struct {
 	checks, finishes, tells keyQueue
 	check, finish, tell     func(ctx context.Context, key state.Key) error
+	// orphans has one key only: links without a record are looked at together.
+	orphans       keyQueue
+	verifyOrphans func(context.Context) error
 }
 
-func newReconciler(check, finish, tell func(context.Context, state.Key) error) reconciler {
+func newReconciler(check, finish, tell func(context.Context, state.Key) error, verifyOrphans func(context.Context) error) reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return reconciler{checks: queue(), finishes: queue(), tells: queue(), check: check, finish: finish, tell: tell}
+	return reconciler{checks: queue(), finishes: queue(), tells: queue(), orphans: queue(), check: check, finish: finish, tell: tell, verifyOrphans: verifyOrphans}
 }
 
 // checkSoon has a record compared soon; it returns at once.
@@ -59,9 +62,12 @@ func (r *reconciler) finishLater(key state.Key) { r.finishes.AddRateLimited(key)
 // returns at once.
 func (r *reconciler) tellLater(key state.Key) { r.tells.AddRateLimited(key) }
 
+// orphansSoon has the links without a record looked at soon; it returns at once.
+func (r *reconciler) orphansSoon() { r.orphans.Add(state.Key{}) }
+
 // run works until the context ends, and waits for the work under way.
 func (r *reconciler) run(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() { r.checks.ShutDown(); r.finishes.ShutDown(); r.tells.ShutDown() })
+	stop := context.AfterFunc(ctx, func() { r.checks.ShutDown(); r.finishes.ShutDown(); r.tells.ShutDown(); r.orphans.ShutDown() })
 	defer stop()
 	var group sync.WaitGroup
 	for range checkers {
@@ -73,6 +79,9 @@ func (r *reconciler) run(ctx context.Context) {
 		group.Go(func() { work(ctx, r.finishes, "Cannot take the network of a container down, will try again", r.finish) })
 	}
 	group.Go(func() { work(ctx, r.tells, "Cannot tell a pod the status of its networks, will try again", r.tell) })
+	group.Go(func() {
+		work(ctx, r.orphans, "Cannot look at links without a record, will try again", func(ctx context.Context, _ state.Key) error { return r.verifyOrphans(ctx) })
+	})
 	group.Wait()
 }
 
@@ -115,6 +124,7 @@ func (a *Agent) Recheck(context.Context) {
 	for _, record := range a.Store.List() {
 		a.reconcile.checkSoon(record.Key())
 	}
+	a.reconcile.orphansSoon()
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one
@@ -130,14 +140,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 		a.reconcile.finishSoon(key)
 		return nil
 	case state.Withdrawn:
-		// The agent may have died between the kernel and the record, or another program
-		// may have put a piece back.
-		return a.withAddresses(ctx, record, func(now *state.Container) error {
-			if now.Phase != state.Withdrawn {
-				return nil
-			}
-			return a.eachInterface(now, driver.Withdraw)
-		})
+		return a.repairWithdrawn(ctx, record)
 	case state.Added:
 	}
 	if len(record.Addresses()) == 0 || a.eachInterface(record, driver.CheckNode) == nil {
@@ -153,6 +156,41 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 		return a.withdraw(ctx, record, reason)
 	}
 	return a.setupAgain(ctx, record, false)
+}
+
+// repairWithdrawn repeats a withdrawal: the agent may have died between the kernel and the
+// record, or another program may have put a piece back. Where the pod holds its addresses
+// again, because somebody corrected a FloatingIP, it carries them again.
+func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) error {
+	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
+	defer cancel()
+	back := false
+	if gone, err := netnsGone(record.NetNS); err == nil && !gone && record.Reason != superseded {
+		reason, err := a.lostWhy(ctx, record)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot see whether a pod holds its addresses again", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "err", err)
+		}
+		back = err == nil && reason == ""
+	}
+	return a.withAddresses(ctx, record, func(now *state.Container) error {
+		if now.Phase != state.Withdrawn {
+			return nil
+		}
+		if !back || len(a.sharing(now)) > 0 {
+			return a.eachInterface(now, driver.Withdraw)
+		}
+		if err := a.eachInterface(now, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }); err != nil {
+			return err
+		}
+		now.Phase, now.Reason = state.Added, ""
+		if err := a.Store.Put(now); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("A pod holds its addresses again and has its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+			"containerID", now.ContainerID, "ips", addressList(now))
+		a.announce.soon(now)
+		return nil
+	})
 }
 
 // setupAgain makes the missing pieces of a complete attachment, of the node's side only
@@ -234,7 +272,13 @@ func (a *Agent) noteStart(ctx context.Context) {
 			logger.Error(err, "Cannot remove kernel state that belongs to no pod", "driver", name)
 		}
 	}
-	a.noteOrphans(ctx)
+	orphans, err := a.orphans(nil)
+	if err != nil {
+		logger.Error(err, "Cannot look for links without a record")
+	}
+	for _, o := range orphans {
+		logger.Info("A link on this node has no record; it stays while the API says that a pod of this node holds its addresses, and until the DEL of its container or CNI GC", "link", o.Name, "ips", o.Addresses)
+	}
 }
 
 // netnsGone returns true where the path of a container's network namespace is empty
@@ -251,17 +295,4 @@ func netnsGone(path string) (bool, error) {
 		return false, fmt.Errorf("look at network namespace %s: %w", path, err)
 	}
 	return false, nil
-}
-
-// noteOrphans logs the links without a record, which the loss of the state file
-// leaves. It removes none: their pods may be alive.
-func (a *Agent) noteOrphans(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	orphans, err := a.orphans(nil)
-	if err != nil {
-		logger.Error(err, "Cannot look for links without a record")
-	}
-	for _, o := range orphans {
-		logger.Info("A link on this node has no record; the DEL of its container or CNI GC removes it", "link", o.Name, "ips", o.Addresses)
-	}
 }

@@ -18,6 +18,9 @@ import (
 // podGone is the reason of a withdrawal.
 const podGone = "the pod is deleted, replaced or finished"
 
+// superseded is the reason of a withdrawal that is final: the pod has a new container.
+const superseded = "another container of this node has the address now"
+
 // Gone withdraws the addresses of a pod that is deleted, replaced or finished, in every
 // phase of its records: it waits neither for an ADD or DEL under way nor for a plugin.
 // Pods of the default network keep their addresses until DEL: those belong to the
@@ -29,6 +32,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
 	}
+	a.reconcile.orphansSoon()
 	return errors.Join(errs...)
 }
 
@@ -52,7 +56,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	}
 	fault.Point("withdraw/kernel")
 	if now.Phase == state.Added {
-		now.Phase = state.Withdrawn
+		now.Phase, now.Reason = state.Withdrawn, reason
 		if err := a.Store.Put(now); err != nil {
 			return err
 		}

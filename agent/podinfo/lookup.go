@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -145,6 +146,41 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 		return fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
 	return holds(ip, pod.UID, n.name)
+}
+
+// Holder returns the pod of this node that holds the address, ErrNotHolder where none of
+// this node does, and another error if the API does not answer.
+func (n *Node) Holder(ctx context.Context, addr netip.Addr) (api.Pod, error) {
+	name := v1alpha1.NameOf(addr)
+	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
+	if isAbsent(err) {
+		return api.Pod{}, fmt.Errorf("%w %s: the FloatingIP does not exist", ErrNotHolder, name)
+	}
+	if err != nil {
+		return api.Pod{}, fmt.Errorf("get FloatingIP %s: %w", name, err)
+	}
+	if ip.Spec.Pod == nil {
+		return api.Pod{}, fmt.Errorf("%w %s: no pod holds it now", ErrNotHolder, name)
+	}
+	pod := api.Pod{Name: ip.Spec.Pod.Name, UID: string(ip.Spec.Pod.UID)}
+	if err := holds(ip, pod.UID, n.name); err != nil {
+		return api.Pod{}, err
+	}
+	if ip.Spec.Owner != nil {
+		pod.Namespace = ip.Spec.Owner.Namespace
+		return pod, nil
+	}
+	// The FloatingIP names no namespace: an administrator may have written it.
+	if !n.informer.HasSynced() {
+		return api.Pod{}, fmt.Errorf("find pod %s with UID %s: the pods of this node are not known yet", pod.Name, pod.UID)
+	}
+	for _, obj := range n.informer.GetStore().List() {
+		if p, ok := obj.(*corev1.Pod); ok && string(p.UID) == pod.UID {
+			pod.Namespace = p.Namespace
+			return pod, nil
+		}
+	}
+	return api.Pod{}, fmt.Errorf("%w %s: pod %s with UID %s is gone", ErrNotHolder, name, pod.Name, pod.UID)
 }
 
 // isOtherUID returns whether a write was refused because another object has the name by now.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
@@ -282,6 +284,49 @@ func TestHolds(t *testing.T) {
 			err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Holds(t.Context(), api.Pod{UID: "u1"}, addr)
 			if (err == nil) != c.ok || errors.Is(err, ErrNotHolder) != c.lost {
 				t.Errorf("Holds() = %v", err)
+			}
+		})
+	}
+}
+
+// Holder finds the pod of an address of which the agent knows nothing else.
+func TestHolder(t *testing.T) {
+	owned := fip("10.0.70.5", "u1", thisNode)
+	owned.Spec.Owner = &v1alpha1.Owner{Namespace: "shop"}
+	bare := fip("10.0.70.5", "u1", thisNode)
+	bare.Spec.Owner = nil
+	running := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "found", Name: "web-0", UID: "u1"}, Spec: corev1.PodSpec{NodeName: thisNode}}
+	for name, c := range map[string]struct {
+		ip        *v1alpha1.FloatingIP
+		pods      []runtime.Object
+		err       error
+		namespace string
+		lost      bool
+	}{
+		"held":                       {ip: owned, namespace: "shop"},
+		"held, no owner":             {ip: bare, pods: []runtime.Object{running}, namespace: "found"},
+		"held by a pod that is gone": {ip: bare, lost: true},
+		"on another node":            {ip: fip("10.0.70.5", "u1", "node-2"), lost: true},
+		"freed":                      {lost: true},
+		"unreachable":                {err: errors.New("dial tcp: i/o timeout")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ips := &fakeIPs{err: c.err, ips: map[string]*v1alpha1.FloatingIP{}}
+			if c.ip != nil {
+				ips.ips[c.ip.Name] = c.ip
+			}
+			n := New(thisNode, fake.NewClientset(c.pods...), ips, podrequest.Reader{})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { n.informer.RunWithContext(ctx); close(ended) }()
+			defer func() { cancel(); <-ended }()
+			n.WaitForSync(ctx)
+			pod, err := n.Holder(ctx, netip.MustParseAddr("10.0.70.5"))
+			if (err == nil) != (c.namespace != "") || errors.Is(err, ErrNotHolder) != c.lost {
+				t.Errorf("Holder() = %v", err)
+			}
+			if err == nil && (pod.Namespace != c.namespace || pod.UID != "u1") {
+				t.Errorf("Holder() = %+v, want namespace %s", pod, c.namespace)
 			}
 		})
 	}

@@ -69,6 +69,8 @@ type Container struct {
 	// Attachments are in the order of ADD. DEL undoes them backwards.
 	Attachments []Attachment `json:"attachments"`
 	Phase       Phase        `json:"phase"`
+	// Reason says why the addresses are withdrawn; empty in the other phases.
+	Reason string `json:"reason,omitempty"`
 	// Result of ADD; empty before phase Added.
 	Result json.RawMessage `json:"result,omitempty"`
 }
@@ -131,7 +133,7 @@ func (k Key) bytes() []byte { return []byte(k.ContainerID + "\x00" + k.IfName) }
 func decode(key, value []byte) (*Container, error) {
 	var c Container
 	if err := json.Unmarshal(value, &c); err != nil {
-		return nil, fmt.Errorf("decode record %q: %w", key, err)
+		return nil, fmt.Errorf("decode record %q: %w: %w", key, ErrDamaged, err)
 	}
 	if string(c.Key().bytes()) != string(key) {
 		return nil, fmt.Errorf("record %q is that of container %q, interface %q", key, c.ContainerID, c.IfName)

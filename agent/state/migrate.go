@@ -64,7 +64,7 @@ func fromSchema1(tx *bbolt.Tx) (string, error) {
 	err = old.ForEach(func(key, value []byte) error {
 		var a attachment1
 		if err := json.Unmarshal(value, &a); err != nil {
-			return fmt.Errorf("decode record %q of schema 1: %w", key, err)
+			return fmt.Errorf("decode record %q of schema 1: %w: %w", key, ErrDamaged, err)
 		}
 		converted, err := json.Marshal(a.container())
 		if err != nil {

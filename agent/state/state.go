@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -21,6 +22,9 @@ var (
 	// ErrUnusable is returned by Open where the file is damaged, or belongs to
 	// another program or another schema.
 	ErrUnusable = errors.New("state file unusable")
+	// ErrDamaged is returned, beside ErrUnusable, where the file is damaged: no version
+	// can read it.
+	ErrDamaged = errors.New("state file damaged")
 	// ErrLocked is returned by Open where another process has the file open.
 	ErrLocked = errors.New("state file in use")
 )
@@ -71,17 +75,23 @@ func Open(path string) (*Store, error) {
 func openBolt(path string) (db *bbolt.DB, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("damaged: %v", r)
+			err = fmt.Errorf("%w: %v", ErrDamaged, r)
 		}
 	}()
-	return bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType})
+	db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType})
+	var system syscall.Errno
+	if err != nil && !errors.Is(err, bolterrors.ErrTimeout) && !errors.As(err, &system) {
+		// The disk and the rights are good, but bbolt cannot read the pages.
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return db, err
 }
 
 // prepare writes the layout to a new file, converts an old one, and reads the records.
 func (s *Store) prepare() (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("damaged: %v", r)
+			err = fmt.Errorf("%w: %v", ErrDamaged, r)
 		}
 	}()
 	have, err := s.look()
@@ -114,7 +124,7 @@ func (s *Store) look() (have string, err error) {
 			return fmt.Errorf("schema %q, this version reads up to %q", have, schema)
 		}
 		for err := range tx.Check() {
-			return fmt.Errorf("damaged: %w", err)
+			return fmt.Errorf("%w: %w", ErrDamaged, err)
 		}
 		return nil
 	})

@@ -255,6 +255,8 @@ func TestOpenRefuses(t *testing.T) {
 			})
 		},
 	}
+	// Another version, or another program, can read the rest.
+	damaged := map[string]bool{"text": true, "cut off": true, "unreadable record": true, "older schema with an unreadable record": true}
 	for name, prepare := range cases {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "agent.db")
@@ -263,8 +265,8 @@ func TestOpenRefuses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := Open(path); !errors.Is(err, ErrUnusable) {
-				t.Errorf("Open() = %v, want ErrUnusable", err)
+			if _, err := Open(path); !errors.Is(err, ErrUnusable) || errors.Is(err, ErrDamaged) != damaged[name] {
+				t.Errorf("Open() = %v, want ErrUnusable, and ErrDamaged: %v", err, damaged[name])
 			}
 			after, err := os.ReadFile(path)
 			if err != nil || !cmp.Equal(before, after) {

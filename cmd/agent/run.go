@@ -149,8 +149,17 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 		klog.FromContext(ctx).Info("Starting with an empty state file", "old", aside)
 	}
 	store, err := state.Open(o.StateFile)
+	if errors.Is(err, state.ErrDamaged) {
+		// Nobody can read it, and without an agent the node withdraws nothing.
+		aside, moved := state.MoveAside(o.StateFile, time.Now())
+		if moved != nil {
+			return nil, errors.Join(err, moved)
+		}
+		klog.FromContext(ctx).Error(err, "The state file is damaged. Starting with an empty one: running pods keep their network, their addresses are withdrawn as before, and DEL and CNI GC clean up after deleted pods", "old", aside)
+		store, err = state.Open(o.StateFile)
+	}
 	if errors.Is(err, state.ErrUnusable) {
-		return nil, fmt.Errorf("%w; it was left as it is. Start once with --reset-state to rename it and begin anew: running pods keep their network, and DEL and CNI GC clean up after deleted pods", err)
+		return nil, fmt.Errorf("%w; it was left as it is. Run the version of the agent that wrote it, or start once with --reset-state to rename it and begin anew: running pods keep their network, and DEL and CNI GC clean up after deleted pods", err)
 	}
 	return store, err
 }

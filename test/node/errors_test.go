@@ -3,6 +3,7 @@
 package node
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -135,8 +137,8 @@ func want(t *testing.T, err error, code uint, texts ...string) {
 	}
 }
 
-// TestStateFile: a file that cannot be used stays as it is, the agent says what
-// to do, and doing that keeps pods running and lets DEL clean up.
+// TestStateFile: a file of a newer agent stays as it is, the agent says what to do, and
+// doing that keeps pods running and lets DEL clean up.
 func TestStateFile(t *testing.T) {
 	net := newNetwork(t)
 	n := net.newNode(t, "state-a", "10.0.60.11")
@@ -148,17 +150,29 @@ func TestStateFile(t *testing.T) {
 	n.mustAdd(c)
 	n.mustAdd(ordinary)
 	n.stop()
-	n.write("agent.db", "this is not a database, but somebody may want to look at it")
+	db, err := bbolt.Open(n.dir+"/agent.db", 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("99")) })
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	newer, err := os.ReadFile(n.dir + "/agent.db")
+	if err != nil {
+		t.Fatal(err)
+	}
 	n.launch()
 	<-n.agent.done
-	for _, text := range []string{"state file unusable", n.dir + "/agent.db", "--reset-state"} {
+	for _, text := range []string{"state file unusable", n.dir + "/agent.db", `schema \"99\"`, "--reset-state"} {
 		if !strings.Contains(n.agent.text(), text) {
 			t.Errorf("the agent's last words lack %q:\n%s", text, n.agent.text())
 		}
 	}
-	if raw, err := os.ReadFile(n.dir + "/agent.db"); err != nil || !strings.HasPrefix(string(raw), "this is not") {
-		t.Errorf("the file was changed: %q, %v", raw, err)
+	if raw, err := os.ReadFile(n.dir + "/agent.db"); err != nil || !bytes.Equal(raw, newer) {
+		t.Errorf("the file was changed (%v)", err)
 	}
+	ping(t, net.client, "10.0.70.5")
 	n.args = append(n.args, "--reset-state")
 	n.start()
 	ping(t, net.client, "10.0.70.5")

@@ -45,10 +45,9 @@ func (n *node) withdrawn(addresses string) error {
 	return errors.Join(errs...)
 }
 
-// TestWithdraw: whatever takes the address from the pod, the node stops
-// answering for it without waiting for the runtime, and DEL still works.
-func TestWithdraw(t *testing.T) {
-	cases := map[string]func(t *testing.T, pod *corev1.Pod){
+// losses are the ways in which a pod loses its address.
+func losses() map[string]func(t *testing.T, pod *corev1.Pod) {
+	return map[string]func(t *testing.T, pod *corev1.Pod){
 		"deleted": func(t *testing.T, pod *corev1.Pod) { deletePod(t, pod.Name) },
 		"replaced": func(t *testing.T, pod *corev1.Pod) {
 			deletePod(t, pod.Name)
@@ -61,7 +60,12 @@ func TestWithdraw(t *testing.T) {
 			}
 		},
 	}
-	for name, lose := range cases {
+}
+
+// TestWithdraw: whatever takes the address from the pod, the node stops
+// answering for it without waiting for the runtime, and DEL still works.
+func TestWithdraw(t *testing.T) {
+	for name, lose := range losses() {
 		t.Run(name, func(t *testing.T) {
 			net := newNetwork(t)
 			n := net.newNode(t, "withdraw-"+name, "10.0.60.11")
@@ -82,6 +86,44 @@ func TestWithdraw(t *testing.T) {
 				t.Errorf("after a restart: %v", err)
 			}
 			n.mustDel(c)
+			if got := n.kernel(); got != before {
+				t.Errorf("after DEL:\n%s\nwant:\n%s", got, before)
+			}
+		})
+	}
+}
+
+// TestDamagedState: with its file damaged the agent begins anew by itself. Pods keep their
+// network, also over another restart, and whoever loses an address is still withdrawn.
+func TestDamagedState(t *testing.T) {
+	for name, lose := range losses() {
+		t.Run(name, func(t *testing.T) {
+			net := newNetwork(t)
+			n := net.newNode(t, "damaged-"+name, "10.0.60.11")
+			before := n.kernel()
+			pod, other := createPod(t, n.name, "damaged-"+name, "10.0.70.5"), createPod(t, n.name, "damaged-other-"+name, "10.0.70.6")
+			bind(t, "10.0.70.5", pod)
+			bind(t, "10.0.70.6", other)
+			c, stays := newContainer(t, "c1", pod), newContainer(t, "c2", other)
+			n.mustAdd(c)
+			n.mustAdd(stays)
+			n.kill()
+			n.write("agent.db", "this is not a database, but somebody may want to look at it")
+			n.start()
+			if raw, err := filepath.Glob(n.dir + "/agent.db.bak-*"); err != nil || len(raw) != 1 {
+				t.Errorf("the damaged file is kept as %q, %v", raw, err)
+			}
+			n.kill()
+			n.start()
+			ping(t, net.client, "10.0.70.5")
+			lose(t, pod)
+			eventually(t, func() error { return n.withdrawn("10.0.70.5") })
+			if answers(net.client, "10.0.70.5") {
+				t.Error("somebody still answers")
+			}
+			ping(t, net.client, "10.0.70.6")
+			n.mustDel(c)
+			n.mustDel(stays)
 			if got := n.kernel(); got != before {
 				t.Errorf("after DEL:\n%s\nwant:\n%s", got, before)
 			}

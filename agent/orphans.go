@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// orphan is a link without a record: the loss of the state file leaves it. Its pod may be
+// alive, so it stays while the API says that a pod of this node holds its addresses.
+type orphan struct {
+	Link
+	driver driver
+}
+
+// orphans lists the links without a record and without a valid attachment. It lists
+// links before records: an ADD that begins meanwhile writes its record before it
+// makes its link.
+func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
+	var all []orphan
+	var errs []error
+	for name, d := range a.Drivers {
+		links, err := d.Links()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("driver %s: %w", name, err))
+		}
+		for _, l := range links {
+			all = append(all, orphan{l, d})
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	known := make([]state.Key, 0, len(valid))
+	for _, v := range valid {
+		known = append(known, state.Key{ContainerID: v.ContainerID, IfName: v.IfName})
+	}
+	for _, record := range a.Store.List() {
+		for _, attachment := range record.Attachments {
+			known = append(known, state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
+		}
+	}
+	return slices.DeleteFunc(all, func(o orphan) bool {
+		return slices.ContainsFunc(known, func(key state.Key) bool { return o.driver.LinkOf(key) == o.Name })
+	}), errors.Join(errs...)
+}
+
+// verifyOrphans asks the API about the addresses of links without a record, and removes
+// the links whose pods lost them: nothing else would withdraw these addresses before the
+// runtime's DEL, which may never come. A link without addresses waits for DEL or GC.
+func (a *Agent) verifyOrphans(ctx context.Context) error {
+	orphans, err := a.orphans(nil)
+	errs := []error{err}
+	for _, o := range orphans {
+		errs = append(errs, a.verifyOrphan(ctx, o))
+	}
+	return errors.Join(errs...)
+}
+
+func (a *Agent) verifyOrphan(ctx context.Context, o orphan) error {
+	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
+	defer cancel()
+	reason, err := a.orphanLostWhy(ctx, o)
+	if err != nil || reason == "" {
+		return err
+	}
+	addrs := make([]api.Address, 0, len(o.Addresses))
+	for _, addr := range o.Addresses {
+		addrs = append(addrs, api.Address{Address: addr})
+	}
+	unlock, err := a.lockAddresses(ctx, addrs)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// An ADD may have made a record for the link since.
+	still, err := a.orphans(nil)
+	if err != nil || !slices.ContainsFunc(still, func(s orphan) bool { return s.Name == o.Name }) {
+		return err
+	}
+	if err := o.driver.Remove(o.Name); err != nil {
+		return fmt.Errorf("remove link %s, which has no record: %w", o.Name, err)
+	}
+	a.Metrics.withdrawn()
+	klog.FromContext(ctx).Info("Removed a link that has no record, because its pod lost its addresses", "link", o.Name, "ips", o.Addresses, "reason", reason)
+	return nil
+}
+
+// orphanLostWhy returns why the link's pod lost its addresses, or an empty string where a
+// pod of this node holds each.
+func (a *Agent) orphanLostWhy(ctx context.Context, o orphan) (string, error) {
+	for _, addr := range o.Addresses {
+		pod, err := a.Pods.Holder(ctx, addr)
+		if errors.Is(err, podinfo.ErrNotHolder) {
+			return err.Error(), nil
+		}
+		if err != nil {
+			return "", err
+		}
+		alive, err := a.Pods.Alive(ctx, pod)
+		if err != nil {
+			return "", err
+		}
+		if !alive {
+			return podGone, nil
+		}
+	}
+	return "", nil
+}
