@@ -13,14 +13,16 @@ import (
 )
 
 // Networks chooses the network configurations of this node. It reads the files at
-// each call, so a change needs no restart.
+// each call, so a change of them needs no restart.
 type Networks struct {
 	// ConfDir is the runtime's CNI configuration folder and OwnFile the name of
 	// our file in it.
 	ConfDir string
 	OwnFile string
-	// DefaultFile, if given, is the configuration of pods without a floating
-	// IP; otherwise it is the first other file of ConfDir.
+	// Overlay, if given, returns the configuration of pods without a floating IP.
+	Overlay func() ([]byte, error)
+	// DefaultFile, if given, is that configuration; otherwise it is the first other
+	// file of ConfDir.
 	DefaultFile string
 	// FloatingFile, if given, is the configuration of pods with a floating IP:
 	// a list that begins with the plugin berth-veth.
@@ -33,6 +35,13 @@ type Networks struct {
 
 // Default returns the network of pods without a floating IP.
 func (n *Networks) Default() (*chain.Network, error) {
+	if n.Overlay != nil {
+		raw, err := n.Overlay()
+		if err != nil {
+			return nil, err
+		}
+		return chain.Parse(raw)
+	}
 	if n.DefaultFile == "" {
 		network, err := chain.Find(n.ConfDir, n.OwnFile, notOurselves)
 		if err != nil {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/agent/overlay"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -142,6 +143,7 @@ func (c *cleanup) sweepers() []sweeper {
 		hostport.Leftovers,
 		wire.New(c.sysctlRoot).Leftovers,
 		netfilter.Leftovers,
+		func() ([]leftover.Item, error) { return overlay.Leftovers(c.root) },
 		settings.NewJournal(settingsFile(c.stateFile), c.sysctlRoot).Leftovers,
 		c.plugins,
 		c.sockets,
@@ -200,13 +202,17 @@ func (c *cleanup) configuration() ([]leftover.Item, error) {
 	})
 }
 
+// modules are where the agent's image has its programs from. Upstream's plugins have names
+// of our own in it.
+var modules = []string{"github.com/berth-dev/berth", "github.com/containernetworking/plugins"}
+
 // plugins lists the programs that `berth-agent install` copied.
 func (c *cleanup) plugins() ([]leftover.Item, error) {
 	var all []leftover.Item
 	for _, name := range programs() {
 		items, err := c.installed(c.binDir, name, func(path string) (bool, error) {
 			info, err := buildinfo.ReadFile(path)
-			return err == nil && info.Main.Path == "github.com/berth-dev/berth", nil
+			return err == nil && slices.Contains(modules, info.Main.Path), nil
 		})
 		if err != nil {
 			return all, err

@@ -7,10 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/overlay"
 )
 
 func newInstallCommand() *cobra.Command {
@@ -22,13 +24,15 @@ func newInstallCommand() *cobra.Command {
 		SilenceUsage: true,
 		RunE:         func(*cobra.Command, []string) error { return install(from, to) },
 	}
-	command.Flags().StringVar(&from, "from", from, "Folder that holds "+api.ShimType+" and "+api.VethType+".")
+	command.Flags().StringVar(&from, "from", from, "Folder that holds "+strings.Join(programs(), ", ")+".")
 	command.Flags().StringVar(&to, "to", to, "The node's folder of CNI plugins.")
 	return command
 }
 
 // programs are the CNI plugins that the agent's image brings to the node.
-func programs() []string { return []string{api.VethType, api.ShimType} }
+func programs() []string {
+	return []string{api.VethType, overlay.BridgeType, overlay.HostLocalType, api.ShimType}
+}
 
 func install(from, to string) error {
 	for _, name := range programs() {

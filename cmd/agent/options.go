@@ -32,6 +32,9 @@ type Options struct {
 	CNIConfName     string
 	CNIBinDir       string
 	DefaultNetwork  string
+	Overlay         string
+	OverlayFloating bool
+	OverlayInside   []string
 	FloatingNetwork string
 	Uplink          string
 	HostRoot        string
@@ -59,6 +62,7 @@ func newOptions() *Options {
 		CNIConfDir:  "/etc/cni/net.d",
 		CNIConfName: "00-berth.conflist",
 		CNIBinDir:   "/opt/cni/bin",
+		Overlay:     overlayOff,
 		SysctlRoot:  "/proc/sys",
 
 		NetworkNamespaces: []string{"default"},
@@ -78,6 +82,9 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.CNIConfName, "cni-conf-name", o.CNIConfName, "Name of the file that the agent writes there; it must sort before the others.")
 	fs.StringVar(&o.CNIBinDir, "cni-bin-dir", o.CNIBinDir, "Folder of the CNI plugins that the agent runs.")
 	fs.StringVar(&o.DefaultNetwork, "default-network", o.DefaultNetwork, "CNI configuration of pods without a floating IP; if empty, the first other file of --cni-conf-dir.")
+	fs.StringVar(&o.Overlay, "overlay", o.Overlay, "The network of pods without a floating IP: off (the default network of the node, see --default-network), or the agent's own with the backend vxlan or host-gw. manifests/agent/overlay has what that needs.")
+	fs.BoolVar(&o.OverlayFloating, "overlay-floating-ips", o.OverlayFloating, "Reach floating IPs of other nodes over the overlay, for networks that do not deliver packets between pods' and floating addresses. The agent then watches all FloatingIPs.")
+	fs.StringSliceVar(&o.OverlayInside, "overlay-no-masquerade", o.OverlayInside, "CIDRs outside the cluster that see the own addresses of the overlay's pods. Pods, floating IPs and Services always do.")
 	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin berth-veth; if empty, that plugin alone.")
 	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (manifests/agent/host-root has what that needs). If empty, they run in the agent's own file system.")
@@ -99,6 +106,7 @@ func (o *Options) validate() error {
 			errs = append(errs, fmt.Errorf("--uplink, --node-ip or the environment variable HOST_IP must be given: %w", err))
 		}
 	}
+	errs = append(errs, o.validateOverlay())
 	for flag, path := range map[string]string{
 		"socket": o.Socket, "state-file": o.StateFile, "cni-conf-dir": o.CNIConfDir, "cni-bin-dir": o.CNIBinDir, "sysctl-root": o.SysctlRoot,
 	} {

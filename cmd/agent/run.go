@@ -73,10 +73,14 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	networks, runOverlay, err := withOverlay(ctx, o, config, newNetworks(o))
+	if err != nil {
+		return err
+	}
 	a := agent.New(agent.Options{
 		Pods: node, Store: store,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
-		Networks: newNetworks(o),
+		Networks: networks,
 
 		PodNetworks: &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
 		Drivers:     agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
@@ -86,6 +90,7 @@ func run(ctx context.Context, o *Options) error {
 	})
 	background := []func(context.Context) error{
 		recordEvents,
+		runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 	}
 	return serve(ctx, o, a, node, config, background...)

@@ -30,6 +30,8 @@ var packages = map[string]string{
 	"berth-agent":      "./cmd/agent",
 	"berth-cni":        "./cni/shim",
 	"berth-veth":       "./cni/veth",
+	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
+	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 	"kubectl-berth":    "./cmd/kubectl-berth",
 }
 
@@ -43,7 +45,7 @@ type image struct {
 var images = []image{
 	{"berth-scheduler", []string{"berth-scheduler"}},
 	{"berth-controller", []string{"berth-controller"}},
-	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth"}},
+	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-bridge", "berth-host-local"}},
 }
 
 // registry and tag are how manifests/ name the images.

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// cluster is what the API says of the overlay. Safe for concurrent use.
+type cluster struct {
+	nodes, pools, services, floating cache.SharedIndexInformer
+	all                              []cache.SharedIndexInformer
+}
+
+// newCluster returns a cluster that knows nothing yet; changed is called after changes that
+// may matter. floating is nil where FloatingIPs are not followed.
+func newCluster(api kubernetes.Interface, berth *client.Client, floating bool, changed func()) (*cluster, error) {
+	c := &cluster{}
+	add := func(informer cache.SharedIndexInformer, trim cache.TransformFunc, differ func(before, after any) bool) (cache.SharedIndexInformer, error) {
+		if err := informer.SetTransform(trim); err != nil {
+			return nil, err
+		}
+		_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { changed() },
+			DeleteFunc: func(any) { changed() },
+			UpdateFunc: func(before, after any) {
+				if differ(before, after) {
+					changed()
+				}
+			},
+		})
+		c.all = append(c.all, informer)
+		return informer, err
+	}
+	var err error
+	if c.nodes, err = add(nodeInformer(api), trimNode, nodesDiffer); err != nil {
+		return nil, fmt.Errorf("prepare the watch of nodes: %w", err)
+	}
+	if c.services, err = add(serviceCIDRInformer(api), trimMeta, always); err != nil {
+		return nil, fmt.Errorf("prepare the watch of ServiceCIDRs: %w", err)
+	}
+	if c.pools, err = add(client.NewIPPoolInformer(berth.IPPools, 0), trimMeta, poolsDiffer); err != nil {
+		return nil, fmt.Errorf("prepare the watch of IPPools: %w", err)
+	}
+	if !floating {
+		return c, nil
+	}
+	if c.floating, err = add(client.NewFloatingIPInformer(berth.FloatingIPs, 0, cache.Indexers{}), trimFloating, floatingDiffer); err != nil {
+		return nil, fmt.Errorf("prepare the watch of FloatingIPs: %w", err)
+	}
+	return c, nil
+}
+
+func nodeInformer(api kubernetes.Interface) cache.SharedIndexInformer {
+	nodes := api.CoreV1().Nodes()
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return nodes.List(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return nodes.Watch(ctx, o)
+		},
+	}
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, api), &corev1.Node{}, 0, cache.Indexers{})
+}
+
+func serviceCIDRInformer(api kubernetes.Interface) cache.SharedIndexInformer {
+	cidrs := api.NetworkingV1().ServiceCIDRs()
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return cidrs.List(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return cidrs.Watch(ctx, o)
+		},
+	}
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, api), &networkingv1.ServiceCIDR{}, 0, cache.Indexers{})
+}
+
+// run watches until the context ends.
+func (c *cluster) run(ctx context.Context) {
+	for _, informer := range c.all {
+		go informer.RunWithContext(ctx)
+	}
+	<-ctx.Done()
+}
+
+// waitForSync returns false where the context ends before every object was seen once.
+func (c *cluster) waitForSync(ctx context.Context) bool {
+	for _, informer := range c.all {
+		select {
+		case <-informer.HasSyncedChecker().Done():
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// node returns the object of one node, nil where there is none.
+func (c *cluster) node(name string) *corev1.Node {
+	obj, exists, err := c.nodes.GetStore().GetByKey(name)
+	if err != nil || !exists {
+		return nil
+	}
+	node, _ := obj.(*corev1.Node)
+	return node
+}
+
+// peers returns the other nodes that use the backend, and what is wrong with nodes.
+func (c *cluster) peers(self string, backend Backend) (peers []peer, wrong []error) {
+	for _, node := range listOf[*corev1.Node](c.nodes) {
+		if node.Name == self {
+			continue
+		}
+		p, err := peerOf(node, backend)
+		if err != nil {
+			wrong = append(wrong, err)
+		}
+		if len(p.ends) > 0 {
+			peers = append(peers, p)
+		}
+	}
+	return peers, wrong
+}
+
+// inside returns the addresses of pods, floating IPs and Services.
+func (c *cluster) inside() []iprange.Range {
+	var all []iprange.Range
+	for _, node := range listOf[*corev1.Node](c.nodes) {
+		subnets, err := podCIDRs(node)
+		if err != nil {
+			continue // peers reports it
+		}
+		for _, s := range subnets {
+			all = append(all, iprange.OfPrefix(s))
+		}
+	}
+	for _, pool := range pools.Compile(listOf[*v1alpha1.IPPool](c.pools)).Pools() {
+		all = append(all, pool.Ranges...)
+	}
+	for _, cidr := range listOf[*networkingv1.ServiceCIDR](c.services) {
+		for _, text := range cidr.Spec.CIDRs {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				all = append(all, iprange.OfPrefix(p.Masked()))
+			}
+		}
+	}
+	return all
+}
+
+// floatingIPs maps the floating IPs of other nodes to the nodes that hold them.
+func (c *cluster) floatingIPs(self string) map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	if c.floating == nil {
+		return all
+	}
+	for _, ip := range listOf[*v1alpha1.FloatingIP](c.floating) {
+		if ip.Spec.Pod == nil || ip.Spec.Node == "" || ip.Spec.Node == self {
+			continue
+		}
+		if addr, err := netip.ParseAddr(ip.Spec.Address); err == nil {
+			all[addr] = ip.Spec.Node
+		}
+	}
+	return all
+}
+
+func listOf[T any](informer cache.SharedIndexInformer) []T {
+	var all []T
+	for _, obj := range informer.GetStore().List() {
+		if t, ok := obj.(T); ok {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// trimNode keeps what the overlay reads: a Node is large and changes often.
+func trimNode(obj any) (any, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	trimmed := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Annotations: map[string]string{}},
+		Spec:       corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs},
+	}
+	for name, value := range node.Annotations {
+		if strings.HasPrefix(name, annotationPrefix) {
+			trimmed.Annotations[name] = value
+		}
+	}
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			trimmed.Status.Addresses = append(trimmed.Status.Addresses, a)
+		}
+	}
+	return trimmed, nil
+}
+
+func nodesDiffer(before, after any) bool {
+	b, ok := before.(*corev1.Node)
+	a, ok2 := after.(*corev1.Node)
+	return !ok || !ok2 || b.UID != a.UID || b.Spec.PodCIDR != a.Spec.PodCIDR || !slices.Equal(b.Spec.PodCIDRs, a.Spec.PodCIDRs) ||
+		!maps.Equal(b.Annotations, a.Annotations) || !slices.Equal(b.Status.Addresses, a.Status.Addresses)
+}
+
+func trimMeta(obj any) (any, error) {
+	if o, ok := obj.(metav1.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+func poolsDiffer(before, after any) bool {
+	b, ok := before.(*v1alpha1.IPPool)
+	a, ok2 := after.(*v1alpha1.IPPool)
+	return !ok || !ok2 || pools.Respecified(b, a)
+}
+
+func trimFloating(obj any) (any, error) {
+	ip, ok := obj.(*v1alpha1.FloatingIP)
+	if !ok {
+		return obj, nil
+	}
+	return &v1alpha1.FloatingIP{
+		ObjectMeta: metav1.ObjectMeta{Name: ip.Name, UID: ip.UID, ResourceVersion: ip.ResourceVersion},
+		Spec:       v1alpha1.FloatingIPSpec{Address: ip.Spec.Address, Node: ip.Spec.Node, Pod: ip.Spec.Pod},
+	}, nil
+}
+
+func floatingDiffer(before, after any) bool {
+	b, ok := before.(*v1alpha1.FloatingIP)
+	a, ok2 := after.(*v1alpha1.FloatingIP)
+	return !ok || !ok2 || b.Spec.Node != a.Spec.Node || (b.Spec.Pod == nil) != (a.Spec.Pod == nil)
+}
+
+func always(any, any) bool { return true }

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package overlay is the network of pods without a floating IP: a bridge on every node with
+// the node's pod CIDRs, and routes between the nodes. Its wire format and what nodes tell
+// each other, annotations of their Node objects, are flannel's, so nodes with flannel and
+// nodes with this overlay can be in one cluster.
+//
+// # What comes from flannel
+//
+// The backend makes the VTEP (name, VNI, MAC, address, MTU) and publishes it, through a
+// subnet.Manager that is made of Node objects. Its event loop is not run. The loop ends the
+// process where it cannot subscribe to the kernel, restores nothing but the device after a
+// loss, forgets routes of nodes that vanished while it was down, and on a late event deletes
+// the entries of a node's successor. Instead the package compares the kernel with what the
+// Node objects say: periodically, and after changes of either.
+//
+// # What a node has
+//
+//	flannel.1, flannel-v6.1     the VTEPs, with the alias "berth overlay" (vxlan)
+//	route   <pod CIDR>          via the VTEP of the node that has it, onlink (vxlan), or via
+//	                            the node's own address (host-gw)
+//	route   <floating IP>       the same, metric 2048; only with Options.FloatingIPs
+//	neigh   <VTEP's address>    its MAC, permanent
+//	fdb     <VTEP's MAC>        its node's address, permanent
+//	table   inet berth-overlay  see package rules
+//	bth-overlay                 the bridge; the plugin makes it with the first pod
+//
+// Routes have protocol 98 and a gateway, which no other route of Berth in the main table has.
+// Whatever else is on the VTEPs, and routes of that kind to nowhere, are removed.
+//
+// # Floating IPs
+//
+// A floating IP is reached on its pool's network, like from anywhere else. But an ordinary
+// pod's packet to it then leaves the overlay with the pod's own address, and the answer comes
+// back through the overlay. Networks that drop packets from addresses that they do not know,
+// or that see only half of a connection, break that. With Options.FloatingIPs a node has a route to each
+// floating IP of the others, so that both directions use the overlay. A move is one route
+// replaced. The option is off by default because it costs a watch of all FloatingIPs on
+// every node. A floating IP on this node has a route with a better metric, of its driver.
+package overlay

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// forward makes the node forward packets of the families that pods have. The bridge plugin
+// would do that, too, but /proc/sys may not be writable where it runs.
+func (o *Overlay) forward(self local) error {
+	keys := []string{}
+	if self.has(true) {
+		keys = append(keys, "net/ipv4/ip_forward")
+	}
+	if self.has(false) {
+		keys = append(keys, "net/ipv6/conf/all/forwarding")
+	}
+	for _, key := range keys {
+		path := filepath.Join(o.SysctlRoot, key)
+		have, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read kernel setting: %w", err)
+		}
+		if strings.TrimSpace(string(have)) == "1" {
+			continue
+		}
+		if err := o.Settings.Keep(key, "1"); err != nil {
+			return err
+		}
+		err = os.WriteFile(path, []byte("1"), 0o644)
+		if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("%s must be 1 and is not writable here: set it on the node, or mount the node's /proc/sys/net and name the mount with --sysctl-root: %w", path, err)
+		}
+		if err != nil {
+			return fmt.Errorf("set kernel setting: %w", err)
+		}
+	}
+	if !self.has(false) {
+		return nil
+	}
+	// The bridge plugin sets it for each pod, in the pod's namespace.
+	path := filepath.Join(o.PluginSysctlRoot, "net/ipv6/conf/lo/keep_addr_on_down")
+	if err := unix.Access(path, unix.W_OK); err != nil {
+		return fmt.Errorf("pods with IPv6 addresses need /proc/sys/net to be writable for CNI plugins: use the component manifests/agent/host-root: access %s: %w", path, err)
+	}
+	return nil
+}

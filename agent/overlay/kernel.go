@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// apply makes the kernel have the plan and no other entry of the overlay, each entry by
+// itself, and returns how many it changed. Neighbours come before the routes that need them.
+func apply(w ways, p plan) (changed int, err error) {
+	var errs []error
+	note := func(n int, err error) {
+		changed += n
+		errs = append(errs, err)
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		link := w.link4
+		if family == unix.AF_INET6 {
+			link = w.link6
+		}
+		if w.vtep && link != 0 {
+			note(applyNeighs(link, family, p.neighs))
+			note(applyNeighs(link, unix.AF_BRIDGE, p.neighs))
+		}
+		note(applyRoutes(w, family, p.routes))
+	}
+	return changed, errors.Join(errs...)
+}
+
+func applyRoutes(w ways, family int, want []netlink.Route) (changed int, err error) {
+	have, err := overlayRoutes(w, family)
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	present := map[string]netlink.Route{}
+	for _, r := range have {
+		present[keyOf(r)] = r
+	}
+	for _, r := range want {
+		if r.Family != family {
+			continue
+		}
+		key := keyOf(r)
+		old, ok := present[key]
+		delete(present, key)
+		if ok && old.LinkIndex == r.LinkIndex && old.Gw.Equal(r.Gw) && old.Protocol == r.Protocol {
+			continue
+		}
+		if err := netlink.RouteReplace(&r); err != nil {
+			errs = append(errs, fmt.Errorf("make the route to %s via %s: %w", r.Dst, r.Gw, err))
+			continue
+		}
+		changed++
+	}
+	for _, r := range present {
+		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
+			errs = append(errs, fmt.Errorf("delete the route to %s via %s, which leads to no node: %w", r.Dst, r.Gw, err))
+			continue
+		}
+		changed++
+	}
+	return changed, errors.Join(errs...)
+}
+
+func keyOf(r netlink.Route) string {
+	metric := r.Priority
+	if r.Family == unix.AF_INET6 && metric == 0 {
+		metric = 1024 // what the kernel makes of it
+	}
+	return fmt.Sprintf("%s %d", r.Dst, metric)
+}
+
+// overlayRoutes lists the routes of the main table that are the overlay's: those with our
+// protocol and a gateway, and all with a gateway on a VTEP, also flannel's.
+func overlayRoutes(w ways, family int) ([]netlink.Route, error) {
+	ours, err := netlinksafe.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var all []netlink.Route
+	for _, r := range ours {
+		onVTEP := w.vtep && r.LinkIndex != 0 && (r.LinkIndex == w.link4 || r.LinkIndex == w.link6)
+		if r.Gw != nil && r.Dst != nil && (r.Protocol == protocol || onVTEP) {
+			r.Family = family
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+// applyNeighs does so for one family of the neighbours of a VTEP.
+func applyNeighs(link, family int, want []netlink.Neigh) (changed int, err error) {
+	have, err := permanentNeighs(link, family)
+	if err != nil {
+		return 0, err
+	}
+	same := func(a, b netlink.Neigh) bool {
+		return a.IP.Equal(b.IP) && bytes.Equal(a.HardwareAddr, b.HardwareAddr)
+	}
+	var errs []error
+	for _, w := range want {
+		if w.LinkIndex != link || w.Family != family {
+			continue
+		}
+		found := false
+		kept := have[:0]
+		for _, h := range have {
+			if same(h, w) {
+				found = true
+				continue
+			}
+			kept = append(kept, h)
+		}
+		have = kept
+		if found {
+			continue
+		}
+		if err := netlink.NeighSet(&w); err != nil {
+			errs = append(errs, fmt.Errorf("make the entry %s %s of the VTEP: %w", w.IP, w.HardwareAddr, err))
+			continue
+		}
+		changed++
+	}
+	for _, h := range have {
+		if replaced(h, family, want) {
+			continue
+		}
+		if err := netlink.NeighDel(&h); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("delete the entry %s %s of the VTEP, which leads to no node: %w", h.IP, h.HardwareAddr, err))
+			continue
+		}
+		changed++
+	}
+	return changed, errors.Join(errs...)
+}
+
+// replaced returns whether an entry that is wanted has taken the place of h: a neighbour of
+// the same address, or a forwarding entry of the same MAC.
+func replaced(h netlink.Neigh, family int, want []netlink.Neigh) bool {
+	for _, w := range want {
+		if w.Family != family || w.LinkIndex != h.LinkIndex {
+			continue
+		}
+		if family == unix.AF_BRIDGE && bytes.Equal(w.HardwareAddr, h.HardwareAddr) || family != unix.AF_BRIDGE && w.IP.Equal(h.IP) {
+			return true
+		}
+	}
+	return false
+}
+
+func permanentNeighs(link, family int) ([]netlink.Neigh, error) {
+	listed, err := netlink.NeighList(link, family)
+	if err != nil {
+		return nil, fmt.Errorf("list the entries of link %d: %w", link, err)
+	}
+	var all []netlink.Neigh
+	for _, n := range listed {
+		if n.LinkIndex != link || n.State&netlink.NUD_PERMANENT == 0 || len(n.HardwareAddr) != 6 || n.HardwareAddr[0]&1 != 0 {
+			continue
+		}
+		n.Family = family
+		if family == unix.AF_BRIDGE {
+			n.Flags = netlink.NTF_SELF
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+// linkOrNil returns nil where the link does not exist.
+func linkOrNil(name string) (netlink.Link, error) {
+	link, err := netlinksafe.LinkByName(name)
+	var notFound netlink.LinkNotFoundError
+	if errors.As(err, &notFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find link %s: %w", name, err)
+	}
+	return link, nil
+}
+
+func isUp(link netlink.Link) bool { return link.Attrs().Flags&net.FlagUp != 0 }

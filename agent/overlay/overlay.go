@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/overlay/rules"
+	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/iprange"
+)
+
+// Backend is how packets get to the pods of other nodes. Its text is flannel's.
+type Backend string
+
+// The backends.
+const (
+	// VXLAN encapsulates packets; the network between the nodes sees the nodes' addresses only.
+	VXLAN Backend = "vxlan"
+	// HostGW routes packets as they are; all nodes must be in one layer 2 network.
+	HostGW Backend = "host-gw"
+)
+
+// ErrNotReady is returned by Conflist while pods cannot join the overlay.
+var ErrNotReady = errors.New("overlay is not ready")
+
+// Options of an Overlay.
+type Options struct {
+	// Node is the name of this node.
+	Node string
+	// Address is the node's own address; the link that has it leads to the other nodes.
+	Address netip.Addr
+	Backend Backend
+	// FloatingIPs routes floating IPs of other nodes over the overlay.
+	FloatingIPs bool
+	// Inside are destinations outside the cluster that see the pods' own addresses.
+	Inside []netip.Prefix
+	// SubnetFile is where flannel says that it runs on the node.
+	SubnetFile string
+	// SysctlRoot is the path of the node's /proc/sys.
+	SysctlRoot string
+	// PluginSysctlRoot is that where the network's plugins run.
+	PluginSysctlRoot string
+	// Settings remembers kernel settings before they are changed; it may be nil.
+	Settings *settings.Journal
+	API      kubernetes.Interface
+	Berth    *client.Client
+}
+
+// Overlay is the overlay on one node. Its methods may be called in parallel.
+type Overlay struct {
+	Options
+
+	cluster *cluster
+	soon    chan struct{}
+
+	mu sync.Mutex
+	// conflist is nil until the node can take pods, and why says why not.
+	conflist []byte
+	why      error
+}
+
+// New returns an Overlay that does nothing until Run.
+func New(o Options) (*Overlay, error) {
+	overlay := &Overlay{Options: o, soon: make(chan struct{}, 1), why: errors.New("it has not seen the cluster's nodes yet")}
+	var err error
+	overlay.cluster, err = newCluster(o.API, o.Berth, o.FloatingIPs, overlay.Recheck)
+	return overlay, err
+}
+
+// Conflist returns the CNI configuration list of pods without a floating IP, and ErrNotReady
+// with the reason while there is none.
+func (o *Overlay) Conflist() ([]byte, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.conflist == nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotReady, o.why)
+	}
+	return o.conflist, nil
+}
+
+// Recheck has the kernel compared soon; it returns at once.
+func (o *Overlay) Recheck() {
+	select {
+	case o.soon <- struct{}{}:
+	default:
+	}
+}
+
+const (
+	// resync is how often kernel and cluster are compared without a reason.
+	resync = 30 * time.Second
+	// quiet is the wait for more changes after one.
+	quiet = 100 * time.Millisecond
+	// firstRetry and lastRetry are the waits after a failure.
+	firstRetry, lastRetry = time.Second, resync
+)
+
+// errFlannel is returned by Run where flannel has started on the node.
+var errFlannel = errors.New("flannel has started on this node, whose network the agent then uses instead of its own overlay; pods that started before must be deleted")
+
+// Run makes the kernel as the cluster says until the context ends. What it made stays: pods
+// keep their network while the agent is away. It ends with an error, so that the agent starts
+// again, where flannel starts on the node.
+func (o *Overlay) Run(ctx context.Context) error {
+	if used, err := o.useFlannel(ctx); err != nil || used {
+		return err
+	}
+	go o.cluster.run(ctx)
+	go o.watchKernel(ctx)
+	if !o.cluster.waitForSync(ctx) {
+		return nil
+	}
+	return o.loop(ctx)
+}
+
+// loop compares kernel and cluster until the context ends.
+func (o *Overlay) loop(ctx context.Context) error {
+	retry, failing := firstRetry, ""
+	for {
+		if _, err := os.Stat(o.SubnetFile); err == nil {
+			return errFlannel
+		}
+		wait := resync
+		err := o.reconcile(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			wait, retry = retry, min(2*retry, lastRetry)
+			if failing != err.Error() {
+				klog.FromContext(ctx).Error(err, "The overlay of this node is incomplete, will try again")
+				failing = err.Error()
+			}
+		case failing != "":
+			klog.FromContext(ctx).Info("The overlay of this node is complete")
+			retry, failing = firstRetry, ""
+		}
+		if !o.pause(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// pause waits for a change, or for the time that is given. It returns false where the
+// context ended.
+func (o *Overlay) pause(ctx context.Context, most time.Duration) bool {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	case <-o.soon:
+	}
+	timer.Reset(quiet)
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+	}
+	select {
+	case <-o.soon:
+	default:
+	}
+	return true
+}
+
+// useFlannel takes the node's network from a flannel that runs on it, and returns whether
+// one does.
+func (o *Overlay) useFlannel(ctx context.Context) (bool, error) {
+	file, err := readSubnetFile(o.SubnetFile)
+	if err != nil || file == nil {
+		return false, err
+	}
+	klog.FromContext(ctx).Info("Flannel runs on this node: its network is used and no backend is run. If flannel is gone, delete the file and restart the agent",
+		"file", o.SubnetFile, "subnets", file.subnets, "mtu", file.mtu, "masqueradesItself", file.masquerade)
+	spec := rules.Spec{Bridge: flannelBridge, Subnets: file.subnets, Masquerade: !file.masquerade}
+	for _, p := range slices.Concat(file.inside, file.subnets, o.Inside) {
+		spec.Inside = append(spec.Inside, iprange.OfPrefix(p))
+	}
+	if _, err := rules.Put(spec); err != nil {
+		return true, err
+	}
+	return true, o.ready(network{name: flannelNetwork, bridge: flannelBridge, subnets: file.subnets, mtu: file.mtu})
+}
+
+// reconcile makes the kernel as the cluster says, as far as it can, and returns what it
+// cannot.
+func (o *Overlay) reconcile(ctx context.Context) error {
+	self, err := o.local()
+	if err != nil {
+		o.notReady(err)
+		return err
+	}
+	links, err := o.links(ctx, self)
+	if err != nil {
+		o.notReady(err)
+		return err
+	}
+	peers, errs := o.cluster.peers(o.Node, o.Backend)
+	changed, err := apply(links, planFor(links, peers, o.cluster.floatingIPs(o.Node)))
+	errs = append(errs, err)
+	if changed > 0 {
+		klog.FromContext(ctx).Info("Changed the overlay's routes and neighbours", "entries", changed, "nodes", len(peers))
+	}
+	errs = append(errs, o.putRules(ctx, self))
+	if err := o.forward(self); err != nil {
+		o.notReady(err)
+		return errors.Join(append(errs, err)...)
+	}
+	// An entry that cannot be made concerns one node; pods start all the same.
+	return errors.Join(append(errs, o.ready(network{name: NetworkName, bridge: Bridge, subnets: self.subnets, mtu: self.mtu(o.Backend)}))...)
+}
+
+// local finds out what a backend must know of this node.
+func (o *Overlay) local() (local, error) {
+	l := local{node: o.cluster.node(o.Node)}
+	if l.node == nil {
+		return l, fmt.Errorf("the API has no node %s", o.Node)
+	}
+	var err error
+	if l.subnets, err = podCIDRs(l.node); err != nil {
+		return l, err
+	}
+	if len(l.subnets) == 0 {
+		return l, fmt.Errorf("node %s has no pod CIDR: start kube-controller-manager with --allocate-node-cidrs and --cluster-cidr", o.Node)
+	}
+	if l.uplink, err = linkWith(o.Address); err != nil {
+		return l, err
+	}
+	for _, s := range l.subnets {
+		public := &l.public4
+		if s.Addr().Is6() {
+			public = &l.public6
+		}
+		if *public, err = o.publicAddress(l, s.Addr()); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// publicAddress returns the node's address in the family of like: its own, or that of the
+// Node object that the uplink has, or the first of the uplink.
+func (o *Overlay) publicAddress(l local, like netip.Addr) (netip.Addr, error) {
+	if o.Address.Is4() == like.Is4() {
+		return o.Address, nil
+	}
+	addrs, err := netlinksafe.AddrList(l.uplink, familyOf(like))
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", l.uplink.Attrs().Name, err)
+	}
+	var first netip.Addr
+	for _, a := range addrs {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() {
+			continue
+		}
+		if isInternal(l.node, addr) {
+			return addr, nil
+		}
+		if !first.IsValid() {
+			first = addr
+		}
+	}
+	if !first.IsValid() {
+		return first, fmt.Errorf("link %s has no address of the family of the node's pod CIDR %s", l.uplink.Attrs().Name, like)
+	}
+	return first, nil
+}
+
+func isInternal(node *corev1.Node, addr netip.Addr) bool {
+	return slices.ContainsFunc(node.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Address == addr.String() })
+}
+
+// linkWith returns the link that has the address.
+func linkWith(addr netip.Addr) (netlink.Link, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, link := range links {
+		addrs, err := netlinksafe.AddrList(link, familyOf(addr))
+		if err != nil {
+			return nil, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		}
+		for _, a := range addrs {
+			if have, ok := netip.AddrFromSlice(a.IP); ok && have.Unmap() == addr {
+				return link, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("no link of this node has the node's address %s", addr)
+}
+
+// links has the backend make what is missing, and returns the links to other nodes.
+func (o *Overlay) links(ctx context.Context, self local) (ways, error) {
+	if o.Backend == HostGW {
+		w := ways{}
+		if self.has(true) {
+			w.link4 = self.uplink.Attrs().Index
+		}
+		if self.has(false) {
+			w.link6 = self.uplink.Attrs().Index
+		}
+		return w, errors.Join(removeVTEPs(false, false), self.register(ctx, o.Backend, o.annotate))
+	}
+	w, right, err := self.vteps()
+	if err == nil && !right {
+		klog.FromContext(ctx).Info("Making the overlay's links", "uplink", self.uplink.Attrs().Name, "subnets", self.subnets)
+		if err = errors.Join(self.register(ctx, o.Backend, o.annotate), self.mark()); err == nil {
+			w, _, err = self.vteps()
+		}
+	} else if err == nil {
+		// The annotations may have been lost.
+		err = self.publish(ctx, o.annotate)
+	}
+	return w, errors.Join(err, removeVTEPs(self.has(true), self.has(false)))
+}
+
+// annotate sets annotations of this node's object.
+func (o *Overlay) annotate(ctx context.Context, annotations map[string]string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return fmt.Errorf("encode annotations of node %s: %w", o.Node, err)
+	}
+	if _, err := o.API.CoreV1().Nodes().Patch(ctx, o.Node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("annotate node %s, so that other nodes find it: %w", o.Node, err)
+	}
+	return nil
+}
+
+func (o *Overlay) putRules(ctx context.Context, self local) error {
+	spec := rules.Spec{Bridge: Bridge, Subnets: self.subnets, Inside: o.cluster.inside(), Masquerade: true}
+	for _, p := range o.Inside {
+		spec.Inside = append(spec.Inside, iprange.OfPrefix(p))
+	}
+	changed, err := rules.Put(spec)
+	if changed {
+		klog.FromContext(ctx).Info("Wrote the overlay's nftables table", "table", rules.TableName)
+	}
+	return err
+}
+
+func (o *Overlay) ready(n network) error {
+	conflist, err := n.conflist()
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.conflist, o.why = conflist, nil
+	return nil
+}
+
+func (o *Overlay) notReady(why error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	// A node that was ready goes on: pods that start get their addresses also while a link is
+	// away.
+	if o.conflist == nil {
+		o.why = why
+	}
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"cmp"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// protocol is on every route, as on all of Berth's.
+	protocol = 98
+	// floatingMetric is worse than that of a floating IP's route on its own node: 0, and for
+	// IPv6 1024.
+	floatingMetric = 2048
+)
+
+// ways are the indexes of the links to other nodes, 0 where a family has none.
+type ways struct {
+	link4, link6 int
+	// vtep is true where the links are VTEPs.
+	vtep bool
+}
+
+func (w ways) link(addr netip.Addr) int {
+	if addr.Is4() {
+		return w.link4
+	}
+	return w.link6
+}
+
+// plan is what the kernel must have for the other nodes.
+type plan struct {
+	routes []netlink.Route
+	// neighs are the addresses and forwarding entries of VTEPs.
+	neighs []netlink.Neigh
+}
+
+// planFor computes the plan. floating maps floating IPs to the names of their nodes. Where
+// nodes claim overlapping pod CIDRs, which the control plane prevents, the first by name
+// counts.
+func planFor(w ways, peers []peer, floating map[netip.Addr]string) plan {
+	var p plan
+	peers = slices.Clone(peers)
+	slices.SortFunc(peers, func(a, b peer) int { return cmp.Compare(a.node, b.node) })
+	var taken []netip.Prefix
+	byName := map[string]peer{}
+	for _, peer := range peers {
+		kept := peer
+		kept.ends = nil
+		for _, e := range peer.ends {
+			link := w.link(e.subnet.Addr())
+			if link == 0 || slices.ContainsFunc(taken, e.subnet.Overlaps) {
+				continue
+			}
+			taken = append(taken, e.subnet)
+			kept.ends = append(kept.ends, e)
+			p.routes = append(p.routes, route(w, e, e.subnet, 0))
+			if w.vtep {
+				p.neighs = append(p.neighs, neighbours(link, e)...)
+			}
+		}
+		byName[peer.node] = kept
+	}
+	for _, addr := range slices.SortedFunc(keys(floating), netip.Addr.Compare) {
+		if e, ok := byName[floating[addr]].end(addr); ok {
+			p.routes = append(p.routes, route(w, e, netip.PrefixFrom(addr, addr.BitLen()), floatingMetric))
+		}
+	}
+	return p
+}
+
+func keys[V any](m map[netip.Addr]V) func(func(netip.Addr) bool) {
+	return func(yield func(netip.Addr) bool) {
+		for addr := range m {
+			if !yield(addr) {
+				return
+			}
+		}
+	}
+}
+
+// route returns the route through a peer's end.
+func route(w ways, e end, to netip.Prefix, metric int) netlink.Route {
+	r := netlink.Route{
+		LinkIndex: w.link(to.Addr()), Dst: ipNet(to), Gw: e.public.AsSlice(), Protocol: protocol, Table: unix.RT_TABLE_MAIN,
+		Family: familyOf(to.Addr()), Priority: metric,
+	}
+	if w.vtep {
+		r.Gw, r.Flags = e.subnet.Addr().AsSlice(), int(netlink.FLAG_ONLINK)
+	}
+	return r
+}
+
+// neighbours returns the entries for a peer's VTEP: its MAC, and the node that has the MAC.
+func neighbours(link int, e end) []netlink.Neigh {
+	return []netlink.Neigh{
+		{LinkIndex: link, Family: familyOf(e.subnet.Addr()), State: netlink.NUD_PERMANENT, Type: unix.RTN_UNICAST, IP: e.subnet.Addr().AsSlice(), HardwareAddr: e.mac},
+		{LinkIndex: link, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: e.public.AsSlice(), HardwareAddr: e.mac},
+	}
+}
+
+func familyOf(addr netip.Addr) int {
+	if addr.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

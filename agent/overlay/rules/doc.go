@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rules owns the nftables table of the overlay on a node. It is written through
+// netlink, like the table of package cni/netfilter, and beside it.
+//
+//	table inet berth-overlay
+//	  set subnets4, subnets6     the node's own pod CIDRs
+//	  set inside4, inside6       what is never masqueraded: the pods of all nodes, the pools'
+//	                             ranges, Services, and what the administrator names
+//
+//	  chain sources (prerouting, raw), of packets from the bridge:
+//	    router advertisements              drop
+//	    from a link-local address or ::    accept, because nothing forwards them
+//	    source not in subnets              drop
+//
+//	  chain masquerade (postrouting, source NAT):
+//	    source in subnets, not to the bridge, destination not in inside and not multicast
+//	                                       masquerade
+//
+// Only addresses of the node's own pod CIDRs are ever masqueraded, so a floating IP never
+// is, and a server in the cluster sees the pod that asks it.
+package rules

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// missedPause is the wait before the kernel is followed again.
+const missedPause = time.Second
+
+// receiveBuffer is the size of the buffers of events, in bytes.
+const receiveBuffer = 1 << 20
+
+// watchKernel has the kernel compared after changes of it, until the context ends. Where the
+// kernel drops events, or cannot be followed, all is compared, and again with each resync.
+func (o *Overlay) watchKernel(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := o.followKernel(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Missed changes of the kernel, will compare all", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(missedPause):
+		}
+		o.Recheck()
+	}
+}
+
+func (o *Overlay) followKernel(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	links, routes, neighs := make(chan netlink.LinkUpdate, 64), make(chan netlink.RouteUpdate, 64), make(chan netlink.NeighUpdate, 64)
+	err := errors.Join(
+		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: cancel, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}),
+		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: cancel, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}),
+		netlink.NeighSubscribeWithOptions(neighs, ctx.Done(), netlink.NeighSubscribeOptions{ErrorCallback: cancel, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}))
+	defer func() {
+		cancel(nil)
+		// The subscriptions end when their channels are read.
+		go drain(links)
+		go drain(routes)
+		go drain(neighs)
+	}()
+	if err != nil {
+		return fmt.Errorf("follow the kernel: %w", err)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case u, ok := <-links:
+			if !ok {
+				return errors.New("the kernel ended the events of links")
+			}
+			if !strings.HasPrefix(u.Attrs().Name, "veth") {
+				o.Recheck()
+			}
+		case u, ok := <-routes:
+			if !ok {
+				return errors.New("the kernel ended the events of routes")
+			}
+			if u.Type == unix.RTM_DELROUTE && u.Gw != nil && u.Table == unix.RT_TABLE_MAIN {
+				o.Recheck()
+			}
+		case u, ok := <-neighs:
+			if !ok {
+				return errors.New("the kernel ended the events of neighbours")
+			}
+			if u.Type == unix.RTM_DELNEIGH && u.State&netlink.NUD_PERMANENT != 0 && len(u.HardwareAddr) == 6 && u.HardwareAddr[0]&1 == 0 {
+				o.Recheck()
+			}
+		}
+	}
+}
+
+func drain[T any](events <-chan T) {
+	for range events {
+	}
+}

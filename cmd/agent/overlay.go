@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/overlay"
+	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/iprange"
+)
+
+// overlayOff is the value of --overlay with which the node's own default network is used.
+const overlayOff = "off"
+
+// flannelFile is where flannel says that it runs on a node.
+const flannelFile = "/run/flannel/subnet.env"
+
+func (o *Options) validateOverlay() error {
+	var errs []error
+	switch o.Overlay {
+	case overlayOff:
+		if o.OverlayFloating || len(o.OverlayInside) > 0 {
+			errs = append(errs, errors.New("--overlay-floating-ips and --overlay-no-masquerade need --overlay"))
+		}
+		return errors.Join(errs...)
+	case string(overlay.VXLAN), string(overlay.HostGW):
+	default:
+		errs = append(errs, fmt.Errorf("--overlay must be %s, %s or %s, is %q", overlayOff, overlay.VXLAN, overlay.HostGW, o.Overlay))
+	}
+	if o.DefaultNetwork != "" {
+		errs = append(errs, errors.New("--overlay and --default-network both name the network of pods without a floating IP: give one"))
+	}
+	if _, err := netip.ParseAddr(o.NodeIP); err != nil {
+		errs = append(errs, fmt.Errorf("--overlay needs --node-ip or the environment variable HOST_IP: %w", err))
+	}
+	if _, err := o.overlayInside(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Options) overlayInside() ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range o.OverlayInside {
+		prefix, err := iprange.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--overlay-no-masquerade: %w", err)
+		}
+		all = append(all, prefix)
+	}
+	return all, nil
+}
+
+// withOverlay makes networks those of the overlay, and returns what runs it. Where the node's
+// own default network is used it removes an overlay that the node had before.
+func withOverlay(ctx context.Context, o *Options, config *rest.Config, networks *agent.Networks) (*agent.Networks, func(context.Context) error, error) {
+	if o.Overlay == overlayOff {
+		sweepOverlay(ctx)
+		return networks, func(context.Context) error { return nil }, nil
+	}
+	addr, err := netip.ParseAddr(o.NodeIP)
+	if err != nil {
+		return nil, nil, fmt.Errorf("parse the node's address: %w", err)
+	}
+	inside, err := o.overlayInside()
+	if err != nil {
+		return nil, nil, err
+	}
+	core, err := kubernetes.NewForConfig(protobuf(config))
+	if err != nil {
+		return nil, nil, fmt.Errorf("create the client of nodes: %w", err)
+	}
+	ips, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	pluginSysctlRoot := "/proc/sys"
+	if o.HostRoot != "" {
+		pluginSysctlRoot = filepath.Join(o.HostRoot, pluginSysctlRoot)
+	}
+	own, err := overlay.New(overlay.Options{
+		Node: o.NodeName, Address: addr.Unmap(), Backend: overlay.Backend(o.Overlay), FloatingIPs: o.OverlayFloating, Inside: inside,
+		SubnetFile: filepath.Join("/", o.HostRoot, flannelFile), SysctlRoot: o.SysctlRoot, PluginSysctlRoot: pluginSysctlRoot,
+		Settings: settings.NewJournal(settingsFile(o.StateFile), o.SysctlRoot), API: core, Berth: ips,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	networks.Overlay = own.Conflist
+	return networks, own.Run, nil
+}
+
+// sweepOverlay removes an overlay that is off. What it cannot remove disturbs no pod.
+func sweepOverlay(ctx context.Context) {
+	pods, err := overlay.Sweep()
+	if pods > 0 {
+		klog.FromContext(ctx).Info("Pods of the overlay, which is off, still run on this node; delete them, and what is left of it goes with the next start of the agent", "pods", pods)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot remove the overlay, which is off")
+	}
+}

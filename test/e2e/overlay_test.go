@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/test/deploy"
+)
+
+// TestOverlay: with manifests/agent/overlay pods without a floating IP get the agents' own
+// network. They and pods with a floating IP reach each other on all nodes, directly and through
+// Services, and see each other's own addresses, though the network between the nodes knows no pods.
+func TestOverlay(t *testing.T) {
+	s := newStage(t, "10.0.70.130-10.0.70.139")
+	root, err := deploy.Root()
+	s.must(err)
+	s.atEnd(func() {
+		s.kubectl("-n", s.name, "delete", "pods", "--all", "--wait=true", patiently)
+		s.must(deploy.Customize(s.ctx, s.Cluster))
+		s.settled()
+		s.kubectl("delete", "-f", filepath.Join(root, "manifests/agent/overlay/rbac.yaml"), "-f", filepath.Join(root, "manifests/agent/overlay/own-node.yaml"))
+		for _, node := range s.Cluster.Nodes() {
+			// The agents took the overlay away, and with it the nodes' routes.
+			if links := s.run(node.Name(), "ip", "-br", "link"); strings.Contains(links, "flannel") || strings.Contains(links, "bth-overlay") {
+				t.Errorf("%s still has the overlay's links:\n%s", node.Name(), links)
+			}
+			s.run(node.Name(), "rm", "-rf", "/var/lib/cni/networks/berth-overlay")
+			for _, other := range s.Cluster.Nodes() {
+				if other.Name() != node.Name() {
+					s.run(node.Name(), "ip", "route", "replace", other.PodSubnet.String(), "via", other.IP.String())
+				}
+			}
+		}
+	})
+	for _, node := range s.Cluster.Nodes() {
+		// The pods of the network before have addresses of the same pod CIDRs: here they are
+		// not drained.
+		s.run(node.Name(), "sh", "-c", "mkdir -p /var/lib/cni/networks/berth-overlay && cp -r /var/lib/cni/networks/lab/. /var/lib/cni/networks/berth-overlay")
+		for _, other := range s.Cluster.Nodes() {
+			if other.Name() != node.Name() {
+				s.run(node.Name(), "ip", "route", "del", other.PodSubnet.String())
+			}
+		}
+	}
+	s.must(deploy.Customize(s.ctx, s.Cluster, "agent/overlay"))
+	s.settled()
+
+	members := []*v1.Pod{
+		s.pod("ordinary-1a", netexec, on("node1")), s.pod("ordinary-1b", netexec, on("node1")), s.pod("ordinary-3", netexec, on("node3")),
+		s.pod("floating-1", netexec, s.floating, on("node1")), s.pod("floating-2", netexec, s.floating, on("node2")),
+	}
+	var pods []party
+	for _, pod := range members {
+		s.create(pod)
+	}
+	for i, pod := range members {
+		members[i] = s.ready(pod.Name)
+		pods = append(pods, s.podParty(members[i]))
+	}
+	for _, node := range s.Cluster.Nodes() {
+		if link := s.run(node.Name(), "ip", "-d", "link", "show", "flannel.1"); !strings.Contains(link, "berth overlay") {
+			t.Errorf("%s has no VTEP of the overlay:\n%s", node.Name(), link)
+		}
+	}
+	for _, from := range pods {
+		for _, to := range pods {
+			if from.name != to.name {
+				s.expectSeen("http", from, to, to.port)
+				s.expectSeen("udp", from, to, udpPort)
+			}
+		}
+	}
+	client := s.hostParty(s.Cluster.Client(), s.Cluster.Network().Client().String())
+	for _, floating := range pods[3:] {
+		s.expectSeen("http", client, floating, floating.port)
+		s.expectSeen("http", floating, client, client.port)
+	}
+	s.expectFromNode(pods[0], client, s.node("node1").IP)
+	for _, backend := range []*v1.Pod{members[2], members[4]} {
+		s.expectSource(backend, pods)
+	}
+	s.expectService(members, pods)
+
+	// The agents' restart interrupts nobody.
+	tr := s.ask(members[4])
+	s.freshAgents()
+	s.expectSeen("http", pods[0], pods[2], pods[2].port)
+	s.expectSeen("http", pods[2], pods[4], pods[4].port)
+	s.expectUnbroken(tr, "the restart of all agents")
+	s.expectOwnNodeOnly()
+}
+
+// expectFromNode checks that a host outside sees a pod's node.
+func (s *stage) expectFromNode(from, to party, node netip.Addr) {
+	s.t.Helper()
+	seen, err := from.ask(s.ctx, "http", to.address, to.port, "clientip")
+	s.must(err)
+	if addr, err := netip.ParseAddrPort(seen); err != nil || addr.Addr() != node {
+		s.t.Errorf("%s sees %s as %q, want its node %s", to.name, from.name, seen, node)
+	}
+}
+
+// expectOwnNodeOnly checks what an agent may change: the overlay's annotations of its node.
+func (s *stage) expectOwnNodeOnly() {
+	s.t.Helper()
+	agents, err := s.Client.CoreV1().Pods(deploy.Namespace).List(s.ctx, metav1.ListOptions{LabelSelector: deploy.AgentLabels, FieldSelector: "spec.nodeName=node1"})
+	s.must(err)
+	agent := agents.Items[0]
+	token, err := s.Client.CoreV1().ServiceAccounts(deploy.Namespace).CreateToken(s.ctx, agent.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: agent.Name, UID: agent.UID}},
+	}, metav1.CreateOptions{})
+	s.must(err)
+	config := rest.AnonymousClientConfig(s.config)
+	config.BearerToken = token.Status.Token
+	client, err := kubernetes.NewForConfig(config)
+	s.must(err)
+	const overlay = `{"metadata":{"annotations":{"flannel.alpha.coreos.com/public-ip":"10.0.60.11"}}}`
+	for name, c := range map[string]struct {
+		node, patch string
+		subresource []string
+		refused     string
+	}{
+		"the overlay's annotation":       {"node1", overlay, nil, ""},
+		"one of another node":            {"node2", overlay, nil, "may change only the node where it runs"},
+		"another annotation":             {"node1", `{"metadata":{"annotations":{"example.com/x":"y"}}}`, nil, "may change only the annotations of the overlay"},
+		"an annotation of somebody else": {"node1", `{"metadata":{"annotations":{"volumes.kubernetes.io/controller-managed-attach-detach":null}}}`, nil, "may change only the annotations of the overlay"},
+		"a label":                        {"node1", `{"metadata":{"labels":{"x":"y"}}}`, nil, "may change only annotations of its node"},
+		"a taint":                        {"node1", `{"spec":{"unschedulable":true}}`, nil, "may change only annotations of its node"},
+		"its status":                     {"node1", overlay, []string{"status"}, "nodes/status"},
+	} {
+		_, err := client.CoreV1().Nodes().Patch(s.ctx, c.node, types.MergePatchType, []byte(c.patch), metav1.PatchOptions{}, c.subresource...)
+		switch {
+		case c.refused == "" && err != nil:
+			s.t.Errorf("%s: %v", name, err)
+		case c.refused != "" && (!apierrors.IsForbidden(err) || !strings.Contains(fmt.Sprint(err), c.refused)):
+			s.t.Errorf("%s: the error is %v, want one with %q", name, err, c.refused)
+		}
+	}
+}
