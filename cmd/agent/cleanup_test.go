@@ -46,6 +46,8 @@ func newSite(t *testing.T) *site {
 		*path = filepath.Join(root, *path)
 	}
 	s := &site{Host: netnstest.New(t), t: t, root: root, options: o}
+	// The link-local address must not change while the test compares.
+	s.Run(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644) })
 	netnstest.NewWire(t).Plug(s.Host, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("2001:db8:60::11/64"))
 	for _, args := range []string{
 		"route add default via 10.0.60.1", "-6 route add default via 2001:db8:60::1",
