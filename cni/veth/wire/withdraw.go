@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -103,13 +104,15 @@ func carriedElsewhere(addr netip.Addr, host int) (bool, error) {
 	return false, nil
 }
 
+// hostRoutes lists the routes to a pod of this node. Those of the overlay, to a pod of another
+// node, have a gateway.
 func hostRoutes(addr netip.Addr) ([]netlink.Route, error) {
 	filter := &netlink.Route{Dst: IPNet(singlePrefix(addr)), Table: unix.RT_TABLE_MAIN, Protocol: Protocol}
 	routes, err := netlinksafe.RouteListFiltered(familyOf(addr), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("list routes to %s: %w", addr, err)
 	}
-	return routes, nil
+	return slices.DeleteFunc(routes, func(r netlink.Route) bool { return r.Gw != nil }), nil
 }
 
 func stopAnswering(addr netip.Addr) error {
