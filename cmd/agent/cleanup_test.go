@@ -49,6 +49,13 @@ func newSite(t *testing.T) *site {
 	// The link-local address must not change while the test compares.
 	s.Run(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644) })
 	netnstest.NewWire(t).Plug(s.Host, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("2001:db8:60::11/64"))
+	// The kernel gives the link its link-local address on its own time.
+	netnstest.Eventually(t, func() error {
+		if local := s.IP("-6", "route", "show", "table", "local", "dev", "eth0"); !strings.Contains(local, "local fe80:") {
+			return fmt.Errorf("no link-local address yet:\n%s", local)
+		}
+		return nil
+	})
 	for _, args := range []string{
 		"route add default via 10.0.60.1", "-6 route add default via 2001:db8:60::1",
 		"rule add from 10.9.0.0/16 table 100 priority 32301", "route add 10.9.0.0/16 dev eth0 table 100 proto 97",

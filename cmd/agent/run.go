@@ -125,7 +125,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error {
-		return watchUplink(ctx, uplink, reactions{changed: a.Recheck, back: node.VerifySoon, moved: a.AnnounceAll})
+		return watchUplink(ctx, uplink, reactions{changed: a.Recheck, back: node.VerifySoon, moved: a.AnnounceAll, unshaped: a.Shaper.Soon})
 	})
 	group.Go(func() error { return health.Serve(ctx) })
 	for _, run := range background {

@@ -11,12 +11,15 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cni/shaping"
 )
 
 // quiet is the wait after the last change of a burst.
 const quiet = 300 * time.Millisecond
 
-// reactions are what the agent does when the uplink, or a VLAN link on top of it, changes.
+// reactions are what the agent does when the uplink, or a VLAN link on top of it, changes,
+// or a device of package shaping.
 type reactions struct {
 	// changed is called after a burst of changes: the kernel drops routes and proxy
 	// entries of a link that goes down or loses its last address, and does not restore
@@ -26,6 +29,9 @@ type reactions struct {
 	back func()
 	// moved is called when such a link has another MAC, which neighbours do not know.
 	moved func(context.Context)
+	// unshaped is called when a device went away or down: the packets that were led
+	// to it are dropped. It returns at once.
+	unshaped func()
 }
 
 // watchUplink follows the links until ctx ends. Where the kernel drops events, because
@@ -44,6 +50,7 @@ func watchUplink(ctx context.Context, uplink func() (string, error), r reactions
 		r.back()
 		r.changed(ctx)
 		r.moved(ctx)
+		r.unshaped()
 	}
 }
 
@@ -86,6 +93,9 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 		case u, ok := <-links:
 			if !ok {
 				return nil
+			}
+			if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
+				r.unshaped()
 			}
 			if !leadsOut(uplink, int(u.Index)) {
 				continue

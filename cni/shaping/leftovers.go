@@ -29,7 +29,7 @@ func Leftovers() ([]leftover.Item, error) {
 	var filters, devices []leftover.Item
 	for _, name := range slices.Sorted(maps.Keys(links)) {
 		link := links[name]
-		if isDevice(link) {
+		if IsDevice(link) {
 			devices = append(devices, leftover.Item{Name: "link " + name, Remove: func() error {
 				if err := netlink.LinkDel(link); err != nil && !isGone(err) {
 					return err

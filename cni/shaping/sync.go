@@ -101,7 +101,7 @@ func sweepHooks(links map[string]netlink.Link, qdiscs map[int][]netlink.Qdisc, h
 func sweepDevices(links map[string]netlink.Link, wanted []device) error {
 	var errs []error
 	for name, link := range links {
-		if !isDevice(link) || slices.ContainsFunc(wanted, func(d device) bool { return d.name == name }) {
+		if !IsDevice(link) || slices.ContainsFunc(wanted, func(d device) bool { return d.name == name }) {
 			continue
 		}
 		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
@@ -111,7 +111,8 @@ func sweepDevices(links map[string]netlink.Link, wanted []device) error {
 	return errors.Join(errs...)
 }
 
-func isDevice(link netlink.Link) bool {
+// IsDevice returns whether a link is a device of this package.
+func IsDevice(link netlink.Link) bool {
 	return link.Type() == "ifb" && strings.HasPrefix(link.Attrs().Name, DevicePrefix)
 }
 
@@ -160,7 +161,7 @@ func (s *Shaper) Devices() ([]Device, error) {
 	}
 	var all []Device
 	for _, name := range slices.Sorted(maps.Keys(links)) {
-		if !isDevice(links[name]) {
+		if !IsDevice(links[name]) {
 			continue
 		}
 		d := Device{Name: name, Ingress: strings.HasPrefix(name, DevicePrefix+string(ingress))}

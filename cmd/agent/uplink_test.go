@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+// Packets to a device that another program removes are dropped until the agent makes it
+// again, so the agent learns of it at once. Other links do not matter.
+func TestDeviceIsLost(t *testing.T) {
+	netnstest.Need(t)
+	host := netnstest.New(t)
+	var lost atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	nothing := func(context.Context) {}
+	var group sync.WaitGroup
+	group.Go(func() {
+		err := host.Try(func() error {
+			return watchUplink(ctx, func() (string, error) { return "lo", nil }, reactions{changed: nothing, back: func() {}, moved: nothing, unshaped: func() { lost.Add(1) }})
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	defer group.Wait()
+	defer cancel()
+	more := func(than int32) {
+		t.Helper()
+		netnstest.Eventually(t, func() error {
+			if lost.Load() <= than {
+				return fmt.Errorf("told of %d devices, want more", lost.Load())
+			}
+			return nil
+		})
+	}
+	host.IP("link", "add", "bth-e1", "type", "ifb")
+	more(0) // it begins down
+	before := lost.Load()
+	host.IP("link", "add", "bth-e2", "type", "bridge") // of another kind
+	host.IP("link", "del", "bth-e2")
+	host.IP("link", "add", "ifb7", "type", "ifb") // of another name
+	host.IP("link", "del", "ifb7")
+	if lost.Load() != before {
+		t.Error("told of a link that is no device")
+	}
+	host.IP("link", "set", "bth-e1", "up")
+	host.IP("link", "set", "bth-e1", "down")
+	more(before)
+	before = lost.Load()
+	host.IP("link", "del", "bth-e1")
+	more(before)
+}
