@@ -161,6 +161,50 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
+// Firewalls of other programs that drop what they do not know, by policy or a last rule, also
+// ones that come later, let the packets of pods through.
+func TestForwardPolicy(t *testing.T) {
+	for name, lines := range map[string][]string{
+		"policy":    {"-P FORWARD DROP"},
+		"last rule": {"-A FORWARD -i wg0 -j ACCEPT", "-A FORWARD -j REJECT"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, VXLAN, 2)
+			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
+			w.reach(a, b)
+			n := w.nodes[0]
+			run := func(args string) {
+				t.Helper()
+				for _, program := range []string{"iptables", "ip6tables"} {
+					if out, err := n.Command(program, strings.Fields("-w "+args)...); err != nil {
+						t.Fatal(err, out)
+					}
+				}
+			}
+			for _, line := range lines {
+				run(line)
+			}
+			n.overlay.Recheck()
+			w.reach(a, b)
+			w.reach(b, a)
+			w.expectSeen(a.Host, w.outside, netip.MustParseAddr(outside4), netip.MustParseAddr("10.0.60.11"))
+			// Their owner writes its chain anew.
+			run("-F FORWARD")
+			for _, line := range lines {
+				run(line)
+			}
+			n.overlay.Recheck()
+			w.reach(b, a)
+			a.IP("link", "del", "eth0")
+			n.stop()
+			n.Run(func() error { _, err := Sweep(); return err })
+			if rules, err := n.Command("iptables-save"); err != nil || strings.Contains(rules, Bridge) {
+				t.Errorf("rules are left: %s %v", rules, err)
+			}
+		})
+	}
+}
+
 // A pod of the overlay cannot send from a floating IP or from the address of a pod of
 // another node.
 func TestSpoofing(t *testing.T) {

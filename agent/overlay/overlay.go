@@ -358,7 +358,11 @@ func (o *Overlay) putRules(ctx context.Context, self local) error {
 	if changed {
 		klog.FromContext(ctx).Info("Wrote the overlay's nftables table", "table", rules.TableName)
 	}
-	return err
+	accepted, err2 := rules.AcceptForwarded(Bridge)
+	if accepted {
+		klog.FromContext(ctx).Info("Other programs' firewalls forward the packets of pods now")
+	}
+	return errors.Join(err, err2)
 }
 
 func (o *Overlay) ready(n network) error {
