@@ -113,8 +113,8 @@ type Link struct {
 	Addresses []netip.Addr
 }
 
-// Options of an Agent; Metrics may be nil, Shaper to limit nothing, and Prober to look for no
-// conflicts.
+// Options of an Agent; Metrics may be nil, Shaper to limit nothing, Prober to look for no
+// conflicts, and ConflictLog to note them nowhere.
 type Options struct {
 	Pods     pods
 	Store    *state.Store
@@ -125,6 +125,7 @@ type Options struct {
 	Drivers     Drivers
 	Prober      prober
 	Shaper      shaper
+	ConflictLog conflictLog
 	Metrics     *Metrics
 }
 

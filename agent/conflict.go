@@ -6,9 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 )
@@ -24,6 +28,19 @@ type prober interface {
 	// be asked.
 	Probe(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error)
 }
+
+// conflictLog keeps conflicts where users see them and the scheduler's programs do, at the
+// FloatingIPs. Methods are safe in parallel and idempotent, and block for two requests.
+type conflictLog interface {
+	// ReportConflict notes that a host has the address of the pod; what names it.
+	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
+	// ClearConflict notes that no host has it. It asks the API only where a conflict
+	// was noted.
+	ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error
+}
+
+// logPatience limits how long an ADD waits for the conflictLog.
+const logPatience = 5 * time.Second
 
 // onSegment is a driver whose addresses are on layer 2 networks, where another host may
 // have them. The addresses of other drivers are not probed.
@@ -61,13 +78,36 @@ func (a *Agent) probe(ctx context.Context, record *state.Container) error {
 	if err := errors.Join(unknown, err); err != nil {
 		logger.Error(err, "Cannot ask whether other hosts have the addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "ips", addressList(record))
 	}
+	a.logConflicts(ctx, record, targets, conflicts, err == nil)
 	if len(conflicts) == 0 {
 		return nil
 	}
 	a.Metrics.conflicted(len(conflicts))
 	var errs []error
 	for _, c := range conflicts {
-		errs = append(errs, fmt.Errorf("%w: %s; find that host and take the address from it, or reserve the address (spec.reserved of its FloatingIP) and delete the pod", ErrConflict, c))
+		errs = append(errs, fmt.Errorf("%w: %s; find that host by its MAC and take the address from it", ErrConflict, c))
 	}
 	return errors.Join(errs...)
+}
+
+// logConflicts notes conflicts and, where all could be asked, which targets have none. The
+// pod's event has the conflict, too, so a failure fails nothing.
+func (a *Agent) logConflicts(ctx context.Context, record *state.Container, targets []conflict.Target, conflicts []conflict.Conflict, allAsked bool) {
+	if a.ConflictLog == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, logPatience)
+	defer cancel()
+	var errs []error
+	for _, c := range conflicts {
+		errs = append(errs, a.ConflictLog.ReportConflict(ctx, record.Pod, c.Address, c.String()))
+	}
+	for _, t := range targets {
+		if allAsked && !slices.ContainsFunc(conflicts, func(c conflict.Conflict) bool { return c.Address == t.Address }) {
+			errs = append(errs, a.ConflictLog.ClearConflict(ctx, record.Pod, t.Address))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot note address conflicts", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
+	}
 }

@@ -131,7 +131,11 @@ func (n *Node) ownAddress(ctx context.Context, pod Pod, name string) (api.Addres
 	if err := holds(ip, pod.UID, n.name); err != nil {
 		return api.Address{}, err
 	}
-	return toAddress(ip)
+	addr, err := toAddress(ip)
+	if err == nil {
+		n.noteConflict(ip, addr.Address)
+	}
+	return addr, err
 }
 
 // Holds returns nil if the pod holds the address on this node, ErrNotHolder if it

@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -30,6 +32,8 @@ type floatingIPs interface {
 	// Get reads one FloatingIP live. It is safe in parallel and blocks for one
 	// request.
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
+	// Patch changes one. It is safe in parallel and blocks for one request.
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*v1alpha1.FloatingIP, error)
 }
 
 // Handler acts on changes of this node's pods. Node calls Gone in several goroutines and
@@ -58,6 +62,8 @@ type Node struct {
 	reader   podrequest.Reader
 	gone     workqueue.TypedRateLimitingInterface[api.Pod]
 	lost     chan struct{}
+	// conflicts has the addresses whose FloatingIPs say that there is a conflict.
+	conflicts sync.Map
 }
 
 // New returns a Node that knows nothing yet; Run starts the watch. reader says

@@ -4,6 +4,7 @@ package podinfo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -39,6 +40,8 @@ type fakeIPs struct {
 	mu  sync.Mutex
 	ips map[string]*v1alpha1.FloatingIP
 	err error
+	// patches is the number of calls of Patch.
+	patches int
 }
 
 func (f *fakeIPs) Get(_ context.Context, name string, _ metav1.GetOptions) (*v1alpha1.FloatingIP, error) {
@@ -51,6 +54,29 @@ func (f *fakeIPs) Get(_ context.Context, name string, _ metav1.GetOptions) (*v1a
 		return ip.DeepCopy(), nil
 	}
 	return nil, apierrors.NewNotFound(schema.GroupResource{Group: "berth.dev", Resource: "floatingips"}, name)
+}
+
+// Patch changes the status as the API server does.
+func (f *fakeIPs) Patch(_ context.Context, name string, kind types.PatchType, patch []byte, _ metav1.PatchOptions, subresources ...string) (*v1alpha1.FloatingIP, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.patches++
+	if f.err != nil {
+		return nil, f.err
+	}
+	now := f.ips[name]
+	if now == nil || kind != types.MergePatchType || !slices.Equal(subresources, []string{"status"}) {
+		return nil, fmt.Errorf("%s of %s, %q", kind, name, subresources)
+	}
+	var change v1alpha1.FloatingIP
+	if err := json.Unmarshal(patch, &change); err != nil {
+		return nil, err
+	}
+	if change.UID != now.UID || change.ResourceVersion != now.ResourceVersion {
+		return nil, apierrors.NewConflict(schema.GroupResource{Group: "berth.dev", Resource: "floatingips"}, name, errors.New("changed"))
+	}
+	now.Status = change.Status
+	return now.DeepCopy(), nil
 }
 
 func fip(address, uid, node string) *v1alpha1.FloatingIP {

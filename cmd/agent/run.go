@@ -86,6 +86,7 @@ func run(ctx context.Context, o *Options) error {
 		Drivers:     agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
 		Prober:      &o.Conflicts,
 		Shaper:      profiles,
+		ConflictLog: node,
 		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
 	})
 	background := []func(context.Context) error{

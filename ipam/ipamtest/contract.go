@@ -119,8 +119,8 @@ func contractOfWrites(t *testing.T, api *client.Client) {
 			_, err := ips.Get(ctx, "10.9.9.8", metav1.GetOptions{})
 			return err
 		}, missing},
-		{"write a status that the kind does not have", func(_, now *v1alpha1.FloatingIP) error {
-			_, err := ips.Patch(ctx, now.Name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{}, "status")
+		{"write a subresource that the kind does not have", func(_, now *v1alpha1.FloatingIP) error {
+			_, err := ips.Patch(ctx, now.Name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{}, "scale")
 			return err
 		}, missing},
 		{"create a namespace's object in no namespace", func(_, _ *v1alpha1.FloatingIP) error {

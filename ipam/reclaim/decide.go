@@ -42,6 +42,8 @@ type situation struct {
 	at    standing
 	// cooldown of the pool.
 	cooldown time.Duration
+	// conflict: a host outside of the cluster has the address.
+	conflict bool
 }
 
 // verdict is a decision. For keep, again is when to look again; 0 means at the next
@@ -92,6 +94,19 @@ func keptFor(spec *v1alpha1.FloatingIPSpec, now time.Time) time.Duration {
 // decide applies the rules of the package documentation to an address without a live
 // pod. Pure.
 func decide(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
+	v := byRules(spec, s)
+	if v.action != free || !s.conflict {
+		return v
+	}
+	if spec.Owner == nil {
+		// The end of the conflict is an event.
+		return verdict{}
+	}
+	// The address leaves its owner, and no pod gets it.
+	return verdict{action: cool}
+}
+
+func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	switch {
 	case spec.Reserved:
 		return verdict{}

@@ -391,3 +391,30 @@ func TestDecideCooldown(t *testing.T) {
 		}
 	}
 }
+
+// An address that a host outside of the cluster has is given to no new owner.
+func TestDecideConflict(t *testing.T) {
+	now := time.Now()
+	released := metav1.NewTime(now.Add(-time.Hour))
+	owned := v1alpha1.FloatingIPSpec{Owner: &v1alpha1.Owner{Kind: "Pod"}, ReleasePolicy: v1alpha1.ReleasePodDeleted, Pod: &v1alpha1.PodReference{Name: "web"}}
+	never := owned
+	never.ReleasePolicy = v1alpha1.ReleaseNever
+	for _, test := range []struct {
+		name string
+		spec v1alpha1.FloatingIPSpec
+		s    situation
+		want verdict
+	}{
+		{"freed", owned, situation{}, verdict{action: cool}},
+		{"no pod ever had it", owned, situation{unused: true}, verdict{action: cool}},
+		{"freed with a cooldown", owned, situation{cooldown: time.Minute}, verdict{action: cool}},
+		{"kept", never, situation{}, verdict{action: retain}},
+		{"cooling", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, situation{cooldown: 2 * time.Hour}, verdict{again: time.Hour}},
+		{"cooled down", v1alpha1.FloatingIPSpec{ReleasedAt: &released}, situation{cooldown: time.Minute}, verdict{}},
+	} {
+		test.s.now, test.s.conflict = now, true
+		if got := decide(&test.spec, test.s); got != test.want {
+			t.Errorf("%s: got %+v, want %+v", test.name, got, test.want)
+		}
+	}
+}

@@ -24,6 +24,8 @@
 // together. Freed means deleted; if a pod had the address and the pool has a cooldown, it
 // means without an owner until the cooldown is over. If another client deletes the
 // FloatingIP of such an address, the reclaimer creates a new one for the cooldown.
+// An address that a host outside of the cluster has ([v1alpha1.FloatingIP.InConflict]) stays
+// without an owner until that ends, or somebody deletes the FloatingIP.
 // docs/release.md says when each kind of workload wants an address ([workload.wants]
 // here) in every situation.
 //

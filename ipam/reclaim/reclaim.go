@@ -240,7 +240,7 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 		return 0, nil
 	}
 	var unknown error
-	s := situation{now: time.Now(), created: ip.CreationTimestamp.Time, cooldown: r.cooldown(ip)}
+	s := situation{now: time.Now(), created: ip.CreationTimestamp.Time, cooldown: r.cooldown(ip), conflict: ip.InConflict()}
 	if ip.Spec.Owner != nil {
 		pod, podExists, err := r.pod(ctx, ip)
 		if err != nil {

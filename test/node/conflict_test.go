@@ -6,7 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // TestConflict: a pod does not get an address that a host outside of the cluster has. ADD
@@ -42,13 +46,31 @@ func TestConflict(t *testing.T) {
 				t.Errorf("after the conflict:\n%s\nwant:\n%s", got, before)
 			}
 			ping(t, network.client, taken) // the foreign host still has it
+			for _, address := range all {
+				if says := conflictOf(t, address); (says != nil) != (address == taken) || says != nil && (says.Status != metav1.ConditionTrue || !strings.Contains(says.Message, mac) || !strings.Contains(says.Message, n.name)) {
+					t.Errorf("FloatingIP %s says %+v", address, says)
+				}
+			}
 
 			foreign.IP("addr", "flush", "dev", "eth0")
 			n.mustAdd(c)
 			for _, address := range all {
 				ping(t, network.client, address)
 			}
+			if says := conflictOf(t, taken); says == nil || says.Status != metav1.ConditionFalse {
+				t.Errorf("the FloatingIP says %+v", says)
+			}
 			n.mustDel(c)
 		})
 	}
+}
+
+// conflictOf returns what the FloatingIP of an address says, nil if nothing.
+func conflictOf(t *testing.T, address string) *metav1.Condition {
+	t.Helper()
+	ip, err := shared.ips.Get(t.Context(), nameOf(address), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return meta.FindStatusCondition(ip.Status.Conditions, v1alpha1.FloatingIPConflict)
 }

@@ -31,6 +31,7 @@ const (
 // address has no FloatingIP.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=fip;fips,categories=berth
 // +kubebuilder:selectablefield:JSONPath=.spec.pool
 // +kubebuilder:selectablefield:JSONPath=.spec.node
@@ -47,12 +48,42 @@ const (
 // +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.releasePolicy`
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.spec.since`
 // +kubebuilder:printcolumn:name="Reserved",type=boolean,JSONPath=`.spec.reserved`,priority=1
+// +kubebuilder:printcolumn:name="Conflict",type=string,JSONPath=`.status.conditions[?(@.type=="Conflict")].status`,priority=1
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('-') ? (self.metadata.name.size() == 39 && isIP(self.metadata.name.replace('-', ':')) && isIP(self.spec.address) && ip(self.metadata.name.replace('-', ':')) == ip(self.spec.address)) : self.metadata.name == self.spec.address",message="metadata.name must be spec.address itself for IPv4, and its eight four-digit groups joined by dashes for IPv6 (2001-0db8-0000-0000-0000-0000-0000-0001)"
 type FloatingIP struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec FloatingIPSpec `json:"spec"`
+	// +optional
+	Status FloatingIPStatus `json:"status,omitzero"`
+}
+
+// InConflict returns whether a node found that a host outside of the cluster has the
+// address. It is given to no new owner then.
+func (ip *FloatingIP) InConflict() bool {
+	for _, c := range ip.Status.Conditions {
+		if c.Type == FloatingIPConflict {
+			return c.Status == metav1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// FloatingIPConflict is the type of the condition that is true while a host outside of
+// the cluster has the address.
+const FloatingIPConflict = "Conflict"
+
+// FloatingIPStatus is what nodes found out about an address.
+type FloatingIPStatus struct {
+	// conditions: Conflict. Its message has the MAC of the host that has the address.
+	// It becomes false when a pod gets the address because nobody else has it any more.
+	//
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=8
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // FloatingIPSpec says which owner and which pod have the address, on which node, and

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podinfo
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// Reasons of the condition Conflict.
+const (
+	reasonInUse = "InUse"
+	reasonFree  = "Free"
+)
+
+// ReportConflict writes to the FloatingIP of a pod's address that a host outside of the
+// cluster has it; what names the host. It writes nothing where the FloatingIP says so
+// already, or the pod does not hold the address here any more.
+func (n *Node) ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error {
+	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue, Reason: reasonInUse, Message: "node " + n.name + ": " + what}
+	if err := n.setCondition(ctx, pod, addr, condition); err != nil {
+		return fmt.Errorf("write the conflict to FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
+	}
+	return nil
+}
+
+// ClearConflict writes that the conflict is over. It asks the API only where Addresses saw
+// a conflict at the FloatingIP.
+func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error {
+	if _, seen := n.conflicts.Load(addr); !seen {
+		return nil
+	}
+	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionFalse, Reason: reasonFree, Message: "node " + n.name + " found no other host with the address"}
+	if err := n.setCondition(ctx, pod, addr, condition); err != nil {
+		return fmt.Errorf("write the end of the conflict to FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
+	}
+	n.conflicts.Delete(addr)
+	return nil
+}
+
+// noteConflict remembers for ClearConflict what a FloatingIP says.
+func (n *Node) noteConflict(ip *v1alpha1.FloatingIP, addr netip.Addr) {
+	if ip.InConflict() {
+		n.conflicts.Store(addr, struct{}{})
+	} else {
+		n.conflicts.Delete(addr)
+	}
+}
+
+func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, condition metav1.Condition) error {
+	name := v1alpha1.NameOf(addr)
+	ip, err := n.ips.Get(ctx, name, metav1.GetOptions{})
+	if isAbsent(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if holds(ip, pod.UID, n.name) != nil {
+		return nil
+	}
+	conditions := slices.Clone(ip.Status.Conditions)
+	if !meta.SetStatusCondition(&conditions, condition) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": ip.UID, "resourceVersion": ip.ResourceVersion},
+		"status":   v1alpha1.FloatingIPStatus{Conditions: conditions},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = n.ips.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if isAbsent(err) || apierrors.IsConflict(err) {
+		// Somebody else wrote it, and the runtime's next ADD tells again.
+		return nil
+	}
+	return err
+}
