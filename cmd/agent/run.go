@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/client"
@@ -128,6 +129,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	group.Go(func() error {
 		return watchUplink(ctx, uplink, reactions{changed: a.Recheck, back: node.VerifySoon, moved: a.AnnounceAll, unshaped: a.Shaper.Soon})
 	})
+	group.Go(func() error { return netfilter.Watch(ctx, func() { a.Recheck(ctx) }) })
 	group.Go(func() error { return health.Serve(ctx) })
 	for _, run := range background {
 		group.Go(func() error { return run(ctx) })

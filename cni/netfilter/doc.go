@@ -10,20 +10,43 @@
 //	  set floating4, floating6   the floating IPs of this node's pods
 //	  set hairpin4, hairpin6     address . address: the same, for traffic of a pod to itself
 //
+//	  set arrivals               uplink . address: where packets to a pod come, of IPv4
+//
 //	  chain sources (prerouting, raw), of packets from interfaces in links:
 //	    router advertisements              drop
 //	    from a link-local IPv6 address     accept, because nothing forwards them
 //	    interface . source not in sources  drop
 //
+//	  chain mark (prerouting, last):
+//	    from links, a reply whose source the node translates back   accept
+//	    from links                                                  set the bit Mark
+//	    interface . destination in arrivals                         set the bit ArrivalMark
+//
 //	  chain keep_source (postrouting, before the node's source NAT):
 //	    source . destination in hairpin    accept; kube-proxy masquerades it, and must
 //	    source in floating                 source NAT to the same source
 //
-// A pod therefore cannot send from the address of another, and a server that a pod calls
+//	table arp berth
+//	  set asked                  as arrivals
+//	  chain mark (input):
+//	    interface . target in asked        set the bit ArrivalMark
+//
+// By the marks routing rules know the packets; see package wire. A pod cannot send from the address of another, and a server that a pod calls
 // through a Service sees the pod's own address: kube-proxy masquerades such connections in
 // some modes, and the first source NAT of a connection counts.
 //
 // The table is complete from its first moment: Allow makes it in one transaction with all
 // sources that it gets. An interface that an older agent, which knows no table, makes after
 // a downgrade is not in links, and its pod is not cut off.
+//
+// # Firewalls of others
+//
+// An accept in one table does not overrule a drop in another. So where a base chain of
+// another program drops forwarded packets that it does not know, by its policy (Docker, ufw)
+// or by a last rule without conditions, Allow adds two rules to it, as flannel does: accept
+// what comes from or goes to links with the prefix bth. They come after the owner's rules and
+// so overrule none of them, carry a comment that begins with "berth", have the form that
+// iptables writes and reads, are put back by Repair, and go with the last pod. A table that
+// its owner locked stays as it is. The kernel's older iptables (iptables-legacy) cannot be
+// reached by nftables.
 package netfilter

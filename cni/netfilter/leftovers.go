@@ -17,7 +17,8 @@ import (
 // never change.
 const TablePrefix = "berth"
 
-// Leftovers lists the nftables tables of Berth, also those of other packages.
+// Leftovers lists the nftables tables of Berth, also those of other packages, and Berth's
+// rules in tables of others.
 func Leftovers() ([]leftover.Item, error) {
 	conn, err := nftables.New()
 	if err != nil {
@@ -44,7 +45,22 @@ func Leftovers() ([]leftover.Item, error) {
 			return nil
 		}})
 	}
-	return items, nil
+	chains, err := forwardChains(conn)
+	if err != nil {
+		return nil, err
+	}
+	return append(items, forwardLeftovers(conn, chains)...), nil
+}
+
+func forwardLeftovers(conn *nftables.Conn, chains []forwardChain) []leftover.Item {
+	var items []leftover.Item
+	for _, f := range chains {
+		if len(f.ours)+len(f.misplaced) > 0 {
+			name := fmt.Sprintf("Berth's rules in nftables chain %s of table %s %s", f.chain.Name, familyName(f.chain.Table.Family), f.chain.Table.Name)
+			items = append(items, leftover.Item{Name: name, Remove: func() error { return f.remove(conn) }})
+		}
+	}
+	return items
 }
 
 func familyName(f nftables.TableFamily) string {

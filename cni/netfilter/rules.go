@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -15,10 +16,25 @@ import (
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
-	rulesVersion = 1
+	rulesVersion = 2
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
+	// beforeRouting comes after the chains of other programs, so that a mark that they
+	// give a packet does not replace ours.
+	beforeRouting = 290
 )
+
+// Mark and ArrivalMark are bits of the firewall mark (skb->mark), of packets from pods and of
+// packets that arrive for pods, while the node routes them. They may never change: routing
+// rules have them. Others use: 0x80 the AWS CNI, 0x0f00 Cilium, 0x2000 portmap, 0xc000
+// Kubernetes, 0xffff0000 Calico.
+const (
+	Mark        = 0x1000
+	ArrivalMark = 0x40
+)
+
+// destinationNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
+const destinationNAT = 1 << 5
 
 // family has the sets of one address family and where its packets have what.
 type family struct {
@@ -35,15 +51,22 @@ type chain struct {
 
 // table is the content that Berth's table has in the kernel, without elements.
 type table struct {
-	table    *nftables.Table
-	links    *nftables.Set
-	families []*family
-	chains   []chain
+	table *nftables.Table
+	links *nftables.Set
+	// arp is a table beside it, for ARP requests.
+	arp *nftables.Table
+	// arrivals and asked have an uplink and an address to which packets come by it; they
+	// are IPv4's, because IPv6 has no reverse path filter in the kernel.
+	arrivals, asked *nftables.Set
+	families        []*family
+	chains          []chain
 }
 
 func newTable() *table {
-	t := &table{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}}
-	t.links = t.set("links", nftables.TypeIFName)
+	t := &table{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}, arp: &nftables.Table{Family: nftables.TableFamilyARP, Name: TableName}}
+	arrival := nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr)
+	t.links, t.arrivals, t.asked = t.set("links", nftables.TypeIFName), t.set("arrivals", arrival), t.set("asked", arrival)
+	t.asked.Table = t.arp
 	for _, f := range []*family{
 		{protocol: unix.NFPROTO_IPV4, saddr: 12, daddr: 16, length: 4},
 		{protocol: unix.NFPROTO_IPV6, saddr: 8, daddr: 24, length: 16},
@@ -61,7 +84,13 @@ func newTable() *table {
 	sources.rules = t.sourceRules(sources.chain)
 	keep := t.chain("keep_source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(beforeSourceNAT))
 	keep.rules = t.keepRules(keep.chain)
-	t.chains = []chain{sources, keep}
+	mark := t.chain("mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(beforeRouting))
+	mark.rules = t.markRules(mark.chain)
+	// NF_ARP_IN; it has the number of another hook of other families.
+	asked := t.chain("mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter)
+	asked.chain.Table = t.arp
+	asked.rules = []*nftables.Rule{t.rule(asked.chain, "asks for a pod", t.arrived(t.asked, arpTarget), setMark(ArrivalMark))}
+	t.chains = []chain{sources, mark, keep, asked}
 	return t
 }
 
@@ -75,7 +104,7 @@ func (t *table) chain(name string, kind nftables.ChainType, hook *nftables.Chain
 }
 
 func (t *table) sets() []*nftables.Set {
-	all := []*nftables.Set{t.links}
+	all := []*nftables.Set{t.links, t.arrivals, t.asked}
 	for _, f := range t.families {
 		all = append(all, f.sources, f.floating, f.hairpin)
 	}
@@ -92,7 +121,7 @@ func (t *table) family(addr netip.Addr) *family {
 
 // rule makes a rule whose comment says what it is for, and by which isWhole knows it.
 func (t *table) rule(c *nftables.Chain, comment string, exprs ...[]expr.Any) *nftables.Rule {
-	r := &nftables.Rule{Table: t.table, Chain: c}
+	r := &nftables.Rule{Table: c.Table, Chain: c}
 	r.UserData = userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("berth %d: %s", rulesVersion, comment))
 	for _, e := range exprs {
 		r.Exprs = append(r.Exprs, e...)
@@ -116,6 +145,44 @@ func (t *table) sourceRules(c *nftables.Chain) []*nftables.Rule {
 	}
 	return rules
 }
+
+func (t *table) markRules(c *nftables.Chain) []*nftables.Rule {
+	const reply = 1 // IP_CT_DIR_REPLY
+	v4 := t.families[0]
+	return []*nftables.Rule{
+		t.rule(c, "replies that get the node's address back", t.fromPod(),
+			[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}}, equal(reply),
+			[]expr.Any{
+				&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+				&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(destinationNAT), Xor: bitsOf(0)},
+				&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: bitsOf(0)},
+			}, accept()),
+		t.rule(c, "from a pod", t.fromPod(), setMark(Mark)),
+		t.rule(c, "to a pod", v4.is(), t.arrived(t.arrivals, v4.daddr), setMark(ArrivalMark)),
+	}
+}
+
+// arpTarget is the offset of the target address in an ARP packet of Ethernet and IPv4.
+const arpTarget = 24
+
+// arrived matches a packet whose uplink and address, at an offset of the network header,
+// are in the set.
+func (t *table) arrived(set *nftables.Set, address uint32) []expr.Any {
+	return append([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}},
+		&expr.Payload{DestRegister: 2, Base: expr.PayloadBaseNetworkHeader, Offset: address, Len: 4},
+		&expr.Lookup{SourceRegister: 1, SetName: set.Name})
+}
+
+// setMark sets a bit of the firewall mark and leaves the others.
+func setMark(bit uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(^bit), Xor: bitsOf(bit)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
+	}
+}
+
+func bitsOf(m uint32) []byte { return binaryutil.NativeEndian.PutUint32(m) }
 
 func (t *table) keepRules(c *nftables.Chain) []*nftables.Rule {
 	var rules []*nftables.Rule
@@ -165,7 +232,12 @@ type element struct {
 // elements lists what the sets have for a source.
 func (t *table) elements(s Source) []element {
 	f := t.family(s.Address)
-	return []element{{t.links, linkKey(s.Link)}, {f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}}
+	all := []element{{t.links, linkKey(s.Link)}, {f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}}
+	if s.Uplink != "" && s.Address.Is4() {
+		arrival := sourceKey(Source{Link: s.Uplink, Address: s.Address})
+		all = append(all, element{t.arrivals, arrival}, element{t.asked, arrival})
+	}
+	return all
 }
 
 // nameSize is the size of an interface's name in the kernel, which pads it with zeros.

@@ -8,19 +8,28 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 )
 
-// TableName is the name of the table, in the family inet.
-const TableName = "berth"
+const (
+	// TableName is the name of the table, in the family inet.
+	TableName = "berth"
+	// LinkPrefix begins the name of every interface of the node that leads to a pod with
+	// a floating IP.
+	LinkPrefix = "bth"
+)
 
 // Source is an interface of the node that leads to a pod, and an address of the pod.
 type Source struct {
 	Link    string
 	Address netip.Addr
+	// Uplink is the link by which packets to the address arrive; Revoke and Sources do
+	// without.
+	Uplink string
 }
 
 // ErrMissing is returned by Check for a table or a source that the kernel does not have.
@@ -32,7 +41,8 @@ var mu sync.Mutex
 // Allow lets pods send from sources, and keeps those source addresses in connections that
 // leave the node. It makes the table where it is missing or incomplete; present then lists
 // the sources of all pods on the node, which a new table must have from the start. It is
-// idempotent, and one transaction.
+// idempotent, and one transaction. After it Allow makes other programs' firewalls forward
+// the packets of pods.
 func Allow(present func() ([]Source, error), sources ...Source) error {
 	return locked(func(conn *nftables.Conn, t *table) error {
 		whole, err := t.isWhole(conn)
@@ -57,9 +67,9 @@ func Allow(present func() ([]Source, error), sources ...Source) error {
 			}
 		}
 		if err := conn.Flush(); err != nil {
-			return fmt.Errorf("write nftables table %s (does the kernel have nf_tables, nft_nat and nft_set_hash?): %w", TableName, err)
+			return fmt.Errorf("write nftables table %s (does the kernel have nf_tables of the families inet and arp, nft_ct, nft_nat and nft_set_hash?): %w", TableName, err)
 		}
-		return nil
+		return acceptForwarded(conn)
 	})
 }
 
@@ -72,6 +82,17 @@ func Revoke(s Source, elsewhere bool) error {
 		elements := []element{{f.sources, sourceKey(s)}}
 		if !elsewhere {
 			elements = append(elements, element{f.floating, addressKey(s)}, element{f.hairpin, hairpinKey(s)})
+			for _, set := range []*nftables.Set{t.arrivals, t.asked} {
+				found, err := keys(conn, set)
+				if err != nil {
+					return err
+				}
+				for _, key := range found {
+					if arrival, ok := parseSource(key); ok && arrival.Address == s.Address {
+						elements = append(elements, element{set, key})
+					}
+				}
+			}
 		}
 		for _, e := range elements {
 			if err := remove(conn, e); err != nil {
@@ -82,15 +103,21 @@ func Revoke(s Source, elsewhere bool) error {
 	})
 }
 
-// Forget ends the filtering of a link that no longer exists. Before, a pod whose last
-// address was revoked can send nothing.
+// Forget ends the filtering of a link that no longer exists, and with the last one the
+// rules in other programs' chains. Before, a pod whose last address was revoked can send
+// nothing.
 func Forget(link string) error {
 	return locked(func(conn *nftables.Conn, t *table) error {
 		if err := remove(conn, element{t.links, linkKey(link)}); err != nil {
 			return fmt.Errorf("take link %s from nftables table %s: %w", link, TableName, err)
 		}
-		return nil
+		return t.removeForwarded(conn)
 	})
+}
+
+// Sweep removes Berth's rules from other programs' chains where no pod has a floating IP.
+func Sweep() error {
+	return locked(func(conn *nftables.Conn, t *table) error { return t.removeForwarded(conn) })
 }
 
 // remove deletes an element, which may be missing, in a transaction of its own: the kernel
@@ -105,7 +132,8 @@ func remove(conn *nftables.Conn, e element) error {
 	return nil
 }
 
-// Check returns ErrMissing where the table is incomplete or lacks one of the sources.
+// Check returns ErrMissing where the table is incomplete or lacks one of the sources, and
+// where another program's firewall drops the packets of pods.
 func Check(sources ...Source) error {
 	return locked(func(conn *nftables.Conn, t *table) error {
 		whole, err := t.isWhole(conn)
@@ -128,7 +156,7 @@ func Check(sources ...Source) error {
 				}
 			}
 		}
-		return nil
+		return checkForwarded(conn)
 	})
 }
 
@@ -174,10 +202,16 @@ func locked(do func(conn *nftables.Conn, t *table) error) error {
 	return do(conn, newTable())
 }
 
+// isMissing returns whether a list failed because its table, chain or set does not exist.
+// The library keeps only the text of the kernel's error.
+func isMissing(err error) bool {
+	return err != nil && (errors.Is(err, unix.ENOENT) || strings.HasSuffix(err.Error(), unix.ENOENT.Error()))
+}
+
 // keys lists the elements of a set, none where it does not exist.
 func keys(conn *nftables.Conn, set *nftables.Set) ([][]byte, error) {
 	elements, err := conn.GetSetElements(set)
-	if errors.Is(err, unix.ENOENT) {
+	if isMissing(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -190,12 +224,14 @@ func keys(conn *nftables.Conn, set *nftables.Set) ([][]byte, error) {
 	return all, nil
 }
 
-// make replaces the table by an empty one, in the transaction that conn flushes.
+// make replaces the tables by ones without sources, in the transaction that conn flushes.
 func (t *table) make(conn *nftables.Conn) error {
-	// A table can only be deleted if it exists.
-	conn.AddTable(t.table)
-	conn.DelTable(t.table)
-	conn.AddTable(t.table)
+	for _, table := range []*nftables.Table{t.table, t.arp} {
+		// A table can only be deleted if it exists.
+		conn.AddTable(table)
+		conn.DelTable(table)
+		conn.AddTable(table)
+	}
 	for _, set := range t.sets() {
 		if err := conn.AddSet(set, nil); err != nil {
 			return fmt.Errorf("make nftables set %s: %w", set.Name, err)
@@ -225,7 +261,7 @@ func (t *table) isWhole(conn *nftables.Conn) (bool, error) {
 	}
 	for _, chain := range t.chains {
 		rules, err := conn.GetRules(chain.chain.Table, chain.chain)
-		if errors.Is(err, unix.ENOENT) {
+		if isMissing(err) {
 			return false, nil
 		}
 		if err != nil {

@@ -78,9 +78,11 @@ func (k *kernel) read(family int) error {
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	for _, r := range rules {
-		if r.Protocol == wire.Protocol && r.Src != nil {
-			k.Out = append(k.Out, r.Src.IP.String())
+	for _, r := range routes {
+		if slices.ContainsFunc(rules, func(rule netlink.Rule) bool {
+			return rule.Protocol == wire.Protocol && rule.Priority == wire.PriorityNetwork && rule.Src != nil && rule.Src.Contains(r.Dst.IP)
+		}) {
+			k.Out = append(k.Out, r.Dst.IP.String())
 		}
 	}
 	return nil

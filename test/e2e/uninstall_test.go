@@ -47,7 +47,7 @@ func TestUninstall(t *testing.T) {
 		if diff := cmp.Diff(kernel{Links: map[string]bool{}}, k); diff != "" {
 			t.Errorf("the kernel of %s has traces of Berth:\n%s", node.Name(), diff)
 		}
-		if rules := s.run(node.Name(), "ip", "rule"); strings.Contains(rules, "32300:") {
+		if rules := s.run(node.Name(), "ip", "rule"); strings.Contains(rules, "proto 98") {
 			t.Errorf("%s has rules of Berth:\n%s", node.Name(), rules)
 		}
 		for _, setting := range []string{"ipv4/neigh/eth0/proxy_delay", "ipv6/neigh/eth0/proxy_delay"} {

@@ -25,8 +25,7 @@ func eventually(t *testing.T, f func() error) {
 
 func (n *node) carries(address string) bool {
 	for _, family := range []string{"-4", "-6"} {
-		if strings.Contains(n.IP(family, "neigh", "show", "proxy"), address+" ") || strings.Contains(n.IP(family, "route"), address+" ") ||
-			strings.Contains(n.IP(family, "rule"), "from "+address+" ") {
+		if strings.Contains(n.IP(family, "neigh", "show", "proxy"), address+" ") || strings.Contains(n.IP(family, "route", "show", "table", "all"), address+" ") {
 			return true
 		}
 	}

@@ -40,9 +40,26 @@ func (w *Wirer) CheckNode(spec Spec) error {
 }
 
 func (w *Wirer) checkNode(spec Spec, host netlink.Link) error {
-	errs := []error{netfilter.Check(sourcesOf(spec)...)}
+	var uplinks []netlink.Link
+	for _, a := range spec.Addresses {
+		uplink, err := uplinkOf(spec.Uplink, a.VLAN)
+		if err != nil {
+			return err
+		}
+		uplinks = append(uplinks, uplink)
+	}
+	errs := []error{netfilter.Check(sourcesOf(spec, uplinks)...)}
+	kernel := map[int]*routing{}
 	for i, a := range spec.Addresses {
-		errs = append(errs, w.checkHost(spec, a, i, host))
+		family := familyOf(a.Address)
+		if kernel[family] == nil {
+			k, err := readRouting(family)
+			if err != nil {
+				return errors.Join(append(errs, err)...)
+			}
+			kernel[family] = k
+		}
+		errs = append(errs, w.checkHost(spec.podMAC(), a, host, uplinks[i], kernel[family]))
 	}
 	return errors.Join(errs...)
 }
@@ -69,30 +86,47 @@ func upHostEnd(spec Spec) (netlink.Link, error) {
 	return host, nil
 }
 
-func (w *Wirer) checkHost(spec Spec, a api.Address, position int, host netlink.Link) error {
-	uplink, err := uplinkOf(spec.Uplink, a.VLAN)
-	if err != nil {
-		return err
-	}
-	plan, err := planHost(a, position, host.Attrs().Index, uplink.Attrs().Index, spec.podMAC())
-	if err != nil {
-		return err
-	}
+func (w *Wirer) checkHost(mac net.HardwareAddr, a api.Address, host, uplink netlink.Link, k *routing) error {
+	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), mac)
 	errs := []error{
-		w.checkForward(host, plan.hostRoute.Family, false),
-		w.checkForward(uplink, plan.hostRoute.Family, true),
+		w.checkForward(host, uplink, k.family),
+		w.checkReversePath(uplink, plan.network),
 		checkNeighbour(plan.podNeigh),
+		k.check(plan),
 	}
-	for _, route := range append([]netlink.Route{plan.hostRoute}, plan.table...) {
-		errs = append(errs, checkRoute(route))
-	}
-	errs = append(errs, checkRules(plan.rules))
-	proxies, err := listProxies()
+	proxies, err := listProxies(k.family)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	if !slices.Contains(proxies, plan.proxy) {
 		errs = append(errs, fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, uplink.Attrs().Name))
+	}
+	return errors.Join(errs...)
+}
+
+// check returns ErrNotWired for each piece that setup makes and the kernel lacks, and where
+// another rule of ours takes the address's packets.
+func (k *routing) check(p hostPlan) error {
+	table, err := k.tableOf(p.network)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range append(p.network.routes(table), p.hostRoutes...) {
+		if !k.hasRoute(r) {
+			errs = append(errs, fmt.Errorf("%w: route %s on link %d is missing from table %d", ErrNotWired, r.Dst, r.LinkIndex, r.Table))
+		}
+	}
+	for _, r := range append(networkRules(p.network.subnet, table), nodeRules(k.family)...) {
+		if !k.hasRule(r) {
+			errs = append(errs, fmt.Errorf("%w: rule %q is missing", ErrNotWired, r.String()))
+		}
+	}
+	if out, back := k.tableFor(p.addr), k.tableBack(p.addr); len(errs) == 0 && (out != table || back != table) {
+		errs = append(errs, fmt.Errorf("%w: packets from %s are routed by table %d, and back by %d, instead of %d", ErrNotWired, p.addr, out, back, table))
+	}
+	if slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { addr, ok := earlierAddress(r); return ok && addr == p.addr }) {
+		errs = append(errs, fmt.Errorf("%w: %s has the rule of an earlier version", ErrNotWired, p.addr))
 	}
 	return errors.Join(errs...)
 }
@@ -130,31 +164,6 @@ func checkNeighbour(want netlink.Neigh) error {
 		return fmt.Errorf("%w: neighbour %s with MAC address %s on link %d is missing", ErrNotWired, want.IP, want.HardwareAddr, want.LinkIndex)
 	}
 	return nil
-}
-
-func checkRules(want []netlink.Rule) error {
-	have, err := netlinksafe.RuleList(want[0].Family)
-	if err != nil {
-		return fmt.Errorf("list rules: %w", err)
-	}
-	for _, rule := range want {
-		if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return sameRule(r, rule) }) {
-			return fmt.Errorf("%w: rule %q is missing", ErrNotWired, rule.String())
-		}
-	}
-	return nil
-}
-
-func sameRule(a, b netlink.Rule) bool {
-	return a.Priority == b.Priority && a.Table == b.Table && a.Protocol == b.Protocol &&
-		a.SuppressPrefixlen == b.SuppressPrefixlen && netString(a.Src) == netString(b.Src)
-}
-
-func netString(n *net.IPNet) string {
-	if n == nil {
-		return ""
-	}
-	return n.String()
 }
 
 // checkPod checks the pod's side; hostMAC is the MAC of the host end.

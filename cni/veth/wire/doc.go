@@ -4,26 +4,65 @@
 // veth pair, a host route, a way out through the pool's gateway, and a proxy
 // neighbour entry, by which the node answers for exactly that address on its
 // uplink. It owns the kernel state with its marks (link prefix, protocol number,
-// table range) and touches nothing else; package netfilter owns the rules by which a pod
-// sends from its own addresses only. It never decides which pod has an
-// address, and keeps no state outside the kernel.
+// tables) and touches nothing else; package netfilter owns the rules by which a pod
+// sends from its own addresses only, and the firewall marks. It never decides which pod
+// has an address, and keeps no state outside the kernel.
 //
 // For the address 10.0.70.5 of the pool 10.0.70.0/24 with gateway 10.0.70.1:
 //
 //	pod   10.0.70.5/32 dev eth0
 //	      169.254.1.1 dev eth0 scope link, neighbour permanent = MAC of the host end
 //	      default via 169.254.1.1
-//	node  10.0.70.5 dev bth… scope link                      to the pod
-//	      rule: lookup main suppress_prefixlength 0           first the cluster's own routes
-//	      rule: from 10.0.70.5 lookup T                       then the pod's way out
+//	node  10.0.70.5 dev bth… scope link                      in main and in table P
+//	      rule 32290: lookup P
+//	      rule 32302: fwmark pod lookup main suppress_prefixlength 0
+//	      rule 32304: from 10.0.70.0/24 fwmark pod lookup T
 //	      T: 10.0.70.0/24 dev uplink scope link
 //	      T: default via 10.0.70.1 dev uplink onlink
 //	      neigh proxy 10.0.70.5 dev uplink                    the node answers ARP or ND
 //
-// T belongs to one address of one link, so two attachments share only the first
-// rule. With these rules reverse path filtering works, strict or loose: the kernel
-// looks up the way back with the pod's address as the source. On the pod's own link
-// it is strict, so the kernel drops a pod's packets with the IPv4 address of another.
+// P has the routes to all pods. T belongs to a pool network (link, subnet and gateway) and is
+// shared by its addresses; its number is a hash of the three. A packet passes three rules, and
+// two more for each pool network of the node, however many addresses there are.
+//
+// # Which packets the rules select
+//
+// A rule cannot name the links of pods, only one link. A rule for a subnet alone would catch
+// what is not from a pod: the node may have an address in the subnet, and forward for other
+// hosts of it. So packets from pods get a bit of the firewall mark before they are routed
+// ([netfilter.Mark]), by the link on which they come; the subnet then only chooses the table.
+// What has no mark of ours is routed as without Berth, but for packets to pods, which
+// rule 32290 gives to their pod: a node with several uplinks has rules by source, which would
+// send its own packets to a pod, and answers, out. If all marks are lost with the nftables
+// table, pods' packets leave by the node's routes until the table is made again, at once.
+//
+// Replies of a connection whose destination the node translated to the pod, such as to a
+// NodePort or host port, have no mark either: they leave with the node's address, and so by
+// the node's routes.
+//
+// Where the subnets of two networks overlap, as after a change of a pool's gateway, the
+// first rule wins, and addresses of the other network have rules of their own before it.
+//
+// # Reverse path filtering
+//
+// On the pod's link it is strict, so the kernel drops a pod's packets with the IPv4 address
+// of another. On uplinks it is the node's affair. Its look-up of the way back has no mark and
+// finds the node's own routes: right where the pool's link has the node's default route, and
+// for packets to a NodePort on any link. Where the pool's link is a VLAN or a second uplink,
+// and filtering would drop packets to its pods, packets that arrive there for the pods, and
+// ARP requests for them, get another bit ([netfilter.ArrivalMark]), and the link's setting
+// src_valid_mark makes the look-up heed it:
+//
+//	rule 32291: fwmark arrival lookup main suppress_prefixlength 31   to the pod
+//	rule 32293: from 10.0.70.0/24 fwmark arrival lookup T             the way back
+//
+// Then the pool's link is right for every sender, also for hosts that the node itself reaches
+// by another link. The filter is as strict as before for all other packets; rp_filter is never
+// changed. (A loose filter would not do: on links without an address Linux drops what a loose
+// filter should accept.) A program that sets firewall marks on such a link for transparent
+// proxies must know that src_valid_mark is 1.
+//
+// # Several addresses
 //
 // A pod may have up to [MaxAddresses] addresses on its one interface, of both
 // families and of several subnets and VLANs; the node does the above for each. In a
@@ -39,13 +78,26 @@
 // the node's MAC, because the node answers for the address and does not bridge the
 // pod's frames.
 //
-// Set-up starts answering last; teardown stops answering first.
+// Set-up starts answering last; teardown stops answering first. Rules and tables go with
+// the last address that needs them.
+//
+// # IPv6 and the node's router
+//
+// The first IPv6 pod makes the node a router, and routers do not heed router advertisements.
+// Links that did, and the uplink, get accept_ra 2 before, so that the node keeps its way out.
+//
+// # Earlier versions
+//
+// They had a rule and a table for each address (earlier.go). Repair and Setup take an address
+// over without an interruption, Withdraw and RemoveLoose remove both forms. After a
+// downgrade the earlier version finds its own pieces missing and makes them, within its
+// minute of reconciliation; until then pods' packets leave by the node's routes, because
+// that version replaces the nftables table by one without marks. It leaves rules that select
+// nothing then, and host routes in P, which go with the pods' links.
 //
 // # Caveats
 //
 // Callers must not run two operations on one address at the same time, such as the
-// teardown of an old link and the set-up of a new one.
-//
-// The first rule stays after the teardown of the last address: alone it changes
-// nothing.
+// teardown of an old link and the set-up of a new one. One process does not remove what
+// another just begins to share only if both use one Wirer; otherwise the next check finds it.
 package wire

@@ -23,30 +23,37 @@ const (
 	iflaInetConf          = 1
 	ipv4DevconfForwarding = 1
 	ipv4DevconfRPFilter   = 8
+	ipv4DevconfSrcVMark   = 24
 )
 
-// forward makes the kernel route packets from a link and, for IPv6 on an uplink,
-// answer for the addresses of its proxy entries. From a pod's link the kernel then
-// takes only IPv4 packets with the pod's own addresses (strict reverse path
-// filtering, unless net.ipv4.conf.all.rp_filter is 2, which prevails). IPv6 has no
-// such setting.
-func (w *Wirer) forward(link netlink.Link, family int, isUplink bool) error {
+// forward makes the kernel route packets between a pod's link and its uplink and, for
+// IPv6, answer for the addresses of its proxy entries. From a pod's link the kernel then
+// takes only IPv4 packets with the pod's own addresses (strict reverse path filtering,
+// unless net.ipv4.conf.all.rp_filter is 2, which prevails). IPv6 has no such setting.
+func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 	if family == unix.AF_INET {
-		if isUplink {
-			if err := w.Settings.Keep("net/ipv4/conf/"+link.Attrs().Name+"/forwarding", "1"); err != nil {
-				return err
-			}
+		if err := setIPv4(host, devconf{ipv4DevconfForwarding: 1, ipv4DevconfRPFilter: 1}); err != nil {
+			return err
 		}
-		return forward4(link, !isUplink)
+		if err := w.Settings.Keep("net/ipv4/conf/"+uplink.Attrs().Name+"/forwarding", "1"); err != nil {
+			return err
+		}
+		return setIPv4(uplink, devconf{ipv4DevconfForwarding: 1})
 	}
 	// IPv6 forwards per namespace, not per link.
-	if err := w.setOfNode("net/ipv6/conf/all/forwarding", "1"); err != nil {
+	have, err := w.sysctl(forwarding6)
+	if err != nil {
 		return err
 	}
-	if !isUplink {
-		return nil
+	if have != "1" {
+		if err := w.keepRouters(uplink.Attrs().Name); err != nil {
+			return err
+		}
+		if err := w.setOfNode(forwarding6, "1"); err != nil {
+			return err
+		}
 	}
-	return w.setOfNode("net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp", "1")
+	return w.setOfNode("net/ipv6/conf/"+uplink.Attrs().Name+"/proxy_ndp", "1")
 }
 
 // setOfNode sets a setting of the node, which stays when the last pod is gone.
@@ -57,9 +64,14 @@ func (w *Wirer) setOfNode(key, value string) error {
 	return w.setSysctl(key, value)
 }
 
-// forward4 sets net.ipv4.conf.<link>.forwarding, and rp_filter if strict, through
-// netlink, which needs CAP_NET_ADMIN. The files would need a writable /proc/sys.
-func forward4(link netlink.Link, strict bool) error {
+const forwarding6 = "net/ipv6/conf/all/forwarding"
+
+// devconf are settings of net.ipv4.conf.<link> by their attributes.
+type devconf map[uint16]uint32
+
+// setIPv4 sets them through netlink, which needs CAP_NET_ADMIN. The files would need a
+// writable /proc/sys.
+func setIPv4(link netlink.Link, settings devconf) error {
 	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(link.Attrs().Index)
@@ -67,13 +79,12 @@ func forward4(link netlink.Link, strict bool) error {
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
 	inet := spec.AddRtAttr(unix.AF_INET, nil)
 	conf := inet.AddRtAttr(iflaInetConf, nil)
-	conf.AddRtAttr(ipv4DevconfForwarding, nl.Uint32Attr(1))
-	if strict {
-		conf.AddRtAttr(ipv4DevconfRPFilter, nl.Uint32Attr(1))
+	for attribute, value := range settings {
+		conf.AddRtAttr(int(attribute), nl.Uint32Attr(value))
 	}
 	req.AddData(spec)
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("set IPv4 forwarding and filtering of link %s: %w", link.Attrs().Name, err)
+		return fmt.Errorf("set the IPv4 settings of link %s: %w", link.Attrs().Name, err)
 	}
 	return nil
 }
@@ -105,16 +116,13 @@ func (w *Wirer) setSysctl(key, value string) error {
 }
 
 // checkForward returns an error where a setting of forward is wrong.
-func (w *Wirer) checkForward(link netlink.Link, family int, isUplink bool) error {
-	keys := []string{"net/ipv4/conf/" + link.Attrs().Name + "/forwarding"}
-	if !isUplink {
-		keys = append(keys, "net/ipv4/conf/"+link.Attrs().Name+"/rp_filter")
+func (w *Wirer) checkForward(host, uplink netlink.Link, family int) error {
+	keys := []string{
+		"net/ipv4/conf/" + host.Attrs().Name + "/forwarding", "net/ipv4/conf/" + host.Attrs().Name + "/rp_filter",
+		"net/ipv4/conf/" + uplink.Attrs().Name + "/forwarding",
 	}
 	if family == unix.AF_INET6 {
-		keys = []string{"net/ipv6/conf/all/forwarding"}
-		if isUplink {
-			keys = append(keys, "net/ipv6/conf/"+link.Attrs().Name+"/proxy_ndp")
-		}
+		keys = []string{forwarding6, "net/ipv6/conf/" + uplink.Attrs().Name + "/proxy_ndp"}
 	}
 	for _, key := range keys {
 		have, err := w.sysctl(key)

@@ -25,7 +25,7 @@ import (
 // world is two nodes in 10.0.60.0/24 and a client in the pool's 10.0.70.0/24 on
 // one layer 2 network, with the router of both.
 type world struct {
-	t                            *testing.T
+	t                            testing.TB
 	wire                         *netnstest.Wire
 	nodeA, nodeB, client, router *netnstest.Host
 }
@@ -35,7 +35,7 @@ const (
 	outside6 = "2001:db8:99::1"
 )
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	netnstest.Need(t)
 	w := &world{t: t, wire: netnstest.NewWire(t)}
@@ -75,7 +75,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func sysctl(t *testing.T, h *netnstest.Host, key, value string) {
+func sysctl(t testing.TB, h *netnstest.Host, key, value string) {
 	t.Helper()
 	h.Run(func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0o644) })
 }
@@ -129,8 +129,7 @@ func (w *world) noPing(from *netnstest.Host, to string) {
 	}
 }
 
-// snapshot is everything in a node's kernel that Setup could have touched. The
-// rule that stays is left out.
+// snapshot is everything in a node's kernel that Setup could have touched.
 func snapshot(node *netnstest.Host) string {
 	var b strings.Builder
 	for _, args := range [][]string{
@@ -138,7 +137,7 @@ func snapshot(node *netnstest.Host) string {
 		{"route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"}, {"neigh", "show", "proxy"}, {"-6", "neigh", "show", "proxy"},
 	} {
 		for line := range strings.SplitSeq(node.IP(args...), "\n") {
-			if strings.HasPrefix(line, fmt.Sprint(PriorityMain)+":") || strings.Contains(line, "fe80") || strings.Contains(line, "ff00::/8") {
+			if strings.Contains(line, "fe80") || strings.Contains(line, "ff00::/8") {
 				continue
 			}
 			fmt.Fprintln(&b, strings.TrimSpace(line))
@@ -259,10 +258,15 @@ func TestDefaultNetworkPods(t *testing.T) {
 func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 	breakage := map[string][]string{
 		"host route":   {"route", "del", "10.0.70.5"},
+		"pods' table":  {"route", "del", "10.0.70.5", "table", fmt.Sprint(podsTable)},
 		"table route":  {"route", "del", "10.0.70.0/24", "table", "TABLE"},
 		"gateway":      {"route", "del", "default", "table", "TABLE"},
-		"rule":         {"rule", "del", "from", "10.0.70.5"},
+		"rule":         {"rule", "del", "pref", fmt.Sprint(PriorityNetwork)},
 		"main rule":    {"rule", "del", "pref", fmt.Sprint(PriorityMain)},
+		"pods' rule":   {"rule", "del", "pref", fmt.Sprint(PriorityPods)},
+		"arrivals":     {"rule", "del", "pref", fmt.Sprint(PriorityArrivals)},
+		"way back":     {"rule", "del", "pref", fmt.Sprint(PriorityBackNetwork)},
+		"all rules":    {"rule", "flush", "proto", fmt.Sprint(Protocol)},
 		"proxy":        {"neigh", "del", "proxy", "10.0.70.5", "dev", "eth0"},
 		"host down":    {"link", "set", "LINK", "down"},
 		"host link":    {"link", "del", "LINK"},
@@ -286,7 +290,7 @@ func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 				host, args = a.Host, args[1:]
 			}
 			for i := range args {
-				args[i] = strings.NewReplacer("LINK", a.spec.HostLink(), "TABLE", tableText(w.nodeA, "10.0.70.5")).Replace(args[i])
+				args[i] = strings.NewReplacer("LINK", a.spec.HostLink(), "TABLE", tableText(w.nodeA)).Replace(args[i])
 			}
 			host.IP(args...)
 			if name == "uplink flap" {
@@ -304,10 +308,10 @@ func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 	}
 }
 
-// tableText finds the routing table of an address.
-func tableText(node *netnstest.Host, addr string) string {
+// tableText finds the routing table of the node's only pool network.
+func tableText(node *netnstest.Host) string {
 	for line := range strings.SplitSeq(node.IP("rule"), "\n") {
-		if f := strings.Fields(line); strings.Contains(line, "from "+addr+" ") {
+		if f := strings.Fields(line); strings.HasPrefix(line, fmt.Sprint(PriorityNetwork)+":") {
 			for i := range f {
 				if f[i] == "lookup" {
 					return f[i+1]

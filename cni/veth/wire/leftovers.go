@@ -54,13 +54,15 @@ func item(name string, remove func() error) leftover.Item {
 }
 
 func proxyLeftovers() ([]leftover.Item, error) {
-	proxies, err := listProxies()
-	if err != nil {
-		return nil, err
-	}
 	var items []leftover.Item
-	for _, p := range proxies {
-		items = append(items, item(fmt.Sprintf("proxy neighbour %s on %s", p.addr, linkName(p.link)), p.del))
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		proxies, err := listProxies(family)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range proxies {
+			items = append(items, item(fmt.Sprintf("proxy neighbour %s on %s", p.addr, linkName(p.link)), p.del))
+		}
 	}
 	return items, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
 )
@@ -26,36 +27,55 @@ func (w *Wirer) List() ([]Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []Link
-	for _, l := range links {
-		addrs, err := addressesOf(l.Attrs().Index)
+	all := make([]Link, len(links))
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		k, err := readRouting(family)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, Link{Name: l.Attrs().Name, Addresses: addrs})
+		for i, l := range links {
+			all[i].Name = l.Attrs().Name
+			all[i].Addresses = append(all[i].Addresses, k.addressesOf(l.Attrs().Index)...)
+		}
 	}
 	return all, nil
 }
 
-// sourcesOf lists what the pod may send from.
-func sourcesOf(spec Spec) []netfilter.Source {
+// sourcesOf lists what the pod may send from, and where packets to it arrive. uplinks
+// are those of the addresses.
+func sourcesOf(spec Spec, uplinks []netlink.Link) []netfilter.Source {
 	var all []netfilter.Source
-	for _, a := range spec.Addresses {
-		all = append(all, netfilter.Source{Link: spec.HostLink(), Address: a.Address})
+	for i, a := range spec.Addresses {
+		all = append(all, netfilter.Source{Link: spec.HostLink(), Address: a.Address, Uplink: uplinks[i].Attrs().Name})
 	}
 	return all
 }
 
-// sources lists what the pods on the node may send from, which rules and links say.
+// sources lists what the pods on the node may send from, which routes, rules and proxy
+// entries say.
 func (w *Wirer) sources() ([]netfilter.Source, error) {
 	links, err := w.List()
 	if err != nil {
 		return nil, err
 	}
+	proxies, err := listProxies(unix.AF_INET)
+	if err != nil {
+		return nil, err
+	}
+	uplinks := map[netip.Addr]string{}
+	for _, p := range proxies {
+		link, err := netlink.LinkByIndex(p.link)
+		if err != nil && !isLinkNotFound(err) {
+			return nil, fmt.Errorf("find link %d: %w", p.link, err)
+		}
+		if err == nil {
+			uplinks[p.addr] = link.Attrs().Name
+		}
+	}
 	var all []netfilter.Source
 	for _, l := range links {
 		for _, addr := range l.Addresses {
-			all = append(all, netfilter.Source{Link: l.Name, Address: addr})
+			all = append(all, netfilter.Source{Link: l.Name, Address: addr, Uplink: uplinks[addr]})
 		}
 	}
 	return all, nil

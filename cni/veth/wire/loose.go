@@ -4,38 +4,53 @@ package wire
 
 import (
 	"errors"
-	"fmt"
+	"net/netip"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // RemoveLoose removes kernel state with our marks that belongs to no link: rules and
-// tables of links that no longer exist, and proxy entries for addresses without a
-// route of ours.
+// routes that no address needs, and proxy entries for addresses without a route of ours.
 func (w *Wirer) RemoveLoose() error {
+	w.routing.Lock()
+	defer w.routing.Unlock()
 	var errs []error
+	carried := map[netip.Addr]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := podRules(family)
-		errs = append(errs, err)
-		for _, r := range rules {
-			exists, err := linkExists(linkOfTable(r.rule.Table))
-			if err != nil || exists {
-				errs = append(errs, err)
-				continue
-			}
-			if err := netlink.RuleDel(&r.rule); err != nil && !isGone(err) {
-				errs = append(errs, fmt.Errorf("delete rule %q: %w", r.rule.String(), err))
-			}
+		k, err := readRouting(family)
+		if err != nil {
+			errs = append(errs, err)
+			continue
 		}
-		errs = append(errs, removeLooseTables(family))
+		errs = append(errs, k.removeLoose())
+		for _, addr := range k.carried() {
+			carried[addr] = true
+		}
+		errs = append(errs, removeLooseProxies(family, carried))
 	}
-	return errors.Join(append(errs, removeLooseProxies(), removeLooseSources())...)
+	return errors.Join(append(errs, removeLooseSources(carried), netfilter.Sweep())...)
 }
 
-func removeLooseSources() error {
+// removeLoose sweeps, also what an earlier version made for links that no longer exist.
+func (k *routing) removeLoose() error {
+	gone := map[int]bool{}
+	var errs []error
+	for _, r := range k.routes {
+		if isEarlierTable(r.table) {
+			exists, err := linkExists(earlierLink(r.table))
+			gone[r.table] = err == nil && !exists
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs,
+		k.deleteEarlier(func(netip.Addr) bool { return true }, func(int) bool { return false }),
+		k.deleteRoutes(func(r route) bool { return gone[r.table] }))
+	return errors.Join(append(errs, k.sweep())...)
+}
+
+func removeLooseSources(carried map[netip.Addr]bool) error {
 	sources, err := netfilter.Sources()
 	errs := []error{err}
 	for _, s := range sources {
@@ -44,11 +59,7 @@ func removeLooseSources() error {
 			errs = append(errs, err)
 			continue
 		}
-		elsewhere, err := carriedElsewhere(s.Address, 0)
-		if err == nil {
-			err = netfilter.Revoke(s, elsewhere)
-		}
-		errs = append(errs, err)
+		errs = append(errs, netfilter.Revoke(s, carried[s.Address]))
 	}
 	links, err := netfilter.Links()
 	errs = append(errs, err)
@@ -62,29 +73,14 @@ func removeLooseSources() error {
 	return errors.Join(errs...)
 }
 
-func removeLooseTables(family int) error {
-	var unknown error
-	err := flushTables(family, func(table int) bool {
-		exists, err := linkExists(linkOfTable(table))
-		unknown = errors.Join(unknown, err)
-		return err == nil && !exists
-	})
-	return errors.Join(err, unknown)
-}
-
-func removeLooseProxies() error {
-	proxies, err := listProxies()
+func removeLooseProxies(family int, carried map[netip.Addr]bool) error {
+	proxies, err := listProxies(family)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, p := range proxies {
-		routes, err := hostRoutes(p.addr)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if len(routes) == 0 {
+		if !carried[p.addr] {
 			errs = append(errs, p.del())
 		}
 	}

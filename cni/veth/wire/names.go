@@ -7,31 +7,39 @@ import (
 	"encoding/hex"
 	"net"
 	"net/netip"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // Marks of our state in the kernel. They may never change: by them a new version
 // finds the state of an old one.
 const (
 	// LinkPrefix begins the name of the host end of every pair.
-	LinkPrefix = "bth"
+	LinkPrefix = netfilter.LinkPrefix
 	// Protocol is on every route, rule and proxy neighbour.
 	Protocol = 98
-	// tableBase and tableMask select the routing tables, one for each address of
-	// a host link. The first four addresses of a link have tableBase + 4·ifindex
-	// + position; the next four have the same in the next block, because the
-	// first version knew only four.
-	tableBase     = 0x62000000
+	// networkTables and tableMask select the routing tables of pool networks. The first
+	// one is podsTable, which has a route to each address; the others are hashes.
+	networkTables = 0x64000000
 	tableMask     = 0xff000000
-	tablesInBlock = 4
-	tableBlocks   = 2
+	podsTable     = networkTables
+	// PriorityPods is the rule for packets to pods. All other rules are only for packets
+	// with a firewall mark. They come before the rules that a host made without a
+	// priority (32765 and down).
+	PriorityPods = 32290
+	// For packets that arrive for pods, and where reverse path filtering looks up their
+	// way back: the main table's routes to single addresses, single addresses, and the
+	// subnets of pool networks.
+	PriorityArrivals    = 32291
+	PriorityBackAddress = 32292
+	PriorityBackNetwork = 32293
+	// For packets from pods: the main table without its default route, single addresses,
+	// and the subnets of pool networks.
+	PriorityMain    = 32302
+	PriorityAddress = 32303
+	PriorityNetwork = 32304
 	// MaxAddresses is the maximum number of addresses of one link.
-	MaxAddresses = tablesInBlock * tableBlocks
-	// PriorityMain is the rule for all routes of the main table but the default
-	// route. PriorityPod is the rule that sends the rest of a pod's traffic to
-	// its table. Both come just before the kernel's main rule (32766), so that
-	// rules of other programs come before ours.
-	PriorityMain = 32300
-	PriorityPod  = 32301
+	MaxAddresses = 8
 )
 
 // The gateway of pods: no network routes these addresses, and pods find them by a
@@ -74,19 +82,3 @@ func unnamedMAC(addr netip.Addr) net.HardwareAddr {
 	sum := sha256.Sum256(b[:])
 	return append(net.HardwareAddr{0x02, 0x66}, sum[:4]...)
 }
-
-func tableOf(hostIndex, position int) (int, bool) {
-	offset := hostIndex*tablesInBlock + position%tablesInBlock
-	if position < 0 || position >= MaxAddresses || hostIndex < 0 || offset > 0x00ffffff {
-		return 0, false
-	}
-	return tableBase + position/tablesInBlock<<24 + offset, true
-}
-
-func isOurTable(table int) bool {
-	block := (table&tableMask - tableBase) >> 24
-	return block >= 0 && block < tableBlocks
-}
-
-// linkOfTable returns the index of a table's link.
-func linkOfTable(table int) int { return (table &^ tableMask) / tablesInBlock }

@@ -94,41 +94,30 @@ func validateAddress(a api.Address) error {
 
 // hostPlan describes the node's side of one address.
 type hostPlan struct {
-	tableID   int
-	podNeigh  netlink.Neigh
-	table     []netlink.Route
-	rules     []netlink.Rule
-	hostRoute netlink.Route
-	proxy     proxy
+	addr     netip.Addr
+	podNeigh netlink.Neigh
+	network  poolNetwork
+	// hostRoutes lead to the pod: one for all programs to see, and one that the rules of
+	// other programs do not come before.
+	hostRoutes []netlink.Route
+	proxy      proxy
 }
 
-// planHost computes the node's side of the address at position. host and uplink
-// are link indexes, mac is the pod's.
-func planHost(a api.Address, position, host, uplink int, mac net.HardwareAddr) (hostPlan, error) {
-	table, ok := tableOf(host, position)
-	if !ok {
-		return hostPlan{}, fmt.Errorf("link index %d is too large for a routing table of its own", host)
-	}
+// planHost computes the node's side of an address. host is a link index, mac is the pod's.
+func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.HardwareAddr) hostPlan {
 	family, single := familyOf(a.Address), singlePrefix(a.Address)
 	plan := hostPlan{
-		tableID:  table,
+		addr:     a.Address,
 		podNeigh: netlink.Neigh{LinkIndex: host, Family: family, State: netlink.NUD_PERMANENT, IP: a.Address.AsSlice(), HardwareAddr: mac},
-		rules:    []netlink.Rule{mainRule(family), podRule(single, table)},
-		hostRoute: netlink.Route{
-			LinkIndex: host, Dst: IPNet(single), Scope: linkScope(family), Protocol: Protocol, Table: unix.RT_TABLE_MAIN, Family: family,
-		},
-		proxy: proxy{addr: a.Address, link: uplink},
+		network:  poolNetwork{link: uplink.Name, index: uplink.Index, subnet: a.Subnet.Masked(), gateway: a.Gateway},
+		proxy:    proxy{addr: a.Address, link: uplink.Index},
 	}
-	plan.table = append(plan.table, netlink.Route{
-		LinkIndex: uplink, Dst: IPNet(a.Subnet.Masked()), Scope: linkScope(family), Protocol: Protocol, Table: table, Family: family,
-	})
-	if a.Gateway.IsValid() {
-		plan.table = append(plan.table, netlink.Route{
-			LinkIndex: uplink, Dst: IPNet(anyPrefix(a.Address)), Gw: a.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
-			Protocol: Protocol, Table: table, Family: family,
+	for _, table := range []int{podsTable, unix.RT_TABLE_MAIN} {
+		plan.hostRoutes = append(plan.hostRoutes, netlink.Route{
+			LinkIndex: host, Dst: IPNet(single), Scope: linkScope(family), Protocol: Protocol, Table: table, Family: family,
 		})
 	}
-	return plan, nil
+	return plan
 }
 
 // PodRoute is a route of a pod through its node.
@@ -213,20 +202,6 @@ func planPod(addrs []api.Address, link int, hostMAC net.HardwareAddr) podPlan {
 		})
 	}
 	return plan
-}
-
-func mainRule(family int) netlink.Rule {
-	rule := *netlink.NewRule()
-	rule.Family, rule.Priority, rule.Table, rule.Protocol = family, PriorityMain, unix.RT_TABLE_MAIN, Protocol
-	rule.SuppressPrefixlen = 0
-	return rule
-}
-
-func podRule(single netip.Prefix, table int) netlink.Rule {
-	rule := *netlink.NewRule()
-	rule.Family, rule.Priority, rule.Table, rule.Protocol = familyOf(single.Addr()), PriorityPod, table, Protocol
-	rule.Src = IPNet(single)
-	return rule
 }
 
 func familyOf(addr netip.Addr) int {

@@ -23,7 +23,7 @@ import (
 var update = flag.Bool("update", false, "write the golden file")
 
 // describe prints the plans of one interface as commands.
-func describe(spec Spec, host, uplink int) (string, error) {
+func describe(spec Spec, host, uplink int) string {
 	var b strings.Builder
 	inPod := planPod(spec.Addresses, 2, hostMAC("bth0"))
 	fmt.Fprintf(&b, "pod:  mac %s\n", spec.podMAC())
@@ -36,22 +36,30 @@ func describe(spec Spec, host, uplink int) (string, error) {
 	for _, r := range inPod.routes {
 		fmt.Fprintf(&b, "pod:  route %s\n", routeText(r))
 	}
-	for i, a := range spec.Addresses {
-		plan, err := planHost(a, i, host, uplink+a.VLAN, spec.podMAC())
-		if err != nil {
-			return "", err
+	for _, a := range spec.Addresses {
+		name := "eth0"
+		if a.VLAN != 0 {
+			name = fmt.Sprintf("eth0.%d", a.VLAN)
 		}
+		plan := planHost(a, host, &netlink.LinkAttrs{Name: name, Index: uplink + a.VLAN}, spec.podMAC())
 		fmt.Fprintf(&b, "node: neigh %s lladdr %s dev %d\n", plan.podNeigh.IP, plan.podNeigh.HardwareAddr, plan.podNeigh.LinkIndex)
-		for _, r := range plan.table {
+		table := plan.network.table(0)
+		for _, r := range plan.network.routes(table) {
 			fmt.Fprintf(&b, "node: route %s\n", routeText(r))
 		}
-		for _, r := range plan.rules {
-			fmt.Fprintf(&b, "node: rule pref %d from %s lookup %#x suppress %d proto %d\n", r.Priority, netString(r.Src), r.Table, r.SuppressPrefixlen, r.Protocol)
+		for _, r := range append(networkRules(plan.network.subnet, table), nodeRules(familyOf(a.Address))...) {
+			fmt.Fprintf(&b, "node: rule %s\n", ruleText(r))
 		}
-		fmt.Fprintf(&b, "node: route %s\n", routeText(plan.hostRoute))
+		for _, r := range plan.hostRoutes {
+			fmt.Fprintf(&b, "node: route %s\n", routeText(r))
+		}
 		fmt.Fprintf(&b, "node: neigh proxy %s dev %d proto %d\n", plan.proxy.addr, plan.proxy.link, Protocol)
 	}
-	return b.String(), nil
+	return b.String()
+}
+
+func ruleText(r netlink.Rule) string {
+	return fmt.Sprintf("pref %d from %s fwmark %#x/%#x iif %q lookup %#x suppress %d proto %d", r.Priority, sourceOf(r), r.Mark, maskOf(r), r.IifName, r.Table, r.SuppressPrefixlen, r.Protocol)
 }
 
 func routeText(r netlink.Route) string {
@@ -94,11 +102,11 @@ func TestPlanGolden(t *testing.T) {
 		if err := spec.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		text, err := describe(spec, 12, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(&b, "-- %s --\n%s", c.name, text)
+		fmt.Fprintf(&b, "-- %s --\n%s", c.name, describe(spec, 12, 3))
+	}
+	fmt.Fprintf(&b, "-- an address that another network's rules would catch --\n")
+	for _, r := range addressRules(netip.MustParseAddr("10.0.70.5"), networkTables+1) {
+		fmt.Fprintf(&b, "node: rule %s\n", ruleText(r))
 	}
 	fmt.Fprintf(&b, "-- names --\n%s\n", HostLink("0123456789abcdef", "eth0"))
 	const file = "testdata/plan.golden"
@@ -138,34 +146,46 @@ func TestHostMACIsNoPods(t *testing.T) {
 	}
 }
 
-func TestTablesNeverCollide(t *testing.T) {
-	seen := map[int]bool{}
-	for host := 1; host < 3000; host++ {
-		for position := range MaxAddresses {
-			table, ok := tableOf(host, position)
-			if !ok || seen[table] || !isOurTable(table) || linkOfTable(table) != host {
-				t.Fatalf("tableOf(%d, %d) = %#x, %v", host, position, table, ok)
-			}
-			seen[table] = true
+// Where other routes of ours stand in a network's first table, it has another.
+func TestTables(t *testing.T) {
+	network := poolNetwork{link: "eth0", index: 3, subnet: netip.MustParsePrefix("10.0.70.0/24"), gateway: netip.MustParseAddr("10.0.70.1")}
+	other := network
+	other.gateway = netip.MustParseAddr("10.0.70.254")
+	if network.table(0) == other.table(0) || network.table(0) == network.table(1) {
+		t.Fatal("two networks have one table")
+	}
+	k := &routing{}
+	for attempt := range tries {
+		if table, err := k.tableOf(network); err != nil || table != network.table(attempt) || !isNetworkTable(table) || isEarlierTable(table) {
+			t.Fatalf("tableOf() = %#x, %v, want %#x", table, err, network.table(attempt))
+		}
+		// Its own routes may stand there.
+		k.routes = append(k.routes, routeOf(network.routes(network.table(attempt))[1]))
+		if table, err := k.tableOf(network); err != nil || table != network.table(attempt) {
+			t.Fatalf("with its own route tableOf() = %#x, %v", table, err)
+		}
+		k.routes = append(k.routes, routeOf(other.routes(network.table(attempt))[1]))
+	}
+	if table, err := k.tableOf(network); err == nil || !strings.Contains(err.Error(), "10.0.70.0/24 on link eth0") {
+		t.Errorf("tableOf() = %#x, %v", table, err)
+	}
+	for _, table := range []int{0, 254, 0x63ffffff, 0x65000000, podsTable, 0x7fffffff, 0xffffffff} {
+		if isNetworkTable(table) {
+			t.Errorf("table %#x is one of a network", table)
 		}
 	}
-	for _, host := range []int{-1, 1 << 22, 1 << 40} {
-		if table, ok := tableOf(host, 0); ok {
-			t.Errorf("tableOf(%d, 0) = %#x", host, table)
+}
+
+// Versions before wrote these numbers into kernels.
+func TestEarlierTables(t *testing.T) {
+	for table, link := range map[int]int{0x62000030: 12, 0x62000033: 12, 0x63000030: 12, 0x62ffffff: 1<<22 - 1} {
+		if !isEarlierTable(table) || earlierLink(table) != link {
+			t.Errorf("table %#x is of link %d", table, earlierLink(table))
 		}
-	}
-	for _, position := range []int{-1, MaxAddresses} {
-		if table, ok := tableOf(12, position); ok {
-			t.Errorf("tableOf(12, %d) = %#x", position, table)
-		}
-	}
-	// The first version put them there.
-	if table, _ := tableOf(12, 3); table != 0x62000033 {
-		t.Errorf("tableOf(12, 3) = %#x", table)
 	}
 	for _, table := range []int{0, 254, 0x61ffffff, 0x64000000, 0x7fffffff, 0xffffffff} {
-		if isOurTable(table) {
-			t.Errorf("table %#x is ours", table)
+		if isEarlierTable(table) {
+			t.Errorf("table %#x is of an earlier version", table)
 		}
 	}
 }

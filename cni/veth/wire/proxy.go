@@ -59,18 +59,16 @@ func (p proxy) del() error {
 	return nil
 }
 
-// listProxies returns our entries of both families.
-func listProxies() ([]proxy, error) {
+// listProxies returns our entries of one family.
+func listProxies(family int) ([]proxy, error) {
+	messages, err := dumpProxies(family)
+	if err != nil {
+		return nil, fmt.Errorf("list proxy neighbours: %w", err)
+	}
 	var all []proxy
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		messages, err := dumpProxies(family)
-		if err != nil {
-			return nil, fmt.Errorf("list proxy neighbours: %w", err)
-		}
-		for _, m := range messages {
-			if p, ours := parseProxy(m); ours {
-				all = append(all, p)
-			}
+	for _, m := range messages {
+		if p, ours := parseProxy(m); ours {
+			all = append(all, p)
 		}
 	}
 	return all, nil

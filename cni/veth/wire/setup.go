@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
@@ -29,6 +29,10 @@ type Wirer struct {
 	SysctlRoot string
 	// Settings, if given, remembers the node's settings that the Wirer changes.
 	Settings *settings.Journal
+
+	// routing makes changes of rules and routes one after another: addresses share
+	// some, which go with the last one.
+	routing sync.Mutex
 }
 
 // New returns a Wirer; an empty sysctlRoot means /proc/sys.
@@ -99,12 +103,12 @@ func (w *Wirer) Repair(spec Spec) error {
 // setupNode makes the node's side of all addresses.
 func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) error {
 	// The link's packets are filtered before it is up.
-	if err := netfilter.Allow(w.sources, sourcesOf(spec)...); err != nil {
+	if err := netfilter.Allow(w.sources, sourcesOf(spec, uplinks)...); err != nil {
 		return err
 	}
 	fault.Point("veth/source")
 	for i, a := range spec.Addresses {
-		if err := w.setupHost(a, i, host, uplinks[i], spec.podMAC()); err != nil {
+		if err := w.setupHost(a, host, uplinks[i], spec.podMAC()); err != nil {
 			return err
 		}
 	}
@@ -238,38 +242,18 @@ func applyPod(plan podPlan, link netlink.Link) error {
 
 // setupHost makes the node's side of one address. Its last step makes the node answer
 // for the address.
-func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link, mac net.HardwareAddr) error {
-	plan, err := planHost(a, position, host.Attrs().Index, uplink.Attrs().Index, mac)
-	if err != nil {
-		return err
-	}
-	if err := w.readyLinks(host, uplink, plan.hostRoute.Family); err != nil {
+func (w *Wirer) setupHost(a api.Address, host, uplink netlink.Link, mac net.HardwareAddr) error {
+	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), mac)
+	if err := w.readyLinks(host, uplink, plan.network); err != nil {
 		return err
 	}
 	fault.Point("veth/links")
 	if err := netlink.NeighSet(&plan.podNeigh); err != nil {
 		return fmt.Errorf("add neighbour %s on %s: %w", a.Address, host.Attrs().Name, err)
 	}
-	for _, route := range plan.table {
-		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("add route %s on %s to table %d: %w", route.Dst, uplink.Attrs().Name, route.Table, err)
-		}
-		fault.Point("veth/table")
-	}
-	// The kernel would use a rule of another link for the address before ours.
-	if err := deleteRules(a.Address, func(table int) (bool, error) { return table != plan.tableID, nil }); err != nil {
+	if err := w.setupRouting(plan); err != nil {
 		return err
 	}
-	for _, rule := range plan.rules {
-		if err := addRule(rule); err != nil {
-			return err
-		}
-		fault.Point("veth/rule")
-	}
-	if err := netlink.RouteReplace(&plan.hostRoute); err != nil {
-		return fmt.Errorf("add route %s on %s: %w", plan.hostRoute.Dst, host.Attrs().Name, err)
-	}
-	fault.Point("veth/route")
 	if err := plan.proxy.add(); err != nil {
 		return err
 	}
@@ -277,11 +261,25 @@ func (w *Wirer) setupHost(a api.Address, position int, host, uplink netlink.Link
 	return nil
 }
 
-func (w *Wirer) readyLinks(host, uplink netlink.Link, family int) error {
-	if err := w.forward(host, family, false); err != nil {
+func (w *Wirer) setupRouting(plan hostPlan) error {
+	w.routing.Lock()
+	defer w.routing.Unlock()
+	k, err := readRouting(familyOf(plan.addr))
+	if err != nil {
 		return err
 	}
-	if err := w.forward(uplink, family, true); err != nil {
+	if err := k.setup(plan); err != nil {
+		return err
+	}
+	return k.sweep()
+}
+
+func (w *Wirer) readyLinks(host, uplink netlink.Link, network poolNetwork) error {
+	family := familyOf(network.subnet.Addr())
+	if err := w.forward(host, uplink, family); err != nil {
+		return err
+	}
+	if err := w.acceptReversePath(uplink, network); err != nil {
 		return err
 	}
 	if err := w.answerAtOnce(uplink, family); err != nil {
@@ -289,14 +287,6 @@ func (w *Wirer) readyLinks(host, uplink netlink.Link, family int) error {
 	}
 	if err := netlink.LinkSetUp(host); err != nil {
 		return fmt.Errorf("set link %s up: %w", host.Attrs().Name, err)
-	}
-	return nil
-}
-
-// addRule adds the rule if it does not exist: the kernel has no replace for rules.
-func addRule(rule netlink.Rule) error {
-	if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add rule %q: %w", rule.String(), err)
 	}
 	return nil
 }

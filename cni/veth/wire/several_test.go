@@ -142,9 +142,11 @@ func TestPartialFailure(t *testing.T) {
 	p := w.pod("p", "10.0.70.5", "2001:db8:70::5")
 	// A /proc/sys in which the pod can be configured and the node cannot.
 	root := t.TempDir()
-	file := filepath.Join(root, "net/ipv6/conf/eth0/disable_ipv6")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("0"), 0o644)); err != nil {
-		t.Fatal(err)
+	for key, value := range map[string]string{"ipv6/conf/eth0/disable_ipv6": "0", "ipv4/conf/all/src_valid_mark": "0", "ipv4/conf/eth0/src_valid_mark": "1"} {
+		file := filepath.Join(root, "net", key)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(value), 0o644)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	err := w.nodeA.Try(func() error { _, err := New(root).Setup(p.spec); return err })
 	if !errors.Is(err, ErrSysctl) {

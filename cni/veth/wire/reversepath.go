@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// acceptReversePath lets packets to the pods of a network in where the node's reverse path
+// filter would drop them, because the node sends its own packets to their senders by another
+// link: the pool's link is a VLAN or a second uplink. The filter then looks up the way back
+// with the mark that package netfilter gives these packets (and ARP requests for the pods),
+// and finds the network's table. It remains as strict as it was for all other packets.
+func (w *Wirer) acceptReversePath(uplink netlink.Link, n poolNetwork) error {
+	drops, err := w.reversePathDrops(uplink, n)
+	if err != nil || !drops {
+		return err
+	}
+	if err := w.Settings.Keep(srcValidMark(uplink), "1"); err != nil {
+		return err
+	}
+	return setIPv4(uplink, devconf{ipv4DevconfSrcVMark: 1})
+}
+
+func srcValidMark(link netlink.Link) string {
+	return "net/ipv4/conf/" + link.Attrs().Name + "/src_valid_mark"
+}
+
+// checkReversePath returns ErrSysctl where acceptReversePath has something to do.
+func (w *Wirer) checkReversePath(uplink netlink.Link, n poolNetwork) error {
+	drops, err := w.reversePathDrops(uplink, n)
+	if err == nil && drops {
+		return fmt.Errorf("%w: %s must be 1, or reverse path filtering drops packets to pods of %s", ErrSysctl, srcValidMark(uplink), n.subnet)
+	}
+	return err
+}
+
+// Values of net.ipv4.conf.*.rp_filter; the greater one of "all" and the link counts.
+const (
+	strict = "1"
+	loose  = "2"
+)
+
+func (w *Wirer) reversePathDrops(uplink netlink.Link, n poolNetwork) (bool, error) {
+	if !n.subnet.Addr().Is4() {
+		return false, nil
+	}
+	name := uplink.Attrs().Name
+	marks, err := w.greatest("src_valid_mark", name)
+	if err != nil || marks != "0" {
+		return false, err
+	}
+	filter, err := w.greatest("rp_filter", name)
+	if err != nil || filter != strict && filter != loose {
+		return false, err
+	}
+	addrs, err := netlinksafe.AddrList(uplink, unix.AF_INET)
+	if err != nil {
+		return false, fmt.Errorf("list addresses of link %s: %w", name, err)
+	}
+	// Hosts of the subnet, and those behind its gateway.
+	neighbour := n.gateway
+	if !neighbour.IsValid() {
+		neighbour = n.subnet.Addr().Next()
+	}
+	for _, sender := range []netip.Addr{neighbour, elsewhere} {
+		link, err := wayTo(sender)
+		if err != nil {
+			return false, err
+		}
+		// A loose filter is satisfied with any route, but only on links with addresses.
+		if link != n.index && (filter == strict || len(addrs) == 0 || link == 0) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// greatest returns the greater one of an IPv4 setting of all links and of one.
+func (w *Wirer) greatest(key, link string) (string, error) {
+	all, err := w.sysctl("net/ipv4/conf/all/" + key)
+	if err != nil {
+		return "", err
+	}
+	one, err := w.sysctl("net/ipv4/conf/" + link + "/" + key)
+	return max(all, one), err
+}
+
+// elsewhere is an address that only the default route leads to (RFC 5737).
+var elsewhere = netip.AddrFrom4([4]byte{192, 0, 2, 1})
+
+// wayTo returns the index of the link by which the node sends its own packets to an
+// address, 0 where it has no route.
+func wayTo(addr netip.Addr) (int, error) {
+	routes, err := netlink.RouteGet(net.IP(addr.AsSlice()))
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("find the route to %s: %w", addr, err)
+	case len(routes) == 0:
+		return 0, nil
+	}
+	return routes[0].LinkIndex, nil
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// keepRouters lets the node keep what it learned by router advertisements when it starts to
+// forward IPv6: a router heeds them only on links with accept_ra 2. It changes the uplink
+// and the links that learned something; pods' links have no router.
+func (w *Wirer) keepRouters(uplink string) error {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	routes, err := dump(func() ([][]byte, error) { return dumpRoutes(unix.AF_INET6, unix.RTPROT_RA) })
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	learned := map[int]bool{}
+	for _, m := range routes {
+		if r, ok := parseRoute(m, unix.RTPROT_RA); ok {
+			learned[r.link] = true
+		}
+	}
+	for _, link := range links {
+		name := link.Attrs().Name
+		if strings.HasPrefix(name, LinkPrefix) {
+			continue
+		}
+		if name != uplink && !learned[link.Attrs().Index] {
+			expire, err := addressesExpire(link)
+			if err != nil {
+				return err
+			}
+			if !expire {
+				continue
+			}
+		}
+		if err := w.heedAdvertisements(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addressesExpire returns whether the link has an address that is not for ever, as those
+// from router advertisements.
+func addressesExpire(link netlink.Link) (bool, error) {
+	addrs, err := netlinksafe.AddrList(link, unix.AF_INET6)
+	if err != nil {
+		return false, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+	}
+	for _, a := range addrs {
+		if a.Flags&unix.IFA_F_PERMANENT == 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// heedAdvertisements makes a link that heeds router advertisements now do so also when the
+// node forwards.
+func (w *Wirer) heedAdvertisements(link string) error {
+	for key, want := range map[string]string{"accept_ra": "1", "forwarding": "0"} {
+		have, err := w.sysctl("net/ipv6/conf/" + link + "/" + key)
+		if err != nil || have != want {
+			return err
+		}
+	}
+	return w.setOfNode("net/ipv6/conf/"+link+"/accept_ra", "2")
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// route is a route of ours, as the kernel lists it.
+type route struct {
+	table   int
+	dst     netip.Prefix
+	link    int
+	gateway netip.Addr
+	scope   netlink.Scope
+}
+
+// routeOf converts a planned route.
+func routeOf(r netlink.Route) route {
+	gateway, _ := netip.AddrFromSlice(r.Gw)
+	return route{table: r.Table, dst: prefixOf(r.Dst), link: r.LinkIndex, gateway: gateway, scope: r.Scope}
+}
+
+func (r route) netlink() netlink.Route {
+	return netlink.Route{
+		LinkIndex: r.link, Dst: IPNet(r.dst), Gw: r.gateway.AsSlice(), Scope: r.scope, Protocol: Protocol, Table: r.table, Family: familyOf(r.dst.Addr()),
+	}
+}
+
+func (r route) del() error {
+	gone := r.netlink()
+	if err := netlink.RouteDel(&gone); err != nil && !isGone(err) {
+		return fmt.Errorf("delete route %s of table %d: %w", r.dst, r.table, err)
+	}
+	return nil
+}
+
+// listRoutes returns the routes of all tables that have our protocol number, with one
+// dump, which the kernel filters.
+func listRoutes(family int) ([]route, error) {
+	messages, err := dump(func() ([][]byte, error) { return dumpRoutes(family, Protocol) })
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var all []route
+	for _, m := range messages {
+		if r, ok := parseRoute(m, Protocol); ok {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+// dumpRoutes lists the routes of one protocol, on old kernels all.
+func dumpRoutes(family, protocol int) ([][]byte, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	defer socket.Close()
+	// Kernels before 4.20 do not know the option and send all routes.
+	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+		return nil, fmt.Errorf("ask for a filtered list: %w", err)
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family), Protocol: uint8(protocol)}})
+	return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+}
+
+// parseRoute reads one RTM_NEWROUTE message; ok is false for routes of another protocol
+// and for malformed messages.
+func parseRoute(m []byte, protocol byte) (r route, ok bool) {
+	const header, addr4, addr6 = 12, 4, 16
+	if len(m) < header || m[5] != protocol {
+		return route{}, false
+	}
+	size := addr4
+	if m[0] == unix.AF_INET6 {
+		size = addr6
+	}
+	r.table, r.scope = int(m[4]), netlink.Scope(m[6])
+	dst := make([]byte, size)
+	for kind, value := range attributes(m[header:]) {
+		switch kind {
+		case unix.RTA_DST:
+			dst = value
+		case unix.RTA_GATEWAY:
+			r.gateway, _ = netip.AddrFromSlice(value)
+		case unix.RTA_OIF:
+			if len(value) == 4 {
+				r.link = int(binary.NativeEndian.Uint32(value))
+			}
+		case unix.RTA_TABLE:
+			if len(value) == 4 {
+				r.table = int(binary.NativeEndian.Uint32(value))
+			}
+		}
+	}
+	addr, ok := netip.AddrFromSlice(dst)
+	r.dst = netip.PrefixFrom(addr, int(m[1]))
+	return r, ok && r.dst.IsValid()
+}

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/netfilter"
+)
+
+// poolNetwork is the network that addresses of one pool or of several share.
+type poolNetwork struct {
+	link    string
+	index   int
+	subnet  netip.Prefix
+	gateway netip.Addr
+}
+
+// tries is how many tables a network may have, should others have its first ones.
+const tries = 16
+
+// table returns the network's table, or another one at a later attempt.
+func (n poolNetwork) table(attempt int) int {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %s %d", n.link, n.subnet, n.gateway, attempt))
+	// Number 0 of the block is podsTable.
+	const most = 1<<24 - 1
+	return networkTables + 1 + int(binary.BigEndian.Uint32(sum[:])%most)
+}
+
+// routes returns the network's routes in a table.
+func (n poolNetwork) routes(table int) []netlink.Route {
+	family := familyOf(n.subnet.Addr())
+	routes := []netlink.Route{{
+		LinkIndex: n.index, Dst: IPNet(n.subnet), Scope: linkScope(family), Protocol: Protocol, Table: table, Family: family,
+	}}
+	if n.gateway.IsValid() {
+		routes = append(routes, netlink.Route{
+			LinkIndex: n.index, Dst: IPNet(anyPrefix(n.subnet.Addr())), Gw: n.gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			Protocol: Protocol, Table: table, Family: family,
+		})
+	}
+	return routes
+}
+
+// newRule returns a rule with our mark.
+func newRule(family, priority, table int) netlink.Rule {
+	rule := *netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Protocol = family, priority, table, Protocol
+	return rule
+}
+
+// marked restricts a rule to packets with a mark.
+func marked(rule netlink.Rule, mark uint32) netlink.Rule {
+	rule.Mark, rule.Mask = mark, &mark
+	return rule
+}
+
+// nodeRules are the rules that all addresses of a family share.
+func nodeRules(family int) []netlink.Rule {
+	arrivals := marked(newRule(family, PriorityArrivals, unix.RT_TABLE_MAIN), netfilter.ArrivalMark)
+	arrivals.SuppressPrefixlen = netip.IPv6Unspecified().BitLen() - 1
+	if family == unix.AF_INET {
+		arrivals.SuppressPrefixlen = netip.IPv4Unspecified().BitLen() - 1
+	}
+	main := marked(newRule(family, PriorityMain, unix.RT_TABLE_MAIN), netfilter.Mark)
+	main.SuppressPrefixlen = 0
+	return []netlink.Rule{newRule(family, PriorityPods, podsTable), arrivals, main}
+}
+
+// sourceRules are the rules that lead to a table: for packets from src, and for the look-up
+// of the way back to src, for packets that arrive.
+func sourceRules(src netip.Prefix, out, back, table int) []netlink.Rule {
+	family := familyOf(src.Addr())
+	rules := []netlink.Rule{marked(newRule(family, out, table), netfilter.Mark), marked(newRule(family, back, table), netfilter.ArrivalMark)}
+	rules[0].Src, rules[1].Src = IPNet(src), IPNet(src)
+	return rules
+}
+
+// networkRules are the rules that the addresses of a network share.
+func networkRules(subnet netip.Prefix, table int) []netlink.Rule {
+	return sourceRules(subnet, PriorityNetwork, PriorityBackNetwork, table)
+}
+
+// addressRules are for an address that the rules of another network would catch.
+func addressRules(addr netip.Addr, table int) []netlink.Rule {
+	return sourceRules(singlePrefix(addr), PriorityAddress, PriorityBackAddress, table)
+}
+
+// routing is what the kernel has of our rules and routes of one family. Its methods change
+// both.
+type routing struct {
+	family int
+	// rules are in the kernel's order.
+	rules  []netlink.Rule
+	routes []route
+}
+
+func readRouting(family int) (*routing, error) {
+	rules, err := netlinksafe.RuleList(family)
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	k := &routing{family: family}
+	for _, r := range rules {
+		if r.Protocol == Protocol {
+			r.Family = family
+			k.rules = append(k.rules, r)
+		}
+	}
+	routes, err := listRoutes(family)
+	// Those of the overlay, to pods of other nodes, have a gateway.
+	k.routes = slices.DeleteFunc(routes, func(r route) bool { return r.table == unix.RT_TABLE_MAIN && r.gateway.IsValid() })
+	return k, err
+}
+
+// carried lists the addresses that have a route to their pod.
+func (k *routing) carried() []netip.Addr {
+	var all []netip.Addr
+	for _, r := range k.routes {
+		if (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst.IsSingleIP() && !slices.Contains(all, r.dst.Addr()) {
+			all = append(all, r.dst.Addr())
+		}
+	}
+	return all
+}
+
+// links returns the links that carry an address.
+func (k *routing) links(addr netip.Addr) []int {
+	var all []int
+	for _, r := range k.routes {
+		if (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst == singlePrefix(addr) {
+			all = append(all, r.link)
+		}
+	}
+	return all
+}
+
+// addressesOf lists the addresses that a link carries, or carried until a set-up or a
+// withdrawal was interrupted.
+func (k *routing) addressesOf(host int) []netip.Addr {
+	var all []netip.Addr
+	for _, addr := range k.carried() {
+		if slices.Contains(k.links(addr), host) {
+			all = append(all, addr)
+		}
+	}
+	for _, r := range k.rules {
+		if addr, ok := earlierAddress(r); ok && earlierLink(r.Table) == host && !slices.Contains(all, addr) {
+			all = append(all, addr)
+		}
+	}
+	return all
+}
+
+// tableOf returns the table of a network: the one with its routes, or one that no other
+// network has.
+func (k *routing) tableOf(n poolNetwork) (int, error) {
+	for attempt := range tries {
+		table := n.table(attempt)
+		var wanted []route
+		for _, r := range n.routes(table) {
+			wanted = append(wanted, routeOf(r))
+		}
+		if !slices.ContainsFunc(k.routes, func(r route) bool { return r.table == table && !slices.Contains(wanted, r) }) {
+			return table, nil
+		}
+	}
+	return 0, fmt.Errorf("%d routing tables, from %d on, have routes that are not of subnet %s on link %s with gateway %s; delete those routes",
+		tries, n.table(0), n.subnet, n.link, n.gateway)
+}
+
+// tableFor returns the table by which the kernel routes packets from a pod's address, and
+// 0 where it is none of ours.
+func (k *routing) tableFor(addr netip.Addr) int {
+	return k.lookup(addr, PriorityAddress, PriorityNetwork)
+}
+
+// tableBack does so for the way back to the address.
+func (k *routing) tableBack(addr netip.Addr) int {
+	return k.lookup(addr, PriorityBackAddress, PriorityBackNetwork)
+}
+
+func (k *routing) lookup(addr netip.Addr, priorities ...int) int {
+	for _, priority := range priorities {
+		if r, ok := k.first(addr, priority); ok {
+			return r.Table
+		}
+	}
+	return 0
+}
+
+// first returns the rule of a priority by which the kernel routes packets from addr.
+func (k *routing) first(addr netip.Addr, priority int) (netlink.Rule, bool) {
+	for _, r := range k.rules {
+		leads := func(way route) bool { return way.table == r.Table }
+		if r.Priority == priority && sourceOf(r).Contains(addr) && slices.ContainsFunc(k.routes, leads) {
+			return r, true
+		}
+	}
+	return netlink.Rule{}, false
+}
+
+func (k *routing) hasRule(want netlink.Rule) bool {
+	return slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { return sameRule(r, want) })
+}
+
+func (k *routing) hasRoute(want netlink.Route) bool { return slices.Contains(k.routes, routeOf(want)) }
+
+// setup makes the routing of one address: first its way out, then its way in.
+func (k *routing) setup(p hostPlan) error {
+	table, err := k.tableOf(p.network)
+	if err != nil {
+		return err
+	}
+	for _, r := range p.network.routes(table) {
+		if err := k.addRoute(r); err != nil {
+			return err
+		}
+		fault.Point("veth/table")
+	}
+	for _, r := range append(nodeRules(k.family), networkRules(p.network.subnet, table)...) {
+		if err := k.addRule(r); err != nil {
+			return err
+		}
+		fault.Point("veth/rule")
+	}
+	if err := k.leadTo(p.addr, table); err != nil {
+		return err
+	}
+	for _, r := range p.hostRoutes {
+		if err := k.addRoute(r); err != nil {
+			return err
+		}
+		fault.Point("veth/route")
+	}
+	return k.deleteRules(func(r netlink.Rule) bool { addr, ok := earlierAddress(r); return ok && addr == p.addr })
+}
+
+// leadTo makes the kernel use a table for packets from a pod's address, also where the
+// subnet of another network has the address, too.
+func (k *routing) leadTo(addr netip.Addr, table int) error {
+	err := k.deleteRules(func(r netlink.Rule) bool {
+		return isAddressRule(r) && sourceOf(r) == singlePrefix(addr) && r.Table != table
+	})
+	if err != nil {
+		return err
+	}
+	if shared, ok := k.first(addr, PriorityNetwork); ok && shared.Table == table {
+		return nil
+	}
+	for _, r := range addressRules(addr, table) {
+		if err := k.addRule(r); err != nil {
+			return err
+		}
+		fault.Point("veth/rule")
+	}
+	return nil
+}
+
+func isAddressRule(r netlink.Rule) bool {
+	return r.Priority == PriorityAddress || r.Priority == PriorityBackAddress
+}
+
+func (k *routing) addRoute(r netlink.Route) error {
+	if k.hasRoute(r) {
+		return nil
+	}
+	if err := netlink.RouteReplace(&r); err != nil {
+		return fmt.Errorf("add route %s on link %d to table %d: %w", r.Dst, r.LinkIndex, r.Table, err)
+	}
+	have := routeOf(r)
+	// The kernel replaced the route of another link.
+	k.routes = slices.DeleteFunc(k.routes, func(old route) bool { return old.table == have.table && old.dst == have.dst })
+	k.routes = append(k.routes, have)
+	return nil
+}
+
+// addRule adds the rule if it does not exist: the kernel has no replace for rules.
+func (k *routing) addRule(rule netlink.Rule) error {
+	if k.hasRule(rule) {
+		return nil
+	}
+	if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add rule %q: %w", rule.String(), err)
+	}
+	k.rules = append(k.rules, rule)
+	return nil
+}
+
+// deleteRoutes removes the routes that match selects.
+func (k *routing) deleteRoutes(match func(route) bool) error {
+	var errs []error
+	var kept []route
+	for _, r := range k.routes {
+		if !match(r) {
+			kept = append(kept, r)
+			continue
+		}
+		if err := r.del(); err != nil {
+			errs, kept = append(errs, err), append(kept, r)
+		}
+		fault.Point("veth/route-deleted")
+	}
+	k.routes = kept
+	return errors.Join(errs...)
+}
+
+// deleteRules removes the rules that match selects; match sees the rules as they were.
+func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
+	var errs []error
+	var kept []netlink.Rule
+	for _, r := range k.rules {
+		if !match(r) {
+			kept = append(kept, r)
+			continue
+		}
+		if err := netlink.RuleDel(&r); err != nil && !isGone(err) {
+			errs, kept = append(errs, fmt.Errorf("delete rule %q: %w", r.String(), err)), append(kept, r)
+		}
+		fault.Point("veth/rule-deleted")
+	}
+	k.rules = kept
+	return errors.Join(errs...)
+}
+
+// sweep removes the rules that no address needs, and the routes of tables that no rule
+// leads to. Nothing of ours is left where no address is left.
+func (k *routing) sweep() error {
+	carried := k.carried()
+	used := map[int]bool{}
+	for _, addr := range carried {
+		used[k.tableFor(addr)] = true
+	}
+	earlier := slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { _, ok := earlierAddress(r); return ok })
+	err := k.deleteRules(func(r netlink.Rule) bool {
+		switch r.Priority {
+		case PriorityPods, PriorityArrivals, PriorityMain:
+			return len(carried) == 0
+		case PriorityNetwork, PriorityBackNetwork:
+			return isNetworkTable(r.Table) && !used[r.Table]
+		case PriorityAddress, PriorityBackAddress:
+			addr := sourceOf(r).Addr()
+			shared, ok := k.first(addr, PriorityNetwork)
+			return !slices.Contains(carried, addr) || ok && shared.Table == r.Table
+		case earlierPriorityMain:
+			return isEarlierMainRule(r) && !earlier
+		}
+		return false
+	})
+	return errors.Join(err, k.deleteRoutes(func(r route) bool {
+		ours := isNetworkTable(r.table) || isEarlierTable(r.table)
+		return ours && !slices.ContainsFunc(k.rules, func(rule netlink.Rule) bool { return rule.Table == r.table })
+	}))
+}
+
+// isNetworkTable returns whether a table is one of a pool network.
+func isNetworkTable(table int) bool { return table&tableMask == networkTables && table != podsTable }
+
+func sameRule(a, b netlink.Rule) bool {
+	return a.Priority == b.Priority && a.Table == b.Table && a.Protocol == b.Protocol && a.IifName == b.IifName && a.Invert == b.Invert &&
+		a.SuppressPrefixlen == b.SuppressPrefixlen && a.Mark == b.Mark && maskOf(a) == maskOf(b) && sourceOf(a) == sourceOf(b)
+}
+
+func maskOf(r netlink.Rule) uint32 {
+	if r.Mask == nil {
+		return 0
+	}
+	return *r.Mask
+}
+
+// sourceOf returns the source prefix of a rule, the zero Prefix where it has none.
+func sourceOf(r netlink.Rule) netip.Prefix { return prefixOf(r.Src) }
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	addr, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return netip.Prefix{}
+	}
+	bits, _ := n.Mask.Size()
+	if addr.Is4In6() {
+		addr = addr.Unmap()
+	}
+	return netip.PrefixFrom(addr, bits)
+}

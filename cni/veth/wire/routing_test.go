@@ -1,0 +1,506 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/netfilter"
+)
+
+// secondUplink gives node A and the router a link to a network of its own, where a pool is
+// 10.0.80.0/24 with a client.
+func (w *world) secondUplink(nodeAddrs ...netip.Prefix) (client *netnstest.Host, second *netnstest.Wire) {
+	w.t.Helper()
+	second, client = netnstest.NewWire(w.t), netnstest.New(w.t)
+	second.Plug(w.router, "eth1", netip.MustParsePrefix("10.0.80.1/24"))
+	second.Plug(w.nodeA, "eth1", nodeAddrs...)
+	second.Plug(client, "eth0", netip.MustParsePrefix("10.0.80.50/24"))
+	client.IP("route", "add", "default", "via", "10.0.80.1")
+	return client, second
+}
+
+// onSecond makes a pod of the second uplink's pool.
+func (w *world) onSecond(id, addr string) *pod {
+	w.t.Helper()
+	p := w.pod(id, addr)
+	p.spec.Uplink = "eth1"
+	p.spec.Addresses[0].Subnet, p.spec.Addresses[0].Gateway = netip.MustParsePrefix("10.0.80.0/24"), netip.MustParseAddr("10.0.80.1")
+	return p
+}
+
+// With strict filtering on node and link, the pool's link is not the one with the node's
+// address and default route. Packets from the node's own subnet arrive by the pool's link,
+// too, and connections to a port of the node by the node's.
+func TestSecondUplink(t *testing.T) {
+	const marks = "net/ipv4/conf/eth1/src_valid_mark"
+	cases := map[string]struct {
+		own     []netip.Prefix
+		prepare func(node *netnstest.Host)
+		outside bool
+	}{
+		"plain":                         {outside: true},
+		"loose":                         {prepare: func(node *netnstest.Host) { sysctl(t, node, "net/ipv4/conf/eth1/rp_filter", "2") }, outside: true},
+		"the node has an address there": {own: []netip.Prefix{netip.MustParsePrefix("10.0.80.11/24")}, outside: true},
+		"the node has no default route": {prepare: func(node *netnstest.Host) { node.IP("route", "del", "default") }},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			client, _ := w.secondUplink(c.own...)
+			if c.prepare != nil {
+				c.prepare(w.nodeA)
+			}
+			before := snapshot(w.nodeA)
+			p, neighbour := w.onSecond("p", "10.0.80.5"), w.onSecond("q", "10.0.80.6")
+			setup(w.nodeA, p)
+			setup(w.nodeA, neighbour)
+			for _, hop := range []struct {
+				from *netnstest.Host
+				to   string
+			}{
+				{client, "10.0.80.5"}, {p.Host, "10.0.80.50"}, {p.Host, outside4}, {w.router, "10.0.80.5"},
+				{w.nodeB, "10.0.80.5"}, {p.Host, "10.0.60.12"}, {w.client, "10.0.80.5"}, {p.Host, "10.0.70.50"},
+				{w.nodeA, "10.0.80.5"}, {p.Host, "10.0.60.11"}, {p.Host, "10.0.80.6"}, {neighbour.Host, "10.0.80.5"},
+			} {
+				w.ping(hop.from, hop.to)
+			}
+			if out, err := w.router.Command("ping", "-c", "1", "-w", "60", "-I", outside4, "10.0.80.5"); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			if c.outside {
+				// As on every node of Kubernetes.
+				sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1")
+				w.nodeA.Run(func() error { return redirect("10.0.60.11", 9000, "10.0.80.5") })
+				if got := w.answerFrom(p, 9000, "10.0.60.11"); got != "10.0.60.11" {
+					t.Errorf("the node's port is answered from %q", got)
+				}
+			}
+			// Another program takes the setting back.
+			sysctl(t, w.nodeA, marks, "0")
+			if err := w.nodeA.Try(func() error { return New("").CheckNode(p.spec) }); !errors.Is(err, ErrSysctl) {
+				t.Errorf("CheckNode() = %v, want ErrSysctl", err)
+			}
+			w.nodeA.Run(func() error { return New("").Repair(p.spec) })
+			w.ping(w.nodeB, "10.0.80.5")
+			// A pool on the link of the node's own way out does without.
+			plain := w.pod("r", "10.0.70.5")
+			setup(w.nodeA, plain)
+			if have := setting(t, w.nodeA, "net/ipv4/conf/eth0/src_valid_mark"); c.outside && have != "0" {
+				t.Errorf("src_valid_mark of the node's own link is %s", have)
+			}
+			for _, gone := range []*pod{plain, p, neighbour} {
+				w.nodeA.Run(func() error { return New("").Teardown(gone.spec) })
+			}
+			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+func setting(t *testing.T, h *netnstest.Host, key string) string {
+	t.Helper()
+	var value []byte
+	h.Run(func() (err error) { value, err = os.ReadFile("/proc/sys/" + key); return err })
+	return strings.TrimSpace(string(value))
+}
+
+// redirect makes a port of an address that of a pod, as kube-proxy and host ports do.
+func redirect(address string, port uint16, pod string) error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "other"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+	addr, to := netip.MustParseAddr(address), netip.MustParseAddr(pod)
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr.AsSlice()},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
+		&expr.Immediate{Register: 1, Data: to.AsSlice()}, &expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
+	}})
+	return conn.Flush()
+}
+
+// answerFrom asks at a port of address, behind the router's outside, and returns the
+// address that answers. The pod serves; the router drops what comes with the node's address
+// from the pool's network.
+func (w *world) answerFrom(server *pod, port int, address string) string {
+	w.t.Helper()
+	sysctl(w.t, w.router, "net/ipv4/conf/eth1/rp_filter", "1")
+	defer sysctl(w.t, w.router, "net/ipv4/conf/eth1/rp_filter", "0")
+	var listener *net.UDPConn
+	server.Run(func() (err error) { listener, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port}); return err })
+	defer listener.Close()
+	go func() {
+		b := make([]byte, 16)
+		for {
+			n, from, err := listener.ReadFromUDP(b)
+			if err != nil {
+				return
+			}
+			_, _ = listener.WriteToUDP(b[:n], from)
+		}
+	}()
+	var client *net.UDPConn
+	w.router.Run(func() (err error) {
+		client, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(outside4)})
+		return err
+	})
+	defer client.Close()
+	for range 3 {
+		if _, err := client.WriteToUDP([]byte("hello"), &net.UDPAddr{IP: net.ParseIP(address), Port: port}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if err := client.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		w.t.Fatal(err)
+	}
+	_, from, err := client.ReadFromUDP(make([]byte, 16))
+	if err != nil {
+		return err.Error()
+	}
+	return from.IP.String()
+}
+
+// secondRouter is another gateway of 10.0.70.0/24, and the only way to 10.99.0.2.
+func (w *world) secondRouter() {
+	w.t.Helper()
+	router := netnstest.New(w.t)
+	w.wire.Plug(router, "eth0", netip.MustParsePrefix("10.0.70.254/24"))
+	router.IP("addr", "add", secondOutside+"/32", "dev", "lo")
+	router.IP("route", "add", "default", "via", "10.0.70.1")
+	sysctl(w.t, router, "net/ipv4/ip_forward", "1")
+}
+
+const secondOutside = "10.99.0.2"
+
+// What does not come from a pod is routed as before: the node has two uplinks with a rule
+// that its administrator made, an address in the pool's subnet, and a guest of somebody
+// else's with one.
+func TestOtherTrafficIsNotRerouted(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the rule comes after the pods %v", late), func(t *testing.T) {
+			w := newWorld(t)
+			_, second := w.secondUplink(netip.MustParsePrefix("10.0.80.11/24"))
+			w.secondRouter()
+			addRule := func() {
+				w.nodeA.IP("route", "add", "default", "via", "10.0.80.1", "table", "101")
+				w.nodeA.IP("rule", "add", "from", "10.0.80.11", "lookup", "101")
+			}
+			if !late {
+				addRule()
+			}
+			w.nodeA.IP("addr", "add", "10.0.70.2/24", "dev", "eth0")
+			guest := netnstest.New(t)
+			w.nodeA.IP("link", "add", "guest", "type", "veth", "peer", "name", "eth0", "netns", guest.Path())
+			w.nodeA.IP("link", "set", "guest", "up")
+			w.nodeA.IP("route", "add", "10.0.70.77", "dev", "guest")
+			w.nodeA.IP("neigh", "add", "proxy", "10.0.70.77", "dev", "eth0")
+			w.nodeA.IP("neigh", "add", "proxy", "10.0.60.11", "dev", "guest")
+			guest.IP("addr", "add", "10.0.70.77/32", "dev", "eth0")
+			guest.IP("link", "set", "eth0", "up")
+			guest.IP("route", "add", "10.0.60.11", "dev", "eth0")
+			guest.IP("route", "add", "default", "via", "10.0.60.11")
+			sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1")
+
+			p := w.pod("p", "10.0.70.5")
+			p.spec.Addresses[0].Gateway = netip.MustParseAddr("10.0.70.254")
+			setup(w.nodeA, p)
+			if late {
+				addRule()
+			}
+			from := func(host *netnstest.Host, source, to string) error {
+				_, err := host.Command("ping", "-c", "1", "-W", "1", "-I", source, to)
+				return err
+			}
+			w.ping(p.Host, secondOutside)
+			for _, c := range []struct {
+				host       *netnstest.Host
+				source, to string
+			}{
+				{w.nodeA, "10.0.60.11", outside4}, {w.nodeA, "10.0.70.2", outside4}, {w.nodeA, "10.0.80.11", outside4},
+				{w.nodeA, "10.0.80.11", "10.0.60.12"}, {guest, "10.0.70.77", outside4},
+				// Pods and their own node reach each other whatever the rules are.
+				{w.nodeA, "10.0.60.11", "10.0.70.5"}, {w.nodeA, "10.0.70.2", "10.0.70.5"}, {p.Host, "10.0.70.5", "10.0.70.2"},
+			} {
+				netnstest.Eventually(t, func() error { return from(c.host, c.source, c.to) })
+			}
+			if !late {
+				netnstest.Eventually(t, func() error { return from(w.nodeA, "10.0.80.11", "10.0.70.5") })
+				netnstest.Eventually(t, func() error { return from(p.Host, "10.0.70.5", "10.0.80.11") })
+			}
+			// Only pods leave by the pool's gateway.
+			for host, source := range map[*netnstest.Host]string{w.nodeA: "10.0.70.2", guest: "10.0.70.77"} {
+				if from(host, source, secondOutside) == nil {
+					t.Errorf("%s leaves by the pool's gateway", source)
+				}
+			}
+			// The node's second address leaves by its own link only.
+			second.Port(1, false)
+			if from(w.nodeA, "10.0.80.11", "10.0.60.12") == nil {
+				t.Error("10.0.80.11 leaves by another link than the administrator's rule says")
+			}
+		})
+	}
+}
+
+// Two pools may have one subnet and two gateways, also one after the other.
+func TestTwoGateways(t *testing.T) {
+	w := newWorld(t)
+	w.secondRouter()
+	before := snapshot(w.nodeA)
+	a, b, c := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6"), w.pod("c", "10.0.70.7")
+	b.spec.Addresses[0].Gateway = netip.MustParseAddr("10.0.70.254")
+	c.spec.Addresses[0].Gateway = netip.MustParseAddr("10.0.70.254")
+	// A smaller subnet within the others.
+	c.spec.Addresses[0].Subnet = netip.MustParsePrefix("10.0.70.0/28")
+	expect := func(p *pod, second bool) {
+		t.Helper()
+		if second {
+			w.ping(p.Host, secondOutside)
+		} else {
+			w.ping(p.Host, outside4)
+			w.noPing(p.Host, secondOutside)
+		}
+		w.ping(w.client, p.spec.Addresses[0].Address.String())
+	}
+	for _, p := range []*pod{a, b, c} {
+		setup(w.nodeA, p)
+	}
+	expect(a, false)
+	expect(b, true)
+	// In another order.
+	w.nodeA.IP("rule", "flush", "proto", fmt.Sprint(Protocol))
+	for _, p := range []*pod{c, a, b} {
+		if err := w.nodeA.Try(func() error { return New("").CheckNode(p.spec) }); !errors.Is(err, ErrNotWired) {
+			t.Errorf("CheckNode() = %v, want ErrNotWired", err)
+		}
+		w.nodeA.Run(func() error { return New("").Repair(p.spec) })
+	}
+	for _, p := range []*pod{a, b, c} {
+		w.nodeA.Run(func() error { return New("").CheckNode(p.spec) })
+	}
+	expect(a, false)
+	expect(b, true)
+	expect(c, true)
+	w.nodeA.Run(func() error { return New("").Teardown(c.spec) })
+	w.nodeA.Run(func() error { return New("").Teardown(a.spec) })
+	expect(b, true)
+	w.nodeA.Run(func() error { return New("").Teardown(b.spec) })
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// asEarlier gives a pod's node's side the form that versions before made: an address has a
+// rule and a table of its own, and packets have no mark.
+func (w *world) asEarlier(p *pod) {
+	w.t.Helper()
+	index := w.nodeA.IP("-o", "link", "show", p.spec.HostLink())
+	index = index[:strings.Index(index, ":")]
+	for _, family := range []string{"-4", "-6"} {
+		w.nodeA.IP(family, "rule", "flush", "proto", fmt.Sprint(Protocol))
+		w.nodeA.IP(family, "rule", "add", "pref", "32300", "lookup", "main", "suppress_prefixlength", "0", "proto", "98")
+	}
+	for i, a := range p.spec.Addresses {
+		family := "-4"
+		if a.Address.Is6() {
+			family = "-6"
+		}
+		var n int
+		if _, err := fmt.Sscan(index, &n); err != nil {
+			w.t.Fatal(err)
+		}
+		table := fmt.Sprint(0x62000000 + 4*n + i)
+		w.nodeA.IP(family, "route", "del", a.Address.String(), "table", fmt.Sprint(podsTable))
+		w.nodeA.IP(family, "route", "add", a.Subnet.String(), "dev", "eth0", "table", table, "proto", "98")
+		w.nodeA.IP(family, "route", "add", "default", "via", a.Gateway.String(), "dev", "eth0", "onlink", "table", table, "proto", "98")
+		w.nodeA.IP(family, "rule", "add", "pref", "32301", "from", a.Address.String(), "lookup", table, "proto", "98")
+		network := poolNetwork{link: "eth0", subnet: a.Subnet, gateway: a.Gateway}
+		w.nodeA.IP(family, "route", "flush", "table", fmt.Sprint(network.table(0)))
+	}
+}
+
+// withoutMarks takes from the node's table what versions before did not have.
+func withoutMarks() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	conn.DelTable(&nftables.Table{Family: nftables.TableFamilyARP, Name: netfilter.TableName})
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: netfilter.TableName}
+	chain := &nftables.Chain{Table: table, Name: "mark"}
+	conn.FlushChain(chain)
+	conn.DelChain(chain)
+	return conn.Flush()
+}
+
+// A node with pods of an earlier version: they keep their traffic while Repair takes them
+// over one by one, and nothing of either version stays.
+func TestEarlierVersion(t *testing.T) {
+	w := newWorld(t)
+	w.secondRouter()
+	before := snapshot(w.nodeA)
+	a, b, gone := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6"), w.pod("gone", "10.0.70.7")
+	b.spec.Addresses[0].Gateway = netip.MustParseAddr("10.0.70.254")
+	for _, p := range []*pod{a, b, gone} {
+		setup(w.nodeA, p)
+	}
+	for _, p := range []*pod{gone, b, a} {
+		w.asEarlier(p)
+	}
+	// asEarlier of one pod flushes the rules of those before.
+	w.asEarlierRules(b, gone)
+	w.nodeA.Run(withoutMarks)
+	for _, to := range []string{"10.0.70.5", "2001:db8:70::5", "10.0.70.6", "10.0.70.7"} {
+		w.ping(w.client, to)
+	}
+	w.ping(b.Host, secondOutside)
+	if err := w.nodeA.Try(func() error { return New("").CheckNode(a.spec) }); !errors.Is(err, ErrNotWired) {
+		t.Errorf("CheckNode() = %v, want ErrNotWired", err)
+	}
+
+	type result struct {
+		what, out string
+		err       error
+	}
+	started, results := make(chan struct{}), make(chan result)
+	flows := []struct {
+		from *netnstest.Host
+		to   string
+	}{{w.client, "10.0.70.5"}, {a.Host, outside4}, {a.Host, outside6}, {w.client, "10.0.70.6"}, {b.Host, secondOutside}}
+	for _, f := range flows {
+		go func() {
+			started <- struct{}{}
+			out, err := f.from.Command("ping", "-q", "-i", "0.002", "-c", "1000", f.to)
+			results <- result{f.to, out, err}
+		}()
+	}
+	for range flows {
+		<-started
+	}
+	for _, p := range []*pod{a, b} {
+		w.nodeA.Run(func() error { return errors.Join(New("").Repair(p.spec), New("").CheckNode(p.spec)) })
+		w.nodeA.Run(func() error { return New("").Repair(p.spec) })
+	}
+	for range flows {
+		r := <-results
+		if r.err != nil || !strings.Contains(r.out, " 0% packet loss") {
+			t.Errorf("while Repair ran, to %s: %v\n%s", r.what, r.err, r.out)
+		}
+	}
+	// One of the earlier version is withdrawn as it is.
+	w.ping(w.client, "10.0.70.7")
+	w.nodeA.Run(func() error { return New("").Withdraw(gone.spec) })
+	w.noPing(w.client, "10.0.70.7")
+	for _, args := range [][]string{{"rule"}, {"-6", "rule"}} {
+		if rules := w.nodeA.IP(args...); strings.Contains(rules, "32300:") || strings.Contains(rules, "32301:") {
+			t.Errorf("rules of the earlier version are left:\n%s", rules)
+		}
+	}
+	for _, p := range []*pod{a, b, gone} {
+		w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
+	}
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// asEarlierRules adds the rules of an earlier version for pods whose tables are there.
+func (w *world) asEarlierRules(pods ...*pod) {
+	w.t.Helper()
+	for _, p := range pods {
+		var n int
+		if _, err := fmt.Sscan(w.nodeA.IP("-o", "link", "show", p.spec.HostLink()), &n); err != nil {
+			w.t.Fatal(err)
+		}
+		for i, a := range p.spec.Addresses {
+			w.nodeA.IP("rule", "add", "pref", "32301", "from", a.Address.String(), "lookup", fmt.Sprint(0x62000000+4*n+i), "proto", "98")
+		}
+	}
+}
+
+// The links of pods of an earlier version end while no agent runs.
+func TestEarlierVersionLoose(t *testing.T) {
+	w := newWorld(t)
+	before := snapshot(w.nodeA)
+	a := w.pod("a", "10.0.70.5", "2001:db8:70::5")
+	setup(w.nodeA, a)
+	w.asEarlier(a)
+	w.nodeA.Run(withoutMarks)
+	w.nodeA.IP("link", "del", a.spec.HostLink())
+	w.nodeA.Run(func() error { return New("").RemoveLoose() })
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// The node's way out comes from router advertisements, and the first IPv6 pod makes the
+// node a router.
+func TestNodeKeepsItsRouter(t *testing.T) {
+	w := newWorld(t)
+	w.nodeA.IP("-6", "route", "del", "default")
+	sysctl(t, w.nodeA, "net/ipv6/conf/all/forwarding", "0")
+	for _, name := range []string{"plain", "deaf"} {
+		w.nodeA.IP("link", "add", name, "type", "veth", "peer", "name", name+"1")
+	}
+	sysctl(t, w.nodeA, "net/ipv6/conf/deaf/accept_ra", "0")
+	advertise := func() {
+		w.router.Run(func() error {
+			link, err := netlinksafe.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			source, err := linkLocal(link)
+			if err != nil {
+				return err
+			}
+			return send(link.Attrs().Index, unix.ETH_P_IPV6, [][]byte{routerAdvertisement(link.Attrs().HardwareAddr, source)})
+		})
+	}
+	learns := func() error {
+		advertise()
+		if routes := w.nodeA.IP("-6", "route", "show", "default"); !strings.Contains(routes, "proto ra") {
+			return fmt.Errorf("the node has no router: %q", routes)
+		}
+		return nil
+	}
+	netnstest.Eventually(t, learns)
+	w.ping(w.nodeA, outside6)
+	// An IPv4 pod changes nothing about it.
+	setup(w.nodeA, w.pod("four", "10.0.70.5"))
+	if have := setting(t, w.nodeA, "net/ipv6/conf/eth0/accept_ra"); have != "1" {
+		t.Errorf("after an IPv4 pod accept_ra is %s", have)
+	}
+	setup(w.nodeA, w.pod("six", "2001:db8:70::5"))
+	w.ping(w.client, "2001:db8:70::5")
+	if routes := w.nodeA.IP("-6", "route", "show", "default"); !strings.Contains(routes, "proto ra") {
+		t.Errorf("the node lost its router: %q", routes)
+	}
+	w.ping(w.nodeA, outside6)
+	for link, want := range map[string]string{"eth0": "2", "plain": "1", "deaf": "0", "lo": "1"} {
+		if have := setting(t, w.nodeA, "net/ipv6/conf/"+link+"/accept_ra"); have != want {
+			t.Errorf("accept_ra of %s is %s, want %s", link, have, want)
+		}
+	}
+	w.nodeA.IP("-6", "route", "del", "default")
+	netnstest.Eventually(t, learns)
+}
