@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/ipam/event"
 )
 
 // pods asks the API about this node's pods. Methods are safe in parallel; each call
@@ -30,6 +31,8 @@ type pods interface {
 	Annotations(pod api.Pod) (annotations map[string]string, known bool)
 	// Holder returns the pod of this node that holds the address.
 	Holder(ctx context.Context, addr netip.Addr) (api.Pod, error)
+	// Reach says whether the pods of the node can be followed, without blocking.
+	Reach() api.Reach
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
@@ -127,12 +130,15 @@ type Options struct {
 	Shaper      shaper
 	ConflictLog conflictLog
 	Metrics     *Metrics
+	// Events may be nil.
+	Events event.Recorder
 }
 
 // Agent serves CNI calls. All methods may be called in parallel.
 type Agent struct {
 	Options
 
+	started   time.Time
 	locks     keyedLocks
 	adds      adds
 	announce  announcer
@@ -142,7 +148,7 @@ type Agent struct {
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
-	a := &Agent{Options: o}
+	a := &Agent{Options: o, started: time.Now()}
 	a.announce = newAnnouncer(a.announceAgain)
 	a.reconcile = newReconciler(a.repair, a.finish, a.tell, a.verifyOrphans)
 	return a

@@ -88,6 +88,8 @@ func (w *world) Networks(context.Context, string, string, string) ([]attachdef.N
 }
 func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
 
+func (w *world) Reach() api.Reach { return api.Reach{Synced: true} }
+
 // WaitForSync waits for synced where a case sets it.
 func (w *world) WaitForSync(ctx context.Context) bool {
 	if w.synced == nil {
@@ -592,6 +594,41 @@ func TestWithdrawnComesBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Inspect shows what was done for each record and what failed.
+func TestInspect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, w := newAgent(t)
+		put(t, a, "good", state.Added, "/proc/self/ns/net", w.addrs)
+		put(t, a, "stuck", state.Deleting, "/proc/self/ns/net", w.addrs)
+		w.delErr = errors.New("boom")
+		w.links = []Link{{Name: "bthx"}}
+		run(t, a)
+		in, err := a.Inspect(t.Context(), "", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]int{"adding": 0, "added": 1, "deleting": 1, "withdrawn": 0}, in.Records); diff != "" {
+			t.Errorf("records (-want +got):\n%s", diff)
+		}
+		if len(in.Containers) != 2 || in.Containers[0].Checked.IsZero() || in.Containers[0].Error != "" || in.Containers[0].Interfaces[0].Link != "bthgood" ||
+			!strings.Contains(in.Containers[1].Error, "boom") || in.OldestCheck.IsZero() || len(in.Orphans) != 1 {
+			t.Errorf("Inspect() = %+v", in)
+		}
+		if g := a.collect(); g.failing != 1 || g.phases["added"] != 1 || !g.reachable {
+			t.Errorf("metrics: %+v", g)
+		}
+		w.mu.Lock()
+		w.missing = errors.New("the route is missing")
+		w.mu.Unlock()
+		if in, err = a.Inspect(t.Context(), "ns/p", true); err != nil || in.Containers[0].Missing != "the route is missing" || in.Orphans != nil {
+			t.Errorf("Inspect() = %+v, %v", in, err)
+		}
+		if in, err = a.Inspect(t.Context(), "ns/other", false); err != nil || len(in.Containers) != 0 {
+			t.Errorf("Inspect() of another pod = %+v, %v", in, err)
+		}
+	})
 }
 
 // A DEL that fails is tried again without the runtime, which forgets a pod that was

@@ -81,6 +81,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	if err := a.Store.Delete(record.Key()); err != nil {
 		return err
 	}
+	a.reconcile.outcomes.forget(record.Key())
 	fault.Point("del/record")
 	a.shapeSoon()
 	return nil

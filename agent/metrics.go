@@ -39,6 +39,54 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	return m
 }
 
+var (
+	recordsDesc = metrics.NewDesc("berth_agent_records", "Containers whose network the agent has a record of, by phase.", []string{"phase"}, nil, metrics.ALPHA, "")
+	failingDesc = metrics.NewDesc("berth_agent_failing_records", "Containers whose network the agent could not repair or take down at its last try.", nil, nil, metrics.ALPHA, "")
+	checkedDesc = metrics.NewDesc("berth_agent_since_full_check_seconds", "For how long some container's network has not been compared with the kernel; the agent does so every minute.",
+		nil, nil, metrics.ALPHA, "")
+	reachDesc = metrics.NewDesc("berth_agent_api_reachable", "1 while the agent can watch the pods of its node, else 0.", nil, nil, metrics.ALPHA, "")
+)
+
+// gauges are the metrics that follow from the records.
+type gauges struct {
+	phases     map[string]int
+	failing    int
+	sinceCheck time.Duration
+	reachable  bool
+}
+
+// Collector returns the metrics that follow from the agent's records. The caller registers
+// it.
+func (a *Agent) Collector() metrics.StableCollector { return &collector{collect: a.collect} }
+
+type collector struct {
+	metrics.BaseStableCollector
+
+	collect func() gauges
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{recordsDesc, failingDesc, checkedDesc, reachDesc} {
+		ch <- d
+	}
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
+	g := c.collect()
+	for phase, number := range g.phases {
+		ch <- metrics.NewLazyConstMetric(recordsDesc, metrics.GaugeValue, float64(number), phase)
+	}
+	reachable := 0.0
+	if g.reachable {
+		reachable = 1
+	}
+	ch <- metrics.NewLazyConstMetric(failingDesc, metrics.GaugeValue, float64(g.failing))
+	ch <- metrics.NewLazyConstMetric(checkedDesc, metrics.GaugeValue, g.sinceCheck.Seconds())
+	ch <- metrics.NewLazyConstMetric(reachDesc, metrics.GaugeValue, reachable)
+}
+
 // Call counts one CNI call.
 func (m *Metrics) Call(command, code string, took time.Duration) {
 	if m != nil {

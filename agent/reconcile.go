@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/ipam/event"
 )
 
 const (
@@ -41,13 +43,14 @@ type reconciler struct {
 	// orphans has one key only: links without a record are looked at together.
 	orphans       keyQueue
 	verifyOrphans func(context.Context) error
+	outcomes      *outcomes
 }
 
 func newReconciler(check, finish, tell func(context.Context, state.Key) error, verifyOrphans func(context.Context) error) reconciler {
 	queue := func() keyQueue {
 		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
 	}
-	return reconciler{checks: queue(), finishes: queue(), tells: queue(), orphans: queue(), check: check, finish: finish, tell: tell, verifyOrphans: verifyOrphans}
+	return reconciler{checks: queue(), finishes: queue(), tells: queue(), orphans: queue(), check: check, finish: finish, tell: tell, verifyOrphans: verifyOrphans, outcomes: &outcomes{}}
 }
 
 // checkSoon has a record compared soon; it returns at once.
@@ -72,11 +75,13 @@ func (r *reconciler) run(ctx context.Context) {
 	var group sync.WaitGroup
 	for range checkers {
 		group.Go(func() {
-			work(ctx, r.checks, "Cannot make the network of a container complete, will try again", r.check)
+			work(ctx, r.checks, "Cannot make the network of a container complete, will try again", r.noting(r.check, true))
 		})
 	}
 	for range finishers {
-		group.Go(func() { work(ctx, r.finishes, "Cannot take the network of a container down, will try again", r.finish) })
+		group.Go(func() {
+			work(ctx, r.finishes, "Cannot take the network of a container down, will try again", r.noting(r.finish, false))
+		})
 	}
 	group.Go(func() { work(ctx, r.tells, "Cannot tell a pod the status of its networks, will try again", r.tell) })
 	group.Go(func() {
@@ -84,6 +89,21 @@ func (r *reconciler) run(ctx context.Context) {
 	})
 	group.Wait()
 }
+
+// noting returns work that notes what came of it; check says that it compares the record
+// with the kernel.
+func (r *reconciler) noting(do func(context.Context, state.Key) error, check bool) func(context.Context, state.Key) error {
+	return func(ctx context.Context, key state.Key) error {
+		err := do(ctx, key)
+		if ctx.Err() == nil {
+			r.outcomes.note(key, check, err)
+		}
+		return err
+	}
+}
+
+// waiting counts the records that wait to be compared or finished.
+func (r *reconciler) waiting() int { return r.checks.Len() + r.finishes.Len() }
 
 func work(ctx context.Context, queue keyQueue, failure string, do func(context.Context, state.Key) error) {
 	for {
@@ -186,6 +206,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		if err := a.Store.Put(now); err != nil {
 			return err
 		}
+		a.tellPod(now.Pod, event.Normal("AddressesRestored", "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"))
 		klog.FromContext(ctx).Info("A pod holds its addresses again and has its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now))
 		a.announce.soon(now)

@@ -6,13 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/ipam/event"
 )
 
 // podGone is the reason of a withdrawal.
@@ -62,8 +66,21 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 		}
 		fault.Point("withdraw/record")
 		a.Metrics.withdrawn()
+		if reason != podGone && reason != superseded {
+			a.tellPod(now.Pod, event.Warning("AddressesWithdrawn", "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
+				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"))
+		}
 	}
 	klog.FromContext(ctx).Info("Withdrew the addresses of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressList(now), "reason", reason)
 	return nil
+}
+
+// tellPod records an event about a pod; it does not block.
+func (a *Agent) tellPod(pod api.Pod, e event.Event) {
+	if a.Events != nil {
+		e.Record(a.Events, &corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID),
+		}, nil, "Withdraw")
+	}
 }

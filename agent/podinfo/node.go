@@ -64,6 +64,9 @@ type Node struct {
 	lost     chan struct{}
 	// conflicts has the addresses whose FloatingIPs say that there is a conflict.
 	conflicts sync.Map
+
+	mu    sync.Mutex
+	reach api.Reach
 }
 
 // New returns a Node that knows nothing yet; Run starts the watch. reader says
@@ -94,8 +97,29 @@ func New(name string, client kubernetes.Interface, ips floatingIPs, reader podre
 	return n
 }
 
-// noteReach wakes the reconnect loop after a list or watch failed.
+// Reach says whether the pods of the node can be followed, as the last list or watch
+// showed. It does not block.
+func (n *Node) Reach() api.Reach {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	reach := n.reach
+	reach.Synced = n.informer.HasSynced()
+	return reach
+}
+
+// noteReach notes what came of a list or watch, and wakes the reconnect loop after a
+// failure.
 func (n *Node) noteReach(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	n.mu.Lock()
+	if n.reach.Since.IsZero() || (n.reach.Error == "") != (err == nil) {
+		n.reach.Since = time.Now()
+	}
+	n.reach.Error = text
+	n.mu.Unlock()
 	if err != nil {
 		n.VerifySoon()
 	}

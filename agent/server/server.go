@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,6 +29,7 @@ type Handler interface {
 	Check(ctx context.Context, req *api.Request) error
 	GC(ctx context.Context, req *api.Request) error
 	Status(ctx context.Context) error
+	Inspect(ctx context.Context, pod string, check bool) (*api.Inspection, error)
 }
 
 // ErrBusy is returned by Listen where another process answers on the socket.
@@ -117,6 +119,7 @@ func (s *Server) removeLeftover(ctx context.Context) (touched time.Time, err err
 func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI)
+	mux.HandleFunc("GET "+api.PathInspect, s.serveInspect)
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		// Calls go on when ctx ends: Shutdown waits for them.
@@ -165,6 +168,29 @@ func (s *Server) serveCNI(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(response); err != nil {
 		klog.FromContext(r.Context()).V(2).Info("The caller did not take the answer", "command", req.Command, "containerID", req.ContainerID, "err", err)
+	}
+}
+
+// inspectTimeout limits one inspection.
+const inspectTimeout = 30 * time.Second
+
+func (s *Server) serveInspect(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	check, err := strconv.ParseBool(cmp.Or(query.Get("check"), "false"))
+	if err != nil {
+		http.Error(w, fmt.Sprintf("check=%q is neither true nor false", query.Get("check")), http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	inspection, err := s.Handler.Inspect(ctx, query.Get("pod"), check)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(inspection); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the inspection", "err", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -37,6 +38,9 @@ func (f *fakeHandler) Del(context.Context, *api.Request) error   { return nil }
 func (f *fakeHandler) Check(context.Context, *api.Request) error { return errors.New("broken") }
 func (f *fakeHandler) GC(context.Context, *api.Request) error    { return nil }
 func (f *fakeHandler) Status(context.Context) error              { return nil }
+func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
+	return &api.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
+}
 
 func newServer(t *testing.T, h Handler) *Server {
 	t.Helper()
@@ -224,3 +228,39 @@ type recorder struct {
 func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
 func (r *recorder) WriteHeader(int)             {}
+
+func TestInspect(t *testing.T) {
+	s := newServer(t, &fakeHandler{})
+	stop := run(t, s)
+	defer func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", s.Socket)
+	}}}
+	for query, want := range map[string]struct {
+		status  int
+		problem string
+	}{
+		"":                     {http.StatusOK, " false"},
+		"?pod=a/b&check=true":  {http.StatusOK, "a/b true"},
+		"?pod=a/b&check=maybe": {http.StatusBadRequest, ""},
+	} {
+		answer, err := client.Get("http://agent" + api.PathInspect + query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var in api.Inspection
+		if answer.StatusCode == http.StatusOK {
+			if err := json.NewDecoder(answer.Body).Decode(&in); err != nil || len(in.Problems) != 1 || in.Problems[0] != want.problem {
+				t.Errorf("%q: %+v, %v", query, in, err)
+			}
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode != want.status {
+			t.Errorf("%q: %s, want %d", query, answer.Status, want.status)
+		}
+	}
+}

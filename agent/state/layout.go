@@ -48,6 +48,9 @@ const (
 	Withdrawn Phase = "withdrawn"
 )
 
+// Phases are all phases.
+var Phases = []Phase{Adding, Added, Deleting, Withdrawn}
+
 // Key names a container's record by the runtime's call, and one interface of a container.
 // A runtime may attach a container more than once, to another interface each time.
 type Key struct {
@@ -146,9 +149,7 @@ func decode(key, value []byte) (*Container, error) {
 
 // validate returns an error that continues a sentence about the record.
 func (c *Container) validate() error {
-	switch c.Phase {
-	case Adding, Added, Deleting, Withdrawn:
-	default:
+	if !slices.Contains(Phases, c.Phase) {
 		return fmt.Errorf("has phase %q, which this version does not know", c.Phase)
 	}
 	if len(c.Attachments) == 0 || c.Attachments[0].IfName != c.IfName {

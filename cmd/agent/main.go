@@ -56,6 +56,6 @@ func newCommand(cleanup *cleanup) *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logging, command.Flags())
-	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup))
+	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup), newInspectCommand())
 	return command
 }

@@ -70,7 +70,11 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	profiles, recordEvents, err := newProfiles(config)
+	recorder, writeEvents, err := newEvents(config)
+	if err != nil {
+		return err
+	}
+	profiles, err := newProfiles(config, recorder)
 	if err != nil {
 		return err
 	}
@@ -89,9 +93,11 @@ func run(ctx context.Context, o *Options) error {
 		Shaper:      profiles,
 		ConflictLog: node,
 		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
+		Events:      recorder,
 	})
+	legacyregistry.CustomMustRegister(a.Collector())
 	background := []func(context.Context) error{
-		recordEvents,
+		writeEvents,
 		runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 	}

@@ -130,6 +130,68 @@ func TestDamagedState(t *testing.T) {
 	}
 }
 
+// TestCorrected: somebody gives the address of a running pod away by mistake, and corrects
+// it. The node withdraws the address and the pod's events say so; then the pod has its
+// network back. The operator sees both on the node.
+func TestCorrected(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "corrected", "10.0.60.11")
+	pod := createPod(t, n.name, "corrected", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	if shows := n.inspect("default/corrected"); !strings.Contains(shows, "added") || !strings.Contains(shows, "10.0.70.5") {
+		t.Errorf("inspect:\n%s", shows)
+	}
+	bind(t, "10.0.70.5", createPod(t, "elsewhere", "another", "10.0.70.5"))
+	n.kill()
+	n.start()
+	eventually(t, func() error { return n.withdrawn("10.0.70.5") })
+	eventually(t, func() error { return eventOn(t, pod, "AddressesWithdrawn", "another") })
+	if shows := n.inspect("default/corrected"); !strings.Contains(shows, "withdrawn: ") || !strings.Contains(shows, "another") {
+		t.Errorf("inspect:\n%s", shows)
+	}
+	if answers(net.client, "10.0.70.5") {
+		t.Error("somebody still answers")
+	}
+	bind(t, "10.0.70.5", pod)
+	// The agent looks at the start and every minute.
+	n.kill()
+	n.start()
+	eventually(t, func() error { return eventOn(t, pod, "AddressesRestored", "10.0.70.5") })
+	ping(t, net.client, "10.0.70.5")
+	n.mustDel(c)
+}
+
+// inspect returns what berth-agent inspect shows of a pod.
+func (n *node) inspect(pod string) string {
+	n.t.Helper()
+	var out []byte
+	err := n.Try(func() error {
+		var err error
+		out, err = n.command("berth-agent", "inspect", "--socket", n.dir+"/run/agent.sock", pod).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		n.t.Errorf("inspect: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+func eventOn(t *testing.T, pod *corev1.Pod, reason, text string) error {
+	t.Helper()
+	all, err := shared.kube.EventsV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, e := range all.Items {
+		if e.Regarding.UID == pod.UID && e.Reason == reason && strings.Contains(e.Note, text) {
+			return nil
+		}
+	}
+	return fmt.Errorf("pod %s has no event %s with %q", pod.Name, reason, text)
+}
+
 // A plugin after ours hangs or fails, the pod is deleted by force: the node stops answering
 // for the address and finishes the work as soon as the plugin lets it, without the
 // runtime.

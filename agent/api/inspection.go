@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"encoding/json"
+	"net/netip"
+	"time"
+)
+
+// PathInspect is the agent's resource for operators: GET an [Inspection]. The query
+// pod=NAMESPACE/NAME limits it to the containers of one pod; check=true compares each
+// with the kernel.
+const PathInspect = "/v1/inspect"
+
+// Inspection is what the agent knows.
+type Inspection struct {
+	Time time.Time `json:"time"`
+	// Started is when the agent did.
+	Started time.Time `json:"started"`
+	API     Reach     `json:"api"`
+	// Records counts the containers by the phase of their network.
+	Records map[string]int `json:"records"`
+	// OldestCheck is when the record was compared with the kernel for which this was
+	// the longest ago; the zero Time before each was.
+	OldestCheck time.Time `json:"oldestCheck,omitzero"`
+	// Waiting counts the records that wait to be compared or finished.
+	Waiting    int                  `json:"waiting"`
+	Containers []InspectedContainer `json:"containers"`
+	Orphans    []InspectedOrphan    `json:"orphans,omitempty"`
+	Problems   []string             `json:"problems,omitempty"`
+}
+
+// Reach says whether the agent can follow the API server.
+type Reach struct {
+	// Synced is true once every pod of the node is known.
+	Synced bool `json:"synced"`
+	// Error is why the last list or watch of pods failed; empty while it works.
+	Error string `json:"error,omitempty"`
+	// Since is when this began.
+	Since time.Time `json:"since,omitzero"`
+}
+
+// InspectedContainer is the network of a container.
+type InspectedContainer struct {
+	Pod         Pod    `json:"pod"`
+	ContainerID string `json:"containerID"`
+	NetNS       string `json:"netns,omitempty"`
+	Phase       string `json:"phase"`
+	// Reason says why addresses were withdrawn.
+	Reason     string               `json:"reason,omitempty"`
+	Interfaces []InspectedInterface `json:"interfaces"`
+	// Checked is when the record was last compared with the kernel, and Error what
+	// failed since in that or in a DEL.
+	Checked time.Time `json:"checked,omitzero"`
+	Error   string    `json:"error,omitempty"`
+	// Missing says what the kernel lacks, if it was asked for and the kernel lacks
+	// anything.
+	Missing string `json:"missing,omitempty"`
+}
+
+// InspectedInterface is one interface of a container.
+type InspectedInterface struct {
+	Name    string `json:"name"`
+	Network string `json:"network"`
+	// Definition is namespace/name of the NetworkAttachmentDefinition.
+	Definition  string    `json:"definition,omitempty"`
+	Driver      string    `json:"driver,omitempty"`
+	Link        string    `json:"link,omitempty"`
+	Uplink      string    `json:"uplink,omitempty"`
+	MAC         string    `json:"mac,omitempty"`
+	FloatingIPs []Address `json:"floatingIPs,omitempty"`
+	// Result is the CNI result: addresses and routes of the interface.
+	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// InspectedOrphan is a link of Berth's without a record.
+type InspectedOrphan struct {
+	Link      string       `json:"link"`
+	Addresses []netip.Addr `json:"addresses"`
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+// inspect shows what the agent of this node knows.
+type inspect struct {
+	socket, output string
+	check          bool
+}
+
+func newInspectCommand() *cobra.Command {
+	i := &inspect{socket: api.SocketPath, output: "table"}
+	command := &cobra.Command{
+		Use:   "inspect [NAMESPACE/POD]",
+		Short: "Shows what the agent of this node knows",
+		Long: `Shows the containers of the node, or those of one pod, with their networks: phase, interfaces,
+addresses, what failed last, and what the kernel lacks; then links without a record, and whether the
+agent reaches the API server. Run it as root on the node, or in the agent's container:
+
+  kubectl -n berth-system exec POD-OF-THE-AGENT -- /berth-agent inspect
+
+Exit codes: 0 all is well; 1 the agent does not answer, or something is wrong.`,
+		Args:         cobra.MaximumNArgs(1),
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return i.run(cmd.Context(), cmd.OutOrStdout(), args)
+		},
+	}
+	command.Flags().StringVar(&i.socket, "socket", i.socket, "The agent's --socket.")
+	command.Flags().StringVarP(&i.output, "output", "o", i.output, "table or json.")
+	command.Flags().BoolVar(&i.check, "check", true, "Compare each container with the kernel. It changes nothing.")
+	return command
+}
+
+// errUnwell says that the agent or the node is not as it should be.
+var errUnwell = errors.New("not all is well on this node; see above")
+
+func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
+	if i.output != "table" && i.output != "json" {
+		return fmt.Errorf("--output must be table or json, is %q", i.output)
+	}
+	query := url.Values{"check": {strconv.FormatBool(i.check)}}
+	if len(args) > 0 {
+		if namespace, name, ok := strings.Cut(args[0], "/"); !ok || namespace == "" || name == "" {
+			return fmt.Errorf("%q is not NAMESPACE/POD", args[0])
+		}
+		query.Set("pod", args[0])
+	}
+	raw, err := i.get(ctx, query)
+	if err != nil {
+		return err
+	}
+	var in api.Inspection
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return fmt.Errorf("decode the agent's answer: %w", err)
+	}
+	if len(args) > 0 && len(in.Containers) == 0 {
+		return fmt.Errorf("the agent has no container of pod %s: either the pod is on another node, or its network was not made yet or is gone", args[0])
+	}
+	if i.output == "json" {
+		if _, err := out.Write(raw); err != nil {
+			return fmt.Errorf("print: %w", err)
+		}
+		return nil
+	}
+	if err := printInspection(out, &in); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	if unwell(&in) {
+		return errUnwell
+	}
+	return nil
+}
+
+func (i *inspect) get(ctx context.Context, query url.Values) ([]byte, error) {
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", i.socket)
+	}}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+api.PathInspect+"?"+query.Encode(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("make the request: %w", err)
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("the agent does not answer on %s: %w; does it run on this node, and are you root?", i.socket, errors.Unwrap(err))
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read the agent's answer: %w", err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the agent answers %s: %s", answer.Status, strings.TrimSpace(string(body)))
+	}
+	return body, nil
+}
+
+func unwell(in *api.Inspection) bool {
+	return len(in.Problems) > 0 || !in.API.Synced || in.API.Error != "" || slices.ContainsFunc(in.Containers, func(c api.InspectedContainer) bool {
+		return c.Error != "" || c.Missing != ""
+	})
+}
+
+func printInspection(out io.Writer, in *api.Inspection) error {
+	table := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(table, "POD\tCONTAINER\tPHASE\tINTERFACE\tNETWORK\tADDRESSES\tLINK\tCHECKED")
+	for _, c := range in.Containers {
+		for number, i := range c.Interfaces {
+			pod, id, phase, checked := c.Pod.String(), shortID(c.ContainerID), c.Phase, age(in.Time, c.Checked)
+			if number > 0 {
+				pod, id, phase, checked = "", "", "", ""
+			}
+			fmt.Fprintln(table, strings.Join([]string{
+				pod, id, phase, i.Name, cmp.Or(i.Definition, i.Network), cmp.Or(strings.Join(addressesOf(i), ","), "-"), cmp.Or(i.Link, "-"), checked,
+			}, "\t"))
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	for _, c := range in.Containers {
+		for _, note := range []struct{ label, text string }{{"last error", c.Error}, {"missing", c.Missing}, {"withdrawn", c.Reason}} {
+			if note.text != "" {
+				fmt.Fprintf(out, "%s (%s): %s: %s\n", c.Pod, shortID(c.ContainerID), note.label, note.text)
+			}
+		}
+	}
+	for _, o := range in.Orphans {
+		fmt.Fprintf(out, "link %s with %v has no record: the state file was lost; it stays while a pod of this node holds the addresses\n", o.Link, o.Addresses)
+	}
+	for _, p := range in.Problems {
+		fmt.Fprintf(out, "problem: %s\n", p)
+	}
+	var phases []string
+	for _, phase := range slices.Sorted(maps.Keys(in.Records)) {
+		phases = append(phases, fmt.Sprintf("%d %s", in.Records[phase], phase))
+	}
+	fmt.Fprintf(out, "records: %s; %d wait for work; every record was compared with the kernel within %s\n", strings.Join(phases, ", "), in.Waiting, age(in.Time, in.OldestCheck))
+	_, err := fmt.Fprintf(out, "API server: %s; the agent has run for %s\n", reach(in), age(in.Time, in.Started))
+	return err
+}
+
+func addressesOf(i api.InspectedInterface) []string {
+	var all []string
+	for _, a := range i.FloatingIPs {
+		all = append(all, a.Address.String())
+	}
+	if len(all) > 0 {
+		return all
+	}
+	var result struct {
+		IPs []struct{ Address string }
+	}
+	// Results of old versions have another form; -o json has them.
+	_ = json.Unmarshal(i.Result, &result)
+	for _, ip := range result.IPs {
+		all = append(all, ip.Address)
+	}
+	return all
+}
+
+func reach(in *api.Inspection) string {
+	switch {
+	case in.API.Error != "":
+		return fmt.Sprintf("not reached for %s: %s", age(in.Time, in.API.Since), in.API.Error)
+	case !in.API.Synced:
+		return "the pods of this node are not known yet"
+	default:
+		return "reached"
+	}
+}
+
+func age(now, then time.Time) string {
+	if then.IsZero() {
+		return "never"
+	}
+	return duration.HumanDuration(now.Sub(then))
+}
+
+// shortID returns as much of a container ID as crictl shows.
+func shortID(id string) string { return id[:min(len(id), 13)] }

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/api"
+)
+
+func TestPrintInspection(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	in := &api.Inspection{
+		Time: now, Started: now.Add(-time.Hour), API: api.Reach{Synced: true}, Records: map[string]int{"added": 2, "withdrawn": 1}, OldestCheck: now.Add(-20 * time.Second),
+		Containers: []api.InspectedContainer{
+			{
+				Pod: api.Pod{Namespace: "shop", Name: "web-0"}, ContainerID: "0123456789abcdef", Phase: "added", Checked: now.Add(-20 * time.Second),
+				Interfaces: []api.InspectedInterface{
+					{Name: "eth0", Network: "berth-floating", Link: "bth1", FloatingIPs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}}},
+					{Name: "net1", Network: "n", Definition: "shop/storage", Result: json.RawMessage(`{"ips":[{"address":"10.9.0.2/24"}]}`)},
+				},
+			},
+			{
+				Pod: api.Pod{Namespace: "shop", Name: "web-1"}, ContainerID: "c2", Phase: "withdrawn", Reason: "another pod holds it", Error: "boom",
+				Interfaces: []api.InspectedInterface{{Name: "eth0", Network: "berth-floating", Link: "bth2"}},
+			},
+		},
+		Orphans: []api.InspectedOrphan{{Link: "bth3", Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.9")}}},
+	}
+	const want = `POD          CONTAINER       PHASE       INTERFACE   NETWORK          ADDRESSES     LINK   CHECKED
+shop/web-0   0123456789abc   added       eth0        berth-floating   10.0.70.5     bth1   20s
+                                         net1        shop/storage     10.9.0.2/24   -      
+shop/web-1   c2              withdrawn   eth0        berth-floating   -             bth2   never
+
+shop/web-1 (c2): last error: boom
+shop/web-1 (c2): withdrawn: another pod holds it
+link bth3 with [10.0.70.9] has no record: the state file was lost; it stays while a pod of this node holds the addresses
+records: 2 added, 1 withdrawn; 0 wait for work; every record was compared with the kernel within 20s
+API server: reached; the agent has run for 60m
+`
+	var out strings.Builder
+	if err := printInspection(&out, in); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if !unwell(in) {
+		t.Error("an error of a container counts for nothing")
+	}
+	in.Containers[1].Error = ""
+	if unwell(in) {
+		t.Error("a withdrawn pod alone makes the node unwell")
+	}
+	in.API.Error = "no route to host"
+	if !unwell(in) || !strings.Contains(reach(in), "no route to host") {
+		t.Errorf("the API server cannot be reached: %q", reach(in))
+	}
+}
