@@ -6,6 +6,7 @@
 package netnstest
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -93,14 +94,20 @@ func (h *Host) Command(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// IP runs "ip args" inside and fails the test where ip fails.
+// IP runs "ip args" inside, returns its standard output, and fails the test where ip fails. On
+// standard error ip may complain of namespaces of other tests that just come or go.
 func (h *Host) IP(args ...string) string {
 	h.t.Helper()
-	out, err := h.Command("ip", args...)
+	var out []byte
+	err := h.Try(func() (err error) { out, err = exec.Command("ip", args...).Output(); return err })
 	if err != nil {
-		h.t.Fatal(err)
+		var failed *exec.ExitError
+		if errors.As(err, &failed) {
+			err = fmt.Errorf("%w: %s", err, failed.Stderr)
+		}
+		h.t.Fatalf("ip %s: %v", strings.Join(args, " "), err)
 	}
-	return out
+	return string(out)
 }
 
 // Wire is a bridge in a namespace of its own: one layer 2 network.

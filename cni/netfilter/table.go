@@ -94,10 +94,8 @@ func Revoke(s Source, elsewhere bool) error {
 				}
 			}
 		}
-		for _, e := range elements {
-			if err := remove(conn, e); err != nil {
-				return fmt.Errorf("take %s from nftables set %s: %w", s.Address, e.set.Name, err)
-			}
+		if err := removeAll(conn, elements); err != nil {
+			return fmt.Errorf("take %s from nftables table %s: %w", s.Address, TableName, err)
 		}
 		return nil
 	})
@@ -118,6 +116,32 @@ func Forget(link string) error {
 // Sweep removes Berth's rules from other programs' chains where no pod has a floating IP.
 func Sweep() error {
 	return locked(func(conn *nftables.Conn, t *table) error { return t.removeForwarded(conn) })
+}
+
+// removeAll deletes those of the elements that are there, in one transaction: each makes the
+// kernel wait for all processors. Where another process was faster, it deletes one by one.
+func removeAll(conn *nftables.Conn, elements []element) error {
+	for _, e := range elements {
+		found, err := keys(conn, e.set)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(found, func(key []byte) bool { return bytes.Equal(key, e.key) }) {
+			continue
+		}
+		if err := conn.SetDeleteElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
+			return err
+		}
+	}
+	err := conn.Flush()
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	var errs []error
+	for _, e := range elements {
+		errs = append(errs, remove(conn, e))
+	}
+	return errors.Join(errs...)
 }
 
 // remove deletes an element, which may be missing, in a transaction of its own: the kernel

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/frame"
@@ -230,6 +231,16 @@ func FuzzParseProxy(f *testing.F) {
 		p, ours := parseProxy(m)
 		if ours && !p.addr.IsValid() {
 			t.Errorf("parseProxy(%x) = %+v", m, p)
+		}
+	})
+}
+
+func FuzzParseRoute(f *testing.F) {
+	f.Add([]byte("\x02\x18\x00\x00\xfe\x62\xfd\x01\x00\x00\x00\x00" + "\x08\x00\x01\x00\x0a\x00\x46\x00" + "\x08\x00\x04\x00\x03\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, m []byte) {
+		r, ok := parseRoute(m, Protocol)
+		if ok && (!r.dst.IsValid() || r.dst.Addr().Is4In6() && m[0] != unix.AF_INET6) {
+			t.Errorf("parseRoute(%x) = %+v", m, r)
 		}
 	})
 }
