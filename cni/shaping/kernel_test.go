@@ -376,18 +376,3 @@ func TestHostEnd(t *testing.T) {
 		return nil
 	})
 }
-
-func TestDevices(t *testing.T) {
-	w := newWorld(t)
-	p := w.pod("a")
-	p.Egress = Limit{Rate: 20 * mbit}
-	w.sync(p)
-	w.dial(p.Host, w.server, server4).send(1 << 20)
-	w.node.Run(func() error {
-		devices, err := w.shaper.Devices()
-		if len(devices) != 1 || devices[0].Ingress || devices[0].Rate != 20*mbit || devices[0].Bytes < 1<<20 {
-			t.Errorf("Devices() = %+v", devices)
-		}
-		return err
-	})
-}

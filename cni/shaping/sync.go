@@ -5,7 +5,6 @@ package shaping
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -139,44 +138,4 @@ func qdiscsByLink() (map[int][]netlink.Qdisc, error) {
 		byLink[q.Attrs().LinkIndex] = append(byLink[q.Attrs().LinkIndex], q)
 	}
 	return byLink, nil
-}
-
-// Device is a device in the kernel, for inspection.
-type Device struct {
-	Name string `json:"name"`
-	// Ingress says that it is for traffic toward pods.
-	Ingress bool `json:"ingress"`
-	// Rate in bits per second.
-	Rate uint64 `json:"rate"`
-	// Bytes that passed and packets that were dropped.
-	Bytes uint64 `json:"bytes"`
-	Drops uint64 `json:"drops"`
-}
-
-// Devices lists the devices of the node.
-func (s *Shaper) Devices() ([]Device, error) {
-	links, err := linksByName()
-	if err != nil {
-		return nil, err
-	}
-	var all []Device
-	for _, name := range slices.Sorted(maps.Keys(links)) {
-		if !IsDevice(links[name]) {
-			continue
-		}
-		d := Device{Name: name, Ingress: strings.HasPrefix(name, DevicePrefix+string(ingress))}
-		classes, err := classesOf(links[name])
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range classes {
-			d.Rate = max(d.Rate, c.Ceil*8)
-			if s := c.Statistics; s != nil && s.Basic != nil && s.Queue != nil && uint16(c.Handle) != minorShared {
-				d.Bytes += s.Basic.Bytes
-				d.Drops += uint64(s.Queue.Drops)
-			}
-		}
-		all = append(all, d)
-	}
-	return all, nil
 }
