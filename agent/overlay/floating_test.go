@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/overlay/rules"
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -187,6 +188,9 @@ func TestForwardPolicy(t *testing.T) {
 			n.overlay.Recheck()
 			w.reach(a, b)
 			w.reach(b, a)
+			// The end of the last pod with a floating IP takes nothing away.
+			n.Run(netfilter.Sweep)
+			w.reach(a, b)
 			w.expectSeen(a.Host, w.outside, netip.MustParseAddr(outside4), netip.MustParseAddr("10.0.60.11"))
 			// Their owner writes its chain anew.
 			run("-F FORWARD")

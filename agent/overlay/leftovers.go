@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/overlay/rules"
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // leasesFolder is where the plugin host-local keeps addresses.
@@ -43,8 +44,7 @@ func Sweep() (pods int, err error) {
 		}
 	}
 	_, err = apply(ways{}, plan{})
-	_, err2 := rules.AcceptForwarded("")
-	return 0, errors.Join(err, err2, removeVTEPs(false, false), rules.Remove())
+	return 0, errors.Join(err, removeVTEPs(false, false), rules.Remove(), netfilter.Sweep())
 }
 
 // Leftovers lists what the overlay has on a node but for what carries Berth's marks, routes
@@ -72,15 +72,8 @@ func Leftovers(root string) ([]leftover.Item, error) {
 			return nil
 		}})
 	}
-	accepted, err := rules.Accepted()
-	if err != nil {
-		return items, err
-	}
-	if accepted {
-		items = append(items, leftover.Item{Name: "rules for the overlay in forward chains", Remove: func() error { _, err := rules.AcceptForwarded(""); return err }})
-	}
 	folder := filepath.Join(root, leasesFolder)
-	_, err = os.Lstat(folder)
+	_, err := os.Lstat(folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return items, nil
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/overlay/rules"
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -358,11 +359,7 @@ func (o *Overlay) putRules(ctx context.Context, self local) error {
 	if changed {
 		klog.FromContext(ctx).Info("Wrote the overlay's nftables table", "table", rules.TableName)
 	}
-	accepted, err2 := rules.AcceptForwarded(Bridge)
-	if accepted {
-		klog.FromContext(ctx).Info("Other programs' firewalls forward the packets of pods now")
-	}
-	return errors.Join(err, err2)
+	return errors.Join(err, netfilter.AcceptForwarded())
 }
 
 func (o *Overlay) ready(n network) error {

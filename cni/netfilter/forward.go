@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"net"
 	"slices"
 	"strings"
 
@@ -21,8 +22,8 @@ var forwardRules = []struct {
 	comment string
 	key     expr.MetaKey
 }{
-	{"berth: packets from pods with a floating IP", expr.MetaKeyIIFNAME},
-	{"berth: packets to pods with a floating IP", expr.MetaKeyOIFNAME},
+	{"berth: packets from pods", expr.MetaKeyIIFNAME},
+	{"berth: packets to pods", expr.MetaKeyOIFNAME},
 }
 
 // forwardChain is a base chain of another program that drops what it does not know: by its
@@ -207,11 +208,25 @@ func checkForwarded(conn *nftables.Conn) error {
 	return errors.Join(errs...)
 }
 
-// removeForwarded takes our rules out of the chains of other programs where no pod is left.
+// AcceptForwarded makes other programs' firewalls forward packets from and to links that
+// begin with LinkPrefix. Allow does so, too.
+func AcceptForwarded() error {
+	return locked(func(conn *nftables.Conn, _ *table) error { return acceptForwarded(conn) })
+}
+
+// removeForwarded takes our rules out of the chains of other programs where no pod is left,
+// and no link for pods.
 func (t *table) removeForwarded(conn *nftables.Conn) error {
 	links, err := keys(conn, t.links)
 	if err != nil || len(links) > 0 {
 		return err
+	}
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	if slices.ContainsFunc(interfaces, func(i net.Interface) bool { return strings.HasPrefix(i.Name, LinkPrefix) }) {
+		return nil
 	}
 	chains, err := forwardChains(conn)
 	errs := []error{err}

@@ -19,7 +19,7 @@ const (
 	// TableName is the name of the table, in the family inet.
 	TableName = "berth"
 	// LinkPrefix begins the name of every interface of the node that leads to a pod with
-	// a floating IP.
+	// a floating IP, and of the overlay's bridge.
 	LinkPrefix = "bth"
 )
 
@@ -113,7 +113,8 @@ func Forget(link string) error {
 	})
 }
 
-// Sweep removes Berth's rules from other programs' chains where no pod has a floating IP.
+// Sweep removes Berth's rules from other programs' chains where no pod, and no link for pods,
+// is left.
 func Sweep() error {
 	return locked(func(conn *nftables.Conn, t *table) error { return t.removeForwarded(conn) })
 }

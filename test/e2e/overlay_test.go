@@ -46,6 +46,8 @@ func TestOverlay(t *testing.T) {
 		}
 	})
 	for _, node := range s.Cluster.Nodes() {
+		// As kube-controller-manager does with --allocate-node-cidrs.
+		s.kubectl("patch", "node", node.Name(), "-p", fmt.Sprintf(`{"spec":{"podCIDR":%q,"podCIDRs":[%q]}}`, node.PodSubnet, node.PodSubnet))
 		// The pods of the network before have addresses of the same pod CIDRs: here they are
 		// not drained.
 		s.run(node.Name(), "sh", "-c", "mkdir -p /var/lib/cni/networks/berth-overlay && cp -r /var/lib/cni/networks/lab/. /var/lib/cni/networks/berth-overlay")
@@ -94,12 +96,10 @@ func TestOverlay(t *testing.T) {
 	}
 	s.expectService(members, pods)
 
-	// The agents' restart interrupts nobody.
-	tr := s.ask(members[4])
+	// The network is the same after a restart of the agents.
 	s.freshAgents()
 	s.expectSeen("http", pods[0], pods[2], pods[2].port)
 	s.expectSeen("http", pods[2], pods[4], pods[4].port)
-	s.expectUnbroken(tr, "the restart of all agents")
 	s.expectOwnNodeOnly()
 }
 

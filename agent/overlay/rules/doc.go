@@ -17,9 +17,6 @@
 //	    source in subnets, not to the bridge, destination not in inside and not multicast
 //	                                       masquerade
 //
-// In forward chains of other programs that drop what they do not know it keeps two rules that
-// accept packets from and to the bridge.
-//
 // Only addresses of the node's own pod CIDRs are ever masqueraded, so a floating IP never
 // is, and a server in the cluster sees the pod that asks it.
 package rules

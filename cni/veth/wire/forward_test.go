@@ -182,7 +182,7 @@ func TestFirewallRulesPrevail(t *testing.T) {
 	rule("-A", "DOCKER-USER", "-s", "10.0.70.50", "-j", "DROP")
 	w.noPing(w.client, "10.0.70.5")
 	w.ping(w.router, "10.0.70.5")
-	for _, want := range []string{"-A FORWARD -i bth+ ", "-A FORWARD -o bth+ ", `--comment "berth: packets from pods with a floating IP"`} {
+	for _, want := range []string{"-A FORWARD -i bth+ ", "-A FORWARD -o bth+ ", `--comment "berth: packets from pods"`} {
 		if have := rule("-S", "FORWARD"); !strings.Contains(have, want) {
 			t.Errorf("iptables -S lacks %q:\n%s", want, have)
 		}
