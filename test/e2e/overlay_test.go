@@ -96,10 +96,12 @@ func TestOverlay(t *testing.T) {
 	}
 	s.expectService(members, pods)
 
-	// The network is the same after a restart of the agents.
+	// The agents' restart interrupts nobody.
+	tr := s.ask(s.start("asked-2", s.floating, on("node2")), s.start("asked-3", on("node3")))
 	s.freshAgents()
 	s.expectSeen("http", pods[0], pods[2], pods[2].port)
 	s.expectSeen("http", pods[2], pods[4], pods[4].port)
+	s.expectUnbroken(tr, "the restart of all agents")
 	s.expectOwnNodeOnly()
 }
 
