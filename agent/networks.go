@@ -25,11 +25,11 @@ type Networks struct {
 	// file of ConfDir.
 	DefaultFile string
 	// FloatingFile, if given, is the configuration of pods with a floating IP:
-	// a list that begins with the plugin berth-veth.
+	// a list that begins with the plugin berth-veth or berth-vlan.
 	FloatingFile string
 	// Uplink returns the node's link to the pools' networks.
 	Uplink func() (string, error)
-	// SysctlRoot is the path of the node's /proc/sys, for callers of berth-veth.
+	// SysctlRoot is the path of the node's /proc/sys, for callers of these.
 	SysctlRoot string
 }
 
@@ -83,7 +83,7 @@ func (n *Networks) Floating() (*Floating, error) {
 	}
 	floating, err := n.floating(network)
 	if err == nil && floating == nil {
-		err = fmt.Errorf("network configuration %q: the first plugin must be %s, is %s", network.Name(), api.VethType, network.Types()[0])
+		err = fmt.Errorf("network configuration %q: the first plugin must be %s or %s, is %s", network.Name(), api.VethType, api.VlanType, network.Types()[0])
 	}
 	return floating, err
 }
@@ -117,10 +117,15 @@ func (n *Networks) load(named *attachdef.Network) (*chain.Network, error) {
 	})
 }
 
+// drivers are those of the plugins that take floating IPs.
+var drivers = map[string]string{api.VethType: api.DriverVeth, api.VlanType: api.DriverVlan}
+
 // floating returns what a driver does of the network, nil where no driver knows its first
 // plugin.
 func (n *Networks) floating(network *chain.Network) (*Floating, error) {
-	if network.Types()[0] != api.VethType {
+	plugin := network.Types()[0]
+	driver, ok := drivers[plugin]
+	if !ok {
 		return nil, nil
 	}
 	var conf struct {
@@ -142,13 +147,13 @@ func (n *Networks) floating(network *chain.Network) (*Floating, error) {
 	}
 	conf.Capabilities[api.CapabilityAddresses] = true
 	conf.Capabilities[api.CapabilityMAC] = true
-	network, err := network.WithPlugin(api.VethType, map[string]any{
+	network, err := network.WithPlugin(plugin, map[string]any{
 		"uplink": conf.Uplink, "capabilities": conf.Capabilities, "sysctlRoot": n.SysctlRoot,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &Floating{Network: network, Driver: api.DriverVeth, Uplink: conf.Uplink, MTU: conf.MTU}, nil
+	return &Floating{Network: network, Driver: driver, Uplink: conf.Uplink, MTU: conf.MTU}, nil
 }
 
 func (n *Networks) floatingTemplate() (*chain.Network, error) {

@@ -37,6 +37,9 @@ const (
 	ShimType = "berth-cni"
 	// VethType is the plugin that wires a floating IP.
 	VethType = "berth-veth"
+	// VlanType is the plugin that gives a pod an interface in the network of its floating
+	// IP itself.
+	VlanType = "berth-vlan"
 	// NetworkName is the network in the runtime's configuration.
 	NetworkName = "berth"
 	// FloatingNetworkName is the network of pods with a floating IP.
@@ -49,8 +52,11 @@ const (
 	CapabilityMAC = "mac"
 )
 
-// DriverVeth is the driver that wires floating IPs as the plugin berth-veth does.
-const DriverVeth = "veth"
+// The drivers wire floating IPs as the plugins do.
+const (
+	DriverVeth = "veth" // berth-veth
+	DriverVlan = "vlan" // berth-vlan
+)
 
 // CNI error codes (CNI specification, section Error) that CNI's Go package
 // does not name in the version we use.

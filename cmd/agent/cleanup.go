@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/shaping"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/cni/vlan"
 )
 
 // codeRefused is the exit code of a cleanup that did nothing because an agent runs.
@@ -141,6 +142,8 @@ func (c *cleanup) sweepers() []sweeper {
 		shaping.Leftovers,
 		// Before the table with their guard goes.
 		hostport.Leftovers,
+		// Before the links by which it finds the containers go.
+		vlan.New(wire.New(c.sysctlRoot)).Leftovers,
 		wire.New(c.sysctlRoot).Leftovers,
 		netfilter.Leftovers,
 		func() ([]leftover.Item, error) { return overlay.Leftovers(c.root) },

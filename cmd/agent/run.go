@@ -33,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/cni/vlan"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
@@ -88,7 +89,7 @@ func run(ctx context.Context, o *Options) error {
 		Networks: networks,
 
 		PodNetworks: &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
-		Drivers:     agent.Drivers{api.DriverVeth: &veth{wirer: newWirer(o)}},
+		Drivers:     newDrivers(o),
 		Prober:      &o.Conflicts,
 		Shaper:      profiles,
 		ConflictLog: node,
@@ -102,6 +103,11 @@ func run(ctx context.Context, o *Options) error {
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 	}
 	return serve(ctx, o, a, node, config, background...)
+}
+
+func newDrivers(o *Options) agent.Drivers {
+	wirer := newWirer(o)
+	return agent.Drivers{api.DriverVeth: &veth{wirer: wirer}, api.DriverVlan: &vlanDriver{driver: vlan.New(wirer)}}
 }
 
 func newWirer(o *Options) *wire.Wirer {

@@ -29,7 +29,8 @@ var packages = map[string]string{
 	"berth-controller": "./cmd/controller",
 	"berth-agent":      "./cmd/agent",
 	"berth-cni":        "./cni/shim",
-	"berth-veth":       "./cni/veth",
+	"berth-veth":       "./cni/plugins",
+	"berth-vlan":       "./cni/plugins",
 	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 	"kubectl-berth":    "./cmd/kubectl-berth",
@@ -45,7 +46,7 @@ type image struct {
 var images = []image{
 	{"berth-scheduler", []string{"berth-scheduler"}},
 	{"berth-controller", []string{"berth-controller"}},
-	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-bridge", "berth-host-local"}},
+	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-bridge", "berth-host-local"}},
 }
 
 // registry and tag are how manifests/ name the images.

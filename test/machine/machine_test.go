@@ -24,7 +24,8 @@ func suites(t *testing.T) []Suite {
 	// A driver that is missing in a machine is a failure.
 	env := []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}
 	return []Suite{
-		{Module: root, Package: "./cni/veth/wire", Env: env, Run: "^(TestTraffic|TestSpoofing|TestVLAN.*)$"},
+		{Module: root, Package: "./cni/vlan", Env: env, Run: "^Test.*/(ipvlan|VLAN)"},
+		{Module: root, Package: "./cni/veth/wire", Env: env, Run: "^TestVLAN"},
 		// With the modules of a distribution; emulated, it is too slow for the tests of rates.
 		{Module: root, Package: "./cni/shaping", Env: env, Run: "^(TestDSCP|TestLeftovers|TestHostEnd)$"},
 	}

@@ -55,7 +55,11 @@ func (n *node) crashed(point string, err error) {
 func TestCrash(t *testing.T) {
 	cases := map[string]struct {
 		address string
+		// plugin, if given, is the first of the floating network.
+		plugin string
 	}{
+		"macvlan":         {address: "10.0.70.5,2001:db8:70::5", plugin: `{"type":"berth-vlan","mode":"macvlan"}`},
+		"bridge":          {address: "10.0.70.5", plugin: `{"type":"berth-vlan","mode":"bridge","bridge":"br0"}`},
 		"floating IP":     {address: "10.0.70.5"},
 		"dual-stack":      {address: "10.0.70.5,2001:db8:70::5"},
 		"default network": {},
@@ -64,6 +68,11 @@ func TestCrash(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			net := newNetwork(t)
 			n := net.newNode(t, "crash-"+strings.ReplaceAll(strings.ToLower(name), " ", "-"), "10.0.60.11")
+			if c.plugin != "" {
+				n.IP("link", "add", "br0", "type", "bridge")
+				n.IP("link", "set", "br0", "up")
+				n.floating(c.plugin)
+			}
 			pod := createPod(t, n.name, n.name, c.address)
 			if c.address != "" {
 				bind(t, c.address, pod)

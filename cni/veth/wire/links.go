@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -83,7 +82,7 @@ func (w *Wirer) sources() ([]netfilter.Source, error) {
 
 // Remove removes one host end and all that belongs to it.
 func (w *Wirer) Remove(name string) error {
-	if !strings.HasPrefix(name, LinkPrefix) {
+	if !isHostLink(name) {
 		return fmt.Errorf("link %s is not one of ours", name)
 	}
 	link, err := linkOrNil(name)
@@ -101,7 +100,7 @@ func ourLinks() ([]netlink.Link, error) {
 	}
 	var ours []netlink.Link
 	for _, l := range links {
-		if strings.HasPrefix(l.Attrs().Name, LinkPrefix) && l.Type() == "veth" {
+		if isHostLink(l.Attrs().Name) && l.Type() == "veth" {
 			ours = append(ours, l)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/cni/vlan"
 )
 
 // config is the plugin's network configuration.
@@ -22,6 +23,8 @@ type config struct {
 	Uplink string `json:"uplink"`
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int `json:"mtu,omitempty"`
+	// Config is for berth-vlan alone.
+	vlan.Config
 	// SysctlRoot is the path of the node's /proc/sys; empty means /proc/sys.
 	SysctlRoot string `json:"sysctlRoot,omitempty"`
 
@@ -40,18 +43,18 @@ type config struct {
 func parseConfig(stdin []byte) (*config, error) {
 	var c config
 	if err := json.Unmarshal(stdin, &c); err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the configuration of berth-veth: %v", err), "")
+		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the network configuration: %v", err), "")
 	}
 	if c.Uplink == "" {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the configuration of berth-veth names no uplink", "")
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the network configuration names no uplink", "")
 	}
 	if c.MTU < 0 || c.MTU > 65535 {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the configuration of berth-veth has MTU %d", c.MTU), "")
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the network configuration has MTU %d", c.MTU), "")
 	}
 	if text := c.RuntimeConfig.MAC; text != "" {
 		var err error
 		if c.mac, err = net.ParseMAC(text); err != nil {
-			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the configuration of berth-veth: %v", err), "")
+			return nil, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the network configuration: %v", err), "")
 		}
 	}
 	return &c, nil

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/cni/vlan"
+)
+
+// openVlan reads the configuration of berth-vlan.
+func openVlan(args *skel.CmdArgs) (*config, *vlan.Driver, vlan.Spec, error) {
+	c, err := parseConfig(args.StdinData)
+	if err != nil {
+		return nil, nil, vlan.Spec{}, err
+	}
+	if err := c.Config.Validate(); err != nil {
+		return nil, nil, vlan.Spec{}, types.NewError(types.ErrInvalidNetworkConfig, "the configuration of berth-vlan: "+err.Error(), "")
+	}
+	return c, vlan.New(wire.New(c.SysctlRoot)), vlan.Spec{Spec: c.spec(args), Config: c.Config}, nil
+}
+
+func vlanAdd(args *skel.CmdArgs) error {
+	c, d, spec, err := openVlan(args)
+	if err != nil {
+		return err
+	}
+	result, err := d.Setup(spec)
+	if err != nil {
+		return wire.ToCNIError(errors.Join(err, d.Teardown(spec)))
+	}
+	// A lost announcement leaves stale neighbour entries. The pod's network is complete
+	// and must not fail for it.
+	_ = d.Announce(spec)
+	return types.PrintResult(result, c.CNIVersion)
+}
+
+func vlanDel(args *skel.CmdArgs) error {
+	_, d, spec, err := openVlan(args)
+	if err != nil {
+		return err
+	}
+	return wire.ToCNIError(d.Teardown(spec))
+}
+
+func vlanCheck(args *skel.CmdArgs) error {
+	_, d, spec, err := openVlan(args)
+	if err != nil {
+		return err
+	}
+	return wire.ToCNIError(d.Check(spec))
+}
+
+// vlanGC removes the node links of attachments that the caller does not list.
+func vlanGC(args *skel.CmdArgs) error {
+	c, d, spec, err := openVlan(args)
+	if err != nil {
+		return err
+	}
+	if spec.Mode == vlan.Pure {
+		return errors.Join(cmdGC(args), wire.ToCNIError(d.RemoveLoose()))
+	}
+	keep := make(map[string]bool, len(c.ValidAttachments))
+	for _, a := range c.ValidAttachments {
+		keep[vlan.NodeLink(a.ContainerID, a.IfName)] = true
+	}
+	links, err := d.List()
+	if err != nil {
+		return wire.ToCNIError(err)
+	}
+	var errs []error
+	for _, l := range links {
+		if !keep[l.Name] {
+			errs = append(errs, d.Remove(l.Name))
+		}
+	}
+	return wire.ToCNIError(errors.Join(append(errs, d.RemoveLoose())...))
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+)
+
+// Answer makes the node answer ARP or neighbour solicitations for an address on the link. The
+// kernel does so only while it has a route to the address through another link, which is
+// host. It is for network types that lead an address to a container in another way.
+func (w *Wirer) Answer(host, link netlink.Link, addr netip.Addr) error {
+	family := familyOf(addr)
+	if err := w.forward(host, link, family); err != nil {
+		return err
+	}
+	if err := w.answerAtOnce(link, family); err != nil {
+		return err
+	}
+	return proxy{addr: addr, link: link.Attrs().Index}.add()
+}
+
+// Sources lists what the pods on the node may send from, for a caller that makes the table of
+// package netfilter with sources of its own.
+func (w *Wirer) Sources() ([]netfilter.Source, error) { return w.sources() }
+
+// StopAnswering undoes Answer. It succeeds where the node did not answer.
+func StopAnswering(link int, addr netip.Addr) error { return proxy{addr: addr, link: link}.del() }
+
+// AnnounceOn tells the network of a link that the address is at the link's MAC address. It
+// works in the network namespace of the calling thread.
+func AnnounceOn(link netlink.Link, addr netip.Addr) error {
+	if err := announce(link, addr); err != nil {
+		return fmt.Errorf("announce %s: %w", addr, err)
+	}
+	return nil
+}
+
+// SetSysctl sets a key such as net/ipv6/conf/eth0/disable_ipv6 in the network namespace of
+// the calling thread.
+func (w *Wirer) SetSysctl(key, value string) error { return w.setSysctl(key, value) }
+
+// isHostLink returns whether a name is one that HostLink returns. Other packages have links
+// whose names begin with LinkPrefix, too.
+func isHostLink(name string) bool {
+	digits, ok := strings.CutPrefix(name, LinkPrefix)
+	// hex.DecodeString wants an even number of digits, and HostLink returns 12.
+	_, err := hex.DecodeString(digits)
+	return ok && err == nil && len(name) == 15
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// Check verifies every piece that Setup makes. Its error names the missing ones.
+func (d *Driver) Check(spec Spec) error {
+	if spec.Mode == Pure {
+		return errors.Join(d.checkPure(spec), d.wirer.Check(spec.Spec))
+	}
+	return errors.Join(d.CheckNode(spec), d.checkPod(spec))
+}
+
+// CheckNode verifies the pieces that Repair makes: the node's side, the container's
+// interfaces and what filters them. A container may change its addresses and routes: a VPN
+// takes the default route.
+func (d *Driver) CheckNode(spec Spec) error {
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	if spec.Mode == Pure {
+		return errors.Join(d.checkPure(spec), d.wirer.CheckNode(spec.Spec))
+	}
+	segments := spec.segments()
+	lowers, err := d.find(spec, segments)
+	if err != nil {
+		return err
+	}
+	for i, lower := range lowers {
+		if lower == nil {
+			return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
+		}
+		if isOurs(lower) && lower.Attrs().Flags&net.FlagUp == 0 {
+			return fmt.Errorf("%w: link %s is down", ErrNotWired, lower.Attrs().Name)
+		}
+	}
+	node, err := nodeLinkOf(spec, usesOf(segments, lowers))
+	if err != nil {
+		return err
+	}
+	errs := []error{netfilter.Check(sourcesOf(spec)...), checkRoutes(spec, node)}
+	errs = append(errs, eachRouted(spec, segments, node, lowers, func(lower netlink.Link, plan routePlan) error { return plan.check() }))
+	for i, g := range segments {
+		errs = append(errs, checkAnswer(spec, g, lowers[i]), checkInterface(spec, g, lowers[i]))
+	}
+	return errors.Join(errs...)
+}
+
+// checkPure verifies that our alias keeps the VLAN links.
+func (d *Driver) checkPure(spec Spec) error {
+	segments := spec.segments()
+	lowers, err := d.find(spec, segments)
+	if err != nil {
+		return err
+	}
+	if i := slices.Index(lowers, nil); i >= 0 {
+		return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
+	}
+	host, err := linkOrNil(spec.HostLink())
+	if err != nil || host == nil {
+		return err
+	}
+	if host.Attrs().Alias != formatAlias(Pure, usesOf(segments, lowers)) {
+		return fmt.Errorf("%w: link %s lacks its alias", ErrNotWired, spec.HostLink())
+	}
+	return nil
+}
+
+func nodeLinkOf(spec Spec, uses []use) (netlink.Link, error) {
+	name := NodeLink(spec.ContainerID, spec.IfName)
+	node, err := linkOrNil(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case node == nil:
+		return nil, fmt.Errorf("%w: link %s is missing", ErrNotWired, name)
+	case node.Attrs().Flags&net.FlagUp == 0:
+		return nil, fmt.Errorf("%w: link %s is down", ErrNotWired, name)
+	case node.Attrs().Alias != formatAlias(spec.Mode, uses):
+		return nil, fmt.Errorf("%w: link %s lacks its alias", ErrNotWired, name)
+	}
+	return node, nil
+}
+
+func checkRoutes(spec Spec, node netlink.Link) error {
+	var errs []error
+	for _, a := range spec.Addresses {
+		own, err := nodeAddress(spec.Uplink, a.Address)
+		if err != nil {
+			return err
+		}
+		errs = append(errs, checkRoute(planNode(a, node.Attrs().Index, own)), checkNeighbour(nodeNeigh(spec, a.Address, node)))
+	}
+	return errors.Join(errs...)
+}
+
+func checkRoute(want netlink.Route) error {
+	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
+	if want.Gw != nil {
+		mask |= netlink.RT_FILTER_GW
+	}
+	if want.Src != nil {
+		mask |= netlink.RT_FILTER_SRC
+	}
+	routes, err := netlinksafe.RouteListFiltered(want.Family, &want, mask)
+	if err != nil {
+		return fmt.Errorf("list routes to %s: %w", want.Dst, err)
+	}
+	if len(routes) == 0 {
+		return fmt.Errorf("%w: route %s on link %d is missing from table %d", ErrNotWired, want.Dst, want.LinkIndex, want.Table)
+	}
+	return nil
+}
+
+func checkNeighbour(want netlink.Neigh) error {
+	have, err := netlink.NeighList(want.LinkIndex, want.Family)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
+	}
+	if !slices.ContainsFunc(have, func(n netlink.Neigh) bool {
+		return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
+	}) {
+		return fmt.Errorf("%w: neighbour %s on link %d is missing", ErrNotWired, want.IP, want.LinkIndex)
+	}
+	return nil
+}
+
+func (p routePlan) check() error {
+	var errs []error
+	for _, r := range p.routes {
+		errs = append(errs, checkRoute(r))
+	}
+	for _, want := range p.rules {
+		have, err := netlinksafe.RuleList(want.Family)
+		if err != nil {
+			return fmt.Errorf("list rules: %w", err)
+		}
+		if !slices.ContainsFunc(have, func(r netlink.Rule) bool {
+			return r.Priority == want.Priority && r.Table == want.Table && netText(r.Src) == netText(want.Src) && netText(r.Dst) == netText(want.Dst)
+		}) {
+			errs = append(errs, fmt.Errorf("%w: rule %q is missing", ErrNotWired, want.String()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func netText(n *net.IPNet) string {
+	if n == nil {
+		return ""
+	}
+	return n.String()
+}
+
+// checkAnswer verifies that the node answers for the addresses, in mode l3s.
+func checkAnswer(spec Spec, g segment, lower netlink.Link) error {
+	if !spec.answers() {
+		return nil
+	}
+	var errs []error
+	for _, a := range g.addrs {
+		entries, err := proxies(a.Address)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(entries, func(n netlink.Neigh) bool { return n.LinkIndex == lower.Attrs().Index }) {
+			errs = append(errs, fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, lower.Attrs().Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkInterface verifies that the container's interface is there and filtered.
+func checkInterface(spec Spec, g segment, lower netlink.Link) error {
+	if spec.Mode == Bridge {
+		name := portOf(spec.ContainerID, g.ifName)
+		port, err := linkOrNil(name)
+		switch {
+		case err != nil:
+			return err
+		case port == nil:
+			return fmt.Errorf("%w: link %s is missing", ErrNotWired, name)
+		case port.Attrs().Flags&net.FlagUp == 0:
+			return fmt.Errorf("%w: link %s is down", ErrNotWired, name)
+		case port.Attrs().MasterIndex != lower.Attrs().Index:
+			return fmt.Errorf("%w: link %s is no port of %s", ErrNotWired, name, lower.Attrs().Name)
+		}
+		return guardOf(spec, g, lower).check()
+	}
+	return insideOf(spec, func() error {
+		link, err := linkOrNil(g.ifName)
+		if err != nil {
+			return err
+		}
+		if link == nil || !isSegment(spec, g, link, lower) {
+			return fmt.Errorf("%w: %s link %s on %s is missing", ErrNotWired, spec.Mode, g.ifName, lower.Attrs().Name)
+		}
+		return guardOf(spec, g, lower).check()
+	})
+}
+
+// checkPod verifies the container's addresses and routes.
+func (d *Driver) checkPod(spec Spec) error {
+	backs, err := backsOf(spec)
+	if err != nil {
+		return err
+	}
+	node, err := linkOrNil(NodeLink(spec.ContainerID, spec.IfName))
+	if err != nil || node == nil {
+		return err
+	}
+	return insideOf(spec, func() error {
+		segments := spec.segments()
+		var errs []error
+		var links []int
+		for _, g := range segments {
+			link, err := linkOrNil(g.ifName)
+			if err != nil {
+				return err
+			}
+			if link == nil {
+				return fmt.Errorf("%w: link %s is missing", ErrNotWired, g.ifName)
+			}
+			if link.Attrs().Flags&net.FlagUp == 0 {
+				errs = append(errs, fmt.Errorf("%w: link %s is down", ErrNotWired, g.ifName))
+			}
+			links = append(links, link.Attrs().Index)
+			have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+			if err != nil {
+				return fmt.Errorf("list addresses: %w", err)
+			}
+			for _, a := range g.addrs {
+				if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return h.IP.Equal(a.Address.AsSlice()) }) {
+					errs = append(errs, fmt.Errorf("%w: address %s is missing", ErrNotWired, a.Address))
+				}
+			}
+		}
+		inside, err := linkOrNil(node.Attrs().Name)
+		if err == nil && inside == nil {
+			err = fmt.Errorf("%w: link %s is missing", ErrNotWired, node.Attrs().Name)
+		}
+		if err != nil {
+			return err
+		}
+		for _, b := range backs {
+			errs = append(errs, checkRoute(planBack(b.node, inside.Attrs().Index, b.source)), checkNeighbour(backNeigh(b, inside, node)))
+		}
+		return errors.Join(append(errs, planPod(spec, segments, links, backs).check())...)
+	})
+}
+
+// insideOf calls do in the container's namespace.
+func insideOf(spec Spec, do func() error) error {
+	netns, err := ns.GetNS(spec.NetNS)
+	if err != nil {
+		return fmt.Errorf("%w: %q: %w", wire.ErrNetNS, spec.NetNS, err)
+	}
+	defer netns.Close()
+	if err := netns.Do(func(ns.NetNS) error { return do() }); err != nil {
+		return fmt.Errorf("interface %s in %s: %w", spec.IfName, spec.NetNS, err)
+	}
+	return nil
+}
+
+// Repair makes the pieces that CheckNode verifies, and what of the container's side belongs
+// to an interface that was missing. What the container made of its own routes stays where its
+// interfaces are there.
+func (d *Driver) Repair(spec Spec) error {
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	if spec.Mode == Pure {
+		return d.repairPure(spec)
+	}
+	segments := spec.segments()
+	lowers, release, err := d.claim(spec, segments)
+	if err != nil {
+		return err
+	}
+	defer release()
+	node, err := nodeLinkOf(spec, usesOf(segments, lowers))
+	for i, g := range segments {
+		if err == nil {
+			err = checkInterface(spec, g, lowers[i])
+		}
+	}
+	if errors.Is(err, ErrNotWired) {
+		_, err := d.Setup(spec)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.setupNode(spec, segments, node, lowers); err != nil {
+		return err
+	}
+	return d.answer(spec, segments, node, lowers)
+}
+
+func (d *Driver) repairPure(spec Spec) error {
+	segments := spec.segments()
+	lowers, release, err := d.claim(spec, segments)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := d.wirer.Repair(spec.Spec); err != nil {
+		return err
+	}
+	host, err := linkOrNil(spec.HostLink())
+	if err != nil || host == nil {
+		return err
+	}
+	return setAlias(host, formatAlias(Pure, usesOf(segments, lowers)))
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vlan gives containers interfaces in the pools' networks themselves, on top of
+// the node's uplink or of VLAN links on it, where package wire lets the node answer for its
+// pods. It owns the links, routes, rules and nftables tables that it makes, and knows
+// them by their names and aliases; it keeps no state outside the kernel and never
+// decides which pod has an address.
+//
+// The modes, by what an interface of a container is:
+//
+//	bridge   one end of a veth pair; the other is a port of a bridge with the VLAN link
+//	macvlan  a macvlan link (mode bridge) on the uplink or VLAN link
+//	ipvlan   an ipvlan link on it, mode l2, l3 or l3s
+//	pure     as in package wire; only that missing VLAN links are made
+//
+// In the modes bridge, macvlan and ipvlan l2 the container answers ARP and neighbour
+// solicitations itself and sends through the pool's gateway. In the modes l3 and l3s the
+// node routes for it; in l3s the node answers for the address on the uplink as in package
+// wire. In l3 nobody answers, because the kernel hands ARP requests to the container's link,
+// which takes none: the network must route the addresses to the node.
+//
+// A container has one such interface for each VLAN of its addresses. The first one has
+// the name that the runtime wants, the others that name, a dot and the VLAN.
+//
+// # The node link
+//
+// No kernel lets a node reach the macvlan and ipvlan links on its own uplink, and the
+// kubelet must probe its pods. So each container has a veth pair beside them, the node link,
+// for traffic between the container and its own node alone:
+//
+//	pod   10.0.70.5/24 dev eth0, default via 10.0.70.1        the pool's network
+//	      10.0.60.11 dev bthv… scope link                      the node's address
+//	node  10.0.70.5 dev bthv… scope link src 10.0.60.11
+//
+// It is also how a withdrawal finds the container: the kernel knows the namespace of the
+// other end, also where no path leads to it any more, and deletes links in it. Its
+// alias says which interfaces there are, so that Remove needs no record.
+//
+// # VLAN links and bridges
+//
+// A VLAN link that the uplink has already is used and stays, with the bridge that it is a
+// port of. Missing ones are made, with the names bthl and bthg, the uplink's index, a dot
+// and the VLAN, and removed with their last user. Addresses of the uplink are never moved: in
+// mode bridge, addresses without a VLAN need a bridge that the configuration names.
+//
+// # What a container may send
+//
+// An nftables chain at each interface drops what does not come from the interface's own
+// MAC address and IP addresses, claims another's address in ARP or neighbour discovery, or is
+// a router advertisement; and drops router advertisements to the container, whose
+// addresses and gateways are those of its pools. In mode bridge the chain is on the
+// node. In the other modes no frame of a container passes the node before the wire, so
+// the chain is in the container's namespace: a container with CAP_NET_ADMIN can remove it.
+//
+// # Caveats
+//
+// Callers must not run two operations on one address at the same time, such as the
+// withdrawal of an old container and the set-up of a new one. One link carries macvlan
+// or ipvlan links or is a port of a bridge, never two of these.
+package vlan

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// ErrNotWired is returned where a piece of the set-up is missing.
+var ErrNotWired = wire.ErrNotWired
+
+// Driver changes the kernel in the network namespace of its caller's thread. Calls for
+// different addresses may run in parallel; those of different processes are not kept apart
+// where they make or remove the VLAN link of one VLAN.
+type Driver struct {
+	wirer *wire.Wirer
+
+	// mu makes changes of VLAN links and bridges one after another.
+	mu sync.Mutex
+	// claimed counts the set-ups that will use a link, by its name.
+	claimed map[string]int
+}
+
+// New returns a Driver that uses wirer for mode pure, for kernel settings and where the node
+// answers for addresses.
+func New(wirer *wire.Wirer) *Driver { return &Driver{wirer: wirer, claimed: map[string]int{}} }
+
+// Ready returns an error where the uplink is missing or down.
+func (d *Driver) Ready(uplink string) error { return d.wirer.Ready(uplink) }
+
+// ignoreRouters keeps a link of the node from taking addresses and routes of routers there:
+// nobody asked for them.
+func (d *Driver) ignoreRouters(name string) error {
+	err := d.wirer.SetSysctl("net/ipv6/conf/"+name+"/accept_ra", "0")
+	if errors.Is(err, wire.ErrSysctl) {
+		// Without IPv6, or without a writable /proc/sys, which IPv6 pools need.
+		return nil
+	}
+	return err
+}
+
+// nodeAddress returns the node's own address of the family, by which it talks to its
+// containers, or the zero Addr where it has none: the first of the uplink, else that
+// by which the node would talk to the address.
+func nodeAddress(uplink string, to netip.Addr) (netip.Addr, error) {
+	link, err := linkOrNil(uplink)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if link != nil {
+		addrs, err := netlinksafe.AddrList(link, familyOf(to))
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", uplink, err)
+		}
+		for _, a := range addrs {
+			if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.Unmap().IsLinkLocalUnicast() {
+				return addr.Unmap(), nil
+			}
+		}
+	}
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil {
+		// No way there: then the node has no address to talk from.
+		return netip.Addr{}, nil
+	}
+	for _, r := range routes {
+		if addr, ok := netip.AddrFromSlice(r.Src); ok && !addr.Unmap().IsLinkLocalUnicast() {
+			return addr.Unmap(), nil
+		}
+	}
+	return netip.Addr{}, nil
+}
+
+// sources lists what containers may send through their node links and the links of package
+// wire, which share a table.
+func (d *Driver) sources() ([]netfilter.Source, error) {
+	all, err := d.wirer.Sources()
+	if err != nil {
+		return nil, err
+	}
+	own, err := d.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range own {
+		for _, addr := range l.Addresses {
+			all = append(all, netfilter.Source{Link: l.Name, Address: addr})
+		}
+	}
+	return all, nil
+}
+
+func sourcesOf(spec Spec) []netfilter.Source {
+	var all []netfilter.Source
+	for _, a := range spec.Addresses {
+		all = append(all, netfilter.Source{Link: NodeLink(spec.ContainerID, spec.IfName), Address: a.Address})
+	}
+	return all
+}
+
+// openNetNS opens the container's namespace; it returns nil where the path leads to none.
+func openNetNS(path string) (ns.NetNS, error) {
+	if path == "" {
+		return nil, nil
+	}
+	netns, err := ns.GetNS(path)
+	var gone ns.NSPathNotExistErr
+	var other ns.NSPathNotNSErr
+	if errors.As(err, &gone) || errors.As(err, &other) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", wire.ErrNetNS, path, err)
+	}
+	return netns, nil
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// plain are the modes that differ in how a container is withdrawn and filtered.
+var plain = map[string]struct {
+	Config
+	needs []string
+}{
+	"macvlan":   {Config{Mode: Macvlan}, []string{"macvlan"}},
+	"bridge":    {Config{Mode: Bridge, Bridge: "br0"}, nil},
+	"ipvlan l2": {Config{Mode: IPvlan}, []string{"ipvlan"}},
+}
+
+func eachPlain(t *testing.T, run func(t *testing.T, w *world)) {
+	for name, c := range plain {
+		t.Run(name, func(t *testing.T) {
+			netnstest.NeedLinks(t, c.needs...)
+			run(t, newWorld(t, c.Config, 0))
+		})
+	}
+}
+
+// A container whose namespace no path leads to any more goes silent at once.
+func TestWithdrawWithoutPath(t *testing.T) {
+	eachPlain(t, func(t *testing.T, w *world) {
+		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
+		w.setup(w.nodeA, p)
+		w.ping(w.client, "10.0.70.5")
+		p.spec.NetNS = "/run/netns/never-was"
+		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Withdraw(p.spec) })
+		w.noPing(w.client, "10.0.70.5")
+		w.noPing(w.client, "2001:db8:70::5")
+		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Withdraw(p.spec) })
+	})
+}
+
+// Without a record, or after somebody renamed its interface, a container is silenced and
+// nothing of it is left on the node.
+func TestRemoveWithoutRecord(t *testing.T) {
+	for name, remove := range map[string]func(d *Driver, p *pod) error{
+		"Remove": func(d *Driver, p *pod) error { return d.Remove(NodeLink("a", "eth0")) },
+		"Teardown": func(d *Driver, p *pod) error {
+			return d.Teardown(Spec{Spec: wire.Spec{ContainerID: "a", IfName: "eth0", NetNS: p.spec.NetNS}})
+		},
+		"Teardown of a renamed interface": func(d *Driver, p *pod) error {
+			p.IP("link", "set", "eth0", "down")
+			p.IP("link", "set", "eth0", "name", "hidden")
+			p.IP("link", "set", "hidden", "up")
+			return d.Teardown(p.spec)
+		},
+		"RemoveLoose after the node link": func(d *Driver, p *pod) error {
+			link, err := netlinksafe.LinkByName(NodeLink("a", "eth0"))
+			if err != nil {
+				return err
+			}
+			return errors.Join(netlink.LinkDel(link), d.Teardown(p.spec), d.RemoveLoose())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachPlain(t, func(t *testing.T, w *world) {
+				before := snapshot(w.nodeA)
+				p := w.pod("a", "10.0.70.5")
+				w.setup(w.nodeA, p)
+				w.ping(w.client, "10.0.70.5")
+				w.nodeA.Run(func() error {
+					d := w.drivers[w.nodeA]
+					links, err := d.List()
+					if want := []wire.Link{{Name: NodeLink("a", "eth0"), Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.5")}}}; err != nil || cmp.Diff(want, links, cmp.Comparer(func(x, y netip.Addr) bool { return x == y })) != "" {
+						t.Errorf("List() = %v, %v", links, err)
+					}
+					return remove(d, p)
+				})
+				w.noPing(w.client, "10.0.70.5")
+				if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+					t.Errorf("(-before +after):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// What is missing is found, and made again.
+func TestRepair(t *testing.T) {
+	breakage := map[string][]string{
+		"node link":      {"link", "del", "NODE"},
+		"node link down": {"link", "set", "NODE", "down"},
+		"node's route":   {"route", "del", "10.0.70.5"},
+		"neighbour":      {"neigh", "del", "10.0.70.5", "dev", "NODE"},
+		"interface":      {"POD", "link", "del", "eth0"},
+		"alias":          {"link", "set", "NODE", "alias", ""},
+	}
+	eachPlain(t, func(t *testing.T, w *world) {
+		p := w.pod("a", "10.0.70.5")
+		w.setup(w.nodeA, p)
+		d := w.drivers[w.nodeA]
+		for name, args := range breakage {
+			t.Run(name, func(t *testing.T) {
+				host, node := w.nodeA, NodeLink("a", "eth0")
+				if args[0] == "POD" {
+					host, args = p.Host, args[1:]
+				}
+				var words []string
+				for _, a := range args {
+					words = append(words, strings.ReplaceAll(a, "NODE", node))
+				}
+				host.IP(words...)
+				w.nodeA.Run(func() error {
+					if err := d.CheckNode(p.spec); !errors.Is(err, ErrNotWired) {
+						t.Errorf("CheckNode() = %v, want ErrNotWired", err)
+					}
+					return errors.Join(d.Repair(p.spec), d.Check(p.spec))
+				})
+				w.ping(w.client, "10.0.70.5")
+				w.ping(w.nodeA, "10.0.70.5")
+			})
+		}
+		t.Run("withdrawn", func(t *testing.T) {
+			w.nodeA.Run(func() error {
+				return errors.Join(d.Withdraw(p.spec), d.Repair(p.spec), d.Check(p.spec))
+			})
+			w.ping(w.client, "10.0.70.5")
+		})
+		t.Run("rules", func(t *testing.T) {
+			where := w.nodeA
+			if w.config.Mode != Bridge {
+				where = p.Host
+			}
+			where.Run(flushGuards)
+			w.nodeA.Run(func() error {
+				if err := d.CheckNode(p.spec); !errors.Is(err, ErrNotWired) {
+					t.Errorf("CheckNode() = %v, want ErrNotWired", err)
+				}
+				return errors.Join(d.Repair(p.spec), d.Check(p.spec))
+			})
+		})
+		for name, args := range map[string][]string{
+			"container's route":   {"route", "del", "default"},
+			"container's address": {"addr", "flush", "dev", "eth0"},
+			"way to the node":     {"route", "del", "10.0.60.11"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				p.IP(args...)
+				w.nodeA.Run(func() error {
+					if err := d.Check(p.spec); !errors.Is(err, ErrNotWired) {
+						t.Errorf("Check() = %v, want ErrNotWired", err)
+					}
+					if err := d.CheckNode(p.spec); err != nil {
+						t.Errorf("CheckNode() = %v, and the container may do that", err)
+					}
+					_, err := d.Setup(p.spec)
+					return errors.Join(err, d.Check(p.spec))
+				})
+			})
+		}
+	})
+}
+
+// A container has an interface for each VLAN of its addresses. VLAN links that the node had
+// stay, those that it had not are gone with their last user.
+func TestSeveralVLANs(t *testing.T) {
+	for name, c := range map[string]struct {
+		Config
+		needs []string
+	}{
+		"macvlan on VLANs": {Config{Mode: Macvlan}, []string{"vlan", "macvlan"}},
+		"bridge on VLANs":  {Config{Mode: Bridge}, []string{"vlan"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			netnstest.NeedLinks(t, c.needs...)
+			w := newWorld(t, c.Config, 7)
+			eight := netnstest.New(t)
+			w.wire.Plug(eight, "eth0")
+			eight.IP("link", "add", "link", "eth0", "name", "pool0", "type", "vlan", "id", "8")
+			eight.IP("link", "set", "pool0", "up")
+			address(eight, "pool0", "10.0.80.1/24", "10.0.70.60/24")
+			address(eight, "lo", "10.88.0.1/32")
+			w.nodeA.IP("link", "add", "link", "eth0", "name", "mine", "type", "vlan", "id", "8")
+			w.nodeA.IP("link", "set", "mine", "up")
+			before := snapshot(w.nodeA)
+
+			p := w.pod("a", "10.0.70.5")
+			p.spec.Addresses = append(p.spec.Addresses, api.Address{
+				Address: netip.MustParseAddr("10.0.80.5"), Subnet: netip.MustParsePrefix("10.0.80.0/24"), Gateway: netip.MustParseAddr("10.0.80.1"), VLAN: 8,
+			})
+			q := w.pod("q", "10.0.70.6")
+			w.setup(w.nodeA, p)
+			w.setup(w.nodeA, q)
+			w.ping(w.client, "10.0.70.5")
+			w.ping(eight, "10.0.80.5")
+			w.ping(w.nodeA, "10.0.80.5")
+			w.noPing(eight, "10.0.70.5")
+			w.ping(p.Host, outside4)
+			// The second address has its own way out.
+			if out, err := p.Command("ping", "-c", "1", "-w", "60", "-I", "10.0.80.5", "10.88.0.1"); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+
+			w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(p.spec) })
+			w.ping(w.client, "10.0.70.6") // its VLAN link is still there
+			w.nodeA.Run(func() error { return errors.Join(w.drivers[w.nodeA].RemoveLoose(), w.drivers[w.nodeA].Check(q.spec)) })
+			w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(q.spec) })
+			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Set-ups and teardowns on one VLAN at the same time neither take a link away that is in use
+// nor leave one.
+func TestParallel(t *testing.T) {
+	netnstest.NeedLinks(t, "vlan", "macvlan")
+	w := newWorld(t, Config{Mode: Macvlan}, 7)
+	before := snapshot(w.nodeA)
+	var pods []*pod
+	for _, last := range []string{"5", "6", "7", "8"} {
+		pods = append(pods, w.pod("p"+last, "10.0.70."+last))
+	}
+	done := make(chan error)
+	for _, p := range pods {
+		go func() {
+			done <- w.nodeA.Try(func() error {
+				d := w.drivers[w.nodeA]
+				for range 5 {
+					if _, err := d.Setup(p.spec); err != nil {
+						return err
+					}
+					if err := errors.Join(d.Check(p.spec), d.Teardown(p.spec)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}()
+	}
+	for range pods {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+func TestSetupErrors(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newWorld(t, Config{Mode: Macvlan}, 0)
+	before := snapshot(w.nodeA)
+	base := w.pod("a", "10.0.70.5")
+	taken := w.pod("taken", "10.0.70.6")
+	taken.IP("link", "add", "eth0", "type", "bridge")
+	with := func(change func(*Spec)) Spec {
+		spec := base.spec
+		change(&spec)
+		return spec
+	}
+	for name, c := range map[string]struct {
+		spec Spec
+		text string
+	}{
+		"no mode":          {with(func(s *Spec) { s.Mode = "" }), `"mode" must be`},
+		"mode":             {with(func(s *Spec) { s.Mode = "switch" }), `"mode" is "switch"`},
+		"ipvlan mode":      {with(func(s *Spec) { s.Mode, s.IPvlanMode = IPvlan, "l4" }), `"ipvlanMode" is "l4"`},
+		"bridge not named": {with(func(s *Spec) { s.Mode = Bridge }), `"bridge" must name`},
+		"no such bridge":   {with(func(s *Spec) { s.Mode, s.Bridge = Bridge, "br9" }), `no bridge "br9"`},
+		"not a bridge":     {with(func(s *Spec) { s.Mode, s.Bridge = Bridge, "eth0" }), "not a bridge"},
+		"no uplink":        {with(func(s *Spec) { s.Uplink = "eth9" }), `no link "eth9"`},
+		"no namespace":     {with(func(s *Spec) { s.NetNS = "/run/netns/never-was" }), "not accessible"},
+		"name taken":       {taken.spec, "already"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := w.nodeA.Try(func() error { _, err := w.drivers[w.nodeA].Setup(c.spec); return err })
+			if err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("Setup() = %v, want %q in it", err, c.text)
+			}
+			w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(c.spec) })
+		})
+	}
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}

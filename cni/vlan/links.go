@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// List returns every node link on the node and its container's addresses. Mode pure has
+// none: package wire lists its links.
+func (d *Driver) List() ([]wire.Link, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var all []wire.Link
+	for _, l := range links {
+		if !isNodeLink(l) {
+			continue
+		}
+		addrs, err := addressesOf(l.Attrs().Index)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, wire.Link{Name: l.Attrs().Name, Addresses: addrs})
+	}
+	return all, nil
+}
+
+func isNodeLink(l netlink.Link) bool {
+	return strings.HasPrefix(l.Attrs().Name, nodeLinkPrefix) && l.Type() == "veth"
+}
+
+// addressesOf lists the addresses that the node has a route to through the link.
+func addressesOf(link int) ([]netip.Addr, error) {
+	var all []netip.Addr
+	filter := &netlink.Route{LinkIndex: link, Table: unix.RT_TABLE_MAIN, Protocol: wire.Protocol}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return nil, fmt.Errorf("list routes of link %d: %w", link, err)
+		}
+		for _, r := range routes {
+			if r.Dst == nil {
+				continue
+			}
+			if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok {
+				all = append(all, addr.Unmap())
+			}
+		}
+	}
+	return all, nil
+}
+
+// Remove removes a node link and all that belongs to it. It needs no record: the link's
+// alias says what there is.
+func (d *Driver) Remove(name string) error {
+	node, err := linkOrNil(name)
+	if err != nil || node == nil {
+		return err
+	}
+	if !isNodeLink(node) {
+		return fmt.Errorf("link %s is no node link", name)
+	}
+	var spec Spec
+	errs := []error{d.deleteInterfaces(spec, node), d.withdrawNode(spec, node), deleteNodeLink(name), sweepGuards(), d.sweep()}
+	return errors.Join(errs...)
+}
+
+// RemoveLoose removes kernel state with our marks that belongs to no container: ports whose
+// node link is gone, VLAN links and bridges without users, and rules, routes and chains of
+// links that no longer exist.
+func (d *Driver) RemoveLoose() error {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	exists := map[int]bool{}
+	var nodes []string
+	for _, l := range links {
+		exists[l.Attrs().Index] = true
+		if isNodeLink(l) {
+			nodes = append(nodes, l.Attrs().Name)
+		}
+	}
+	var errs []error
+	for _, l := range links {
+		if !strings.HasPrefix(l.Attrs().Name, portPrefix) || !isOurs(l) || slices.ContainsFunc(nodes, func(n string) bool { return isPortOf(l, n) }) {
+			continue
+		}
+		if err := netlink.LinkDel(l); err != nil && !isGone(err) {
+			errs = append(errs, fmt.Errorf("delete link %s: %w", l.Attrs().Name, err))
+		}
+	}
+	errs = append(errs, deleteTables(func(table int) bool { return !exists[nodeOfTable(table)] }))
+	sources, err := netfilter.Sources()
+	errs = append(errs, err)
+	for _, s := range sources {
+		if !strings.HasPrefix(s.Link, nodeLinkPrefix) || slices.Contains(nodes, s.Link) {
+			continue
+		}
+		routes, err := hostRoutes(s.Address)
+		if err == nil {
+			err = netfilter.Revoke(s, len(routes) > 0)
+		}
+		errs = append(errs, err, netfilter.Forget(s.Link))
+	}
+	return errors.Join(append(errs, sweepGuards(), d.sweep())...)
+}
+
+// Leftovers lists the interfaces that containers have in pools' networks, each with its node
+// link. Package wire lists the other links and routes.
+func (d *Driver) Leftovers() ([]leftover.Item, error) {
+	links, err := d.List()
+	var items []leftover.Item
+	for _, l := range links {
+		items = append(items, leftover.Item{Name: "interfaces of the container behind link " + l.Name, Remove: func() error { return d.Remove(l.Name) }})
+	}
+	return items, err
+}
+
+// Announce tells the networks that the addresses are here now: from the container's
+// interfaces or, where the node answers for them, from the node's.
+func (d *Driver) Announce(spec Spec) error {
+	if spec.Mode == Pure {
+		return d.wirer.Announce(spec.Spec)
+	}
+	segments := spec.segments()
+	if spec.routed() {
+		return d.announceFromNode(spec, segments)
+	}
+	return insideOf(spec, func() error {
+		var errs []error
+		for _, g := range segments {
+			link, err := netlinksafe.LinkByName(g.ifName)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("find link %s: %w", g.ifName, err))
+				continue
+			}
+			for _, a := range g.addrs {
+				errs = append(errs, wire.AnnounceOn(link, a.Address))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (d *Driver) announceFromNode(spec Spec, segments []segment) error {
+	lowers, err := d.find(spec, segments)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i, g := range segments {
+		if lowers[i] == nil {
+			errs = append(errs, fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, g.vlan, spec.Uplink))
+			continue
+		}
+		for _, a := range g.addrs {
+			errs = append(errs, wire.AnnounceOn(lowers[i], a.Address))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Network is the layer 2 network of an address.
+type Network struct {
+	Address netip.Addr
+	// Link is the index of the node's link to it.
+	Link int
+	// MAC is that of the container's interface, nil where the interface has that of the
+	// node's link.
+	MAC net.HardwareAddr
+}
+
+// Networks lists the networks of a container's addresses, and makes links that are missing; a
+// Teardown removes them. In mode l3 there are none: other hosts route the addresses.
+func (d *Driver) Networks(spec Spec) ([]Network, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if spec.routed() && !spec.answers() {
+		return nil, nil
+	}
+	segments := spec.segments()
+	lowers, release, err := d.claim(spec, segments)
+	if err != nil {
+		return nil, err
+	}
+	release()
+	var all []Network
+	for i, g := range segments {
+		for _, a := range g.addrs {
+			n := Network{Address: a.Address, Link: lowers[i].Attrs().Index, MAC: g.mac}
+			if spec.Mode == IPvlan {
+				n.MAC = nil
+			}
+			all = append(all, n)
+		}
+	}
+	return all, nil
+}

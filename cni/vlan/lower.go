@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// addrGenModeNone gives a link no link-local IPv6 address (linux/if_link.h).
+const addrGenModeNone = 1
+
+// claim returns the link that each segment is on, and makes the missing ones. Until the
+// caller calls release, sweep keeps them: the segments' own links do so afterwards.
+func (d *Driver) claim(spec Spec, segments []segment) (lowers []netlink.Link, release func(), err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	uplink, err := uplinkOf(spec)
+	if err != nil {
+		return nil, nil, err
+	}
+	var names []string
+	for _, g := range segments {
+		lower, err := d.lowerOf(spec, uplink, g.vlan, true)
+		if err != nil {
+			return nil, nil, fmt.Errorf("address %s: %w", g.addrs[0].Address, err)
+		}
+		lowers = append(lowers, lower)
+		names = append(names, lower.Attrs().Name)
+	}
+	for _, name := range names {
+		d.claimed[name]++
+	}
+	return lowers, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, name := range names {
+			if d.claimed[name]--; d.claimed[name] == 0 {
+				delete(d.claimed, name)
+			}
+		}
+	}, nil
+}
+
+// find returns the link that each segment is on, nil for a missing one.
+func (d *Driver) find(spec Spec, segments []segment) ([]netlink.Link, error) {
+	uplink, err := uplinkOf(spec)
+	if err != nil {
+		return nil, err
+	}
+	var lowers []netlink.Link
+	for _, g := range segments {
+		lower, err := d.lowerOf(spec, uplink, g.vlan, false)
+		if err != nil {
+			return nil, err
+		}
+		lowers = append(lowers, lower)
+	}
+	return lowers, nil
+}
+
+func uplinkOf(spec Spec) (netlink.Link, error) {
+	uplink, err := linkOrNil(spec.Uplink)
+	if err == nil && uplink == nil {
+		err = fmt.Errorf("%w: the node has no link %q", wire.ErrUplink, spec.Uplink)
+	}
+	return uplink, err
+}
+
+// lowerOf returns the link for a VLAN. Where it is missing, lowerOf makes it, or returns nil
+// where it must not.
+func (d *Driver) lowerOf(spec Spec, uplink netlink.Link, vlan int, create bool) (netlink.Link, error) {
+	if vlan == 0 && spec.Mode == Bridge {
+		return namedBridge(spec.Bridge)
+	}
+	lower := uplink
+	if vlan != 0 {
+		var err error
+		if lower, err = d.vlanLink(spec, uplink, vlan, create); err != nil || lower == nil {
+			return nil, err
+		}
+	}
+	if spec.Mode == Bridge {
+		return bridgeOf(uplink, lower, vlan, create)
+	}
+	if create && lower.Attrs().Flags&net.FlagUp == 0 {
+		if lower == uplink || !isOurs(lower) {
+			return nil, fmt.Errorf("%w: link %s is down; ip link set %s up", wire.ErrUplink, lower.Attrs().Name, lower.Attrs().Name)
+		}
+		if err := setUp(lower); err != nil {
+			return nil, err
+		}
+	}
+	return lower, nil
+}
+
+func namedBridge(name string) (netlink.Link, error) {
+	link, err := linkOrNil(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case link == nil:
+		return nil, fmt.Errorf("%w: the node has no bridge %q; make it, or give the pool a VLAN", wire.ErrUplink, name)
+	case link.Type() != "bridge":
+		return nil, fmt.Errorf("%w: link %s is of type %s, not a bridge", wire.ErrUplink, name, link.Type())
+	}
+	return link, nil
+}
+
+// vlanLink returns the VLAN link on the uplink.
+func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool) (netlink.Link, error) {
+	have, err := findVLAN(uplink, vlan)
+	if err != nil || have != nil || !create {
+		return have, err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex = vlanName(uplink.Attrs().Index, vlan), uplink.Attrs().Index
+	link := &netlink.Vlan{LinkAttrs: attrs, VlanId: vlan, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
+	if err := netlink.LinkAdd(link); err != nil {
+		return nil, fmt.Errorf("%w: create a link for VLAN %d on %s: %w", wire.ErrUplink, vlan, uplink.Attrs().Name, err)
+	}
+	fault.Point("vlan/vlan")
+	made, err := netlinksafe.LinkByName(attrs.Name)
+	if err != nil {
+		return nil, fmt.Errorf("find link %s just created: %w", attrs.Name, err)
+	}
+	if err := setAlias(made, lowerAlias(uplink, vlan)); err != nil {
+		return nil, err
+	}
+	if spec.Mode != Pure && !spec.routed() {
+		// The node is no member of the network.
+		if err := netlink.LinkSetIP6AddrGenMode(made, addrGenModeNone); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+			return nil, fmt.Errorf("keep link %s without an IPv6 address: %w", attrs.Name, err)
+		}
+	}
+	if err := d.ignoreRouters(attrs.Name); err != nil {
+		return nil, err
+	}
+	return made, setUp(made)
+}
+
+// findVLAN returns nil where the uplink has no link for the VLAN.
+func findVLAN(uplink netlink.Link, vlan int) (netlink.Link, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, link := range links {
+		if v, ok := link.(*netlink.Vlan); ok && v.VlanId == vlan && v.ParentIndex == uplink.Attrs().Index {
+			return link, nil
+		}
+	}
+	return nil, nil
+}
+
+// bridgeOf returns the bridge that the VLAN link is a port of.
+func bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, error) {
+	if master := lower.Attrs().MasterIndex; master != 0 {
+		link, err := netlink.LinkByIndex(master)
+		if err != nil {
+			return nil, fmt.Errorf("find the master of link %s: %w", lower.Attrs().Name, err)
+		}
+		if link.Type() != "bridge" {
+			return nil, fmt.Errorf("%w: link %s belongs to %s, which is of type %s, not a bridge", wire.ErrUplink, lower.Attrs().Name, link.Attrs().Name, link.Type())
+		}
+		if create && isOurs(link) {
+			return link, errors.Join(setUp(lower), setUp(link))
+		}
+		return link, nil
+	}
+	if !create {
+		return nil, nil
+	}
+	addrs, err := netlinksafe.AddrList(lower, unix.AF_INET)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of link %s: %w", lower.Attrs().Name, err)
+	}
+	if len(addrs) > 0 {
+		return nil, fmt.Errorf("%w: link %s has the node's address %s, and would lose it as a port of a bridge; move the address to a bridge with that link, or use another mode",
+			wire.ErrUplink, lower.Attrs().Name, addrs[0].IPNet)
+	}
+	name := bridgeName(uplink.Attrs().Index, vlan)
+	link, err := linkOrNil(name)
+	if err != nil {
+		return nil, err
+	}
+	if link == nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = name, lower.Attrs().MTU
+		attrs.HardwareAddr = derivedMAC(hostMACPrefix, lower.Attrs().HardwareAddr.String()+name)
+		snooping := false
+		// Without a querier, snooping would lose the multicast of neighbour discovery.
+		bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return nil, fmt.Errorf("create bridge %s: %w", name, err)
+		}
+		fault.Point("vlan/bridge")
+		if link, err = netlinksafe.LinkByName(name); err != nil {
+			return nil, fmt.Errorf("find bridge %s just created: %w", name, err)
+		}
+		if err := setAlias(link, lowerAlias(uplink, vlan)); err != nil {
+			return nil, err
+		}
+		if err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+			return nil, fmt.Errorf("keep bridge %s without an IPv6 address: %w", name, err)
+		}
+	}
+	if err := netlink.LinkSetMaster(lower, link); err != nil {
+		return nil, fmt.Errorf("make %s a port of bridge %s: %w", lower.Attrs().Name, name, err)
+	}
+	return link, errors.Join(setUp(lower), setUp(link))
+}
+
+// sweep removes our VLAN links and bridges that no container uses.
+func (d *Driver) sweep() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	used := map[string]bool{}
+	for name := range d.claimed {
+		used[name] = true
+	}
+	for _, link := range links {
+		if _, uses, ok := parseAlias(link.Attrs().Alias); ok && link.Type() == "veth" {
+			for _, u := range uses {
+				used[u.lower] = true
+			}
+		}
+	}
+	var kept []int
+	var errs []error
+	for _, prefix := range []string{bridgePrefix, vlanPrefix} {
+		for _, link := range links {
+			attrs := link.Attrs()
+			if !strings.HasPrefix(attrs.Name, prefix) || !isOurs(link) {
+				continue
+			}
+			// A VLAN link stays with its bridge, ours or not.
+			if used[attrs.Name] || slices.Contains(kept, attrs.MasterIndex) {
+				kept = append(kept, attrs.Index)
+				continue
+			}
+			if prefix == bridgePrefix && hasForeignPort(links, attrs.Index) {
+				kept = append(kept, attrs.Index)
+				continue
+			}
+			if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+				errs = append(errs, fmt.Errorf("delete unused link %s: %w", attrs.Name, err))
+			}
+			fault.Point("vlan/swept")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hasForeignPort returns whether another program made a port of the bridge, which is then
+// no longer ours alone.
+func hasForeignPort(links []netlink.Link, bridge int) bool {
+	return slices.ContainsFunc(links, func(l netlink.Link) bool {
+		return l.Attrs().MasterIndex == bridge && !isOurs(l) && l.Type() != "vlan"
+	})
+}
+
+// lowerAlias tells an administrator what a link is for.
+func lowerAlias(uplink netlink.Link, vlan int) string {
+	return fmt.Sprintf("%sVLAN %d of %s", aliasPrefix, vlan, uplink.Attrs().Name)
+}
+
+// isOurs returns whether a link has our mark, its name.
+func isOurs(link netlink.Link) bool {
+	return slices.ContainsFunc([]string{nodeLinkPrefix, portPrefix, vlanPrefix, bridgePrefix, newPrefix}, func(prefix string) bool {
+		return strings.HasPrefix(link.Attrs().Name, prefix)
+	})
+}
+
+func setUp(link netlink.Link) error {
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set link %s up: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+func linkOrNil(name string) (netlink.Link, error) {
+	link, err := netlinksafe.LinkByName(name)
+	var notFound netlink.LinkNotFoundError
+	if errors.As(err, &notFound) || errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find link %s: %w", name, err)
+	}
+	return link, nil
+}
+
+// isGone returns whether a removal failed because its object does not exist.
+func isGone(err error) bool {
+	for _, gone := range []syscall.Errno{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.ENXIO, unix.EADDRNOTAVAIL} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"strings"
+)
+
+// Marks of our links. They may never change: by them a new version finds the links of
+// an old one. The letter after bth is no hexadecimal digit, which names of package wire's
+// links have there.
+const (
+	nodeLinkPrefix = "bthv"
+	portPrefix     = "bthp"
+	vlanPrefix     = "bthl"
+	bridgePrefix   = "bthg"
+	// newPrefix is for an interface on its way into its container.
+	newPrefix = "bthn"
+	// aliasPrefix begins the alias of every link on the node.
+	aliasPrefix = "berth "
+)
+
+// TableName is the name of the nftables tables, in the family netdev.
+const TableName = "berth"
+
+// Prefixes of locally administered MAC addresses, which differ from those of package
+// wire and of pods.
+const (
+	hostMACPrefix = 0xb0
+	nodeMACPrefix = 0xb1
+	podMACPrefix  = 0xb2
+)
+
+// NodeLink returns the name of both ends of a container's node link.
+func NodeLink(containerID, ifName string) string { return nodeLinkPrefix + digest(containerID, ifName) }
+
+// portOf returns the name of the node's end of a segment in mode bridge.
+func portOf(containerID, ifName string) string { return portPrefix + digest(containerID, ifName) }
+
+// newName returns the name of a segment's interface until it is in the container: the kernel
+// makes it on the node, where the interface's name may be that of another link.
+func newName(containerID, ifName string) string { return newPrefix + digest(containerID, ifName) }
+
+func digest(containerID, ifName string) string {
+	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
+	return hex.EncodeToString(sum[:])[:11]
+}
+
+func vlanName(uplink, vlan int) string   { return fmt.Sprintf("%s%d.%d", vlanPrefix, uplink, vlan) }
+func bridgeName(uplink, vlan int) string { return fmt.Sprintf("%s%d.%d", bridgePrefix, uplink, vlan) }
+
+// derivedMAC returns an address that depends on the text alone. We name every address, so
+// that udev changes none.
+func derivedMAC(prefix byte, text string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte(text))
+	return append(net.HardwareAddr{0x0a, prefix}, sum[:4]...)
+}
+
+// use is what the alias of a node link says of one of the container's interfaces.
+type use struct {
+	ifName string
+	// lower is the link that the interface is on; in mode bridge, the bridge.
+	lower string
+}
+
+// formatAlias returns the alias of a container's link: the mode, then interface@link.
+func formatAlias(mode Mode, uses []use) string {
+	words := []string{string(mode)}
+	for _, u := range uses {
+		words = append(words, u.ifName+"@"+u.lower)
+	}
+	return aliasPrefix + strings.Join(words, " ")
+}
+
+// parseAlias reads an alias; ok is false for links that are not ours.
+func parseAlias(alias string) (mode Mode, uses []use, ok bool) {
+	text, ok := strings.CutPrefix(alias, aliasPrefix)
+	fields := strings.Fields(text)
+	if !ok || len(fields) == 0 {
+		return "", nil, false
+	}
+	for _, f := range fields[1:] {
+		if ifName, lower, found := strings.Cut(f, "@"); found {
+			uses = append(uses, use{ifName, lower})
+		}
+	}
+	return Mode(fields[0]), uses, true
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// The functions of this file work on links in the namespace of a node link's other end,
+// which the kernel knows by a number (nsid), whether or not a path leads there.
+
+// linksIn lists the links in a namespace.
+func linksIn(nsid int) ([]netlink.Link, error) {
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
+		messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
+		}
+		var all []netlink.Link
+		for _, m := range messages {
+			link, err := netlink.LinkDeserialize(nil, m)
+			if err != nil {
+				return nil, fmt.Errorf("decode a link of namespace %d: %w", nsid, err)
+			}
+			all = append(all, link)
+		}
+		return all, nil
+	}
+}
+
+func deleteIn(nsid int, link netlink.Link) error {
+	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(link.Attrs().Index)
+	req.AddData(msg)
+	req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !isGone(err) {
+		return fmt.Errorf("delete link %s of namespace %d: %w", link.Attrs().Name, nsid, err)
+	}
+	return nil
+}
+
+// onLower lists the macvlan and ipvlan links among links that are on a link of the node and
+// belong to a use. A container that may do so can rename a link; then every one on the lower
+// link counts that no other use names.
+func onLower(links []netlink.Link, u use, lower int, others []use) []netlink.Link {
+	var named, all []netlink.Link
+	for _, l := range links {
+		if l.Type() != string(Macvlan) && l.Type() != string(IPvlan) || l.Attrs().ParentIndex != lower {
+			continue
+		}
+		if l.Attrs().Name == u.ifName {
+			named = append(named, l)
+		}
+		if !slices.ContainsFunc(others, func(o use) bool { return o.ifName == l.Attrs().Name }) {
+			all = append(all, l)
+		}
+	}
+	if len(named) > 0 {
+		return named
+	}
+	return all
+}

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// Setup gives the container its interfaces and returns their CNI result. It is idempotent: a
+// second call makes the missing pieces. After an error the caller calls Teardown.
+func (d *Driver) Setup(spec Spec) (*current.Result, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	segments := spec.segments()
+	lowers, release, err := d.claim(spec, segments)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if spec.Mode == Pure {
+		return d.setupPure(spec, segments, lowers)
+	}
+	netns, err := ns.GetNS(spec.NetNS)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", wire.ErrNetNS, spec.NetNS, err)
+	}
+	defer netns.Close()
+	// From here on the alias of the node link keeps the lower links.
+	node, err := ensureNodeLink(spec, netns, usesOf(segments, lowers), mtuOf(spec, lowers[0]))
+	if err != nil {
+		return nil, err
+	}
+	fault.Point("vlan/node-link")
+	if err := d.setupNode(spec, segments, node, lowers); err != nil {
+		return nil, err
+	}
+	fault.Point("vlan/node")
+	var made []netlink.Link
+	for i, g := range segments {
+		link, err := d.setupSegment(spec, netns, g, lowers[i])
+		if err != nil {
+			return nil, fmt.Errorf("make %s in %s: %w", g.ifName, spec.NetNS, err)
+		}
+		made = append(made, link)
+		fault.Point("vlan/segment")
+	}
+	if err := d.setupRoutes(spec, netns, segments, made, node); err != nil {
+		return nil, fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
+	}
+	fault.Point("vlan/routes")
+	if err := d.answer(spec, segments, node, lowers); err != nil {
+		return nil, err
+	}
+	fault.Point("vlan/answer")
+	return result(spec, segments, made, node), nil
+}
+
+func (d *Driver) setupPure(spec Spec, segments []segment, lowers []netlink.Link) (*current.Result, error) {
+	wired, err := d.wirer.Setup(spec.Spec)
+	if err != nil {
+		return nil, err
+	}
+	fault.Point("vlan/pure")
+	host, err := linkOrNil(spec.HostLink())
+	if err == nil && host == nil {
+		err = fmt.Errorf("%w: link %s is missing", ErrNotWired, spec.HostLink())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := setAlias(host, formatAlias(Pure, usesOf(segments, lowers))); err != nil {
+		return nil, err
+	}
+	return wire.Result(spec.Spec, wired), nil
+}
+
+func usesOf(segments []segment, lowers []netlink.Link) []use {
+	var uses []use
+	for i, g := range segments {
+		uses = append(uses, use{g.ifName, lowers[i].Attrs().Name})
+	}
+	return uses
+}
+
+func setAlias(link netlink.Link, alias string) error {
+	if link.Attrs().Alias == alias {
+		return nil
+	}
+	if err := netlink.LinkSetAlias(link, alias); err != nil {
+		return fmt.Errorf("set the alias of link %s: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+func mtuOf(spec Spec, lower netlink.Link) int {
+	if spec.MTU > 0 {
+		return spec.MTU
+	}
+	return lower.Attrs().MTU
+}
+
+// ensureNodeLink makes the node link, if it is missing, and returns the node's end. It
+// replaces one whose other end is not in the container.
+func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Link, error) {
+	name, alias := NodeLink(spec.ContainerID, spec.IfName), formatAlias(spec.Mode, uses)
+	node, err := ensurePair(netns, name, name, pairOptions{
+		hostMAC: derivedMAC(hostMACPrefix, name), podMAC: nodeLinkMAC(spec), mtu: mtu, alias: alias,
+	})
+	return node, err
+}
+
+// nodeLinkMAC returns the MAC address of the container's end of its node link.
+func nodeLinkMAC(spec Spec) net.HardwareAddr {
+	return derivedMAC(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
+}
+
+type pairOptions struct {
+	hostMAC, podMAC net.HardwareAddr
+	mtu             int
+	alias           string
+}
+
+// ensurePair returns the node's end of a veth pair.
+func ensurePair(netns ns.NetNS, host, inside string, o pairOptions) (netlink.Link, error) {
+	link, err := linkOrNil(host)
+	if err != nil {
+		return nil, err
+	}
+	if link != nil {
+		peer, err := linkInside(netns, inside)
+		if err != nil {
+			return nil, err
+		}
+		if peer != nil && peer.Type() == "veth" && peer.Attrs().ParentIndex == link.Attrs().Index && peer.Attrs().Index == link.Attrs().ParentIndex &&
+			bytes.Equal(peer.Attrs().HardwareAddr, o.podMAC) {
+			return link, setAlias(link, o.alias)
+		}
+		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+			return nil, fmt.Errorf("delete leftover link %s: %w", host, err)
+		}
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = host, o.mtu, o.hostMAC
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = inside, o.podMAC, uint32(o.mtu)
+	pair.PeerNamespace = netlink.NsFd(int(netns.Fd()))
+	if err := netlink.LinkAdd(pair); err != nil {
+		return nil, fmt.Errorf("create veth pair %s, %s: %w", host, inside, err)
+	}
+	link, err = netlinksafe.LinkByName(host)
+	if err != nil {
+		return nil, fmt.Errorf("find link %s just created: %w", host, err)
+	}
+	return link, setAlias(link, o.alias)
+}
+
+func linkInside(netns ns.NetNS, name string) (link netlink.Link, err error) {
+	err = netns.Do(func(ns.NetNS) (err error) {
+		link, err = linkOrNil(name)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for %s in the container: %w", name, err)
+	}
+	return link, nil
+}
+
+// setupNode makes the node's routes to the container and, where it routes for it, from it.
+func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link) error {
+	// The link's packets are filtered before it is up.
+	if err := netfilter.Allow(d.sources, sourcesOf(spec)...); err != nil {
+		return err
+	}
+	if err := setUp(node); err != nil {
+		return err
+	}
+	for _, a := range spec.Addresses {
+		neigh := nodeNeigh(spec, a.Address, node)
+		if err := netlink.NeighSet(&neigh); err != nil {
+			return fmt.Errorf("add neighbour %s on %s: %w", a.Address, node.Attrs().Name, err)
+		}
+		own, err := nodeAddress(spec.Uplink, a.Address)
+		if err != nil {
+			return err
+		}
+		route := planNode(a, node.Attrs().Index, own)
+		if err := netlink.RouteReplace(&route); err != nil {
+			return fmt.Errorf("add route %s on %s: %w", a.Address, node.Attrs().Name, err)
+		}
+		fault.Point("vlan/route")
+	}
+	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.apply() })
+}
+
+// eachRouted calls do with the node's routes for the packets of each address that the node
+// routes for.
+func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link, do func(lower netlink.Link, plan routePlan) error) error {
+	if !spec.routed() {
+		return nil
+	}
+	position := 0
+	for i, g := range segments {
+		for _, a := range g.addrs {
+			if err := do(lowers[i], planRouted(spec, a, position, node.Attrs().Index, lowers[i].Attrs().Index)); err != nil {
+				return err
+			}
+			position++
+		}
+	}
+	return nil
+}
+
+func (p routePlan) apply() error {
+	for _, r := range p.routes {
+		if err := netlink.RouteReplace(&r); err != nil {
+			return fmt.Errorf("add route %s on link %d to table %d: %w", r.Dst, r.LinkIndex, r.Table, err)
+		}
+	}
+	for _, r := range p.rules {
+		// The kernel has no replace for rules.
+		if err := netlink.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add rule %q: %w", r.String(), err)
+		}
+	}
+	return nil
+}
+
+// answer makes the node answer for the addresses in mode l3s.
+func (d *Driver) answer(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link) error {
+	if !spec.answers() {
+		return nil
+	}
+	for i, g := range segments {
+		for _, a := range g.addrs {
+			if err := d.wirer.Answer(node, lowers[i], a.Address); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// setupSegment makes one of the container's interfaces, filtered, with its addresses, and up.
+func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlink.Link) (netlink.Link, error) {
+	port, err := d.ensureInterface(spec, netns, g, lower)
+	if err != nil {
+		return nil, err
+	}
+	if port != nil {
+		if err := guardOf(spec, g, lower).set(); err != nil {
+			return nil, err
+		}
+		if err := setUp(port); err != nil {
+			return nil, err
+		}
+	}
+	var made netlink.Link
+	err = netns.Do(func(ns.NetNS) error {
+		if port == nil {
+			if err := guardOf(spec, g, lower).set(); err != nil {
+				return err
+			}
+		}
+		if made, err = netlinksafe.LinkByName(g.ifName); err != nil {
+			return fmt.Errorf("find link %s: %w", g.ifName, err)
+		}
+		for _, a := range g.addrs {
+			if a.Address.Is6() {
+				// Some runtimes turn IPv6 off in a new namespace.
+				if err := d.wirer.SetSysctl("net/ipv6/conf/"+g.ifName+"/disable_ipv6", "0"); err != nil {
+					return err
+				}
+			}
+			addr := planAddress(spec, a)
+			if err := netlink.AddrReplace(made, &addr); err != nil {
+				return fmt.Errorf("add address %s: %w", addr.IPNet, err)
+			}
+		}
+		return setUp(made)
+	})
+	return made, err
+}
+
+// guardOf returns the guard of a segment. ipvlan links have the MAC address of the link that
+// they are on.
+func guardOf(spec Spec, g segment, lower netlink.Link) guard {
+	f := guard{device: g.ifName, mac: g.mac, addrs: g.addrs}
+	switch spec.Mode {
+	case Bridge:
+		f.device, f.incoming = portOf(spec.ContainerID, g.ifName), true
+	case IPvlan:
+		f.mac = lower.Attrs().HardwareAddr
+	case Macvlan, Pure:
+	}
+	return f
+}
+
+// ensureInterface makes the container's interface, down. It returns the port of the bridge
+// in mode bridge, else nil.
+func (d *Driver) ensureInterface(spec Spec, netns ns.NetNS, g segment, lower netlink.Link) (netlink.Link, error) {
+	if spec.Mode == Bridge {
+		return ensurePort(spec, netns, g, lower)
+	}
+	have, err := linkInside(netns, g.ifName)
+	if err != nil || have != nil && isSegment(spec, g, have, lower) {
+		return nil, err
+	}
+	if have != nil && have.Type() != string(Macvlan) && have.Type() != string(IPvlan) {
+		return nil, fmt.Errorf("the container has an interface of this name already, of type %s", have.Type())
+	}
+	name := newName(spec.ContainerID, g.ifName)
+	if err := deleteLeftovers(netns, g.ifName, name); err != nil {
+		return nil, err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = name, lower.Attrs().Index, netlink.NsFd(int(netns.Fd()))
+	attrs.MTU = mtuOf(spec, lower)
+	var link netlink.Link
+	if spec.Mode == Macvlan {
+		attrs.HardwareAddr = g.mac
+		link = &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}
+	} else {
+		link = &netlink.IPVlan{LinkAttrs: attrs, Mode: kernelMode(spec.IPvlanMode)}
+	}
+	if err := netlink.LinkAdd(link); err != nil {
+		if errors.Is(err, unix.EBUSY) {
+			err = fmt.Errorf("%w: %s carries links of another type or is a port of a bridge", err, lower.Attrs().Name)
+		}
+		return nil, fmt.Errorf("create %s link on %s: %w", spec.Mode, lower.Attrs().Name, err)
+	}
+	fault.Point("vlan/new")
+	return nil, netns.Do(func(ns.NetNS) error {
+		made, err := netlinksafe.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("find link %s just created: %w", name, err)
+		}
+		if err := netlink.LinkSetName(made, g.ifName); err != nil {
+			return fmt.Errorf("rename link %s to %s: %w", name, g.ifName, err)
+		}
+		return nil
+	})
+}
+
+// deleteLeftovers deletes links of the container that an interrupted set-up left, or one
+// with another configuration.
+func deleteLeftovers(netns ns.NetNS, names ...string) error {
+	return netns.Do(func(ns.NetNS) error {
+		for _, name := range names {
+			link, err := linkOrNil(name)
+			if err != nil {
+				return err
+			}
+			if link == nil {
+				continue
+			}
+			if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+				return fmt.Errorf("delete leftover link %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func kernelMode(mode IPvlanMode) netlink.IPVlanMode {
+	switch mode {
+	case L3:
+		return netlink.IPVLAN_MODE_L3
+	case L3S:
+		return netlink.IPVLAN_MODE_L3S
+	case L2, "":
+	}
+	return netlink.IPVLAN_MODE_L2
+}
+
+// isSegment returns whether a link of the container is the segment's interface.
+func isSegment(spec Spec, g segment, link, lower netlink.Link) bool {
+	if link.Type() != string(spec.Mode) || link.Attrs().ParentIndex != lower.Attrs().Index {
+		return false
+	}
+	if v, ok := link.(*netlink.IPVlan); ok {
+		return v.Mode == kernelMode(spec.IPvlanMode)
+	}
+	return bytes.Equal(link.Attrs().HardwareAddr, g.mac)
+}
+
+// ensurePort makes the veth pair of a segment in mode bridge, with the node's end a port of
+// the bridge, down.
+func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netlink.Link, error) {
+	name := portOf(spec.ContainerID, g.ifName)
+	port, err := ensurePair(netns, name, g.ifName, pairOptions{
+		hostMAC: derivedMAC(hostMACPrefix, name), podMAC: g.mac, mtu: mtuOf(spec, bridge),
+		alias: aliasPrefix + "port of " + NodeLink(spec.ContainerID, spec.IfName),
+	})
+	if err != nil {
+		return nil, err
+	}
+	// A port has no addresses of its own.
+	if err := netlink.LinkSetIP6AddrGenMode(port, addrGenModeNone); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, fmt.Errorf("keep link %s without an IPv6 address: %w", name, err)
+	}
+	if port.Attrs().MasterIndex != bridge.Attrs().Index {
+		if err := netlink.LinkSetMaster(port, bridge); err != nil {
+			return nil, fmt.Errorf("make %s a port of bridge %s: %w", name, bridge.Attrs().Name, err)
+		}
+	}
+	return port, nil
+}
+
+// setupRoutes makes the container's routes and rules.
+func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made []netlink.Link, node netlink.Link) error {
+	backs, err := backsOf(spec)
+	if err != nil {
+		return err
+	}
+	return netns.Do(func(ns.NetNS) error {
+		inside, err := netlinksafe.LinkByName(node.Attrs().Name)
+		if err != nil {
+			return fmt.Errorf("find link %s: %w", node.Attrs().Name, err)
+		}
+		for _, b := range backs {
+			if b.node.Is6() {
+				if err := d.wirer.SetSysctl("net/ipv6/conf/"+inside.Attrs().Name+"/disable_ipv6", "0"); err != nil {
+					return err
+				}
+			}
+		}
+		if err := setUp(inside); err != nil {
+			return err
+		}
+		for _, b := range backs {
+			neigh := backNeigh(b, inside, node)
+			if err := netlink.NeighSet(&neigh); err != nil {
+				return fmt.Errorf("add neighbour %s: %w", b.node, err)
+			}
+			route := planBack(b.node, inside.Attrs().Index, b.source)
+			if err := netlink.RouteReplace(&route); err != nil {
+				return fmt.Errorf("add route %s: %w", b.node, err)
+			}
+		}
+		return planPod(spec, segments, indexes(made), backs).apply()
+	})
+}
+
+func indexes(links []netlink.Link) []int {
+	var all []int
+	for _, l := range links {
+		all = append(all, l.Attrs().Index)
+	}
+	return all
+}

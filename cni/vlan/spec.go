@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/containernetworking/cni/pkg/utils"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// Mode is what a container's interface is.
+type Mode string
+
+// The modes; doc.go describes them.
+const (
+	Bridge  Mode = "bridge"
+	Macvlan Mode = "macvlan"
+	IPvlan  Mode = "ipvlan"
+	Pure    Mode = "pure"
+)
+
+// IPvlanMode is the mode of ipvlan links.
+type IPvlanMode string
+
+// The modes of ipvlan links, as the kernel names them.
+const (
+	L2  IPvlanMode = "l2"
+	L3  IPvlanMode = "l3"
+	L3S IPvlanMode = "l3s"
+)
+
+// Config is what the network's configuration says.
+type Config struct {
+	// Mode must be given.
+	Mode Mode `json:"mode"`
+	// IPvlanMode is for mode ipvlan alone; empty means l2.
+	IPvlanMode IPvlanMode `json:"ipvlanMode,omitempty"`
+	// Bridge is the node's bridge for addresses without a VLAN, for mode bridge alone.
+	Bridge string `json:"bridge,omitempty"`
+}
+
+// Validate returns an error that names the wrong field.
+func (c Config) Validate() error {
+	switch c.Mode {
+	case Bridge, Macvlan, IPvlan, Pure:
+	case "":
+		return errors.New(`"mode" must be bridge, macvlan, ipvlan or pure`)
+	default:
+		return fmt.Errorf(`"mode" is %q, must be bridge, macvlan, ipvlan or pure`, c.Mode)
+	}
+	switch {
+	case c.IPvlanMode != "" && c.Mode != IPvlan:
+		return fmt.Errorf(`"ipvlanMode" is for mode ipvlan, and "mode" is %s`, c.Mode)
+	case c.Bridge != "" && c.Mode != Bridge:
+		return fmt.Errorf(`"bridge" is for mode bridge, and "mode" is %s`, c.Mode)
+	}
+	switch c.IPvlanMode {
+	case "", L2, L3, L3S:
+		return nil
+	}
+	return fmt.Errorf(`"ipvlanMode" is %q, must be l2, l3 or l3s`, c.IPvlanMode)
+}
+
+// routed returns whether the node routes for the container.
+func (c Config) routed() bool { return c.Mode == IPvlan && (c.IPvlanMode == L3 || c.IPvlanMode == L3S) }
+
+// answers returns whether the node answers for the container's addresses on the uplink.
+func (c Config) answers() bool { return c.Mode == IPvlan && c.IPvlanMode == L3S }
+
+// Spec describes an interface of a container and its addresses. Its MTU is that of the
+// container's interfaces, and 0 means those of the links that they are on. A MAC address is
+// for the first of the interfaces, and ipvlan links have that of the uplink.
+type Spec struct {
+	wire.Spec
+	Config
+}
+
+// Validate returns an error for a Spec that Setup refuses.
+func (s Spec) Validate() error {
+	if err := s.Config.Validate(); err != nil {
+		return err
+	}
+	if err := s.Spec.Validate(); err != nil {
+		return err
+	}
+	for _, a := range s.Addresses {
+		if s.Mode == Bridge && a.VLAN == 0 && s.Bridge == "" {
+			return fmt.Errorf(`address %s has no VLAN: in mode bridge, "bridge" must name the bridge of the node that it is for`, a.Address)
+		}
+	}
+	if s.Mode == Pure {
+		return nil
+	}
+	for _, g := range s.segments() {
+		if err := utils.ValidateInterfaceName(g.ifName); err != nil {
+			return fmt.Errorf("interface name %q for VLAN %d: %w", g.ifName, g.vlan, err)
+		}
+	}
+	return nil
+}
+
+// segment is one interface of the container: the addresses of one VLAN.
+type segment struct {
+	vlan   int
+	ifName string
+	addrs  []api.Address
+	mac    net.HardwareAddr
+}
+
+// segments groups the addresses by VLAN, in the order of each one's first address.
+func (s Spec) segments() []segment {
+	var all []segment
+	position := map[int]int{}
+	for _, a := range s.Addresses {
+		i, ok := position[a.VLAN]
+		if !ok {
+			i = len(all)
+			position[a.VLAN] = i
+			g := segment{vlan: a.VLAN, ifName: s.IfName, mac: s.MAC}
+			if i > 0 {
+				g.ifName = fmt.Sprintf("%s.%d", s.IfName, a.VLAN)
+			}
+			if i > 0 || len(g.mac) == 0 {
+				g.mac = derivedMAC(podMACPrefix, a.Address.String())
+			}
+			all = append(all, g)
+		}
+		all[i].addrs = append(all[i].addrs, a)
+	}
+	return all
+}

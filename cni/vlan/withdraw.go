@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// Withdraw stops the container from using its addresses at once: it deletes the container's
+// interfaces in the pools' networks, and the node's routes to it. The node link stays, down.
+// It needs neither the container's namespace by its path nor a record of its interfaces.
+func (d *Driver) Withdraw(spec Spec) error {
+	if spec.Mode == Pure {
+		return d.wirer.Withdraw(spec.Spec)
+	}
+	node, err := linkOrNil(NodeLink(spec.ContainerID, spec.IfName))
+	if err != nil {
+		return err
+	}
+	errs := []error{d.deleteInterfaces(spec, node)}
+	fault.Point("vlan/interfaces-deleted")
+	errs = append(errs, d.withdrawNode(spec, node))
+	if node != nil {
+		if err := netlink.LinkSetDown(node); err != nil && !isGone(err) {
+			errs = append(errs, fmt.Errorf("set link %s down: %w", node.Attrs().Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Teardown withdraws the container's addresses, and removes the node link, and the VLAN
+// links and bridges that no other container uses. It succeeds where pieces are missing.
+func (d *Driver) Teardown(spec Spec) error {
+	if spec.Mode == Pure {
+		return errors.Join(d.wirer.Teardown(spec.Spec), d.sweep())
+	}
+	err := d.Withdraw(spec)
+	fault.Point("vlan/withdrawn")
+	return errors.Join(err, deleteNodeLink(NodeLink(spec.ContainerID, spec.IfName)), sweepGuards(), d.sweep())
+}
+
+func deleteNodeLink(name string) error {
+	node, err := linkOrNil(name)
+	if err != nil {
+		return err
+	}
+	if node != nil {
+		if err := netlink.LinkDel(node); err != nil && !isGone(err) {
+			return fmt.Errorf("delete link %s: %w", name, err)
+		}
+	}
+	return netfilter.Forget(name)
+}
+
+// deleteInterfaces deletes the container's interfaces in the pools' networks. node is nil
+// where the node link is missing.
+func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
+	uses, ports := usesOfNode(spec, node), portsOf(spec, node)
+	var errs []error
+	for _, name := range ports {
+		port, err := linkOrNil(name)
+		if err == nil && port != nil {
+			err = netlink.LinkDel(port)
+		}
+		if err != nil && !isGone(err) {
+			errs = append(errs, fmt.Errorf("delete link %s: %w", name, err))
+		}
+	}
+	if len(uses) == 0 {
+		return errors.Join(errs...)
+	}
+	lowers := map[string]int{}
+	for _, u := range uses {
+		lower, err := linkOrNil(u.lower)
+		errs = append(errs, err)
+		if lower != nil {
+			lowers[u.lower] = lower.Attrs().Index
+		}
+	}
+	if node != nil && node.Attrs().NetNsID >= 0 {
+		links, err := linksIn(node.Attrs().NetNsID)
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		for _, l := range interfacesOf(links, uses, lowers) {
+			errs = append(errs, deleteIn(node.Attrs().NetNsID, l))
+		}
+		return errors.Join(errs...)
+	}
+	// Without a node link only a path leads to the namespace; where there is none either,
+	// no namespace is left that had both.
+	netns, err := openNetNS(spec.NetNS)
+	if err != nil || netns == nil {
+		return errors.Join(append(errs, err)...)
+	}
+	defer netns.Close()
+	err = netns.Do(func(ns.NetNS) error {
+		links, err := netlinksafe.LinkList()
+		if err != nil {
+			return fmt.Errorf("list links: %w", err)
+		}
+		var errs []error
+		for _, l := range interfacesOf(links, uses, lowers) {
+			if err := netlink.LinkDel(l); err != nil && !isGone(err) {
+				errs = append(errs, fmt.Errorf("delete link %s: %w", l.Attrs().Name, err))
+			}
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		errs = append(errs, fmt.Errorf("delete the interfaces in %s: %w", spec.NetNS, err))
+	}
+	return errors.Join(errs...)
+}
+
+// usesOfNode returns the container's macvlan or ipvlan interfaces by the alias of the node
+// link or, where that is missing, by spec.
+func usesOfNode(spec Spec, node netlink.Link) []use {
+	if node != nil {
+		if mode, uses, ok := parseAlias(node.Attrs().Alias); ok {
+			if mode != Macvlan && mode != IPvlan {
+				return nil
+			}
+			return uses
+		}
+	}
+	if spec.Mode != Macvlan && spec.Mode != IPvlan {
+		return nil
+	}
+	uplink, err := linkOrNil(spec.Uplink)
+	if err != nil || uplink == nil {
+		return nil
+	}
+	var uses []use
+	for _, g := range spec.segments() {
+		lower := uplink
+		if g.vlan != 0 {
+			if lower, err = findVLAN(uplink, g.vlan); err != nil || lower == nil {
+				continue
+			}
+		}
+		uses = append(uses, use{g.ifName, lower.Attrs().Name})
+	}
+	return uses
+}
+
+// portsOf returns the names of the container's ports in mode bridge.
+func portsOf(spec Spec, node netlink.Link) []string {
+	var names []string
+	if spec.Mode == Bridge {
+		for _, g := range spec.segments() {
+			names = append(names, portOf(spec.ContainerID, g.ifName))
+		}
+	}
+	if node == nil {
+		return names
+	}
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return names
+	}
+	for _, l := range links {
+		if isPortOf(l, node.Attrs().Name) && !slices.Contains(names, l.Attrs().Name) {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
+
+func isPortOf(link netlink.Link, node string) bool {
+	return strings.HasPrefix(link.Attrs().Name, portPrefix) && link.Attrs().Alias == aliasPrefix+"port of "+node
+}
+
+// interfacesOf selects the links of a container that uses name.
+func interfacesOf(links []netlink.Link, uses []use, lowers map[string]int) []netlink.Link {
+	var all []netlink.Link
+	for _, u := range uses {
+		lower, ok := lowers[u.lower]
+		if !ok {
+			// The kernel deleted them with the lower link.
+			continue
+		}
+		others := slices.DeleteFunc(slices.Clone(uses), func(o use) bool { return o == u })
+		all = append(all, onLower(links, u, lower, others)...)
+	}
+	return all
+}
+
+// withdrawNode removes the node's routes, rules and answers for the container. node is nil
+// where the node link is missing.
+func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
+	index, name := 0, NodeLink(spec.ContainerID, spec.IfName)
+	addrs := map[netip.Addr]bool{}
+	for _, a := range spec.Addresses {
+		addrs[a.Address] = true
+	}
+	if node != nil {
+		index, name = node.Attrs().Index, node.Attrs().Name
+		have, err := addressesOf(index)
+		if err != nil {
+			return err
+		}
+		for _, a := range have {
+			addrs[a] = true
+		}
+	}
+	var errs []error
+	for addr := range addrs {
+		errs = append(errs, withdrawAddress(addr, name, index))
+	}
+	if index != 0 {
+		errs = append(errs, deleteTables(func(table int) bool { return nodeOfTable(table) == index }))
+	}
+	return errors.Join(errs...)
+}
+
+// withdrawAddress removes the node's route to an address through the node link, and its
+// answers unless another link of the node has a route to the address.
+func withdrawAddress(addr netip.Addr, link string, index int) error {
+	routes, err := hostRoutes(addr)
+	if err != nil {
+		return err
+	}
+	elsewhere := slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.LinkIndex != index })
+	if !elsewhere {
+		if err := stopAnswering(addr); err != nil {
+			return err
+		}
+		fault.Point("vlan/answer-deleted")
+	}
+	for _, r := range routes {
+		if r.LinkIndex != index {
+			continue
+		}
+		if err := netlink.RouteDel(&r); err != nil && !isGone(err) {
+			return fmt.Errorf("delete route to %s: %w", addr, err)
+		}
+	}
+	fault.Point("vlan/route-deleted")
+	return netfilter.Revoke(netfilter.Source{Link: link, Address: addr}, elsewhere)
+}
+
+// stopAnswering removes the entries by which the node answers for an address. Only Berth
+// answers for floating IPs.
+func stopAnswering(addr netip.Addr) error {
+	entries, err := proxies(addr)
+	errs := []error{err}
+	for _, e := range entries {
+		errs = append(errs, wire.StopAnswering(e.LinkIndex, addr))
+	}
+	return errors.Join(errs...)
+}
+
+// proxies lists the entries by which the node answers for an address.
+func proxies(addr netip.Addr) ([]netlink.Neigh, error) {
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		all, err := netlink.NeighProxyList(0, familyOf(addr))
+		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list proxy neighbours: %w", err)
+		}
+		return slices.DeleteFunc(all, func(n netlink.Neigh) bool { return !n.IP.Equal(addr.AsSlice()) }), nil
+	}
+}
+
+// hostRoutes lists Berth's routes to an address in the main table.
+func hostRoutes(addr netip.Addr) ([]netlink.Route, error) {
+	filter := &netlink.Route{Dst: wire.IPNet(singlePrefix(addr)), Table: unix.RT_TABLE_MAIN, Protocol: wire.Protocol}
+	routes, err := netlinksafe.RouteListFiltered(familyOf(addr), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("list routes to %s: %w", addr, err)
+	}
+	return routes, nil
+}
+
+// deleteTables removes the rules and routes of our tables that match selects.
+func deleteTables(match func(table int) bool) error {
+	var errs []error
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := netlinksafe.RuleList(family)
+		if err != nil {
+			return fmt.Errorf("list rules: %w", err)
+		}
+		for _, r := range rules {
+			if r.Protocol != wire.Protocol || r.Priority != priority || !isOurTable(r.Table) || !match(r.Table) {
+				continue
+			}
+			r.Family = family
+			if err := netlink.RuleDel(&r); err != nil && !isGone(err) {
+				errs = append(errs, fmt.Errorf("delete rule %q: %w", r.String(), err))
+			}
+		}
+		filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: wire.Protocol}
+		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			if !isOurTable(r.Table) || !match(r.Table) {
+				continue
+			}
+			if err := netlink.RouteDel(&r); err != nil && !isGone(err) {
+				errs = append(errs, fmt.Errorf("delete route %s of table %d: %w", r.Dst, r.Table, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func isOurTable(table int) bool { return table&tableMask == tableBase }
+
+// nodeOfTable returns the index of a table's node link.
+func nodeOfTable(table int) int { return table &^ tableMask / wire.MaxAddresses }
