@@ -84,12 +84,12 @@ func sameAttachments(x, y *state.Container) bool {
 	})
 }
 
-// attach does the steps 2 to 8 of ADD (doc.go). The caller holds the lock of the container.
+// attach does the steps 2 to 9 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMessage, error) {
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
 	defer end()
-	if err := a.Store.Put(record); err != nil {
+	if err := a.claim(ctx, record); err != nil {
 		return nil, err
 	}
 	fault.Point("add/intent")
@@ -102,6 +102,10 @@ func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMe
 		fault.Point("add/plugins")
 		a.shape(ctx, record)
 		fault.Point("add/shaped")
+		err = a.openPorts(ctx, record)
+	}
+	if err == nil {
+		fault.Point("add/ports")
 		err = a.complete(ctx, record)
 	}
 	if err != nil {
@@ -111,6 +115,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMe
 		}
 		return nil, err
 	}
+	a.hostPorts.end(record.Key())
 	fault.Point("add/result")
 	a.announce.later(record)
 	a.tellStatus(ctx, record)
@@ -220,13 +225,20 @@ func shareAddress(x, y []api.Address) bool {
 	})
 }
 
-// complete writes the result, if nobody took the addresses away meanwhile.
+// complete writes the result, if nobody took the addresses or host ports away meanwhile.
 func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	if len(record.HostPorts) > 0 {
+		unlockPorts, err := a.lockHostPorts(ctx)
+		if err != nil {
+			return err
+		}
+		defer unlockPorts()
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -238,7 +250,7 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 // stillThere asks again whether the pod runs. Its deletion between the first question and
 // the record found no record to withdraw; a later one ends the ADD.
 func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
-	if len(record.Addresses()) == 0 {
+	if !hasScarce(record) {
 		return nil
 	}
 	alive, err := a.Pods.Alive(ctx, record.Pod)
@@ -249,6 +261,12 @@ func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
 		return fmt.Errorf("%w: pod %s went away before it was wired", podinfo.ErrPodReplaced, record.Pod)
 	}
 	return nil
+}
+
+// hasScarce returns whether the record has what another pod may get when its pod is gone:
+// floating IPs or host ports.
+func hasScarce(record *state.Container) bool {
+	return len(record.Addresses()) > 0 || len(record.HostPorts) > 0
 }
 
 func addressList(record *state.Container) []string {

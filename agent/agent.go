@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -132,6 +133,10 @@ type Options struct {
 	Metrics     *Metrics
 	// Events may be nil.
 	Events event.Recorder
+	// HostPorts forwards ports of the node to pods, and HostPortRange has those that the
+	// node chooses from where a pod leaves it the choice.
+	HostPorts     forwarder
+	HostPortRange hostport.Range
 }
 
 // Agent serves CNI calls. All methods may be called in parallel.
@@ -144,11 +149,12 @@ type Agent struct {
 	announce  announcer
 	reconcile reconciler
 	suspects  suspects
+	hostPorts hostPorts
 }
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
-	a := &Agent{Options: o, started: time.Now()}
+	a := &Agent{Options: o, started: time.Now(), hostPorts: newHostPorts()}
 	a.announce = newAnnouncer(a.announceAgain)
 	a.reconcile = newReconciler(a.repair, a.finish, a.tell, a.verifyOrphans)
 	return a

@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/hostport"
 )
 
 // world imitates all that an Agent calls. A case sets its values.
@@ -45,6 +46,8 @@ type world struct {
 	hang func(context.Context)
 	// links are those of the node.
 	links []Link
+	// podIP, if given, is the address that plugins give.
+	podIP string
 	// missing is what Check of the driver returns.
 	missing error
 	// named are the networks that the pod's annotation names.
@@ -113,6 +116,9 @@ func (f fakePlugins) Add(ctx context.Context, n *chain.Network, a chain.Attachme
 	if n.Name() == "broken" {
 		return nil, types.NewError(42, "boom", "")
 	}
+	if f.podIP != "" {
+		return fmt.Appendf(nil, `{"cniVersion":"1.0.0","ips":[{"address":"%s/24"}]}`, f.podIP), f.addErr
+	}
 	return json.RawMessage(fmt.Sprintf(`{"cniVersion":"1.0.0","interfaces":[{"name":%q,"sandbox":"x"}]}`, a.IfName)), f.addErr
 }
 
@@ -178,6 +184,13 @@ func (fakeNetworks) Floating() (*Floating, error) {
 	return &Floating{Network: n, Driver: api.DriverVeth, Uplink: "eth0"}, err
 }
 
+// portmapNetworks has a default network that opens host ports itself.
+type portmapNetworks struct{ fakeNetworks }
+
+func (portmapNetworks) Default() (*chain.Network, error) {
+	return chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"default","plugins":[{"type":"p"},{"type":"portmap","capabilities":{"portMappings":true}}]}`))
+}
+
 func (f fakeNetworks) Named(n *attachdef.Network) (*chain.Network, *Floating, error) {
 	if n.Name == "floating" {
 		floating, err := f.Floating()
@@ -199,7 +212,10 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		addrs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24")}},
 		alive: true,
 	}
-	return New(Options{Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}, PodNetworks: w}), w
+	return New(Options{
+		Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}, PodNetworks: w,
+		HostPorts: &fakeForwarder{}, HostPortRange: hostport.Range{First: 20000, Last: 20009},
+	}), w
 }
 
 func addRequest(id string) *api.Request {

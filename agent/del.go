@@ -58,7 +58,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 const delTimeout = 90 * time.Second
 
 // undo takes the network of a container down and removes its record: it withdraws all
-// addresses, and then, last attachment first, runs the plugins' DEL and removes the
+// addresses and closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
 // interface. The caller holds the container's lock. undo goes on after a failure, but then
 // keeps the record.
 func (a *Agent) undo(ctx context.Context, record *state.Container) error {
@@ -66,7 +66,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	fault.Point("del/intent")
-	var errs []error
+	errs := []error{a.closePorts(ctx, record)}
 	deadline := time.Now().Add(delTimeout)
 	for i := range slices.Backward(record.Attachments) {
 		// A network that hangs must not take the time of the others.

@@ -9,7 +9,7 @@
 //
 //  1. ask the API for the pod and, where the pod requests a floating IP, for the
 //     addresses that it holds on this node; nothing is touched before
-//  2. write the record (adding)
+//  2. write the record (adding), with host ports that no other pod has
 //  3. ask again whether the pod still runs: a deletion between 1 and 2 found no
 //     record to withdraw
 //  4. take the addresses from an older container of this node that still
@@ -17,18 +17,20 @@
 //  5. ask the networks of the addresses whether another host has them
 //  6. for each attachment: wire its addresses and announce them, run the plugins
 //  7. give the container its bandwidth limits
-//  8. write the result (added)
+//  8. open its host ports
+//  9. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
 // the driver that the record names. Plugins may be chained to it. An attachment without
 // addresses has no driver: the plugins of its network do all the work.
 //
-// After a failure in 3 to 8 the agent does a DEL.
+// After a failure in 3 to 9 the agent does a DEL.
 //
 // # DEL
 //
-//  1. write the record (deleting) and stop answering for the addresses
+//  1. write the record (deleting), stop answering for the addresses and close the host
+//     ports
 //  2. for each attachment, last first: run the plugins, each with a time limit of its
 //     own, and remove the interface
 //  3. remove the record

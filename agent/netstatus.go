@@ -19,10 +19,15 @@ import (
 // later.
 const statusPatience = 2 * time.Second
 
-// tellStatus writes the status of a pod's networks, or has it written later. Pods that name
-// no networks have none: their address is in the pod's status.
+// hasStatus returns whether annotations tell what the pod was given. Pods that name no
+// networks have none of networks: their address is in the pod's status.
+func hasStatus(record *state.Container) bool {
+	return len(record.Attachments) > 1 || hasRandomPorts(record)
+}
+
+// tellStatus writes the status of a pod's networks and host ports, or has it written later.
 func (a *Agent) tellStatus(ctx context.Context, record *state.Container) {
-	if len(record.Attachments) < 2 {
+	if !hasStatus(record) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusPatience)
@@ -36,20 +41,33 @@ func (a *Agent) tellStatus(ctx context.Context, record *state.Container) {
 // tell writes the status of the networks of a record, if it is still complete.
 func (a *Agent) tell(ctx context.Context, key state.Key) error {
 	record := a.Store.Get(key)
-	if record == nil || record.Phase != state.Added || len(record.Attachments) < 2 {
+	if record == nil || record.Phase != state.Added || !hasStatus(record) {
 		return nil
 	}
 	return a.writeStatus(ctx, record)
 }
 
 func (a *Agent) writeStatus(ctx context.Context, record *state.Container) error {
+	annotations, err := hostPortStatus(record)
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", record.Pod, err)
+	}
+	if len(record.Attachments) > 1 {
+		if annotations[attachdef.StatusAnnotation], err = networkStatus(record); err != nil {
+			return err
+		}
+	}
+	return a.Pods.Annotate(ctx, record.Pod, annotations)
+}
+
+func networkStatus(record *state.Container) (string, error) {
 	var networks []attachdef.Attached
 	for _, attachment := range record.Attachments {
 		name := attachment.Definition
 		if name == "" {
 			network, err := chain.Parse(attachment.Network)
 			if err != nil {
-				return fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+				return "", fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
 			}
 			name = network.Name()
 		}
@@ -57,7 +75,7 @@ func (a *Agent) writeStatus(ctx context.Context, record *state.Container) error 
 	}
 	value, err := attachdef.Status(networks)
 	if err != nil {
-		return fmt.Errorf("pod %s: %w", record.Pod, err)
+		return "", fmt.Errorf("pod %s: %w", record.Pod, err)
 	}
-	return a.Pods.Annotate(ctx, record.Pod, map[string]string{attachdef.StatusAnnotation: value})
+	return value, nil
 }

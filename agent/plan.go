@@ -30,8 +30,12 @@ func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf r
 	if err != nil {
 		return nil, err
 	}
+	ports, err := requestedPorts(pod, conf.RuntimeConfig)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
+	}
 	return &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod,
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy,
 		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Phase: state.Adding,
 	}, nil
 }

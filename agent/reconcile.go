@@ -132,6 +132,7 @@ func (a *Agent) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { a.announce.run(ctx) })
 	group.Go(func() { a.reconcile.run(ctx) })
+	group.Go(func() { a.reconcilePorts(ctx) })
 	a.noteStart(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
@@ -145,6 +146,7 @@ func (a *Agent) Recheck(context.Context) {
 		a.reconcile.checkSoon(record.Key())
 	}
 	a.reconcile.orphansSoon()
+	a.hostPorts.checkSoon()
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one
@@ -203,7 +205,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 			return err
 		}
 		now.Phase, now.Reason = state.Added, ""
-		if err := a.Store.Put(now); err != nil {
+		if err := a.reopenPorts(ctx, now); err != nil {
 			return err
 		}
 		a.tellPod(now.Pod, event.Normal("AddressesRestored", "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"))

@@ -110,13 +110,13 @@ func TestCapabilitiesOfSeveral(t *testing.T) {
 	w.named[0].Capabilities = map[string]json.RawMessage{"mac": json.RawMessage(`"m"`)}
 	w.named[0].Args = map[string]json.RawMessage{"queues": json.RawMessage(`4`)}
 	req := addRequest("c")
-	req.Config = json.RawMessage(`{"runtimeConfig":{"portMappings":[1]}}`)
+	req.Config = json.RawMessage(`{"runtimeConfig":{"dns":[1]}}`)
 	if _, err := a.Add(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
 	record := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
 	first, second := forPlugins(record, 0), forPlugins(record, 1)
-	if diff := cmp.Diff(map[string]json.RawMessage{"portMappings": json.RawMessage(`[1]`)}, first.Capabilities); diff != "" {
+	if diff := cmp.Diff(map[string]json.RawMessage{"dns": json.RawMessage(`[1]`)}, first.Capabilities); diff != "" {
 		t.Errorf("first (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(w.named[0].Capabilities, second.Capabilities); diff != "" || len(first.CNIArgs) != 0 || string(second.CNIArgs["queues"]) != "4" {

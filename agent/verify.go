@@ -55,11 +55,11 @@ func (s *suspects) take(key state.Key) {
 	delete(s.keys, key)
 }
 
-// Suspect makes Verify ask about every floating IP that this node carries. Its caller
+// Suspect makes Verify ask about every floating IP and host port that this node carries. Its caller
 // calls it after a start and when the API could not be reached.
 func (a *Agent) Suspect() {
 	for _, record := range a.Store.List() {
-		if len(record.Addresses()) > 0 && record.Phase != state.Withdrawn {
+		if hasScarce(record) && record.Phase != state.Withdrawn {
 			a.suspects.add(record.Key())
 		}
 	}

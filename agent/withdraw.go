@@ -27,12 +27,12 @@ const superseded = "another container of this node has the address now"
 
 // Gone withdraws the addresses of a pod that is deleted, replaced or finished, in every
 // phase of its records: it waits neither for an ADD or DEL under way nor for a plugin.
-// Pods of the default network keep their addresses until DEL: those belong to the
-// node.
+// Pods of the default network lose their host ports, and keep their addresses until DEL:
+// those belong to the node.
 func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	var errs []error
 	for _, record := range a.Store.List() {
-		if record.Pod.UID == pod.UID && len(record.Addresses()) > 0 {
+		if record.Pod.UID == pod.UID && hasScarce(record) {
 			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
 	}
@@ -65,13 +65,18 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			return err
 		}
 		fault.Point("withdraw/record")
-		a.Metrics.withdrawn()
-		if reason != podGone && reason != superseded {
+		if err := a.closePorts(ctx, now); err != nil {
+			return err
+		}
+		if len(now.Addresses()) > 0 {
+			a.Metrics.withdrawn()
+		}
+		if len(now.Addresses()) > 0 && reason != podGone && reason != superseded {
 			a.tellPod(now.Pod, event.Warning("AddressesWithdrawn", "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
 				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"))
 		}
 	}
-	klog.FromContext(ctx).Info("Withdrew the addresses of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
+	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressList(now), "reason", reason)
 	return nil
 }

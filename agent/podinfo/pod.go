@@ -29,7 +29,7 @@ var (
 	// ErrTooFew is returned where a pod's annotation names fewer floating IPs than
 	// the pod requests.
 	ErrTooFew = errors.New("pod names too few floating IPs")
-	// ErrBadHint is returned where the pod's annotation cannot be read.
+	// ErrBadHint is returned where an annotation of the pod cannot be read.
 	ErrBadHint = errors.New("annotation cannot be read")
 )
 
@@ -50,6 +50,8 @@ type Pod struct {
 	Hint string
 	// Networks is the annotation that names its networks beside the first.
 	Networks string
+	// HostPorts asks for host ports of the node's choice.
+	HostPorts HostPorts
 	// Finished says that no container of the pod will run again.
 	Finished bool
 
@@ -59,13 +61,14 @@ type Pod struct {
 
 func (n *Node) fromAPI(p *corev1.Pod) Pod {
 	return Pod{
-		Pod:      api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
-		Wants:    n.wanted(p),
-		Hint:     p.Annotations[v1alpha1.AnnotationFloatingIPs],
-		Networks: p.Annotations[annotationNetworks],
-		Finished: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
-		node:     p.Spec.NodeName,
-		mirror:   p.Annotations[annotationMirror],
+		Pod:       api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
+		Wants:     n.wanted(p),
+		Hint:      p.Annotations[v1alpha1.AnnotationFloatingIPs],
+		Networks:  p.Annotations[annotationNetworks],
+		HostPorts: n.hostPortsOf(p),
+		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		node:      p.Spec.NodeName,
+		mirror:    p.Annotations[annotationMirror],
 	}
 }
 

@@ -71,11 +71,23 @@ type Container struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	// Attachments are in the order of ADD. DEL undoes them backwards.
 	Attachments []Attachment `json:"attachments"`
-	Phase       Phase        `json:"phase"`
+	// HostPorts are the ports of the node that lead to the pod while the phase is added.
+	HostPorts []HostPort `json:"hostPorts,omitempty"`
+	// GalaxyPorts says that the pod asked for host ports in Galaxy's way.
+	GalaxyPorts bool  `json:"galaxyPorts,omitempty"`
+	Phase       Phase `json:"phase"`
 	// Reason says why the addresses are withdrawn; empty in the other phases.
 	Reason string `json:"reason,omitempty"`
 	// Result of ADD; empty before phase Added.
 	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// HostPort is a port of the node that leads to the pod.
+type HostPort struct {
+	api.HostPort
+
+	// Random says that the node chose the number.
+	Random bool `json:"random,omitempty"`
 }
 
 // Attachment is one interface of a container and its network.
@@ -124,6 +136,7 @@ func (c *Container) Clone() *Container {
 	clone := *c
 	clone.Capabilities = maps.Clone(c.Capabilities)
 	clone.Attachments = slices.Clone(c.Attachments)
+	clone.HostPorts = slices.Clone(c.HostPorts)
 	for i := range clone.Attachments {
 		a := &clone.Attachments[i]
 		a.Addresses, a.Capabilities, a.Args = slices.Clone(a.Addresses), maps.Clone(a.Capabilities), maps.Clone(a.Args)

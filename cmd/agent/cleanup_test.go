@@ -65,6 +65,12 @@ func newSite(t *testing.T) *site {
 	} {
 		s.IP(strings.Fields(args)...)
 	}
+	netnstest.Eventually(t, func() error {
+		if links := s.IP("link", "show", "type", "veth"); strings.Contains(links, "pod1@pod0: <NO-CARRIER") {
+			return fmt.Errorf("the links are not up yet:\n%s", links)
+		}
+		return nil
+	})
 	s.Run(func() error {
 		conn, err := nftables.New()
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -43,6 +44,7 @@ type Options struct {
 	NetworkNamespaces []string
 	Conflicts         conflict.Prober
 	GalaxyAliases     bool
+	HostPortRange     string
 	Monitoring        monitoring.Options
 }
 
@@ -67,7 +69,9 @@ func newOptions() *Options {
 
 		NetworkNamespaces: []string{"default"},
 		Conflicts:         conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience},
-		Monitoring:        monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
+		// Below the ports of Services and of outgoing connections.
+		HostPortRange: "20000-29999",
+		Monitoring:    monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
 	}
 }
 
@@ -93,6 +97,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.Conflicts.Probes, "conflict-probes", o.Conflicts.Probes, "How often the network is asked whether another host has an address before a pod gets it; 0 does not ask.")
 	fs.DurationVar(&o.Conflicts.Interval, "conflict-interval", o.Conflicts.Interval, "How long an answer is waited for after each probe.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
+	fs.StringVar(&o.HostPortRange, "host-port-range", o.HostPortRange, "Ports of the node from which pods with the annotation "+v1alpha1.AnnotationHostPorts+" get theirs. Ports that a program of the node has, and the kernel's range for outgoing connections, are left out.")
 	o.Monitoring.AddFlags(fs)
 }
 
@@ -125,6 +130,9 @@ func (o *Options) validate() error {
 	}
 	if o.Conflicts.Interval < minInterval || o.Conflicts.Interval > maxInterval {
 		errs = append(errs, fmt.Errorf("--conflict-interval must be %s to %s, is %s", minInterval, maxInterval, o.Conflicts.Interval))
+	}
+	if _, err := hostport.ParseRange(o.HostPortRange); err != nil {
+		errs = append(errs, fmt.Errorf("--host-port-range: %w", err))
 	}
 	if err := o.Monitoring.Validate(); err != nil {
 		errs = append(errs, err)

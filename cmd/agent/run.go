@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -83,6 +84,10 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	ports, err := hostport.ParseRange(o.HostPortRange)
+	if err != nil {
+		return fmt.Errorf("--host-port-range: %w", err)
+	}
 	a := agent.New(agent.Options{
 		Pods: node, Store: store,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
@@ -95,6 +100,7 @@ func run(ctx context.Context, o *Options) error {
 		ConflictLog: node,
 		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
 		Events:      recorder,
+		HostPorts:   &hostport.Forwarder{}, HostPortRange: ports,
 	})
 	legacyregistry.CustomMustRegister(a.Collector())
 	background := []func(context.Context) error{
@@ -141,7 +147,13 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	group.Go(func() error {
 		return watchUplink(ctx, uplink, reactions{changed: a.Recheck, back: node.VerifySoon, moved: a.AnnounceAll, unshaped: a.Shaper.Soon})
 	})
-	group.Go(func() error { return netfilter.Watch(ctx, func() { a.Recheck(ctx) }) })
+	group.Go(func() error {
+		// Without events the agent looks once a minute.
+		if err := netfilter.Watch(ctx, func() { a.Recheck(ctx) }); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot see at once when another program deletes Berth's rules")
+		}
+		return nil
+	})
 	group.Go(func() error { return health.Serve(ctx) })
 	for _, run := range background {
 		group.Go(func() error { return run(ctx) })

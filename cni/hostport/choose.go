@@ -55,9 +55,9 @@ func (r Range) Choose(seed uint64, free func(port uint16) (bool, error)) (uint16
 	return 0, fmt.Errorf("%w: %s", ErrNoPort, r)
 }
 
-// EphemeralRange returns the range from which the kernel takes ports of outgoing connections.
+// ephemeralRange returns the range from which the kernel takes ports of outgoing connections.
 // It reads the setting of the network namespace of the calling process.
-func EphemeralRange() (Range, error) {
+func ephemeralRange() (Range, error) {
 	const file = "/proc/sys/net/ipv4/ip_local_port_range"
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -70,8 +70,21 @@ func EphemeralRange() (Range, error) {
 	return r, nil
 }
 
-// Unused returns true where no socket of the node has the port.
-func Unused(protocol string, port uint16) (bool, error) {
+// Unused returns true where no socket of the node has the port, and none gets it as the
+// source of an outgoing connection.
+func (f *Forwarder) Unused(protocol string, port uint16) (bool, error) {
+	ephemeral, err := ephemeralRange()
+	if err != nil {
+		return false, err
+	}
+	if ephemeral.Has(port) {
+		return false, nil
+	}
+	return bindable(protocol, port)
+}
+
+// bindable returns true where no socket of the node has the port.
+func bindable(protocol string, port uint16) (bool, error) {
 	kind := unix.SOCK_STREAM
 	if protocol == "UDP" {
 		kind = unix.SOCK_DGRAM

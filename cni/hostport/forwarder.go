@@ -13,6 +13,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // Forwarder writes the host ports of the network namespace that it is used in. Methods are
@@ -66,6 +68,35 @@ func (f *Forwarder) Apply(mappings []Mapping) (changed bool, err error) {
 	}
 	f.applied = true
 	return changed, nil
+}
+
+// ErrMissing is returned by Check for a port that the node does not forward.
+var ErrMissing = errors.New("host port is not forwarded")
+
+// Check returns ErrMissing where the node does not forward one of the ports.
+func (f *Forwarder) Check(mappings []Mapping) error {
+	conn, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	t := newTable()
+	_, whole, err := t.look(conn)
+	if err != nil {
+		return err
+	}
+	if !whole {
+		return fmt.Errorf("%w: nftables table %s is missing or incomplete", ErrMissing, TableName)
+	}
+	have, err := t.content(conn)
+	if err != nil {
+		return err
+	}
+	for _, m := range mappings {
+		if len(contentOf([]Mapping{m}, nil, nil).without(have)) > 0 {
+			return fmt.Errorf("%w: %s", ErrMissing, m)
+		}
+	}
+	return nil
 }
 
 // write makes the sets of the table those of want, and returns what was there.
@@ -190,7 +221,7 @@ func (t *table) content(conn *nftables.Conn) (content, error) {
 	c := content{}
 	for _, set := range t.sets {
 		elements, err := conn.GetSetElements(set)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
+		if err != nil && !netfilter.NotFound(err) {
 			return nil, fmt.Errorf("list nftables set %s: %w", set.Name, err)
 		}
 		for _, e := range elements {

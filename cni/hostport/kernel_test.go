@@ -667,7 +667,7 @@ func TestUnused(t *testing.T) {
 	for _, protocol := range []string{"TCP", "UDP"} {
 		for _, addr := range []netip.Addr{node4, node6, loopback4, loopback6} {
 			w.node.Run(func() error {
-				if ok, err := Unused(protocol, hostPort); err != nil || !ok {
+				if ok, err := new(Forwarder).Unused(protocol, hostPort); err != nil || !ok {
 					return fmt.Errorf("before: Unused(%s) = %v, %w", protocol, ok, err)
 				}
 				at := netip.AddrPortFrom(addr, hostPort)
@@ -682,7 +682,7 @@ func TestUnused(t *testing.T) {
 					return err
 				}
 				defer socket.Close()
-				if ok, err := Unused(protocol, hostPort); err != nil || ok {
+				if ok, err := new(Forwarder).Unused(protocol, hostPort); err != nil || ok {
 					return fmt.Errorf("a program listens on %s: Unused(%s) = %v, %w", at, protocol, ok, err)
 				}
 				return nil

@@ -227,16 +227,16 @@ func locked(do func(conn *nftables.Conn, t *table) error) error {
 	return do(conn, newTable())
 }
 
-// isMissing returns whether a list failed because its table, chain or set does not exist.
-// The library keeps only the text of the kernel's error.
-func isMissing(err error) bool {
-	return err != nil && (errors.Is(err, unix.ENOENT) || strings.HasSuffix(err.Error(), unix.ENOENT.Error()))
+// NotFound returns whether the kernel said that there is no such set or chain. Package
+// nftables wraps some errors as text only.
+func NotFound(err error) bool {
+	return errors.Is(err, unix.ENOENT) || err != nil && strings.HasSuffix(err.Error(), unix.ENOENT.Error())
 }
 
 // keys lists the elements of a set, none where it does not exist.
 func keys(conn *nftables.Conn, set *nftables.Set) ([][]byte, error) {
 	elements, err := conn.GetSetElements(set)
-	if isMissing(err) {
+	if NotFound(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -286,7 +286,7 @@ func (t *table) isWhole(conn *nftables.Conn) (bool, error) {
 	}
 	for _, chain := range t.chains {
 		rules, err := conn.GetRules(chain.chain.Table, chain.chain)
-		if isMissing(err) {
+		if NotFound(err) {
 			return false, nil
 		}
 		if err != nil {

@@ -29,6 +29,9 @@ const (
 	// AnnotationArgs is JSON: the user writes "request_ip_range", Galaxy writes the
 	// assigned addresses into "common.ipinfos".
 	AnnotationArgs = "k8s.v1.cni.galaxy.io/args"
+	// AnnotationPortMapping asks for host ports of the node's choice, whatever its value
+	// is. The node writes the result there: a JSON list of [PortMapping].
+	AnnotationPortMapping = "tkestack.io/portmapping"
 )
 
 // Aliases translates a pod's Galaxy annotations into Berth's: release-policy, claim and

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -95,9 +96,9 @@ func TestMatrix(t *testing.T) {
 	s := newStage(t, "10.0.70.45-10.0.70.54")
 	network := s.Cluster.Network()
 	members := []*v1.Pod{
-		s.pod("floating-1a", netexec, s.floating, on("node1")), s.pod("floating-1b", netexec, s.floating, on("node1")),
-		s.pod("floating-2", netexec, s.floating, on("node2")),
-		s.pod("default-1", netexec, on("node1")), s.pod("default-3", netexec, on("node3")),
+		s.pod("floating-1a", netexec, s.floating, on("node1"), published(0)), s.pod("floating-1b", netexec, s.floating, on("node1"), published(1)),
+		s.pod("floating-2", netexec, s.floating, on("node2"), published(2)),
+		s.pod("default-1", netexec, on("node1"), published(3)), s.pod("default-3", netexec, on("node3"), published(4)),
 	}
 	var pods, all []party
 	for _, pod := range members {
@@ -135,6 +136,7 @@ func TestMatrix(t *testing.T) {
 			}
 		}
 	}
+	s.expectHostPorts(members, all)
 	s.expectService(members[:3], append(pods, all[len(pods):len(pods)+labNodes]...))
 	for _, backend := range []*v1.Pod{members[2], members[4]} {
 		s.expectSource(backend, pods[:3])
@@ -142,6 +144,49 @@ func TestMatrix(t *testing.T) {
 	for _, pod := range []*v1.Pod{members[0], members[3]} {
 		for _, to := range pods {
 			s.kubectl("-n", s.name, "exec", pod.Name, "--", "/agnhost", "connect", "--timeout=60s", net.JoinHostPort(to.address, witness.Port))
+		}
+	}
+}
+
+// published gives the pod a host port by TCP and one by UDP.
+func published(n int32) option {
+	return func(pod *v1.Pod) {
+		pod.Spec.Containers[0].Ports = []v1.ContainerPort{
+			{ContainerPort: 8080, HostPort: 9000 + n},
+			{ContainerPort: 8081, HostPort: 9000 + n, Protocol: v1.ProtocolUDP},
+		}
+	}
+}
+
+// expectHostPorts checks that everybody reaches the pods through their nodes' ports, and is
+// seen by the own address. A pod sees its node where it asks itself.
+func (s *stage) expectHostPorts(pods []*v1.Pod, askers []party) {
+	s.t.Helper()
+	for i, pod := range pods {
+		port := strconv.Itoa(9000 + i)
+		for _, from := range askers {
+			if from.name == s.Cluster.Router().Name() {
+				continue // its address there is another one
+			}
+			to := party{name: "the host port of " + pod.Name, address: pod.Status.HostIP, port: port}
+			for _, protocol := range []string{"http", "udp"} {
+				if protocol == "udp" && from.port != witness.Port {
+					continue // hosts ask by HTTP only
+				}
+				if from.name != pod.Name {
+					s.expectSeen(protocol, from, to, port)
+					continue
+				}
+				seen, err := from.ask(s.ctx, protocol, to.address, port, "clientip")
+				if source, _, _ := net.SplitHostPort(seen); err != nil || source == from.address {
+					s.t.Errorf("%s: %s asks itself through its node and sees %q, %v", protocol, from.name, seen, err)
+				}
+			}
+		}
+		// The node itself, by its loopback address.
+		got, err := witness.Get(s.ctx, s.node(pod.Spec.NodeName).Host, "http://127.0.0.1:"+port+"/hostname")
+		if err != nil || got != pod.Name {
+			s.t.Errorf("127.0.0.1:%s on %s answers %q, %v, want %s", port, pod.Spec.NodeName, got, err, pod.Name)
 		}
 	}
 }

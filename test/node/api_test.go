@@ -133,6 +133,8 @@ type container struct {
 	*netnstest.Host
 	id  string
 	pod *corev1.Pod
+	// ports are the runtime's portMappings.
+	ports []map[string]any
 }
 
 func newContainer(t *testing.T, id string, pod *corev1.Pod) *container {

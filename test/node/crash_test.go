@@ -57,12 +57,14 @@ func TestCrash(t *testing.T) {
 		address string
 		// plugin, if given, is the first of the floating network.
 		plugin string
+		ports  []map[string]any
 	}{
 		"macvlan":         {address: "10.0.70.5,2001:db8:70::5", plugin: `{"type":"berth-vlan","mode":"macvlan"}`},
 		"bridge":          {address: "10.0.70.5", plugin: `{"type":"berth-vlan","mode":"bridge","bridge":"br0"}`},
 		"floating IP":     {address: "10.0.70.5"},
 		"dual-stack":      {address: "10.0.70.5,2001:db8:70::5"},
 		"default network": {},
+		"host ports":      {ports: []map[string]any{tcp(8080, 80)}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +82,12 @@ func TestCrash(t *testing.T) {
 			before := n.kernel()
 
 			// What there is to interrupt.
-			probe := newContainer(t, "probe", pod)
+			container := func(id string) *container {
+				made := newContainer(t, id, pod)
+				made.ports = c.ports
+				return made
+			}
+			probe := container("probe")
 			n.points()
 			n.mustAdd(probe)
 			adding := n.points()
@@ -95,13 +102,13 @@ func TestCrash(t *testing.T) {
 			for i, point := range adding {
 				t.Run("ADD/"+strings.ReplaceAll(point, "/", "-"), func(t *testing.T) {
 					n.t = t
-					crashInAdd(n, newContainer(t, fmt.Sprintf("add%d", i), pod), point, before)
+					crashInAdd(n, container(fmt.Sprintf("add%d", i)), point, before)
 				})
 			}
 			for i, point := range deleting {
 				t.Run("DEL/"+strings.ReplaceAll(point, "/", "-"), func(t *testing.T) {
 					n.t = t
-					crashInDel(n, newContainer(t, fmt.Sprintf("del%d", i), pod), point, before)
+					crashInDel(n, container(fmt.Sprintf("del%d", i)), point, before)
 				})
 			}
 			n.t = t
@@ -154,6 +161,12 @@ func works(n *node, c *container, before string) {
 	r := n.mustAdd(c)
 	for _, ip := range r.IPs {
 		ping(n.t, n.Host, ip.Address.IP.String())
+	}
+	if len(c.ports) > 0 {
+		c.serve(n.t)
+		if _, err := said(n.Host, "10.0.60.11:8080"); err != nil {
+			n.t.Errorf("the host port: %v", err)
+		}
 	}
 	if err := n.check(c); err != nil {
 		n.t.Errorf("CHECK: %v", err)

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/hostport"
 )
 
 // ctxOf is a context for clean-up, when the test's own has ended.
@@ -252,7 +253,7 @@ func (n *node) cni(env []string, extra map[string]any) ([]byte, error) {
 }
 
 func (n *node) add(c *container) (*current.Result, error) {
-	out, err := n.cni(c.env("ADD"), nil)
+	out, err := n.cni(c.env("ADD"), c.config())
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +271,7 @@ func (n *node) mustAdd(c *container) *current.Result {
 }
 
 func (n *node) del(c *container) error {
-	_, err := n.cni(c.env("DEL"), nil)
+	_, err := n.cni(c.env("DEL"), c.config())
 	return err
 }
 
@@ -303,6 +304,7 @@ func (n *node) kernel() string {
 	}
 	files, _ := filepath.Glob(n.dir + "/host-local/default-net/10.*")
 	fmt.Fprintln(&b, "leases:", len(files))
+	fmt.Fprintln(&b, "host ports:", n.hasTable(hostport.TableName))
 	return b.String()
 }
 

@@ -156,6 +156,10 @@ func masquerade() error {
 func TestRulesTakenAway(t *testing.T) {
 	for name, take := range map[string]func(conn *nftables.Conn) error{
 		"everything": func(conn *nftables.Conn) error { conn.FlushRuleset(); return conn.Flush() },
+		"a chain": func(conn *nftables.Conn) error {
+			conn.DelChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: netfilter.TableName}, Name: "sources"})
+			return conn.Flush()
+		},
 		"a rule": func(conn *nftables.Conn) error {
 			table := &nftables.Table{Family: nftables.TableFamilyINet, Name: netfilter.TableName}
 			rules, err := conn.GetRules(table, &nftables.Chain{Table: table, Name: "sources"})

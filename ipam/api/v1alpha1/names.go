@@ -48,6 +48,15 @@ const (
 	AnnotationFamilies = GroupName + "/families"
 )
 
+// AnnotationHostPorts asks for host ports of the node's choice: [HostPortsRandom].
+// AnnotationHostPortsStatus, which the node writes, has the result: a JSON list of objects
+// with hostPort, containerPort, protocol and, where it is limited to one, hostIP.
+const (
+	AnnotationHostPorts       = GroupName + "/host-ports"
+	HostPortsRandom           = "Random"
+	AnnotationHostPortsStatus = GroupName + "/host-ports-status"
+)
+
 // SpareUnlimited is the value of [AnnotationSpareAddresses] with which no pod waits
 // for an address that another pod of its workload has.
 const SpareUnlimited = "Unlimited"

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podinfo
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/podrequest"
+)
+
+func TestHostPortsOf(t *testing.T) {
+	port := func(number, hostPort int32, protocol corev1.Protocol) corev1.ContainerPort {
+		return corev1.ContainerPort{ContainerPort: number, HostPort: hostPort, Protocol: protocol}
+	}
+	spec := corev1.PodSpec{
+		InitContainers: []corev1.Container{
+			{Ports: []corev1.ContainerPort{port(1, 0, corev1.ProtocolTCP)}},
+			{Ports: []corev1.ContainerPort{port(2, 0, corev1.ProtocolTCP)}, RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)},
+		},
+		Containers: []corev1.Container{
+			{Ports: []corev1.ContainerPort{port(80, 0, corev1.ProtocolTCP), port(80, 0, corev1.ProtocolUDP), port(443, 8443, corev1.ProtocolTCP)}},
+			{Ports: []corev1.ContainerPort{port(80, 0, corev1.ProtocolTCP), port(9, 0, corev1.ProtocolSCTP)}},
+		},
+	}
+	want := []api.HostPort{
+		{ContainerPort: 2, Protocol: "TCP"}, {ContainerPort: 80, Protocol: "TCP"}, {ContainerPort: 80, Protocol: "UDP"}, {ContainerPort: 9, Protocol: "SCTP"},
+	}
+	for name, c := range map[string]struct {
+		aliases     bool
+		annotations map[string]string
+		want        []api.HostPort
+		galaxy      bool
+		bad         bool
+	}{
+		"nothing":                  {true, nil, nil, false, false},
+		"asked":                    {false, map[string]string{v1alpha1.AnnotationHostPorts: "Random"}, want, false, false},
+		"nonsense":                 {false, map[string]string{v1alpha1.AnnotationHostPorts: "random"}, nil, false, true},
+		"nothing said":             {false, map[string]string{v1alpha1.AnnotationHostPorts: ""}, nil, false, true},
+		"Galaxy's":                 {true, map[string]string{galaxy.AnnotationPortMapping: ""}, want, true, false},
+		"Galaxy's without aliases": {false, map[string]string{galaxy.AnnotationPortMapping: ""}, nil, false, false},
+		"the result is no request": {true, map[string]string{v1alpha1.AnnotationHostPortsStatus: "[]"}, nil, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := &Node{reader: podrequest.Reader{Galaxy: c.aliases}}
+			got := n.hostPortsOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: c.annotations}, Spec: spec})
+			if !slices.Equal(got.Random, c.want) || got.Galaxy != c.galaxy || errors.Is(got.Err, ErrBadHint) != c.bad {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
