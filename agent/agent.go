@@ -108,6 +108,8 @@ type Drivers map[string]driver
 type Interface struct {
 	ContainerID string
 	NetNS       string
+	// Secondary says that it is not the container's first interface.
+	Secondary bool
 	state.Attachment
 }
 

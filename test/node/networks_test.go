@@ -152,6 +152,19 @@ func TestFloatingOnNamed(t *testing.T) {
 	}
 	ping(t, net.client, "10.0.70.6")
 	ping(t, n.Host, r.IPs[0].Address.IP.String())
+	// From another subnet, so that the answer needs a gateway; the pod's own way out stays
+	// the first interface.
+	if out, err := net.router.Command("ping", "-c", "1", "-w", "60", "-I", "10.0.60.1", "10.0.70.6"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for to, by := range map[string]string{"203.0.113.1": "eth0", "10.0.70.50": "net1"} {
+		if way := c.IP("route", "get", to); !strings.Contains(way, "dev "+by+" ") {
+			t.Errorf("the pod sends to %s by\n%s, want %s", to, way, by)
+		}
+	}
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
 	if got := statusOf(t, c.pod); len(got) != 2 || got[1].Interface != "net1" || got[1].IPs[0] != "10.0.70.6" || got[1].Name != "default/floating" {
 		t.Errorf("network-status: %+v", got)
 	}
@@ -163,6 +176,9 @@ func TestFloatingOnNamed(t *testing.T) {
 		return nil
 	})
 	n.mustDel(c)
+	if rules := c.IP("rule"); strings.Contains(rules, "10.0.70.6") {
+		t.Errorf("rules are left in the pod:\n%s", rules)
+	}
 }
 
 // TestNetworksRefused: a pod that names a network which it cannot have does not start, the

@@ -187,7 +187,7 @@ func (w *Wirer) checkPod(spec Spec, hostMAC net.HardwareAddr) error {
 		if have := link.Attrs().HardwareAddr; !bytes.Equal(have, spec.podMAC()) {
 			return fmt.Errorf("%w: link has MAC address %s, must have %s", ErrNotWired, have, spec.podMAC())
 		}
-		return checkPodPlan(planPod(spec.Addresses, link.Attrs().Index, hostMAC), link)
+		return checkPodPlan(planPod(spec, link.Attrs().Index, hostMAC), link)
 	})
 	if err != nil {
 		return fmt.Errorf("check %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -212,5 +212,19 @@ func checkPodPlan(plan podPlan, link netlink.Link) error {
 	for _, route := range plan.routes {
 		errs = append(errs, checkRoute(route))
 	}
+	for _, rule := range plan.rules {
+		errs = append(errs, checkPodRule(rule))
+	}
 	return errors.Join(errs...)
+}
+
+func checkPodRule(rule netlink.Rule) error {
+	have, err := netlinksafe.RuleList(rule.Family)
+	if err != nil {
+		return fmt.Errorf("list rules: %w", err)
+	}
+	if !slices.ContainsFunc(have, func(r netlink.Rule) bool { return sameRule(r, rule) }) {
+		return fmt.Errorf("%w: rule %q is missing", ErrNotWired, rule.String())
+	}
+	return nil
 }

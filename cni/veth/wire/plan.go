@@ -32,6 +32,9 @@ type Spec struct {
 	// MAC of the container's interface. If it is empty, the interface has the MAC
 	// that the first version gave it.
 	MAC net.HardwareAddr
+	// Secondary says that the pod has its default routes on another interface. Only what
+	// the pod sends from Addresses, and to their subnets, leaves by this one.
+	Secondary bool
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int
 }
@@ -152,7 +155,12 @@ func familyRoutes(addrs []api.Address) []PodRoute {
 		return []PodRoute{way}
 	}
 	way.Source = addrs[first].Address
-	routes := []PodRoute{way}
+	return append([]PodRoute{way}, subnetRoutes(addrs)...)
+}
+
+// subnetRoutes returns a route to each subnet of the addresses.
+func subnetRoutes(addrs []api.Address) []PodRoute {
+	var routes []PodRoute
 	seen := map[netip.Prefix]bool{}
 	for _, a := range addrs {
 		subnet := a.Subnet.Masked()
@@ -161,7 +169,7 @@ func familyRoutes(addrs []api.Address) []PodRoute {
 			continue
 		}
 		seen[subnet] = true
-		routes = append(routes, PodRoute{Destination: subnet, Gateway: way.Gateway, Source: a.Address})
+		routes = append(routes, PodRoute{Destination: subnet, Gateway: PodGateway(a.Address), Source: a.Address})
 	}
 	return routes
 }
@@ -172,13 +180,18 @@ type podPlan struct {
 	neighs []netlink.Neigh
 	// routes are in the order in which they need each other.
 	routes []netlink.Route
+	rules  []netlink.Rule
 }
+
+// tableSecondary is the routing table of a secondary interface in the pod's namespace. A
+// pod has one interface of this kind.
+const tableSecondary = Protocol
 
 // planPod computes the pod's side. link is the index of its interface, hostMAC is the
 // MAC of the host end.
-func planPod(addrs []api.Address, link int, hostMAC net.HardwareAddr) podPlan {
+func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 	var plan podPlan
-	for _, a := range addrs {
+	for _, a := range spec.Addresses {
 		addr := netlink.Addr{IPNet: IPNet(singlePrefix(a.Address))}
 		if a.Address.Is6() {
 			// The FloatingIP proves that no other pod has the address, so duplicate
@@ -186,22 +199,55 @@ func planPod(addrs []api.Address, link int, hostMAC net.HardwareAddr) podPlan {
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		plan.addrs = append(plan.addrs, addr)
+		if spec.Secondary {
+			rule := newRule(familyOf(a.Address), prioritySecondary, tableSecondary)
+			rule.Src = IPNet(singlePrefix(a.Address))
+			plan.rules = append(plan.rules, rule)
+		}
+	}
+	defaults := unix.RT_TABLE_MAIN
+	if spec.Secondary {
+		defaults = tableSecondary
 	}
 	known := map[netip.Addr]bool{}
-	for _, way := range PodRoutes(addrs) {
+	for _, way := range PodRoutes(spec.Addresses) {
 		family, gw := familyOf(way.Gateway), way.Gateway
 		if !known[gw] {
 			known[gw] = true
 			plan.neighs = append(plan.neighs, netlink.Neigh{LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: gw.AsSlice(), HardwareAddr: hostMAC})
+			// Another interface may have a gateway of the same address, so a secondary one
+			// has no route to its gateway in the main table.
 			plan.routes = append(plan.routes, netlink.Route{
-				LinkIndex: link, Dst: IPNet(singlePrefix(gw)), Scope: linkScope(family), Family: family, Table: unix.RT_TABLE_MAIN,
+				LinkIndex: link, Dst: IPNet(singlePrefix(gw)), Scope: linkScope(family), Family: family, Table: defaults,
 			})
 		}
 		plan.routes = append(plan.routes, netlink.Route{
-			LinkIndex: link, Dst: IPNet(way.Destination), Gw: gw.AsSlice(), Src: way.Source.AsSlice(), Family: family, Table: unix.RT_TABLE_MAIN,
+			LinkIndex: link, Dst: IPNet(way.Destination), Gw: gw.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(spec.Secondary),
+			Family: family, Table: defaults,
 		})
 	}
+	if spec.Secondary {
+		for _, way := range subnetRoutes(spec.Addresses) {
+			plan.routes = append(plan.routes, netlink.Route{
+				LinkIndex: link, Dst: IPNet(way.Destination), Gw: way.Gateway.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(true),
+				Family: familyOf(way.Gateway), Table: unix.RT_TABLE_MAIN,
+			})
+		}
+	}
 	return plan
+}
+
+// prioritySecondary is the rule in the pod that sends what has a floating IP as its source
+// to tableSecondary; it comes before the kernel's main rule.
+const prioritySecondary = 32301
+
+// onlink is the flag of a route whose gateway has no route in the main table, where the
+// kernel looks for one.
+func onlink(needed bool) int {
+	if needed {
+		return int(netlink.FLAG_ONLINK)
+	}
+	return 0
 }
 
 func familyOf(addr netip.Addr) int {

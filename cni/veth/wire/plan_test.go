@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "write the golden file")
 // describe prints the plans of one interface as commands.
 func describe(spec Spec, host, uplink int) string {
 	var b strings.Builder
-	inPod := planPod(spec.Addresses, 2, hostMAC("bth0"))
+	inPod := planPod(spec, 2, hostMAC("bth0"))
 	fmt.Fprintf(&b, "pod:  mac %s\n", spec.podMAC())
 	for _, a := range inPod.addrs {
 		fmt.Fprintf(&b, "pod:  addr %s\n", a.IPNet)

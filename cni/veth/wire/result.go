@@ -26,7 +26,11 @@ func Result(spec Spec, wired Wired) *current.Result {
 			Interface: current.Int(1), Address: *IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: PodGateway(a.Address).AsSlice(),
 		})
 	}
-	for _, way := range PodRoutes(spec.Addresses) {
+	routes := PodRoutes
+	if spec.Secondary {
+		routes = subnetRoutes
+	}
+	for _, way := range routes(spec.Addresses) {
 		r.Routes = append(r.Routes, &types.Route{Dst: *IPNet(way.Destination), GW: way.Gateway.AsSlice()})
 	}
 	return r

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
@@ -203,7 +204,7 @@ func (w *Wirer) configurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 				return fmt.Errorf("set the MAC address of link %s to %s: %w", spec.IfName, wired.PodMAC, err)
 			}
 		}
-		return applyPod(planPod(spec.Addresses, link.Attrs().Index, wired.HostMAC), link)
+		return applyPod(planPod(spec, link.Attrs().Index, wired.HostMAC), link)
 	})
 	if err != nil {
 		return fmt.Errorf("configure %s in %s: %w", spec.IfName, spec.NetNS, err)
@@ -235,6 +236,11 @@ func applyPod(plan podPlan, link netlink.Link) error {
 	for _, route := range plan.routes {
 		if err := netlink.RouteReplace(&route); err != nil {
 			return fmt.Errorf("add route %s: %w", route.Dst, err)
+		}
+	}
+	for _, rule := range plan.rules {
+		if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add rule %q: %w", rule.String(), err)
 		}
 	}
 	return nil

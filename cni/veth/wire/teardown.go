@@ -65,8 +65,22 @@ func deletePodLink(spec Spec) error {
 		}
 		return nil
 	})
+	if err == nil && spec.Secondary {
+		err = netns.Do(func(ns.NetNS) error { return deletePodRules(spec) })
+	}
 	if err != nil {
 		return fmt.Errorf("delete %s in %s: %w", spec.IfName, spec.NetNS, err)
+	}
+	return nil
+}
+
+// deletePodRules removes the rules of a secondary interface, which the kernel does not
+// remove with the link.
+func deletePodRules(spec Spec) error {
+	for _, rule := range planPod(spec, 0, nil).rules {
+		if err := netlink.RuleDel(&rule); err != nil && !isGone(err) {
+			return fmt.Errorf("delete rule %q: %w", rule.String(), err)
+		}
 	}
 	return nil
 }
