@@ -100,6 +100,9 @@ func (a *Agent) inspect(record *state.Container, came outcome, check bool) api.I
 		}
 		c.Interfaces = append(c.Interfaces, inspected)
 	}
+	for _, port := range record.HostPorts {
+		c.HostPorts = append(c.HostPorts, port.HostPort)
+	}
 	if check && record.Phase == state.Added {
 		if err := a.eachInterface(record, driver.CheckNode); err != nil {
 			c.Missing = err.Error()

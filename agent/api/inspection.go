@@ -50,6 +50,8 @@ type InspectedContainer struct {
 	// Reason says why addresses were withdrawn.
 	Reason     string               `json:"reason,omitempty"`
 	Interfaces []InspectedInterface `json:"interfaces"`
+	// HostPorts are the ports of the node that lead to the pod.
+	HostPorts []HostPort `json:"hostPorts,omitempty"`
 	// Checked is when the record was last compared with the kernel, and Error what
 	// failed since in that or in a DEL.
 	Checked time.Time `json:"checked,omitzero"`

@@ -143,6 +143,9 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 	}
 	fmt.Fprintln(out)
 	for _, c := range in.Containers {
+		for _, port := range c.HostPorts {
+			fmt.Fprintf(out, "%s (%s): host port: %s leads to port %d of the pod\n", c.Pod, shortID(c.ContainerID), port, port.ContainerPort)
+		}
 		for _, note := range []struct{ label, text string }{{"last error", c.Error}, {"missing", c.Missing}, {"withdrawn", c.Reason}} {
 			if note.text != "" {
 				fmt.Fprintf(out, "%s (%s): %s: %s\n", c.Pod, shortID(c.ContainerID), note.label, note.text)

@@ -21,6 +21,7 @@ func TestPrintInspection(t *testing.T) {
 		Containers: []api.InspectedContainer{
 			{
 				Pod: api.Pod{Namespace: "shop", Name: "web-0"}, ContainerID: "0123456789abcdef", Phase: "added", Checked: now.Add(-20 * time.Second),
+				HostPorts: []api.HostPort{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}},
 				Interfaces: []api.InspectedInterface{
 					{Name: "eth0", Network: "berth-floating", Link: "bth1", FloatingIPs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}}},
 					{Name: "net1", Network: "n", Definition: "shop/storage", Result: json.RawMessage(`{"ips":[{"address":"10.9.0.2/24"}]}`)},
@@ -38,6 +39,7 @@ shop/web-0   0123456789abc   added       eth0        berth-floating   10.0.70.5 
                                          net1        shop/storage     10.9.0.2/24   -      
 shop/web-1   c2              withdrawn   eth0        berth-floating   -             bth2   never
 
+shop/web-0 (0123456789abc): host port: TCP 8080 leads to port 80 of the pod
 shop/web-1 (c2): last error: boom
 shop/web-1 (c2): withdrawn: another pod holds it
 link bth3 with [10.0.70.9] has no record: the state file was lost; it stays while a pod of this node holds the addresses
