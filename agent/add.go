@@ -244,7 +244,14 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	}
 	done := *record
 	done.Phase = state.Added
-	return a.Store.Put(&done)
+	if err := a.Store.Put(&done); err != nil {
+		return err
+	}
+	if len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {
+		// No lock kept the pod's end from coming during the write.
+		a.suspects.add(record.Key())
+	}
+	return nil
 }
 
 // stillThere asks again whether the pod runs. Its deletion between the first question and

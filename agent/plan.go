@@ -126,6 +126,10 @@ func (a *Agent) planOne(n *attachdef.Network) (state.Attachment, error) {
 	}
 	attachment := state.Attachment{Network: network.Raw()}
 	if floating != nil {
+		if n.Capabilities[api.CapabilityMAC] != nil {
+			return state.Attachment{}, fmt.Errorf("%w: network %s: mac: the MAC of an interface with floating IPs follows from the address, so that no pod takes that of another host; remove mac",
+				attachdef.ErrAnnotation, n.Definition)
+		}
 		if len(n.IPs) > 0 {
 			return state.Attachment{}, fmt.Errorf("%w: network %s: ips %q: the scheduler chooses floating IPs; remove ips and name the addresses in the annotation %s",
 				attachdef.ErrAnnotation, n.Definition, n.IPs, v1alpha1.AnnotationAddresses)
@@ -151,15 +155,9 @@ func (f *Floating) attachment() state.Attachment {
 }
 
 // giveAddresses puts the pod's floating IPs on the attachment, for the driver and for the
-// plugins. The MAC follows from the address, so that it moves with it, unless the pod asks
-// for another.
+// plugins. The MAC follows from the address, so that it moves with it.
 func giveAddresses(attachment *state.Attachment, addrs []api.Address) error {
 	attachment.Addresses, attachment.MAC = addrs, v1alpha1.MACOf(addrs[0].Address).String()
-	if asked := attachment.Capabilities[api.CapabilityMAC]; asked != nil {
-		if err := json.Unmarshal(asked, &attachment.MAC); err != nil {
-			return fmt.Errorf("decode the MAC of interface %s: %w", attachment.IfName, err)
-		}
-	}
 	capabilities := maps.Clone(attachment.Capabilities)
 	if capabilities == nil {
 		capabilities = map[string]json.RawMessage{}

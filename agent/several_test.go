@@ -55,8 +55,11 @@ func TestSeveralNetworks(t *testing.T) {
 			1, named("broken", "storage"), 42, "",
 			[]string{"setup c", "announce c", "ADD floating c", "ADD broken c", "withdraw c", "DEL storage c", "DEL broken c", "DEL floating c", "teardown c"}, nil,
 		},
-		"two take floating IPs":              {1, append(named("floating"), named("floating")...), 121, "", nil, nil},
-		"no floating IPs for the named one":  {0, named("floating"), 121, "", nil, nil},
+		"two take floating IPs":             {1, append(named("floating"), named("floating")...), 121, "", nil, nil},
+		"no floating IPs for the named one": {0, named("floating"), 121, "", nil, nil},
+		"the MAC of another host": {
+			1, []attachdef.Network{{Name: "floating", Definition: "ns/floating", IfName: "a", Capabilities: map[string]json.RawMessage{"mac": json.RawMessage(`"02:00:00:00:00:01"`)}}}, 121, "", nil, nil,
+		},
 		"floating IPs that the pod asks for": {1, []attachdef.Network{{Name: "floating", Definition: "ns/floating", IfName: "a", IPs: []string{"10.0.70.9"}}}, 121, "", nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -65,15 +65,17 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			return err
 		}
 		fault.Point("withdraw/record")
-		if err := a.closePorts(ctx, now); err != nil {
-			return err
-		}
 		if len(now.Addresses()) > 0 {
 			a.Metrics.withdrawn()
 		}
 		if len(now.Addresses()) > 0 && reason != podGone && reason != superseded {
 			a.tellPod(now.Pod, event.Warning("AddressesWithdrawn", "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
 				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"))
+		}
+		if err := a.closePorts(ctx, now); err != nil {
+			// The record says that they are closed.
+			a.hostPorts.checkSoon()
+			return err
 		}
 	}
 	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),

@@ -11,7 +11,11 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
+
+const forwarding6 = "net/ipv6/conf/all/forwarding"
 
 // forward makes the node forward packets of the families that pods have. The bridge plugin
 // would do that, too, but /proc/sys may not be writable where it runs.
@@ -21,7 +25,7 @@ func (o *Overlay) forward(self local) error {
 		keys = append(keys, "net/ipv4/ip_forward")
 	}
 	if self.has(false) {
-		keys = append(keys, "net/ipv6/conf/all/forwarding")
+		keys = append(keys, forwarding6)
 	}
 	for _, key := range keys {
 		path := filepath.Join(o.SysctlRoot, key)
@@ -31,6 +35,14 @@ func (o *Overlay) forward(self local) error {
 		}
 		if strings.TrimSpace(string(have)) == "1" {
 			continue
+		}
+		if key == forwarding6 {
+			// The node's own IPv6 may come from router advertisements.
+			w := wire.New(o.SysctlRoot)
+			w.Settings = o.Settings
+			if err := w.KeepRouters(self.uplink.Attrs().Name); err != nil {
+				return fmt.Errorf("keep the node's IPv6 routers: %w", err)
+			}
 		}
 		if err := o.Settings.Keep(key, "1"); err != nil {
 			return err

@@ -24,6 +24,10 @@ type HostPorts struct {
 	Err error
 }
 
+// maxRandomPorts is how many ports of the node one pod can have chosen for it: the node's
+// range is for all of its pods.
+const maxRandomPorts = 64
+
 // hostPortsOf reads the annotations. Galaxy's asks whatever its value is.
 func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	_, asked := p.Annotations[galaxy.AnnotationPortMapping]
@@ -34,6 +38,9 @@ func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 		h.Err = fmt.Errorf("%w: %s is %q and can only be %s", ErrBadHint, v1alpha1.AnnotationHostPorts, text, v1alpha1.HostPortsRandom)
 	case given || h.Galaxy:
 		h.Random = portsOf(&p.Spec)
+	}
+	if len(h.Random) > maxRandomPorts {
+		h = HostPorts{Galaxy: h.Galaxy, Err: fmt.Errorf("%w: the pod has %d ports without a hostPort and asks for a host port for each; a pod gets at most %d", ErrBadHint, len(h.Random), maxRandomPorts)}
 	}
 	return h
 }

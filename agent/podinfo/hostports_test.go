@@ -58,3 +58,19 @@ func TestHostPortsOf(t *testing.T) {
 		})
 	}
 }
+
+// The node's ports are for all of its pods.
+func TestManyRandomPorts(t *testing.T) {
+	n := &Node{}
+	for number, bad := range map[int32]bool{maxRandomPorts: false, maxRandomPorts + 1: true} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.AnnotationHostPorts: "Random"}}}
+		container := corev1.Container{}
+		for port := range number {
+			container.Ports = append(container.Ports, corev1.ContainerPort{ContainerPort: port + 1, Protocol: corev1.ProtocolTCP})
+		}
+		pod.Spec.Containers = []corev1.Container{container}
+		if got := n.hostPortsOf(pod); errors.Is(got.Err, ErrBadHint) != bad || bad && got.Random != nil {
+			t.Errorf("%d ports: %v", number, got.Err)
+		}
+	}
+}

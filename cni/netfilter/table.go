@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,18 +60,40 @@ func Allow(present func() ([]Source, error), sources ...Source) error {
 			}
 			sources = append(others, sources...)
 		}
-		for _, s := range sources {
-			for _, e := range t.elements(s) {
-				if err := conn.SetAddElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
-					return fmt.Errorf("add %s to nftables set %s: %w", s.Address, e.set.Name, err)
-				}
-			}
+		if err := t.add(conn, sources); err != nil {
+			return err
 		}
 		if err := conn.Flush(); err != nil {
 			return fmt.Errorf("write nftables table %s (does the kernel have nf_tables of the families inet and arp, nft_ct, nft_nat and nft_set_hash?): %w", TableName, err)
 		}
 		return acceptForwarded(conn)
 	})
+}
+
+// perMessage is how many elements one message adds: a transaction of a message for each
+// would not fit into the socket's buffers where a node has hundreds of addresses.
+const perMessage = 200
+
+// add adds the elements of sources to the transaction, each once.
+func (t *table) add(conn *nftables.Conn, sources []Source) error {
+	bySet := map[*nftables.Set][]nftables.SetElement{}
+	known := map[string]bool{}
+	for _, s := range sources {
+		for _, e := range t.elements(s) {
+			if name := e.set.Name + "\x00" + string(e.key); !known[name] {
+				known[name] = true
+				bySet[e.set] = append(bySet[e.set], nftables.SetElement{Key: e.key})
+			}
+		}
+	}
+	for set, elements := range bySet {
+		for some := range slices.Chunk(elements, perMessage) {
+			if err := conn.SetAddElements(set, some); err != nil {
+				return fmt.Errorf("add %d elements to nftables set %s: %w", len(some), set.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // Revoke takes back what Allow did. Where another link has the address it says
@@ -220,12 +243,18 @@ func Links() (all []string, err error) {
 func locked(do func(conn *nftables.Conn, t *table) error) error {
 	mu.Lock()
 	defer mu.Unlock()
-	conn, err := nftables.New()
+	conn, err := nftables.New(nftables.WithSockOptions(func(conn *netlink.Conn) error {
+		return errors.Join(conn.SetWriteBuffer(socketBuffer), conn.SetReadBuffer(socketBuffer))
+	}))
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	return do(conn, newTable())
 }
+
+// socketBuffer is enough for a transaction of some ten thousand addresses, in bytes: it is
+// one message to the kernel. The kernel's default is enough for some hundred.
+const socketBuffer = 16 << 20
 
 // NotFound returns whether the kernel said that there is no such set or chain. Package
 // nftables wraps some errors as text only.

@@ -4,6 +4,7 @@ package vlan
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -50,6 +51,24 @@ func TestWithdrawWithoutPath(t *testing.T) {
 	})
 }
 
+// A node may have a route over the overlay to an address that moved to another node before
+// the node withdraws it. Such a route is no container of this node: nothing of the address
+// is left.
+func TestWithdrawWithOverlay(t *testing.T) {
+	eachType(t, func(t *testing.T, w *world) {
+		before := snapshot(w.nodeA)
+		p := w.pod("a", "10.0.70.5")
+		w.setup(w.nodeA, p)
+		route := []string{"10.0.70.5/32", "via", "10.0.60.12", "dev", "eth0", "onlink", "proto", fmt.Sprint(wire.Protocol), "metric", "2048"}
+		w.nodeA.IP(append([]string{"route", "add"}, route...)...)
+		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(p.spec) })
+		w.nodeA.IP(append([]string{"route", "del"}, route...)...)
+		if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+			t.Errorf("(-before +after):\n%s", diff)
+		}
+	})
+}
+
 // Without a record, or after somebody renamed its interface, a container is silenced and
 // nothing of it is left on the node.
 func TestRemoveWithoutRecord(t *testing.T) {
@@ -62,6 +81,13 @@ func TestRemoveWithoutRecord(t *testing.T) {
 			p.IP("link", "set", "eth0", "down")
 			p.IP("link", "set", "eth0", "name", "hidden")
 			p.IP("link", "set", "hidden", "up")
+			return d.Teardown(p.spec)
+		},
+		"Teardown of a renamed interface with another one of its name on it": func(d *Driver, p *pod) error {
+			p.IP("link", "set", "eth0", "down")
+			p.IP("link", "set", "eth0", "name", "hidden")
+			p.IP("link", "set", "hidden", "up")
+			p.IP("link", "add", "link", "hidden", "name", "eth0", "type", "macvlan", "mode", "bridge")
 			return d.Teardown(p.spec)
 		},
 		"RemoveLoose after the node link": func(d *Driver, p *pod) error {

@@ -54,23 +54,17 @@ func deleteIn(nsid int, link netlink.Link) error {
 }
 
 // onLower lists the macvlan and ipvlan links among links that are on a link of the node and
-// belong to a use. A container that may do so can rename a link; then every one on the lower
-// link counts that no other use names.
+// belong to a use: every one on the lower link that no other use names, because a container
+// that may do so can rename its link and make another one of the old name.
 func onLower(links []netlink.Link, u use, lower int, others []use) []netlink.Link {
-	var named, all []netlink.Link
+	var all []netlink.Link
 	for _, l := range links {
 		if l.Type() != string(Macvlan) && l.Type() != string(IPvlan) || l.Attrs().ParentIndex != lower {
 			continue
 		}
-		if l.Attrs().Name == u.ifName {
-			named = append(named, l)
-		}
-		if !slices.ContainsFunc(others, func(o use) bool { return o.ifName == l.Attrs().Name }) {
+		if l.Attrs().Name == u.ifName || !slices.ContainsFunc(others, func(o use) bool { return o.ifName == l.Attrs().Name }) {
 			all = append(all, l)
 		}
-	}
-	if len(named) > 0 {
-		return named
 	}
 	return all
 }

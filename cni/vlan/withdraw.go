@@ -279,14 +279,15 @@ func proxies(addr netip.Addr) ([]netlink.Neigh, error) {
 	}
 }
 
-// hostRoutes lists Berth's routes to an address in the main table.
+// hostRoutes lists Berth's routes from this node to a container in the main table. A route
+// with a gateway leads to another node, over the overlay.
 func hostRoutes(addr netip.Addr) ([]netlink.Route, error) {
 	filter := &netlink.Route{Dst: wire.IPNet(singlePrefix(addr)), Table: unix.RT_TABLE_MAIN, Protocol: wire.Protocol}
 	routes, err := netlinksafe.RouteListFiltered(familyOf(addr), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("list routes to %s: %w", addr, err)
 	}
-	return routes, nil
+	return slices.DeleteFunc(routes, func(r netlink.Route) bool { return r.Gw != nil || r.Via != nil }), nil
 }
 
 // deleteTables removes the rules and routes of our tables that match selects.

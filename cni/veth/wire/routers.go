@@ -11,6 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// KeepRouters is for another part of the agent that makes the node forward IPv6: it calls
+// KeepRouters before. See keepRouters.
+func (w *Wirer) KeepRouters(uplink string) error { return w.keepRouters(uplink) }
+
 // keepRouters lets the node keep what it learned by router advertisements when it starts to
 // forward IPv6: a router heeds them only on links with accept_ra 2. It changes the uplink
 // and the links that learned something; pods' links have no router.
