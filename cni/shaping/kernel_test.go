@@ -19,24 +19,24 @@ func TestRateOfOnePod(t *testing.T) {
 	p := w.pod("a")
 	const limit = 20 * mbit
 	for name, addrs := range map[string][2]string{"IPv4": {server4, p.v4}, "IPv6": {server6, p.v6}} {
-		up, down := w.dial(p.Host, w.server, addrs[0]), w.dial(w.server, p.Host, addrs[1])
+		up, down := netnstest.Dial(w.t, p.Host, w.server, addrs[0]), netnstest.Dial(w.t, w.server, p.Host, addrs[1])
 		p.Ingress, p.Egress = Limit{}, Limit{}
 		w.sync(p)
-		for what, c := range map[string]*connection{"egress": up, "ingress": down} {
-			if free := c.send(40 << 20); free < 5*limit {
+		for what, c := range map[string]*netnstest.Stream{"egress": up, "ingress": down} {
+			if free := c.Rate(40 << 20); free < 5*limit {
 				t.Fatalf("%s of %s without a limit: %.1f Mbit/s, which is too slow to see a limit", what, name, free/mbit)
 			}
 		}
 		p.Egress = Limit{Rate: limit}
 		w.sync(p)
-		w.near(t, "egress of "+name, up.send(5<<20), limit)
-		if free := down.send(40 << 20); free < 5*limit {
+		w.near(t, "egress of "+name, up.Rate(5<<20), limit)
+		if free := down.Rate(40 << 20); free < 5*limit {
 			t.Errorf("ingress of %s: %.1f Mbit/s, and egress alone has a limit", name, free/mbit)
 		}
 		p.Ingress, p.Egress = Limit{Rate: limit}, Limit{}
 		w.sync(p)
-		w.near(t, "ingress of "+name, down.send(5<<20), limit)
-		if free := up.send(40 << 20); free < 5*limit {
+		w.near(t, "ingress of "+name, down.Rate(5<<20), limit)
+		if free := up.Rate(40 << 20); free < 5*limit {
 			t.Errorf("egress of %s: %.1f Mbit/s, and ingress alone has a limit", name, free/mbit)
 		}
 	}
@@ -46,15 +46,15 @@ func TestRateOfOnePod(t *testing.T) {
 func TestLiveChange(t *testing.T) {
 	w := newWorld(t)
 	p := w.pod("a")
-	up, down := w.dial(p.Host, w.server, server4), w.dial(w.server, p.Host, p.v4)
+	up, down := netnstest.Dial(w.t, p.Host, w.server, server4), netnstest.Dial(w.t, w.server, p.Host, p.v4)
 	for _, limit := range []uint64{20 * mbit, 60 * mbit, 10 * mbit} {
 		p.Ingress, p.Egress = Limit{Rate: limit}, Limit{Rate: limit}
 		w.sync(p)
 		// The queue may still have what was sent under the limit before.
-		up.send(256 << 10)
-		down.send(256 << 10)
-		w.near(t, "egress", up.send(int(limit/8*3/2)), limit)
-		w.near(t, "ingress", down.send(int(limit/8*3/2)), limit)
+		up.Rate(256 << 10)
+		down.Rate(256 << 10)
+		w.near(t, "egress", up.Rate(int64(limit/8*3/2)), limit)
+		w.near(t, "ingress", down.Rate(int64(limit/8*3/2)), limit)
 	}
 }
 
@@ -63,9 +63,9 @@ func TestBurst(t *testing.T) {
 	w := newWorld(t)
 	p := w.pod("a")
 	p.Egress = Limit{Rate: 10 * mbit, Burst: 8 << 20}
-	up := w.dial(p.Host, w.server, server4)
+	up := netnstest.Dial(w.t, p.Host, w.server, server4)
 	w.sync(p)
-	if rate := up.send(4 << 20); rate < 30*mbit {
+	if rate := up.Rate(4 << 20); rate < 30*mbit {
 		t.Errorf("%.1f Mbit/s within a burst", rate/mbit)
 	}
 }
@@ -77,9 +77,9 @@ func TestGroupSharesItsLimit(t *testing.T) {
 	a, b, other := w.pod("a"), w.pod("b"), w.pod("c")
 	a.Group, b.Group = group, group
 	w.sync(a, b, other)
-	for what, c := range map[string][3]*connection{
-		"egress":  {w.dial(a.Host, w.server, server4), w.dial(b.Host, w.server, server6), w.dial(other.Host, w.server, server4)},
-		"ingress": {w.dial(w.server, a.Host, a.v6), w.dial(w.server, b.Host, b.v4), w.dial(w.server, other.Host, other.v4)},
+	for what, c := range map[string][3]*netnstest.Stream{
+		"egress":  {netnstest.Dial(w.t, a.Host, w.server, server4), netnstest.Dial(w.t, b.Host, w.server, server6), netnstest.Dial(w.t, other.Host, w.server, server4)},
+		"ingress": {netnstest.Dial(w.t, w.server, a.Host, a.v6), netnstest.Dial(w.t, w.server, b.Host, b.v4), netnstest.Dial(w.t, w.server, other.Host, other.v4)},
 	} {
 		each, sum := together(5<<20, c[0], c[1])
 		w.near(t, "group's "+what, sum, limit)
@@ -89,24 +89,24 @@ func TestGroupSharesItsLimit(t *testing.T) {
 			}
 		}
 		// One that is alone has it all.
-		w.near(t, "one pod's "+what, c[0].send(5<<20), limit)
-		if free := c[2].send(40 << 20); free < 3*limit {
+		w.near(t, "one pod's "+what, c[0].Rate(5<<20), limit)
+		if free := c[2].Rate(40 << 20); free < 3*limit {
 			t.Errorf("%s of a pod outside the group: %.1f Mbit/s", what, free/mbit)
 		}
 	}
 	// A pod's own limit holds within the group's.
 	a.Egress = Limit{Rate: 5 * mbit}
 	w.sync(a, b, other)
-	up, rest := w.dial(a.Host, w.server, server4), w.dial(b.Host, w.server, server4)
-	w.near(t, "pod with a limit of its own", up.send(2<<20), 5*mbit)
-	w.near(t, "pod without", rest.send(5<<20), limit)
+	up, rest := netnstest.Dial(w.t, a.Host, w.server, server4), netnstest.Dial(w.t, b.Host, w.server, server4)
+	w.near(t, "pod with a limit of its own", up.Rate(2<<20), 5*mbit)
+	w.near(t, "pod without", rest.Rate(5<<20), limit)
 	// A change of the group's limit and of its members.
 	b.Group = nil
 	group.Egress.Rate = 60 * mbit
 	a.Egress = Limit{}
 	w.sync(a, b, other)
-	w.near(t, "group's egress after a change", up.send(10<<20), 60*mbit)
-	if free := rest.send(40 << 20); free < 3*limit {
+	w.near(t, "group's egress after a change", up.Rate(10<<20), 60*mbit)
+	if free := rest.Rate(40 << 20); free < 3*limit {
 		t.Errorf("pod that left the group: %.1f Mbit/s", free/mbit)
 	}
 }
@@ -123,7 +123,7 @@ func TestRepair(t *testing.T) {
 	w.sync(a, b)
 	limited := func(t *testing.T) {
 		t.Helper()
-		each, _ := together(2<<20, w.dial(a.Host, w.server, server4), w.dial(w.server, b.Host, b.v6))
+		each, _ := together(2<<20, netnstest.Dial(w.t, a.Host, w.server, server4), netnstest.Dial(w.t, w.server, b.Host, b.v6))
 		w.near(t, "egress of the group", each[0], 20*mbit)
 		w.near(t, "ingress of the pod", each[1], 20*mbit)
 	}
@@ -221,16 +221,16 @@ func TestSyncOfOnePod(t *testing.T) {
 			t.Fatal(problems, err)
 		}
 	}
-	_, sum := together(3<<20, w.dial(a.Host, w.server, server4), w.dial(b.Host, w.server, server4))
+	_, sum := together(3<<20, netnstest.Dial(w.t, a.Host, w.server, server4), netnstest.Dial(w.t, b.Host, w.server, server4))
 	w.near(t, "both", sum, 20*mbit)
 	b.Group = nil
 	if problems, err := w.trySync(false, b); err != nil || len(problems) > 0 {
 		t.Fatal(problems, err)
 	}
-	if free := w.dial(b.Host, w.server, server4).send(40 << 20); free < 60*mbit {
+	if free := netnstest.Dial(w.t, b.Host, w.server, server4).Rate(40 << 20); free < 60*mbit {
 		t.Errorf("a pod whose limit was taken away: %.1f Mbit/s", free/mbit)
 	}
-	w.near(t, "the other", w.dial(a.Host, w.server, server4).send(3<<20), 20*mbit)
+	w.near(t, "the other", netnstest.Dial(w.t, a.Host, w.server, server4).Rate(3<<20), 20*mbit)
 	w.node.Run(func() error {
 		if marks := readAll(t); len(marks) != 2 {
 			t.Errorf("marks are %v, want the two addresses of pod a", marks)
@@ -267,15 +267,15 @@ func TestOtherPrograms(t *testing.T) {
 				t.Errorf("the error %q does not name the link", problems["a"])
 			}
 			if c.limited {
-				w.near(t, "egress", w.dial(p.Host, w.server, server4).send(3<<20), 20*mbit)
-				w.near(t, "ingress", w.dial(w.server, p.Host, p.v4).send(3<<20), 20*mbit)
+				w.near(t, "egress", netnstest.Dial(w.t, p.Host, w.server, server4).Rate(3<<20), 20*mbit)
+				w.near(t, "ingress", netnstest.Dial(w.t, w.server, p.Host, p.v4).Rate(3<<20), 20*mbit)
 			} else {
 				// What can be limited is.
 				host, from, to := p.Host, w.server, p.v4
 				if name == "one-way hook" {
 					host, from, to = w.server, p.Host, server4
 				}
-				w.near(t, "the other direction", w.dial(from, host, to).send(3<<20), 20*mbit)
+				w.near(t, "the other direction", netnstest.Dial(w.t, from, host, to).Rate(3<<20), 20*mbit)
 			}
 			w.sync()
 			state := w.state()
@@ -308,7 +308,7 @@ func TestLeftovers(t *testing.T) {
 	before := w.state()
 	a.Group, b.Ingress, b.Egress = &Group{Name: "bulk", Ingress: Limit{Rate: 20 * mbit}}, Limit{Rate: 20 * mbit}, Limit{Rate: 20 * mbit}
 	w.sync(a, b)
-	up, down := w.dial(b.Host, w.server, server4), w.dial(w.server, a.Host, a.v6)
+	up, down := netnstest.Dial(w.t, b.Host, w.server, server4), netnstest.Dial(w.t, w.server, a.Host, a.v6)
 	var items []leftover.Item
 	w.node.Run(func() (err error) { items, err = Leftovers(); return err })
 	if len(items) != 5 {
@@ -317,8 +317,8 @@ func TestLeftovers(t *testing.T) {
 	for _, item := range items {
 		w.node.Run(item.Remove)
 		w.node.Run(item.Remove)
-		up.send(100 << 10)
-		down.send(100 << 10)
+		up.Rate(100 << 10)
+		down.Rate(100 << 10)
 	}
 	if diff := cmp.Diff(before, w.state()); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
@@ -350,8 +350,8 @@ func TestPodWithoutLink(t *testing.T) {
 	if err != nil || problems["a"] == nil || problems["b"] != nil || !errors.Is(problems["c"], ErrConflict) {
 		t.Errorf("Sync() = %v, %v", problems, err)
 	}
-	w.near(t, "pod b", w.dial(b.Host, w.server, server4).send(3<<20), 20*mbit)
-	if free := w.dial(c.Host, w.server, server4).send(40 << 20); free < 60*mbit {
+	w.near(t, "pod b", netnstest.Dial(w.t, b.Host, w.server, server4).Rate(3<<20), 20*mbit)
+	if free := netnstest.Dial(w.t, c.Host, w.server, server4).Rate(40 << 20); free < 60*mbit {
 		t.Errorf("pod c: %.1f Mbit/s", free/mbit)
 	}
 }

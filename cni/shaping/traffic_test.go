@@ -3,11 +3,8 @@
 package shaping
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -112,84 +109,18 @@ func (w *world) trySync(prune bool, pods ...*testPod) (problems map[string]error
 	return problems, err
 }
 
-// connection is a TCP connection across namespaces.
-type connection struct {
-	t        *testing.T
-	from, to net.Conn
-}
-
-func (w *world) dial(from, to *netnstest.Host, addr string) *connection {
-	w.t.Helper()
-	c := &connection{t: w.t}
-	var listener net.Listener
-	// An IPv6 address becomes usable a moment later.
-	netnstest.Eventually(w.t, func() error {
-		return to.Try(func() (err error) {
-			listener, err = net.Listen("tcp", net.JoinHostPort(addr, "0"))
-			return err
-		})
-	})
-	defer listener.Close()
-	netnstest.Eventually(w.t, func() error {
-		return from.Try(func() (err error) {
-			c.from, err = net.DialTimeout("tcp", listener.Addr().String(), 10*time.Second)
-			return err
-		})
-	})
-	var err error
-	if c.to, err = listener.Accept(); err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { c.from.Close(); c.to.Close() })
-	return c
-}
-
 const mbit = 1_000_000
 
-// send sends bytes and returns the rate in bits per second, from the first to the last that
-// arrive.
-func (c *connection) send(bytes int) float64 {
-	c.t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	if err := errors.Join(c.from.SetDeadline(deadline), c.to.SetDeadline(deadline)); err != nil {
-		c.t.Fatal(err)
-	}
-	failed := make(chan error, 1)
-	go func() {
-		buffer := make([]byte, 64<<10)
-		for left := bytes; left > 0; {
-			n, err := c.from.Write(buffer[:min(left, len(buffer))])
-			if err != nil {
-				failed <- err
-				return
-			}
-			left -= n
-		}
-		failed <- nil
-	}()
-	first, err := c.to.Read(make([]byte, 1<<10))
-	if err != nil {
-		c.t.Error(err)
-	}
-	start := time.Now()
-	rest, err := io.CopyN(io.Discard, c.to, int64(bytes-first))
-	took := time.Since(start)
-	if err := errors.Join(err, <-failed); err != nil {
-		c.t.Error(err)
-	}
-	return float64(rest) * 8 / took.Seconds()
-}
-
 // together sends on all connections at once, and returns the rate of each and of all.
-func together(bytes int, all ...*connection) (each []float64, sum float64) {
+func together(bytes int64, all ...*netnstest.Stream) (each []float64, sum float64) {
 	each = make([]float64, len(all))
 	var group sync.WaitGroup
 	start := time.Now()
 	for i, c := range all {
-		group.Go(func() { each[i] = c.send(bytes) })
+		group.Go(func() { each[i] = c.Rate(bytes) })
 	}
 	group.Wait()
-	return each, float64(bytes*len(all)) * 8 / time.Since(start).Seconds()
+	return each, float64(bytes) * float64(len(all)) * 8 / time.Since(start).Seconds()
 }
 
 // near fails the test where a rate is not that of a limit. The bounds are wide: the burst

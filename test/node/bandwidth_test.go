@@ -6,11 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -24,60 +21,15 @@ import (
 
 const mbit = 1_000_000
 
-// stream is a TCP connection from one host to another.
-type stream struct {
-	t        *testing.T
-	from, to net.Conn
-}
-
-func dial(t *testing.T, from, to *netnstest.Host, address string) *stream {
-	t.Helper()
-	s := &stream{t: t}
-	var listener net.Listener
-	to.Run(func() (err error) { listener, err = net.Listen("tcp", net.JoinHostPort(address, "0")); return err })
-	defer listener.Close()
-	from.Run(func() (err error) {
-		s.from, err = net.DialTimeout("tcp", listener.Addr().String(), time.Minute)
-		return err
-	})
-	var err error
-	if s.to, err = listener.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.from.Close(); s.to.Close() })
-	return s
-}
-
-// rate sends a megabyte or some, and returns the rate in bits per second.
-func (s *stream) rate(bytes int64) float64 {
-	s.t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	if err := errors.Join(s.from.SetDeadline(deadline), s.to.SetDeadline(deadline)); err != nil {
-		s.t.Fatal(err)
-	}
-	sent := make(chan error, 1)
-	go func() { _, err := io.CopyN(s.from, zeros{}, bytes); sent <- err }()
-	start := time.Now()
-	_, err := io.CopyN(io.Discard, s.to, bytes)
-	if err := errors.Join(err, <-sent); err != nil {
-		s.t.Fatal(err)
-	}
-	return float64(bytes) * 8 / time.Since(start).Seconds()
-}
-
-type zeros struct{}
-
-func (zeros) Read(b []byte) (int, error) { return len(b), nil }
-
 // becomes waits until the rate is about that of the limit. 0 is no limit.
-func (s *stream) becomes(what string, limit float64) {
-	s.t.Helper()
-	netnstest.Eventually(s.t, func() error {
-		rate := s.rate(2 << 20)
+func becomes(t *testing.T, s *netnstest.Stream, what string, limit float64) {
+	t.Helper()
+	netnstest.Eventually(t, func() error {
+		rate := s.Rate(2 << 20)
 		if limit == 0 && rate < 150*mbit || limit > 0 && (rate < 0.5*limit || rate > 1.5*limit) {
 			return fmt.Errorf("%s: %.1f Mbit/s, the limit is %.0f", what, rate/mbit, limit/mbit)
 		}
-		s.t.Logf("%s: %.1f Mbit/s, the limit is %.0f", what, rate/mbit, limit/mbit)
+		t.Logf("%s: %.1f Mbit/s, the limit is %.0f", what, rate/mbit, limit/mbit)
 		return nil
 	})
 }
@@ -121,30 +73,30 @@ func TestBandwidth(t *testing.T) {
 	address := n.mustAdd(oc).IPs[0].Address.IP.String()
 	n.mustAdd(fc)
 
-	down, up := dial(t, n.Host, oc.Host, address), dial(t, oc.Host, n.Host, "10.0.60.11")
-	down.becomes("ordinary pod's ingress", 20*mbit)
-	up.becomes("ordinary pod's egress", 0)
-	up4, up6, floatingDown := dial(t, fc.Host, net.client, "10.0.70.50"), dial(t, fc.Host, net.client, "2001:db8:70::50"), dial(t, net.client, fc.Host, "10.0.70.5")
-	up4.becomes("floating pod's egress, IPv4", 20*mbit)
-	up6.becomes("floating pod's egress, IPv6", 20*mbit)
-	floatingDown.becomes("floating pod's ingress", 0)
+	down, up := netnstest.Dial(t, n.Host, oc.Host, address), netnstest.Dial(t, oc.Host, n.Host, "10.0.60.11")
+	becomes(t, down, "ordinary pod's ingress", 20*mbit)
+	becomes(t, up, "ordinary pod's egress", 0)
+	up4, up6, floatingDown := netnstest.Dial(t, fc.Host, net.client, "10.0.70.50"), netnstest.Dial(t, fc.Host, net.client, "2001:db8:70::50"), netnstest.Dial(t, net.client, fc.Host, "10.0.70.5")
+	becomes(t, up4, "floating pod's egress, IPv4", 20*mbit)
+	becomes(t, up6, "floating pod's egress, IPv6", 20*mbit)
+	becomes(t, floatingDown, "floating pod's ingress", 0)
 
 	// Other values, in the pod and in the profile.
 	annotate(t, ordinary, profile.AnnotationIngress, "60M")
-	down.becomes("ordinary pod's ingress after a change", 60*mbit)
+	becomes(t, down, "ordinary pod's ingress after a change", 60*mbit)
 	slow.Spec.Egress.Rate = resource.MustParse("60M")
 	if _, err := shared.profiles.Update(t.Context(), slow, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	up4.becomes("floating pod's egress after a change", 60*mbit)
+	becomes(t, up4, "floating pod's egress after a change", 60*mbit)
 
 	// The pod may lower what its profile gives.
 	annotate(t, floating, profile.AnnotationEgress, "10M")
-	up4.becomes("floating pod's egress, lowered", 10*mbit)
+	becomes(t, up4, "floating pod's egress, lowered", 10*mbit)
 	annotate(t, floating, profile.AnnotationEgress, nil)
 	annotate(t, ordinary, profile.AnnotationIngress, nil)
-	up4.becomes("floating pod's egress, not lowered any more", 60*mbit)
-	down.becomes("ordinary pod's ingress without a limit", 0)
+	becomes(t, up4, "floating pod's egress, not lowered any more", 60*mbit)
+	becomes(t, down, "ordinary pod's ingress without a limit", 0)
 
 	// Another program removes what the agent made.
 	for line := range strings.SplitSeq(n.IP("-o", "-br", "link", "show", "type", "ifb"), "\n") {
@@ -152,7 +104,7 @@ func TestBandwidth(t *testing.T) {
 			n.IP("link", "del", fields[0])
 		}
 	}
-	up6.becomes("floating pod's egress after a repair", 60*mbit)
+	becomes(t, up6, "floating pod's egress after a repair", 60*mbit)
 
 	// The agent starts and the API does not answer: what is in the kernel stays.
 	n.kill()
@@ -164,12 +116,12 @@ func TestBandwidth(t *testing.T) {
 		}
 		return nil
 	})
-	if rate := up4.rate(4 << 20); rate > 90*mbit {
+	if rate := up4.Rate(4 << 20); rate > 90*mbit {
 		t.Errorf("an agent without the API removed a limit: %.1f Mbit/s", rate/mbit)
 	}
 	n.IP("route", "del", "blackhole", apiAddress+"/32")
 	n.ready()
-	up4.becomes("floating pod's egress after a restart", 60*mbit)
+	becomes(t, up4, "floating pod's egress after a restart", 60*mbit)
 
 	// Nothing is left after DEL.
 	n.mustDel(oc)
