@@ -244,7 +244,7 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	}
 	done := *record
 	done.Phase = state.Added
-	if err := a.Store.Put(&done); err != nil {
+	if err := a.putComplete(&done); err != nil {
 		return err
 	}
 	if len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {

@@ -44,8 +44,9 @@ var ErrHostPortTaken = errors.New("host port is taken")
 const capabilityPortMappings = "portMappings"
 
 // hostPorts are what the node forwards beyond the records of complete containers. A record
-// has a port from the first write of ADD (claim), which is when others are refused. The port
-// is open from openPorts on, as long as the phase is added.
+// has a port from the first write of ADD (claim), which is when other pods are refused. The
+// port is open from openPorts on, as long as the phase is added. Older containers of the same
+// pod lose it when the ADD is complete.
 type hostPorts struct {
 	mu sync.Mutex
 	// adding has the mappings of ADDs that have opened their ports and are not complete.
@@ -130,9 +131,10 @@ func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([
 	return all, nil
 }
 
-// claim writes the first record of an ADD, and with it takes the pod's host ports: from older
-// containers of the same pod, whose DEL may come later, and from pods that have ended. It
-// returns ErrHostPortTaken, with the holder's name, for a port of another pod.
+// claim writes the first record of an ADD, and with it takes the pod's host ports from pods
+// that have ended. Ports that older containers of the same pod have stay theirs, too, until
+// the ADD is complete: one that fails has taken nothing. claim returns ErrHostPortTaken, with the
+// holder's name, for a port of another pod.
 func (a *Agent) claim(ctx context.Context, record *state.Container) error {
 	asked := map[state.Key]bool{}
 	for {
@@ -159,7 +161,8 @@ func (a *Agent) claim(ctx context.Context, record *state.Container) error {
 	}
 }
 
-// tryClaim writes the record, or returns another pod's record that has one of its ports.
+// tryClaim writes the record, or returns another pod's record that has one of its ports. It
+// changes no other record.
 func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (holder *state.Container, port state.HostPort, err error) {
 	if len(record.HostPorts) == 0 {
 		return nil, port, a.Store.Put(record)
@@ -173,36 +176,59 @@ func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (holder *
 	if err := a.choosePorts(record, others); err != nil {
 		return nil, port, err
 	}
+	var older []*state.Container
 	for _, other := range others {
-		if other.Phase != state.Added && other.Phase != state.Adding {
+		if !opensPorts(other) {
 			continue
 		}
-		kept := slices.DeleteFunc(slices.Clone(other.HostPorts), func(theirs state.HostPort) bool {
-			return slices.ContainsFunc(record.HostPorts, func(ours state.HostPort) bool {
-				if !hostport.Conflict(ours.HostPort, theirs.HostPort) {
-					return false
-				}
-				port = ours
-				return true
-			})
-		})
-		if len(kept) == len(other.HostPorts) {
-			continue
-		}
-		if other.Pod != record.Pod {
-			return other, port, nil
-		}
-		// The older container's DEL finds nothing to close any more.
-		a.adds.end(other.Key(), fmt.Errorf("%w: another container of the pod has host port %s now", podinfo.ErrPodReplaced, port))
-		other.HostPorts = kept
-		if err := a.Store.Put(other); err != nil {
-			return nil, port, err
+		taken := conflicts(record.HostPorts, other.HostPorts)
+		switch {
+		case len(taken) == 0:
+		case other.Pod != record.Pod:
+			return other, taken[0], nil
+		case other.Phase == state.Adding:
+			older = append(older, other)
 		}
 	}
 	if err := tellPlugins(record); err != nil {
 		return nil, port, err
 	}
-	return nil, port, a.Store.Put(record)
+	if err := a.Store.Put(record); err != nil {
+		return nil, port, err
+	}
+	for _, other := range older {
+		a.adds.end(other.Key(), fmt.Errorf("%w: another container of the pod gets its host ports", podinfo.ErrPodReplaced))
+	}
+	return nil, port, nil
+}
+
+// opensPorts returns true for a record whose host ports no other pod can have.
+func opensPorts(record *state.Container) bool {
+	return record.Phase == state.Added || record.Phase == state.Adding
+}
+
+// conflicts lists those of ours that the node cannot have beside theirs.
+func conflicts(ours, theirs []state.HostPort) []state.HostPort {
+	return slices.DeleteFunc(slices.Clone(ours), func(our state.HostPort) bool {
+		return !slices.ContainsFunc(theirs, func(their state.HostPort) bool { return hostport.Conflict(our.HostPort, their.HostPort) })
+	})
+}
+
+// putComplete writes a record that is complete and, with it, takes its host ports from the
+// older containers of the pod: their DEL, which may come later, finds nothing to close.
+func (a *Agent) putComplete(record *state.Container) error {
+	return a.Store.Change(func(records map[state.Key]*state.Container) ([]*state.Container, error) {
+		changed := []*state.Container{record}
+		for key, other := range records {
+			taken := conflicts(other.HostPorts, record.HostPorts)
+			if key == record.Key() || other.Pod != record.Pod || other.Phase != state.Added || len(taken) == 0 {
+				continue
+			}
+			other.HostPorts = slices.DeleteFunc(other.HostPorts, func(p state.HostPort) bool { return slices.Contains(taken, p) })
+			changed = append(changed, other)
+		}
+		return changed, nil
+	})
 }
 
 // choosePorts gives the record's ports without a number one: that which an older container
@@ -360,12 +386,11 @@ func (a *Agent) reopenPorts(ctx context.Context, record *state.Container) error 
 	}
 	defer unlock()
 	for _, other := range a.Store.List() {
-		if other.Key() == record.Key() || other.Phase != state.Added && other.Phase != state.Adding {
+		if other.Key() == record.Key() || !opensPorts(other) {
 			continue
 		}
-		record.HostPorts = slices.DeleteFunc(record.HostPorts, func(ours state.HostPort) bool {
-			return slices.ContainsFunc(other.HostPorts, func(theirs state.HostPort) bool { return hostport.Conflict(ours.HostPort, theirs.HostPort) })
-		})
+		taken := conflicts(record.HostPorts, other.HostPorts)
+		record.HostPorts = slices.DeleteFunc(record.HostPorts, func(p state.HostPort) bool { return slices.Contains(taken, p) })
 	}
 	if err := a.Store.Put(record); err != nil {
 		return err
@@ -391,13 +416,17 @@ func (a *Agent) applyPorts(ctx context.Context) (changed bool, err error) {
 // allMappings lists what the node must forward. A record that cannot be read must not close
 // the ports of others. The caller holds the lock of the host ports.
 func (a *Agent) allMappings(ctx context.Context) []hostport.Mapping {
-	var all []hostport.Mapping
+	records := a.Store.List()
+	var opening []hostport.Mapping
 	a.hostPorts.mu.Lock()
-	defer a.hostPorts.mu.Unlock()
-	for _, record := range a.Store.List() {
+	for _, record := range records {
 		if record.Phase == state.Adding {
-			all = append(all, a.hostPorts.adding[record.Key()]...)
+			opening = append(opening, a.hostPorts.adding[record.Key()]...)
 		}
+	}
+	a.hostPorts.mu.Unlock()
+	all := slices.Clone(opening)
+	for _, record := range records {
 		if record.Phase != state.Added {
 			continue
 		}
@@ -406,9 +435,17 @@ func (a *Agent) allMappings(ctx context.Context) []hostport.Mapping {
 			klog.FromContext(ctx).Error(err, "Cannot forward the host ports of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
 			continue
 		}
-		all = append(all, mappings...)
+		// A new container of the pod that is about to be complete has the port already.
+		all = append(all, without(mappings, opening)...)
 	}
 	return all
+}
+
+// without lists the mappings whose ports the node can have beside those of others.
+func without(mappings, others []hostport.Mapping) []hostport.Mapping {
+	return slices.DeleteFunc(mappings, func(m hostport.Mapping) bool {
+		return slices.ContainsFunc(others, func(o hostport.Mapping) bool { return hostport.Conflict(m.HostPort, o.HostPort) })
+	})
 }
 
 // checkPorts returns an error where the node does not forward the record's ports.

@@ -30,9 +30,16 @@ type fakeForwarder struct {
 	err  error
 	// used has the ports of the node's programs.
 	used []uint16
+	// applied, if given, is called after a change.
+	applied func()
 }
 
 func (f *fakeForwarder) Apply(mappings []hostport.Mapping) (bool, error) {
+	defer func() {
+		if f.applied != nil {
+			f.applied()
+		}
+	}()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var now []string
@@ -167,6 +174,62 @@ func TestHostPortTakeover(t *testing.T) {
 	must(t, b.Del(t.Context(), addRequest("old")))
 	f.expect(t, "TCP 8080 to 10.244.0.6:80")
 	must(t, b.Del(t.Context(), addRequest("old")), b.Del(t.Context(), addRequest("new")))
+	f.expect(t)
+}
+
+// A new sandbox that fails has taken no port from the old one, wherever it fails: another pod
+// has the second of its ports, its plugin fails, or its result cannot be written.
+func TestHostPortTakeoverFails(t *testing.T) {
+	a, w, f := ordinary(t)
+	pod := w.pod.Pod
+	must(t, add(t, a, ports("old", web)))
+	w.pod.Pod, w.podIP = api.Pod{Namespace: "ns", Name: "other", UID: "v"}, "10.244.0.7"
+	must(t, add(t, a, ports("other", `{"hostPort":9090,"containerPort":90}`)))
+	w.pod.Pod, w.podIP = pod, "10.244.0.6"
+	keeps := func() {
+		t.Helper()
+		f.expect(t, "TCP 8080 to 10.244.0.5:80", "TCP 9090 to 10.244.0.7:90")
+		if got := chosenBy(t, a, "old"); len(got) != 1 {
+			t.Errorf("the old container has the host ports %v", got)
+		}
+	}
+	if err := add(t, a, ports("new", web+`,{"hostPort":9090,"containerPort":91}`)); !errors.Is(err, ErrHostPortTaken) {
+		t.Errorf("a port of another pod: %v", err)
+	}
+	keeps()
+	w.addErr = errors.New("boom")
+	if err := add(t, a, ports("new", web)); err == nil {
+		t.Error("ADD succeeds")
+	}
+	keeps()
+	w.addErr = nil
+	ctx, cancel := context.WithCancelCause(t.Context())
+	f.applied = func() {
+		f.expect(t, "TCP 8080 to 10.244.0.6:80", "TCP 9090 to 10.244.0.7:90")
+		f.applied = nil
+		cancel(errors.New("the runtime gave up"))
+	}
+	if _, err := a.Add(ctx, ports("new", web)); err == nil {
+		t.Error("ADD succeeds")
+	}
+	keeps()
+	must(t, add(t, a, ports("new", web)))
+	f.expect(t, "TCP 8080 to 10.244.0.6:80", "TCP 9090 to 10.244.0.7:90")
+	if got := chosenBy(t, a, "old"); len(got) != 0 {
+		t.Errorf("the old container has the host ports %v", got)
+	}
+}
+
+// A pod's end that was heard before a DEL, and is acted on after it, brings no record back.
+func TestWithdrawAfterDEL(t *testing.T) {
+	a, _, f := ordinary(t)
+	must(t, add(t, a, ports("c", web)))
+	read := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
+	must(t, a.Del(t.Context(), addRequest("c")))
+	must(t, a.withdrawLocked(t.Context(), read, podGone))
+	if got := phases(t, a); len(got) != 0 {
+		t.Errorf("records %v", got)
+	}
 	f.expect(t)
 }
 

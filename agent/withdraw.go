@@ -60,10 +60,18 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	}
 	fault.Point("withdraw/kernel")
 	if now.Phase == state.Added {
-		now.Phase, now.Reason = state.Withdrawn, reason
-		if err := a.Store.Put(now); err != nil {
+		// No lock keeps a DEL from a record that has no addresses.
+		written, err := a.Store.Update(now.Key(), func(c *state.Container) bool {
+			if c.Phase != state.Added {
+				return false
+			}
+			c.Phase, c.Reason = state.Withdrawn, reason
+			return true
+		})
+		if err != nil || written == nil || written.Phase != state.Withdrawn {
 			return err
 		}
+		now = written
 		fault.Point("withdraw/record")
 		if len(now.Addresses()) > 0 {
 			a.Metrics.withdrawn()

@@ -4,7 +4,6 @@ package state
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -195,22 +194,43 @@ func (s *Store) Close() error {
 
 // Put writes the record to disk before it returns.
 func (s *Store) Put(c *Container) error {
-	key := c.Key()
-	value, err := json.Marshal(c)
-	if err != nil {
-		return fmt.Errorf("encode record of container %s: %w", c.ContainerID, err)
-	}
-	record, err := decode(key.bytes(), value)
+	w, err := encode(c)
 	if err != nil {
 		return err
 	}
-	if len(key.bytes()) > bbolt.MaxKeySize {
-		return fmt.Errorf("write record of container %.100q: %w", c.ContainerID, bolterrors.ErrKeyTooLarge)
-	}
-	if err := s.write(&change{key: key, value: value, record: record}); err != nil {
+	if err := s.write(&change{writes: []write{w}}); err != nil {
 		return fmt.Errorf("write record of container %s, interface %s: %w", c.ContainerID, c.IfName, err)
 	}
 	return nil
+}
+
+// Change writes the records that decide returns to disk, all of them or none, before it
+// returns. decide gets copies of all records, and no other change comes between. It computes
+// only, and its error is returned as it is.
+func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Container, err error)) error {
+	var refused error
+	err := s.write(&change{decide: func(records map[Key]*Container) (changed []*Container, err error) {
+		changed, refused = decide(records)
+		return changed, refused
+	}})
+	if err != nil && refused == nil {
+		return fmt.Errorf("write records: %w", err)
+	}
+	return err
+}
+
+// Update writes what change makes of a record, unless the record is gone or change returns
+// false. It returns the record as it then is, nil where it is gone.
+func (s *Store) Update(key Key, change func(c *Container) bool) (*Container, error) {
+	var now *Container
+	err := s.Change(func(records map[Key]*Container) ([]*Container, error) {
+		now = records[key]
+		if now == nil || !change(now) {
+			return nil, nil
+		}
+		return []*Container{now}, nil
+	})
+	return now, err
 }
 
 // Get returns a copy of the record, or nil where there is none.
@@ -228,7 +248,7 @@ func (s *Store) Delete(key Key) error {
 	if s.Get(key) == nil {
 		return nil
 	}
-	if err := s.write(&change{key: key}); err != nil {
+	if err := s.write(&change{writes: []write{{key: key}}}); err != nil {
 		return fmt.Errorf("delete record of container %s, interface %s: %w", key.ContainerID, key.IfName, err)
 	}
 	return nil

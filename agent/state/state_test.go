@@ -123,6 +123,67 @@ func TestModelParallel(t *testing.T) {
 	}
 }
 
+// A change sees what changes before it wrote, also those of the same transaction, and an
+// error of one stops no other.
+func TestChange(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.db")
+	s := open(t, path)
+	refused := errors.New("no")
+	var group sync.WaitGroup
+	for i := range 20 {
+		group.Go(func() {
+			if err := s.Put(container(fmt.Sprint("put", i), Added)); err != nil {
+				t.Error(err)
+			}
+		})
+		group.Go(func() {
+			err := s.Change(func(records map[Key]*Container) ([]*Container, error) {
+				for _, c := range records {
+					c.Phase = Deleting // a copy
+				}
+				count := container("count", Added)
+				if old := records[count.Key()]; old != nil {
+					count.Reason = old.Reason
+				}
+				count.Reason += "x"
+				return []*Container{count, container(fmt.Sprint("change", i), Added)}, nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		group.Go(func() {
+			if err := s.Change(func(map[Key]*Container) ([]*Container, error) { return nil, refused }); !errors.Is(err, refused) {
+				t.Errorf("Change() = %v", err)
+			}
+		})
+	}
+	group.Wait()
+	invalid := container("half", Added)
+	invalid.Attachments = nil
+	if err := s.Change(func(map[Key]*Container) ([]*Container, error) {
+		return []*Container{container("other half", Added), invalid}, nil
+	}); err == nil {
+		t.Error("Change() writes an invalid record")
+	}
+	if now, err := s.Update(Key{"put1", "eth0"}, func(c *Container) bool { c.Phase = Withdrawn; return true }); err != nil || now.Phase != Withdrawn {
+		t.Errorf("Update() = %v, %v", now, err)
+	}
+	if now, err := s.Update(Key{"nobody", "eth0"}, func(*Container) bool { return true }); err != nil || now != nil {
+		t.Errorf("Update() of a record that is gone = %v, %v", now, err)
+	}
+	if got := s.Get(Key{"count", "eth0"}).Reason; got != strings.Repeat("x", 20) {
+		t.Errorf("counted %q", got)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := phasesOf(t, path)
+	if len(got) != 41 || got[Key{"put1", "eth0"}] != Withdrawn || got[Key{"put2", "eth0"}] != Added {
+		t.Errorf("the file has %v", got)
+	}
+}
+
 func phasesOf(t *testing.T, path string) map[Key]Phase {
 	t.Helper()
 	s := open(t, path)

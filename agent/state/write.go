@@ -3,18 +3,28 @@
 package state
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// change is one record that goes to disk.
+// change is what goes to disk at once. Its records are known when it is made, or decide
+// returns them when it is written.
 type change struct {
+	writes []write
+	decide func(records map[Key]*Container) ([]*Container, error)
+	done   chan error
+}
+
+// write is one record that goes to disk.
+type write struct {
 	key Key
 	// value and record are the new content; nil removes the record.
 	value  []byte
 	record *Container
-	done   chan error
 }
 
 // write has the change written with all others that wait, and waits for the disk. A
@@ -39,33 +49,97 @@ func (s *Store) writeAll() {
 	for len(s.waiting) > 0 {
 		together := s.waiting
 		s.waiting = nil
+		// Nobody else changes records.
+		records := maps.Clone(s.records)
 		s.mu.Unlock()
-		err := s.commit(together)
+		together, writes := resolve(together, records)
+		err := s.commit(writes)
 		s.mu.Lock()
+		if err == nil {
+			s.records = records
+		}
 		for _, c := range together {
-			if err == nil && c.record == nil {
-				delete(s.records, c.key)
-			} else if err == nil {
-				s.records[c.key] = c.record
-			}
 			c.done <- err
 		}
 	}
 	s.writing = false
 }
 
-func (s *Store) commit(together []*change) error {
+// resolve makes records what the changes make of them, one after another, and returns the
+// writes of those that may happen. It ends the others.
+func resolve(together []*change, records map[Key]*Container) (possible []*change, all []write) {
+	for _, c := range together {
+		if c.decide != nil {
+			var err error
+			if c.writes, err = decided(c.decide, records); err != nil {
+				c.done <- err
+				continue
+			}
+		}
+		for _, w := range c.writes {
+			if w.record == nil {
+				delete(records, w.key)
+			} else {
+				records[w.key] = w.record
+			}
+		}
+		possible, all = append(possible, c), append(all, c.writes...)
+	}
+	return possible, all
+}
+
+func decided(decide func(map[Key]*Container) ([]*Container, error), records map[Key]*Container) ([]write, error) {
+	copies := make(map[Key]*Container, len(records))
+	for key, c := range records {
+		copies[key] = c.Clone()
+	}
+	changed, err := decide(copies)
+	if err != nil {
+		return nil, err
+	}
+	writes := make([]write, 0, len(changed))
+	for _, c := range changed {
+		w, err := encode(c)
+		if err != nil {
+			return nil, err
+		}
+		writes = append(writes, w)
+	}
+	return writes, nil
+}
+
+// encode checks a record and returns what is written.
+func encode(c *Container) (write, error) {
+	key := c.Key()
+	value, err := json.Marshal(c)
+	if err != nil {
+		return write{}, fmt.Errorf("encode record of container %s: %w", c.ContainerID, err)
+	}
+	record, err := decode(key.bytes(), value)
+	if err != nil {
+		return write{}, err
+	}
+	if len(key.bytes()) > bbolt.MaxKeySize {
+		return write{}, fmt.Errorf("write record of container %.100q: %w", c.ContainerID, bolterrors.ErrKeyTooLarge)
+	}
+	return write{key: key, value: value, record: record}, nil
+}
+
+func (s *Store) commit(writes []write) error {
+	if len(writes) == 0 {
+		return nil
+	}
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		containers := tx.Bucket(bucketContainers)
-		for _, c := range together {
+		for _, w := range writes {
 			var err error
-			if c.record == nil {
-				err = containers.Delete(c.key.bytes())
+			if w.record == nil {
+				err = containers.Delete(w.key.bytes())
 			} else {
-				err = containers.Put(c.key.bytes(), c.value)
+				err = containers.Put(w.key.bytes(), w.value)
 			}
 			if err != nil {
-				return fmt.Errorf("container %s: %w", c.key.ContainerID, err)
+				return fmt.Errorf("container %s: %w", w.key.ContainerID, err)
 			}
 		}
 		return nil
