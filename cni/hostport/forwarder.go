@@ -3,7 +3,6 @@
 package hostport
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/google/nftables"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -28,9 +26,6 @@ type Forwarder struct {
 
 // attempts is how often a change is tried that another program's change came before.
 const attempts = 3
-
-// batch limits the elements of one message, whose size is limited.
-const batch = 200
 
 // Apply makes the node forward the ports of mappings and no others, in one transaction, and
 // ends connections that lead elsewhere. It returns true where something else was there. Without
@@ -75,9 +70,9 @@ var ErrMissing = errors.New("host port is not forwarded")
 
 // Check returns ErrMissing where the node does not forward one of the ports.
 func (f *Forwarder) Check(mappings []Mapping) error {
-	conn, err := nftables.New()
+	conn, err := netfilter.Open()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
 	t := newTable()
 	_, whole, err := t.look(conn)
@@ -110,9 +105,9 @@ func write(want content) (had content, changed bool, err error) {
 }
 
 func writeOnce(want content) (had content, changed bool, err error) {
-	conn, err := nftables.New()
+	conn, err := netfilter.Open()
 	if err != nil {
-		return nil, false, fmt.Errorf("open nftables: %w", err)
+		return nil, false, err
 	}
 	t := newTable()
 	exists, whole, err := t.look(conn)
@@ -141,14 +136,14 @@ func writeOnce(want content) (had content, changed bool, err error) {
 		conn.DelTable(t.table)
 		changed = true
 	case !whole:
-		if err := t.make(conn); err != nil {
+		if err := netfilter.Replace(conn, []*nftables.Table{t.table}, t.sets, t.chains); err != nil {
 			return nil, false, err
 		}
-		err = t.addAll(conn, want.without(nil))
+		err = t.each(want.without(nil), netfilter.AddElements, conn)
 		changed = true
 	default:
 		gone, missing := had.without(want), want.without(had)
-		err = errors.Join(t.deleteAll(conn, gone), t.addAll(conn, missing))
+		err = errors.Join(t.each(gone, netfilter.DeleteElements, conn), t.each(missing, netfilter.AddElements, conn))
 		changed = len(gone)+len(missing) > 0
 	}
 	if err != nil {
@@ -166,54 +161,15 @@ func writeOnce(want content) (had content, changed bool, err error) {
 // look returns whether the table exists, and whether every chain has its rules, and only
 // these, by their marks.
 func (t *table) look(conn *nftables.Conn) (exists, whole bool, err error) {
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false, false, fmt.Errorf("list nftables tables: %w", err)
-	}
-	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName }) {
-		return false, false, nil
+	if exists, err = netfilter.Exists(conn, t.table); err != nil || !exists {
+		return false, false, err
 	}
 	for _, chain := range t.chains {
-		marks, err := marksOf(chain.chain)
-		if err != nil {
-			return false, false, err
-		}
-		if !slices.EqualFunc(marks, chain.rules, func(have []byte, want *nftables.Rule) bool { return bytes.Equal(have, want.UserData) }) {
-			return true, false, nil
+		if whole, err := chain.IsWhole(); err != nil || !whole {
+			return err == nil, false, err
 		}
 	}
 	return true, true, nil
-}
-
-// marksOf lists the user data of a chain's rules, none where there is no such chain. Package
-// nftables cannot read rules that have ct expressions with a direction.
-func marksOf(c *nftables.Chain) ([][]byte, error) {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(c.Table.Family), Version: nl.NFNETLINK_V0})
-	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.Table.Name)))
-	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.Name)))
-	messages, err := req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list nftables chain %s: %w", c.Name, err)
-	}
-	var marks [][]byte
-	for _, m := range messages {
-		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return nil, fmt.Errorf("read nftables chain %s: %w", c.Name, err)
-		}
-		var mark []byte
-		for _, a := range attrs {
-			if a.Attr.Type == unix.NFTA_RULE_USERDATA {
-				mark = a.Value
-			}
-		}
-		marks = append(marks, mark)
-	}
-	return marks, nil
 }
 
 // content reads the sets. One that is missing is empty: then the table is not whole.
@@ -231,36 +187,8 @@ func (t *table) content(conn *nftables.Conn) (content, error) {
 	return c, nil
 }
 
-// make replaces the table by an empty one, in the transaction that conn flushes.
-func (t *table) make(conn *nftables.Conn) error {
-	// A table can only be deleted if it exists.
-	conn.AddTable(t.table)
-	conn.DelTable(t.table)
-	conn.AddTable(t.table)
-	for _, set := range t.sets {
-		if err := conn.AddSet(set, nil); err != nil {
-			return fmt.Errorf("make nftables set %s: %w", set.Name, err)
-		}
-	}
-	for _, chain := range t.chains {
-		conn.AddChain(chain.chain)
-		for _, rule := range chain.rules {
-			conn.AddRule(rule)
-		}
-	}
-	return nil
-}
-
-func (t *table) addAll(conn *nftables.Conn, elements []element) error {
-	return t.each(elements, conn.SetAddElements)
-}
-
-func (t *table) deleteAll(conn *nftables.Conn, elements []element) error {
-	return t.each(elements, conn.SetDeleteElements)
-}
-
-// each calls do with the elements of each set, some at a time.
-func (t *table) each(elements []element, do func(*nftables.Set, []nftables.SetElement) error) error {
+// each calls change with the elements of each set.
+func (t *table) each(elements []element, change func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error, conn *nftables.Conn) error {
 	for _, set := range t.sets {
 		var all []nftables.SetElement
 		for _, e := range elements {
@@ -268,10 +196,8 @@ func (t *table) each(elements []element, do func(*nftables.Set, []nftables.SetEl
 				all = append(all, nftables.SetElement{Key: []byte(e.key), Val: []byte(e.value)})
 			}
 		}
-		for some := range slices.Chunk(all, batch) {
-			if err := do(set, some); err != nil {
-				return fmt.Errorf("change nftables set %s: %w", set.Name, err)
-			}
+		if err := change(conn, set, all); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -4,20 +4,19 @@ package hostport
 
 import (
 	"errors"
-	"fmt"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // Leftovers lists the links that route loopback addresses, which must end before the table
 // with the guard goes. The table itself is among those of package netfilter.
 func Leftovers() ([]leftover.Item, error) {
-	conn, err := nftables.New()
+	conn, err := netfilter.Open()
 	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
+		return nil, err
 	}
 	t := newTable()
 	exists, _, err := t.look(conn)

@@ -3,13 +3,14 @@
 package hostport
 
 import (
-	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // TableName is the name of the table, in the family inet.
@@ -18,7 +19,7 @@ const TableName = "berth_hostports"
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
-	rulesVersion = 1
+	rulesVersion = "1"
 	// afterServices comes after the destination NAT of kube-proxy: a NodePort stays a
 	// NodePort.
 	afterServices = -95
@@ -52,17 +53,11 @@ func (f family) is4() bool { return f.protocol == unix.NFPROTO_IPV4 }
 // words is how many registers of 4 bytes an address has.
 func (f family) words() uint32 { return f.length / 4 }
 
-// chain is a base chain and its rules.
-type chain struct {
-	chain *nftables.Chain
-	rules []*nftables.Rule
-}
-
 // table is the content that the table has in the kernel, without elements.
 type table struct {
 	table  *nftables.Table
 	sets   []*nftables.Set
-	chains []chain
+	chains []netfilter.Chain
 }
 
 func newTable() *table {
@@ -76,10 +71,10 @@ func newTable() *table {
 		t.addSet("detached"+f.suffix, f.addr)
 	}
 	t.addSet("links", nftables.TypeIFName, nftables.TypeIFName)
-	t.addChain("guard", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, t.guardRules)
-	t.addChain("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, afterServices, t.forwardRules)
-	t.addChain("output", nftables.ChainTypeNAT, nftables.ChainHookOutput, afterServices, t.forwardRules)
-	t.addChain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, beforeSourceNAT, t.sourceRules)
+	t.addChain("guard", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, addGuardRules)
+	t.addChain("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, afterServices, addForwardRules)
+	t.addChain("output", nftables.ChainTypeNAT, nftables.ChainHookOutput, afterServices, addForwardRules)
+	t.addChain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, beforeSourceNAT, addSourceRules)
 	return t
 }
 
@@ -97,50 +92,35 @@ func (t *table) addMap(name string, f family, key ...nftables.SetDatatype) {
 	set.IsMap, set.DataType = true, nftables.MustConcatSetType(f.addr, nftables.TypeInetService)
 }
 
-func (t *table) addChain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority, rules func(*nftables.Chain) []*nftables.Rule) {
-	accept := nftables.ChainPolicyAccept
-	c := &nftables.Chain{Table: t.table, Name: name, Type: kind, Hooknum: hook, Priority: &priority, Policy: &accept}
-	t.chains = append(t.chains, chain{chain: c, rules: rules(c)})
+func (t *table) addChain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority, addRules func(*netfilter.Chain)) {
+	c := netfilter.NewChain(t.table, name, kind, hook, priority)
+	addRules(&c)
+	t.chains = append(t.chains, c)
 }
 
-// rule makes a rule whose comment says what it is for, and by which isWhole knows it.
-func (t *table) rule(c *nftables.Chain, comment string, exprs ...[]expr.Any) *nftables.Rule {
-	r := &nftables.Rule{Table: t.table, Chain: c}
-	r.UserData = userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("berth %d: %s", rulesVersion, comment))
-	for _, e := range exprs {
-		r.Exprs = append(r.Exprs, e...)
-	}
-	return r
-}
-
-func (t *table) guardRules(c *nftables.Chain) []*nftables.Rule {
+func addGuardRules(c *netfilter.Chain) {
 	v4 := families[0]
 	byWire := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: reg0},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg0, Data: binaryutil.NativeEndian.PutUint16(unix.ARPHRD_LOOPBACK)},
 	}
-	var rules []*nftables.Rule
 	for _, offset := range []uint32{v4.saddr, v4.daddr} {
-		rules = append(rules, t.rule(c, "no packet with a loopback address comes from elsewhere", v4.is(), byWire, firstByte(offset, 127), verdict(expr.VerdictDrop)))
+		c.Add(rulesVersion, "no packet with a loopback address comes from elsewhere", v4.is(), byWire, firstByte(offset, 127), verdict(expr.VerdictDrop))
 	}
-	return rules
 }
 
-func (t *table) forwardRules(c *nftables.Chain) []*nftables.Rule {
-	var rules []*nftables.Rule
+func addForwardRules(c *netfilter.Chain) {
 	for _, f := range families {
-		rules = append(rules, t.rule(c, "Services of kube-proxy in mode ipvs", f.is(), network(f.daddr, f.length), lookup("services"+f.suffix), verdict(expr.VerdictReturn)))
+		c.Add(rulesVersion, "Services of kube-proxy in mode ipvs", f.is(), network(f.daddr, f.length), lookup("services"+f.suffix), verdict(expr.VerdictReturn))
 		toNode := []expr.Any{
 			&expr.Fib{Register: reg0, FlagDADDR: true, ResultADDRTYPE: true},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)},
 		}
-		rules = append(rules,
-			t.rule(c, "ports of one address of the node", f.is(), toNode,
-				network(f.daddr, f.length), protocol(reg0+f.words()), destinationPort(reg0+f.words()+1), f.forward("ports")),
-			t.rule(c, "ports of every address of the node", f.is(), toNode,
-				protocol(reg0), destinationPort(reg0+1), f.forward("any_ports")))
+		c.Add(rulesVersion, "ports of one address of the node", f.is(), toNode,
+			network(f.daddr, f.length), protocol(reg0+f.words()), destinationPort(reg0+f.words()+1), f.forward("ports"))
+		c.Add(rulesVersion, "ports of every address of the node", f.is(), toNode,
+			protocol(reg0), destinationPort(reg0+1), f.forward("any_ports"))
 	}
-	return rules
 }
 
 // forward replaces the destination by what a map has for the key in the first registers.
@@ -151,11 +131,10 @@ func (f family) forward(name string) []expr.Any {
 	}
 }
 
-func (t *table) sourceRules(c *nftables.Chain) []*nftables.Rule {
+func addSourceRules(c *netfilter.Chain) {
 	const ipsDstNAT = 1 << 5 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
-	var rules []*nftables.Rule
 	for _, f := range families {
-		forwarded := join(f.is(),
+		forwarded := slices.Concat(f.is(),
 			[]expr.Any{
 				&expr.Ct{Key: expr.CtKeySTATUS, Register: reg0},
 				&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(ipsDstNAT), Xor: make([]byte, 4)},
@@ -167,23 +146,21 @@ func (t *table) sourceRules(c *nftables.Chain) []*nftables.Rule {
 			lookup("forwards"+f.suffix))
 		masquerade := []expr.Any{&expr.Masq{}}
 		// The two addresses lie side by side in both headers.
-		rules = append(rules, t.rule(c, "a pod to itself", forwarded, network(f.saddr, 2*f.length), lookup("hairpin"+f.suffix), masquerade))
+		c.Add(rulesVersion, "a pod to itself", forwarded, network(f.saddr, 2*f.length), lookup("hairpin"+f.suffix), masquerade)
 		fromLoopback := firstByte(f.saddr, 127)
 		if !f.is4() {
 			fromLoopback = append(network(f.saddr, f.length), &expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: append(make([]byte, f.length-1), 1)})
 		}
-		rules = append(rules,
-			t.rule(c, "from the node's loopback address", forwarded, fromLoopback, masquerade),
-			t.rule(c, "back by the link that it came by", forwarded, []expr.Any{
-				&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg0},
-				&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg0 + nameSize/4},
-			}, lookup("links"), masquerade),
-			t.rule(c, "replies that do not pass the node", forwarded, network(f.daddr, f.length), lookup("detached"+f.suffix), masquerade),
-			t.rule(c, "a pod sees the client", forwarded, network(f.saddr, f.length), []expr.Any{
-				&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg0, RegAddrMax: reg0},
-			}))
+		c.Add(rulesVersion, "from the node's loopback address", forwarded, fromLoopback, masquerade)
+		c.Add(rulesVersion, "back by the link that it came by", forwarded, []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg0},
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg0 + nameSize/4},
+		}, lookup("links"), masquerade)
+		c.Add(rulesVersion, "replies that do not pass the node", forwarded, network(f.daddr, f.length), lookup("detached"+f.suffix), masquerade)
+		c.Add(rulesVersion, "a pod sees the client", forwarded, network(f.saddr, f.length), []expr.Any{
+			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: reg0, RegAddrMax: reg0},
+		})
 	}
-	return rules
 }
 
 func (f family) is() []expr.Any {
@@ -217,11 +194,3 @@ func lookup(set string) []expr.Any {
 }
 
 func verdict(kind expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: kind}} }
-
-func join(parts ...[]expr.Any) []expr.Any {
-	var all []expr.Any
-	for _, p := range parts {
-		all = append(all, p...)
-	}
-	return all
-}

@@ -20,9 +20,9 @@ const TablePrefix = "berth"
 // Leftovers lists the nftables tables of Berth, also those of other packages, and Berth's
 // rules in tables of others.
 func Leftovers() ([]leftover.Item, error) {
-	conn, err := nftables.New()
+	conn, err := Open()
 	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
+		return nil, err
 	}
 	tables, err := conn.ListTables()
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {

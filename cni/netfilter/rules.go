@@ -3,20 +3,18 @@
 package netfilter
 
 import (
-	"fmt"
 	"net/netip"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 )
 
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
-	rulesVersion = 2
+	rulesVersion = "2"
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
 	// beforeRouting comes after the chains of other programs, so that a mark that they
@@ -43,12 +41,6 @@ type family struct {
 	sources, floating, hairpin *nftables.Set
 }
 
-// chain is a base chain and its rules.
-type chain struct {
-	chain *nftables.Chain
-	rules []*nftables.Rule
-}
-
 // table is the content that Berth's table has in the kernel, without elements.
 type table struct {
 	table *nftables.Table
@@ -59,7 +51,7 @@ type table struct {
 	// are IPv4's, because IPv6 has no reverse path filter in the kernel.
 	arrivals, asked *nftables.Set
 	families        []*family
-	chains          []chain
+	chains          []Chain
 }
 
 func newTable() *table {
@@ -80,27 +72,21 @@ func newTable() *table {
 		f.hairpin = t.set("hairpin"+suffix, nftables.MustConcatSetType(addr, addr))
 		t.families = append(t.families, f)
 	}
-	sources := t.chain("sources", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
-	sources.rules = t.sourceRules(sources.chain)
-	keep := t.chain("keep_source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(beforeSourceNAT))
-	keep.rules = t.keepRules(keep.chain)
-	mark := t.chain("mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(beforeRouting))
-	mark.rules = t.markRules(mark.chain)
+	sources := NewChain(t.table, "sources", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw)
+	t.addSourceRules(&sources)
+	keep := NewChain(t.table, "keep_source", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, beforeSourceNAT)
+	t.addKeepRules(&keep)
+	mark := NewChain(t.table, "mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeRouting)
+	t.addMarkRules(&mark)
 	// NF_ARP_IN; it has the number of another hook of other families.
-	asked := t.chain("mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityFilter)
-	asked.chain.Table = t.arp
-	asked.rules = []*nftables.Rule{t.rule(asked.chain, "asks for a pod", t.arrived(t.asked, arpTarget), setMark(ArrivalMark))}
-	t.chains = []chain{sources, mark, keep, asked}
+	asked := NewChain(t.arp, "mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityFilter)
+	asked.Add(rulesVersion, "asks for a pod", t.arrived(t.asked, arpTarget), setMark(ArrivalMark))
+	t.chains = []Chain{sources, mark, keep, asked}
 	return t
 }
 
 func (t *table) set(name string, key nftables.SetDatatype) *nftables.Set {
 	return &nftables.Set{Table: t.table, Name: name, KeyType: key, Concatenation: len(nftables.ConcatSetTypeElements(key)) > 1}
-}
-
-func (t *table) chain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) chain {
-	accept := nftables.ChainPolicyAccept
-	return chain{chain: &nftables.Chain{Table: t.table, Name: name, Type: kind, Hooknum: hook, Priority: priority, Policy: &accept}}
 }
 
 func (t *table) sets() []*nftables.Set {
@@ -119,47 +105,32 @@ func (t *table) family(addr netip.Addr) *family {
 	return t.families[1]
 }
 
-// rule makes a rule whose comment says what it is for, and by which isWhole knows it.
-func (t *table) rule(c *nftables.Chain, comment string, exprs ...[]expr.Any) *nftables.Rule {
-	r := &nftables.Rule{Table: c.Table, Chain: c}
-	r.UserData = userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("berth %d: %s", rulesVersion, comment))
-	for _, e := range exprs {
-		r.Exprs = append(r.Exprs, e...)
-	}
-	return r
-}
-
-func (t *table) sourceRules(c *nftables.Chain) []*nftables.Rule {
+func (t *table) addSourceRules(c *Chain) {
 	const routerAdvertisement = 134 // RFC 4861, section 4.2
 	v6 := t.families[1]
-	rules := []*nftables.Rule{
-		t.rule(c, "no pod is a router", t.fromPod(), v6.is(), l4(unix.IPPROTO_ICMPV6),
-			payload(expr.PayloadBaseTransportHeader, 0, 1, 1), equal(routerAdvertisement), drop()),
-		t.rule(c, "link-local packets are not forwarded", t.fromPod(), v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2, 1),
-			[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}}, equal(0xfe, 0x80), accept()),
-	}
+	c.Add(rulesVersion, "no pod is a router", t.fromPod(), v6.is(), l4(unix.IPPROTO_ICMPV6),
+		payload(expr.PayloadBaseTransportHeader, 0, 1, 1), equal(routerAdvertisement), drop())
+	c.Add(rulesVersion, "link-local packets are not forwarded", t.fromPod(), v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2, 1),
+		[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}}, equal(0xfe, 0x80), accept())
 	for _, f := range t.families {
-		rules = append(rules, t.rule(c, "a pod sends from its own addresses", t.fromPod(), f.is(),
+		c.Add(rulesVersion, "a pod sends from its own addresses", t.fromPod(), f.is(),
 			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 2),
-			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.sources.Name, Invert: true}}, drop()))
+			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.sources.Name, Invert: true}}, drop())
 	}
-	return rules
 }
 
-func (t *table) markRules(c *nftables.Chain) []*nftables.Rule {
+func (t *table) addMarkRules(c *Chain) {
 	const reply = 1 // IP_CT_DIR_REPLY
 	v4 := t.families[0]
-	return []*nftables.Rule{
-		t.rule(c, "replies that get the node's address back", t.fromPod(),
-			[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}}, equal(reply),
-			[]expr.Any{
-				&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-				&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(destinationNAT), Xor: bitsOf(0)},
-				&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: bitsOf(0)},
-			}, accept()),
-		t.rule(c, "from a pod", t.fromPod(), setMark(Mark)),
-		t.rule(c, "to a pod", v4.is(), t.arrived(t.arrivals, v4.daddr), setMark(ArrivalMark)),
-	}
+	c.Add(rulesVersion, "replies that get the node's address back", t.fromPod(),
+		[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}}, equal(reply),
+		[]expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(destinationNAT), Xor: bitsOf(0)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: bitsOf(0)},
+		}, accept())
+	c.Add(rulesVersion, "from a pod", t.fromPod(), setMark(Mark))
+	c.Add(rulesVersion, "to a pod", v4.is(), t.arrived(t.arrivals, v4.daddr), setMark(ArrivalMark))
 }
 
 // arpTarget is the offset of the target address in an ARP packet of Ethernet and IPv4.
@@ -184,19 +155,17 @@ func setMark(bit uint32) []expr.Any {
 
 func bitsOf(m uint32) []byte { return binaryutil.NativeEndian.PutUint32(m) }
 
-func (t *table) keepRules(c *nftables.Chain) []*nftables.Rule {
-	var rules []*nftables.Rule
+func (t *table) addKeepRules(c *Chain) {
 	for _, f := range t.families {
 		// The two addresses lie side by side in both headers.
-		rules = append(rules, t.rule(c, "a pod that calls itself", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, 2*f.length, 1),
-			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.hairpin.Name}}, accept()))
-		rules = append(rules, t.rule(c, "a floating IP stays the source", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 1),
+		c.Add(rulesVersion, "a pod that calls itself", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, 2*f.length, 1),
+			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.hairpin.Name}}, accept())
+		c.Add(rulesVersion, "a floating IP stays the source", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 1),
 			[]expr.Any{
 				&expr.Lookup{SourceRegister: 1, SetName: f.floating.Name},
 				&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.protocol), RegAddrMin: 1, RegAddrMax: 1},
-			}))
+			})
 	}
-	return rules
 }
 
 func (f *family) is() []expr.Any {

@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/google/nftables"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -70,10 +68,6 @@ func Allow(present func() ([]Source, error), sources ...Source) error {
 	})
 }
 
-// perMessage is how many elements one message adds: a transaction of a message for each
-// would not fit into the socket's buffers where a node has hundreds of addresses.
-const perMessage = 200
-
 // add adds the elements of sources to the transaction, each once.
 func (t *table) add(conn *nftables.Conn, sources []Source) error {
 	bySet := map[*nftables.Set][]nftables.SetElement{}
@@ -87,10 +81,8 @@ func (t *table) add(conn *nftables.Conn, sources []Source) error {
 		}
 	}
 	for set, elements := range bySet {
-		for some := range slices.Chunk(elements, perMessage) {
-			if err := conn.SetAddElements(set, some); err != nil {
-				return fmt.Errorf("add %d elements to nftables set %s: %w", len(some), set.Name, err)
-			}
+		if err := AddElements(conn, set, elements); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -243,23 +235,11 @@ func Links() (all []string, err error) {
 func locked(do func(conn *nftables.Conn, t *table) error) error {
 	mu.Lock()
 	defer mu.Unlock()
-	conn, err := nftables.New(nftables.WithSockOptions(func(conn *netlink.Conn) error {
-		return errors.Join(conn.SetWriteBuffer(socketBuffer), conn.SetReadBuffer(socketBuffer))
-	}))
+	conn, err := Open()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
 	return do(conn, newTable())
-}
-
-// socketBuffer is enough for a transaction of some ten thousand addresses, in bytes: it is
-// one message to the kernel. The kernel's default is enough for some hundred.
-const socketBuffer = 16 << 20
-
-// NotFound returns whether the kernel said that there is no such set or chain. Package
-// nftables wraps some errors as text only.
-func NotFound(err error) bool {
-	return errors.Is(err, unix.ENOENT) || err != nil && strings.HasSuffix(err.Error(), unix.ENOENT.Error())
 }
 
 // keys lists the elements of a set, none where it does not exist.
@@ -280,49 +260,17 @@ func keys(conn *nftables.Conn, set *nftables.Set) ([][]byte, error) {
 
 // make replaces the tables by ones without sources, in the transaction that conn flushes.
 func (t *table) make(conn *nftables.Conn) error {
-	for _, table := range []*nftables.Table{t.table, t.arp} {
-		// A table can only be deleted if it exists.
-		conn.AddTable(table)
-		conn.DelTable(table)
-		conn.AddTable(table)
-	}
-	for _, set := range t.sets() {
-		if err := conn.AddSet(set, nil); err != nil {
-			return fmt.Errorf("make nftables set %s: %w", set.Name, err)
-		}
-	}
-	for _, chain := range t.chains {
-		conn.AddChain(chain.chain)
-		for _, rule := range chain.rules {
-			conn.AddRule(rule)
-		}
-	}
-	return nil
-}
-
-func tableExists(conn *nftables.Conn) (bool, error) {
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false, fmt.Errorf("list nftables tables: %w", err)
-	}
-	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName }), nil
+	return Replace(conn, []*nftables.Table{t.table, t.arp}, t.sets(), t.chains)
 }
 
 // isWhole returns whether every chain has its rules, and only these, by their marks.
 func (t *table) isWhole(conn *nftables.Conn) (bool, error) {
-	if exists, err := tableExists(conn); err != nil || !exists {
+	if exists, err := Exists(conn, t.table); err != nil || !exists {
 		return false, err
 	}
 	for _, chain := range t.chains {
-		rules, err := conn.GetRules(chain.chain.Table, chain.chain)
-		if NotFound(err) {
-			return false, nil
-		}
-		if err != nil {
-			return false, fmt.Errorf("list nftables chain %s: %w", chain.chain.Name, err)
-		}
-		if !slices.EqualFunc(rules, chain.rules, func(have, want *nftables.Rule) bool { return bytes.Equal(have.UserData, want.UserData) }) {
-			return false, nil
+		if whole, err := chain.IsWhole(); err != nil || !whole {
+			return false, err
 		}
 	}
 	return true, nil

@@ -25,9 +25,9 @@ func Watch(ctx context.Context, lost func()) error {
 
 // watch ends when events were lost, because they came faster than they were read.
 func watch(ctx context.Context, lost func()) error {
-	conn, err := nftables.New()
+	conn, err := Open()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
 	monitor := nftables.NewMonitor(nftables.WithMonitorAction(nftables.MonitorActionAny), nftables.WithMonitorObject(nftables.MonitorObjectTables))
 	events, err := conn.AddGenerationalMonitor(monitor)

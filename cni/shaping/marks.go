@@ -3,9 +3,7 @@
 package shaping
 
 import (
-	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -13,8 +11,9 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // TableName is the name of the nftables table, in the family inet, that sets DSCPs. It has a
@@ -22,7 +21,7 @@ import (
 const TableName = "berth_profiles"
 
 // marksVersion is in the comment of every rule. Whoever changes a rule changes it.
-const marksVersion = 1
+const marksVersion = "1"
 
 // mark is a DSCP for source addresses of one family.
 type mark struct {
@@ -38,8 +37,8 @@ func (m mark) set(table *nftables.Table) *nftables.Set {
 	return set
 }
 
-// rule sets the DSCP and leaves the two bits of ECN.
-func (m mark) rule(chain *nftables.Chain, set *nftables.Set) *nftables.Rule {
+// addRule sets the DSCP and leaves the two bits of ECN.
+func (m mark) addRule(chain *netfilter.Chain, set *nftables.Set) {
 	family, saddr, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(4)
 	// The first two bytes: version, header length and DSCP with ECN.
 	keep, value := []byte{0xff, 0x03}, []byte{0x00, m.dscp << 2}
@@ -50,33 +49,34 @@ func (m mark) rule(chain *nftables.Chain, set *nftables.Set) *nftables.Rule {
 		keep, value = []byte{0xf0, 0x3f}, []byte{m.dscp >> 2, m.dscp << 6}
 		write.CsumType, write.CsumOffset = expr.CsumTypeNone, 0
 	}
-	return &nftables.Rule{
-		Table: chain.Table, Chain: chain, UserData: userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("berth %d: %s", marksVersion, set.Name)),
-		Exprs: []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: saddr, Len: length},
-			&expr.Lookup{SourceRegister: 1, SetName: set.Name},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Len: 2},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: keep, Xor: value},
-			&write,
-		},
-	}
+	chain.Add(marksVersion, set.Name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: saddr, Len: length},
+		&expr.Lookup{SourceRegister: 1, SetName: set.Name},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Len: 2},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: keep, Xor: value},
+		&write,
+	})
 }
 
 // applyMarks makes the table that marks has, in one transaction, or removes it where there
 // is nothing to mark. Without prune, addresses of others than pods keep their DSCP.
 func applyMarks(marks map[netip.Addr]uint8, pods []Pod, prune bool) error {
-	conn, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}
-	accept := nftables.ChainPolicyAccept
-	chain := &nftables.Chain{Table: table, Name: "mark", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle, Policy: &accept}
-	have, rules, err := readMarks(conn, table, chain)
+	conn, err := netfilter.Open()
 	if err != nil {
 		return err
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}
+	exists, err := netfilter.Exists(conn, table)
+	if err != nil {
+		return err
+	}
+	have := map[netip.Addr]uint8{}
+	if exists {
+		if have, err = readMarks(conn, table); err != nil {
+			return err
+		}
 	}
 	wanted := maps.Clone(marks)
 	if !prune {
@@ -94,26 +94,30 @@ func applyMarks(marks map[netip.Addr]uint8, pods []Pod, prune bool) error {
 	order := slices.SortedFunc(maps.Keys(groups), func(x, y mark) int {
 		return cmp.Or(cmp.Compare(x.dscp, y.dscp), cmp.Compare(x.set(table).Name, y.set(table).Name))
 	})
-	var wantRules [][]byte
+	chain := netfilter.NewChain(table, "mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle)
+	var sets []*nftables.Set
 	for _, m := range order {
-		wantRules = append(wantRules, m.rule(chain, m.set(table)).UserData)
+		set := m.set(table)
+		sets = append(sets, set)
+		m.addRule(&chain, set)
 	}
-	whole := len(wanted) == 0 && rules == nil || len(wanted) > 0 && slices.EqualFunc(rules, wantRules, bytes.Equal)
+	whole := !exists
+	if len(wanted) > 0 {
+		if whole, err = chain.IsWhole(); err != nil {
+			return err
+		}
+	}
 	if whole && maps.Equal(have, wanted) {
 		return nil
 	}
-	// A table can only be deleted if it exists.
-	conn.AddTable(table)
-	conn.DelTable(table)
-	if len(wanted) > 0 {
-		conn.AddTable(table)
-		conn.AddChain(chain)
-		for _, m := range order {
-			set := m.set(table)
-			if err := conn.AddSet(set, groups[m]); err != nil {
-				return fmt.Errorf("make nftables set %s: %w", set.Name, err)
-			}
-			conn.AddRule(m.rule(chain, set))
+	if len(wanted) == 0 {
+		netfilter.Delete(conn, table)
+	} else if err := netfilter.Replace(conn, []*nftables.Table{table}, sets, []netfilter.Chain{chain}); err != nil {
+		return err
+	}
+	for i, m := range order {
+		if err := netfilter.AddElements(conn, sets[i], groups[m]); err != nil {
+			return err
 		}
 	}
 	if err := conn.Flush(); err != nil {
@@ -131,27 +135,11 @@ func groupMarks(marks map[netip.Addr]uint8) map[mark][]nftables.SetElement {
 	return groups
 }
 
-// readMarks returns the marks and the comments of the rules that the kernel has; the
-// comments are nil where there is no table.
-func readMarks(conn *nftables.Conn, table *nftables.Table, chain *nftables.Chain) (map[netip.Addr]uint8, [][]byte, error) {
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list nftables tables: %w", err)
-	}
-	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName }) {
-		return nil, nil, nil
-	}
-	rules, err := conn.GetRules(table, chain)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return nil, nil, fmt.Errorf("list nftables chain %s: %w", chain.Name, err)
-	}
-	comments := [][]byte{}
-	for _, r := range rules {
-		comments = append(comments, r.UserData)
-	}
+// readMarks returns the marks of a table that the kernel has.
+func readMarks(conn *nftables.Conn, table *nftables.Table) (map[netip.Addr]uint8, error) {
 	sets, err := conn.GetSets(table)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return nil, nil, fmt.Errorf("list nftables sets: %w", err)
+	if err != nil && !netfilter.NotFound(err) {
+		return nil, fmt.Errorf("list nftables sets: %w", err)
 	}
 	marks := map[netip.Addr]uint8{}
 	for _, set := range sets {
@@ -160,8 +148,8 @@ func readMarks(conn *nftables.Conn, table *nftables.Table, chain *nftables.Chain
 			continue
 		}
 		elements, err := conn.GetSetElements(set)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return nil, nil, fmt.Errorf("list nftables set %s: %w", set.Name, err)
+		if err != nil && !netfilter.NotFound(err) {
+			return nil, fmt.Errorf("list nftables set %s: %w", set.Name, err)
 		}
 		for _, e := range elements {
 			if addr, ok := netip.AddrFromSlice(e.Key); ok {
@@ -169,5 +157,5 @@ func readMarks(conn *nftables.Conn, table *nftables.Table, chain *nftables.Chain
 			}
 		}
 	}
-	return marks, comments, nil
+	return marks, nil
 }

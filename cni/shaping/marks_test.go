@@ -3,6 +3,7 @@
 package shaping
 
 import (
+	"maps"
 	"net"
 	"net/netip"
 	"testing"
@@ -20,8 +21,7 @@ func readAll(t *testing.T) map[netip.Addr]uint8 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}
-	marks, _, err := readMarks(conn, table, &nftables.Chain{Table: table, Name: "mark"})
+	marks, err := readMarks(conn, &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,4 +122,24 @@ func TestDSCP(t *testing.T) {
 	if got := w.class(a, server4, 0); got != 46<<2 {
 		t.Errorf("after a flush of all rules: traffic class %#x", got)
 	}
+}
+
+// A node may have more addresses with a DSCP than one message to the kernel has room for.
+func TestManyDSCPs(t *testing.T) {
+	node := netnstest.New(t)
+	many := map[netip.Addr]uint8{}
+	addr := netip.MustParseAddr("2001:db8::1")
+	for range 5000 {
+		many[addr] = 46
+		addr = addr.Next()
+	}
+	node.Run(func() error {
+		if err := applyMarks(many, nil, true); err != nil {
+			return err
+		}
+		if have := readAll(t); !maps.Equal(have, many) {
+			t.Errorf("the table has %d addresses, want %d", len(have), len(many))
+		}
+		return nil
+	})
 }

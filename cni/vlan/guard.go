@@ -7,19 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // guardVersion is in the comment of every rule. Whoever changes a rule changes it, so that
 // the rules of an older version are replaced.
-const guardVersion = 1
+const guardVersion = "1"
 
 // guard is what one interface of a container may send and receive.
 type guard struct {
@@ -37,16 +36,16 @@ var ErrGuard = errors.New("cannot filter what the container sends")
 // set makes the chains of the guard, complete in one transaction, in the namespace of the
 // calling thread.
 func (g guard) set() error {
-	conn, err := nftables.New()
+	conn, err := netfilter.Open()
 	if err != nil {
-		return fmt.Errorf("%w: open nftables: %w", ErrGuard, err)
+		return fmt.Errorf("%w: %w", ErrGuard, err)
 	}
 	table := guardTable()
 	conn.AddTable(table)
 	for _, c := range g.chains(table) {
-		conn.AddChain(c.chain)
-		conn.FlushChain(c.chain)
-		for _, r := range c.rules {
+		conn.AddChain(c.Chain)
+		conn.FlushChain(c.Chain)
+		for _, r := range c.Rules {
 			conn.AddRule(r)
 		}
 	}
@@ -58,17 +57,13 @@ func (g guard) set() error {
 
 // check returns wire.ErrNotWired where a chain is missing or has other rules.
 func (g guard) check() error {
-	conn, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
 	for _, c := range g.chains(guardTable()) {
-		rules, err := conn.GetRules(c.chain.Table, c.chain)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("list nftables chain %s: %w", c.chain.Name, err)
+		whole, err := c.IsWhole()
+		if err != nil {
+			return err
 		}
-		if err != nil || !slices.EqualFunc(rules, c.rules, func(have, want *nftables.Rule) bool { return bytes.Equal(have.UserData, want.UserData) }) {
-			return fmt.Errorf("%w: nftables chain %s is incomplete", ErrNotWired, c.chain.Name)
+		if !whole {
+			return fmt.Errorf("%w: nftables chain %s is incomplete", ErrNotWired, c.Name)
 		}
 	}
 	return nil
@@ -77,9 +72,9 @@ func (g guard) check() error {
 // sweepGuards removes the chains of links that no longer exist from the table of the
 // namespace of the calling thread, and the table with its last chain.
 func sweepGuards() error {
-	conn, err := nftables.New()
+	conn, err := netfilter.Open()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
 	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyNetdev)
 	if err != nil {
@@ -106,12 +101,8 @@ func sweepGuards() error {
 		return nil
 	}
 	if left == 0 {
-		tables, err := conn.ListTablesOfFamily(nftables.TableFamilyNetdev)
-		if err != nil {
-			return fmt.Errorf("list nftables tables: %w", err)
-		}
-		if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName }) {
-			return nil
+		if exists, err := netfilter.Exists(conn, guardTable()); err != nil || !exists {
+			return err
 		}
 		conn.DelTable(guardTable())
 	}
@@ -137,40 +128,26 @@ func deviceOf(chain string) string {
 	return chain
 }
 
-type guardChain struct {
-	chain *nftables.Chain
-	rules []*nftables.Rule
-}
-
 // chains returns the chain of the frames from the container, which ends in a drop, and that
 // of the frames to it.
-func (g guard) chains(table *nftables.Table) []guardChain {
+func (g guard) chains(table *nftables.Table) []netfilter.Chain {
 	from, to := nftables.ChainHookEgress, nftables.ChainHookIngress
 	if g.incoming {
 		from, to = to, from
 	}
-	return []guardChain{
-		g.chain(table, g.device+fromSuffix, from, nftables.ChainPolicyDrop, g.fromRules),
-		g.chain(table, g.device+toSuffix, to, nftables.ChainPolicyAccept, g.toRules),
-	}
+	chains := []netfilter.Chain{g.chain(table, fromSuffix, from), g.chain(table, toSuffix, to)}
+	drops := nftables.ChainPolicyDrop
+	chains[0].Policy = &drops
+	g.addFromRules(&chains[0])
+	chains[1].Add(guardVersion, "its gateways are those of its pools", protocol(unix.ETH_P_IPV6), icmp6(routerAdvertisement), drop())
+	return chains
 }
 
-func (g guard) chain(table *nftables.Table, name string, hook *nftables.ChainHook, policy nftables.ChainPolicy, rules func(add adder)) guardChain {
-	c := guardChain{chain: &nftables.Chain{
-		Table: table, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityFilter, Device: g.device, Policy: &policy,
-	}}
-	rules(func(comment string, exprs ...[]expr.Any) {
-		r := &nftables.Rule{Table: table, Chain: c.chain}
-		r.UserData = userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("berth %d: %s", guardVersion, comment))
-		for _, e := range exprs {
-			r.Exprs = append(r.Exprs, e...)
-		}
-		c.rules = append(c.rules, r)
-	})
+func (g guard) chain(table *nftables.Table, suffix string, hook *nftables.ChainHook) netfilter.Chain {
+	c := netfilter.NewChain(table, g.device+suffix, nftables.ChainTypeFilter, hook, *nftables.ChainPriorityFilter)
+	c.Device = g.device
 	return c
 }
-
-type adder func(comment string, exprs ...[]expr.Any)
 
 // Types of ICMPv6 messages (RFC 4861).
 const (
@@ -179,36 +156,32 @@ const (
 	redirect               = 137
 )
 
-func (g guard) fromRules(add adder) {
-	add("from "+g.mac.String()+" only", link(6, 6), isNot(g.mac...), drop())
+func (g guard) addFromRules(c *netfilter.Chain) {
+	c.Add(guardVersion, "from "+g.mac.String()+" only", link(6, 6), isNot(g.mac...), drop())
 	for _, t := range []byte{routerAdvertisement, redirect} {
-		add(fmt.Sprintf("no ICMPv6 type %d", t), protocol(unix.ETH_P_IPV6), icmp6(t), drop())
+		c.Add(guardVersion, fmt.Sprintf("no ICMPv6 type %d", t), protocol(unix.ETH_P_IPV6), icmp6(t), drop())
 	}
 	for _, a := range g.addrs {
 		raw := a.Address.AsSlice()
 		if a.Address.Is4() {
-			add("from "+a.Address.String(), protocol(unix.ETH_P_IP), network(12, 4), is(raw...), accept())
+			c.Add(guardVersion, "from "+a.Address.String(), protocol(unix.ETH_P_IP), network(12, 4), is(raw...), accept())
 			// The sender's addresses of ARP (RFC 826).
-			add("ARP of "+a.Address.String(), protocol(unix.ETH_P_ARP), network(8, 6), is(g.mac...), network(14, 4), is(raw...), accept())
+			c.Add(guardVersion, "ARP of "+a.Address.String(), protocol(unix.ETH_P_ARP), network(8, 6), is(g.mac...), network(14, 4), is(raw...), accept())
 			continue
 		}
-		add("advertises "+a.Address.String(), protocol(unix.ETH_P_IPV6), icmp6(neighbourAdvertisement), transport(8, 16), is(raw...), accept())
+		c.Add(guardVersion, "advertises "+a.Address.String(), protocol(unix.ETH_P_IPV6), icmp6(neighbourAdvertisement), transport(8, 16), is(raw...), accept())
 	}
-	add("advertises a link-local address", protocol(unix.ETH_P_IPV6), icmp6(neighbourAdvertisement), transport(8, 2), linkLocal(), accept())
-	add("advertises another address", protocol(unix.ETH_P_IPV6), icmp6(neighbourAdvertisement), drop())
+	c.Add(guardVersion, "advertises a link-local address", protocol(unix.ETH_P_IPV6), icmp6(neighbourAdvertisement), transport(8, 2), linkLocal(), accept())
+	c.Add(guardVersion, "advertises another address", protocol(unix.ETH_P_IPV6), icmp6(neighbourAdvertisement), drop())
 	for _, a := range g.addrs {
 		if a.Address.Is6() {
-			add("from "+a.Address.String(), protocol(unix.ETH_P_IPV6), network(8, 16), is(a.Address.AsSlice()...), accept())
+			c.Add(guardVersion, "from "+a.Address.String(), protocol(unix.ETH_P_IPV6), network(8, 16), is(a.Address.AsSlice()...), accept())
 		}
 	}
-	add("from a link-local address", protocol(unix.ETH_P_IPV6), network(8, 2), linkLocal(), accept())
+	c.Add(guardVersion, "from a link-local address", protocol(unix.ETH_P_IPV6), network(8, 2), linkLocal(), accept())
 	// Duplicate address detection and reports of multicast listeners.
-	add("from no address", protocol(unix.ETH_P_IPV6), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, is(unix.IPPROTO_ICMPV6),
+	c.Add(guardVersion, "from no address", protocol(unix.ETH_P_IPV6), []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, is(unix.IPPROTO_ICMPV6),
 		network(8, 16), is(make([]byte, 16)...), accept())
-}
-
-func (g guard) toRules(add adder) {
-	add("its gateways are those of its pools", protocol(unix.ETH_P_IPV6), icmp6(routerAdvertisement), drop())
 }
 
 func protocol(ethertype uint16) []expr.Any {

@@ -4,21 +4,20 @@ package rules
 
 import (
 	"bytes"
-	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// version is in the comment of every rule. Whoever changes a rule changes it, so that
+// rulesVersion is in the comment of every rule. Whoever changes a rule changes it, so that
 // agents replace the table of an older one.
-const version = 1
+const rulesVersion = "1"
 
 // family has the sets of one address family and where its packets have what.
 type family struct {
@@ -28,17 +27,12 @@ type family struct {
 	subnets, inside      *nftables.Set
 }
 
-type chain struct {
-	chain *nftables.Chain
-	rules []*nftables.Rule
-}
-
 // content is what the table has in the kernel.
 type content struct {
 	table    *nftables.Table
 	bridge   string
 	families []*family
-	chains   []chain
+	chains   []netfilter.Chain
 	// elements are those of each set.
 	elements map[*nftables.Set][]nftables.SetElement
 }
@@ -64,15 +58,23 @@ func newContent(spec Spec) *content {
 		c.elements[f.inside] = intervals(spec.Inside, is4)
 		c.families = append(c.families, f)
 	}
-	sources := c.newChain("sources", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
-	sources.rules = c.sourceRules(sources.chain)
+	sources := netfilter.NewChain(c.table, "sources", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw)
+	c.addSourceRules(&sources)
 	c.chains = append(c.chains, sources)
 	if spec.Masquerade {
-		masquerade := c.newChain("masquerade", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
-		masquerade.rules = c.masqueradeRules(masquerade.chain)
+		masquerade := netfilter.NewChain(c.table, "masquerade", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
+		c.addMasqueradeRules(&masquerade)
 		c.chains = append(c.chains, masquerade)
 	}
 	return c
+}
+
+func (c *content) sets() []*nftables.Set {
+	var all []*nftables.Set
+	for _, f := range c.families {
+		all = append(all, f.subnets, f.inside)
+	}
+	return all
 }
 
 // intervals returns the elements of a set that has the ranges of one family: for each
@@ -94,45 +96,32 @@ func intervals(ranges []iprange.Range, is4 bool) []nftables.SetElement {
 	return elements
 }
 
-func (c *content) newChain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) chain {
-	accept := nftables.ChainPolicyAccept
-	return chain{chain: &nftables.Chain{Table: c.table, Name: name, Type: kind, Hooknum: hook, Priority: priority, Policy: &accept}}
-}
+// version is that of the rules for the bridge.
+func (c *content) version() string { return rulesVersion + ", " + c.bridge }
 
-// rule makes a rule whose comment says what it is for, and by which isWhole knows it.
-func (c *content) rule(in *nftables.Chain, comment string, exprs ...[]expr.Any) *nftables.Rule {
-	r := &nftables.Rule{Table: c.table, Chain: in, Exprs: slices.Concat(exprs...)}
-	r.UserData = userdata.AppendString(nil, userdata.TypeComment, fmt.Sprintf("berth %d, %s: %s", version, c.bridge, comment))
-	return r
-}
-
-func (c *content) sourceRules(in *nftables.Chain) []*nftables.Rule {
+func (c *content) addSourceRules(in *netfilter.Chain) {
 	const routerAdvertisement = 134 // RFC 4861, section 4.2
 	v6 := c.families[1]
 	fromBridge := c.link(expr.MetaKeyIIFNAME, expr.CmpOpEq)
-	rules := []*nftables.Rule{
-		c.rule(in, "no pod is a router", fromBridge, v6.is(),
-			[]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, equal(unix.IPPROTO_ICMPV6),
-			payload(expr.PayloadBaseTransportHeader, 0, 1), equal(routerAdvertisement), verdict(expr.VerdictDrop)),
-		c.rule(in, "link-local packets are not forwarded", fromBridge, v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2),
-			[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}},
-			equal(0xfe, 0x80), verdict(expr.VerdictAccept)),
-		c.rule(in, "a pod looks for duplicates of its address", fromBridge, v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, v6.length),
-			equal(make([]byte, v6.length)...), verdict(expr.VerdictAccept)),
-	}
+	in.Add(c.version(), "no pod is a router", fromBridge, v6.is(),
+		[]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, equal(unix.IPPROTO_ICMPV6),
+		payload(expr.PayloadBaseTransportHeader, 0, 1), equal(routerAdvertisement), verdict(expr.VerdictDrop))
+	in.Add(c.version(), "link-local packets are not forwarded", fromBridge, v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, 2),
+		[]expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xc0}, Xor: []byte{0, 0}}},
+		equal(0xfe, 0x80), verdict(expr.VerdictAccept))
+	in.Add(c.version(), "a pod looks for duplicates of its address", fromBridge, v6.is(), payload(expr.PayloadBaseNetworkHeader, v6.saddr, v6.length),
+		equal(make([]byte, v6.length)...), verdict(expr.VerdictAccept))
 	for _, f := range c.families {
-		rules = append(rules, c.rule(in, "a pod sends from the node's pod CIDRs", fromBridge, f.is(),
-			payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length), lookup(f.subnets, true), verdict(expr.VerdictDrop)))
+		in.Add(c.version(), "a pod sends from the node's pod CIDRs", fromBridge, f.is(),
+			payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length), lookup(f.subnets, true), verdict(expr.VerdictDrop))
 	}
-	return rules
 }
 
-func (c *content) masqueradeRules(in *nftables.Chain) []*nftables.Rule {
-	var rules []*nftables.Rule
+func (c *content) addMasqueradeRules(in *netfilter.Chain) {
 	for _, f := range c.families {
 		prefix := f.multicast.Addr().AsSlice()[:1]
 		mask := byte(0xff << (8 - f.multicast.Bits()))
-		rules = append(rules, c.rule(in, "the network outside does not know the pods of this network", f.is(),
+		in.Add(c.version(), "the network outside does not know the pods of this network", f.is(),
 			payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length), lookup(f.subnets, false),
 			c.link(expr.MetaKeyOIFNAME, expr.CmpOpNeq),
 			payload(expr.PayloadBaseNetworkHeader, f.daddr, f.length), lookup(f.inside, true),
@@ -142,9 +131,8 @@ func (c *content) masqueradeRules(in *nftables.Chain) []*nftables.Rule {
 				&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: prefix},
 				// Two pods' connections must not get one port.
 				&expr.Masq{Random: true, FullyRandom: true},
-			}))
+			})
 	}
-	return rules
 }
 
 func (c *content) link(key expr.MetaKey, op expr.CmpOp) []expr.Any {

@@ -3,7 +3,6 @@
 package rules
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
@@ -33,9 +33,9 @@ type Spec struct {
 // Put makes the table as the Spec says, in one transaction, and returns whether something
 // was missing or different. It is idempotent; the caller makes calls one after another.
 func Put(spec Spec) (changed bool, err error) {
-	conn, err := nftables.New()
+	conn, err := netfilter.Open()
 	if err != nil {
-		return false, fmt.Errorf("open nftables: %w", err)
+		return false, err
 	}
 	c := newContent(spec)
 	whole, err := c.isWhole(conn)
@@ -58,9 +58,9 @@ func Put(spec Spec) (changed bool, err error) {
 
 // Remove deletes the table, if there is one.
 func Remove() error {
-	conn, err := nftables.New()
+	conn, err := netfilter.Open()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return err
 	}
 	conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: TableName})
 	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -71,21 +71,12 @@ func Remove() error {
 
 // make replaces the table, in the transaction that conn flushes.
 func (c *content) make(conn *nftables.Conn) error {
-	// A table can only be deleted if it exists.
-	conn.AddTable(c.table)
-	conn.DelTable(c.table)
-	conn.AddTable(c.table)
-	for _, f := range c.families {
-		for _, set := range []*nftables.Set{f.subnets, f.inside} {
-			if err := conn.AddSet(set, c.elements[set]); err != nil {
-				return fmt.Errorf("make nftables set %s: %w", set.Name, err)
-			}
-		}
+	if err := netfilter.Replace(conn, []*nftables.Table{c.table}, c.sets(), c.chains); err != nil {
+		return err
 	}
-	for _, chain := range c.chains {
-		conn.AddChain(chain.chain)
-		for _, rule := range chain.rules {
-			conn.AddRule(rule)
+	for _, set := range c.sets() {
+		if err := netfilter.AddElements(conn, set, c.elements[set]); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -94,23 +85,18 @@ func (c *content) make(conn *nftables.Conn) error {
 // fill gives the sets of a whole table their elements, in the transaction that conn
 // flushes, and returns whether any had others.
 func (c *content) fill(conn *nftables.Conn) (changed bool, err error) {
-	for _, f := range c.families {
-		for _, set := range []*nftables.Set{f.subnets, f.inside} {
-			have, err := conn.GetSetElements(set)
-			if err != nil {
-				return false, fmt.Errorf("list nftables set %s: %w", set.Name, err)
-			}
-			if sameElements(have, c.elements[set]) {
-				continue
-			}
-			changed = true
-			conn.FlushSet(set)
-			if len(c.elements[set]) == 0 {
-				continue
-			}
-			if err := conn.SetAddElements(set, c.elements[set]); err != nil {
-				return false, fmt.Errorf("fill nftables set %s: %w", set.Name, err)
-			}
+	for _, set := range c.sets() {
+		have, err := conn.GetSetElements(set)
+		if err != nil {
+			return false, fmt.Errorf("list nftables set %s: %w", set.Name, err)
+		}
+		if sameElements(have, c.elements[set]) {
+			continue
+		}
+		changed = true
+		conn.FlushSet(set)
+		if err := netfilter.AddElements(conn, set, c.elements[set]); err != nil {
+			return false, err
 		}
 	}
 	return changed, nil
@@ -119,12 +105,8 @@ func (c *content) fill(conn *nftables.Conn) (changed bool, err error) {
 // isWhole returns whether the table has its sets and chains, and each chain its rules and
 // only these, by their marks.
 func (c *content) isWhole(conn *nftables.Conn) (bool, error) {
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false, fmt.Errorf("list nftables tables: %w", err)
-	}
-	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName }) {
-		return false, nil
+	if exists, err := netfilter.Exists(conn, c.table); err != nil || !exists {
+		return false, err
 	}
 	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
@@ -135,22 +117,13 @@ func (c *content) isWhole(conn *nftables.Conn) (bool, error) {
 		return false, nil
 	}
 	for _, chain := range c.chains {
-		rules, err := conn.GetRules(c.table, chain.chain)
-		if errors.Is(err, unix.ENOENT) {
-			return false, nil
-		}
-		if err != nil {
-			return false, fmt.Errorf("list nftables chain %s: %w", chain.chain.Name, err)
-		}
-		if !slices.EqualFunc(rules, chain.rules, func(have, want *nftables.Rule) bool { return bytes.Equal(have.UserData, want.UserData) }) {
-			return false, nil
+		if whole, err := chain.IsWhole(); err != nil || !whole {
+			return false, err
 		}
 	}
-	for _, f := range c.families {
-		for _, set := range []*nftables.Set{f.subnets, f.inside} {
-			if _, err := conn.GetSetByName(c.table, set.Name); err != nil {
-				return false, nil
-			}
+	for _, set := range c.sets() {
+		if _, err := conn.GetSetByName(c.table, set.Name); err != nil {
+			return false, nil
 		}
 	}
 	return true, nil
