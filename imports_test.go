@@ -45,6 +45,7 @@ var rules = []rule{
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
 	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},
 	{"cni", []string{"k8s.io", "ipam", "agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "plugins start for every pod and stay small"},
+	{"cni/rtnl", []string{"agent", "cni", "ipam", "k8s.io"}, "what the packages of the node share knows none of them"},
 }
 
 // direct says what a folder's packages must not import themselves, though what

@@ -18,6 +18,8 @@ import (
 	"github.com/flannel-io/flannel/pkg/subnet"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Names that flannel gives the VTEPs, and values that it has by default: nodes with flannel
@@ -126,7 +128,7 @@ func (l local) vteps() (w ways, right bool, err error) {
 		if s.Addr().Is6() {
 			name, public, index = link6, l.public6, &w.link6
 		}
-		link, err := linkOrNil(name)
+		link, err := rtnl.LinkOrNil(name)
 		if err != nil {
 			return w, false, err
 		}
@@ -163,7 +165,7 @@ func (l local) isVTEP(link netlink.Link, s netip.Prefix, public netip.Addr) (boo
 		v.MTU != l.mtu(VXLAN) || !isUp(v) || v.Alias != alias {
 		return false, nil
 	}
-	addrs, err := netlinksafe.AddrList(link, familyOf(s.Addr()))
+	addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(s.Addr()))
 	if err != nil {
 		return false, fmt.Errorf("list addresses of link %s: %w", v.Name, err)
 	}
@@ -178,7 +180,7 @@ func (l local) isVTEP(link netlink.Link, s netip.Prefix, public netip.Addr) (boo
 // mark gives the VTEPs what flannel does not: the alias, and the MTU of VTEPs that existed.
 func (l local) mark() error {
 	for _, name := range []string{link4, link6} {
-		link, err := linkOrNil(name)
+		link, err := rtnl.LinkOrNil(name)
 		if err != nil {
 			return err
 		}
@@ -204,14 +206,12 @@ func (l local) mark() error {
 func removeVTEPs(keep4, keep6 bool) error {
 	var errs []error
 	for name, keep := range map[string]bool{link4: keep4, link6: keep6} {
-		link, err := linkOrNil(name)
+		link, err := rtnl.LinkOrNil(name)
 		errs = append(errs, err)
 		if keep || link == nil || link.Attrs().Alias != alias {
 			continue
 		}
-		if err := netlink.LinkDel(link); err != nil {
-			errs = append(errs, fmt.Errorf("delete link %s: %w", name, err))
-		}
+		errs = append(errs, rtnl.DeleteLink(link))
 	}
 	return errors.Join(errs...)
 }

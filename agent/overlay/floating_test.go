@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/overlay/rules"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -34,7 +35,7 @@ func (w *world) move(p *floatingPod, to *node) {
 	p.IP("link", "set", "eth0", "up")
 	for _, addr := range []netip.Addr{p.v4, p.v6} {
 		p.IP("addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "eth0", "nodad")
-		to.IP("route", "replace", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "bthfloating", "proto", fmt.Sprint(protocol))
+		to.IP("route", "replace", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "bthfloating", "proto", fmt.Sprint(rtnl.Protocol))
 	}
 	mac := strings.Fields(to.IP("-o", "link", "show", "bthfloating"))
 	for i, field := range mac {

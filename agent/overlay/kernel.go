@@ -11,6 +11,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // apply makes the kernel have the plan and no other entry of the overlay, each entry by
@@ -62,7 +64,7 @@ func applyRoutes(w ways, family int, want []netlink.Route) (changed int, err err
 		changed++
 	}
 	for _, r := range present {
-		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
+		if err := netlink.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
 			errs = append(errs, fmt.Errorf("delete the route to %s via %s, which leads to no node: %w", r.Dst, r.Gw, err))
 			continue
 		}
@@ -89,7 +91,7 @@ func overlayRoutes(w ways, family int) ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, r := range ours {
 		onVTEP := w.vtep && r.LinkIndex != 0 && (r.LinkIndex == w.link4 || r.LinkIndex == w.link6)
-		if r.Gw != nil && r.Dst != nil && (r.Protocol == protocol || onVTEP) {
+		if r.Gw != nil && r.Dst != nil && (r.Protocol == rtnl.Protocol || onVTEP) {
 			r.Family = family
 			all = append(all, r)
 		}
@@ -134,7 +136,7 @@ func applyNeighs(link, family int, want []netlink.Neigh) (changed int, err error
 		if replaced(h, family, want) {
 			continue
 		}
-		if err := netlink.NeighDel(&h); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := netlink.NeighDel(&h); err != nil && !rtnl.IsGone(err) {
 			errs = append(errs, fmt.Errorf("delete the entry %s %s of the VTEP, which leads to no node: %w", h.IP, h.HardwareAddr, err))
 			continue
 		}
@@ -158,7 +160,7 @@ func replaced(h netlink.Neigh, family int, want []netlink.Neigh) bool {
 }
 
 func permanentNeighs(link, family int) ([]netlink.Neigh, error) {
-	listed, err := netlink.NeighList(link, family)
+	listed, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(link, family) })
 	if err != nil {
 		return nil, fmt.Errorf("list the entries of link %d: %w", link, err)
 	}
@@ -174,19 +176,6 @@ func permanentNeighs(link, family int) ([]netlink.Neigh, error) {
 		all = append(all, n)
 	}
 	return all, nil
-}
-
-// linkOrNil returns nil where the link does not exist.
-func linkOrNil(name string) (netlink.Link, error) {
-	link, err := netlinksafe.LinkByName(name)
-	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find link %s: %w", name, err)
-	}
-	return link, nil
 }
 
 func isUp(link netlink.Link) bool { return link.Attrs().Flags&net.FlagUp != 0 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
 
@@ -317,8 +318,8 @@ func flap(n *node) {
 }
 
 func flushRoutes(n *node) {
-	n.IP("route", "flush", "proto", fmt.Sprint(protocol))
-	n.IP("-6", "route", "flush", "proto", fmt.Sprint(protocol))
+	n.IP("route", "flush", "proto", fmt.Sprint(rtnl.Protocol))
+	n.IP("-6", "route", "flush", "proto", fmt.Sprint(rtnl.Protocol))
 }
 
 func flushFDB(n *node) {

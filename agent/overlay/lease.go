@@ -14,6 +14,8 @@ import (
 	"github.com/flannel-io/flannel/pkg/lease"
 	"github.com/flannel-io/flannel/pkg/subnet"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // leases is flannel's subnet.Manager made of Node objects: a node's lease is its pod CIDRs,
@@ -62,11 +64,11 @@ func (l *leases) AcquireLease(ctx context.Context, attrs *lease.LeaseAttrs) (*le
 	want := map[string]string{annotationManaged: "true", annotationType: attrs.BackendType}
 	for _, p := range subnets {
 		if p.Addr().Is4() {
-			acquired.Subnet = ip.FromIPNet(ipNet(p))
+			acquired.Subnet = ip.FromIPNet(rtnl.IPNet(p))
 			want[annotationPublic4] = public(l.node, annotationOverwrite4, attrs.PublicIP.String())
 			want[annotationData4] = text(attrs.BackendData)
 		} else {
-			acquired.IPv6Subnet = ip.FromIP6Net(ipNet(p))
+			acquired.IPv6Subnet = ip.FromIP6Net(rtnl.IPNet(p))
 			want[annotationPublic6] = public(l.node, annotationOverwrite6, attrs.PublicIPv6.String())
 			want[annotationData6] = text(attrs.BackendV6Data)
 		}

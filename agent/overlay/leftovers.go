@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/overlay/rules"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // leasesFolder is where the plugin host-local keeps addresses.
@@ -39,8 +39,8 @@ func Sweep() (pods int, err error) {
 		if pods > 0 {
 			return pods, nil
 		}
-		if err := netlink.LinkDel(bridge); err != nil {
-			return 0, fmt.Errorf("delete link %s: %w", Bridge, err)
+		if err := rtnl.DeleteLink(bridge); err != nil {
+			return 0, err
 		}
 	}
 	_, err = apply(ways{}, plan{})
@@ -53,7 +53,7 @@ func Sweep() (pods int, err error) {
 func Leftovers(root string) ([]leftover.Item, error) {
 	var items []leftover.Item
 	for _, name := range []string{link4, link6, Bridge} {
-		link, err := linkOrNil(name)
+		link, err := rtnl.LinkOrNil(name)
 		if err != nil {
 			return items, err
 		}
@@ -62,14 +62,11 @@ func Leftovers(root string) ([]leftover.Item, error) {
 			continue
 		}
 		items = append(items, leftover.Item{Name: "link " + name, Remove: func() error {
-			now, err := linkOrNil(name)
+			now, err := rtnl.LinkOrNil(name)
 			if err != nil || now == nil {
 				return err
 			}
-			if err := netlink.LinkDel(now); err != nil {
-				return fmt.Errorf("delete link %s: %w", name, err)
-			}
-			return nil
+			return rtnl.DeleteLink(now)
 		}})
 	}
 	folder := filepath.Join(root, leasesFolder)

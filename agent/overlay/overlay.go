@@ -23,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/overlay/rules"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -266,7 +267,7 @@ func (o *Overlay) publicAddress(l local, like netip.Addr) (netip.Addr, error) {
 	if o.Address.Is4() == like.Is4() {
 		return o.Address, nil
 	}
-	addrs, err := netlinksafe.AddrList(l.uplink, familyOf(like))
+	addrs, err := netlinksafe.AddrList(l.uplink, rtnl.FamilyOf(like))
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", l.uplink.Attrs().Name, err)
 	}
@@ -300,7 +301,7 @@ func linkWith(addr netip.Addr) (netlink.Link, error) {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
 	for _, link := range links {
-		addrs, err := netlinksafe.AddrList(link, familyOf(addr))
+		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(addr))
 		if err != nil {
 			return nil, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
 		}

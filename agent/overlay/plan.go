@@ -4,17 +4,16 @@ package overlay
 
 import (
 	"cmp"
-	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 const (
-	// protocol is on every route, as on all of Berth's.
-	protocol = 98
 	// floatingMetric is worse than that of a floating IP's route on its own node: 0, and for
 	// IPv6 1024.
 	floatingMetric = 2048
@@ -69,7 +68,7 @@ func planFor(w ways, peers []peer, floating map[netip.Addr]string) plan {
 	}
 	for _, addr := range slices.SortedFunc(keys(floating), netip.Addr.Compare) {
 		if e, ok := byName[floating[addr]].end(addr); ok {
-			p.routes = append(p.routes, route(w, e, netip.PrefixFrom(addr, addr.BitLen()), floatingMetric))
+			p.routes = append(p.routes, route(w, e, rtnl.SinglePrefix(addr), floatingMetric))
 		}
 	}
 	return p
@@ -88,8 +87,8 @@ func keys[V any](m map[netip.Addr]V) func(func(netip.Addr) bool) {
 // route returns the route through a peer's end.
 func route(w ways, e end, to netip.Prefix, metric int) netlink.Route {
 	r := netlink.Route{
-		LinkIndex: w.link(to.Addr()), Dst: ipNet(to), Gw: e.public.AsSlice(), Protocol: protocol, Table: unix.RT_TABLE_MAIN,
-		Family: familyOf(to.Addr()), Priority: metric,
+		LinkIndex: w.link(to.Addr()), Dst: rtnl.IPNet(to), Gw: e.public.AsSlice(), Protocol: rtnl.Protocol, Table: unix.RT_TABLE_MAIN,
+		Family: rtnl.FamilyOf(to.Addr()), Priority: metric,
 	}
 	if w.vtep {
 		r.Gw, r.Flags = e.subnet.Addr().AsSlice(), int(netlink.FLAG_ONLINK)
@@ -100,18 +99,7 @@ func route(w ways, e end, to netip.Prefix, metric int) netlink.Route {
 // neighbours returns the entries for a peer's VTEP: its MAC, and the node that has the MAC.
 func neighbours(link int, e end) []netlink.Neigh {
 	return []netlink.Neigh{
-		{LinkIndex: link, Family: familyOf(e.subnet.Addr()), State: netlink.NUD_PERMANENT, Type: unix.RTN_UNICAST, IP: e.subnet.Addr().AsSlice(), HardwareAddr: e.mac},
+		{LinkIndex: link, Family: rtnl.FamilyOf(e.subnet.Addr()), State: netlink.NUD_PERMANENT, Type: unix.RTN_UNICAST, IP: e.subnet.Addr().AsSlice(), HardwareAddr: e.mac},
 		{LinkIndex: link, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: e.public.AsSlice(), HardwareAddr: e.mac},
 	}
-}
-
-func familyOf(addr netip.Addr) int {
-	if addr.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

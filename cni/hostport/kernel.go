@@ -5,13 +5,13 @@ package hostport
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // linksTo returns the node's link to each pod that is there. It leaves out links to the
@@ -69,12 +69,9 @@ const linkOfIPVS = "kube-ipvs0"
 
 // servicesOfIPVS lists the addresses of Services that are on the node itself.
 func servicesOfIPVS() ([]netip.Addr, error) {
-	link, err := netlinksafe.LinkByName(linkOfIPVS)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look for link %s: %w", linkOfIPVS, err)
+	link, err := rtnl.LinkOrNil(linkOfIPVS)
+	if err != nil || link == nil {
+		return nil, err
 	}
 	return addresses(link)
 }
@@ -94,33 +91,28 @@ func addresses(link netlink.Link) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// Attributes of linux/if_link.h and linux/ip.h, and the mark of Berth's routes.
-const (
-	iflaInetConf             = 1
-	ipv4DevconfRouteLocalnet = 26
-	protocolBerth            = 98
-	// metricLoopback is that of our route to ::1, after the kernel's own.
-	metricLoopback = 2048
-)
+// metricLoopback is that of our route to ::1, after the kernel's own.
+const metricLoopback = 2048
 
 // routeLoopback lets packets with a loopback address leave by a link and their replies come
 // back, or ends that. A link that is gone is no error.
 func routeLoopback(name string, on bool) error {
-	link, err := netlinksafe.LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
+	link, err := rtnl.LinkOrNil(name)
+	if err != nil || link == nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("look for link %s: %w", name, err)
+	localnet := rtnl.Devconf{rtnl.RouteLocalnet: 0}
+	if on {
+		localnet[rtnl.RouteLocalnet] = 1
 	}
-	if err := setRouteLocalnet(link, on); err != nil {
+	if err := rtnl.SetIPv4(link, localnet); err != nil && !errors.Is(err, unix.ENODEV) {
 		return err
 	}
 	// For packets from a link, the kernel takes ::1 only from routes with this link. Those that
 	// come with this address it drops before.
 	route := &netlink.Route{
-		LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)},
-		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Protocol: protocolBerth, Priority: metricLoopback,
+		LinkIndex: link.Attrs().Index, Dst: rtnl.IPNet(rtnl.SinglePrefix(netip.IPv6Loopback())),
+		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Protocol: rtnl.Protocol, Priority: metricLoopback,
 	}
 	if on {
 		err = netlink.RouteReplace(route)
@@ -133,27 +125,6 @@ func routeLoopback(name string, on bool) error {
 	}
 	if err != nil {
 		return fmt.Errorf("route ::1 from link %s: %w", name, err)
-	}
-	return nil
-}
-
-// setRouteLocalnet sets net.ipv4.conf.<link>.route_localnet through netlink, which needs
-// CAP_NET_ADMIN. The file would need a writable /proc/sys.
-func setRouteLocalnet(link netlink.Link, on bool) error {
-	value := uint32(0)
-	if on {
-		value = 1
-	}
-	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Index = int32(link.Attrs().Index)
-	req.AddData(msg)
-	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-	conf := spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil)
-	conf.AddRtAttr(ipv4DevconfRouteLocalnet, nl.Uint32Attr(value))
-	req.AddData(spec)
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("set route_localnet of link %s to %d: %w", link.Attrs().Name, value, err)
 	}
 	return nil
 }

@@ -8,11 +8,12 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"syscall"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 const (
@@ -71,9 +72,8 @@ func applyLink(link netlink.Link, name string) (netlink.Link, error) {
 		if link, err = netlinksafe.LinkByName(name); err != nil {
 			return nil, fmt.Errorf("find the link just made: %w", err)
 		}
-		// A device has no address. Kernels without IPv6 refuse this.
-		if err := netlink.LinkSetIP6AddrGenMode(link, nl6AddrGenModeNone); err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
-			return nil, fmt.Errorf("turn off its IPv6 address: %w", err)
+		if err := rtnl.WithoutIPv6(link); err != nil {
+			return nil, err
 		}
 	}
 	if link.Attrs().TxQLen != queueLength {
@@ -82,15 +82,12 @@ func applyLink(link netlink.Link, name string) (netlink.Link, error) {
 		}
 	}
 	if link.Attrs().Flags&net.FlagUp == 0 {
-		if err := netlink.LinkSetUp(link); err != nil {
-			return nil, fmt.Errorf("set it up: %w", err)
+		if err := rtnl.SetUp(link); err != nil {
+			return nil, err
 		}
 	}
 	return link, nil
 }
-
-// nl6AddrGenModeNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
-const nl6AddrGenModeNone = 1
 
 // applyRoot makes the HTB at the root of a device, whose queues are all ours.
 func applyRoot(link netlink.Link) error {
@@ -135,7 +132,7 @@ func (c class) htbClass(link netlink.Link) *netlink.HtbClass {
 }
 
 func classesOf(link netlink.Link) (map[uint32]*netlink.HtbClass, error) {
-	classes, err := retry(func() ([]netlink.Class, error) { return netlink.ClassList(link, 0) })
+	classes, err := rtnl.Dump(func() ([]netlink.Class, error) { return netlink.ClassList(link, 0) })
 	if err != nil {
 		return nil, fmt.Errorf("list the classes of link %s: %w", link.Attrs().Name, err)
 	}
@@ -200,21 +197,6 @@ func pruneClasses(link netlink.Link, wanted []class) error {
 	return nil
 }
 
-// retry repeats a dump that a change interrupted.
-func retry[T any](list func() (T, error)) (all T, err error) {
-	for range 5 {
-		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
-}
-
-func isGone(err error) bool {
-	for _, gone := range []syscall.Errno{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.ENXIO, unix.EINVAL} {
-		if errors.Is(err, gone) {
-			return true
-		}
-	}
-	return false
-}
+// isGone returns whether a removal failed because its object, or the queue or class that it
+// belongs to, does not exist: of these the kernel says that the request is invalid.
+func isGone(err error) bool { return rtnl.IsGone(err) || errors.Is(err, unix.EINVAL) }

@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // ErrNoHostEnd is returned by HostEnd for an interface whose packets do not pass a link of
@@ -25,14 +26,14 @@ func HostEnd(netns, ifName string) (string, error) {
 	defer container.Close()
 	var inside netlink.Link
 	err = container.Do(func(ns.NetNS) (err error) {
-		inside, err = netlinksafe.LinkByName(ifName)
+		inside, err = rtnl.LinkOrNil(ifName)
 		return err
 	})
-	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-		return "", fmt.Errorf("%w: the container has no interface %s", ErrNoHostEnd, ifName)
-	}
 	if err != nil {
 		return "", fmt.Errorf("find interface %s in %s: %w", ifName, netns, err)
+	}
+	if inside == nil {
+		return "", fmt.Errorf("%w: the container has no interface %s", ErrNoHostEnd, ifName)
 	}
 	if inside.Type() != "veth" {
 		return "", fmt.Errorf("%w: %s is of type %s", ErrNoHostEnd, ifName, inside.Type())

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Leftovers lists the filters on the links of pods and the devices. They must be removed in
@@ -30,12 +31,7 @@ func Leftovers() ([]leftover.Item, error) {
 	for _, name := range slices.Sorted(maps.Keys(links)) {
 		link := links[name]
 		if IsDevice(link) {
-			devices = append(devices, leftover.Item{Name: "link " + name, Remove: func() error {
-				if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-					return err
-				}
-				return nil
-			}})
+			devices = append(devices, leftover.Item{Name: "link " + name, Remove: func() error { return rtnl.DeleteLink(link) }})
 			continue
 		}
 		ours, err := hasFilters(link, qdiscs)

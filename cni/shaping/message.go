@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // The messages that package netlink does not know: a queue with a limit in bytes, and a
@@ -89,7 +91,7 @@ func applyClassifiers(link netlink.Link, have []classifier, of map[string]uint16
 
 // listClassifiers lists the filters of a device. The link of one that is gone is empty.
 func listClassifiers(link netlink.Link) ([]classifier, error) {
-	messages, err := retry(func() ([][]byte, error) {
+	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETTFILTER, unix.NLM_F_DUMP)
 		req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(link.Attrs().Index), Parent: netlink.MakeHandle(rootMajor, 0)})
 		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWTFILTER)

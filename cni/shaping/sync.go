@@ -11,6 +11,8 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // ErrConflict is returned where another program's traffic control keeps a limit from being
@@ -103,9 +105,7 @@ func sweepDevices(links map[string]netlink.Link, wanted []device) error {
 		if !IsDevice(link) || slices.ContainsFunc(wanted, func(d device) bool { return d.name == name }) {
 			continue
 		}
-		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-			errs = append(errs, fmt.Errorf("delete link %s: %w", name, err))
-		}
+		errs = append(errs, rtnl.DeleteLink(link))
 	}
 	return errors.Join(errs...)
 }

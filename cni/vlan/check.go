@@ -3,7 +3,6 @@
 package vlan
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -70,7 +70,7 @@ func (d *Driver) checkPure(spec Spec) error {
 	if i := slices.Index(lowers, nil); i >= 0 {
 		return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
 	}
-	host, err := linkOrNil(spec.HostLink())
+	host, err := rtnl.LinkOrNil(spec.HostLink())
 	if err != nil || host == nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (d *Driver) checkPure(spec Spec) error {
 
 func nodeLinkOf(spec Spec, uses []use) (netlink.Link, error) {
 	name := NodeLink(spec.ContainerID, spec.IfName)
-	node, err := linkOrNil(name)
+	node, err := rtnl.LinkOrNil(name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -103,66 +103,20 @@ func checkRoutes(spec Spec, node netlink.Link) error {
 		if err != nil {
 			return err
 		}
-		errs = append(errs, checkRoute(planNode(a, node.Attrs().Index, own)), checkNeighbour(nodeNeigh(spec, a.Address, node)))
+		errs = append(errs, wire.CheckRoute(planNode(a, node.Attrs().Index, own)), wire.CheckNeighbour(nodeNeigh(spec, a.Address, node)))
 	}
 	return errors.Join(errs...)
-}
-
-func checkRoute(want netlink.Route) error {
-	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
-	if want.Gw != nil {
-		mask |= netlink.RT_FILTER_GW
-	}
-	if want.Src != nil {
-		mask |= netlink.RT_FILTER_SRC
-	}
-	routes, err := netlinksafe.RouteListFiltered(want.Family, &want, mask)
-	if err != nil {
-		return fmt.Errorf("list routes to %s: %w", want.Dst, err)
-	}
-	if len(routes) == 0 {
-		return fmt.Errorf("%w: route %s on link %d is missing from table %d", ErrNotWired, want.Dst, want.LinkIndex, want.Table)
-	}
-	return nil
-}
-
-func checkNeighbour(want netlink.Neigh) error {
-	have, err := netlink.NeighList(want.LinkIndex, want.Family)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
-	}
-	if !slices.ContainsFunc(have, func(n netlink.Neigh) bool {
-		return n.IP.Equal(want.IP) && bytes.Equal(n.HardwareAddr, want.HardwareAddr)
-	}) {
-		return fmt.Errorf("%w: neighbour %s on link %d is missing", ErrNotWired, want.IP, want.LinkIndex)
-	}
-	return nil
 }
 
 func (p routePlan) check() error {
 	var errs []error
 	for _, r := range p.routes {
-		errs = append(errs, checkRoute(r))
+		errs = append(errs, wire.CheckRoute(r))
 	}
-	for _, want := range p.rules {
-		have, err := netlinksafe.RuleList(want.Family)
-		if err != nil {
-			return fmt.Errorf("list rules: %w", err)
-		}
-		if !slices.ContainsFunc(have, func(r netlink.Rule) bool {
-			return r.Priority == want.Priority && r.Table == want.Table && netText(r.Src) == netText(want.Src) && netText(r.Dst) == netText(want.Dst)
-		}) {
-			errs = append(errs, fmt.Errorf("%w: rule %q is missing", ErrNotWired, want.String()))
-		}
+	for _, r := range p.rules {
+		errs = append(errs, wire.CheckRule(r))
 	}
 	return errors.Join(errs...)
-}
-
-func netText(n *net.IPNet) string {
-	if n == nil {
-		return ""
-	}
-	return n.String()
 }
 
 // checkAnswer verifies that the node answers for the addresses, in mode l3s.
@@ -187,7 +141,7 @@ func checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 func checkInterface(spec Spec, g segment, lower netlink.Link) error {
 	if spec.Mode == Bridge {
 		name := portOf(spec.ContainerID, g.ifName)
-		port, err := linkOrNil(name)
+		port, err := rtnl.LinkOrNil(name)
 		switch {
 		case err != nil:
 			return err
@@ -201,7 +155,7 @@ func checkInterface(spec Spec, g segment, lower netlink.Link) error {
 		return guardOf(spec, g, lower).check()
 	}
 	return insideOf(spec, func() error {
-		link, err := linkOrNil(g.ifName)
+		link, err := rtnl.LinkOrNil(g.ifName)
 		if err != nil {
 			return err
 		}
@@ -218,7 +172,7 @@ func (d *Driver) checkPod(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	node, err := linkOrNil(NodeLink(spec.ContainerID, spec.IfName))
+	node, err := rtnl.LinkOrNil(NodeLink(spec.ContainerID, spec.IfName))
 	if err != nil || node == nil {
 		return err
 	}
@@ -227,7 +181,7 @@ func (d *Driver) checkPod(spec Spec) error {
 		var errs []error
 		var links []int
 		for _, g := range segments {
-			link, err := linkOrNil(g.ifName)
+			link, err := rtnl.LinkOrNil(g.ifName)
 			if err != nil {
 				return err
 			}
@@ -248,7 +202,7 @@ func (d *Driver) checkPod(spec Spec) error {
 				}
 			}
 		}
-		inside, err := linkOrNil(node.Attrs().Name)
+		inside, err := rtnl.LinkOrNil(node.Attrs().Name)
 		if err == nil && inside == nil {
 			err = fmt.Errorf("%w: link %s is missing", ErrNotWired, node.Attrs().Name)
 		}
@@ -256,7 +210,7 @@ func (d *Driver) checkPod(spec Spec) error {
 			return err
 		}
 		for _, b := range backs {
-			errs = append(errs, checkRoute(planBack(b.node, inside.Attrs().Index, b.source)), checkNeighbour(backNeigh(b, inside, node)))
+			errs = append(errs, wire.CheckRoute(planBack(b.node, inside.Attrs().Index, b.source)), wire.CheckNeighbour(backNeigh(b, inside, node)))
 		}
 		return errors.Join(append(errs, planPod(spec, segments, links, backs).check())...)
 	})
@@ -320,7 +274,7 @@ func (d *Driver) repairPure(spec Spec) error {
 	if err := d.wirer.Repair(spec.Spec); err != nil {
 		return err
 	}
-	host, err := linkOrNil(spec.HostLink())
+	host, err := rtnl.LinkOrNil(spec.HostLink())
 	if err != nil || host == nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -53,12 +54,12 @@ func (d *Driver) ignoreRouters(name string) error {
 // containers, or the zero Addr where it has none: the first of the uplink, else that
 // by which the node would talk to the address.
 func nodeAddress(uplink string, to netip.Addr) (netip.Addr, error) {
-	link, err := linkOrNil(uplink)
+	link, err := rtnl.LinkOrNil(uplink)
 	if err != nil {
 		return netip.Addr{}, err
 	}
 	if link != nil {
-		addrs, err := netlinksafe.AddrList(link, familyOf(to))
+		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(to))
 		if err != nil {
 			return netip.Addr{}, fmt.Errorf("list addresses of link %s: %w", uplink, err)
 		}

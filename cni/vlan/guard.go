@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // guardVersion is in the comment of every rule. Whoever changes a rule changes it, so that
@@ -85,7 +86,7 @@ func sweepGuards() error {
 		if c.Table.Name != TableName {
 			continue
 		}
-		link, err := linkOrNil(deviceOf(c.Name))
+		link, err := rtnl.LinkOrNil(deviceOf(c.Name))
 		if err != nil {
 			return err
 		}

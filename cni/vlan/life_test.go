@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -59,7 +60,7 @@ func TestWithdrawWithOverlay(t *testing.T) {
 		before := snapshot(w.nodeA)
 		p := w.pod("a", "10.0.70.5")
 		w.setup(w.nodeA, p)
-		route := []string{"10.0.70.5/32", "via", "10.0.60.12", "dev", "eth0", "onlink", "proto", fmt.Sprint(wire.Protocol), "metric", "2048"}
+		route := []string{"10.0.70.5/32", "via", "10.0.60.12", "dev", "eth0", "onlink", "proto", fmt.Sprint(rtnl.Protocol), "metric", "2048"}
 		w.nodeA.IP(append([]string{"route", "add"}, route...)...)
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(p.spec) })
 		w.nodeA.IP(append([]string{"route", "del"}, route...)...)

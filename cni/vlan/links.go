@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -47,7 +48,7 @@ func isNodeLink(l netlink.Link) bool {
 // addressesOf lists the addresses that the node has a route to through the link.
 func addressesOf(link int) ([]netip.Addr, error) {
 	var all []netip.Addr
-	filter := &netlink.Route{LinkIndex: link, Table: unix.RT_TABLE_MAIN, Protocol: wire.Protocol}
+	filter := &netlink.Route{LinkIndex: link, Table: unix.RT_TABLE_MAIN, Protocol: rtnl.Protocol}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil {
@@ -68,7 +69,7 @@ func addressesOf(link int) ([]netip.Addr, error) {
 // Remove removes a node link and all that belongs to it. It needs no record: the link's
 // alias says what there is.
 func (d *Driver) Remove(name string) error {
-	node, err := linkOrNil(name)
+	node, err := rtnl.LinkOrNil(name)
 	if err != nil || node == nil {
 		return err
 	}
@@ -101,9 +102,7 @@ func (d *Driver) RemoveLoose() error {
 		if !strings.HasPrefix(l.Attrs().Name, portPrefix) || !isOurs(l) || slices.ContainsFunc(nodes, func(n string) bool { return isPortOf(l, n) }) {
 			continue
 		}
-		if err := netlink.LinkDel(l); err != nil && !isGone(err) {
-			errs = append(errs, fmt.Errorf("delete link %s: %w", l.Attrs().Name, err))
-		}
+		errs = append(errs, rtnl.DeleteLink(l))
 	}
 	errs = append(errs, deleteTables(func(table int) bool { return !exists[nodeOfTable(table)] }))
 	sources, err := netfilter.Sources()

@@ -8,18 +8,15 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
-
-// addrGenModeNone gives a link no link-local IPv6 address (linux/if_link.h).
-const addrGenModeNone = 1
 
 // claim returns the link that each segment is on, and makes the missing ones. Until the
 // caller calls release, sweep keeps them: the segments' own links do so afterwards.
@@ -71,7 +68,7 @@ func (d *Driver) find(spec Spec, segments []segment) ([]netlink.Link, error) {
 }
 
 func uplinkOf(spec Spec) (netlink.Link, error) {
-	uplink, err := linkOrNil(spec.Uplink)
+	uplink, err := rtnl.LinkOrNil(spec.Uplink)
 	if err == nil && uplink == nil {
 		err = fmt.Errorf("%w: the node has no link %q", wire.ErrUplink, spec.Uplink)
 	}
@@ -98,7 +95,7 @@ func (d *Driver) lowerOf(spec Spec, uplink netlink.Link, vlan int, create bool) 
 		if lower == uplink || !isOurs(lower) {
 			return nil, fmt.Errorf("%w: link %s is down; ip link set %s up", wire.ErrUplink, lower.Attrs().Name, lower.Attrs().Name)
 		}
-		if err := setUp(lower); err != nil {
+		if err := rtnl.SetUp(lower); err != nil {
 			return nil, err
 		}
 	}
@@ -106,7 +103,7 @@ func (d *Driver) lowerOf(spec Spec, uplink netlink.Link, vlan int, create bool) 
 }
 
 func namedBridge(name string) (netlink.Link, error) {
-	link, err := linkOrNil(name)
+	link, err := rtnl.LinkOrNil(name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -120,7 +117,7 @@ func namedBridge(name string) (netlink.Link, error) {
 
 // vlanLink returns the VLAN link on the uplink.
 func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool) (netlink.Link, error) {
-	have, err := findVLAN(uplink, vlan)
+	have, err := rtnl.VLANLink(uplink, vlan)
 	if err != nil || have != nil || !create {
 		return have, err
 	}
@@ -140,28 +137,14 @@ func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool)
 	}
 	if spec.Mode != Pure && !spec.routed() {
 		// The node is no member of the network.
-		if err := netlink.LinkSetIP6AddrGenMode(made, addrGenModeNone); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, fmt.Errorf("keep link %s without an IPv6 address: %w", attrs.Name, err)
+		if err := rtnl.WithoutIPv6(made); err != nil {
+			return nil, err
 		}
 	}
 	if err := d.ignoreRouters(attrs.Name); err != nil {
 		return nil, err
 	}
-	return made, setUp(made)
-}
-
-// findVLAN returns nil where the uplink has no link for the VLAN.
-func findVLAN(uplink netlink.Link, vlan int) (netlink.Link, error) {
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	for _, link := range links {
-		if v, ok := link.(*netlink.Vlan); ok && v.VlanId == vlan && v.ParentIndex == uplink.Attrs().Index {
-			return link, nil
-		}
-	}
-	return nil, nil
+	return made, rtnl.SetUp(made)
 }
 
 // bridgeOf returns the bridge that the VLAN link is a port of.
@@ -175,7 +158,7 @@ func bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, 
 			return nil, fmt.Errorf("%w: link %s belongs to %s, which is of type %s, not a bridge", wire.ErrUplink, lower.Attrs().Name, link.Attrs().Name, link.Type())
 		}
 		if create && isOurs(link) {
-			return link, errors.Join(setUp(lower), setUp(link))
+			return link, errors.Join(rtnl.SetUp(lower), rtnl.SetUp(link))
 		}
 		return link, nil
 	}
@@ -191,7 +174,7 @@ func bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, 
 			wire.ErrUplink, lower.Attrs().Name, addrs[0].IPNet)
 	}
 	name := bridgeName(uplink.Attrs().Index, vlan)
-	link, err := linkOrNil(name)
+	link, err := rtnl.LinkOrNil(name)
 	if err != nil {
 		return nil, err
 	}
@@ -212,14 +195,14 @@ func bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, 
 		if err := setAlias(link, lowerAlias(uplink, vlan)); err != nil {
 			return nil, err
 		}
-		if err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-			return nil, fmt.Errorf("keep bridge %s without an IPv6 address: %w", name, err)
+		if err := rtnl.WithoutIPv6(link); err != nil {
+			return nil, err
 		}
 	}
 	if err := netlink.LinkSetMaster(lower, link); err != nil {
 		return nil, fmt.Errorf("make %s a port of bridge %s: %w", lower.Attrs().Name, name, err)
 	}
-	return link, errors.Join(setUp(lower), setUp(link))
+	return link, errors.Join(rtnl.SetUp(lower), rtnl.SetUp(link))
 }
 
 // sweep removes our VLAN links and bridges that no container uses.
@@ -258,9 +241,7 @@ func (d *Driver) sweep() error {
 				kept = append(kept, attrs.Index)
 				continue
 			}
-			if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-				errs = append(errs, fmt.Errorf("delete unused link %s: %w", attrs.Name, err))
-			}
+			errs = append(errs, rtnl.DeleteLink(link))
 			fault.Point("vlan/swept")
 		}
 	}
@@ -285,33 +266,4 @@ func isOurs(link netlink.Link) bool {
 	return slices.ContainsFunc([]string{nodeLinkPrefix, portPrefix, vlanPrefix, bridgePrefix, newPrefix}, func(prefix string) bool {
 		return strings.HasPrefix(link.Attrs().Name, prefix)
 	})
-}
-
-func setUp(link netlink.Link) error {
-	if err := netlink.LinkSetUp(link); err != nil {
-		return fmt.Errorf("set link %s up: %w", link.Attrs().Name, err)
-	}
-	return nil
-}
-
-func linkOrNil(name string) (netlink.Link, error) {
-	link, err := netlinksafe.LinkByName(name)
-	var notFound netlink.LinkNotFoundError
-	if errors.As(err, &notFound) || errors.Is(err, unix.ENODEV) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find link %s: %w", name, err)
-	}
-	return link, nil
-}
-
-// isGone returns whether a removal failed because its object does not exist.
-func isGone(err error) bool {
-	for _, gone := range []syscall.Errno{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.ENXIO, unix.EADDRNOTAVAIL} {
-		if errors.Is(err, gone) {
-			return true
-		}
-	}
-	return false
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // back is a container's way to its node: node is the node's address, source the container's.
@@ -37,12 +37,12 @@ func backsOf(spec Spec) ([]back, error) {
 
 // nodeNeigh is the node's neighbour entry of the container.
 func nodeNeigh(spec Spec, addr netip.Addr, node netlink.Link) netlink.Neigh {
-	return netlink.Neigh{LinkIndex: node.Attrs().Index, Family: familyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: nodeLinkMAC(spec)}
+	return netlink.Neigh{LinkIndex: node.Attrs().Index, Family: rtnl.FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: nodeLinkMAC(spec)}
 }
 
 // backNeigh is the container's neighbour entry of its node.
 func backNeigh(b back, inside, node netlink.Link) netlink.Neigh {
-	return netlink.Neigh{LinkIndex: inside.Attrs().Index, Family: familyOf(b.node), State: netlink.NUD_PERMANENT, IP: b.node.AsSlice(), HardwareAddr: node.Attrs().HardwareAddr}
+	return netlink.Neigh{LinkIndex: inside.Attrs().Index, Family: rtnl.FamilyOf(b.node), State: netlink.NUD_PERMANENT, IP: b.node.AsSlice(), HardwareAddr: node.Attrs().HardwareAddr}
 }
 
 // result is the CNI result of the interfaces. It lists the addresses in the order of spec.
@@ -65,7 +65,7 @@ func result(spec Spec, segments []segment, made []netlink.Link, node netlink.Lin
 		r.IPs = append(r.IPs, config)
 		if is4 := a.Address.Is4(); !seen[is4] && (a.Gateway.IsValid() || spec.routed()) {
 			seen[is4] = true
-			r.Routes = append(r.Routes, &types.Route{Dst: *wire.IPNet(anyPrefix(a.Address)), GW: config.Gateway})
+			r.Routes = append(r.Routes, &types.Route{Dst: *rtnl.IPNet(rtnl.AnyPrefix(a.Address)), GW: config.Gateway})
 		}
 	}
 	return r

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -52,10 +53,10 @@ func planPod(spec Spec, segments []segment, links []int, backs []back) routePlan
 				position++
 				if spec.routed() {
 					if !chosen {
-						plan.routes = append(plan.routes, toLink(a, links[i], anyPrefix(a.Address), unix.RT_TABLE_MAIN))
+						plan.routes = append(plan.routes, toLink(a.Address, links[i], rtnl.AnyPrefix(a.Address), unix.RT_TABLE_MAIN))
 						chosen, first, firstLink = true, a, links[i]
 					} else if links[i] != firstLink {
-						plan.add(a, tableBase+position, toLink(a, links[i], anyPrefix(a.Address), tableBase+position))
+						plan.add(a, tableBase+position, toLink(a.Address, links[i], rtnl.AnyPrefix(a.Address), tableBase+position))
 					}
 					continue
 				}
@@ -68,16 +69,15 @@ func planPod(spec Spec, segments []segment, links []int, backs []back) routePlan
 					chosen, first, firstLink = true, a, links[i]
 				case a.Gateway != first.Gateway || links[i] != firstLink:
 					plan.add(a, tableBase+position,
-						toLink(a, links[i], a.Subnet.Masked(), tableBase+position), viaGateway(a, links[i], tableBase+position))
+						toLink(a.Address, links[i], a.Subnet.Masked(), tableBase+position), viaGateway(a, links[i], tableBase+position))
 				}
 			}
 		}
 	}
 	if len(plan.rules) > 0 {
 		for _, b := range backs {
-			rule := *netlink.NewRule()
-			rule.Family, rule.Priority, rule.Table, rule.Protocol = familyOf(b.node), priorityNode, unix.RT_TABLE_MAIN, wire.Protocol
-			rule.Dst = wire.IPNet(singlePrefix(b.node))
+			rule := rtnl.NewRule(rtnl.FamilyOf(b.node), priorityNode, unix.RT_TABLE_MAIN)
+			rule.Dst = rtnl.IPNet(rtnl.SinglePrefix(b.node))
 			plan.rules = append(plan.rules, rule)
 		}
 	}
@@ -98,13 +98,13 @@ func planRouted(spec Spec, a api.Address, position, node, lower int) routePlan {
 	table := tableOf(node, position)
 	plan := routePlan{rules: []netlink.Rule{fromRule(a.Address, table)}}
 	if spec.answers() || !a.Gateway.IsValid() {
-		subnet := toLink(a, lower, a.Subnet.Masked(), table)
-		subnet.Src, subnet.Protocol = nil, wire.Protocol
+		subnet := toLink(a.Address, lower, a.Subnet.Masked(), table)
+		subnet.Src, subnet.Protocol = nil, rtnl.Protocol
 		plan.routes = append(plan.routes, subnet)
 	}
 	if a.Gateway.IsValid() {
 		way := viaGateway(a, lower, table)
-		way.Src, way.Protocol = nil, wire.Protocol
+		way.Src, way.Protocol = nil, rtnl.Protocol
 		plan.routes = append(plan.routes, way)
 	}
 	return plan
@@ -118,24 +118,20 @@ func tableOf(node, position int) int {
 
 // viaGateway is a default route through the pool's gateway.
 func viaGateway(a api.Address, link, table int) netlink.Route {
-	r := toLink(a, link, anyPrefix(a.Address), table)
+	r := toLink(a.Address, link, rtnl.AnyPrefix(a.Address), table)
 	r.Gw, r.Flags, r.Scope = a.Gateway.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
 	return r
 }
 
 // toLink is a route to a network on the link, from the address.
-func toLink(a api.Address, link int, to netip.Prefix, table int) netlink.Route {
-	r := netlink.Route{LinkIndex: link, Dst: wire.IPNet(to), Src: a.Address.AsSlice(), Table: table, Family: familyOf(a.Address)}
-	if a.Address.Is4() {
-		r.Scope = netlink.SCOPE_LINK
-	}
-	return r
+func toLink(from netip.Addr, link int, to netip.Prefix, table int) netlink.Route {
+	family := rtnl.FamilyOf(to.Addr())
+	return netlink.Route{LinkIndex: link, Dst: rtnl.IPNet(to), Src: from.AsSlice(), Table: table, Family: family, Scope: rtnl.LinkScope(family)}
 }
 
 func fromRule(addr netip.Addr, table int) netlink.Rule {
-	rule := *netlink.NewRule()
-	rule.Family, rule.Priority, rule.Table, rule.Protocol = familyOf(addr), priority, table, wire.Protocol
-	rule.Src = wire.IPNet(singlePrefix(addr))
+	rule := rtnl.NewRule(rtnl.FamilyOf(addr), priority, table)
+	rule.Src = rtnl.IPNet(rtnl.SinglePrefix(addr))
 	return rule
 }
 
@@ -143,24 +139,15 @@ func fromRule(addr netip.Addr, table int) netlink.Rule {
 // container's route back; node is the node's own address, the zero Addr where it has none of
 // the family.
 func planNode(a api.Address, link int, node netip.Addr) netlink.Route {
-	r := netlink.Route{LinkIndex: link, Dst: wire.IPNet(singlePrefix(a.Address)), Table: unix.RT_TABLE_MAIN, Protocol: wire.Protocol, Family: familyOf(a.Address)}
-	if a.Address.Is4() {
-		r.Scope = netlink.SCOPE_LINK
-	}
-	if node.IsValid() {
-		r.Src = node.AsSlice()
-	}
+	r := toLink(node, link, rtnl.SinglePrefix(a.Address), unix.RT_TABLE_MAIN)
+	r.Protocol = rtnl.Protocol
 	return r
 }
 
 // planBack computes the container's route to its node: source is its first address of the
 // family.
 func planBack(node netip.Addr, link int, source netip.Addr) netlink.Route {
-	r := netlink.Route{LinkIndex: link, Dst: wire.IPNet(singlePrefix(node)), Src: source.AsSlice(), Table: unix.RT_TABLE_MAIN, Family: familyOf(node)}
-	if node.Is4() {
-		r.Scope = netlink.SCOPE_LINK
-	}
-	return r
+	return toLink(source, link, rtnl.SinglePrefix(node), unix.RT_TABLE_MAIN)
 }
 
 // planAddress computes an address of the container's interface. Where the node routes for
@@ -168,9 +155,9 @@ func planBack(node netip.Addr, link int, source netip.Addr) netlink.Route {
 func planAddress(spec Spec, a api.Address) netlink.Addr {
 	prefix := netip.PrefixFrom(a.Address, a.Subnet.Bits())
 	if spec.routed() {
-		prefix = singlePrefix(a.Address)
+		prefix = rtnl.SinglePrefix(a.Address)
 	}
-	addr := netlink.Addr{IPNet: wire.IPNet(prefix)}
+	addr := netlink.Addr{IPNet: rtnl.IPNet(prefix)}
 	if a.Address.Is6() {
 		// The FloatingIP proves that no other pod has the address, so duplicate
 		// address detection would only delay the pod by a second.
@@ -186,20 +173,4 @@ func firstOf(addrs []api.Address, addr netip.Addr) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	return addrs[i].Address, true
-}
-
-func familyOf(addr netip.Addr) int {
-	if addr.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-func singlePrefix(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
-
-func anyPrefix(addr netip.Addr) netip.Prefix {
-	if addr.Is4() {
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }

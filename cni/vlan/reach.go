@@ -3,13 +3,14 @@
 package vlan
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // The functions of this file work on links in the namespace of a node link's other end,
@@ -17,28 +18,24 @@ import (
 
 // linksIn lists the links in a namespace.
 func linksIn(nsid int) ([]netlink.Link, error) {
-	const attempts = 5
-	for attempt := 1; ; attempt++ {
+	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 		req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
-		messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
-		}
-		var all []netlink.Link
-		for _, m := range messages {
-			link, err := netlink.LinkDeserialize(nil, m)
-			if err != nil {
-				return nil, fmt.Errorf("decode a link of namespace %d: %w", nsid, err)
-			}
-			all = append(all, link)
-		}
-		return all, nil
+		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
 	}
+	var all []netlink.Link
+	for _, m := range messages {
+		link, err := netlink.LinkDeserialize(nil, m)
+		if err != nil {
+			return nil, fmt.Errorf("decode a link of namespace %d: %w", nsid, err)
+		}
+		all = append(all, link)
+	}
+	return all, nil
 }
 
 func deleteIn(nsid int, link netlink.Link) error {
@@ -47,7 +44,7 @@ func deleteIn(nsid int, link netlink.Link) error {
 	msg.Index = int32(link.Attrs().Index)
 	req.AddData(msg)
 	req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !isGone(err) {
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !rtnl.IsGone(err) {
 		return fmt.Errorf("delete link %s of namespace %d: %w", link.Attrs().Name, nsid, err)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -75,7 +76,7 @@ func (d *Driver) setupPure(spec Spec, segments []segment, lowers []netlink.Link)
 		return nil, err
 	}
 	fault.Point("vlan/pure")
-	host, err := linkOrNil(spec.HostLink())
+	host, err := rtnl.LinkOrNil(spec.HostLink())
 	if err == nil && host == nil {
 		err = fmt.Errorf("%w: link %s is missing", ErrNotWired, spec.HostLink())
 	}
@@ -136,7 +137,7 @@ type pairOptions struct {
 
 // ensurePair returns the node's end of a veth pair.
 func ensurePair(netns ns.NetNS, host, inside string, o pairOptions) (netlink.Link, error) {
-	link, err := linkOrNil(host)
+	link, err := rtnl.LinkOrNil(host)
 	if err != nil {
 		return nil, err
 	}
@@ -149,8 +150,8 @@ func ensurePair(netns ns.NetNS, host, inside string, o pairOptions) (netlink.Lin
 			bytes.Equal(peer.Attrs().HardwareAddr, o.podMAC) {
 			return link, setAlias(link, o.alias)
 		}
-		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-			return nil, fmt.Errorf("delete leftover link %s: %w", host, err)
+		if err := rtnl.DeleteLink(link); err != nil {
+			return nil, err
 		}
 	}
 	attrs := netlink.NewLinkAttrs()
@@ -170,7 +171,7 @@ func ensurePair(netns ns.NetNS, host, inside string, o pairOptions) (netlink.Lin
 
 func linkInside(netns ns.NetNS, name string) (link netlink.Link, err error) {
 	err = netns.Do(func(ns.NetNS) (err error) {
-		link, err = linkOrNil(name)
+		link, err = rtnl.LinkOrNil(name)
 		return err
 	})
 	if err != nil {
@@ -185,7 +186,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 	if err := netfilter.Allow(d.sources, sourcesOf(spec)...); err != nil {
 		return err
 	}
-	if err := setUp(node); err != nil {
+	if err := rtnl.SetUp(node); err != nil {
 		return err
 	}
 	for _, a := range spec.Addresses {
@@ -231,9 +232,8 @@ func (p routePlan) apply() error {
 		}
 	}
 	for _, r := range p.rules {
-		// The kernel has no replace for rules.
-		if err := netlink.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("add rule %q: %w", r.String(), err)
+		if err := rtnl.AddRule(r); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -264,7 +264,7 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 		if err := guardOf(spec, g, lower).set(); err != nil {
 			return nil, err
 		}
-		if err := setUp(port); err != nil {
+		if err := rtnl.SetUp(port); err != nil {
 			return nil, err
 		}
 	}
@@ -290,7 +290,7 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 				return fmt.Errorf("add address %s: %w", addr.IPNet, err)
 			}
 		}
-		return setUp(made)
+		return rtnl.SetUp(made)
 	})
 	return made, err
 }
@@ -360,15 +360,15 @@ func (d *Driver) ensureInterface(spec Spec, netns ns.NetNS, g segment, lower net
 func deleteLeftovers(netns ns.NetNS, names ...string) error {
 	return netns.Do(func(ns.NetNS) error {
 		for _, name := range names {
-			link, err := linkOrNil(name)
+			link, err := rtnl.LinkOrNil(name)
 			if err != nil {
 				return err
 			}
 			if link == nil {
 				continue
 			}
-			if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-				return fmt.Errorf("delete leftover link %s: %w", name, err)
+			if err := rtnl.DeleteLink(link); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -409,8 +409,8 @@ func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netl
 		return nil, err
 	}
 	// A port has no addresses of its own.
-	if err := netlink.LinkSetIP6AddrGenMode(port, addrGenModeNone); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, fmt.Errorf("keep link %s without an IPv6 address: %w", name, err)
+	if err := rtnl.WithoutIPv6(port); err != nil {
+		return nil, err
 	}
 	if port.Attrs().MasterIndex != bridge.Attrs().Index {
 		if err := netlink.LinkSetMaster(port, bridge); err != nil {
@@ -438,7 +438,7 @@ func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made
 				}
 			}
 		}
-		if err := setUp(inside); err != nil {
+		if err := rtnl.SetUp(inside); err != nil {
 			return err
 		}
 		for _, b := range backs {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -26,7 +27,7 @@ func (d *Driver) Withdraw(spec Spec) error {
 	if spec.Mode == Pure {
 		return d.wirer.Withdraw(spec.Spec)
 	}
-	node, err := linkOrNil(NodeLink(spec.ContainerID, spec.IfName))
+	node, err := rtnl.LinkOrNil(NodeLink(spec.ContainerID, spec.IfName))
 	if err != nil {
 		return err
 	}
@@ -34,7 +35,7 @@ func (d *Driver) Withdraw(spec Spec) error {
 	fault.Point("vlan/interfaces-deleted")
 	errs = append(errs, d.withdrawNode(spec, node))
 	if node != nil {
-		if err := netlink.LinkSetDown(node); err != nil && !isGone(err) {
+		if err := netlink.LinkSetDown(node); err != nil && !rtnl.IsGone(err) {
 			errs = append(errs, fmt.Errorf("set link %s down: %w", node.Attrs().Name, err))
 		}
 	}
@@ -53,13 +54,13 @@ func (d *Driver) Teardown(spec Spec) error {
 }
 
 func deleteNodeLink(name string) error {
-	node, err := linkOrNil(name)
+	node, err := rtnl.LinkOrNil(name)
 	if err != nil {
 		return err
 	}
 	if node != nil {
-		if err := netlink.LinkDel(node); err != nil && !isGone(err) {
-			return fmt.Errorf("delete link %s: %w", name, err)
+		if err := rtnl.DeleteLink(node); err != nil {
+			return err
 		}
 	}
 	return netfilter.Forget(name)
@@ -71,20 +72,18 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 	uses, ports := usesOfNode(spec, node), portsOf(spec, node)
 	var errs []error
 	for _, name := range ports {
-		port, err := linkOrNil(name)
+		port, err := rtnl.LinkOrNil(name)
 		if err == nil && port != nil {
-			err = netlink.LinkDel(port)
+			err = rtnl.DeleteLink(port)
 		}
-		if err != nil && !isGone(err) {
-			errs = append(errs, fmt.Errorf("delete link %s: %w", name, err))
-		}
+		errs = append(errs, err)
 	}
 	if len(uses) == 0 {
 		return errors.Join(errs...)
 	}
 	lowers := map[string]int{}
 	for _, u := range uses {
-		lower, err := linkOrNil(u.lower)
+		lower, err := rtnl.LinkOrNil(u.lower)
 		errs = append(errs, err)
 		if lower != nil {
 			lowers[u.lower] = lower.Attrs().Index
@@ -114,9 +113,7 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 		}
 		var errs []error
 		for _, l := range interfacesOf(links, uses, lowers) {
-			if err := netlink.LinkDel(l); err != nil && !isGone(err) {
-				errs = append(errs, fmt.Errorf("delete link %s: %w", l.Attrs().Name, err))
-			}
+			errs = append(errs, rtnl.DeleteLink(l))
 		}
 		return errors.Join(errs...)
 	})
@@ -140,7 +137,7 @@ func usesOfNode(spec Spec, node netlink.Link) []use {
 	if spec.Mode != Macvlan && spec.Mode != IPvlan {
 		return nil
 	}
-	uplink, err := linkOrNil(spec.Uplink)
+	uplink, err := rtnl.LinkOrNil(spec.Uplink)
 	if err != nil || uplink == nil {
 		return nil
 	}
@@ -148,7 +145,7 @@ func usesOfNode(spec Spec, node netlink.Link) []use {
 	for _, g := range spec.segments() {
 		lower := uplink
 		if g.vlan != 0 {
-			if lower, err = findVLAN(uplink, g.vlan); err != nil || lower == nil {
+			if lower, err = rtnl.VLANLink(uplink, g.vlan); err != nil || lower == nil {
 				continue
 			}
 		}
@@ -245,8 +242,8 @@ func withdrawAddress(addr netip.Addr, link string, index int) error {
 		if r.LinkIndex != index {
 			continue
 		}
-		if err := netlink.RouteDel(&r); err != nil && !isGone(err) {
-			return fmt.Errorf("delete route to %s: %w", addr, err)
+		if err := rtnl.DeleteRoute(r); err != nil {
+			return err
 		}
 	}
 	fault.Point("vlan/route-deleted")
@@ -266,24 +263,18 @@ func stopAnswering(addr netip.Addr) error {
 
 // proxies lists the entries by which the node answers for an address.
 func proxies(addr netip.Addr) ([]netlink.Neigh, error) {
-	const attempts = 5
-	for attempt := 1; ; attempt++ {
-		all, err := netlink.NeighProxyList(0, familyOf(addr))
-		if errors.Is(err, netlink.ErrDumpInterrupted) && attempt < attempts {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list proxy neighbours: %w", err)
-		}
-		return slices.DeleteFunc(all, func(n netlink.Neigh) bool { return !n.IP.Equal(addr.AsSlice()) }), nil
+	all, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(0, rtnl.FamilyOf(addr)) })
+	if err != nil {
+		return nil, fmt.Errorf("list proxy neighbours: %w", err)
 	}
+	return slices.DeleteFunc(all, func(n netlink.Neigh) bool { return !n.IP.Equal(addr.AsSlice()) }), nil
 }
 
 // hostRoutes lists Berth's routes from this node to a container in the main table. A route
 // with a gateway leads to another node, over the overlay.
 func hostRoutes(addr netip.Addr) ([]netlink.Route, error) {
-	filter := &netlink.Route{Dst: wire.IPNet(singlePrefix(addr)), Table: unix.RT_TABLE_MAIN, Protocol: wire.Protocol}
-	routes, err := netlinksafe.RouteListFiltered(familyOf(addr), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	filter := &netlink.Route{Dst: rtnl.IPNet(rtnl.SinglePrefix(addr)), Table: unix.RT_TABLE_MAIN, Protocol: rtnl.Protocol}
+	routes, err := netlinksafe.RouteListFiltered(rtnl.FamilyOf(addr), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("list routes to %s: %w", addr, err)
 	}
@@ -299,15 +290,13 @@ func deleteTables(match func(table int) bool) error {
 			return fmt.Errorf("list rules: %w", err)
 		}
 		for _, r := range rules {
-			if r.Protocol != wire.Protocol || r.Priority != priority || !isOurTable(r.Table) || !match(r.Table) {
+			if r.Protocol != rtnl.Protocol || r.Priority != priority || !isOurTable(r.Table) || !match(r.Table) {
 				continue
 			}
 			r.Family = family
-			if err := netlink.RuleDel(&r); err != nil && !isGone(err) {
-				errs = append(errs, fmt.Errorf("delete rule %q: %w", r.String(), err))
-			}
+			errs = append(errs, rtnl.DeleteRule(r))
 		}
-		filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: wire.Protocol}
+		filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
 		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil {
 			return fmt.Errorf("list routes: %w", err)
@@ -316,9 +305,7 @@ func deleteTables(match func(table int) bool) error {
 			if !isOurTable(r.Table) || !match(r.Table) {
 				continue
 			}
-			if err := netlink.RouteDel(&r); err != nil && !isGone(err) {
-				errs = append(errs, fmt.Errorf("delete route %s of table %d: %w", r.Dst, r.Table, err))
-			}
+			errs = append(errs, rtnl.DeleteRoute(r))
 		}
 	}
 	return errors.Join(errs...)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/test/lab"
 )
@@ -66,7 +67,7 @@ func (k *kernel) read(family int) error {
 	for _, p := range proxies {
 		k.Answered = append(k.Answered, p.IP.String())
 	}
-	filter := &netlink.Route{Protocol: wire.Protocol, Table: unix.RT_TABLE_MAIN}
+	filter := &netlink.Route{Protocol: rtnl.Protocol, Table: unix.RT_TABLE_MAIN}
 	routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
@@ -80,7 +81,7 @@ func (k *kernel) read(family int) error {
 	}
 	for _, r := range routes {
 		if slices.ContainsFunc(rules, func(rule netlink.Rule) bool {
-			return rule.Protocol == wire.Protocol && rule.Priority == wire.PriorityNetwork && rule.Src != nil && rule.Src.Contains(r.Dst.IP)
+			return rule.Protocol == rtnl.Protocol && rule.Priority == wire.PriorityNetwork && rule.Src != nil && rule.Src.Contains(r.Dst.IP)
 		}) {
 			k.Out = append(k.Out, r.Dst.IP.String())
 		}

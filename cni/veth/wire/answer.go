@@ -11,13 +11,14 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Answer makes the node answer ARP or neighbour solicitations for an address on the link. The
 // kernel does so only while it has a route to the address through another link, which is
 // host. It is for network types that lead an address to a container in another way.
 func (w *Wirer) Answer(host, link netlink.Link, addr netip.Addr) error {
-	family := familyOf(addr)
+	family := rtnl.FamilyOf(addr)
 	if err := w.forward(host, link, family); err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // nowhere is a network whose packets the router discards in silence.
@@ -70,8 +71,8 @@ func addEarlier(p hostPlan, table int) error {
 			return err
 		}
 	}
-	rule := newRule(unix.AF_INET, earlierPriorityAddress, table)
-	rule.Src, rule.Protocol = IPNet(singlePrefix(p.addr)), unix.RTPROT_STATIC
+	rule := rtnl.NewRule(unix.AF_INET, earlierPriorityAddress, table)
+	rule.Src, rule.Protocol = rtnl.IPNet(rtnl.SinglePrefix(p.addr)), unix.RTPROT_STATIC
 	return netlink.RuleAdd(&rule)
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // ErrNotWired is returned where a piece of the set-up is missing.
@@ -51,7 +52,7 @@ func (w *Wirer) checkNode(spec Spec, host netlink.Link) error {
 	errs := []error{netfilter.Check(sourcesOf(spec, uplinks)...)}
 	kernel := map[int]*routing{}
 	for i, a := range spec.Addresses {
-		family := familyOf(a.Address)
+		family := rtnl.FamilyOf(a.Address)
 		if kernel[family] == nil {
 			k, err := readRouting(family)
 			if err != nil {
@@ -69,7 +70,7 @@ func hostEnd(spec Spec) (netlink.Link, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	return linkOrNil(spec.HostLink())
+	return rtnl.LinkOrNil(spec.HostLink())
 }
 
 // upHostEnd returns ErrNotWired where the host end is missing or down.
@@ -91,7 +92,7 @@ func (w *Wirer) checkHost(mac net.HardwareAddr, a api.Address, host, uplink netl
 	errs := []error{
 		w.checkForward(host, uplink, k.family),
 		w.checkReversePath(uplink, plan.network),
-		checkNeighbour(plan.podNeigh),
+		CheckNeighbour(plan.podNeigh),
 		k.check(plan),
 	}
 	proxies, err := listProxies(k.family)
@@ -131,7 +132,8 @@ func (k *routing) check(p hostPlan) error {
 	return errors.Join(errs...)
 }
 
-func checkRoute(want netlink.Route) error {
+// CheckRoute returns ErrNotWired where the route is missing.
+func CheckRoute(want netlink.Route) error {
 	mask := netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
 	if want.Gw != nil {
 		mask |= netlink.RT_FILTER_GW
@@ -149,11 +151,11 @@ func checkRoute(want netlink.Route) error {
 	return nil
 }
 
-// checkNeighbour checks the neighbour entry of the other end of a pair: nobody answers
+// CheckNeighbour checks the neighbour entry of the other end of a pair: nobody answers
 // ARP for the pod's gateway, and the kernel drops entries when the MAC of a link
 // changes.
-func checkNeighbour(want netlink.Neigh) error {
-	have, err := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(want.LinkIndex, want.Family) })
+func CheckNeighbour(want netlink.Neigh) error {
+	have, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(want.LinkIndex, want.Family) })
 	if err != nil {
 		return fmt.Errorf("list neighbours of link %d: %w", want.LinkIndex, err)
 	}
@@ -174,7 +176,7 @@ func (w *Wirer) checkPod(spec Spec, hostMAC net.HardwareAddr) error {
 	}
 	defer netns.Close()
 	err = netns.Do(func(ns.NetNS) error {
-		link, err := linkOrNil(spec.IfName)
+		link, err := rtnl.LinkOrNil(spec.IfName)
 		if err != nil {
 			return err
 		}
@@ -207,18 +209,19 @@ func checkPodPlan(plan podPlan, link netlink.Link) error {
 		}
 	}
 	for _, neigh := range plan.neighs {
-		errs = append(errs, checkNeighbour(neigh))
+		errs = append(errs, CheckNeighbour(neigh))
 	}
 	for _, route := range plan.routes {
-		errs = append(errs, checkRoute(route))
+		errs = append(errs, CheckRoute(route))
 	}
 	for _, rule := range plan.rules {
-		errs = append(errs, checkPodRule(rule))
+		errs = append(errs, CheckRule(rule))
 	}
 	return errors.Join(errs...)
 }
 
-func checkPodRule(rule netlink.Rule) error {
+// CheckRule returns ErrNotWired where the rule is missing.
+func CheckRule(rule netlink.Rule) error {
 	have, err := netlinksafe.RuleList(rule.Family)
 	if err != nil {
 		return fmt.Errorf("list rules: %w", err)

@@ -11,20 +11,13 @@ import (
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // ErrSysctl is returned where a kernel setting is wrong or cannot be read or set.
 var ErrSysctl = errors.New("kernel setting")
-
-// Attributes of linux/if_link.h and linux/ip.h.
-const (
-	iflaInetConf          = 1
-	ipv4DevconfForwarding = 1
-	ipv4DevconfRPFilter   = 8
-	ipv4DevconfSrcVMark   = 24
-)
 
 // forward makes the kernel route packets between a pod's link and its uplink and, for
 // IPv6, answer for the addresses of its proxy entries. From a pod's link the kernel then
@@ -32,13 +25,13 @@ const (
 // unless net.ipv4.conf.all.rp_filter is 2, which prevails). IPv6 has no such setting.
 func (w *Wirer) forward(host, uplink netlink.Link, family int) error {
 	if family == unix.AF_INET {
-		if err := setIPv4(host, devconf{ipv4DevconfForwarding: 1, ipv4DevconfRPFilter: 1}); err != nil {
+		if err := rtnl.SetIPv4(host, rtnl.Devconf{rtnl.Forwarding: 1, rtnl.RPFilter: 1}); err != nil {
 			return err
 		}
 		if err := w.Settings.Keep("net/ipv4/conf/"+uplink.Attrs().Name+"/forwarding", "1"); err != nil {
 			return err
 		}
-		return setIPv4(uplink, devconf{ipv4DevconfForwarding: 1})
+		return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.Forwarding: 1})
 	}
 	// IPv6 forwards per namespace, not per link.
 	have, err := w.sysctl(forwarding6)
@@ -65,29 +58,6 @@ func (w *Wirer) setOfNode(key, value string) error {
 }
 
 const forwarding6 = "net/ipv6/conf/all/forwarding"
-
-// devconf are settings of net.ipv4.conf.<link> by their attributes.
-type devconf map[uint16]uint32
-
-// setIPv4 sets them through netlink, which needs CAP_NET_ADMIN. The files would need a
-// writable /proc/sys.
-func setIPv4(link netlink.Link, settings devconf) error {
-	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Index = int32(link.Attrs().Index)
-	req.AddData(msg)
-	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-	inet := spec.AddRtAttr(unix.AF_INET, nil)
-	conf := inet.AddRtAttr(iflaInetConf, nil)
-	for attribute, value := range settings {
-		conf.AddRtAttr(int(attribute), nl.Uint32Attr(value))
-	}
-	req.AddData(spec)
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("set the IPv4 settings of link %s: %w", link.Attrs().Name, err)
-	}
-	return nil
-}
 
 func (w *Wirer) sysctl(key string) (string, error) {
 	path := filepath.Join(w.SysctlRoot, key)

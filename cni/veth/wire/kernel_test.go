@@ -19,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -266,7 +267,7 @@ func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 		"pods' rule":   {"rule", "del", "pref", fmt.Sprint(PriorityPods)},
 		"arrivals":     {"rule", "del", "pref", fmt.Sprint(PriorityArrivals)},
 		"way back":     {"rule", "del", "pref", fmt.Sprint(PriorityBackNetwork)},
-		"all rules":    {"rule", "flush", "proto", fmt.Sprint(Protocol)},
+		"all rules":    {"rule", "flush", "proto", fmt.Sprint(rtnl.Protocol)},
 		"proxy":        {"neigh", "del", "proxy", "10.0.70.5", "dev", "eth0"},
 		"host down":    {"link", "set", "LINK", "down"},
 		"host link":    {"link", "del", "LINK"},

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Leftovers lists all with Berth's marks among the kernel's links, rules, routes and proxy
@@ -37,20 +38,10 @@ func (w *Wirer) Leftovers() ([]leftover.Item, error) {
 	for _, link := range links {
 		// A network card with such a name is not Berth's.
 		if strings.HasPrefix(link.Attrs().Name, LinkPrefix) && link.Type() != "device" {
-			items = append(items, item("link "+link.Attrs().Name, func() error { return netlink.LinkDel(link) }))
+			items = append(items, leftover.Item{Name: "link " + link.Attrs().Name, Remove: func() error { return rtnl.DeleteLink(link) }})
 		}
 	}
 	return items, nil
-}
-
-// item makes an Item of what the kernel removes.
-func item(name string, remove func() error) leftover.Item {
-	return leftover.Item{Name: name, Remove: func() error {
-		if err := remove(); err != nil && !isGone(err) {
-			return err
-		}
-		return nil
-	}}
 }
 
 func proxyLeftovers() ([]leftover.Item, error) {
@@ -61,7 +52,7 @@ func proxyLeftovers() ([]leftover.Item, error) {
 			return nil, err
 		}
 		for _, p := range proxies {
-			items = append(items, item(fmt.Sprintf("proxy neighbour %s on %s", p.addr, linkName(p.link)), p.del))
+			items = append(items, leftover.Item{Name: fmt.Sprintf("proxy neighbour %s on %s", p.addr, linkName(p.link)), Remove: p.del})
 		}
 	}
 	return items, nil
@@ -74,23 +65,25 @@ func ruleLeftovers(family int) ([]leftover.Item, error) {
 	}
 	var items []leftover.Item
 	for _, r := range rules {
-		if r.Protocol == Protocol {
+		if r.Protocol == rtnl.Protocol {
 			r.Family = family
-			items = append(items, item(fmt.Sprintf("IPv%d %s", version(family), strings.TrimSpace(strings.TrimPrefix(r.String(), "ip "))), func() error { return netlink.RuleDel(&r) }))
+			name := fmt.Sprintf("IPv%d %s", version(family), strings.TrimSpace(strings.TrimPrefix(r.String(), "ip ")))
+			items = append(items, leftover.Item{Name: name, Remove: func() error { return rtnl.DeleteRule(r) }})
 		}
 	}
 	return items, nil
 }
 
 func routeLeftovers(family int) ([]leftover.Item, error) {
-	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: Protocol}
+	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
 	routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
 	var items []leftover.Item
 	for _, r := range routes {
-		items = append(items, item(fmt.Sprintf("route %s on %s of table %d", r.Dst, linkName(r.LinkIndex), r.Table), func() error { return netlink.RouteDel(&r) }))
+		name := fmt.Sprintf("route %s on %s of table %d", r.Dst, linkName(r.LinkIndex), r.Table)
+		items = append(items, leftover.Item{Name: name, Remove: func() error { return rtnl.DeleteRoute(r) }})
 	}
 	return items, nil
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Link is a host end on this node and the addresses whose traffic it carries.
@@ -64,7 +65,7 @@ func (w *Wirer) sources() ([]netfilter.Source, error) {
 	uplinks := map[netip.Addr]string{}
 	for _, p := range proxies {
 		link, err := netlink.LinkByIndex(p.link)
-		if err != nil && !isLinkNotFound(err) {
+		if err != nil && !rtnl.LinkNotFound(err) {
 			return nil, fmt.Errorf("find link %d: %w", p.link, err)
 		}
 		if err == nil {
@@ -85,7 +86,7 @@ func (w *Wirer) Remove(name string) error {
 	if !isHostLink(name) {
 		return fmt.Errorf("link %s is not one of ours", name)
 	}
-	link, err := linkOrNil(name)
+	link, err := rtnl.LinkOrNil(name)
 	if err != nil || link == nil {
 		return err
 	}

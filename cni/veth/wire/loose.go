@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // RemoveLoose removes kernel state with our marks that belongs to no link: rules and
@@ -54,7 +55,7 @@ func removeLooseSources(carried map[netip.Addr]bool) error {
 	sources, err := netfilter.Sources()
 	errs := []error{err}
 	for _, s := range sources {
-		link, err := linkOrNil(s.Link)
+		link, err := rtnl.LinkOrNil(s.Link)
 		if err != nil || link != nil {
 			errs = append(errs, err)
 			continue
@@ -64,7 +65,7 @@ func removeLooseSources(carried map[netip.Addr]bool) error {
 	links, err := netfilter.Links()
 	errs = append(errs, err)
 	for _, name := range links {
-		link, err := linkOrNil(name)
+		link, err := rtnl.LinkOrNil(name)
 		if err == nil && link == nil {
 			err = netfilter.Forget(name)
 		}

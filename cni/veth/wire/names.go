@@ -16,8 +16,6 @@ import (
 const (
 	// LinkPrefix begins the name of the host end of every pair.
 	LinkPrefix = netfilter.LinkPrefix
-	// Protocol is on every route, rule and proxy neighbour.
-	Protocol = 98
 	// networkTables and tableMask select the routing tables of pool networks. The first
 	// one is podsTable, which has a route to each address; the others are hashes.
 	networkTables = 0x64000000

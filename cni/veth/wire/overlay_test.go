@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // A node may have a route over the overlay to an address that moved to another node before
@@ -18,8 +20,8 @@ func TestWithdrawWithOverlay(t *testing.T) {
 	p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 	setup(w.nodeA, p)
 	w.ping(w.client, "10.0.70.5")
-	w.nodeA.IP("route", "add", "10.0.70.5/32", "via", "10.0.60.12", "dev", "eth0", "onlink", "proto", fmt.Sprint(Protocol), "metric", "2048")
-	w.nodeA.IP("-6", "route", "add", "2001:db8:70::5/128", "via", "2001:db8:60::12", "dev", "eth0", "onlink", "proto", fmt.Sprint(Protocol), "metric", "2048")
+	w.nodeA.IP("route", "add", "10.0.70.5/32", "via", "10.0.60.12", "dev", "eth0", "onlink", "proto", fmt.Sprint(rtnl.Protocol), "metric", "2048")
+	w.nodeA.IP("-6", "route", "add", "2001:db8:70::5/128", "via", "2001:db8:60::12", "dev", "eth0", "onlink", "proto", fmt.Sprint(rtnl.Protocol), "metric", "2048")
 	w.nodeA.Run(func() error { return New("").Withdraw(p.spec) })
 	if proxies := w.nodeA.IP("neigh", "show", "proxy") + w.nodeA.IP("-6", "neigh", "show", "proxy"); strings.Contains(proxies, "70") {
 		t.Errorf("the node still answers for %s", proxies)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Spec describes an interface of a container and its addresses.
@@ -108,7 +109,7 @@ type hostPlan struct {
 
 // planHost computes the node's side of an address. host is a link index, mac is the pod's.
 func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.HardwareAddr) hostPlan {
-	family, single := familyOf(a.Address), singlePrefix(a.Address)
+	family, single := rtnl.FamilyOf(a.Address), rtnl.SinglePrefix(a.Address)
 	plan := hostPlan{
 		addr:     a.Address,
 		podNeigh: netlink.Neigh{LinkIndex: host, Family: family, State: netlink.NUD_PERMANENT, IP: a.Address.AsSlice(), HardwareAddr: mac},
@@ -117,7 +118,7 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 	}
 	for _, table := range []int{podsTable, unix.RT_TABLE_MAIN} {
 		plan.hostRoutes = append(plan.hostRoutes, netlink.Route{
-			LinkIndex: host, Dst: IPNet(single), Scope: linkScope(family), Protocol: Protocol, Table: table, Family: family,
+			LinkIndex: host, Dst: rtnl.IPNet(single), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family,
 		})
 	}
 	return plan
@@ -150,7 +151,7 @@ func familyRoutes(addrs []api.Address) []PodRoute {
 		return nil
 	}
 	first := max(0, slices.IndexFunc(addrs, func(a api.Address) bool { return a.Gateway.IsValid() }))
-	way := PodRoute{Destination: anyPrefix(addrs[0].Address), Gateway: PodGateway(addrs[0].Address)}
+	way := PodRoute{Destination: rtnl.AnyPrefix(addrs[0].Address), Gateway: PodGateway(addrs[0].Address)}
 	if len(addrs) == 1 {
 		return []PodRoute{way}
 	}
@@ -185,14 +186,14 @@ type podPlan struct {
 
 // tableSecondary is the routing table of a secondary interface in the pod's namespace. A
 // pod has one interface of this kind.
-const tableSecondary = Protocol
+const tableSecondary = rtnl.Protocol
 
 // planPod computes the pod's side. link is the index of its interface, hostMAC is the
 // MAC of the host end.
 func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 	var plan podPlan
 	for _, a := range spec.Addresses {
-		addr := netlink.Addr{IPNet: IPNet(singlePrefix(a.Address))}
+		addr := netlink.Addr{IPNet: rtnl.IPNet(rtnl.SinglePrefix(a.Address))}
 		if a.Address.Is6() {
 			// The FloatingIP proves that no other pod has the address, so duplicate
 			// address detection would only delay the pod by a second.
@@ -200,8 +201,8 @@ func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 		}
 		plan.addrs = append(plan.addrs, addr)
 		if spec.Secondary {
-			rule := newRule(familyOf(a.Address), prioritySecondary, tableSecondary)
-			rule.Src = IPNet(singlePrefix(a.Address))
+			rule := rtnl.NewRule(rtnl.FamilyOf(a.Address), prioritySecondary, tableSecondary)
+			rule.Src = rtnl.IPNet(rtnl.SinglePrefix(a.Address))
 			plan.rules = append(plan.rules, rule)
 		}
 	}
@@ -211,26 +212,26 @@ func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 	}
 	known := map[netip.Addr]bool{}
 	for _, way := range PodRoutes(spec.Addresses) {
-		family, gw := familyOf(way.Gateway), way.Gateway
+		family, gw := rtnl.FamilyOf(way.Gateway), way.Gateway
 		if !known[gw] {
 			known[gw] = true
 			plan.neighs = append(plan.neighs, netlink.Neigh{LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: gw.AsSlice(), HardwareAddr: hostMAC})
 			// Another interface may have a gateway of the same address, so a secondary one
 			// has no route to its gateway in the main table.
 			plan.routes = append(plan.routes, netlink.Route{
-				LinkIndex: link, Dst: IPNet(singlePrefix(gw)), Scope: linkScope(family), Family: family, Table: defaults,
+				LinkIndex: link, Dst: rtnl.IPNet(rtnl.SinglePrefix(gw)), Scope: rtnl.LinkScope(family), Family: family, Table: defaults,
 			})
 		}
 		plan.routes = append(plan.routes, netlink.Route{
-			LinkIndex: link, Dst: IPNet(way.Destination), Gw: gw.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(spec.Secondary),
+			LinkIndex: link, Dst: rtnl.IPNet(way.Destination), Gw: gw.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(spec.Secondary),
 			Family: family, Table: defaults,
 		})
 	}
 	if spec.Secondary {
 		for _, way := range subnetRoutes(spec.Addresses) {
 			plan.routes = append(plan.routes, netlink.Route{
-				LinkIndex: link, Dst: IPNet(way.Destination), Gw: way.Gateway.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(true),
-				Family: familyOf(way.Gateway), Table: unix.RT_TABLE_MAIN,
+				LinkIndex: link, Dst: rtnl.IPNet(way.Destination), Gw: way.Gateway.AsSlice(), Src: way.Source.AsSlice(), Flags: onlink(true),
+				Family: rtnl.FamilyOf(way.Gateway), Table: unix.RT_TABLE_MAIN,
 			})
 		}
 	}
@@ -248,33 +249,4 @@ func onlink(needed bool) int {
 		return int(netlink.FLAG_ONLINK)
 	}
 	return 0
-}
-
-func familyOf(addr netip.Addr) int {
-	if addr.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-// linkScope returns "scope link" of the family: IPv6 routes have no scope.
-func linkScope(family int) netlink.Scope {
-	if family == unix.AF_INET {
-		return netlink.SCOPE_LINK
-	}
-	return netlink.SCOPE_UNIVERSE
-}
-
-func singlePrefix(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
-
-func anyPrefix(addr netip.Addr) netip.Prefix {
-	if addr.Is4() {
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-}
-
-// IPNet converts a prefix for packages that do not use netip.
-func IPNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/frame"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -48,13 +49,13 @@ func describe(spec Spec, host, uplink int) string {
 		for _, r := range plan.network.routes(table) {
 			fmt.Fprintf(&b, "node: route %s\n", routeText(r))
 		}
-		for _, r := range append(networkRules(plan.network.subnet, table), nodeRules(familyOf(a.Address))...) {
+		for _, r := range append(networkRules(plan.network.subnet, table), nodeRules(rtnl.FamilyOf(a.Address))...) {
 			fmt.Fprintf(&b, "node: rule %s\n", ruleText(r))
 		}
 		for _, r := range plan.hostRoutes {
 			fmt.Fprintf(&b, "node: route %s\n", routeText(r))
 		}
-		fmt.Fprintf(&b, "node: neigh proxy %s dev %d proto %d\n", plan.proxy.addr, plan.proxy.link, Protocol)
+		fmt.Fprintf(&b, "node: neigh proxy %s dev %d proto %d\n", plan.proxy.addr, plan.proxy.link, rtnl.Protocol)
 	}
 	return b.String()
 }
@@ -238,7 +239,7 @@ func FuzzParseProxy(f *testing.F) {
 func FuzzParseRoute(f *testing.F) {
 	f.Add([]byte("\x02\x18\x00\x00\xfe\x62\xfd\x01\x00\x00\x00\x00" + "\x08\x00\x01\x00\x0a\x00\x46\x00" + "\x08\x00\x04\x00\x03\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, m []byte) {
-		r, ok := parseRoute(m, Protocol)
+		r, ok := parseRoute(m, rtnl.Protocol)
 		if ok && (!r.dst.IsValid() || r.dst.Addr().Is4In6() && m[0] != unix.AF_INET6) {
 			t.Errorf("parseRoute(%x) = %+v", m, r)
 		}

@@ -4,15 +4,15 @@ package wire
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // proxy is a proxy neighbour entry: by it the node answers ARP or neighbour
@@ -35,14 +35,14 @@ const (
 )
 
 func (p proxy) message() *netlink.Ndmsg {
-	return &netlink.Ndmsg{Family: uint8(familyOf(p.addr)), Index: uint32(p.link), State: netlink.NUD_PERMANENT, Flags: netlink.NTF_PROXY}
+	return &netlink.Ndmsg{Family: uint8(rtnl.FamilyOf(p.addr)), Index: uint32(p.link), State: netlink.NUD_PERMANENT, Flags: netlink.NTF_PROXY}
 }
 
 func (p proxy) add() error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	req.AddData(p.message())
 	req.AddData(nl.NewRtAttr(ndaDst, p.addr.AsSlice()))
-	req.AddData(nl.NewRtAttr(ndaProtocol, nl.Uint8Attr(Protocol)))
+	req.AddData(nl.NewRtAttr(ndaProtocol, nl.Uint8Attr(rtnl.Protocol)))
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
 		return fmt.Errorf("answer for %s on link %d: %w", p.addr, p.link, err)
 	}
@@ -53,7 +53,7 @@ func (p proxy) del() error {
 	req := nl.NewNetlinkRequest(unix.RTM_DELNEIGH, unix.NLM_F_ACK)
 	req.AddData(p.message())
 	req.AddData(nl.NewRtAttr(ndaDst, p.addr.AsSlice()))
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !isGone(err) {
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !rtnl.IsGone(err) {
 		return fmt.Errorf("stop answering for %s on link %d: %w", p.addr, p.link, err)
 	}
 	return nil
@@ -75,23 +75,11 @@ func listProxies(family int) ([]proxy, error) {
 }
 
 func dumpProxies(family int) ([][]byte, error) {
-	return dump(func() ([][]byte, error) {
+	return rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 		req.AddData(&netlink.Ndmsg{Family: uint8(family), Flags: netlink.NTF_PROXY})
 		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
 	})
-}
-
-// dump calls list up to 5 times while changes in the kernel interrupt it. netlinksafe
-// does so for other lists.
-func dump[T any](list func() ([]T, error)) ([]T, error) {
-	const attempts = 5
-	for attempt := 1; ; attempt++ {
-		all, err := list()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == attempts {
-			return all, err
-		}
-	}
 }
 
 // parseProxy reads one RTM_NEWNEIGH message; ours is false for entries of other
@@ -109,7 +97,7 @@ func parseProxy(m []byte) (p proxy, ours bool) {
 				p.addr = addr
 			}
 		case ndaProtocol:
-			ours = len(value) >= 1 && value[0] == Protocol
+			ours = len(value) >= 1 && value[0] == rtnl.Protocol
 		}
 	}
 	return p, ours && p.addr.IsValid()
@@ -161,13 +149,3 @@ type rawMessage []byte
 
 func (m *rawMessage) Len() int          { return len(*m) }
 func (m *rawMessage) Serialize() []byte { return *m }
-
-// isGone returns whether a removal failed because its object does not exist.
-func isGone(err error) bool {
-	for _, gone := range []syscall.Errno{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.ENXIO, unix.EADDRNOTAVAIL} {
-		if errors.Is(err, gone) {
-			return true
-		}
-	}
-	return false
-}

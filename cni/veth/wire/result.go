@@ -8,6 +8,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Result is the CNI result of an interface that Setup wired. It lists the addresses in
@@ -23,7 +25,7 @@ func Result(spec Spec, wired Wired) *current.Result {
 	}
 	for _, a := range spec.Addresses {
 		r.IPs = append(r.IPs, &current.IPConfig{
-			Interface: current.Int(1), Address: *IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: PodGateway(a.Address).AsSlice(),
+			Interface: current.Int(1), Address: *rtnl.IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: PodGateway(a.Address).AsSlice(),
 		})
 	}
 	routes := PodRoutes
@@ -31,7 +33,7 @@ func Result(spec Spec, wired Wired) *current.Result {
 		routes = subnetRoutes
 	}
 	for _, way := range routes(spec.Addresses) {
-		r.Routes = append(r.Routes, &types.Route{Dst: *IPNet(way.Destination), GW: way.Gateway.AsSlice()})
+		r.Routes = append(r.Routes, &types.Route{Dst: *rtnl.IPNet(way.Destination), GW: way.Gateway.AsSlice()})
 	}
 	return r
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // acceptReversePath lets packets to the pods of a network in where the node's reverse path
@@ -26,7 +28,7 @@ func (w *Wirer) acceptReversePath(uplink netlink.Link, n poolNetwork) error {
 	if err := w.Settings.Keep(srcValidMark(uplink), "1"); err != nil {
 		return err
 	}
-	return setIPv4(uplink, devconf{ipv4DevconfSrcVMark: 1})
+	return rtnl.SetIPv4(uplink, rtnl.Devconf{rtnl.SrcValidMark: 1})
 }
 
 func srcValidMark(link netlink.Link) string {

@@ -9,6 +9,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // KeepRouters is for another part of the agent that makes the node forward IPv6: it calls
@@ -23,7 +25,7 @@ func (w *Wirer) keepRouters(uplink string) error {
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
-	routes, err := dump(func() ([][]byte, error) { return dumpRoutes(unix.AF_INET6, unix.RTPROT_RA) })
+	routes, err := rtnl.Dump(func() ([][]byte, error) { return dumpRoutes(unix.AF_INET6, unix.RTPROT_RA) })
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // route is a route of ours, as the kernel lists it.
@@ -25,33 +27,27 @@ type route struct {
 // routeOf converts a planned route.
 func routeOf(r netlink.Route) route {
 	gateway, _ := netip.AddrFromSlice(r.Gw)
-	return route{table: r.Table, dst: prefixOf(r.Dst), link: r.LinkIndex, gateway: gateway, scope: r.Scope}
+	return route{table: r.Table, dst: rtnl.PrefixOf(r.Dst), link: r.LinkIndex, gateway: gateway, scope: r.Scope}
 }
 
 func (r route) netlink() netlink.Route {
 	return netlink.Route{
-		LinkIndex: r.link, Dst: IPNet(r.dst), Gw: r.gateway.AsSlice(), Scope: r.scope, Protocol: Protocol, Table: r.table, Family: familyOf(r.dst.Addr()),
+		LinkIndex: r.link, Dst: rtnl.IPNet(r.dst), Gw: r.gateway.AsSlice(), Scope: r.scope, Protocol: rtnl.Protocol, Table: r.table, Family: rtnl.FamilyOf(r.dst.Addr()),
 	}
 }
 
-func (r route) del() error {
-	gone := r.netlink()
-	if err := netlink.RouteDel(&gone); err != nil && !isGone(err) {
-		return fmt.Errorf("delete route %s of table %d: %w", r.dst, r.table, err)
-	}
-	return nil
-}
+func (r route) del() error { return rtnl.DeleteRoute(r.netlink()) }
 
 // listRoutes returns the routes of all tables that have our protocol number, with one
 // dump, which the kernel filters.
 func listRoutes(family int) ([]route, error) {
-	messages, err := dump(func() ([][]byte, error) { return dumpRoutes(family, Protocol) })
+	messages, err := rtnl.Dump(func() ([][]byte, error) { return dumpRoutes(family, rtnl.Protocol) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
 	var all []route
 	for _, m := range messages {
-		if r, ok := parseRoute(m, Protocol); ok {
+		if r, ok := parseRoute(m, rtnl.Protocol); ok {
 			all = append(all, r)
 		}
 	}

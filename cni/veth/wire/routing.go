@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -17,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // poolNetwork is the network that addresses of one pool or of several share.
@@ -40,24 +40,17 @@ func (n poolNetwork) table(attempt int) int {
 
 // routes returns the network's routes in a table.
 func (n poolNetwork) routes(table int) []netlink.Route {
-	family := familyOf(n.subnet.Addr())
+	family := rtnl.FamilyOf(n.subnet.Addr())
 	routes := []netlink.Route{{
-		LinkIndex: n.index, Dst: IPNet(n.subnet), Scope: linkScope(family), Protocol: Protocol, Table: table, Family: family,
+		LinkIndex: n.index, Dst: rtnl.IPNet(n.subnet), Scope: rtnl.LinkScope(family), Protocol: rtnl.Protocol, Table: table, Family: family,
 	}}
 	if n.gateway.IsValid() {
 		routes = append(routes, netlink.Route{
-			LinkIndex: n.index, Dst: IPNet(anyPrefix(n.subnet.Addr())), Gw: n.gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
-			Protocol: Protocol, Table: table, Family: family,
+			LinkIndex: n.index, Dst: rtnl.IPNet(rtnl.AnyPrefix(n.subnet.Addr())), Gw: n.gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			Protocol: rtnl.Protocol, Table: table, Family: family,
 		})
 	}
 	return routes
-}
-
-// newRule returns a rule with our mark.
-func newRule(family, priority, table int) netlink.Rule {
-	rule := *netlink.NewRule()
-	rule.Family, rule.Priority, rule.Table, rule.Protocol = family, priority, table, Protocol
-	return rule
 }
 
 // marked restricts a rule to packets with a mark.
@@ -68,22 +61,22 @@ func marked(rule netlink.Rule, mark uint32) netlink.Rule {
 
 // nodeRules are the rules that all addresses of a family share.
 func nodeRules(family int) []netlink.Rule {
-	arrivals := marked(newRule(family, PriorityArrivals, unix.RT_TABLE_MAIN), netfilter.ArrivalMark)
+	arrivals := marked(rtnl.NewRule(family, PriorityArrivals, unix.RT_TABLE_MAIN), netfilter.ArrivalMark)
 	arrivals.SuppressPrefixlen = netip.IPv6Unspecified().BitLen() - 1
 	if family == unix.AF_INET {
 		arrivals.SuppressPrefixlen = netip.IPv4Unspecified().BitLen() - 1
 	}
-	main := marked(newRule(family, PriorityMain, unix.RT_TABLE_MAIN), netfilter.Mark)
+	main := marked(rtnl.NewRule(family, PriorityMain, unix.RT_TABLE_MAIN), netfilter.Mark)
 	main.SuppressPrefixlen = 0
-	return []netlink.Rule{newRule(family, PriorityPods, podsTable), arrivals, main}
+	return []netlink.Rule{rtnl.NewRule(family, PriorityPods, podsTable), arrivals, main}
 }
 
 // sourceRules are the rules that lead to a table: for packets from src, and for the look-up
 // of the way back to src, for packets that arrive.
 func sourceRules(src netip.Prefix, out, back, table int) []netlink.Rule {
-	family := familyOf(src.Addr())
-	rules := []netlink.Rule{marked(newRule(family, out, table), netfilter.Mark), marked(newRule(family, back, table), netfilter.ArrivalMark)}
-	rules[0].Src, rules[1].Src = IPNet(src), IPNet(src)
+	family := rtnl.FamilyOf(src.Addr())
+	rules := []netlink.Rule{marked(rtnl.NewRule(family, out, table), netfilter.Mark), marked(rtnl.NewRule(family, back, table), netfilter.ArrivalMark)}
+	rules[0].Src, rules[1].Src = rtnl.IPNet(src), rtnl.IPNet(src)
 	return rules
 }
 
@@ -94,7 +87,7 @@ func networkRules(subnet netip.Prefix, table int) []netlink.Rule {
 
 // addressRules are for an address that the rules of another network would catch.
 func addressRules(addr netip.Addr, table int) []netlink.Rule {
-	return sourceRules(singlePrefix(addr), PriorityAddress, PriorityBackAddress, table)
+	return sourceRules(rtnl.SinglePrefix(addr), PriorityAddress, PriorityBackAddress, table)
 }
 
 // routing is what the kernel has of our rules and routes of one family. Its methods change
@@ -113,7 +106,7 @@ func readRouting(family int) (*routing, error) {
 	}
 	k := &routing{family: family}
 	for _, r := range rules {
-		if r.Protocol == Protocol {
+		if r.Protocol == rtnl.Protocol {
 			r.Family = family
 			k.rules = append(k.rules, r)
 		}
@@ -139,7 +132,7 @@ func (k *routing) carried() []netip.Addr {
 func (k *routing) links(addr netip.Addr) []int {
 	var all []int
 	for _, r := range k.routes {
-		if (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst == singlePrefix(addr) {
+		if (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst == rtnl.SinglePrefix(addr) {
 			all = append(all, r.link)
 		}
 	}
@@ -251,7 +244,7 @@ func (k *routing) setup(p hostPlan) error {
 // subnet of another network has the address, too.
 func (k *routing) leadTo(addr netip.Addr, table int) error {
 	err := k.deleteRules(func(r netlink.Rule) bool {
-		return isAddressRule(r) && sourceOf(r) == singlePrefix(addr) && r.Table != table
+		return isAddressRule(r) && sourceOf(r) == rtnl.SinglePrefix(addr) && r.Table != table
 	})
 	if err != nil {
 		return err
@@ -286,13 +279,13 @@ func (k *routing) addRoute(r netlink.Route) error {
 	return nil
 }
 
-// addRule adds the rule if it does not exist: the kernel has no replace for rules.
+// addRule adds the rule if it does not exist.
 func (k *routing) addRule(rule netlink.Rule) error {
 	if k.hasRule(rule) {
 		return nil
 	}
-	if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add rule %q: %w", rule.String(), err)
+	if err := rtnl.AddRule(rule); err != nil {
+		return err
 	}
 	k.rules = append(k.rules, rule)
 	return nil
@@ -325,8 +318,8 @@ func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
 			kept = append(kept, r)
 			continue
 		}
-		if err := netlink.RuleDel(&r); err != nil && !isGone(err) {
-			errs, kept = append(errs, fmt.Errorf("delete rule %q: %w", r.String(), err)), append(kept, r)
+		if err := rtnl.DeleteRule(r); err != nil {
+			errs, kept = append(errs, err), append(kept, r)
 		}
 		fault.Point("veth/rule-deleted")
 	}
@@ -369,7 +362,7 @@ func isNetworkTable(table int) bool { return table&tableMask == networkTables &&
 
 func sameRule(a, b netlink.Rule) bool {
 	return a.Priority == b.Priority && a.Table == b.Table && a.Protocol == b.Protocol && a.IifName == b.IifName && a.Invert == b.Invert &&
-		a.SuppressPrefixlen == b.SuppressPrefixlen && a.Mark == b.Mark && maskOf(a) == maskOf(b) && sourceOf(a) == sourceOf(b)
+		a.SuppressPrefixlen == b.SuppressPrefixlen && a.Mark == b.Mark && maskOf(a) == maskOf(b) && sourceOf(a) == sourceOf(b) && rtnl.PrefixOf(a.Dst) == rtnl.PrefixOf(b.Dst)
 }
 
 func maskOf(r netlink.Rule) uint32 {
@@ -380,19 +373,4 @@ func maskOf(r netlink.Rule) uint32 {
 }
 
 // sourceOf returns the source prefix of a rule, the zero Prefix where it has none.
-func sourceOf(r netlink.Rule) netip.Prefix { return prefixOf(r.Src) }
-
-func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	addr, ok := netip.AddrFromSlice(n.IP)
-	if !ok {
-		return netip.Prefix{}
-	}
-	bits, _ := n.Mask.Size()
-	if addr.Is4In6() {
-		addr = addr.Unmap()
-	}
-	return netip.PrefixFrom(addr, bits)
-}
+func sourceOf(r netlink.Rule) netip.Prefix { return rtnl.PrefixOf(r.Src) }

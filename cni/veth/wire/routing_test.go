@@ -21,6 +21,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // secondUplink gives node A and the router a link to a network of its own, where a pool is
@@ -288,7 +289,7 @@ func TestTwoGateways(t *testing.T) {
 	expect(a, false)
 	expect(b, true)
 	// In another order.
-	w.nodeA.IP("rule", "flush", "proto", fmt.Sprint(Protocol))
+	w.nodeA.IP("rule", "flush", "proto", fmt.Sprint(rtnl.Protocol))
 	for _, p := range []*pod{c, a, b} {
 		if err := w.nodeA.Try(func() error { return New("").CheckNode(p.spec) }); !errors.Is(err, ErrNotWired) {
 			t.Errorf("CheckNode() = %v, want ErrNotWired", err)
@@ -317,7 +318,7 @@ func (w *world) asEarlier(p *pod) {
 	index := w.nodeA.IP("-o", "link", "show", p.spec.HostLink())
 	index = index[:strings.Index(index, ":")]
 	for _, family := range []string{"-4", "-6"} {
-		w.nodeA.IP(family, "rule", "flush", "proto", fmt.Sprint(Protocol))
+		w.nodeA.IP(family, "rule", "flush", "proto", fmt.Sprint(rtnl.Protocol))
 		w.nodeA.IP(family, "rule", "add", "pref", "32300", "lookup", "main", "suppress_prefixlength", "0", "proto", "98")
 	}
 	for i, a := range p.spec.Addresses {

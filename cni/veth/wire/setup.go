@@ -12,11 +12,11 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/settings"
 )
 
@@ -139,7 +139,7 @@ func resolveUplinks(spec Spec) ([]netlink.Link, int, error) {
 // ensurePair makes the pair, if it is missing, and returns the host end. It replaces
 // a pair whose other end is not in the container.
 func ensurePair(spec Spec, netns ns.NetNS, wired Wired) (netlink.Link, error) {
-	host, err := linkOrNil(wired.HostLink)
+	host, err := rtnl.LinkOrNil(wired.HostLink)
 	if err != nil {
 		return nil, err
 	}
@@ -151,8 +151,8 @@ func ensurePair(spec Spec, netns ns.NetNS, wired Wired) (netlink.Link, error) {
 		if ok {
 			return host, nil
 		}
-		if err := netlink.LinkDel(host); err != nil && !isGone(err) {
-			return nil, fmt.Errorf("delete leftover link %s: %w", wired.HostLink, err)
+		if err := rtnl.DeleteLink(host); err != nil {
+			return nil, err
 		}
 	}
 	attrs := netlink.NewLinkAttrs()
@@ -174,7 +174,7 @@ func ensurePair(spec Spec, netns ns.NetNS, wired Wired) (netlink.Link, error) {
 func isPeer(spec Spec, netns ns.NetNS, host netlink.Link) (bool, error) {
 	var ok bool
 	err := netns.Do(func(ns.NetNS) error {
-		link, err := linkOrNil(spec.IfName)
+		link, err := rtnl.LinkOrNil(spec.IfName)
 		if err != nil || link == nil {
 			return err
 		}
@@ -196,8 +196,8 @@ func (w *Wirer) configurePod(spec Spec, netns ns.NetNS, wired Wired) error {
 		if err := w.allowIPv6(spec); err != nil {
 			return err
 		}
-		if err := netlink.LinkSetUp(link); err != nil {
-			return fmt.Errorf("set link %s up: %w", spec.IfName, err)
+		if err := rtnl.SetUp(link); err != nil {
+			return err
 		}
 		if !bytes.Equal(link.Attrs().HardwareAddr, wired.PodMAC) {
 			if err := netlink.LinkSetHardwareAddr(link, wired.PodMAC); err != nil {
@@ -239,8 +239,8 @@ func applyPod(plan podPlan, link netlink.Link) error {
 		}
 	}
 	for _, rule := range plan.rules {
-		if err := netlink.RuleAdd(&rule); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("add rule %q: %w", rule.String(), err)
+		if err := rtnl.AddRule(rule); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -270,7 +270,7 @@ func (w *Wirer) setupHost(a api.Address, host, uplink netlink.Link, mac net.Hard
 func (w *Wirer) setupRouting(plan hostPlan) error {
 	w.routing.Lock()
 	defer w.routing.Unlock()
-	k, err := readRouting(familyOf(plan.addr))
+	k, err := readRouting(rtnl.FamilyOf(plan.addr))
 	if err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (w *Wirer) setupRouting(plan hostPlan) error {
 }
 
 func (w *Wirer) readyLinks(host, uplink netlink.Link, network poolNetwork) error {
-	family := familyOf(network.subnet.Addr())
+	family := rtnl.FamilyOf(network.subnet.Addr())
 	if err := w.forward(host, uplink, family); err != nil {
 		return err
 	}
@@ -291,8 +291,5 @@ func (w *Wirer) readyLinks(host, uplink netlink.Link, network poolNetwork) error
 	if err := w.answerAtOnce(uplink, family); err != nil {
 		return err
 	}
-	if err := netlink.LinkSetUp(host); err != nil {
-		return fmt.Errorf("set link %s up: %w", host.Attrs().Name, err)
-	}
-	return nil
+	return rtnl.SetUp(host)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Teardown withdraws the container's addresses and removes its pair. It succeeds
@@ -26,13 +27,13 @@ func (w *Wirer) Teardown(spec Spec) error {
 }
 
 func deleteLink(name string) error {
-	link, err := linkOrNil(name)
+	link, err := rtnl.LinkOrNil(name)
 	if err != nil {
 		return err
 	}
 	if link != nil {
-		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-			return fmt.Errorf("delete link %s: %w", name, err)
+		if err := rtnl.DeleteLink(link); err != nil {
+			return err
 		}
 	}
 	return netfilter.Forget(name)
@@ -56,14 +57,11 @@ func deletePodLink(spec Spec) error {
 	}
 	defer netns.Close()
 	err = netns.Do(func(ns.NetNS) error {
-		link, err := linkOrNil(spec.IfName)
+		link, err := rtnl.LinkOrNil(spec.IfName)
 		if err != nil || link == nil || !isOurPodLink(spec, link) {
 			return err
 		}
-		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
-			return fmt.Errorf("delete link: %w", err)
-		}
-		return nil
+		return rtnl.DeleteLink(link)
 	})
 	if err == nil && spec.Secondary {
 		err = netns.Do(func(ns.NetNS) error { return deletePodRules(spec) })
@@ -78,8 +76,8 @@ func deletePodLink(spec Spec) error {
 // remove with the link.
 func deletePodRules(spec Spec) error {
 	for _, rule := range planPod(spec, 0, nil).rules {
-		if err := netlink.RuleDel(&rule); err != nil && !isGone(err) {
-			return fmt.Errorf("delete rule %q: %w", rule.String(), err)
+		if err := rtnl.DeleteRule(rule); err != nil {
+			return err
 		}
 	}
 	return nil

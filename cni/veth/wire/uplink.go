@@ -10,7 +10,8 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // ErrUplink is returned where the link to a pool's network is missing or down.
@@ -23,7 +24,7 @@ func UplinkFor(addr netip.Addr) (string, error) {
 		return "", fmt.Errorf("list links: %w", err)
 	}
 	for _, link := range links {
-		addrs, err := netlinksafe.AddrList(link, familyOf(addr))
+		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(addr))
 		if err != nil {
 			return "", fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
 		}
@@ -49,7 +50,7 @@ func NetworkLink(uplink string, vlan int) (int, error) {
 func uplinkOf(name string, vlan int) (netlink.Link, error) {
 	parent, err := netlinksafe.LinkByName(name)
 	if err != nil {
-		if isLinkNotFound(err) {
+		if rtnl.LinkNotFound(err) {
 			return nil, fmt.Errorf("%w: the node has no link %q", ErrUplink, name)
 		}
 		return nil, fmt.Errorf("find uplink %q: %w", name, err)
@@ -57,35 +58,12 @@ func uplinkOf(name string, vlan int) (netlink.Link, error) {
 	if vlan == 0 {
 		return parent, nil
 	}
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	for _, link := range links {
-		v, ok := link.(*netlink.Vlan)
-		if ok && v.VlanId == vlan && v.ParentIndex == parent.Attrs().Index {
-			return link, nil
-		}
+	link, err := rtnl.VLANLink(parent, vlan)
+	if err != nil || link != nil {
+		return link, err
 	}
 	return nil, fmt.Errorf("%w: VLAN %d has no link on %s; create it: ip link add link %s name %s.%d type vlan id %d && ip link set %s.%d up",
 		ErrUplink, vlan, name, name, name, vlan, vlan, name, vlan)
-}
-
-func isLinkNotFound(err error) bool {
-	var notFound netlink.LinkNotFoundError
-	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
-}
-
-// linkOrNil returns nil where the link does not exist.
-func linkOrNil(name string) (netlink.Link, error) {
-	link, err := netlinksafe.LinkByName(name)
-	if err != nil && isLinkNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find link %s: %w", name, err)
-	}
-	return link, nil
 }
 
 // Ready returns an error where the uplink is missing or down. It does not look at

@@ -14,13 +14,14 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Withdraw stops the node from answering for the container's addresses, and removes
 // their routes and rules. The pair stays, down. An address that another link of this
 // node carries keeps its answer and the other link's routes and rules.
 func (w *Wirer) Withdraw(spec Spec) error {
-	host, err := linkOrNil(spec.HostLink())
+	host, err := rtnl.LinkOrNil(spec.HostLink())
 	if err != nil {
 		return err
 	}
@@ -29,7 +30,7 @@ func (w *Wirer) Withdraw(spec Spec) error {
 		return w.withdrawAddresses(spec.Addresses, spec.HostLink(), 0)
 	}
 	err = w.withdrawAddresses(spec.Addresses, spec.HostLink(), host.Attrs().Index)
-	if e := netlink.LinkSetDown(host); e != nil && !isGone(e) {
+	if e := netlink.LinkSetDown(host); e != nil && !rtnl.IsGone(e) {
 		err = errors.Join(err, fmt.Errorf("set link %s down: %w", spec.HostLink(), e))
 	}
 	return err
@@ -45,7 +46,7 @@ func (w *Wirer) withdrawAddresses(given []api.Address, link string, host int) er
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		var addrs []netip.Addr
 		for _, a := range given {
-			if familyOf(a.Address) == family {
+			if rtnl.FamilyOf(a.Address) == family {
 				addrs = append(addrs, a.Address)
 			}
 		}
@@ -92,7 +93,7 @@ func (k *routing) withdraw(addr netip.Addr, link string, host int, proxies []pro
 		}
 		fault.Point("veth/proxy-deleted")
 	}
-	if err := k.deleteRoutes(func(r route) bool { return r.link == host && r.dst == singlePrefix(addr) }); err != nil {
+	if err := k.deleteRoutes(func(r route) bool { return r.link == host && r.dst == rtnl.SinglePrefix(addr) }); err != nil {
 		return err
 	}
 	if err := netfilter.Revoke(netfilter.Source{Link: link, Address: addr}, elsewhere); err != nil {
@@ -128,7 +129,7 @@ func linkExists(index int) (bool, error) {
 	if err == nil {
 		return true, nil
 	}
-	if isLinkNotFound(err) {
+	if rtnl.LinkNotFound(err) {
 		return false, nil
 	}
 	return false, fmt.Errorf("find link %d: %w", index, err)

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rtnl
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// LinkNotFound returns whether a search failed because there is no such link.
+func LinkNotFound(err error) bool {
+	var notFound netlink.LinkNotFoundError
+	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
+}
+
+// LinkOrNil returns nil where the link does not exist.
+func LinkOrNil(name string) (netlink.Link, error) {
+	link, err := netlinksafe.LinkByName(name)
+	if LinkNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find link %s: %w", name, err)
+	}
+	return link, nil
+}
+
+// VLANLink returns the link for a VLAN on the parent, nil where there is none.
+func VLANLink(parent netlink.Link, vlan int) (netlink.Link, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, link := range links {
+		if v, ok := link.(*netlink.Vlan); ok && v.VlanId == vlan && v.ParentIndex == parent.Attrs().Index {
+			return link, nil
+		}
+	}
+	return nil, nil
+}
+
+// SetUp sets a link up.
+func SetUp(link netlink.Link) error {
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set link %s up: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// WithoutIPv6 keeps a link without the link-local address that it would get when it is up.
+func WithoutIPv6(link netlink.Link) error {
+	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE of linux/if_link.h
+	err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone)
+	// A kernel without IPv6.
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("keep link %s without an IPv6 address: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// DeleteLink deletes a link that may be gone.
+func DeleteLink(link netlink.Link) error {
+	if err := netlink.LinkDel(link); err != nil && !IsGone(err) {
+		return fmt.Errorf("delete link %s: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
