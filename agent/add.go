@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/containernetworking/cni/pkg/ns"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"k8s.io/klog/v2"
 
@@ -30,10 +31,15 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 		return nil, err
 	}
 	if len(req.ContainerID) > maxContainerID {
-		return nil, fmt.Errorf("%w: container ID %.100q has more than %d characters", ErrRequest, req.ContainerID, maxContainerID)
+		return nil, fmt.Errorf("%w: CNI_CONTAINERID: container ID %.100q has more than %d characters", ErrRequest, req.ContainerID, maxContainerID)
 	}
 	if req.NetNS == "" {
-		return nil, fmt.Errorf("%w: ADD without a network namespace", ErrRequest)
+		return nil, fmt.Errorf("%w: ADD without a network namespace (CNI_NETNS)", ErrRequest)
+	}
+	if isNode, err := ns.CheckNetNS(req.NetNS); err != nil {
+		return nil, fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
+	} else if isNode {
+		return nil, fmt.Errorf("%w: %s (CNI_NETNS)", ErrNodeNetNS, req.NetNS)
 	}
 	args, err := parseArgs(req.Args)
 	if err != nil {
@@ -41,6 +47,9 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	}
 	conf, err := parseConfig(req.Config)
 	if err != nil {
+		return nil, err
+	}
+	if err := conf.supported(); err != nil {
 		return nil, err
 	}
 	unlock, err := a.lockContainer(ctx, req.ContainerID)

@@ -164,9 +164,18 @@ func New(o Options) *Agent {
 
 // Errors that this package detects.
 var (
-	// ErrRequest is returned when a call lacks a value that every runtime of
+	// ErrRequest is returned when a call lacks a variable that every runtime of
 	// Kubernetes gives, or has an invalid one.
 	ErrRequest = errors.New("bad CNI request")
+	// ErrDecode is returned for a configuration that is not the JSON that it must be.
+	ErrDecode = errors.New("bad CNI configuration")
+	// ErrConfig is returned for a value in the configuration that cannot be.
+	ErrConfig = errors.New("invalid CNI configuration")
+	// ErrUnsupported is returned for a field of the configuration that other plugins
+	// know and this agent does not serve.
+	ErrUnsupported = errors.New("unsupported field in the CNI configuration")
+	// ErrNodeNetNS is returned for an ADD to the network namespace of the node.
+	ErrNodeNetNS = errors.New("the network namespace is that of the node")
 	// ErrUnknownContainer is returned by Check for a container without a
 	// record.
 	ErrUnknownContainer = errors.New("container not known")

@@ -335,11 +335,13 @@ func TestAgent(t *testing.T) {
 			do:   func(ctx context.Context, a *Agent, _ *world) error { return a.Check(ctx, addRequest("c")) },
 			code: types.ErrUnknownContainer, left: map[string]state.Phase{},
 		},
-		"GC without a list": {
+		"GC without a list removes nothing that a pod may have": {
+			world: func(w *world) { w.links = []Link{{Name: "bthx"}} },
 			do: func(ctx context.Context, a *Agent, _ *world) error {
-				return a.GC(ctx, &api.Request{Config: json.RawMessage(`{}`)})
+				_, err := a.Add(ctx, addRequest("c"))
+				return errors.Join(err, a.GC(ctx, &api.Request{Config: json.RawMessage(`{}`)}))
 			},
-			code: types.ErrInvalidEnvironmentVariables, left: map[string]state.Phase{},
+			log: []string{"setup c", "announce c", "ADD floating c"}, left: map[string]state.Phase{"c": state.Added},
 		},
 		"the longest container ID": {
 			do: func(ctx context.Context, a *Agent, _ *world) error {

@@ -24,10 +24,18 @@ func code(err error) uint {
 	switch {
 	case errors.Is(err, ErrRequest):
 		return types.ErrInvalidEnvironmentVariables
+	case errors.Is(err, ErrUnsupported):
+		return types.ErrUnsupportedField
+	case errors.Is(err, ErrDecode):
+		return types.ErrDecodingFailure
+	case errors.Is(err, ErrConfig):
+		return types.ErrInvalidNetworkConfig
+	case errors.Is(err, ErrNodeNetNS):
+		return types.ErrInvalidNetNS
 	case errors.Is(err, ErrUnknownContainer):
 		return types.ErrUnknownContainer
 	case errors.Is(err, ErrNotReady):
-		return api.CodeNotAvailable
+		return statusCode(err)
 	case errors.Is(err, ErrNoDefaultNetwork), errors.Is(err, chain.ErrNoNetwork), errors.Is(err, attachdef.ErrNoDefinition), errors.Is(err, attachdef.ErrAnnotation):
 		return api.CodeNetworkMissing
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
@@ -41,4 +49,14 @@ func code(err error) uint {
 		return plugin.Code
 	}
 	return types.ErrInternal
+}
+
+// statusCode returns the code of a failed STATUS: that of the plugin that failed where
+// it says more than that ADD cannot be served.
+func statusCode(err error) uint {
+	var plugin *types.Error
+	if errors.As(err, &plugin) && plugin.Code == api.CodeLimitedConnectivity {
+		return plugin.Code
+	}
+	return api.CodeNotAvailable
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/ns"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/api"
@@ -21,6 +22,15 @@ import (
 func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 	if err := checkIDs(req); err != nil {
 		return err
+	}
+	if isNode, err := ns.CheckNetNS(req.NetNS); err != nil {
+		return fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
+	} else if isNode {
+		// ADD refuses it. A plugin would remove a link of the node that has the name of
+		// the container's interface.
+		fromHere := *req
+		fromHere.NetNS = ""
+		req = &fromHere
 	}
 	key := state.Key{ContainerID: req.ContainerID, IfName: req.IfName}
 	return a.detach(ctx, key, req)

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -15,23 +14,32 @@ import (
 )
 
 // GC detaches every container that the runtime does not list, and removes Berth's
-// kernel state that belongs to no container.
+// kernel state that belongs to no container. A runtime that gives no list, as cnitool does,
+// has nothing detached: it says of no container that it is gone.
 func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 	conf, err := parseConfig(req.Config)
 	if err != nil {
 		return err
 	}
-	if !conf.hasAttachments {
-		return fmt.Errorf("%w: GC without the list of valid attachments", ErrRequest)
+	var errs []error
+	if conf.hasAttachments {
+		orphans, err := a.orphans(conf.ValidAttachments)
+		errs = append(errs, err)
+		for _, o := range orphans {
+			errs = append(errs, o.driver.Remove(o.Name))
+		}
 	}
-	listed := map[state.Key]bool{}
-	for _, v := range conf.ValidAttachments {
-		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
-	}
-	orphans, err := a.orphans(conf.ValidAttachments)
-	errs := []error{err}
 	all := a.Store.List()
 	valid := conf.ValidAttachments
+	if !conf.hasAttachments {
+		for _, record := range all {
+			valid = append(valid, types.GCAttachment{ContainerID: record.ContainerID, IfName: record.IfName})
+		}
+	}
+	listed := map[state.Key]bool{}
+	for _, v := range valid {
+		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
+	}
 	for _, record := range all {
 		if !listed[record.Key()] {
 			errs = append(errs, a.detach(ctx, record.Key(), nil))
@@ -41,9 +49,6 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 		for _, attachment := range record.Attachments[1:] {
 			valid = append(valid, types.GCAttachment{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
-	}
-	for _, o := range orphans {
-		errs = append(errs, o.driver.Remove(o.Name))
 	}
 	for _, d := range a.Drivers {
 		errs = append(errs, d.RemoveLoose())

@@ -104,7 +104,7 @@ func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([
 	}
 	if raw := capabilities[capabilityPortMappings]; raw != nil {
 		if err := json.Unmarshal(raw, &given); err != nil {
-			return nil, fmt.Errorf("%w: decode portMappings: %w", ErrRequest, err)
+			return nil, fmt.Errorf("%w: decode portMappings: %w", ErrDecode, err)
 		}
 	}
 	for _, g := range given {
@@ -116,7 +116,7 @@ func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([
 			protocol = "TCP"
 		}
 		if !slices.Contains([]string{"TCP", "UDP", "SCTP"}, protocol) || g.HostPort < 0 || g.HostPort > 65535 || g.ContainerPort <= 0 || g.ContainerPort > 65535 {
-			return nil, fmt.Errorf("%w: portMappings has no such host port: %+v", ErrRequest, g)
+			return nil, fmt.Errorf("%w: portMappings has no such host port: %+v", ErrConfig, g)
 		}
 		all = append(all, state.HostPort{HostPort: api.HostPort{
 			HostPort: uint16(g.HostPort), ContainerPort: uint16(g.ContainerPort), Protocol: protocol, HostIP: g.HostIP.Unmap(),

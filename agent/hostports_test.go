@@ -277,7 +277,7 @@ func TestHostPortsOfPodsThatAreGone(t *testing.T) {
 func TestHostPortsOfPodsThatAreBack(t *testing.T) {
 	a, w, f := ordinary(t)
 	req := ports("c", web+","+dns)
-	req.NetNS = "/proc/self/ns/net" // the container is alive
+	req.NetNS = aliveNS
 	key := state.Key{ContainerID: "c", IfName: "eth0"}
 	must(t, add(t, a, req))
 	w.alive = false
@@ -318,7 +318,7 @@ func TestHostPortsAreReconciled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, f := ordinary(t)
 		req := ports("c", web)
-		req.NetNS = "/proc/self/ns/net" // the container is alive
+		req.NetNS = aliveNS
 		must(t, add(t, a, req))
 		f.open = []string{"TCP 9 to 10.244.0.9:9"}
 		ctx, stop := context.WithCancel(t.Context())
@@ -420,7 +420,7 @@ func TestHostPortsThatAreRefused(t *testing.T) {
 		`{"hostPort":65536,"containerPort":80}`, `{"hostPort":-1,"containerPort":80}`, `{"hostPort":80,"containerPort":0}`,
 		`{"hostPort":80,"containerPort":80,"protocol":"icmp"}`, `{"hostPort":80,"containerPort":80,"hostIP":"node"}`, `[]`,
 	} {
-		if err := add(t, a, ports("c", mapping)); !errors.Is(err, ErrRequest) {
+		if err := add(t, a, ports("c", mapping)); !errors.Is(err, ErrConfig) && !errors.Is(err, ErrDecode) {
 			t.Errorf("%s: %v", mapping, err)
 		}
 	}
@@ -435,3 +435,7 @@ func TestHostPortsThatAreRefused(t *testing.T) {
 		t.Errorf("records %v", got)
 	}
 }
+
+// aliveNS is a namespace that exists, as that of a running container, and is not the network
+// of this process.
+const aliveNS = "/proc/self/ns/uts"

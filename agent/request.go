@@ -58,7 +58,11 @@ type requestConfig struct {
 	ValidAttachments []types.GCAttachment       `json:"cni.dev/valid-attachments"`
 	// OldAttachments has the key that the first releases of CNI's library used.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
+	// IPAM and PrevResult are not served by ADD.
+	IPAM       json.RawMessage `json:"ipam"`
+	PrevResult json.RawMessage `json:"prevResult"`
 
+	// hasAttachments says that the runtime gave the list, which may be empty.
 	hasAttachments bool
 }
 
@@ -68,7 +72,7 @@ func parseConfig(raw json.RawMessage) (requestConfig, error) {
 		return c, nil
 	}
 	if err := json.Unmarshal(raw, &c); err != nil {
-		return requestConfig{}, fmt.Errorf("%w: decode the network configuration: %w", ErrRequest, err)
+		return requestConfig{}, fmt.Errorf("%w: decode it: %w", ErrDecode, err)
 	}
 	if c.ValidAttachments == nil {
 		c.ValidAttachments = c.OldAttachments
@@ -77,17 +81,29 @@ func parseConfig(raw json.RawMessage) (requestConfig, error) {
 	return c, nil
 }
 
+// supported refuses fields whose neglect would surprise: addresses come from the
+// scheduler or from the pod's own network, and the interface of an earlier plugin of the
+// list would not be the pod's.
+func (c *requestConfig) supported() error {
+	for key, value := range map[string]json.RawMessage{"ipam": c.IPAM, "prevResult": c.PrevResult} {
+		if text := string(value); text != "" && text != "null" && text != "{}" {
+			return fmt.Errorf("%w: %q is %.200s; remove it: %s must be the first plugin of its list, and its addresses are chosen elsewhere", ErrUnsupported, key, text, api.ShimType)
+		}
+	}
+	return nil
+}
+
 // checkIDs refuses names that no runtime sends. The shim has checked them by the
 // same rules, but another program may write to the socket.
 func checkIDs(req *api.Request) error {
 	if err := utils.ValidateContainerID(req.ContainerID); err != nil {
-		return fmt.Errorf("%w: container ID %.100q: %w", ErrRequest, req.ContainerID, err)
+		return fmt.Errorf("%w: CNI_CONTAINERID: container ID %.100q: %w", ErrRequest, req.ContainerID, err)
 	}
 	if err := utils.ValidateInterfaceName(req.IfName); err != nil {
-		return fmt.Errorf("%w: interface name %.100q: %w", ErrRequest, req.IfName, err)
+		return fmt.Errorf("%w: CNI_IFNAME: interface name %.100q: %w", ErrRequest, req.IfName, err)
 	}
 	if strings.ContainsRune(req.IfName, 0) {
-		return fmt.Errorf("%w: interface name %.100q contains NUL", ErrRequest, req.IfName)
+		return fmt.Errorf("%w: CNI_IFNAME: interface name %.100q contains NUL", ErrRequest, req.IfName)
 	}
 	return nil
 }

@@ -61,8 +61,11 @@ const (
 // CNI error codes (CNI specification, section Error) that CNI's Go package
 // does not name in the version we use.
 const (
-	// CodeNotAvailable says that the plugin cannot serve ADD now.
+	// CodeNotAvailable is for STATUS: the plugin cannot serve ADD now.
 	CodeNotAvailable uint = 50
+	// CodeLimitedConnectivity is for STATUS, too: moreover, the network of running
+	// containers may be disturbed.
+	CodeLimitedConnectivity uint = 51
 	// CodePodNotPlaced says that a pod requests a floating IP and holds none on
 	// this node, so that its network could only use the address of another pod.
 	CodePodNotPlaced uint = 120

@@ -77,7 +77,13 @@ func (r *Runner) del(ctx context.Context, n *Network, i int, pluginType string, 
 		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/time.Duration(i+1))
 		defer cancel()
 	}
-	return r.call(ctx, n, pluginType, "DEL", a, func() ([]byte, error) { return n.configOf(i, a, result) })
+	err := r.call(ctx, n, pluginType, "DEL", a, func() ([]byte, error) { return n.configOf(i, a, result) })
+	var e *types.Error
+	if errors.As(err, &e) && e.Code == types.ErrUnknownContainer {
+		// "No cleanup needed", by the specification.
+		return nil
+	}
+	return err
 }
 
 // Check runs CHECK of each plugin in order, where the network's version has it.

@@ -19,7 +19,7 @@ import (
 func writeConf(path, socket string) error {
 	conf, err := json.MarshalIndent(map[string]any{
 		"cniVersion":  "1.0.0",
-		"cniVersions": []string{"0.4.0", "1.0.0", "1.1.0"},
+		"cniVersions": []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"},
 		"name":        api.NetworkName,
 		"plugins": []map[string]any{{
 			"type": api.ShimType, "socket": socket,

@@ -66,3 +66,15 @@ func (c *config) spec(args *skel.CmdArgs) wire.Spec {
 		Uplink: c.Uplink, MTU: c.MTU, Addresses: c.RuntimeConfig.Addresses, MAC: c.mac,
 	}
 }
+
+// forAdd refuses what ADD cannot serve; spec validates the interface and its addresses.
+func (c *config) forAdd(spec interface{ Validate() error }) error {
+	if !c.IPAM.IsEmpty() {
+		return types.NewError(types.ErrUnsupportedField,
+			fmt.Sprintf(`the network configuration has "ipam" of type %q; remove it: the addresses are those of runtimeConfig.%s`, c.IPAM.Type, api.CapabilityAddresses), "")
+	}
+	if err := spec.Validate(); err != nil {
+		return types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the network configuration: %v", err), "")
+	}
+	return nil
+}

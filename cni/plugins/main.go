@@ -33,5 +33,5 @@ func main() {
 		fmt.Fprintf(os.Stderr, "%s: run this program by the name %s or %s\n", name, api.VethType, api.VlanType)
 		os.Exit(1)
 	}
-	skel.PluginMainFuncs(plugin, version.PluginSupports("0.4.0", "1.0.0", "1.1.0"), "CNI plugin "+name)
+	skel.PluginMainFuncs(plugin, version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"), "CNI plugin "+name)
 }

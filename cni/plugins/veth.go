@@ -18,6 +18,9 @@ func cmdAdd(args *skel.CmdArgs) error {
 		return err
 	}
 	w, spec := wire.New(c.SysctlRoot), c.spec(args)
+	if err := c.forAdd(spec); err != nil {
+		return err
+	}
 	wired, err := w.Setup(spec)
 	if err != nil {
 		// The agent undoes a failed chain, too, but other callers may not.

@@ -29,6 +29,9 @@ func vlanAdd(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+	if err := c.forAdd(spec); err != nil {
+		return err
+	}
 	result, err := d.Setup(spec)
 	if err != nil {
 		return wire.ToCNIError(errors.Join(err, d.Teardown(spec)))

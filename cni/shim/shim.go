@@ -111,11 +111,14 @@ func status(args *skel.CmdArgs) error {
 	}
 	err = forward("STATUS")(args)
 	var e *types.Error
-	if errors.As(err, &e) && e.Code == types.ErrTryAgainLater && away(conf.Socket, time.Now()) {
+	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater {
+		return err
+	}
+	if away(conf.Socket, time.Now()) {
 		// The agent ended meanwhile.
 		return nil
 	}
-	return err
+	return types.NewError(api.CodeNotAvailable, e.Msg, e.Details)
 }
 
 // away returns whether no agent listens on the socket, but one did a short time before now.

@@ -34,6 +34,7 @@ var packages = map[string]string{
 	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 	"kubectl-berth":    "./cmd/kubectl-berth",
+	"cnitool":          "github.com/containernetworking/cni/cnitool",
 }
 
 // image is one of Berth's images: programs at the root, of which the first is what
