@@ -129,6 +129,8 @@ type Options struct {
 	// PodNetworks may be nil: pods then have one network each.
 	PodNetworks podNetworks
 	Drivers     Drivers
+	// BootID tells the present start of the node's kernel from earlier ones; empty if not known.
+	BootID      string
 	Prober      prober
 	Shaper      shaper
 	ConflictLog conflictLog

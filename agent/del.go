@@ -51,7 +51,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		}
 		return nil
 	}
-	if req != nil {
+	if req != nil && !isOfOtherBoot(record, a.BootID) {
 		// It is empty where the namespace is gone.
 		record.NetNS = req.NetNS
 	}
@@ -120,6 +120,10 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	if err := a.Store.Put(&deleting); err != nil {
 		return err
 	}
+	if isOfOtherBoot(record, a.BootID) {
+		// The kernel has nothing of it, and the addresses may be those of a new sandbox.
+		return nil
+	}
 	if err := a.eachInterface(record, driver.Withdraw); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
 	}
@@ -129,7 +133,7 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 // teardown removes the interface of an attachment that a driver wired.
 func (a *Agent) teardown(ctx context.Context, record *state.Container, i int) error {
 	d, err := a.driverOf(record, i)
-	if err != nil || d == nil {
+	if err != nil || d == nil || isOfOtherBoot(record, a.BootID) {
 		return err
 	}
 	unlock, err := a.lockAddresses(ctx, record.Addresses())

@@ -54,6 +54,10 @@
 // API has said that the pod still holds its addresses. So a crash between any two steps
 // leaves either no trace or a record of it.
 //
+// A record says by which start of the node's kernel it was made. After a restart of the node
+// the agent knows at once that nothing of it is left but what plugins keep in files: it runs
+// their DEL without a namespace, and the addresses are free for the pods' new containers.
+//
 // # Locks
 //
 // Calls for one container run one after another. The lock of an address is held only while

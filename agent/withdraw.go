@@ -52,7 +52,7 @@ func (a *Agent) withdraw(ctx context.Context, record *state.Container, reason st
 // record's addresses. The kernel comes first: if the agent dies after it, the next start
 // sees the same API and does it again.
 func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason string) error {
-	if now.Phase == state.Withdrawn {
+	if now.Phase == state.Withdrawn || isOfOtherBoot(now, a.BootID) {
 		return nil
 	}
 	if err := a.eachInterface(now, driver.Withdraw); err != nil {

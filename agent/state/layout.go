@@ -21,6 +21,8 @@ import (
 //
 // A version with other records increments schema, and converts an older file when
 // it opens it (migrate.go). An older version refuses the file and leaves it as it is.
+// A field whose absence means "not known" can be added without that: an older version works
+// as it did before, and drops the field from the records that it writes.
 const (
 	magic  = "berth-agent"
 	schema = "2"
@@ -67,7 +69,10 @@ type Container struct {
 	NetNS  string  `json:"netns"`
 	Pod    api.Pod `json:"pod"`
 	// Args is CNI_ARGS and Capabilities is runtimeConfig of the ADD.
-	Args         string                     `json:"args,omitempty"`
+	Args string `json:"args,omitempty"`
+	// BootID says by which start of the node's kernel the container was attached; empty in
+	// records of agents that did not note it.
+	BootID       string                     `json:"bootID,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	// Attachments are in the order of ADD. DEL undoes them backwards.
 	Attachments []Attachment `json:"attachments"`

@@ -60,6 +60,10 @@ func run(ctx context.Context, o *Options) error {
 			logger.Error(err, "Cannot close the state file")
 		}
 	}()
+	bootID, err := endBoot(ctx, store)
+	if err != nil {
+		return err
+	}
 	config, err := newConfig(o.Kubeconfig)
 	if err != nil {
 		return err
@@ -89,7 +93,7 @@ func run(ctx context.Context, o *Options) error {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
 	a := agent.New(agent.Options{
-		Pods: node, Store: store,
+		Pods: node, Store: store, BootID: bootID,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: networks,
 
@@ -194,6 +198,19 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 		return nil, fmt.Errorf("%w; it was left as it is. Run the version of the agent that wrote it, or start once with --reset-state to rename it and begin anew: running pods keep their network, and DEL and CNI GC clean up after deleted pods", err)
 	}
 	return store, err
+}
+
+// endBoot ends the records that the node's restart made void, and returns the boot ID.
+func endBoot(ctx context.Context, store *state.Store) (string, error) {
+	bootID, err := settings.BootID()
+	if err != nil {
+		return "", err
+	}
+	ended, err := agent.EndBoot(store, bootID)
+	if ended > 0 {
+		klog.FromContext(ctx).Info("The node was restarted: the networks of its containers are gone, and what their plugins keep in files is given back", "containers", ended)
+	}
+	return bootID, err
 }
 
 // newDefinitions reads NetworkAttachmentDefinitions, whose kind the cluster need not have.

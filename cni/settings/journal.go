@@ -19,8 +19,15 @@ import (
 	"github.com/berth-dev/berth/agent/leftover"
 )
 
-// bootID is another one after each start of the node, which sets all settings anew.
-const bootID = "/proc/sys/kernel/random/boot_id"
+// BootID returns what is another text after each start of the node's kernel, which then has
+// neither the settings nor the links of before.
+func BootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("find when the node started: %w", err)
+	}
+	return string(bytes.TrimSpace(id)), nil
+}
 
 // Journal is a file with the settings that Berth changed since the node started. A nil
 // Journal remembers nothing. Safe for concurrent use by one process.
@@ -120,11 +127,11 @@ func (j *Journal) load() (*content, error) {
 	if j.read != nil {
 		return j.read, nil
 	}
-	boot, err := os.ReadFile(bootID)
+	boot, err := BootID()
 	if err != nil {
-		return nil, fmt.Errorf("find when the node started: %w", err)
+		return nil, err
 	}
-	now := &content{BootID: string(bytes.TrimSpace(boot)), Settings: map[string]change{}}
+	now := &content{BootID: boot, Settings: map[string]change{}}
 	j.read = now
 	raw, err := os.ReadFile(j.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

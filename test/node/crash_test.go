@@ -13,6 +13,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/pkg/testutils"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/state"
 )
 
 // points returns the fault points that were passed since the last call, each
@@ -201,38 +203,88 @@ func TestRestartKeepsPods(t *testing.T) {
 	n.mustDel(c)
 }
 
-// After a reboot the records are there and neither namespaces nor links are.
+// After a reboot the records are there and neither namespaces nor links are. By the boot ID
+// the agent knows it also where the path of a namespace is another container's by now; where
+// a record has none, because an older agent wrote it, the missing path says so.
 func TestReboot(t *testing.T) {
-	net := newNetwork(t)
-	n := net.newNode(t, "reboot-a", "10.0.60.11")
-	before, links := n.kernel(), n.IP("-o", "link", "show", "type", "veth")
-	pod := createPod(t, n.name, "reboot", "10.0.70.5")
-	bind(t, "10.0.70.5", pod)
-	floating := newContainer(t, "c1", pod)
-	ordinary := newContainer(t, "c2", createPod(t, n.name, "reboot-ordinary", ""))
-	n.mustAdd(floating)
-	n.mustAdd(ordinary)
-	n.kill()
-	for _, c := range []*container{floating, ordinary} {
-		if err := errors.Join(c.Close(), testutils.UnmountNS(c.NetNS)); err != nil {
-			t.Fatal(err)
+	for name, known := range map[string]bool{"known": true, "unknown": false} {
+		t.Run(name, func(t *testing.T) {
+			net := newNetwork(t)
+			n := net.newNode(t, "reboot-"+name, "10.0.60.11")
+			stranger := newContainer(t, "stranger", createPod(t, n.name, "stranger-"+name, ""))
+			n.mustAdd(stranger)
+			before, links := n.kernel(), n.IP("-o", "link", "show", "type", "veth")
+			pod := createPod(t, n.name, "reboot-"+name, "10.0.70.5")
+			bind(t, "10.0.70.5", pod)
+			floating := newContainer(t, "c1", pod)
+			floating.ports = []map[string]any{tcp(8080, 80)}
+			ordinary := newContainer(t, "c2", createPod(t, n.name, "reboot-ordinary-"+name, ""))
+			n.mustAdd(floating)
+			n.mustAdd(ordinary)
+			n.kill()
+			for _, c := range []*container{floating, ordinary} {
+				if err := errors.Join(c.Close(), testutils.UnmountNS(c.NetNS)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// A boot leaves no interfaces; the kernel takes them away some time after their
+			// namespace's end.
+			eventually(t, func() error {
+				if now := n.IP("-o", "link", "show", "type", "veth"); now != links {
+					return fmt.Errorf("left: %s", now)
+				}
+				return nil
+			})
+			n.changeRecords(func(c *state.Container) {
+				if c.ContainerID == stranger.id {
+					return
+				}
+				c.BootID = ""
+				if known {
+					c.BootID, c.NetNS = "of-the-boot-before", stranger.Path()
+				}
+			})
+			strange := stranger.IP("-4", "address")
+			n.start()
+			n.becomes(before)
+			// The kubelet makes new sandboxes for the same pods.
+			again := newContainer(t, "c3", pod)
+			again.ports = floating.ports
+			again.serve(t)
+			n.mustAdd(again)
+			ping(t, net.client, "10.0.70.5")
+			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c3")
+			for _, c := range []*container{floating, ordinary} {
+				n.mustDel(c)
+			}
+			ping(t, net.client, "10.0.70.5")
+			net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 c3")
+			n.mustDel(again)
+			if now := stranger.IP("-4", "address"); now != strange {
+				t.Errorf("the container that has the path now was changed from\n%s\nto\n%s", strange, now)
+			}
+			if err := n.check(stranger); err != nil {
+				t.Errorf("CHECK of the container that has the path now: %v", err)
+			}
+			n.mustDel(stranger)
+		})
+	}
+}
+
+// changeRecords changes the records of an agent that does not run.
+func (n *node) changeRecords(change func(c *state.Container)) {
+	n.t.Helper()
+	store, err := state.Open(n.dir + "/agent.db")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, c := range store.List() {
+		change(c)
+		if err := store.Put(c); err != nil {
+			n.t.Error(err)
 		}
 	}
-	// A boot leaves no interfaces; the kernel takes them away some time after their
-	// namespace's end.
-	eventually(t, func() error {
-		if now := n.IP("-o", "link", "show", "type", "veth"); now != links {
-			return fmt.Errorf("left: %s", now)
-		}
-		return nil
-	})
-	n.start()
-	n.becomes(before)
-	// The kubelet makes new sandboxes for the same pods.
-	again := newContainer(t, "c3", pod)
-	n.mustAdd(again)
-	ping(t, net.client, "10.0.70.5")
-	for _, c := range []*container{floating, ordinary, again} {
-		n.mustDel(c)
+	if err := store.Close(); err != nil {
+		n.t.Fatal(err)
 	}
 }
