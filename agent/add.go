@@ -88,7 +88,7 @@ func (a *Agent) earlier(ctx context.Context, record *state.Container) (result js
 // sameAttachments returns whether two records give the same pod the same interfaces. A
 // change of a network's configuration is none of the container's.
 func sameAttachments(x, y *state.Container) bool {
-	return x.NetNS == y.NetNS && x.Pod == y.Pod && slices.EqualFunc(x.Attachments, y.Attachments, func(p, q state.Attachment) bool {
+	return x.NetNS == y.NetNS && x.Pod.Is(y.Pod) && slices.EqualFunc(x.Attachments, y.Attachments, func(p, q state.Attachment) bool {
 		return p.IfName == q.IfName && p.Driver == q.Driver && slices.Equal(p.Addresses, q.Addresses)
 	})
 }
@@ -255,6 +255,9 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 	done.Phase = state.Added
 	if err := a.putComplete(&done); err != nil {
 		return err
+	}
+	if len(record.HostPorts) > 0 && a.hostPorts.drop(func(p unrecorded) bool { return p.pod.Is(record.Pod) }) {
+		a.hostPorts.checkSoon()
 	}
 	if len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {
 		// No lock kept the pod's end from coming during the write.

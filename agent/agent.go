@@ -37,6 +37,9 @@ type pods interface {
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool
+	// Running lists the pods of the node that have addresses of their own, as the watch knows
+	// them, without blocking.
+	Running() []podinfo.Running
 	// Annotate writes annotations of a pod; it does nothing where the pod is gone.
 	Annotate(ctx context.Context, pod api.Pod, annotations map[string]string) error
 }

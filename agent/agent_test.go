@@ -55,6 +55,8 @@ type world struct {
 	// annotated has what was written on the pod, annotateErr what this returns.
 	annotated   map[string]string
 	annotateErr error
+	// running are the pods of the node.
+	running []podinfo.Running
 	// annotations of the pod.
 	annotations map[string]string
 	// log has the calls in their order.
@@ -89,6 +91,8 @@ func (w *world) Annotate(_ context.Context, _ api.Pod, annotations map[string]st
 func (w *world) Networks(context.Context, string, string, string) ([]attachdef.Network, error) {
 	return w.named, nil
 }
+func (w *world) Running() []podinfo.Running { return w.running }
+
 func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
 
 func (w *world) Reach() api.Reach { return api.Reach{Synced: true} }

@@ -159,11 +159,17 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 			logger.Error(err, "Cannot clean up after a container without a record", "containerID", req.ContainerID, "driver", name)
 		}
 	}
-	network, err := a.Networks.Default()
+	conf, err := parseConfig(req.Config)
 	if err != nil {
 		return
 	}
-	conf, err := parseConfig(req.Config)
+	// A runtime that names no pod has no host ports either.
+	if args, err := parseArgs(req.Args); err == nil {
+		if err := a.closeUnrecorded(ctx, args, conf); err != nil {
+			logger.Error(err, "Cannot close the host ports of a container without a record", "containerID", req.ContainerID)
+		}
+	}
+	network, err := a.Networks.Default()
 	if err != nil {
 		return
 	}

@@ -33,6 +33,8 @@ type forwarder interface {
 	Apply(mappings []hostport.Mapping) (changed bool, err error)
 	// Check returns an error that names a mapping that the node does not forward.
 	Check(mappings []hostport.Mapping) error
+	// Forwarded lists what the node forwards.
+	Forwarded() ([]hostport.Mapping, error)
 	// Unused returns true where no program of the node has the port or gets it unasked.
 	Unused(protocol string, port uint16) (bool, error)
 }
@@ -53,6 +55,11 @@ type hostPorts struct {
 	adding map[state.Key][]hostport.Mapping
 	// wake has the kernel compared with the records.
 	wake chan struct{}
+	// unrecorded are the ports of pods whose records were lost. read and podsKnown say that the
+	// kernel and the API were asked for them. These three change under the lock of the host ports;
+	// mu is for readers of unrecorded without it.
+	unrecorded      []unrecorded
+	read, podsKnown bool
 }
 
 func newHostPorts() hostPorts {
@@ -136,34 +143,55 @@ func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([
 // the ADD is complete: one that fails has taken nothing. claim returns ErrHostPortTaken, with the
 // holder's name, for a port of another pod.
 func (a *Agent) claim(ctx context.Context, record *state.Container) error {
-	asked := map[state.Key]bool{}
+	asked := map[api.Pod]bool{}
 	for {
 		holder, port, err := a.tryClaim(ctx, record)
 		if err != nil || holder == nil {
 			return err
 		}
-		alive := asked[holder.Key()]
+		if holder.pod == (api.Pod{}) {
+			if !a.Pods.WaitForSync(ctx) {
+				return fmt.Errorf("%w: host port %s may be one of a pod that is not known yet: the API server has not answered", ErrNotReady, port)
+			}
+			if err := a.findPods(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		alive := asked[holder.pod]
 		if !alive {
 			// The scheduler gives a port again when a pod has finished, which this node may
 			// hear later.
-			if alive, err = a.Pods.Alive(ctx, holder.Pod); err != nil {
+			if alive, err = a.Pods.Alive(ctx, holder.pod); err != nil {
 				return err
 			}
 		}
 		if alive {
-			return fmt.Errorf("%w: %s is a host port of pod %s on this node (container %s); choose another hostPort, or end that pod",
-				ErrHostPortTaken, port, holder.Pod, holder.ContainerID)
+			return fmt.Errorf("%w: %s is a host port of pod %s on this node; choose another hostPort, or end that pod", ErrHostPortTaken, port, holder.pod)
 		}
-		asked[holder.Key()] = true
-		if err := a.withdraw(ctx, holder, podGone); err != nil {
+		asked[holder.pod] = true
+		if holder.record != nil {
+			err = a.withdraw(ctx, holder.record, podGone)
+		} else {
+			err = a.forgetPorts(ctx, func(p unrecorded) bool { return p.pod == holder.pod })
+		}
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// tryClaim writes the record, or returns another pod's record that has one of its ports. It
+// portHolder is another pod that has a host port.
+type portHolder struct {
+	// pod is empty where the pods of the node are not known yet.
+	pod api.Pod
+	// record is nil where it was lost.
+	record *state.Container
+}
+
+// tryClaim writes the record, or returns another pod that has one of its ports. It
 // changes no other record.
-func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (holder *state.Container, port state.HostPort, err error) {
+func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (holder *portHolder, port state.HostPort, err error) {
 	if len(record.HostPorts) == 0 {
 		return nil, port, a.Store.Put(record)
 	}
@@ -173,6 +201,14 @@ func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (holder *
 	}
 	defer unlock()
 	others := slices.DeleteFunc(a.Store.List(), func(r *state.Container) bool { return r.Key() == record.Key() || len(r.HostPorts) == 0 })
+	lost, err := a.unrecordedPorts()
+	if err != nil {
+		return nil, port, err
+	}
+	for _, p := range lost {
+		// Like an older container of the pod.
+		others = append(others, &state.Container{Pod: p.pod, Phase: state.Added, HostPorts: []state.HostPort{{HostPort: p.HostPort, Random: true}}})
+	}
 	if err := a.choosePorts(record, others); err != nil {
 		return nil, port, err
 	}
@@ -184,8 +220,12 @@ func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (holder *
 		taken := conflicts(record.HostPorts, other.HostPorts)
 		switch {
 		case len(taken) == 0:
-		case other.Pod != record.Pod:
-			return other, taken[0], nil
+		case !other.Pod.Is(record.Pod):
+			holder := &portHolder{pod: other.Pod}
+			if other.ContainerID != "" {
+				holder.record = other
+			}
+			return holder, taken[0], nil
 		case other.Phase == state.Adding:
 			older = append(older, other)
 		}
@@ -221,7 +261,7 @@ func (a *Agent) putComplete(record *state.Container) error {
 		changed := []*state.Container{record}
 		for key, other := range records {
 			taken := conflicts(other.HostPorts, record.HostPorts)
-			if key == record.Key() || other.Pod != record.Pod || other.Phase != state.Added || len(taken) == 0 {
+			if key == record.Key() || !other.Pod.Is(record.Pod) || other.Phase != state.Added || len(taken) == 0 {
 				continue
 			}
 			other.HostPorts = slices.DeleteFunc(other.HostPorts, func(p state.HostPort) bool { return slices.Contains(taken, p) })
@@ -245,12 +285,12 @@ func (a *Agent) choosePorts(record *state.Container, others []*state.Container) 
 				return p.HostPort.HostPort != 0 && hostport.Conflict(p.HostPort, candidate)
 			}
 			return slices.ContainsFunc(record.HostPorts, conflict) || slices.ContainsFunc(others, func(r *state.Container) bool {
-				return r.Pod != record.Pod && slices.ContainsFunc(r.HostPorts, conflict)
+				return !r.Pod.Is(record.Pod) && slices.ContainsFunc(r.HostPorts, conflict)
 			})
 		}
 		for _, other := range others {
 			for _, had := range other.HostPorts {
-				if other.Pod == record.Pod && had.Random && had.Protocol == port.Protocol && had.ContainerPort == port.ContainerPort && !taken(had.HostPort.HostPort) {
+				if other.Pod.Is(record.Pod) && had.Random && had.Protocol == port.Protocol && had.ContainerPort == port.ContainerPort && !taken(had.HostPort.HostPort) {
 					record.HostPorts[i].HostPort.HostPort = had.HostPort.HostPort
 				}
 			}
@@ -259,7 +299,7 @@ func (a *Agent) choosePorts(record *state.Container, others []*state.Container) 
 			continue
 		}
 		seed := fnv.New64a()
-		fmt.Fprint(seed, record.Pod.UID, port.Protocol, port.ContainerPort)
+		fmt.Fprint(seed, record.Pod.Identity(), port.Protocol, port.ContainerPort)
 		number, err := a.HostPortRange.Choose(seed.Sum64(), func(number uint16) (bool, error) {
 			if taken(number) {
 				return false, nil
@@ -336,8 +376,13 @@ func mappingsOf(record *state.Container) ([]hostport.Mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
 	}
-	detached := first.Driver != "" && first.Driver != api.DriverVeth || slices.Contains(detachedTypes, network.Types()[0])
-	return hostport.Mappings(portsOf(record.HostPorts), addressesOf(first.Result), detached)
+	return hostport.Mappings(portsOf(record.HostPorts), addressesOf(first.Result), isDetached(first.Driver, network))
+}
+
+// isDetached returns true where the replies of the network's pods do not pass the node. driver
+// does the work of the first plugin; empty where the plugin does.
+func isDetached(driver string, network *chain.Network) bool {
+	return driver != "" && driver != api.DriverVeth || slices.Contains(detachedTypes, network.Types()[0])
 }
 
 // openPorts opens the host ports of an ADD whose plugins have ended.
@@ -356,7 +401,7 @@ func (a *Agent) openPorts(ctx context.Context, record *state.Container) error {
 		return context.Cause(ctx)
 	}
 	a.hostPorts.begin(record.Key(), mappings)
-	if _, err := a.HostPorts.Apply(a.allMappings(ctx)); err != nil {
+	if _, err := a.apply(ctx); err != nil {
 		return fmt.Errorf("open the host ports of pod %s: %w", record.Pod, err)
 	}
 	return nil
@@ -395,7 +440,7 @@ func (a *Agent) reopenPorts(ctx context.Context, record *state.Container) error 
 	if err := a.Store.Put(record); err != nil {
 		return err
 	}
-	if _, err := a.HostPorts.Apply(a.allMappings(ctx)); err != nil {
+	if _, err := a.apply(ctx); err != nil {
 		// The record says what is open, and the reconciler makes it so.
 		a.hostPorts.checkSoon()
 		return fmt.Errorf("open the host ports of pod %s: %w", record.Pod, err)
@@ -410,10 +455,24 @@ func (a *Agent) applyPorts(ctx context.Context) (changed bool, err error) {
 		return false, err
 	}
 	defer unlock()
-	return a.HostPorts.Apply(a.allMappings(ctx))
+	return a.apply(ctx)
 }
 
-// allMappings lists what the node must forward. A record that cannot be read must not close
+// apply is applyPorts for callers that hold the lock of the host ports.
+func (a *Agent) apply(ctx context.Context) (changed bool, err error) {
+	lost, err := a.unrecordedPorts()
+	if err != nil {
+		return false, err
+	}
+	mappings := a.allMappings(ctx)
+	var more []hostport.Mapping
+	for _, p := range lost {
+		more = append(more, p.Mapping)
+	}
+	return a.HostPorts.Apply(append(mappings, without(more, mappings)...))
+}
+
+// allMappings lists what the node must forward for the records. A record that cannot be read must not close
 // the ports of others. The caller holds the lock of the host ports.
 func (a *Agent) allMappings(ctx context.Context) []hostport.Mapping {
 	records := a.Store.List()

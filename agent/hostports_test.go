@@ -30,6 +30,8 @@ type fakeForwarder struct {
 	err  error
 	// used has the ports of the node's programs.
 	used []uint16
+	// found is what an earlier agent left.
+	found []hostport.Mapping
 	// applied, if given, is called after a change.
 	applied func()
 }
@@ -53,6 +55,8 @@ func (f *fakeForwarder) Apply(mappings []hostport.Mapping) (bool, error) {
 	}
 	return changed, f.err
 }
+
+func (f *fakeForwarder) Forwarded() ([]hostport.Mapping, error) { return f.found, f.err }
 
 func (f *fakeForwarder) Check(mappings []hostport.Mapping) error {
 	f.mu.Lock()
@@ -174,6 +178,36 @@ func TestHostPortTakeover(t *testing.T) {
 	must(t, b.Del(t.Context(), addRequest("old")))
 	f.expect(t, "TCP 8080 to 10.244.0.6:80")
 	must(t, b.Del(t.Context(), addRequest("old")), b.Del(t.Context(), addRequest("new")))
+	f.expect(t)
+}
+
+// A static pod keeps its ports when somebody deletes its mirror, which the kubelet makes again
+// with another UID, and its next sandbox takes them over. A change of the manifest is another
+// pod.
+func TestHostPortsOfStaticPods(t *testing.T) {
+	a, w, f := ordinary(t)
+	w.pod.Static = "manifest"
+	w.pod.HostPorts = podinfo.HostPorts{Random: []api.HostPort{{ContainerPort: 81, Protocol: "TCP"}}}
+	must(t, add(t, a, ports("old", web)))
+	had := chosenBy(t, a, "old")
+	mirror := w.pod.Pod
+	must(t, a.Gone(t.Context(), mirror))
+	open := []string{"TCP 8080 to 10.244.0.5:80", had[1].String() + " to 10.244.0.5:81"}
+	slices.Sort(open)
+	f.expect(t, open...)
+	w.pod.UID = "second mirror"
+	must(t, add(t, a, ports("old", web))) // a runtime that lost the answer
+	w.podIP = "10.244.0.6"
+	must(t, add(t, a, ports("new", web)))
+	if got := chosenBy(t, a, "new"); !slices.Equal(got, had) {
+		t.Errorf("the new sandbox has %v, want %v", got, had)
+	}
+	w.pod.Pod = api.Pod{Namespace: "ns", Name: "other", UID: "v"}
+	if err := add(t, a, ports("other", web)); !errors.Is(err, ErrHostPortTaken) {
+		t.Errorf("another pod: %v", err)
+	}
+	w.alive = false
+	must(t, a.Gone(t.Context(), mirror))
 	f.expect(t)
 }
 

@@ -70,6 +70,9 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspect
 	if pod != "" {
 		return in, nil
 	}
+	for _, p := range a.hostPorts.listUnrecorded() {
+		in.OrphanPorts = append(in.OrphanPorts, api.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.pod, Address: p.Mapping.Pod})
+	}
 	orphans, err := a.orphans(nil)
 	if err != nil {
 		in.Problems = append(in.Problems, err.Error())

@@ -133,6 +133,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.announce.run(ctx) })
 	group.Go(func() { a.reconcile.run(ctx) })
 	group.Go(func() { a.reconcilePorts(ctx) })
+	group.Go(func() { a.keepUnrecorded(ctx) })
 	a.noteStart(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()

@@ -58,7 +58,8 @@ type requestConfig struct {
 	ValidAttachments []types.GCAttachment       `json:"cni.dev/valid-attachments"`
 	// OldAttachments has the key that the first releases of CNI's library used.
 	OldAttachments []types.GCAttachment `json:"cni.dev/attachments"`
-	// IPAM and PrevResult are not served by ADD.
+	// IPAM and PrevResult are not served by ADD. In a DEL, PrevResult is the result of its ADD,
+	// where the runtime kept it.
 	IPAM       json.RawMessage `json:"ipam"`
 	PrevResult json.RawMessage `json:"prevResult"`
 

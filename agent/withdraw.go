@@ -28,13 +28,28 @@ const superseded = "another container of this node has the address now"
 // Gone withdraws the addresses of a pod that is deleted, replaced or finished, in every
 // phase of its records: it waits neither for an ADD or DEL under way nor for a plugin.
 // Pods of the default network lose their host ports, and keep their addresses until DEL:
-// those belong to the node.
+// those belong to the node. A static pod runs on when its mirror is deleted.
 func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
+	gone := pod.Static == ""
+	if !gone {
+		alive, err := a.Pods.Alive(ctx, pod)
+		if err != nil {
+			return err
+		}
+		gone = !alive
+	}
 	var errs []error
 	for _, record := range a.Store.List() {
-		if record.Pod.UID == pod.UID && hasScarce(record) {
+		switch {
+		case !record.Pod.Is(pod):
+		case !gone:
+			a.reconcile.tellLater(record.Key()) // the next mirror
+		case hasScarce(record):
 			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
+	}
+	if gone {
+		errs = append(errs, a.forgetPorts(ctx, func(p unrecorded) bool { return p.pod.Is(pod) }))
 	}
 	a.reconcile.orphansSoon()
 	return errors.Join(errs...)

@@ -98,10 +98,27 @@ type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
+	// Static is the UID that the kubelet gives a static pod; empty for other pods. UID is
+	// then that of its mirror in the API, which the kubelet makes again when somebody deletes
+	// it, while the pod runs on.
+	Static string `json:"static,omitempty"`
 }
 
 // String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
+// Is returns true where both are one pod, also where the mirror of a static pod was made anew.
+func (p Pod) Is(other Pod) bool {
+	return p.Namespace == other.Namespace && p.Name == other.Name && (p.UID == other.UID || p.Identity() == other.Identity())
+}
+
+// Identity returns what no other pod of the name has: the UID by which the kubelet knows the pod.
+func (p Pod) Identity() string {
+	if p.Static != "" {
+		return p.Static
+	}
+	return p.UID
+}
 
 // Address is a floating IP and its network.
 type Address struct {

@@ -28,7 +28,9 @@ type Inspection struct {
 	Waiting    int                  `json:"waiting"`
 	Containers []InspectedContainer `json:"containers"`
 	Orphans    []InspectedOrphan    `json:"orphans,omitempty"`
-	Problems   []string             `json:"problems,omitempty"`
+	// OrphanPorts are host ports that lead to running pods without a record.
+	OrphanPorts []InspectedOrphanPort `json:"orphanPorts,omitempty"`
+	Problems    []string              `json:"problems,omitempty"`
 }
 
 // Reach says whether the agent can follow the API server.
@@ -74,6 +76,14 @@ type InspectedInterface struct {
 	FloatingIPs []Address `json:"floatingIPs,omitempty"`
 	// Result is the CNI result: addresses and routes of the interface.
 	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// InspectedOrphanPort is a host port of a running pod without a record.
+type InspectedOrphanPort struct {
+	HostPort
+	// Pod is empty until the pods of the node are known.
+	Pod     Pod        `json:"pod"`
+	Address netip.Addr `json:"address"`
 }
 
 // InspectedOrphan is a link of Berth's without a record.

@@ -5,6 +5,7 @@ package podinfo
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,9 +14,19 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 )
 
+// ErrNoMirror is returned by Annotate for a static pod that has no mirror in the API now.
+var ErrNoMirror = errors.New("static pod has no mirror")
+
 // Annotate writes annotations of a pod through its status, which needs fewer rights than
 // the pod itself. It does nothing where the pod is gone or another one has its name by now.
 func (n *Node) Annotate(ctx context.Context, pod api.Pod, annotations map[string]string) error {
+	if pod.Static != "" {
+		mirror, ok := n.cached(pod.Namespace, pod.Name)
+		if !ok || !mirror.Is(pod) {
+			return fmt.Errorf("annotate pod %s: %w", pod, ErrNoMirror)
+		}
+		pod.UID = mirror.UID
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
 	if err != nil {
 		return fmt.Errorf("encode the annotations of pod %s: %w", pod, err)

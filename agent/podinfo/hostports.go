@@ -3,8 +3,11 @@
 package podinfo
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -37,7 +40,7 @@ func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	case given && text != v1alpha1.HostPortsRandom:
 		h.Err = fmt.Errorf("%w: %s is %q and can only be %s", ErrBadHint, v1alpha1.AnnotationHostPorts, text, v1alpha1.HostPortsRandom)
 	case given || h.Galaxy:
-		h.Random = portsOf(&p.Spec)
+		h.Random = portsOf(&p.Spec, false)
 	}
 	if len(h.Random) > maxRandomPorts {
 		h = HostPorts{Galaxy: h.Galaxy, Err: fmt.Errorf("%w: the pod has %d ports without a hostPort and asks for a host port for each; a pod gets at most %d", ErrBadHint, len(h.Random), maxRandomPorts)}
@@ -45,13 +48,56 @@ func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	return h
 }
 
-// portsOf lists the ports of containers and sidecars that have no hostPort, each once.
-func portsOf(spec *corev1.PodSpec) []api.HostPort {
+// Running is a pod of the node whose containers may run, with what it asked for in host ports.
+type Running struct {
+	Pod
+
+	// Addresses are those that the kubelet has told.
+	Addresses []netip.Addr
+	// Given are the ports with a number.
+	Given []api.HostPort
+	// Told are the ports of its annotation, which any user may have changed.
+	Told []api.HostPort
+}
+
+// Running lists the pods of the node that have addresses of their own and have not finished, as
+// the watch knows them. It does not block.
+func (n *Node) Running() []Running {
+	var all []Running
+	for _, obj := range n.informer.GetStore().List() {
+		p, ok := obj.(*corev1.Pod)
+		if !ok || p.Spec.HostNetwork {
+			continue
+		}
+		r := Running{Pod: n.fromAPI(p), Given: portsOf(&p.Spec, true)}
+		for _, ip := range p.Status.PodIPs {
+			if addr, err := netip.ParseAddr(ip.IP); err == nil {
+				r.Addresses = append(r.Addresses, addr)
+			}
+		}
+		// An annotation that cannot be read tells nothing.
+		_ = json.Unmarshal([]byte(p.Annotations[v1alpha1.AnnotationHostPortsStatus]), &r.Told)
+		if len(r.Addresses) > 0 && !r.Finished {
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, func(a, b Running) int { return strings.Compare(a.String(), b.String()) })
+	return all
+}
+
+// portsOf lists the ports of containers and sidecars that have a hostPort, or those that have
+// none, each once.
+func portsOf(spec *corev1.PodSpec, given bool) []api.HostPort {
 	var all []api.HostPort
 	add := func(c *corev1.Container) {
 		for _, port := range c.Ports {
-			p := api.HostPort{ContainerPort: uint16(port.ContainerPort), Protocol: string(port.Protocol)}
-			if port.HostPort == 0 && !slices.Contains(all, p) {
+			p := api.HostPort{HostPort: uint16(port.HostPort), ContainerPort: uint16(port.ContainerPort), Protocol: string(port.Protocol)}
+			// The API server has checked it.
+			p.HostIP, _ = netip.ParseAddr(port.HostIP)
+			if !given {
+				p.HostIP = netip.Addr{}
+			}
+			if (port.HostPort != 0) == given && !slices.Contains(all, p) {
 				all = append(all, p)
 			}
 		}

@@ -72,20 +72,21 @@ func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error)
 }
 
 // Alive returns whether the pod still exists with this UID and has not finished. It
-// asks the API only where the watch does not know the pod.
+// asks the API only where the watch does not know the pod. A static pod is alive, too, while
+// it has no mirror: the kubelet decides about it, and tells the runtime's DEL.
 func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
-	if p, ok := n.cached(pod.Namespace, pod.Name); ok && p.UID == pod.UID {
+	if p, ok := n.cached(pod.Namespace, pod.Name); ok && p.Is(pod) {
 		return !p.Finished, nil
 	}
 	found, err := n.pods.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if isAbsent(err) {
-		return false, nil
+		return pod.Static != "", nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("get pod %s: %w", pod, err)
 	}
 	p := n.fromAPI(found)
-	return p.UID == pod.UID && p.node == n.name && !p.Finished, nil
+	return p.Is(pod) && p.node == n.name && !p.Finished, nil
 }
 
 // Addresses returns the addresses that the pod holds on this node, in the order of

@@ -268,7 +268,7 @@ func (n *Node) Annotations(pod api.Pod) (annotations map[string]string, known bo
 		return nil, false
 	}
 	p, ok := obj.(*corev1.Pod)
-	if !ok || string(p.UID) != pod.UID {
+	if !ok || !identityOf(p).Is(pod) {
 		return nil, false
 	}
 	return p.Annotations, true

@@ -55,26 +55,28 @@ type Pod struct {
 	// Finished says that no container of the pod will run again.
 	Finished bool
 
-	node   string
-	mirror string
+	node string
+}
+
+func identityOf(p *corev1.Pod) api.Pod {
+	return api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Static: p.Annotations[annotationMirror]}
 }
 
 func (n *Node) fromAPI(p *corev1.Pod) Pod {
 	return Pod{
-		Pod:       api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
+		Pod:       identityOf(p),
 		Wants:     n.wanted(p),
 		Hint:      p.Annotations[v1alpha1.AnnotationFloatingIPs],
 		Networks:  p.Annotations[annotationNetworks],
 		HostPorts: n.hostPortsOf(p),
 		Finished:  p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		node:      p.Spec.NodeName,
-		mirror:    p.Annotations[annotationMirror],
 	}
 }
 
 // is returns whether the runtime's UID means this pod; the runtime may give none.
 func (p Pod) is(uid string) bool {
-	return uid == "" || uid == p.UID || p.mirror != "" && uid == p.mirror
+	return uid == "" || uid == p.UID || uid == p.Identity()
 }
 
 // wanted is how many floating IPs the pod requests, cut where it is far more than

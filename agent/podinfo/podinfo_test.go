@@ -130,6 +130,68 @@ func TestPod(t *testing.T) {
 	}
 }
 
+// A static pod is known by what the kubelet calls it: its mirror may be deleted and made anew
+// while it runs.
+func TestStaticPod(t *testing.T) {
+	named := func(hash string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Annotations = map[string]string{annotationMirror: hash} }
+	}
+	finished := func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }
+	pod := api.Pod{Namespace: "default", Name: "web-0", UID: "u1", Static: "static"}
+	older := pod
+	older.Static = "" // of an agent that did not know static pods
+	for name, c := range map[string]struct {
+		object        *corev1.Pod
+		pod           api.Pod
+		alive, mirror bool
+	}{
+		"the same mirror":        {podObject("u1", mirror), pod, true, true},
+		"of an older agent":      {podObject("u1", mirror), older, true, true},
+		"a new mirror":           {podObject("u2", mirror), pod, true, true},
+		"no mirror":              {nil, pod, true, false},
+		"another manifest":       {podObject("u2", named("changed")), pod, false, false},
+		"finished":               {podObject("u2", mirror, finished), pod, false, true},
+		"the name of another":    {podObject("u2"), pod, false, false},
+		"mirror on another node": {podObject("u2", mirror, elsewhere), pod, false, false},
+		"an ordinary pod":        {podObject("u2"), older, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset()
+			if c.object != nil {
+				client = fake.NewClientset(c.object)
+			}
+			n := New(thisNode, client, &fakeIPs{}, podrequest.Reader{})
+			if alive, err := n.Alive(t.Context(), c.pod); alive != c.alive || err != nil {
+				t.Errorf("Alive() = %v, %v, want %v", alive, err, c.alive)
+			}
+			if c.object != nil && c.object.Spec.NodeName == thisNode {
+				must(t, n.informer.GetStore().Add(c.object))
+			}
+			if _, known := n.Annotations(c.pod); known != c.mirror {
+				t.Errorf("Annotations() knows the pod: %v, want %v", known, c.mirror)
+			}
+			err := n.Annotate(t.Context(), c.pod, map[string]string{"told": "yes"})
+			if c.pod.Static != "" && errors.Is(err, ErrNoMirror) == c.mirror {
+				t.Errorf("Annotate() = %v, want a mirror: %v", err, c.mirror)
+			}
+			if !c.mirror {
+				return
+			}
+			p, err := client.CoreV1().Pods("default").Get(t.Context(), "web-0", metav1.GetOptions{})
+			if err != nil || p.Annotations["told"] != "yes" {
+				t.Errorf("the mirror has %v, %v", p.Annotations, err)
+			}
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestWanted(t *testing.T) {
 	const alias = galaxy.ResourceENIIP
 	asks := func(name corev1.ResourceName, quantity string) corev1.Container {

@@ -33,6 +33,8 @@ var (
 // to disk together.
 type Store struct {
 	db *bbolt.DB
+	// made says that Open made the file.
+	made bool
 
 	mu sync.Mutex
 	// records has what the file has.
@@ -97,6 +99,7 @@ func (s *Store) prepare() (err error) {
 	if err != nil {
 		return err
 	}
+	s.made = have == ""
 	if have != schema {
 		if err := s.db.Update(func(tx *bbolt.Tx) error { return convert(tx, have) }); err != nil {
 			return err
@@ -165,6 +168,9 @@ func read(tx *bbolt.Tx) (map[Key]*Container, error) {
 	})
 	return records, err
 }
+
+// Made returns true where Open made the file: the node is new, or an earlier file was lost.
+func (s *Store) Made() bool { return s.made }
 
 // asideSuffix comes between the name of the state file and the time in MoveAside.
 const asideSuffix = ".bak-"

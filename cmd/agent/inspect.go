@@ -155,6 +155,10 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 	for _, o := range in.Orphans {
 		fmt.Fprintf(out, "link %s with %v has no record: the state file was lost; it stays while a pod of this node holds the addresses\n", o.Link, o.Addresses)
 	}
+	for _, p := range in.OrphanPorts {
+		fmt.Fprintf(out, "host port %s leads to port %d of %s, of pod %s, and has no record: the state file was lost; it stays while the pod runs\n",
+			p.HostPort, p.ContainerPort, p.Address, cmp.Or(strings.Trim(p.Pod.String(), "/"), "not known yet"))
+	}
 	for _, p := range in.Problems {
 		fmt.Fprintf(out, "problem: %s\n", p)
 	}

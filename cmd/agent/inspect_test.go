@@ -33,6 +33,10 @@ func TestPrintInspection(t *testing.T) {
 			},
 		},
 		Orphans: []api.InspectedOrphan{{Link: "bth3", Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.9")}}},
+		OrphanPorts: []api.InspectedOrphanPort{
+			{HostPort: api.HostPort{HostPort: 53, ContainerPort: 53, Protocol: "UDP"}, Pod: api.Pod{Namespace: "shop", Name: "dns"}, Address: netip.MustParseAddr("10.9.0.3")},
+			{HostPort: api.HostPort{HostPort: 80, ContainerPort: 81, Protocol: "TCP"}, Address: netip.MustParseAddr("10.9.0.4")},
+		},
 	}
 	const want = `POD          CONTAINER       PHASE       INTERFACE   NETWORK          ADDRESSES     LINK   CHECKED
 shop/web-0   0123456789abc   added       eth0        berth-floating   10.0.70.5     bth1   20s
@@ -43,6 +47,8 @@ shop/web-0 (0123456789abc): host port: TCP 8080 leads to port 80 of the pod
 shop/web-1 (c2): last error: boom
 shop/web-1 (c2): withdrawn: another pod holds it
 link bth3 with [10.0.70.9] has no record: the state file was lost; it stays while a pod of this node holds the addresses
+host port UDP 53 leads to port 53 of 10.9.0.3, of pod shop/dns, and has no record: the state file was lost; it stays while the pod runs
+host port TCP 80 leads to port 81 of 10.9.0.4, of pod not known yet, and has no record: the state file was lost; it stays while the pod runs
 records: 2 added, 1 withdrawn; 0 wait for work; every record was compared with the kernel within 20s
 API server: reached; the agent has run for 60m
 `

@@ -191,7 +191,7 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 		if moved != nil {
 			return nil, errors.Join(err, moved)
 		}
-		klog.FromContext(ctx).Error(err, "The state file is damaged. Starting with an empty one: running pods keep their network, their addresses are withdrawn as before, and DEL and CNI GC clean up after deleted pods", "old", aside)
+		klog.FromContext(ctx).Error(err, "The state file is damaged. Starting with an empty one: running pods keep their network and host ports, their addresses are withdrawn as before, and DEL and CNI GC clean up after deleted pods", "old", aside)
 		store, err = state.Open(o.StateFile)
 	}
 	if errors.Is(err, state.ErrUnusable) {

@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/api"
 )
 
 // nameSize is the size of an interface's name in the kernel, which pads it with zeros.
@@ -61,6 +63,27 @@ func suffixOf(addr netip.Addr) string {
 		return families[0].suffix
 	}
 	return families[1].suffix
+}
+
+// mappings is the reverse of contentOf. A port of every address of a family has the unspecified
+// address as its HostIP.
+func (c content) mappings() []Mapping {
+	var all []Mapping
+	for _, forward := range c.forwards() {
+		pod, hostIP := forward.pod.Addr(), forward.hostIP
+		if !hostIP.IsValid() {
+			hostIP = netip.IPv6Unspecified()
+			if pod.Is4() {
+				hostIP = netip.IPv4Unspecified()
+			}
+		}
+		_, detached := c["detached"+suffixOf(pod)][string(pod.AsSlice())]
+		all = append(all, Mapping{
+			HostPort: api.HostPort{HostPort: forward.hostPort, ContainerPort: forward.pod.Port(), Protocol: protocolOf(forward.protocol), HostIP: hostIP},
+			Pod:      pod, Detached: detached,
+		})
+	}
+	return all
 }
 
 // word is a port as the kernel has it in a register.

@@ -94,6 +94,25 @@ func (f *Forwarder) Check(mappings []Mapping) error {
 	return nil
 }
 
+// Forwarded lists what the node forwards, in order. A port of every address of a family has the
+// unspecified address as its HostIP.
+func (f *Forwarder) Forwarded() ([]Mapping, error) {
+	conn, err := netfilter.Open()
+	if err != nil {
+		return nil, err
+	}
+	t := newTable()
+	exists, _, err := t.look(conn)
+	if err != nil || !exists {
+		return nil, err
+	}
+	have, err := t.content(conn)
+	if err != nil {
+		return nil, err
+	}
+	return have.mappings(), nil
+}
+
 // write makes the sets of the table those of want, and returns what was there.
 func write(want content) (had content, changed bool, err error) {
 	for range attempts {

@@ -94,6 +94,10 @@ func TestContent(t *testing.T) {
 	if got := have.linkNames(); !cmp.Equal(got, []string{"bth1"}) {
 		t.Errorf("links %v", got)
 	}
+	read := contentOf(have.mappings(), map[netip.Addr]string{pod: "bth1"}, nil)
+	if diff := cmp.Diff(have, read); diff != "" {
+		t.Errorf("mappings() makes something else (-was +is):\n%s", diff)
+	}
 	mappings[1].Pod = netip.MustParseAddr("10.0.70.6")
 	now := contentOf(mappings, map[netip.Addr]string{pod: "bth1"}, nil)
 	// The map's value, forwards, hairpin and detached.

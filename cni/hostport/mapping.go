@@ -77,3 +77,13 @@ func number(protocol string) byte {
 	}
 	return 0
 }
+
+// protocolOf is the reverse of number.
+func protocolOf(n byte) string {
+	for _, protocol := range []string{"TCP", "UDP", "SCTP"} {
+		if number(protocol) == n {
+			return protocol
+		}
+	}
+	return ""
+}
