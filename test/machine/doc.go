@@ -3,7 +3,8 @@
 // Package machine runs compiled Go tests as root in an emulated machine with
 // Debian's kernel, for drivers that the kernel here lacks: VLAN and ipvlan links,
 // SR-IOV. It owns the emulator, the kernel and the programs of the machine, which it
-// fetches from Debian into a folder of its own, and touches nothing else of the host.
+// fetches from Debian, by the mirrors of the host's apt, into a folder of its own, and
+// touches nothing else of the host.
 //
 // A machine is one QEMU process without a disk and without a network. Its root is an
 // initramfs with the kernel's network modules, which the kernel loads as it needs

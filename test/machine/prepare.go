@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -33,8 +35,7 @@ func packages() []string {
 
 const (
 	// suite is the first release of Debian whose QEMU emulates a card with SR-IOV.
-	suite  = "trixie"
-	mirror = "http://deb.debian.org/debian"
+	suite = "trixie"
 	// complete is a file of a root whose preparation ended; it has packages' names, so
 	// that a root of another list is made again.
 	complete = "berth-complete"
@@ -74,8 +75,7 @@ func prepare(ctx context.Context, progress io.Writer) (*root, error) {
 	}
 	want := strings.Join(packages(), "\n")
 	if have, err := os.ReadFile(filepath.Join(dir, complete)); err != nil || string(have) != want {
-		fmt.Fprintf(progress, "fetching the emulated machine from %s: %s\n", mirror, strings.Join(packages(), ", "))
-		if err := fetch(ctx, dir); err != nil {
+		if err := fetch(ctx, dir, progress); err != nil {
 			return nil, err
 		}
 		if err := os.WriteFile(filepath.Join(dir, complete), []byte(want), 0o644); err != nil {
@@ -95,7 +95,7 @@ func openRoot(dir string) (*root, error) {
 
 // fetch replaces dir by the unpacked packages and all that they depend on. Nothing is
 // installed: no script of a package runs, and the host's packages stay as they are.
-func fetch(ctx context.Context, dir string) error {
+func fetch(ctx context.Context, dir string, progress io.Writer) error {
 	for _, tool := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%w: the host has no %s", ErrUnavailable, tool)
@@ -109,7 +109,8 @@ func fetch(ctx context.Context, dir string) error {
 		return fmt.Errorf("prepare the machine: %w", err)
 	}
 	defer os.RemoveAll(apt)
-	if err := download(ctx, apt); err != nil {
+	archives, err := downloadFromAny(ctx, apt, progress)
+	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	// Debian's packages have all in /usr, and the old folders are links.
@@ -121,7 +122,7 @@ func fetch(ctx context.Context, dir string) error {
 			return fmt.Errorf("prepare the machine: %w", err)
 		}
 	}
-	debs, err := filepath.Glob(filepath.Join(apt, "cache/archives/*.deb"))
+	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
 	if err != nil {
 		return fmt.Errorf("prepare the machine: %w", err)
 	}
@@ -140,9 +141,78 @@ func fetch(ctx context.Context, dir string) error {
 	return nil
 }
 
-// download fetches the packages and all that they depend on into
-// dir/cache/archives, with a state of apt of its own.
-func download(ctx context.Context, dir string) error {
+// downloadFromAny fetches the packages and all that they depend on from the first mirror of
+// the host's apt that has them, and returns the folder below dir that they are in.
+func downloadFromAny(ctx context.Context, dir string, progress io.Writer) (string, error) {
+	candidates, err := hostMirrors(ctx)
+	if err != nil {
+		return "", err
+	}
+	var errs []error
+	for i, mirror := range candidates {
+		fmt.Fprintf(progress, "fetching the emulated machine from %s: %s\n", mirror, strings.Join(packages(), ", "))
+		archives, err := download(ctx, filepath.Join(dir, strconv.Itoa(i)), mirror)
+		if err == nil {
+			return archives, nil
+		}
+		errs = append(errs, fmt.Errorf("fetch from %s: %w", mirror, err))
+	}
+	return "", errors.Join(errs...)
+}
+
+// hostMirrors lists the mirrors of the host's own release that its apt uses.
+func hostMirrors(ctx context.Context) ([]string, error) {
+	const file = "/etc/os-release"
+	release, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("find the host's release: %w", err)
+	}
+	codename := codenameOf(string(release))
+	if codename == "" {
+		return nil, fmt.Errorf("%s has no VERSION_CODENAME, by which apt's mirrors are found", file)
+	}
+	uris, err := exec.CommandContext(ctx, "apt-get", "--print-uris", "update").Output()
+	if err != nil {
+		return nil, fmt.Errorf("list apt's sources with apt-get --print-uris update: %w", err)
+	}
+	mirrors := mirrorsOf(string(uris), codename)
+	if len(mirrors) == 0 {
+		return nil, fmt.Errorf("apt has no source with the release %s; add a mirror of Debian to /etc/apt/sources.list", codename)
+	}
+	return mirrors, nil
+}
+
+// codenameOf returns VERSION_CODENAME of the text of os-release(5), empty where there is none.
+func codenameOf(release string) string {
+	for line := range strings.Lines(release) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok {
+			return strings.Trim(value, `"'`)
+		}
+	}
+	return ""
+}
+
+// mirrorsOf returns the mirrors of a release in what apt-get --print-uris update prints, each
+// once: lines that begin with the URI of a file, in quotes.
+func mirrorsOf(uris, codename string) []string {
+	var all []string
+	for line := range strings.Lines(uris) {
+		uri, _, _ := strings.Cut(strings.TrimPrefix(line, "'"), "'")
+		if mirror, ok := strings.CutSuffix(uri, "/dists/"+codename+"/InRelease"); ok && !slices.Contains(all, mirror) {
+			all = append(all, mirror)
+		}
+	}
+	return all
+}
+
+// download fetches from one mirror, with a state of apt of its own in dir.
+func download(ctx context.Context, dir, mirror string) (archives string, err error) {
+	archives = filepath.Join(dir, "cache/archives")
+	for _, folder := range []string{filepath.Join(dir, "lists/partial"), filepath.Join(archives, "partial")} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return "", err
+		}
+	}
 	files := map[string]string{
 		"sources.list": "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] " + mirror + " " + suite + " main\n",
 		"status":       "", // no package is installed
@@ -164,12 +234,7 @@ func download(ctx context.Context, dir string) error {
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			return err
-		}
-	}
-	for _, folder := range []string{"lists/partial", "cache/archives/partial"} {
-		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
-			return err
+			return "", err
 		}
 	}
 	for _, args := range [][]string{
@@ -179,10 +244,10 @@ func download(ctx context.Context, dir string) error {
 		cmd := exec.CommandContext(ctx, "apt-get", args...)
 		cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(dir, "apt.conf"), "DEBIAN_FRONTEND=noninteractive")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, out)
+			return "", fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 	}
-	return nil
+	return archives, nil
 }
 
 // command returns a command that runs a program of the root, and dies with this
