@@ -71,24 +71,26 @@ func newCluster(api kubernetes.Interface, berth *client.Client, floating bool, c
 
 func nodeInformer(api kubernetes.Interface) cache.SharedIndexInformer {
 	nodes := api.CoreV1().Nodes()
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return nodes.List(ctx, o) },
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return nodes.Watch(ctx, o)
-		},
-	}
-	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, api), &corev1.Node{}, 0, cache.Indexers{})
+	return informerOf(api, nodes.List, nodes.Watch, &corev1.Node{})
 }
 
 func serviceCIDRInformer(api kubernetes.Interface) cache.SharedIndexInformer {
 	cidrs := api.NetworkingV1().ServiceCIDRs()
+	return informerOf(api, cidrs.List, cidrs.Watch, &networkingv1.ServiceCIDR{})
+}
+
+// informerOf returns an informer of all objects of the kind of object.
+func informerOf[L runtime.Object](
+	api kubernetes.Interface,
+	list func(context.Context, metav1.ListOptions) (L, error),
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error),
+	object runtime.Object,
+) cache.SharedIndexInformer {
 	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return cidrs.List(ctx, o) },
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return cidrs.Watch(ctx, o)
-		},
+		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, o) },
+		WatchFuncWithContext: watch,
 	}
-	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, api), &networkingv1.ServiceCIDR{}, 0, cache.Indexers{})
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, api), object, 0, cache.Indexers{})
 }
 
 // run watches until the context ends.

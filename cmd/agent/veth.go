@@ -55,14 +55,16 @@ func (v *veth) LinkOf(key state.Key) string { return wire.HostLink(key.Container
 
 func (v *veth) Links() ([]agent.Link, error) {
 	links, err := v.wirer.List()
-	if err != nil {
-		return nil, err
-	}
+	return linksOf(links), err
+}
+
+// linksOf converts the links of a driver's package.
+func linksOf(links []wire.Link) []agent.Link {
 	all := make([]agent.Link, 0, len(links))
 	for _, l := range links {
 		all = append(all, agent.Link{Name: l.Name, Addresses: l.Addresses})
 	}
-	return all, nil
+	return all
 }
 
 func (v *veth) Remove(link string) error { return v.wirer.Remove(link) }

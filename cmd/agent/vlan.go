@@ -80,14 +80,7 @@ func (v *vlanDriver) LinkOf(key state.Key) string { return vlan.NodeLink(key.Con
 
 func (v *vlanDriver) Links() ([]agent.Link, error) {
 	links, err := v.driver.List()
-	if err != nil {
-		return nil, err
-	}
-	all := make([]agent.Link, 0, len(links))
-	for _, l := range links {
-		all = append(all, agent.Link{Name: l.Name, Addresses: l.Addresses})
-	}
-	return all, nil
+	return linksOf(links), err
 }
 
 func (v *vlanDriver) Remove(link string) error { return v.driver.Remove(link) }

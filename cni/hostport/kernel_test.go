@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -264,18 +263,6 @@ var testFamilies = []struct {
 	{"IPv6", node6, other6, outside6, loopback6},
 }
 
-// masqueradeAll makes the node masquerade what it can.
-func masqueradeAll() error {
-	conn, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Masq{}}})
-	return conn.Flush()
-}
-
 // Everybody reaches a pod through its node's port, and the pod sees them by their own
 // addresses, whatever masquerades on the node. Only where the reply would not come back does
 // it see the node.
@@ -283,7 +270,7 @@ func TestForwarding(t *testing.T) {
 	w := newWorld(t)
 	server, neighbour := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 	w.serve(server)
-	w.node.Run(masqueradeAll)
+	w.node.Run(netnstest.Masquerade)
 	w.apply(all(t, server)...)
 	for _, f := range testFamilies {
 		for _, protocol := range protocols {

@@ -5,12 +5,9 @@ package vlan
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/google/nftables"
@@ -43,44 +40,6 @@ func flushGuards() error {
 	return conn.Flush()
 }
 
-// seen sends from a host, with a source address, and returns the source that the server saw,
-// or an invalid address if nothing came.
-func seen(t *testing.T, from *netnstest.Host, source string, server *netnstest.Host, address string) netip.Addr {
-	t.Helper()
-	var listener *net.UDPConn
-	server.Run(func() error {
-		var err error
-		listener, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 0)))
-		return err
-	})
-	defer listener.Close()
-	to := listener.LocalAddr().(*net.UDPAddr)
-	from.Run(func() error {
-		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0)), to)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		for range 3 {
-			if _, err := conn.Write([]byte("who am I?")); err != nil && !errors.Is(err, os.ErrPermission) {
-				return err
-			}
-		}
-		return nil
-	})
-	if err := listener.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	_, client, err := listener.ReadFromUDPAddrPort(make([]byte, 100))
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return netip.Addr{}
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client.Addr().Unmap()
-}
-
 // A container sends from its own addresses and claims no others; nothing makes it use a
 // router that is not its pool's.
 func TestSpoofing(t *testing.T) {
@@ -90,16 +49,16 @@ func TestSpoofing(t *testing.T) {
 		p.IP("addr", "add", "10.0.70.9/32", "dev", "eth0")
 		p.IP("addr", "add", "2001:db8:70::9/128", "dev", "eth0", "nodad")
 		for source, to := range map[string]string{"10.0.70.5": "10.0.70.50", "2001:db8:70::5": "2001:db8:70::50"} {
-			w.ping(w.client, source)
-			if got := seen(t, p.Host, source, w.client, to); got != netip.MustParseAddr(source) {
+			w.client.Ping(source)
+			if got := netnstest.Seen(t, p.Host, source, w.client, to); got != netip.MustParseAddr(source) {
 				t.Errorf("sent from %s, the client saw %v", source, got)
 			}
 		}
 		for source, to := range map[string]string{"10.0.70.9": "10.0.70.50", "2001:db8:70::9": "2001:db8:70::50"} {
-			if got := seen(t, p.Host, source, w.client, to); got.IsValid() {
+			if got := netnstest.Seen(t, p.Host, source, w.client, to); got.IsValid() {
 				t.Errorf("the client saw %v", got)
 			}
-			w.noPing(w.client, source) // nor is a request for it answered
+			w.client.NoPing(source) // nor is a request for it answered
 		}
 		// An announcement of another's address does not reach the client, which knows the owner.
 		for _, addr := range []string{"10.0.70.60", "2001:db8:70::60"} {
@@ -156,7 +115,7 @@ func TestSpoofingWithoutGuard(t *testing.T) {
 			}
 			return wire.AnnounceOn(link, netip.MustParseAddr("10.0.70.60"))
 		})
-		w.ping(p.Host, "10.0.70.50")
+		p.Host.Ping("10.0.70.50")
 		if out := w.client.IP("neigh", "show", "10.0.70.60"); strings.Contains(out, "02:00:00:00:00:60") {
 			return fmt.Errorf("the client does not believe any announcement: %s", out)
 		}

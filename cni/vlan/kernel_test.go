@@ -139,20 +139,6 @@ func (w *world) setup(node *netnstest.Host, p *pod) {
 	})
 }
 
-func (w *world) ping(from *netnstest.Host, to string) {
-	w.t.Helper()
-	if out, err := from.Command("ping", "-c", "1", "-w", "60", to); err != nil {
-		w.t.Errorf("%v\n%s", err, out)
-	}
-}
-
-func (w *world) noPing(from *netnstest.Host, to string) {
-	w.t.Helper()
-	if _, err := from.Command("ping", "-c", "1", "-W", "1", to); err == nil {
-		w.t.Errorf("%s answers and must not", to)
-	}
-}
-
 // snapshot is what a node's kernel has of links, rules, routes and answers.
 func snapshot(node *netnstest.Host) string {
 	var b strings.Builder
@@ -246,15 +232,15 @@ func TestTraffic(t *testing.T) {
 			{w.nodeA, "10.0.70.5", "2001:db8:70::5"}, {a.Host, "10.0.60.11", "2001:db8:60::11"},
 			{w.nodeB, "10.0.70.5", "2001:db8:70::5"}, {a.Host, "10.0.60.12", "2001:db8:60::12"},
 		} {
-			w.ping(hop.from, hop.v4)
-			w.ping(hop.from, hop.v6)
+			hop.from.Ping(hop.v4)
+			hop.from.Ping(hop.v6)
 		}
 
 		moved := w.pod("moved", "10.0.70.5", "2001:db8:70::5")
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Withdraw(a.spec) })
-		w.noPing(w.client, "10.0.70.5")
-		w.noPing(w.nodeA, "10.0.70.5")
-		w.noPing(w.client, "2001:db8:70::5")
+		w.client.NoPing("10.0.70.5")
+		w.nodeA.NoPing("10.0.70.5")
+		w.client.NoPing("2001:db8:70::5")
 		w.setup(w.nodeB, moved)
 		w.route(moved, w.nodeB)
 		// Linux keeps a neighbour for a second after it learned it, and the agent repeats
@@ -264,14 +250,14 @@ func TestTraffic(t *testing.T) {
 			_, err := w.client.Command("ping", "-c", "1", "-W", "1", "10.0.70.5")
 			return err
 		})
-		w.ping(w.client, "2001:db8:70::5")
-		w.ping(w.nodeB, "10.0.70.5")
-		w.ping(w.nodeA, "10.0.70.5")
+		w.client.Ping("2001:db8:70::5")
+		w.nodeB.Ping("10.0.70.5")
+		w.nodeA.Ping("10.0.70.5")
 
 		// The runtime's DEL comes later; the other pod goes on.
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(a.spec) })
-		w.ping(w.client, "10.0.70.5")
-		w.ping(w.client, "10.0.70.6")
+		w.client.Ping("10.0.70.5")
+		w.client.Ping("10.0.70.6")
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(a2.spec) })
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(a2.spec) })
 		if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {

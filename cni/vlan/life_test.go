@@ -43,11 +43,11 @@ func TestWithdrawWithoutPath(t *testing.T) {
 	eachPlain(t, func(t *testing.T, w *world) {
 		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 		w.setup(w.nodeA, p)
-		w.ping(w.client, "10.0.70.5")
+		w.client.Ping("10.0.70.5")
 		p.spec.NetNS = "/run/netns/never-was"
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Withdraw(p.spec) })
-		w.noPing(w.client, "10.0.70.5")
-		w.noPing(w.client, "2001:db8:70::5")
+		w.client.NoPing("10.0.70.5")
+		w.client.NoPing("2001:db8:70::5")
 		w.nodeA.Run(func() error { return w.drivers[w.nodeA].Withdraw(p.spec) })
 	})
 }
@@ -104,7 +104,7 @@ func TestRemoveWithoutRecord(t *testing.T) {
 				before := snapshot(w.nodeA)
 				p := w.pod("a", "10.0.70.5")
 				w.setup(w.nodeA, p)
-				w.ping(w.client, "10.0.70.5")
+				w.client.Ping("10.0.70.5")
 				w.nodeA.Run(func() error {
 					d := w.drivers[w.nodeA]
 					links, err := d.List()
@@ -113,7 +113,7 @@ func TestRemoveWithoutRecord(t *testing.T) {
 					}
 					return remove(d, p)
 				})
-				w.noPing(w.client, "10.0.70.5")
+				w.client.NoPing("10.0.70.5")
 				if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
 					t.Errorf("(-before +after):\n%s", diff)
 				}
@@ -153,15 +153,15 @@ func TestRepair(t *testing.T) {
 					}
 					return errors.Join(d.Repair(p.spec), d.Check(p.spec))
 				})
-				w.ping(w.client, "10.0.70.5")
-				w.ping(w.nodeA, "10.0.70.5")
+				w.client.Ping("10.0.70.5")
+				w.nodeA.Ping("10.0.70.5")
 			})
 		}
 		t.Run("withdrawn", func(t *testing.T) {
 			w.nodeA.Run(func() error {
 				return errors.Join(d.Withdraw(p.spec), d.Repair(p.spec), d.Check(p.spec))
 			})
-			w.ping(w.client, "10.0.70.5")
+			w.client.Ping("10.0.70.5")
 		})
 		t.Run("rules", func(t *testing.T) {
 			where := w.nodeA
@@ -228,18 +228,18 @@ func TestSeveralVLANs(t *testing.T) {
 			q := w.pod("q", "10.0.70.6")
 			w.setup(w.nodeA, p)
 			w.setup(w.nodeA, q)
-			w.ping(w.client, "10.0.70.5")
-			w.ping(eight, "10.0.80.5")
-			w.ping(w.nodeA, "10.0.80.5")
-			w.noPing(eight, "10.0.70.5")
-			w.ping(p.Host, outside4)
+			w.client.Ping("10.0.70.5")
+			eight.Ping("10.0.80.5")
+			w.nodeA.Ping("10.0.80.5")
+			eight.NoPing("10.0.70.5")
+			p.Host.Ping(outside4)
 			// The second address has its own way out.
 			if out, err := p.Command("ping", "-c", "1", "-w", "60", "-I", "10.0.80.5", "10.88.0.1"); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 
 			w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(p.spec) })
-			w.ping(w.client, "10.0.70.6") // its VLAN link is still there
+			w.client.Ping("10.0.70.6") // its VLAN link is still there
 			w.nodeA.Run(func() error { return errors.Join(w.drivers[w.nodeA].RemoveLoose(), w.drivers[w.nodeA].Check(q.spec)) })
 			w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(q.spec) })
 			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {

@@ -287,6 +287,14 @@ func (n *node) check(c *container) error {
 	return err
 }
 
+// mustBeAs fails the test where the node differs from what kernel returned before.
+func (n *node) mustBeAs(before string) {
+	n.t.Helper()
+	if got := n.kernel(); got != before {
+		n.t.Errorf("the node has:\n%s\nwant:\n%s", got, before)
+	}
+}
+
 // kernel is everything of ours, and of the default network, in the node.
 func (n *node) kernel() string {
 	var b strings.Builder

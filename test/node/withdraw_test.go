@@ -85,9 +85,7 @@ func TestWithdraw(t *testing.T) {
 				t.Errorf("after a restart: %v", err)
 			}
 			n.mustDel(c)
-			if got := n.kernel(); got != before {
-				t.Errorf("after DEL:\n%s\nwant:\n%s", got, before)
-			}
+			n.mustBeAs(before)
 		})
 	}
 }
@@ -123,9 +121,7 @@ func TestDamagedState(t *testing.T) {
 			ping(t, net.client, "10.0.70.6")
 			n.mustDel(c)
 			n.mustDel(stays)
-			if got := n.kernel(); got != before {
-				t.Errorf("after DEL:\n%s\nwant:\n%s", got, before)
-			}
+			n.mustBeAs(before)
 		})
 	}
 }
@@ -358,9 +354,7 @@ func TestNewSandbox(t *testing.T) {
 		t.Errorf("CHECK: %v", err)
 	}
 	n.mustDel(fresh)
-	if got := n.kernel(); got != before {
-		t.Errorf("after DEL:\n%s\nwant:\n%s", got, before)
-	}
+	n.mustBeAs(before)
 }
 
 // The kernel forgets what hangs on a link that goes down.

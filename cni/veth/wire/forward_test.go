@@ -121,10 +121,10 @@ func TestFirewallThatDrops(t *testing.T) {
 			works := func() {
 				t.Helper()
 				for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {
-					w.ping(w.client, addr)
+					w.client.Ping(addr)
 				}
 				for _, addr := range []string{outside4, outside6, "10.0.70.6"} {
-					w.ping(p.Host, addr)
+					p.Host.Ping(addr)
 				}
 			}
 			setup(w.nodeA, p)
@@ -143,7 +143,7 @@ func TestFirewallThatDrops(t *testing.T) {
 			}
 			works()
 			w.nodeA.Run(func() error { return New("").Teardown(neighbour.spec) })
-			w.ping(w.client, "10.0.70.5")
+			w.client.Ping("10.0.70.5")
 			f.make(t, w.nodeA)
 			w.nodeA.Run(func() error { return errors.Join(New("").Repair(p.spec), New("").Teardown(p.spec)) })
 			if after := f.text(w.nodeA); strings.Contains(after, "berth") {
@@ -178,10 +178,10 @@ func TestFirewallRulesPrevail(t *testing.T) {
 	rule("-A", "FORWARD", "-j", "DOCKER-USER")
 	p := w.pod("p", "10.0.70.5")
 	setup(w.nodeA, p)
-	w.ping(w.client, "10.0.70.5")
+	w.client.Ping("10.0.70.5")
 	rule("-A", "DOCKER-USER", "-s", "10.0.70.50", "-j", "DROP")
-	w.noPing(w.client, "10.0.70.5")
-	w.ping(w.router, "10.0.70.5")
+	w.client.NoPing("10.0.70.5")
+	w.router.Ping("10.0.70.5")
 	for _, want := range []string{"-A FORWARD -i bth+ ", "-A FORWARD -o bth+ ", `--comment "berth: packets from pods"`} {
 		if have := rule("-S", "FORWARD"); !strings.Contains(have, want) {
 			t.Errorf("iptables -S lacks %q:\n%s", want, have)

@@ -116,20 +116,6 @@ func setup(node *netnstest.Host, p *pod) {
 	})
 }
 
-func (w *world) ping(from *netnstest.Host, to string) {
-	w.t.Helper()
-	if out, err := from.Command("ping", "-c", "1", "-w", "60", to); err != nil {
-		w.t.Errorf("%v\n%s", err, out)
-	}
-}
-
-func (w *world) noPing(from *netnstest.Host, to string) {
-	w.t.Helper()
-	if _, err := from.Command("ping", "-c", "1", "-W", "1", to); err == nil {
-		w.t.Errorf("%s answers and must not", to)
-	}
-}
-
 // snapshot is everything in a node's kernel that Setup could have touched.
 func snapshot(node *netnstest.Host) string {
 	var b strings.Builder
@@ -168,7 +154,7 @@ func TestTraffic(t *testing.T) {
 				{a.Host, c.a2}, {a2.Host, c.a}, {a.Host, c.b}, {b.Host, c.a},
 				{w.nodeA, c.a}, {a.Host, c.nodeA}, {a.Host, c.nodeB}, {w.nodeB, c.a},
 			} {
-				w.ping(hop.from, hop.to)
+				hop.from.Ping(hop.to)
 			}
 			// The pod's way out is the pool's gateway, not the node's.
 			out, err := w.router.Command("ip", "neigh", "show", c.a)
@@ -182,7 +168,7 @@ func TestTraffic(t *testing.T) {
 			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
 				t.Errorf("node after teardown (-before +after):\n%s", diff)
 			}
-			w.noPing(w.client, c.a)
+			w.client.NoPing(c.a)
 		})
 	}
 }
@@ -252,8 +238,8 @@ func TestDefaultNetworkPods(t *testing.T) {
 	ordinary.IP("link", "set", "eth0", "up")
 	ordinary.IP("route", "add", "default", "via", "10.244.0.1")
 	sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1")
-	w.ping(ordinary, "10.0.70.5")
-	w.ping(a.Host, "10.244.0.5")
+	ordinary.Ping("10.0.70.5")
+	a.Host.Ping("10.244.0.5")
 }
 
 func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
@@ -304,7 +290,7 @@ func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 			}
 			setup(w.nodeA, a)
 			setup(w.nodeA, a)
-			w.ping(w.client, "10.0.70.5")
+			w.client.Ping("10.0.70.5")
 		})
 	}
 }
@@ -329,12 +315,12 @@ func TestOldLinkDoesNotTakeTheNewOnesAddress(t *testing.T) {
 	old, fresh := w.pod("old", "10.0.70.5"), w.pod("new", "10.0.70.5")
 	setup(w.nodeA, old)
 	setup(w.nodeA, fresh)
-	w.ping(w.client, "10.0.70.5")
+	w.client.Ping("10.0.70.5")
 	w.nodeA.Run(func() error { return New("").Teardown(old.spec) })
-	w.ping(w.client, "10.0.70.5")
+	w.client.Ping("10.0.70.5")
 	w.nodeA.Run(func() error { return New("").Check(fresh.spec) })
 	w.nodeA.Run(func() error { return New("").Teardown(fresh.spec) })
-	w.noPing(w.client, "10.0.70.5")
+	w.client.NoPing("10.0.70.5")
 }
 
 func TestTakeover(t *testing.T) {
@@ -343,7 +329,7 @@ func TestTakeover(t *testing.T) {
 			w := newWorld(t)
 			a, b := w.pod("a", addr), w.pod("b", addr)
 			setup(w.nodeA, a)
-			w.ping(w.client, addr)
+			w.client.Ping(addr)
 			before := w.client.IP("neigh", "show", addr)
 
 			w.wire.Port(1, false) // node A is cut off
@@ -357,17 +343,17 @@ func TestTakeover(t *testing.T) {
 				}
 				return nil
 			})
-			w.ping(w.client, addr)
+			w.client.Ping(addr)
 
 			w.wire.Port(1, true) // node A is back
 			w.nodeA.Run(func() error { return New("").Withdraw(a.spec) })
 			w.client.IP("neigh", "flush", "all")
 			for range 5 {
-				w.ping(w.client, addr)
+				w.client.Ping(addr)
 			}
 			// The runtime's DEL comes later and succeeds.
 			w.nodeA.Run(func() error { return New("").Teardown(a.spec) })
-			w.ping(w.client, addr)
+			w.client.Ping(addr)
 		})
 	}
 }
@@ -484,7 +470,7 @@ func TestForgedSourceIsDropped(t *testing.T) {
 	if err := received.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	w.ping(p.Host, "10.0.70.50") // so that no datagram waits for ARP
+	p.Host.Ping("10.0.70.50") // so that no datagram waits for ARP
 	// Of a pod of another node, of the node itself, of nobody, of a host.
 	forged := []string{"10.0.70.7", "10.0.60.11", "10.0.70.99", "10.0.70.1"}
 	for _, address := range forged {

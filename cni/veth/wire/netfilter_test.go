@@ -5,57 +5,14 @@ package wire
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"testing"
-	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/netfilter"
 )
-
-// seen asks from a host, with a source address, and returns the source that the server
-// saw, or an invalid address if nothing came.
-func seen(t *testing.T, from *netnstest.Host, source string, server *netnstest.Host, address string) netip.Addr {
-	t.Helper()
-	var listener *net.UDPConn
-	server.Run(func() error {
-		var err error
-		listener, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 0)))
-		return err
-	})
-	defer listener.Close()
-	to := listener.LocalAddr().(*net.UDPAddr)
-	from.Run(func() error {
-		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0)), to)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		// The first packet may be lost while neighbours are found.
-		for range 3 {
-			if _, err := conn.Write([]byte("who am I?")); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err := listener.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	_, client, err := listener.ReadFromUDPAddrPort(make([]byte, 100))
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return netip.Addr{}
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client.Addr().Unmap()
-}
 
 // A pod sends from its own addresses and from no others, also where the node filters
 // nothing itself.
@@ -76,17 +33,17 @@ func TestSpoofing(t *testing.T) {
 				a.IP("addr", "add", netip.PrefixFrom(netip.MustParseAddr(addr), netip.MustParseAddr(addr).BitLen()).String(), "dev", "eth0", "nodad")
 			}
 			for source, want := range map[string]netip.Addr{c.own: netip.MustParseAddr(c.own), c.neighbour: {}, c.nobody: {}} {
-				if got := seen(t, a.Host, source, w.client, c.client); got != want {
+				if got := netnstest.Seen(t, a.Host, source, w.client, c.client); got != want {
 					t.Errorf("sent from %s, the client saw %v, want %v", source, got, want)
 				}
 			}
 			// The neighbour itself may, until it loses the address.
-			if got := seen(t, b.Host, c.neighbour, w.client, c.client); got.String() != c.neighbour {
+			if got := netnstest.Seen(t, b.Host, c.neighbour, w.client, c.client); got.String() != c.neighbour {
 				t.Errorf("the neighbour is seen as %v", got)
 			}
 			w.nodeA.Run(func() error { return New("").Withdraw(b.spec) })
 			w.nodeA.IP("link", "set", b.spec.HostLink(), "up")
-			if got := seen(t, b.Host, c.neighbour, w.client, c.client); got.IsValid() {
+			if got := netnstest.Seen(t, b.Host, c.neighbour, w.client, c.client); got.IsValid() {
 				t.Errorf("after the withdrawal the neighbour is seen as %v", got)
 			}
 		})
@@ -102,7 +59,7 @@ func TestOlderAgent(t *testing.T) {
 	w.nodeA.Run(func() error {
 		return errors.Join(netfilter.Revoke(netfilter.Source{Link: old.spec.HostLink(), Address: old.spec.Addresses[0].Address}, false), netfilter.Forget(old.spec.HostLink()))
 	})
-	if got := seen(t, old.Host, "10.0.70.6", w.client, "10.0.70.50"); got.String() != "10.0.70.6" {
+	if got := netnstest.Seen(t, old.Host, "10.0.70.6", w.client, "10.0.70.50"); got.String() != "10.0.70.6" {
 		t.Errorf("the older agent's pod is seen as %v", got)
 	}
 	w.nodeA.Run(func() error {
@@ -125,30 +82,19 @@ func TestSourceIsKept(t *testing.T) {
 			w := newWorld(t)
 			p := w.pod("a", c.own)
 			setup(w.nodeA, p)
-			w.nodeA.Run(masquerade)
-			if got := seen(t, p.Host, c.own, w.client, c.client); got.String() != c.own {
+			w.nodeA.Run(netnstest.Masquerade)
+			if got := netnstest.Seen(t, p.Host, c.own, w.client, c.client); got.String() != c.own {
 				t.Errorf("the client sees %v, want %s", got, c.own)
 			}
 			// Others are masqueraded as before.
 			w.nodeA.Run(func() error {
 				return netfilter.Revoke(netfilter.Source{Link: "none", Address: netip.MustParseAddr(c.own)}, false)
 			})
-			if got := seen(t, p.Host, c.own, w.client, c.client); got == netip.MustParseAddr(c.own) || !got.IsValid() {
+			if got := netnstest.Seen(t, p.Host, c.own, w.client, c.client); got == netip.MustParseAddr(c.own) || !got.IsValid() {
 				t.Errorf("without a rule of ours the client sees %v: nothing masquerades in this test", got)
 			}
 		})
 	}
-}
-
-func masquerade() error {
-	conn, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Masq{}}})
-	return conn.Flush()
 }
 
 // Another program takes the table away, or a rule of it: Check says so, and Setup makes it
@@ -190,7 +136,7 @@ func TestRulesTakenAway(t *testing.T) {
 				}
 				return errors.Join(New("").Check(a.spec), New("").Check(b.spec))
 			})
-			w.ping(b.Host, "10.0.70.50")
+			b.Host.Ping("10.0.70.50")
 			// The pods' links end without a teardown; nothing of them stays.
 			w.nodeA.IP("link", "del", a.spec.HostLink())
 			w.nodeA.IP("link", "del", b.spec.HostLink())

@@ -19,7 +19,7 @@ func TestWithdrawWithOverlay(t *testing.T) {
 	w := newWorld(t)
 	p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 	setup(w.nodeA, p)
-	w.ping(w.client, "10.0.70.5")
+	w.client.Ping("10.0.70.5")
 	w.nodeA.IP("route", "add", "10.0.70.5/32", "via", "10.0.60.12", "dev", "eth0", "onlink", "proto", fmt.Sprint(rtnl.Protocol), "metric", "2048")
 	w.nodeA.IP("-6", "route", "add", "2001:db8:70::5/128", "via", "2001:db8:60::12", "dev", "eth0", "onlink", "proto", fmt.Sprint(rtnl.Protocol), "metric", "2048")
 	w.nodeA.Run(func() error { return New("").Withdraw(p.spec) })
@@ -31,8 +31,8 @@ func TestWithdrawWithOverlay(t *testing.T) {
 	}
 	// When the address comes back, the overlay's route may still be there.
 	setup(w.nodeA, p)
-	w.ping(w.client, "10.0.70.5")
-	w.ping(w.client, "2001:db8:70::5")
+	w.client.Ping("10.0.70.5")
+	w.client.Ping("2001:db8:70::5")
 	w.nodeA.Run(func() error {
 		links, err := New("").List()
 		if len(links) != 1 || !slices.Contains(links[0].Addresses, netip.MustParseAddr("10.0.70.5")) {

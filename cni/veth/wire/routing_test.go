@@ -79,7 +79,7 @@ func TestSecondUplink(t *testing.T) {
 				{w.nodeB, "10.0.80.5"}, {p.Host, "10.0.60.12"}, {w.client, "10.0.80.5"}, {p.Host, "10.0.70.50"},
 				{w.nodeA, "10.0.80.5"}, {p.Host, "10.0.60.11"}, {p.Host, "10.0.80.6"}, {neighbour.Host, "10.0.80.5"},
 			} {
-				w.ping(hop.from, hop.to)
+				hop.from.Ping(hop.to)
 			}
 			if out, err := w.router.Command("ping", "-c", "1", "-w", "60", "-I", outside4, "10.0.80.5"); err != nil {
 				t.Errorf("%v\n%s", err, out)
@@ -98,7 +98,7 @@ func TestSecondUplink(t *testing.T) {
 				t.Errorf("CheckNode() = %v, want ErrSysctl", err)
 			}
 			w.nodeA.Run(func() error { return New("").Repair(p.spec) })
-			w.ping(w.nodeB, "10.0.80.5")
+			w.nodeB.Ping("10.0.80.5")
 			// A pool on the link of the node's own way out does without.
 			plain := w.pod("r", "10.0.70.5")
 			setup(w.nodeA, plain)
@@ -232,7 +232,7 @@ func TestOtherTrafficIsNotRerouted(t *testing.T) {
 				_, err := host.Command("ping", "-c", "1", "-W", "1", "-I", source, to)
 				return err
 			}
-			w.ping(p.Host, secondOutside)
+			p.Host.Ping(secondOutside)
 			for _, c := range []struct {
 				host       *netnstest.Host
 				source, to string
@@ -276,12 +276,12 @@ func TestTwoGateways(t *testing.T) {
 	expect := func(p *pod, second bool) {
 		t.Helper()
 		if second {
-			w.ping(p.Host, secondOutside)
+			p.Host.Ping(secondOutside)
 		} else {
-			w.ping(p.Host, outside4)
-			w.noPing(p.Host, secondOutside)
+			p.Host.Ping(outside4)
+			p.Host.NoPing(secondOutside)
 		}
-		w.ping(w.client, p.spec.Addresses[0].Address.String())
+		w.client.Ping(p.spec.Addresses[0].Address.String())
 	}
 	for _, p := range []*pod{a, b, c} {
 		setup(w.nodeA, p)
@@ -372,9 +372,9 @@ func TestEarlierVersion(t *testing.T) {
 	w.asEarlierRules(b, gone)
 	w.nodeA.Run(withoutMarks)
 	for _, to := range []string{"10.0.70.5", "2001:db8:70::5", "10.0.70.6", "10.0.70.7"} {
-		w.ping(w.client, to)
+		w.client.Ping(to)
 	}
-	w.ping(b.Host, secondOutside)
+	b.Host.Ping(secondOutside)
 	if err := w.nodeA.Try(func() error { return New("").CheckNode(a.spec) }); !errors.Is(err, ErrNotWired) {
 		t.Errorf("CheckNode() = %v, want ErrNotWired", err)
 	}
@@ -409,9 +409,9 @@ func TestEarlierVersion(t *testing.T) {
 		}
 	}
 	// One of the earlier version is withdrawn as it is.
-	w.ping(w.client, "10.0.70.7")
+	w.client.Ping("10.0.70.7")
 	w.nodeA.Run(func() error { return New("").Withdraw(gone.spec) })
-	w.noPing(w.client, "10.0.70.7")
+	w.client.NoPing("10.0.70.7")
 	for _, args := range [][]string{{"rule"}, {"-6", "rule"}} {
 		if rules := w.nodeA.IP(args...); strings.Contains(rules, "32300:") || strings.Contains(rules, "32301:") {
 			t.Errorf("rules of the earlier version are left:\n%s", rules)
@@ -485,18 +485,18 @@ func TestNodeKeepsItsRouter(t *testing.T) {
 		return nil
 	}
 	netnstest.Eventually(t, learns)
-	w.ping(w.nodeA, outside6)
+	w.nodeA.Ping(outside6)
 	// An IPv4 pod changes nothing about it.
 	setup(w.nodeA, w.pod("four", "10.0.70.5"))
 	if have := setting(t, w.nodeA, "net/ipv6/conf/eth0/accept_ra"); have != "1" {
 		t.Errorf("after an IPv4 pod accept_ra is %s", have)
 	}
 	setup(w.nodeA, w.pod("six", "2001:db8:70::5"))
-	w.ping(w.client, "2001:db8:70::5")
+	w.client.Ping("2001:db8:70::5")
 	if routes := w.nodeA.IP("-6", "route", "show", "default"); !strings.Contains(routes, "proto ra") {
 		t.Errorf("the node lost its router: %q", routes)
 	}
-	w.ping(w.nodeA, outside6)
+	w.nodeA.Ping(outside6)
 	for link, want := range map[string]string{"eth0": "2", "plain": "1", "deaf": "0", "lo": "1"} {
 		if have := setting(t, w.nodeA, "net/ipv6/conf/"+link+"/accept_ra"); have != want {
 			t.Errorf("accept_ra of %s is %s, want %s", link, have, want)

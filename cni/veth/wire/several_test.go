@@ -54,7 +54,7 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 	for from, addrs := range hosts {
 		for _, to := range addrs {
-			w.ping(from, to)
+			from.Ping(to)
 		}
 	}
 	for to, want := range map[string]string{
@@ -64,7 +64,7 @@ func TestSeveralAddresses(t *testing.T) {
 		if got := p.sourceOf(to); got != want {
 			t.Errorf("the pod speaks to %s from %s, want %s", to, got, want)
 		}
-		w.ping(p.Host, to)
+		p.Host.Ping(to)
 	}
 	// Each address has its own way out, even where the pod would choose another.
 	for from, to := range map[string]string{"10.0.70.6": outside4, "2001:db8:70::6": outside6} {
@@ -76,7 +76,7 @@ func TestSeveralAddresses(t *testing.T) {
 	w.nodeA.Run(func() error { return New("").Withdraw(p.spec) })
 	for from, addrs := range hosts {
 		for _, to := range addrs {
-			w.noPing(from, to)
+			from.NoPing(to)
 		}
 	}
 	w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
@@ -96,7 +96,7 @@ func TestMostAddresses(t *testing.T) {
 	p := w.pod("p", addrs...)
 	setup(w.nodeA, p)
 	for _, addr := range addrs {
-		w.ping(w.client, addr)
+		w.client.Ping(addr)
 	}
 	w.nodeA.Run(func() error {
 		links, err := New("").List()
@@ -159,7 +159,7 @@ func TestPartialFailure(t *testing.T) {
 	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
-	w.noPing(w.client, "10.0.70.5")
+	w.client.NoPing("10.0.70.5")
 }
 
 func (p *pod) mac() net.HardwareAddr {
@@ -213,10 +213,10 @@ func TestFirstVersion(t *testing.T) {
 			w.nodeA.IP("link", "set", p.spec.HostLink(), "address", hostEnd)
 			w.nodeA.IP("neigh", "replace", addr, "lladdr", first.String(), "dev", p.spec.HostLink(), "nud", "permanent")
 			p.IP("neigh", "replace", PodGateway(p.spec.Addresses[0].Address).String(), "lladdr", hostEnd, "dev", "eth0", "nud", "permanent")
-			w.ping(w.client, addr)
+			w.client.Ping(addr)
 			w.nodeA.Run(func() error { return New("").Check(p.spec) })
 			setup(w.nodeA, p) // a repair
-			w.ping(w.client, addr)
+			w.client.Ping(addr)
 			if got := p.mac(); !bytes.Equal(got, first) || bytes.Equal(got, v1alpha1.MACOf(netip.MustParseAddr(addr))) {
 				t.Errorf("the pod has MAC %s and had %s", got, first)
 			}

@@ -67,16 +67,16 @@ func TestVLAN(t *testing.T) {
 			{w.client, "10.0.70.5"}, {seven, "10.0.77.5"}, {seven, "2001:db8:77::5"}, {eight, "10.0.78.5"},
 			{p.Host, "10.0.70.50"}, {p.Host, "10.0.77.50"}, {p.Host, "10.0.78.50"}, {p.Host, "2001:db8:77::50"},
 		} {
-			w.ping(hop.from, hop.to)
+			hop.from.Ping(hop.to)
 		}
-		w.noPing(eight, "10.0.77.5")
+		eight.NoPing("10.0.77.5")
 	}
 	everyone(a)
 
 	b := make("b")
 	w.nodeA.Run(func() error { return New("").Withdraw(a.spec) })
 	for from, addr := range map[*netnstest.Host]string{w.client: "10.0.70.5", seven: "10.0.77.5", eight: "10.0.78.5"} {
-		w.noPing(from, addr)
+		from.NoPing(addr)
 	}
 	setup(w.nodeB, b)
 	netnstest.Eventually(t, func() error {

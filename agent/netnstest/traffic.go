@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netnstest
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// Ping fails the test where the host gets no answer from an address, also on a busy machine.
+func (h *Host) Ping(to string) {
+	h.t.Helper()
+	if out, err := h.Command("ping", "-c", "1", "-w", "60", to); err != nil {
+		h.t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// NoPing fails the test where the host gets an answer from an address.
+func (h *Host) NoPing(to string) {
+	h.t.Helper()
+	if _, err := h.Command("ping", "-c", "1", "-W", "1", to); err == nil {
+		h.t.Errorf("%s answers and must not", to)
+	}
+}
+
+// Seen sends datagrams from a host, with a source address, to an address of a server, and
+// returns the source that the server saw, or an invalid address where nothing came.
+func Seen(t testing.TB, from *Host, source string, server *Host, address string) netip.Addr {
+	t.Helper()
+	var listener *net.UDPConn
+	server.Run(func() error {
+		var err error
+		listener, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 0)))
+		return err
+	})
+	defer listener.Close()
+	to := listener.LocalAddr().(*net.UDPAddr)
+	from.Run(func() error {
+		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0)), to)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		// The first packet may be lost while neighbours are found. A rule may refuse them.
+		for range 3 {
+			if _, err := conn.Write([]byte("who am I?")); err != nil && !errors.Is(err, os.ErrPermission) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := listener.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	_, client, err := listener.ReadFromUDPAddrPort(make([]byte, 100))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return netip.Addr{}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client.Addr().Unmap()
+}
+
+// Masquerade makes the namespace that it is called in masquerade what it can, as another
+// program may.
+func Masquerade() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Masq{}}})
+	return conn.Flush()
+}
