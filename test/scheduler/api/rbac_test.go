@@ -59,7 +59,7 @@ func TestPermissions(t *testing.T) {
 			account: "berth-agent",
 			may: []string{
 				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "patch /pods/status", "patch berth.dev/floatingips/status",
-				"get k8s.cni.cncf.io/network-attachment-definitions",
+				"get k8s.cni.cncf.io/network-attachment-definitions", "act berth.dev/agents",
 				"list /namespaces", "watch /namespaces", "list berth.dev/networkprofiles", "watch berth.dev/networkprofiles",
 				"create events.k8s.io/events", "patch events.k8s.io/events",
 				"create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
@@ -71,7 +71,7 @@ func TestPermissions(t *testing.T) {
 				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "update /pods/status",
 				"update berth.dev/floatingips/status", "list k8s.cni.cncf.io/network-attachment-definitions",
 				"create /pods/binding", "create /pods/exec", "get /nodes", "patch /nodes", "patch /nodes/status", "get /secrets", "get /configmaps",
-				"get coordination.k8s.io/leases", "create /serviceaccounts/token",
+				"get coordination.k8s.io/leases", "create /serviceaccounts/token", "administer berth.dev/agents",
 			},
 		},
 	}

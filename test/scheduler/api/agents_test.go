@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// account returns a client with the identity of a ServiceAccount, whose token names the node.
+func account(w *simulation.World, namespace, name, node string) kubernetes.Interface {
+	w.T.Helper()
+	config := rest.CopyConfig(w.Config)
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + namespace + ":" + name,
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+		Extra:    map[string][]string{"authentication.kubernetes.io/node-name": {node}},
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return kube
+}
+
+// An agent changes some annotations of pods of its node and of its Node, and nothing else,
+// whatever its ServiceAccount is called. Others who may do the same are not limited.
+func TestAgentsAreLimited(t *testing.T) {
+	t.Parallel()
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	w.Nodes(2)
+	for _, file := range []string{"rbac.yaml", "own-node.yaml"} {
+		objects, err := deploy.Manifest("agent/overlay/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := deploy.Apply(w.Ctx, w.Config, objects); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bindTo := func(name, role string) {
+		_, err := w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name + "-" + role},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: name}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	bindTo("renamed", "berth-agent")
+	bindTo("renamed", "berth-agent-overlay")
+	bindTo("operator", "cluster-admin")
+	for _, node := range []string{"node1", "node2"} {
+		w.Create(simulation.NewPod("on-"+node, func(p *v1.Pod) { p.Spec.NodeName = node }))
+	}
+	patch := func(as kubernetes.Interface, pod, metadata string, options metav1.PatchOptions) error {
+		_, err := as.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, pod, types.MergePatchType, []byte(`{"metadata":{`+metadata+`}}`), options, "status")
+		return err
+	}
+	patchNode := func(as kubernetes.Interface, node, metadata string, options metav1.PatchOptions) error {
+		_, err := as.CoreV1().Nodes().Patch(w.Ctx, node, types.MergePatchType, []byte(`{"metadata":{`+metadata+`}}`), options)
+		return err
+	}
+	const (
+		ofPods  = `"annotations":{"berth.dev/host-ports-status":"[]"}`
+		ofNodes = `"annotations":{"flannel.alpha.coreos.com/public-ip":"10.0.60.11"}`
+		foreign = `"annotations":{"example.com/mine":"yes"}`
+		label   = `"labels":{"mine":"yes"}`
+	)
+	dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
+	// The API server takes a moment to enforce a policy that was just made, and a role.
+	w.Eventually("wait for the policies and roles to be enforced", func() error {
+		agent := account(w, "default", "renamed", "node1")
+		for _, err := range []error{patch(agent, "on-node2", ofPods, dry), patchNode(agent, "node2", ofNodes, dry)} {
+			if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+				return fmt.Errorf("the agent of another node: %w", errors.Join(errors.New("not refused by a policy"), err))
+			}
+		}
+		return patchNode(account(w, "default", "operator", "node1"), "node2", foreign, dry)
+	})
+	for _, subject := range [][2]string{{w.System, "berth-agent"}, {"default", "renamed"}} {
+		agent := account(w, subject[0], subject[1], "node1")
+		for name, err := range map[string]error{
+			"a pod of its node": patch(agent, "on-node1", ofPods, metav1.PatchOptions{}),
+			"its Node":          patchNode(agent, "node1", ofNodes, metav1.PatchOptions{}),
+		} {
+			if err != nil {
+				t.Errorf("%s: %s: %v", subject, name, err)
+			}
+		}
+		for name, err := range map[string]error{
+			"a pod of another node":       patch(agent, "on-node2", ofPods, dry),
+			"another annotation of a pod": patch(agent, "on-node1", foreign, dry),
+			"a label of a pod":            patch(agent, "on-node1", label, dry),
+			"another Node":                patchNode(agent, "node2", ofNodes, dry),
+			"another annotation":          patchNode(agent, "node1", foreign, dry),
+			"a label":                     patchNode(agent, "node1", label, dry),
+			"a token of no node":          patchNode(account(w, subject[0], subject[1], ""), "node1", ofNodes, dry),
+		} {
+			if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+				t.Errorf("%s: %s: %v, want it refused", subject, name, err)
+			}
+		}
+	}
+	operator := account(w, "default", "operator", "node1")
+	for name, err := range map[string]error{
+		"an operator, a pod":      patch(operator, "on-node2", foreign, dry),
+		"an operator, a Node":     patchNode(operator, "node2", label, dry),
+		"an administrator, a pod": patch(w.Kube, "on-node2", foreign, dry),
+		"the kubelet, a pod":      patch(w.AsNode("node2"), "on-node2", foreign, dry),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
