@@ -96,6 +96,9 @@ type driver interface {
 	// LinkOf returns the name of an interface's host end, which need not exist.
 	// Pure.
 	LinkOf(key state.Key) string
+	// PodEnd returns the name of the container's interface of a host end, empty where there
+	// is none any more.
+	PodEnd(link string) (string, error)
 	// Links lists the host ends on the node, with and without a record.
 	Links() ([]Link, error)
 	// Remove removes a host end and all that belongs to it.

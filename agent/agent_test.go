@@ -46,6 +46,8 @@ type world struct {
 	hang func(context.Context)
 	// links are those of the node.
 	links []Link
+	// podEnds are their other ends' names.
+	podEnds map[string]string
 	// podIP, if given, is the address that plugins give.
 	podIP string
 	// missing is what Check of the driver returns.
@@ -168,8 +170,9 @@ func (f fakeDriver) Announce(a *Interface) error {
 	f.note("announce %s", a.ContainerID)
 	return nil
 }
-func (f fakeDriver) LinkOf(key state.Key) string { return "bth" + key.ContainerID }
-func (f fakeDriver) Links() ([]Link, error)      { return f.links, nil }
+func (f fakeDriver) LinkOf(key state.Key) string        { return "bth" + key.ContainerID }
+func (f fakeDriver) PodEnd(link string) (string, error) { return f.podEnds[link], nil }
+func (f fakeDriver) Links() ([]Link, error)             { return f.links, nil }
 func (f fakeDriver) Remove(link string) error {
 	f.note("remove %s", link)
 	f.links = nil

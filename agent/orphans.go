@@ -23,8 +23,9 @@ type orphan struct {
 	driver driver
 }
 
-// orphans lists the links without a record and without a valid attachment. It lists
-// links before records: an ADD that begins meanwhile writes its record before it
+// orphans lists the links without a record and without a valid attachment: one that the
+// runtime names, or another interface of the same container, since it names the first one
+// only. It lists links before records: an ADD that begins meanwhile writes its record before it
 // makes its link.
 func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
 	var all []orphan
@@ -50,9 +51,32 @@ func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
 			known = append(known, state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
 	}
-	return slices.DeleteFunc(all, func(o orphan) bool {
+	all = slices.DeleteFunc(all, func(o orphan) bool {
 		return slices.ContainsFunc(known, func(key state.Key) bool { return o.driver.LinkOf(key) == o.Name })
-	}), errors.Join(errs...)
+	})
+	if len(valid) > 0 {
+		// A link of which this cannot be seen stays.
+		all = slices.DeleteFunc(all, func(o orphan) bool {
+			further, err := o.isOf(valid)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("find the interface of link %s: %w", o.Name, err))
+			}
+			return further || err != nil
+		})
+	}
+	return all, errors.Join(errs...)
+}
+
+// isOf returns true for the link of any interface of one of the containers: its name follows
+// from the container and the interface.
+func (o orphan) isOf(valid []types.GCAttachment) (bool, error) {
+	ifName, err := o.driver.PodEnd(o.Name)
+	if err != nil || ifName == "" {
+		return false, err
+	}
+	return slices.ContainsFunc(valid, func(v types.GCAttachment) bool {
+		return o.driver.LinkOf(state.Key{ContainerID: v.ContainerID, IfName: ifName}) == o.Name
+	}), nil
 }
 
 // verifyOrphans asks the API about the addresses of links without a record, and removes

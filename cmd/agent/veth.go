@@ -53,6 +53,8 @@ func (v *veth) Announce(i *agent.Interface) error { return v.wirer.Announce(spec
 
 func (v *veth) LinkOf(key state.Key) string { return wire.HostLink(key.ContainerID, key.IfName) }
 
+func (v *veth) PodEnd(link string) (string, error) { return v.wirer.PodEnd(link) }
+
 func (v *veth) Links() ([]agent.Link, error) {
 	links, err := v.wirer.List()
 	return linksOf(links), err

@@ -78,6 +78,8 @@ func (v *vlanDriver) Announce(i *agent.Interface) error { return withSpec(i, v.d
 
 func (v *vlanDriver) LinkOf(key state.Key) string { return vlan.NodeLink(key.ContainerID, key.IfName) }
 
+func (v *vlanDriver) PodEnd(link string) (string, error) { return v.driver.PodEnd(link) }
+
 func (v *vlanDriver) Links() ([]agent.Link, error) {
 	links, err := v.driver.List()
 	return linksOf(links), err

@@ -41,6 +41,20 @@ func (d *Driver) List() ([]wire.Link, error) {
 	return all, nil
 }
 
+// PodEnd returns the name of the container's interface of a node link, empty where the node link
+// is gone.
+func (d *Driver) PodEnd(nodeLink string) (string, error) {
+	node, err := rtnl.LinkOrNil(nodeLink)
+	if err != nil || node == nil {
+		return "", err
+	}
+	_, uses, ok := parseAlias(node.Attrs().Alias)
+	if !ok || len(uses) == 0 {
+		return "", nil
+	}
+	return uses[0].ifName, nil
+}
+
 func isNodeLink(l netlink.Link) bool {
 	return strings.HasPrefix(l.Attrs().Name, nodeLinkPrefix) && l.Type() == "veth"
 }

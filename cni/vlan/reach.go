@@ -16,28 +16,6 @@ import (
 // The functions of this file work on links in the namespace of a node link's other end,
 // which the kernel knows by a number (nsid), whether or not a path leads there.
 
-// linksIn lists the links in a namespace.
-func linksIn(nsid int) ([]netlink.Link, error) {
-	messages, err := rtnl.Dump(func() ([][]byte, error) {
-		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		req.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
-		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
-	}
-	var all []netlink.Link
-	for _, m := range messages {
-		link, err := netlink.LinkDeserialize(nil, m)
-		if err != nil {
-			return nil, fmt.Errorf("decode a link of namespace %d: %w", nsid, err)
-		}
-		all = append(all, link)
-	}
-	return all, nil
-}
-
 func deleteIn(nsid int, link netlink.Link) error {
 	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)

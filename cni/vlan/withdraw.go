@@ -90,7 +90,7 @@ func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 		}
 	}
 	if node != nil && node.Attrs().NetNsID >= 0 {
-		links, err := linksIn(node.Attrs().NetNsID)
+		links, err := rtnl.LinksIn(node.Attrs().NetNsID)
 		if err != nil {
 			return errors.Join(append(errs, err)...)
 		}

@@ -211,6 +211,54 @@ func TestSocketAndConfiguration(t *testing.T) {
 	n.ready()
 }
 
+// gc is GC by a runtime that has the containers, of which it knows the first interface.
+func (n *node) gc(keep ...*container) {
+	n.t.Helper()
+	valid := []map[string]string{}
+	for _, c := range keep {
+		valid = append(valid, map[string]string{"containerID": c.id, "ifname": "eth0"})
+	}
+	if _, err := n.cni([]string{"CNI_COMMAND=GC", "CNI_PATH=/nowhere"}, map[string]any{"cni.dev/valid-attachments": valid}); err != nil {
+		n.t.Fatalf("GC: %v", err)
+	}
+}
+
+// TestGCOfFurtherInterfaces: the runtime does not know the interfaces of a container but the
+// first, and after the loss of the state file nor do records. Links of containers that the
+// runtime knows stay; those of others go, also where their pod is alive.
+func TestGCOfFurtherInterfaces(t *testing.T) {
+	for name, plugin := range map[string]string{"veth": `{"type":"berth-veth"}`, "macvlan": `{"type":"berth-vlan","mode":"macvlan"}`} {
+		t.Run(name, func(t *testing.T) {
+			net := newNetwork(t)
+			n := net.newNode(t, "gc-further-"+name, "10.0.60.11")
+			define(t, newNetworks(t), "default", "floating", `{"cniVersion":"1.1.0","plugins":[`+plugin+`]}`)
+			before := n.kernel()
+			stays := newContainer(t, "stays", podWith(t, n.name, n.name+"-stays", "10.0.70.5", "floating@data0"))
+			goes := newContainer(t, "goes", podWith(t, n.name, n.name+"-goes", "10.0.70.6", "floating"))
+			n.mustAdd(stays)
+			n.mustAdd(goes)
+			n.stop()
+			n.args = append(n.args, "--reset-state")
+			n.start()
+			n.gc(stays, goes)
+			ping(t, net.client, "10.0.70.5")
+			ping(t, net.client, "10.0.70.6")
+			n.gc(stays)
+			ping(t, net.client, "10.0.70.5")
+			if answers(net.client, "10.0.70.6") {
+				t.Error("the address of a container that the runtime does not know answers")
+			}
+			n.gc()
+			for _, c := range []*container{stays, goes} {
+				n.mustDel(c)
+			}
+			if diff := cmp.Diff(before, n.kernel()); diff != "" {
+				t.Errorf("after GC of everything (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestGC(t *testing.T) {
 	net := newNetwork(t)
 	n := net.newNode(t, "gc-a", "10.0.60.11")
@@ -225,16 +273,7 @@ func TestGC(t *testing.T) {
 		n.mustAdd(c)
 		all = append(all, c)
 	}
-	gc := func(keep ...*container) {
-		valid := []map[string]string{}
-		for _, c := range keep {
-			valid = append(valid, map[string]string{"containerID": c.id, "ifname": "eth0"})
-		}
-		if _, err := n.cni([]string{"CNI_COMMAND=GC", "CNI_PATH=/nowhere"}, map[string]any{"cni.dev/valid-attachments": valid}); err != nil {
-			t.Fatalf("GC: %v", err)
-		}
-	}
-	gc(all[0])
+	n.gc(all[0])
 	if err := n.check(all[0]); err != nil {
 		t.Errorf("a valid container after GC: %v", err)
 	}
@@ -245,9 +284,9 @@ func TestGC(t *testing.T) {
 	n.stop()
 	n.args = append(n.args, "--reset-state")
 	n.start()
-	gc(all[0])
+	n.gc(all[0])
 	ping(t, net.client, "10.0.70.5")
-	gc()
+	n.gc()
 	if diff := cmp.Diff(before, n.kernel()); diff != "" {
 		t.Errorf("after GC of everything (-before +after):\n%s", diff)
 	}

@@ -41,6 +41,25 @@ func (w *Wirer) List() ([]Link, error) {
 	return all, nil
 }
 
+// PodEnd returns the name of the container's interface of a host end, empty where the pair or
+// its other end's namespace is gone.
+func (w *Wirer) PodEnd(hostLink string) (string, error) {
+	host, err := rtnl.LinkOrNil(hostLink)
+	if err != nil || host == nil || host.Attrs().NetNsID < 0 {
+		return "", err
+	}
+	links, err := rtnl.LinksIn(host.Attrs().NetNsID)
+	if err != nil {
+		return "", err
+	}
+	for _, l := range links {
+		if l.Attrs().Index == host.Attrs().ParentIndex {
+			return l.Attrs().Name, nil
+		}
+	}
+	return "", nil
+}
+
 // sourcesOf lists what the pod may send from, and where packets to it arrive. uplinks
 // are those of the addresses.
 func sourcesOf(spec Spec, uplinks []netlink.Link) []netfilter.Source {
