@@ -15,6 +15,8 @@ import (
 	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // What every table of Berth is written and read with, also those of other packages.
@@ -54,7 +56,10 @@ func marksOf(c *nftables.Chain) ([][]byte, error) {
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(c.Table.Family), Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.Table.Name)))
 	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.Name)))
-	messages, err := req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE)
+	// Another transaction interrupts the list.
+	messages, err := rtnl.Dump(func() ([][]byte, error) {
+		return req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE)
+	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}

@@ -154,6 +154,11 @@ func checkInterface(spec Spec, g segment, lower netlink.Link) error {
 		}
 		return guardOf(spec, g, lower).check()
 	}
+	if l := lowerGuardOf(spec, g, lower); l != nil {
+		if err := l.check(); err != nil {
+			return err
+		}
+	}
 	return insideOf(spec, func() error {
 		link, err := rtnl.LinkOrNil(g.ifName)
 		if err != nil {

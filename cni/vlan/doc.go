@@ -45,12 +45,20 @@
 //
 // # What a container may send
 //
-// An nftables chain at each interface drops what does not come from the interface's own
-// MAC address and IP addresses, claims another's address in ARP or neighbour discovery, or is
-// a router advertisement; and drops router advertisements to the container, whose
-// addresses and gateways are those of its pools. In mode bridge the chain is on the
-// node. In the other modes no frame of a container passes the node before the wire, so
-// the chain is in the container's namespace: a container with CAP_NET_ADMIN can remove it.
+// An nftables chain at each interface accepts what the container says in its own name, and
+// drops the rest (speech): frames with another MAC address or a VLAN tag, packets of other
+// addresses, ARP and neighbour discovery for them, router advertisements, redirects and
+// answers of DHCP servers. Another chain drops router advertisements to the container, whose
+// addresses and gateways are those of its pools. In mode bridge the chains are on the node,
+// at the port. In the other modes they are in the container's namespace, where a container
+// with CAP_NET_ADMIN can change them and an AF_XDP socket passes them by; CheckNode compares
+// them.
+//
+// So there is a second guard for what leaves the node in the modes macvlan and ipvlan l2
+// (lowerGuard): a chain on the node at the egress of the link below. It knows the containers'
+// macvlan links by their MAC address. An unknown MAC address is refused only where the link
+// below is Berth's own: others may have macvlan links or virtual routers on the uplink. No MAC
+// address may claim the pool's gateway.
 //
 // # Caveats
 //

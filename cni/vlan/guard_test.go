@@ -17,8 +17,8 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// guardChains lists our chains in the namespace of the calling thread.
-func guardChains() ([]string, error) {
+// chainNames lists our chains in the namespace of the calling thread.
+func chainNames() ([]string, error) {
 	conn, err := nftables.New()
 	if err != nil {
 		return nil, err
@@ -98,14 +98,8 @@ func TestSpoofingWithoutGuard(t *testing.T) {
 	w := newWorld(t, Config{Mode: Macvlan}, 0)
 	p := w.pod("a", "10.0.70.5")
 	w.setup(w.nodeA, p)
-	p.Run(func() error {
-		conn, err := nftables.New()
-		if err != nil {
-			return err
-		}
-		conn.DelTable(guardTable())
-		return conn.Flush()
-	})
+	p.Run(removeGuards)
+	w.nodeA.Run(removeGuards)
 	netnstest.Eventually(t, func() error {
 		w.client.IP("neigh", "replace", "10.0.70.60", "lladdr", "02:00:00:00:00:60", "dev", "eth0", "nud", "stale")
 		p.Run(func() error {

@@ -79,6 +79,14 @@ func newWorld(t *testing.T, config Config, vlan int) *world {
 	return w
 }
 
+// poolLinkName is the name of a client's link to the pool's network.
+func (w *world) poolLinkName() string {
+	if w.vlan == 0 {
+		return "eth0"
+	}
+	return "pool0"
+}
+
 // poolLink makes the host's link to the pool's network.
 func (w *world) poolLink(h *netnstest.Host) string {
 	if w.vlan == 0 {
@@ -154,7 +162,7 @@ func snapshot(node *netnstest.Host) string {
 		}
 	}
 	node.Run(func() error {
-		chains, err := guardChains()
+		chains, err := chainNames()
 		fmt.Fprintln(&b, chains)
 		return err
 	})

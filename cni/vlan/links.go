@@ -91,7 +91,7 @@ func (d *Driver) Remove(name string) error {
 		return fmt.Errorf("link %s is no node link", name)
 	}
 	var spec Spec
-	errs := []error{d.deleteInterfaces(spec, node), d.withdrawNode(spec, node), deleteNodeLink(name), sweepGuards(), d.sweep()}
+	errs := []error{d.deleteInterfaces(spec, node), d.withdrawNode(spec, node), deleteNodeLink(name), sweepLowers(), sweepGuards(), d.sweep()}
 	return errors.Join(errs...)
 }
 
@@ -131,7 +131,7 @@ func (d *Driver) RemoveLoose() error {
 		}
 		errs = append(errs, err, netfilter.Forget(s.Link))
 	}
-	return errors.Join(append(errs, sweepGuards(), d.sweep())...)
+	return errors.Join(append(errs, sweepLowers(), sweepGuards(), d.sweep())...)
 }
 
 // Leftovers lists the interfaces that containers have in pools' networks, each with its node

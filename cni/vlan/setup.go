@@ -268,6 +268,12 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 			return nil, err
 		}
 	}
+	if l := lowerGuardOf(spec, g, lower); l != nil {
+		if err := l.set(); err != nil {
+			return nil, err
+		}
+		fault.Point("vlan/lower-guard")
+	}
 	var made netlink.Link
 	err = netns.Do(func(ns.NetNS) error {
 		if port == nil {
@@ -298,12 +304,12 @@ func (d *Driver) setupSegment(spec Spec, netns ns.NetNS, g segment, lower netlin
 // guardOf returns the guard of a segment. ipvlan links have the MAC address of the link that
 // they are on.
 func guardOf(spec Spec, g segment, lower netlink.Link) guard {
-	f := guard{device: g.ifName, mac: g.mac, addrs: g.addrs}
+	f := guard{device: g.ifName, speaker: speech{mac: g.mac, addrs: g.addrs}}
 	switch spec.Mode {
 	case Bridge:
 		f.device, f.incoming = portOf(spec.ContainerID, g.ifName), true
 	case IPvlan:
-		f.mac = lower.Attrs().HardwareAddr
+		f.speaker.mac, f.speaker.sharesMAC = lower.Attrs().HardwareAddr, true
 	case Macvlan, Pure:
 	}
 	return f

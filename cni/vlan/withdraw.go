@@ -50,7 +50,7 @@ func (d *Driver) Teardown(spec Spec) error {
 	}
 	err := d.Withdraw(spec)
 	fault.Point("vlan/withdrawn")
-	return errors.Join(err, deleteNodeLink(NodeLink(spec.ContainerID, spec.IfName)), sweepGuards(), d.sweep())
+	return errors.Join(err, deleteNodeLink(NodeLink(spec.ContainerID, spec.IfName)), sweepLowers(), sweepGuards(), d.sweep())
 }
 
 func deleteNodeLink(name string) error {
