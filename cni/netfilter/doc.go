@@ -20,8 +20,8 @@
 //
 //	  chain mark (prerouting, last):
 //	    from links, a reply whose source the node translates back   accept
-//	    from links                                                  set the bit Mark
-//	    interface . destination in arrivals                         set the bit ArrivalMark
+//	    from links                                                  set Mark
+//	    interface . destination in arrivals                         set ArrivalMark
 //
 //	  chain keep_source (postrouting, before the node's source NAT):
 //	    source . destination in hairpin    accept; kube-proxy masquerades it, and must
@@ -30,7 +30,7 @@
 //	table arp berth
 //	  set asked                  as arrivals
 //	  chain mark (input):
-//	    interface . target in asked        set the bit ArrivalMark
+//	    interface . target in asked        set ArrivalMark
 //
 // By the marks routing rules know the packets; see package wire. A pod cannot send from the address of another, and a server that a pod calls
 // through a Service sees the pod's own address: kube-proxy masquerades such connections in

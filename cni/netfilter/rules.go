@@ -14,7 +14,7 @@ import (
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
-	rulesVersion = "2"
+	rulesVersion = "3"
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
 	// beforeRouting comes after the chains of other programs, so that a mark that they
@@ -22,13 +22,29 @@ const (
 	beforeRouting = 290
 )
 
-// Mark and ArrivalMark are bits of the firewall mark (skb->mark), of packets from pods and of
-// packets that arrive for pods, while the node routes them. They may never change: routing
-// rules have them. Others use: 0x80 the AWS CNI, 0x0f00 Cilium, 0x2000 portmap, 0xc000
-// Kubernetes, 0xffff0000 Calico.
+// Mark and ArrivalMark are values of two bits of the firewall mark (skb->mark), those of
+// MarkMask, of packets from pods and of packets that arrive for pods, while the node routes
+// them. Routing rules have them: whoever changes them must take over the rules of earlier
+// versions (package wire). No value or mask of the programs that we know sets bit 0x1000 alone
+// or with 0x10:
+//
+//	wg-quick            51820 = 0xca6c, and upward for further tunnels
+//	kube-proxy          0x4000, 0x8000
+//	flannel             0x4000
+//	portmap             0x2000
+//	AWS CNI             0x80
+//	Cilium              0x0200 to 0x0f00, and identities from 0x10000; with IPsec keys in 0xf000,
+//	                    whose packets its own rules route before ours
+//	Calico              0xffff0000
+//	Tailscale           0xff0000
+//	Istio               0x539, 0x111
+//	OVN-Kubernetes      0x3f0, 0x1745ec
+//	Docker              as given, 0xd0c in its examples
+//	small numbers       below 0x1000: many
 const (
 	Mark        = 0x1000
-	ArrivalMark = 0x40
+	ArrivalMark = 0x1010
+	MarkMask    = 0x1010
 )
 
 // destinationNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
@@ -144,11 +160,11 @@ func (t *table) arrived(set *nftables.Set, address uint32) []expr.Any {
 		&expr.Lookup{SourceRegister: 1, SetName: set.Name})
 }
 
-// setMark sets a bit of the firewall mark and leaves the others.
-func setMark(bit uint32) []expr.Any {
+// setMark sets our bits of the firewall mark and leaves the others.
+func setMark(value uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(^bit), Xor: bitsOf(bit)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(^uint32(MarkMask)), Xor: bitsOf(value)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
 	}
 }

@@ -239,13 +239,18 @@ func (p routePlan) apply() error {
 	return nil
 }
 
-// answer makes the node answer for the addresses in mode l3s.
+// answer makes the node answer for the addresses in mode l3s, and in no other mode.
 func (d *Driver) answer(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link) error {
-	if !spec.answers() {
-		return nil
-	}
 	for i, g := range segments {
 		for _, a := range g.addrs {
+			if !spec.answers() {
+				// The address may have been another container's of the node, for which the node
+				// answered.
+				if err := stopAnswering(a.Address); err != nil {
+					return err
+				}
+				continue
+			}
 			if err := d.wirer.Answer(node, lowers[i], a.Address); err != nil {
 				return err
 			}

@@ -29,8 +29,13 @@ func (w *Wirer) Answer(host, link netlink.Link, addr netip.Addr) error {
 }
 
 // Sources lists what the pods on the node may send from, for a caller that makes the table of
-// package netfilter with sources of its own.
-func (w *Wirer) Sources() ([]netfilter.Source, error) { return w.sources() }
+// package netfilter, and prepares the routing rules of pods for that table.
+func (w *Wirer) Sources() ([]netfilter.Source, error) {
+	if err := adoptMarks(); err != nil {
+		return nil, err
+	}
+	return w.sources()
+}
 
 // StopAnswering undoes Answer. It succeeds where the node did not answer.
 func StopAnswering(link int, addr netip.Addr) error { return proxy{addr: addr, link: link}.del() }

@@ -29,7 +29,7 @@
 //
 // A rule cannot name the links of pods, only one link. A rule for a subnet alone would catch
 // what is not from a pod: the node may have an address in the subnet, and forward for other
-// hosts of it. So packets from pods get a bit of the firewall mark before they are routed
+// hosts of it. So packets from pods get a firewall mark before they are routed
 // ([netfilter.Mark]), by the link on which they come; the subnet then only chooses the table.
 // What has no mark of ours is routed as without Berth, but for packets to pods, which
 // rule 32290 gives to their pod: a node with several uplinks has rules by source, which would
@@ -50,7 +50,7 @@
 // finds the node's own routes: right where the pool's link has the node's default route, and
 // for packets to a NodePort on any link. Where the pool's link is a VLAN or a second uplink,
 // and filtering would drop packets to its pods, packets that arrive there for the pods, and
-// ARP requests for them, get another bit ([netfilter.ArrivalMark]), and the link's setting
+// ARP requests for them, get another mark ([netfilter.ArrivalMark]), and the link's setting
 // src_valid_mark makes the look-up heed it:
 //
 //	rule 32291: fwmark arrival lookup main suppress_prefixlength 31   to the pod
@@ -88,7 +88,7 @@
 //
 // # Earlier versions
 //
-// They had a rule and a table for each address (earlier.go). Repair and Setup take an address
+// They had a rule and a table for each address, or marks of one bit (earlier.go). Repair and Setup take an address
 // over without an interruption, Withdraw and RemoveLoose remove both forms. After a
 // downgrade the earlier version finds its own pieces missing and makes them, within its
 // minute of reconciliation; until then pods' packets leave by the node's routes, because

@@ -3,10 +3,16 @@
 package wire
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Earlier versions gave each address of a link a table and a rule of its own:
@@ -48,4 +54,46 @@ func earlierAddress(r netlink.Rule) (netip.Addr, bool) {
 	}
 	src := sourceOf(r)
 	return src.Addr(), src.IsSingleIP()
+}
+
+// Versions before the mask had the marks 0x1000/0x1000 and 0x40/0x40. A rule for one new mark is
+// made from each of them before the nftables table gives packets the new marks, so that
+// packets find their way at every moment; the sweep after it removes the old ones.
+const earlierArrivalMark = 0x40
+
+// withMask returns the rule of today in place of one with an earlier mark; ok is false for
+// other rules.
+func withMask(r netlink.Rule) (now netlink.Rule, ok bool) {
+	if r.Protocol != rtnl.Protocol || maskOf(r) != r.Mark {
+		return r, false
+	}
+	switch r.Mark {
+	case netfilter.Mark:
+		return marked(r, netfilter.Mark), true
+	case earlierArrivalMark:
+		return marked(r, netfilter.ArrivalMark), true
+	}
+	return r, false
+}
+
+// adoptMarks makes the rules for the marks of a new nftables table where there are only rules
+// for earlier ones. It only adds, and so needs no lock.
+func adoptMarks() error {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := netlinksafe.RuleList(family)
+		if err != nil {
+			return fmt.Errorf("list rules: %w", err)
+		}
+		for _, r := range rules {
+			r.Family = family
+			now, ok := withMask(r)
+			if !ok {
+				continue
+			}
+			if err := netlink.RuleAdd(&now); err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("add rule %q: %w", now.String(), err)
+			}
+		}
+	}
+	return nil
 }

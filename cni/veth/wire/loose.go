@@ -18,7 +18,7 @@ func (w *Wirer) RemoveLoose() error {
 	w.routing.Lock()
 	defer w.routing.Unlock()
 	var errs []error
-	carried := map[netip.Addr]bool{}
+	present := map[netip.Addr]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		k, err := readRouting(family)
 		if err != nil {
@@ -26,12 +26,12 @@ func (w *Wirer) RemoveLoose() error {
 			continue
 		}
 		errs = append(errs, k.removeLoose())
-		for _, addr := range k.carried() {
-			carried[addr] = true
+		for _, addr := range k.present() {
+			present[addr] = true
 		}
-		errs = append(errs, removeLooseProxies(family, carried))
+		errs = append(errs, removeLooseProxies(family, present))
 	}
-	return errors.Join(append(errs, removeLooseSources(carried), netfilter.Sweep())...)
+	return errors.Join(append(errs, removeLooseSources(present), netfilter.Sweep())...)
 }
 
 // removeLoose sweeps, also what an earlier version made for links that no longer exist.
@@ -51,7 +51,7 @@ func (k *routing) removeLoose() error {
 	return errors.Join(append(errs, k.sweep())...)
 }
 
-func removeLooseSources(carried map[netip.Addr]bool) error {
+func removeLooseSources(present map[netip.Addr]bool) error {
 	sources, err := netfilter.Sources()
 	errs := []error{err}
 	for _, s := range sources {
@@ -60,7 +60,7 @@ func removeLooseSources(carried map[netip.Addr]bool) error {
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, netfilter.Revoke(s, carried[s.Address]))
+		errs = append(errs, netfilter.Revoke(s, present[s.Address]))
 	}
 	links, err := netfilter.Links()
 	errs = append(errs, err)
@@ -74,14 +74,14 @@ func removeLooseSources(carried map[netip.Addr]bool) error {
 	return errors.Join(errs...)
 }
 
-func removeLooseProxies(family int, carried map[netip.Addr]bool) error {
+func removeLooseProxies(family int, present map[netip.Addr]bool) error {
 	proxies, err := listProxies(family)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, p := range proxies {
-		if !carried[p.addr] {
+		if !present[p.addr] {
 			errs = append(errs, p.del())
 		}
 	}

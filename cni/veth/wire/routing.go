@@ -55,7 +55,8 @@ func (n poolNetwork) routes(table int) []netlink.Route {
 
 // marked restricts a rule to packets with a mark.
 func marked(rule netlink.Rule, mark uint32) netlink.Rule {
-	rule.Mark, rule.Mask = mark, &mark
+	mask := uint32(netfilter.MarkMask)
+	rule.Mark, rule.Mask = mark, &mask
 	return rule
 }
 
@@ -117,18 +118,28 @@ func readRouting(family int) (*routing, error) {
 	return k, err
 }
 
-// carried lists the addresses that have a route to their pod.
+// carried lists the addresses that rules of ours lead to their pod.
 func (k *routing) carried() []netip.Addr {
+	return k.addresses(func(table int) bool { return table == podsTable })
+}
+
+// present lists the addresses of pods on this node, also those that package vlan leads to
+// their pod.
+func (k *routing) present() []netip.Addr {
+	return k.addresses(func(table int) bool { return table == podsTable || table == unix.RT_TABLE_MAIN })
+}
+
+func (k *routing) addresses(tables func(int) bool) []netip.Addr {
 	var all []netip.Addr
 	for _, r := range k.routes {
-		if (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst.IsSingleIP() && !slices.Contains(all, r.dst.Addr()) {
+		if tables(r.table) && r.dst.IsSingleIP() && !slices.Contains(all, r.dst.Addr()) {
 			all = append(all, r.dst.Addr())
 		}
 	}
 	return all
 }
 
-// links returns the links that carry an address.
+// links returns the links that lead to an address, also those of package vlan.
 func (k *routing) links(addr netip.Addr) []int {
 	var all []int
 	for _, r := range k.routes {
@@ -143,7 +154,7 @@ func (k *routing) links(addr netip.Addr) []int {
 // withdrawal was interrupted.
 func (k *routing) addressesOf(host int) []netip.Addr {
 	var all []netip.Addr
-	for _, addr := range k.carried() {
+	for _, addr := range k.present() {
 		if slices.Contains(k.links(addr), host) {
 			all = append(all, addr)
 		}
@@ -337,6 +348,9 @@ func (k *routing) sweep() error {
 	}
 	earlier := slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { _, ok := earlierAddress(r); return ok })
 	err := k.deleteRules(func(r netlink.Rule) bool {
+		if now, ok := withMask(r); ok && k.hasRule(now) {
+			return true
+		}
 		switch r.Priority {
 		case PriorityPods, PriorityArrivals, PriorityMain:
 			return len(carried) == 0

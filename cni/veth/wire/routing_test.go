@@ -17,6 +17,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -193,6 +194,15 @@ func (w *world) secondRouter() {
 
 const secondOutside = "10.99.0.2"
 
+// othersMarks are marks of other programs, of which package netfilter has a table.
+var othersMarks = []uint32{
+	51820, 51821, 51822, 51823, 51824, 51830, // wg-quick
+	0x4000, 0x8000, 0xc000, 0x2000, 0x80, // kube-proxy and flannel, portmap, the AWS CNI
+	0x0200, 0x0a00, 0x0b00, 0x0c00, 0x0d00, 0x0e00, 0x0f00, 0x12340f00, // Cilium
+	0xffff0000, 0x10000, 0x80000, 0x100000, 0x40000, // Calico, Tailscale
+	1337, 0x111, 0x3f0, 0xd0c, 0xff, // Istio, OVN-Kubernetes, Docker, small numbers
+}
+
 // What does not come from a pod is routed as before: the node has two uplinks with a rule
 // that its administrator made, an address in the pool's subnet, and a guest of somebody
 // else's with one.
@@ -252,6 +262,20 @@ func TestOtherTrafficIsNotRerouted(t *testing.T) {
 			for host, source := range map[*netnstest.Host]string{w.nodeA: "10.0.70.2", guest: "10.0.70.77"} {
 				if from(host, source, secondOutside) == nil {
 					t.Errorf("%s leaves by the pool's gateway", source)
+				}
+			}
+			// Nor does what other programs mark: the socket of wg-quick, and those below.
+			if out, err := w.nodeA.Command("ping", "-c", "1", "-W", "1", "-m", "51820", "-I", "10.0.70.2", secondOutside); err == nil {
+				t.Errorf("a packet with wg-quick's mark leaves by the pool's gateway\n%s", out)
+			}
+			for _, mark := range othersMarks {
+				get := []string{"route", "get", secondOutside, "from", "10.0.70.2"}
+				// The first line; the second says for how long the kernel remembers it.
+				plain, _, _ := strings.Cut(w.nodeA.IP(get...), "\n")
+				marked, _, _ := strings.Cut(w.nodeA.IP(append(get, "mark", fmt.Sprint(mark))...), "\n")
+				marked = strings.Replace(marked, fmt.Sprintf(" mark %#x", mark), "", 1)
+				if strings.Join(strings.Fields(plain), " ") != strings.Join(strings.Fields(marked), " ") {
+					t.Errorf("with mark %#x the route is\n%s and not\n%s", mark, marked, plain)
 				}
 			}
 			// The node's second address leaves by its own link only.
@@ -418,6 +442,110 @@ func TestEarlierVersion(t *testing.T) {
 		}
 	}
 	for _, p := range []*pod{a, b, gone} {
+		w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
+	}
+	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// asEarlierMarks gives the node's rules and nftables chains the marks of versions before the
+// mask.
+func asEarlierMarks() error {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := netlinksafe.RuleList(family)
+		if err != nil {
+			return err
+		}
+		for _, r := range rules {
+			if r.Protocol != rtnl.Protocol || r.Mark == 0 {
+				continue
+			}
+			r.Family = family
+			old := r
+			if r.Mark == netfilter.ArrivalMark {
+				old.Mark = earlierArrivalMark
+			}
+			mask := old.Mark
+			old.Mask = &mask
+			if err := errors.Join(netlink.RuleAdd(&old), netlink.RuleDel(&r)); err != nil {
+				return err
+			}
+		}
+	}
+	conn, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	mark := func(family nftables.TableFamily, match []expr.Any, bit uint32) {
+		table := &nftables.Table{Family: family, Name: netfilter.TableName}
+		conn.AddRule(&nftables.Rule{Table: table, Chain: &nftables.Chain{Table: table, Name: "mark"}, Exprs: append(match,
+			&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(^bit), Xor: binaryutil.NativeEndian.PutUint32(bit)},
+			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1})})
+	}
+	link := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyARP} {
+		table := &nftables.Table{Family: family, Name: netfilter.TableName}
+		conn.FlushChain(&nftables.Chain{Table: table, Name: "mark"})
+	}
+	mark(nftables.TableFamilyINet, []expr.Any{link, &expr.Lookup{SourceRegister: 1, SetName: "links"}}, netfilter.Mark)
+	mark(nftables.TableFamilyINet, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
+		link, &expr.Payload{DestRegister: 2, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, &expr.Lookup{SourceRegister: 1, SetName: "arrivals"},
+	}, earlierArrivalMark)
+	mark(nftables.TableFamilyARP, []expr.Any{
+		link, &expr.Payload{DestRegister: 2, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 4}, &expr.Lookup{SourceRegister: 1, SetName: "asked"},
+	}, earlierArrivalMark)
+	return conn.Flush()
+}
+
+// A node with pods of a version that had marks of one bit: they keep their traffic, also where
+// it needs the mark of arrivals, and nothing of that version stays.
+func TestEarlierMarks(t *testing.T) {
+	w := newWorld(t)
+	client, _ := w.secondUplink()
+	before := snapshot(w.nodeA)
+	a, b := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.onSecond("b", "10.0.80.5")
+	setup(w.nodeA, a)
+	setup(w.nodeA, b)
+	w.nodeA.Run(asEarlierMarks)
+	const old = "fwmark 0x40/0x40"
+	if rules := w.nodeA.IP("rule"); !strings.Contains(rules, old) {
+		t.Fatalf("no rules of the earlier version:\n%s", rules)
+	}
+	type flow struct {
+		from *netnstest.Host
+		to   string
+	}
+	// The node would answer the client by its own default route.
+	flows := []flow{{w.client, "10.0.70.5"}, {a.Host, outside4}, {a.Host, outside6}, {client, "10.0.80.5"}, {w.nodeB, "10.0.80.5"}, {b.Host, outside4}}
+	for _, f := range flows {
+		f.from.Ping(f.to)
+	}
+	results := make(chan error)
+	for _, f := range flows {
+		go func() {
+			out, err := f.from.Command("ping", "-q", "-i", "0.002", "-c", "1000", f.to)
+			if err == nil && !strings.Contains(out, " 0% packet loss") {
+				err = errors.New(out)
+			}
+			results <- err
+		}()
+	}
+	w.nodeA.Run(func() error { return errors.Join(New("").Repair(b.spec), New("").CheckNode(b.spec)) })
+	w.nodeA.Run(func() error { return errors.Join(New("").Repair(a.spec), New("").CheckNode(a.spec)) })
+	for range flows {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, args := range [][]string{{"rule"}, {"-6", "rule"}} {
+		if rules := w.nodeA.IP(args...); strings.Contains(rules, old) || strings.Contains(rules, "fwmark 0x1000/0x1000") || strings.Contains(rules, "fwmark 0x1000 ") {
+			t.Errorf("rules of the earlier version are left:\n%s", rules)
+		}
+	}
+	for _, p := range []*pod{a, b} {
 		w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
 	}
 	if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {

@@ -104,7 +104,7 @@ func (w *Wirer) Repair(spec Spec) error {
 // setupNode makes the node's side of all addresses.
 func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) error {
 	// The link's packets are filtered before it is up.
-	if err := netfilter.Allow(w.sources, sourcesOf(spec, uplinks)...); err != nil {
+	if err := netfilter.Allow(w.Sources, sourcesOf(spec, uplinks)...); err != nil {
 		return err
 	}
 	fault.Point("veth/source")
