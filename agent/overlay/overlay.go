@@ -296,20 +296,9 @@ func isInternal(node *corev1.Node, addr netip.Addr) bool {
 
 // linkWith returns the link that has the address.
 func linkWith(addr netip.Addr) (netlink.Link, error) {
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	for _, link := range links {
-		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(addr))
-		if err != nil {
-			return nil, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
-		}
-		for _, a := range addrs {
-			if have, ok := netip.AddrFromSlice(a.IP); ok && have.Unmap() == addr {
-				return link, nil
-			}
-		}
+	link, err := rtnl.LinkWith(addr)
+	if err != nil || link != nil {
+		return link, err
 	}
 	return nil, fmt.Errorf("no link of this node has the node's address %s", addr)
 }

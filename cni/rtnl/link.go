@@ -5,6 +5,7 @@ package rtnl
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
@@ -27,6 +28,28 @@ func LinkOrNil(name string) (netlink.Link, error) {
 		return nil, fmt.Errorf("find link %s: %w", name, err)
 	}
 	return link, nil
+}
+
+// LinkWith returns the link that has an address of the node, nil where none has it.
+func LinkWith(addr netip.Addr) (netlink.Link, error) {
+	addrs, err := netlinksafe.AddrList(nil, FamilyOf(addr))
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range addrs {
+		if have, ok := netip.AddrFromSlice(a.IP); !ok || have.Unmap() != addr {
+			continue
+		}
+		link, err := netlink.LinkByIndex(a.LinkIndex)
+		if LinkNotFound(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find link %d: %w", a.LinkIndex, err)
+		}
+		return link, nil
+	}
+	return nil, nil
 }
 
 // VLANLink returns the link for a VLAN on the parent, nil where there is none.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -27,16 +26,15 @@ func (d *Driver) List() ([]wire.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
+	addresses, err := wire.Routed()
+	if err != nil {
+		return nil, err
+	}
 	var all []wire.Link
 	for _, l := range links {
-		if !isNodeLink(l) {
-			continue
+		if isNodeLink(l) {
+			all = append(all, wire.Link{Name: l.Attrs().Name, Addresses: addresses[l.Attrs().Index]})
 		}
-		addrs, err := addressesOf(l.Attrs().Index)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, wire.Link{Name: l.Attrs().Name, Addresses: addrs})
 	}
 	return all, nil
 }
@@ -57,27 +55,6 @@ func (d *Driver) PodEnd(nodeLink string) (string, error) {
 
 func isNodeLink(l netlink.Link) bool {
 	return strings.HasPrefix(l.Attrs().Name, nodeLinkPrefix) && l.Type() == "veth"
-}
-
-// addressesOf lists the addresses that the node has a route to through the link.
-func addressesOf(link int) ([]netip.Addr, error) {
-	var all []netip.Addr
-	filter := &netlink.Route{LinkIndex: link, Table: unix.RT_TABLE_MAIN, Protocol: rtnl.Protocol}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-		if err != nil {
-			return nil, fmt.Errorf("list routes of link %d: %w", link, err)
-		}
-		for _, r := range routes {
-			if r.Dst == nil {
-				continue
-			}
-			if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok {
-				all = append(all, addr.Unmap())
-			}
-		}
-	}
-	return all, nil
 }
 
 // Remove removes a node link and all that belongs to it. It needs no record: the link's

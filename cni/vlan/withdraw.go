@@ -206,11 +206,11 @@ func (d *Driver) withdrawNode(spec Spec, node netlink.Link) error {
 	}
 	if node != nil {
 		index, name = node.Attrs().Index, node.Attrs().Name
-		have, err := addressesOf(index)
+		have, err := wire.Routed()
 		if err != nil {
 			return err
 		}
-		for _, a := range have {
+		for _, a := range have[index] {
 			addrs[a] = true
 		}
 	}

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -144,6 +147,40 @@ func BenchmarkCarry(b *testing.B) {
 				for b.Loop() {
 					if err := errors.Join(New("").Withdraw(p.spec), New("").Repair(p.spec)); err != nil {
 						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// BenchmarkList is the time to list the addresses of all pods of the node.
+func BenchmarkList(b *testing.B) {
+	for _, pods := range []int{100, 400} {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			node := netnstest.New(b)
+			var batch strings.Builder
+			for i := range pods {
+				link := HostLink(fmt.Sprint(i), "eth0")
+				fmt.Fprintf(&batch, "link add %s up type veth peer name peer%d\n", link, i)
+				for _, table := range []int{unix.RT_TABLE_MAIN, podsTable} {
+					fmt.Fprintf(&batch, "route add 10.1.%d.%d dev %s proto %d table %d\n", i/256, i%256, link, rtnl.Protocol, table)
+				}
+			}
+			file := filepath.Join(b.TempDir(), "batch")
+			if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
+				b.Fatal(err)
+			}
+			node.IP("-batch", file)
+			node.Run(func() error {
+				for b.Loop() {
+					links, err := New("").List()
+					if err != nil {
+						return err
+					}
+					if len(links) != pods || len(links[pods-1].Addresses) != 1 {
+						b.Fatalf("%d links, the last one %v", len(links), links[pods-1])
 					}
 				}
 				return nil

@@ -33,9 +33,10 @@ func (w *Wirer) List() ([]Link, error) {
 		if err != nil {
 			return nil, err
 		}
+		addresses := k.addresses()
 		for i, l := range links {
 			all[i].Name = l.Attrs().Name
-			all[i].Addresses = append(all[i].Addresses, k.addressesOf(l.Attrs().Index)...)
+			all[i].Addresses = append(all[i].Addresses, addresses[l.Attrs().Index]...)
 		}
 	}
 	return all, nil
@@ -60,6 +61,20 @@ func (w *Wirer) PodEnd(hostLink string) (string, error) {
 	return "", nil
 }
 
+// Routed lists, by the index of a link, the addresses that the node has a route of ours to
+// through it.
+func Routed() (map[int][]netip.Addr, error) {
+	var routes []route
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		more, err := ownRoutes(family)
+		if err != nil {
+			return nil, err
+		}
+		routes = append(routes, more...)
+	}
+	return addressesByLink(routes), nil
+}
+
 // sourcesOf lists what the pod may send from, and where packets to it arrive. uplinks
 // are those of the addresses.
 func sourcesOf(spec Spec, uplinks []netlink.Link) []netfilter.Source {
@@ -81,15 +96,18 @@ func (w *Wirer) sources() ([]netfilter.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	uplinks := map[netip.Addr]string{}
+	uplinks, names := map[netip.Addr]string{}, map[int]string{}
 	for _, p := range proxies {
-		link, err := netlink.LinkByIndex(p.link)
-		if err != nil && !rtnl.LinkNotFound(err) {
-			return nil, fmt.Errorf("find link %d: %w", p.link, err)
+		if _, known := names[p.link]; !known {
+			link, err := netlink.LinkByIndex(p.link)
+			if err != nil && !rtnl.LinkNotFound(err) {
+				return nil, fmt.Errorf("find link %d: %w", p.link, err)
+			}
+			if err == nil {
+				names[p.link] = link.Attrs().Name
+			}
 		}
-		if err == nil {
-			uplinks[p.addr] = link.Attrs().Name
-		}
+		uplinks[p.addr] = names[p.link]
 	}
 	var all []netfilter.Source
 	for _, l := range links {

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -35,40 +34,26 @@ func (w *Wirer) keepRouters(uplink string) error {
 			learned[r.link] = true
 		}
 	}
+	addrs, err := netlinksafe.AddrList(nil, unix.AF_INET6)
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range addrs {
+		// One that is not for ever, as those from router advertisements.
+		if a.Flags&unix.IFA_F_PERMANENT == 0 {
+			learned[a.LinkIndex] = true
+		}
+	}
 	for _, link := range links {
 		name := link.Attrs().Name
-		if strings.HasPrefix(name, LinkPrefix) {
+		if strings.HasPrefix(name, LinkPrefix) || name != uplink && !learned[link.Attrs().Index] {
 			continue
-		}
-		if name != uplink && !learned[link.Attrs().Index] {
-			expire, err := addressesExpire(link)
-			if err != nil {
-				return err
-			}
-			if !expire {
-				continue
-			}
 		}
 		if err := w.heedAdvertisements(name); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// addressesExpire returns whether the link has an address that is not for ever, as those
-// from router advertisements.
-func addressesExpire(link netlink.Link) (bool, error) {
-	addrs, err := netlinksafe.AddrList(link, unix.AF_INET6)
-	if err != nil {
-		return false, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
-	}
-	for _, a := range addrs {
-		if a.Flags&unix.IFA_F_PERMANENT == 0 {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // heedAdvertisements makes a link that heeds router advertisements now do so also when the

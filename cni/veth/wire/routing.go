@@ -112,28 +112,41 @@ func readRouting(family int) (*routing, error) {
 			k.rules = append(k.rules, r)
 		}
 	}
-	routes, err := listRoutes(family)
-	// Those of the overlay, to pods of other nodes, have a gateway.
-	k.routes = slices.DeleteFunc(routes, func(r route) bool { return r.table == unix.RT_TABLE_MAIN && r.gateway.IsValid() })
+	k.routes, err = ownRoutes(family)
 	return k, err
+}
+
+// ownRoutes lists the routes with our protocol number but for those of the overlay, to pods of
+// other nodes, which have a gateway.
+func ownRoutes(family int) ([]route, error) {
+	routes, err := listRoutes(family)
+	return slices.DeleteFunc(routes, func(r route) bool { return r.table == unix.RT_TABLE_MAIN && r.gateway.IsValid() }), err
+}
+
+// toPod returns the address whose pod a route leads to, also those of package vlan.
+func (r route) toPod() (netip.Addr, bool) {
+	return r.dst.Addr(), (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst.IsSingleIP()
 }
 
 // carried lists the addresses that rules of ours lead to their pod.
 func (k *routing) carried() []netip.Addr {
-	return k.addresses(func(table int) bool { return table == podsTable })
+	return addressesOf(k.routes, func(r route) bool { return r.table == podsTable })
 }
 
 // present lists the addresses of pods on this node, also those that package vlan leads to
 // their pod.
 func (k *routing) present() []netip.Addr {
-	return k.addresses(func(table int) bool { return table == podsTable || table == unix.RT_TABLE_MAIN })
+	return addressesOf(k.routes, func(route) bool { return true })
 }
 
-func (k *routing) addresses(tables func(int) bool) []netip.Addr {
+// addressesOf lists the addresses to whose pods the routes lead that match selects, each once.
+func addressesOf(routes []route, match func(route) bool) []netip.Addr {
+	known := map[netip.Addr]bool{}
 	var all []netip.Addr
-	for _, r := range k.routes {
-		if tables(r.table) && r.dst.IsSingleIP() && !slices.Contains(all, r.dst.Addr()) {
-			all = append(all, r.dst.Addr())
+	for _, r := range routes {
+		if addr, ok := r.toPod(); ok && match(r) && !known[addr] {
+			known[addr] = true
+			all = append(all, addr)
 		}
 	}
 	return all
@@ -143,25 +156,33 @@ func (k *routing) addresses(tables func(int) bool) []netip.Addr {
 func (k *routing) links(addr netip.Addr) []int {
 	var all []int
 	for _, r := range k.routes {
-		if (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst == rtnl.SinglePrefix(addr) {
+		if to, ok := r.toPod(); ok && to == addr {
 			all = append(all, r.link)
 		}
 	}
 	return all
 }
 
-// addressesOf lists the addresses that a link carries, or carried until a set-up or a
-// withdrawal was interrupted.
-func (k *routing) addressesOf(host int) []netip.Addr {
-	var all []netip.Addr
-	for _, addr := range k.present() {
-		if slices.Contains(k.links(addr), host) {
-			all = append(all, addr)
+// addressesByLink lists the addresses that each link carries.
+func addressesByLink(routes []route) map[int][]netip.Addr {
+	all := map[int][]netip.Addr{}
+	for _, r := range routes {
+		if addr, ok := r.toPod(); ok && !slices.Contains(all[r.link], addr) {
+			all[r.link] = append(all[r.link], addr)
 		}
 	}
+	return all
+}
+
+// addresses lists, by link, the addresses that each link carries, or carried until a set-up
+// or a withdrawal was interrupted.
+func (k *routing) addresses() map[int][]netip.Addr {
+	all := addressesByLink(k.routes)
 	for _, r := range k.rules {
-		if addr, ok := earlierAddress(r); ok && earlierLink(r.Table) == host && !slices.Contains(all, addr) {
-			all = append(all, addr)
+		if addr, ok := earlierAddress(r); ok {
+			if link := earlierLink(r.Table); !slices.Contains(all[link], addr) {
+				all[link] = append(all[link], addr)
+			}
 		}
 	}
 	return all
@@ -341,10 +362,9 @@ func (k *routing) deleteRules(match func(netlink.Rule) bool) error {
 // sweep removes the rules that no address needs, and the routes of tables that no rule
 // leads to. Nothing of ours is left where no address is left.
 func (k *routing) sweep() error {
-	carried := k.carried()
-	used := map[int]bool{}
-	for _, addr := range carried {
-		used[k.tableFor(addr)] = true
+	carried, used := map[netip.Addr]bool{}, map[int]bool{}
+	for _, addr := range k.carried() {
+		carried[addr], used[k.tableFor(addr)] = true, true
 	}
 	earlier := slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { _, ok := earlierAddress(r); return ok })
 	err := k.deleteRules(func(r netlink.Rule) bool {
@@ -359,7 +379,7 @@ func (k *routing) sweep() error {
 		case PriorityAddress, PriorityBackAddress:
 			addr := sourceOf(r).Addr()
 			shared, ok := k.first(addr, PriorityNetwork)
-			return !slices.Contains(carried, addr) || ok && shared.Table == r.Table
+			return !carried[addr] || ok && shared.Table == r.Table
 		case earlierPriorityMain:
 			return isEarlierMainRule(r) && !earlier
 		}

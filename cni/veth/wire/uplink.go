@@ -19,20 +19,12 @@ var ErrUplink = errors.New("uplink missing")
 
 // UplinkFor returns the name of the link with addr, the node's own address.
 func UplinkFor(addr netip.Addr) (string, error) {
-	links, err := netlinksafe.LinkList()
+	link, err := rtnl.LinkWith(addr.Unmap())
 	if err != nil {
-		return "", fmt.Errorf("list links: %w", err)
+		return "", err
 	}
-	for _, link := range links {
-		addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(addr))
-		if err != nil {
-			return "", fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
-		}
-		for _, a := range addrs {
-			if have, ok := netip.AddrFromSlice(a.IP); ok && have.Unmap() == addr.Unmap() {
-				return link.Attrs().Name, nil
-			}
-		}
+	if link != nil {
+		return link.Attrs().Name, nil
 	}
 	return "", fmt.Errorf("%w: no link of this node has the node's address %s; name the link with --uplink", ErrUplink, addr)
 }

@@ -63,7 +63,7 @@ func withdrawFamily(family int, addrs []netip.Addr, link string, host int) error
 		return err
 	}
 	if host != 0 {
-		addrs = append(addrs, k.addressesOf(host)...)
+		addrs = append(addrs, k.addresses()[host]...)
 		slices.SortFunc(addrs, netip.Addr.Compare)
 		addrs = slices.Compact(addrs)
 	}
