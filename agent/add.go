@@ -25,21 +25,29 @@ import (
 // limit, because a runtime repeats a DEL that fails.
 const maxContainerID = 1024
 
-// Add attaches the container and returns the CNI result.
-func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+// checkADD refuses what an ADD cannot be.
+func checkADD(req *api.Request) error {
 	if err := checkIDs(req); err != nil {
-		return nil, err
+		return err
 	}
 	if len(req.ContainerID) > maxContainerID {
-		return nil, fmt.Errorf("%w: CNI_CONTAINERID: container ID %.100q has more than %d characters", ErrRequest, req.ContainerID, maxContainerID)
+		return fmt.Errorf("%w: CNI_CONTAINERID: container ID %.100q has more than %d characters", ErrRequest, req.ContainerID, maxContainerID)
 	}
 	if req.NetNS == "" {
-		return nil, fmt.Errorf("%w: ADD without a network namespace (CNI_NETNS)", ErrRequest)
+		return fmt.Errorf("%w: ADD without a network namespace (CNI_NETNS)", ErrRequest)
 	}
 	if isNode, err := ns.CheckNetNS(req.NetNS); err != nil {
-		return nil, fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
+		return fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
 	} else if isNode {
-		return nil, fmt.Errorf("%w: %s (CNI_NETNS)", ErrNodeNetNS, req.NetNS)
+		return fmt.Errorf("%w: %s (CNI_NETNS)", ErrNodeNetNS, req.NetNS)
+	}
+	return nil
+}
+
+// Add attaches the container and returns the CNI result.
+func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+	if err := checkADD(req); err != nil {
+		return nil, err
 	}
 	args, err := parseArgs(req.Args)
 	if err != nil {
@@ -169,8 +177,17 @@ func (a *Agent) runOne(ctx context.Context, record *state.Container, i int) (jso
 	if err != nil {
 		return nil, err
 	}
-	if d == nil {
+	switch record.Attachments[i].Driver {
+	case "":
 		return a.Plugins.Add(ctx, network, forPlugins(record, i), nil)
+	case api.DriverIPAM:
+		result, err := a.Plugins.Add(ctx, network, forPlugins(record, i), nil)
+		if err == nil {
+			announceNow(ctx, d, record, i)
+		}
+		return result, err
+	case api.DriverIPAMCaller:
+		return ipamResult(record, i)
 	}
 	wired, err := a.setup(ctx, d, record, i)
 	if err != nil {
@@ -199,12 +216,17 @@ func (a *Agent) setup(ctx context.Context, d driver, record *state.Container, i 
 	if err != nil {
 		return nil, fmt.Errorf("wire the floating IPs: %w", err)
 	}
-	// A lost announcement leaves stale neighbour entries, and the announcer repeats it. The
-	// pod's network is complete and must not fail for it.
+	announceNow(ctx, d, record, i)
+	return result, nil
+}
+
+// announceNow announces the addresses of an attachment. A lost announcement leaves stale
+// neighbour entries, and the announcer repeats it: the pod's network is complete and must
+// not fail for it.
+func announceNow(ctx context.Context, d driver, record *state.Container, i int) {
 	if err := d.Announce(interfaceOf(record, i)); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
 	}
-	return result, nil
 }
 
 // supersede takes the record's addresses from older containers of this node: the API says

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
 )
@@ -41,14 +42,15 @@ func (a *Agent) eachInterface(record *state.Container, do func(d driver, i *Inte
 	return errors.Join(errs...)
 }
 
-// networkOf returns the network of an attachment as its plugins see it: a driver does the
-// work of the first plugin.
+// networkOf returns the network of an attachment with the plugins that the agent runs: a
+// driver does the work of the first plugin, and another program that of the only one where
+// berth-ipam was called by it.
 func networkOf(record *state.Container, i int) (*chain.Network, error) {
 	network, err := chain.Parse(record.Attachments[i].Network)
 	if err != nil {
 		return nil, fmt.Errorf("the record of container %s, interface %s: %w", record.ContainerID, record.Attachments[i].IfName, err)
 	}
-	if record.Attachments[i].Driver != "" {
+	if d := record.Attachments[i].Driver; d != "" && d != api.DriverIPAM {
 		network = network.Chained()
 	}
 	return network, nil

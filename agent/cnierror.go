@@ -12,6 +12,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/cni/foreign"
 )
 
 // ToCNIError converts an error to a CNI error. The runtime acts on its code, and
@@ -38,6 +39,10 @@ func code(err error) uint {
 		return statusCode(err)
 	case errors.Is(err, ErrNoDefaultNetwork), errors.Is(err, chain.ErrNoNetwork), errors.Is(err, attachdef.ErrNoDefinition), errors.Is(err, attachdef.ErrAnnotation):
 		return api.CodeNetworkMissing
+	case errors.Is(err, ErrNoFloatingIP):
+		return api.CodeNoFloatingIP
+	case errors.Is(err, foreign.ErrConfig):
+		return types.ErrInvalidNetworkConfig
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
 		return api.CodePodNotPlaced
 	case errors.Is(err, podinfo.ErrPodNotFound), errors.Is(err, podinfo.ErrPodReplaced), errors.Is(err, ErrHostPortTaken),

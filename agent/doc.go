@@ -23,7 +23,9 @@
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
 // the driver that the record names. Plugins may be chained to it. An attachment without
-// addresses has no driver: the plugins of its network do all the work.
+// addresses has no driver: the plugins of its network do all the work. They do so, too, where
+// they have the addresses from berth-ipam, whose calls IPAM answers (ipam.go); the driver then
+// only silences the interface when the addresses are withdrawn.
 //
 // After a failure in 3 to 9 the agent does a DEL.
 //

@@ -42,6 +42,10 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
 	}
 	for _, record := range all {
+		if ofCaller(record) {
+			// It belongs to another network of the runtime.
+			continue
+		}
 		if !listed[record.Key()] {
 			errs = append(errs, a.detach(ctx, record.Key(), nil))
 			continue

@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/cni/foreign"
 )
 
 // Networks chooses the network configurations of this node. It reads the files at
@@ -25,8 +26,11 @@ type Networks struct {
 	// file of ConfDir.
 	DefaultFile string
 	// FloatingFile, if given, is the configuration of pods with a floating IP:
-	// a list that begins with the plugin berth-veth or berth-vlan.
+	// a list that begins with the plugin berth-veth or berth-vlan, or with one whose ipam is
+	// berth-ipam.
 	FloatingFile string
+	// Socket is that of the agent, for berth-ipam.
+	Socket string
 	// Uplink returns the node's link to the pools' networks.
 	Uplink func() (string, error)
 	// SysctlRoot is the path of the node's /proc/sys, for callers of these.
@@ -47,13 +51,16 @@ func (n *Networks) Default() (*chain.Network, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w; put a CNI configuration (.conflist) beside %s, or name one with --default-network", err, n.OwnFile)
 		}
-		return network, nil
+		return n.withSocket(network)
 	}
 	network, err := chain.Load(n.DefaultFile)
 	if err != nil {
 		return nil, err
 	}
-	return network, notOurselves(network)
+	if err := notOurselves(network); err != nil {
+		return nil, err
+	}
+	return n.withSocket(network)
 }
 
 // notOurselves refuses a network that would make the agent call itself.
@@ -73,6 +80,8 @@ type Floating struct {
 	Uplink string
 	// MTU of the pods' interfaces; 0 means that of the uplink.
 	MTU int
+	// Optional says that the network is for pods without a floating IP, too.
+	Optional bool
 }
 
 // Floating returns the network of pods with a floating IP.
@@ -83,7 +92,7 @@ func (n *Networks) Floating() (*Floating, error) {
 	}
 	floating, err := n.floating(network)
 	if err == nil && floating == nil {
-		err = fmt.Errorf("network configuration %q: the first plugin must be %s or %s, is %s", network.Name(), api.VethType, api.VlanType, network.Types()[0])
+		err = fmt.Errorf("network configuration %q: the first plugin must be %s or %s, or name %s as its ipam.type, is %s", network.Name(), api.VethType, api.VlanType, api.IPAMType, network.Types()[0])
 	}
 	return floating, err
 }
@@ -101,6 +110,9 @@ func (n *Networks) Named(named *attachdef.Network) (*chain.Network, *Floating, e
 	floating, err := n.floating(network)
 	if err != nil {
 		return nil, nil, fmt.Errorf("network %s: %w", named.Definition, err)
+	}
+	if floating != nil {
+		network = floating.Network
 	}
 	return network, floating, nil
 }
@@ -126,7 +138,7 @@ func (n *Networks) floating(network *chain.Network) (*Floating, error) {
 	plugin := network.Types()[0]
 	driver, ok := drivers[plugin]
 	if !ok {
-		return nil, nil
+		return n.foreign(network)
 	}
 	var conf struct {
 		Uplink       string          `json:"uplink"`
@@ -154,6 +166,56 @@ func (n *Networks) floating(network *chain.Network) (*Floating, error) {
 		return nil, err
 	}
 	return &Floating{Network: network, Driver: driver, Uplink: conf.Uplink, MTU: conf.MTU}, nil
+}
+
+// foreign returns a network whose first plugin gets the floating IPs from berth-ipam, nil for
+// any other.
+func (n *Networks) foreign(network *chain.Network) (*Floating, error) {
+	conf, ours, err := foreignConfig(network)
+	if err != nil || !ours {
+		return nil, err
+	}
+	network, err = n.withSocket(network)
+	if err != nil {
+		return nil, err
+	}
+	return &Floating{Network: network, Driver: api.DriverIPAM, Uplink: conf.Link, Optional: len(conf.IPAM.Delegate) > 0}, nil
+}
+
+func foreignConfig(network *chain.Network) (conf *foreign.Config, ours bool, err error) {
+	var raw json.RawMessage
+	if err := network.Plugin(&raw); err != nil {
+		return nil, false, err
+	}
+	conf, ours, err = foreign.ParseConfig(raw)
+	if err != nil {
+		return nil, ours, fmt.Errorf("network configuration %q: %w", network.Name(), err)
+	}
+	return conf, ours, nil
+}
+
+// withSocket returns the network with the agent's socket in its configuration of berth-ipam,
+// if it has one.
+func (n *Networks) withSocket(network *chain.Network) (*chain.Network, error) {
+	_, ours, err := foreignConfig(network)
+	if err != nil || !ours {
+		return network, err
+	}
+	var conf struct {
+		IPAM map[string]json.RawMessage `json:"ipam"`
+	}
+	if err := network.Plugin(&conf); err != nil {
+		return nil, err
+	}
+	if _, given := conf.IPAM["socket"]; given || n.Socket == "" {
+		return network, nil
+	}
+	socket, err := json.Marshal(n.Socket)
+	if err != nil {
+		return nil, fmt.Errorf("encode the socket's path: %w", err)
+	}
+	conf.IPAM["socket"] = socket
+	return network.WithPlugin(network.Types()[0], map[string]any{"ipam": conf.IPAM})
 }
 
 func (n *Networks) floatingTemplate() (*chain.Network, error) {

@@ -57,12 +57,9 @@ func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName str
 	if pod.Wants == 0 {
 		return all, nil
 	}
-	addrs, err := a.Pods.Addresses(ctx, pod)
-	if errors.Is(err, podinfo.ErrNotPlaced) {
-		return nil, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
-	}
+	addrs, err := a.held(ctx, pod)
 	if err != nil {
-		return nil, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
+		return nil, err
 	}
 	for i := range all {
 		if all[i].Driver != "" {
@@ -72,6 +69,18 @@ func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName str
 		}
 	}
 	return all, nil
+}
+
+// held returns the addresses that the pod holds on this node.
+func (a *Agent) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, error) {
+	addrs, err := a.Pods.Addresses(ctx, pod)
+	if errors.Is(err, podinfo.ErrNotPlaced) {
+		return nil, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod %s with UID %s: %w", pod.Pod, pod.UID, err)
+	}
+	return addrs, nil
 }
 
 // planFirst returns the attachment to the network that every pod has.
@@ -104,7 +113,7 @@ func (a *Agent) planNamed(ctx context.Context, pod podinfo.Pod, ifName string) (
 	}
 	var all []state.Attachment
 	for i := range named {
-		attachment, err := a.planOne(&named[i])
+		attachment, err := a.planOne(&named[i], pod.Wants)
 		if err != nil {
 			return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 		}
@@ -119,12 +128,16 @@ func (a *Agent) planNamed(ctx context.Context, pod podinfo.Pod, ifName string) (
 	return all, nil
 }
 
-func (a *Agent) planOne(n *attachdef.Network) (state.Attachment, error) {
+// planOne returns the attachment to a network for a pod that wants so many floating IPs.
+func (a *Agent) planOne(n *attachdef.Network, wants int) (state.Attachment, error) {
 	network, floating, err := a.Networks.Named(n)
 	if err != nil {
 		return state.Attachment{}, err
 	}
 	attachment := state.Attachment{Network: network.Raw()}
+	if floating != nil && floating.Optional && wants == 0 {
+		floating = nil
+	}
 	if floating != nil {
 		if n.Capabilities[api.CapabilityMAC] != nil {
 			return state.Attachment{}, fmt.Errorf("%w: network %s: mac: the MAC of an interface with floating IPs follows from the address, so that no pod takes that of another host; remove mac",
@@ -158,6 +171,17 @@ func (f *Floating) attachment() state.Attachment {
 // plugins. The MAC follows from the address, so that it moves with it.
 func giveAddresses(attachment *state.Attachment, addrs []api.Address) error {
 	attachment.Addresses, attachment.MAC = addrs, v1alpha1.MACOf(addrs[0].Address).String()
+	if api.WiredByPlugins(attachment.Driver) {
+		network, err := chain.Parse(attachment.Network)
+		if err != nil {
+			return err
+		}
+		if !network.Declares(api.CapabilityMAC) {
+			// The plugin chooses one.
+			attachment.MAC = ""
+			return nil
+		}
+	}
 	capabilities := maps.Clone(attachment.Capabilities)
 	if capabilities == nil {
 		capabilities = map[string]json.RawMessage{}

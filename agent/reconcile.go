@@ -158,6 +158,18 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	if record == nil {
 		return nil
 	}
+	if ofCaller(record) {
+		// The program that ran the plugins may forget the container, and upstream's plugins
+		// pass no GC on to berth-ipam.
+		gone, err := netnsGone(record.NetNS)
+		if err != nil {
+			return err
+		}
+		if gone {
+			a.reconcile.finishSoon(key)
+			return nil
+		}
+	}
 	switch record.Phase {
 	case state.Adding, state.Deleting:
 		a.reconcile.finishSoon(key)

@@ -54,6 +54,7 @@ func parseArgs(args string) (podArgs, error) {
 
 // requestConfig is the part of the network configuration that the agent reads.
 type requestConfig struct {
+	Name             string                     `json:"name"`
 	RuntimeConfig    map[string]json.RawMessage `json:"runtimeConfig"`
 	ValidAttachments []types.GCAttachment       `json:"cni.dev/valid-attachments"`
 	// OldAttachments has the key that the first releases of CNI's library used.

@@ -25,7 +25,7 @@ type shaper interface {
 }
 
 func (a *Agent) shape(ctx context.Context, record *state.Container) {
-	if a.Shaper != nil {
+	if a.Shaper != nil && !ofCaller(record) {
 		a.Shaper.Shape(ctx, a.shaped(record))
 	}
 }
@@ -44,7 +44,8 @@ func (a *Agent) Changed() { a.shapeSoon() }
 func (a *Agent) Shaped() []profile.Container {
 	var all []profile.Container
 	for _, record := range a.Store.List() {
-		if record.Phase == state.Adding || record.Phase == state.Added {
+		// What another program wires it also limits.
+		if (record.Phase == state.Adding || record.Phase == state.Added) && !ofCaller(record) {
 			all = append(all, a.shaped(record))
 		}
 	}

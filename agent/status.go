@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
 )
 
@@ -21,10 +22,8 @@ const syncPatience = 10 * time.Second
 // the answer concerns every pod of the node. Ready says whether the agent can serve pods
 // with a floating IP, too.
 func (a *Agent) Status(ctx context.Context) error {
-	wait, cancel := context.WithTimeout(ctx, syncPatience)
-	defer cancel()
-	if !a.Pods.WaitForSync(wait) {
-		return fmt.Errorf("%w: the pods of this node are not known yet: the API server has not answered", ErrNotReady)
+	if err := a.known(ctx); err != nil {
+		return err
 	}
 	network, err := a.Networks.Default()
 	if errors.Is(err, chain.ErrNoNetwork) {
@@ -36,6 +35,16 @@ func (a *Agent) Status(ctx context.Context) error {
 	}
 	if err := a.Plugins.Status(ctx, network); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return nil
+}
+
+// known returns ErrNotReady while the pods of the node are not known.
+func (a *Agent) known(ctx context.Context) error {
+	wait, cancel := context.WithTimeout(ctx, syncPatience)
+	defer cancel()
+	if !a.Pods.WaitForSync(wait) {
+		return fmt.Errorf("%w: the pods of this node are not known yet: the API server has not answered", ErrNotReady)
 	}
 	return nil
 }
@@ -57,7 +66,11 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if err := d.Ready(floating.Uplink); err != nil {
 		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 	}
-	if err := a.Plugins.Status(ctx, floating.Network.Chained()); err != nil {
+	network := floating.Network
+	if !api.WiredByPlugins(floating.Driver) {
+		network = network.Chained()
+	}
+	if err := a.Plugins.Status(ctx, network); err != nil {
 		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 	}
 	return nil

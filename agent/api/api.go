@@ -14,9 +14,11 @@ import (
 const (
 	// SocketPath is the default path of the agent's socket.
 	SocketPath = "/run/berth/agent.sock"
-	// PathCNI is the agent's one HTTP resource: POST a [Request], get a
-	// [Response].
+	// PathCNI is the agent's HTTP resource for the calls of the runtime: POST a
+	// [Request], get a [Response].
 	PathCNI = "/v1/cni"
+	// PathIPAM is that for the calls of the plugin berth-ipam.
+	PathIPAM = "/v1/ipam"
 	// MaxRequestBytes is the largest request the agent reads. The kubelet's
 	// are a few kilobytes.
 	MaxRequestBytes = 4 << 20
@@ -40,6 +42,8 @@ const (
 	// VlanType is the plugin that gives a pod an interface in the network of its floating
 	// IP itself.
 	VlanType = "berth-vlan"
+	// IPAMType is the IPAM plugin that hands floating IPs to plugins of other projects.
+	IPAMType = "berth-ipam"
 	// NetworkName is the network in the runtime's configuration.
 	NetworkName = "berth"
 	// FloatingNetworkName is the network of pods with a floating IP.
@@ -56,7 +60,16 @@ const (
 const (
 	DriverVeth = "veth" // berth-veth
 	DriverVlan = "vlan" // berth-vlan
+	// DriverIPAM leaves the wiring to the network's plugins, which get the addresses from
+	// berth-ipam.
+	DriverIPAM = "ipam"
+	// DriverIPAMCaller does so for plugins that another program than the agent runs, such as
+	// the runtime itself.
+	DriverIPAMCaller = "ipam-caller"
 )
+
+// WiredByPlugins returns whether plugins wire the addresses of a driver's attachments.
+func WiredByPlugins(driver string) bool { return driver == DriverIPAM || driver == DriverIPAMCaller }
 
 // CNI error codes (CNI specification, section Error) that CNI's Go package
 // does not name in the version we use.
@@ -72,6 +85,9 @@ const (
 	// CodeNetworkMissing says that the node has no configuration for the pod's
 	// network.
 	CodeNetworkMissing uint = 121
+	// CodeNoFloatingIP says that berth-ipam has no floating IP for the interface: the pod
+	// requests none, or has them on another interface.
+	CodeNoFloatingIP uint = 122
 )
 
 // Request is one CNI call of the runtime.

@@ -29,6 +29,8 @@ type Handler interface {
 	Check(ctx context.Context, req *api.Request) error
 	GC(ctx context.Context, req *api.Request) error
 	Status(ctx context.Context) error
+	// IPAM serves the plugin berth-ipam. It answers also while Add and Del run plugins.
+	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
 	Inspect(ctx context.Context, pod string, check bool) (*api.Inspection, error)
 }
 
@@ -118,7 +120,8 @@ func (s *Server) removeLeftover(ctx context.Context) (touched time.Time, err err
 // under way.
 func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI)
+	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI("", s.dispatch))
+	mux.HandleFunc("POST "+api.PathIPAM, s.serveCNI(ipamLabel, s.Handler.IPAM))
 	mux.HandleFunc("GET "+api.PathInspect, s.serveInspect)
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
@@ -148,26 +151,32 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	return nil
 }
 
-func (s *Server) serveCNI(w http.ResponseWriter, r *http.Request) {
-	var req api.Request
-	response := api.Response{}
-	start := time.Now()
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequestBytes)).Decode(&req); err != nil {
-		response.Error = types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the request to the agent: %v", err), "")
-	} else {
-		ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
-		defer cancel()
-		result, err := s.dispatch(ctx, &req)
-		response.Result = result
-		if err != nil {
-			response = api.Response{Error: s.ToError(err)}
-			logFailure(ctx, err, &req)
+// ipamLabel begins the names of berth-ipam's calls where calls are counted.
+const ipamLabel = "IPAM "
+
+// serveCNI returns what serves the calls that dispatch makes; label begins their names.
+func (s *Server) serveCNI(label string, dispatch func(context.Context, *api.Request) (json.RawMessage, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req api.Request
+		response := api.Response{}
+		start := time.Now()
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequestBytes)).Decode(&req); err != nil {
+			response.Error = types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the request to the agent: %v", err), "")
+		} else {
+			ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+			defer cancel()
+			result, err := dispatch(ctx, &req)
+			response.Result = result
+			if err != nil {
+				response = api.Response{Error: s.ToError(err)}
+				logFailure(ctx, err, label, &req)
+			}
 		}
-	}
-	s.observe(req.Command, response.Error, time.Since(start))
-	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(response); err != nil {
-		klog.FromContext(r.Context()).V(2).Info("The caller did not take the answer", "command", req.Command, "containerID", req.ContainerID, "err", err)
+		s.observe(label, req.Command, response.Error, time.Since(start))
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(response); err != nil {
+			klog.FromContext(r.Context()).V(2).Info("The caller did not take the answer", "command", label+req.Command, "containerID", req.ContainerID, "err", err)
+		}
 	}
 }
 
@@ -196,13 +205,13 @@ func (s *Server) serveInspect(w http.ResponseWriter, r *http.Request) {
 
 // logFailure logs a failed STATUS at a higher level only: runtimes ask for it again
 // and again, and log the answer themselves.
-func logFailure(ctx context.Context, err error, req *api.Request) {
+func logFailure(ctx context.Context, err error, label string, req *api.Request) {
 	logger := klog.FromContext(ctx)
 	if req.Command == "STATUS" {
 		logger.V(2).Info("Not ready", "err", err)
 		return
 	}
-	logger.Error(err, "CNI call failed", "command", req.Command, "containerID", req.ContainerID, "args", req.Args)
+	logger.Error(err, "CNI call failed", "command", label+req.Command, "containerID", req.ContainerID, "args", req.Args)
 }
 
 func (s *Server) dispatch(ctx context.Context, req *api.Request) (json.RawMessage, error) {
@@ -222,7 +231,7 @@ func (s *Server) dispatch(ctx context.Context, req *api.Request) (json.RawMessag
 	}
 }
 
-func (s *Server) observe(command string, err *types.Error, took time.Duration) {
+func (s *Server) observe(label, command string, err *types.Error, took time.Duration) {
 	if s.Observe == nil {
 		return
 	}
@@ -235,5 +244,5 @@ func (s *Server) observe(command string, err *types.Error, took time.Duration) {
 	if err != nil {
 		code = strconv.FormatUint(uint64(err.Code), 10)
 	}
-	s.Observe(command, code, took)
+	s.Observe(label+command, code, took)
 }

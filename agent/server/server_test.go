@@ -38,6 +38,10 @@ func (f *fakeHandler) Del(context.Context, *api.Request) error   { return nil }
 func (f *fakeHandler) Check(context.Context, *api.Request) error { return errors.New("broken") }
 func (f *fakeHandler) GC(context.Context, *api.Request) error    { return nil }
 func (f *fakeHandler) Status(context.Context) error              { return nil }
+func (f *fakeHandler) IPAM(_ context.Context, req *api.Request) (json.RawMessage, error) {
+	return fmt.Appendf(nil, `{"ipam":%q}`, req.Command), nil
+}
+
 func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
 	return &api.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
 }
@@ -212,7 +216,7 @@ func FuzzServeCNI(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.serveCNI(w, r)
+		s.serveCNI("", s.dispatch)(w, r)
 		var answer api.Response
 		if err := json.Unmarshal(w.body.Bytes(), &answer); err != nil {
 			t.Errorf("%q was answered %q", body, w.body.Bytes())

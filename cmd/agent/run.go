@@ -117,7 +117,10 @@ func run(ctx context.Context, o *Options) error {
 
 func newDrivers(o *Options) agent.Drivers {
 	wirer := newWirer(o)
-	return agent.Drivers{api.DriverVeth: &veth{wirer: wirer}, api.DriverVlan: &vlanDriver{driver: vlan.New(wirer)}}
+	return agent.Drivers{
+		api.DriverVeth: &veth{wirer: wirer}, api.DriverVlan: &vlanDriver{driver: vlan.New(wirer)},
+		api.DriverIPAM: &foreignDriver{}, api.DriverIPAMCaller: &foreignDriver{},
+	}
 }
 
 func newWirer(o *Options) *wire.Wirer {
@@ -273,7 +276,7 @@ func newConfig(kubeconfig string) (*rest.Config, error) {
 
 func newNetworks(o *Options) *agent.Networks {
 	return &agent.Networks{
-		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName,
+		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName, Socket: o.Socket,
 		DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork, SysctlRoot: o.pluginSysctlRoot(),
 		Uplink: func() (string, error) {
 			if o.Uplink != "" {

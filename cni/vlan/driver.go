@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -107,21 +106,4 @@ func sourcesOf(spec Spec) []netfilter.Source {
 		all = append(all, netfilter.Source{Link: NodeLink(spec.ContainerID, spec.IfName), Address: a.Address})
 	}
 	return all
-}
-
-// openNetNS opens the container's namespace; it returns nil where the path leads to none.
-func openNetNS(path string) (ns.NetNS, error) {
-	if path == "" {
-		return nil, nil
-	}
-	netns, err := ns.GetNS(path)
-	var gone ns.NSPathNotExistErr
-	var other ns.NSPathNotNSErr
-	if errors.As(err, &gone) || errors.As(err, &other) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %q: %w", wire.ErrNetNS, path, err)
-	}
-	return netns, nil
 }

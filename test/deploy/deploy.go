@@ -23,7 +23,7 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// packages are those of Berth's programs.
+// packages are those of Berth's programs, and of plugins that tests use with them.
 var packages = map[string]string{
 	"berth-scheduler":  "./cmd/scheduler",
 	"berth-controller": "./cmd/controller",
@@ -31,10 +31,12 @@ var packages = map[string]string{
 	"berth-cni":        "./cni/shim",
 	"berth-veth":       "./cni/plugins",
 	"berth-vlan":       "./cni/plugins",
+	"berth-ipam":       "./cni/plugins",
 	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 	"kubectl-berth":    "./cmd/kubectl-berth",
 	"cnitool":          "github.com/containernetworking/cni/cnitool",
+	"macvlan":          "github.com/containernetworking/plugins/plugins/main/macvlan",
 }
 
 // image is one of Berth's images: programs at the root, of which the first is what
@@ -47,7 +49,7 @@ type image struct {
 var images = []image{
 	{"berth-scheduler", []string{"berth-scheduler"}},
 	{"berth-controller", []string{"berth-controller"}},
-	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-bridge", "berth-host-local"}},
+	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-ipam", "berth-bridge", "berth-host-local"}},
 }
 
 // registry and tag are how manifests/ name the images.

@@ -93,11 +93,11 @@ func newEnv(ctx context.Context) (e *env, stop func() error, err error) {
 // buildPrograms builds ours with fault points; the upstream plugins come from
 // the lab.
 func buildPrograms(ctx context.Context, dir string) error {
-	if err := deploy.Compile(ctx, dir, []string{"berth-agent", "berth-cni", "berth-veth", "cnitool"}, "-tags=faultpoints"); err != nil {
+	if err := deploy.Compile(ctx, dir, []string{"berth-agent", "berth-cni", "berth-veth", "macvlan", "cnitool"}, "-tags=faultpoints"); err != nil {
 		return err
 	}
 	// One program is all plugins.
-	if err := os.Symlink("berth-veth", filepath.Join(dir, "berth-vlan")); err != nil {
+	if err := errors.Join(os.Symlink("berth-veth", filepath.Join(dir, "berth-vlan")), os.Symlink("berth-veth", filepath.Join(dir, "berth-ipam"))); err != nil {
 		return err
 	}
 	upstream, err := lab.BinDir()

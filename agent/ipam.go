@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/foreign"
+)
+
+// ErrNoFloatingIP is returned by IPAM where the interface gets no floating IP.
+var ErrNoFloatingIP = errors.New("no floating IP for this interface")
+
+// IPAM serves the plugin berth-ipam, which plugins of other projects call for the addresses
+// of an interface. There are two kinds of callers:
+//
+//   - Plugins that Add runs. The record of that ADD has the addresses, and its lock is
+//     held: IPAM reads the record and changes nothing.
+//   - Plugins that another program runs, such as the runtime itself. IPAM then does all that
+//     Add does but for the wiring, with a record of its own for the interface.
+//
+// The addresses are those that the API says the pod holds on this node, in both.
+func (a *Agent) IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+	switch req.Command {
+	case "ADD":
+		return a.ipamAdd(ctx, req)
+	case "DEL":
+		return nil, a.ipamDel(ctx, req)
+	case "CHECK":
+		return a.ipamCheck(req)
+	case "GC":
+		return nil, a.ipamGC(ctx, req)
+	case "STATUS":
+		return nil, a.known(ctx)
+	default:
+		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("unknown command %.100q", req.Command), "")
+	}
+}
+
+// ofCaller returns whether another program than the agent runs the record's plugins.
+func ofCaller(record *state.Container) bool {
+	return record.Attachments[0].Driver == api.DriverIPAMCaller
+}
+
+// ipamResult is what berth-ipam answers for an attachment.
+func ipamResult(record *state.Container, i int) (json.RawMessage, error) {
+	network, err := chain.Parse(record.Attachments[i].Network)
+	if err != nil {
+		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+	}
+	conf, ours, err := foreignConfig(network)
+	if err != nil {
+		return nil, err
+	}
+	if !ours {
+		return nil, fmt.Errorf("%w %q: the plugin %s does not name %s as its ipam.type", foreign.ErrConfig, network.Name(), network.Types()[0], api.IPAMType)
+	}
+	result, err := conf.Result(record.Attachments[i].Addresses)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := json.Marshal(result)
+	if err != nil {
+		return nil, fmt.Errorf("encode the addresses of container %s: %w", record.ContainerID, err)
+	}
+	return raw, nil
+}
+
+// attachmentOf returns the attachment to an interface of a container, and its record; nil
+// where no record has it.
+func (a *Agent) attachmentOf(containerID, ifName string) (record *state.Container, i int) {
+	for _, record := range a.Store.List() {
+		if record.ContainerID != containerID {
+			continue
+		}
+		for i, attachment := range record.Attachments {
+			if attachment.IfName == ifName {
+				return record, i
+			}
+		}
+	}
+	return nil, 0
+}
+
+func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage, error) {
+	if err := checkADD(req); err != nil {
+		return nil, err
+	}
+	args, err := parseArgs(req.Args)
+	if err != nil {
+		return nil, err
+	}
+	if record, i := a.attachmentOf(req.ContainerID, req.IfName); record != nil && !ofCaller(record) {
+		return ipamOfChain(record, i, args)
+	}
+	record, err := a.planForCaller(ctx, req, args)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := a.lockContainer(ctx, req.ContainerID)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if result, done, err := a.earlier(ctx, record); done || err != nil {
+		return result, err
+	}
+	return a.attach(ctx, record)
+}
+
+// ipamOfChain answers a plugin that Add runs for the record.
+func ipamOfChain(record *state.Container, i int, args podArgs) (json.RawMessage, error) {
+	attachment := record.Attachments[i]
+	switch {
+	case args.namespace != record.Pod.Namespace || args.name != record.Pod.Name:
+		return nil, fmt.Errorf("%w: container %s is of pod %s, CNI_ARGS names %s/%s", ErrRequest, record.ContainerID, record.Pod, args.namespace, args.name)
+	case record.Phase != state.Adding && record.Phase != state.Added:
+		return nil, fmt.Errorf("%w: the network of container %s of pod %s is %s", podinfo.ErrPodReplaced, record.ContainerID, record.Pod, record.Phase)
+	case attachment.Driver != api.DriverIPAM:
+		return nil, fmt.Errorf("%w: interface %s of pod %s", ErrNoFloatingIP, attachment.IfName, record.Pod)
+	}
+	return ipamResult(record, i)
+}
+
+// planForCaller makes the record of an interface that another program's plugins wire. It
+// waits for no lock: such a program may be a plugin that Add runs.
+func (a *Agent) planForCaller(ctx context.Context, req *api.Request, args podArgs) (*state.Container, error) {
+	conf, ours, err := foreign.ParseConfig(req.Config)
+	if err != nil {
+		return nil, err
+	}
+	if !ours {
+		return nil, fmt.Errorf("%w: it does not name %s as its ipam.type", foreign.ErrConfig, api.IPAMType)
+	}
+	pod, err := a.Pods.Pod(ctx, args.namespace, args.name, args.uid)
+	if err != nil {
+		return nil, err
+	}
+	if pod.Finished {
+		return nil, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
+	}
+	if pod.Wants == 0 {
+		return nil, fmt.Errorf("%w: pod %s requests none: let a container request berth.dev/ip, or name an IPAM plugin for such pods in ipam.delegate of the network %q", ErrNoFloatingIP, pod.Pod, conf.Name)
+	}
+	addrs, err := a.held(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	for _, other := range a.Store.List() {
+		if other.ContainerID == req.ContainerID && other.IfName != req.IfName && shareAddress(other.Addresses(), addrs) {
+			return nil, fmt.Errorf("%w %q: the floating IPs of pod %s are on its interface %s already, and %s asks for them, too: give them to one interface", foreign.ErrConfig, conf.Name, pod.Pod, other.IfName, req.IfName)
+		}
+	}
+	network, err := listOf(conf, req.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &state.Container{
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, BootID: a.BootID, Args: req.Args, Phase: state.Adding,
+		Attachments: []state.Attachment{{
+			IfName: req.IfName, Driver: api.DriverIPAMCaller, Addresses: addrs, Uplink: conf.Link, Network: network,
+		}},
+	}, nil
+}
+
+// listOf returns the configuration of one plugin as a list.
+func listOf(conf *foreign.Config, plugin json.RawMessage) (json.RawMessage, error) {
+	list, err := json.Marshal(map[string]any{"cniVersion": conf.CNIVersion, "name": conf.Name, "plugins": []json.RawMessage{plugin}})
+	if err != nil {
+		return nil, fmt.Errorf("encode the configuration of network %q: %w", conf.Name, err)
+	}
+	network, err := chain.Parse(list)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", foreign.ErrConfig, err)
+	}
+	return network.Raw(), nil
+}
+
+// ipamDel ends an attachment whose plugins another program runs. Those of the agent's own end
+// with its DEL, which runs the plugin that calls.
+func (a *Agent) ipamDel(ctx context.Context, req *api.Request) error {
+	if err := checkIDs(req); err != nil {
+		return err
+	}
+	return a.endOfCaller(ctx, state.Key{ContainerID: req.ContainerID, IfName: req.IfName}, &req.NetNS)
+}
+
+// endOfCaller removes the record of an interface that another program's plugins wired, if
+// there is one. netns, if given, is the path of its network namespace, empty where that is gone.
+func (a *Agent) endOfCaller(ctx context.Context, key state.Key, netns *string) error {
+	if record := a.Store.Get(key); record == nil || !ofCaller(record) {
+		// The lock is held by a DEL whose plugin calls.
+		return nil
+	}
+	unlock, err := a.lockContainer(ctx, key.ContainerID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	record := a.Store.Get(key)
+	if record == nil || !ofCaller(record) {
+		return nil
+	}
+	if netns != nil && !isOfOtherBoot(record, a.BootID) {
+		record.NetNS = *netns
+	}
+	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
+		a.reconcile.finishLater(key)
+		return err
+	}
+	return nil
+}
+
+// ipamCheck returns what the interface was given.
+func (a *Agent) ipamCheck(req *api.Request) (json.RawMessage, error) {
+	if err := checkIDs(req); err != nil {
+		return nil, err
+	}
+	record, i := a.attachmentOf(req.ContainerID, req.IfName)
+	if record == nil || !api.WiredByPlugins(record.Attachments[i].Driver) {
+		return nil, fmt.Errorf("%w: %s, interface %s has no floating IP", ErrUnknownContainer, req.ContainerID, req.IfName)
+	}
+	if record.Phase != state.Added {
+		return nil, fmt.Errorf("container %s, interface %s of pod %s is not attached but %s", record.ContainerID, req.IfName, record.Pod, record.Phase)
+	}
+	return ipamResult(record, i)
+}
+
+// ipamGC ends the attachments to a network whose plugins another program runs and that it does
+// not list.
+func (a *Agent) ipamGC(ctx context.Context, req *api.Request) error {
+	conf, err := parseConfig(req.Config)
+	if err != nil {
+		return err
+	}
+	if !conf.hasAttachments {
+		return fmt.Errorf("%w: GC without the list of valid attachments", ErrRequest)
+	}
+	listed := map[state.Key]bool{}
+	for _, v := range conf.ValidAttachments {
+		listed[state.Key{ContainerID: v.ContainerID, IfName: v.IfName}] = true
+	}
+	var errs []error
+	for _, record := range a.Store.List() {
+		if !ofCaller(record) || listed[record.Key()] {
+			continue
+		}
+		network, err := chain.Parse(record.Attachments[0].Network)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("the record of container %s: %w", record.ContainerID, err))
+			continue
+		}
+		if network.Name() == conf.Name {
+			errs = append(errs, a.endOfCaller(ctx, record.Key(), nil))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/foreign"
+	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// foreignDriver is the agent's driver for interfaces that plugins of other projects make and
+// that have their addresses from berth-ipam. It can only silence them and put them up again:
+// it has no pieces to check or repair, and no links of its own.
+type foreignDriver struct{}
+
+func foreignOf(i *agent.Interface) foreign.Interface {
+	f := foreign.Interface{NetNS: i.NetNS, Name: i.IfName}
+	for _, a := range i.Addresses {
+		f.Addresses = append(f.Addresses, a.Address)
+	}
+	if len(i.Result) > 0 {
+		// A result that cannot be read names no links.
+		if versioned, err := create.CreateFromBytes(i.Result); err == nil {
+			f.Result, _ = current.NewResultFromResult(versioned)
+		}
+	}
+	return f
+}
+
+// Setup puts up an interface that was silenced.
+func (foreignDriver) Setup(i *agent.Interface) (*current.Result, error) {
+	f := foreignOf(i)
+	return f.Result, wire.ToCNIError(f.Restore())
+}
+
+func (foreignDriver) Withdraw(i *agent.Interface) error { return foreignOf(i).Silence() }
+
+// Teardown silences: the interface's plugin removes it. Without a record it is not known whose
+// the interface is.
+func (foreignDriver) Teardown(i *agent.Interface) error {
+	if len(i.Addresses) == 0 {
+		return nil
+	}
+	return foreignOf(i).Silence()
+}
+
+func (foreignDriver) Announce(i *agent.Interface) error { return foreignOf(i).Announce() }
+
+func (foreignDriver) Check(*agent.Interface) error     { return nil }
+func (foreignDriver) CheckNode(*agent.Interface) error { return nil }
+func (foreignDriver) Repair(*agent.Interface) error    { return nil }
+func (foreignDriver) Ready(string) error               { return nil }
+func (foreignDriver) LinkOf(state.Key) string          { return "" }
+func (foreignDriver) Links() ([]agent.Link, error)     { return nil, nil }
+func (foreignDriver) PodEnd(string) (string, error)    { return "", nil }
+func (foreignDriver) Remove(string) error              { return nil }
+func (foreignDriver) RemoveLoose() error               { return nil }
+
+// Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
+// nobody has an address there.
+func (foreignDriver) Targets(i *agent.Interface) ([]conflict.Target, error) {
+	if i.Uplink == "" {
+		return nil, nil
+	}
+	link, err := rtnl.LinkOrNil(i.Uplink)
+	if err != nil || link == nil {
+		return nil, err
+	}
+	own := specOf(i).MAC
+	var targets []conflict.Target
+	for _, a := range i.Addresses {
+		targets = append(targets, conflict.Target{Address: a.Address, Link: link.Attrs().Index, Own: own})
+	}
+	return targets, nil
+}

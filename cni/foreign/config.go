@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/rtnl"
+)
+
+// ErrConfig is returned for a plugin's configuration with which floating IPs cannot work.
+var ErrConfig = errors.New("network configuration")
+
+// Config is the configuration of a plugin that names berth-ipam as its IPAM plugin.
+type Config struct {
+	CNIVersion string
+	// Name of the network.
+	Name string
+	// Type is the plugin.
+	Type string
+	IPAM IPAM
+	// Link is the node's link to the network of the addresses; empty where the
+	// configuration names none.
+	Link string
+
+	gateway, masquerade bool
+}
+
+// IPAM is the part for berth-ipam.
+type IPAM struct {
+	Type string `json:"type"`
+	// Socket of the agent.
+	Socket string `json:"socket,omitempty"`
+	// Gateways replace those of the pools, at most one for each family.
+	Gateways []netip.Addr `json:"gateways,omitempty"`
+	// Routes replace the default routes.
+	Routes []*types.Route `json:"routes,omitempty"`
+	DNS    types.DNS      `json:"dns,omitzero"`
+	// Delegate is the configuration of the IPAM plugin for pods without a floating IP.
+	Delegate json.RawMessage `json:"delegate,omitempty"`
+}
+
+// ParseConfig reads the configuration of one plugin, without the rules of [Config.Result]:
+// DEL must work with what ADD refuses. ours is false where it does not name berth-ipam.
+func ParseConfig(raw []byte) (c *Config, ours bool, err error) {
+	var plugin struct {
+		CNIVersion       string          `json:"cniVersion"`
+		Name             string          `json:"name"`
+		Type             string          `json:"type"`
+		IPAM             json.RawMessage `json:"ipam"`
+		Master           string          `json:"master"`
+		Bridge           string          `json:"bridge"`
+		VLAN             int             `json:"vlan"`
+		IsGateway        bool            `json:"isGateway"`
+		IsDefaultGateway bool            `json:"isDefaultGateway"`
+		IPMasq           bool            `json:"ipMasq"`
+	}
+	var named struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(raw, &struct {
+		IPAM any `json:"ipam"`
+	}{&named}); err != nil || named.Type != api.IPAMType {
+		// Another plugin's configuration may have other types.
+		return nil, false, nil
+	}
+	if err := json.Unmarshal(raw, &plugin); err != nil {
+		return nil, true, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	c = &Config{
+		CNIVersion: plugin.CNIVersion, Name: plugin.Name, Type: plugin.Type, Link: plugin.Master,
+		gateway: plugin.IsGateway || plugin.IsDefaultGateway || plugin.Type == "ptp", masquerade: plugin.IPMasq,
+	}
+	if c.Link == "" && plugin.VLAN == 0 {
+		// A bridge that has no ports in the VLAN itself is no link to it.
+		c.Link = plugin.Bridge
+	}
+	decoder := json.NewDecoder(bytes.NewReader(plugin.IPAM))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&c.IPAM); err != nil {
+		return nil, true, fmt.Errorf("%w %q: ipam: %w", ErrConfig, c.Name, err)
+	}
+	if c.IPAM.Socket == "" {
+		c.IPAM.Socket = api.SocketPath
+	}
+	return c, true, c.validateDelegate()
+}
+
+func (c *Config) validateDelegate() error {
+	if len(c.IPAM.Delegate) == 0 {
+		return nil
+	}
+	var delegate struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(c.IPAM.Delegate, &delegate); err != nil || delegate.Type == "" || delegate.Type == api.IPAMType {
+		return fmt.Errorf("%w %q: ipam.delegate must be the ipam section of another plugin, such as {\"type\": \"host-local\", …}", ErrConfig, c.Name)
+	}
+	return nil
+}
+
+// Result returns what berth-ipam answers for the addresses of a pod. It returns ErrConfig
+// where the plugin would do harm to their network.
+func (c *Config) Result(addrs []api.Address) (*current.Result, error) {
+	if c.gateway && len(c.IPAM.Gateways) == 0 {
+		return nil, fmt.Errorf("%w %q: plugin %s would put the pool's gateway on this node, and answer for the router: remove isGateway and isDefaultGateway, or name in ipam.gateways addresses of the pools' subnets that no other host has",
+			ErrConfig, c.Name, c.Type)
+	}
+	if c.masquerade {
+		return nil, fmt.Errorf("%w %q: ipMasq would hide the floating IP behind the node's address: remove it", ErrConfig, c.Name)
+	}
+	if err := c.validateGateways(); err != nil {
+		return nil, err
+	}
+	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, Routes: c.IPAM.Routes, DNS: c.IPAM.DNS}
+	ways := map[bool]bool{}
+	for _, a := range addrs {
+		gateway := c.gatewayOf(a)
+		result.IPs = append(result.IPs, &current.IPConfig{
+			Address: *rtnl.IPNet(netip.PrefixFrom(a.Address, a.Subnet.Bits())), Gateway: gateway.AsSlice(),
+		})
+		if is4 := a.Address.Is4(); len(c.IPAM.Routes) == 0 && gateway.IsValid() && !ways[is4] {
+			ways[is4] = true
+			result.Routes = append(result.Routes, &types.Route{Dst: *rtnl.IPNet(rtnl.AnyPrefix(a.Address)), GW: gateway.AsSlice()})
+		}
+	}
+	return result, nil
+}
+
+func (c *Config) validateGateways() error {
+	seen := map[bool]bool{}
+	for _, g := range c.IPAM.Gateways {
+		if !g.IsValid() || g.Is4In6() || g.Zone() != "" || seen[g.Is4()] {
+			return fmt.Errorf("%w %q: ipam.gateways must have at most one address for each family", ErrConfig, c.Name)
+		}
+		seen[g.Is4()] = true
+	}
+	return nil
+}
+
+// gatewayOf returns the gateway of an address, the zero Addr where it has none.
+func (c *Config) gatewayOf(a api.Address) netip.Addr {
+	if i := slices.IndexFunc(c.IPAM.Gateways, func(g netip.Addr) bool { return g.Is4() == a.Address.Is4() }); i >= 0 {
+		return c.IPAM.Gateways[i]
+	}
+	return a.Gateway
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/foreign"
+)
+
+var addresses = []api.Address{
+	{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")},
+	{Address: netip.MustParseAddr("2001:db8:70::5"), Subnet: netip.MustParsePrefix("2001:db8:70::/64"), Gateway: netip.MustParseAddr("2001:db8:70::1")},
+}
+
+// build compiles upstream's plugins and berth-ipam, which they call.
+func build(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, pkg := range map[string]string{
+		"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
+		"macvlan":    "github.com/containernetworking/plugins/plugins/main/macvlan",
+		"ptp":        "github.com/containernetworking/plugins/plugins/main/ptp",
+		api.IPAMType: "github.com/berth-dev/berth/cni/plugins",
+	} {
+		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg).CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", name, err, out)
+		}
+	}
+	return dir
+}
+
+// serve answers berth-ipam as the agent does for a pod with the addresses.
+func serve(t *testing.T) (socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "bf-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket = dir + "/agent.sock"
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var req api.Request
+		var response api.Response
+		if err := json.NewDecoder(r.Body).Decode(&req); err != nil || r.URL.Path != api.PathIPAM {
+			t.Errorf("%s: %v", r.URL, err)
+		}
+		if req.Command != "DEL" {
+			conf, _, err := foreign.ParseConfig(req.Config)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			result, err := conf.Result(addresses)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			response.Result, _ = json.Marshal(result)
+		}
+		_ = json.NewEncoder(w).Encode(response)
+	}))
+	server.Listener = listener
+	server.Start()
+	t.Cleanup(server.Close)
+	return socket
+}
+
+// site is a node, a pod and a client in the network of the pod's addresses, with the
+// network's router.
+type site struct {
+	node, pod, client, router *netnstest.Host
+	dir, conf                 string
+}
+
+func newSite(t *testing.T, dir, conf string) *site {
+	s := &site{node: netnstest.New(t), pod: netnstest.New(t), client: netnstest.New(t), router: netnstest.New(t), dir: dir, conf: conf}
+	wire := netnstest.NewWire(t)
+	for h, addrs := range map[*netnstest.Host]string{
+		s.node: "10.0.60.11/24,2001:db8:60::11/64", s.client: "10.0.70.50/24,2001:db8:70::50/64",
+		s.router: "10.0.60.1/24,10.0.70.1/24,2001:db8:60::1/64,2001:db8:70::1/64",
+	} {
+		for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+			h.Run(func() error { return os.WriteFile("/proc/sys/net/"+key, []byte("1"), 0o644) })
+		}
+		h.Run(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644) })
+		var all []netip.Prefix
+		for a := range strings.SplitSeq(addrs, ",") {
+			all = append(all, netip.MustParsePrefix(a))
+		}
+		wire.Plug(h, "eth0", all...)
+	}
+	s.node.IP("route", "add", "default", "via", "10.0.60.1")
+	s.node.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
+	if strings.Contains(conf, `"br0"`) {
+		s.node.IP("link", "add", "br0", "type", "bridge")
+		s.node.IP("link", "set", "eth0", "master", "br0")
+		s.node.IP("link", "set", "br0", "up")
+	}
+	return s
+}
+
+func (s *site) plugin(t *testing.T, command string) *current.Result {
+	t.Helper()
+	var plugin struct{ Type string }
+	if err := json.Unmarshal([]byte(s.conf), &plugin); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(s.dir, plugin.Type))
+	cmd.Stdin = bytes.NewReader([]byte(s.conf))
+	cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=c", "CNI_NETNS=" + s.pod.Path(), "CNI_IFNAME=eth0", "CNI_PATH=" + s.dir, "PATH=" + os.Getenv("PATH")}
+	var out []byte
+	if err := s.node.Try(func() (err error) { out, err = cmd.Output(); return err }); err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	if command != "ADD" {
+		return nil
+	}
+	var result current.Result
+	if err := json.Unmarshal(out, &result); err != nil {
+		t.Fatal(err)
+	}
+	return &result
+}
+
+// answers says whether the pod answers from, at once.
+func answers(from *netnstest.Host, addr netip.Addr) bool {
+	_, _ = from.Command("ip", "neigh", "flush", "all")
+	_, err := from.Command("ping", "-c", "1", "-W", "1", addr.String())
+	return err == nil
+}
+
+func expect(t *testing.T, from *netnstest.Host, want bool) {
+	t.Helper()
+	for _, a := range addresses {
+		netnstest.Eventually(t, func() error {
+			if answers(from, a.Address) != want {
+				return fmt.Errorf("%s answers: %v, want %v", a.Address, !want, want)
+			}
+			return nil
+		})
+	}
+}
+
+// TestSilence: whichever plugin made an interface, it falls silent, comes back as it was, and its
+// plugin's DEL finds it.
+func TestSilence(t *testing.T) {
+	netnstest.Need(t)
+	dir, socket := build(t), serve(t)
+	for plugin, settings := range map[string]string{
+		"bridge": `"bridge":"br0",`, "macvlan": `"master":"eth0",`, "ptp": "",
+	} {
+		t.Run(plugin, func(t *testing.T) {
+			t.Parallel()
+			gateways := ""
+			if plugin == "ptp" {
+				gateways = `,"gateways":["10.0.70.254","2001:db8:70::fe"]`
+			}
+			s := newSite(t, dir, fmt.Sprintf(`{"cniVersion":"1.1.0","name":"n","type":%q,%s"ipam":{"type":"berth-ipam","socket":%q%s}}`, plugin, settings, socket, gateways))
+			from := s.client
+			if plugin == "ptp" {
+				from = s.router
+				from.IP("route", "add", "10.0.70.5", "via", "10.0.60.11")
+				from.IP("-6", "route", "add", "2001:db8:70::5", "via", "2001:db8:60::11")
+			}
+			result := s.plugin(t, "ADD")
+			i := foreign.Interface{NetNS: s.pod.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address, addresses[1].Address}, Result: result}
+			expect(t, from, true)
+			s.node.Run(i.Announce)
+
+			s.node.Run(i.Silence)
+			expect(t, from, false)
+			s.node.Run(i.Silence)
+			s.node.Run(i.Announce) // of nothing
+			s.node.Run(i.Restore)
+			expect(t, from, true)
+			for _, to := range []string{"10.0.60.1", "2001:db8:60::1", "10.0.70.1"} {
+				if out, err := s.pod.Command("ping", "-c", "1", "-w", "60", to); err != nil {
+					t.Errorf("the pod cannot send after Restore: %v\n%s", err, out)
+				}
+			}
+
+			// The container renames its interface, as it may with CAP_NET_ADMIN.
+			if plugin != "ptp" {
+				s.pod.IP("link", "set", "eth0", "down")
+				s.pod.IP("link", "set", "eth0", "name", "mine0")
+				s.pod.IP("link", "set", "mine0", "up")
+				s.node.Run(i.Silence)
+				expect(t, from, false)
+				s.pod.IP("link", "set", "mine0", "down")
+				s.pod.IP("link", "set", "mine0", "name", "eth0")
+			}
+
+			// No path leads to its namespace any more.
+			s.node.Run(i.Restore)
+			if lost := (foreign.Interface{Name: "eth0", Addresses: i.Addresses, Result: result}); plugin != "macvlan" {
+				s.node.Run(lost.Silence)
+				expect(t, from, false)
+				if err := s.node.Try(lost.Restore); err == nil {
+					t.Error("Restore of a container that is gone succeeds")
+				}
+			}
+			s.plugin(t, "DEL")
+			s.node.Run(i.Silence)
+			if err := s.node.Try(i.Restore); err == nil {
+				t.Error("Restore of an interface that is gone succeeds")
+			}
+		})
+	}
+}
