@@ -28,7 +28,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all build demo lab lab-down test test-unit test-machine test-race test-api test-import test-chaos chaos test-node test-e2e fuzz mutate bench lint generate verify clean
+.PHONY: all build demo lab lab-down test test-unit test-machine test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy fuzz mutate bench lint generate verify clean
 
 all: build
 
@@ -72,6 +72,10 @@ test-node: lab build ## Agent, shim and plugins on a real kernel.
 
 test-e2e: lab build ## The lab, and Berth on it.
 	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v ./e2e/...
+
+test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptables and nftables on the lab, ipvs in the emulated machine.
+	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
+	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestKubeProxyModes ./e2e/
 
 fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \

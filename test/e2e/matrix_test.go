@@ -137,9 +137,9 @@ func TestMatrix(t *testing.T) {
 		}
 	}
 	s.expectHostPorts(members, all)
-	s.expectService(members[:3], append(pods, all[len(pods):len(pods)+labNodes]...))
+	s.expectService("floating", members[:3], append(pods, all[len(pods):len(pods)+labNodes]...))
 	for _, backend := range []*v1.Pod{members[2], members[4]} {
-		s.expectSource(backend, pods[:3])
+		s.expectSource("of-"+backend.Name, backend, pods[:3])
 	}
 	for _, pod := range []*v1.Pod{members[0], members[3]} {
 		for _, to := range pods {
@@ -191,8 +191,8 @@ func (s *stage) expectHostPorts(pods []*v1.Pod, askers []party) {
 	}
 }
 
-// service makes a ClusterIP service of the pods and returns its address.
-func (s *stage) service(name string, backends ...*v1.Pod) string {
+// service makes a service of the pods with a ClusterIP and a NodePort.
+func (s *stage) service(name string, backends ...*v1.Pod) *v1.Service {
 	s.t.Helper()
 	for _, pod := range backends {
 		pod := s.get(pod.Name)
@@ -203,46 +203,55 @@ func (s *stage) service(name string, backends ...*v1.Pod) string {
 	service, err := s.Client.CoreV1().Services(s.name).Create(s.ctx, &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1.ServiceSpec{
-			Selector: map[string]string{"service": name},
-			Ports:    []v1.ServicePort{{Port: 80, TargetPort: intstr.Parse(witness.Port)}},
+			Type: v1.ServiceTypeNodePort, Selector: map[string]string{"service": name},
+			Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.Parse(witness.Port)}},
 		},
 	}, metav1.CreateOptions{})
 	s.must(err)
-	return service.Spec.ClusterIP
+	return service
 }
 
-// expectSource checks that a pod sees floating pods that ask it through a service by
-// their own addresses. If it asks itself, it gets an answer; kube-proxy masquerades that.
-func (s *stage) expectSource(backend *v1.Pod, askers []party) {
+// nodePort is the service's port on every node.
+func nodePort(service *v1.Service) string { return strconv.Itoa(int(service.Spec.Ports[0].NodePort)) }
+
+// expectSource makes a service of a pod and checks that the pod sees floating pods that ask
+// it through the service, by ClusterIP or by the NodePort of their own node, by their own
+// addresses. If it asks itself, it gets an answer; kube-proxy masquerades that.
+func (s *stage) expectSource(service string, backend *v1.Pod, askers []party) {
 	s.t.Helper()
-	address := s.service("of-"+backend.Name, backend)
+	made := s.service(service, backend)
 	for _, from := range askers {
-		s.eventually(from.name+" reaches the service of "+backend.Name, func() error {
-			seen, err := from.ask(s.ctx, "http", address, "80", "clientip")
-			if err != nil || from.name == backend.Name {
-				return err
-			}
-			if source, _, err := net.SplitHostPort(seen); err != nil || source != from.address {
-				s.t.Fatalf("%s sees %s through a service as %q, want its own address %s", backend.Name, from.name, seen, from.address)
-			}
-			return nil
-		})
+		for _, to := range []netip.AddrPort{
+			netip.MustParseAddrPort(net.JoinHostPort(made.Spec.ClusterIP, "80")),
+			netip.MustParseAddrPort(net.JoinHostPort(s.get(from.name).Status.HostIP, nodePort(made))),
+		} {
+			s.eventually(fmt.Sprintf("%s reaches the service of %s at %s", from.name, backend.Name, to), func() error {
+				seen, err := from.ask(s.ctx, "http", to.Addr().String(), strconv.Itoa(int(to.Port())), "clientip")
+				if err != nil || from.name == backend.Name {
+					return err
+				}
+				if source, _, err := net.SplitHostPort(seen); err != nil || source != from.address {
+					s.t.Fatalf("%s sees %s through a service at %s as %q, want its own address %s", backend.Name, from.name, to, seen, from.address)
+				}
+				return nil
+			})
+		}
 	}
 }
 
-// expectService makes a ClusterIP service of the pods and checks that all who
-// ask it reach each of them in time.
-func (s *stage) expectService(backends []*v1.Pod, askers []party) {
+// expectService makes a service of the pods and checks that all who ask it by its ClusterIP
+// reach each of them in time, and at every node's NodePort one of them.
+func (s *stage) expectService(service string, backends []*v1.Pod, askers []party) *v1.Service {
 	s.t.Helper()
 	var want []string
 	for _, pod := range backends {
 		want = append(want, pod.Name)
 	}
-	address := s.service("floating", backends...)
+	made := s.service(service, backends...)
 	for _, from := range askers {
 		seen := map[string]bool{}
 		s.eventually(from.name+" reaches all pods of the service", func() error {
-			answer, err := from.ask(s.ctx, "http", address, "80", "hostname")
+			answer, err := from.ask(s.ctx, "http", made.Spec.ClusterIP, "80", "hostname")
 			if err != nil {
 				return err
 			}
@@ -254,6 +263,22 @@ func (s *stage) expectService(backends []*v1.Pod, askers []party) {
 				return fmt.Errorf("only %v answered", seen)
 			}
 			return nil
+		})
+		s.expectNodePorts(made, from)
+	}
+	return made
+}
+
+// expectNodePorts checks that a pod of the service answers at its port of every node.
+func (s *stage) expectNodePorts(service *v1.Service, from party) {
+	s.t.Helper()
+	for _, node := range s.Cluster.Nodes() {
+		s.eventually(from.name+" reaches the service's port of "+node.Name(), func() error {
+			answer, err := from.ask(s.ctx, "http", node.IP.String(), nodePort(service), "hostname")
+			if err == nil && s.get(answer).Labels["service"] != service.Name {
+				s.t.Fatalf("%s answers at the service's port of %s", answer, node.Name())
+			}
+			return err
 		})
 	}
 }

@@ -92,9 +92,9 @@ func TestOverlay(t *testing.T) {
 	}
 	s.expectFromNode(pods[0], client, s.node("node1").IP)
 	for _, backend := range []*v1.Pod{members[2], members[4]} {
-		s.expectSource(backend, pods)
+		s.expectSource("of-"+backend.Name, backend, pods)
 	}
-	s.expectService(members, pods)
+	s.expectService("all", members, pods)
 
 	// The agents' restart interrupts nobody.
 	tr := s.ask(s.start("asked-2", s.floating, on("node2")), s.start("asked-3", on("node3")))

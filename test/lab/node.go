@@ -6,9 +6,11 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -111,6 +113,72 @@ func (n *Node) turnOn(ctx context.Context) error {
 	}
 	_, err := n.startKubelet()
 	return err
+}
+
+// RestartKubeProxy replaces kube-proxy on every node that runs by one with these flags after
+// those that it has in every lab, and returns when all of them serve. Another mode's rules go
+// as kube-proxy removes them. Nodes that start later have the flags, too.
+func (c *Cluster) RestartKubeProxy(ctx context.Context, flags ...string) error {
+	unlock, err := lock(ctx, c.name, true)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var old map[string]process
+	err = c.update(func(s *state) {
+		s.KubeProxyFlags = flags
+		old = maps.Clone(s.Daemons)
+	})
+	if err != nil {
+		return fmt.Errorf("restart kube-proxy: %w", err)
+	}
+	for _, n := range c.Nodes() {
+		if _, err := n.PID(); err != nil {
+			continue
+		}
+		if err := n.restartKubeProxy(ctx, old[n.name+"/kube-proxy"]); err != nil {
+			return fmt.Errorf("restart kube-proxy on %s: %w", n.name, err)
+		}
+	}
+	return nil
+}
+
+func (n *Node) restartKubeProxy(ctx context.Context, old process) error {
+	if old.alive() {
+		if _, err := n.Exec(ctx, "pkill", "-9", "-x", "kube-proxy"); err != nil {
+			return err
+		}
+		// Its nsenter ends after it.
+		err := waitFor(ctx, "the end of the old one", nil, func(context.Context) error {
+			if old.alive() {
+				return fmt.Errorf("process %d runs", old.PID)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	d, err := n.startKubeProxy()
+	if err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: n.Dial, DisableKeepAlives: true}}
+	return waitFor(ctx, "kube-proxy on "+n.name, []*daemon{d}, func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.config().proxyHealth().String()+"/healthz", nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("its health is %s", response.Status)
+		}
+		return nil
+	})
 }
 
 // CutOff pulls a node's cable: its eth0 loses the carrier, and all of it goes
@@ -252,11 +320,20 @@ func (n *Node) startKubelet() ([]*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := n.start("kube-proxy", append([]string{filepath.Join(n.cluster.bin, "kube-proxy")}, n.config().proxyArgs()...)...)
+	proxy, err := n.startKubeProxy()
 	if err != nil {
 		return nil, err
 	}
 	return []*daemon{kubelet, proxy}, nil
+}
+
+func (n *Node) startKubeProxy() (*daemon, error) {
+	s, err := loadState(n.cluster.name)
+	if err != nil {
+		return nil, err
+	}
+	argv := slices.Concat([]string{filepath.Join(n.cluster.bin, "kube-proxy")}, n.config().proxyArgs(), s.KubeProxyFlags)
+	return n.start("kube-proxy", argv...)
 }
 
 // copyFile makes an executable copy.

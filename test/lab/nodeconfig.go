@@ -75,6 +75,9 @@ func (c nodeConfig) kubeletArgs() []string {
 	}
 }
 
+// proxyHealth is where kube-proxy says whether it is healthy.
+func (c nodeConfig) proxyHealth() netip.AddrPort { return netip.AddrPortFrom(c.addr, 10256) }
+
 // proxyArgs returns kube-proxy's arguments.
 func (c nodeConfig) proxyArgs() []string {
 	return []string{
@@ -82,7 +85,7 @@ func (c nodeConfig) proxyArgs() []string {
 		"--hostname-override=" + c.name,
 		"--proxy-mode=iptables",
 		"--cluster-cidr=" + c.network.Pods.String(),
-		"--healthz-bind-address=" + netip.AddrPortFrom(c.addr, 10256).String(),
+		"--healthz-bind-address=" + c.proxyHealth().String(),
 		// The machine's limit may not be changed from a namespace.
 		"--conntrack-max-per-core=0",
 	}

@@ -27,6 +27,7 @@ func tools() []tool {
 		{"mount", "mount"},
 		{"hostname", "hostname"},
 		{"iptables-save", "iptables"}, // kube-proxy, kubelet
+		{"nft", "nftables"},           // kube-proxy in mode nftables
 		{"conntrack", "conntrack"},    // the rest are for tests to look and probe
 		{"ipset", "ipset"},
 		{"arping", "iputils-arping"},

@@ -30,6 +30,8 @@ type state struct {
 	Daemons map[string]process `json:"daemons"`
 	// Stopped are the nodes that StopNode ended.
 	Stopped map[string]bool `json:"stopped"`
+	// KubeProxyFlags are added to those that every kube-proxy has.
+	KubeProxyFlags []string `json:"kubeProxyFlags,omitempty"`
 }
 
 func statePath(name string) string { return filepath.Join(Dir(name), "state.json") }

@@ -30,20 +30,35 @@ type entry struct {
 // file adds a file of the host.
 func (t tree) file(dest, source string) { t[dest] = entry{source: source} }
 
-// folder adds all regular files below a folder of the host.
+// folder adds all regular files and links below a folder of the host.
 func (t tree) folder(dest, source string) error {
 	return filepath.WalkDir(source, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
+		if err != nil || d.IsDir() {
 			return err
 		}
 		rel, err := filepath.Rel(source, p)
 		if err != nil {
 			return err
 		}
-		t.file(path.Join(dest, rel), p)
+		switch d.Type() {
+		case 0:
+			t.file(path.Join(dest, rel), p)
+		case fs.ModeSymlink:
+			target, err := os.Readlink(p)
+			if err != nil {
+				return err
+			}
+			t[path.Join(dest, rel)] = entry{target: target}
+		}
 		return nil
 	})
 }
+
+const (
+	// multi is the program that iptables is in Debian.
+	multi      = "xtables-nft-multi"
+	extensions = "usr/lib/x86_64-linux-gnu/xtables"
+)
 
 // base returns the tree of a machine without tests: its programs and modules.
 func (r *root) base() (tree, error) {
@@ -52,10 +67,21 @@ func (r *root) base() (tree, error) {
 		"var/run": {target: "../run"}, "usr/sbin/modprobe": {target: "../bin/kmod"},
 		"proc": {}, "sys": {}, "dev": {}, "run": {}, "tmp": {}, "etc": {},
 	}
-	for _, program := range []string{"ip", "bridge", "tc", "ping", "nft", "kmod"} {
+	for _, program := range []string{"ip", "bridge", "tc", "ping", "nft", "kmod", "ipset", multi} {
 		if err := r.addProgram(t, strings.TrimPrefix(r.program(program), "/")); err != nil {
 			return nil, fmt.Errorf("pack %s: %w", program, err)
 		}
+	}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			t["usr/sbin/"+family+suffix] = entry{target: multi}
+		}
+	}
+	// ipset reads names of protocols.
+	t.file("etc/protocols", filepath.Join(r.dir, "etc/protocols"))
+	// What iptables loads for each kind of match and target.
+	if err := t.folder(extensions, filepath.Join(r.dir, extensions)); err != nil {
+		return nil, fmt.Errorf("pack the extensions of iptables: %w", err)
 	}
 	// kmod loads it when it meets a compressed module.
 	if err := r.addLibrary(t, "liblzma.so.5"); err != nil {

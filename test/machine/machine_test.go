@@ -31,6 +31,9 @@ func suites(t *testing.T) []Suite {
 	}
 }
 
+// envKubeProxy makes the tests with kube-proxy in mode ipvs run, which take minutes to compile.
+const envKubeProxy = "BERTH_TEST_KUBE_PROXY_MODES"
+
 // limit is how long a machine may take. It is generous, for a host that has other work.
 const limit = 10 * time.Minute
 
@@ -54,11 +57,21 @@ func (l testLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestMachine runs the suites in one machine and reports each test as its own.
-func TestMachine(t *testing.T) {
+func TestMachine(t *testing.T) { report(t, suites(t)) }
+
+// TestIPVS: pods with floating IPs and host ports beside kube-proxy in mode ipvs.
+func TestIPVS(t *testing.T) {
+	if os.Getenv(envKubeProxy) == "" {
+		t.Skip("make test-kube-proxy runs this test")
+	}
+	report(t, []Suite{{Module: "..", Package: "./ipvs", Env: []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}}})
+}
+
+// report runs the suites in one machine and reports each test as its own.
+func report(t *testing.T, all []Suite) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	all := suites(t)
 	results, err := run(t, ctx, all...)
 	if err != nil {
 		t.Error(err)

@@ -30,6 +30,7 @@ func packages() []string {
 		"linux-image-amd64",
 		"kmod", "liblzma5", // the kernel's modules are compressed
 		"iproute2", "iputils-ping", "nftables",
+		"iptables", "ipset", // of kube-proxy
 	}
 }
 
