@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/ns"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -66,14 +67,16 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	}
 	defer unlock()
 
+	steps := startSteps()
 	record, err := a.plan(ctx, req, args, conf)
 	if err != nil {
 		return nil, err
 	}
+	steps.done("plan")
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
-	return a.attach(ctx, record)
+	return a.attach(ctx, record, steps)
 }
 
 // earlier returns the result of an earlier ADD of the same container if its network
@@ -102,7 +105,7 @@ func sameAttachments(x, y *state.Container) bool {
 }
 
 // attach does the steps 2 to 9 of ADD (doc.go). The caller holds the lock of the container.
-func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMessage, error) {
+func (a *Agent) attach(ctx context.Context, record *state.Container, steps *steps) (json.RawMessage, error) {
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
 	defer end()
@@ -110,19 +113,23 @@ func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMe
 		return nil, err
 	}
 	fault.Point("add/intent")
+	steps.done("record")
 	// From here on the pod's deletion finds the record. One that came before found none.
 	err := a.stillThere(ctx, record)
+	steps.done("pod")
 	if err == nil {
-		err = a.run(ctx, record)
+		err = a.run(ctx, record, steps)
 	}
 	if err == nil {
 		fault.Point("add/plugins")
 		a.shape(ctx, record)
 		fault.Point("add/shaped")
+		steps.done("shape")
 		err = a.openPorts(ctx, record)
 	}
 	if err == nil {
 		fault.Point("add/ports")
+		steps.done("ports")
 		err = a.complete(ctx, record)
 	}
 	if err != nil {
@@ -135,23 +142,28 @@ func (a *Agent) attach(ctx context.Context, record *state.Container) (json.RawMe
 	a.hostPorts.end(record.Key())
 	fault.Point("add/result")
 	a.announce.later(record)
+	steps.done("result")
 	a.tellStatus(ctx, record)
+	steps.done("status")
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
-		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressList(record))
+		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressList(record),
+		"took", time.Since(steps.began), "steps", steps.String())
 	return record.Result, nil
 }
 
 // run makes the attachments in their order and puts their results into the record. The
 // result of the first is that of ADD.
-func (a *Agent) run(ctx context.Context, record *state.Container) error {
+func (a *Agent) run(ctx context.Context, record *state.Container, steps *steps) error {
 	if err := a.supersede(ctx, record); err != nil {
 		return err
 	}
+	steps.done("supersede")
 	if err := a.probe(ctx, record); err != nil {
 		return err
 	}
+	steps.done("probe")
 	for i := range record.Attachments {
-		result, err := a.runOne(ctx, record, i)
+		result, err := a.runOne(ctx, record, i, steps)
 		if err != nil {
 			return err
 		}
@@ -168,7 +180,7 @@ func (a *Agent) run(ctx context.Context, record *state.Container) error {
 }
 
 // runOne wires the floating IPs of an attachment and runs the plugins of its network.
-func (a *Agent) runOne(ctx context.Context, record *state.Container, i int) (json.RawMessage, error) {
+func (a *Agent) runOne(ctx context.Context, record *state.Container, i int, steps *steps) (json.RawMessage, error) {
 	network, err := networkOf(record, i)
 	if err != nil {
 		return nil, err
@@ -177,6 +189,7 @@ func (a *Agent) runOne(ctx context.Context, record *state.Container, i int) (jso
 	if err != nil {
 		return nil, err
 	}
+	defer steps.done("plugins")
 	switch record.Attachments[i].Driver {
 	case "":
 		return a.Plugins.Add(ctx, network, forPlugins(record, i), nil)
@@ -193,6 +206,7 @@ func (a *Agent) runOne(ctx context.Context, record *state.Container, i int) (jso
 	if err != nil {
 		return nil, err
 	}
+	steps.done("wire")
 	fault.Point("add/wired")
 	result, err := network.Encode(wired)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -22,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/test/bench/load"
 	"github.com/berth-dev/berth/test/bench/programs"
 	"github.com/berth-dev/berth/test/bench/report"
+	"github.com/berth-dev/berth/test/bench/table"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 )
@@ -50,7 +52,7 @@ func parse(args []string) (*options, error) {
 	o := &options{}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.out, "out", os.Getenv("BENCH_OUT"), "Folder for results and profiles (default: $BENCH_OUT, or a temporary one).")
-	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book", "What to run.")
+	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book,node,lab", "What to run.")
 	flags.StringVar(&o.cases, "cases", "a,b,c,c1,d", "Cases that are compared; cn is one with 10,000 pools.")
 	flags.IntVar(&o.rounds, "rounds", 3, "How often each case is run.")
 	flags.IntVar(&o.nodes, "nodes", 5000, "Nodes in scheduler_perf.")
@@ -155,6 +157,8 @@ func (b *bench) all(ctx context.Context) error {
 		run  func(context.Context) error
 	}{
 		{"book", b.book}, {"perf", b.perf}, {"programs", b.programs}, {"requests", b.requests},
+		{"node", func(ctx context.Context) error { return b.tests(ctx, "./node/") }},
+		{"lab", func(ctx context.Context) error { return b.tests(ctx, "./e2e/") }},
 	} {
 		if !b.runs(part.name) || ctx.Err() != nil {
 			continue
@@ -163,7 +167,9 @@ func (b *bench) all(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("%s: %w", part.name, err))
 		}
 	}
-	return errors.Join(append(errs, ctx.Err(), b.shares(ctx))...)
+	var err error
+	b.report.Tables, err = table.Read(b.out)
+	return errors.Join(append(errs, err, ctx.Err(), b.shares(ctx))...)
 }
 
 func (b *bench) book(ctx context.Context) (err error) {
@@ -210,6 +216,20 @@ func (b *bench) requests(ctx context.Context) error {
 	say("requests to the API server")
 	b.report.Requests, err = programs.CountRequests(ctx, options)
 	return err
+}
+
+// tests runs the tests of a package that measure: their names begin with TestCost. They
+// write tables.
+func (b *bench) tests(ctx context.Context, folder string) error {
+	say("the tests that measure in %s", folder)
+	command := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=2h", "-v", "-run=^TestCost", folder)
+	command.Dir = filepath.Join(b.root, "test")
+	command.Env = append(os.Environ(), table.EnvOut+"="+b.out)
+	command.Stdout, command.Stderr = os.Stderr, os.Stderr
+	if err := command.Run(); err != nil {
+		return fmt.Errorf("run the tests of %s: %w", folder, err)
+	}
+	return nil
 }
 
 // build compiles Berth's programs, as make build does.

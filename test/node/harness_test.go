@@ -233,11 +233,16 @@ func (n *node) cni(env []string, extra map[string]any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := n.command("berth-cni")
+	return n.plugin("berth-cni", env, stdin)
+}
+
+// plugin runs a CNI plugin in the node as a runtime does.
+func (n *node) plugin(name string, env []string, stdin []byte) ([]byte, error) {
+	cmd := n.command(name)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin = bytes.NewReader(stdin)
 	var out []byte
-	err = n.Try(func() error {
+	err := n.Try(func() error {
 		var err error
 		out, err = cmd.Output()
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/test/bench/load"
 	"github.com/berth-dev/berth/test/bench/measure"
 	"github.com/berth-dev/berth/test/bench/programs"
+	"github.com/berth-dev/berth/test/bench/table"
 )
 
 // Report is everything that one run of the benchmarks measured. Parts that were
@@ -30,6 +31,8 @@ type Report struct {
 	Cluster       *book.Cluster       `json:",omitempty"`
 	Ready         *book.Ready         `json:",omitempty"`
 	Profiles      map[string][]Share  `json:",omitempty"`
+	// Tables are what the tests of the node and of the lab measured.
+	Tables []table.Table `json:",omitempty"`
 }
 
 // Share is what part of a CPU profile's time was spent below some functions.
@@ -62,33 +65,11 @@ func (r *Report) Markdown() string {
 	scheduling(&b, "The real programs", r.Programs)
 	r.requests(&b)
 	r.book(&b)
+	for _, t := range r.Tables {
+		b.WriteString(t.Markdown())
+	}
 	r.profiles(&b)
 	return b.String()
-}
-
-// table is rows of cells; the first is the head.
-type table [][]string
-
-func (t table) print(b *strings.Builder) {
-	widths := make([]int, len(t[0]))
-	for _, row := range t {
-		for i, cell := range row {
-			widths[i] = max(widths[i], len([]rune(cell)))
-		}
-	}
-	b.WriteString("\n")
-	for n, row := range t {
-		for i, cell := range row {
-			fmt.Fprintf(b, "| %s%s ", cell, strings.Repeat(" ", widths[i]-len([]rune(cell))))
-		}
-		b.WriteString("|\n")
-		if n == 0 {
-			for _, width := range widths {
-				fmt.Fprintf(b, "|%s", strings.Repeat("-", width+2))
-			}
-			b.WriteString("|\n")
-		}
-	}
 }
 
 // scheduling prints the runs of one benchmark.
@@ -103,7 +84,7 @@ func scheduling(b *strings.Builder, title string, runs []*measure.Run) {
 	for _, process := range processes {
 		head = append(head, "CPU ms/pod, "+process)
 	}
-	throughput := table{append(head, "writes/pod")}
+	throughput := table.Rows{append(head, "writes/pod")}
 	for _, c := range cases {
 		row := []string{
 			c.ID, c.Title, number(c.median(throughputOf)),
@@ -114,7 +95,7 @@ func scheduling(b *strings.Builder, title string, runs []*measure.Run) {
 		}
 		throughput = append(throughput, append(row, number(c.median(writesOf))))
 	}
-	throughput.print(b)
+	throughput.Print(b)
 	ratios(b, runs, processes)
 	timings(b, cases)
 }
@@ -218,7 +199,7 @@ func ratios(b *strings.Builder, runs []*measure.Run, processes []string) {
 		}
 		return sum
 	}
-	t := table{{"ratio", "of", "median", "rounds", "aim"}}
+	t := table.Rows{{"ratio", "of", "median", "rounds", "aim"}}
 	for _, ratio := range []struct {
 		name, of, over, under string
 		a, b                  func(*measure.Run) float64
@@ -250,7 +231,7 @@ func ratios(b *strings.Builder, runs []*measure.Run, processes []string) {
 		}
 	}
 	if len(t) > 1 {
-		t.print(b)
+		t.Print(b)
 	}
 }
 
@@ -258,7 +239,7 @@ func algorithm(r *measure.Run) float64 { return r.Algorithm.Mean }
 
 // timings prints the scheduler's own durations.
 func timings(b *strings.Builder, cases []rounds) {
-	t := table{{"µs", "case", "mean", "p50", "p90", "p99", "mean to stock"}}
+	t := table.Rows{{"µs", "case", "mean", "p50", "p90", "p99", "mean to stock"}}
 	stock := func(timing func(*measure.Run) measure.Timing) float64 {
 		for _, c := range cases {
 			if c.ID == "a" {
@@ -305,7 +286,7 @@ func timings(b *strings.Builder, cases []rounds) {
 	for _, name := range plugins {
 		add("plugin "+name, func(r *measure.Run) measure.Timing { return r.Plugins[name] })
 	}
-	t.print(b)
+	t.Print(b)
 }
 
 func (r *Report) requests(b *strings.Builder) {
@@ -313,7 +294,7 @@ func (r *Report) requests(b *strings.Builder) {
 		return
 	}
 	b.WriteString("\n## Requests to the API server\n")
-	t := table{{"what", "number", "request", "times", "per one", "addresses/s"}}
+	t := table.Rows{{"what", "number", "request", "times", "per one", "addresses/s"}}
 	for _, requests := range r.Requests {
 		speed := ""
 		if strings.HasPrefix(requests.What, "release") {
@@ -324,21 +305,21 @@ func (r *Report) requests(b *strings.Builder) {
 			t = append(t, []string{requests.What, fmt.Sprint(requests.N), request, fmt.Sprintf("%.0f", n), number(n / float64(requests.N)), speed})
 		}
 	}
-	t.print(b)
+	t.Print(b)
 }
 
 func (r *Report) book(b *strings.Builder) {
 	if len(r.Fills) > 0 {
 		b.WriteString("\n## The allocator: a pool of a million addresses fills up\n")
-		t := table{{"% full", "first reserve µs", "reserve p50 µs", "p99", "p99.9", "max", "release p50 µs", "p99", "p99.9", "max"}}
+		t := table.Rows{{"% full", "first reserve µs", "reserve p50 µs", "p99", "p99.9", "max", "release p50 µs", "p99", "p99.9", "max"}}
 		for _, f := range r.Fills {
 			t = append(t, slices.Concat([]string{fmt.Sprint(f.PercentFull), number(f.First)}, quantiles(f.Reserve), quantiles(f.Release)))
 		}
-		t.print(b)
+		t.Print(b)
 	}
 	if c := r.Cluster; c != nil {
 		fmt.Fprintf(b, "\n## The allocator: %d pools of %d addresses, %d in use\n", book.Pools, book.PoolSize, book.InUse)
-		table{
+		table.Rows{
 			{"figure", "value"},
 			{"compile the pools, ms", number(c.CompileMillis)},
 			{"tell the book of the pools, ms", number(c.SetPoolsMillis)},
@@ -346,17 +327,17 @@ func (r *Report) book(b *strings.Builder) {
 			{"bytes per address in use, book alone", number(c.BytesPerAddress)},
 			{"reserve, one pool to choose from, µs (p50, p99, p99.9, max)", strings.Join(quantiles(c.One), ", ")},
 			{"reserve, all pools to choose from, µs (p50, p99, p99.9, max)", strings.Join(quantiles(c.All), ", ")},
-		}.print(b)
+		}.Print(b)
 	}
 	if c := r.Ready; c != nil {
 		fmt.Fprintf(b, "\n## A scheduler starts: from %s to ready\n", c.How)
-		table{
+		table.Rows{
 			{"figure", "value"},
 			{"seconds", number(c.Seconds)},
 			{"CPU seconds", number(c.CPUSeconds)},
 			{"MB of JSON", number(c.JSONMegabytes)},
 			{"bytes per address in use, book and informers", number(c.BytesPerAddress)},
-		}.print(b)
+		}.Print(b)
 	}
 }
 
@@ -369,11 +350,11 @@ func (r *Report) profiles(b *strings.Builder) {
 		return
 	}
 	b.WriteString("\n## CPU profiles: share of the time below some functions\n")
-	t := table{{"profile", "functions", "%"}}
+	t := table.Rows{{"profile", "functions", "%"}}
 	for _, name := range slices.Sorted(maps.Keys(r.Profiles)) {
 		for _, share := range r.Profiles[name] {
 			t = append(t, []string{name, share.What, number(share.Percent)})
 		}
 	}
-	t.print(b)
+	t.Print(b)
 }
