@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -70,8 +69,8 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 			klog.FromContext(ctx).V(2).Info("Missed changes of links", "err", err)
 		}
 	}
-	links, addrs := make(chan netlink.LinkUpdate, 256), make(chan netlink.AddrUpdate, 256)
-	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed, ListExisting: true, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
+	changes, addrs := make(chan netlink.LinkUpdate, 256), make(chan netlink.AddrUpdate, 256)
+	if err := netlink.LinkSubscribeWithOptions(changes, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: missed, ListExisting: true, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
 		return fmt.Errorf("watch links: %w", err)
 	}
 	if err := netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: missed, ReceiveBufferSize: receiveBuffer, ReceiveBufferForceSize: true}); err != nil {
@@ -80,24 +79,26 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 	// The subscriptions end when their channels are read.
 	defer func() {
 		cancel()
-		go drain(links)
+		go drain(changes)
 		go drain(addrs)
 	}()
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
 	down, macs := map[int32]bool{}, map[int32]string{}
+	known := links{uplink: uplink, byIndex: map[int]link{}}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case u, ok := <-links:
+		case u, ok := <-changes:
 			if !ok {
 				return nil
 			}
 			if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
 				r.unshaped()
 			}
-			if !leadsOut(uplink, int(u.Index)) {
+			known.note(u)
+			if !known.leadOut(int(u.Index)) {
 				continue
 			}
 			timer.Reset(quiet)
@@ -115,7 +116,7 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 			if !ok {
 				return nil
 			}
-			if leadsOut(uplink, u.LinkIndex) {
+			if known.leadOut(u.LinkIndex) {
 				timer.Reset(quiet)
 			}
 		case <-timer.C:
@@ -129,19 +130,48 @@ func drain[T any](events <-chan T) {
 	}
 }
 
-// leadsOut returns whether the link is the uplink or a VLAN link on top of it.
-func leadsOut(uplink func() (string, error), index int) bool {
-	link, err := netlink.LinkByIndex(index)
-	if err != nil {
+// links are those of the node, as its events tell: an ADD causes a dozen of them, and to ask
+// the kernel at each would delay the plugins, which wait for the same lock of the kernel.
+type links struct {
+	uplink  func() (string, error)
+	byIndex map[int]link
+	// name is the uplink's, as it was asked for at asked.
+	name  string
+	asked time.Time
+}
+
+type link struct {
+	name, kind string
+	parent     int
+}
+
+// askAgain is how long the name of the uplink is used. It is in the node's configuration.
+const askAgain = time.Second
+
+// note learns from an event. Those of bridges' ports tell less of the link, and their end is
+// not that of the link.
+func (l *links) note(u netlink.LinkUpdate) {
+	switch {
+	case u.Family == unix.AF_BRIDGE:
+	case u.Header.Type == unix.RTM_DELLINK:
+		delete(l.byIndex, int(u.Index))
+	default:
+		l.byIndex[int(u.Index)] = link{u.Attrs().Name, u.Link.Type(), u.Attrs().ParentIndex}
+	}
+}
+
+// leadOut returns whether the link is the uplink or a VLAN link on top of it.
+func (l *links) leadOut(index int) bool {
+	if time.Since(l.asked) > askAgain {
+		// Without an answer it is the one of before: its address may be gone with its link.
+		if name, err := l.uplink(); err == nil {
+			l.name = name
+		}
+		l.asked = time.Now()
+	}
+	one, ok := l.byIndex[index]
+	if !ok {
 		return false
 	}
-	name, err := uplink()
-	if err != nil {
-		return false
-	}
-	if link.Attrs().Name == name {
-		return true
-	}
-	parent, err := netlinksafe.LinkByName(name)
-	return err == nil && link.Type() == "vlan" && link.Attrs().ParentIndex == parent.Attrs().Index
+	return one.name == l.name || one.kind == "vlan" && l.byIndex[one.parent].name == l.name
 }

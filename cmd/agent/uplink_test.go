@@ -57,3 +57,49 @@ func TestDeviceIsLost(t *testing.T) {
 	host.IP("link", "del", "bth-e1")
 	more(before)
 }
+
+// The agent learns at once that the uplink is back. What other links do is not told, however
+// they are related to the uplink's name.
+func TestUplinkIsBack(t *testing.T) {
+	netnstest.Need(t)
+	host, wire := netnstest.New(t), netnstest.NewWire(t)
+	wire.Plug(host, "eth0")
+	wire.Plug(host, "eth01")
+	var back, changed atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		err := host.Try(func() error {
+			return watchUplink(ctx, func() (string, error) { return "eth0", nil }, reactions{
+				changed: func(context.Context) { changed.Add(1) }, back: func() { back.Add(1) }, moved: func(context.Context) {}, unshaped: func() {},
+			})
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	defer group.Wait()
+	defer cancel()
+	reach := func(what string, counter *atomic.Int32, want int32) {
+		t.Helper()
+		netnstest.Eventually(t, func() error {
+			if got := counter.Load(); got < want {
+				return fmt.Errorf("%s: told %d times, want %d", what, got, want)
+			}
+			return nil
+		})
+	}
+	reach("begin", &changed, 1)
+	wire.Port(2, false)
+	wire.Port(2, true)
+	wire.Port(1, false)
+	wire.Port(1, true)
+	reach("back", &back, 1)
+	reach("changed", &changed, 2)
+	if got := back.Load(); got != 1 {
+		t.Errorf("told %d times that the uplink is back, want once", got)
+	}
+	before := changed.Load()
+	host.IP("addr", "add", "10.0.60.11/24", "dev", "eth0")
+	reach("another address", &changed, before+1)
+}
