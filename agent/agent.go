@@ -156,6 +156,7 @@ type Agent struct {
 	started   time.Time
 	locks     keyedLocks
 	adds      adds
+	early     earlyProbes
 	announce  announcer
 	reconcile reconciler
 	suspects  suspects

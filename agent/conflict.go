@@ -57,20 +57,15 @@ func (a *Agent) probe(ctx context.Context, record *state.Container) error {
 	if a.Prober == nil {
 		return nil
 	}
-	var targets []conflict.Target
-	unknown := a.eachInterface(record, func(d driver, i *Interface) error {
-		s, ok := d.(onSegment)
-		if !ok {
-			return nil
-		}
-		found, err := s.Targets(i)
-		targets = append(targets, found...)
-		return err
-	})
+	targets, unknown := a.targets(record)
 	if len(targets) == 0 && unknown == nil {
 		return nil
 	}
-	conflicts, err := a.Prober.Probe(ctx, targets)
+	var conflicts []conflict.Conflict
+	var err error
+	if !a.early.foundFree(ctx, record.Pod.UID, targets) {
+		conflicts, err = a.Prober.Probe(ctx, targets)
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -88,6 +83,21 @@ func (a *Agent) probe(ctx context.Context, record *state.Container) error {
 		errs = append(errs, fmt.Errorf("%w: %s; find that host by its MAC and take the address from it", ErrConflict, c))
 	}
 	return errors.Join(errs...)
+}
+
+// targets lists the record's addresses on layer 2 networks, beside an error where a network was
+// not found.
+func (a *Agent) targets(record *state.Container) (targets []conflict.Target, err error) {
+	err = a.eachInterface(record, func(d driver, i *Interface) error {
+		s, ok := d.(onSegment)
+		if !ok {
+			return nil
+		}
+		found, err := s.Targets(i)
+		targets = append(targets, found...)
+		return err
+	})
+	return targets, err
 }
 
 // logConflicts notes conflicts and, where all could be asked, which targets have none. The

@@ -14,7 +14,8 @@
 //     record to withdraw
 //  4. take the addresses from an older container of this node that still
 //     carries them
-//  5. ask the networks of the addresses whether another host has them
+//  5. ask the networks of the addresses whether another host has them, unless this was asked
+//     since the pod was bound to the node
 //  6. for each attachment: wire its addresses and announce them, run the plugins
 //  7. give the container its bandwidth limits
 //  8. open its host ports

@@ -42,6 +42,9 @@ type Handler interface {
 	// Gone handles a pod that is deleted, replaced by another of its name, or
 	// finished. After an error Node calls it again.
 	Gone(ctx context.Context, pod api.Pod) error
+	// Came notes that a pod was bound to this node since the start of the watch. It does not
+	// block. ctx is that of Run.
+	Came(ctx context.Context, pod Pod)
 	// Changed notes that a pod came, or that the annotations of one changed. It does
 	// not block.
 	Changed()
@@ -156,8 +159,13 @@ func (n *Node) Run(ctx context.Context, handler Handler) error {
 	if err := n.informer.SetTransform(trim); err != nil {
 		return fmt.Errorf("prepare the watch of pods: %w", err)
 	}
-	_, err := n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { handler.Changed() },
+	_, err := n.informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(is any, initial bool) {
+			if p, ok := is.(*corev1.Pod); ok && !initial {
+				handler.Came(ctx, n.fromAPI(p))
+			}
+			handler.Changed()
+		},
 		UpdateFunc: func(was, is any) {
 			n.updated(was, is)
 			if !sameAnnotations(was, is) {

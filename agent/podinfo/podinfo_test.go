@@ -428,6 +428,7 @@ type handler struct {
 	suspected bool
 	mu        sync.Mutex
 	failed    bool
+	came      []string
 	changes   atomic.Int32
 }
 
@@ -441,6 +442,12 @@ func (h *handler) Gone(_ context.Context, pod api.Pod) error {
 	}
 	h.gone <- pod
 	return nil
+}
+
+func (h *handler) Came(_ context.Context, pod Pod) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.came = append(h.came, pod.UID)
 }
 
 func (h *handler) Changed() { h.changes.Add(1) }
@@ -507,6 +514,11 @@ func TestChanged(t *testing.T) {
 	}
 	if _, known := node.Annotations(api.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: "u0"}); known {
 		t.Error("another pod of the name is known")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !slices.Equal(h.came, []string{"u1"}) {
+		t.Errorf("told that %v came, want u1 once", h.came)
 	}
 }
 

@@ -25,5 +25,7 @@
 // RFC 5227 takes 4 to 7 seconds, RFC 4862 one, for hosts that may sit behind slow links and
 // come up together after a power loss. A pod's start waits for the probes, and its network
 // is one segment of Ethernet, whose hosts answer in about a millisecond; so the defaults are
-// 2 probes 100 ms apart: a pod whose addresses are free waits 200 ms, whatever their number.
+// 2 probes 100 ms apart: 200 ms for addresses that are free, whatever their number. The agent
+// begins them when a pod is bound to its node, so that they mostly end before the runtime asks
+// for the pod's network.
 package conflict

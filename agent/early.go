@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/conflict"
+)
+
+const (
+	// earlyFresh is how long after an early probe its pod may get the addresses: as long as
+	// RFC 5227 lets pass between the last probe and the first use (ANNOUNCE_WAIT).
+	earlyFresh = 2 * time.Second
+	// earlyPatience limits an early probe, with the questions to the API before it.
+	earlyPatience = 10 * time.Second
+	// earlyParallel limits them on the node: many pods that come at once keep it busy longer
+	// than their probes, and the API server should answer their ADDs first.
+	earlyParallel = 8
+)
+
+// earlyProbes ask for the addresses of pods that were just bound to this node, while kubelet
+// and runtime prepare their ADDs, which then need not wait for probes. Only what an early probe
+// found free counts: whatever else comes of it, ADD asks itself. Methods are safe in parallel.
+type earlyProbes struct {
+	mu sync.Mutex
+	// byPod has those that no ADD has taken, by the UID of the pod.
+	byPod   map[string]*earlyProbe
+	running int
+}
+
+type earlyProbe struct {
+	done chan struct{}
+	// What follows is written before done is closed. free are the targets if no host has one
+	// of them.
+	free  []conflict.Target
+	ended time.Time
+}
+
+// begin returns the probe that its caller makes, or nil where there is one already or too many
+// are under way.
+func (e *earlyProbes) begin(uid string) *earlyProbe {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.byPod[uid] != nil || e.running == earlyParallel {
+		return nil
+	}
+	if e.byPod == nil {
+		e.byPod = map[string]*earlyProbe{}
+	}
+	e.running++
+	p := &earlyProbe{done: make(chan struct{})}
+	e.byPod[uid] = p
+	return p
+}
+
+// end notes what the probe found.
+func (e *earlyProbes) end(uid string, p *earlyProbe, free []conflict.Target) {
+	p.free, p.ended = free, time.Now()
+	close(p.done)
+	e.mu.Lock()
+	e.running--
+	e.mu.Unlock()
+	time.AfterFunc(earlyFresh, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.byPod[uid] == p {
+			delete(e.byPod, uid)
+		}
+	})
+}
+
+// foundFree returns whether an early probe for the pod found just now that no host has one of
+// the targets. It waits for a probe that is under way. Each probe counts once.
+func (e *earlyProbes) foundFree(ctx context.Context, uid string, targets []conflict.Target) bool {
+	e.mu.Lock()
+	p := e.byPod[uid]
+	delete(e.byPod, uid)
+	e.mu.Unlock()
+	if p == nil {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-p.done:
+	}
+	return len(p.free) > 0 && time.Since(p.ended) < earlyFresh && slices.EqualFunc(p.free, targets, func(x, y conflict.Target) bool {
+		return x.Address == y.Address && x.Link == y.Link && bytes.Equal(x.Own, y.Own)
+	})
+}
+
+// Came notes that a pod was bound to this node, and asks whether other hosts have its
+// addresses before the runtime asks for them. It returns at once.
+func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
+	if a.Prober == nil || pod.Wants == 0 || pod.Finished {
+		return
+	}
+	p := a.early.begin(pod.UID)
+	if p == nil {
+		return
+	}
+	// An ADD that runs already does not look for this probe.
+	if slices.ContainsFunc(a.Store.List(), func(r *state.Container) bool { return r.Pod.UID == pod.UID }) {
+		a.early.end(pod.UID, p, nil)
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, earlyPatience)
+		defer cancel()
+		free, err := a.probeEarly(ctx, pod)
+		if err != nil && ctx.Err() == nil {
+			// ADD meets the same error, and tells.
+			klog.FromContext(ctx).V(4).Info("No early probe for conflicts", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
+		}
+		a.early.end(pod.UID, p, free)
+	}()
+}
+
+// probeEarly returns the targets of a pod's addresses if no other host has one.
+func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) ([]conflict.Target, error) {
+	attachments, err := a.planAttachments(ctx, pod, firstInterface)
+	if err != nil {
+		return nil, err
+	}
+	targets, err := a.targets(&state.Container{Pod: pod.Pod, Attachments: attachments})
+	if err != nil || len(targets) == 0 {
+		return nil, err
+	}
+	conflicts, err := a.Prober.Probe(ctx, targets)
+	if err != nil || len(conflicts) > 0 {
+		return nil, err
+	}
+	return targets, nil
+}
+
+// firstInterface is the name that every runtime of Kubernetes gives to a pod's first
+// interface. The targets do not depend on it.
+const firstInterface = "eth0"

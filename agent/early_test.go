@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/conflict"
+)
+
+// A probe that found an address free while kubelet and runtime prepared the ADD spares the
+// ADD its own, if it is recent and for the same targets. Nothing else does.
+func TestEarlyProbe(t *testing.T) {
+	const took = 200 * time.Millisecond
+	foreign := []conflict.Conflict{{Address: netip.MustParseAddr("10.0.70.5"), Link: "eth0"}}
+	wired := []string{"setup c", "announce c", "ADD floating c"}
+	cases := map[string]struct {
+		// wait is the time from the bind to the ADD.
+		wait time.Duration
+		// early is what the early probe finds.
+		early  []conflict.Conflict
+		err    error
+		before func(a *Agent, w *world)
+		probes int
+		// waited is how long the ADD waited for probes.
+		waited time.Duration
+	}{
+		"before the ADD":      {wait: time.Second, probes: 1},
+		"during the ADD":      {wait: took / 2, probes: 1, waited: took / 2},
+		"too long ago":        {wait: took + earlyFresh, probes: 2, waited: took},
+		"somebody answered":   {wait: time.Second, early: foreign, probes: 2, waited: took},
+		"nobody was asked":    {wait: time.Second, err: errors.New("no socket"), probes: 2, waited: took},
+		"of another address":  {wait: time.Second, before: func(_ *Agent, w *world) { w.addrs[0].Address = netip.MustParseAddr("10.0.70.6") }, probes: 2, waited: took},
+		"no ADD waits for it": {wait: time.Second, before: func(a *Agent, _ *world) { a.early = earlyProbes{} }, probes: 2, waited: took},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			a, w := newAgent(t) // its queues outlive the bubble
+			synctest.Test(t, func(t *testing.T) {
+				a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
+				probes := 0
+				a.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
+					probes++
+					time.Sleep(took) //nolint:forbidigo // the clock is the test's
+					if probes == 1 {
+						return c.early, c.err
+					}
+					return nil, nil
+				})
+				a.Came(t.Context(), w.pod)
+				time.Sleep(c.wait) //nolint:forbidigo // the clock is the test's
+				if c.before != nil {
+					c.before(a, w)
+				}
+				began := time.Now()
+				if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
+					t.Fatal(err)
+				}
+				if waited := time.Since(began); waited != c.waited || probes != c.probes {
+					t.Errorf("ADD waited %s, and there were %d probes; want %s and %d", waited, probes, c.waited, c.probes)
+				}
+				if diff := cmp.Diff(wired, w.log); diff != "" {
+					t.Errorf("what happened (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// Pods without a floating IP have no early probe, nor do pods whose ADD runs, and of many that
+// come at once only some do: their ADDs ask.
+func TestEarlyProbesAreFew(t *testing.T) {
+	a, w := newAgent(t)
+	synctest.Test(t, func(t *testing.T) {
+		a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
+		probes := make(chan struct{}, 100)
+		a.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
+			probes <- struct{}{}
+			time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
+			return nil, nil
+		})
+		ordinary := w.pod
+		ordinary.Wants = 0
+		a.Came(t.Context(), ordinary)
+		if _, err := a.Add(t.Context(), addRequest("c")); err != nil {
+			t.Fatal(err)
+		}
+		a.Came(t.Context(), w.pod) // the watch is late
+		synctest.Wait()
+		if len(probes) != 1 {
+			t.Errorf("%d probes, want that of the ADD alone", len(probes))
+		}
+		for i := range 2 * earlyParallel {
+			pod := w.pod
+			pod.UID = string(rune('A' + i))
+			a.Came(t.Context(), pod)
+		}
+		synctest.Wait()
+		if len(probes) != 1+earlyParallel {
+			t.Errorf("%d early probes at once, want %d", len(probes)-1, earlyParallel)
+		}
+		time.Sleep(2*time.Second + earlyFresh) //nolint:forbidigo // the clock is the test's
+		if len(a.early.byPod) > 0 || a.early.running > 0 {
+			t.Errorf("%d early probes are kept and %d run, want none", len(a.early.byPod), a.early.running)
+		}
+	})
+}
