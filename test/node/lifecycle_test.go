@@ -4,9 +4,12 @@ package node
 
 import (
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/netnstest"
 )
 
 func TestFloatingPod(t *testing.T) {
@@ -72,4 +75,44 @@ func TestDefaultNetwork(t *testing.T) {
 	if diff := cmp.Diff(before, n.kernel()); diff != "" {
 		t.Errorf("node after DEL (-before +after):\n%s", diff)
 	}
+}
+
+// Connections of a pod outlive its agent, also where it is killed: one that is used now and
+// then, and transfers at full rate both ways. The next agent breaks none while it repairs.
+func TestRestartKeepsConnections(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "keeps-a", "10.0.60.11")
+	pod := createPod(t, n.name, "keeps", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	held := netnstest.Dial(t, net.client, c.Host, "10.0.70.5")
+	held.Rate(2)
+	over := make(chan struct{})
+	var transfers sync.WaitGroup
+	for _, stream := range []*netnstest.Stream{netnstest.Dial(t, net.client, c.Host, "10.0.70.5"), netnstest.Dial(t, c.Host, net.client, "10.0.70.50")} {
+		transfers.Go(func() {
+			for {
+				stream.Rate(1 << 20)
+				select {
+				case <-over:
+					return
+				default:
+				}
+			}
+		})
+	}
+	for _, end := range []func(){n.kill, n.stop} {
+		end()
+		held.Rate(2)
+		n.start()
+		held.Rate(2)
+	}
+	close(over)
+	transfers.Wait()
+	held.Rate(2)
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	n.mustDel(c)
 }
