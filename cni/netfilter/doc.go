@@ -27,6 +27,10 @@
 //	    source . destination in hairpin    accept; kube-proxy masquerades it, and must
 //	    source in floating                 source NAT to the same source
 //
+//	  chain secluded (input):
+//	    from VLAN links and bridges that Berth made, but for neighbour
+//	    discovery and packets to pods      drop; the node has no address there
+//
 //	table arp berth
 //	  set asked                  as arrivals
 //	  chain mark (input):

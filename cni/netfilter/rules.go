@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/google/nftables"
@@ -14,7 +15,7 @@ import (
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
-	rulesVersion = "3"
+	rulesVersion = "4"
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
 	// beforeRouting comes after the chains of other programs, so that a mark that they
@@ -94,10 +95,12 @@ func newTable() *table {
 	t.addKeepRules(&keep)
 	mark := NewChain(t.table, "mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeRouting)
 	t.addMarkRules(&mark)
+	secluded := NewChain(t.table, "secluded", nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityFilter)
+	t.addSecludedRules(&secluded)
 	// NF_ARP_IN; it has the number of another hook of other families.
 	asked := NewChain(t.arp, "mark", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityFilter)
 	asked.Add(rulesVersion, "asks for a pod", t.arrived(t.asked, arpTarget), setMark(ArrivalMark))
-	t.chains = []Chain{sources, mark, keep, asked}
+	t.chains = []Chain{sources, mark, keep, secluded, asked}
 	return t
 }
 
@@ -132,6 +135,28 @@ func (t *table) addSourceRules(c *Chain) {
 		c.Add(rulesVersion, "a pod sends from its own addresses", t.fromPod(), f.is(),
 			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}}, payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 2),
 			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.sources.Name, Invert: true}}, drop())
+	}
+}
+
+// addSecludedRules close the node to the networks of links that Berth made: it has no address
+// there, and would answer for those of its other links. What it hears for its pods is
+// neighbour discovery and, with ipvlan links in mode l3s, their packets.
+func (t *table) addSecludedRules(c *Chain) {
+	const listenerQuery, solicitation, advertisement = 130, 135, 136 // RFC 2710, RFC 4861
+	on := func(op expr.CmpOp, prefix string) []expr.Any {
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: []byte(prefix)}}
+	}
+	c.Add(rulesVersion, "other links", on(expr.CmpOpNeq, LinkPrefix), accept())
+	for _, prefix := range []string{VLANPrefix, BridgePrefix} {
+		for _, kind := range []byte{listenerQuery, solicitation, advertisement} {
+			c.Add(rulesVersion, fmt.Sprintf("ICMPv6 type %d", kind), on(expr.CmpOpEq, prefix), t.families[1].is(), l4(unix.IPPROTO_ICMPV6),
+				payload(expr.PayloadBaseTransportHeader, 0, 1, 1), equal(kind), accept())
+		}
+		for _, f := range t.families {
+			c.Add(rulesVersion, "to a pod", on(expr.CmpOpEq, prefix), f.is(), payload(expr.PayloadBaseNetworkHeader, f.daddr, f.length, 1),
+				[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.floating.Name}}, accept())
+		}
+		c.Add(rulesVersion, "the node has no address there", on(expr.CmpOpEq, prefix), drop())
 	}
 }
 

@@ -20,6 +20,10 @@ const (
 	// LinkPrefix begins the name of every interface of the node that leads to a pod with
 	// a floating IP, and of the overlay's bridge.
 	LinkPrefix = "bth"
+	// VLANPrefix and BridgePrefix begin the names of VLAN links and bridges that Berth made for
+	// pods, where the node has no address.
+	VLANPrefix   = LinkPrefix + "l"
+	BridgePrefix = LinkPrefix + "g"
 )
 
 // Source is an interface of the node that leads to a pod, and an address of the pod.

@@ -20,6 +20,8 @@ type Setting int
 const (
 	Forwarding    Setting = 1
 	RPFilter      Setting = 8
+	ARPAnnounce   Setting = 18
+	ARPIgnore     Setting = 19
 	SrcValidMark  Setting = 24
 	RouteLocalnet Setting = 26
 )

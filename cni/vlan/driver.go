@@ -38,16 +38,32 @@ func New(wirer *wire.Wirer) *Driver { return &Driver{wirer: wirer, claimed: map[
 // Ready returns an error where the uplink is missing or down.
 func (d *Driver) Ready(uplink string) error { return d.wirer.Ready(uplink) }
 
-// ignoreRouters keeps a link of the node from taking addresses and routes of routers there:
-// nobody asked for them.
-func (d *Driver) ignoreRouters(name string) error {
-	err := d.wirer.SetSysctl("net/ipv6/conf/"+name+"/accept_ra", "0")
+// seclude keeps the node out of the network of a link that it makes for containers: there it
+// answers ARP for no address of its other links, takes none from routers, and forwards nothing
+// but for containers of package wire, which then sets forwarding. Packet filters close the rest
+// (package netfilter). The modes in which the node takes part need a link-local IPv6 address.
+func (d *Driver) seclude(link netlink.Link, takesPart bool) error {
+	conf := rtnl.Devconf{rtnl.ARPIgnore: arpOfLink, rtnl.ARPAnnounce: arpBestLocal}
+	if !takesPart {
+		conf[rtnl.Forwarding] = 0
+		if err := rtnl.WithoutIPv6(link); err != nil {
+			return err
+		}
+	}
+	if err := rtnl.SetIPv4(link, conf); err != nil {
+		return err
+	}
+	err := d.wirer.SetSysctl("net/ipv6/conf/"+link.Attrs().Name+"/accept_ra", "0")
 	if errors.Is(err, wire.ErrSysctl) {
 		// Without IPv6, or without a writable /proc/sys, which IPv6 pools need.
 		return nil
 	}
 	return err
 }
+
+// Values of arp_ignore and arp_announce: answer for the link's own addresses alone, and ask
+// from the best address for the target.
+const arpOfLink, arpBestLocal = 1, 2
 
 // nodeAddress returns the node's own address of the family, by which it talks to its
 // containers, or the zero Addr where it has none: the first of the uplink, else that

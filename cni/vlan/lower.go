@@ -89,7 +89,7 @@ func (d *Driver) lowerOf(spec Spec, uplink netlink.Link, vlan int, create bool) 
 		}
 	}
 	if spec.Mode == Bridge {
-		return bridgeOf(uplink, lower, vlan, create)
+		return d.bridgeOf(uplink, lower, vlan, create)
 	}
 	if create && lower.Attrs().Flags&net.FlagUp == 0 {
 		if lower == uplink || !isOurs(lower) {
@@ -135,20 +135,14 @@ func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool)
 	if err := setAlias(made, lowerAlias(uplink, vlan)); err != nil {
 		return nil, err
 	}
-	if spec.Mode != Pure && !spec.routed() {
-		// The node is no member of the network.
-		if err := rtnl.WithoutIPv6(made); err != nil {
-			return nil, err
-		}
-	}
-	if err := d.ignoreRouters(attrs.Name); err != nil {
+	if err := d.seclude(made, spec.Mode == Pure || spec.routed()); err != nil {
 		return nil, err
 	}
 	return made, rtnl.SetUp(made)
 }
 
 // bridgeOf returns the bridge that the VLAN link is a port of.
-func bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, error) {
+func (d *Driver) bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, error) {
 	if master := lower.Attrs().MasterIndex; master != 0 {
 		link, err := netlink.LinkByIndex(master)
 		if err != nil {
@@ -195,7 +189,7 @@ func bridgeOf(uplink, lower netlink.Link, vlan int, create bool) (netlink.Link, 
 		if err := setAlias(link, lowerAlias(uplink, vlan)); err != nil {
 			return nil, err
 		}
-		if err := rtnl.WithoutIPv6(link); err != nil {
+		if err := d.seclude(link, false); err != nil {
 			return nil, err
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"strings"
+
+	"github.com/berth-dev/berth/cni/netfilter"
 )
 
 // Marks of our links. They may never change: by them a new version finds the links of
@@ -16,8 +18,8 @@ import (
 const (
 	nodeLinkPrefix = "bthv"
 	portPrefix     = "bthp"
-	vlanPrefix     = "bthl"
-	bridgePrefix   = "bthg"
+	vlanPrefix     = netfilter.VLANPrefix
+	bridgePrefix   = netfilter.BridgePrefix
 	// newPrefix is for an interface on its way into its container.
 	newPrefix = "bthn"
 	// aliasPrefix begins the alias of every link on the node.
