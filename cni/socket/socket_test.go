@@ -59,6 +59,19 @@ func TestCall(t *testing.T) {
 				_ = conn.Close()
 			}
 		}, types.ErrTryAgainLater, []string{"agent.sock", "kubectl get pods -A"}},
+		"an answer of many packets": {func(w http.ResponseWriter, _ *http.Request) {
+			for _, part := range []string{`{"result":"`, strings.Repeat("x", 100_000), `"}`} {
+				_, _ = w.Write([]byte(part))
+				w.(http.Flusher).Flush()
+			}
+		}, 0, nil},
+		"cut short": {func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err == nil {
+				_, _ = conn.Write([]byte("HTTP/1.0 200 OK\r\n\r\n{\"result\":{"))
+				_ = conn.Close()
+			}
+		}, types.ErrTryAgainLater, []string{"ended before"}},
 		"not there": {nil, types.ErrTryAgainLater, []string{"agent.sock", "no such file", "kubectl get pods -A -l app.kubernetes.io/name=berth-agent"}},
 	}
 	for name, c := range cases {
@@ -89,9 +102,11 @@ func TestCall(t *testing.T) {
 
 // A call waits for an agent that is gone for a moment, and for an agent that does not
 // come back until the limit. It does not wait where no agent ever was.
-func TestAwaitAgent(t *testing.T) {
+func TestConnect(t *testing.T) {
 	path := socketPath(t)
-	awaitAgent(t.Context(), path, time.Hour) // no socket
+	if _, err := connect(t.Context(), path, time.Hour); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a socket: %v", err)
+	}
 
 	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -99,7 +114,9 @@ func TestAwaitAgent(t *testing.T) {
 	}
 	old.SetUnlinkOnClose(false)
 	_ = old.Close()
-	awaitAgent(t.Context(), path, time.Millisecond)
+	if _, err := connect(t.Context(), path, time.Millisecond); err == nil {
+		t.Error("connected to nobody")
+	}
 
 	serving := make(chan struct{})
 	time.AfterFunc(100*time.Millisecond, func() {
@@ -111,8 +128,7 @@ func TestAwaitAgent(t *testing.T) {
 		}
 	})
 	defer func() { <-serving }()
-	awaitAgent(t.Context(), path, time.Minute)
-	conn, err := net.Dial("unix", path)
+	conn, err := connect(t.Context(), path, time.Minute)
 	if err != nil {
 		t.Fatalf("returned before anybody listened: %v", err)
 	}
@@ -151,12 +167,13 @@ func TestAway(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	f.Add(200, []byte(`{"result":{}}`))
-	f.Add(500, []byte(`{"error":{"code":1}}`))
-	f.Fuzz(func(t *testing.T, status int, raw []byte) {
-		r, err := decode("/s", status, raw)
+	f.Add([]byte("HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{\"result\":{}}"))
+	f.Add([]byte("HTTP/1.0 500 Internal Server Error\r\n\r\n{\"error\":{\"code\":1}}"))
+	f.Add([]byte("HTTP/1.1 2\r\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r, err := decode("/s", raw)
 		if (r == nil) == (err == nil) {
-			t.Errorf("decode(%d, %q) = %v, %v", status, raw, r, err)
+			t.Errorf("decode(%q) = %v, %v", raw, r, err)
 		}
 	})
 }
