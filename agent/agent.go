@@ -161,6 +161,7 @@ type Agent struct {
 	reconcile reconciler
 	suspects  suspects
 	hostPorts hostPorts
+	heard     heard
 }
 
 // New returns an Agent that is idle until Run and the first call.

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -73,6 +75,7 @@ func (a *Agent) probe(ctx context.Context, record *state.Container) error {
 	if err := errors.Join(unknown, err); err != nil {
 		logger.Error(err, "Cannot ask whether other hosts have the addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "ips", addressList(record))
 	}
+	a.heard.note(record.Pod, targets, conflicts, err == nil)
 	a.logConflicts(ctx, record, targets, conflicts, err == nil)
 	if len(conflicts) == 0 {
 		return nil
@@ -98,6 +101,37 @@ func (a *Agent) targets(record *state.Container) (targets []conflict.Target, err
 		return err
 	})
 	return targets, err
+}
+
+// heard are the conflicts since the start of the agent, by address. Methods are safe in parallel.
+type heard struct {
+	mu  sync.Mutex
+	all map[netip.Addr]api.InspectedConflict
+}
+
+// note replaces what is known of the targets; without a conflict that needs all answers.
+func (h *heard) note(pod api.Pod, targets []conflict.Target, conflicts []conflict.Conflict, allAsked bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.all == nil {
+		h.all = map[netip.Addr]api.InspectedConflict{}
+	}
+	for _, t := range targets {
+		if allAsked {
+			delete(h.all, t.Address)
+		}
+	}
+	for _, c := range conflicts {
+		h.all[c.Address] = api.InspectedConflict{Address: c.Address, Pod: pod, Heard: c.String(), Time: time.Now()}
+	}
+}
+
+func (h *heard) list() []api.InspectedConflict {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := slices.Collect(maps.Values(h.all))
+	slices.SortFunc(all, func(x, y api.InspectedConflict) int { return x.Address.Compare(y.Address) })
+	return all
 }
 
 // logConflicts notes conflicts and, where all could be asked, which targets have none. The

@@ -93,6 +93,11 @@ func TestConflict(t *testing.T) {
 			if c.found != nil && !c.routed && !errors.Is(err, ErrConflict) {
 				t.Errorf("got %v, want %v", err, ErrConflict)
 			}
+			shows, inspectErr := a.Inspect(t.Context(), "", false)
+			must(t, inspectErr)
+			if errors.Is(err, ErrConflict) != (len(shows.Conflicts) == 1) || len(shows.Conflicts) == 1 && (shows.Conflicts[0].Pod != w.pod.Pod || shows.Conflicts[0].Heard != c.found[0].String()) {
+				t.Errorf("inspect shows %+v", shows.Conflicts)
+			}
 			if diff := cmp.Diff(c.log, w.log); diff != "" {
 				t.Errorf("what happened (-want +got):\n%s", diff)
 			}

@@ -70,6 +70,7 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspect
 	if pod != "" {
 		return in, nil
 	}
+	in.Conflicts = a.heard.list()
 	for _, p := range a.hostPorts.listUnrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, api.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.pod, Address: p.Mapping.Pod})
 	}
@@ -89,6 +90,9 @@ func (a *Agent) inspect(record *state.Container, came outcome, check bool) api.I
 	}
 	if came.err != nil {
 		c.Error = came.err.Error()
+	}
+	if a.Shaper != nil && check {
+		c.Shaping = a.Shaper.Inspect(a.shaped(record))
 	}
 	for i, attachment := range record.Attachments {
 		inspected := api.InspectedInterface{

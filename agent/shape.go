@@ -10,6 +10,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/state"
 )
@@ -22,6 +23,8 @@ type shaper interface {
 	Shape(ctx context.Context, c profile.Container)
 	// Soon has all containers compared with the kernel; it returns at once.
 	Soon()
+	// Inspect returns what a container has, and changes nothing. It blocks for the kernel.
+	Inspect(c profile.Container) api.InspectedShaping
 }
 
 func (a *Agent) shape(ctx context.Context, record *state.Container) {

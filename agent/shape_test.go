@@ -31,6 +31,10 @@ func (f *fakeShaper) Shape(_ context.Context, c profile.Container) {
 
 func (f *fakeShaper) Soon() { f.soon++ }
 
+func (f *fakeShaper) Inspect(c profile.Container) api.InspectedShaping {
+	return api.InspectedShaping{Profile: "of " + c.Pod.Name}
+}
+
 // A container has its limits before its ADD returns, and its place is swept after DEL.
 func TestShape(t *testing.T) {
 	a, w := newAgent(t)

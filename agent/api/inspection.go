@@ -30,7 +30,10 @@ type Inspection struct {
 	Orphans    []InspectedOrphan    `json:"orphans,omitempty"`
 	// OrphanPorts are host ports that lead to running pods without a record.
 	OrphanPorts []InspectedOrphanPort `json:"orphanPorts,omitempty"`
-	Problems    []string              `json:"problems,omitempty"`
+	// Conflicts are those heard since the agent started, one for each address, until nobody
+	// has it any more.
+	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
+	Problems  []string            `json:"problems,omitempty"`
 }
 
 // Reach says whether the agent can follow the API server.
@@ -54,6 +57,8 @@ type InspectedContainer struct {
 	Interfaces []InspectedInterface `json:"interfaces"`
 	// HostPorts are the ports of the node that lead to the pod.
 	HostPorts []HostPort `json:"hostPorts,omitempty"`
+	// Shaping is the pod's profile and its limits, if the kernel was asked.
+	Shaping InspectedShaping `json:"shaping"`
 	// Checked is when the record was last compared with the kernel, and Error what
 	// failed since in that or in a DEL.
 	Checked time.Time `json:"checked,omitzero"`
@@ -61,6 +66,44 @@ type InspectedContainer struct {
 	// Missing says what the kernel lacks, if it was asked for and the kernel lacks
 	// anything.
 	Missing string `json:"missing,omitempty"`
+}
+
+// InspectedShaping is the bandwidth of a container.
+type InspectedShaping struct {
+	// Profile is the NetworkProfile; empty where the pod has none, or annotations of Kubernetes
+	// only. Group is where pods of the node share its limits.
+	Profile string `json:"profile,omitempty"`
+	Group   string `json:"group,omitempty"`
+	// DSCP is that of the pod's packets.
+	DSCP *uint8 `json:"dscp,omitempty"`
+	// Limits are those that the kernel has.
+	Limits []InspectedLimit `json:"limits,omitempty"`
+	// Problem says why the pod lacks what was asked for it, and Error why the kernel could not
+	// be read.
+	Problem string `json:"problem,omitempty"`
+	Error   string `json:"error,omitempty"`
+}
+
+// InspectedLimit is a limit in the kernel, of one direction of one link.
+type InspectedLimit struct {
+	Link string `json:"link"`
+	// Direction is ingress or egress, from the pod's view.
+	Direction string `json:"direction"`
+	// Device is the link that the packets pass.
+	Device string `json:"device"`
+	// Rate is what the pod can have, Shared what its group can have together, in bits per
+	// second.
+	Rate   uint64 `json:"rate"`
+	Shared uint64 `json:"shared,omitempty"`
+}
+
+// InspectedConflict is an address of a pod that another host had.
+type InspectedConflict struct {
+	Address netip.Addr `json:"address"`
+	Pod     Pod        `json:"pod"`
+	// Heard names the host, and Time is when.
+	Heard string    `json:"heard"`
+	Time  time.Time `json:"time"`
 }
 
 // InspectedInterface is one interface of a container.

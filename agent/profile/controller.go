@@ -33,6 +33,8 @@ type kernel interface {
 	Sync(pods []shaping.Pod, prune bool) (problems map[string]error, err error)
 	// HostEnd is shaping.HostEnd.
 	HostEnd(netns, ifName string) (string, error)
+	// Find is shaping.Shaper.Find.
+	Find(links []string) ([]shaping.Found, error)
 }
 
 // containers lists the containers of the node that may have traffic. It is safe in

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
@@ -90,6 +91,14 @@ func (w *world) HostEnd(_, ifName string) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return "host-" + ifName, w.hostEnd
+}
+
+func (w *world) Find(links []string) ([]shaping.Found, error) {
+	var all []shaping.Found
+	for _, link := range links {
+		all = append(all, shaping.Found{Link: link, Direction: "egress", Device: "bth-e1", Rate: 1e6, Shared: 2e6})
+	}
+	return all, nil
 }
 
 func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
@@ -220,4 +229,35 @@ func TestLinksUnknown(t *testing.T) {
 	w.containers = []Container{pod("a", map[string]string{AnnotationEgress: "1M"}), pod("b", nil)}
 	w.run()
 	w.eventually("prune false: b [] ingress 0 egress 0")
+}
+
+// An operator sees which profile a pod has, with whom it shares its limits, what the kernel
+// has of it, and why it lacks what it asked for.
+func TestInspect(t *testing.T) {
+	w := newWorld(t)
+	w.run()
+	w.profiles.Add(&v1alpha1.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, Spec: v1alpha1.NetworkProfileSpec{
+		Scope: v1alpha1.ScopeNode, Egress: &v1alpha1.BandwidthLimit{Rate: resource.MustParse("2M")}, DSCP: new(int32(46)),
+	}})
+	with := func(profile string) Container {
+		return Container{
+			Pod: api.Pod{Namespace: "default", Name: profile, UID: profile}, Known: true, Interfaces: []string{"eth0"},
+			Annotations: map[string]string{v1alpha1.AnnotationNetworkProfile: profile},
+		}
+	}
+	limits := []api.InspectedLimit{{Link: "host-eth0", Direction: "egress", Device: "bth-e1", Rate: 1e6, Shared: 2e6}}
+	netnstest.Eventually(t, func() error {
+		want := api.InspectedShaping{Profile: "gold", Group: "gold", DSCP: new(uint8(46)), Limits: limits}
+		if diff := cmp.Diff(want, w.controller.Inspect(with("gold"))); diff != "" {
+			return fmt.Errorf("(-want +got):\n%s", diff)
+		}
+		return nil
+	})
+	w.set(with("none"))
+	netnstest.Eventually(t, func() error {
+		if got := w.controller.Inspect(with("none")); got.Profile != "" || !strings.Contains(got.Problem, `no NetworkProfile "none"`) {
+			return fmt.Errorf("Inspect() = %+v", got)
+		}
+		return nil
+	})
 }

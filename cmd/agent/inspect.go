@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/berth-dev/berth/agent/api"
@@ -146,11 +147,17 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 		for _, port := range c.HostPorts {
 			fmt.Fprintf(out, "%s (%s): host port: %s leads to port %d of the pod\n", c.Pod, shortID(c.ContainerID), port, port.ContainerPort)
 		}
+		for _, line := range shapingLines(c.Shaping) {
+			fmt.Fprintf(out, "%s (%s): %s\n", c.Pod, shortID(c.ContainerID), line)
+		}
 		for _, note := range []struct{ label, text string }{{"last error", c.Error}, {"missing", c.Missing}, {"withdrawn", c.Reason}} {
 			if note.text != "" {
 				fmt.Fprintf(out, "%s (%s): %s: %s\n", c.Pod, shortID(c.ContainerID), note.label, note.text)
 			}
 		}
+	}
+	for _, c := range in.Conflicts {
+		fmt.Fprintf(out, "conflict %s ago: %s, of pod %s\n", age(in.Time, c.Time), c.Heard, c.Pod)
 	}
 	for _, o := range in.Orphans {
 		fmt.Fprintf(out, "link %s with %v has no record: the state file was lost; it stays while a pod of this node holds the addresses\n", o.Link, o.Addresses)
@@ -169,6 +176,34 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 	fmt.Fprintf(out, "records: %s; %d wait for work; every record was compared with the kernel within %s\n", strings.Join(phases, ", "), in.Waiting, age(in.Time, in.OldestCheck))
 	_, err := fmt.Fprintf(out, "API server: %s; the agent has run for %s\n", reach(in), age(in.Time, in.Started))
 	return err
+}
+
+// shapingLines says what bandwidth a pod has.
+func shapingLines(s api.InspectedShaping) []string {
+	var lines []string
+	if s.Profile != "" {
+		line := "profile " + s.Profile
+		if s.Group != "" {
+			line += ", shared with the pods of the node that have it"
+		}
+		if s.DSCP != nil {
+			line += fmt.Sprintf(", DSCP %d", *s.DSCP)
+		}
+		lines = append(lines, line)
+	}
+	for _, l := range s.Limits {
+		line := fmt.Sprintf("%s of %s: at most %s bit/s", l.Direction, l.Link, resource.NewQuantity(int64(l.Rate), resource.DecimalSI))
+		if l.Shared > 0 {
+			line += fmt.Sprintf(", the group %s bit/s", resource.NewQuantity(int64(l.Shared), resource.DecimalSI))
+		}
+		lines = append(lines, line+" (link "+l.Device+")")
+	}
+	for _, text := range []string{s.Problem, s.Error} {
+		if text != "" {
+			lines = append(lines, "bandwidth: "+text)
+		}
+	}
+	return lines
 }
 
 func addressesOf(i api.InspectedInterface) []string {

@@ -21,6 +21,9 @@ func TestPrintInspection(t *testing.T) {
 		Containers: []api.InspectedContainer{
 			{
 				Pod: api.Pod{Namespace: "shop", Name: "web-0"}, ContainerID: "0123456789abcdef", Phase: "added", Checked: now.Add(-20 * time.Second),
+				Shaping: api.InspectedShaping{Profile: "gold", Group: "gold", DSCP: new(uint8(46)), Limits: []api.InspectedLimit{
+					{Link: "bth1", Direction: "egress", Device: "bth-e1", Rate: 20_000_000, Shared: 100_000_000}, {Link: "bth1", Direction: "ingress", Device: "bth-i1", Rate: 1_500_000},
+				}},
 				HostPorts: []api.HostPort{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}},
 				Interfaces: []api.InspectedInterface{
 					{Name: "eth0", Network: "berth-floating", Link: "bth1", FloatingIPs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}}},
@@ -28,9 +31,12 @@ func TestPrintInspection(t *testing.T) {
 				},
 			},
 			{
-				Pod: api.Pod{Namespace: "shop", Name: "web-1"}, ContainerID: "c2", Phase: "withdrawn", Reason: "another pod holds it", Error: "boom",
+				Pod: api.Pod{Namespace: "shop", Name: "web-1"}, ContainerID: "c2", Phase: "withdrawn", Reason: "another pod holds it", Error: "boom", Shaping: api.InspectedShaping{Problem: "no such profile"},
 				Interfaces: []api.InspectedInterface{{Name: "eth0", Network: "berth-floating", Link: "bth2"}},
 			},
+		},
+		Conflicts: []api.InspectedConflict{
+			{Address: netip.MustParseAddr("10.0.70.6"), Pod: api.Pod{Namespace: "shop", Name: "web-2"}, Heard: "10.0.70.6 is used by the host 02:00:00:00:00:01", Time: now.Add(-time.Minute)},
 		},
 		Orphans: []api.InspectedOrphan{{Link: "bth3", Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.9")}}},
 		OrphanPorts: []api.InspectedOrphanPort{
@@ -44,8 +50,13 @@ shop/web-0   0123456789abc   added       eth0        berth-floating   10.0.70.5 
 shop/web-1   c2              withdrawn   eth0        berth-floating   -             bth2   never
 
 shop/web-0 (0123456789abc): host port: TCP 8080 leads to port 80 of the pod
+shop/web-0 (0123456789abc): profile gold, shared with the pods of the node that have it, DSCP 46
+shop/web-0 (0123456789abc): egress of bth1: at most 20M bit/s, the group 100M bit/s (link bth-e1)
+shop/web-0 (0123456789abc): ingress of bth1: at most 1500k bit/s (link bth-i1)
+shop/web-1 (c2): bandwidth: no such profile
 shop/web-1 (c2): last error: boom
 shop/web-1 (c2): withdrawn: another pod holds it
+conflict 60s ago: 10.0.70.6 is used by the host 02:00:00:00:00:01, of pod shop/web-2
 link bth3 with [10.0.70.9] has no record: the state file was lost; it stays while a pod of this node holds the addresses
 host port UDP 53 leads to port 53 of 10.9.0.3, of pod shop/dns, and has no record: the state file was lost; it stays while the pod runs
 host port TCP 80 leads to port 81 of 10.9.0.4, of pod not known yet, and has no record: the state file was lost; it stays while the pod runs

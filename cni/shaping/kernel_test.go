@@ -5,6 +5,7 @@ package shaping
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,6 +98,23 @@ func TestGroupSharesItsLimit(t *testing.T) {
 	// A pod's own limit holds within the group's.
 	a.Egress = Limit{Rate: 5 * mbit}
 	w.sync(a, b, other)
+	for _, p := range []*testPod{a, b, other} {
+		var found []Found
+		w.node.Run(func() (err error) { found, err = w.shaper.Find(append(slices.Clone(p.Links), "missing")); return err })
+		var want []Found
+		for _, d := range []direction{ingress, egress} {
+			f := Found{Link: p.Links[0], Direction: d.String(), Device: deviceName(d, "group", group.Name), Rate: limit, Shared: limit}
+			if p == a && d == egress {
+				f.Rate = 5 * mbit
+			}
+			if p != other {
+				want = append(want, f)
+			}
+		}
+		if !slices.Equal(found, want) {
+			t.Errorf("Find() = %+v, want %+v", found, want)
+		}
+	}
 	up, rest := netnstest.Dial(w.t, a.Host, w.server, server4), netnstest.Dial(w.t, b.Host, w.server, server4)
 	w.near(t, "pod with a limit of its own", up.Rate(2<<20), 5*mbit)
 	w.near(t, "pod without", rest.Rate(5<<20), limit)
