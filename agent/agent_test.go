@@ -338,6 +338,13 @@ func TestAgent(t *testing.T) {
 			},
 			code: types.ErrInternal, log: []string{"withdraw c", "teardown c"}, left: map[string]state.Phase{"c": state.Deleting},
 		},
+		"DEL that cannot be noted": {
+			do: func(ctx context.Context, a *Agent, _ *world) error {
+				_, err := a.Add(ctx, addRequest("c"))
+				return errors.Join(err, a.Store.Close(), a.Del(ctx, addRequest("c")))
+			},
+			code: types.ErrInternal, log: []string{"setup c", "announce c", "ADD floating c", "withdraw c"}, left: map[string]state.Phase{"c": state.Added},
+		},
 		"CHECK of nobody": {
 			do:   func(ctx context.Context, a *Agent, _ *world) error { return a.Check(ctx, addRequest("c")) },
 			code: types.ErrUnknownContainer, left: map[string]state.Phase{},

@@ -108,7 +108,8 @@ func (a *Agent) delPlugins(ctx context.Context, record *state.Container, i int, 
 }
 
 // deleting writes the record and stops answering for its addresses: no plugin that hangs
-// or fails may keep the node from that. Where the withdrawal fails, teardown tries again.
+// or fails may keep the node from that, and no disk that is full. Where the withdrawal fails,
+// teardown tries again.
 func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
@@ -117,17 +118,15 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	defer unlock()
 	deleting := *record
 	deleting.Phase = state.Deleting
-	if err := a.Store.Put(&deleting); err != nil {
-		return err
-	}
+	unwritten := a.Store.Put(&deleting)
 	if isOfOtherBoot(record, a.BootID) {
 		// The kernel has nothing of it, and the addresses may be those of a new sandbox.
-		return nil
+		return unwritten
 	}
 	if err := a.eachInterface(record, driver.Withdraw); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
 	}
-	return nil
+	return unwritten
 }
 
 // teardown removes the interface of an attachment that a driver wired.

@@ -38,7 +38,8 @@
 //     own, and remove the interface
 //  3. remove the record
 //
-// Where a step fails, the record stays for the runtime's next DEL, for GC and for the
+// Where the first write fails, because the disk is full, the agent stops answering all the same
+// and does no more. Where a step fails, the record stays for the runtime's next DEL, for GC and for the
 // reconciler, which tries again without the runtime.
 //
 // # Losing an address

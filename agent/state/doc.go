@@ -10,5 +10,8 @@
 //
 // # Caveats
 //
+// The file is 8 MiB from the start, so that a disk that others fill keeps no record from being
+// changed or removed.
+//
 // Open locks the file: a second agent on the same node fails to open it.
 package state

@@ -15,11 +15,13 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 )
 
 var (
 	// ErrUnusable is returned by Open where the file is damaged, or belongs to
-	// another program or another schema.
+	// another program or another schema. A file system that is full or read-only makes no
+	// file unusable.
 	ErrUnusable = errors.New("state file unusable")
 	// ErrDamaged is returned, beside ErrUnusable, where the file is damaged: no version
 	// can read it.
@@ -58,17 +60,52 @@ func Open(path string) (*Store, error) {
 	if errors.Is(err, os.ErrPermission) {
 		return nil, fmt.Errorf("open %s: %w: the agent must run as root", path, err)
 	}
+	if isOfSystem(err) {
+		return nil, fmt.Errorf("open the state file %s: %w; the agent must be able to write there", path, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnusable, path, err)
 	}
 	s := &Store{db: db}
-	if err := s.prepare(); err != nil {
+	err = s.prepare()
+	if isOfSystem(err) {
+		return nil, errors.Join(fmt.Errorf("prepare the state file %s: %w; the agent must be able to write there", path, err), db.Close())
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnusable, path, err), db.Close())
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("restrict access to %s: %w", path, err), db.Close())
 	}
+	if err := reserve(path); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
 	return s, nil
+}
+
+// isOfSystem returns true where the disk or the rights are to blame and not the file.
+func isOfSystem(err error) bool {
+	var system syscall.Errno
+	return errors.As(err, &system)
+}
+
+// reserved is the size of the file from the start on: some thousands of records. A disk that
+// others fill must not keep records from being changed and removed.
+const reserved = 8 << 20
+
+// reserve takes the blocks of the file from the file system. What has no room for them now, or cannot
+// reserve, is no error: the file then grows as it must.
+func reserve(path string) error {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("reserve space for the state file: %w", err)
+	}
+	defer file.Close()
+	err = unix.Fallocate(int(file.Fd()), 0, 0, reserved)
+	if err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("reserve space for the state file: %w", err)
+	}
+	return nil
 }
 
 // openBolt opens the file. bbolt panics at some damaged pages; openBolt returns an
@@ -80,8 +117,7 @@ func openBolt(path string) (db *bbolt.DB, err error) {
 		}
 	}()
 	db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second, FreelistType: bbolt.FreelistMapType})
-	var system syscall.Errno
-	if err != nil && !errors.Is(err, bolterrors.ErrTimeout) && !errors.As(err, &system) {
+	if err != nil && !errors.Is(err, bolterrors.ErrTimeout) && !isOfSystem(err) {
 		// The disk and the rights are good, but bbolt cannot read the pages.
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
