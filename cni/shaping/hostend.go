@@ -24,13 +24,9 @@ func HostEnd(netns, ifName string) (string, error) {
 		return "", fmt.Errorf("open network namespace %s: %w", netns, err)
 	}
 	defer container.Close()
-	var inside netlink.Link
-	err = container.Do(func(ns.NetNS) (err error) {
-		inside, err = rtnl.LinkOrNil(ifName)
-		return err
-	})
+	inside, err := rtnl.LinkInside(container, ifName)
 	if err != nil {
-		return "", fmt.Errorf("find interface %s in %s: %w", ifName, netns, err)
+		return "", err
 	}
 	if inside == nil {
 		return "", fmt.Errorf("%w: the container has no interface %s", ErrNoHostEnd, ifName)
@@ -39,7 +35,7 @@ func HostEnd(netns, ifName string) (string, error) {
 		return "", fmt.Errorf("%w: %s is of type %s", ErrNoHostEnd, ifName, inside.Type())
 	}
 	outside, err := netlink.LinkByIndex(inside.Attrs().ParentIndex)
-	if err != nil || outside.Type() != "veth" || outside.Attrs().ParentIndex != inside.Attrs().Index {
+	if err != nil || !rtnl.IsPair(inside, outside) {
 		// Indexes are of namespaces, and the other end may be in a third one.
 		return "", fmt.Errorf("%w: the other end of %s is elsewhere", ErrNoHostEnd, ifName)
 	}

@@ -68,7 +68,7 @@ func (d *Driver) Remove(name string) error {
 		return fmt.Errorf("link %s is no node link", name)
 	}
 	var spec Spec
-	errs := []error{d.deleteInterfaces(spec, node), d.withdrawNode(spec, node), deleteNodeLink(name), sweepLowers(), sweepGuards(), d.sweep()}
+	errs := []error{d.deleteInterfaces(spec, node), d.withdrawNode(spec, node), wire.DeleteEnd(name), sweepLowers(), sweepGuards(), d.sweep()}
 	return errors.Join(errs...)
 }
 

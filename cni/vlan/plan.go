@@ -157,13 +157,7 @@ func planAddress(spec Spec, a api.Address) netlink.Addr {
 	if spec.routed() {
 		prefix = rtnl.SinglePrefix(a.Address)
 	}
-	addr := netlink.Addr{IPNet: rtnl.IPNet(prefix)}
-	if a.Address.Is6() {
-		// The FloatingIP proves that no other pod has the address, so duplicate
-		// address detection would only delay the pod by a second.
-		addr.Flags = unix.IFA_F_NODAD
-	}
-	return addr
+	return wire.PodAddress(prefix)
 }
 
 // firstOf returns the container's first address of the family of addr.

@@ -118,66 +118,16 @@ func mtuOf(spec Spec, lower netlink.Link) int {
 // replaces one whose other end is not in the container.
 func ensureNodeLink(spec Spec, netns ns.NetNS, uses []use, mtu int) (netlink.Link, error) {
 	name, alias := NodeLink(spec.ContainerID, spec.IfName), formatAlias(spec.Mode, uses)
-	node, err := ensurePair(netns, name, name, pairOptions{
-		hostMAC: derivedMAC(hostMACPrefix, name), podMAC: nodeLinkMAC(spec), mtu: mtu, alias: alias,
-	})
-	return node, err
+	node, err := rtnl.Pair{Host: name, Inside: name, HostMAC: derivedMAC(hostMACPrefix, name), InsideMAC: nodeLinkMAC(spec), MTU: mtu}.Ensure(netns)
+	if err != nil {
+		return nil, err
+	}
+	return node, setAlias(node, alias)
 }
 
 // nodeLinkMAC returns the MAC address of the container's end of its node link.
 func nodeLinkMAC(spec Spec) net.HardwareAddr {
 	return derivedMAC(nodeMACPrefix, NodeLink(spec.ContainerID, spec.IfName))
-}
-
-type pairOptions struct {
-	hostMAC, podMAC net.HardwareAddr
-	mtu             int
-	alias           string
-}
-
-// ensurePair returns the node's end of a veth pair.
-func ensurePair(netns ns.NetNS, host, inside string, o pairOptions) (netlink.Link, error) {
-	link, err := rtnl.LinkOrNil(host)
-	if err != nil {
-		return nil, err
-	}
-	if link != nil {
-		peer, err := linkInside(netns, inside)
-		if err != nil {
-			return nil, err
-		}
-		if peer != nil && peer.Type() == "veth" && peer.Attrs().ParentIndex == link.Attrs().Index && peer.Attrs().Index == link.Attrs().ParentIndex &&
-			bytes.Equal(peer.Attrs().HardwareAddr, o.podMAC) {
-			return link, setAlias(link, o.alias)
-		}
-		if err := rtnl.DeleteLink(link); err != nil {
-			return nil, err
-		}
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = host, o.mtu, o.hostMAC
-	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = inside, o.podMAC, uint32(o.mtu)
-	pair.PeerNamespace = netlink.NsFd(int(netns.Fd()))
-	if err := netlink.LinkAdd(pair); err != nil {
-		return nil, fmt.Errorf("create veth pair %s, %s: %w", host, inside, err)
-	}
-	link, err = netlinksafe.LinkByName(host)
-	if err != nil {
-		return nil, fmt.Errorf("find link %s just created: %w", host, err)
-	}
-	return link, setAlias(link, o.alias)
-}
-
-func linkInside(netns ns.NetNS, name string) (link netlink.Link, err error) {
-	err = netns.Do(func(ns.NetNS) (err error) {
-		link, err = rtnl.LinkOrNil(name)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for %s in the container: %w", name, err)
-	}
-	return link, nil
 }
 
 // setupNode makes the node's routes to the container and, where it routes for it, from it.
@@ -326,7 +276,7 @@ func (d *Driver) ensureInterface(spec Spec, netns ns.NetNS, g segment, lower net
 	if spec.Mode == Bridge {
 		return ensurePort(spec, netns, g, lower)
 	}
-	have, err := linkInside(netns, g.ifName)
+	have, err := rtnl.LinkInside(netns, g.ifName)
 	if err != nil || have != nil && isSegment(spec, g, have, lower) {
 		return nil, err
 	}
@@ -412,10 +362,10 @@ func isSegment(spec Spec, g segment, link, lower netlink.Link) bool {
 // the bridge, down.
 func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netlink.Link, error) {
 	name := portOf(spec.ContainerID, g.ifName)
-	port, err := ensurePair(netns, name, g.ifName, pairOptions{
-		hostMAC: derivedMAC(hostMACPrefix, name), podMAC: g.mac, mtu: mtuOf(spec, bridge),
-		alias: aliasPrefix + "port of " + NodeLink(spec.ContainerID, spec.IfName),
-	})
+	port, err := rtnl.Pair{Host: name, Inside: g.ifName, HostMAC: derivedMAC(hostMACPrefix, name), InsideMAC: g.mac, MTU: mtuOf(spec, bridge)}.Ensure(netns)
+	if err == nil {
+		err = setAlias(port, aliasPrefix+"port of "+NodeLink(spec.ContainerID, spec.IfName))
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -50,20 +50,7 @@ func (d *Driver) Teardown(spec Spec) error {
 	}
 	err := d.Withdraw(spec)
 	fault.Point("vlan/withdrawn")
-	return errors.Join(err, deleteNodeLink(NodeLink(spec.ContainerID, spec.IfName)), sweepLowers(), sweepGuards(), d.sweep())
-}
-
-func deleteNodeLink(name string) error {
-	node, err := rtnl.LinkOrNil(name)
-	if err != nil {
-		return err
-	}
-	if node != nil {
-		if err := rtnl.DeleteLink(node); err != nil {
-			return err
-		}
-	}
-	return netfilter.Forget(name)
+	return errors.Join(err, wire.DeleteEnd(NodeLink(spec.ContainerID, spec.IfName)), sweepLowers(), sweepGuards(), d.sweep())
 }
 
 // deleteInterfaces deletes the container's interfaces in the pools' networks. node is nil

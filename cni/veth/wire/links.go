@@ -128,7 +128,7 @@ func (w *Wirer) Remove(name string) error {
 		return err
 	}
 	err = w.withdrawAddresses(nil, name, link.Attrs().Index)
-	return errors.Join(err, deleteLink(name))
+	return errors.Join(err, DeleteEnd(name))
 }
 
 func ourLinks() ([]netlink.Link, error) {

@@ -188,18 +188,23 @@ type podPlan struct {
 // pod has one interface of this kind.
 const tableSecondary = rtnl.Protocol
 
+// PodAddress is an address of a pod's interface with the subnet that is on its link.
+func PodAddress(prefix netip.Prefix) netlink.Addr {
+	addr := netlink.Addr{IPNet: rtnl.IPNet(prefix)}
+	if prefix.Addr().Is6() {
+		// The FloatingIP proves that no other pod has the address, so duplicate
+		// address detection would only delay the pod by a second.
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return addr
+}
+
 // planPod computes the pod's side. link is the index of its interface, hostMAC is the
 // MAC of the host end.
 func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 	var plan podPlan
 	for _, a := range spec.Addresses {
-		addr := netlink.Addr{IPNet: rtnl.IPNet(rtnl.SinglePrefix(a.Address))}
-		if a.Address.Is6() {
-			// The FloatingIP proves that no other pod has the address, so duplicate
-			// address detection would only delay the pod by a second.
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		plan.addrs = append(plan.addrs, addr)
+		plan.addrs = append(plan.addrs, PodAddress(rtnl.SinglePrefix(a.Address)))
 		if spec.Secondary {
 			rule := rtnl.NewRule(rtnl.FamilyOf(a.Address), prioritySecondary, tableSecondary)
 			rule.Src = rtnl.IPNet(rtnl.SinglePrefix(a.Address))

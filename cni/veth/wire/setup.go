@@ -69,7 +69,9 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	}
 	defer netns.Close()
 
-	host, err := ensurePair(spec, netns, wired)
+	host, err := rtnl.Pair{
+		Host: wired.HostLink, Inside: spec.IfName, HostMAC: wired.HostMAC, InsideMAC: wired.PodMAC, KeepMAC: true, MTU: wired.MTU,
+	}.Ensure(netns)
 	if err != nil {
 		return Wired{}, err
 	}
@@ -134,57 +136,6 @@ func resolveUplinks(spec Spec) ([]netlink.Link, int, error) {
 		links = append(links, link)
 	}
 	return links, mtu, nil
-}
-
-// ensurePair makes the pair, if it is missing, and returns the host end. It replaces
-// a pair whose other end is not in the container.
-func ensurePair(spec Spec, netns ns.NetNS, wired Wired) (netlink.Link, error) {
-	host, err := rtnl.LinkOrNil(wired.HostLink)
-	if err != nil {
-		return nil, err
-	}
-	if host != nil {
-		ok, err := isPeer(spec, netns, host)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			return host, nil
-		}
-		if err := rtnl.DeleteLink(host); err != nil {
-			return nil, err
-		}
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = wired.HostLink, wired.MTU, wired.HostMAC
-	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = spec.IfName, wired.PodMAC, uint32(wired.MTU)
-	pair.PeerNamespace = netlink.NsFd(int(netns.Fd()))
-	if err := netlink.LinkAdd(pair); err != nil {
-		return nil, fmt.Errorf("create veth pair %s, %s in %s: %w", wired.HostLink, spec.IfName, spec.NetNS, err)
-	}
-	host, err = netlinksafe.LinkByName(wired.HostLink)
-	if err != nil {
-		return nil, fmt.Errorf("find link %s just created: %w", wired.HostLink, err)
-	}
-	return host, nil
-}
-
-// isPeer returns whether the container's interface is the other end of host.
-func isPeer(spec Spec, netns ns.NetNS, host netlink.Link) (bool, error) {
-	var ok bool
-	err := netns.Do(func(ns.NetNS) error {
-		link, err := rtnl.LinkOrNil(spec.IfName)
-		if err != nil || link == nil {
-			return err
-		}
-		ok = link.Type() == "veth" && link.Attrs().ParentIndex == host.Attrs().Index && link.Attrs().Index == host.Attrs().ParentIndex
-		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("look for %s in %s: %w", spec.IfName, spec.NetNS, err)
-	}
-	return ok, nil
 }
 
 func (w *Wirer) configurePod(spec Spec, netns ns.NetNS, wired Wired) error {

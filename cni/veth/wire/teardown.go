@@ -19,14 +19,16 @@ import (
 // where pieces are missing.
 func (w *Wirer) Teardown(spec Spec) error {
 	err := w.Withdraw(spec)
-	if e := deleteLink(spec.HostLink()); e != nil {
+	if e := DeleteEnd(spec.HostLink()); e != nil {
 		err = errors.Join(err, e)
 	}
 	fault.Point("veth/link-deleted")
 	return errors.Join(err, deletePodLink(spec))
 }
 
-func deleteLink(name string) error {
+// DeleteEnd deletes the node's end of a container's pair, if it is there, and ends its
+// filtering.
+func DeleteEnd(name string) error {
 	link, err := rtnl.LinkOrNil(name)
 	if err != nil {
 		return err
