@@ -13,7 +13,7 @@ BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
 GOLANGCI_LINT  := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GREMLINS       := go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 
-PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/plugins berth-vlan:./cni/plugins berth-ipam:./cni/plugins berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local kubectl-berth:./cmd/kubectl-berth
+PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/plugins berth-vlan:./cni/plugins berth-sriov:./cni/plugins berth-ipam:./cni/plugins berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 60m
@@ -49,7 +49,7 @@ test: lint test-unit test-machine lab test-api test-node test-chaos test-e2e ## 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
 
-test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan), on Debian's kernel in QEMU.
+test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU.
 	cd test && $(GOTESTPROGRAMS) -v ./machine/
 
 test-race: ## test-unit under the race detector.

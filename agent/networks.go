@@ -26,8 +26,8 @@ type Networks struct {
 	// file of ConfDir.
 	DefaultFile string
 	// FloatingFile, if given, is the configuration of pods with a floating IP:
-	// a list that begins with the plugin berth-veth or berth-vlan, or with one whose ipam is
-	// berth-ipam.
+	// a list that begins with the plugin berth-veth, berth-vlan or berth-sriov, or with one
+	// whose ipam is berth-ipam.
 	FloatingFile string
 	// Socket is that of the agent, for berth-ipam.
 	Socket string
@@ -92,7 +92,7 @@ func (n *Networks) Floating() (*Floating, error) {
 	}
 	floating, err := n.floating(network)
 	if err == nil && floating == nil {
-		err = fmt.Errorf("network configuration %q: the first plugin must be %s or %s, or name %s as its ipam.type, is %s", network.Name(), api.VethType, api.VlanType, api.IPAMType, network.Types()[0])
+		err = fmt.Errorf("network configuration %q: the first plugin must be %s, %s or %s, or name %s as its ipam.type, is %s", network.Name(), api.VethType, api.VlanType, api.SriovType, api.IPAMType, network.Types()[0])
 	}
 	return floating, err
 }
@@ -130,7 +130,7 @@ func (n *Networks) load(named *attachdef.Network) (*chain.Network, error) {
 }
 
 // drivers are those of the plugins that take floating IPs.
-var drivers = map[string]string{api.VethType: api.DriverVeth, api.VlanType: api.DriverVlan}
+var drivers = map[string]string{api.VethType: api.DriverVeth, api.VlanType: api.DriverVlan, api.SriovType: api.DriverVlan}
 
 // floating returns what a driver does of the network, nil where no driver knows its first
 // plugin.

@@ -44,6 +44,8 @@ const (
 	VlanType = "berth-vlan"
 	// IPAMType is the IPAM plugin that hands floating IPs to plugins of other projects.
 	IPAMType = "berth-ipam"
+	// SriovType is the plugin that gives a pod a virtual function of a network card.
+	SriovType = "berth-sriov"
 	// NetworkName is the network in the runtime's configuration.
 	NetworkName = "berth"
 	// FloatingNetworkName is the network of pods with a floating IP.
@@ -51,6 +53,9 @@ const (
 	// CapabilityAddresses gives a plugin the addresses of the pod: a list of
 	// [Address] in runtimeConfig.
 	CapabilityAddresses = "berthAddresses"
+	// CapabilityDeviceID gives a plugin the PCI address of the device that it is to take: a
+	// string in runtimeConfig, by CNI's conventions.
+	CapabilityDeviceID = "deviceID"
 	// CapabilityMAC gives a plugin the MAC address of the pod's interface: a
 	// string in runtimeConfig, by CNI's conventions.
 	CapabilityMAC = "mac"
@@ -59,7 +64,7 @@ const (
 // The drivers wire floating IPs as the plugins do.
 const (
 	DriverVeth = "veth" // berth-veth
-	DriverVlan = "vlan" // berth-vlan
+	DriverVlan = "vlan" // berth-vlan, berth-sriov
 	// DriverIPAM leaves the wiring to the network's plugins, which get the addresses from
 	// berth-ipam.
 	DriverIPAM = "ipam"

@@ -12,15 +12,6 @@ import (
 	"syscall"
 )
 
-const (
-	// EnvLog names a file to which Point appends the name of every point.
-	EnvLog = "BERTH_FAULT_LOG"
-	// EnvKill names a file that holds "<name>" or "<name> <n>". At the n-th pass
-	// of that point, Point kills this process and, in a plugin, its parent, the
-	// agent. It empties the file before, so the next start lives.
-	EnvKill = "BERTH_FAULT_KILL"
-)
-
 // Point marks the place after the named side effect.
 func Point(name string) {
 	if file := os.Getenv(EnvLog); file != "" {

@@ -67,6 +67,18 @@ func New(t testing.TB) *Host {
 	return h
 }
 
+// Current returns the namespace that the test itself runs in: the node's, where devices of the
+// hardware are.
+func Current(t testing.TB) *Host {
+	t.Helper()
+	netns, err := ns.GetCurrentNS()
+	if err != nil {
+		t.Fatalf("open the test's network namespace: %v", err)
+	}
+	t.Cleanup(func() { _ = netns.Close() })
+	return &Host{NetNS: netns, t: t}
+}
+
 // Run runs f inside and fails the test where f returns an error.
 func (h *Host) Run(f func() error) {
 	h.t.Helper()

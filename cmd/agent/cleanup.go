@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/shaping"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/cni/vlan"
 )
@@ -41,6 +42,10 @@ var errAgentRuns = errors.New("an agent runs on this node and would make everyth
 func settingsFile(stateFile string) string {
 	return filepath.Join(filepath.Dir(stateFile), "settings.json")
 }
+
+// functionsDir has the claims of virtual functions. It is beside the state file, where the plugin
+// berth-sriov has it, too.
+func functionsDir(stateFile string) string { return filepath.Join(filepath.Dir(stateFile), "sriov") }
 
 // cleanup leaves a node as it was before the agent was installed.
 type cleanup struct {
@@ -143,7 +148,7 @@ func (c *cleanup) sweepers() []sweeper {
 		// Before the table with their guard goes.
 		hostport.Leftovers,
 		// Before the links by which it finds the containers go.
-		vlan.New(wire.New(c.sysctlRoot)).Leftovers,
+		vlan.New(wire.New(c.sysctlRoot), sriov.New(functionsDir(c.stateFile))).Leftovers,
 		wire.New(c.sysctlRoot).Leftovers,
 		netfilter.Leftovers,
 		func() ([]leftover.Item, error) { return overlay.Leftovers(c.root) },
@@ -256,7 +261,8 @@ func (c *cleanup) sockets() ([]leftover.Item, error) {
 	return withFolder(filepath.Dir(c.socket), []string{c.socket})
 }
 
-// files lists the agent's state file, its journal of kernel settings and their folder.
+// files lists the agent's state file, its journal of kernel settings, the folder of claims, which is
+// empty by now, and their folder.
 func (c *cleanup) files() ([]leftover.Item, error) {
 	paths, err := state.Files(c.stateFile)
 	if err != nil {
@@ -270,6 +276,11 @@ func (c *cleanup) files() ([]leftover.Item, error) {
 		}
 		paths = append(paths, found...)
 	}
+	claims, err := sriov.Files(functionsDir(c.stateFile))
+	if err != nil {
+		return nil, err
+	}
+	paths = append(paths, claims...)
 	return withFolder(filepath.Dir(c.stateFile), paths)
 }
 

@@ -33,6 +33,7 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/cni/vlan"
 	"github.com/berth-dev/berth/ipam/client"
@@ -118,7 +119,7 @@ func run(ctx context.Context, o *Options) error {
 func newDrivers(o *Options) agent.Drivers {
 	wirer := newWirer(o)
 	return agent.Drivers{
-		api.DriverVeth: &veth{wirer: wirer}, api.DriverVlan: &vlanDriver{driver: vlan.New(wirer)},
+		api.DriverVeth: &veth{wirer: wirer}, api.DriverVlan: &vlanDriver{driver: vlan.New(wirer, sriov.New(functionsDir(o.StateFile)))},
 		api.DriverIPAM: &foreignDriver{}, api.DriverIPAMCaller: &foreignDriver{},
 	}
 }

@@ -9,6 +9,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -30,7 +31,7 @@ func vlanSpecOf(i *agent.Interface) (vlan.Spec, error) {
 		return spec, nil
 	}
 	var list struct {
-		Plugins []vlan.Config `json:"plugins"`
+		Plugins []vlan.PluginConfig `json:"plugins"`
 	}
 	if err := json.Unmarshal(i.Network, &list); err != nil {
 		return spec, fmt.Errorf("read the configuration of interface %s: %w", i.IfName, err)
@@ -38,8 +39,23 @@ func vlanSpecOf(i *agent.Interface) (vlan.Spec, error) {
 	if len(list.Plugins) == 0 {
 		return spec, fmt.Errorf("the configuration of interface %s names no plugin", i.IfName)
 	}
-	spec.Config = list.Plugins[0]
-	return spec, nil
+	plugin := list.Plugins[0]
+	for _, given := range []map[string]json.RawMessage{i.Args, i.Capabilities} {
+		raw := given[api.CapabilityDeviceID]
+		if plugin.Type != api.SriovType || len(raw) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(raw, &plugin.DeviceID); err != nil {
+			// No device has this address, and DEL works.
+			plugin.DeviceID = string(raw)
+		}
+	}
+	var err error
+	spec.Config, err = plugin.ForType()
+	if err != nil {
+		err = fmt.Errorf("the configuration of interface %s: %w", i.IfName, err)
+	}
+	return spec, err
 }
 
 // withSpec calls do with the spec of an interface.

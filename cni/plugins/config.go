@@ -23,8 +23,11 @@ type config struct {
 	Uplink string `json:"uplink"`
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int `json:"mtu,omitempty"`
-	// Config is for berth-vlan alone.
+	// Config is for berth-vlan and berth-sriov.
 	vlan.Config
+	// StateDir is the folder of berth-sriov's claims, which it must share with the agent;
+	// empty means sriov.DefaultDir.
+	StateDir string `json:"stateDir,omitempty"`
 	// SysctlRoot is the path of the node's /proc/sys; empty means /proc/sys.
 	SysctlRoot string `json:"sysctlRoot,omitempty"`
 
@@ -32,6 +35,8 @@ type config struct {
 		Addresses []api.Address `json:"berthAddresses"`
 		// MAC is empty in configurations of the first version of the agent.
 		MAC string `json:"mac,omitempty"`
+		// DeviceID goes before the one of the configuration.
+		DeviceID string `json:"deviceID,omitempty"`
 	} `json:"runtimeConfig"`
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments,omitempty"`
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plugins has Berth's own network types as CNI plugins, in one program: it is berth-veth,
-// berth-vlan or berth-ipam by the name that it is run with. The agent does the work of the
-// first two in its own process and runs neither; they are for other callers, who give them the
+// berth-vlan, berth-sriov or berth-ipam by the name that it is run with. The agent does the work
+// of the first three in its own process and runs none of them; they are for other callers, who give them the
 // addresses and the MAC of the pod's interface in runtimeConfig (capabilities berthAddresses and
 // mac). Packages wire and vlan do the work. berth-ipam is the IPAM plugin of other projects'
 // plugins, and asks the agent for the addresses.
@@ -29,10 +29,12 @@ func main() {
 		api.VethType: {Add: cmdAdd, Del: cmdDel, Check: cmdCheck, Status: cmdStatus, GC: cmdGC},
 		api.IPAMType: {Add: ipamAdd, Del: ipamDel, Check: ipamCheck, Status: ipamStatus, GC: ipamGC},
 		api.VlanType: {Add: vlanAdd, Del: vlanDel, Check: vlanCheck, Status: cmdStatus, GC: vlanGC},
+		// Package vlan has the mode sriov.
+		api.SriovType: {Add: vlanAdd, Del: vlanDel, Check: vlanCheck, Status: cmdStatus, GC: vlanGC},
 	}
 	plugin, ok := plugins[name]
 	if !ok {
-		fmt.Fprintf(os.Stderr, "%s: run this program by the name %s, %s or %s\n", name, api.VethType, api.VlanType, api.IPAMType)
+		fmt.Fprintf(os.Stderr, "%s: run this program by the name %s, %s, %s or %s\n", name, api.VethType, api.VlanType, api.SriovType, api.IPAMType)
 		os.Exit(1)
 	}
 	skel.PluginMainFuncs(plugin, version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"), "CNI plugin "+name)

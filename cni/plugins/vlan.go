@@ -3,25 +3,35 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/cni/vlan"
 )
 
-// openVlan reads the configuration of berth-vlan.
+// openVlan reads the configuration of berth-vlan or berth-sriov.
 func openVlan(args *skel.CmdArgs) (*config, *vlan.Driver, vlan.Spec, error) {
 	c, err := parseConfig(args.StdinData)
 	if err != nil {
 		return nil, nil, vlan.Spec{}, err
 	}
-	if err := c.Config.Validate(); err != nil {
-		return nil, nil, vlan.Spec{}, types.NewError(types.ErrInvalidNetworkConfig, "the configuration of berth-vlan: "+err.Error(), "")
+	if c.RuntimeConfig.DeviceID != "" {
+		c.DeviceID = c.RuntimeConfig.DeviceID
 	}
-	return c, vlan.New(wire.New(c.SysctlRoot)), vlan.Spec{Spec: c.spec(args), Config: c.Config}, nil
+	c.Config, err = vlan.PluginConfig{Type: c.Type, Config: c.Config}.ForType()
+	if err == nil {
+		err = c.Config.Validate()
+	}
+	if err != nil {
+		return nil, nil, vlan.Spec{}, types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf("the configuration of %s: %v", c.Type, err), "")
+	}
+	return c, vlan.New(wire.New(c.SysctlRoot), sriov.New(cmp.Or(c.StateDir, sriov.DefaultDir))), vlan.Spec{Spec: c.spec(args), Config: c.Config}, nil
 }
 
 func vlanAdd(args *skel.CmdArgs) error {

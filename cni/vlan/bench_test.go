@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -31,7 +32,7 @@ func BenchmarkList(b *testing.B) {
 			}
 			node.IP("-batch", file)
 			node.Run(func() error {
-				d := New(wire.New(""))
+				d := New(wire.New(""), sriov.New(b.TempDir()))
 				for b.Loop() {
 					links, err := d.List()
 					if err != nil {

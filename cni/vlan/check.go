@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -55,7 +56,7 @@ func (d *Driver) CheckNode(spec Spec) error {
 	errs := []error{netfilter.Check(sourcesOf(spec)...), checkRoutes(spec, node)}
 	errs = append(errs, eachRouted(spec, segments, node, lowers, func(lower netlink.Link, plan routePlan) error { return plan.check() }))
 	for i, g := range segments {
-		errs = append(errs, checkAnswer(spec, g, lowers[i]), checkInterface(spec, g, lowers[i]))
+		errs = append(errs, checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
 	}
 	return errors.Join(errs...)
 }
@@ -138,7 +139,7 @@ func checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 }
 
 // checkInterface verifies that the container's interface is there and filtered.
-func checkInterface(spec Spec, g segment, lower netlink.Link) error {
+func (d *Driver) checkInterface(spec Spec, g segment, lower netlink.Link) error {
 	if spec.Mode == Bridge {
 		name := portOf(spec.ContainerID, g.ifName)
 		port, err := rtnl.LinkOrNil(name)
@@ -158,6 +159,16 @@ func checkInterface(spec Spec, g segment, lower netlink.Link) error {
 		if err := l.check(); err != nil {
 			return err
 		}
+	}
+	if spec.Mode == SRIOV {
+		err := d.functions.Check(wishOf(spec, g))
+		if errors.Is(err, sriov.ErrNotGiven) {
+			err = fmt.Errorf("%w: %w", ErrNotWired, err)
+		}
+		if err != nil {
+			return err
+		}
+		return insideOf(spec, guardOf(spec, g, lower).check)
 	}
 	return insideOf(spec, func() error {
 		link, err := rtnl.LinkOrNil(g.ifName)
@@ -253,7 +264,7 @@ func (d *Driver) Repair(spec Spec) error {
 	node, err := nodeLinkOf(spec, usesOf(segments, lowers))
 	for i, g := range segments {
 		if err == nil {
-			err = checkInterface(spec, g, lowers[i])
+			err = d.checkInterface(spec, g, lowers[i])
 		}
 	}
 	if errors.Is(err, ErrNotWired) {

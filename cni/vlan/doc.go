@@ -11,9 +11,11 @@
 //	bridge   one end of a veth pair; the other is a port of a bridge with the VLAN link
 //	macvlan  a macvlan link (mode bridge) on the uplink or VLAN link
 //	ipvlan   an ipvlan link on it, mode l2, l3 or l3s
+//	sriov    a virtual function of a network card, which package sriov gives and takes; its
+//	         card adds the VLAN's tag. The VLAN link is the node's own way into the network
 //	pure     as in package wire; only that missing VLAN links are made
 //
-// In the modes bridge, macvlan and ipvlan l2 the container answers ARP and neighbour
+// In the modes bridge, macvlan, ipvlan l2 and sriov the container answers ARP and neighbour
 // solicitations itself and sends through the pool's gateway. In the modes l3 and l3s the
 // node routes for it; in l3s the node answers for the address on the uplink as in package
 // wire. In l3 nobody answers, because the kernel hands ARP requests to the container's link,
@@ -33,7 +35,8 @@
 //	node  10.0.70.5 dev bthv… scope link src 10.0.60.11
 //
 // It is also how a withdrawal finds the container: the kernel knows the namespace of the
-// other end, also where no path leads to it any more, and deletes links in it. Its
+// other end, also where no path leads to it any more, and deletes links in it. A
+// virtual function cannot be deleted; package sriov brings it back. The node link's
 // alias says which interfaces there are, so that Remove needs no record.
 //
 // # VLAN links and bridges

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -23,7 +24,8 @@ var ErrNotWired = wire.ErrNotWired
 // different addresses may run in parallel; those of different processes are not kept apart
 // where they make or remove the VLAN link of one VLAN.
 type Driver struct {
-	wirer *wire.Wirer
+	wirer     *wire.Wirer
+	functions *sriov.Functions
 
 	// mu makes changes of VLAN links and bridges one after another.
 	mu sync.Mutex
@@ -32,8 +34,10 @@ type Driver struct {
 }
 
 // New returns a Driver that uses wirer for mode pure, for kernel settings and where the node
-// answers for addresses.
-func New(wirer *wire.Wirer) *Driver { return &Driver{wirer: wirer, claimed: map[string]int{}} }
+// answers for addresses, and functions for mode sriov.
+func New(wirer *wire.Wirer, functions *sriov.Functions) *Driver {
+	return &Driver{wirer: wirer, functions: functions, claimed: map[string]int{}}
+}
 
 // Ready returns an error where the uplink is missing or down.
 func (d *Driver) Ready(uplink string) error { return d.wirer.Ready(uplink) }

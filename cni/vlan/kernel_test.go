@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -49,7 +50,7 @@ func newWorld(t *testing.T, config Config, vlan int) *world {
 		w.wire.Plug(h, "eth0")
 	}
 	for i, n := range []*netnstest.Host{w.nodeA, w.nodeB} {
-		w.drivers[n] = New(wire.New(""))
+		w.drivers[n] = New(wire.New(""), sriov.New(t.TempDir()))
 		strict := "1"
 		if config.Mode == Pure {
 			strict = "0" // package wire tests it

@@ -72,8 +72,8 @@ func (d *Driver) Remove(name string) error {
 	return errors.Join(errs...)
 }
 
-// RemoveLoose removes kernel state with our marks that belongs to no container: ports whose
-// node link is gone, VLAN links and bridges without users, and rules, routes and chains of
+// RemoveLoose removes kernel state with our marks that belongs to no container: ports and
+// virtual functions whose node link is gone, VLAN links and bridges without users, and rules, routes and chains of
 // links that no longer exist.
 func (d *Driver) RemoveLoose() error {
 	links, err := netlinksafe.LinkList()
@@ -108,18 +108,23 @@ func (d *Driver) RemoveLoose() error {
 		}
 		errs = append(errs, err, netfilter.Forget(s.Link))
 	}
-	return errors.Join(append(errs, sweepLowers(), sweepGuards(), d.sweep())...)
+	hasOwner := func(owner string) bool { return slices.Contains(nodes, owner) }
+	return errors.Join(append(errs, d.functions.GiveLoose(hasOwner), sweepLowers(), sweepGuards(), d.sweep())...)
 }
 
 // Leftovers lists the interfaces that containers have in pools' networks, each with its node
-// link. Package wire lists the other links and routes.
+// link, and virtual functions whose containers are gone. Package wire lists the other links and routes.
 func (d *Driver) Leftovers() ([]leftover.Item, error) {
 	links, err := d.List()
 	var items []leftover.Item
 	for _, l := range links {
 		items = append(items, leftover.Item{Name: "interfaces of the container behind link " + l.Name, Remove: func() error { return d.Remove(l.Name) }})
 	}
-	return items, err
+	exists := func(owner string) bool {
+		return slices.ContainsFunc(links, func(l wire.Link) bool { return l.Name == owner })
+	}
+	functions, loose := d.functions.Leftovers(exists)
+	return append(items, functions...), errors.Join(err, loose)
 }
 
 // Announce tells the networks that the addresses are here now: from the container's

@@ -265,7 +265,7 @@ func guardOf(spec Spec, g segment, lower netlink.Link) guard {
 		f.device, f.incoming = portOf(spec.ContainerID, g.ifName), true
 	case IPvlan:
 		f.speaker.mac, f.speaker.sharesMAC = lower.Attrs().HardwareAddr, true
-	case Macvlan, Pure:
+	case Macvlan, Pure, SRIOV:
 	}
 	return f
 }
@@ -273,8 +273,12 @@ func guardOf(spec Spec, g segment, lower netlink.Link) guard {
 // ensureInterface makes the container's interface, down. It returns the port of the bridge
 // in mode bridge, else nil.
 func (d *Driver) ensureInterface(spec Spec, netns ns.NetNS, g segment, lower netlink.Link) (netlink.Link, error) {
-	if spec.Mode == Bridge {
+	switch spec.Mode {
+	case Bridge:
 		return ensurePort(spec, netns, g, lower)
+	case SRIOV:
+		return nil, d.functions.Take(wishOf(spec, g))
+	case Macvlan, IPvlan, Pure:
 	}
 	have, err := rtnl.LinkInside(netns, g.ifName)
 	if err != nil || have != nil && isSegment(spec, g, have, lower) {

@@ -22,6 +22,8 @@ const (
 	Macvlan Mode = "macvlan"
 	IPvlan  Mode = "ipvlan"
 	Pure    Mode = "pure"
+	// SRIOV is that of the plugin berth-sriov alone.
+	SRIOV Mode = "sriov"
 )
 
 // IPvlanMode is the mode of ipvlan links.
@@ -42,12 +44,39 @@ type Config struct {
 	IPvlanMode IPvlanMode `json:"ipvlanMode,omitempty"`
 	// Bridge is the node's bridge for addresses without a VLAN, for mode bridge alone.
 	Bridge string `json:"bridge,omitempty"`
+	// PhysicalFunctions are the links of the cards whose virtual functions containers get, for
+	// mode sriov alone; empty means the uplink.
+	PhysicalFunctions []string `json:"physicalFunctions,omitempty"`
+	// DeviceID is the PCI address of the virtual function to take, for mode sriov alone;
+	// empty means any free one. A device plugin or the runtime may give it.
+	DeviceID string `json:"deviceID,omitempty"`
+}
+
+// PluginConfig is the configuration with the name of its plugin, berth-vlan or berth-sriov.
+type PluginConfig struct {
+	Type string `json:"type"`
+	Config
+}
+
+// ForType returns the configuration with the mode that the plugin has.
+func (p PluginConfig) ForType() (Config, error) {
+	c := p.Config
+	switch {
+	case p.Type != api.SriovType && c.Mode == SRIOV:
+		return c, fmt.Errorf("mode %s is that of the plugin %s", SRIOV, api.SriovType)
+	case p.Type != api.SriovType:
+		return c, nil
+	case c.Mode != "" && c.Mode != SRIOV:
+		return c, fmt.Errorf(`%s has no "mode"; remove it`, api.SriovType)
+	}
+	c.Mode = SRIOV
+	return c, nil
 }
 
 // Validate returns an error that names the wrong field.
 func (c Config) Validate() error {
 	switch c.Mode {
-	case Bridge, Macvlan, IPvlan, Pure:
+	case Bridge, Macvlan, IPvlan, Pure, SRIOV:
 	case "":
 		return errors.New(`"mode" must be bridge, macvlan, ipvlan or pure`)
 	default:
@@ -58,6 +87,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf(`"ipvlanMode" is for mode ipvlan, and "mode" is %s`, c.Mode)
 	case c.Bridge != "" && c.Mode != Bridge:
 		return fmt.Errorf(`"bridge" is for mode bridge, and "mode" is %s`, c.Mode)
+	case (len(c.PhysicalFunctions) > 0 || c.DeviceID != "") && c.Mode != SRIOV:
+		return fmt.Errorf(`"physicalFunctions" and "deviceID" are for the plugin berth-sriov, and "mode" is %s`, c.Mode)
 	}
 	switch c.IPvlanMode {
 	case "", L2, L3, L3S:
@@ -95,6 +126,9 @@ func (s Spec) Validate() error {
 	}
 	if s.Mode == Pure {
 		return nil
+	}
+	if n := len(s.segments()); n > 1 && s.DeviceID != "" {
+		return fmt.Errorf(`the addresses have %d VLANs, each of which takes a virtual function, and "deviceID" names one; remove it`, n)
 	}
 	for _, g := range s.segments() {
 		if err := utils.ValidateInterfaceName(g.ifName); err != nil {

@@ -57,7 +57,7 @@ func (d *Driver) Teardown(spec Spec) error {
 // where the node link is missing.
 func (d *Driver) deleteInterfaces(spec Spec, node netlink.Link) error {
 	uses, ports := usesOfNode(spec, node), portsOf(spec, node)
-	var errs []error
+	errs := []error{d.giveFunctions(spec, node)}
 	for _, name := range ports {
 		port, err := rtnl.LinkOrNil(name)
 		if err == nil && port != nil {

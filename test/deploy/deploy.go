@@ -32,6 +32,7 @@ var packages = map[string]string{
 	"berth-veth":       "./cni/plugins",
 	"berth-vlan":       "./cni/plugins",
 	"berth-ipam":       "./cni/plugins",
+	"berth-sriov":      "./cni/plugins",
 	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 	"kubectl-berth":    "./cmd/kubectl-berth",
@@ -49,7 +50,7 @@ type image struct {
 var images = []image{
 	{"berth-scheduler", []string{"berth-scheduler"}},
 	{"berth-controller", []string{"berth-controller"}},
-	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-ipam", "berth-bridge", "berth-host-local"}},
+	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-sriov", "berth-ipam", "berth-bridge", "berth-host-local"}},
 }
 
 // registry and tag are how manifests/ name the images.

@@ -6,7 +6,8 @@
 // fetches from Debian, by the mirrors of the host's apt, into a folder of its own, and
 // touches nothing else of the host.
 //
-// A machine is one QEMU process without a disk and without a network. Its root is an
+// A machine is one QEMU process without a disk and without a network, but with cards on a
+// network of their own. Its root is an
 // initramfs with the kernel's network modules, which the kernel loads as it needs
 // them, and with ip, ping, nft and the tests. Package init is its first process: it
 // runs the tests one after another, reports their output on the second serial port

@@ -28,6 +28,8 @@ type Suite struct {
 	Run string
 	// Env is added to the tests' environment.
 	Env []string
+	// Tags are build tags.
+	Tags string
 }
 
 // Run compiles the suites without cgo, boots a machine, and runs them one after
@@ -70,7 +72,7 @@ func (r *root) pack(ctx context.Context, work string, suites []Suite) error {
 	var jobs []guest.Job
 	for i, s := range suites {
 		binary := filepath.Join(work, fmt.Sprintf("suite%d.test", i))
-		if err := goBuild(ctx, s.Module, "test", "-c", "-o", binary, s.Package); err != nil {
+		if err := goBuild(ctx, s.Module, "test", "-c", "-tags", s.Tags, "-o", binary, s.Package); err != nil {
 			return err
 		}
 		folder := path.Join("suites", fmt.Sprint(i))
@@ -121,14 +123,15 @@ func goBuild(ctx context.Context, dir string, args ...string) error {
 
 // boot runs the machine until it powers off or the context ends.
 func (r *root) boot(ctx context.Context, log io.Writer, initrd string) ([]Result, error) {
-	qemu := r.command(ctx, "qemu-system-x86_64",
+	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024",
-		"-kernel", "/boot/vmlinuz-"+r.kernel, "-initrd", initrd,
+		"-kernel", "/boot/vmlinuz-" + r.kernel, "-initrd", initrd,
 		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on",
 		"-serial", "stdio",
 		"-add-fd", "fd=3,set=1", "-chardev", "file,id=report,append=on,path=/dev/fdset/1", "-serial", "chardev:report",
-	)
+	}
+	qemu := r.command(ctx, "qemu-system-x86_64", append(args, cards()...)...)
 	reports, report, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("make a pipe for the machine's reports: %w", err)
@@ -151,6 +154,19 @@ func (r *root) boot(ctx context.Context, log io.Writer, initrd string) ([]Result
 		return results, fmt.Errorf("the machine did not run to its end: %w; the console's last lines:\n%s", err, console)
 	}
 	return results, nil
+}
+
+// cards returns three network cards of the type Intel 82576, which have SR-IOV, on one hub.
+func cards() []string {
+	var args []string
+	for i := range guest.Cards {
+		args = append(args,
+			"-netdev", fmt.Sprintf("hubport,id=port%d,hubid=0", i),
+			"-device", fmt.Sprintf("pcie-root-port,id=root%d,chassis=%d", i, i+1),
+			"-device", fmt.Sprintf("igb,bus=root%d,netdev=port%d,mac=%s", i, i, guest.CardMAC(i)),
+		)
+	}
+	return args
 }
 
 // collect reads reports until the machine ends.

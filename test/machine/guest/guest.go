@@ -4,6 +4,8 @@
 // each other; see package machine.
 package guest
 
+import "fmt"
+
 // JobsPath is the file with the list of jobs, as JSON, and ReportPort the port for
 // events, one JSON object a line.
 const (
@@ -38,3 +40,9 @@ type Event struct {
 	Job  string `json:"job,omitempty"`
 	Line string `json:"line,omitempty"`
 }
+
+// Cards is the number of a machine's network cards.
+const Cards = 3
+
+// CardMAC returns the MAC address of a card, from 0.
+func CardMAC(card int) string { return fmt.Sprintf("52:54:00:be:00:%02x", card) }

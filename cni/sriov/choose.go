@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// ErrNoFunction is returned where no virtual function can be given to a container.
+var ErrNoFunction = errors.New("no virtual function is free")
+
+// function is a virtual function as it is now.
+type function struct {
+	// device is its PCI address.
+	device string
+	// pf is the link of its physical function, and index its number there.
+	pf    string
+	index int
+	// driver is the kernel's driver of the device, empty for none.
+	driver string
+	// link is its link on the node, empty where there is none.
+	link string
+	// usedFor is what the node uses the link for, empty for nothing.
+	usedFor string
+	// owner has claimed it; empty for none.
+	owner string
+}
+
+// obstacle returns why a container cannot have the function, empty where it can.
+func (f function) obstacle() string {
+	switch {
+	case f.owner != "":
+		return "in a pod"
+	case f.driver == "":
+		return "without a driver"
+	case f.link == "":
+		return fmt.Sprintf("without a link on the node (driver %s)", f.driver)
+	case f.usedFor != "":
+		return "used by the node for " + f.usedFor
+	}
+	return ""
+}
+
+// choose returns the function that a container gets: device where that is not empty, else the
+// free one with the lowest number of the physical function with the most free ones, so
+// that the cards share the load.
+func choose(all []function, device string) (function, error) {
+	if device != "" {
+		i := slices.IndexFunc(all, func(f function) bool { return f.device == device })
+		if i < 0 {
+			return function{}, fmt.Errorf("%w: device %s is no virtual function of %s; correct deviceID or physicalFunctions", ErrNoFunction, device, strings.Join(pfsOf(all), ", "))
+		}
+		if why := all[i].obstacle(); why != "" {
+			return function{}, fmt.Errorf("%w: device %s is %s", ErrNoFunction, device, why)
+		}
+		return all[i], nil
+	}
+	free := map[string][]function{}
+	why := map[string]int{}
+	for _, f := range all {
+		if o := f.obstacle(); o != "" {
+			why[o]++
+		} else {
+			free[f.pf] = append(free[f.pf], f)
+		}
+	}
+	var best []function
+	for _, pf := range pfsOf(all) {
+		if len(free[pf]) > len(best) {
+			best = free[pf]
+		}
+	}
+	if len(best) == 0 {
+		return function{}, fmt.Errorf("%w: %s", ErrNoFunction, explain(len(all), why))
+	}
+	return slices.MinFunc(best, func(a, b function) int { return a.index - b.index }), nil
+}
+
+func explain(n int, why map[string]int) string {
+	if n == 0 {
+		return "the physical functions have none; write their number to /sys/class/net/LINK/device/sriov_numvfs"
+	}
+	var parts []string
+	for o, n := range why {
+		parts = append(parts, fmt.Sprintf("%d %s", n, o))
+	}
+	slices.Sort(parts)
+	return fmt.Sprintf("of %d, %s; make more of them, or move pods to other nodes", n, strings.Join(parts, ", "))
+}
+
+// pfsOf lists the physical functions in the order of all.
+func pfsOf(all []function) []string {
+	var names []string
+	for _, f := range all {
+		if !slices.Contains(names, f.pf) {
+			names = append(names, f.pf)
+		}
+	}
+	return names
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sriov
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/rtnl"
+)
+
+// Errors that this package detects.
+var (
+	// ErrPF is returned where a physical function is missing, down, or none.
+	ErrPF = errors.New("physical function unusable")
+	// ErrNotGiven is returned where a container lacks its virtual function or an attribute
+	// of it.
+	ErrNotGiven = errors.New("virtual function not given")
+	// ErrNotBack is returned where the kernel has not moved a virtual function to the node.
+	ErrNotBack = errors.New("virtual function not back")
+)
+
+// patience limits the wait for the kernel to move a virtual function to the node once its
+// namespace has no path. The kernel clears namespaces one after another.
+const patience = 3 * time.Second
+
+// DefaultDir is the folder of claims beside the agent's default state file.
+const DefaultDir = "/var/lib/berth/sriov"
+
+// Functions gives and takes virtual functions in the namespace of its caller's thread, the
+// node's. Its methods are idempotent and safe for concurrent use, except that calls for one
+// owner run one after another.
+type Functions struct {
+	dir   string
+	sysfs string
+
+	// mu makes choices one after another.
+	mu sync.Mutex
+}
+
+// New returns Functions that keep their claims in the folder dir, which need not exist and
+// which all processes of the node must share.
+func New(dir string) *Functions { return &Functions{dir: dir, sysfs: "/sys"} }
+
+// Wish is what a container is to get.
+type Wish struct {
+	// Owner is the container's node link, and IfName the name of the function in the
+	// container; together they are the container's name for it.
+	Owner, IfName string
+	// NetNS is the path of the container's namespace.
+	NetNS string
+	// PFs are the links of the physical functions to choose from.
+	PFs []string
+	// Device is the PCI address of the function to take, empty to choose one.
+	Device string
+	// VLAN is the tag that the card gives the container's frames; 0 means none.
+	VLAN int
+	MAC  net.HardwareAddr
+	// MTU 0 means that of the function.
+	MTU int
+}
+
+// Take moves a virtual function to the container, down, with the attributes of the wish. After
+// an error the caller calls Give.
+func (f *Functions) Take(w Wish) error {
+	c, release, err := f.claim(w)
+	if err != nil {
+		return err
+	}
+	defer release()
+	fault.Point("sriov/claimed")
+	pf, info, err := pfOf(c)
+	if err != nil {
+		return err
+	}
+	if err := setAdmin(pf, info, w.admin(c.Before)); err != nil {
+		return fmt.Errorf("configure virtual function %d of %s: %w", c.Index, c.PF, err)
+	}
+	fault.Point("sriov/admin")
+	netns, err := ns.GetNS(w.NetNS)
+	if err != nil {
+		return fmt.Errorf("open the container's namespace %q: %w", w.NetNS, err)
+	}
+	defer netns.Close()
+	link, err := linkOf(c.Device)
+	if err != nil {
+		return err
+	}
+	if link != nil {
+		// A function that is already in the container is configured there.
+		if err := setLink(link, w.MAC, w.MTU); err != nil {
+			return err
+		}
+		fault.Point("sriov/link")
+		if err := moveTo(link, int(netns.Fd())); err != nil {
+			return fmt.Errorf("move %s to %s: %w", link.Attrs().Name, w.NetNS, err)
+		}
+		fault.Point("sriov/moved")
+	}
+	return netns.Do(func(ns.NetNS) error {
+		link, err := linkOf(c.Device)
+		if err == nil && link == nil {
+			err = fmt.Errorf("%w: device %s is neither on the node nor in %s", ErrNotGiven, c.Device, w.NetNS)
+		}
+		if err != nil {
+			return err
+		}
+		if bytes.Equal(link.Attrs().HardwareAddr, w.MAC) && link.Attrs().Name == w.IfName {
+			return nil
+		}
+		if err := setLink(link, w.MAC, w.MTU); err != nil {
+			return err
+		}
+		if err := netlink.LinkSetName(link, w.IfName); err != nil {
+			return fmt.Errorf("rename link %s to %s: %w", link.Attrs().Name, w.IfName, err)
+		}
+		fault.Point("sriov/renamed")
+		return nil
+	})
+}
+
+// admin returns what the physical function is to say of the container's function.
+func (w Wish) admin(before attributes) attributes {
+	a := before
+	a.AdminMAC, a.VLAN, a.QoS, a.Protocol = w.MAC.String(), w.VLAN, 0, unix.ETH_P_8021Q
+	a.SpoofCheck, a.Trust = true, false
+	if a.LinkState == netlink.VF_LINK_STATE_DISABLE {
+		a.LinkState = netlink.VF_LINK_STATE_AUTO
+	}
+	return a
+}
+
+// claim returns the claim of the wish's owner, or makes one, and holds it until the caller
+// calls release.
+func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
+	b, err := openBook(f.dir)
+	if err != nil {
+		return claim{}, nil, err
+	}
+	for {
+		device, err := f.claimDevice(b, w)
+		if err != nil {
+			return claim{}, nil, err
+		}
+		c, release, ok, err := b.hold(device)
+		if err != nil {
+			return claim{}, nil, err
+		}
+		if ok && w.isOf(c) {
+			return c, release, nil
+		}
+		// Another caller took the function back meanwhile.
+		if ok {
+			release()
+		}
+	}
+}
+
+// isOf returns whether a claim is that of the wish.
+func (w Wish) isOf(c claim) bool { return c.Owner == w.Owner && c.IfName == w.IfName }
+
+// claimDevice returns the device that the wish's owner has claimed, or claims one.
+func (f *Functions) claimDevice(b *book, w Wish) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for {
+		claims, err := b.list()
+		if err != nil {
+			return "", err
+		}
+		if i := slices.IndexFunc(claims, w.isOf); i >= 0 {
+			return claims[i].Device, nil
+		}
+		all, err := f.scan(w.PFs, claims)
+		if err != nil {
+			return "", err
+		}
+		chosen, err := choose(all, w.Device)
+		if err != nil {
+			return "", err
+		}
+		c := claim{Device: chosen.device, PF: chosen.pf, Index: chosen.index, Owner: w.Owner, IfName: w.IfName, NetNS: w.NetNS}
+		_, info, err := pfOf(c)
+		if err != nil {
+			return "", err
+		}
+		link, err := linkOf(c.Device)
+		if err == nil && link != nil {
+			c.Before = attributesOf(link, info)
+			err = b.add(c)
+		}
+		// Where another process was faster, its claim is in the list now.
+		if link == nil && err == nil || errors.Is(err, errClaimed) {
+			continue
+		}
+		return c.Device, err
+	}
+}
+
+// Check returns ErrNotGiven where the container lacks its function or an attribute of it. It
+// looks for the link only where the namespace can be entered.
+func (f *Functions) Check(w Wish) error {
+	b, err := openBook(f.dir)
+	if err != nil {
+		return err
+	}
+	claims, err := b.list()
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(claims, w.isOf)
+	if i < 0 {
+		return fmt.Errorf("%w: interface %s has no virtual function", ErrNotGiven, w.IfName)
+	}
+	c := claims[i]
+	_, info, err := pfOf(c)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !bytes.Equal(info.Mac, w.MAC):
+		return fmt.Errorf("%w: virtual function %d of %s has MAC address %s, not %s", ErrNotGiven, c.Index, c.PF, info.Mac, w.MAC)
+	case info.Vlan != w.VLAN:
+		return fmt.Errorf("%w: virtual function %d of %s has VLAN %d, not %d", ErrNotGiven, c.Index, c.PF, info.Vlan, w.VLAN)
+	case !info.Spoofchk || trusted(info):
+		return fmt.Errorf("%w: virtual function %d of %s may send from any MAC address", ErrNotGiven, c.Index, c.PF)
+	}
+	netns, err := ns.GetNS(w.NetNS)
+	if err != nil {
+		return fmt.Errorf("open the container's namespace %q: %w", w.NetNS, err)
+	}
+	defer netns.Close()
+	return netns.Do(func(ns.NetNS) error {
+		link, err := linkOf(c.Device)
+		if err == nil && (link == nil || link.Attrs().Name != w.IfName || !bytes.Equal(link.Attrs().HardwareAddr, w.MAC)) {
+			err = fmt.Errorf("%w: the container has no interface %s on device %s with MAC address %s", ErrNotGiven, w.IfName, c.Device, w.MAC)
+		}
+		return err
+	})
+}
+
+// Give takes the functions of an owner back to the node, as they were before. It shuts them
+// off first, so that the container is silent at once. It returns ErrNotBack where a function is
+// in a namespace that cannot be entered and does not end: a later call goes on.
+func (f *Functions) Give(owner string) error {
+	return f.giveBack(func(c claim) bool { return c.Owner == owner })
+}
+
+// GiveLoose does so for the functions whose owners do not exist.
+func (f *Functions) GiveLoose(exists func(owner string) bool) error {
+	return f.giveBack(func(c claim) bool { return !exists(c.Owner) })
+}
+
+func (f *Functions) giveBack(match func(claim) bool) error {
+	b, err := openBook(f.dir)
+	if err != nil {
+		return err
+	}
+	claims, err := b.list()
+	errs := []error{err}
+	for _, c := range claims {
+		if !match(c) {
+			continue
+		}
+		if err := f.give(b, c); err != nil {
+			errs = append(errs, fmt.Errorf("take virtual function %d of %s (device %s) back: %w", c.Index, c.PF, c.Device, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Leftovers lists the functions whose owners do not exist.
+func (f *Functions) Leftovers(exists func(owner string) bool) ([]leftover.Item, error) {
+	b, err := openBook(f.dir)
+	if err != nil {
+		return nil, err
+	}
+	claims, err := b.list()
+	var items []leftover.Item
+	for _, c := range claims {
+		if exists(c.Owner) {
+			continue
+		}
+		items = append(items, leftover.Item{
+			Name:   fmt.Sprintf("the use of virtual function %s (device %s of %s) by interface %s of a container", c.Before.Name, c.Device, c.PF, c.IfName),
+			Remove: func() error { return f.give(b, c) },
+		})
+	}
+	return items, err
+}
+
+// give takes the function of a claim back. It does nothing where the claim is gone.
+func (f *Functions) give(b *book, listed claim) error {
+	c, release, ok, err := b.hold(listed.Device)
+	if err != nil || !ok {
+		return err
+	}
+	defer release()
+	if c.Owner != listed.Owner || c.IfName != listed.IfName {
+		return nil
+	}
+	pf, info, err := pfOf(c)
+	if errors.Is(err, ErrPF) {
+		// The card or its functions are gone, and the link with them.
+		if link, err := linkOf(c.Device); err != nil || link != nil {
+			return errors.Join(err, fmt.Errorf("%w: %s", ErrPF, c.PF))
+		}
+		return b.remove(c.Device)
+	}
+	if err != nil {
+		return err
+	}
+	link, err := linkOf(c.Device)
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		if err := shutOff(pf, info, c); err != nil {
+			return err
+		}
+		fault.Point("sriov/shut-off")
+		if err := fetch(c); err != nil {
+			return err
+		}
+		fault.Point("sriov/fetched")
+		if link, err = await(c.Device); err != nil {
+			return err
+		}
+		if pf, info, err = pfOf(c); err != nil {
+			return err
+		}
+	}
+	if err := setAdmin(pf, info, c.Before); err != nil {
+		return err
+	}
+	fault.Point("sriov/admin-back")
+	if err := restore(link, c.Before); err != nil {
+		return err
+	}
+	fault.Point("sriov/link-back")
+	return b.remove(c.Device)
+}
+
+// pfOf finds the physical function of a claim, and what it says of the virtual one.
+func pfOf(c claim) (netlink.Link, netlink.VfInfo, error) {
+	pf, err := rtnl.LinkOrNil(c.PF)
+	if err == nil && pf == nil {
+		err = fmt.Errorf("%w: the node has no link %q", ErrPF, c.PF)
+	}
+	if err != nil {
+		return nil, netlink.VfInfo{}, err
+	}
+	info, err := infoOf(pf, c.Index)
+	return pf, info, err
+}
