@@ -143,6 +143,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	fault.Point("add/result")
 	a.announce.later(record)
 	steps.done("result")
+	a.defence.listenSoon()
 	a.tellStatus(ctx, record)
 	steps.done("status")
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),

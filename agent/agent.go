@@ -126,7 +126,7 @@ type Link struct {
 }
 
 // Options of an Agent; Metrics may be nil, Shaper to limit nothing, Prober to look for no
-// conflicts, and ConflictLog to note them nowhere.
+// conflicts, Listener to hear of none later, and ConflictLog to note them nowhere.
 type Options struct {
 	Pods     pods
 	Store    *state.Store
@@ -138,6 +138,7 @@ type Options struct {
 	// BootID tells the present start of the node's kernel from earlier ones; empty if not known.
 	BootID      string
 	Prober      prober
+	Listener    listener
 	Shaper      shaper
 	ConflictLog conflictLog
 	Metrics     *Metrics
@@ -162,11 +163,12 @@ type Agent struct {
 	suspects  suspects
 	hostPorts hostPorts
 	heard     heard
+	defence   defender
 }
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
-	a := &Agent{Options: o, started: time.Now(), hostPorts: newHostPorts()}
+	a := &Agent{Options: o, started: time.Now(), hostPorts: newHostPorts(), defence: newDefender()}
 	a.announce = newAnnouncer(a.announceAgain)
 	a.reconcile = newReconciler(a.repair, a.finish, a.tell, a.verifyOrphans)
 	return a

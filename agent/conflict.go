@@ -39,6 +39,9 @@ type conflictLog interface {
 	// ClearConflict notes that no host has it. It asks the API only where a conflict
 	// was noted.
 	ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error
+	// InConflict returns whether a conflict was noted, as far as this node knows. It does
+	// not block.
+	InConflict(addr netip.Addr) bool
 }
 
 // logPatience limits how long an ADD waits for the conflictLog.
@@ -47,9 +50,27 @@ const logPatience = 5 * time.Second
 // onSegment is a driver whose addresses are on layer 2 networks, where another host may
 // have them. The addresses of other drivers are not probed.
 type onSegment interface {
-	// Targets lists the interface's addresses, each with the node's link to its
-	// network. Beside an error it has those whose link was found.
+	// Targets lists the interface's addresses before it is set up, each with the node's
+	// link to its network, which may be made for it. Beside an error it has those whose
+	// link was found.
 	Targets(i *Interface) ([]conflict.Target, error)
+	// Carried does so for an interface that is set up. It makes no links.
+	Carried(i *Interface) ([]conflict.Target, error)
+}
+
+// targets lists the addresses of the record that are on layer 2 networks.
+func (a *Agent) targets(record *state.Container, of func(onSegment, *Interface) ([]conflict.Target, error)) ([]conflict.Target, error) {
+	var targets []conflict.Target
+	err := a.eachInterface(record, func(d driver, i *Interface) error {
+		s, ok := d.(onSegment)
+		if !ok {
+			return nil
+		}
+		found, err := of(s, i)
+		targets = append(targets, found...)
+		return err
+	})
+	return targets, err
 }
 
 // probe returns ErrConflict where another host has an address of the record. The node
@@ -59,7 +80,7 @@ func (a *Agent) probe(ctx context.Context, record *state.Container) error {
 	if a.Prober == nil {
 		return nil
 	}
-	targets, unknown := a.targets(record)
+	targets, unknown := a.targets(record, onSegment.Targets)
 	if len(targets) == 0 && unknown == nil {
 		return nil
 	}
@@ -86,21 +107,6 @@ func (a *Agent) probe(ctx context.Context, record *state.Container) error {
 		errs = append(errs, fmt.Errorf("%w: %s; find that host by its MAC and take the address from it", ErrConflict, c))
 	}
 	return errors.Join(errs...)
-}
-
-// targets lists the record's addresses on layer 2 networks, beside an error where a network was
-// not found.
-func (a *Agent) targets(record *state.Container) (targets []conflict.Target, err error) {
-	err = a.eachInterface(record, func(d driver, i *Interface) error {
-		s, ok := d.(onSegment)
-		if !ok {
-			return nil
-		}
-		found, err := s.Targets(i)
-		targets = append(targets, found...)
-		return err
-	})
-	return targets, err
 }
 
 // heard are the conflicts since the start of the agent, by address. Methods are safe in parallel.

@@ -32,6 +32,8 @@ func (d segmentDriver) Targets(i *Interface) (all []conflict.Target, err error) 
 	return all, d.err
 }
 
+func (d segmentDriver) Carried(i *Interface) ([]conflict.Target, error) { return d.Targets(i) }
+
 // probeFunc is a prober.
 type probeFunc func(context.Context, []conflict.Target) ([]conflict.Conflict, error)
 

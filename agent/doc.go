@@ -49,6 +49,9 @@
 // waits neither for the runtime nor for an ADD or DEL under way, and ends such an ADD.
 // The record of a complete attachment stays (withdrawn) for the runtime's DEL.
 //
+// When another host of the network claims an address, the agent asks the API whose it is. It
+// announces an address that is still the pod's once more, and withdraws one that has moved.
+//
 // # Reconciliation
 //
 // After a start, every minute and after a change of the node's links the agent compares

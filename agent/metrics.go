@@ -13,6 +13,7 @@ type Metrics struct {
 	calls       *metrics.HistogramVec
 	withdrawals *metrics.Counter
 	conflicts   *metrics.Counter
+	defences    *metrics.Counter
 }
 
 // NewMetrics makes the metrics and registers them.
@@ -34,8 +35,13 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 			Help:           "Addresses that a pod did not get because another host of the network answered for them; each attempt counts.",
 			StabilityLevel: metrics.ALPHA,
 		}),
+		defences: metrics.NewCounter(&metrics.CounterOpts{
+			Subsystem: "berth_agent", Name: "address_defences_total",
+			Help:           "Announcements of the addresses of running pods because another host said that it has them.",
+			StabilityLevel: metrics.ALPHA,
+		}),
 	}
-	register(m.calls, m.withdrawals, m.conflicts)
+	register(m.calls, m.withdrawals, m.conflicts, m.defences)
 	return m
 }
 
@@ -103,5 +109,11 @@ func (m *Metrics) withdrawn() {
 func (m *Metrics) conflicted(addresses int) {
 	if m != nil {
 		m.conflicts.Add(float64(addresses))
+	}
+}
+
+func (m *Metrics) defended() {
+	if m != nil {
+		m.defences.Inc()
 	}
 }

@@ -134,6 +134,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.reconcile.run(ctx) })
 	group.Go(func() { a.reconcilePorts(ctx) })
 	group.Go(func() { a.keepUnrecorded(ctx) })
+	group.Go(func() { a.runDefender(ctx) })
 	a.noteStart(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
@@ -148,6 +149,7 @@ func (a *Agent) Recheck(context.Context) {
 	}
 	a.reconcile.orphansSoon()
 	a.hostPorts.checkSoon()
+	a.defence.listenSoon()
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one
@@ -178,11 +180,15 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 		return a.repairWithdrawn(ctx, record)
 	case state.Added:
 	}
-	if len(record.Addresses()) == 0 || a.eachInterface(record, driver.CheckNode) == nil {
+	if len(record.Addresses()) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
+	if a.eachInterface(record, driver.CheckNode) == nil {
+		a.endConflicts(ctx, record)
+		return nil
+	}
 	reason, err := a.lostWhy(ctx, record)
 	if err != nil {
 		return err
@@ -223,10 +229,11 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		}
 		// The pod may have ended since the API was asked.
 		a.suspects.add(now.Key())
-		a.tellPod(now.Pod, event.Normal("AddressesRestored", "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"))
+		a.tellPod(now.Pod, event.Normal("AddressesRestored", "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"), "Withdraw")
 		klog.FromContext(ctx).Info("A pod holds its addresses again and has its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now))
 		a.announce.soon(now)
+		a.defence.listenSoon()
 		return nil
 	})
 }

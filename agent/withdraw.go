@@ -93,7 +93,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 		}
 		if len(now.Addresses()) > 0 && reason != podGone && reason != superseded {
 			a.tellPod(now.Pod, event.Warning("AddressesWithdrawn", "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
-				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"))
+				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"), "Withdraw")
 		}
 		if err := a.closePorts(ctx, now); err != nil {
 			// The record says that they are closed.
@@ -106,11 +106,11 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	return nil
 }
 
-// tellPod records an event about a pod; it does not block.
-func (a *Agent) tellPod(pod api.Pod, e event.Event) {
+// tellPod records an event about a pod; action is what the agent does. It does not block.
+func (a *Agent) tellPod(pod api.Pod, e event.Event, action string) {
 	if a.Events != nil {
 		e.Record(a.Events, &corev1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID),
-		}, nil, "Withdraw")
+		}, nil, action)
 	}
 }

@@ -32,13 +32,20 @@ func (n *Node) ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr,
 	if err := n.setCondition(ctx, pod, addr, condition); err != nil {
 		return fmt.Errorf("write the conflict to FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
 	}
+	n.conflicts.Store(addr, struct{}{})
 	return nil
 }
 
-// ClearConflict writes that the conflict is over. It asks the API only where Addresses saw
-// a conflict at the FloatingIP.
+// InConflict returns whether the FloatingIP of an address said so when this node last read or
+// wrote it. It does not block.
+func (n *Node) InConflict(addr netip.Addr) bool {
+	_, seen := n.conflicts.Load(addr)
+	return seen
+}
+
+// ClearConflict writes that the conflict is over. It asks the API only where InConflict.
 func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error {
-	if _, seen := n.conflicts.Load(addr); !seen {
+	if !n.InConflict(addr) {
 		return nil
 	}
 	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionFalse, Reason: reasonFree, Message: "node " + n.name + " found no other host with the address"}

@@ -150,7 +150,11 @@ func (n *Node) Holds(ctx context.Context, pod api.Pod, addr api.Address) error {
 	if err != nil {
 		return fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
-	return holds(ip, pod.UID, n.name)
+	if err := holds(ip, pod.UID, n.name); err != nil {
+		return err
+	}
+	n.noteConflict(ip, addr.Address)
+	return nil
 }
 
 // Holder returns the pod of this node that holds the address, ErrNotHolder where none of

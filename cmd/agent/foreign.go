@@ -62,6 +62,10 @@ func (foreignDriver) PodEnd(string) (string, error)    { return "", nil }
 func (foreignDriver) Remove(string) error              { return nil }
 func (foreignDriver) RemoveLoose() error               { return nil }
 
+// Carried is for the defence of addresses. There is none: the plugin chooses the MAC of the
+// interface, so that a claim of the pod itself would look like that of another host.
+func (foreignDriver) Carried(*agent.Interface) ([]conflict.Target, error) { return nil, nil }
+
 // Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
 // nobody has an address there.
 func (foreignDriver) Targets(i *agent.Interface) ([]conflict.Target, error) {

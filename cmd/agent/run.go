@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
@@ -93,7 +94,7 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
-	a := agent.New(agent.Options{
+	options := agent.Options{
 		Pods: node, Store: store, BootID: bootID,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: networks,
@@ -106,7 +107,11 @@ func run(ctx context.Context, o *Options) error {
 		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
 		Events:      recorder,
 		HostPorts:   &hostport.Forwarder{}, HostPortRange: ports,
-	})
+	}
+	if o.Conflicts.Probes > 0 {
+		options.Listener = conflict.NewListener()
+	}
+	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
 	background := []func(context.Context) error{
 		writeEvents,

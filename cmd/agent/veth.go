@@ -73,6 +73,9 @@ func (v *veth) Remove(link string) error { return v.wirer.Remove(link) }
 
 func (v *veth) RemoveLoose() error { return v.wirer.RemoveLoose() }
 
+// Carried is for the defence of addresses.
+func (v *veth) Carried(i *agent.Interface) ([]conflict.Target, error) { return v.Targets(i) }
+
 // Targets is for the detection of conflicts: a pair's addresses are on layer 2 networks.
 func (v *veth) Targets(i *agent.Interface) ([]conflict.Target, error) {
 	own := specOf(i).MAC

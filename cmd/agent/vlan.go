@@ -107,11 +107,20 @@ func (v *vlanDriver) RemoveLoose() error { return v.driver.RemoveLoose() }
 
 // Targets is for the detection of conflicts.
 func (v *vlanDriver) Targets(i *agent.Interface) ([]conflict.Target, error) {
+	return targetsOf(i, v.driver.Networks)
+}
+
+// Carried is for the defence of addresses.
+func (v *vlanDriver) Carried(i *agent.Interface) ([]conflict.Target, error) {
+	return targetsOf(i, v.driver.NetworksNow)
+}
+
+func targetsOf(i *agent.Interface, networksOf func(vlan.Spec) ([]vlan.Network, error)) ([]conflict.Target, error) {
 	spec, err := vlanSpecOf(i)
 	if err != nil {
 		return nil, err
 	}
-	networks, err := v.driver.Networks(spec)
+	networks, err := networksOf(spec)
 	var targets []conflict.Target
 	for _, n := range networks {
 		targets = append(targets, conflict.Target{Address: n.Address, Link: n.Link, Own: n.MAC})

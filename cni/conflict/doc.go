@@ -20,6 +20,11 @@
 // Therefore proxies are not found: neither another cluster of Berth nor a router that
 // answers for addresses that it routes.
 //
+// # A host that comes later
+//
+// A Listener hears hosts that say that they have an address which a pod of this node has.
+// The caller decides whether to announce the address once more (RFC 5227, section 2.4).
+//
 // # Time
 //
 // RFC 5227 takes 4 to 7 seconds, RFC 4862 one, for hosts that may sit behind slow links and

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -248,4 +249,114 @@ func TestBrokenLinks(t *testing.T) {
 	if found, err := ask(t, a, prober(), targetsOf(addr4)...); err == nil || len(found) > 0 {
 		t.Errorf("on a link that is down: %q, %v", found, err)
 	}
+}
+
+// What another host says of the addresses that are listened for is heard, with its MAC, and
+// nothing else; the addresses may change meanwhile.
+func TestListener(t *testing.T) {
+	w, a, b := nodes(t)
+	mac := macOf(b)
+	l := newListener(t)
+	index := indexOf(a)
+	listen := func(l *Listener, targets ...Target) {
+		t.Helper()
+		for i := range targets {
+			targets[i].Link = index
+		}
+		a.Run(func() error { return l.Listen(targets) })
+	}
+	announce := func(from *netnstest.Host, addrs ...string) {
+		t.Helper()
+		var spec wire.Spec
+		spec.Uplink = "eth0"
+		for _, addr := range addrs {
+			spec.Addresses = append(spec.Addresses, api.Address{Address: netip.MustParseAddr(addr)})
+		}
+		from.Run(func() error { return wire.New("").Announce(spec) })
+	}
+	// hears waits for a claim of each address. Frames of one family arrive in their order.
+	hears := func(l *Listener, want ...string) {
+		t.Helper()
+		missing := map[string]bool{}
+		for _, addr := range want {
+			missing[addr] = true
+		}
+		for len(missing) > 0 {
+			select {
+			case claim := <-l.Claims():
+				if !slices.Contains(want, claim.Address.String()) || claim.MAC.String() != mac || claim.Link != "eth0" {
+					t.Errorf("heard %s, want claims of %q by %s", claim, want, mac)
+				}
+				delete(missing, claim.Address.String())
+			case <-time.After(time.Minute):
+				t.Fatalf("no claim of %v is heard", missing)
+			}
+		}
+	}
+	listen(l, targetsOf(addr4, addr6)...)
+	announce(b, free4, addr4, free6, addr6)
+	hears(l, addr4, addr6)
+
+	// The pod's own MAC, which other nodes give its interface, too, claims nothing.
+	own, err := net.ParseMAC(mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := targetsOf(addr4, addr6, free4, free6)
+	targets[0].Own, targets[1].Own = own, own
+	other := newListener(t)
+	listen(other, targets...)
+	announce(b, addr4, free4, addr6, free6)
+	hears(other, free4, free6)
+
+	// A link that goes down is heard again, and so is one in its place.
+	late := newListener(t)
+	listen(late, targetsOf(addr4)...)
+	a.IP("link", "set", "eth0", "down")
+	a.IP("link", "set", "eth0", "up")
+	netnstest.Eventually(t, func() error {
+		announce(b, addr4)
+		select {
+		case <-late.Claims():
+			return nil
+		default:
+			return errors.New("nothing is heard")
+		}
+	})
+	a.IP("link", "del", "eth0")
+	if err := a.Try(func() error { return late.Listen([]Target{{Address: netip.MustParseAddr(addr4), Link: index}}) }); err == nil {
+		t.Error("Listen() succeeds on a link that is gone")
+	}
+	w.Plug(a, "eth0", netip.MustParsePrefix("10.0.60.11/24"))
+	index = indexOf(a)
+	listen(late, targetsOf(addr4)...)
+	announce(b, addr4)
+	hears(late, addr4)
+
+	// Without a filter for each address.
+	many := targetsOf(addr4)
+	for addr := netip.MustParseAddr("10.9.0.1"); len(many) <= maxAddresses; addr = addr.Next() {
+		many = append(many, Target{Address: addr})
+	}
+	listen(late, many...)
+	announce(b, free4, addr4)
+	hears(late, addr4)
+}
+
+func newListener(t *testing.T) *Listener {
+	l := NewListener()
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func indexOf(h *netnstest.Host) int {
+	var index int
+	h.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err == nil {
+			index = link.Index
+		}
+		return err
+	})
+	return index
 }

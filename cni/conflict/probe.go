@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// Target is an address that a pod is about to get.
+// Target is an address that a pod is about to get, or has.
 type Target struct {
 	Address netip.Addr
 	// Link is the index of the node's link to the network of the address.
@@ -31,7 +31,7 @@ type Target struct {
 	Own net.HardwareAddr
 }
 
-// Conflict is a host that has an address.
+// Conflict is a host that has an address, or says so.
 type Conflict struct {
 	Address netip.Addr
 	MAC     net.HardwareAddr
@@ -95,28 +95,52 @@ type segment struct {
 	targets []Target
 }
 
-// open groups the targets. It leaves out links that are no Ethernet.
-func (p *Prober) open(targets []Target) ([]*segment, error) {
-	type key struct {
-		link int
-		is4  bool
+// segmentKey is a link and a family.
+type segmentKey struct {
+	link int
+	is4  bool
+}
+
+func group(targets []Target) map[segmentKey][]Target {
+	groups := map[segmentKey][]Target{}
+	type place struct {
+		segmentKey
+		addr netip.Addr
 	}
-	groups := map[key][]Target{}
+	known := map[place]bool{}
 	for _, t := range targets {
-		k := key{t.Link, t.Address.Is4()}
-		if !slices.ContainsFunc(groups[k], func(u Target) bool { return u.Address == t.Address }) {
+		k := segmentKey{t.Link, t.Address.Is4()}
+		if p := (place{k, t.Address}); !known[p] {
+			known[p] = true
 			groups[k] = append(groups[k], t)
 		}
 	}
+	return groups
+}
+
+// ethernet returns a link, nil for one that is no Ethernet.
+func ethernet(index int) (*net.Interface, error) {
+	link, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return nil, fmt.Errorf("find link %d: %w", index, err)
+	}
+	if len(link.HardwareAddr) != 6 || link.Flags&net.FlagBroadcast == 0 {
+		return nil, nil
+	}
+	return link, nil
+}
+
+// open groups the targets. It leaves out links that are no Ethernet.
+func (p *Prober) open(targets []Target) ([]*segment, error) {
 	var segments []*segment
 	var errs []error
-	for k, targets := range groups {
-		link, err := net.InterfaceByIndex(k.link)
+	for k, targets := range group(targets) {
+		link, err := ethernet(k.link)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("find link %d: %w", k.link, err))
+			errs = append(errs, err)
 			continue
 		}
-		if len(link.HardwareAddr) != 6 || link.Flags&net.FlagBroadcast == 0 {
+		if link == nil {
 			continue
 		}
 		s := &segment{link: link, is4: k.is4, targets: targets}
@@ -133,15 +157,7 @@ func (s *segment) listen() (*packet.Conn, error) {
 	if s.is4 {
 		return packet.Listen(s.link, packet.Raw, unix.ETH_P_ARP, nil)
 	}
-	// Only advertisements, of all IPv6 packets of the link.
-	filter, err := bpf.Assemble([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: 14 + 6, Size: 1},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 3},
-		bpf.LoadAbsolute{Off: 14 + 40, Size: 1},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: frame.NeighborAdvertisement, SkipTrue: 1},
-		bpf.RetConstant{Val: 1 << 16},
-		bpf.RetConstant{Val: 0},
-	})
+	filter, err := bpf.Assemble(append(isAdvertisement(), bpf.RetConstant{Val: 1 << 16}))
 	if err != nil {
 		return nil, err
 	}

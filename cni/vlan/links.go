@@ -196,8 +196,29 @@ func (d *Driver) Networks(spec Spec) ([]Network, error) {
 		return nil, err
 	}
 	release()
+	return networksOn(spec, segments, lowers), nil
+}
+
+// NetworksNow lists those of the networks whose links exist. It makes none.
+func (d *Driver) NetworksNow(spec Spec) ([]Network, error) {
+	if err := spec.Validate(); err != nil || spec.routed() && !spec.answers() {
+		return nil, err
+	}
+	segments := spec.segments()
+	lowers, err := d.find(spec, segments)
+	if err != nil {
+		return nil, err
+	}
+	return networksOn(spec, segments, lowers), nil
+}
+
+// networksOn leaves out segments whose link is missing.
+func networksOn(spec Spec, segments []segment, lowers []netlink.Link) []Network {
 	var all []Network
 	for i, g := range segments {
+		if lowers[i] == nil {
+			continue
+		}
 		for _, a := range g.addrs {
 			n := Network{Address: a.Address, Link: lowers[i].Attrs().Index, MAC: g.mac}
 			if spec.Mode == IPvlan {
@@ -206,5 +227,5 @@ func (d *Driver) Networks(spec Spec) ([]Network, error) {
 			all = append(all, n)
 		}
 	}
-	return all, nil
+	return all
 }

@@ -3,13 +3,20 @@
 package node
 
 import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -29,8 +36,7 @@ func TestConflict(t *testing.T) {
 			}
 			foreign := netnstest.New(t)
 			network.plug(foreign, taken+length)
-			_, mac, _ := strings.Cut(foreign.IP("link", "show", "dev", "eth0"), "link/ether ")
-			mac = strings.Fields(mac)[0]
+			mac := macOfLink(foreign)
 
 			pod := createPod(t, n.name, "conflict-"+name, addresses)
 			for _, address := range all {
@@ -73,4 +79,113 @@ func conflictOf(t *testing.T, address string) *metav1.Condition {
 		t.Fatal(err)
 	}
 	return meta.FindStatusCondition(ip.Status.Conditions, v1alpha1.FloatingIPConflict)
+}
+
+// TestDefend: a host takes the addresses of a running pod. The client, which believed the
+// host, reaches the pod again, because the node announces the addresses once more. Users see
+// who it was, and that it is over.
+func TestDefend(t *testing.T) {
+	network := newNetwork(t)
+	n := network.newNode(t, "defend-a", "10.0.60.11")
+	addresses := []string{"10.0.70.5", "2001:db8:70::5"}
+	pod := createPod(t, n.name, "defend", strings.Join(addresses, ","))
+	bind(t, strings.Join(addresses, ","), pod)
+	c := newContainer(t, "c1", pod)
+	n.mustAdd(c)
+	right := mac(n)
+	for _, address := range addresses {
+		ping(t, network.client, address)
+		if known := neighbour(network.client, address); known != right {
+			t.Fatalf("the client knows %s by %s, want the node's MAC %s", address, known, right)
+		}
+	}
+
+	foreign := netnstest.New(t)
+	network.plug(foreign, "10.0.70.5/32", "2001:db8:70::5/128")
+	wrong := macOfLink(foreign)
+	for _, address := range addresses {
+		// The node listens a moment after ADD; hosts that mean it repeat themselves.
+		eventually(t, func() error {
+			for _, claimed := range addresses {
+				announce(foreign, claimed)
+			}
+			if says := conflictOf(t, address); says == nil || says.Status != metav1.ConditionTrue || !strings.Contains(says.Message, wrong) {
+				return fmt.Errorf("the FloatingIP says %+v, want the MAC %s", says, wrong)
+			}
+			return nil
+		})
+	}
+	for _, address := range addresses {
+		eventually(t, func() error {
+			if known := neighbour(network.client, address); known != right {
+				return fmt.Errorf("the client knows %s by %s, want the node's MAC %s", address, known, right)
+			}
+			return nil
+		})
+		ping(t, network.client, address)
+	}
+	eventually(t, func() error {
+		events, err := shared.kube.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod.Name})
+		if err != nil || !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == "AddressConflict" && strings.Contains(e.Message, wrong) }) {
+			return errors.Join(err, errors.New("the pod has no event with the MAC of the host"))
+		}
+		return nil
+	})
+
+	foreign.IP("addr", "flush", "dev", "eth0")
+	// A change of the node's links makes the agent look at once.
+	n.IP("addr", "add", "10.0.60.99/32", "dev", "eth0")
+	for _, address := range addresses {
+		eventually(t, func() error {
+			if says := conflictOf(t, address); says.Status != metav1.ConditionFalse {
+				return fmt.Errorf("the FloatingIP says %+v", says)
+			}
+			return nil
+		})
+	}
+	n.mustDel(c)
+}
+
+// announce has a host claim an address.
+func announce(from *netnstest.Host, address string) {
+	from.Run(func() error {
+		return wire.New("").Announce(wire.Spec{Uplink: "eth0", Addresses: []api.Address{{Address: netip.MustParseAddr(address)}}})
+	})
+}
+
+// TestMoveIsNotDefended: the old node of an address hears that its new node announces it. It
+// withdraws the address and claims nothing.
+func TestMoveIsNotDefended(t *testing.T) {
+	network := newNetwork(t)
+	a, b := network.newNode(t, "undefended-a", "10.0.60.11"), network.newNode(t, "undefended-b", "10.0.60.12")
+	pod := createPod(t, a.name, "undefended", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	old := newContainer(t, "c1", pod)
+	a.mustAdd(old)
+	// The FloatingIP goes to another pod while the first one still runs.
+	next := createPod(t, b.name, "undefended-next", "10.0.70.5")
+	bind(t, "10.0.70.5", next)
+	c := newContainer(t, "c2", next)
+	b.mustAdd(c)
+	eventually(t, func() error {
+		if err := a.withdrawn("10.0.70.5"); err != nil {
+			b.Run(func() error {
+				return wire.New("").Announce(wire.Spec{Uplink: "eth0", Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}}})
+			})
+			return err
+		}
+		return nil
+	})
+	ping(t, network.client, "10.0.70.5")
+	if known := neighbour(network.client, "10.0.70.5"); known != mac(b) {
+		t.Errorf("the client knows the address by %s, want that of the new node, %s", known, mac(b))
+	}
+	if says := conflictOf(t, "10.0.70.5"); says != nil {
+		t.Errorf("the FloatingIP says %+v", says)
+	}
+	if strings.Contains(a.agent.text(), "announced the address once more") {
+		t.Error("the old node defended the address")
+	}
+	b.mustDel(c)
+	a.mustDel(old)
 }

@@ -324,8 +324,10 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-func mac(n *node) string {
-	f := strings.Fields(n.IP("-o", "link", "show", "eth0"))
+func mac(n *node) string { return macOfLink(n.Host) }
+
+func macOfLink(h *netnstest.Host) string {
+	f := strings.Fields(h.IP("-o", "link", "show", "eth0"))
 	for i := range f {
 		if f[i] == "link/ether" {
 			return f[i+1]
