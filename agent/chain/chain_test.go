@@ -26,7 +26,11 @@ type fakeExec struct {
 	fail  map[string]error
 	// hang is the call that ends with its context.
 	hang string
+	// version of the plugins' programs.
+	version string
 }
+
+func (f *fakeExec) Identify(string) (string, error) { return f.version, nil }
 
 func (f *fakeExec) FindInPath(plugin string, _ []string) (string, error) {
 	if plugin == "missing" {
@@ -343,4 +347,43 @@ func TestExec(t *testing.T) {
 			t.Errorf("FindInPath(%q) succeeds", name)
 		}
 	}
+}
+
+// A plugin that can serve ADD is not asked again for a time; one that cannot is.
+func TestStatusIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeExec{fail: map[string]error{}}
+		r := NewRunner(f, nil)
+		one, other := parse(t, `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"a"},{"type":"b"}]}`), parse(t, `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"a"},{"type":"b","x":1}]}`)
+		asks := func(when string, n *Network, want int) {
+			t.Helper()
+			f.calls = nil
+			err := r.Status(t.Context(), n)
+			if (err != nil) != (len(f.fail) > 0) || len(f.calls) != want {
+				t.Errorf("%s: Status() = %v and asks %q, want %d questions", when, err, f.calls, want)
+			}
+		}
+		asks("first", one, 2)
+		asks("again", one, 0)
+		asks("a part of the network", one.Chained(), 1)
+		asks("another configuration", other, 2)
+		asks("the first again", one, 0)
+		f.version = "2"
+		asks("another version of the plugins", one, 2)
+		<-time.After(goodFor - time.Second)
+		asks("a moment before the end", one, 0)
+		<-time.After(time.Second)
+		f.fail["STATUS b"] = &types.Error{Code: 50, Msg: "no"}
+		asks("a plugin fails", one, 2)
+		asks("and is asked again", one, 2)
+		delete(f.fail, "STATUS b")
+		asks("it is ready again", one, 2)
+		asks("and believed", one, 0)
+		f.fail["ADD a"] = errors.New("boom")
+		if _, err := r.Add(t.Context(), one, container, nil); err == nil {
+			t.Error("Add() succeeds")
+		}
+		delete(f.fail, "ADD a")
+		asks("after an ADD that failed", one, 2)
+	})
 }

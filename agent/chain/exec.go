@@ -19,6 +19,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 )
 
 var _ invoke.Exec = (*Exec)(nil)
@@ -51,6 +52,19 @@ func (e *Exec) FindInPath(plugin string, path []string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("plugin %q is not installed in %s", plugin, strings.Join(path, ", "))
+}
+
+// Identify returns the identity of a plugin's file: another version has another one.
+func (e *Exec) Identify(path string) (string, error) {
+	seen, err := e.resolve(path)
+	if err != nil {
+		return "", fmt.Errorf("look for %s in %s: %w", path, e.Root, err)
+	}
+	var s unix.Stat_t
+	if err := unix.Stat(seen, &s); err != nil {
+		return "", fmt.Errorf("look at plugin %s: %w", path, err)
+	}
+	return fmt.Sprint(s.Dev, s.Ino, s.Size, s.Mtim.Nano()), nil
 }
 
 // ExecPlugin runs one plugin and returns its standard output. It returns the

@@ -20,12 +20,21 @@ import (
 
 // Runner executes plugins. Safe for concurrent use.
 type Runner struct {
-	exec invoke.Exec
+	exec executor
 	path []string
+	good goodAnswers
+}
+
+// executor runs plugins. Safe in parallel.
+type executor interface {
+	invoke.Exec
+	// Identify returns a text that is another one where the file at a path of FindInPath
+	// has changed. It blocks for the file system only.
+	Identify(path string) (string, error)
 }
 
 // NewRunner returns a Runner that looks for plugins in the folders of path.
-func NewRunner(exec invoke.Exec, path []string) *Runner {
+func NewRunner(exec executor, path []string) *Runner {
 	return &Runner{exec: exec, path: path}
 }
 
@@ -45,6 +54,7 @@ func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous jso
 		}
 		res, err := invoke.ExecPluginWithResult(ctx, path, conf, r.args("ADD", a), r.exec)
 		if err != nil {
+			r.good.forget()
 			return nil, failed(n, pluginType, "ADD", err)
 		}
 		if result, err = n.Encode(res); err != nil {
@@ -93,23 +103,6 @@ func (r *Runner) Check(ctx context.Context, n *Network, a Attachment, result jso
 	}
 	for i, pluginType := range n.Types() {
 		if err := r.call(ctx, n, pluginType, "CHECK", a, func() ([]byte, error) { return n.configOf(i, a, result) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Status asks whether the plugins are installed and, where the network's version
-// has STATUS, whether they could serve ADD.
-func (r *Runner) Status(ctx context.Context, n *Network) error {
-	for i, pluginType := range n.Types() {
-		if !n.atLeast("1.1.0") {
-			if _, err := r.find(n, pluginType, "STATUS"); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := r.call(ctx, n, pluginType, "STATUS", Attachment{}, func() ([]byte, error) { return n.inject(i, n.identity()) }); err != nil {
 			return err
 		}
 	}
