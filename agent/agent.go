@@ -144,6 +144,8 @@ type Options struct {
 	Metrics     *Metrics
 	// Events may be nil.
 	Events event.Recorder
+	// Kernel, if given, returns what the node's kernel lacks for floating IPs.
+	Kernel func() error
 	// HostPorts forwards ports of the node to pods, and HostPortRange has those that the
 	// node chooses from where a pod leaves it the choice.
 	HostPorts     forwarder

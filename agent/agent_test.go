@@ -843,3 +843,18 @@ func TestStatusWaitsForSync(t *testing.T) {
 		t.Errorf("Status() once the pods are known = %v", err)
 	}
 }
+
+// An agent whose kernel cannot carry floating IPs serves other pods, and is not ready.
+func TestReadyNeedsTheKernel(t *testing.T) {
+	a, _ := newAgent(t)
+	if err := a.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a.Kernel = func() error { return errors.New("the kernel lacks arp tables") }
+	if err := a.Status(t.Context()); err != nil {
+		t.Errorf("Status() = %v", err)
+	}
+	if err := a.Ready(t.Context()); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "the kernel lacks arp tables") {
+		t.Errorf("Ready() = %v", err)
+	}
+}

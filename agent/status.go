@@ -55,6 +55,11 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if err := a.Status(ctx); err != nil {
 		return err
 	}
+	if a.Kernel != nil {
+		if err := a.Kernel(); err != nil {
+			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+		}
+	}
 	floating, err := a.Networks.Floating()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotReady, err)

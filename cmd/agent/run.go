@@ -106,6 +106,7 @@ func run(ctx context.Context, o *Options) error {
 		ConflictLog: node,
 		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
 		Events:      recorder,
+		Kernel:      detectNetfilter(ctx).Ready,
 		HostPorts:   &hostport.Forwarder{}, HostPortRange: ports,
 	}
 	if o.Conflicts.Probes > 0 {
@@ -119,6 +120,22 @@ func run(ctx context.Context, o *Options) error {
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 	}
 	return serve(ctx, o, a, node, config, background...)
+}
+
+// detectNetfilter logs by which interface the agent speaks to the kernel's netfilter, and what
+// that has. Pods without a floating IP do not depend on it, so the agent starts anyway, and
+// is not ready.
+func detectNetfilter(ctx context.Context) *netfilter.Detector {
+	logger := klog.FromContext(ctx)
+	s, err := netfilter.Detect()
+	if err == nil {
+		logger.Info("Found the kernel's netfilter", "interface", netfilter.Interface, "kernel", s.Kernel, "has", s.Has, "lacks", s.Lacks)
+		err = s.Err()
+	}
+	if err != nil {
+		logger.Error(err, "Pods cannot have floating IPs on this node", "interface", netfilter.Interface)
+	}
+	return &netfilter.Detector{Detect: netfilter.Detect}
 }
 
 func newDrivers(o *Options) agent.Drivers {
