@@ -176,6 +176,9 @@ func (a *Agent) run(ctx context.Context, record *state.Container, steps *steps) 
 			}
 		}
 	}
+	if err := a.setDefaultRoute(record); err != nil {
+		return err
+	}
 	record.Result = record.Attachments[0].Result
 	return nil
 }

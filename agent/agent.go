@@ -114,7 +114,7 @@ type Drivers map[string]driver
 type Interface struct {
 	ContainerID string
 	NetNS       string
-	// Secondary says that it is not the container's first interface.
+	// Secondary says that the container's default route is on another interface.
 	Secondary bool
 	state.Attachment
 }
@@ -134,7 +134,9 @@ type Options struct {
 	Networks networks
 	// PodNetworks may be nil: pods then have one network each.
 	PodNetworks podNetworks
-	Drivers     Drivers
+	// DefaultRoutes may be nil where PodNetworks is.
+	DefaultRoutes defaultRoutes
+	Drivers       Drivers
 	// BootID tells the present start of the node's kernel from earlier ones; empty if not known.
 	BootID      string
 	Prober      prober

@@ -25,7 +25,7 @@ func (a *Agent) driverOf(record *state.Container, i int) (driver, error) {
 }
 
 func interfaceOf(record *state.Container, i int) *Interface {
-	return &Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: i > 0, Attachment: record.Attachments[i]}
+	return &Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: isSecondary(record, i), Attachment: record.Attachments[i]}
 }
 
 // eachInterface calls do for every interface of the record that a driver wires, and

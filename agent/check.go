@@ -36,6 +36,9 @@ func (a *Agent) check(ctx context.Context, record *state.Container) error {
 	if err := a.eachInterface(record, driver.Check); err != nil {
 		return err
 	}
+	if err := a.checkDefaultRoute(record); err != nil {
+		return err
+	}
 	if err := a.checkPorts(record); err != nil {
 		return err
 	}

@@ -16,7 +16,8 @@
 //     carries them
 //  5. ask the networks of the addresses whether another host has them, unless this was asked
 //     since the pod was bound to the node
-//  6. for each attachment: wire its addresses and announce them, run the plugins
+//  6. for each attachment: wire its addresses and announce them, run the plugins; then
+//     give the default route to the attachment that the pod chose for it
 //  7. give the container its bandwidth limits
 //  8. open its host ports
 //  9. write the result (added)

@@ -55,7 +55,7 @@ func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName str
 	first.IfName = ifName
 	all := append([]state.Attachment{first}, named...)
 	if pod.Wants == 0 {
-		return all, nil
+		return all, planDefaultRoute(all)
 	}
 	addrs, err := a.held(ctx, pod)
 	if err != nil {
@@ -67,6 +67,9 @@ func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName str
 				return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 			}
 		}
+	}
+	if err := planDefaultRoute(all); err != nil {
+		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
 	return all, nil
 }
@@ -150,6 +153,7 @@ func (a *Agent) planOne(n *attachdef.Network, wants int) (state.Attachment, erro
 		attachment = floating.attachment()
 	}
 	attachment.IfName, attachment.Definition, attachment.Capabilities, attachment.Args = n.IfName, n.Definition, n.Capabilities, n.Args
+	attachment.DefaultRoute = n.DefaultRoute
 	return attachment, nil
 }
 

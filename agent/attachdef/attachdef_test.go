@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -44,6 +45,10 @@ func testReader(shared ...string) *Reader {
 func TestNetworks(t *testing.T) {
 	storage := Network{Definition: "app/storage", Name: "storage", Config: json.RawMessage(`{"type":"macvlan"}`)}
 	at := func(n Network, ifName string) Network { n.IfName = ifName; return n }
+	withRoute := func(n Network) Network {
+		n.DefaultRoute = []netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("2001:db8::1")}
+		return n
+	}
 	full := at(storage, "data0")
 	full.IPs = []string{"10.1.0.5/24"}
 	full.Capabilities = map[string]json.RawMessage{
@@ -62,6 +67,7 @@ func TestNetworks(t *testing.T) {
 			at(storage, "net1"), {Definition: "shared/backup", Name: "backup", Config: json.RawMessage(`{"plugins":[]}`), IfName: "bak0"},
 			{Definition: "app/on-disk", Name: "on-disk", Config: json.RawMessage{}, IfName: "net3"},
 		}},
+		"default route":                          {`[{"name":"storage","default-route":["10.1.0.1","2001:db8::1"]},{"name":"storage"}]`, []Network{withRoute(at(storage, "net1")), at(storage, "net2")}},
 		"twice the same":                         {"storage,storage", []Network{at(storage, "net1"), at(storage, "net2")}},
 		"a default name is taken by a later one": {"storage,storage@net1", []Network{at(storage, "net3"), at(storage, "net1")}},
 		"JSON": {`[{"name":"storage","interface":"data0","ips":["10.1.0.5/24"],"mac":"02:00:00:00:00:05","cni-args":{"queues":4},
@@ -72,7 +78,7 @@ func TestNetworks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
+			if diff := cmp.Diff(c.want, got, cmp.Comparer(func(x, y netip.Addr) bool { return x == y })); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -99,7 +105,10 @@ func TestNetworksRefused(t *testing.T) {
 		"interface too long":  {"storage@abcdefghijklmnop", ErrAnnotation, "abcdefghijklmnop"},
 		"bad address":         {`[{"name":"storage","ips":["10.0.0.300"]}]`, ErrAnnotation, "10.0.0.300"},
 		"bad MAC":             {`[{"name":"storage","mac":"zz"}]`, ErrAnnotation, "zz"},
-		"default route":       {`[{"name":"storage","default-route":["10.0.0.1"]}]`, ErrAnnotation, "default-route"},
+		"two default routes":  {`[{"name":"storage","default-route":["10.0.0.1"]},{"name":"storage","default-route":["2001:db8::1"]}]`, ErrAnnotation, "both have default-route"},
+		"two gateways":        {`[{"name":"storage","default-route":["10.0.0.1","10.0.0.2"]}]`, ErrAnnotation, "more than one gateway"},
+		"not a gateway":       {`[{"name":"storage","default-route":["0.0.0.0"]}]`, ErrAnnotation, "not the address of a gateway"},
+		"an IPAM claim":       {`[{"name":"storage","ipam-claim-reference":"c"}]`, ErrAnnotation, "ipam-claim-reference"},
 		"a device":            {"device", ErrAnnotation, "intel.com/vf"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -59,6 +59,9 @@ type Network struct {
 	Args         map[string]json.RawMessage
 	// IPs are the addresses that the pod asks for; Capabilities has them, too.
 	IPs []string
+	// DefaultRoute are the gateways of the pod's default route, one for each family; of one
+	// network at most.
+	DefaultRoute []netip.Addr
 }
 
 // Networks returns the networks that the annotation of a pod of the namespace names, in
@@ -74,6 +77,9 @@ func (r *Reader) Networks(ctx context.Context, namespace, annotation, first stri
 	}
 	names, err := interfaceNames(selections, first)
 	if err != nil {
+		return nil, err
+	}
+	if err := oneDefaultRoute(selections); err != nil {
 		return nil, err
 	}
 	networks := make([]Network, 0, len(selections))
@@ -102,10 +108,45 @@ func parse(annotation, namespace string) ([]*nadv1.NetworkSelectionElement, erro
 	return nadutils.ParseNetworkAnnotation(annotation, namespace)
 }
 
+// oneDefaultRoute refuses default routes on several networks, as the standard does.
+func oneDefaultRoute(selections []*nadv1.NetworkSelectionElement) error {
+	var holder *nadv1.NetworkSelectionElement
+	for _, s := range selections {
+		if len(s.GatewayRequest) == 0 {
+			continue
+		}
+		if holder != nil {
+			return fmt.Errorf("%w: the networks %s/%s and %s/%s both have default-route; name it at one of them", ErrAnnotation, holder.Namespace, holder.Name, s.Namespace, s.Name)
+		}
+		holder = s
+	}
+	return nil
+}
+
+// gatewaysOf returns the gateways of default-route.
+func gatewaysOf(s *nadv1.NetworkSelectionElement) ([]netip.Addr, error) {
+	var all []netip.Addr
+	for _, raw := range s.GatewayRequest {
+		gateway, ok := netip.AddrFromSlice(raw)
+		gateway = gateway.Unmap()
+		if !ok || gateway.IsUnspecified() || gateway.IsMulticast() || gateway.IsLoopback() {
+			return nil, fmt.Errorf("default-route has %q, which is not the address of a gateway", raw)
+		}
+		if slices.ContainsFunc(all, func(other netip.Addr) bool { return other.Is4() == gateway.Is4() }) {
+			return nil, fmt.Errorf("default-route has more than one gateway of a family: %v; name one for IPv4 and one for IPv6", s.GatewayRequest)
+		}
+		all = append(all, gateway)
+	}
+	return all, nil
+}
+
 func (r *Reader) network(ctx context.Context, namespace string, s *nadv1.NetworkSelectionElement) (Network, error) {
 	n := Network{Definition: s.Namespace + "/" + s.Name, Name: s.Name, IPs: s.IPRequest}
 	var err error
 	if n.Capabilities, err = capabilities(s); err != nil {
+		return Network{}, fmt.Errorf("%w: network %s: %w", ErrAnnotation, n.Definition, err)
+	}
+	if n.DefaultRoute, err = gatewaysOf(s); err != nil {
 		return Network{}, fmt.Errorf("%w: network %s: %w", ErrAnnotation, n.Definition, err)
 	}
 	if n.Args, err = arguments(s); err != nil {
@@ -165,8 +206,8 @@ func interfaceNames(selections []*nadv1.NetworkSelectionElement, first string) (
 // capabilities returns the runtimeConfig by CNI's conventions.
 func capabilities(s *nadv1.NetworkSelectionElement) (map[string]json.RawMessage, error) {
 	values := map[string]any{}
-	if len(s.GatewayRequest) > 0 || s.IPAMClaimReference != "" {
-		return nil, errors.New("default-route and ipam-claim-reference are not served; remove them")
+	if s.IPAMClaimReference != "" {
+		return nil, errors.New("ipam-claim-reference is not served; remove it")
 	}
 	if len(s.IPRequest) > 0 {
 		for _, text := range s.IPRequest {

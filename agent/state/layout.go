@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/berth-dev/berth/agent/api"
@@ -118,6 +119,9 @@ type Attachment struct {
 	// Capabilities is the runtimeConfig of this network alone; the first attachment
 	// has that of the runtime, too.
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
+	// DefaultRoute has the gateways of the pod's default route, if it is on this interface by
+	// the pod's choice.
+	DefaultRoute []netip.Addr `json:"defaultRoute,omitempty"`
 	// Args is args.cni of the plugins' configurations.
 	Args map[string]json.RawMessage `json:"args,omitempty"`
 	// Result of the network's plugins; empty until they have ended.

@@ -31,6 +31,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/defaultroute"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
@@ -99,15 +100,16 @@ func run(ctx context.Context, o *Options) error {
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: networks,
 
-		PodNetworks: &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
-		Drivers:     newDrivers(o),
-		Prober:      &o.Conflicts,
-		Shaper:      profiles,
-		ConflictLog: node,
-		Metrics:     agent.NewMetrics(legacyregistry.MustRegister),
-		Events:      recorder,
-		Kernel:      detectNetfilter(ctx).Ready,
-		HostPorts:   &hostport.Forwarder{}, HostPortRange: ports,
+		PodNetworks:   &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
+		DefaultRoutes: defaultroute.Kernel{},
+		Drivers:       newDrivers(o),
+		Prober:        &o.Conflicts,
+		Shaper:        profiles,
+		ConflictLog:   node,
+		Metrics:       agent.NewMetrics(legacyregistry.MustRegister),
+		Events:        recorder,
+		Kernel:        detectNetfilter(ctx).Ready,
+		HostPorts:     &hostport.Forwarder{}, HostPortRange: ports,
 	}
 	if o.Conflicts.Probes > 0 {
 		options.Listener = conflict.NewListener()

@@ -206,3 +206,103 @@ func TestNetworksRefused(t *testing.T) {
 		t.Errorf("node after failed ADDs (-before +after):\n%s", diff)
 	}
 }
+
+// TestDefaultRoute: a pod gives its default route to another network than the first, which
+// may be that of its floating IP. What it sends elsewhere leaves there, its answers by its
+// floating IP leave by that, and plugins' CHECK agrees.
+func TestDefaultRoute(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "default-route-a", "10.0.60.11")
+	networks := newNetworks(t)
+	// 203.0.113.1 is behind the router, and behind a host of the storage network.
+	net.router.IP("addr", "add", "203.0.113.1/32", "dev", "lo")
+	define(t, networks, "default", "way-out", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"way-out","disableCheck":true,"plugins":[{"type":"bridge","bridge":"out0",
+		"ipam":{"type":"host-local","ranges":[[{"subnet":"10.9.0.0/24","gateway":"10.9.0.1"}]],"routes":[{"dst":"10.99.0.0/16"}],"dataDir":%q}}]}`, n.dir+"/out"))
+	define(t, networks, "default", "floating", `{"cniVersion":"1.1.0","plugins":[{"type":"berth-veth"}]}`)
+	before := n.kernel()
+
+	t.Run("of a floating pod to an ordinary network", func(t *testing.T) {
+		c := newContainer(t, "c1", podWith(t, n.name, "out-floating", "10.0.70.5", `[{"name":"way-out","default-route":["10.9.0.50"]}]`))
+		n.mustAdd(c)
+		gateway := netnstest.New(t)
+		net.join(t, n, gateway, "out0", "10.9.0.50/24")
+		gateway.IP("addr", "add", "203.0.113.1/32", "dev", "lo")
+		ping(t, c.Host, "203.0.113.1")
+		if way := c.IP("route", "get", "203.0.113.1"); !strings.Contains(way, "via 10.9.0.50 dev net1 ") {
+			t.Errorf("the pod sends by\n%s", way)
+		}
+		// From another subnet, so that the answer needs a route.
+		ping(t, net.client, "10.0.70.5")
+		if out, err := net.router.Command("ping", "-c", "1", "-w", "60", "-I", "10.0.60.1", "10.0.70.5"); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		n.checked(t, c)
+	})
+	t.Run("of an ordinary pod to an ordinary network", func(t *testing.T) {
+		c := newContainer(t, "c2", podWith(t, n.name, "out-ordinary", "", `[{"name":"way-out","default-route":["10.9.0.50"]}]`))
+		r := n.mustAdd(c)
+		for _, route := range r.Routes {
+			if ones, _ := route.Dst.Mask.Size(); ones == 0 {
+				t.Errorf("the runtime is told of the default route %v, which is not the first network's", route)
+			}
+		}
+		ping(t, n.Host, r.IPs[0].Address.IP.String())
+		if way := c.IP("route", "get", "203.0.113.1"); !strings.Contains(way, "via 10.9.0.50 dev net1 ") {
+			t.Errorf("the pod sends by\n%s", way)
+		}
+		n.checked(t, c)
+	})
+	t.Run("to the network of the floating IP", func(t *testing.T) {
+		c := newContainer(t, "c3", podWith(t, n.name, "out-by-floating", "10.0.70.6", `[{"name":"floating","default-route":["10.0.70.1"]}]`))
+		n.mustAdd(c)
+		ping(t, c.Host, "203.0.113.1")
+		ping(t, net.client, "10.0.70.6")
+		if way := c.IP("route", "get", "203.0.113.1"); !strings.Contains(way, "dev net1 ") || !strings.Contains(way, "src 10.0.70.6") {
+			t.Errorf("the pod sends by\n%s", way)
+		}
+		n.kill()
+		n.start()
+		n.checked(t, c)
+	})
+	for name, c := range map[string]struct{ networks, text string }{
+		"not-a-pools-gateway": {`[{"name":"floating","default-route":["10.0.70.99"]}]`, "not the gateway of a pool"},
+		"of-another-family":   {`[{"name":"way-out","default-route":["2001:db8::1"]}]`, "no gateway of the family of the floating IP 10.0.70.7"},
+		"out-of-reach":        {`[{"name":"way-out","default-route":["10.77.0.1"]}]`, "is it in a subnet of the interface"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			container := newContainer(t, name, podWith(t, n.name, name, "10.0.70.7", c.networks))
+			if _, err := n.add(container); err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("ADD: %v, want an error with %q", err, c.text)
+			}
+		})
+	}
+	n.IP("link", "del", "out0")
+	if diff := cmp.Diff(before, n.kernel()); diff != "" {
+		t.Errorf("node after everything (-before +after):\n%s", diff)
+	}
+}
+
+// checked has CHECK agree, complain when the pod's default route is another one, and ends the
+// container.
+func (n *node) checked(t *testing.T, c *container) {
+	t.Helper()
+	if err := n.check(c); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	c.IP("route", "add", "unreachable", "default", "metric", "77")
+	if err := n.check(c); err == nil || !strings.Contains(err.Error(), "the container's default route is another one") {
+		t.Errorf("CHECK with another default route: %v", err)
+	}
+	n.mustDel(c)
+}
+
+// join gives a host a link on a bridge of the node.
+func (n *network) join(t *testing.T, on *node, h *netnstest.Host, bridge, address string) {
+	t.Helper()
+	h.IP("link", "add", "eth0", "type", "veth", "peer", "name", "joined0")
+	h.IP("link", "set", "joined0", "netns", on.Path())
+	on.IP("link", "set", "joined0", "master", bridge, "up")
+	h.IP("addr", "add", address, "dev", "eth0")
+	h.IP("link", "set", "eth0", "up")
+	t.Cleanup(func() { _, _ = h.Command("ip", "link", "del", "eth0") })
+}
