@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -17,13 +18,13 @@ import (
 func TestDeviceIsLost(t *testing.T) {
 	netnstest.Need(t)
 	host := netnstest.New(t)
-	var lost atomic.Int32
+	var lost, back, changed atomic.Int32
 	ctx, cancel := context.WithCancel(t.Context())
 	nothing := func(context.Context) {}
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return watchUplink(ctx, func() (string, error) { return "lo", nil }, reactions{changed: nothing, back: func() {}, moved: nothing, unshaped: func() { lost.Add(1) }})
+			return watchUplink(ctx, func() (string, error) { return "lo", nil }, reactions{changed: func(context.Context) { changed.Add(1) }, back: func() { back.Add(1) }, moved: nothing, unshaped: func() { lost.Add(1) }})
 		})
 		if err != nil {
 			t.Error(err)
@@ -31,29 +32,48 @@ func TestDeviceIsLost(t *testing.T) {
 	})
 	defer group.Wait()
 	defer cancel()
-	more := func(than int32) {
+	// The kernel tells of changes in their order, so when the uplink is seen to come back, all
+	// before it was seen.
+	seen := func() int32 {
 		t.Helper()
+		host.IP("link", "set", "lo", "down")
+		before := back.Load()
+		host.IP("link", "set", "lo", "up")
 		netnstest.Eventually(t, func() error {
-			if lost.Load() <= than {
-				return fmt.Errorf("told of %d devices, want more", lost.Load())
+			if back.Load() == before {
+				return errors.New("not told that the uplink is back")
 			}
 			return nil
 		})
+		return lost.Load()
 	}
+	more := func(than int32) int32 {
+		t.Helper()
+		now := seen()
+		if now <= than {
+			t.Errorf("told of %d lost devices, want more than %d", now, than)
+		}
+		return now
+	}
+	// It tells of a change when it has begun.
+	netnstest.Eventually(t, func() error {
+		if changed.Load() == 0 {
+			return errors.New("the watch has not begun")
+		}
+		return nil
+	})
 	host.IP("link", "add", "bth-e1", "type", "ifb")
-	more(0) // it begins down
-	before := lost.Load()
+	before := more(0)                                  // it begins down
 	host.IP("link", "add", "bth-e2", "type", "bridge") // of another kind
 	host.IP("link", "del", "bth-e2")
 	host.IP("link", "add", "ifb7", "type", "ifb") // of another name
 	host.IP("link", "del", "ifb7")
-	if lost.Load() != before {
-		t.Error("told of a link that is no device")
+	if now := seen(); now != before {
+		t.Errorf("told of %d links that are no devices", now-before)
 	}
 	host.IP("link", "set", "bth-e1", "up")
 	host.IP("link", "set", "bth-e1", "down")
-	more(before)
-	before = lost.Load()
+	before = more(before)
 	host.IP("link", "del", "bth-e1")
 	more(before)
 }

@@ -209,7 +209,7 @@ func TestPrune(t *testing.T) {
 	a.Group, b.Group, b.DSCP, c.Ingress, c.Egress = group, group, &dscp, Limit{Rate: mbit}, Limit{Rate: mbit}
 	w.sync(a, b, c)
 	w.sync(a)
-	if state := w.state(); strings.Contains(state, DevicePrefix+"i"+deviceName(ingress, "pod", "c")[5:]) || strings.Contains(state, "1:4") {
+	if state := w.state(); strings.Contains(state, DevicePrefix+"i"+deviceName(ingress, "pod", "c")[5:]) || strings.Contains(state, "class htb 1:4 ") {
 		t.Errorf("a pod's device or class is still there:\n%s", state)
 	}
 	w.sync()
