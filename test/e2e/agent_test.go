@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/witness"
 )
 
 // What the kubelet calls it when a pod gets no network: its sandbox was tried,
@@ -107,14 +109,23 @@ func TestMissingPermission(t *testing.T) {
 }
 
 // TestAgentUpgrade: the agents are replaced one after the other. No request
-// fails, pods that start meanwhile do start, and no node is not Ready in between:
-// its pods would leave their Services.
+// fails, connections that are open stay so, a download goes on, pods that start
+// meanwhile do start, kube-proxy's rules stay, and no node is not Ready in
+// between: its pods would leave their Services.
 func TestAgentUpgrade(t *testing.T) {
 	s := newStage(t, "10.0.70.83-10.0.70.92")
 	var pods []*v1.Pod
 	for _, node := range s.Cluster.Nodes() {
 		pods = append(pods, s.start("web-on-"+node.Name(), s.floating, on(node.Name())))
 	}
+	held := s.steadily(pods[0], "/", 50*time.Millisecond)
+	// At a rate that leaves the machine time for the upgrade, which the agent limits.
+	files := s.start("files", s.floating, on("node2"), annotated("kubernetes.io/egress-bandwidth", "100M"), func(pod *v1.Pod) {
+		c := &pod.Spec.Containers[0]
+		c.Args, c.Env = []string{"test-webserver", "--port=" + witness.Port}, nil
+	})
+	download := s.steadily(files, "/agnhost", 0)
+	rules := s.kubeProxyRules()
 	tr, before := s.ask(pods...), s.readySince()
 	s.kubectl("-n", deploy.Namespace, "rollout", "restart", "daemonset/berth-agent")
 	for _, node := range s.Cluster.Nodes() {
@@ -124,11 +135,37 @@ func TestAgentUpgrade(t *testing.T) {
 	for _, node := range s.Cluster.Nodes() {
 		s.answers(s.ready("new-on-" + node.Name()))
 	}
+	download.moves()
 	s.expectUnbroken(tr, "the replacement of all agents")
+	s.expectSteady("the replacement of all agents", held, download)
+	s.delete(files.Name) // its limit has a link of its own
+	if diff := cmp.Diff(rules, s.kubeProxyRules()); diff != "" {
+		t.Errorf("kube-proxy's rules (-before +after):\n%s", diff)
+	}
 	if diff := cmp.Diff(before, s.readySince()); diff != "" {
 		t.Errorf("nodes were not Ready in between (-before +after):\n%s", diff)
 	}
 	s.agree()
+}
+
+// ofService is in rules that come and go with Services, also with those of a test before.
+var ofService = regexp.MustCompile(`KUBE-(SVC|SVL|SEP|EXT|FW)-| -d `)
+
+// kubeProxyRules are kube-proxy's rules on each node for all Services.
+func (s *stage) kubeProxyRules() map[string]string {
+	s.t.Helper()
+	all := map[string]string{}
+	for _, node := range s.Cluster.Nodes() {
+		for line := range strings.Lines(s.run(node.Name(), "iptables-save")) {
+			if strings.HasPrefix(line, "-A") && strings.Contains(line, "KUBE-") && !ofService.MatchString(line) {
+				all[node.Name()] += line
+			}
+		}
+		if all[node.Name()] == "" {
+			s.t.Errorf("%s has no rules of kube-proxy", node.Name())
+		}
+	}
+	return all
 }
 
 // readySince returns since when each node is Ready.
