@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -165,6 +166,8 @@ type Agent struct {
 	announce  announcer
 	reconcile reconciler
 	suspects  suspects
+	// unseen has the keys of records that were withdrawn before their interface was seen.
+	unseen    sync.Map
 	hostPorts hostPorts
 	heard     heard
 	defence   defender

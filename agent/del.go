@@ -23,17 +23,28 @@ func (a *Agent) Del(ctx context.Context, req *api.Request) error {
 	if err := checkIDs(req); err != nil {
 		return err
 	}
-	if isNode, err := ns.CheckNetNS(req.NetNS); err != nil {
-		return fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
-	} else if isNode {
-		// ADD refuses it. A plugin would remove a link of the node that has the name of
-		// the container's interface.
-		fromHere := *req
-		fromHere.NetNS = ""
-		req = &fromHere
+	req, err := withoutNodeNetNS(req)
+	if err != nil {
+		return err
 	}
 	key := state.Key{ContainerID: req.ContainerID, IfName: req.IfName}
 	return a.detach(ctx, key, req)
+}
+
+// withoutNodeNetNS returns the request of a DEL without a network namespace where it names the
+// node's. ADD refuses that; a plugin would remove a link of the node that has the name of the
+// container's interface.
+func withoutNodeNetNS(req *api.Request) (*api.Request, error) {
+	isNode, err := ns.CheckNetNS(req.NetNS)
+	if err != nil {
+		return nil, fmt.Errorf("compare the network namespace %s with the node's: %w", req.NetNS, err)
+	}
+	if !isNode {
+		return req, nil
+	}
+	gone := *req
+	gone.NetNS = ""
+	return &gone, nil
 }
 
 // detach undoes the record of key. req is the runtime's call; it is nil where the
@@ -92,6 +103,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	a.reconcile.outcomes.forget(record.Key())
+	a.unseen.Delete(record.Key())
 	fault.Point("del/record")
 	a.shapeSoon()
 	return nil
@@ -123,7 +135,7 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 		// The kernel has nothing of it, and the addresses may be those of a new sandbox.
 		return unwritten
 	}
-	if err := a.eachInterface(record, driver.Withdraw); err != nil {
+	if err := a.eachInterface(record, driver.Withdraw); err != nil && !isUnseen(record, err) {
 		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
 	}
 	return unwritten

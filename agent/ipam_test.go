@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/foreign"
 )
 
 // foreignNetworks have the floating network of another project's plugin.
@@ -358,5 +360,58 @@ func TestNetworksNameTheSocket(t *testing.T) {
 	}
 	if def, err := n.Default(); err != nil || def.Name() != "n" {
 		t.Errorf("Default() = %v, %v", def, err)
+	}
+}
+
+// unseenDriver has not seen the interface until its plugin made it.
+type unseenDriver struct {
+	fakeDriver
+	made *bool
+}
+
+func (d unseenDriver) Withdraw(i *Interface) error {
+	_ = d.fakeDriver.Withdraw(i)
+	if *d.made {
+		return nil
+	}
+	return foreign.ErrNotSeen
+}
+
+// The pod goes between the answer of berth-ipam and the wiring of the plugin that called it:
+// the agent looks until it has seen the interface, and soon.
+func TestIPAMWithdrawnBeforeWiring(t *testing.T) {
+	a, w := newForeignAgent(t, "")
+	made := false
+	a.Drivers[api.DriverIPAMCaller] = unseenDriver{fakeDriver{w}, &made}
+	req := ipamRequest("ADD", "c", "net1")
+	req.NetNS = filepath.Join(t.TempDir(), "netns")
+	if err := os.WriteFile(req.NetNS, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.IPAM(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	w.alive = false
+	if err := a.Gone(t.Context(), w.pod.Pod); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]state.Phase{"c": state.Withdrawn}, phases(t, a)); diff != "" {
+		t.Errorf("records (-want +got):\n%s", diff)
+	}
+	key, _ := a.reconcile.checks.Get()
+	// The reconciler repeats what fails.
+	if err := a.repair(t.Context(), key); !errors.Is(err, foreign.ErrNotSeen) {
+		t.Errorf("repair of %v: %v, want ErrNotSeen", key, err)
+	}
+	made = true
+	if err := a.repair(t.Context(), key); err != nil {
+		t.Errorf("repair after the wiring: %v", err)
+	}
+	made = false
+	if err := a.repair(t.Context(), key); err != nil {
+		t.Errorf("repair after the interface went: %v", err)
+	}
+	if _, err := a.IPAM(t.Context(), ipamRequest("DEL", "c", "net1")); err != nil || len(phases(t, a)) > 0 {
+		t.Errorf("DEL: %v, left %v", err, phases(t, a))
 	}
 }

@@ -56,6 +56,9 @@ func newReconciler(check, finish, tell func(context.Context, state.Key) error, v
 // checkSoon has a record compared soon; it returns at once.
 func (r *reconciler) checkSoon(key state.Key) { r.checks.Add(key) }
 
+// checkLater has a record compared after the wait of a failure; it returns at once.
+func (r *reconciler) checkLater(key state.Key) { r.checks.AddRateLimited(key) }
+
 // finishSoon has a record finished soon, finishLater after the wait of a failure. Both
 // return at once.
 func (r *reconciler) finishSoon(key state.Key)  { r.finishes.Add(key) }
@@ -218,12 +221,13 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 			return nil
 		}
 		if !back || len(a.sharing(now)) > 0 {
-			return a.eachInterface(now, driver.Withdraw)
+			return a.withdrawAgain(now)
 		}
 		if err := a.eachInterface(now, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }); err != nil {
 			return err
 		}
 		now.Phase, now.Reason = state.Added, ""
+		a.unseen.Delete(now.Key())
 		if err := a.reopenPorts(ctx, now); err != nil {
 			return err
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -70,7 +71,9 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	if now.Phase == state.Withdrawn || isOfOtherBoot(now, a.BootID) {
 		return nil
 	}
-	if err := a.eachInterface(now, driver.Withdraw); err != nil {
+	err := a.eachInterface(now, driver.Withdraw)
+	unseen := isUnseen(now, err)
+	if err != nil && !unseen {
 		return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)
 	}
 	fault.Point("withdraw/kernel")
@@ -88,6 +91,10 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 		}
 		now = written
 		fault.Point("withdraw/record")
+		if unseen {
+			a.unseen.Store(now.Key(), true)
+			a.reconcile.checkLater(now.Key())
+		}
 		if len(now.Addresses()) > 0 {
 			a.Metrics.withdrawn()
 		}
@@ -104,6 +111,29 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressList(now), "reason", reason)
 	return nil
+}
+
+// isUnseen returns whether a withdrawal found no interface, because the program that called
+// berth-ipam wires it after ADD. The record is withdrawn nevertheless, and the reconciler
+// looks for the interface until it is down or its namespace is gone.
+func isUnseen(record *state.Container, err error) bool {
+	return ofCaller(record) && errors.Is(err, foreign.ErrNotSeen)
+}
+
+// withdrawAgain repeats a withdrawal. It fails while the interface has not been seen; one that
+// was, and is not there any more, has gone.
+func (a *Agent) withdrawAgain(now *state.Container) error {
+	err := a.eachInterface(now, driver.Withdraw)
+	if isUnseen(now, err) {
+		if _, waits := a.unseen.Load(now.Key()); waits {
+			return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)
+		}
+		return nil
+	}
+	if err == nil {
+		a.unseen.Delete(now.Key())
+	}
+	return err
 }
 
 // tellPod records an event about a pod; action is what the agent does. It does not block.

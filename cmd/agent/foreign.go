@@ -3,10 +3,13 @@
 package main
 
 import (
+	"errors"
+
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent"
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
@@ -16,11 +19,11 @@ import (
 
 // foreignDriver is the agent's driver for interfaces that plugins of other projects make and
 // that have their addresses from berth-ipam. It can only silence them and put them up again:
-// it has no pieces to check or repair, and no links of its own.
+// it repairs none of their pieces, and has no links of its own.
 type foreignDriver struct{}
 
 func foreignOf(i *agent.Interface) foreign.Interface {
-	f := foreign.Interface{NetNS: i.NetNS, Name: i.IfName}
+	f := foreign.Interface{ContainerID: i.ContainerID, NetNS: i.NetNS, Name: i.IfName}
 	for _, a := range i.Addresses {
 		f.Addresses = append(f.Addresses, a.Address)
 	}
@@ -39,7 +42,15 @@ func (foreignDriver) Setup(i *agent.Interface) (*current.Result, error) {
 	return f.Result, wire.ToCNIError(f.Restore())
 }
 
-func (foreignDriver) Withdraw(i *agent.Interface) error { return foreignOf(i).Silence() }
+// Withdraw returns foreign.ErrNotSeen where the plugin may be about to make the interface. One
+// that the agent runs is over.
+func (foreignDriver) Withdraw(i *agent.Interface) error {
+	err := foreignOf(i).Silence()
+	if i.Driver != api.DriverIPAMCaller && errors.Is(err, foreign.ErrNotSeen) {
+		return nil
+	}
+	return err
+}
 
 // Teardown silences: the interface's plugin removes it. Without a record it is not known whose
 // the interface is.
@@ -47,20 +58,29 @@ func (foreignDriver) Teardown(i *agent.Interface) error {
 	if len(i.Addresses) == 0 {
 		return nil
 	}
-	return foreignOf(i).Silence()
+	if err := foreignOf(i).Silence(); !errors.Is(err, foreign.ErrNotSeen) {
+		return err
+	}
+	return nil
 }
 
-func (foreignDriver) Announce(i *agent.Interface) error { return foreignOf(i).Announce() }
+// Announce marks the interface before: it is the first call after the plugin made it.
+func (foreignDriver) Announce(i *agent.Interface) error {
+	f := foreignOf(i)
+	return errors.Join(f.Mark(), f.Announce())
+}
 
-func (foreignDriver) Check(*agent.Interface) error     { return nil }
-func (foreignDriver) CheckNode(*agent.Interface) error { return nil }
-func (foreignDriver) Repair(*agent.Interface) error    { return nil }
-func (foreignDriver) Ready(string) error               { return nil }
-func (foreignDriver) LinkOf(state.Key) string          { return "" }
-func (foreignDriver) Links() ([]agent.Link, error)     { return nil, nil }
-func (foreignDriver) PodEnd(string) (string, error)    { return "", nil }
-func (foreignDriver) Remove(string) error              { return nil }
-func (foreignDriver) RemoveLoose() error               { return nil }
+// CheckNode and Repair are about the mark of the interface.
+func (foreignDriver) CheckNode(i *agent.Interface) error { return foreignOf(i).CheckMark() }
+func (foreignDriver) Repair(i *agent.Interface) error    { return foreignOf(i).Mark() }
+
+func (foreignDriver) Check(*agent.Interface) error  { return nil }
+func (foreignDriver) Ready(string) error            { return nil }
+func (foreignDriver) LinkOf(state.Key) string       { return "" }
+func (foreignDriver) Links() ([]agent.Link, error)  { return nil, nil }
+func (foreignDriver) PodEnd(string) (string, error) { return "", nil }
+func (foreignDriver) Remove(string) error           { return nil }
+func (foreignDriver) RemoveLoose() error            { return nil }
 
 // Carried is for the defence of addresses. There is none: the plugin chooses the MAC of the
 // interface, so that a claim of the pod itself would look like that of another host.

@@ -19,9 +19,21 @@
 // The interface keeps its addresses and its name, so that the DEL of its plugin finds what it
 // made, and Restore can put it up again.
 //
+// # What a container may change
+//
+// A container with CAP_NET_ADMIN may rename and move its links, and choose their indices. The
+// node's end of a veth is therefore found by what the node knows: an alias that Mark gives it
+// soon after ADD ("berth-ipam ‹hash of container and interface›"), its name and MAC in the
+// plugin's result, and the namespace to which the kernel says it leads. What the container
+// shows finds further links; one with the interface's name counts only if it has no global
+// address but the interface's. A path that leads to the node's namespace is one that is gone.
+//
 // # Caveats
 //
 // The namespace is found by its path. Where that is gone while processes live on in it, only
-// a veth that the plugin's result names can be silenced. A container with CAP_NET_ADMIN can put
-// up a macvlan or ipvlan link again; the agent's next look, within a minute, takes it down.
+// a veth with the mark or in the plugin's result can be silenced. A container with CAP_NET_ADMIN
+// can put up a macvlan or ipvlan link again, and the agent's next look, within a minute, takes it
+// down; or hide it in a further namespace, where nobody finds it. The mark does not say which
+// addresses an interface has: without the record nobody knows whose it is, so after the
+// loss of the agent's state file nothing silences it.
 package foreign

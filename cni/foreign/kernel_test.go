@@ -5,6 +5,7 @@ package foreign_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	"testing"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -220,10 +222,167 @@ func TestSilence(t *testing.T) {
 				}
 			}
 			s.plugin(t, "DEL")
-			s.node.Run(i.Silence)
+			if err := s.node.Try(i.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+				t.Errorf("Silence of an interface that is gone: %v, want ErrNotSeen", err)
+			}
 			if err := s.node.Try(i.Restore); err == nil {
 				t.Error("Restore of an interface that is gone succeeds")
 			}
 		})
 	}
+}
+
+const bridged = `{"type":"bridge","bridge":"br0"}`
+
+// join gives a pod a veth to the node's bridge, with the first address.
+func (s *site) join(pod *netnstest.Host, host string) foreign.Interface {
+	s.node.IP("link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", pod.Path())
+	s.node.IP("link", "set", host, "master", "br0", "up")
+	wear(pod, "eth0")
+	return foreign.Interface{ContainerID: host, NetNS: pod.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
+}
+
+func wear(pod *netnstest.Host, link string) {
+	pod.IP("link", "set", link, "up")
+	pod.IP("addr", "add", "10.0.70.5/24", "dev", link)
+}
+
+func expectFirst(t *testing.T, s *site, want bool) {
+	t.Helper()
+	netnstest.Eventually(t, func() error {
+		if answers(s.client, addresses[0].Address) != want {
+			return fmt.Errorf("%s answers: %v, want %v", addresses[0].Address, !want, want)
+		}
+		return nil
+	})
+}
+
+// TestSilenceOfHidden: a container with CAP_NET_ADMIN hides its interface and answers on.
+func TestSilenceOfHidden(t *testing.T) {
+	netnstest.Need(t)
+	for name, hide := range map[string]func(s *site, nested *netnstest.Host){
+		"address on lo": func(s *site, _ *netnstest.Host) {
+			s.pod.IP("link", "set", "eth0", "down")
+			s.pod.IP("link", "set", "eth0", "name", "mine0")
+			s.pod.IP("addr", "flush", "dev", "mine0")
+			s.pod.IP("link", "set", "mine0", "up")
+			s.pod.IP("link", "set", "lo", "up")
+			s.pod.IP("addr", "add", "10.0.70.5/32", "dev", "lo")
+			s.pod.IP("route", "add", "10.0.70.0/24", "dev", "mine0", "src", "10.0.70.5")
+		},
+		"in a nested namespace": func(s *site, nested *netnstest.Host) {
+			s.pod.IP("link", "set", "eth0", "netns", nested.Path())
+			wear(nested, "eth0")
+		},
+	} {
+		for _, gone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, path gone %v", name, gone), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, "", bridged)
+				i := s.join(s.pod, "pod0")
+				if err := s.node.Try(i.CheckMark); !errors.Is(err, foreign.ErrNotMarked) {
+					t.Errorf("CheckMark before Mark: %v", err)
+				}
+				s.node.Run(i.Mark)
+				s.node.Run(i.CheckMark)
+				hide(s, netnstest.New(t))
+				expectFirst(t, s, true)
+				if gone {
+					i.NetNS = ""
+				}
+				s.node.Run(i.Silence)
+				expectFirst(t, s, false)
+			})
+		}
+		t.Run(name+", named by the result", func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, "", bridged)
+			i := s.join(s.pod, "pod0")
+			s.node.Run(func() error {
+				link, err := netlinksafe.LinkByName("pod0")
+				if err != nil {
+					return err
+				}
+				i.Result = &current.Result{Interfaces: []*current.Interface{{Name: "pod0", Mac: link.Attrs().HardwareAddr.String()}}}
+				return nil
+			})
+			hide(s, netnstest.New(t))
+			expectFirst(t, s, true)
+			s.node.Run(i.Silence)
+			expectFirst(t, s, false)
+		})
+	}
+}
+
+// TestSilenceLeavesOthers: links of other pods and of the node stay up, whatever a container
+// or a path says.
+func TestSilenceLeavesOthers(t *testing.T) {
+	netnstest.Need(t)
+	s := newSite(t, "", bridged)
+	s.join(s.pod, "pod0")
+	index := func(h *netnstest.Host, link string) (index int) {
+		h.Run(func() error {
+			l, err := netlinksafe.LinkByName(link)
+			if err == nil {
+				index = l.Attrs().Index
+			}
+			return err
+		})
+		return index
+	}
+	// A pair inside of a container, with the indices of another's pair.
+	forger := netnstest.New(t)
+	forger.IP("link", "add", "name", "eth0", "index", fmt.Sprint(index(s.pod, "eth0")), "type", "veth",
+		"peer", "name", "peer0", "index", fmt.Sprint(index(s.node, "pod0")))
+	wear(forger, "eth0")
+	s.node.IP("link", "add", "forger0", "type", "veth", "peer", "name", "eth1", "netns", forger.Path())
+	forged := foreign.Interface{ContainerID: "forger", NetNS: forger.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
+	s.node.Run(forged.Mark)
+	s.node.Run(forged.Silence)
+	expectFirst(t, s, true)
+	if got := s.node.IP("link", "show", "pod0"); strings.Contains(got, "alias") {
+		t.Errorf("the other pod's link is marked: %s", got)
+	}
+	forged.Result = &current.Result{IPs: []*current.IPConfig{{Address: net.IPNet{IP: net.IPv4(10, 0, 70, 5), Mask: net.CIDRMask(32, 32)}}}}
+	s.node.IP("link", "set", "pod0", "nomaster")
+	s.node.Run(forged.Restore)
+	if got := s.node.IP("route", "show", "dev", "pod0"); got != "" {
+		t.Errorf("Restore gave the other pod's link the route %s", got)
+	}
+	s.node.IP("link", "set", "pod0", "master", "br0")
+
+	// The path is that of the node by now.
+	stale := foreign.Interface{ContainerID: "stale", NetNS: s.node.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
+	s.node.Run(stale.Silence)
+	s.node.Run(stale.Announce)
+	expectFirst(t, s, true)
+	if err := s.node.Try(stale.Restore); err == nil {
+		t.Error("Restore on the node succeeds")
+	}
+
+	// The path is that of another pod by now.
+	s.pod.IP("addr", "replace", "10.0.70.5/24", "dev", "eth0")
+	stale.NetNS, stale.Addresses = s.pod.Path(), []netip.Addr{netip.MustParseAddr("10.0.70.6")}
+	if err := s.node.Try(stale.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+		t.Errorf("Silence in another pod's namespace: %v, want ErrNotSeen", err)
+	}
+	expectFirst(t, s, true)
+}
+
+// TestSilenceBeforeWiring: the plugin has made a link and gives it the address after Silence.
+func TestSilenceBeforeWiring(t *testing.T) {
+	netnstest.Need(t)
+	s := newSite(t, "", "{}")
+	i := foreign.Interface{ContainerID: "c", NetNS: s.pod.Path(), Name: "net1", Addresses: []netip.Addr{addresses[0].Address}}
+	if err := s.node.Try(i.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+		t.Errorf("Silence before there is a link: %v, want ErrNotSeen", err)
+	}
+	s.node.IP("link", "add", "link", "eth0", "name", "net1", "netns", s.pod.Path(), "type", "macvlan", "mode", "bridge")
+	if err := s.node.Try(i.Silence); !errors.Is(err, foreign.ErrNotSeen) {
+		t.Errorf("Silence before the link has the address: %v, want ErrNotSeen", err)
+	}
+	wear(s.pod, "net1")
+	expectFirst(t, s, true)
+	s.node.Run(i.Silence)
+	expectFirst(t, s, false)
 }

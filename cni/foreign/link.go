@@ -23,6 +23,7 @@ import (
 // about to make. The functions work in the network namespace of the caller's thread as the
 // node's; they are idempotent and block for the kernel only.
 type Interface struct {
+	ContainerID string
 	// NetNS is the path of the container's network namespace; empty where it is gone.
 	NetNS string
 	Name  string
@@ -32,46 +33,96 @@ type Interface struct {
 	Result *current.Result
 }
 
+// ErrNotSeen is returned by Silence where the network namespace has nothing of the interface:
+// its plugin may be about to make it, or the container hides it.
+var ErrNotSeen = errors.New("interface not seen")
+
 const kindVeth = "veth"
 
-// Silence takes the interface down. It succeeds where nothing is left of it.
-func (i Interface) Silence() error {
-	var hosts, inside []netlink.Link
+// open returns the container's network namespace, nil where it is gone. A path that leads to
+// the node's namespace by now, as that of a process whose ID was used again, is gone, too.
+func (i Interface) open() (ns.NetNS, error) {
 	netns, err := wire.OpenNetNS(i.NetNS)
+	if err != nil || netns == nil {
+		return nil, err
+	}
+	node, err := isCurrent(netns)
+	if err == nil && !node {
+		return netns, nil
+	}
+	return nil, errors.Join(err, netns.Close())
+}
+
+// isCurrent returns whether a namespace is that of the calling thread.
+func isCurrent(netns ns.NetNS) (bool, error) {
+	var own, other unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		return false, fmt.Errorf("look at the node's network namespace: %w", err)
+	}
+	if err := unix.Fstat(int(netns.Fd()), &other); err != nil {
+		return false, fmt.Errorf("look at network namespace %s: %w", netns.Path(), err)
+	}
+	return own.Dev == other.Dev && own.Ino == other.Ino, nil
+}
+
+// Silence takes the interface down. It succeeds where nothing is left of it, and returns
+// ErrNotSeen where its namespace is there and has no interface with the addresses yet.
+func (i Interface) Silence() error {
+	netns, err := i.open()
 	if err != nil {
 		return err
 	}
-	if netns != nil {
-		defer netns.Close()
-		if hosts, inside, err = i.find(netns); err != nil {
-			return err
-		}
-	} else if hosts, err = i.resultLinks(); err != nil {
+	// What the node knows itself does not depend on what the container shows.
+	hosts, err := i.nodeLinks()
+	if err != nil {
 		return err
 	}
-	errs := []error{down(hosts)}
-	if len(inside) > 0 {
-		errs = append(errs, netns.Do(func(ns.NetNS) error { return down(inside) }))
+	if netns == nil {
+		return down(hosts)
 	}
-	return errors.Join(errs...)
+	defer netns.Close()
+	ends, inside, err := i.find(netns)
+	if err != nil {
+		return errors.Join(down(hosts), err)
+	}
+	hosts = append(hosts, ends...)
+	var left []netlink.Link
+	wired := len(hosts) > 0
+	for _, l := range inside {
+		left, wired = append(left, l.Link), wired || l.hasAddress
+	}
+	errs := []error{down(hosts)}
+	if len(left) > 0 {
+		errs = append(errs, netns.Do(func(ns.NetNS) error { return down(left) }))
+	}
+	if err := errors.Join(errs...); err != nil || wired {
+		return err
+	}
+	return fmt.Errorf("%w: %s has no interface %s with the addresses", ErrNotSeen, i.NetNS, i.Name)
+}
+
+// insideLink is a link in the container's namespace.
+type insideLink struct {
+	netlink.Link
+	hasAddress bool
 }
 
 // find returns the links that lead to the container: ends on the node, and those inside that
-// have none. They have the interface's name or one of its addresses: a container may rename
-// its links.
-func (i Interface) find(netns ns.NetNS) (hosts, inside []netlink.Link, err error) {
+// have none. They have one of the addresses, since a container may rename its links, or the
+// interface's name and no other global address.
+func (i Interface) find(netns ns.NetNS) (hosts []netlink.Link, inside []insideLink, err error) {
 	err = netns.Do(func(ns.NetNS) error {
 		links, err := netlinksafe.LinkList()
 		if err != nil {
 			return fmt.Errorf("list links: %w", err)
 		}
 		for _, l := range links {
-			mine, err := i.has(l)
+			own, other, err := i.has(l)
 			if err != nil {
 				return err
 			}
-			if mine && l.Attrs().Flags&net.FlagLoopback == 0 {
-				inside = append(inside, l)
+			if l.Attrs().Flags&net.FlagLoopback == 0 && (own || l.Attrs().Name == i.Name && !other) {
+				inside = append(inside, insideLink{l, own})
 			}
 		}
 		return nil
@@ -79,8 +130,12 @@ func (i Interface) find(netns ns.NetNS) (hosts, inside []netlink.Link, err error
 	if err != nil {
 		return nil, nil, fmt.Errorf("look for interface %s in %s: %w", i.Name, i.NetNS, err)
 	}
-	inside = slices.DeleteFunc(inside, func(l netlink.Link) bool {
-		host := otherEnd(l)
+	ends, err := endsOf(netns)
+	if err != nil {
+		return nil, nil, err
+	}
+	inside = slices.DeleteFunc(inside, func(l insideLink) bool {
+		host := ends[l.Attrs().Index]
 		if host != nil {
 			hosts = append(hosts, host)
 		}
@@ -89,30 +144,110 @@ func (i Interface) find(netns ns.NetNS) (hosts, inside []netlink.Link, err error
 	return hosts, inside, nil
 }
 
-func (i Interface) has(link netlink.Link) (bool, error) {
-	if link.Attrs().Name == i.Name {
-		return true, nil
-	}
+// has returns whether a link has one of the interface's addresses, and whether it has another
+// one with global scope.
+func (i Interface) has(link netlink.Link) (own, other bool, err error) {
 	addrs, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return false, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
+		return false, false, fmt.Errorf("list addresses of link %s: %w", link.Attrs().Name, err)
 	}
-	return slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+	for _, a := range addrs {
 		addr, ok := netip.AddrFromSlice(a.IP)
-		return ok && slices.Contains(i.Addresses, addr.Unmap())
-	}), nil
+		switch {
+		case ok && slices.Contains(i.Addresses, addr.Unmap()):
+			own = true
+		case a.Scope == unix.RT_SCOPE_UNIVERSE:
+			other = true
+		}
+	}
+	return own, other, nil
 }
 
-// otherEnd returns the node's end of a container's veth, nil where the node has none.
-func otherEnd(link netlink.Link) netlink.Link {
-	if link.Type() != kindVeth {
-		return nil
+// endsOf returns the node's ends of the veths in a namespace, by the indices of the ends
+// inside. A container chooses the indices of its own links, and what they say of their other
+// ends; so only the node's links count, by the namespace that the kernel says they lead to.
+func endsOf(netns ns.NetNS) (map[int]netlink.Link, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the node's links: %w", err)
 	}
-	host, err := netlink.LinkByIndex(link.Attrs().ParentIndex)
-	if err != nil || host.Type() != kindVeth || host.Attrs().ParentIndex != link.Attrs().Index {
-		return nil
+	// The list before gave the namespace a number, if it had none.
+	nsid, err := netlink.GetNetNsIdByFd(int(netns.Fd()))
+	if err != nil {
+		return nil, fmt.Errorf("get the number of network namespace %s: %w", netns.Path(), err)
 	}
-	return host
+	ends := map[int]netlink.Link{}
+	for _, l := range links {
+		if nsid >= 0 && l.Type() == kindVeth && l.Attrs().NetNsID == nsid {
+			ends[l.Attrs().ParentIndex] = l
+		}
+	}
+	return ends, nil
+}
+
+// alias marks the node's end of the interface; empty where the container is not known.
+func (i Interface) alias() string {
+	if i.ContainerID == "" {
+		return ""
+	}
+	return "berth-ipam " + wire.HostLink(i.ContainerID, i.Name)
+}
+
+// ErrNotMarked is returned by CheckMark.
+var ErrNotMarked = errors.New("link without mark")
+
+// CheckMark returns ErrNotMarked where the interface is a veth whose end on the node has not
+// the mark yet by which Silence finds it whatever the container does to its own end.
+func (i Interface) CheckMark() error {
+	return i.unmarked(func(l netlink.Link) error { return fmt.Errorf("%w: %s", ErrNotMarked, l.Attrs().Name) })
+}
+
+// Mark makes the mark. A link that has the alias of another program stays as it is.
+func (i Interface) Mark() error {
+	return i.unmarked(func(l netlink.Link) error {
+		if err := netlink.LinkSetAlias(l, i.alias()); err != nil && !rtnl.LinkNotFound(err) {
+			return fmt.Errorf("set the alias of link %s: %w", l.Attrs().Name, err)
+		}
+		return nil
+	})
+}
+
+// unmarked calls do for the node's ends that have no alias.
+func (i Interface) unmarked(do func(netlink.Link) error) error {
+	netns, err := i.open()
+	if err != nil || netns == nil || i.alias() == "" {
+		return err
+	}
+	defer netns.Close()
+	hosts, _, err := i.find(netns)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range hosts {
+		if l.Attrs().Alias == "" {
+			errs = append(errs, do(l))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// nodeLinks returns the node's ends that have the mark or that the plugin's result names.
+func (i Interface) nodeLinks() ([]netlink.Link, error) {
+	named, err := i.resultLinks()
+	if err != nil || i.alias() == "" {
+		return named, err
+	}
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the node's links: %w", err)
+	}
+	for _, l := range links {
+		if l.Attrs().Alias == i.alias() {
+			named = append(named, l)
+		}
+	}
+	return named, nil
 }
 
 // resultLinks returns the veths of the node that the plugin's result names.
@@ -149,7 +284,7 @@ func down(links []netlink.Link) error {
 
 // Restore undoes Silence. It returns ErrNotWired where the interface is gone.
 func (i Interface) Restore() error {
-	netns, err := wire.OpenNetNS(i.NetNS)
+	netns, err := i.open()
 	if err != nil {
 		return err
 	}
@@ -166,7 +301,11 @@ func (i Interface) Restore() error {
 	if err != nil {
 		return fmt.Errorf("%w: interface %s, which a plugin of another project made: %w; delete the pod", wire.ErrNotWired, i.Name, err)
 	}
-	if host := otherEnd(link); host != nil {
+	ends, err := endsOf(netns)
+	if err != nil {
+		return err
+	}
+	if host := ends[link.Attrs().Index]; host != nil {
 		return i.restoreHost(host)
 	}
 	return netns.Do(func(ns.NetNS) error { return i.restoreInside(link) })
@@ -233,7 +372,7 @@ func (i Interface) restoreInside(link netlink.Link) error {
 // Announce tells the network of the interface that the addresses are here. It does nothing
 // where the plugin has not made the interface yet.
 func (i Interface) Announce() error {
-	netns, err := wire.OpenNetNS(i.NetNS)
+	netns, err := i.open()
 	if err != nil || netns == nil {
 		return err
 	}
