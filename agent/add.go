@@ -73,6 +73,9 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 		return nil, err
 	}
 	steps.done("plan")
+	if err := a.onOneInterface(record); err != nil {
+		return nil, err
+	}
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}

@@ -111,6 +111,10 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 		return nil, err
 	}
 	defer unlock()
+	// Another ADD may have given them away meanwhile.
+	if err := a.onOneInterface(record); err != nil {
+		return nil, err
+	}
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
@@ -155,21 +159,31 @@ func (a *Agent) planForCaller(ctx context.Context, req *api.Request, args podArg
 	if err != nil {
 		return nil, err
 	}
-	for _, other := range a.Store.List() {
-		if other.ContainerID == req.ContainerID && other.IfName != req.IfName && shareAddress(other.Addresses(), addrs) {
-			return nil, fmt.Errorf("%w %q: the floating IPs of pod %s are on its interface %s already, and %s asks for them, too: give them to one interface", foreign.ErrConfig, conf.Name, pod.Pod, other.IfName, req.IfName)
-		}
-	}
 	network, err := listOf(conf, req.Config)
 	if err != nil {
 		return nil, err
 	}
-	return &state.Container{
+	record := &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, BootID: a.BootID, Args: req.Args, Phase: state.Adding,
 		Attachments: []state.Attachment{{
 			IfName: req.IfName, Driver: api.DriverIPAMCaller, Addresses: addrs, Uplink: conf.Link, Network: network,
 		}},
-	}, nil
+	}
+	return record, a.onOneInterface(record)
+}
+
+// onOneInterface returns an error where another interface of the record's container has its
+// addresses: ADD would take them from an interface that its pod uses. Only an ADD of berth-ipam
+// shares a container with other records, so one of the two is such a record.
+func (a *Agent) onOneInterface(record *state.Container) error {
+	for _, other := range a.Store.List() {
+		again := other.Key() == record.Key() && ofCaller(other) == ofCaller(record)
+		if other.ContainerID == record.ContainerID && !again && (ofCaller(other) || ofCaller(record)) && shareAddress(other.Addresses(), record.Addresses()) {
+			return fmt.Errorf("%w: the floating IPs of pod %s are on its interface %s already, and %s asks for them, too: give them to one interface",
+				foreign.ErrConfig, record.Pod, floatingOf(other.Attachments).IfName, floatingOf(record.Attachments).IfName)
+		}
+	}
+	return nil
 }
 
 // listOf returns the configuration of one plugin as a list.
@@ -189,6 +203,10 @@ func listOf(conf *foreign.Config, plugin json.RawMessage) (json.RawMessage, erro
 // with its DEL, which runs the plugin that calls.
 func (a *Agent) ipamDel(ctx context.Context, req *api.Request) error {
 	if err := checkIDs(req); err != nil {
+		return err
+	}
+	req, err := withoutNodeNetNS(req)
+	if err != nil {
 		return err
 	}
 	return a.endOfCaller(ctx, state.Key{ContainerID: req.ContainerID, IfName: req.IfName}, &req.NetNS)

@@ -415,3 +415,79 @@ func TestIPAMWithdrawnBeforeWiring(t *testing.T) {
 		t.Errorf("DEL: %v, left %v", err, phases(t, a))
 	}
 }
+
+// Of two interfaces of a container that ask at once, one gets the addresses, and the other
+// does not take them away.
+func TestIPAMOfTwoAtOnce(t *testing.T) {
+	a, w := newForeignAgent(t, "")
+	var err error
+	synctest.Test(t, func(t *testing.T) {
+		unlock, failure := a.lockContainer(t.Context(), "c")
+		if failure != nil {
+			t.Fatal(failure)
+		}
+		failed := make(chan error, 2)
+		for _, ifName := range []string{"net1", "net2"} {
+			go func() {
+				_, err := a.IPAM(t.Context(), ipamRequest("ADD", "c", ifName))
+				failed <- err
+			}()
+		}
+		synctest.Wait() // both planned, and wait for the lock
+		unlock()
+		for range 2 {
+			if failure := <-failed; failure != nil {
+				err = errors.Join(err, failure)
+			}
+		}
+	})
+	if err == nil || ToCNIError(err).Code != types.ErrInvalidNetworkConfig || !strings.Contains(err.Error(), "already") {
+		t.Errorf("the second ADD: %v", err)
+	}
+	if diff := cmp.Diff(map[string]state.Phase{"c": state.Added}, phases(t, a)); diff != "" || len(w.log) > 0 {
+		t.Errorf("records (-want +got):\n%s and calls %v", diff, w.log)
+	}
+}
+
+// A runtime calls berth-cni for a container whose addresses berth-ipam gave to an interface.
+func TestAddAfterIPAM(t *testing.T) {
+	for _, ifName := range []string{"net1", "eth0"} {
+		a, w := newForeignAgent(t, "")
+		if _, err := a.IPAM(t.Context(), ipamRequest("ADD", "c", ifName)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Add(t.Context(), addRequest("c")); err == nil || ToCNIError(err).Code != types.ErrInvalidNetworkConfig || !strings.Contains(err.Error(), "on its interface "+ifName+" already") {
+			t.Errorf("Add() after berth-ipam of %s: %v", ifName, err)
+		}
+		if diff := cmp.Diff(map[string]state.Phase{"c": state.Added}, phases(t, a)); diff != "" || len(w.log) > 0 {
+			t.Errorf("records (-want +got):\n%s and calls %v", diff, w.log)
+		}
+		// A new container of the pod gets them.
+		if _, err := a.Add(t.Context(), addRequest("d")); err != nil {
+			t.Errorf("Add() of the next container: %v", err)
+		}
+	}
+}
+
+// nodeDriver notes the network namespaces that it is to work in.
+type nodeDriver struct{ fakeDriver }
+
+func (d nodeDriver) Withdraw(i *Interface) error { d.note("withdraw in %q", i.NetNS); return nil }
+func (d nodeDriver) Teardown(i *Interface) error { d.note("teardown in %q", i.NetNS); return nil }
+
+// The path of DEL may lead to the node by now, as that of a process whose ID was used again.
+func TestIPAMDelOnNode(t *testing.T) {
+	a, w := newForeignAgent(t, "")
+	a.Drivers[api.DriverIPAMCaller] = nodeDriver{fakeDriver{w}}
+	if _, err := a.IPAM(t.Context(), ipamRequest("ADD", "c", "eth0")); err != nil {
+		t.Fatal(err)
+	}
+	req := ipamRequest("DEL", "c", "eth0")
+	req.NetNS = "/proc/self/ns/net"
+	if _, err := a.IPAM(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{`withdraw in ""`, `teardown in ""`}, w.log); diff != "" || len(phases(t, a)) > 0 {
+		t.Errorf("calls (-want +got):\n%s, left %v", diff, phases(t, a))
+	}
+}
