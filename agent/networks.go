@@ -143,10 +143,14 @@ func (n *Networks) floating(network *chain.Network) (*Floating, error) {
 	var conf struct {
 		Uplink       string          `json:"uplink"`
 		MTU          int             `json:"mtu"`
+		Routed       bool            `json:"routed"`
 		Capabilities map[string]bool `json:"capabilities"`
 	}
 	if err := network.Plugin(&conf); err != nil {
 		return nil, err
+	}
+	if conf.Routed && driver != api.DriverVeth {
+		return nil, fmt.Errorf("network configuration %q: routed is for %s; with %s use mode ipvlan, ipvlanMode l3", network.Name(), api.VethType, plugin)
 	}
 	if conf.Uplink == "" {
 		var err error

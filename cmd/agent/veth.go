@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -25,7 +26,20 @@ func specOf(i *agent.Interface) wire.Spec {
 	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary}
 	// An agent wrote the MAC. If it is malformed, wire takes its default.
 	spec.MAC, _ = net.ParseMAC(i.MAC)
+	spec.Routed = isRouted(i)
 	return spec
+}
+
+// isRouted reads from the configuration that ADD used, and that the record has, whether the
+// network leads packets for the addresses to this node without asking for them.
+func isRouted(i *agent.Interface) bool {
+	var list struct {
+		Plugins []struct {
+			Routed bool `json:"routed"`
+		} `json:"plugins"`
+	}
+	// What cannot be read has a value that ADD refused.
+	return json.Unmarshal(i.Network, &list) == nil && len(list.Plugins) > 0 && list.Plugins[0].Routed
 }
 
 func (v *veth) Setup(i *agent.Interface) (*current.Result, error) {
@@ -78,7 +92,12 @@ func (v *veth) Carried(i *agent.Interface) ([]conflict.Target, error) { return v
 
 // Targets is for the detection of conflicts: a pair's addresses are on layer 2 networks.
 func (v *veth) Targets(i *agent.Interface) ([]conflict.Target, error) {
-	own := specOf(i).MAC
+	spec := specOf(i)
+	if spec.Routed {
+		// Others may answer for all addresses there.
+		return nil, nil
+	}
+	own := spec.MAC
 	var targets []conflict.Target
 	var errs []error
 	for _, a := range i.Addresses {

@@ -23,6 +23,8 @@ type config struct {
 	Uplink string `json:"uplink"`
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int `json:"mtu,omitempty"`
+	// Routed is for berth-veth alone; see wire.Spec.
+	Routed bool `json:"routed,omitempty"`
 	// Config is for berth-vlan and berth-sriov.
 	vlan.Config
 	// StateDir is the folder of berth-sriov's claims, which it must share with the agent;
@@ -68,7 +70,7 @@ func parseConfig(stdin []byte) (*config, error) {
 func (c *config) spec(args *skel.CmdArgs) wire.Spec {
 	return wire.Spec{
 		ContainerID: args.ContainerID, IfName: args.IfName, NetNS: args.Netns,
-		Uplink: c.Uplink, MTU: c.MTU, Addresses: c.RuntimeConfig.Addresses, MAC: c.mac,
+		Uplink: c.Uplink, MTU: c.MTU, Routed: c.Routed, Addresses: c.RuntimeConfig.Addresses, MAC: c.mac,
 	}
 }
 

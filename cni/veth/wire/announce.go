@@ -19,6 +19,9 @@ import (
 // unsolicited neighbour advertisement, or gratuitous ARP: a request and a reply,
 // because some receivers heed only the one and some only the other.
 func (w *Wirer) Announce(spec Spec) error {
+	if spec.Routed {
+		return nil
+	}
 	var errs []error
 	for _, a := range spec.Addresses {
 		link, err := uplinkOf(spec.Uplink, a.VLAN)

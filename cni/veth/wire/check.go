@@ -60,7 +60,7 @@ func (w *Wirer) checkNode(spec Spec, host netlink.Link) error {
 			}
 			kernel[family] = k
 		}
-		errs = append(errs, w.checkHost(spec.podMAC(), a, host, uplinks[i], kernel[family]))
+		errs = append(errs, w.checkHost(spec, a, host, uplinks[i], kernel[family]))
 	}
 	return errors.Join(errs...)
 }
@@ -87,13 +87,16 @@ func upHostEnd(spec Spec) (netlink.Link, error) {
 	return host, nil
 }
 
-func (w *Wirer) checkHost(mac net.HardwareAddr, a api.Address, host, uplink netlink.Link, k *routing) error {
-	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), mac)
+func (w *Wirer) checkHost(spec Spec, a api.Address, host, uplink netlink.Link, k *routing) error {
+	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.podMAC())
 	errs := []error{
 		w.checkForward(host, uplink, k.family),
 		w.checkReversePath(uplink, plan.network),
 		CheckNeighbour(plan.podNeigh),
 		k.check(plan),
+	}
+	if spec.Routed {
+		return errors.Join(errs...)
 	}
 	proxies, err := listProxies(k.family)
 	if err != nil {

@@ -36,6 +36,9 @@ type Spec struct {
 	// Secondary says that the pod has its default routes on another interface. Only what
 	// the pod sends from Addresses, and to their subnets, leaves by this one.
 	Secondary bool
+	// Routed says that the network leads packets for the addresses to this node without asking
+	// for them: the node neither answers for them nor announces them.
+	Routed bool
 	// MTU of the pair; 0 means the smallest MTU of the uplinks.
 	MTU int
 }

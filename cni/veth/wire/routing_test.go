@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -121,6 +122,58 @@ func setting(t *testing.T, h *netnstest.Host, key string) string {
 	var value []byte
 	h.Run(func() (err error) { value, err = os.ReadFile("/proc/sys/" + key); return err })
 	return strings.TrimSpace(string(value))
+}
+
+// TestRoutedUplink: the second uplink is a cloud's, which leads packets for the addresses to
+// the node by itself, drops what comes with a source that is not the link's, and answers ARP
+// for every address. Its own address there has no subnet.
+func TestRoutedUplink(t *testing.T) {
+	for name, own := range map[string][]netip.Prefix{
+		"an address without a subnet": {netip.MustParsePrefix("10.0.80.11/32"), netip.MustParsePrefix("2001:db8:80::11/128")},
+		"an address in the subnet":    {netip.MustParsePrefix("10.0.80.11/24"), netip.MustParsePrefix("2001:db8:80::11/64")},
+		"no address":                  nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			client, _ := w.secondUplink(own...)
+			w.router.IP("addr", "add", "2001:db8:80::1/64", "dev", "eth1", "nodad")
+			mac := strings.Fields(w.nodeA.IP("-br", "link", "show", "eth1"))[2]
+			addrs := []string{"10.0.80.5", "2001:db8:80::5"}
+			for _, a := range append([]string{"10.0.80.11", "2001:db8:80::11"}, addrs...) {
+				w.router.IP("neigh", "replace", a, "lladdr", mac, "dev", "eth1", "nud", "permanent")
+			}
+			sysctl(t, w.router, "net/ipv4/conf/eth0/rp_filter", "1")
+			before := snapshot(w.nodeA)
+			p := w.onSecond("p", addrs[0])
+			p.spec.Routed = true
+			p.spec.Addresses = append(p.spec.Addresses, api.Address{
+				Address: netip.MustParseAddr(addrs[1]), Subnet: netip.MustParsePrefix("2001:db8:80::/64"), Gateway: netip.MustParseAddr("2001:db8:80::1"),
+			})
+			setup(w.nodeA, p)
+			w.nodeA.Run(func() error { return New("").Announce(p.spec) })
+			w.nodeA.Run(func() error { return New("").Check(p.spec) })
+			for _, hop := range []struct {
+				from *netnstest.Host
+				to   string
+			}{
+				{w.router, addrs[0]}, {w.router, addrs[1]}, {p.Host, outside4}, {p.Host, outside6}, {w.client, addrs[0]}, {w.client, addrs[1]},
+				{w.nodeA, addrs[0]}, {p.Host, "10.0.60.11"},
+			} {
+				hop.from.Ping(hop.to)
+			}
+			// The node asks nobody to send to it, and answers nobody.
+			if proxies := w.nodeA.IP("neigh", "show", "proxy") + w.nodeA.IP("-6", "neigh", "show", "proxy"); proxies != "" {
+				t.Errorf("the node answers for\n%s", proxies)
+			}
+			if _, err := client.Command("ping", "-c", "1", "-W", "1", addrs[0]); err == nil {
+				t.Error("a host that the network does not lead to the node reaches the pod")
+			}
+			w.nodeA.Run(func() error { return New("").Teardown(p.spec) })
+			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
+	}
 }
 
 // redirect makes a port of an address that of a pod, as kube-proxy and host ports do.

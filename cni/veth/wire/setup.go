@@ -111,7 +111,7 @@ func (w *Wirer) setupNode(spec Spec, host netlink.Link, uplinks []netlink.Link) 
 	}
 	fault.Point("veth/source")
 	for i, a := range spec.Addresses {
-		if err := w.setupHost(a, host, uplinks[i], spec.podMAC()); err != nil {
+		if err := w.setupHost(spec, a, host, uplinks[i]); err != nil {
 			return err
 		}
 	}
@@ -198,9 +198,9 @@ func applyPod(plan podPlan, link netlink.Link) error {
 }
 
 // setupHost makes the node's side of one address. Its last step makes the node answer
-// for the address.
-func (w *Wirer) setupHost(a api.Address, host, uplink netlink.Link, mac net.HardwareAddr) error {
-	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), mac)
+// for the address, unless its network needs no answer.
+func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) error {
+	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.podMAC())
 	if err := w.readyLinks(host, uplink, plan.network); err != nil {
 		return err
 	}
@@ -210,6 +210,9 @@ func (w *Wirer) setupHost(a api.Address, host, uplink netlink.Link, mac net.Hard
 	}
 	if err := w.setupRouting(plan); err != nil {
 		return err
+	}
+	if spec.Routed {
+		return nil
 	}
 	if err := plan.proxy.add(); err != nil {
 		return err
