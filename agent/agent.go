@@ -139,7 +139,9 @@ type Options struct {
 	DefaultRoutes defaultRoutes
 	Drivers       Drivers
 	// BootID tells the present start of the node's kernel from earlier ones; empty if not known.
-	BootID      string
+	BootID string
+	// BootTime returns when the node's kernel started, by its present clock.
+	BootTime    func() (time.Time, error)
 	Prober      prober
 	Listener    listener
 	Shaper      shaper

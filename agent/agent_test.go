@@ -221,6 +221,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 	}
 	return New(Options{
 		Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}, PodNetworks: w,
+		BootTime:  func() (time.Time, error) { return booted, nil },
 		HostPorts: &fakeForwarder{}, HostPortRange: hostport.Range{First: 20000, Last: 20009},
 	}), w
 }

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -74,15 +73,23 @@ func (a *Agent) findPods(ctx context.Context) error {
 		return err
 	}
 	logger := klog.FromContext(ctx)
-	records, taken := a.Store.List(), a.recordedPorts()
+	records, taken, running := a.Store.List(), a.recordedPorts(), a.Pods.Running()
 	for _, p := range found {
 		taken = append(taken, p.HostPort)
 	}
+	// named are the ports that the API has for pods, those of annotations once for each pod.
+	var named []api.HostPort
+	for _, pod := range running {
+		named = append(named, pod.Given...)
+	}
+	running = slices.DeleteFunc(slices.Clone(running), func(pod podinfo.Running) bool {
+		return slices.ContainsFunc(records, func(r *state.Container) bool { return r.Pod.Is(pod.Pod.Pod) })
+	})
+	for _, pod := range running {
+		named = append(named, a.toldPorts(pod)...)
+	}
 	var all []unrecorded
-	for _, pod := range a.Pods.Running() {
-		if slices.ContainsFunc(records, func(r *state.Container) bool { return r.Pod.Is(pod.Pod.Pod) }) {
-			continue
-		}
+	for _, pod := range running {
 		var mine []unrecorded
 		for _, p := range found {
 			if slices.Contains(pod.Addresses, p.Mapping.Pod) && asksFor(pod, p.HostPort) {
@@ -90,7 +97,7 @@ func (a *Agent) findPods(ctx context.Context) error {
 			}
 		}
 		if a.Store.Made() {
-			lost, err := a.lostPorts(pod, mine, taken)
+			lost, err := a.lostPorts(pod, mine, taken, named)
 			if err != nil {
 				logger.Error(err, "Cannot see which host ports a pod without a record had", "pod", klog.KRef(pod.Namespace, pod.Name))
 			}
@@ -108,20 +115,41 @@ func (a *Agent) findPods(ctx context.Context) error {
 	return err
 }
 
+// toldPorts lists the ports of a pod's annotation, which users can change, that the node could
+// have chosen: at most one for each port of the pod that leaves the choice to the node.
+func (a *Agent) toldPorts(pod podinfo.Running) []api.HostPort {
+	var all []api.HostPort
+	for _, asked := range pod.HostPorts.Random {
+		i := slices.IndexFunc(pod.Told, func(told api.HostPort) bool {
+			return told.ContainerPort == asked.ContainerPort && told.Protocol == asked.Protocol && a.HostPortRange.Has(told.HostPort)
+		})
+		if i >= 0 {
+			asked.HostPort = pod.Told[i].HostPort
+			all = append(all, asked)
+		}
+	}
+	return all
+}
+
 // lostPorts returns the host ports of a pod that the kernel has lost, too. A plugin that opens host
-// ports itself has lost nothing. Of the pod's annotation, which users can change, a port counts
-// that the node could have chosen. mine are the pod's that the kernel has, and taken are these and
-// those of other pods.
-func (a *Agent) lostPorts(pod podinfo.Running, mine []unrecorded, taken []api.HostPort) ([]unrecorded, error) {
+// ports itself has lost nothing. A port of the annotation counts where only this pod names it: of
+// several pods any may have copied the number. After a restart of the node the addresses that the
+// API has are those of earlier containers, and may be other pods' by now, until a container of the
+// pod has started again. mine are the pod's ports that the kernel has, taken are these and those of
+// other pods, and named is what the API has for all pods.
+func (a *Agent) lostPorts(pod podinfo.Running, mine []unrecorded, taken, named []api.HostPort) ([]unrecorded, error) {
 	network, detached, err := a.firstNetwork(pod)
 	if err != nil || network.Declares(capabilityPortMappings) {
 		return nil, err
 	}
+	booted, err := a.BootTime()
+	if err != nil || !pod.Started.After(booted) {
+		return nil, err
+	}
 	ports := slices.Clone(pod.Given)
-	for _, told := range pod.Told {
-		told.HostIP = netip.Addr{}
+	for _, told := range a.toldPorts(pod) {
 		has := slices.ContainsFunc(mine, func(p unrecorded) bool { return p.ContainerPort == told.ContainerPort && p.Protocol == told.Protocol })
-		if has || !asksFor(pod, told) || !a.HostPortRange.Has(told.HostPort) {
+		if has || len(rivals(told, named)) > 1 {
 			continue
 		}
 		unused, err := a.HostPorts.Unused(told.Protocol, told.HostPort)
@@ -134,7 +162,7 @@ func (a *Agent) lostPorts(pod podinfo.Running, mine []unrecorded, taken []api.Ho
 	}
 	var all []unrecorded
 	for _, port := range ports {
-		if slices.ContainsFunc(taken, func(t api.HostPort) bool { return hostport.Conflict(port, t) }) {
+		if len(rivals(port, taken)) > 0 {
 			continue
 		}
 		taken = append(taken, port)
@@ -147,6 +175,16 @@ func (a *Agent) lostPorts(pod podinfo.Running, mine []unrecorded, taken []api.Ho
 		}
 	}
 	return all, nil
+}
+
+// rivals lists the ports of all that one cannot be beside, itself included.
+func rivals(one api.HostPort, all []api.HostPort) (found []api.HostPort) {
+	for _, p := range all {
+		if hostport.Conflict(one, p) {
+			found = append(found, p)
+		}
+	}
+	return found
 }
 
 // asksFor returns true where the pod has the port in its specification, or leaves the choice of

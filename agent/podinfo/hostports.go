@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -58,6 +59,9 @@ type Running struct {
 	Given []api.HostPort
 	// Told are the ports of its annotation, which any user may have changed.
 	Told []api.HostPort
+	// Started is when the last of its containers started, zero where none did. The kubelet tells
+	// it in seconds, and together with the addresses.
+	Started time.Time
 }
 
 // Running lists the pods of the node that have addresses of their own and have not finished, as
@@ -69,7 +73,7 @@ func (n *Node) Running() []Running {
 		if !ok || p.Spec.HostNetwork {
 			continue
 		}
-		r := Running{Pod: n.fromAPI(p), Given: portsOf(&p.Spec, true)}
+		r := Running{Pod: n.fromAPI(p), Given: portsOf(&p.Spec, true), Started: startOf(&p.Status)}
 		for _, ip := range p.Status.PodIPs {
 			if addr, err := netip.ParseAddr(ip.IP); err == nil {
 				r.Addresses = append(r.Addresses, addr)
@@ -83,6 +87,21 @@ func (n *Node) Running() []Running {
 	}
 	slices.SortFunc(all, func(a, b Running) int { return strings.Compare(a.String(), b.String()) })
 	return all
+}
+
+// startOf returns when the last of a pod's containers started.
+func startOf(status *corev1.PodStatus) (last time.Time) {
+	for _, c := range slices.Concat(status.InitContainerStatuses, status.ContainerStatuses) {
+		for _, s := range []corev1.ContainerState{c.State, c.LastTerminationState} {
+			if s.Running != nil && s.Running.StartedAt.After(last) {
+				last = s.Running.StartedAt.Time
+			}
+			if s.Terminated != nil && s.Terminated.StartedAt.After(last) {
+				last = s.Terminated.StartedAt.Time
+			}
+		}
+	}
+	return last
 }
 
 // portsOf lists the ports of containers and sidecars that have a hostPort, or those that have

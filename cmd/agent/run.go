@@ -96,7 +96,7 @@ func run(ctx context.Context, o *Options) error {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
 	options := agent.Options{
-		Pods: node, Store: store, BootID: bootID,
+		Pods: node, Store: store, BootID: bootID, BootTime: settings.BootTime,
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: networks,
 

@@ -15,6 +15,9 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/leftover"
 )
@@ -27,6 +30,15 @@ func BootID() (string, error) {
 		return "", fmt.Errorf("find when the node started: %w", err)
 	}
 	return string(bytes.TrimSpace(id)), nil
+}
+
+// BootTime returns when the node's kernel started, by the clock as it is now.
+func BootTime() (time.Time, error) {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return time.Time{}, fmt.Errorf("find when the node started: %w", err)
+	}
+	return time.Now().Add(-time.Duration(up.Nano())), nil
 }
 
 // Journal is a file with the settings that Berth changed since the node started. A nil

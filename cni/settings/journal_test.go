@@ -3,6 +3,7 @@
 package settings
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,6 +102,22 @@ func TestForgetsEarlierStarts(t *testing.T) {
 	n.keep(NewJournal(n.file, n.root), "key", "1")
 	if names := n.putBack(); len(names) > 0 || n.get("key") != "1" {
 		t.Errorf("put back %q", names)
+	}
+}
+
+// The boot time is before this process, and the kernel says the same in seconds.
+func TestBootTime(t *testing.T) {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(stat), "\nbtime ")
+	var want int64
+	if _, err := fmt.Sscan(line, &want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := BootTime(); err != nil || got.Unix() < want-1 || got.Unix() > want+1 {
+		t.Errorf("BootTime() = %v, %v, want second %d", got, err, want)
 	}
 }
 
