@@ -454,6 +454,15 @@ func TestFloatingNetwork(t *testing.T) {
 			t.Errorf("%s: the plugin has %+v", name, conf)
 		}
 	}
+	for plugin, good := range map[string]bool{`"berth-veth"`: true, `"berth-vlan","mode":"pure"`: false} {
+		text := `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":` + plugin + `,"uplink":"eth1","routed":true}]}`
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (&Networks{FloatingFile: file}).Floating(); (err == nil) != good {
+			t.Errorf("routed with %s: %v", plugin, err)
+		}
+	}
 }
 
 // After a start the agent finishes what was interrupted, and looks at the rest.

@@ -18,6 +18,7 @@ func TestSRIOVConfig(t *testing.T) {
 		`{"type":"berth-sriov","uplink":"eth0","physicalFunctions":["eth1"],"stateDir":"/tmp/none"}`:                   "",
 		`{"type":"berth-vlan","mode":"macvlan","uplink":"eth0","deviceID":"0000:01:10.0"}`:                             "error",
 		`{"type":"berth-sriov","mode":"bridge","uplink":"eth0"}`:                                                       "error",
+		`{"type":"berth-sriov","routed":true,"uplink":"eth0"}`:                                                         "error",
 	} {
 		_, _, spec, err := openVlan(&skel.CmdArgs{ContainerID: "c", IfName: "eth0", StdinData: []byte(config)})
 		if want == "error" {

@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/cni/vlan"
@@ -20,6 +21,10 @@ func openVlan(args *skel.CmdArgs) (*config, *vlan.Driver, vlan.Spec, error) {
 	c, err := parseConfig(args.StdinData)
 	if err != nil {
 		return nil, nil, vlan.Spec{}, err
+	}
+	if c.Routed {
+		return nil, nil, vlan.Spec{}, types.NewError(types.ErrInvalidNetworkConfig,
+			fmt.Sprintf("the configuration of %s has routed, which is for %s; use mode ipvlan, ipvlanMode l3", c.Type, api.VethType), "")
 	}
 	if c.RuntimeConfig.DeviceID != "" {
 		c.DeviceID = c.RuntimeConfig.DeviceID
