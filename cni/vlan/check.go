@@ -56,7 +56,7 @@ func (d *Driver) CheckNode(spec Spec) error {
 	errs := []error{netfilter.Check(sourcesOf(spec)...), checkRoutes(spec, node)}
 	errs = append(errs, eachRouted(spec, segments, node, lowers, func(lower netlink.Link, plan routePlan) error { return plan.check() }))
 	for i, g := range segments {
-		errs = append(errs, checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
+		errs = append(errs, d.checkSecluded(spec, lowers[i]), checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
 	}
 	return errors.Join(errs...)
 }
@@ -70,6 +70,11 @@ func (d *Driver) checkPure(spec Spec) error {
 	}
 	if i := slices.Index(lowers, nil); i >= 0 {
 		return fmt.Errorf("%w: VLAN %d has no link on %s", ErrNotWired, segments[i].vlan, spec.Uplink)
+	}
+	for _, lower := range lowers {
+		if err := d.checkSecluded(spec, lower); err != nil {
+			return err
+		}
 	}
 	host, err := rtnl.LinkOrNil(spec.HostLink())
 	if err != nil || host == nil {

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"sync"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -63,6 +65,65 @@ func (d *Driver) seclude(link netlink.Link, takesPart bool) error {
 		return nil
 	}
 	return err
+}
+
+// checkSecluded returns ErrNotWired where a link that Berth made for containers has other IPv4
+// settings than those of seclude: earlier versions made none. Links of others are not checked.
+func (d *Driver) checkSecluded(spec Spec, link netlink.Link) error {
+	if !isOurs(link) {
+		return nil
+	}
+	want := map[string]int{"arp_ignore": arpOfLink, "arp_announce": arpBestLocal}
+	takesPart, err := nodeTakesPart(spec, link)
+	if err != nil {
+		return err
+	}
+	if !takesPart {
+		want["forwarding"] = 0
+	}
+	var errs []error
+	for name, value := range want {
+		key := "net/ipv4/conf/" + link.Attrs().Name + "/" + name
+		have, err := d.wirer.Sysctl(key)
+		if err == nil && have != strconv.Itoa(value) {
+			err = fmt.Errorf("%w: %s is %s, must be %d", ErrNotWired, key, have, value)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// secludeAgain secludes a link that an earlier version made. The caller holds mu. A set-up that
+// has claimed the link may be about to have the node take part there.
+func (d *Driver) secludeAgain(spec Spec, link netlink.Link) error {
+	err := d.checkSecluded(spec, link)
+	if !errors.Is(err, ErrNotWired) {
+		return err
+	}
+	takesPart, err := nodeTakesPart(spec, link)
+	if err != nil {
+		return err
+	}
+	return d.seclude(link, takesPart || d.claimed[link.Attrs().Name] > 0)
+}
+
+// nodeTakesPart returns whether the node does so on the link for the container or another one:
+// it then has routes of Berth through the link.
+func nodeTakesPart(spec Spec, link netlink.Link) (bool, error) {
+	if spec.takesPart() {
+		return true, nil
+	}
+	filter := &netlink.Route{LinkIndex: link.Attrs().Index, Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return false, fmt.Errorf("list routes through link %s: %w", link.Attrs().Name, err)
+		}
+		if len(routes) > 0 {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // Values of arp_ignore and arp_announce: answer for the link's own addresses alone, and ask

@@ -33,6 +33,9 @@ func (d *Driver) claim(spec Spec, segments []segment) (lowers []netlink.Link, re
 		if err != nil {
 			return nil, nil, fmt.Errorf("address %s: %w", g.addrs[0].Address, err)
 		}
+		if err := d.secludeAgain(spec, lower); err != nil {
+			return nil, nil, err
+		}
 		lowers = append(lowers, lower)
 		names = append(names, lower.Attrs().Name)
 	}
@@ -135,7 +138,7 @@ func (d *Driver) vlanLink(spec Spec, uplink netlink.Link, vlan int, create bool)
 	if err := setAlias(made, lowerAlias(uplink, vlan)); err != nil {
 		return nil, err
 	}
-	if err := d.seclude(made, spec.Mode == Pure || spec.routed()); err != nil {
+	if err := d.seclude(made, spec.takesPart()); err != nil {
 		return nil, err
 	}
 	return made, rtnl.SetUp(made)

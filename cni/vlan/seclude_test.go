@@ -3,6 +3,7 @@
 package vlan
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -78,6 +79,76 @@ func TestNodeIsNotInTheVLAN(t *testing.T) {
 			w.client.Ping("10.0.70.5")
 			w.nodeA.Ping("10.0.70.5")
 			p.Ping("10.0.60.11")
+		})
+	}
+}
+
+// The same of a link that an earlier version made, from the first Repair on. The packets of
+// containers for which the node takes part on the link go on.
+func TestSecludesEarlierLinks(t *testing.T) {
+	for _, name := range []string{"macvlan on a VLAN", "bridge on a VLAN", "pure on a VLAN"} {
+		c := networkTypes[name]
+		t.Run(name, func(t *testing.T) {
+			netnstest.NeedLinks(t, c.needs...)
+			w := newWorld(t, c.Config, c.vlan)
+			for _, of := range []string{"all", "default"} {
+				sysctl(t, w.nodeA, "net/ipv4/conf/"+of+"/rp_filter", "0")
+			}
+			p := w.pod("a", "10.0.70.5")
+			w.setup(w.nodeA, p)
+			w.route(p, w.nodeA)
+			lower := vlanName(index(t, w.nodeA, "eth0"), c.vlan)
+			if c.Mode == Bridge {
+				lower = bridgeName(index(t, w.nodeA, "eth0"), c.vlan)
+			}
+			var besides *pod
+			if c.Mode == Macvlan {
+				besides = w.pod("b", "10.0.70.6")
+				besides.spec.Config = Config{Mode: Pure}
+				w.setup(w.nodeA, besides)
+				w.client.Ping("10.0.70.6")
+			}
+			for _, key := range []string{"arp_ignore", "arp_announce"} {
+				sysctl(t, w.nodeA, "net/ipv4/conf/"+lower+"/"+key, "0")
+			}
+			if c.Mode == Bridge {
+				sysctl(t, w.nodeA, "net/ipv4/conf/"+lower+"/forwarding", "1")
+			}
+			w.client.IP("route", "add", "10.0.60.11", "dev", "pool0")
+			answersARP := func() bool {
+				_, _ = w.client.Command("ping", "-c", "1", "-W", "1", "10.0.60.11")
+				return strings.Contains(w.client.IP("neigh", "show", "10.0.60.11"), "lladdr")
+			}
+			if !answersARP() {
+				t.Error("the node does not answer as with an earlier version")
+			}
+			w.client.IP("neigh", "flush", "to", "10.0.60.11")
+			d := w.drivers[w.nodeA]
+			w.nodeA.Run(func() error {
+				if err := d.CheckNode(p.spec); !errors.Is(err, ErrNotWired) {
+					t.Errorf("CheckNode() = %v, want ErrNotWired", err)
+				}
+				return errors.Join(d.Repair(p.spec), d.CheckNode(p.spec))
+			})
+			if answersARP() {
+				t.Error("the node answers ARP for the address of its other link")
+			}
+			w.client.IP("route", "del", "10.0.60.11")
+			w.client.Ping("10.0.70.5")
+			if besides != nil {
+				w.client.Ping("10.0.70.6")
+				w.nodeA.Run(func() error { return d.CheckNode(besides.spec) })
+			}
+			if c.Mode != Bridge {
+				return
+			}
+			w.nodeA.Run(func() error {
+				have, err := d.wirer.Sysctl("net/ipv4/conf/" + lower + "/forwarding")
+				if err == nil && have != "0" {
+					err = fmt.Errorf("the node forwards on %s", lower)
+				}
+				return err
+			})
 		})
 	}
 }

@@ -100,6 +100,10 @@ func (c Config) Validate() error {
 // routed returns whether the node routes for the container.
 func (c Config) routed() bool { return c.Mode == IPvlan && (c.IPvlanMode == L3 || c.IPvlanMode == L3S) }
 
+// takesPart returns whether the node sends and receives packets on the link below, for the
+// container.
+func (c Config) takesPart() bool { return c.Mode == Pure || c.routed() }
+
 // answers returns whether the node answers for the container's addresses on the uplink.
 func (c Config) answers() bool { return c.Mode == IPvlan && c.IPvlanMode == L3S }
 

@@ -53,6 +53,9 @@ func AnnounceOn(link netlink.Link, addr netip.Addr) error {
 // the calling thread.
 func (w *Wirer) SetSysctl(key, value string) error { return w.setSysctl(key, value) }
 
+// Sysctl reads such a key there.
+func (w *Wirer) Sysctl(key string) (string, error) { return w.sysctl(key) }
+
 // isHostLink returns whether a name is one that HostLink returns. Other packages have links
 // whose names begin with LinkPrefix, too.
 func isHostLink(name string) bool {
