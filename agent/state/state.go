@@ -15,7 +15,8 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
-	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/room"
 )
 
 var (
@@ -93,19 +94,13 @@ func isOfSystem(err error) bool {
 // others fill must not keep records from being changed and removed.
 const reserved = 8 << 20
 
-// reserve takes the blocks of the file from the file system. What has no room for them now, or cannot
-// reserve, is no error: the file then grows as it must.
 func reserve(path string) error {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("reserve space for the state file: %w", err)
 	}
 	defer file.Close()
-	err = unix.Fallocate(int(file.Fd()), 0, 0, reserved)
-	if err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("reserve space for the state file: %w", err)
-	}
-	return nil
+	return room.Take(file, 0, reserved)
 }
 
 // openBolt opens the file. bbolt panics at some damaged pages; openBolt returns an

@@ -120,10 +120,11 @@ func (s *site) install() {
 	s.write("opt/cni/bin/.berth-cni.tmp-123", "")
 	s.write("var/lib/berth/agent.db.bak-20260101T000000Z", "")
 	s.openState()()
+	s.Run(newJournal(o).Reserve)
 	s.write("run/berth/agent.sock", "")
 	s.pod("a", "10.0.70.10", "2001:db8:70::10")
 	withdrawn := s.pod("b", "10.0.70.11")
-	s.Run(func() error { return newWirer(o).Withdraw(withdrawn) })
+	s.Run(func() error { return newWirer(o, newJournal(o)).Withdraw(withdrawn) })
 	// The link of a pod is gone, and no agent came to remove the rest.
 	s.pod("c", "10.0.70.12", "2001:db8:70::12")
 	s.IP("link", "del", wire.HostLink("c", "eth0"))
@@ -168,7 +169,7 @@ func (s *site) pod(id string, addrs ...string) wire.Spec {
 		spec.Addresses = append(spec.Addresses, api.Address{Address: addr, Subnet: subnet, Gateway: subnet.Addr().Next()})
 	}
 	s.Run(func() error {
-		_, err := newWirer(s.options).Setup(spec)
+		_, err := newWirer(s.options, newJournal(s.options)).Setup(spec)
 		return err
 	})
 	return spec

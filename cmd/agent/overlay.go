@@ -64,7 +64,7 @@ func (o *Options) overlayInside() ([]netip.Prefix, error) {
 
 // withOverlay makes networks those of the overlay, and returns what runs it. Where the node's
 // own default network is used it removes an overlay that the node had before.
-func withOverlay(ctx context.Context, o *Options, config *rest.Config, networks *agent.Networks) (*agent.Networks, func(context.Context) error, error) {
+func withOverlay(ctx context.Context, o *Options, config *rest.Config, networks *agent.Networks, journal *settings.Journal) (*agent.Networks, func(context.Context) error, error) {
 	if o.Overlay == overlayOff {
 		sweepOverlay(ctx)
 		return networks, func(context.Context) error { return nil }, nil
@@ -92,7 +92,7 @@ func withOverlay(ctx context.Context, o *Options, config *rest.Config, networks 
 	own, err := overlay.New(overlay.Options{
 		Node: o.NodeName, Address: addr.Unmap(), Backend: overlay.Backend(o.Overlay), FloatingIPs: o.OverlayFloating, Inside: inside,
 		SubnetFile: filepath.Join("/", o.HostRoot, flannelFile), SysctlRoot: o.SysctlRoot, PluginSysctlRoot: pluginSysctlRoot,
-		Settings: settings.NewJournal(settingsFile(o.StateFile), o.SysctlRoot), API: core, Berth: ips,
+		Settings: journal, API: core, Berth: ips,
 	})
 	if err != nil {
 		return nil, nil, err

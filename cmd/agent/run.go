@@ -87,7 +87,11 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	networks, runOverlay, err := withOverlay(ctx, o, config, newNetworks(o))
+	journal := newJournal(o)
+	if err := journal.Reserve(); err != nil {
+		return err
+	}
+	networks, runOverlay, err := withOverlay(ctx, o, config, newNetworks(o), journal)
 	if err != nil {
 		return err
 	}
@@ -102,7 +106,7 @@ func run(ctx context.Context, o *Options) error {
 
 		PodNetworks:   &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
 		DefaultRoutes: defaultroute.Kernel{},
-		Drivers:       newDrivers(o),
+		Drivers:       newDrivers(o, journal),
 		Prober:        &o.Conflicts,
 		Shaper:        profiles,
 		ConflictLog:   node,
@@ -140,17 +144,23 @@ func detectNetfilter(ctx context.Context) *netfilter.Detector {
 	return &netfilter.Detector{Detect: netfilter.Detect}
 }
 
-func newDrivers(o *Options) agent.Drivers {
-	wirer := newWirer(o)
+// newJournal returns the journal of the kernel settings. An agent has one, which all that change
+// settings share: of two each would lose what the other writes.
+func newJournal(o *Options) *settings.Journal {
+	return settings.NewJournal(settingsFile(o.StateFile), o.SysctlRoot)
+}
+
+func newDrivers(o *Options, journal *settings.Journal) agent.Drivers {
+	wirer := newWirer(o, journal)
 	return agent.Drivers{
 		api.DriverVeth: &veth{wirer: wirer}, api.DriverVlan: &vlanDriver{driver: vlan.New(wirer, sriov.New(functionsDir(o.StateFile)))},
 		api.DriverIPAM: &foreignDriver{}, api.DriverIPAMCaller: &foreignDriver{},
 	}
 }
 
-func newWirer(o *Options) *wire.Wirer {
+func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {
 	w := wire.New(o.SysctlRoot)
-	w.Settings = settings.NewJournal(settingsFile(o.StateFile), o.SysctlRoot)
+	w.Settings = journal
 	return w
 }
 

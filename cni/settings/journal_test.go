@@ -3,6 +3,7 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/netnstest"
 )
 
 // node has the settings of a node as files.
@@ -118,6 +122,101 @@ func TestBootTime(t *testing.T) {
 	}
 	if got, err := BootTime(); err != nil || got.Unix() < want-1 || got.Unix() > want+1 {
 		t.Errorf("BootTime() = %v, %v, want second %d", got, err, want)
+	}
+}
+
+// ownDisk returns a node whose journal is on a file system of its own.
+func ownDisk(t *testing.T, settings map[string]string) *node {
+	t.Helper()
+	netnstest.Need(t) // mounts need the same rights
+	n := newNode(t, settings)
+	dir := filepath.Dir(n.file)
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=512k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return n
+}
+
+// fill leaves no room on the disk.
+func (n *node) fill() {
+	n.t.Helper()
+	f, err := os.Create(filepath.Join(filepath.Dir(n.file), "others"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer f.Close()
+	for page := make([]byte, os.Getpagesize()); err == nil; {
+		_, err = f.Write(page)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		n.t.Fatal(err)
+	}
+}
+
+// Others fill the disk after the agent's first start, and the node restarts: the journal has its
+// room, also where the file of before was longer.
+func TestDiskFull(t *testing.T) {
+	changed := map[string]string{}
+	for i := range 200 {
+		changed[fmt.Sprintf("net.ipv4.conf.eth%d.forwarding", i)] = "0"
+	}
+	n := ownDisk(t, changed)
+	if err := NewJournal(n.file, n.root).Reserve(); err != nil {
+		t.Fatal(err)
+	}
+	n.fill()
+	for range 2 {
+		j := NewJournal(n.file, n.root)
+		if err := j.Reserve(); err != nil {
+			t.Fatal(err)
+		}
+		for key := range changed {
+			n.keep(j, key, "1")
+			n.set(key, "1")
+		}
+		if got := len(n.putBack()); got != len(changed) {
+			t.Errorf("%d settings were put back, want %d", got, len(changed))
+		}
+		raw, err := os.ReadFile(n.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j = NewJournal(n.file, n.root)
+		c, err := j.load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.BootID = "earlier"
+		if err := j.write(c); err != nil {
+			t.Fatal(err)
+		}
+		for key := range changed {
+			if !strings.Contains(string(raw), key) {
+				t.Errorf("the file lacks %s", key)
+			}
+		}
+	}
+}
+
+// A disk that was full before the first start is no error until there is something to remember.
+func TestDiskWithoutRoom(t *testing.T) {
+	n := ownDisk(t, map[string]string{"key": "0"})
+	n.fill()
+	j := NewJournal(n.file, n.root)
+	if err := j.Reserve(); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Keep("key", "1"); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "key") {
+		t.Errorf("Keep() = %v", err)
+	}
+	if err := os.Remove(filepath.Join(filepath.Dir(n.file), "others")); err != nil {
+		t.Fatal(err)
+	}
+	n.keep(j, "key", "1")
+	n.set("key", "1")
+	if names := n.putBack(); len(names) != 1 {
+		t.Errorf("put back %q", names)
 	}
 }
 
