@@ -48,24 +48,29 @@ func TestEndBoot(t *testing.T) {
 		}
 
 		// The plugins cannot give back yet.
-		w.delErr = errors.New("not now")
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { a.Run(ctx); close(done) }()
-		a.Suspect()
-		must(t, a.Verify(t.Context()))
-		must(t, add(t, a, ports("new", web)))
-		a.HostPorts.(*fakeForwarder).expect(t, "TCP 8080 to 10.0.70.5:80")
-		if err := a.Del(t.Context(), addRequest("added")); !errors.Is(err, w.delErr) {
+		failing := errors.New("not now")
+		w.delErr = failing
+		if err := a.Del(t.Context(), addRequest("added")); !errors.Is(err, failing) {
 			t.Errorf("DEL of a container of before: %v", err)
 		}
 		if c := a.Store.Get(state.Key{ContainerID: "added", IfName: "eth0"}); c.NetNS != "" {
 			t.Errorf("DEL gave it the namespace %q", c.NetNS)
 		}
+		w.delErr = nil
+		must(t, a.Del(t.Context(), addRequest("added")), a.Del(t.Context(), addRequest("withdrawn")))
+		w.delErr = failing
+
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { a.Run(ctx); close(done) }()
+		synctest.Wait() // it has seen the records of before
+		a.Suspect()
+		must(t, a.Verify(t.Context()))
+		must(t, add(t, a, ports("new", web)))
+		a.HostPorts.(*fakeForwarder).expect(t, "TCP 8080 to 10.0.70.5:80")
 		w.mu.Lock()
 		w.delErr = nil
 		w.mu.Unlock()
-		must(t, a.Del(t.Context(), addRequest("added")), a.Del(t.Context(), addRequest("withdrawn")))
 		a.Recheck(ctx)
 		synctest.Wait()
 		stop()

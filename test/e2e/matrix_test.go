@@ -214,17 +214,19 @@ func (s *stage) service(name string, backends ...*v1.Pod) *v1.Service {
 // nodePort is the service's port on every node.
 func nodePort(service *v1.Service) string { return strconv.Itoa(int(service.Spec.Ports[0].NodePort)) }
 
-// expectSource makes a service of a pod and checks that the pod sees floating pods that ask
-// it through the service, by ClusterIP or by the NodePort of their own node, by their own
-// addresses. If it asks itself, it gets an answer; kube-proxy masquerades that.
+// expectSource makes a service of a pod and checks that the pod sees others that ask it through
+// the service's ClusterIP, and floating pods also by the NodePort of their own node, by their own
+// addresses. kube-proxy masquerades other pods at a NodePort, and a pod that asks itself, which
+// gets an answer.
 func (s *stage) expectSource(service string, backend *v1.Pod, askers []party) {
 	s.t.Helper()
 	made := s.service(service, backend)
 	for _, from := range askers {
-		for _, to := range []netip.AddrPort{
-			netip.MustParseAddrPort(net.JoinHostPort(made.Spec.ClusterIP, "80")),
-			netip.MustParseAddrPort(net.JoinHostPort(s.get(from.name).Status.HostIP, nodePort(made))),
-		} {
+		at := []netip.AddrPort{netip.MustParseAddrPort(net.JoinHostPort(made.Spec.ClusterIP, "80"))}
+		if asker := s.get(from.name); asker.Spec.SchedulerName == berthScheduler {
+			at = append(at, netip.MustParseAddrPort(net.JoinHostPort(asker.Status.HostIP, nodePort(made))))
+		}
+		for _, to := range at {
 			s.eventually(fmt.Sprintf("%s reaches the service of %s at %s", from.name, backend.Name, to), func() error {
 				seen, err := from.ask(s.ctx, "http", to.Addr().String(), strconv.Itoa(int(to.Port())), "clientip")
 				if err != nil || from.name == backend.Name {
