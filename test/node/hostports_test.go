@@ -344,6 +344,9 @@ func isRunning(t *testing.T, pod *corev1.Pod, result *current.Result) {
 		now.Status.PodIPs = append(now.Status.PodIPs, corev1.PodIP{IP: ip.Address.IP.String()})
 	}
 	now.Status.PodIP = now.Status.PodIPs[0].IP
+	// The kubelet tells it together with the addresses.
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
+	now.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: now.Spec.Containers[0].Name, State: running}}
 	if _, err := shared.kube.CoreV1().Pods(pod.Namespace).UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
