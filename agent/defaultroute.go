@@ -77,12 +77,8 @@ func planDefaultRoute(all []state.Attachment) error {
 // setDefaultRoute gives the pod's default route to the interface that it is for, and takes it
 // from the results of the others, by which their plugins check them.
 func (a *Agent) setDefaultRoute(record *state.Container) error {
-	holder := withDefaultRoute(record.Attachments)
-	if holder < 0 {
-		return nil
-	}
-	way, err := wayOf(record, holder)
-	if err != nil {
+	holder, way, err := defaultWay(record)
+	if err != nil || holder < 0 {
 		return err
 	}
 	if err := a.DefaultRoutes.Set(way); err != nil {
@@ -105,15 +101,20 @@ func (a *Agent) setDefaultRoute(record *state.Container) error {
 }
 
 func (a *Agent) checkDefaultRoute(record *state.Container) error {
-	holder := withDefaultRoute(record.Attachments)
-	if holder < 0 {
-		return nil
-	}
-	way, err := wayOf(record, holder)
-	if err != nil {
+	holder, way, err := defaultWay(record)
+	if err != nil || holder < 0 {
 		return err
 	}
 	return a.DefaultRoutes.Check(way)
+}
+
+// defaultWay returns the attachment that a pod gave its default route to, -1 where it named none,
+// and the route.
+func defaultWay(record *state.Container) (holder int, way defaultroute.Way, err error) {
+	if holder = withDefaultRoute(record.Attachments); holder >= 0 {
+		way, err = wayOf(record, holder)
+	}
+	return holder, way, err
 }
 
 // wayOf returns the default route as it is in the container: a driver has made its own, by

@@ -23,15 +23,7 @@ func TestDetect(t *testing.T) {
 			t.Errorf("Detect() = %+v, %v", s, err)
 		}
 		t.Logf("%+v", s)
-		conn, err := Open()
-		if err != nil {
-			return err
-		}
-		tables, err := conn.ListTables()
-		if len(tables) > 0 {
-			t.Errorf("%d tables are left", len(tables))
-		}
-		return err
+		return leavesNothing(t)
 	})
 }
 
@@ -60,16 +52,21 @@ func TestDetectMissing(t *testing.T) {
 		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "lacks nat (CONFIG_NFT_NAT: ") {
 			t.Errorf("detect() = %+v, which says %v", s, err)
 		}
-		conn, err := Open()
-		if err != nil {
-			return err
-		}
-		tables, err := conn.ListTables()
-		if len(tables) > 0 {
-			t.Errorf("%d tables are left", len(tables))
-		}
-		return err
+		return leavesNothing(t)
 	})
+}
+
+func leavesNothing(t *testing.T) error {
+	t.Helper()
+	conn, err := Open()
+	if err != nil {
+		return err
+	}
+	tables, err := conn.ListTables()
+	if len(tables) > 0 {
+		t.Errorf("%d tables are left", len(tables))
+	}
+	return err
 }
 
 // The kernel is asked until it has all, and then no more.

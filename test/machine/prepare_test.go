@@ -10,7 +10,7 @@ import (
 func TestMirrorsOf(t *testing.T) {
 	const uris = `'http://mirror.example/debian/dists/bookworm/InRelease' mirror.example_debian_dists_bookworm_InRelease 0 
 'http://mirror.example/debian/dists/bookworm-updates/InRelease' mirror.example_debian_dists_bookworm-updates_InRelease 0 
-'http://security.example/debian-security/dists/bookworm-security/InRelease' security.example_debian-security_dists_bookworm-security_InRelease 0 
+'http://mirror.example/debian-security/dists/bookworm-security/InRelease' mirror.example_debian-security_dists_bookworm-security_InRelease 0 
 'https://tools.example/dists/tools-bookworm/InRelease' tools.example_dists_tools-bookworm_InRelease 0 
 'http://mirror.example/debian/dists/bookworm/main/binary-amd64/Packages.xz' mirror.example_debian_dists_bookworm_main_binary-amd64_Packages 0 
 'https://containers.example/linux/debian/dists/bookworm/InRelease' containers.example_linux_debian_dists_bookworm_InRelease 0 
