@@ -25,11 +25,7 @@ type Found struct {
 // Find lists the limits that the kernel has for the named links. Links that are missing have
 // none.
 func (s *Shaper) Find(names []string) ([]Found, error) {
-	links, err := linksByName()
-	if err != nil {
-		return nil, err
-	}
-	qdiscs, err := qdiscsByLink()
+	links, qdiscs, err := linksAndQdiscs()
 	if err != nil {
 		return nil, err
 	}

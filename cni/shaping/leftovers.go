@@ -19,11 +19,7 @@ import (
 // that is gone, the kernel drops the packets. The nftables table is among the leftovers of
 // package netfilter.
 func Leftovers() ([]leftover.Item, error) {
-	links, err := linksByName()
-	if err != nil {
-		return nil, err
-	}
-	qdiscs, err := qdiscsByLink()
+	links, qdiscs, err := linksAndQdiscs()
 	if err != nil {
 		return nil, err
 	}

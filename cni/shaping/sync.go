@@ -127,6 +127,16 @@ func linksByName() (map[string]netlink.Link, error) {
 	return byName, nil
 }
 
+// linksAndQdiscs lists both.
+func linksAndQdiscs() (map[string]netlink.Link, map[int][]netlink.Qdisc, error) {
+	links, err := linksByName()
+	if err != nil {
+		return nil, nil, err
+	}
+	qdiscs, err := qdiscsByLink()
+	return links, qdiscs, err
+}
+
 // qdiscsByLink lists the queues of all links by the link's index.
 func qdiscsByLink() (map[int][]netlink.Qdisc, error) {
 	all, err := netlinksafe.QdiscList(nil)

@@ -4,43 +4,19 @@ package main
 
 import (
 	"encoding/json"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/socket/sockettest"
 )
 
-func socketPath(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "bc-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir + "/agent.sock"
-}
-
-func serve(t *testing.T, path string, h http.HandlerFunc) {
-	t.Helper()
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := httptest.NewUnstartedServer(h)
-	s.Listener = l
-	s.Start()
-	t.Cleanup(s.Close)
-}
-
 func TestForwardSendsWhatItGot(t *testing.T) {
-	path := socketPath(t)
+	path := sockettest.Path(t)
 	var got api.Request
-	serve(t, path, func(w http.ResponseWriter, r *http.Request) {
+	sockettest.Serve(t, path, func(w http.ResponseWriter, r *http.Request) {
 		if err := json.NewDecoder(r.Body).Decode(&got); err != nil || r.URL.Path != api.PathCNI {
 			t.Errorf("%s: %v", r.URL, err)
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
@@ -15,29 +14,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/socket/sockettest"
 )
-
-func socketPath(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "bc-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir + "/agent.sock"
-}
-
-func serve(t *testing.T, path string, h http.HandlerFunc) {
-	t.Helper()
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := httptest.NewUnstartedServer(h)
-	s.Listener = l
-	s.Start()
-	t.Cleanup(s.Close)
-}
 
 func TestCall(t *testing.T) {
 	cases := map[string]struct {
@@ -76,9 +54,9 @@ func TestCall(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			path := socketPath(t)
+			path := sockettest.Path(t)
 			if c.answer != nil {
-				serve(t, path, c.answer)
+				sockettest.Serve(t, path, c.answer)
 			}
 			r, err := call(t.Context(), Agent{Socket: path, Path: api.PathCNI}, api.Request{Command: "ADD"})
 			var e *types.Error
@@ -103,7 +81,7 @@ func TestCall(t *testing.T) {
 // A call waits for an agent that is gone for a moment, and for an agent that does not
 // come back until the limit. It does not wait where no agent ever was.
 func TestConnect(t *testing.T) {
-	path := socketPath(t)
+	path := sockettest.Path(t)
 	if _, err := connect(t.Context(), path, time.Hour); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a socket: %v", err)
 	}
@@ -122,7 +100,7 @@ func TestConnect(t *testing.T) {
 	time.AfterFunc(100*time.Millisecond, func() {
 		defer close(serving)
 		next := path + ".next" // the socket is not missing for a moment
-		serve(t, next, func(http.ResponseWriter, *http.Request) {})
+		sockettest.Serve(t, next, func(http.ResponseWriter, *http.Request) {})
 		if err := os.Rename(next, path); err != nil {
 			t.Error(err)
 		}
@@ -138,7 +116,7 @@ func TestConnect(t *testing.T) {
 // STATUS is good while the agent is away for a short time, and bad where it does not come
 // back or never was.
 func TestAway(t *testing.T) {
-	path := socketPath(t)
+	path := sockettest.Path(t)
 	now := time.Now()
 	if away(path, now) {
 		t.Error("an agent that never was is away")

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/berth-dev/berth/test/witness"
 )
 
@@ -24,23 +22,7 @@ func TestKubeProxyModes(t *testing.T) {
 	}
 	s := newStage(t, "10.0.70.93-10.0.70.99")
 	network := s.Cluster.Network()
-	members := []*v1.Pod{
-		s.pod("floating-1a", netexec, s.floating, on("node1"), published(0)), s.pod("floating-1b", netexec, s.floating, on("node1"), published(1)),
-		s.pod("floating-2", netexec, s.floating, on("node2"), published(2)),
-		s.pod("default-1", netexec, on("node1"), published(3)), s.pod("default-3", netexec, on("node3"), published(4)),
-	}
-	var pods []party
-	for _, pod := range members {
-		s.create(pod)
-	}
-	for i, pod := range members {
-		members[i] = s.ready(pod.Name)
-		asked := s.podParty(members[i])
-		if members[i].Spec.SchedulerName != berthScheduler {
-			asked.node = members[i].Spec.NodeName
-		}
-		pods = append(pods, asked)
-	}
+	members, pods := s.podsOfEachKind()
 	client := s.hostParty(s.Cluster.Client(), network.Client().String()) // which has no route to ClusterIPs
 	var hosts []party
 	for i, node := range s.Cluster.Nodes() {

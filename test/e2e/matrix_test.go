@@ -95,23 +95,8 @@ func (s *stage) expectSeen(protocol string, from, to party, port string) {
 func TestMatrix(t *testing.T) {
 	s := newStage(t, "10.0.70.45-10.0.70.54")
 	network := s.Cluster.Network()
-	members := []*v1.Pod{
-		s.pod("floating-1a", netexec, s.floating, on("node1"), published(0)), s.pod("floating-1b", netexec, s.floating, on("node1"), published(1)),
-		s.pod("floating-2", netexec, s.floating, on("node2"), published(2)),
-		s.pod("default-1", netexec, on("node1"), published(3)), s.pod("default-3", netexec, on("node3"), published(4)),
-	}
-	var pods, all []party
-	for _, pod := range members {
-		s.create(pod)
-	}
-	for i, pod := range members {
-		members[i] = s.ready(pod.Name)
-		asked := s.podParty(members[i])
-		if members[i].Spec.SchedulerName != berthScheduler {
-			asked.node = members[i].Spec.NodeName
-		}
-		pods = append(pods, asked)
-	}
+	members, pods := s.podsOfEachKind()
+	var all []party
 	all = append(all, pods...)
 	for i, node := range s.Cluster.Nodes() {
 		all = append(all, s.hostParty(node.Host, network.Node(i+1).String()))
@@ -146,6 +131,29 @@ func TestMatrix(t *testing.T) {
 			s.kubectl("-n", s.name, "exec", pod.Name, "--", "/agnhost", "connect", "--timeout=60s", net.JoinHostPort(to.address, witness.Port))
 		}
 	}
+}
+
+// podsOfEachKind starts floating pods and pods of the default network that have host ports from
+// 9000 on, in their order.
+func (s *stage) podsOfEachKind() (members []*v1.Pod, pods []party) {
+	s.t.Helper()
+	members = []*v1.Pod{
+		s.pod("floating-1a", netexec, s.floating, on("node1"), published(0)), s.pod("floating-1b", netexec, s.floating, on("node1"), published(1)),
+		s.pod("floating-2", netexec, s.floating, on("node2"), published(2)),
+		s.pod("default-1", netexec, on("node1"), published(3)), s.pod("default-3", netexec, on("node3"), published(4)),
+	}
+	for _, pod := range members {
+		s.create(pod)
+	}
+	for i, pod := range members {
+		members[i] = s.ready(pod.Name)
+		asked := s.podParty(members[i])
+		if members[i].Spec.SchedulerName != berthScheduler {
+			asked.node = members[i].Spec.NodeName
+		}
+		pods = append(pods, asked)
+	}
+	return members, pods
 }
 
 // published gives the pod a host port by TCP and one by UDP.

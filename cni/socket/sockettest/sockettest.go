@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sockettest serves in place of the node agent, for tests of its callers.
+package sockettest
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"testing"
+)
+
+// Path returns a path for a socket. It is shorter than those of [testing.T.TempDir], which may
+// be too long for one.
+func Path(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "bc-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir + "/agent.sock"
+}
+
+// Serve answers on the socket until the test ends.
+func Serve(t *testing.T, path string, h http.HandlerFunc) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(h)
+	s.Listener = l
+	s.Start()
+	t.Cleanup(s.Close)
+}
