@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/test/bench/load"
 	"github.com/berth-dev/berth/test/bench/programs"
 	"github.com/berth-dev/berth/test/bench/report"
+	"github.com/berth-dev/berth/test/bench/rollout"
 	"github.com/berth-dev/berth/test/bench/table"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
@@ -45,6 +46,7 @@ type options struct {
 	rounds                    int
 	nodes, pods               int
 	programNodes, programPods int
+	rollout                   rollout.Options
 	small                     bool
 }
 
@@ -52,14 +54,19 @@ func parse(args []string) (*options, error) {
 	o := &options{}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.out, "out", os.Getenv("BENCH_OUT"), "Folder for results and profiles (default: $BENCH_OUT, or a temporary one).")
-	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book,node,lab", "What to run.")
+	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book,node,lab,rollout", "What to run.")
 	flags.StringVar(&o.cases, "cases", "a,b,c,c1,d", "Cases that are compared; cn is one with 10,000 pools.")
 	flags.IntVar(&o.rounds, "rounds", 3, "How often each case is run.")
 	flags.IntVar(&o.nodes, "nodes", 5000, "Nodes in scheduler_perf.")
 	flags.IntVar(&o.pods, "pods", 10_000, "Pods in scheduler_perf.")
 	flags.IntVar(&o.programNodes, "program-nodes", 1000, "Nodes of the real programs.")
 	flags.IntVar(&o.programPods, "program-pods", 5000, "Pods of the real programs.")
-	flags.BoolVar(&o.small, "small", false, "A quick look: 500 nodes, 1,000 pods, one round.")
+	flags.IntVar(&o.rollout.Deployments, "deployments", 10, "Deployments of the rollout.")
+	flags.IntVar(&o.rollout.Replicas, "replicas", 10, "Pods of each of these Deployments.")
+	flags.IntVar(&o.rollout.Nodes, "lab-nodes", 5, "Nodes of the rollout's lab.")
+	flags.IntVar(&o.rollout.Rounds, "rollout-rounds", 1, "How often each way of the rollout is run.")
+	flags.DurationVar(&o.rollout.Limit, "rollout-limit", 10*time.Minute, "How long one way of the rollout may take; what runs by then is reported.")
+	flags.BoolVar(&o.small, "small", false, "A quick look: 500 nodes, 1,000 pods, one round; a rollout of 10 pods.")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
@@ -68,6 +75,7 @@ func parse(args []string) (*options, error) {
 	}
 	if o.small {
 		o.nodes, o.pods, o.programNodes, o.programPods, o.rounds = 500, 1000, 500, 1000, 1
+		o.rollout.Deployments, o.rollout.Replicas, o.rollout.Nodes, o.rollout.Rounds = 2, 5, 2, 1
 	}
 	for id := range strings.SplitSeq(o.cases, ",") {
 		if _, err := load.CaseOf(id); err != nil {
@@ -156,7 +164,7 @@ func (b *bench) all(ctx context.Context) error {
 		name string
 		run  func(context.Context) error
 	}{
-		{"book", b.book}, {"perf", b.perf}, {"programs", b.programs}, {"requests", b.requests},
+		{"book", b.book}, {"perf", b.perf}, {"programs", b.programs}, {"requests", b.requests}, {"rollout", b.rollOut},
 		{"node", func(ctx context.Context) error { return b.tests(ctx, "./node/") }},
 		{"lab", func(ctx context.Context) error { return b.tests(ctx, "./e2e/") }},
 	} {
@@ -167,8 +175,8 @@ func (b *bench) all(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("%s: %w", part.name, err))
 		}
 	}
-	var err error
-	b.report.Tables, err = table.Read(b.out)
+	tables, err := table.Read(b.out)
+	b.report.Tables = append(tables, b.report.Tables...)
 	return errors.Join(append(errs, err, ctx.Err(), b.shares(ctx))...)
 }
 
@@ -215,6 +223,15 @@ func (b *bench) requests(ctx context.Context) error {
 	options.Nodes = 100
 	say("requests to the API server")
 	b.report.Requests, err = programs.CountRequests(ctx, options)
+	return err
+}
+
+// rollOut reports also what there is of an unfinished run.
+func (b *bench) rollOut(ctx context.Context) error {
+	options := b.rollout
+	options.Dir, options.Progress = b.dir, say
+	results, err := rollout.Measure(ctx, options)
+	b.report.Tables = append(b.report.Tables, results.Tables()...)
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -99,6 +100,33 @@ func passOn(parent string) {
 		_ = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
 	}
 }
+
+// The bounds of a cgroup's CPU shares in v1.
+const minShares, maxShares = 2, 262144
+
+// setShares sets the CPU shares of a cgroup, v1's cpu.shares. v2 has weights.
+func setShares(cgroup string, shares int) error {
+	dirs, err := cgroupHierarchies()
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		for file, value := range map[string]int{"cpu.shares": shares, "cpu.weight": weight(shares)} {
+			path := filepath.Join(d, cgroup, file)
+			if _, err := os.Stat(path); err != nil {
+				continue // another version or controller
+			}
+			if err := os.WriteFile(path, []byte(strconv.Itoa(value)), 0o644); err != nil {
+				return fmt.Errorf("set CPU shares: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// weight returns the weight in v2 for shares of v1, as Kubernetes converts them: from 2 to
+// 262144 and from 1 to 10000.
+func weight(shares int) int { return 1 + (shares-minShares)*9999/(maxShares-minShares) }
 
 // removeCgroup removes a cgroup with all below it from every hierarchy. No
 // process may be left in it.

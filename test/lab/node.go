@@ -273,8 +273,12 @@ func (n *Node) format() error {
 }
 
 // configure writes the configuration of the node's programs.
-func (n *Node) configure(keys *pki) error {
+func (n *Node) configure(keys *pki, opts Options) error {
 	cfg := n.config()
+	cfg.maxPods, cfg.sandbox = opts.MaxPods, AgnhostImage
+	if opts.Pause != "" {
+		cfg.sandbox = PauseImage
+	}
 	kubelet := identity{
 		name: "kubelet-" + n.name, user: "system:node:" + n.name, groups: []string{"system:nodes"},
 		addrs: []netip.Addr{n.IP}, names: []string{n.name},

@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -11,6 +12,9 @@ import (
 // AgnhostImage is the image that every node has: upstream's test image, made
 // of its one program. It is the pause image too.
 const AgnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
+
+// PauseImage is the image that nodes have where Options.Pause names its program.
+const PauseImage = "berth.dev/pause:lab"
 
 // containerdSocket is the same on every node, in the node's own /run.
 const containerdSocket = "/run/containerd/containerd.sock"
@@ -24,6 +28,8 @@ type nodeConfig struct {
 	addr    netip.Addr
 	pods    netip.Prefix
 	network Network
+	maxPods int    // 0: 110, as kubelet's own
+	sandbox string // image of pods' sandboxes
 }
 
 func (c nodeConfig) file(name string) string { return filepath.Join(c.dir, name) }
@@ -61,8 +67,9 @@ imageGCLowThresholdPercent: 99
 evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
 kubeAPIQPS: 100
 kubeAPIBurst: 200
+maxPods: %d
 `, c.key("ca.crt"), c.key("kubelet-"+c.name+".crt"), c.key("kubelet-"+c.name+".key"), containerdSocket, c.cgroup,
-		nodeStatusPeriod, int(nodeLease.Seconds()), nth(c.network.Services, 10), c.file("resolv.conf"))
+		nodeStatusPeriod, int(nodeLease.Seconds()), nth(c.network.Services, 10), c.file("resolv.conf"), cmp.Or(c.maxPods, 110))
 }
 
 // kubeletArgs returns kubelet's arguments.
@@ -128,7 +135,7 @@ disabled_plugins = [
 
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
       SystemdCgroup = false
-`, containerdSocket, AgnhostImage)
+`, containerdSocket, c.sandbox)
 }
 
 // cniName is the file of the pod network that a node comes with. Berth's own

@@ -18,6 +18,8 @@ const (
 	DefaultNodes = 3
 	// MaxNodes is the largest number of nodes that the address plan allows.
 	MaxNodes = 50
+	// MaxPods is the largest number of pods of a node that the address plan allows.
+	MaxPods = 253
 	// MarkerEnv is the environment variable, set to the lab's name, that
 	// every process started by a lab carries. May never change: Down finds
 	// the processes of a crashed Up by it.
@@ -46,8 +48,20 @@ type Options struct {
 	// bound to a node that is lost, in whole seconds. Kubernetes' own
 	// 5 minutes when 0.
 	EvictAfter time.Duration
-	// APIServerFlags are added to kube-apiserver's command line.
-	APIServerFlags []string
+	// APIServerFlags and ControllerFlags are added to the command lines of
+	// kube-apiserver and kube-controller-manager.
+	APIServerFlags, ControllerFlags []string
+	// MaxPods is how many pods kubelet runs on a node: its own 110 when 0, and
+	// at most MaxPods, which is how many addresses a node's subnet of pods has.
+	MaxPods int
+	// CPUShares is the weight of all nodes' pods together, where a program of a node
+	// or of the control plane has 1024: the same 1024 when 0. A kubelet gives its
+	// pods 1024 for each CPU, beside all programs of the node.
+	CPUShares int
+	// Pause is the path of a static program. Every node has it as PauseImage,
+	// and runs it in the sandboxes of pods instead of agnhost, which takes 8 MB
+	// for each.
+	Pause string
 }
 
 // complete returns o with defaults set, or what is wrong with it.
@@ -60,6 +74,12 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Nodes < 0 || o.Nodes > MaxNodes {
 		return o, fmt.Errorf("lab %q: %d nodes: want 1 to %d", o.Name, o.Nodes, MaxNodes)
+	}
+	if o.MaxPods < 0 || o.MaxPods > MaxPods {
+		return o, fmt.Errorf("lab %q: %d pods on a node: want 1 to %d", o.Name, o.MaxPods, MaxPods)
+	}
+	if o.CPUShares != 0 && (o.CPUShares < minShares || o.CPUShares > maxShares) {
+		return o, fmt.Errorf("lab %q: %d CPU shares: want %d to %d", o.Name, o.CPUShares, minShares, maxShares)
 	}
 	if o.EvictAfter < 0 || o.EvictAfter%time.Second != 0 {
 		return o, fmt.Errorf("lab %q: evict after %s: want whole seconds", o.Name, o.EvictAfter)

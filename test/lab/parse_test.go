@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -17,20 +18,21 @@ import (
 func TestParseStat(t *testing.T) {
 	tests := []struct {
 		name, in string
-		start    uint64
-		state    byte
+		want     stat
 		ok       bool
 	}{
-		{"plain", "7 (sh) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 2 3\n", 4711, 'S', true},
-		{"brackets in name", "7 (a) Z (b) R 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12 2 3\n", 12, 'R', true},
-		{"short", "7 (sh) S 1", 0, 0, false},
-		{"empty", "", 0, 0, false},
+		{"plain", "7 (sh) S 1 7 7 0 -1 4194560 1 0 0 0 110 7 200 50 20 0 1 0 4711 2 3\n",
+			stat{"sh", 'S', 4711, CPUTime{Own: 1170 * time.Millisecond, Ended: 2500 * time.Millisecond}}, true},
+		{"brackets in name", "7 (a) Z (b) R 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12 2 3\n", stat{name: "a) Z (b", state: 'R', start: 12}, true},
+		{"no number", "7 (sh) S 1 7 7 0 -1 4194560 1 0 0 0 x 0 0 0 20 0 1 0 4711 2 3\n", stat{}, false},
+		{"short", "7 (sh) S 1", stat{}, false},
+		{"empty", "", stat{}, false},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			start, state, err := parseStat([]byte(tc.in))
-			if start != tc.start || state != tc.state || (err == nil) != tc.ok {
-				t.Errorf("parseStat() = %d, %c, %v", start, state, err)
+			got, err := parseStat([]byte(tc.in))
+			if got != tc.want || (err == nil) != tc.ok {
+				t.Errorf("parseStat() = %+v, %v, want %+v", got, err, tc.want)
 			}
 		})
 	}
@@ -49,6 +51,14 @@ func TestProcessAlive(t *testing.T) {
 	}
 	if (process{}).alive() {
 		t.Error("no process is alive")
+	}
+}
+
+func TestWeight(t *testing.T) {
+	for shares, want := range map[int]int{minShares: 1, 1024: 39, maxShares: 10000} {
+		if got := weight(shares); got != want {
+			t.Errorf("weight(%d) = %d, want %d", shares, got, want)
+		}
 	}
 }
 

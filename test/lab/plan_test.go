@@ -81,6 +81,10 @@ func TestOptions(t *testing.T) {
 		{"long name", Options{Name: strings.Repeat("a", 21)}, false},
 		{"too many nodes", Options{Nodes: MaxNodes + 1}, false},
 		{"negative nodes", Options{Nodes: -1}, false},
+		{"many pods", Options{MaxPods: MaxPods}, true},
+		{"too many pods", Options{MaxPods: MaxPods + 1}, false},
+		{"many shares", Options{CPUShares: maxShares}, true},
+		{"too many shares", Options{CPUShares: maxShares + 1}, false},
 		{"half a second", Options{EvictAfter: 500_000_000}, false},
 	}
 	for _, tc := range tests {

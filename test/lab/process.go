@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // process identifies one process for good: a PID is used again, but not by a
@@ -23,14 +24,18 @@ type process struct {
 
 // processOf identifies the process that now has the given PID.
 func processOf(pid int) (process, error) {
-	start, state, err := procStat(pid)
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return process{}, err
 	}
-	if state == 'Z' {
+	stat, err := parseStat(b)
+	if err != nil {
+		return process{}, err
+	}
+	if stat.state == 'Z' {
 		return process{}, fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
 	}
-	return process{PID: pid, Start: start}, nil
+	return process{PID: pid, Start: stat.start}, nil
 }
 
 // alive reports whether the process still runs; a zombie does not.
@@ -51,26 +56,76 @@ func (p process) kill() {
 	}
 }
 
-// procStat returns a process's start time, in clock ticks since boot, and
-// its one-letter state.
-func procStat(pid int) (start uint64, state byte, err error) {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0, 0, err
-	}
-	return parseStat(b)
+// stat is what /proc/PID/stat says of a process.
+type stat struct {
+	name  string // of the program, the first 15 bytes of it
+	state byte
+	start uint64 // clock ticks since boot
+	cpu   CPUTime
 }
+
+// CPUTime is how long processes have computed, in user and in kernel mode.
+type CPUTime struct {
+	Own time.Duration
+	// Ended is that of their children that have ended, and of the children's
+	// ended children.
+	Ended time.Duration
+}
+
+// Tick is the unit of times in /proc, the same on all of Linux's architectures
+// that Kubernetes runs on.
+const Tick = time.Second / 100
 
 // parseStat reads the text of /proc/PID/stat. The second field, the
 // command's name, may itself have spaces and brackets.
-func parseStat(b []byte) (start uint64, state byte, err error) {
-	_, rest, ok := bytes.Cut(b[max(0, bytes.LastIndexByte(b, ')')):], []byte(") "))
-	f := strings.Fields(string(rest))
-	if !ok || len(f) < 20 {
-		return 0, 0, errors.New("malformed /proc/PID/stat")
+func parseStat(b []byte) (stat, error) {
+	end := max(0, bytes.LastIndexByte(b, ')'))
+	_, name, ok := strings.Cut(string(b[:end]), "(")
+	f := strings.Fields(string(b[end:]))
+	if !ok || len(f) < 21 {
+		return stat{}, errors.New("malformed /proc/PID/stat")
 	}
-	start, err = strconv.ParseUint(f[19], 10, 64)
-	return start, f[0][0], err
+	f = f[1:] // without the bracket
+	numbers := map[int]uint64{}
+	for _, i := range []int{11, 12, 13, 14, 19} {
+		var err error
+		if numbers[i], err = strconv.ParseUint(f[i], 10, 64); err != nil {
+			return stat{}, fmt.Errorf("malformed /proc/PID/stat: %w", err)
+		}
+	}
+	return stat{
+		name: name, state: f[0][0], start: numbers[19],
+		cpu: CPUTime{Own: time.Duration(numbers[11]+numbers[12]) * Tick, Ended: time.Duration(numbers[13]+numbers[14]) * Tick},
+	}, nil
+}
+
+// CPUTimes returns how long the processes have computed that run on the host at
+// this moment, its pods' processes too, summed by the names of their programs, of
+// which the kernel keeps the first 15 bytes.
+func (h *Host) CPUTimes() (map[string]CPUTime, error) {
+	pid, err := h.PID()
+	if err != nil {
+		return nil, err
+	}
+	// The host's own /proc has its processes only.
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/proc/[0-9]*/stat", pid))
+	if err != nil {
+		return nil, fmt.Errorf("list the processes of %s: %w", h.name, err)
+	}
+	times := map[string]CPUTime{}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		stat, err := parseStat(b)
+		if err != nil {
+			return nil, fmt.Errorf("read %s of %s: %w", file, h.name, err)
+		}
+		sum := times[stat.name]
+		times[stat.name] = CPUTime{Own: sum.Own + stat.cpu.Own, Ended: sum.Ended + stat.cpu.Ended}
+	}
+	return times, nil
 }
 
 // markedProcesses returns the processes whose environment says that they

@@ -112,19 +112,24 @@ func (c *Cluster) up(ctx context.Context, opts Options) error {
 		return err
 	}
 	c.progress.say("%d hosts have booted and are cabled", c.nodes+3)
+	if opts.CPUShares != 0 {
+		if err := setShares(cgroupOf(c.name), opts.CPUShares); err != nil {
+			return err
+		}
+	}
 
 	core := c.control(opts)
 	if err := c.startForward(core); err != nil {
 		return err
 	}
 	for _, n := range c.Nodes() {
-		if err := n.configure(core.pki); err != nil {
+		if err := n.configure(core.pki, opts); err != nil {
 			return err
 		}
 	}
 	group, gctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.startControl(gctx, core) })
-	group.Go(func() error { return c.startRuntimes(gctx) })
+	group.Go(func() error { return c.startRuntimes(gctx, opts) })
 	if err := group.Wait(); err != nil {
 		return err
 	}
@@ -192,6 +197,7 @@ func (c *Cluster) control(opts Options) *control {
 			dir: c.controlDir(), bind: c.network.ControlPlane(), advertise: c.network.ControlPlane(),
 			apiPort: apiServerPort, etcdPorts: [2]int{2379, 2380}, services: c.network.Services,
 			nodes: true, audit: true, accounts: true, evict: opts.EvictAfter, apiExtra: opts.APIServerFlags,
+			controllerExtra: opts.ControllerFlags,
 		},
 		bin: c.bin, run: c.host(controlHost), progress: c.progress,
 	}
@@ -252,12 +258,21 @@ func (c *Cluster) startControl(ctx context.Context, core *control) error {
 
 // startRuntimes starts containerd on every node and loads what every node
 // needs.
-func (c *Cluster) startRuntimes(ctx context.Context) error {
+func (c *Cluster) startRuntimes(ctx context.Context, opts Options) error {
 	image, err := c.BuildImage(AgnhostImage, map[string]string{"/agnhost": filepath.Join(c.bin, "agnhost")}, ImageConfig{
 		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
 	})
 	if err != nil {
 		return err
+	}
+	images := []string{image}
+	if opts.Pause != "" {
+		// One thread of Go's is enough to wait.
+		pause, err := c.BuildImage(PauseImage, map[string]string{"/pause": opts.Pause}, ImageConfig{Entrypoint: []string{"/pause"}, Env: []string{"GOMAXPROCS=1"}})
+		if err != nil {
+			return err
+		}
+		images = append(images, pause)
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range c.Nodes() {
@@ -265,7 +280,12 @@ func (c *Cluster) startRuntimes(ctx context.Context) error {
 			if err := n.startRuntime(ctx); err != nil {
 				return err
 			}
-			return n.loadImage(ctx, image)
+			for _, image := range images {
+				if err := n.loadImage(ctx, image); err != nil {
+					return err
+				}
+			}
+			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {

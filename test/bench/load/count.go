@@ -42,25 +42,35 @@ type Counter struct {
 
 // Count starts to count until ctx ends.
 func Count(ctx context.Context, config *rest.Config, namespace string, want int, hooks Hooks) (*Counter, error) {
+	c := &Counter{namespace: namespace, want: want, hooks: hooks, done: make(chan struct{})}
+	var err error
+	c.factory, err = Follow(ctx, config, c.observe)
+	return c, err
+}
+
+// Follow calls observe, serially, for the pods that there are (before is nil) and for each
+// change of a pod, until ctx ends. It returns when observe has seen the pods that there are.
+// The caller may wait with Shutdown, after ctx has ended, for observe's last return.
+func Follow(ctx context.Context, config *rest.Config, observe func(before, after *v1.Pod)) (informers.SharedInformerFactory, error) {
 	config = rest.CopyConfig(config)
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
 	}
-	c := &Counter{namespace: namespace, want: want, hooks: hooks, done: make(chan struct{}), factory: informers.NewSharedInformerFactory(kube, 0)}
-	registration, err := c.factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { c.observe(nil, object.(*v1.Pod)) },
-		UpdateFunc: func(before, after any) { c.observe(before.(*v1.Pod), after.(*v1.Pod)) },
+	factory := informers.NewSharedInformerFactory(kube, 0)
+	registration, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { observe(nil, object.(*v1.Pod)) },
+		UpdateFunc: func(before, after any) { observe(before.(*v1.Pod), after.(*v1.Pod)) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("follow pods: %w", err)
 	}
-	c.factory.StartWithContext(ctx)
+	factory.StartWithContext(ctx)
 	if !cache.WaitFor(ctx, "pods", registration.HasSyncedChecker()) {
 		return nil, fmt.Errorf("follow pods: %w", ctx.Err())
 	}
-	return c, nil
+	return factory, nil
 }
 
 // observe runs serially.

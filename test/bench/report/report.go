@@ -31,7 +31,7 @@ type Report struct {
 	Cluster       *book.Cluster       `json:",omitempty"`
 	Ready         *book.Ready         `json:",omitempty"`
 	Profiles      map[string][]Share  `json:",omitempty"`
-	// Tables are what the tests of the node and of the lab measured.
+	// Tables are what the tests of the node and of the lab, and rollouts measured.
 	Tables []table.Table `json:",omitempty"`
 }
 

@@ -108,13 +108,28 @@ func Read(dir string) ([]Table, error) {
 
 // Millis are the quantiles of durations, in milliseconds with one digit behind the point.
 func Millis(times []time.Duration, quantiles ...float64) []string {
+	return cells(times, quantiles, MS)
+}
+
+// Seconds are the quantiles of durations, in seconds with one digit behind the point.
+func Seconds(times []time.Duration, quantiles ...float64) []string {
+	return cells(times, quantiles, S)
+}
+
+// cells are empty where there are no durations.
+func cells(times []time.Duration, quantiles []float64, print func(time.Duration) string) []string {
 	times = slices.Sorted(slices.Values(times))
-	var cells []string
-	for _, q := range quantiles {
-		cells = append(cells, MS(times[int(q*float64(len(times)-1))]))
+	cells := make([]string, len(quantiles))
+	for i, q := range quantiles {
+		if len(times) > 0 {
+			cells[i] = print(times[int(q*float64(len(times)-1))])
+		}
 	}
 	return cells
 }
+
+// S is a duration in seconds with one digit behind the point.
+func S(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
 
 // MS is a duration in milliseconds with one digit behind the point.
 func MS(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()*1000) }

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/berth-dev/berth/test/bench/table"
+)
+
+// Results are what the runs took.
+type Results struct {
+	Options
+	runs []*run
+}
+
+// Tables are the times, and the CPU times.
+func (r *Results) Tables() []table.Table {
+	if len(r.runs) == 0 {
+		return nil
+	}
+	return []table.Table{r.times(), r.cpu()}
+}
+
+func (r *Results) times() table.Table {
+	t := table.Table{
+		Title: fmt.Sprintf("%d Deployments of %d pods each until all pods run", r.Deployments, r.Replicas),
+		Note: fmt.Sprintf("On %d nodes of the lab, which share the machine; each way has a lab of its own. Times are in s, those of ADDs in ms, with p50 and p99. "+
+			"Ratios are to the first way in the same round. A pod is Running when a watch tells so; \"bound\" and \"Running\" are from its creation on.", r.Nodes),
+		Rows: table.Rows{{"round", "pods", "all Running after", "ratio", "pods/s", "one Running: p50", "p99", "bound: p50", "p99", "ADD in the agent: p50", "p99"}},
+	}
+	for _, run := range r.runs {
+		row := []string{fmt.Sprint(run.round), run.title, table.S(run.took), r.ratio(run), ""}
+		if run.running < run.pods {
+			row[2] = fmt.Sprintf("never: %d ran within %s", run.running, r.Limit)
+		}
+		if run.took > 0 {
+			row[4] = fmt.Sprintf("%.1f", float64(run.running)/run.took.Seconds())
+		}
+		t.Rows = append(t.Rows, slices.Concat(row,
+			table.Seconds(run.starts, 0.5, 0.99), table.Seconds(run.bindings, 0.5, 0.99), table.Millis(run.adds, 0.5, 0.99)))
+		if run.restarts > 0 {
+			t.Note += fmt.Sprintf(" %s, round %d: containers of Berth were restarted %d times.", run.title, run.round, run.restarts)
+		}
+	}
+	return t
+}
+
+// ratio compares a run with that of the first way in the same round, where both are complete.
+func (r *Results) ratio(of *run) string {
+	for _, run := range r.runs {
+		if run.round == of.round && run.way == ways()[0] && run.running == run.pods && of.running == of.pods {
+			return fmt.Sprintf("%.2f", of.took.Seconds()/run.took.Seconds())
+		}
+	}
+	return ""
+}
+
+func (r *Results) cpu() table.Table {
+	t := table.Table{
+		Title: "CPU time for each of these pods, ms",
+		Note:  "From the creation of the first Deployment until all pods run: with what kubelets and others do at all times.",
+		Rows:  table.Rows{{"program"}},
+	}
+	for _, run := range r.runs {
+		head := run.title
+		if r.Rounds > 1 {
+			head += fmt.Sprintf(", round %d", run.round)
+		}
+		t.Rows[0] = append(t.Rows[0], head)
+	}
+	for _, work := range works() {
+		row := []string{work.title}
+		for _, run := range r.runs {
+			spent := work.of(run.after) - work.of(run.before)
+			row = append(row, table.MS(spent/time.Duration(max(run.running, 1))))
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
