@@ -23,6 +23,13 @@ const (
 	// defendInterval is the least time between two defences of an address (RFC 5227,
 	// section 2.4: DEFEND_INTERVAL).
 	defendInterval = 10 * time.Second
+	// announceInterval is the time between the two announcements of a defence. Section 2.4 has
+	// one; two at this interval are what section 2.3 has for a host that takes an address
+	// (ANNOUNCE_NUM, ANNOUNCE_INTERVAL), and what the other host may have sent. Frames get lost,
+	// and Linux ignores ARP for a second after it changed a neighbour (locktime; since Linux
+	// 4.13 it heeds announcements nevertheless). RFC 4861, section 7.2.6 allows three of
+	// IPv6, a second apart.
+	announceInterval = 2 * time.Second
 	// together is the time between a host's claims of several addresses of a pod: they are
 	// answered at once.
 	together = 100 * time.Millisecond
@@ -52,19 +59,29 @@ type defender struct {
 	carried map[netip.Addr]state.Key
 	// claims have the last claim of each address since the last defence.
 	claims   map[state.Key]map[netip.Addr]conflict.Conflict
-	defended map[state.Key]time.Time
+	defended map[state.Key]defence
 	// answered are the claims that were answered, and of which nobody knows yet whether they
 	// are a conflict; known is signalled when there are some.
 	answered map[state.Key]map[netip.Addr]bool
 	known    chan struct{}
 }
 
+// defence is the last one of a record.
+type defence struct {
+	at time.Time
+	// again is when its second announcement is due; zero where none is.
+	again time.Time
+}
+
+// next returns when claims may be answered again, for the zero defence a time long ago.
+func (d defence) next() time.Time { return d.at.Add(defendInterval) }
+
 func newDefender() defender {
 	return defender{
 		queue: workqueue.NewTypedDelayingQueue[state.Key](),
 		soon:  make(chan struct{}, 1),
 		known: make(chan struct{}, 1), answered: map[state.Key]map[netip.Addr]bool{},
-		claims: map[state.Key]map[netip.Addr]conflict.Conflict{}, defended: map[state.Key]time.Time{},
+		claims: map[state.Key]map[netip.Addr]conflict.Conflict{}, defended: map[state.Key]defence{},
 	}
 }
 
@@ -80,8 +97,8 @@ func (d *defender) carry(carried map[netip.Addr]state.Key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.carried = carried
-	for key, at := range d.defended {
-		if time.Since(at) >= defendInterval {
+	for key, last := range d.defended {
+		if !time.Now().Before(last.next()) && last.again.IsZero() {
 			delete(d.defended, key)
 		}
 	}
@@ -100,31 +117,37 @@ func (d *defender) hear(claim conflict.Conflict) {
 		d.claims[key] = map[netip.Addr]conflict.Conflict{}
 	}
 	d.claims[key][claim.Address] = claim
-	wait := together
-	if last, ok := d.defended[key]; ok {
-		wait = max(wait, defendInterval-time.Since(last))
-	}
-	d.queue.AddAfter(key, wait)
+	d.queue.AddAfter(key, max(together, time.Until(d.defended[key].next())))
 }
 
 // take returns the claims against a record, and notes that they are answered now. It returns
-// none where the last answer is not long enough ago; hear has scheduled the next.
-func (d *defender) take(key state.Key) map[netip.Addr]conflict.Conflict {
+// none where the last answer is not long enough ago; again is then true if its second
+// announcement is due. What is due later is queued.
+func (d *defender) take(key state.Key) (claims map[netip.Addr]conflict.Conflict, again bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if last, ok := d.defended[key]; ok && time.Since(last) < defendInterval {
-		d.queue.AddAfter(key, defendInterval-time.Since(last))
-		return nil
+	last, now := d.defended[key], time.Now()
+	if len(d.claims[key]) > 0 && !now.Before(last.next()) {
+		claims = d.claims[key]
+		delete(d.claims, key)
+		d.defended[key] = defence{at: now}
+		return claims, false
 	}
-	claims := d.claims[key]
-	delete(d.claims, key)
-	if len(claims) > 0 {
-		d.defended[key] = time.Now()
+	if !last.again.IsZero() && !now.Before(last.again) {
+		again, last.again = true, time.Time{}
+		d.defended[key] = last
 	}
-	return claims
+	// The queue has a record once, for the earliest of the times that it was added for.
+	if !last.again.IsZero() {
+		d.queue.AddAfter(key, last.again.Sub(now))
+	}
+	if len(d.claims[key]) > 0 {
+		d.queue.AddAfter(key, last.next().Sub(now))
+	}
+	return nil, again
 }
 
-// answer notes that claims were answered.
+// answer notes that claims were answered, and queues the second announcement.
 func (d *defender) answer(key state.Key, claims map[netip.Addr]conflict.Conflict) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -134,6 +157,10 @@ func (d *defender) answer(key state.Key, claims map[netip.Addr]conflict.Conflict
 	for addr := range claims {
 		d.answered[key][addr] = true
 	}
+	last := d.defended[key]
+	last.again = time.Now().Add(announceInterval)
+	d.defended[key] = last
+	d.queue.AddAfter(key, announceInterval)
 	select {
 	case d.known <- struct{}{}:
 	default:
@@ -229,13 +256,14 @@ func (a *Agent) answerClaims(ctx context.Context) {
 	}
 }
 
-// defend announces the addresses of a record, of which another host claims some, once more.
-// It first asks the API whose they are: the new node of an address that moved claims it, too,
-// and the address is then withdrawn here. Without an answer of the API nothing is defended.
+// defend announces the addresses of a record, of which another host claims some, twice: now, and
+// when its queue has the record again. Before each time it asks the API whose they are: the new
+// node of an address that moved claims it, too, and the address is then withdrawn here. Without
+// an answer of the API nothing is defended.
 func (a *Agent) defend(ctx context.Context, key state.Key) error {
-	claims := a.defence.take(key)
+	claims, again := a.defence.take(key)
 	record := a.Store.Get(key)
-	if len(claims) == 0 || record == nil || record.Phase != state.Added {
+	if len(claims) == 0 && !again || record == nil || record.Phase != state.Added {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
@@ -248,12 +276,12 @@ func (a *Agent) defend(ctx context.Context, key state.Key) error {
 		return a.withdraw(ctx, record, reason)
 	}
 	carried, err := a.announceAgain(ctx, record)
-	if err != nil || !carried {
+	if err != nil || !carried || again {
 		return err
 	}
 	a.Metrics.defended()
 	for _, claim := range claims {
-		klog.FromContext(ctx).Info("Another host says that it has the address of a pod; announced the address once more", "ip", claim.Address,
+		klog.FromContext(ctx).Info("Another host says that it has the address of a pod; announced the address again", "ip", claim.Address,
 			"mac", claim.MAC, "link", claim.Link, "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
 	}
 	a.defence.answer(key, claims)

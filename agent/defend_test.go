@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -60,27 +61,48 @@ func TestDefend(t *testing.T) {
 	}
 	foreign := at("10.0.70.5")
 	report := "report 10.0.70.5 is in use by the host with MAC 02:00:00:00:00:09 on eth0"
+	seconds := func(all ...float64) (at []time.Duration) {
+		for _, s := range all {
+			at = append(at, time.Duration(s*float64(time.Second)))
+		}
+		return at
+	}
 	for name, c := range map[string]struct {
-		phase  state.Phase
-		holds  error
-		claims []conflict.Conflict
+		phase state.Phase
+		holds error
+		// claimed is the address; empty is that of the pod.
+		claimed string
+		// at is when the other host claims it.
+		at []time.Duration
 		// silent says that the other host answers no probes.
 		silent bool
-		// then comes claims after a time.
-		after time.Duration
-		then  []conflict.Conflict
-		log   []string
-		left  state.Phase
+		// then happens a second after the first claim.
+		then func(t *testing.T, a *Agent, w *world)
+		log  []string
+		left state.Phase
 	}{
-		"another host":                     {claims: []conflict.Conflict{foreign}, log: []string{"announce c", report}},
-		"a node that is late":              {claims: []conflict.Conflict{foreign}, silent: true, log: []string{"announce c"}},
-		"it insists":                       {claims: []conflict.Conflict{foreign, foreign, foreign}, log: []string{"announce c", report}},
-		"it insists a moment later":        {claims: []conflict.Conflict{foreign}, after: time.Second, then: []conflict.Conflict{foreign}, log: []string{"announce c", report, "after 10s", "announce c", report}},
-		"it insists much later":            {claims: []conflict.Conflict{foreign}, after: time.Minute / 2, then: []conflict.Conflict{foreign}, log: []string{"announce c", report, "after 30s", "announce c", report}},
-		"of an address that is not here":   {claims: []conflict.Conflict{at("10.0.70.6")}},
-		"the address has moved":            {holds: podinfo.ErrNotHolder, claims: []conflict.Conflict{foreign}, log: []string{"withdraw c"}, left: state.Withdrawn},
-		"the API does not answer":          {holds: context.DeadlineExceeded, claims: []conflict.Conflict{foreign}},
-		"the address was withdrawn before": {phase: state.Withdrawn, claims: []conflict.Conflict{foreign}, left: state.Withdrawn},
+		"another host":                     {at: seconds(0), log: []string{"0.1s announce c", "0.1s " + report, "2.1s announce c"}},
+		"a node that is late":              {at: seconds(0), silent: true, log: []string{"0.1s announce c", "2.1s announce c"}},
+		"it insists":                       {at: seconds(0, 0, 0), log: []string{"0.1s announce c", "0.1s " + report, "2.1s announce c"}},
+		"it announces as RFC 5227 says":    {at: seconds(0, 2), silent: true, log: []string{"0.1s announce c", "2.1s announce c", "10.1s announce c", "12.1s announce c"}},
+		"it insists a moment later":        {at: seconds(0, 1), log: []string{"0.1s announce c", "0.1s " + report, "2.1s announce c", "10.1s announce c", "10.1s " + report, "12.1s announce c"}},
+		"it insists much later":            {at: seconds(0, 30), silent: true, log: []string{"0.1s announce c", "2.1s announce c", "30.1s announce c", "32.1s announce c"}},
+		"of an address that is not here":   {claimed: "10.0.70.6", at: seconds(0)},
+		"the address has moved":            {holds: podinfo.ErrNotHolder, at: seconds(0), log: []string{"0.1s withdraw c"}, left: state.Withdrawn},
+		"the API does not answer":          {holds: context.DeadlineExceeded, at: seconds(0)},
+		"the address was withdrawn before": {phase: state.Withdrawn, at: seconds(0), left: state.Withdrawn},
+		"the address moves meanwhile": {
+			at: seconds(0), silent: true, then: func(_ *testing.T, _ *Agent, w *world) { w.holds = podinfo.ErrNotHolder },
+			log: []string{"0.1s announce c", "2.1s withdraw c"}, left: state.Withdrawn,
+		},
+		"the API does not answer any more": {
+			at: seconds(0), silent: true, then: func(_ *testing.T, _ *Agent, w *world) { w.holds = context.DeadlineExceeded },
+			log: []string{"0.1s announce c"},
+		},
+		"the pod ends meanwhile": {
+			at: seconds(0), silent: true, then: func(t *testing.T, a *Agent, w *world) { put(t, a, "c", state.Deleting, "/proc/self/ns/net", w.addrs) },
+			log: []string{"0.1s announce c"}, left: state.Deleting,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -103,25 +125,28 @@ func TestDefend(t *testing.T) {
 					t.Fatalf("(-want +got):\n%s", diff)
 				}
 				w.log, w.holds = nil, c.holds
-				start := time.Now()
-				say := func(claims []conflict.Conflict) {
-					for _, claim := range claims {
-						l.claims <- claim
-					}
-					pass(2 * together)
+				claim := foreign
+				if c.claimed != "" {
+					claim = at(c.claimed)
 				}
-				say(c.claims)
-				if c.then != nil {
-					pass(c.after)
-					before := len(w.log)
-					say(c.then)
-					for len(w.log) == before {
-						pass(time.Second)
+				var log []string
+				const step = 100 * time.Millisecond
+				for now := time.Duration(0); now < 40*time.Second; now += step {
+					for _, then := range c.at {
+						if then == now {
+							l.claims <- claim
+						}
 					}
-					added := append([]string{"after " + time.Since(start).Round(time.Second).String()}, w.log[before:]...)
-					w.log = append(w.log[:before:before], added...)
+					if now == time.Second && c.then != nil {
+						c.then(t, a, w)
+					}
+					pass(step)
+					for _, what := range w.log {
+						log = append(log, fmt.Sprintf("%.1fs %s", (now+step).Seconds(), what))
+					}
+					w.log = nil
 				}
-				if diff := cmp.Diff(c.log, w.log); diff != "" {
+				if diff := cmp.Diff(c.log, log); diff != "" {
 					t.Errorf("what happened (-want +got):\n%s", diff)
 				}
 				left := c.left

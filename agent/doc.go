@@ -51,7 +51,7 @@
 // The record of a complete attachment stays (withdrawn) for the runtime's DEL.
 //
 // When another host of the network claims an address, the agent asks the API whose it is. It
-// announces an address that is still the pod's once more, and withdraws one that has moved.
+// announces an address that is still the pod's again, and withdraws one that has moved.
 //
 // # Reconciliation
 //

@@ -37,7 +37,7 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 		}),
 		defences: metrics.NewCounter(&metrics.CounterOpts{
 			Subsystem: "berth_agent", Name: "address_defences_total",
-			Help:           "Announcements of the addresses of running pods because another host said that it has them.",
+			Help:           "Times that this node announced addresses of a running pod again, twice, because another host said that it has one.",
 			StabilityLevel: metrics.ALPHA,
 		}),
 	}

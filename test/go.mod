@@ -36,7 +36,9 @@ require (
 
 require (
 	github.com/google/nftables v0.3.0
+	github.com/josharian/native v1.1.0 // indirect
 	github.com/mdlayher/netlink v1.7.3-0.20250113171957-fbb4dce95f42 // indirect
+	github.com/mdlayher/packet v1.1.2
 	github.com/mdlayher/socket v0.5.1 // indirect
 	github.com/onsi/gomega v1.39.1 // indirect
 	go.uber.org/goleak v1.3.0 // indirect

@@ -23,7 +23,7 @@
 // # A host that comes later
 //
 // A Listener hears hosts that say that they have an address which a pod of this node has.
-// The caller decides whether to announce the address once more (RFC 5227, section 2.4).
+// The caller decides whether to announce the address again (RFC 5227, section 2.4).
 //
 // # Time
 //

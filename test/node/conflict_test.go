@@ -5,17 +5,23 @@ package node
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/packet"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/frame"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -81,35 +87,48 @@ func conflictOf(t *testing.T, address string) *metav1.Condition {
 	return meta.FindStatusCondition(ip.Status.Conditions, v1alpha1.FloatingIPConflict)
 }
 
-// TestDefend: a host takes the addresses of a running pod. The client, which believed the
-// host, reaches the pod again, because the node announces the addresses once more. Users see
-// who it was, and that it is over.
+// TestDefend: a host takes the addresses of a running pod, and says so once. The client believes
+// it, and then the node, which announces the addresses twice. Users see who it was, and that it is
+// over.
 func TestDefend(t *testing.T) {
 	network := newNetwork(t)
 	n := network.newNode(t, "defend-a", "10.0.60.11")
 	addresses := []string{"10.0.70.5", "2001:db8:70::5"}
 	pod := createPod(t, n.name, "defend", strings.Join(addresses, ","))
 	bind(t, strings.Join(addresses, ","), pod)
+	right := hardwareAddr(t, n.Host)
+	announced := hearAnnouncements(t, network.client, right)
 	c := newContainer(t, "c1", pod)
 	n.mustAdd(c)
-	right := mac(n)
 	for _, address := range addresses {
 		ping(t, network.client, address)
-		if known := neighbour(network.client, address); known != right {
+		if known := neighbour(network.client, address); known != right.String() {
 			t.Fatalf("the client knows %s by %s, want the node's MAC %s", address, known, right)
 		}
+		// ADD announces it four times. Until then nothing that comes is a defence.
+		for range 4 {
+			announced.expect(t, address)
+		}
 	}
+	eventually(t, n.listensForClaims)
 
 	foreign := netnstest.New(t)
 	network.plug(foreign, "10.0.70.5/32", "2001:db8:70::5/128")
-	wrong := macOfLink(foreign)
+	wrong := hardwareAddr(t, foreign)
+	learned := learnedNeighbours(t, network.client)
+	claimOnce(t, foreign, netip.MustParseAddr("10.0.70.5"))
+	announce(foreign, "2001:db8:70::5")
+	for _, mac := range []net.HardwareAddr{wrong, right} {
+		for _, address := range addresses {
+			learned.expect(t, address, mac)
+		}
+	}
 	for _, address := range addresses {
-		// The node listens a moment after ADD; hosts that mean it repeat themselves.
+		for range 2 {
+			announced.expect(t, address)
+		}
 		eventually(t, func() error {
-			for _, claimed := range addresses {
-				announce(foreign, claimed)
-			}
-			if says := conflictOf(t, address); says == nil || says.Status != metav1.ConditionTrue || !strings.Contains(says.Message, wrong) {
+			if says := conflictOf(t, address); says == nil || says.Status != metav1.ConditionTrue || !strings.Contains(says.Message, wrong.String()) {
 				return fmt.Errorf("the FloatingIP says %+v, want the MAC %s", says, wrong)
 			}
 			return nil
@@ -117,7 +136,9 @@ func TestDefend(t *testing.T) {
 	}
 	eventually(t, func() error {
 		events, err := shared.kube.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod.Name})
-		if err != nil || !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == "AddressConflict" && strings.Contains(e.Message, wrong) }) {
+		if err != nil || !slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "AddressConflict" && strings.Contains(e.Message, wrong.String())
+		}) {
 			return errors.Join(err, errors.New("the pod has no event with the MAC of the host"))
 		}
 		return nil
@@ -136,6 +157,54 @@ func TestDefend(t *testing.T) {
 		ping(t, network.client, address)
 	}
 	n.mustDel(c)
+}
+
+// listensForClaims returns an error while the agent has not opened the sockets by which it hears
+// claims of ARP and IPv6 neighbours.
+func (n *node) listensForClaims() error {
+	missing := map[string]bool{"0806": true, "86dd": true}
+	n.Run(func() error {
+		sockets, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/net/packet", unix.Gettid()))
+		for line := range strings.Lines(string(sockets)) {
+			if fields := strings.Fields(line); len(fields) > 3 {
+				delete(missing, fields[3])
+			}
+		}
+		return err
+	})
+	if len(missing) > 0 {
+		return fmt.Errorf("no packet socket of the node hears protocols %v", slices.Collect(maps.Keys(missing)))
+	}
+	return nil
+}
+
+func hardwareAddr(t *testing.T, h *netnstest.Host) net.HardwareAddr {
+	t.Helper()
+	mac, err := net.ParseMAC(macOfLink(h))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}
+
+// claimOnce has a host claim an IPv4 address with one ARP packet, an announcement.
+func claimOnce(t *testing.T, from *netnstest.Host, addr netip.Addr) {
+	t.Helper()
+	mac := hardwareAddr(t, from)
+	from.Run(func() error {
+		link, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		conn, err := packet.Listen(link, packet.Raw, unix.ETH_P_ARP, nil)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		f := frame.ARP{Operation: frame.ARPRequest, SenderMAC: mac, Sender: addr, Target: addr}.To(frame.Broadcast())
+		_, err = conn.WriteTo(f, &packet.Addr{HardwareAddr: frame.Broadcast()})
+		return err
+	})
 }
 
 // announce has a host claim an address.
@@ -175,7 +244,7 @@ func TestMoveIsNotDefended(t *testing.T) {
 	if says := conflictOf(t, "10.0.70.5"); says != nil {
 		t.Errorf("the FloatingIP says %+v", says)
 	}
-	if strings.Contains(a.agent.text(), "announced the address once more") {
+	if strings.Contains(a.agent.text(), "announced the address again") {
 		t.Error("the old node defended the address")
 	}
 	b.mustDel(c)
