@@ -376,13 +376,27 @@ func mappingsOf(record *state.Container) ([]hostport.Mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
 	}
-	return hostport.Mappings(portsOf(record.HostPorts), addressesOf(first.Result), isDetached(first.Driver, network))
+	detached, err := isDetached(first.Driver, network)
+	if err != nil {
+		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
+	}
+	return hostport.Mappings(portsOf(record.HostPorts), addressesOf(first.Result), detached)
 }
 
 // isDetached returns true where the replies of the network's pods do not pass the node. driver
 // does the work of the first plugin; empty where the plugin does.
-func isDetached(driver string, network *chain.Network) bool {
-	return driver != "" && driver != api.DriverVeth || slices.Contains(detachedTypes, network.Types()[0])
+func isDetached(driver string, network *chain.Network) (bool, error) {
+	switch driver {
+	case "":
+		return slices.Contains(detachedTypes, network.Types()[0]), nil
+	case api.DriverVeth:
+		return false, nil
+	}
+	var conf struct {
+		Mode string `json:"mode"`
+	}
+	err := network.Plugin(&conf)
+	return conf.Mode != api.VlanModePure, err
 }
 
 // openPorts opens the host ports of an ADD whose plugins have ended.

@@ -205,7 +205,8 @@ func (a *Agent) firstNetwork(pod podinfo.Running) (*chain.Network, bool, error) 
 		if err != nil {
 			return nil, false, err
 		}
-		return network, isDetached("", network), nil
+		detached, err := isDetached("", network)
+		return network, detached, err
 	}
 	if pod.Networks != "" {
 		return nil, false, fmt.Errorf("pod %s names networks, any of which may have its floating IPs", pod.Pod.Pod)
@@ -214,7 +215,8 @@ func (a *Agent) firstNetwork(pod podinfo.Running) (*chain.Network, bool, error) 
 	if err != nil {
 		return nil, false, err
 	}
-	return floating.Network.Chained(), isDetached(floating.Driver, floating.Network), nil
+	detached, err := isDetached(floating.Driver, floating.Network)
+	return floating.Network.Chained(), detached, err
 }
 
 // forgetPorts closes the host ports without a record that match selects.

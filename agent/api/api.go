@@ -42,6 +42,8 @@ const (
 	// VlanType is the plugin that gives a pod an interface in the network of its floating
 	// IP itself.
 	VlanType = "berth-vlan"
+	// VlanModePure is its mode in which the node answers and routes as with VethType.
+	VlanModePure = "pure"
 	// IPAMType is the IPAM plugin that hands floating IPs to plugins of other projects.
 	IPAMType = "berth-ipam"
 	// SriovType is the plugin that gives a pod a virtual function of a network card.

@@ -4,6 +4,7 @@ package netnstest
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -11,7 +12,9 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // Ping fails the test where the host gets no answer from an address, also on a busy machine.
@@ -79,5 +82,30 @@ func Masquerade() error {
 	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
 	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
 	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Masq{}}})
+	return conn.Flush()
+}
+
+// Redirect makes the namespace that it is called in lead a port of an address, by TCP and UDP, to
+// the same port of another address of the family, as kube-proxy and host ports do.
+func Redirect(address string, port uint16, to string) error {
+	conn, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	from, target := netip.MustParseAddr(address), netip.MustParseAddr(to)
+	family, protocol, offset := nftables.TableFamilyIPv4, unix.NFPROTO_IPV4, uint32(16)
+	if from.Is6() {
+		family, protocol, offset = nftables.TableFamilyIPv6, unix.NFPROTO_IPV6, 24
+	}
+	table := conn.AddTable(&nftables.Table{Family: family, Name: "redirect"})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+	for _, transport := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(len(from.AsSlice()))}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: from.AsSlice()},
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{transport}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
+			&expr.Immediate{Register: 1, Data: target.AsSlice()}, &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(protocol), RegAddrMin: 1},
+		}})
+	}
 	return conn.Flush()
 }

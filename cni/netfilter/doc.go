@@ -7,6 +7,7 @@
 //
 //	table inet berth
 //	  set links                  the interfaces that lead to pods
+//	  set past                   those of them whose pods talk to others past the node
 //	  set sources4, sources6     interface . address: what a pod may send from
 //	  set floating4, floating6   the floating IPs of this node's pods
 //	  set hairpin4, hairpin6     address . address: the same, for traffic of a pod to itself
@@ -25,6 +26,8 @@
 //
 //	  chain keep_source (postrouting, before the node's source NAT):
 //	    source . destination in hairpin    accept; kube-proxy masquerades it, and must
+//	    destination translated, and
+//	    from or to an interface in past    masquerade
 //	    source in floating                 source NAT to the same source
 //
 //	  chain secluded (input):
@@ -38,7 +41,10 @@
 //
 // By the marks routing rules know the packets; see package wire. A pod cannot send from the address of another, and a server that a pod calls
 // through a Service sees the pod's own address: kube-proxy masquerades such connections in
-// some modes, and the first source NAT of a connection counts.
+// some modes, and the first source NAT of a connection counts. Answers to and from a pod that talks
+// to others past the node (package vlan) would not come to the node, which must translate them back.
+// So the server sees the node where such a pod calls a NodePort of its node, and where the node
+// leads a connection to such a pod as the endpoint of a Service.
 //
 // The table is complete from its first moment: Allow makes it in one transaction with all
 // sources that it gets. An interface that an older agent, which knows no table, makes after

@@ -15,7 +15,7 @@ import (
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
-	rulesVersion = "4"
+	rulesVersion = "5"
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
 	// beforeRouting comes after the chains of other programs, so that a mark that they
@@ -61,7 +61,8 @@ type family struct {
 // table is the content that Berth's table has in the kernel, without elements.
 type table struct {
 	table *nftables.Table
-	links *nftables.Set
+	// links lead to pods, and past are those of them whose pods talk to others past the node.
+	links, past *nftables.Set
 	// arp is a table beside it, for ARP requests.
 	arp *nftables.Table
 	// arrivals and asked have an uplink and an address to which packets come by it; they
@@ -74,7 +75,8 @@ type table struct {
 func newTable() *table {
 	t := &table{table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}, arp: &nftables.Table{Family: nftables.TableFamilyARP, Name: TableName}}
 	arrival := nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr)
-	t.links, t.arrivals, t.asked = t.set("links", nftables.TypeIFName), t.set("arrivals", arrival), t.set("asked", arrival)
+	t.links, t.past = t.set("links", nftables.TypeIFName), t.set("past", nftables.TypeIFName)
+	t.arrivals, t.asked = t.set("arrivals", arrival), t.set("asked", arrival)
 	t.asked.Table = t.arp
 	for _, f := range []*family{
 		{protocol: unix.NFPROTO_IPV4, saddr: 12, daddr: 16, length: 4},
@@ -109,7 +111,7 @@ func (t *table) set(name string, key nftables.SetDatatype) *nftables.Set {
 }
 
 func (t *table) sets() []*nftables.Set {
-	all := []*nftables.Set{t.links, t.arrivals, t.asked}
+	all := []*nftables.Set{t.links, t.past, t.arrivals, t.asked}
 	for _, f := range t.families {
 		all = append(all, f.sources, f.floating, f.hairpin)
 	}
@@ -165,13 +167,18 @@ func (t *table) addMarkRules(c *Chain) {
 	v4 := t.families[0]
 	c.Add(rulesVersion, "replies that get the node's address back", t.fromPod(),
 		[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}}, equal(reply),
-		[]expr.Any{
-			&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(destinationNAT), Xor: bitsOf(0)},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: bitsOf(0)},
-		}, accept())
+		translated(), accept())
 	c.Add(rulesVersion, "from a pod", t.fromPod(), setMark(Mark))
 	c.Add(rulesVersion, "to a pod", v4.is(), t.arrived(t.arrivals, v4.daddr), setMark(ArrivalMark))
+}
+
+// translated matches packets of connections whose destination the node translates.
+func translated() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bitsOf(destinationNAT), Xor: bitsOf(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: bitsOf(0)},
+	}
 }
 
 // arpTarget is the offset of the target address in an ARP packet of Ethernet and IPv4.
@@ -201,6 +208,10 @@ func (t *table) addKeepRules(c *Chain) {
 		// The two addresses lie side by side in both headers.
 		c.Add(rulesVersion, "a pod that calls itself", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, 2*f.length, 1),
 			[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: f.hairpin.Name}}, accept())
+		for _, key := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
+			c.Add(rulesVersion, "answers must pass the node, which translates them back", f.is(), translated(),
+				[]expr.Any{&expr.Meta{Key: key, Register: 1}, &expr.Lookup{SourceRegister: 1, SetName: t.past.Name}, &expr.Masq{}})
+		}
 		c.Add(rulesVersion, "a floating IP stays the source", f.is(), payload(expr.PayloadBaseNetworkHeader, f.saddr, f.length, 1),
 			[]expr.Any{
 				&expr.Lookup{SourceRegister: 1, SetName: f.floating.Name},
@@ -243,6 +254,9 @@ type element struct {
 func (t *table) elements(s Source) []element {
 	f := t.family(s.Address)
 	all := []element{{t.links, linkKey(s.Link)}, {f.sources, sourceKey(s)}, {f.floating, addressKey(s)}, {f.hairpin, hairpinKey(s)}}
+	if s.Past {
+		all = append(all, element{t.past, linkKey(s.Link)})
+	}
 	if s.Uplink != "" && s.Address.Is4() {
 		arrival := sourceKey(Source{Link: s.Uplink, Address: s.Address})
 		all = append(all, element{t.arrivals, arrival}, element{t.asked, arrival})

@@ -33,6 +33,9 @@ type Source struct {
 	// Uplink is the link by which packets to the address arrive; Revoke and Sources do
 	// without.
 	Uplink string
+	// Past says that the pod talks to others than the node past the node. Revoke and Sources do
+	// without.
+	Past bool
 }
 
 // ErrMissing is returned by Check for a table or a source that the kernel does not have.
@@ -125,7 +128,7 @@ func Revoke(s Source, elsewhere bool) error {
 // nothing.
 func Forget(link string) error {
 	return locked(func(conn *nftables.Conn, t *table) error {
-		if err := remove(conn, element{t.links, linkKey(link)}); err != nil {
+		if err := removeAll(conn, []element{{t.past, linkKey(link)}, {t.links, linkKey(link)}}); err != nil {
 			return fmt.Errorf("take link %s from nftables table %s: %w", link, TableName, err)
 		}
 		return t.removeForwarded(conn)

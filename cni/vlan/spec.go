@@ -21,7 +21,7 @@ const (
 	Bridge  Mode = "bridge"
 	Macvlan Mode = "macvlan"
 	IPvlan  Mode = "ipvlan"
-	Pure    Mode = "pure"
+	Pure    Mode = api.VlanModePure
 	// SRIOV is that of the plugin berth-sriov alone.
 	SRIOV Mode = "sriov"
 )

@@ -89,7 +89,7 @@ func TestSecondUplink(t *testing.T) {
 			if c.outside {
 				// As on every node of Kubernetes.
 				sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1")
-				w.nodeA.Run(func() error { return redirect("10.0.60.11", 9000, "10.0.80.5") })
+				w.nodeA.Run(func() error { return netnstest.Redirect("10.0.60.11", 9000, "10.0.80.5") })
 				if got := w.answerFrom(p, 9000, "10.0.60.11"); got != "10.0.60.11" {
 					t.Errorf("the node's port is answered from %q", got)
 				}
@@ -174,24 +174,6 @@ func TestRoutedUplink(t *testing.T) {
 			}
 		})
 	}
-}
-
-// redirect makes a port of an address that of a pod, as kube-proxy and host ports do.
-func redirect(address string, port uint16, pod string) error {
-	conn, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "other"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
-	addr, to := netip.MustParseAddr(address), netip.MustParseAddr(pod)
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr.AsSlice()},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
-		&expr.Immediate{Register: 1, Data: to.AsSlice()}, &expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
-	}})
-	return conn.Flush()
 }
 
 // answerFrom asks at a port of address, behind the router's outside, and returns the
