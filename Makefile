@@ -28,7 +28,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all build demo lab lab-down test test-unit test-machine test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy fuzz mutate bench lint generate verify clean
+.PHONY: all build demo lab lab-down test test-unit test-machine test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types fuzz mutate bench lint generate verify clean
 
 all: build
 
@@ -76,6 +76,9 @@ test-e2e: lab build ## The lab, and Berth on it.
 test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptables and nftables on the lab, ipvs in the emulated machine.
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestKubeProxyModes ./e2e/
+
+test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also those that are alike here, and more moves.
+	cd test && BERTH_TEST_NETWORK_TYPES=1 $(GOTESTPROGRAMS) -v -run TestNetworkTypes ./e2e/
 
 fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \

@@ -145,6 +145,16 @@ func (s *stage) delete(names ...string) {
 // statefulSet makes a StatefulSet of such pods and waits until they are Ready.
 func (s *stage) statefulSet(template *v1.Pod, replicas int) []*v1.Pod {
 	s.t.Helper()
+	s.createStatefulSet(template, replicas)
+	var pods []*v1.Pod
+	for i := range replicas {
+		pods = append(pods, s.ready(fmt.Sprintf("%s-%d", template.Name, i)))
+	}
+	return pods
+}
+
+func (s *stage) createStatefulSet(template *v1.Pod, replicas int) {
+	s.t.Helper()
 	set := &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: template.Name, Namespace: s.name},
 		Spec: appsv1.StatefulSetSpec{
@@ -155,12 +165,16 @@ func (s *stage) statefulSet(template *v1.Pod, replicas int) []*v1.Pod {
 	}
 	_, err := s.Client.AppsV1().StatefulSets(s.name).Create(s.ctx, set, metav1.CreateOptions{})
 	s.must(err)
-	var pods []*v1.Pod
-	for i := range replicas {
-		pods = append(pods, s.ready(fmt.Sprintf("%s-%d", template.Name, i)))
-	}
-	return pods
 }
+
+// moveTo has a StatefulSet's pods run on another node.
+func (s *stage) moveTo(set, node string) {
+	s.t.Helper()
+	s.kubectl("-n", s.name, "patch", "statefulset", set, "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"`+node+`"}}}}}`)
+}
+
+// wired says that the node has given the pod its network; its containers may not run yet.
+var wired = witness.Condition{Name: "wired", Holds: func(pod *v1.Pod) bool { return len(pod.Status.PodIPs) > 0 }}
 
 // successor is the next pod of this name.
 func successor(old *v1.Pod) witness.Condition {

@@ -5,7 +5,6 @@ package e2e
 import (
 	"strings"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,27 +78,6 @@ func TestReplaceInPlace(t *testing.T) {
 	if overlaps == 0 {
 		t.Error("the old pod was gone each time, so nothing was tested")
 	}
-}
-
-// TestMove: a pod moves to another node that is asked to, not because its own is
-// lost. The client learns of it at once.
-func TestMove(t *testing.T) {
-	s := newStage(t, "10.0.70.65-10.0.70.69")
-	old := s.statefulSet(s.pod("web", s.floating, retaining, on("node1")), 1)[0]
-	s.answers(old)
-	for _, node := range []string{"node2", "node3", "node1"} {
-		s.kubectl("-n", s.name, "patch", "statefulset", "web", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"`+node+`"}}}}}`)
-		next := s.wait(old.Name, successor(old))
-		if next.Status.PodIP != old.Status.PodIP || next.Spec.NodeName != node {
-			t.Fatalf("%s came up with %s on %s, want %s on %s", next.Name, next.Status.PodIP, next.Spec.NodeName, old.Status.PodIP, node)
-		}
-		ready := time.Now()
-		s.answers(next)
-		t.Logf("the client reached it on %s %s after it was Ready", node, time.Since(ready).Round(time.Millisecond))
-		s.expectOneAnswer(next.Status.PodIP, node)
-		old = next
-	}
-	s.agree()
 }
 
 // TestFinishedPod: a pod that has finished holds nothing any more, though it is

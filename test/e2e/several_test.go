@@ -149,7 +149,7 @@ func TestTwoAddressesMove(t *testing.T) {
 	s.answersAtAll(old)
 	s.expectMAC(old)
 	for _, node := range []string{"node2", "node3", "node1"} {
-		s.kubectl("-n", s.name, "patch", "statefulset", "web", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"`+node+`"}}}}}`)
+		s.moveTo("web", node)
 		next := s.wait(old.Name, successor(old))
 		if got := s.addressesOf(next); !slices.Equal(got, all) || next.Spec.NodeName != node {
 			t.Fatalf("%s came up with %v on %s, want %v on %s", next.Name, got, next.Spec.NodeName, all, node)

@@ -44,6 +44,12 @@ func hostBatch(l links, port string, switchPID int) string {
 	return b.String()
 }
 
+// cableBatch is the `ip -batch` text that gives a host one more link without an address, to run
+// as that of hostBatch.
+func cableBatch(link, port string, switchPID int) string {
+	return fmt.Sprintf("link add %[1]s type veth peer name %[2]s netns %[3]d\nlink set %[1]s up\n", link, port, switchPID)
+}
+
 // hardwareAddr is the MAC address of the host whose first address is a, an
 // IPv4 address. A host keeps it when it is started again, as a machine does.
 func hardwareAddr(a netip.Addr) string {

@@ -193,24 +193,40 @@ func (c *Cluster) Reconnect(ctx context.Context, node string) error {
 }
 
 func (c *Cluster) setCable(ctx context.Context, node string, up bool) error {
-	n, err := c.Node(node)
-	if err != nil {
-		return err
-	}
-	unlock, err := lock(ctx, c.name, true)
+	return c.withCable(ctx, node, func(_, sw int) error { return ipBatch(ctx, sw, portState(node, up)) })
+}
+
+// AddCable gives a node a second network card on the same segment: a link of that name, which
+// is up and has no address. It goes with StopNode, or when the node deletes the link. The name
+// has at most 8 characters.
+func (c *Cluster) AddCable(ctx context.Context, node, link string) error {
+	return c.withCable(ctx, node, func(pid, sw int) error {
+		port := node + "-" + link
+		if err := ipBatch(ctx, pid, cableBatch(link, port, sw)); err != nil {
+			return err
+		}
+		return ipBatch(ctx, sw, portBatch(port))
+	})
+}
+
+// withCable calls change with the processes whose network namespaces the ends of a node's
+// cables are in: that of the node and that of the switch.
+func (c *Cluster) withCable(ctx context.Context, node string, change func(pid, sw int) error) error {
+	n, unlock, err := c.change(ctx, node)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if _, err := n.PID(); err != nil {
-		return fmt.Errorf("change the cable of %s: %w", node, err)
+	pid, err := n.PID()
+	if err != nil {
+		return fmt.Errorf("change the cables of %s: %w", node, err)
 	}
 	sw, err := c.host(switchHost).PID()
 	if err != nil {
-		return fmt.Errorf("change the cable of %s: %w", node, err)
+		return fmt.Errorf("change the cables of %s: %w", node, err)
 	}
-	if err := ipBatch(ctx, sw, portState(node, up)); err != nil {
-		return fmt.Errorf("change the cable of %s: %w", node, err)
+	if err := change(pid, sw); err != nil {
+		return fmt.Errorf("change the cables of %s: %w", node, err)
 	}
 	return nil
 }
