@@ -173,47 +173,20 @@ func (d *Driver) sources() ([]netfilter.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	routed, err := routedLinks()
-	if err != nil {
-		return nil, err
-	}
 	for _, l := range own {
 		for _, addr := range l.Addresses {
-			all = append(all, netfilter.Source{Link: l.Name, Address: addr, Past: !routed[l.Name]})
+			all = append(all, netfilter.Source{Link: l.Name, Address: addr, Past: true})
 		}
 	}
 	return all, nil
 }
 
-// routedLinks returns the node links of containers that the node routes for.
-func routedLinks() (map[string]bool, error) {
-	indexes := map[int]bool{}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := netlinksafe.RuleList(family)
-		if err != nil {
-			return nil, fmt.Errorf("list rules: %w", err)
-		}
-		for _, r := range rules {
-			if r.Protocol == rtnl.Protocol && r.Priority == priority && isOurTable(r.Table) {
-				indexes[nodeOfTable(r.Table)] = true
-			}
-		}
-	}
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	names := map[string]bool{}
-	for _, l := range links {
-		names[l.Attrs().Name] = indexes[l.Attrs().Index]
-	}
-	return names, nil
-}
-
+// sourcesOf lists what a container may send through its node link. Also one that the node routes
+// for talks past the node: its packets to others, even of its node, take the way of its pool.
 func sourcesOf(spec Spec) []netfilter.Source {
 	var all []netfilter.Source
 	for _, a := range spec.Addresses {
-		all = append(all, netfilter.Source{Link: NodeLink(spec.ContainerID, spec.IfName), Address: a.Address, Past: !spec.routed()})
+		all = append(all, netfilter.Source{Link: NodeLink(spec.ContainerID, spec.IfName), Address: a.Address, Past: true})
 	}
 	return all
 }

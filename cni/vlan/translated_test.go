@@ -52,7 +52,7 @@ func TestTranslatedConnections(t *testing.T) {
 				{"a port of its node", a.Host, f.node, f.own},
 				{"a Service, which a container of the same node calls", beside.Host, f.service, f.beside},
 			} {
-				if w.config.Mode != Pure && !w.config.routed() {
+				if w.config.Mode != Pure {
 					c.want = f.node
 				}
 				seen, err := ask(c.from, netip.AddrPortFrom(netip.MustParseAddr(c.to), port))
