@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package netnstest makes small networks of real network namespaces for tests:
-// nodes, clients and pods on bridges, which it removes when the test ends. It is for
+// nodes, clients and pods on bridges, which it removes when the test ends, or, where the
+// test's process is killed, when the next such test begins. It is for
 // tests of packages that change the kernel, and part of no program.
 package netnstest
 
@@ -16,7 +17,6 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
-	"github.com/containernetworking/plugins/pkg/testutils"
 	"github.com/vishvananda/netlink"
 )
 
@@ -27,10 +27,11 @@ const EnvRequire = "REQUIRE_NETNS"
 // always can, and where EnvRequire is set.
 func Need(t testing.TB) {
 	t.Helper()
-	netns, err := testutils.NewNS()
+	netns, err := newNamespace()
 	if err == nil {
-		_ = netns.Close()
-		_ = testutils.UnmountNS(netns)
+		err = errors.Join(netns.Close(), remove(netns.Path()))
+	}
+	if err == nil {
 		return
 	}
 	if os.Getenv(EnvRequire) != "" || os.Geteuid() == 0 {
@@ -42,21 +43,19 @@ func Need(t testing.TB) {
 // Host is a network namespace.
 type Host struct {
 	ns.NetNS
-	t testing.TB
+	t       testing.TB
+	removed bool
 }
 
 // New returns an empty namespace with its loopback up.
 func New(t testing.TB) *Host {
 	t.Helper()
-	netns, err := testutils.NewNS()
+	netns, err := newNamespace()
 	if err != nil {
 		t.Fatalf("make a network namespace: %v", err)
 	}
-	t.Cleanup(func() {
-		_ = netns.Close()
-		_ = testutils.UnmountNS(netns)
-	})
 	h := &Host{NetNS: netns, t: t}
+	t.Cleanup(h.Remove)
 	h.Run(func() error {
 		lo, err := netlinksafe.LinkByName("lo")
 		if err != nil {
@@ -65,6 +64,19 @@ func New(t testing.TB) *Host {
 		return netlink.LinkSetUp(lo)
 	})
 	return h
+}
+
+// Remove removes the namespace before the test ends, as the end of a pod does. The kernel clears
+// it a moment later, and not before its processes have ended.
+func (h *Host) Remove() {
+	h.t.Helper()
+	if h.removed {
+		return
+	}
+	h.removed = true
+	if err := errors.Join(h.Close(), remove(h.Path())); err != nil {
+		h.t.Errorf("remove a network namespace: %v", err)
+	}
 }
 
 // Current returns the namespace that the test itself runs in: the node's, where devices of the

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/plugins/pkg/testutils"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/state"
@@ -223,9 +222,7 @@ func TestReboot(t *testing.T) {
 			n.mustAdd(ordinary)
 			n.kill()
 			for _, c := range []*container{floating, ordinary} {
-				if err := errors.Join(c.Close(), testutils.UnmountNS(c.NetNS)); err != nil {
-					t.Fatal(err)
-				}
+				c.Remove()
 			}
 			// A boot leaves no interfaces; the kernel takes them away some time after their
 			// namespace's end.
