@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -132,6 +133,16 @@ func (h *Host) IP(args ...string) string {
 		h.t.Fatalf("ip %s: %v", strings.Join(args, " "), err)
 	}
 	return string(out)
+}
+
+// IPBatch runs "ip" inside with many commands, one a line, and fails the test where one fails.
+func (h *Host) IPBatch(lines string) {
+	h.t.Helper()
+	file := filepath.Join(h.t.TempDir(), "batch")
+	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+	h.IP("-batch", file)
 }
 
 // Wire is a bridge in a namespace of its own: one layer 2 network.

@@ -4,8 +4,6 @@ package vlan
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,11 +24,7 @@ func BenchmarkList(b *testing.B) {
 				fmt.Fprintf(&batch, "link add %s up type veth peer name peer%d\n", link, i)
 				fmt.Fprintf(&batch, "route add 10.1.%d.%d dev %s proto %d\n", i/256, i%256, link, rtnl.Protocol)
 			}
-			file := filepath.Join(b.TempDir(), "batch")
-			if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
-				b.Fatal(err)
-			}
-			node.IP("-batch", file)
+			node.IPBatch(batch.String())
 			node.Run(func() error {
 				d := New(wire.New(""), sriov.New(b.TempDir()))
 				for b.Loop() {

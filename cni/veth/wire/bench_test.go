@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -168,11 +166,7 @@ func BenchmarkList(b *testing.B) {
 					fmt.Fprintf(&batch, "route add 10.1.%d.%d dev %s proto %d table %d\n", i/256, i%256, link, rtnl.Protocol, table)
 				}
 			}
-			file := filepath.Join(b.TempDir(), "batch")
-			if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
-				b.Fatal(err)
-			}
-			node.IP("-batch", file)
+			node.IPBatch(batch.String())
 			node.Run(func() error {
 				for b.Loop() {
 					links, err := New("").List()
