@@ -3,25 +3,44 @@
 package monitoring
 
 import (
+	"context"
+	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/cache"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apiserver/pkg/authentication/authenticator"
-	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cmd/internal/kube"
 )
 
-// access authenticates and authorizes clients at the API server.
+// access authenticates and authorizes clients at the API server. Safe for concurrent use.
 type access struct {
-	authenticator authenticator.Request
-	authorizer    authorizer.Authorizer
+	api *kube.Client
+	// decided has the user of each token, by its hash, and what these may do, by right.
+	// What the API server could not decide is not in it.
+	decided *cache.LRUExpireCache
+}
+
+// token is the hash of a bearer token, so that no tokens are kept.
+type token [sha256.Size]byte
+
+// right is what a client asks for.
+type right struct {
+	token      token
+	verb, path string
 }
 
 const (
@@ -31,6 +50,10 @@ const (
 	reviewTimeout          = 10 * time.Second
 	// decisionTTL is how long a decision is cached: kube-scheduler's value.
 	decisionTTL = 10 * time.Second
+	// decisions is how many are cached at most; a decision takes less than a kilobyte.
+	decisions = 1024
+	// allAuthenticated is the group of all users that the API server knows.
+	allAuthenticated = "system:authenticated"
 )
 
 // reviewBackoff is the backoff after a temporary failure of the API server.
@@ -39,49 +62,117 @@ var reviewBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Ji
 func newAccess(config *rest.Config) (*access, error) {
 	config = rest.CopyConfig(config)
 	config.RateLimiter, config.QPS, config.Burst = nil, reviewQPS, reviewBurst
-	api, err := kubernetes.NewForConfig(config)
+	api, err := kube.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("create the client for reviews: %w", err)
+		return nil, err
 	}
-	authentication, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
-		TokenAccessReviewClient: api.AuthenticationV1(), TokenAccessReviewTimeout: reviewTimeout,
-		WebhookRetryBackoff: &reviewBackoff, CacheTTL: decisionTTL,
-	}.New()
-	if err != nil {
-		return nil, fmt.Errorf("delegate authentication: %w", err)
-	}
-	authorization, err := authorizerfactory.DelegatingAuthorizerConfig{
-		SubjectAccessReviewClient: api.AuthorizationV1(), WebhookRetryBackoff: &reviewBackoff,
-		AllowCacheTTL: decisionTTL, DenyCacheTTL: decisionTTL,
-	}.New()
-	if err != nil {
-		return nil, fmt.Errorf("delegate authorization: %w", err)
-	}
-	return &access{authentication, authorization}, nil
+	return &access{api: api, decided: cache.NewLRUExpireCache(decisions)}, nil
 }
 
 // guard passes a request to the handler if the client may use the verb on the path.
 func (a *access) guard(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		verb := strings.ToLower(r.Method)
-		client, authenticated, err := a.authenticator.AuthenticateRequest(r)
-		if !authenticated {
+		ctx, logger := r.Context(), klog.FromContext(r.Context())
+		bearer, given := bearerOf(r)
+		var user *authenticationv1.UserInfo
+		var err error
+		if given {
+			user, err = a.userOf(ctx, bearer)
+		}
+		if user == nil {
 			if err != nil {
-				klog.FromContext(r.Context()).V(2).Info("Did not authenticate a client", "path", r.URL.Path, "client", r.RemoteAddr, "err", err)
+				logger.V(2).Info("Did not authenticate a client", "path", r.URL.Path, "client", r.RemoteAddr, "err", err)
 			}
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, "Unauthorized: send a bearer token that the API server accepts", http.StatusUnauthorized)
 			return
 		}
-		decision, _, err := a.authorizer.Authorize(r.Context(), authorizer.AttributesRecord{User: client.User, Verb: verb, Path: r.URL.Path})
+		asked := right{token: sha256.Sum256([]byte(bearer)), verb: strings.ToLower(r.Method), path: r.URL.Path}
+		allowed, err := a.allows(ctx, user, asked)
 		switch {
-		case decision == authorizer.DecisionAllow:
-			handler.ServeHTTP(w, r)
 		case err != nil:
-			klog.FromContext(r.Context()).Error(err, "Failed to authorize a request", "path", r.URL.Path, "client", r.RemoteAddr)
+			logger.Error(err, "Failed to authorize a request", "path", asked.path, "client", r.RemoteAddr)
 			http.Error(w, "The API server cannot be asked for your permissions; see this program's log", http.StatusInternalServerError)
+		case allowed:
+			handler.ServeHTTP(w, r)
 		default:
-			http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s; the ClusterRole berth-metrics-reader grants it", client.User.GetName(), verb, r.URL.Path), http.StatusForbidden)
+			http.Error(w, fmt.Sprintf("Forbidden: user %q may not %s %s; the ClusterRole berth-metrics-reader grants it", user.Username, asked.verb, asked.path), http.StatusForbidden)
 		}
 	})
+}
+
+// bearerOf returns the token of a request (RFC 6750, section 2.1).
+func bearerOf(r *http.Request) (bearer string, given bool) {
+	scheme, bearer, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
+	return bearer, strings.EqualFold(scheme, "bearer") && bearer != "" && !strings.Contains(bearer, " ")
+}
+
+// userOf returns the user of a token; nil and possibly an error where the API server accepts
+// it not. It blocks for requests.
+func (a *access) userOf(ctx context.Context, bearer string) (*authenticationv1.UserInfo, error) {
+	key := token(sha256.Sum256([]byte(bearer)))
+	if known, ok := a.decided.Get(key); ok {
+		user, _ := known.(*authenticationv1.UserInfo)
+		return user, nil
+	}
+	asked := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: bearer}}
+	answer, err := review(ctx, a.api.TokenReviews, asked)
+	if err != nil {
+		return nil, fmt.Errorf("review a token: %w", err)
+	}
+	var user *authenticationv1.UserInfo
+	switch status := &answer.Status; {
+	case status.Authenticated:
+		user = &status.User
+		if !slices.Contains(user.Groups, allAuthenticated) {
+			user.Groups = append(user.Groups, allAuthenticated)
+		}
+	case status.Error != "":
+		return nil, errors.New(status.Error)
+	}
+	a.decided.Add(key, user, decisionTTL)
+	return user, nil
+}
+
+// allows returns whether the user has the right. It blocks for requests.
+func (a *access) allows(ctx context.Context, user *authenticationv1.UserInfo, asked right) (bool, error) {
+	if known, ok := a.decided.Get(asked); ok {
+		allowed, _ := known.(bool)
+		return allowed, nil
+	}
+	spec := authorizationv1.SubjectAccessReviewSpec{
+		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: map[string]authorizationv1.ExtraValue{},
+		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: asked.verb, Path: asked.path},
+	}
+	for key, values := range user.Extra {
+		spec.Extra[key] = authorizationv1.ExtraValue(values)
+	}
+	answer, err := review(ctx, a.api.SubjectAccessReviews, &authorizationv1.SubjectAccessReview{Spec: spec})
+	if err != nil {
+		return false, fmt.Errorf("review the rights of user %q: %w", user.Username, err)
+	}
+	a.decided.Add(asked, answer.Status.Allowed, decisionTTL)
+	return answer.Status.Allowed, nil
+}
+
+// reviews is the client of a kind of reviews.
+type reviews[R any] interface {
+	Create(ctx context.Context, review R, options metav1.CreateOptions) (R, error)
+}
+
+// review has the API server answer, and asks again after errors that pass.
+func review[R any](ctx context.Context, client reviews[R], asked R) (answer R, err error) {
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	err = retry.OnError(reviewBackoff, isTemporary, func() error {
+		answer, err = client.Create(ctx, asked, metav1.CreateOptions{})
+		return err
+	})
+	return answer, err
+}
+
+func isTemporary(err error) bool {
+	_, later := apierrors.SuggestsClientDelay(err)
+	return later || apierrors.IsInternalError(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) ||
+		utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err)
 }

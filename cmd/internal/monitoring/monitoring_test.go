@@ -146,6 +146,44 @@ func TestAccess(t *testing.T) {
 	}
 }
 
+// An API server that fails once is asked again; how it failed is not cached.
+func TestTemporaryFailure(t *testing.T) {
+	var down atomic.Bool
+	var reviews, failures atomic.Int64
+	config := reviewer(t, &down, &reviews)
+	config.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if failures.Add(-1) >= 0 {
+				down.Store(true)
+				defer down.Store(false)
+			}
+			return next.RoundTrip(r)
+		})
+	}
+	access, err := newAccess(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guarded := access.guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	for _, tc := range []struct {
+		failures int64
+		code     int
+	}{{int64(reviewBackoff.Steps), http.StatusUnauthorized}, {1, http.StatusNoContent}} {
+		failures.Store(tc.failures)
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
+		request.Header.Set("Authorization", "Bearer good")
+		response := httptest.NewRecorder()
+		guarded.ServeHTTP(response, request)
+		if response.Code != tc.code {
+			t.Errorf("after %d failures: %d, want %d", tc.failures, response.Code, tc.code)
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 // The certificate may be replaced while the program runs.
 func TestCertificate(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

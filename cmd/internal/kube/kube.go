@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kube is the typed client of the Kubernetes objects that the agent reads and
+// writes, and of the reviews of clients' tokens and rights. client-go's clientset has every
+// kind of every API group: a process that imports it registers them all when it starts, and
+// keeps their types in memory, on every node. This one has the kinds that it names.
+package kube
+
+import (
+	"fmt"
+	"net/http"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+type (
+	// Pods reads and writes the pods of one namespace. Safe for concurrent use.
+	Pods = gentype.ClientWithList[*corev1.Pod, *corev1.PodList]
+	// Nodes reads and writes nodes. Safe for concurrent use.
+	Nodes = gentype.ClientWithList[*corev1.Node, *corev1.NodeList]
+	// Namespaces reads and writes namespaces. Safe for concurrent use.
+	Namespaces = gentype.ClientWithList[*corev1.Namespace, *corev1.NamespaceList]
+	// ServiceCIDRs reads and writes ServiceCIDRs. Safe for concurrent use.
+	ServiceCIDRs = gentype.ClientWithList[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
+	// Events writes the events of one namespace. Safe for concurrent use.
+	Events = gentype.Client[*eventsv1.Event]
+	// TokenReviews asks whose a token is. Safe for concurrent use.
+	TokenReviews = gentype.Client[*authenticationv1.TokenReview]
+	// SubjectAccessReviews asks what a user may do. Safe for concurrent use.
+	SubjectAccessReviews = gentype.Client[*authorizationv1.SubjectAccessReview]
+)
+
+// Client reads and writes Kubernetes' objects. Safe for concurrent use.
+type Client struct {
+	Nodes                *Nodes
+	Namespaces           *Namespaces
+	ServiceCIDRs         *ServiceCIDRs
+	TokenReviews         *TokenReviews
+	SubjectAccessReviews *SubjectAccessReviews
+
+	pods   func(namespace string) *Pods
+	events func(namespace string) *Events
+}
+
+// Pods returns the client of a namespace's pods. With metav1.NamespaceAll it reads those of
+// all namespaces.
+func (c *Client) Pods(namespace string) *Pods { return c.pods(namespace) }
+
+// Events returns the client of a namespace's events.
+func (c *Client) Events(namespace string) *Events { return c.events(namespace) }
+
+// kinds are those of the client.
+var kinds = map[schema.GroupVersion][]runtime.Object{
+	corev1.SchemeGroupVersion: {
+		&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.Namespace{}, &corev1.NamespaceList{},
+	},
+	networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}},
+	eventsv1.SchemeGroupVersion:         {&eventsv1.Event{}},
+	authenticationv1.SchemeGroupVersion: {&authenticationv1.TokenReview{}},
+	authorizationv1.SchemeGroupVersion:  {&authorizationv1.SubjectAccessReview{}},
+}
+
+// protobuf is smaller than JSON.
+const protobuf = runtime.ContentTypeProtobuf
+
+// NewForConfig returns a Client with connections of its own. It opens none.
+func NewForConfig(config *rest.Config) (*Client, error) {
+	connections, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
+	}
+	return NewForConfigAndClient(config, connections)
+}
+
+// NewForConfigAndClient returns a Client that uses the connections, which must have the
+// config's credentials. It speaks protobuf where the config names no content type.
+func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Client, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, metav1.Unversioned)
+	for group, objects := range kinds {
+		scheme.AddKnownTypes(group, objects...)
+		metav1.AddToGroupVersion(scheme, group)
+	}
+	config = rest.CopyConfig(config)
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	if config.ContentType == "" {
+		config.ContentType, config.AcceptContentTypes = protobuf, protobuf+","+runtime.ContentTypeJSON
+	}
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	if config.RateLimiter == nil && config.QPS > 0 {
+		// The groups share it.
+		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst)
+	}
+	groups := map[schema.GroupVersion]rest.Interface{}
+	for group := range kinds {
+		config.GroupVersion, config.APIPath = &group, "/apis"
+		if group.Group == "" {
+			config.APIPath = "/api"
+		}
+		var err error
+		if groups[group], err = rest.RESTClientForConfigAndClient(config, connections); err != nil {
+			return nil, fmt.Errorf("create the client of %s: %w", group, err)
+		}
+	}
+	core, parameters := groups[corev1.SchemeGroupVersion], runtime.NewParameterCodec(scheme)
+	return &Client{
+		Nodes: gentype.NewClientWithList("nodes", core, parameters, "",
+			func() *corev1.Node { return &corev1.Node{} }, func() *corev1.NodeList { return &corev1.NodeList{} }),
+		Namespaces: gentype.NewClientWithList("namespaces", core, parameters, "",
+			func() *corev1.Namespace { return &corev1.Namespace{} }, func() *corev1.NamespaceList { return &corev1.NamespaceList{} }),
+		ServiceCIDRs: gentype.NewClientWithList("servicecidrs", groups[networkingv1.SchemeGroupVersion], parameters, "",
+			func() *networkingv1.ServiceCIDR { return &networkingv1.ServiceCIDR{} },
+			func() *networkingv1.ServiceCIDRList { return &networkingv1.ServiceCIDRList{} }),
+		TokenReviews: gentype.NewClient("tokenreviews", groups[authenticationv1.SchemeGroupVersion], parameters, "",
+			func() *authenticationv1.TokenReview { return &authenticationv1.TokenReview{} }),
+		SubjectAccessReviews: gentype.NewClient("subjectaccessreviews", groups[authorizationv1.SchemeGroupVersion], parameters, "",
+			func() *authorizationv1.SubjectAccessReview { return &authorizationv1.SubjectAccessReview{} }),
+		pods: func(namespace string) *Pods {
+			return gentype.NewClientWithList("pods", core, parameters, namespace,
+				func() *corev1.Pod { return &corev1.Pod{} }, func() *corev1.PodList { return &corev1.PodList{} })
+		},
+		events: func(namespace string) *Events {
+			return gentype.NewClient("events", groups[eventsv1.SchemeGroupVersion], parameters, namespace,
+				func() *eventsv1.Event { return &eventsv1.Event{} })
+		},
+	}, nil
+}
