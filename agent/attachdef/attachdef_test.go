@@ -151,6 +151,53 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// A plugin may give a container several interfaces. Of the pod's default network the one with
+// the gateway is the default one.
+func TestStatusOfSeveralInterfaces(t *testing.T) {
+	result := func(ips string) json.RawMessage {
+		return json.RawMessage(`{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/run/netns/c"},{"name":"eth1","sandbox":"/run/netns/c"}],
+			"ips":[` + ips + `],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0","gw":"fd00::1"},{"dst":"10.9.0.0/16","gw":"10.0.0.9"}],"dns":{"domain":"example"}}`)
+	}
+	dns, gateway := nadv1.DNS{Domain: "example"}, []string{"fd00::1"}
+	for name, c := range map[string]struct {
+		ips   string
+		first bool
+		want  []nadv1.NetworkStatus
+	}{
+		"gateway of the second": {`{"interface":1,"address":"10.0.0.5/24"},{"interface":2,"address":"fd00::5/64","gateway":"fd00::1"},{"address":"10.0.0.6/24"},{"interface":0,"address":"10.0.0.7/24"}`, true, []nadv1.NetworkStatus{
+			{Name: "n", Interface: "eth0", IPs: []string{"10.0.0.5"}, DNS: dns, Gateway: gateway},
+			{Name: "n", Interface: "eth1", IPs: []string{"fd00::5", "10.0.0.6"}, Default: true, DNS: dns, Gateway: gateway},
+		}},
+		"no gateway": {`{"interface":1,"address":"10.0.0.5/24"}`, true, []nadv1.NetworkStatus{
+			{Name: "n", Interface: "eth0", IPs: []string{"10.0.0.5"}, Default: true, DNS: dns, Gateway: gateway},
+			{Name: "n", Interface: "eth1", DNS: dns, Gateway: gateway},
+		}},
+		"not the default network": {`{"interface":1,"address":"10.0.0.5/24","gateway":"10.0.0.1"}`, false, []nadv1.NetworkStatus{
+			{Name: "n", Interface: "eth0", IPs: []string{"10.0.0.5"}, DNS: dns, Gateway: gateway},
+			{Name: "n", Interface: "eth1", DNS: dns, Gateway: gateway},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			networks := []Attached{{Network: "n", Result: result(c.ips)}}
+			if !c.first {
+				networks = append([]Attached{{Network: "first", Result: json.RawMessage(`{"cniVersion":"1.0.0"}`)}}, networks...)
+				c.want = append([]nadv1.NetworkStatus{{Name: "first", Default: true}}, c.want...)
+			}
+			got, err := Status(networks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var status []nadv1.NetworkStatus
+			if err := json.Unmarshal([]byte(got), &status); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, status); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func FuzzNetworks(f *testing.F) {
 	for _, annotation := range []string{"storage,shared/backup@a", `[{"name":"storage","ips":["10.0.0.1"]}]`, ",", `[null]`, `"`} {
 		f.Add(annotation)

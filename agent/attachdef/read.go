@@ -9,11 +9,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/utils"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
-	nadutils "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/utils"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
@@ -94,18 +95,52 @@ func (r *Reader) Networks(ctx context.Context, namespace, annotation, first stri
 	return networks, nil
 }
 
-// parse reads the annotation in its short form, names separated by commas, or as JSON.
+// parse reads the annotation in its short form, names separated by commas, or as JSON. The
+// standard's own library does, too, and imports client-go's whole clientset.
 func parse(annotation, namespace string) ([]*nadv1.NetworkSelectionElement, error) {
-	// The library would panic at null.
-	var elements []json.RawMessage
-	if json.Unmarshal([]byte(annotation), &elements) == nil {
-		for i, element := range elements {
-			if string(element) == "null" {
-				return nil, fmt.Errorf("element %d is null", i)
+	var selections []*nadv1.NetworkSelectionElement
+	if strings.ContainsAny(annotation, `[{"`) {
+		if err := json.Unmarshal([]byte(annotation), &selections); err != nil {
+			return nil, fmt.Errorf("read it as JSON: %w", err)
+		}
+	} else {
+		for text := range strings.SplitSeq(annotation, ",") {
+			selection, err := parseShort(strings.TrimSpace(text))
+			if err != nil {
+				return nil, err
 			}
+			selections = append(selections, selection)
 		}
 	}
-	return nadutils.ParseNetworkAnnotation(annotation, namespace)
+	for i, selection := range selections {
+		if selection == nil {
+			return nil, fmt.Errorf("element %d is null", i)
+		}
+		if selection.Namespace == "" {
+			selection.Namespace = namespace
+		}
+	}
+	return selections, nil
+}
+
+// label is what each part of the short form consists of.
+var label = regexp.MustCompile("^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+
+// parseShort reads one network of the short form, namespace/name@interface, of which only
+// the name must be there.
+func parseShort(text string) (*nadv1.NetworkSelectionElement, error) {
+	namespace, rest, found := strings.Cut(text, "/")
+	if !found {
+		namespace, rest = "", text
+	}
+	name, ifName, _ := strings.Cut(rest, "@")
+	selection := &nadv1.NetworkSelectionElement{Namespace: strings.TrimSpace(namespace), Name: strings.TrimSpace(name), InterfaceRequest: strings.TrimSpace(ifName)}
+	for _, part := range []string{selection.Namespace, selection.Name, selection.InterfaceRequest} {
+		if part != "" && !label.MatchString(part) {
+			return nil, fmt.Errorf("%q is not namespace/name@interface: %q must consist of lower case letters, digits and inner hyphens", text, part)
+		}
+	}
+	return selection, nil
 }
 
 // oneDefaultRoute refuses default routes on several networks, as the standard does.

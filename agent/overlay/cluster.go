@@ -13,9 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -31,8 +28,8 @@ type cluster struct {
 }
 
 // newCluster returns a cluster that knows nothing yet; changed is called after changes that
-// may matter. floating is nil where FloatingIPs are not followed.
-func newCluster(api kubernetes.Interface, berth *client.Client, floating bool, changed func()) (*cluster, error) {
+// may matter. The informer of FloatingIPs is nil where they are not followed.
+func newCluster(o Options, changed func()) (*cluster, error) {
 	c := &cluster{}
 	add := func(informer cache.SharedIndexInformer, trim cache.TransformFunc, differ func(before, after any) bool) (cache.SharedIndexInformer, error) {
 		if err := informer.SetTransform(trim); err != nil {
@@ -51,46 +48,22 @@ func newCluster(api kubernetes.Interface, berth *client.Client, floating bool, c
 		return informer, err
 	}
 	var err error
-	if c.nodes, err = add(nodeInformer(api), trimNode, nodesDiffer); err != nil {
+	if c.nodes, err = add(client.NewInformer(o.Nodes, &corev1.Node{}, 0, cache.Indexers{}), trimNode, nodesDiffer); err != nil {
 		return nil, fmt.Errorf("prepare the watch of nodes: %w", err)
 	}
-	if c.services, err = add(serviceCIDRInformer(api), trimMeta, always); err != nil {
+	if c.services, err = add(client.NewInformer(o.ServiceCIDRs, &networkingv1.ServiceCIDR{}, 0, cache.Indexers{}), trimMeta, always); err != nil {
 		return nil, fmt.Errorf("prepare the watch of ServiceCIDRs: %w", err)
 	}
-	if c.pools, err = add(client.NewIPPoolInformer(berth.IPPools, 0), trimMeta, poolsDiffer); err != nil {
+	if c.pools, err = add(client.NewIPPoolInformer(o.Berth.IPPools, 0), trimMeta, poolsDiffer); err != nil {
 		return nil, fmt.Errorf("prepare the watch of IPPools: %w", err)
 	}
-	if !floating {
+	if !o.FloatingIPs {
 		return c, nil
 	}
-	if c.floating, err = add(client.NewFloatingIPInformer(berth.FloatingIPs, 0, cache.Indexers{}), trimFloating, floatingDiffer); err != nil {
+	if c.floating, err = add(client.NewFloatingIPInformer(o.Berth.FloatingIPs, 0, cache.Indexers{}), trimFloating, floatingDiffer); err != nil {
 		return nil, fmt.Errorf("prepare the watch of FloatingIPs: %w", err)
 	}
 	return c, nil
-}
-
-func nodeInformer(api kubernetes.Interface) cache.SharedIndexInformer {
-	nodes := api.CoreV1().Nodes()
-	return informerOf(api, nodes.List, nodes.Watch, &corev1.Node{})
-}
-
-func serviceCIDRInformer(api kubernetes.Interface) cache.SharedIndexInformer {
-	cidrs := api.NetworkingV1().ServiceCIDRs()
-	return informerOf(api, cidrs.List, cidrs.Watch, &networkingv1.ServiceCIDR{})
-}
-
-// informerOf returns an informer of all objects of the kind of object.
-func informerOf[L runtime.Object](
-	api kubernetes.Interface,
-	list func(context.Context, metav1.ListOptions) (L, error),
-	watch func(context.Context, metav1.ListOptions) (watch.Interface, error),
-	object runtime.Object,
-) cache.SharedIndexInformer {
-	lw := &cache.ListWatch{
-		ListWithContextFunc:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, o) },
-		WatchFuncWithContext: watch,
-	}
-	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, api), object, 0, cache.Indexers{})
 }
 
 // run watches until the context ends.

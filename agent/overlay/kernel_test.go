@@ -23,6 +23,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	networkingv1client "k8s.io/client-go/kubernetes/typed/networking/v1"
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -64,6 +66,17 @@ type world struct {
 	outside *netnstest.Host
 	nodes   []*node
 }
+
+// A fake clientset does not support the list at the begin of a watch.
+type (
+	fakeNodes struct{ corev1client.NodeInterface }
+	fakeCIDRs struct {
+		networkingv1client.ServiceCIDRInterface
+	}
+)
+
+func (fakeNodes) IsWatchListSemanticsUnSupported() bool { return true }
+func (fakeCIDRs) IsWatchListSemanticsUnSupported() bool { return true }
 
 // node is a node with its agent's overlay.
 type node struct {
@@ -124,7 +137,7 @@ func (w *world) start(n *node, i int, backend Backend, change ...func(*Options))
 	w.t.Helper()
 	o := Options{
 		Node: n.name, Address: netip.MustParseAddr(fmt.Sprintf("10.0.60.1%d", i)), Backend: backend,
-		SubnetFile: filepath.Join(w.t.TempDir(), "subnet.env"), SysctlRoot: "/proc/sys", PluginSysctlRoot: "/proc/sys", API: w.api, Berth: w.berth.Client(),
+		SubnetFile: filepath.Join(w.t.TempDir(), "subnet.env"), SysctlRoot: "/proc/sys", PluginSysctlRoot: "/proc/sys", Nodes: fakeNodes{w.api.CoreV1().Nodes()}, ServiceCIDRs: fakeCIDRs{w.api.NetworkingV1().ServiceCIDRs()}, Berth: w.berth.Client(),
 	}
 	for _, c := range change {
 		c(&o)
@@ -516,7 +529,7 @@ func TestFlannelOnTheNode(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "subnet.env")
 	w.must(os.WriteFile(file, []byte("FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\nFLANNEL_IPV6_NETWORK=fd00:244::/48\nFLANNEL_IPV6_SUBNET=fd00:244:0:7::1/64\nFLANNEL_MTU=1400\nFLANNEL_IPMASQ=false\n"), 0o600))
 	var err error
-	n.overlay, err = New(Options{Node: n.name, Address: netip.MustParseAddr("10.0.60.11"), Backend: VXLAN, SubnetFile: file, SysctlRoot: "/proc/sys", API: w.api, Berth: w.berth.Client()})
+	n.overlay, err = New(Options{Node: n.name, Address: netip.MustParseAddr("10.0.60.11"), Backend: VXLAN, SubnetFile: file, SysctlRoot: "/proc/sys", Nodes: fakeNodes{w.api.CoreV1().Nodes()}, ServiceCIDRs: fakeCIDRs{w.api.NetworkingV1().ServiceCIDRs()}, Berth: w.berth.Client()})
 	w.must(err)
 	n.Run(func() error {
 		return errors.Join(n.overlay.Run(t.Context()),
@@ -537,7 +550,7 @@ func TestFlannelOnTheNode(t *testing.T) {
 	w.expectSeen(a.Host, w.outside, netip.MustParseAddr(outside6), netip.MustParseAddr("fd00:60::11"))
 
 	later := filepath.Join(t.TempDir(), "subnet.env")
-	o, err := New(Options{Node: n.name, Address: netip.MustParseAddr("10.0.60.11"), Backend: VXLAN, SubnetFile: later, SysctlRoot: "/proc/sys", PluginSysctlRoot: "/proc/sys", API: w.api, Berth: w.berth.Client()})
+	o, err := New(Options{Node: n.name, Address: netip.MustParseAddr("10.0.60.11"), Backend: VXLAN, SubnetFile: later, SysctlRoot: "/proc/sys", PluginSysctlRoot: "/proc/sys", Nodes: fakeNodes{w.api.CoreV1().Nodes()}, ServiceCIDRs: fakeCIDRs{w.api.NetworkingV1().ServiceCIDRs()}, Berth: w.berth.Client()})
 	w.must(err)
 	ended := make(chan error, 1)
 	go func() { ended <- n.Try(func() error { return o.loop(t.Context()) }) }()

@@ -16,9 +16,9 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/overlay/rules"
@@ -43,6 +43,13 @@ const (
 // ErrNotReady is returned by Conflist while pods cannot join the overlay.
 var ErrNotReady = errors.New("overlay is not ready")
 
+// Nodes is the part of a typed client of nodes that the overlay uses.
+type Nodes interface {
+	client.ListWatcher[*corev1.NodeList]
+	// Patch changes one. It is safe in parallel and blocks for one request.
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*corev1.Node, error)
+}
+
 // Options of an Overlay.
 type Options struct {
 	// Node is the name of this node.
@@ -62,8 +69,10 @@ type Options struct {
 	PluginSysctlRoot string
 	// Settings remembers kernel settings before they are changed; it may be nil.
 	Settings *settings.Journal
-	API      kubernetes.Interface
-	Berth    *client.Client
+	Nodes    Nodes
+	// ServiceCIDRs is a typed client.
+	ServiceCIDRs client.ListWatcher[*networkingv1.ServiceCIDRList]
+	Berth        *client.Client
 }
 
 // Overlay is the overlay on one node. Its methods may be called in parallel.
@@ -83,7 +92,7 @@ type Overlay struct {
 func New(o Options) (*Overlay, error) {
 	overlay := &Overlay{Options: o, soon: make(chan struct{}, 1), why: errors.New("it has not seen the cluster's nodes yet")}
 	var err error
-	overlay.cluster, err = newCluster(o.API, o.Berth, o.FloatingIPs, overlay.Recheck)
+	overlay.cluster, err = newCluster(o, overlay.Recheck)
 	return overlay, err
 }
 
@@ -334,7 +343,7 @@ func (o *Overlay) annotate(ctx context.Context, annotations map[string]string) e
 	if err != nil {
 		return fmt.Errorf("encode annotations of node %s: %w", o.Node, err)
 	}
-	if _, err := o.API.CoreV1().Nodes().Patch(ctx, o.Node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := o.Nodes.Patch(ctx, o.Node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("annotate node %s, so that other nodes find it: %w", o.Node, err)
 	}
 	return nil

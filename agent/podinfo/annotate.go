@@ -31,7 +31,7 @@ func (n *Node) Annotate(ctx context.Context, pod api.Pod, annotations map[string
 	if err != nil {
 		return fmt.Errorf("encode the annotations of pod %s: %w", pod, err)
 	}
-	_, err = n.pods.Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	_, err = n.pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if isAbsent(err) || isOtherUID(err) {
 		return nil
 	}

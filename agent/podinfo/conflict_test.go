@@ -19,7 +19,7 @@ func TestConflicts(t *testing.T) {
 	addr := netip.MustParseAddr(address)
 	ips := &fakeIPs{ips: map[string]*v1alpha1.FloatingIP{address: fip(address, "u1", thisNode)}}
 	pod := api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}
-	n := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{})
+	n := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{})
 	expect := func(what string, err error, inConflict bool, patches int) {
 		t.Helper()
 		if now := ips.ips[address]; err != nil || now.InConflict() != inConflict || ips.patches != patches {
@@ -46,7 +46,7 @@ func TestConflicts(t *testing.T) {
 	}
 
 	// Another agent, or this one after a restart, hears of it with the pod's addresses.
-	n = New(thisNode, fake.NewClientset(), ips, podrequest.Reader{})
+	n = New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{})
 	read()
 	ips.ips[address].ResourceVersion = "9"
 	expect("it is over", n.ClearConflict(t.Context(), pod, addr), false, 3)

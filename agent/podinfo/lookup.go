@@ -53,7 +53,7 @@ func (n *Node) livePod(ctx context.Context, namespace, name string) (Pod, error)
 	var found *corev1.Pod
 	var absent bool
 	err := wait.PollUntilContextTimeout(ctx, notFoundInterval, notFoundTimeout, true, func(ctx context.Context) (done bool, err error) {
-		found, err = n.pods.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		found, err = n.pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			absent = true
 			return false, nil
@@ -78,7 +78,7 @@ func (n *Node) Alive(ctx context.Context, pod api.Pod) (bool, error) {
 	if p, ok := n.cached(pod.Namespace, pod.Name); ok && p.Is(pod) {
 		return !p.Finished, nil
 	}
-	found, err := n.pods.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	found, err := n.pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	if isAbsent(err) {
 		return pod.Static != "", nil
 	}

@@ -15,8 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -34,6 +32,15 @@ type floatingIPs interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*v1alpha1.FloatingIP, error)
 	// Patch changes one. It is safe in parallel and blocks for one request.
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*v1alpha1.FloatingIP, error)
+}
+
+// Pods is the part of a typed client of one namespace's pods that podinfo uses. Its methods
+// are safe in parallel and block for one request.
+type Pods interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Pod, error)
+	List(ctx context.Context, options metav1.ListOptions) (*corev1.PodList, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*corev1.Pod, error)
 }
 
 // Handler acts on changes of this node's pods. Node calls Gone in several goroutines and
@@ -59,7 +66,7 @@ type Handler interface {
 // Node knows the pods of one node.
 type Node struct {
 	name     string
-	pods     corev1client.PodsGetter
+	pods     func(namespace string) Pods
 	ips      floatingIPs
 	informer cache.SharedIndexInformer
 	reader   podrequest.Reader
@@ -72,31 +79,32 @@ type Node struct {
 	reach api.Reach
 }
 
-// New returns a Node that knows nothing yet; Run starts the watch. reader says
-// which pods want a floating IP.
-func New(name string, client kubernetes.Interface, ips floatingIPs, reader podrequest.Reader) *Node {
-	pods := client.CoreV1()
+// New returns a Node that knows nothing yet; Run starts the watch. pods returns the client
+// of a namespace, or of all with metav1.NamespaceAll. reader says which pods want a floating
+// IP.
+func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader podrequest.Reader) *Node {
 	n := &Node{
 		name: name, pods: pods, ips: ips, reader: reader,
 		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
 		lost: make(chan struct{}, 1),
 	}
+	all := pods(metav1.NamespaceAll)
 	selector := fields.OneTermEqualSelector("spec.nodeName", name).String()
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = selector
-			list, err := pods.Pods(metav1.NamespaceAll).List(ctx, o)
+			list, err := all.List(ctx, o)
 			n.noteReach(err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = selector
-			w, err := pods.Pods(metav1.NamespaceAll).Watch(ctx, o)
+			w, err := all.Watch(ctx, o)
 			n.noteReach(err)
 			return w, err
 		},
 	}
-	n.informer = cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, client), &corev1.Pod{}, 0, cache.Indexers{})
+	n.informer = cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, all), &corev1.Pod{}, 0, cache.Indexers{})
 	return n
 }
 
@@ -292,13 +300,4 @@ func (n *Node) cached(namespace, name string) (Pod, bool) {
 		return Pod{}, false
 	}
 	return n.fromAPI(p), true
-}
-
-// trim drops the managed fields, which are most of a pod and which nobody here
-// reads.
-func trim(obj any) (any, error) {
-	if p, ok := obj.(*corev1.Pod); ok {
-		p.ManagedFields = nil
-	}
-	return obj, nil
 }

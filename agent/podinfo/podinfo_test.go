@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -79,6 +80,16 @@ func (f *fakeIPs) Patch(_ context.Context, name string, kind types.PatchType, pa
 	return now.DeepCopy(), nil
 }
 
+// fakePods are pods of a fake clientset, which does not support the list at the begin of a
+// watch.
+type fakePods struct{ corev1client.PodInterface }
+
+func (fakePods) IsWatchListSemanticsUnSupported() bool { return true }
+
+func podsOf(client *fake.Clientset) func(namespace string) Pods {
+	return func(namespace string) Pods { return fakePods{client.CoreV1().Pods(namespace)} }
+}
+
 func fip(address, uid, node string) *v1alpha1.FloatingIP {
 	ip := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{
 		Address: address, Node: node, Network: &v1alpha1.Network{Subnet: "10.0.70.0/24", Gateway: "10.0.70.1", VLAN: 7},
@@ -122,7 +133,7 @@ func TestPod(t *testing.T) {
 			if c.object != nil {
 				client = fake.NewClientset(c.object)
 			}
-			p, err := New(thisNode, client, &fakeIPs{}, podrequest.Reader{}).Pod(t.Context(), "default", "web-0", c.uid)
+			p, err := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{}).Pod(t.Context(), "default", "web-0", c.uid)
 			if !errors.Is(err, c.is) || c.is == nil && p.UID != string(c.object.UID) {
 				t.Errorf("Pod() = %+v, %v, want %v", p, err, c.is)
 			}
@@ -160,7 +171,7 @@ func TestStaticPod(t *testing.T) {
 			if c.object != nil {
 				client = fake.NewClientset(c.object)
 			}
-			n := New(thisNode, client, &fakeIPs{}, podrequest.Reader{})
+			n := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
 			if alive, err := n.Alive(t.Context(), c.pod); alive != c.alive || err != nil {
 				t.Errorf("Alive() = %v, %v, want %v", alive, err, c.alive)
 			}
@@ -224,7 +235,7 @@ func TestWanted(t *testing.T) {
 		"both":                {[]corev1.Container{asks(alias, "1"), two}, nil, 2, 2},
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: c.containers, InitContainers: c.inits}}
-		plain, aliased := New(thisNode, fake.NewClientset(), &fakeIPs{}, podrequest.Reader{}), New(thisNode, fake.NewClientset(), &fakeIPs{}, podrequest.Reader{Galaxy: true})
+		plain, aliased := New(thisNode, podsOf(fake.NewClientset()), &fakeIPs{}, podrequest.Reader{}), New(thisNode, podsOf(fake.NewClientset()), &fakeIPs{}, podrequest.Reader{Galaxy: true})
 		if got := plain.fromAPI(pod).Wants; got != c.want {
 			t.Errorf("%s: Wants = %d, want %d", name, got, c.want)
 		}
@@ -274,7 +285,7 @@ func TestAddresses(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: c.hint}
-			got, err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
+			got, err := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
 			if c.want != "" {
 				var texts []string
 				for _, a := range got {
@@ -309,7 +320,7 @@ func TestAddressesOfShortList(t *testing.T) {
 		"":                              ErrNotPlaced,
 	} {
 		pod := Pod{Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Hint: hint, Wants: 2}
-		got, err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
+		got, err := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{}).Addresses(t.Context(), pod)
 		if !errors.Is(err, want) || want == nil && len(got) != strings.Count(hint, ",")+1 {
 			t.Errorf("%q: Addresses() = %v, %v, want %v", hint, got, err, want)
 		}
@@ -337,7 +348,7 @@ func TestAddressesAtTheSameTime(t *testing.T) {
 		"10.0.70.4": fip("10.0.70.4", "u1", thisNode), "10.0.70.5": fip("10.0.70.5", "u1", thisNode),
 	}}}
 	ips.asked.Add(2)
-	got, err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Addresses(t.Context(), Pod{Pod: api.Pod{UID: "u1"}, Hint: "10.0.70.5,10.0.70.4", Wants: 2})
+	got, err := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{}).Addresses(t.Context(), Pod{Pod: api.Pod{UID: "u1"}, Hint: "10.0.70.5,10.0.70.4", Wants: 2})
 	if err != nil || len(got) != 2 {
 		t.Errorf("Addresses() = %v, %v", got, err)
 	}
@@ -369,7 +380,7 @@ func TestHolds(t *testing.T) {
 			if c.ip != nil {
 				ips.ips[c.ip.Name] = c.ip
 			}
-			err := New(thisNode, fake.NewClientset(), ips, podrequest.Reader{}).Holds(t.Context(), api.Pod{UID: "u1"}, addr)
+			err := New(thisNode, podsOf(fake.NewClientset()), ips, podrequest.Reader{}).Holds(t.Context(), api.Pod{UID: "u1"}, addr)
 			if (err == nil) != c.ok || errors.Is(err, ErrNotHolder) != c.lost {
 				t.Errorf("Holds() = %v", err)
 			}
@@ -403,7 +414,7 @@ func TestHolder(t *testing.T) {
 			if c.ip != nil {
 				ips.ips[c.ip.Name] = c.ip
 			}
-			n := New(thisNode, fake.NewClientset(c.pods...), ips, podrequest.Reader{})
+			n := New(thisNode, podsOf(fake.NewClientset(c.pods...)), ips, podrequest.Reader{})
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan struct{})
 			go func() { n.informer.RunWithContext(ctx); close(ended) }()
@@ -469,7 +480,7 @@ func (h *handler) Verify(context.Context) error {
 // A pod that comes, and a change of its annotations, are told; other changes are not.
 func TestChanged(t *testing.T) {
 	client := fake.NewClientset()
-	node := New(thisNode, client, &fakeIPs{}, podrequest.Reader{})
+	node := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
 	h := &handler{gone: make(chan api.Pod, 1), verified: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -542,7 +553,7 @@ func TestRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := podObject("u1")
 			client := fake.NewClientset(pod)
-			n := New(thisNode, client, &fakeIPs{}, podrequest.Reader{})
+			n := New(thisNode, podsOf(client), &fakeIPs{}, podrequest.Reader{})
 			h := &handler{gone: make(chan api.Pod), verified: make(chan struct{}, 1)}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)

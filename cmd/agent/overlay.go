@@ -9,14 +9,11 @@ import (
 	"net/netip"
 	"path/filepath"
 
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/overlay"
 	"github.com/berth-dev/berth/cni/settings"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
@@ -64,7 +61,7 @@ func (o *Options) overlayInside() ([]netip.Prefix, error) {
 
 // withOverlay makes networks those of the overlay, and returns what runs it. Where the node's
 // own default network is used it removes an overlay that the node had before.
-func withOverlay(ctx context.Context, o *Options, config *rest.Config, networks *agent.Networks, journal *settings.Journal) (*agent.Networks, func(context.Context) error, error) {
+func withOverlay(ctx context.Context, o *Options, clients *clients, networks *agent.Networks, journal *settings.Journal) (*agent.Networks, func(context.Context) error, error) {
 	if o.Overlay == overlayOff {
 		sweepOverlay(ctx)
 		return networks, func(context.Context) error { return nil }, nil
@@ -77,14 +74,6 @@ func withOverlay(ctx context.Context, o *Options, config *rest.Config, networks 
 	if err != nil {
 		return nil, nil, err
 	}
-	core, err := kubernetes.NewForConfig(protobuf(config))
-	if err != nil {
-		return nil, nil, fmt.Errorf("create the client of nodes: %w", err)
-	}
-	ips, err := client.NewForConfig(config)
-	if err != nil {
-		return nil, nil, err
-	}
 	pluginSysctlRoot := "/proc/sys"
 	if o.HostRoot != "" {
 		pluginSysctlRoot = filepath.Join(o.HostRoot, pluginSysctlRoot)
@@ -92,7 +81,7 @@ func withOverlay(ctx context.Context, o *Options, config *rest.Config, networks 
 	own, err := overlay.New(overlay.Options{
 		Node: o.NodeName, Address: addr.Unmap(), Backend: overlay.Backend(o.Overlay), FloatingIPs: o.OverlayFloating, Inside: inside,
 		SubnetFile: filepath.Join("/", o.HostRoot, flannelFile), SysctlRoot: o.SysctlRoot, PluginSysctlRoot: pluginSysctlRoot,
-		Settings: journal, API: core, Berth: ips,
+		Settings: journal, Nodes: clients.core.Nodes, ServiceCIDRs: clients.core.ServiceCIDRs, Berth: clients.berth,
 	})
 	if err != nil {
 		return nil, nil, err

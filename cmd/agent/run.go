@@ -6,19 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"time"
 
-	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
-	nadclient "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned/typed/k8s.cni.cncf.io/v1"
 	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
@@ -26,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/podevent"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
@@ -38,7 +32,6 @@ import (
 	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/cni/vlan"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -71,27 +64,19 @@ func run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	node, err := newNode(o, config)
+	clients, err := newClients(config)
 	if err != nil {
 		return err
 	}
-	definitions, err := newDefinitions(config)
-	if err != nil {
-		return err
-	}
-	recorder, writeEvents, err := newEvents(config)
-	if err != nil {
-		return err
-	}
-	profiles, err := newProfiles(config, recorder)
-	if err != nil {
-		return err
-	}
+	node := podinfo.New(o.NodeName, func(namespace string) podinfo.Pods { return clients.core.Pods(namespace) },
+		clients.berth.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases})
+	recorder := podevent.New("berth-agent", func(namespace string) podevent.Events { return clients.core.Events(namespace) })
+	profiles := newProfiles(clients, recorder)
 	journal := newJournal(o)
 	if err := journal.Reserve(); err != nil {
 		return err
 	}
-	networks, runOverlay, err := withOverlay(ctx, o, config, newNetworks(o), journal)
+	networks, runOverlay, err := withOverlay(ctx, o, clients, newNetworks(o), journal)
 	if err != nil {
 		return err
 	}
@@ -104,7 +89,7 @@ func run(ctx context.Context, o *Options) error {
 		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
 		Networks: networks,
 
-		PodNetworks:   &attachdef.Reader{Get: definitions, Shared: o.NetworkNamespaces},
+		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
 		DefaultRoutes: defaultroute.Kernel{},
 		Drivers:       newDrivers(o, journal),
 		Prober:        &o.Conflicts,
@@ -121,7 +106,7 @@ func run(ctx context.Context, o *Options) error {
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
 	background := []func(context.Context) error{
-		writeEvents,
+		recorder.Run,
 		runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 	}
@@ -249,64 +234,6 @@ func endBoot(ctx context.Context, store *state.Store) (string, error) {
 		klog.FromContext(ctx).Info("The node was restarted: the networks of its containers are gone, and what their plugins keep in files is given back", "containers", ended)
 	}
 	return bootID, err
-}
-
-// newDefinitions reads NetworkAttachmentDefinitions, whose kind the cluster need not have.
-func newDefinitions(config *rest.Config) (attachdef.Definitions, error) {
-	clients, err := nadclient.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create the client of NetworkAttachmentDefinitions: %w", err)
-	}
-	return func(ctx context.Context, namespace, name string) (*nadv1.NetworkAttachmentDefinition, error) {
-		return clients.NetworkAttachmentDefinitions(namespace).Get(ctx, name, metav1.GetOptions{})
-	}, nil
-}
-
-func newNode(o *Options, config *rest.Config) (*podinfo.Node, error) {
-	ips, err := client.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	pods, err := kubernetes.NewForConfig(protobuf(config))
-	if err != nil {
-		return nil, fmt.Errorf("create the client of pods: %w", err)
-	}
-	return podinfo.New(o.NodeName, pods, ips.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases}), nil
-}
-
-// protobuf returns a config for Kubernetes' objects with protobuf, which is smaller than JSON.
-func protobuf(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
-	return config
-}
-
-// Time limits after which the client drops a silent connection. Only then does a node
-// that was cut off learn that other nodes may have its addresses; client-go's own
-// values are 30 and 15 seconds.
-const (
-	envReadIdle, readIdleSeconds = "HTTP2_READ_IDLE_TIMEOUT_SECONDS", "5"
-	envPing, pingSeconds         = "HTTP2_PING_TIMEOUT_SECONDS", "5"
-	dialTimeout                  = 3 * time.Second
-)
-
-func newConfig(kubeconfig string) (*rest.Config, error) {
-	for env, value := range map[string]string{envReadIdle: readIdleSeconds, envPing: pingSeconds} {
-		if os.Getenv(env) != "" {
-			continue
-		}
-		if err := os.Setenv(env, value); err != nil {
-			return nil, fmt.Errorf("set %s: %w", env, err)
-		}
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
-	}
-	config.UserAgent = "berth-agent"
-	config.QPS, config.Burst = 100, 200
-	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
-	return config, nil
 }
 
 func newNetworks(o *Options) *agent.Networks {

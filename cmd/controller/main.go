@@ -17,10 +17,12 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -37,10 +39,10 @@ import (
 
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/assigner"
 	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
-	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/poolstatus"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/reclaim"
@@ -155,11 +157,11 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		broadcaster: events.NewBroadcaster(&events.EventSinkImpl{Interface: kube.EventsV1()}),
 		workers:     options.workers,
 	}
-	scheme, err := event.Scheme()
+	kinds, err := eventScheme()
 	if err != nil {
 		return nil, fmt.Errorf("register the objects that events are about: %w", err)
 	}
-	recorder := w.broadcaster.NewRecorder(scheme, "berth-controller")
+	recorder := w.broadcaster.NewRecorder(kinds, "berth-controller")
 	// For workloads of custom kinds.
 	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -211,6 +213,18 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, err
 	}
 	return w, nil
+}
+
+// eventScheme returns a scheme of the kinds that events are about: objects in caches have no
+// kind set.
+func eventScheme() (*runtime.Scheme, error) {
+	all := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(all); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // follow fills the caches and the book on every replica, so that a new leader can start at

@@ -8,6 +8,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,8 +48,18 @@ type Client struct {
 // reads those of all namespaces.
 func (c *Client) IPClaims(namespace string) *IPClaims { return c.ipClaims(namespace) }
 
-// NewForConfig returns a Client. It opens no connection.
+// NewForConfig returns a Client with connections of its own. It opens none.
 func NewForConfig(config *rest.Config) (*Client, error) {
+	connections, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of %s: %w", v1alpha1.SchemeGroupVersion, err)
+	}
+	return NewForConfigAndClient(config, connections)
+}
+
+// NewForConfigAndClient returns a Client that uses the connections, which must have the
+// config's credentials.
+func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("register Berth's API types: %w", err)
@@ -65,7 +76,7 @@ func NewForConfig(config *rest.Config) (*Client, error) {
 	if config.UserAgent == "" {
 		config.UserAgent = rest.DefaultKubernetesUserAgent()
 	}
-	restClient, err := rest.RESTClientFor(config)
+	restClient, err := rest.RESTClientForConfigAndClient(config, connections)
 	if err != nil {
 		return nil, fmt.Errorf("create the client of %s: %w", v1alpha1.SchemeGroupVersion, err)
 	}
@@ -89,40 +100,42 @@ func NewForConfig(config *rest.Config) (*Client, error) {
 	}, nil
 }
 
-// listWatcher has the methods of a typed client that an informer uses.
-type listWatcher[L runtime.Object] interface {
+// ListWatcher has the methods of a typed client that an informer uses.
+type ListWatcher[L runtime.Object] interface {
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 }
 
 // NewIPPoolInformer returns an informer of all pools. The caller runs it.
 func NewIPPoolInformer(pools *IPPools, resync time.Duration) cache.SharedIndexInformer {
-	return newInformer[*v1alpha1.IPPoolList](pools, &v1alpha1.IPPool{}, resync, cache.Indexers{})
+	return NewInformer[*v1alpha1.IPPoolList](pools, &v1alpha1.IPPool{}, resync, cache.Indexers{})
 }
 
 // NewIPClaimInformer returns an informer of the claims of all namespaces. The caller runs
 // it.
 func NewIPClaimInformer(api *Client, resync time.Duration) cache.SharedIndexInformer {
-	return newInformer[*v1alpha1.IPClaimList](api.IPClaims(metav1.NamespaceAll), &v1alpha1.IPClaim{}, resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	return NewInformer[*v1alpha1.IPClaimList](api.IPClaims(metav1.NamespaceAll), &v1alpha1.IPClaim{}, resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 }
 
 // NewFloatingIPInformer returns an informer of all FloatingIPs. The caller runs it.
 func NewFloatingIPInformer(ips *FloatingIPs, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
-	return newInformer[*v1alpha1.FloatingIPList](ips, &v1alpha1.FloatingIP{}, resync, indexers)
+	return NewInformer[*v1alpha1.FloatingIPList](ips, &v1alpha1.FloatingIP{}, resync, indexers)
 }
 
 // NewNetworkProfileInformer returns an informer of all NetworkProfiles. The caller runs it.
 func NewNetworkProfileInformer(profiles *NetworkProfiles, resync time.Duration) cache.SharedIndexInformer {
-	return newInformer[*v1alpha1.NetworkProfileList](profiles, &v1alpha1.NetworkProfile{}, resync, cache.Indexers{})
+	return NewInformer[*v1alpha1.NetworkProfileList](profiles, &v1alpha1.NetworkProfile{}, resync, cache.Indexers{})
 }
 
-func newInformer[L runtime.Object](client listWatcher[L], example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
-	return cache.NewSharedIndexInformer(&cache.ListWatch{
+// NewInformer returns an informer of all objects that a typed client lists. The caller runs it.
+func NewInformer[L runtime.Object](client ListWatcher[L], example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return client.List(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			return client.Watch(ctx, options)
 		},
-	}, example, resync, indexers)
+	}
+	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, client), example, resync, indexers)
 }

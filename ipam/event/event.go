@@ -9,27 +9,12 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
-
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Recorder writes events, such as events.EventRecorder. It does not block and is safe
 // for concurrent use.
 type Recorder interface {
 	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
-}
-
-// Scheme returns a scheme of the kinds that events are about, for a Recorder: objects in
-// caches have no kind set.
-func Scheme() (*runtime.Scheme, error) {
-	all := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(all); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
 }
 
 // Event is an event about an object.
