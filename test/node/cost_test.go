@@ -292,7 +292,11 @@ func TestCostOfManyAdds(t *testing.T) {
 func TestCostOfMemory(t *testing.T) {
 	network := newNetwork(t)
 	const address = "10.0.60.11"
+	group := newMemoryGroup(t)
 	n := network.costNode(t, "memory", address, "--conflict-probes=0", "--bind-address="+address, "--secure-port=10265")
+	if group != nil {
+		n.restartIn(group)
+	}
 	config, err := shared.cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
@@ -300,8 +304,9 @@ func TestCostOfMemory(t *testing.T) {
 	report := table.Table{
 		Title: "Memory of the agent, MB",
 		Note: "Half of the pods have a floating IP, every tenth a host port. Resident is all of the process (VmRSS), " +
-			"anonymous what of it is no file (RssAnon), peak the most so far (VmHWM); heap is what Go's objects have now, and from the system all that Go has.",
-		Rows: table.Rows{{"pods", "resident", "anonymous", "peak", "heap", "from the system"}},
+			"anonymous what of it is no file (RssAnon), peak the most so far (VmHWM); charged is what its memory cgroup is charged with, and working set what `kubectl top` shows of that " +
+			"(without inactive files); heap is what Go's objects have now, and from the system all that Go has.",
+		Rows: table.Rows{{"pods", "resident", "anonymous", "peak", "charged", "working set", "heap", "from the system"}},
 	}
 	c := ordinary(t, n, 0)
 	have := 0
@@ -332,6 +337,12 @@ func TestCostOfMemory(t *testing.T) {
 		row := []string{strconv.Itoa(pods)}
 		for _, field := range []string{"VmRSS", "RssAnon", "VmHWM"} {
 			row = append(row, megabytes(1024*statusField(t, n.agent.cmd.Process.Pid, field)))
+		}
+		if group != nil {
+			usage, workingSet := group.charged(t)
+			row = append(row, megabytes(usage), megabytes(workingSet))
+		} else {
+			row = append(row, "?", "?")
 		}
 		for _, metric := range []string{"go_memstats_heap_alloc_bytes", "go_memstats_sys_bytes"} {
 			row = append(row, megabytes(figureIn(t, text, metric)))

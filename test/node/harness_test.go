@@ -42,6 +42,8 @@ type node struct {
 	port int
 	// args are added to the agent's command line.
 	args []string
+	// group is the memory cgroup in which the agent starts, nil for the test's own.
+	group *memoryGroup
 }
 
 type process struct {
@@ -139,8 +141,11 @@ func (n *node) command(name string, args ...string) *exec.Cmd {
 // more: three capabilities, /proc/sys read-only, mounts that the node makes
 // later visible.
 func (n *node) confined(name string, args ...string) *exec.Cmd {
-	const enter = `mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && ` +
+	enter := `mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && ` +
 		`exec setpriv --bounding-set=-all,+net_admin,+net_raw,+sys_admin --inh-caps=-all -- "$0" "$@"`
+	if n.group != nil {
+		enter = "echo $$ > " + n.group.dir + "/cgroup.procs && " + enter
+	}
 	cmd := n.command(name, args...)
 	cmd.Args = append([]string{"unshare", "--mount", "--propagation", "slave", "sh", "-c", enter, cmd.Path}, args...)
 	cmd.Path = "/usr/bin/unshare"
