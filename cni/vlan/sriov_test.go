@@ -16,10 +16,8 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
-	"github.com/containernetworking/plugins/pkg/testutils"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -294,19 +292,16 @@ func functionChoice(t *testing.T, c *cards) {
 }
 
 // dying is a container whose namespace the test can lose.
-func (c *cards) dying(id, addr string) (*pod, ns.NetNS) {
+func (c *cards) dying(id, addr string) *pod {
 	c.t.Helper()
-	netns, err := testutils.NewNS()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	p := &pod{spec: Spec{Config: c.config, Spec: wire.Spec{ContainerID: id, IfName: "eth0", NetNS: netns.Path(), Uplink: "eth0"}}}
+	h := netnstest.New(c.t)
+	p := &pod{Host: h, spec: Spec{Config: c.config, Spec: wire.Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: "eth0"}}}
 	p.spec.Addresses = append(p.spec.Addresses, c.poolAddress(addr))
 	p.spec.MAC = v1alpha1.MACOf(p.spec.Addresses[0].Address)
 	if _, err := c.driver.Setup(p.spec); err != nil {
 		c.t.Fatal(err)
 	}
-	return p, netns
+	return p
 }
 
 func functionLost(t *testing.T, c *cards) {
@@ -322,11 +317,9 @@ func functionLost(t *testing.T, c *cards) {
 			return errors.Join(err, c.driver.RemoveLoose())
 		},
 	} {
-		p, netns := c.dying("lost", "10.0.70.5")
+		p := c.dying("lost", "10.0.70.5")
 		c.client.Ping("10.0.70.5")
-		if err := errors.Join(netns.Close(), testutils.UnmountNS(netns)); err != nil {
-			t.Fatal(err)
-		}
+		p.Remove()
 		if name != "Teardown" {
 			// The node link goes with the namespace, a moment later.
 			netnstest.Eventually(t, func() error {
@@ -345,10 +338,12 @@ func functionLost(t *testing.T, c *cards) {
 	}
 
 	// A process keeps the namespace, to which no path leads.
-	p, netns := c.dying("kept", "10.0.70.5")
-	if err := errors.Join(unix.Unmount(netns.Path(), unix.MNT_DETACH), os.Remove(netns.Path())); err != nil {
+	p := c.dying("kept", "10.0.70.5")
+	kept, err := ns.GetNS(p.Path())
+	if err != nil {
 		t.Fatal(err)
 	}
+	p.Remove()
 	if err := c.driver.Withdraw(p.spec); !errors.Is(err, sriov.ErrNotBack) {
 		t.Errorf("Withdraw() = %v while the namespace lives", err)
 	}
@@ -359,7 +354,7 @@ func functionLost(t *testing.T, c *cards) {
 	if slices.ContainsFunc(pf.Attrs().Vfs, func(v netlink.VfInfo) bool { return v.Mac.String() == p.spec.MAC.String() }) {
 		t.Error("the card lets the function send from the pod's MAC address")
 	}
-	if err := netns.Close(); err != nil {
+	if err := kept.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.driver.Teardown(p.spec); err != nil {
