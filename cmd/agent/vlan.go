@@ -12,7 +12,6 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
-	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/cni/vlan"
 )
 
@@ -73,19 +72,21 @@ func (v *vlanDriver) Setup(i *agent.Interface) (*current.Result, error) {
 		return nil, err
 	}
 	result, err := v.driver.Setup(spec)
-	return result, wire.ToCNIError(err)
+	return result, vlan.ToCNIError(err)
 }
 
 func (v *vlanDriver) CheckNode(i *agent.Interface) error { return withSpec(i, v.driver.CheckNode) }
 
 func (v *vlanDriver) Repair(i *agent.Interface) error { return withSpec(i, v.driver.Repair) }
 
-func (v *vlanDriver) Teardown(i *agent.Interface) error { return withSpec(i, v.driver.Teardown) }
+func (v *vlanDriver) Teardown(i *agent.Interface) error {
+	return vlan.ToCNIError(withSpec(i, v.driver.Teardown))
+}
 
 func (v *vlanDriver) Ready(uplink string) error { return v.driver.Ready(uplink) }
 
 func (v *vlanDriver) Check(i *agent.Interface) error {
-	return wire.ToCNIError(withSpec(i, v.driver.Check))
+	return vlan.ToCNIError(withSpec(i, v.driver.Check))
 }
 
 func (v *vlanDriver) Withdraw(i *agent.Interface) error { return withSpec(i, v.driver.Withdraw) }

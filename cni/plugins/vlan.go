@@ -49,7 +49,7 @@ func vlanAdd(args *skel.CmdArgs) error {
 	}
 	result, err := d.Setup(spec)
 	if err != nil {
-		return wire.ToCNIError(errors.Join(err, d.Teardown(spec)))
+		return vlan.ToCNIError(errors.Join(err, d.Teardown(spec)))
 	}
 	// A lost announcement leaves stale neighbour entries. The pod's network is complete
 	// and must not fail for it.
@@ -62,7 +62,7 @@ func vlanDel(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return wire.ToCNIError(d.Teardown(spec))
+	return vlan.ToCNIError(d.Teardown(spec))
 }
 
 func vlanCheck(args *skel.CmdArgs) error {
@@ -70,7 +70,7 @@ func vlanCheck(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return wire.ToCNIError(d.Check(spec))
+	return vlan.ToCNIError(d.Check(spec))
 }
 
 // vlanGC removes the node links of attachments that the caller does not list.
@@ -80,7 +80,7 @@ func vlanGC(args *skel.CmdArgs) error {
 		return err
 	}
 	if spec.Mode == vlan.Pure {
-		return errors.Join(cmdGC(args), wire.ToCNIError(d.RemoveLoose()))
+		return errors.Join(cmdGC(args), vlan.ToCNIError(d.RemoveLoose()))
 	}
 	keep := make(map[string]bool, len(c.ValidAttachments))
 	for _, a := range c.ValidAttachments {
@@ -88,7 +88,7 @@ func vlanGC(args *skel.CmdArgs) error {
 	}
 	links, err := d.List()
 	if err != nil {
-		return wire.ToCNIError(err)
+		return vlan.ToCNIError(err)
 	}
 	var errs []error
 	for _, l := range links {
@@ -96,5 +96,5 @@ func vlanGC(args *skel.CmdArgs) error {
 			errs = append(errs, d.Remove(l.Name))
 		}
 	}
-	return wire.ToCNIError(errors.Join(append(errs, d.RemoveLoose())...))
+	return vlan.ToCNIError(errors.Join(append(errs, d.RemoveLoose())...))
 }

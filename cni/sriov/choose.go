@@ -9,8 +9,16 @@ import (
 	"strings"
 )
 
-// ErrNoFunction is returned where no virtual function can be given to a container.
-var ErrNoFunction = errors.New("no virtual function is free")
+// Errors of the choice.
+var (
+	// ErrNoFunction is returned where no virtual function, or not the device that is named, can
+	// be given to a container now. It can when another container has ended, or when the node's
+	// operator has changed something.
+	ErrNoFunction = errors.New("no virtual function is free")
+	// ErrDevice is returned where the device that is named is no virtual function of the
+	// physical ones.
+	ErrDevice = errors.New("no such virtual function")
+)
 
 // function is a virtual function as it is now.
 type function struct {
@@ -51,7 +59,7 @@ func choose(all []function, device string) (function, error) {
 	if device != "" {
 		i := slices.IndexFunc(all, func(f function) bool { return f.device == device })
 		if i < 0 {
-			return function{}, fmt.Errorf("%w: device %s is no virtual function of %s; correct deviceID or physicalFunctions", ErrNoFunction, device, strings.Join(pfsOf(all), ", "))
+			return function{}, fmt.Errorf("%w: device %s is none of %s; correct deviceID or physicalFunctions", ErrDevice, device, strings.Join(pfsOf(all), ", "))
 		}
 		if why := all[i].obstacle(); why != "" {
 			return function{}, fmt.Errorf("%w: device %s is %s", ErrNoFunction, device, why)

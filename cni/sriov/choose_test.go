@@ -3,6 +3,7 @@
 package sriov
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 	"testing"
@@ -21,8 +22,9 @@ func TestChoose(t *testing.T) {
 		all    []function
 		device string
 		want   string
-		// wrong is in the text of the error.
+		// wrong is in the text of the error, which is ErrNoFunction unless err says another one.
 		wrong string
+		err   error
 	}{
 		"lowest free number":         {all: []function{taken, vfio, unbound, bonded, free("a5", "eth0", 5), free("a4", "eth0", 4)}, want: "a4"},
 		"card with most free ones":   {all: []function{taken, free("a4", "eth0", 4), free("b0", "eth1", 0), free("b1", "eth1", 1)}, want: "b0"},
@@ -30,14 +32,14 @@ func TestChoose(t *testing.T) {
 		"named device":               {all: []function{free("a4", "eth0", 4), free("a5", "eth0", 5)}, device: "a5", want: "a5"},
 		"named device in a pod":      {all: []function{taken, free("a4", "eth0", 4)}, device: "a0", wrong: "device a0 is in a pod"},
 		"named device with vfio":     {all: []function{vfio}, device: "a1", wrong: "driver vfio-pci"},
-		"named device of no card":    {all: []function{free("a4", "eth0", 4)}, device: "ff", wrong: "no virtual function of eth0; correct deviceID"},
+		"named device of no card":    {all: []function{free("a4", "eth0", 4)}, device: "ff", wrong: "device ff is none of eth0; correct deviceID", err: ErrDevice},
 		"none free":                  {all: []function{taken, vfio, unbound, bonded}, wrong: "of 4, 1 in a pod, 1 used by the node for a bridge or bond, 1 without a driver, 1 without a link on the node (driver vfio-pci)"},
 		"no virtual function at all": {wrong: "sriov_numvfs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := choose(c.all, c.device)
 			if c.wrong != "" {
-				if !errors.Is(err, ErrNoFunction) || !strings.Contains(err.Error(), c.wrong) {
+				if want := cmp.Or(c.err, ErrNoFunction); !errors.Is(err, want) || !strings.Contains(err.Error(), c.wrong) {
 					t.Errorf("choose() = %v, %v, want %q", got, err, c.wrong)
 				}
 				return

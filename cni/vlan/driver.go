@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -65,6 +66,18 @@ func (d *Driver) seclude(link netlink.Link, takesPart bool) error {
 		return nil
 	}
 	return err
+}
+
+// ToCNIError converts an error to one with a code of the CNI specification.
+func ToCNIError(err error) error {
+	switch {
+	case errors.Is(err, sriov.ErrNoFunction), errors.Is(err, sriov.ErrNotBack):
+		return types.NewError(types.ErrTryAgainLater, err.Error(), "")
+	case errors.Is(err, sriov.ErrDevice), errors.Is(err, sriov.ErrPF):
+		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
+	default:
+		return wire.ToCNIError(err)
+	}
 }
 
 // checkSecluded returns ErrNotWired where a link that Berth made for containers has other IPv4

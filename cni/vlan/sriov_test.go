@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/google/go-cmp/cmp"
@@ -258,6 +259,33 @@ func functionConflict(t *testing.T, c *cards) {
 	}
 }
 
+func TestToCNIError(t *testing.T) {
+	for want, errs := range map[uint][]error{
+		types.ErrTryAgainLater:        {sriov.ErrNoFunction, sriov.ErrNotBack},
+		types.ErrInvalidNetworkConfig: {sriov.ErrDevice, sriov.ErrPF, wire.ErrUplink},
+		types.ErrInvalidNetNS:         {wire.ErrNetNS},
+		types.ErrInternal:             {errors.New("any other")},
+	} {
+		for _, err := range errs {
+			if got := codeOf(fmt.Errorf("set up: %w", err)); got != want {
+				t.Errorf("%v has code %d, want %d", err, got, want)
+			}
+		}
+	}
+	if err := ToCNIError(nil); err != nil {
+		t.Errorf("ToCNIError(nil) = %v", err)
+	}
+}
+
+// codeOf returns the CNI code of an error of the driver.
+func codeOf(err error) uint {
+	var e *types.Error
+	if !errors.As(ToCNIError(err), &e) {
+		return types.ErrUnknown
+	}
+	return e.Code
+}
+
 func functionChoice(t *testing.T, c *cards) {
 	before := c.state()
 	c.nodeA.IP("addr", "add", "10.0.99.1/24", "dev", "vf0")
@@ -265,13 +293,17 @@ func functionChoice(t *testing.T, c *cards) {
 	c.setup(c.nodeA, a) // the other function, because the node uses the first
 	b := c.on("eth0", c.pod("b", "10.0.70.6"))
 	_, err := c.driver.Setup(b.spec)
-	if !errors.Is(err, sriov.ErrNoFunction) || !strings.Contains(err.Error(), "of 2, 1 in a pod, 1 used by the node for address 10.0.99.1") {
+	if codeOf(err) != types.ErrTryAgainLater || !strings.Contains(err.Error(), "of 2, 1 in a pod, 1 used by the node for address 10.0.99.1") {
 		t.Errorf("Setup() = %v without a free function", err)
 	}
 	c.nodeA.IP("addr", "del", "10.0.99.1/24", "dev", "vf0")
 	b.spec.DeviceID = "0000:01:10.2"
-	if _, err := c.driver.Setup(b.spec); !errors.Is(err, sriov.ErrNoFunction) || !strings.Contains(err.Error(), "in a pod") {
+	if _, err := c.driver.Setup(b.spec); codeOf(err) != types.ErrTryAgainLater || !strings.Contains(err.Error(), "in a pod") {
 		t.Errorf("Setup() = %v with another pod's device", err)
+	}
+	b.spec.DeviceID = "0000:ff:1f.7"
+	if _, err := c.driver.Setup(b.spec); codeOf(err) != types.ErrInvalidNetworkConfig || !strings.Contains(err.Error(), "none of eth0") {
+		t.Errorf("Setup() = %v with a device of no card", err)
 	}
 	b.spec.DeviceID = "0000:01:10.0"
 	c.setup(c.nodeA, b)
