@@ -5,7 +5,6 @@ package conflict
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"sync/atomic"
@@ -53,20 +52,7 @@ func (l *Listener) Listen(targets []Target) error {
 			delete(l.ears, k)
 		}
 	}
-	for k, targets := range groups {
-		link, err := ethernet(k.link)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if link == nil {
-			continue
-		}
-		if err := l.listen(k, link, targets); err != nil {
-			errs = append(errs, fmt.Errorf("hear claims on link %s: %w", link.Name, err))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, onEthernet(groups, "hear claims", l.listen))...)
 }
 
 // Close ends the Listener's sockets.

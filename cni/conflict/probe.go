@@ -130,27 +130,32 @@ func ethernet(index int) (*net.Interface, error) {
 	return link, nil
 }
 
-// open groups the targets. It leaves out links that are no Ethernet.
-func (p *Prober) open(targets []Target) ([]*segment, error) {
-	var segments []*segment
+// onEthernet calls do, which does what, with each group whose link is Ethernet. A group that
+// fails keeps no other from its call.
+func onEthernet(groups map[segmentKey][]Target, what string, do func(k segmentKey, link *net.Interface, targets []Target) error) error {
 	var errs []error
-	for k, targets := range group(targets) {
+	for k, targets := range groups {
 		link, err := ethernet(k.link)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		if err == nil && link != nil {
+			if err = do(k, link, targets); err != nil {
+				err = fmt.Errorf("%s on link %s: %w", what, link.Name, err)
+			}
 		}
-		if link == nil {
-			continue
-		}
-		s := &segment{link: link, is4: k.is4, targets: targets}
-		if s.conn, err = s.listen(); err != nil {
-			errs = append(errs, fmt.Errorf("open a packet socket on link %s: %w", link.Name, err))
-			continue
-		}
-		segments = append(segments, s)
+		errs = append(errs, err)
 	}
-	return segments, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// open groups the targets. It leaves out links that are no Ethernet.
+func (p *Prober) open(targets []Target) (segments []*segment, err error) {
+	err = onEthernet(group(targets), "open a packet socket", func(k segmentKey, link *net.Interface, targets []Target) (err error) {
+		s := &segment{link: link, is4: k.is4, targets: targets}
+		if s.conn, err = s.listen(); err == nil {
+			segments = append(segments, s)
+		}
+		return err
+	})
+	return segments, err
 }
 
 func (s *segment) listen() (*packet.Conn, error) {

@@ -100,15 +100,23 @@ func ipamAdd(args *skel.CmdArgs) error {
 
 // ipamDel runs the delegate's DEL for every container: which pods had a floating IP is not
 // known after the first DEL, and a DEL of what never was succeeds.
-func ipamDel(args *skel.CmdArgs) error {
+func ipamDel(args *skel.CmdArgs) error { return askBoth(args, "DEL", invoke.DelegateDel) }
+
+// askBoth calls the agent and the delegate, whatever the agent answers.
+func askBoth(args *skel.CmdArgs, command string, delegate delegateFunc) error {
 	p, err := openIPAM(args)
 	if err != nil {
 		return err
 	}
-	_, err = p.ask("DEL")
-	return firstOf(err, p.delegate(func(plugin string, conf []byte) error {
-		return invoke.DelegateDel(context.Background(), plugin, conf, nil)
-	}))
+	_, err = p.ask(command)
+	return firstOf(err, p.delegate(delegate.call))
+}
+
+// delegateFunc is a function of package invoke for a command without a result.
+type delegateFunc func(ctx context.Context, plugin string, conf []byte, exec invoke.Exec) error
+
+func (f delegateFunc) call(plugin string, conf []byte) error {
+	return f(context.Background(), plugin, conf, nil)
 }
 
 func ipamCheck(args *skel.CmdArgs) error {
@@ -123,9 +131,7 @@ func ipamCheck(args *skel.CmdArgs) error {
 	if !hasCode(err, types.ErrUnknownContainer) || len(p.conf.IPAM.Delegate) == 0 {
 		return err
 	}
-	return p.delegate(func(plugin string, conf []byte) error {
-		return invoke.DelegateCheck(context.Background(), plugin, conf, nil)
-	})
+	return p.delegate(delegateFunc(invoke.DelegateCheck).call)
 }
 
 func ipamStatus(args *skel.CmdArgs) error {
@@ -133,21 +139,10 @@ func ipamStatus(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return firstOf(p.agent().Status(context.Background(), socket.Request("STATUS", args)), p.delegate(func(plugin string, conf []byte) error {
-		return invoke.DelegateStatus(context.Background(), plugin, conf, nil)
-	}))
+	return firstOf(p.agent().Status(context.Background(), socket.Request("STATUS", args)), p.delegate(delegateFunc(invoke.DelegateStatus).call))
 }
 
-func ipamGC(args *skel.CmdArgs) error {
-	p, err := openIPAM(args)
-	if err != nil {
-		return err
-	}
-	_, err = p.ask("GC")
-	return firstOf(err, p.delegate(func(plugin string, conf []byte) error {
-		return invoke.DelegateGC(context.Background(), plugin, conf, nil)
-	}))
-}
+func ipamGC(args *skel.CmdArgs) error { return askBoth(args, "GC", invoke.DelegateGC) }
 
 // firstOf returns the first error: the caller acts on its code.
 func firstOf(errs ...error) error {
