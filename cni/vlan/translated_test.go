@@ -20,7 +20,7 @@ import (
 // the container talks to others past it, and where it does not, the caller.
 func TestTranslatedConnections(t *testing.T) {
 	const port = 30080
-	eachType(t, func(t *testing.T, w *world) {
+	test := func(t *testing.T, w *world) {
 		a, beside := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("beside", "10.0.70.6", "2001:db8:70::6")
 		// Of another pool, on the uplink itself.
 		beside.spec.Addresses = []api.Address{
@@ -61,7 +61,14 @@ func TestTranslatedConnections(t *testing.T) {
 				}
 			}
 		}
-	})
+	}
+	for _, name := range []string{"macvlan", "bridge"} {
+		c := networkTypes[name]
+		t.Run(name, func(t *testing.T) {
+			netnstest.NeedLinks(t, c.needs...)
+			test(t, newWorld(t, c.Config, c.vlan))
+		})
+	}
 }
 
 // serve answers by TCP with the client's address.
