@@ -19,7 +19,6 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
-	"github.com/berth-dev/berth/agent/podevent"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
@@ -70,7 +69,7 @@ func run(ctx context.Context, o *Options) error {
 	}
 	node := podinfo.New(o.NodeName, func(namespace string) podinfo.Pods { return clients.core.Pods(namespace) },
 		clients.berth.FloatingIPs, podrequest.Reader{Galaxy: o.GalaxyAliases})
-	recorder := podevent.New("berth-agent", func(namespace string) podevent.Events { return clients.core.Events(namespace) })
+	recorder := newRecorder(ctx, clients.core.Events, o.NodeName)
 	profiles := newProfiles(clients, recorder)
 	journal := newJournal(o)
 	if err := journal.Reserve(); err != nil {
@@ -106,7 +105,6 @@ func run(ctx context.Context, o *Options) error {
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
 	background := []func(context.Context) error{
-		recorder.Run,
 		runOverlay,
 		func(ctx context.Context) error { return profiles.Run(ctx, a) },
 	}

@@ -13,7 +13,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -34,7 +33,7 @@ type (
 	// ServiceCIDRs reads and writes ServiceCIDRs. Safe for concurrent use.
 	ServiceCIDRs = gentype.ClientWithList[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
 	// Events writes the events of one namespace. Safe for concurrent use.
-	Events = gentype.Client[*eventsv1.Event]
+	Events = gentype.Client[*corev1.Event]
 	// TokenReviews asks whose a token is. Safe for concurrent use.
 	TokenReviews = gentype.Client[*authenticationv1.TokenReview]
 	// SubjectAccessReviews asks what a user may do. Safe for concurrent use.
@@ -63,10 +62,9 @@ func (c *Client) Events(namespace string) *Events { return c.events(namespace) }
 // kinds are those of the client.
 var kinds = map[schema.GroupVersion][]runtime.Object{
 	corev1.SchemeGroupVersion: {
-		&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.Namespace{}, &corev1.NamespaceList{},
+		&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.Namespace{}, &corev1.NamespaceList{}, &corev1.Event{},
 	},
 	networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}},
-	eventsv1.SchemeGroupVersion:         {&eventsv1.Event{}},
 	authenticationv1.SchemeGroupVersion: {&authenticationv1.TokenReview{}},
 	authorizationv1.SchemeGroupVersion:  {&authorizationv1.SubjectAccessReview{}},
 }
@@ -133,8 +131,8 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 				func() *corev1.Pod { return &corev1.Pod{} }, func() *corev1.PodList { return &corev1.PodList{} })
 		},
 		events: func(namespace string) *Events {
-			return gentype.NewClient("events", groups[eventsv1.SchemeGroupVersion], parameters, namespace,
-				func() *eventsv1.Event { return &eventsv1.Event{} })
+			return gentype.NewClient("events", core, parameters, namespace,
+				func() *corev1.Event { return &corev1.Event{} })
 		},
 	}, nil
 }

@@ -12,7 +12,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -42,8 +41,8 @@ func TestRequests(t *testing.T) {
 			_, err := c.ServiceCIDRs.List(ctx, metav1.ListOptions{})
 			return err
 		},
-		"POST /apis/events.k8s.io/v1/namespaces/shop/events": func(ctx context.Context, c *Client) error {
-			_, err := c.Events("shop").Create(ctx, &eventsv1.Event{}, metav1.CreateOptions{})
+		"POST /api/v1/namespaces/shop/events": func(ctx context.Context, c *Client) error {
+			_, err := c.Events("shop").Create(ctx, &corev1.Event{}, metav1.CreateOptions{})
 			return err
 		},
 		"POST /apis/authentication.k8s.io/v1/tokenreviews": func(ctx context.Context, c *Client) error {

@@ -61,11 +61,11 @@ func TestPermissions(t *testing.T) {
 				"get /pods", "list /pods", "watch /pods", "get berth.dev/floatingips", "patch /pods/status", "patch berth.dev/floatingips/status",
 				"get k8s.cni.cncf.io/network-attachment-definitions", "act berth.dev/agents",
 				"list /namespaces", "watch /namespaces", "list berth.dev/networkprofiles", "watch berth.dev/networkprofiles",
-				"create events.k8s.io/events", "patch events.k8s.io/events",
+				"create /events", "patch /events",
 				"create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
 			},
 			mayNot: []string{
-				"patch /namespaces", "create berth.dev/networkprofiles", "patch berth.dev/networkprofiles", "update berth.dev/networkprofiles", "delete events.k8s.io/events",
+				"patch /namespaces", "create berth.dev/networkprofiles", "patch berth.dev/networkprofiles", "update berth.dev/networkprofiles", "delete /events", "list /events",
 				"list berth.dev/floatingips", "watch berth.dev/floatingips", "create berth.dev/floatingips", "update berth.dev/floatingips",
 				"patch berth.dev/floatingips", "delete berth.dev/floatingips", "delete berth.dev/floatingips/held",
 				"get berth.dev/ippools", "get berth.dev/ipclaims", "create /pods", "update /pods", "patch /pods", "delete /pods", "update /pods/status",
