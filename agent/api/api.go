@@ -6,31 +6,24 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/cni/relay"
 )
 
 const (
 	// SocketPath is the default path of the agent's socket.
-	SocketPath = "/run/berth/agent.sock"
-	// PathCNI is the agent's HTTP resource for the calls of the runtime: POST a
-	// [Request], get a [Response].
+	SocketPath = relay.SocketPath
+	// PathCNI is the agent's HTTP resource for the calls of the runtime by which earlier
+	// versions of berth-cni, which may run while the agent is replaced, POST a [Request] and
+	// get a [Response]. That of this version is relay.Path.
 	PathCNI = "/v1/cni"
 	// PathIPAM is that for the calls of the plugin berth-ipam.
 	PathIPAM = "/v1/ipam"
 	// MaxRequestBytes is the largest request the agent reads. The kubelet's
 	// are a few kilobytes.
-	MaxRequestBytes = 4 << 20
-)
-
-// The agent touches its socket every Heartbeat. While the socket is younger than Absence,
-// an agent that does not answer is taken to be back soon: it is replaced, or its image is
-// pulled. The shim then does not report the node's network as not ready, for which
-// Kubernetes would take all pods of the node out of their Services.
-const (
-	Heartbeat = 15 * time.Second
-	Absence   = 5 * time.Minute
+	MaxRequestBytes = relay.MaxBytes
 )
 
 // Names in CNI configurations and, for programs, in /opt/cni/bin.

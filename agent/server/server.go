@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/relay"
 )
 
 // Handler serves CNI calls, in parallel.
@@ -44,7 +45,7 @@ const callTimeout = 110 * time.Second
 type Server struct {
 	// Socket is its path.
 	Socket string
-	// Heartbeat is how often Serve touches the socket; see [api.Heartbeat].
+	// Heartbeat is how often Serve touches the socket; see [relay.Heartbeat].
 	Heartbeat time.Duration
 	// Handler does the work.
 	Handler Handler
@@ -120,6 +121,7 @@ func (s *Server) removeLeftover(ctx context.Context) (touched time.Time, err err
 // under way.
 func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
 	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+relay.Path, s.serveCall)
 	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI("", s.dispatch))
 	mux.HandleFunc("POST "+api.PathIPAM, s.serveCNI(ipamLabel, s.Handler.IPAM))
 	mux.HandleFunc("GET "+api.PathInspect, s.serveInspect)
@@ -158,26 +160,35 @@ const ipamLabel = "IPAM "
 func (s *Server) serveCNI(label string, dispatch func(context.Context, *api.Request) (json.RawMessage, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var req api.Request
-		response := api.Response{}
+		var response api.Response
 		start := time.Now()
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequestBytes)).Decode(&req); err != nil {
 			response.Error = types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the request to the agent: %v", err), "")
 		} else {
-			ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
-			defer cancel()
-			result, err := dispatch(ctx, &req)
-			response.Result = result
-			if err != nil {
-				response = api.Response{Error: s.ToError(err)}
-				logFailure(ctx, err, label, &req)
-			}
+			response.Result, response.Error = s.call(r.Context(), label, &req, dispatch)
 		}
 		s.observe(label, req.Command, response.Error, time.Since(start))
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(response); err != nil {
-			klog.FromContext(r.Context()).V(2).Info("The caller did not take the answer", "command", label+req.Command, "containerID", req.ContainerID, "err", err)
+			logUnread(r.Context(), label, &req, err)
 		}
 	}
+}
+
+// call makes a call; label begins its name.
+func (s *Server) call(ctx context.Context, label string, req *api.Request, dispatch func(context.Context, *api.Request) (json.RawMessage, error)) (json.RawMessage, *types.Error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	result, err := dispatch(ctx, req)
+	if err != nil {
+		logFailure(ctx, err, label, req)
+		return nil, s.ToError(err)
+	}
+	return result, nil
+}
+
+func logUnread(ctx context.Context, label string, req *api.Request, err error) {
+	klog.FromContext(ctx).V(2).Info("The caller did not take the answer", "command", label+req.Command, "containerID", req.ContainerID, "err", err)
 }
 
 // inspectTimeout limits one inspection.

@@ -27,6 +27,7 @@ import (
 	"github.com/berth-dev/berth/cni/defaultroute"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
@@ -156,7 +157,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 		}
 		return floating.Uplink, nil
 	}
-	s := &server.Server{Socket: o.Socket, Heartbeat: api.Heartbeat, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
+	s := &server.Server{Socket: o.Socket, Heartbeat: relay.Heartbeat, Handler: a, Observe: a.Metrics.Call, ToError: agent.ToCNIError}
 	listener, err := s.Listen(ctx)
 	if err != nil {
 		return err

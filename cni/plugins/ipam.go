@@ -44,7 +44,7 @@ func (p ipam) agent() socket.Agent {
 }
 
 func (p ipam) ask(command string) (*api.Response, error) {
-	return p.agent().Call(context.Background(), socket.Request(command, p.args))
+	return p.agent().Call(socket.Request(command, p.args))
 }
 
 // delegate calls do with the plugin for pods without a floating IP and its configuration. It
@@ -139,7 +139,7 @@ func ipamStatus(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return firstOf(p.agent().Status(context.Background(), socket.Request("STATUS", args)), p.delegate(delegateFunc(invoke.DelegateStatus).call))
+	return firstOf(p.agent().Status(socket.Request("STATUS", args)), p.delegate(delegateFunc(invoke.DelegateStatus).call))
 }
 
 func ipamGC(args *skel.CmdArgs) error { return askBoth(args, "GC", invoke.DelegateGC) }

@@ -3,44 +3,94 @@
 // Berth-cni is the CNI plugin that the container runtime calls. It passes each
 // call to the node agent over the agent's socket and prints the answer. It makes no
 // decision and changes nothing, so an upgrade can replace it at any time.
+//
+// It is a process for every pod, so it is small: package relay says what that forbids. What is
+// wrong with a call the agent finds, except where no agent can be asked.
 package main
 
 import (
-	"log"
+	"io"
 	"os"
+	"strconv"
+	"strings"
+	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/utils"
-	"github.com/containernetworking/cni/pkg/version"
+	"github.com/berth-dev/berth/cni/relay"
 )
 
-func main() {
-	e := skel.PluginMainFuncsWithError(skel.CNIFuncs{
-		Add:    add,
-		Del:    forward("DEL"),
-		Check:  forward("CHECK"),
-		GC:     forward("GC"),
-		Status: status,
-	}, version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"), "CNI plugin berth-cni")
-	if e == nil {
-		return
+func main() { os.Exit(run(os.Getenv, os.Stdin, os.Stdout, os.Stderr)) }
+
+// Codes of CNI's errors (CNI specification, section Error).
+const (
+	codeIO           = 5
+	codeDecoding     = 6
+	codeTryAgain     = 11
+	codeNotAvailable = 50
+	// codeInternal is that of CNI's Go package.
+	codeInternal = 999
+)
+
+// run serves one call and returns the exit status.
+func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
+	command := getenv("CNI_COMMAND")
+	switch command {
+	case "":
+		return write(stderr, "CNI plugin berth-cni\nCNI protocol versions supported: "+strings.Join(relay.Versions(), ", ")+"\n", 0)
+	case "VERSION":
+		versions := relay.Versions()
+		return write(stdout, `{"cniVersion":"`+versions[len(versions)-1]+`","supportedVersions":["`+strings.Join(versions, `","`)+"\"]}\n", 0)
 	}
-	if err := withVariable(e, os.Getenv).Print(); err != nil {
-		log.Print("Cannot write the error to standard output: ", err)
+	config, err := io.ReadAll(stdin)
+	if err != nil {
+		return fail(stdout, codeIO, "error reading from stdin: "+err.Error())
 	}
-	os.Exit(1)
+	socket, err := socketOf(config)
+	if err != nil {
+		return fail(stdout, codeDecoding, "decode the configuration of berth-cni: "+err.Error())
+	}
+	// STATUS succeeds while the agent is away for a short time: pods that run need no agent, and
+	// the ADD of a new one is tried again.
+	if command == "STATUS" && relay.Away(socket, time.Now()) {
+		return 0
+	}
+	var headers strings.Builder
+	for _, variable := range relay.Variables() {
+		headers.WriteString(relay.Line(variable, getenv(variable)))
+	}
+	answer, err := relay.Post(socket, relay.Path, headers.String(), config)
+	switch {
+	case err != nil && command == "STATUS":
+		if relay.Away(socket, time.Now()) {
+			// The agent ended meanwhile.
+			return 0
+		}
+		return fail(stdout, codeNotAvailable, relay.Unreachable(socket, err))
+	case err != nil:
+		return fail(stdout, codeTryAgain, relay.Unreachable(socket, err))
+	case answer.Outcome == relay.Result:
+		return write(stdout, string(answer.Body), 0)
+	case answer.Outcome == relay.Error:
+		return write(stdout, string(answer.Body), 1)
+	case answer.Status == statusNotFound:
+		return fail(stdout, codeTryAgain, "the Berth agent that answers on "+socket+" is older than its plugin berth-cni; it is probably being replaced, else install the plugin of its version")
+	default:
+		return fail(stdout, codeInternal, "the program that answers on "+socket+" is not the Berth agent: HTTP status "+
+			strconv.Itoa(answer.Status)+", "+strconv.Quote(string(answer.Body[:min(len(answer.Body), 200)])))
+	}
 }
 
-// withVariable puts the name of the invalid variable into CNI's own error, as the
-// specification demands.
-func withVariable(e *types.Error, getenv func(string) string) *types.Error {
-	for name, validate := range map[string]func(string) *types.Error{
-		"CNI_CONTAINERID": utils.ValidateContainerID, "CNI_IFNAME": utils.ValidateInterfaceName,
-	} {
-		if invalid := validate(getenv(name)); invalid != nil && *invalid == *e {
-			return types.NewError(e.Code, name+": "+e.Msg, e.Details)
-		}
+// statusNotFound is that of HTTP.
+const statusNotFound = 404
+
+// fail prints an error of CNI and returns the exit status.
+func fail(stdout io.Writer, code int, message string) int {
+	return write(stdout, `{"code":`+strconv.Itoa(code)+`,"msg":`+quote(message)+"}\n", 1)
+}
+
+// write prints text and returns status, or 1 where nobody reads it.
+func write(w io.Writer, text string, status int) int {
+	if _, err := io.WriteString(w, text); err != nil {
+		return 1
 	}
-	return e
+	return status
 }

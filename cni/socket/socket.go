@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package socket asks the node agent over its unix socket, for the plugins that the runtime
-// and other plugins run. It knows when to wait for an agent and what to say where none
-// answers. It makes no decision about a pod.
+// Package socket asks the node agent over its unix socket, for plugins that other plugins run.
+// Package relay sends and waits; this one encodes what the agent is asked, and its errors. It
+// makes no decision about a pod.
 package socket
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"os"
-	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -23,6 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/relay"
 )
 
 // Agent is the agent that listens on a socket. Its methods may be called in parallel.
@@ -44,22 +38,30 @@ func Request(command string, args *skel.CmdArgs) api.Request {
 // Call waits for the agent if it is away for a moment, sends the request and returns the
 // agent's answer. Its errors are CNI errors: the agent's own, or one that makes the runtime
 // try again where no agent answers.
-func (a Agent) Call(ctx context.Context, req api.Request) (*api.Response, error) {
-	return call(ctx, a, req)
+func (a Agent) Call(req api.Request) (*api.Response, error) {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("encode the request to the agent: %v", err), "")
+	}
+	answer, err := relay.Post(a.Socket, a.Path, "Content-Type: application/json\r\n", body)
+	if err != nil {
+		return nil, unreachable(a.Socket, err)
+	}
+	return decode(a.Socket, answer)
 }
 
 // Status sends STATUS. It succeeds, too, while the agent is away for a short time (see
-// [api.Absence]): pods that run need no agent, and the ADD of a new one is tried again.
-func (a Agent) Status(ctx context.Context, req api.Request) error {
-	if away(a.Socket, time.Now()) {
+// [relay.Absence]): pods that run need no agent, and the ADD of a new one is tried again.
+func (a Agent) Status(req api.Request) error {
+	if relay.Away(a.Socket, time.Now()) {
 		return nil
 	}
-	_, err := a.Call(ctx, req)
+	_, err := a.Call(req)
 	var e *types.Error
 	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater {
 		return err
 	}
-	if away(a.Socket, time.Now()) {
+	if relay.Away(a.Socket, time.Now()) {
 		// The agent ended meanwhile.
 		return nil
 	}
@@ -76,108 +78,19 @@ func PrintResult(raw []byte, version string) error {
 	return types.PrintResult(result, version)
 }
 
-// timeout limits a call; it is longer than the agent's own limit.
-const timeout = 4 * time.Minute
-
-// patience limits how long a call waits until the agent listens. After a crash or an
-// upgrade the agent is mostly back within seconds. The kubelet takes a runtime that is
-// silent for 30 s for dead.
-//
-// A call does not wait where no socket exists: the node has just started, and the
-// kubelet starts no pod, and so no agent, before the first answer to STATUS.
-const patience = 10 * time.Second
-
-// connect returns a connection to the agent. While nobody listens on the socket it tries
-// again, until limit.
-func connect(ctx context.Context, socket string, limit time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		if !errors.Is(err, syscall.ECONNREFUSED) {
-			return conn, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-tick.C:
-		}
-	}
-}
-
-// away returns whether no agent listens on the socket, but one did a short time before now.
-func away(socket string, now time.Time) bool {
-	info, err := os.Stat(socket)
-	if err != nil {
-		return false
-	}
-	if age := now.Sub(info.ModTime()); age < 0 || age > api.Absence {
-		return false
-	}
-	conn, err := net.Dial("unix", socket)
-	if err == nil {
-		_ = conn.Close()
-	}
-	return errors.Is(err, syscall.ECONNREFUSED)
-}
-
-// call sends one request and returns the agent's answer, or its error. It speaks HTTP/1.0,
-// whose answers end with the connection, by itself: every ADD starts this program, which with
-// net/http takes half as long again to start.
-func call(ctx context.Context, a Agent, req api.Request) (*api.Response, error) {
-	body, err := json.Marshal(req)
-	if err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("encode the request to the agent: %v", err), "")
-	}
-	conn, err := connect(ctx, a.Socket, patience)
-	if err != nil {
-		return nil, unreachable(a.Socket, err)
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
-		return nil, unreachable(a.Socket, err)
-	}
-	post := fmt.Appendf(nil, "POST %s HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", a.Path, len(body))
-	if _, err := conn.Write(append(post, body...)); err != nil {
-		return nil, unreachable(a.Socket, err)
-	}
-	raw, err := io.ReadAll(io.LimitReader(conn, api.MaxRequestBytes))
-	if err != nil {
-		return nil, unreachable(a.Socket, err)
-	}
-	return decode(a.Socket, raw)
-}
-
-// statusOK is that of HTTP.
+// statusOK is that of HTTP. Package net/http would take long to start.
 const statusOK = 200
 
-// split returns the status and the body of an answer. Status 0 is none of HTTP.
-func split(raw []byte) (status int, body []byte) {
-	head, body, _ := bytes.Cut(raw, []byte("\r\n\r\n"))
-	protocol, rest, _ := bytes.Cut(head, []byte(" "))
-	if len(rest) < 3 || !bytes.HasPrefix(protocol, []byte("HTTP/1.")) {
-		return 0, raw
-	}
-	status, err := strconv.Atoi(string(rest[:3]))
-	if err != nil {
-		return 0, raw
-	}
-	return status, body
-}
-
-func decode(socket string, raw []byte) (*api.Response, error) {
-	status, body := split(raw)
+func decode(socket string, answer relay.Answer) (*api.Response, error) {
 	var response api.Response
-	err := json.Unmarshal(body, &response)
+	err := json.Unmarshal(answer.Body, &response)
 	var syntax *json.SyntaxError
-	if len(raw) == 0 || status == statusOK && errors.As(err, &syntax) && syntax.Offset == int64(len(body)) {
-		return nil, unreachable(socket, errors.New("its answer ended before it was complete"))
+	if answer.Status == statusOK && errors.As(err, &syntax) && syntax.Offset == int64(len(answer.Body)) {
+		return nil, unreachable(socket, relay.ErrIncomplete)
 	}
-	if err != nil || status != statusOK && response.Error == nil {
+	if err != nil || answer.Status != statusOK && response.Error == nil {
 		return nil, types.NewError(types.ErrInternal,
-			fmt.Sprintf("the program that answers on %s is not the Berth agent: HTTP status %d, %.200q", socket, status, body), "")
+			fmt.Sprintf("the program that answers on %s is not the Berth agent: HTTP status %d, %.200q", socket, answer.Status, answer.Body), "")
 	}
 	if response.Error != nil {
 		return nil, response.Error
@@ -185,14 +98,8 @@ func decode(socket string, raw []byte) (*api.Response, error) {
 	return &response, nil
 }
 
-// unreachable returns the error that appears in the pod's events where the agent does
-// not answer. Its code makes the runtime try again.
+// unreachable returns the error for an agent that does not answer. Its code makes the runtime try
+// again.
 func unreachable(socket string, err error) error {
-	var op *net.OpError
-	reason := err
-	if errors.As(err, &op) {
-		reason = op.Err
-	}
-	return types.NewError(types.ErrTryAgainLater,
-		fmt.Sprintf("the Berth agent of this node does not answer on %s: %v; see: kubectl get pods -A -l app.kubernetes.io/name=berth-agent -o wide", socket, reason), "")
+	return types.NewError(types.ErrTryAgainLater, relay.Unreachable(socket, err), "")
 }

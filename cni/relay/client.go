@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package relay
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Answer of the agent.
+type Answer struct {
+	// Status is that of HTTP, 0 where no HTTP server answers.
+	Status int
+	// Outcome is the value of HeaderOutcome.
+	Outcome string
+	Body    []byte
+}
+
+// ErrIncomplete is returned by Post where the agent ended before its answer was complete.
+var ErrIncomplete = errors.New("its answer ended before it was complete")
+
+// timeout limits a call; it is longer than the agent's own limit.
+const timeout = 4 * time.Minute
+
+// patience limits how long a call waits until the agent listens. After a crash or an
+// upgrade the agent is mostly back within seconds. The kubelet takes a runtime that is
+// silent for 30 s for dead.
+//
+// A call does not wait where no socket exists: the node has just started, and the
+// kubelet starts no pod, and so no agent, before the first answer to STATUS.
+const patience = 10 * time.Second
+
+// retry is the time between two attempts.
+const retry = 50 * time.Millisecond
+
+// Post waits for the agent if it is away for a moment, sends one request and returns the answer.
+// headers are complete lines. It speaks HTTP/1.0, whose answers end with the connection.
+func Post(socket, path, headers string, body []byte) (Answer, error) {
+	conn, err := connect(socket, patience)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return Answer{}, err
+	}
+	request := append([]byte("POST "+path+" HTTP/1.0\r\n"+headers+"Content-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"), body...)
+	if _, err := conn.Write(request); err != nil {
+		return Answer{}, err
+	}
+	raw, err := io.ReadAll(io.LimitReader(conn, MaxBytes))
+	if err != nil {
+		return Answer{}, err
+	}
+	return parse(raw)
+}
+
+// Line returns the header line of a variable.
+func Line(variable, value string) string {
+	return HeaderOf(variable) + ": " + escape(value) + "\r\n"
+}
+
+// escape escapes as in URLs what would end a line or begin an escape.
+func escape(value string) string {
+	const hex = "0123456789ABCDEF"
+	var b strings.Builder
+	for i := range len(value) {
+		if c := value[i]; c < ' ' || c == '%' || c >= 0x7f {
+			b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// connect returns a connection to the agent. While nobody listens on the socket it tries
+// again, until limit.
+func connect(socket string, limit time.Duration) (*os.File, error) {
+	end := time.Now().Add(limit)
+	for {
+		conn, err := dial(socket)
+		// EAGAIN: more callers wait for the agent than the kernel queues.
+		if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EAGAIN) || !time.Now().Before(end) {
+			return conn, err
+		}
+		<-time.After(retry)
+	}
+}
+
+func dial(socket string) (*os.File, error) {
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	if err := syscall.Connect(fd, &syscall.SockaddrUnix{Name: socket}); err != nil {
+		_ = syscall.Close(fd)
+		return nil, os.NewSyscallError("connect", err)
+	}
+	return os.NewFile(uintptr(fd), socket), nil
+}
+
+// parse reads an answer.
+func parse(raw []byte) (Answer, error) {
+	if len(raw) == 0 {
+		return Answer{}, ErrIncomplete
+	}
+	head, body, _ := bytes.Cut(raw, []byte("\r\n\r\n"))
+	lines := strings.Split(string(head), "\r\n")
+	protocol, status, _ := strings.Cut(lines[0], " ")
+	if len(status) < 3 || !strings.HasPrefix(protocol, "HTTP/1.") {
+		return Answer{Body: raw}, nil
+	}
+	answer := Answer{Body: body}
+	var err error
+	if answer.Status, err = strconv.Atoi(status[:3]); err != nil || answer.Status < 0 {
+		return Answer{Body: raw}, nil
+	}
+	length := ""
+	for _, line := range lines[1:] {
+		name, value, _ := strings.Cut(line, ":")
+		switch {
+		case strings.EqualFold(name, HeaderOutcome):
+			answer.Outcome = strings.TrimSpace(value)
+		case strings.EqualFold(name, "Content-Length"):
+			length = strings.TrimSpace(value)
+		}
+	}
+	// The agent says the length with each outcome.
+	if (answer.Outcome != "" || length != "") && length != strconv.Itoa(len(body)) {
+		return Answer{}, ErrIncomplete
+	}
+	return answer, nil
+}
+
+// Away returns whether no agent listens on the socket, but one did a short time before now.
+func Away(socket string, now time.Time) bool {
+	info, err := os.Stat(socket)
+	if err != nil {
+		return false
+	}
+	if age := now.Sub(info.ModTime()); age < 0 || age > Absence {
+		return false
+	}
+	conn, err := dial(socket)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// Unreachable returns the message that appears in the pod's events where the agent does not
+// answer.
+func Unreachable(socket string, err error) string {
+	return "the Berth agent of this node does not answer on " + socket + ": " + err.Error() +
+		"; see: kubectl get pods -A -l app.kubernetes.io/name=berth-agent -o wide"
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package relay is how CNI plugins reach the node agent over its unix socket, and how berth-cni
+// passes the runtime's call on: the variables as headers of an HTTP request, the configuration as
+// its body, and the answer as the plugin is to print it. It knows when to wait for an agent and
+// what to say where none answers. It reads nothing of a call or an answer.
+//
+// Berth-cni starts for every pod, and each package that it imports makes its start longer, used
+// or not: this one imports no more than files need. Package net, encoding/json or fmt would take
+// longer than all that berth-cni does.
+package relay
+
+import "time"
+
+// SocketPath is the default path of the agent's socket.
+const SocketPath = "/run/berth/agent.sock"
+
+// Path is the agent's HTTP resource for the runtime's calls as they are.
+const Path = "/v2/cni"
+
+// The agent touches its socket every Heartbeat. While the socket is younger than Absence,
+// an agent that does not answer is taken to be back soon: it is replaced, or its image is
+// pulled. The shim then does not report the node's network as not ready, for which
+// Kubernetes would take all pods of the node out of their Services.
+const (
+	Heartbeat = 15 * time.Second
+	Absence   = 5 * time.Minute
+)
+
+// MaxBytes is the largest body that agent and plugins read. The kubelet's are a few kilobytes.
+const MaxBytes = 4 << 20
+
+// HeaderOutcome of an answer says what its body is. An answer without it is not the agent's.
+const (
+	HeaderOutcome = "Cni-Outcome"
+	// Result is the result of ADD, or nothing.
+	Result = "result"
+	// Error is an error of CNI.
+	Error = "error"
+)
+
+// Variables are the environment variables of CNI that the agent gets. Each is a header, which
+// HeaderOf names.
+func Variables() []string {
+	return []string{"CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH"}
+}
+
+// HeaderOf returns the name of the header that has a variable. Its value is escaped as in URLs.
+func HeaderOf(variable string) string {
+	name := []byte(variable)
+	for i := range name {
+		if name[i] == '_' {
+			name[i] = '-'
+		}
+	}
+	return string(name)
+}
+
+// Versions are those of the CNI specification that berth-cni serves, oldest first.
+func Versions() []string { return []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
