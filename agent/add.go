@@ -112,13 +112,14 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
 	defer end()
-	if err := a.claim(ctx, record); err != nil {
+	written, err := a.claim(ctx, record)
+	if err != nil {
 		return nil, err
 	}
 	fault.Point("add/intent")
 	steps.done("record")
 	// From here on the pod's deletion finds the record. One that came before found none.
-	err := a.stillThere(ctx, record)
+	err = a.stillThere(ctx, record)
 	steps.done("pod")
 	if err == nil {
 		err = a.run(ctx, record, steps)
@@ -133,6 +134,11 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	if err == nil {
 		fault.Point("add/ports")
 		steps.done("ports")
+		// Mostly the disk was ready long before.
+		err = written()
+		steps.done("disk")
+	}
+	if err == nil {
 		err = a.complete(ctx, record)
 	}
 	if err != nil {
@@ -174,7 +180,7 @@ func (a *Agent) run(ctx context.Context, record *state.Container, steps *steps) 
 		record.Attachments[i].Result = result
 		if i+1 < len(record.Attachments) {
 			// DEL gives plugins the result of ADD, also after a crash in the next one.
-			if err := a.Store.Put(record); err != nil {
+			if _, err := a.Store.PutEarly(record); err != nil {
 				return err
 			}
 		}
@@ -266,6 +272,9 @@ func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
 // carry for them.
 func (a *Agent) sharing(record *state.Container) []*state.Container {
 	addrs := record.Addresses()
+	if len(addrs) == 0 {
+		return nil
+	}
 	return slices.DeleteFunc(a.Store.List(), func(old *state.Container) bool {
 		return old.Key() == record.Key() || old.Phase == state.Withdrawn || !shareAddress(old.Addresses(), addrs)
 	})

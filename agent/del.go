@@ -99,7 +99,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := a.Store.Delete(record.Key()); err != nil {
+	if err := a.Store.DeleteEarly(record.Key()); err != nil {
 		return err
 	}
 	a.reconcile.outcomes.forget(record.Key())
@@ -130,7 +130,7 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	defer unlock()
 	deleting := *record
 	deleting.Phase = state.Deleting
-	unwritten := a.Store.Put(&deleting)
+	_, unwritten := a.Store.PutEarly(&deleting)
 	if isOfOtherBoot(record, a.BootID) {
 		// The kernel has nothing of it, and the addresses may be those of a new sandbox.
 		return unwritten

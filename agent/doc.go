@@ -31,6 +31,11 @@
 //
 // After a failure in 3 to 9 the agent does a DEL.
 //
+// The record of 2 survives the agent, whenever it is killed, before anything else happens; the
+// disk has it, so that it survives a loss of power, before 9. The disk may have that of 9 a moment
+// after the runtime has its answer: after a restart of the node both mean the same (package state
+// says what is lost with the power).
+//
 // # DEL
 //
 //  1. write the record (deleting), stop answering for the addresses and close the host

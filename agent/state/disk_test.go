@@ -61,7 +61,7 @@ func TestDiskFull(t *testing.T) {
 		}
 	}
 	for i := range 300 {
-		if err := s.Delete(Key{fmt.Sprint("c", i), "eth0"}); err != nil {
+		if err := s.DeleteEarly(Key{fmt.Sprint("c", i), "eth0"}); err != nil {
 			t.Fatalf("record %d: %v", i, err)
 		}
 	}

@@ -20,6 +20,10 @@ import (
 //	containers
 //	  <container ID> NUL <interface name>    Container as JSON
 //
+// The write-ahead log beside it, whose name ends in .wal, has the change that the next transaction
+// makes, for a few milliseconds. Only the start after a crash reads it. An older version does not: it
+// is as if the crash had come before the change.
+//
 // A version with other records increments schema, and converts an older file when
 // it opens it (migrate.go). An older version refuses the file and leaves it as it is.
 // A field whose absence means "not known" can be added without that: an older version works

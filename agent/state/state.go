@@ -32,20 +32,26 @@ var (
 )
 
 // Store is the open file. Safe for concurrent use. It reads from memory; a method that
-// changes a record returns when the change is on disk, and changes that come together go
-// to disk together.
+// changes a record returns when the change is on disk, unless its name ends in Early, and
+// changes that come together go to disk together.
 type Store struct {
 	db *bbolt.DB
+	// ahead is nil where the disk had no room for it.
+	ahead *ahead
 	// made says that Open made the file.
 	made bool
 
 	mu sync.Mutex
-	// records has what the file has.
+	// idle is signalled when writing ends.
+	idle *sync.Cond
+	// records has what the file has, and with it what the write-ahead log has.
 	records map[Key]*Container
 	// waiting are the changes that no transaction has taken yet.
 	waiting []*change
-	// writing says that a goroutine takes them.
+	// writing says that a goroutine takes them. What follows is its own.
 	writing bool
+	// owed is what the log has and no transaction could write: the next one does.
+	owed []write
 }
 
 // Open opens or creates the file, converts an older one and checks every record. It
@@ -68,18 +74,19 @@ func Open(path string) (*Store, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnusable, path, err)
 	}
 	s := &Store{db: db}
-	err = s.prepare()
+	s.idle = sync.NewCond(&s.mu)
+	err = s.prepare(path)
 	if isOfSystem(err) {
-		return nil, errors.Join(fmt.Errorf("prepare the state file %s: %w; the agent must be able to write there", path, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("prepare the state file %s: %w; the agent must be able to write there", path, err), s.close())
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnusable, path, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnusable, path, err), s.close())
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("restrict access to %s: %w", path, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("restrict access to %s: %w", path, err), s.close())
 	}
 	if err := reserve(path); err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
 }
@@ -119,8 +126,9 @@ func openBolt(path string) (db *bbolt.DB, err error) {
 	return db, err
 }
 
-// prepare writes the layout to a new file, converts an old one, and reads the records.
-func (s *Store) prepare() (err error) {
+// prepare writes the layout to a new file, converts an old one, and reads the records and the
+// write-ahead log.
+func (s *Store) prepare(path string) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %v", ErrDamaged, r)
@@ -131,15 +139,32 @@ func (s *Store) prepare() (err error) {
 		return err
 	}
 	s.made = have == ""
+	if s.ahead, err = openAhead(path); err != nil {
+		return err
+	}
+	if s.made && s.ahead != nil {
+		// It was that of another file.
+		if err := s.ahead.clear(); err != nil {
+			return err
+		}
+	}
+	last := 0
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		last = tx.ID()
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	if have != schema {
 		if err := s.db.Update(func(tx *bbolt.Tx) error { return convert(tx, have) }); err != nil {
 			return err
 		}
 	}
-	return s.db.View(func(tx *bbolt.Tx) error {
-		s.records, err = read(tx)
+	if err := s.db.View(func(tx *bbolt.Tx) error { s.records, err = read(tx); return err }); err != nil {
 		return err
-	})
+	}
+	return s.repeat(last)
 }
 
 // look returns the file's schema, empty for a new file.
@@ -223,10 +248,27 @@ func MoveAside(path string, now time.Time) (string, error) {
 // Close waits for transactions and closes the file. No other method may be called at the
 // same time or later.
 func (s *Store) Close() error {
-	if err := s.db.Close(); err != nil {
+	s.mu.Lock()
+	for s.writing {
+		s.idle.Wait()
+	}
+	s.mu.Unlock()
+	if err := s.close(); err != nil {
 		return fmt.Errorf("close state file: %w", err)
 	}
 	return nil
+}
+
+func (s *Store) close() error {
+	err := s.db.Close()
+	if s.ahead == nil {
+		return err
+	}
+	// Like bbolt's, a second one does nothing.
+	if closed := s.ahead.file.Close(); !errors.Is(closed, os.ErrClosed) {
+		err = errors.Join(err, closed)
+	}
+	return err
 }
 
 // Put writes the record to disk before it returns.
@@ -241,12 +283,44 @@ func (s *Store) Put(c *Container) error {
 	return nil
 }
 
+// PutEarly writes the record so that it survives this process, and begins to write it to disk.
+// written waits for the disk; it may be called more than once, or not at all. A change that the
+// disk refuses stays in memory and in the log, and goes to disk with the next one.
+func (s *Store) PutEarly(c *Container) (written func() error, err error) {
+	w, err := encode(c)
+	if err != nil {
+		return nil, err
+	}
+	wrap := func(err error) error {
+		if err == nil {
+			return nil
+		}
+		return fmt.Errorf("write record of container %s, interface %s: %w", c.ContainerID, c.IfName, err)
+	}
+	wait, err := s.writeEarly(&change{writes: []write{w}})
+	if err != nil {
+		return nil, wrap(err)
+	}
+	return func() error { return wrap(wait()) }, nil
+}
+
 // Change writes the records that decide returns to disk, all of them or none, before it
 // returns. decide gets copies of all records, and no other change comes between. It computes
 // only, and its error is returned as it is.
 func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Container, err error)) error {
+	return decidedBy(decide, s.write)
+}
+
+// ChangeEarly is Change for callers that need not wait for the disk: when it returns, the records
+// survive this process, and they go to disk at once, or with the next change where the disk
+// refuses them.
+func (s *Store) ChangeEarly(decide func(records map[Key]*Container) (changed []*Container, err error)) error {
+	return decidedBy(decide, func(c *change) error { _, err := s.writeEarly(c); return err })
+}
+
+func decidedBy(decide func(records map[Key]*Container) (changed []*Container, err error), write func(*change) error) error {
 	var refused error
-	err := s.write(&change{decide: func(records map[Key]*Container) (changed []*Container, err error) {
+	err := write(&change{decide: func(records map[Key]*Container) (changed []*Container, err error) {
 		changed, refused = decide(records)
 		return changed, refused
 	}})
@@ -280,12 +354,14 @@ func (s *Store) Get(key Key) *Container {
 	return nil
 }
 
-// Delete removes the record from the disk before it returns; a missing one is no error.
-func (s *Store) Delete(key Key) error {
+// DeleteEarly removes the record; a missing one is no error. When it returns the record is gone for
+// the next process, too, and it goes from the disk at once, or with the next change where the disk
+// refuses that.
+func (s *Store) DeleteEarly(key Key) error {
 	if s.Get(key) == nil {
 		return nil
 	}
-	if err := s.write(&change{writes: []write{{key: key}}}); err != nil {
+	if _, err := s.writeEarly(&change{writes: []write{{key: key}}}); err != nil {
 		return fmt.Errorf("delete record of container %s, interface %s: %w", key.ContainerID, key.IfName, err)
 	}
 	return nil

@@ -93,13 +93,13 @@ func TestModelParallel(t *testing.T) {
 				for range 25 {
 					a := container(fmt.Sprintf("c%d-%d", worker, r.IntN(4)), phases[r.IntN(len(phases))])
 					if r.IntN(3) == 0 {
-						if err := s.Delete(a.Key()); err != nil {
+						if err := s.DeleteEarly(a.Key()); err != nil {
 							t.Error(err)
 						}
 						delete(model, a.Key())
 						continue
 					}
-					if err := s.Put(a); err != nil {
+					if err := putEither(s, a, r); err != nil {
 						t.Error(err)
 					}
 					model[a.Key()] = a.Phase
@@ -121,6 +121,15 @@ func TestModelParallel(t *testing.T) {
 			t.Fatalf("round %d (-model +file):\n%s", round, diff)
 		}
 	}
+}
+
+// putEither writes the record early, or to disk.
+func putEither(s *Store, c *Container, r *rand.Rand) error {
+	if r.IntN(2) == 0 {
+		return s.Put(c)
+	}
+	_, err := s.PutEarly(c)
+	return err
 }
 
 // A change sees what changes before it wrote, also those of the same transaction, and an
@@ -209,12 +218,12 @@ func TestModelSerial(t *testing.T) {
 		a := container(fmt.Sprintf("c%d", r.IntN(6)), phases[r.IntN(len(phases))])
 		switch r.IntN(3) {
 		case 0:
-			if err := s.Delete(a.Key()); err != nil {
+			if err := s.DeleteEarly(a.Key()); err != nil {
 				t.Fatal(err)
 			}
 			delete(model, a.Key())
 		default:
-			if err := s.Put(a); err != nil {
+			if err := putEither(s, a, r); err != nil {
 				t.Fatal(err)
 			}
 			model[a.Key()] = a.Phase
@@ -429,8 +438,8 @@ func TestLongKey(t *testing.T) {
 	if err := s.Put(container(long, Added)); !errors.Is(err, bolterrors.ErrKeyTooLarge) {
 		t.Errorf("Put() = %v", err)
 	}
-	if err := s.Delete(Key{ContainerID: long, IfName: "eth0"}); err != nil {
-		t.Errorf("Delete() = %v", err)
+	if err := s.DeleteEarly(Key{ContainerID: long, IfName: "eth0"}); err != nil {
+		t.Errorf("DeleteEarly() = %v", err)
 	}
 	if left := s.List(); len(left) != 0 {
 		t.Errorf("left: %v", left)

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
+	"sync"
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
@@ -25,6 +27,14 @@ type write struct {
 	// value and record are the new content; nil removes the record.
 	value  []byte
 	record *Container
+}
+
+func (w write) apply(records map[Key]*Container) {
+	if w.record == nil {
+		delete(records, w.key)
+	} else {
+		records[w.key] = w.record
+	}
 }
 
 // write has the change written with all others that wait, and waits for the disk. A
@@ -53,7 +63,10 @@ func (s *Store) writeAll() {
 		records := maps.Clone(s.records)
 		s.mu.Unlock()
 		together, writes := resolve(together, records)
-		err := s.commit(writes)
+		var err error
+		if len(writes) > 0 {
+			err = s.commitWithOwed(writes)
+		}
 		s.mu.Lock()
 		if err == nil {
 			s.records = records
@@ -63,6 +76,80 @@ func (s *Store) writeAll() {
 		}
 	}
 	s.writing = false
+	s.idle.Broadcast()
+}
+
+// writeEarly has the change written, too, but returns when it is in the write-ahead log; wait
+// waits for the disk. Where others write, the change waits for the disk with theirs: the log has
+// one change.
+func (s *Store) writeEarly(c *change) (wait func() error, err error) {
+	s.mu.Lock()
+	if s.ahead == nil || s.writing || len(s.owed) > 0 {
+		s.mu.Unlock()
+		return onDisk, s.write(c)
+	}
+	c.done = make(chan error, 1)
+	s.writing = true
+	records := maps.Clone(s.records)
+	s.mu.Unlock()
+	possible, writes := resolve([]*change{c}, records)
+	switch {
+	case len(possible) == 0:
+		go s.writeAll()
+		return nil, <-c.done
+	case len(writes) == 0:
+		go s.writeAll()
+		return onDisk, nil
+	}
+	if err := s.note(writes); err != nil {
+		// The transaction comes first then, as always without a log.
+		s.mu.Lock()
+		s.waiting = append([]*change{c}, s.waiting...)
+		s.mu.Unlock()
+		go s.writeAll()
+		return onDisk, <-c.done
+	}
+	s.mu.Lock()
+	s.records = records
+	s.mu.Unlock()
+	s.owed = writes
+	go func() {
+		c.done <- s.commitWithOwed(nil)
+		s.writeAll()
+	}()
+	return sync.OnceValue(func() error { return <-c.done }), nil
+}
+
+func onDisk() error { return nil }
+
+// note puts the writes into the log.
+func (s *Store) note(writes []write) error {
+	last := 0
+	if err := s.db.View(func(tx *bbolt.Tx) error { last = tx.ID(); return nil }); err != nil {
+		return err
+	}
+	return s.ahead.put(last, writes)
+}
+
+// repeat makes the change of the write-ahead log if no transaction after the last one has it: the
+// process ended before.
+func (s *Store) repeat(last int) error {
+	if s.ahead == nil {
+		return nil
+	}
+	writes, err := s.ahead.get(last)
+	if err != nil || len(writes) == 0 {
+		return err
+	}
+	for _, w := range writes {
+		w.apply(s.records)
+	}
+	s.owed = writes
+	if err := s.commitWithOwed(nil); !isOfSystem(err) {
+		return err
+	}
+	// The disk is full. The log has the change, and the next transaction that finds room.
+	return nil
 }
 
 // resolve makes records what the changes make of them, one after another, and returns the
@@ -77,11 +164,7 @@ func resolve(together []*change, records map[Key]*Container) (possible []*change
 			}
 		}
 		for _, w := range c.writes {
-			if w.record == nil {
-				delete(records, w.key)
-			} else {
-				records[w.key] = w.record
-			}
+			w.apply(records)
 		}
 		possible, all = append(possible, c), append(all, c.writes...)
 	}
@@ -123,6 +206,21 @@ func encode(c *Container) (write, error) {
 		return write{}, fmt.Errorf("write record of container %.100q: %w", c.ContainerID, bolterrors.ErrKeyTooLarge)
 	}
 	return write{key: key, value: value, record: record}, nil
+}
+
+// commitWithOwed commits what is owed, and then the writes. The goroutine that writes calls it.
+func (s *Store) commitWithOwed(writes []write) error {
+	if len(s.owed) == 0 {
+		return s.commit(writes)
+	}
+	if err := s.commit(append(slices.Clone(s.owed), writes...)); err != nil {
+		return err
+	}
+	s.owed = nil
+	// The log names the transaction before this one: what it has means nothing any more, also
+	// where it cannot be cleared.
+	_ = s.ahead.clear()
+	return nil
 }
 
 func (s *Store) commit(writes []write) error {
