@@ -42,7 +42,7 @@ var rules = []rule{
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
 	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
-	{"agent/api", []string{"k8s.io", "ipam"}, "the shim depends on it and stays small"},
+	{"agent/api", []string{"k8s.io", "ipam"}, "the plugins depend on it and stay small"},
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
 	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},
 	{"cni", []string{"k8s.io", "ipam", "agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "plugins start for every pod and stay small"},

@@ -399,6 +399,9 @@ func isDetached(driver string, network *chain.Network) (bool, error) {
 		return slices.Contains(detachedTypes, network.Types()[0]), nil
 	case api.DriverVeth:
 		return false, nil
+	case api.DriverVlan:
+	default:
+		return true, nil
 	}
 	var conf struct {
 		Mode string `json:"mode"`

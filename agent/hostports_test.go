@@ -177,6 +177,7 @@ func TestDetached(t *testing.T) {
 		`{"type":"berth-sriov"}`:                {api.DriverVlan, true},
 		`{"type":"macvlan","mode":"bridge"}`:    {"", true},
 		`{"type":"bridge"}`:                     {"", false},
+		`{"type":"foreign","mode":7}`:           {api.DriverIPAM, true},
 	} {
 		network, err := chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"n","plugins":[` + config + `]}`))
 		must(t, err)

@@ -95,8 +95,8 @@ func (c *requestConfig) supported() error {
 	return nil
 }
 
-// checkIDs refuses names that no runtime sends. The shim has checked them by the
-// same rules, but another program may write to the socket.
+// checkIDs refuses names that no runtime sends. Package server has checked those of the shim's
+// calls, but older shims and berth-ipam write to the socket, too.
 func checkIDs(req *api.Request) error {
 	if err := utils.ValidateContainerID(req.ContainerID); err != nil {
 		return fmt.Errorf("%w: CNI_CONTAINERID: container ID %.100q: %w", ErrRequest, req.ContainerID, err)

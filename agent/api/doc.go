@@ -4,7 +4,7 @@
 // request and response on the agent's socket, the configuration that the agent
 // gives the floating network's plugin, and their common names. It owns no
 // behaviour, does no I/O and imports the standard library and CNI's types only,
-// because the shim links it.
+// because the plugins link it.
 //
 // # Caveats
 //

@@ -114,6 +114,26 @@ func TestEarly(t *testing.T) {
 	}
 }
 
+// Whoever has waited for an early change writes the next one early, too.
+func TestEarlyOneAfterAnother(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "agent.db"))
+	for range 100 {
+		written, err := s.PutEarly(container("c", Adding))
+		if err == nil {
+			err = written()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.mu.Lock()
+		writing := s.writing
+		s.mu.Unlock()
+		if writing {
+			t.Fatal("the store has told the disk's answer, and still writes")
+		}
+	}
+}
+
 // While the disk is written, an early change waits for it with the others, and sees what they
 // write.
 func TestEarlyWhileBusy(t *testing.T) {

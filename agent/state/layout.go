@@ -21,8 +21,8 @@ import (
 //	  <container ID> NUL <interface name>    Container as JSON
 //
 // The write-ahead log beside it, whose name ends in .wal, has the change that the next transaction
-// makes, for a few milliseconds. Only the start after a crash reads it. An older version does not: it
-// is as if the crash had come before the change.
+// makes, for a few milliseconds. Only the start after a crash reads it. An older version does not: to
+// it the crash came before the change, and where that completed an ADD, it undoes the network of a pod that runs.
 //
 // A version with other records increments schema, and converts an older file when
 // it opens it (migrate.go). An older version refuses the file and leaves it as it is.

@@ -114,8 +114,19 @@ func (s *Store) writeEarly(c *change) (wait func() error, err error) {
 	s.mu.Unlock()
 	s.owed = writes
 	go func() {
-		c.done <- s.commitWithOwed(nil)
-		s.writeAll()
+		err := s.commitWithOwed(nil)
+		s.mu.Lock()
+		if len(s.waiting) > 0 {
+			s.mu.Unlock()
+			c.done <- err
+			s.writeAll()
+			return
+		}
+		// Whoever waits for this change may use the log for the next one.
+		s.writing = false
+		s.idle.Broadcast()
+		s.mu.Unlock()
+		c.done <- err
 	}()
 	return sync.OnceValue(func() error { return <-c.done }), nil
 }

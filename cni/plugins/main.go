@@ -21,6 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/relay"
 )
 
 func main() {
@@ -37,5 +38,5 @@ func main() {
 		fmt.Fprintf(os.Stderr, "%s: run this program by the name %s, %s, %s or %s\n", name, api.VethType, api.VlanType, api.SriovType, api.IPAMType)
 		os.Exit(1)
 	}
-	skel.PluginMainFuncs(plugin, version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"), "CNI plugin "+name)
+	skel.PluginMainFuncs(plugin, version.PluginSupports(relay.Versions()...), "CNI plugin "+name)
 }

@@ -66,12 +66,13 @@ func Line(variable, value string) string {
 	return HeaderOf(variable) + ": " + escape(value) + "\r\n"
 }
 
-// escape escapes as in URLs what would end a line or begin an escape.
+// escape escapes as in URLs what would end a line or begin an escape, and blanks, which readers of
+// headers remove at the ends.
 func escape(value string) string {
 	const hex = "0123456789ABCDEF"
 	var b strings.Builder
 	for i := range len(value) {
-		if c := value[i]; c < ' ' || c == '%' || c >= 0x7f {
+		if c := value[i]; c <= ' ' || c == '%' || c >= 0x7f {
 			b.Write([]byte{'%', hex[c>>4], hex[c&15]})
 		} else {
 			b.WriteByte(c)

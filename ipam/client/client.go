@@ -50,6 +50,10 @@ func (c *Client) IPClaims(namespace string) *IPClaims { return c.ipClaims(namesp
 
 // NewForConfig returns a Client with connections of its own. It opens none.
 func NewForConfig(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
 	connections, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("create the client of %s: %w", v1alpha1.SchemeGroupVersion, err)
@@ -73,9 +77,6 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 	// Custom resources are served as JSON and CBOR only.
 	config.ContentType = runtime.ContentTypeJSON
 	config.AcceptContentTypes = runtime.ContentTypeJSON
-	if config.UserAgent == "" {
-		config.UserAgent = rest.DefaultKubernetesUserAgent()
-	}
 	restClient, err := rest.RESTClientForConfigAndClient(config, connections)
 	if err != nil {
 		return nil, fmt.Errorf("create the client of %s: %w", v1alpha1.SchemeGroupVersion, err)

@@ -160,6 +160,10 @@ func (c *cell) expect(t *testing.T) {
 	}
 }
 
+// questions is how often a party asks at most where an answer is expected: a datagram may be lost,
+// and a machine may be busy.
+const questions = 4
+
 // askAll asks, some at a time. Where no answer is expected, it waits for all at once.
 func (s *stage) askAll(cells []*cell) {
 	s.t.Helper()
@@ -174,17 +178,25 @@ func (s *stage) askAll(cells []*cell) {
 			if len(c.seen) > 0 {
 				defer func() { <-room }()
 			}
-			ctx := s.ctx
-			if c.from.pod == nil {
-				var cancel func()
-				// A pod's server, which asks for it, waits as long.
-				ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
-				defer cancel()
+			for range questions {
+				if c.question(s.ctx); len(c.seen) == 0 || !errors.Is(c.err, errNoAnswer) {
+					return
+				}
 			}
-			c.answer, c.err = c.from.ask(ctx, c.protocol, c.at.Addr().String(), strconv.Itoa(int(c.at.Port())), "clientip")
 		})
 	}
 	asking.Wait()
+}
+
+// question asks once.
+func (c *cell) question(ctx context.Context) {
+	if c.from.pod == nil {
+		var cancel func()
+		// A pod's server, which asks for it, waits as long.
+		ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+	}
+	c.answer, c.err = c.from.ask(ctx, c.protocol, c.at.Addr().String(), strconv.Itoa(int(c.at.Port())), "clientip")
 }
 
 // direct are the questions at the addresses of a member.

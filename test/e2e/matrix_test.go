@@ -138,7 +138,7 @@ func publishedPort(n int32) uint16 { return uint16(9000 + n) }
 func (s *stage) expectHostPorts(pods []*v1.Pod, askers []party) {
 	s.t.Helper()
 	for i, pod := range pods {
-		port := strconv.Itoa(9000 + i)
+		port := strconv.Itoa(int(publishedPort(int32(i))))
 		for _, from := range askers {
 			if from.name == s.Cluster.Router().Name() {
 				continue // its address there is another one

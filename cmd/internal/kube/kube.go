@@ -74,6 +74,10 @@ const protobuf = runtime.ContentTypeProtobuf
 
 // NewForConfig returns a Client with connections of its own. It opens none.
 func NewForConfig(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
 	connections, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
@@ -94,9 +98,6 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	if config.ContentType == "" {
 		config.ContentType, config.AcceptContentTypes = protobuf, protobuf+","+runtime.ContentTypeJSON
-	}
-	if config.UserAgent == "" {
-		config.UserAgent = rest.DefaultKubernetesUserAgent()
 	}
 	if config.RateLimiter == nil && config.QPS > 0 {
 		// The groups share it.

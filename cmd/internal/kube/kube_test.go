@@ -59,6 +59,9 @@ func TestRequests(t *testing.T) {
 				if got := r.Method + " " + r.URL.RequestURI(); got != want {
 					t.Errorf("asks %s", got)
 				}
+				if agent := r.UserAgent(); agent != rest.DefaultKubernetesUserAgent() {
+					t.Errorf("says that it is %s", agent)
+				}
 				if accept := r.Header.Get("Accept"); !strings.HasPrefix(accept, protobuf) {
 					t.Errorf("accepts %s", accept)
 				}

@@ -123,7 +123,9 @@ func (a *access) userOf(ctx context.Context, bearer string) (*authenticationv1.U
 	var user *authenticationv1.UserInfo
 	switch status := &answer.Status; {
 	case status.Authenticated:
-		user = &status.User
+		// The answer has the token, too.
+		found := status.User
+		user = &found
 		if !slices.Contains(user.Groups, allAuthenticated) {
 			user.Groups = append(user.Groups, allAuthenticated)
 		}
