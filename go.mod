@@ -136,6 +136,7 @@ require (
 	github.com/prometheus/procfs v0.19.2
 	go.etcd.io/bbolt v1.4.3
 	k8s.io/cli-runtime v0.36.3
+	sigs.k8s.io/network-policy-api v0.2.0
 )
 
 require (

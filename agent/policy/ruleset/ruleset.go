@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Ruleset is what is enforced at one place: on the node for all of its pods, or in the network
+// namespace of a pod whose packets do not pass the node.
+type Ruleset struct {
+	// Sets, Maps and Chains by their names, at most MaxName bytes of letters, digits, '-', '_'.
+	Sets   map[string]*Set
+	Maps   map[string]*Map
+	Chains map[string]*Chain
+}
+
+// MaxName is the longest name of a set, map or chain, which the kernel sets at 31 in sets of
+// some versions and at more elsewhere.
+const MaxName = 31
+
+// Family is a family of addresses.
+type Family uint8
+
+// The families; AnyFamily in a rule matches both.
+const (
+	AnyFamily Family = iota
+	IPv4
+	IPv6
+)
+
+// FamilyOf returns the family of an address, which must not be an IPv4 address in IPv6 form.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Protocol is a transport protocol by its number at IANA.
+type Protocol uint8
+
+// The protocols of policies; AnyProtocol in a rule matches all.
+const (
+	AnyProtocol Protocol = 0
+	TCP         Protocol = 6
+	UDP         Protocol = 17
+	SCTP        Protocol = 132
+)
+
+// PortRange is the ports from First to Last, both included.
+type PortRange struct {
+	First, Last uint16
+}
+
+// AddressRange is the addresses from First to Last, both included, of one family.
+type AddressRange struct {
+	First, Last netip.Addr
+}
+
+// Endpoint is a port of an address.
+type Endpoint struct {
+	Address  netip.Addr
+	Protocol Protocol
+	Port     uint16
+}
+
+// Pair is a source and a destination.
+type Pair struct {
+	Source, Destination netip.Addr
+}
+
+// Set is what a rule compares a packet with. One of the lists is in use, which says the kind of
+// the set; each is sorted and without repeats, and a set with none is empty and matches nothing.
+type Set struct {
+	Name   string
+	Family Family
+	Kind   Kind
+
+	Addresses []netip.Addr
+	// Ranges do not overlap or touch.
+	Ranges     []AddressRange
+	Endpoints  []Endpoint
+	Pairs      []Pair
+	Interfaces []string
+}
+
+// Kind is what a set has.
+type Kind uint8
+
+// The kinds of sets.
+const (
+	Addresses Kind = iota + 1
+	Ranges
+	// Endpoints are destinations: address, protocol and port.
+	Endpoints
+	// Pairs are sources with destinations.
+	Pairs
+	// Interfaces are names of network interfaces; their set has no family.
+	Interfaces
+)
+
+// Map leads from an address to a chain.
+type Map struct {
+	Name   string
+	Family Family
+	Chains map[netip.Addr]string
+}
+
+// Hook is where the kernel runs a base chain.
+type Hook uint8
+
+// The hooks. A chain without one is run by a rule that names it.
+const (
+	NoHook Hook = iota
+	Forward
+	Input
+	Output
+)
+
+// Chain is rules in their order. A packet that reaches the end of a base chain is accepted; at
+// the end of another it returns as with Return.
+type Chain struct {
+	Name  string
+	Hook  Hook
+	Rules []Rule
+}
+
+// Rule is a verdict on packets that match all of its conditions; the zero value of a condition
+// matches every packet. A rule with a condition on addresses has a family.
+type Rule struct {
+	Family Family
+	// Established matches packets of connections that were accepted before, and what relates
+	// to them.
+	Established bool
+	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861) and of
+	// multicast listeners (RFC 2710, 3810), without which there is no IPv6 on a link.
+	NeighborDiscovery bool
+	// InInterface, OutInterface name a set of Interfaces.
+	InInterface, OutInterface string
+	// Loopback matches packets to the pod itself by the interface lo, whichever way the hook has.
+	Loopback bool
+	// Source and Destination name a set of Addresses or Ranges.
+	Source, Destination string
+	// Endpoint names a set of Endpoints to which the destination belongs.
+	Endpoint string
+	// Pair names a set of Pairs.
+	Pair string
+	// Protocol, and Ports of the destination. A rule with Ports has a protocol. There
+	// may be any number, sorted, none touching another.
+	Protocol Protocol
+	Ports    []PortRange
+
+	// SourceMap and DestinationMap name a map that says where the packet goes on (as with
+	// Goto). A rule with one of them has no verdict and no other condition than the family.
+	SourceMap, DestinationMap string
+	Verdict                   Verdict
+	// Target is the chain of Jump and Goto.
+	Target string
+	// Counter names what counts the rule's packets, the same in several rules; empty counts
+	// nowhere.
+	Counter string
+	// Origin is why the rule is there; nil for rules that are always there.
+	Origin *Origin
+}
+
+// Verdict is what happens to a packet that matched.
+type Verdict uint8
+
+// The verdicts, as nftables has them.
+const (
+	// Continue goes on with the next rule.
+	Continue Verdict = iota
+	Accept
+	Drop
+	// Return goes on after the Jump that led here; in a base chain it accepts.
+	Return
+	Jump
+	// Goto is Jump, but what would return here returns to where this chain would have.
+	Goto
+)
+
+// Origin is the piece of a policy that a rule carries out.
+type Origin struct {
+	// Kind is NetworkPolicy or ClusterNetworkPolicy, or empty in the rule that drops
+	// what no policy allows.
+	Kind string
+	types.NamespacedName
+	// Direction of the rule, as seen from the pod that the policy selects.
+	Direction Direction
+	// Rule counts the policy's rules of this direction, from 0; RuleName is its name, if it
+	// has one.
+	Rule     int
+	RuleName string
+	// Tier is Admin or Baseline for a ClusterNetworkPolicy.
+	Tier string
+}
+
+// Direction is as in Kubernetes: toward a pod or from it.
+type Direction string
+
+// The directions.
+const (
+	Ingress Direction = "Ingress"
+	Egress  Direction = "Egress"
+)
