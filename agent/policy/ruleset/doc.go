@@ -15,8 +15,14 @@
 // # Chains
 //
 // Each base chain begins with the established connections, so that their packets meet one rule.
-// The first packet of a connection is looked up in a map by its source, and leaves for the chain of
-// what may leave that pod. That chain ends in Drop or in Goto to the chain Ingress, which looks the
-// destination up and leaves for the chain of what may come to that pod. So a new connection
+// A packet runs through all base chains of its hook in the order of their names; Accept in one
+// leaves it to the next, Drop ends it. So the node has two of hook Forward: "egress" looks the source
+// up in a map and leaves for the chain of what may leave that pod, and "ingress" looks the
+// destination up and leaves for the chain of what may come to that pod. A new connection
 // meets the rules of its own two pods only, however many there are on the node.
+//
+// No chain that a map leads to may lead to another map, as a Goto from the chains of what may
+// leave to a chain that looks the destination up would: at each transaction the kernel
+// follows every path through a table, and that would be a path for each rule of each pod that
+// sends and each rule of each pod that receives. Only new kernels follow a chain once.
 package ruleset
