@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// maxDepth is how many chains may lead to one another (NFT_JUMP_STACK_SIZE of
+// linux/netfilter/nf_tables.h).
+const maxDepth = 16
+
+// maxInterface is the longest name of an interface (IFNAMSIZ without its end).
+const maxInterface = 15
+
+// maxCounter is the longest name of a counter (NFT_OBJ_MAXNAMELEN without its end).
+const maxCounter = 255
+
+// Check returns what is wrong with a ruleset, all of it: what the kernel would refuse, and what
+// Walk, Text and the kernel would not take the same way.
+func Check(rs *Ruleset) error {
+	c := checker{rs: rs}
+	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
+		c.at = "set " + name
+		c.set(name, rs.Sets[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(rs.Maps)) {
+		c.at = "map " + name
+		c.addressMap(name, rs.Maps[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(rs.Chains)) {
+		c.at = "chain " + name
+		c.chain(name, rs.Chains[name])
+	}
+	if len(c.errs) == 0 {
+		c.depths()
+	}
+	return errors.Join(c.errs...)
+}
+
+type checker struct {
+	rs   *Ruleset
+	at   string
+	errs []error
+}
+
+func (c *checker) fail(format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf("%s: %s", c.at, fmt.Sprintf(format, args...)))
+}
+
+func (c *checker) name(key, name string) {
+	if key != name {
+		c.fail("its name is %q", name)
+	}
+	if len(name) > MaxName {
+		c.fail("the name has %d bytes, and may have %d", len(name), MaxName)
+	}
+	if !isName(name) {
+		c.fail("the name %q is not of a letter and of letters, digits, '-', '_'", name)
+	}
+}
+
+// isName returns whether nft takes it for a name.
+func isName(name string) bool {
+	for i := range len(name) {
+		b := name[i]
+		letter := b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z'
+		if !letter && (i == 0 || !(b >= '0' && b <= '9' || b == '-' || b == '_')) {
+			return false
+		}
+	}
+	return name != ""
+}
+
+func (c *checker) set(key string, s *Set) {
+	c.name(key, s.Name)
+	if c.rs.Maps[key] != nil {
+		c.fail("a map has the same name")
+	}
+	if (s.Family == AnyFamily) != (s.Kind == Interfaces) || s.Family > IPv6 {
+		c.fail("kind %d with family %d", s.Kind, s.Family)
+	}
+	for kind, n := range map[Kind]int{Addresses: len(s.Addresses), Ranges: len(s.Ranges), Endpoints: len(s.Endpoints), Pairs: len(s.Pairs), Interfaces: len(s.Interfaces)} {
+		if kind != s.Kind && n > 0 {
+			c.fail("kind %d has elements of kind %d", s.Kind, kind)
+		}
+	}
+	switch s.Kind {
+	case Addresses:
+		sorted(c, s.Addresses, netip.Addr.Compare)
+		for _, a := range s.Addresses {
+			c.address(s.Family, a)
+		}
+	case Ranges:
+		for i, r := range s.Ranges {
+			c.address(s.Family, r.First)
+			c.address(s.Family, r.Last)
+			if r.Last.Less(r.First) {
+				c.fail("range %v-%v ends before it begins", r.First, r.Last)
+			}
+			// The last address of all has no next one, and Next returns one that is less than all.
+			if i > 0 && !(s.Ranges[i-1].Last.Next().IsValid() && s.Ranges[i-1].Last.Next().Less(r.First)) {
+				c.fail("range %v-%v is not after its predecessor and apart from it", r.First, r.Last)
+			}
+		}
+	case Endpoints:
+		sorted(c, s.Endpoints, Endpoint.Compare)
+		for _, e := range s.Endpoints {
+			c.address(s.Family, e.Address)
+			if e.Protocol == AnyProtocol {
+				c.fail("endpoint %v has no protocol", e)
+			}
+		}
+	case Pairs:
+		sorted(c, s.Pairs, Pair.Compare)
+		for _, p := range s.Pairs {
+			c.address(s.Family, p.Source)
+			c.address(s.Family, p.Destination)
+		}
+	case Interfaces:
+		sorted(c, s.Interfaces, strings.Compare)
+		for _, name := range s.Interfaces {
+			if name == "" || len(name) > maxInterface {
+				c.fail("%q cannot be an interface's name", name)
+			}
+		}
+	default:
+		c.fail("kind %d is none", s.Kind)
+	}
+}
+
+func sorted[E any](c *checker, all []E, compare func(a, b E) int) {
+	for i := 1; i < len(all); i++ {
+		if compare(all[i-1], all[i]) >= 0 {
+			c.fail("%v stands before %v", all[i-1], all[i])
+		}
+	}
+}
+
+func (c *checker) address(family Family, a netip.Addr) {
+	switch {
+	case !a.IsValid() || a.Is4In6() || a.Zone() != "":
+		c.fail("%v is no plain address", a)
+	case FamilyOf(a) != family:
+		c.fail("%v is of the other family", a)
+	}
+}
+
+func (c *checker) addressMap(key string, m *Map) {
+	c.name(key, m.Name)
+	if m.Family != IPv4 && m.Family != IPv6 {
+		c.fail("family %d", m.Family)
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(m.Chains), netip.Addr.Compare) {
+		c.address(m.Family, a)
+		c.target(m.Chains[a])
+	}
+}
+
+func (c *checker) target(name string) {
+	if chain := c.rs.Chains[name]; chain == nil {
+		c.fail("leads to chain %q, which does not exist", name)
+	} else if chain.Hook != NoHook {
+		c.fail("leads to base chain %q", name)
+	}
+}
+
+func (c *checker) chain(key string, chain *Chain) {
+	c.name(key, chain.Name)
+	if chain.Hook > Output {
+		c.fail("hook %d is none", chain.Hook)
+	}
+	for i := range chain.Rules {
+		c.at = fmt.Sprintf("chain %s, rule %d", key, i)
+		c.rule(chain, &chain.Rules[i])
+	}
+}
+
+func (c *checker) rule(chain *Chain, r *Rule) {
+	if r.Family > IPv6 {
+		c.fail("family %d", r.Family)
+	}
+	if r.SourceMap != "" || r.DestinationMap != "" {
+		c.mapRule(r)
+		return
+	}
+	c.condition(r, r.InInterface, Interfaces)
+	c.condition(r, r.OutInterface, Interfaces)
+	c.condition(r, r.Source, Addresses, Ranges)
+	c.condition(r, r.Destination, Addresses, Ranges)
+	c.condition(r, r.Endpoint, Endpoints)
+	c.condition(r, r.Pair, Pairs)
+	if r.Loopback && chain.Hook != Input && chain.Hook != Output {
+		c.fail("loopback means nothing but in base chains of Input and Output")
+	}
+	if r.InInterface != "" && chain.Hook == Output || r.OutInterface != "" && chain.Hook == Input {
+		c.fail("the hook has no such interface")
+	}
+	if r.NeighborDiscovery && (r.Family == IPv4 || r.Protocol != AnyProtocol) {
+		c.fail("neighbour discovery is ICMPv6")
+	}
+	if len(r.Ports) > 0 && r.Protocol != TCP && r.Protocol != UDP && r.Protocol != SCTP {
+		c.fail("ports of protocol %d", r.Protocol)
+	}
+	for i, ports := range r.Ports {
+		if ports.First > ports.Last {
+			c.fail("ports %d-%d end before they begin", ports.First, ports.Last)
+		}
+		if i > 0 && int(r.Ports[i-1].Last)+1 >= int(ports.First) {
+			c.fail("ports %d-%d are not after their predecessors and apart from them", ports.First, ports.Last)
+		}
+	}
+	switch r.Verdict {
+	case Jump, Goto:
+		c.target(r.Target)
+	case Continue, Accept, Drop, Return:
+		if r.Target != "" {
+			c.fail("verdict %d with target %s", r.Verdict, r.Target)
+		}
+	default:
+		c.fail("verdict %d is none", r.Verdict)
+	}
+	c.counter(r)
+}
+
+func (c *checker) mapRule(r *Rule) {
+	bare := Rule{Family: r.Family, SourceMap: r.SourceMap, DestinationMap: r.DestinationMap, Counter: r.Counter, Origin: r.Origin}
+	if r.SourceMap != "" && r.DestinationMap != "" || len(r.Ports) > 0 || !equalConditions(*r, bare) {
+		c.fail("has a map, and other conditions or a verdict")
+	}
+	name := r.SourceMap + r.DestinationMap
+	if m := c.rs.Maps[name]; m == nil {
+		c.fail("map %s does not exist", name)
+	} else if m.Family != r.Family {
+		c.fail("map %s is of another family", name)
+	}
+	c.counter(r)
+}
+
+// equalConditions compares rules without Ports.
+func equalConditions(a, b Rule) bool {
+	return a.Family == b.Family && a.Established == b.Established && a.NeighborDiscovery == b.NeighborDiscovery &&
+		a.InInterface == b.InInterface && a.OutInterface == b.OutInterface && a.Loopback == b.Loopback &&
+		a.Source == b.Source && a.Destination == b.Destination && a.Endpoint == b.Endpoint && a.Pair == b.Pair &&
+		a.Protocol == b.Protocol && a.Verdict == b.Verdict && a.Target == b.Target
+}
+
+// condition checks a rule's set.
+func (c *checker) condition(r *Rule, name string, kinds ...Kind) {
+	if name == "" {
+		return
+	}
+	s := c.rs.Sets[name]
+	if s == nil {
+		c.fail("set %s does not exist", name)
+		return
+	}
+	if !slices.Contains(kinds, s.Kind) {
+		c.fail("set %s is of kind %d", name, s.Kind)
+	}
+	if s.Kind != Interfaces && s.Family != r.Family {
+		c.fail("set %s is of another family", name)
+	}
+}
+
+func (c *checker) counter(r *Rule) {
+	if r.Counter != "" && (len(r.Counter) > maxCounter || !isName(r.Counter)) {
+		c.fail("%q cannot be a counter's name", r.Counter)
+	}
+}
+
+// depths checks that no chain leads back to itself, and none further than the kernel follows.
+func (c *checker) depths() {
+	// depth is how many chains follow one another from each; 0 while it is being found out.
+	depth := map[string]int{}
+	var follow func(name string) int
+	follow = func(name string) int {
+		if d, known := depth[name]; known {
+			if d == 0 {
+				c.at = "chain " + name
+				c.fail("leads back to itself")
+			}
+			return d
+		}
+		depth[name] = 0
+		deepest := 0
+		for _, r := range c.rs.Chains[name].Rules {
+			for _, target := range c.targets(r) {
+				deepest = max(deepest, follow(target))
+			}
+		}
+		depth[name] = deepest + 1
+		return deepest + 1
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.rs.Chains)) {
+		if d := follow(name); d > maxDepth {
+			c.at = "chain " + name
+			c.fail("%d chains follow one another, and may be %d", d, maxDepth)
+		}
+	}
+}
+
+// targets returns the chains that a rule may lead to, each once.
+func (c *checker) targets(r Rule) []string {
+	if name := r.SourceMap + r.DestinationMap; name != "" {
+		return slices.Compact(slices.Sorted(maps.Values(c.rs.Maps[name].Chains)))
+	}
+	if r.Target != "" {
+		return []string{r.Target}
+	}
+	return nil
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// TableName is the name of the table of the family inet that a ruleset becomes in the kernel.
+const TableName = "berth-policy"
+
+// Text returns a ruleset in the syntax of nft, as "nft -f" reads it and "nft list table" shows
+// it, but for the comments that say what a rule is there for. Equal rulesets have equal texts.
+func Text(rs *Ruleset) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "table inet %s {\n", TableName)
+	for _, name := range counters(rs) {
+		fmt.Fprintf(&b, "\tcounter %s {\n\t}\n\n", name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
+		writeSet(&b, rs.Sets[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(rs.Maps)) {
+		writeMap(&b, rs.Maps[name])
+	}
+	// nft wants the chains that rules name in any order, so base chains can come first.
+	chains := slices.SortedFunc(maps.Values(rs.Chains), func(a, b *Chain) int {
+		if (a.Hook == NoHook) != (b.Hook == NoHook) {
+			if a.Hook == NoHook {
+				return 1
+			}
+			return -1
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	for i, c := range chains {
+		if i > 0 {
+			b.WriteString("\n")
+		}
+		fmt.Fprintf(&b, "\tchain %s {\n", c.Name)
+		if c.Hook != NoHook {
+			fmt.Fprintf(&b, "\t\ttype filter hook %s priority filter; policy accept;\n", c.Hook)
+		}
+		for i := range c.Rules {
+			fmt.Fprintf(&b, "\t\t%s\n", RuleText(rs, c, &c.Rules[i]))
+		}
+		b.WriteString("\t}\n")
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// counters returns the names of all counters, sorted.
+func counters(rs *Ruleset) []string {
+	all := map[string]bool{}
+	for _, c := range rs.Chains {
+		for i := range c.Rules {
+			if name := c.Rules[i].Counter; name != "" {
+				all[name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+func writeSet(b *strings.Builder, s *Set) {
+	fmt.Fprintf(b, "\tset %s {\n\t\ttype %s\n", s.Name, s.typeText())
+	if s.Kind == Ranges {
+		b.WriteString("\t\tflags interval\n")
+	}
+	writeElements(b, s.elements())
+	b.WriteString("\t}\n\n")
+}
+
+func writeMap(b *strings.Builder, m *Map) {
+	fmt.Fprintf(b, "\tmap %s {\n\t\ttype %s : verdict\n", m.Name, m.Family.typeText())
+	var elements []string
+	for _, a := range slices.SortedFunc(maps.Keys(m.Chains), netip.Addr.Compare) {
+		elements = append(elements, fmt.Sprintf("%s : goto %s", a, m.Chains[a]))
+	}
+	writeElements(b, elements)
+	b.WriteString("\t}\n\n")
+}
+
+// writeElements writes one element a line, so that a difference of two texts shows what came and went.
+func writeElements(b io.Writer, elements []string) {
+	if len(elements) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\t\telements = { %s }\n", strings.Join(elements, ",\n\t\t\t     "))
+}
+
+func (s *Set) typeText() string {
+	switch s.Kind {
+	case Endpoints:
+		return s.Family.typeText() + " . inet_proto . inet_service"
+	case Pairs:
+		return s.Family.typeText() + " . " + s.Family.typeText()
+	case Interfaces:
+		return "ifname"
+	}
+	return s.Family.typeText()
+}
+
+func (s *Set) elements() []string {
+	var all []string
+	for _, a := range s.Addresses {
+		all = append(all, a.String())
+	}
+	for _, r := range s.Ranges {
+		all = append(all, r.String())
+	}
+	for _, e := range s.Endpoints {
+		all = append(all, fmt.Sprintf("%s . %s . %d", e.Address, e.Protocol, e.Port))
+	}
+	for _, p := range s.Pairs {
+		all = append(all, fmt.Sprintf("%s . %s", p.Source, p.Destination))
+	}
+	for _, name := range s.Interfaces {
+		all = append(all, fmt.Sprintf("%q", name))
+	}
+	return all
+}
+
+// RuleText returns a rule of a chain in the syntax of nft.
+func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
+	var words []string
+	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
+	ip := "ip"
+	if r.Family == IPv6 {
+		ip = "ip6"
+	}
+	if r.Established {
+		add("ct state established,related")
+	}
+	if r.InInterface != "" {
+		add("iifname @%s", r.InInterface)
+	}
+	if r.OutInterface != "" {
+		add("oifname @%s", r.OutInterface)
+	}
+	if r.Loopback && c.Hook == Output {
+		add("oifname %q", Loopback)
+	} else if r.Loopback {
+		add("iifname %q", Loopback)
+	}
+	if r.Pair != "" {
+		add("%s saddr . %s daddr @%s", ip, ip, r.Pair)
+	}
+	if r.Source != "" {
+		add("%s saddr @%s", ip, r.Source)
+	}
+	if r.Destination != "" {
+		add("%s daddr @%s", ip, r.Destination)
+	}
+	if r.Endpoint != "" {
+		add("%s daddr . meta l4proto . th dport @%s", ip, r.Endpoint)
+	}
+	if r.Family != AnyFamily && r.Source+r.Destination+r.Endpoint+r.Pair+r.SourceMap+r.DestinationMap == "" {
+		add("meta nfproto %s", r.Family)
+	}
+	switch {
+	case len(r.Ports) > 0:
+		add("%s dport %s", r.Protocol, portsText(r.Ports))
+	case r.Protocol != AnyProtocol:
+		add("meta l4proto %s", r.Protocol)
+	}
+	if r.NeighborDiscovery {
+		add("icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect, mld2-listener-report }")
+	}
+	if r.Counter != "" {
+		add("counter name %q", r.Counter)
+	}
+	switch {
+	case r.SourceMap != "":
+		add("%s saddr vmap @%s", ip, r.SourceMap)
+	case r.DestinationMap != "":
+		add("%s daddr vmap @%s", ip, r.DestinationMap)
+	case r.Target != "":
+		add("%s %s", r.Verdict, r.Target)
+	case r.Verdict != Continue || len(words) == 0:
+		add("%s", r.Verdict)
+	}
+	if r.Origin != nil {
+		add("# %s", r.Origin)
+	}
+	return strings.Join(words, " ")
+}
+
+func portsText(ports []PortRange) string {
+	var all []string
+	for _, p := range ports {
+		if p.First == p.Last {
+			all = append(all, fmt.Sprint(p.First))
+		} else {
+			all = append(all, fmt.Sprintf("%d-%d", p.First, p.Last))
+		}
+	}
+	if len(all) == 1 {
+		return all[0]
+	}
+	return "{ " + strings.Join(all, ", ") + " }"
+}
+
+// String returns the name that nft has for it.
+func (f Family) String() string {
+	switch f {
+	case IPv4:
+		return "ipv4"
+	case IPv6:
+		return "ipv6"
+	}
+	return "inet"
+}
+
+func (f Family) typeText() string {
+	if f == IPv6 {
+		return "ipv6_addr"
+	}
+	return "ipv4_addr"
+}
+
+// String returns the name of a protocol of policies, and the number of another.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	case SCTP:
+		return "sctp"
+	}
+	return fmt.Sprint(uint8(p))
+}
+
+// String returns the name that nft has for it.
+func (h Hook) String() string {
+	switch h {
+	case Forward:
+		return "forward"
+	case Input:
+		return "input"
+	case Output:
+		return "output"
+	}
+	return "none"
+}
+
+// String returns the name that nft has for it.
+func (v Verdict) String() string {
+	switch v {
+	case Accept:
+		return "accept"
+	case Drop:
+		return "drop"
+	case Return:
+		return "return"
+	case Jump:
+		return "jump"
+	case Goto:
+		return "goto"
+	}
+	return "continue"
+}
+
+// String returns the range as nft has it: as a prefix where it is one.
+func (r AddressRange) String() string {
+	if r.First == r.Last {
+		return r.First.String()
+	}
+	// The longest prefix that begins with the first address and has the last one.
+	for bits := r.First.BitLen(); bits >= 0; bits-- {
+		if p, _ := r.First.Prefix(bits); p.Contains(r.Last) {
+			if p.Addr() == r.First && lastOf(p) == r.Last {
+				return p.String()
+			}
+			break
+		}
+	}
+	return r.First.String() + "-" + r.Last.String()
+}
+
+// lastOf returns the last address of a prefix.
+func lastOf(p netip.Prefix) netip.Addr {
+	bytes := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(bytes)*8; i++ {
+		bytes[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(bytes)
+	return last
+}
+
+// String says which piece of which policy it is.
+func (o *Origin) String() string {
+	var b strings.Builder
+	switch {
+	case o.Kind == "":
+		b.WriteString("what no NetworkPolicy allows")
+		if o.Direction != "" {
+			fmt.Fprintf(&b, ", %s", o.Direction)
+		}
+		return b.String()
+	case o.Tier != "":
+		fmt.Fprintf(&b, "%s %s, tier %s", o.Kind, o.Name, o.Tier)
+	default:
+		fmt.Fprintf(&b, "%s %s", o.Kind, o.NamespacedName)
+	}
+	fmt.Fprintf(&b, ", %s rule %d", o.Direction, o.Rule)
+	if o.RuleName != "" {
+		fmt.Fprintf(&b, " (%s)", o.RuleName)
+	}
+	return b.String()
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ruleset
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Loopback is the interface by which a pod reaches itself.
+const Loopback = "lo"
+
+// Packet is what rules see of a packet.
+type Packet struct {
+	// Source and Destination are of one family, none in IPv6 form of IPv4 or with a zone.
+	Source, Destination netip.Addr
+	Protocol            Protocol
+	// Port is the destination's, 0 where the protocol has none.
+	Port uint16
+	// InInterface is empty in Output, OutInterface in Input.
+	InInterface, OutInterface string
+	// Established says that conntrack knows the packet's connection or what it is related to.
+	Established bool
+	// NeighborDiscovery says what the condition of this name in Rule asks.
+	NeighborDiscovery bool
+}
+
+// Decision is what becomes of a packet at one hook.
+type Decision struct {
+	// Verdict is Accept or Drop.
+	Verdict Verdict
+	// Path is every rule that matched, in order.
+	Path []Step
+	// Rule is the one that decided, the last of Path; nil if the packet came to the end of each base
+	// chain, which accepts.
+	Rule *Rule
+}
+
+// Step is a rule that matched, at its place.
+type Step struct {
+	Chain string
+	// Index counts the rules of the chain, from 0.
+	Index int
+	Rule  *Rule
+	// Next is the chain where the packet went on: of Jump, Goto and of what a map led to.
+	Next string
+}
+
+// Origin returns why the deciding rule is there, nil if nothing but the form of the ruleset
+// decided.
+func (d Decision) Origin() *Origin {
+	if d.Rule == nil {
+		return nil
+	}
+	return d.Rule.Origin
+}
+
+// Walk returns what the kernel does with a packet at a hook. The ruleset must be one that Check
+// accepts.
+func Walk(rs *Ruleset, hook Hook, p Packet) Decision {
+	return NewWalker(rs, hook).Walk(p)
+}
+
+// Walker walks many packets through the same hook of a ruleset.
+type Walker struct {
+	rs   *Ruleset
+	hook Hook
+	base []*Chain
+}
+
+// NewWalker returns a walker, which may be used by many goroutines.
+func NewWalker(rs *Ruleset, hook Hook) *Walker {
+	return &Walker{rs, hook, bases(rs, hook)}
+}
+
+// bases returns the base chains of a hook by name.
+func bases(rs *Ruleset, hook Hook) []*Chain {
+	var all []*Chain
+	for _, c := range rs.Chains {
+		if c.Hook == hook && hook != NoHook {
+			all = append(all, c)
+		}
+	}
+	slices.SortFunc(all, func(a, b *Chain) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// Walk is as the function of this name.
+func (w *Walker) Walk(p Packet) Decision {
+	d := Decision{Verdict: Accept}
+	for _, base := range w.base {
+		// A base chain that accepts leaves the packet to the next one; Drop ends it.
+		if d.Verdict, d.Rule = w.run(base, p, &d.Path); d.Verdict == Drop {
+			break
+		}
+	}
+	return d
+}
+
+// place is a chain and its next rule.
+type place struct {
+	chain *Chain
+	next  int
+}
+
+// run runs a base chain to its verdict and returns the rule that decided.
+func (w *Walker) run(base *Chain, p Packet, path *[]Step) (Verdict, *Rule) {
+	at := place{chain: base}
+	// callers is where Return and the end of a chain go on: after each Jump that led here.
+	var callers []place
+	for {
+		if at.next == len(at.chain.Rules) {
+			if len(callers) == 0 {
+				return Accept, nil
+			}
+			at, callers = callers[len(callers)-1], callers[:len(callers)-1]
+			continue
+		}
+		index := at.next
+		rule := &at.chain.Rules[index]
+		at.next++
+		verdict, target, matches := w.apply(rule, p)
+		if !matches {
+			continue
+		}
+		*path = append(*path, Step{Chain: at.chain.Name, Index: index, Rule: rule, Next: target})
+		switch verdict {
+		case Continue:
+		case Accept, Drop:
+			return verdict, rule
+		case Return:
+			if len(callers) == 0 {
+				return Accept, rule
+			}
+			at, callers = callers[len(callers)-1], callers[:len(callers)-1]
+		case Jump:
+			callers = append(callers, at)
+			at = place{chain: w.rs.Chains[target]}
+		case Goto:
+			at = place{chain: w.rs.Chains[target]}
+		}
+	}
+}
+
+// apply returns what a rule does with a packet, and whether it matches.
+func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, matches bool) {
+	if r.Family != AnyFamily && r.Family != FamilyOf(p.Source) {
+		return 0, "", false
+	}
+	switch {
+	case r.SourceMap != "":
+		return w.lookup(r.SourceMap, p.Source)
+	case r.DestinationMap != "":
+		return w.lookup(r.DestinationMap, p.Destination)
+	}
+	if r.Established && !p.Established || r.NeighborDiscovery && !p.NeighborDiscovery {
+		return 0, "", false
+	}
+	if r.Loopback && !(w.hook == Input && p.InInterface == Loopback || w.hook == Output && p.OutInterface == Loopback) {
+		return 0, "", false
+	}
+	if r.Protocol != AnyProtocol && r.Protocol != p.Protocol {
+		return 0, "", false
+	}
+	if len(r.Ports) > 0 && !slices.ContainsFunc(r.Ports, func(ports PortRange) bool { return ports.First <= p.Port && p.Port <= ports.Last }) {
+		return 0, "", false
+	}
+	for _, condition := range []struct {
+		set  string
+		pass func(*Set) bool
+	}{
+		{r.InInterface, func(s *Set) bool { return s.hasInterface(p.InInterface) }},
+		{r.OutInterface, func(s *Set) bool { return s.hasInterface(p.OutInterface) }},
+		{r.Source, func(s *Set) bool { return s.Has(p.Source) }},
+		{r.Destination, func(s *Set) bool { return s.Has(p.Destination) }},
+		{r.Endpoint, func(s *Set) bool { return s.hasEndpoint(Endpoint{p.Destination, p.Protocol, p.Port}) }},
+		{r.Pair, func(s *Set) bool { return s.hasPair(Pair{p.Source, p.Destination}) }},
+	} {
+		if condition.set != "" && !condition.pass(w.rs.Sets[condition.set]) {
+			return 0, "", false
+		}
+	}
+	return r.Verdict, r.Target, true
+}
+
+// lookup returns where a map leads from an address.
+func (w *Walker) lookup(name string, a netip.Addr) (Verdict, string, bool) {
+	target, ok := w.rs.Maps[name].Chains[a]
+	return Goto, target, ok
+}
+
+// Has returns whether an address is in a set of Addresses or Ranges.
+func (s *Set) Has(a netip.Addr) bool {
+	switch s.Kind {
+	case Addresses:
+		_, found := slices.BinarySearchFunc(s.Addresses, a, netip.Addr.Compare)
+		return found
+	case Ranges:
+		i, found := slices.BinarySearchFunc(s.Ranges, a, func(r AddressRange, a netip.Addr) int { return r.First.Compare(a) })
+		// Before i are the ranges that begin before the address.
+		return found || i > 0 && FamilyOf(a) == s.Family && a.Compare(s.Ranges[i-1].Last) <= 0
+	}
+	return false
+}
+
+func (s *Set) hasInterface(name string) bool {
+	_, found := slices.BinarySearch(s.Interfaces, name)
+	return found
+}
+
+func (s *Set) hasEndpoint(e Endpoint) bool {
+	_, found := slices.BinarySearchFunc(s.Endpoints, e, Endpoint.Compare)
+	return found
+}
+
+func (s *Set) hasPair(p Pair) bool {
+	_, found := slices.BinarySearchFunc(s.Pairs, p, Pair.Compare)
+	return found
+}
+
+// Compare orders endpoints by address, protocol and port, as sets have them.
+func (e Endpoint) Compare(f Endpoint) int {
+	return cmp.Or(e.Address.Compare(f.Address), cmp.Compare(e.Protocol, f.Protocol), cmp.Compare(e.Port, f.Port))
+}
+
+// Compare orders pairs by source and destination, as sets have them.
+func (p Pair) Compare(q Pair) int {
+	return cmp.Or(p.Source.Compare(q.Source), p.Destination.Compare(q.Destination))
+}
