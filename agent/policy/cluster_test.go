@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// world is a cluster in memory with the Index of a node, which it tells of each change.
+type world struct {
+	namespaces map[string]map[string]string
+	pods       map[string]map[string]*Pod
+	index      *Index
+}
+
+func newWorld() *world {
+	w := &world{namespaces: map[string]map[string]string{}, pods: map[string]map[string]*Pod{}}
+	w.index = NewIndex(w)
+	return w
+}
+
+// Namespaces implements Cluster.
+func (w *world) Namespaces() iter.Seq2[string, map[string]string] { return maps.All(w.namespaces) }
+
+// Pods implements Cluster. It gives each time the same value, as real ones may.
+func (w *world) Pods(namespace string) iter.Seq[*Pod] {
+	return func(yield func(*Pod) bool) {
+		var shared Pod
+		for _, pod := range w.pods[namespace] {
+			shared = *clonePod(pod)
+			if !yield(&shared) {
+				return
+			}
+			clear(shared.Labels)
+			clear(shared.Addresses)
+		}
+	}
+}
+
+func (w *world) namespace(name string, labels map[string]string) {
+	w.namespaces[name] = labels
+	w.index.SetNamespace(name, labels)
+}
+
+func (w *world) pod(namespace, name string, labels map[string]string, addresses ...string) *Pod {
+	p := &Pod{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, UID: types.UID(namespace + "/" + name), Labels: labels, Addresses: addrs(addresses...)}
+	w.set(p)
+	return p
+}
+
+func (w *world) set(p *Pod) {
+	was := w.pods[p.Namespace][p.Name]
+	if w.pods[p.Namespace] == nil {
+		w.pods[p.Namespace] = map[string]*Pod{}
+	}
+	w.pods[p.Namespace][p.Name] = p
+	w.index.SetPod(was, p)
+}
+
+func (w *world) remove(namespace, name string) {
+	was := w.pods[namespace][name]
+	delete(w.pods[namespace], name)
+	w.index.SetPod(was, nil)
+}
+
+// local has pods of the cluster run on the node, with the addresses that the cluster shows.
+func (w *world) local(pods ...*Pod) {
+	for _, p := range pods {
+		w.index.SetLocal(Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses})
+	}
+}
+
+func addrs(texts ...string) []netip.Addr {
+	var all []netip.Addr
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
+}
+
+// passes says whether the node forwards a new connection.
+func passes(t *testing.T, rs *ruleset.Ruleset, from, to string, protocol ruleset.Protocol, port uint16) bool {
+	t.Helper()
+	if err := ruleset.Check(rs); err != nil {
+		t.Fatal(err)
+	}
+	d := ruleset.Walk(rs, ruleset.Forward, ruleset.Packet{
+		Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to), Protocol: protocol, Port: port,
+	})
+	return d.Verdict == ruleset.Accept
+}
+
+// fresh is the ruleset of an Index that is told everything at once.
+func (w *world) fresh() *ruleset.Ruleset {
+	x := NewIndex(w)
+	for _, l := range slices.SortedFunc(maps.Values(w.index.locals), func(a, b *local) int { return int(a.arrival) - int(b.arrival) }) {
+		x.SetLocal(l.Local)
+	}
+	return x.Node()
+}

@@ -1,0 +1,681 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/ipam/iprange"
+)
+
+// Names of chains and sets that are always there.
+const (
+	chainEgress  = "egress"
+	chainIngress = "ingress"
+	chainInput   = "input"
+	chainOutput  = "output"
+	setDirect    = "direct"
+)
+
+// Counters of packets that no policy allows, of pods that policies isolate.
+const (
+	CounterIsolationIngress = "isolation-ingress"
+	CounterIsolationEgress  = "isolation-egress"
+)
+
+var families = [2]ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+
+func familyName(name string, family ruleset.Family) string {
+	if family == ruleset.IPv4 {
+		return name + "4"
+	}
+	return name + "6"
+}
+
+// hash returns a text of 24 letters and digits, of 120 bits: nobody finds two policies that share one.
+func hash(identity string) string {
+	sum := sha256.Sum256([]byte(identity))
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:15]))
+}
+
+func (n portName) text() string { return fmt.Sprintf("%d/%s", n.protocol, n.name) }
+
+// compiler makes chains and keeps those that did not change.
+type compiler struct {
+	*Index
+	// pass counts how often the chains were looked through. What a pass does not use goes.
+	pass     uint64
+	chains   map[string]*chain
+	ranges   map[string]*rangeSet
+	governed map[ruleset.Direction]map[netip.Addr]string
+	pairs    [2]*ruleset.Set
+	maps     map[string]*ruleset.Map
+	fixed    map[string]*ruleset.Chain
+}
+
+// chain is a chain with what it names.
+type chain struct {
+	*ruleset.Chain
+	// content is what the chain was made of; equal content makes an equal chain.
+	content     string
+	collections []*collection
+	ranges      []*rangeSet
+	jumps       []*chain
+	used        uint64
+	// ended is that no packet comes to the end.
+	ended bool
+}
+
+type rangeSet struct {
+	*ruleset.Set
+	used uint64
+}
+
+func (c *compiler) init(x *Index) {
+	c.Index = x
+	c.chains = map[string]*chain{}
+	c.ranges = map[string]*rangeSet{}
+	c.maps = map[string]*ruleset.Map{}
+	// A packet runs through both in this order. What is accepted in one goes on to the other.
+	base := func(name string, source, destination [2]string) *ruleset.Chain {
+		return &ruleset.Chain{Name: name, Hook: ruleset.Forward, Rules: []ruleset.Rule{
+			{Established: true, Verdict: ruleset.Accept},
+			// Of pods on one bridge, whose packets the node sees like forwarded ones.
+			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
+			{Family: ruleset.IPv4, Pair: "self4", Verdict: ruleset.Accept},
+			{Family: ruleset.IPv6, Pair: "self6", Verdict: ruleset.Accept},
+			{Family: ruleset.IPv4, SourceMap: source[0], DestinationMap: destination[0]},
+			{Family: ruleset.IPv6, SourceMap: source[1], DestinationMap: destination[1]},
+		}}
+	}
+	c.fixed = map[string]*ruleset.Chain{
+		chainEgress:  base(chainEgress, [2]string{"egress4", "egress6"}, [2]string{}),
+		chainIngress: base(chainIngress, [2]string{}, [2]string{"ingress4", "ingress6"}),
+	}
+}
+
+// empty is the ruleset where nothing is governed.
+var empty = &ruleset.Ruleset{}
+
+// Node returns the ruleset of the node. It has no chains where no policy selects a pod of the node.
+func (x *Index) Node() *ruleset.Ruleset {
+	x.settle()
+	c := &x.compiler
+	if len(c.maps) == 0 {
+		x.node = empty
+		return x.node
+	}
+	next := &ruleset.Ruleset{
+		Sets:   make(map[string]*ruleset.Set, len(c.ranges)+len(x.peers)+2),
+		Maps:   c.maps,
+		Chains: make(map[string]*ruleset.Chain, len(c.chains)+len(c.fixed)),
+	}
+	for _, set := range c.pairs {
+		next.Sets[set.Name] = set
+	}
+	for name, set := range c.ranges {
+		next.Sets[name] = set.Set
+	}
+	for _, p := range x.peers {
+		for _, collection := range p.collections {
+			set := collection.current()
+			next.Sets[set.Name] = set
+		}
+	}
+	maps.Copy(next.Chains, c.fixed)
+	for name, chain := range c.chains {
+		next.Chains[name] = chain.Chain
+	}
+	if x.node == nil || !maps.Equal(x.node.Sets, next.Sets) || !maps.Equal(x.node.Maps, next.Maps) || !maps.Equal(x.node.Chains, next.Chains) {
+		x.node = next
+	}
+	return x.node
+}
+
+// Pod returns the ruleset of the network namespace of a pod of this node, for its direct
+// interfaces. It has no chains where there are none such, or no policy selects the pod; it is nil if no such pod is here.
+func (x *Index) Pod(uid types.UID) *ruleset.Ruleset {
+	x.settle()
+	l := x.locals[uid]
+	if l == nil {
+		return nil
+	}
+	next := x.compiler.pod(l)
+	if last := l.ruleset; last == nil || !maps.Equal(last.Sets, next.Sets) || !maps.Equal(last.Chains, next.Chains) {
+		l.ruleset = next
+	}
+	return l.ruleset
+}
+
+func (c *compiler) pod(l *local) *ruleset.Ruleset {
+	if len(l.Direct) == 0 {
+		return empty
+	}
+	next := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Chains: map[string]*ruleset.Chain{}}
+	output := []ruleset.Rule{
+		{Established: true, Verdict: ruleset.Accept},
+		{Loopback: true, Verdict: ruleset.Accept},
+		{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
+	}
+	input := slices.Clone(output)
+	for _, node := range c.nodeAddress {
+		next.Sets[node.Name] = node
+		output = append(output, ruleset.Rule{Family: node.Family, Destination: node.Name, Verdict: ruleset.Accept})
+		input = append(input, ruleset.Rule{Family: node.Family, Source: node.Name, Verdict: ruleset.Accept})
+	}
+	governed := false
+	for _, family := range families {
+		if e := c.combination(l, ruleset.Egress, family); e != nil {
+			output = append(output, ruleset.Rule{Family: family, OutInterface: setDirect, Verdict: ruleset.Goto, Target: e.Name})
+			e.collect(next)
+			governed = true
+		}
+		if i := c.combination(l, ruleset.Ingress, family); i != nil {
+			input = append(input, ruleset.Rule{Family: family, InInterface: setDirect, Verdict: ruleset.Goto, Target: i.Name})
+			i.collect(next)
+			governed = true
+		}
+	}
+	if !governed {
+		return empty
+	}
+	next.Sets[setDirect] = &ruleset.Set{Name: setDirect, Kind: ruleset.Interfaces, Interfaces: l.Direct}
+	next.Chains[chainOutput] = &ruleset.Chain{Name: chainOutput, Hook: ruleset.Output, Rules: output}
+	next.Chains[chainInput] = &ruleset.Chain{Name: chainInput, Hook: ruleset.Input, Rules: input}
+	if last := l.ruleset; last != nil {
+		if same := last.Sets[setDirect]; reflect.DeepEqual(same, next.Sets[setDirect]) {
+			next.Sets[setDirect] = same
+		}
+		for _, name := range []string{chainOutput, chainInput} {
+			if same := last.Chains[name]; reflect.DeepEqual(same, next.Chains[name]) {
+				next.Chains[name] = same
+			}
+		}
+	}
+	return next
+}
+
+// collect adds a chain and what it names to a ruleset.
+func (e *chain) collect(to *ruleset.Ruleset) {
+	if to.Chains[e.Name] != nil {
+		return
+	}
+	to.Chains[e.Name] = e.Chain
+	for _, c := range e.collections {
+		to.Sets[c.name] = c.current()
+	}
+	for _, r := range e.ranges {
+		to.Sets[r.Name] = r.Set
+	}
+	for _, jump := range e.jumps {
+		jump.collect(to)
+	}
+}
+
+// settle brings chains, maps and sets up to date.
+func (x *Index) settle() {
+	if x.reshape {
+		x.compiler.reshape()
+		x.reshape = false
+	}
+	x.fill()
+}
+
+func (c *compiler) reshape() {
+	c.pass++
+	newest := map[netip.Addr]*local{}
+	for _, l := range c.locals {
+		if l.stale {
+			l.ingress, l.egress = c.choose(l)
+			l.stale = false
+		}
+		for _, a := range l.addresses() {
+			if other := newest[a]; other == nil || other.arrival < l.arrival {
+				newest[a] = l
+			}
+		}
+		for _, family := range families {
+			if len(l.Direct) > 0 {
+				c.combination(l, ruleset.Ingress, family)
+				c.combination(l, ruleset.Egress, family)
+			}
+		}
+	}
+	next := map[string]*ruleset.Map{}
+	for _, family := range families {
+		for _, name := range []string{"egress", "ingress"} {
+			name = familyName(name, family)
+			next[name] = &ruleset.Map{Name: name, Family: family, Chains: map[netip.Addr]string{}}
+		}
+	}
+	var pairs [2][]ruleset.Pair
+	governed := false
+	for a, l := range newest {
+		family := ruleset.FamilyOf(a)
+		egress, ingress := c.combination(l, ruleset.Egress, family), c.combination(l, ruleset.Ingress, family)
+		if egress != nil {
+			next[familyName("egress", family)].Chains[a] = egress.Name
+		}
+		if ingress != nil {
+			next[familyName("ingress", family)].Chains[a] = ingress.Name
+		}
+		if egress == nil && ingress == nil {
+			continue
+		}
+		governed = true
+		for _, other := range l.addresses() {
+			if ruleset.FamilyOf(other) == family && newest[other] == l {
+				pairs[family-ruleset.IPv4] = append(pairs[family-ruleset.IPv4], ruleset.Pair{Source: a, Destination: other})
+			}
+		}
+	}
+	c.sweep()
+	if !governed {
+		c.maps, c.pairs = map[string]*ruleset.Map{}, [2]*ruleset.Set{}
+		return
+	}
+	for name, m := range next {
+		if last := c.maps[name]; last != nil && maps.Equal(last.Chains, m.Chains) {
+			next[name] = last
+		}
+	}
+	c.maps = next
+	for n, family := range families {
+		slices.SortFunc(pairs[n], func(a, b ruleset.Pair) int {
+			if order := a.Source.Compare(b.Source); order != 0 {
+				return order
+			}
+			return a.Destination.Compare(b.Destination)
+		})
+		if c.pairs[n] == nil || !slices.Equal(c.pairs[n].Pairs, pairs[n]) {
+			c.pairs[n] = &ruleset.Set{Name: familyName("self", family), Family: family, Kind: ruleset.Pairs, Pairs: pairs[n]}
+		}
+	}
+}
+
+// sweep drops what the last pass did not use.
+func (c *compiler) sweep() {
+	for name, e := range c.chains {
+		if e.used != c.pass {
+			delete(c.chains, name)
+		}
+	}
+	for name, r := range c.ranges {
+		if r.used != c.pass {
+			delete(c.ranges, name)
+		}
+	}
+	for _, p := range c.peers {
+		for _, collection := range p.collections {
+			if collection.used != c.pass {
+				c.drop(collection)
+			}
+		}
+	}
+}
+
+// addresses are those that the record has and those that the cluster shows, each once.
+func (l *local) addresses() []netip.Addr {
+	all := l.Addresses
+	if l.pod != nil {
+		for _, a := range l.pod.Addresses {
+			if !slices.Contains(all, a) {
+				all = append(slices.Clip(all), a)
+			}
+		}
+	}
+	return all
+}
+
+// choose finds the policies of a local pod.
+func (c *compiler) choose(l *local) (ingress, egress selected) {
+	if l.pod == nil {
+		return selected{}, selected{}
+	}
+	for _, i := range c.admin {
+		if c.selects(i, l) {
+			i.count(&ingress.admin, &egress.admin)
+		}
+	}
+	for _, i := range c.of[l.Namespace] {
+		if c.selects(i, l) {
+			i.count(&ingress.network, &egress.network)
+		}
+	}
+	for _, i := range c.baseline {
+		if c.selects(i, l) {
+			i.count(&ingress.baseline, &egress.baseline)
+		}
+	}
+	return ingress, egress
+}
+
+// count adds a policy where it has a say.
+func (i *intent) count(ingress, egress *[]*intent) {
+	if i.ingress != nil {
+		*ingress = append(*ingress, i)
+	}
+	if i.egress != nil {
+		*egress = append(*egress, i)
+	}
+}
+
+func (i *intent) side(d ruleset.Direction) *side {
+	if d == ruleset.Ingress {
+		return i.ingress
+	}
+	return i.egress
+}
+
+// combination returns the chain of a local pod in one direction, for packets of a family; nil
+// where no policy has a say.
+func (c *compiler) combination(l *local, d ruleset.Direction, family ruleset.Family) *chain {
+	if l.pod == nil {
+		return c.unknown(l, d)
+	}
+	s := l.egress
+	if d == ruleset.Ingress {
+		s = l.ingress
+	}
+	if len(s.admin)+len(s.network)+len(s.baseline) == 0 {
+		return nil
+	}
+	var jumps []*chain
+	if len(s.admin) > 0 {
+		jumps = append(jumps, c.policies("a", s.admin, l.pod, d, family))
+	}
+	for _, i := range s.network {
+		jumps = append(jumps, c.policies("p", []*intent{i}, l.pod, d, family))
+	}
+	if len(s.network) == 0 && len(s.baseline) > 0 {
+		jumps = append(jumps, c.policies("b", s.baseline, l.pod, d, family))
+	}
+	jumps = slices.DeleteFunc(jumps, func(e *chain) bool { return len(e.Rules) == 0 })
+	isolated := len(s.network) > 0
+	if !isolated && len(jumps) == 0 {
+		return nil
+	}
+	var identity strings.Builder
+	for _, jump := range jumps {
+		identity.WriteString(jump.Name + " ")
+	}
+	if isolated {
+		identity.WriteString("isolated")
+	}
+	name := familyName(letter(d), family) + "-" + hash(identity.String())
+	return c.ensure(name, identity.String(), func(e *chain) {
+		for _, jump := range jumps {
+			e.Rules = append(e.Rules, ruleset.Rule{Verdict: ruleset.Jump, Target: jump.Name})
+			e.jumps = append(e.jumps, jump)
+		}
+		if isolated {
+			e.Rules = append(e.Rules, isolation(d))
+		} else {
+			e.Rules = append(e.Rules, ruleset.Rule{Verdict: ruleset.Accept})
+		}
+	})
+}
+
+// unknown is the chain of a pod that the cluster has not shown, where policies may select it.
+func (c *compiler) unknown(l *local, d ruleset.Direction) *chain {
+	for _, policies := range [][]*intent{c.of[l.Namespace], c.admin, c.baseline} {
+		for _, i := range policies {
+			if i.side(d) != nil {
+				return c.ensure("unknown-"+letter(d), "", func(e *chain) { e.Rules = []ruleset.Rule{isolation(d)} })
+			}
+		}
+	}
+	return nil
+}
+
+func letter(d ruleset.Direction) string {
+	if d == ruleset.Ingress {
+		return "i"
+	}
+	return "e"
+}
+
+// isolation is the rule for what no NetworkPolicy allows.
+func isolation(d ruleset.Direction) ruleset.Rule {
+	counter := CounterIsolationIngress
+	if d == ruleset.Egress {
+		counter = CounterIsolationEgress
+	}
+	return ruleset.Rule{Verdict: ruleset.Drop, Counter: counter, Origin: &ruleset.Origin{Direction: d}}
+}
+
+// policies is the chain of policies in their order. What no rule decides returns from it, and what a
+// rule passes to the next tier.
+func (c *compiler) policies(prefix string, policies []*intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
+	var identity, content strings.Builder
+	resolved := make([]map[portName][]uint32, len(policies))
+	for n, i := range policies {
+		fmt.Fprintf(&identity, "%s %s ", i.kind, i.NamespacedName)
+		fmt.Fprintf(&content, "%d ", i.side(d).revision)
+		if d == ruleset.Ingress {
+			resolved[n] = resolve(i.ingress.names, pod, &identity)
+		}
+	}
+	name := prefix + familyName(letter(d), family) + "-" + hash(identity.String())
+	return c.ensure(name, content.String(), func(e *chain) {
+		for n, i := range policies {
+			for _, clause := range i.side(d).clauses {
+				c.render(e, i, clause, d, family, resolved[n])
+			}
+		}
+	})
+}
+
+// resolve returns the ports of a pod that have the names, each as protocol and number, and
+// writes them down.
+func resolve(names []portName, pod *Pod, text *strings.Builder) map[portName][]uint32 {
+	if len(names) == 0 {
+		return nil
+	}
+	resolved := map[portName][]uint32{}
+	for _, name := range names {
+		var ports []uint32
+		for _, port := range pod.Ports {
+			if protocol, ok := name.resolves(port); ok {
+				ports = append(ports, uint32(protocol)<<16|uint32(port.Port))
+			}
+		}
+		slices.Sort(ports)
+		ports = slices.Compact(ports)
+		resolved[name] = ports
+		fmt.Fprintf(text, "%s=%x ", name.text(), ports)
+	}
+	return resolved
+}
+
+// ensure returns the chain of a name, made anew if its content is another.
+func (c *compiler) ensure(name, content string, make func(*chain)) *chain {
+	last := c.chains[name]
+	if last != nil && last.content == content {
+		c.mark(last)
+		return last
+	}
+	next := &chain{Chain: &ruleset.Chain{Name: name}, content: content}
+	make(next)
+	if last != nil && reflect.DeepEqual(last.Chain, next.Chain) {
+		next.Chain = last.Chain
+	}
+	c.chains[name] = next
+	c.mark(next)
+	return next
+}
+
+// mark says that a chain and what it names are in use.
+func (c *compiler) mark(e *chain) {
+	if e.used == c.pass {
+		return
+	}
+	e.used = c.pass
+	for _, collection := range e.collections {
+		collection.used = c.pass
+	}
+	for _, r := range e.ranges {
+		r.used = c.pass
+	}
+	for _, jump := range e.jumps {
+		c.mark(jump)
+	}
+}
+
+// render adds the rules that carry a clause out.
+func (c *compiler) render(e *chain, i *intent, cl clause, d ruleset.Direction, family ruleset.Family, resolved map[portName][]uint32) {
+	rule := ruleset.Rule{Verdict: ruleset.Accept}
+	switch cl.action {
+	case accept:
+		rule.Counter = counterName("accept", i, d)
+	case deny:
+		rule = ruleset.Rule{Verdict: ruleset.Drop, Counter: counterName("deny", i, d)}
+	case pass:
+		rule = ruleset.Rule{Verdict: ruleset.Return}
+	}
+	rule.Origin = &ruleset.Origin{Kind: i.kind, NamespacedName: i.NamespacedName, Direction: d, Rule: cl.number, RuleName: cl.name, Tier: i.tier}
+
+	blocks := cl.blocks4
+	if family == ruleset.IPv6 {
+		blocks = cl.blocks6
+	}
+	anyPeer := cl.anyPeer || coversFamily(blocks)
+	// Addresses.
+	addressed := func(rule ruleset.Rule) {
+		if anyPeer {
+			e.add(rule)
+			return
+		}
+		to := func(set string) {
+			rule.Family = family
+			if d == ruleset.Ingress {
+				rule.Source = set
+			} else {
+				rule.Destination = set
+			}
+			e.add(rule)
+		}
+		for _, selection := range cl.peers {
+			to(c.use(e, selection, what{family: family}))
+		}
+		if len(blocks) > 0 {
+			to(c.useRanges(e, blocks, family))
+		}
+	}
+	// Ports.
+	if cl.anyPort {
+		addressed(rule)
+		return
+	}
+	ports := cl.ports
+	if d == ruleset.Ingress && len(cl.names) > 0 {
+		ports = withResolved(ports, cl.names, resolved)
+	}
+	for _, p := range ports {
+		rule := rule
+		rule.Protocol, rule.Ports = p.protocol, p.ranges
+		addressed(rule)
+	}
+	if d == ruleset.Ingress {
+		return
+	}
+	for _, name := range cl.names {
+		rule := rule
+		rule.Family = family
+		if anyPeer {
+			rule.Endpoint = c.use(e, everyPod, what{family, name})
+			e.add(rule)
+			continue
+		}
+		for _, selection := range cl.peers {
+			rule.Endpoint = c.use(e, selection, what{family, name})
+			e.add(rule)
+		}
+		if len(blocks) > 0 {
+			rule.Endpoint = c.use(e, everyPod, what{family, name})
+			rule.Destination = c.useRanges(e, blocks, family)
+			e.add(rule)
+		}
+	}
+}
+
+// withResolved adds to ports those of names.
+func withResolved(ports []protocolPorts, names []portName, resolved map[portName][]uint32) []protocolPorts {
+	all := portsOf{}
+	for _, p := range ports {
+		if p.ranges == nil {
+			all.add(p.protocol, nil)
+		}
+		for _, r := range p.ranges {
+			all.add(p.protocol, &r)
+		}
+	}
+	for _, name := range names {
+		for _, port := range resolved[name] {
+			number := uint16(port)
+			all.add(ruleset.Protocol(port>>16), &ruleset.PortRange{First: number, Last: number})
+		}
+	}
+	return all.list()
+}
+
+// add adds a rule, unless no packet comes to it.
+func (e *chain) add(rule ruleset.Rule) {
+	if e.ended {
+		return
+	}
+	e.Rules = append(e.Rules, rule)
+	e.ended = rule.Family == ruleset.AnyFamily && rule.Protocol == ruleset.AnyProtocol
+}
+
+// use has a chain use a set of a peer and returns its name.
+func (c *compiler) use(e *chain, selection podSelection, w what) string {
+	collection := c.collection(selection, w)
+	collection.used = c.pass
+	e.collections = append(e.collections, collection)
+	return collection.name
+}
+
+// useRanges has a chain use a set of ranges and returns its name.
+func (c *compiler) useRanges(e *chain, ranges iprange.Set, family ruleset.Family) string {
+	next := &ruleset.Set{Family: family, Kind: ruleset.Ranges}
+	var text strings.Builder
+	for _, r := range ranges {
+		next.Ranges = append(next.Ranges, ruleset.AddressRange{First: r.First, Last: r.Last})
+		text.WriteString(r.String() + " ")
+	}
+	next.Name = familyName("r", family) + "-" + hash(text.String())
+	entry := c.ranges[next.Name]
+	if entry == nil {
+		entry = &rangeSet{Set: next}
+		c.ranges[next.Name] = entry
+	}
+	entry.used = c.pass
+	e.ranges = append(e.ranges, entry)
+	return next.Name
+}
+
+// coversFamily says whether a set has all addresses of its family, of which no set is needed.
+func coversFamily(set iprange.Set) bool {
+	if len(set) != 1 {
+		return false
+	}
+	first, last := set[0].First, set[0].Last
+	return first == netip.IPv4Unspecified() && last == netip.AddrFrom4([4]byte{255, 255, 255, 255}) ||
+		first == netip.IPv6Unspecified() && !last.Next().IsValid()
+}
+
+// counterName is of a policy's counter in a direction.
+func counterName(of string, i *intent, d ruleset.Direction) string {
+	return of[:1] + letter(d) + "-" + hash(i.kind+" "+i.NamespacedName.String())
+}

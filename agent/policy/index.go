@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// Local is a pod of this node, by the agent's own record of it.
+type Local struct {
+	types.NamespacedName
+	// UID is that of the pod in the API.
+	UID types.UID
+	// Addresses are those that the record has. They count as the pod's, as its own and as a peer of others,
+	// beside those that the cluster shows.
+	Addresses []netip.Addr
+	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
+	Direct []string
+}
+
+// Index keeps the rulesets of a node up to date while policies, pods and namespaces change.
+// What it is told costs by what it changes: a pod changes the sets to which it belongs.
+//
+// It reads pods from its Cluster when a set comes into use, and keeps none but the addresses in
+// the sets that rules of the node's own pods name. Each change of the Cluster is told to it after
+// the Cluster has it; being told twice, or late, does no harm.
+//
+// It is not safe for parallel use.
+type Index struct {
+	cluster    Cluster
+	namespaces map[string]map[string]string
+
+	network  map[types.NamespacedName]*intent
+	clusters map[string]*intent
+	// of has the NetworkPolicies of a namespace by name; admin and baseline the others in their order.
+	of              map[string][]*intent
+	admin, baseline []*intent
+	revision        uint64
+
+	locals map[types.UID]*local
+	// arrivals counts locals, so that the newest is known.
+	arrivals uint64
+
+	peers     map[string]*peer
+	directory *directory
+	// unfilled are the collections that are to be read from the cluster.
+	unfilled map[*collection]struct{}
+
+	compiler compiler
+	node     *ruleset.Ruleset
+	// reshape is that chains and maps may have changed; else only sets have.
+	reshape     bool
+	nodeAddress [2]*ruleset.Set
+}
+
+// local is a pod of this node, joined with what the cluster has of it.
+type local struct {
+	Local
+	arrival uint64
+	// pod is what the cluster last showed; nil before it showed any. A pod that it shows no
+	// more keeps its labels until it is gone from the node.
+	pod *Pod
+	// present is that the cluster shows it.
+	present bool
+
+	// selected is by which policies; valid unless stale.
+	stale           bool
+	ingress, egress selected
+	ruleset         *ruleset.Ruleset
+}
+
+// selected is the policies that have a say about a pod in one direction, in their order.
+type selected struct {
+	admin, network, baseline []*intent
+}
+
+// NewIndex returns an Index of a cluster, without policies.
+func NewIndex(cluster Cluster) *Index {
+	x := &Index{
+		cluster:    cluster,
+		namespaces: map[string]map[string]string{},
+		network:    map[types.NamespacedName]*intent{},
+		clusters:   map[string]*intent{},
+		of:         map[string][]*intent{},
+		locals:     map[types.UID]*local{},
+		peers:      map[string]*peer{},
+		directory:  newDirectory(),
+		unfilled:   map[*collection]struct{}{},
+		reshape:    true,
+	}
+	for name, labels := range cluster.Namespaces() {
+		x.namespaces[name] = labels
+	}
+	x.compiler.init(x)
+	x.SetNodeAddresses(nil)
+	return x
+}
+
+// SetPolicies makes these the policies, all of them.
+func (x *Index) SetPolicies(policies Policies) {
+	network := map[types.NamespacedName]bool{}
+	for _, p := range policies.Network {
+		network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = true
+		x.SetNetworkPolicy(p)
+	}
+	for name := range x.network {
+		if !network[name] {
+			x.DeleteNetworkPolicy(name)
+		}
+	}
+	clusters := map[string]bool{}
+	for _, p := range policies.Cluster {
+		clusters[p.Name] = true
+		x.SetClusterPolicy(p)
+	}
+	for name := range x.clusters {
+		if !clusters[name] {
+			x.DeleteClusterPolicy(name)
+		}
+	}
+}
+
+// SetNetworkPolicy adds a policy or replaces the one of its name.
+func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
+	next := readNetworkPolicy(p)
+	last := x.network[next.NamespacedName]
+	x.network[next.NamespacedName] = next
+	x.revise(last, next)
+	list := x.of[next.Namespace]
+	at, found := slices.BinarySearchFunc(list, next, comparePolicies)
+	if found {
+		list[at] = next
+	} else {
+		list = slices.Insert(list, at, next)
+	}
+	x.of[next.Namespace] = list
+	x.reselect(last, next)
+}
+
+// DeleteNetworkPolicy removes a policy, if it is there.
+func (x *Index) DeleteNetworkPolicy(name types.NamespacedName) {
+	last := x.network[name]
+	if last == nil {
+		return
+	}
+	delete(x.network, name)
+	x.of[name.Namespace] = slices.DeleteFunc(x.of[name.Namespace], func(i *intent) bool { return i == last })
+	if len(x.of[name.Namespace]) == 0 {
+		delete(x.of, name.Namespace)
+	}
+	x.reselect(last, nil)
+}
+
+// SetClusterPolicy adds a policy or replaces the one of its name.
+func (x *Index) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
+	next := readClusterPolicy(p)
+	last := x.clusters[next.Name]
+	x.clusters[next.Name] = next
+	x.revise(last, next)
+	x.sortClusterPolicies()
+	x.reselect(last, next)
+}
+
+// DeleteClusterPolicy removes a policy, if it is there.
+func (x *Index) DeleteClusterPolicy(name string) {
+	last := x.clusters[name]
+	if last == nil {
+		return
+	}
+	delete(x.clusters, name)
+	x.sortClusterPolicies()
+	x.reselect(last, nil)
+}
+
+func (x *Index) sortClusterPolicies() {
+	x.admin, x.baseline = nil, nil
+	for _, i := range slices.SortedFunc(maps.Values(x.clusters), comparePolicies) {
+		if i.tier == string(policyv1alpha2.AdminTier) {
+			x.admin = append(x.admin, i)
+		} else {
+			x.baseline = append(x.baseline, i)
+		}
+	}
+}
+
+// comparePolicies orders policies of a tier, or NetworkPolicies of a namespace.
+func comparePolicies(a, b *intent) int {
+	return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.Name, b.Name))
+}
+
+// revise numbers the sides of a policy; one that says what it said keeps its number.
+func (x *Index) revise(last, next *intent) {
+	side := func(last, next *side) {
+		switch {
+		case next == nil:
+		case last.equal(next):
+			next.revision = last.revision
+		default:
+			x.revision++
+			next.revision = x.revision
+		}
+	}
+	if last == nil {
+		last = &intent{}
+	}
+	side(last.ingress, next.ingress)
+	side(last.egress, next.egress)
+}
+
+// reselect has the local pods look anew for their policies that a policy selects or did.
+func (x *Index) reselect(last, next *intent) {
+	for _, l := range x.locals {
+		// Of pods that are not known, any policy may be.
+		if l.pod == nil || last != nil && x.selects(last, l) || next != nil && x.selects(next, l) {
+			l.stale, x.reshape = true, true
+		}
+	}
+}
+
+// selects says whether a policy has a local pod as its subject.
+func (x *Index) selects(i *intent, l *local) bool {
+	if i.subject.scope.namespace != "" && i.subject.scope.namespace != l.Namespace {
+		return false
+	}
+	labels, known := x.namespaces[l.Namespace]
+	return i.subject.scope.matches(l.Namespace, labels, known) && i.subject.pods.matches(l.pod.Labels)
+}
+
+// Problems returns what is wrong in policies, sorted by policy.
+func (x *Index) Problems() []Problem {
+	var problems []Problem
+	for _, policies := range []([]*intent){slices.Collect(maps.Values(x.network)), slices.Collect(maps.Values(x.clusters))} {
+		for _, i := range policies {
+			for _, text := range i.problems {
+				problems = append(problems, Problem{i.kind, i.NamespacedName, text})
+			}
+		}
+	}
+	slices.SortStableFunc(problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return problems
+}
+
+// SetNamespace adds a namespace or replaces its labels, which it keeps and does not change.
+func (x *Index) SetNamespace(name string, labels map[string]string) {
+	last, known := x.namespaces[name]
+	x.namespaces[name] = labels
+	if !known || !maps.Equal(last, labels) {
+		x.relabeled(name, last, known, labels, true)
+	}
+}
+
+// DeleteNamespace removes a namespace, which has no pods any more.
+func (x *Index) DeleteNamespace(name string) {
+	if last, known := x.namespaces[name]; known {
+		delete(x.namespaces, name)
+		x.relabeled(name, last, true, nil, false)
+	}
+}
+
+// relabeled reads the sets of peers anew that the namespace came to or left.
+func (x *Index) relabeled(name string, last map[string]string, known bool, labels map[string]string, knows bool) {
+	delete(x.directory.found, name)
+	for _, s := range x.directory.scopes {
+		if s.namespace != "" || s.matches(name, last, known) == s.matches(name, labels, knows) {
+			continue
+		}
+		s.each(func(p *peer) {
+			for _, c := range p.collections {
+				x.refill(c)
+			}
+		})
+	}
+	for _, l := range x.locals {
+		if l.Namespace == name && len(x.clusters) > 0 {
+			l.stale, x.reshape = true, true
+		}
+	}
+}
+
+func (s *scopePeers) each(do func(*peer)) {
+	for _, p := range s.others {
+		do(p)
+	}
+	for _, list := range s.byLabel {
+		for _, p := range list {
+			do(p)
+		}
+	}
+}
+
+func (x *Index) refill(c *collection) {
+	c.filled = false
+	x.unfilled[c] = struct{}{}
+}
+
+// SetPod replaces a pod as the cluster had it by the pod as the cluster has it. Either may be nil.
+// It keeps neither.
+func (x *Index) SetPod(was, is *Pod) {
+	if was != nil {
+		x.member(was, (*collection).remove)
+	}
+	if was != nil && (is == nil || is.UID != was.UID) {
+		if l := x.locals[was.UID]; l != nil {
+			l.present = false
+		}
+	}
+	if is == nil {
+		return
+	}
+	if l := x.locals[is.UID]; l != nil && l.NamespacedName == is.NamespacedName {
+		x.shown(l, is)
+	}
+	x.member(is, (*collection).add)
+}
+
+// shown has a local pod be what the cluster shows.
+func (x *Index) shown(l *local, pod *Pod) {
+	last := l.pod
+	l.pod, l.present = clonePod(pod), true
+	if last == nil || !maps.Equal(last.Labels, pod.Labels) || !slices.Equal(last.Ports, pod.Ports) || !slices.Equal(last.Addresses, pod.Addresses) {
+		l.stale, x.reshape = true, true
+	}
+}
+
+// member calls do for all sets to which a pod belongs.
+func (x *Index) member(pod *Pod, do func(*collection, *Pod, []netip.Addr)) {
+	labels, known := x.namespaces[pod.Namespace]
+	extra := x.extra(pod)
+	each(x.directory.in(pod.Namespace, labels, known), pod.Labels, func(p *peer) {
+		for _, c := range p.collections {
+			if c.filled {
+				do(c, pod, extra)
+			}
+		}
+	})
+}
+
+// extra is the addresses of a pod by the agent's record.
+func (x *Index) extra(pod *Pod) []netip.Addr {
+	if l := x.locals[pod.UID]; l != nil {
+		return l.Addresses
+	}
+	return nil
+}
+
+func clonePod(pod *Pod) *Pod {
+	clone := *pod
+	clone.Labels = maps.Clone(pod.Labels)
+	clone.Addresses = slices.Clone(pod.Addresses)
+	clone.Ports = slices.Clone(pod.Ports)
+	return &clone
+}
+
+// SetLocal adds a pod of this node or replaces the one of its UID. Of several pods with one address
+// the one that was added last has its packets.
+func (x *Index) SetLocal(given Local) {
+	l := x.locals[given.UID]
+	if l == nil {
+		x.arrivals++
+		l = &local{arrival: x.arrivals}
+		for pod := range x.cluster.Pods(given.Namespace) {
+			if pod.UID == given.UID && pod.NamespacedName == given.NamespacedName {
+				l.pod, l.present = clonePod(pod), true
+				break
+			}
+		}
+	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Direct, given.Direct) {
+		return
+	}
+	if l.present {
+		x.member(l.pod, (*collection).remove)
+	}
+	l.Local = given
+	l.Addresses, l.Direct = slices.Clone(given.Addresses), slices.Clone(given.Direct)
+	l.stale, x.reshape = true, true
+	x.locals[given.UID] = l
+	if l.present {
+		x.member(l.pod, (*collection).add)
+	}
+}
+
+// DeleteLocal removes a pod of this node, if it is there.
+func (x *Index) DeleteLocal(uid types.UID) {
+	l := x.locals[uid]
+	if l == nil {
+		return
+	}
+	x.reshape = true
+	if l.present {
+		x.member(l.pod, (*collection).remove)
+	}
+	delete(x.locals, uid)
+	if l.present {
+		x.member(l.pod, (*collection).add)
+	}
+}
+
+// Knows says whether the cluster has shown a pod of this node. Until then nothing passes to and from
+// it that policies could forbid.
+func (x *Index) Knows(uid types.UID) bool {
+	l := x.locals[uid]
+	return l != nil && l.pod != nil
+}
+
+// SetNodeAddresses makes these the addresses of this node, which always reach its pods.
+func (x *Index) SetNodeAddresses(addresses []netip.Addr) {
+	for n, family := range families {
+		next := &ruleset.Set{Name: familyName("node", family), Family: family, Kind: ruleset.Addresses}
+		for _, a := range addresses {
+			if ruleset.FamilyOf(a) == family {
+				next.Addresses = append(next.Addresses, a)
+			}
+		}
+		slices.SortFunc(next.Addresses, netip.Addr.Compare)
+		next.Addresses = slices.Compact(next.Addresses)
+		if x.nodeAddress[n] == nil || !slices.Equal(x.nodeAddress[n].Addresses, next.Addresses) {
+			x.nodeAddress[n] = next
+		}
+	}
+}
+
+// peer returns the peer of a selection, which may be new.
+func (x *Index) peer(selection podSelection) *peer {
+	key := selection.key()
+	p := x.peers[key]
+	if p == nil {
+		p = &peer{podSelection: selection, name: key, collections: map[what]*collection{}}
+		x.peers[key] = p
+		x.directory.add(p)
+	}
+	return p
+}
+
+// collection returns a set of a peer, which may be new.
+func (x *Index) collection(selection podSelection, w what) *collection {
+	p := x.peer(selection)
+	c := p.collections[w]
+	if c == nil {
+		prefix := "a"
+		identity := p.name
+		if w.port.name != "" {
+			prefix = "n"
+			identity += "|" + w.port.text()
+		}
+		c = &collection{what: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
+		c.addresses.compare = netip.Addr.Compare
+		c.endpoints.compare = compareEndpoints
+		p.collections[w] = c
+		x.refill(c)
+	}
+	return c
+}
+
+// drop removes a collection that is not in use any more.
+func (x *Index) drop(c *collection) {
+	delete(x.unfilled, c)
+	delete(c.peer.collections, c.what)
+	if len(c.peer.collections) == 0 {
+		delete(x.peers, c.peer.name)
+		x.directory.remove(c.peer)
+	}
+}
+
+// fill reads new sets from the cluster, each namespace once.
+func (x *Index) fill() {
+	if len(x.unfilled) == 0 {
+		return
+	}
+	wanted := newDirectory()
+	seen := map[*peer]bool{}
+	for c := range x.unfilled {
+		c.addresses.entries, c.endpoints.entries = nil, nil
+		if !seen[c.peer] {
+			seen[c.peer] = true
+			wanted.add(c.peer)
+		}
+	}
+	read := func(namespace string, labels map[string]string, known bool) {
+		scopes := wanted.in(namespace, labels, known)
+		if len(scopes) == 0 {
+			return
+		}
+		for pod := range x.cluster.Pods(namespace) {
+			extra := x.extra(pod)
+			each(scopes, pod.Labels, func(p *peer) {
+				for _, c := range p.collections {
+					if !c.filled {
+						c.append(pod, extra)
+					}
+				}
+			})
+		}
+	}
+	for name, labels := range x.namespaces {
+		read(name, labels, true)
+	}
+	for _, s := range wanted.scopes {
+		if _, known := x.namespaces[s.namespace]; s.namespace != "" && !known {
+			read(s.namespace, nil, false)
+		}
+	}
+	for c := range x.unfilled {
+		c.addresses.sort()
+		c.endpoints.sort()
+		c.filled, c.dirty = true, true
+	}
+	clear(x.unfilled)
+}

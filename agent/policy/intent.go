@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/ipam/iprange"
+)
+
+// Problem is something in a policy that cannot be carried out as it is written.
+type Problem struct {
+	// Kind is NetworkPolicy or ClusterNetworkPolicy.
+	Kind string
+	types.NamespacedName
+	Text string
+}
+
+// The kinds of policies.
+const (
+	KindNetworkPolicy        = "NetworkPolicy"
+	KindClusterNetworkPolicy = "ClusterNetworkPolicy"
+)
+
+// intent is a policy of either kind in one form: what is written is read, nothing is looked up.
+// It is not changed after it was made.
+type intent struct {
+	kind string
+	types.NamespacedName
+	tier     string
+	priority int32
+	subject  podSelection
+	// ingress and egress; nil where the policy has no say in a direction.
+	ingress, egress *side
+	problems        []string
+}
+
+// side is the rules of a policy in one direction.
+type side struct {
+	clauses []clause
+	// names are the named ports in these rules, each once, sorted.
+	names []portName
+	// revision differs between sides that differ.
+	revision uint64
+}
+
+// clause is one rule of a policy.
+type clause struct {
+	number int
+	name   string
+	action action
+
+	// anyPeer stands for all addresses; else peers and blocks do.
+	anyPeer bool
+	peers   []podSelection
+	blocks4 iprange.Set
+	blocks6 iprange.Set
+
+	// anyPort stands for all protocols and ports; else ports and names do.
+	anyPort bool
+	ports   []protocolPorts
+	names   []portName
+}
+
+type action uint8
+
+const (
+	accept action = iota
+	deny
+	pass
+)
+
+// protocolPorts are ports of a protocol; all where there are no ranges.
+type protocolPorts struct {
+	protocol ruleset.Protocol
+	ranges   []ruleset.PortRange
+}
+
+// portName is a named port; AnyProtocol matches it whatever its protocol.
+type portName struct {
+	protocol ruleset.Protocol
+	name     string
+}
+
+func comparePortNames(a, b portName) int {
+	return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.name, b.name))
+}
+
+func protocolOf(p corev1.Protocol) (ruleset.Protocol, bool) {
+	switch p {
+	case corev1.ProtocolTCP, "":
+		return ruleset.TCP, true
+	case corev1.ProtocolUDP:
+		return ruleset.UDP, true
+	case corev1.ProtocolSCTP:
+		return ruleset.SCTP, true
+	}
+	return ruleset.AnyProtocol, false
+}
+
+// portsOf collects ports by protocol.
+type portsOf map[ruleset.Protocol][]ruleset.PortRange
+
+// add adds ports of a protocol, all if the range is nil.
+func (p portsOf) add(protocol ruleset.Protocol, ports *ruleset.PortRange) {
+	if ports == nil {
+		ports = &ruleset.PortRange{First: 0, Last: 65535}
+	}
+	p[protocol] = append(p[protocol], *ports)
+}
+
+// list returns the ports, each once.
+func (p portsOf) list() []protocolPorts {
+	var list []protocolPorts
+	for protocol, ranges := range p {
+		slices.SortFunc(ranges, func(a, b ruleset.PortRange) int {
+			return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
+		})
+		var joined []ruleset.PortRange
+		for _, r := range ranges {
+			if n := len(joined) - 1; n >= 0 && int(r.First) <= int(joined[n].Last)+1 {
+				joined[n].Last = max(joined[n].Last, r.Last)
+			} else {
+				joined = append(joined, r)
+			}
+		}
+		if len(joined) == 1 && joined[0] == (ruleset.PortRange{First: 0, Last: 65535}) {
+			joined = nil
+		}
+		list = append(list, protocolPorts{protocol, joined})
+	}
+	slices.SortFunc(list, func(a, b protocolPorts) int { return cmp.Compare(a.protocol, b.protocol) })
+	return list
+}
+
+// finish sorts what a clause has got, so that equal meanings are equal values.
+func (c *clause) finish() {
+	slices.SortFunc(c.peers, func(a, b podSelection) int { return cmp.Compare(a.key(), b.key()) })
+	c.peers = slices.CompactFunc(c.peers, func(a, b podSelection) bool { return a.key() == b.key() })
+	slices.SortFunc(c.names, comparePortNames)
+	c.names = slices.Compact(c.names)
+}
+
+// finish gathers the names of a side's clauses.
+func (s *side) finish() *side {
+	for i := range s.clauses {
+		s.clauses[i].finish()
+		s.names = append(s.names, s.clauses[i].names...)
+	}
+	slices.SortFunc(s.names, comparePortNames)
+	s.names = slices.Compact(s.names)
+	return s
+}
+
+// blocks collects CIDRs by family.
+type blocks struct {
+	four, six []iprange.Range
+}
+
+func (b *blocks) add(prefix netip.Prefix) {
+	r := iprange.OfPrefix(prefix)
+	if prefix.Addr().Is4() {
+		b.four = append(b.four, r)
+	} else {
+		b.six = append(b.six, r)
+	}
+}
+
+// report notes a problem of a field.
+func (i *intent) report(field string, format string, args ...any) {
+	i.problems = append(i.problems, field+": "+fmt.Sprintf(format, args...))
+}
+
+// selection reads a pair of selectors; the namespace is that of the policy where the namespace's
+// selector is nil, and a nil selector of pods has every pod.
+func selectionOf(namespace string, namespaces, pods *metav1.LabelSelector) (podSelection, error) {
+	s := podSelection{scope: scope{namespace: namespace}}
+	var err error
+	if namespaces != nil {
+		s.scope.namespace = ""
+		if s.scope.selector, err = selectorOf(namespaces); err != nil {
+			return s, err
+		}
+	}
+	if pods != nil {
+		s.pods, err = selectorOf(pods)
+	}
+	return s, err
+}
