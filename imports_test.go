@@ -19,7 +19,7 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"cmd", []string{"ipam/ipamtest", "agent/netnstest", "cni/socket/sockettest"}, "fakes are for tests"},
+	{"cmd", []string{"ipam/ipamtest", "agent/netnstest", "agent/policy/policytest", "cni/socket/sockettest"}, "fakes are for tests"},
 	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
 	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},

@@ -31,15 +31,17 @@ type Packet struct {
 type Decision struct {
 	// Verdict is Accept or Drop.
 	Verdict Verdict
-	// Path is every rule that matched, in order.
+	// Path is every rule that matched, in order, of all base chains.
 	Path []Step
-	// Rule is the one that decided, the last of Path; nil if the packet came to the end of each base
-	// chain, which accepts.
+	// Rule is the one that decided in the last base chain, the last of Path; nil if the packet came to
+	// the end of that chain, which accepts.
 	Rule *Rule
 }
 
 // Step is a rule that matched, at its place.
 type Step struct {
+	// Base is the base chain from which the packet came.
+	Base  string
 	Chain string
 	// Index counts the rules of the chain, from 0.
 	Index int
@@ -125,7 +127,7 @@ func (w *Walker) run(base *Chain, p Packet, path *[]Step) (Verdict, *Rule) {
 		if !matches {
 			continue
 		}
-		*path = append(*path, Step{Chain: at.chain.Name, Index: index, Rule: rule, Next: target})
+		*path = append(*path, Step{Base: base.Name, Chain: at.chain.Name, Index: index, Rule: rule, Next: target})
 		switch verdict {
 		case Continue:
 		case Accept, Drop:
