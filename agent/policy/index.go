@@ -114,7 +114,7 @@ func (x *Index) SetPolicies(policies Policies) {
 	}
 	for name := range x.network {
 		if !network[name] {
-			x.DeleteNetworkPolicy(name)
+			x.DeleteNetworkPolicy(name.Namespace, name.Name)
 		}
 	}
 	clusters := map[string]bool{}
@@ -147,15 +147,16 @@ func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 }
 
 // DeleteNetworkPolicy removes a policy, if it is there.
-func (x *Index) DeleteNetworkPolicy(name types.NamespacedName) {
-	last := x.network[name]
+func (x *Index) DeleteNetworkPolicy(namespace, name string) {
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	last := x.network[key]
 	if last == nil {
 		return
 	}
-	delete(x.network, name)
-	x.of[name.Namespace] = slices.DeleteFunc(x.of[name.Namespace], func(i *intent) bool { return i == last })
-	if len(x.of[name.Namespace]) == 0 {
-		delete(x.of, name.Namespace)
+	delete(x.network, key)
+	x.of[namespace] = slices.DeleteFunc(x.of[namespace], func(i *intent) bool { return i == last })
+	if len(x.of[namespace]) == 0 {
+		delete(x.of, namespace)
 	}
 	x.reselect(last, nil)
 }
