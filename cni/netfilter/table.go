@@ -24,6 +24,9 @@ const (
 	// pods, where the node has no address.
 	VLANPrefix   = LinkPrefix + "l"
 	BridgePrefix = LinkPrefix + "g"
+	// PortPrefix begins the names of the node's ends of interfaces of pods that are ports of a
+	// bridge in the pool's network.
+	PortPrefix = LinkPrefix + "p"
 )
 
 // Source is an interface of the node that leads to a pod, and an address of the pod.

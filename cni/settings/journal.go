@@ -94,7 +94,30 @@ func (j *Journal) Keep(key, value string) error {
 	if err != nil {
 		return fmt.Errorf("remember kernel setting %s: %w", key, err)
 	}
-	c.Settings[key] = change{Was: was, Is: value}
+	return j.note(c, key, change{Was: was, Is: value})
+}
+
+// KeepWas is Keep for a setting that its caller reads and changes in another way than by its
+// file, which need not be there: was is its value before.
+func (j *Journal) KeepWas(key, was, value string) error {
+	if j == nil {
+		return nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	c, err := j.load()
+	if err != nil && !errors.Is(err, errDamaged) {
+		return err
+	}
+	if _, known := c.Settings[key]; known {
+		return nil
+	}
+	return j.note(c, key, change{Was: was, Is: value})
+}
+
+// note writes a change to the file.
+func (j *Journal) note(c *content, key string, made change) error {
+	c.Settings[key] = made
 	if err := j.write(c); err != nil {
 		delete(c.Settings, key)
 		return fmt.Errorf("remember kernel setting %s: %w", key, err)

@@ -17,7 +17,7 @@ import (
 // links have there.
 const (
 	nodeLinkPrefix = "bthv"
-	portPrefix     = "bthp"
+	portPrefix     = netfilter.PortPrefix
 	vlanPrefix     = netfilter.VLANPrefix
 	bridgePrefix   = netfilter.BridgePrefix
 	// newPrefix is for an interface on its way into its container.

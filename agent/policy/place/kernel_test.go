@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package place
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/cni/sriov"
+	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/cni/vlan"
+)
+
+// world is a node with an uplink, two bridges and a pod.
+type world struct {
+	node, pod *netnstest.Host
+}
+
+const batch = `
+link add uplink type veth peer name switch
+link set uplink up
+link set switch up
+addr add 10.0.60.11/24 dev uplink
+addr add 2001:db8:60::11/64 dev uplink nodad
+link add cni0 type bridge
+link set cni0 up
+addr add 10.244.0.1/24 dev cni0
+link add plain0 type bridge
+link set plain0 up
+`
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	netnstest.Need(t)
+	w := world{node: netnstest.New(t), pod: netnstest.New(t)}
+	w.node.IPBatch(batch)
+	return w
+}
+
+// find finds the place of the pod.
+func (w world) find(t *testing.T, names ...string) Place {
+	t.Helper()
+	var p Place
+	w.node.Run(func() (err error) { p, err = Find(w.pod.Path(), names); return err })
+	return p
+}
+
+// Each kind of interface is seen at its place.
+func TestFind(t *testing.T) {
+	for name, test := range map[string]struct {
+		needs []string
+		// node and pod are commands of ip, POD the pod's namespace.
+		node, pod string
+		names     []string
+		want      Place
+	}{
+		"nothing but lo": {},
+		"routed veth": {
+			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 up", pod: "link set eth0 up", names: []string{"eth0"},
+		},
+		"port of a bridge with the node's address": {
+			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master cni0 up", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Bridges: []string{"cni0"}},
+		},
+		"port of a bridge without one": {
+			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master plain0 up", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}},
+		},
+		"macvlan": {
+			needs: []string{"macvlan"},
+			node:  "link add eth0 link uplink netns POD type macvlan mode bridge", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}},
+		},
+		"macvlan that another program made": {
+			needs: []string{"macvlan"},
+			node:  "link add net7 link uplink netns POD type macvlan mode bridge", pod: "link set net7 up", names: []string{"eth0"},
+			want: Place{Direct: []string{"net7"}},
+		},
+		"ipvlan l2": {
+			needs: []string{"ipvlan"},
+			node:  "link add eth0 link uplink netns POD type ipvlan mode l2", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}},
+		},
+		"ipvlan l3": {
+			needs: []string{"ipvlan"},
+			node:  "link add eth0 link uplink netns POD type ipvlan mode l3", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}},
+		},
+		"ipvlan l3s": {
+			needs: []string{"ipvlan"},
+			node:  "link add eth0 link uplink netns POD type ipvlan mode l3s", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Unseen: []string{"eth0"}},
+		},
+		"VLAN link": {
+			needs: []string{"vlan"},
+			node:  "link add link uplink name eth0 type vlan id 7\nlink set eth0 netns POD", pod: "link set eth0 up", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}},
+		},
+		"network card": {
+			// An ifb link stands for it: it has neither a parent nor another end.
+			node: "link add card0 type ifb\nlink set card0 netns POD", pod: "link set card0 up", names: []string{"card0"},
+			want: Place{Direct: []string{"card0"}},
+		},
+		"veth with its other end in a third namespace": {
+			pod: "link add eth0 type veth peer name other\nlink set eth0 up", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}},
+		},
+		"what the pod made inside": {
+			pod: "link add docker0 type bridge\nlink set docker0 up\nlink add inner0 type veth peer name inner1\nlink set inner0 master docker0 up\nlink set inner1 up\n" +
+				"link add tun0 type ifb\nlink set tun0 up\naddr add 10.9.0.1/24 dev tun0",
+		},
+		"a silenced interface keeps its place": {
+			needs: []string{"macvlan"},
+			node:  "link add eth0 link uplink netns POD type macvlan mode bridge", pod: "addr add 10.0.60.20/24 dev eth0", names: []string{"eth0"},
+			want: Place{Direct: []string{"eth0"}},
+		},
+		"several": {
+			needs: []string{"macvlan"},
+			node: "link add pod0 type veth peer name eth0 netns POD\nlink set pod0 master cni0 up\n" +
+				"link add net2 link uplink netns POD type macvlan mode bridge\nlink add net1 link uplink netns POD type macvlan mode bridge",
+			pod: "link set eth0 up\nlink set net1 up\nlink set net2 up", names: []string{"eth0", "net1", "net2"},
+			want: Place{Direct: []string{"net1", "net2"}, Bridges: []string{"cni0"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			netnstest.NeedLinks(t, test.needs...)
+			w := newWorld(t)
+			w.node.IPBatch(strings.ReplaceAll(test.node, "POD", w.pod.Path()))
+			w.pod.IPBatch(test.pod)
+			if diff := cmp.Diff(test.want, w.find(t, test.names...)); diff != "" {
+				t.Errorf("the place differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The drivers of Berth are seen where their documentation says.
+func TestDrivers(t *testing.T) {
+	for name, test := range map[string]struct {
+		needs  []string
+		config vlan.Config
+		want   Place
+	}{
+		"pure":       {config: vlan.Config{Mode: vlan.Pure}},
+		"bridge":     {config: vlan.Config{Mode: vlan.Bridge, Bridge: "cni0"}, want: Place{Direct: []string{"eth0"}}},
+		"macvlan":    {needs: []string{"macvlan"}, config: vlan.Config{Mode: vlan.Macvlan}, want: Place{Direct: []string{"eth0"}}},
+		"ipvlan l2":  {needs: []string{"ipvlan"}, config: vlan.Config{Mode: vlan.IPvlan}, want: Place{Direct: []string{"eth0"}}},
+		"ipvlan l3":  {needs: []string{"ipvlan"}, config: vlan.Config{Mode: vlan.IPvlan, IPvlanMode: vlan.L3}, want: Place{Direct: []string{"eth0"}}},
+		"ipvlan l3s": {needs: []string{"ipvlan"}, config: vlan.Config{Mode: vlan.IPvlan, IPvlanMode: vlan.L3S}, want: Place{Unseen: []string{"eth0"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			netnstest.NeedLinks(t, test.needs...)
+			w := newWorld(t)
+			spec := vlan.Spec{Spec: wire.Spec{
+				ContainerID: "c", NetNS: w.pod.Path(), IfName: "eth0", Uplink: "uplink",
+				Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}},
+			}, Config: test.config}
+			w.node.Run(func() error {
+				_, err := vlan.New(wire.New(""), sriov.New(t.TempDir())).Setup(spec)
+				return err
+			})
+			if diff := cmp.Diff(test.want, w.find(t, "eth0")); diff != "" {
+				t.Errorf("the place differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A namespace that is gone has no place.
+func TestFindGone(t *testing.T) {
+	w := newWorld(t)
+	w.pod.Remove()
+	w.node.Run(func() error {
+		if _, err := Find(w.pod.Path(), nil); !errors.Is(err, ErrNoNamespace) {
+			t.Errorf("Find() = %v, want %v", err, ErrNoNamespace)
+		}
+		return nil
+	})
+}
+
+// A bridge shows its packets, and the journal knows what was before.
+func TestShow(t *testing.T) {
+	w := newWorld(t)
+	root := t.TempDir()
+	file := filepath.Join(root, "settings.json")
+	s := Shower{SysctlRoot: "/proc/sys", Settings: settings.NewJournal(file, root)}
+	shows := func(bridge string) bool {
+		on := false
+		w.node.Run(func() error {
+			link, err := rtnl.LinkOrNil(bridge)
+			if err != nil {
+				return err
+			}
+			on4, _, err := rtnl.GetBridge(link, rtnl.NFCallIPTables)
+			if err != nil {
+				return err
+			}
+			on6, _, err := rtnl.GetBridge(link, rtnl.NFCallIP6Tables)
+			on = on4 && on6
+			return err
+		})
+		return on
+	}
+	if shows("cni0") {
+		t.Fatal("a new bridge shows its packets")
+	}
+	for range 2 {
+		w.node.Run(func() error { return s.Show("cni0") })
+	}
+	if !shows("cni0") || shows("plain0") {
+		t.Errorf("after Show cni0: cni0 shows %t, plain0 %t", shows("cni0"), shows("plain0"))
+	}
+	w.node.Run(func() error { return s.Show("none") })
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"nf_call_iptables", "nf_call_ip6tables"} {
+		if !strings.Contains(string(raw), `"../../sys/class/net/cni0/bridge/`+key+`"`) {
+			t.Errorf("the journal does not have %s:\n%s", key, raw)
+		}
+	}
+}
+
+// The kernel takes the rule for which it loads br_netfilter, and nothing of it stays.
+func TestRequest(t *testing.T) {
+	w := newWorld(t)
+	w.node.Run(func() error {
+		if err := request(); err != nil {
+			return err
+		}
+		conn, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		tables, err := conn.ListTables()
+		if len(tables) > 0 {
+			t.Errorf("%d tables are left", len(tables))
+		}
+		return err
+	})
+}
+
+// The node's addresses are those of all its links.
+func TestNodeAddresses(t *testing.T) {
+	w := newWorld(t)
+	w.node.Run(func() error {
+		got, err := NodeAddresses()
+		want := []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("2001:db8:60::11")}
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("the addresses differ (-want +got):\n%s", diff)
+		}
+		return err
+	})
+}

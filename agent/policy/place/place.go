@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package place
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/rtnl"
+)
+
+// ErrNoNamespace is returned by Find where the pod's network namespace is gone.
+var ErrNoNamespace = errors.New("the pod has no network namespace")
+
+// Place is where the packets of a pod's interfaces can be seen. An interface in none of the
+// lists is seen on the node.
+type Place struct {
+	// Direct are interfaces of the pod that are seen in its namespace, in order.
+	Direct []string
+	// Bridges are the bridges of the node with which other interfaces of the pod are
+	// connected, in order.
+	Bridges []string
+	// Unseen are interfaces of the pod that are seen nowhere, in order.
+	Unseen []string
+}
+
+// Find returns the place of the pod whose network namespace has the path. names are the
+// interfaces that the pod is known to have; others count where they lead out of the
+// namespace. It changes nothing. It is called in the namespace of the node and blocks for the
+// kernel.
+func Find(netns string, names []string) (Place, error) {
+	inside, err := linksOf(netns, names)
+	if err != nil {
+		return Place{}, err
+	}
+	var p Place
+	for _, l := range inside.links {
+		switch where, bridge, err := inside.seen(l); {
+		case err != nil:
+			return Place{}, err
+		case where == direct:
+			p.Direct = append(p.Direct, l.Attrs().Name)
+		case where == nowhere:
+			p.Unseen = append(p.Unseen, l.Attrs().Name)
+		case bridge != "":
+			p.Bridges = append(p.Bridges, bridge)
+		}
+	}
+	slices.Sort(p.Direct)
+	slices.Sort(p.Unseen)
+	slices.Sort(p.Bridges)
+	p.Bridges = slices.Compact(p.Bridges)
+	return p, nil
+}
+
+// namespace has the interfaces of a pod.
+type namespace struct {
+	links []netlink.Link
+	// id is the number by which the node knows it, -1 where it knows none.
+	id int
+}
+
+func linksOf(path string, names []string) (namespace, error) {
+	netns, err := ns.GetNS(path)
+	var missing ns.NSPathNotExistErr
+	if errors.As(err, &missing) {
+		return namespace{}, fmt.Errorf("%w: %w", ErrNoNamespace, err)
+	}
+	if err != nil {
+		return namespace{}, fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	defer netns.Close()
+	n := namespace{}
+	if n.id, err = netlink.GetNetNsIdByFd(int(netns.Fd())); err != nil {
+		return namespace{}, fmt.Errorf("find the number of network namespace %s: %w", path, err)
+	}
+	err = netns.Do(func(ns.NetNS) error {
+		all, err := netlinksafe.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range all {
+			counts, err := counts(l, names)
+			if err != nil {
+				return err
+			}
+			if counts {
+				n.links = append(n.links, l)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return namespace{}, fmt.Errorf("list the links in %s: %w", path, err)
+	}
+	return n, nil
+}
+
+// counts returns whether a CNI plugin made a link, which may carry packets.
+func counts(l netlink.Link, names []string) (bool, error) {
+	attrs := l.Attrs()
+	if attrs.Flags&net.FlagLoopback != 0 {
+		return false, nil
+	}
+	if !slices.Contains(names, attrs.Name) {
+		switch l.Type() {
+		case "veth", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan":
+			// Without a number the other end or the parent is in the pod, too.
+			if attrs.NetNsID < 0 {
+				return false, nil
+			}
+		case "device", "ipoib":
+		default:
+			return false, nil
+		}
+	}
+	if attrs.Flags&net.FlagUp != 0 {
+		return true, nil
+	}
+	// One with addresses may be put up again.
+	addrs, err := globalAddresses(l)
+	return len(addrs) > 0, err
+}
+
+// globalAddresses lists a link's addresses but those of the link alone.
+func globalAddresses(l netlink.Link) ([]netip.Addr, error) {
+	found, err := netlinksafe.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, err
+	}
+	var all []netip.Addr
+	for _, a := range found {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.Unmap().IsLinkLocalUnicast() && !addr.IsLoopback() {
+			all = append(all, addr.Unmap())
+		}
+	}
+	return all, nil
+}
+
+// where is one of the places.
+type where int
+
+const (
+	node where = iota
+	direct
+	nowhere
+)
+
+// seen returns where the packets of a link of the namespace can be seen, and the bridge of the
+// node that they pass on their way there.
+func (n namespace) seen(l netlink.Link) (w where, bridge string, err error) {
+	switch l.Type() {
+	case "veth":
+	case "ipvlan":
+		if v, ok := l.(*netlink.IPVlan); ok && v.Mode == netlink.IPVLAN_MODE_L3S {
+			return nowhere, "", nil
+		}
+		return direct, "", nil
+	default:
+		return direct, "", nil
+	}
+	end, err := netlink.LinkByIndex(l.Attrs().ParentIndex)
+	if rtnl.LinkNotFound(err) {
+		return direct, "", nil
+	}
+	if err != nil {
+		return 0, "", fmt.Errorf("find the node's end of %s: %w", l.Attrs().Name, err)
+	}
+	// Indexes are of namespaces, and the other end may be in a third one.
+	if !rtnl.IsPair(l, end) || n.id < 0 || end.Attrs().NetNsID != n.id {
+		return direct, "", nil
+	}
+	if strings.HasPrefix(end.Attrs().Name, netfilter.PortPrefix) {
+		return direct, "", nil
+	}
+	if end.Attrs().MasterIndex == 0 {
+		return node, "", nil
+	}
+	master, err := netlink.LinkByIndex(end.Attrs().MasterIndex)
+	if err != nil {
+		return 0, "", fmt.Errorf("find the bridge of %s: %w", end.Attrs().Name, err)
+	}
+	switch master.Type() {
+	case "vrf":
+		return node, "", nil
+	case "bridge":
+		addrs, err := globalAddresses(master)
+		if err != nil {
+			return 0, "", fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
+		}
+		if len(addrs) > 0 {
+			return node, master.Attrs().Name, nil
+		}
+	}
+	return direct, "", nil
+}
+
+// NodeAddresses lists the addresses of the node itself, in order. It blocks for the kernel.
+func NodeAddresses() ([]netip.Addr, error) {
+	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of the node: %w", err)
+	}
+	var all []netip.Addr
+	for _, a := range found {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); ok && !addr.IsLinkLocalUnicast() && !addr.IsLoopback() {
+			all = append(all, addr)
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all), nil
+}
