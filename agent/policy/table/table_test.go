@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// Packets meet what was applied, changes and replacements alike, and all pass when the table
+// is gone.
+func TestApply(t *testing.T) {
+	w := newWorld(t)
+	w.serve(openPort, otherPort)
+	check := func(open, other bool) {
+		t.Helper()
+		for _, e := range both {
+			for _, protocol := range []string{"tcp", "udp"} {
+				for p, may := range map[uint16]bool{openPort: open, otherPort: other} {
+					to := netip.AddrPortFrom(e.server, p)
+					if may {
+						w.must(protocol, to)
+					} else {
+						w.mustNot(protocol, to)
+					}
+				}
+			}
+		}
+	}
+	check(true, true)
+	w.apply(isolated())
+	check(true, false)
+	rs := closed()
+	w.apply(rs)
+	check(false, false)
+	// A difference of one set.
+	rs = with(rs, addresses("peers4", ruleset.IPv4, both[0].client), addresses("peers6", ruleset.IPv6, both[1].client))
+	w.apply(rs)
+	check(true, false)
+	// One of a chain.
+	rs = with(rs, chain("p-web", ruleset.NoHook, ruleset.Rule{Protocol: ruleset.TCP, Ports: []ruleset.PortRange{{First: 7, Last: 7}, {First: 9, Last: 79}}, Verdict: ruleset.Accept}))
+	w.apply(rs)
+	check(false, false)
+	// A process that knows nothing.
+	w.table = New(w.node.Path())
+	w.apply(isolated())
+	check(true, false)
+	for range 2 {
+		if err := w.table.Remove(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		check(true, true)
+	}
+	w.apply(closed())
+	check(false, false)
+}

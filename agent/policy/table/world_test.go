@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// world is a node that routes between two pods.
+type world struct {
+	t                    *testing.T
+	node, client, server *netnstest.Host
+	table                *Table
+}
+
+// ends are the addresses of the two pods in one family.
+type ends struct {
+	ruleset.Family
+	client, server netip.Addr
+}
+
+var both = []ends{
+	{ruleset.IPv4, netip.MustParseAddr("10.0.1.2"), netip.MustParseAddr("10.0.2.2")},
+	{ruleset.IPv6, netip.MustParseAddr("fd00:1::2"), netip.MustParseAddr("fd00:2::2")},
+}
+
+const (
+	openPort  = 80
+	otherPort = 81
+	// patience is how long a test waits for an answer that must come, and brief for one that must
+	// not.
+	patience = time.Minute
+	brief    = 300 * time.Millisecond
+)
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	netnstest.Need(t)
+	w := &world{t: t, node: netnstest.New(t), client: netnstest.New(t), server: netnstest.New(t)}
+	for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		w.node.Run(func() error { return os.WriteFile("/proc/sys/net/"+key, []byte("1"), 0o644) })
+	}
+	for i, h := range []*netnstest.Host{w.client, w.server} {
+		wire := netnstest.NewWire(t)
+		wire.Plug(w.node, fmt.Sprintf("pod%d", i+1), netip.MustParsePrefix(fmt.Sprintf("10.0.%d.1/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd00:%d::1/64", i+1)))
+		wire.Plug(h, "eth0", netip.MustParsePrefix(fmt.Sprintf("10.0.%d.2/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd00:%d::2/64", i+1)))
+		h.IP("route", "add", "default", "via", fmt.Sprintf("10.0.%d.1", i+1))
+		h.IP("-6", "route", "add", "default", "via", fmt.Sprintf("fd00:%d::1", i+1))
+	}
+	w.table = New(w.node.Path())
+	return w
+}
+
+func (w *world) apply(rs *ruleset.Ruleset) {
+	w.t.Helper()
+	if err := errors.Join(ruleset.Check(rs), w.table.Apply(w.t.Context(), rs)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// serve answers by TCP and UDP with what it is asked, on each port, in both families.
+func (w *world) serve(ports ...uint16) {
+	w.t.Helper()
+	for _, p := range ports {
+		at := netip.AddrPortFrom(netip.IPv6Unspecified(), p)
+		var listener net.Listener
+		var packets *net.UDPConn
+		w.server.Run(func() (err error) {
+			if listener, err = net.Listen("tcp", at.String()); err != nil {
+				return err
+			}
+			packets, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+			return err
+		})
+		w.t.Cleanup(func() { _ = errors.Join(listener.Close(), packets.Close()) })
+		go func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer conn.Close()
+					b := make([]byte, 1<<16)
+					for {
+						n, err := conn.Read(b)
+						if err != nil {
+							return
+						}
+						if _, err := conn.Write(b[:n]); err != nil {
+							return
+						}
+					}
+				}()
+			}
+		}()
+		go func() {
+			b := make([]byte, 1<<16)
+			for {
+				n, from, err := packets.ReadFromUDPAddrPort(b)
+				if err != nil {
+					return
+				}
+				_, _ = packets.WriteToUDPAddrPort(b[:n], from)
+			}
+		}()
+	}
+}
+
+// dial begins a connection from the client.
+func (w *world) dial(protocol string, to netip.AddrPort, wait time.Duration) (conn net.Conn, err error) {
+	err = w.client.Try(func() error {
+		conn, err = net.DialTimeout(protocol, to.String(), wait)
+		return err
+	})
+	return conn, err
+}
+
+// ask sends a line and waits for its echo. UDP's may be lost, and is sent again.
+func ask(conn net.Conn, text string, wait time.Duration) error {
+	deadline := time.Now().Add(wait)
+	b := make([]byte, 1<<16)
+	for {
+		if _, err := conn.Write([]byte(text)); err != nil {
+			return err
+		}
+		until := deadline
+		if strings.HasPrefix(conn.LocalAddr().Network(), "udp") {
+			until = time.Now().Add(min(wait, 100*time.Millisecond))
+		}
+		for {
+			if err := conn.SetReadDeadline(until); err != nil {
+				return err
+			}
+			n, err := conn.Read(b)
+			if err == nil && strings.Contains(string(b[:n]), text) {
+				return nil
+			}
+			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				return err
+			}
+			if err != nil {
+				break
+			}
+		}
+		if !time.Now().Before(deadline) {
+			return fmt.Errorf("no answer to %q", text)
+		}
+	}
+}
+
+// reaches returns nil where the client gets an answer.
+func (w *world) reaches(protocol string, to netip.AddrPort, wait time.Duration) error {
+	if protocol == "sctp" {
+		return nil
+	}
+	conn, err := w.dial(protocol, to, wait)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return ask(conn, "who is there?", wait)
+}
+
+func (w *world) must(protocol string, to netip.AddrPort) {
+	w.t.Helper()
+	if err := w.reaches(protocol, to, patience); err != nil {
+		w.t.Errorf("%s to %s: %v", protocol, to, err)
+	}
+}
+
+func (w *world) mustNot(protocol string, to netip.AddrPort) {
+	w.t.Helper()
+	if w.reaches(protocol, to, brief) == nil {
+		w.t.Errorf("%s to %s is answered", protocol, to)
+	}
+}
+
+// of makes a ruleset of chains.
+func of(chains ...*ruleset.Chain) *ruleset.Ruleset {
+	rs := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
+	for _, c := range chains {
+		rs.Chains[c.Name] = c
+	}
+	return rs
+}
+
+func chain(name string, hook ruleset.Hook, rules ...ruleset.Rule) *ruleset.Chain {
+	return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
+}
+
+// with returns a ruleset like another, of which it shares all but what is given.
+func with(rs *ruleset.Ruleset, changes ...any) *ruleset.Ruleset {
+	next := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
+	for k, v := range rs.Sets {
+		next.Sets[k] = v
+	}
+	for k, v := range rs.Maps {
+		next.Maps[k] = v
+	}
+	for k, v := range rs.Chains {
+		next.Chains[k] = v
+	}
+	for _, change := range changes {
+		switch c := change.(type) {
+		case *ruleset.Set:
+			next.Sets[c.Name] = c
+		case *ruleset.Map:
+			next.Maps[c.Name] = c
+		case *ruleset.Chain:
+			next.Chains[c.Name] = c
+		}
+	}
+	return next
+}
+
+func addresses(name string, family ruleset.Family, all ...netip.Addr) *ruleset.Set {
+	return &ruleset.Set{Name: name, Family: family, Kind: ruleset.Addresses, Addresses: slices.Clone(all)}
+}
+
+// isolated lets only peers reach the server's port, and denies all else to it; other packets
+// pass.
+func isolated() *ruleset.Ruleset {
+	rs := of(
+		chain("ingress", ruleset.Forward,
+			ruleset.Rule{Established: true, Verdict: ruleset.Accept},
+			ruleset.Rule{Family: ruleset.IPv4, DestinationMap: "ingress4"},
+			ruleset.Rule{Family: ruleset.IPv6, DestinationMap: "ingress6"}),
+		chain("i-server", ruleset.NoHook,
+			ruleset.Rule{Verdict: ruleset.Jump, Target: "p-web"},
+			ruleset.Rule{Counter: "denied", Verdict: ruleset.Drop}),
+	)
+	web := chain("p-web", ruleset.NoHook)
+	for _, e := range both {
+		suffix := map[ruleset.Family]string{ruleset.IPv4: "4", ruleset.IPv6: "6"}[e.Family]
+		rs.Maps["ingress"+suffix] = &ruleset.Map{Name: "ingress" + suffix, Family: e.Family, Chains: map[netip.Addr]string{e.server: "i-server"}}
+		rs.Sets["peers"+suffix] = addresses("peers"+suffix, e.Family, e.client)
+		for _, p := range []ruleset.Protocol{ruleset.TCP, ruleset.UDP, ruleset.SCTP} {
+			web.Rules = append(web.Rules, ruleset.Rule{
+				Family: e.Family, Source: "peers" + suffix, Protocol: p, Ports: []ruleset.PortRange{{First: openPort, Last: openPort}},
+				Counter: "web", Verdict: ruleset.Accept,
+			})
+		}
+	}
+	rs.Chains[web.Name] = web
+	return rs
+}
+
+// closed is isolated without peers.
+func closed() *ruleset.Ruleset {
+	return with(isolated(), addresses("peers4", ruleset.IPv4), addresses("peers6", ruleset.IPv6))
+}
