@@ -413,10 +413,9 @@ func (c *compiler) combination(l *local, d ruleset.Direction, family ruleset.Fam
 		identity.WriteString("isolated")
 	}
 	name := familyName(letter(d), family) + "-" + hash(identity.String())
-	return c.ensure(name, identity.String(), func(e *chain) {
+	return c.ensure(name, identity.String(), jumps, func(e *chain) {
 		for _, jump := range jumps {
 			e.Rules = append(e.Rules, ruleset.Rule{Verdict: ruleset.Jump, Target: jump.Name})
-			e.jumps = append(e.jumps, jump)
 		}
 		if isolated {
 			e.Rules = append(e.Rules, isolation(d))
@@ -431,7 +430,7 @@ func (c *compiler) unknown(l *local, d ruleset.Direction) *chain {
 	for _, policies := range [][]*intent{c.of[l.Namespace], c.admin, c.baseline} {
 		for _, i := range policies {
 			if i.side(d) != nil {
-				return c.ensure("unknown-"+letter(d), "", func(e *chain) { e.Rules = []ruleset.Rule{isolation(d)} })
+				return c.ensure("unknown-"+letter(d), "", nil, func(e *chain) { e.Rules = []ruleset.Rule{isolation(d)} })
 			}
 		}
 	}
@@ -467,7 +466,7 @@ func (c *compiler) policies(prefix string, policies []*intent, pod *Pod, d rules
 		}
 	}
 	name := prefix + familyName(letter(d), family) + "-" + hash(identity.String())
-	return c.ensure(name, content.String(), func(e *chain) {
+	return c.ensure(name, content.String(), nil, func(e *chain) {
 		for n, i := range policies {
 			for _, clause := range i.side(d).clauses {
 				c.render(e, i, clause, d, family, resolved[n])
@@ -498,14 +497,16 @@ func resolve(names []portName, pod *Pod, text *strings.Builder) map[portName][]u
 	return resolved
 }
 
-// ensure returns the chain of a name, made anew if its content is another.
-func (c *compiler) ensure(name, content string, make func(*chain)) *chain {
+// ensure returns the chain of a name, made anew if its content is another. The chains to which it
+// jumps may be others though they have the names that its content has.
+func (c *compiler) ensure(name, content string, jumps []*chain, make func(*chain)) *chain {
 	last := c.chains[name]
 	if last != nil && last.content == content {
+		last.jumps = jumps
 		c.mark(last)
 		return last
 	}
-	next := &chain{Chain: &ruleset.Chain{Name: name}, content: content}
+	next := &chain{Chain: &ruleset.Chain{Name: name}, content: content, jumps: jumps}
 	make(next)
 	if last != nil && reflect.DeepEqual(last.Chain, next.Chain) {
 		next.Chain = last.Chain
