@@ -1,0 +1,700 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"github.com/berth-dev/berth/agent/policy"
+)
+
+// Sink is told what changes; policy.Index is one. Its methods are called one at a time, and each sees
+// the cluster as it is just after the change that it is told. They do no I/O, and call neither
+// Do, Ensure nor Wait. The values are the sink's: nobody changes them.
+type Sink interface {
+	SetNetworkPolicy(p *networkingv1.NetworkPolicy)
+	DeleteNetworkPolicy(namespace, name string)
+	SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy)
+	DeleteClusterPolicy(name string)
+	SetNamespace(name string, labels map[string]string)
+	DeleteNamespace(name string)
+	// SetPod tells a pod that came (was is nil), went (is is nil) or changed, which then has the
+	// same name and UID.
+	SetPod(was, is *policy.Pod)
+}
+
+// DefinitionName is the name of the CustomResourceDefinition of ClusterNetworkPolicies.
+const DefinitionName = "clusternetworkpolicies." + policyv1alpha2.GroupName
+
+// DefaultPatience is how long pods and namespaces are held after the last policy that needs them.
+const DefaultPatience = 30 * time.Second
+
+// Options of a Cluster. The sources are of all namespaces.
+type Options struct {
+	// Node is the name of this node.
+	Node                                        string
+	NetworkPolicies, ClusterPolicies            cache.ListerWatcher
+	Namespaces, Pods, CustomResourceDefinitions cache.ListerWatcher
+	// Pod and Namespace read one object from the API server.
+	Pod       func(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	Namespace func(ctx context.Context, name string) (*corev1.Namespace, error)
+	// Patience is DefaultPatience where it is 0.
+	Patience time.Duration
+}
+
+// Cluster is the cluster as the policies of a node see it. It is a policy.Cluster, which is to be
+// read in Do and by the Sink only; its other methods are safe in parallel.
+type Cluster struct {
+	o Options
+	// soon wakes Run after a change of what is needed.
+	soon chan struct{}
+
+	// mu guards all below, and the sink is called under it: what the sink made of the cluster and
+	// the cluster are never apart.
+	mu       sync.Mutex
+	sink     Sink
+	store    store
+	policies map[types.NamespacedName]*entry
+	// waiting is how many policies the sink has not been told.
+	waiting int
+	// passes count the readings of all NetworkPolicies and of all ClusterNetworkPolicies.
+	networkPass, clusterPass uint32
+	// What has been read: of each kind all, of pods those of the scope.
+	networkRead, clusterRead, definitionsRead, namespacesRead bool
+	podsRead                                                  scope
+	// installed says whether the cluster has ClusterNetworkPolicies.
+	installed, installedNow bool
+	// errs has by the kind why it cannot be read.
+	errs map[string]error
+	// news is closed when something was read, and replaced.
+	news chan struct{}
+}
+
+// entry is a policy. A ClusterNetworkPolicy has no namespace.
+type entry struct {
+	uid        types.UID
+	generation int64
+	need       scope
+	pass       uint32
+	// told says that the sink has the policy, tell tells it its newest form, and is nil after.
+	told bool
+	tell func()
+}
+
+var (
+	_ policy.Cluster = (*Cluster)(nil)
+	_ Sink           = (*policy.Index)(nil)
+)
+
+// New returns a Cluster that knows nothing until Run.
+func New(o Options) *Cluster {
+	if o.Patience == 0 {
+		o.Patience = DefaultPatience
+	}
+	return &Cluster{
+		o: o, soon: make(chan struct{}, 1), news: make(chan struct{}),
+		policies: map[types.NamespacedName]*entry{}, errs: map[string]error{},
+	}
+}
+
+// Do calls f while nothing of the cluster changes. f may read the cluster and what the sink made
+// of it. It does no I/O.
+func (c *Cluster) Do(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}
+
+// Namespaces implements policy.Cluster.
+func (c *Cluster) Namespaces() iter.Seq2[string, map[string]string] { return c.store.namespaces() }
+
+// Pods implements policy.Cluster. A pod's labels and ports stay valid.
+func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] { return c.store.podsOf(namespace) }
+
+// Held is what a Cluster has in memory.
+type Held struct {
+	NetworkPolicies, ClusterPolicies, Namespaces, Pods int
+	// Shapes is how many different labels with ports the pods and namespaces have.
+	Shapes int
+}
+
+// Held counts.
+func (c *Cluster) Held() Held {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := Held{Namespaces: len(c.store.spaces), Pods: c.store.pods, Shapes: len(c.store.shapes.all)}
+	for name := range c.policies {
+		if name.Namespace == "" {
+			h.ClusterPolicies++
+		} else {
+			h.NetworkPolicies++
+		}
+	}
+	return h
+}
+
+// HasSynced returns whether the sink knows all policies that are known to exist, and all that they
+// need. It does not block for I/O.
+func (c *Cluster) HasSynced() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.missing() == ""
+}
+
+// Wait returns nil when HasSynced, and where the context ends before, an error that says what is
+// missing.
+func (c *Cluster) Wait(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		missing, news := c.missing(), c.news
+		err := c.errs[missing]
+		c.mu.Unlock()
+		if missing == "" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the network policies are not known yet: wait for the list of %s: %w", missing, errors.Join(ctx.Err(), err))
+		case <-news:
+		}
+	}
+}
+
+// Kinds, as messages name them.
+const (
+	networkPolicies = "NetworkPolicies"
+	clusterPolicies = "ClusterNetworkPolicies"
+	definitions     = "CustomResourceDefinitions"
+	namespaces      = "namespaces"
+	pods            = "pods"
+)
+
+// missing returns the kind that is waited for.
+func (c *Cluster) missing() string {
+	switch {
+	case !c.networkRead:
+		return networkPolicies
+	case !c.definitionsRead:
+		return definitions
+	case c.installed && !c.clusterRead:
+		return clusterPolicies
+	case c.waiting == 0:
+		return ""
+	case !c.namespacesRead:
+		return namespaces
+	}
+	return pods
+}
+
+// tellNews wakes those who wait.
+func (c *Cluster) tellNews() {
+	close(c.news)
+	c.news = make(chan struct{})
+}
+
+func (c *Cluster) wake() {
+	select {
+	case c.soon <- struct{}{}:
+	default:
+	}
+}
+
+// Run follows the API server and tells sink until the context ends.
+func (c *Cluster) Run(ctx context.Context, sink Sink) error {
+	c.mu.Lock()
+	c.sink = sink
+	c.mu.Unlock()
+	var always, cluster, spaces, podFeed following
+	always.start(ctx, c.networkFeed(), c.definitionFeed())
+	defer func() {
+		for _, f := range []*following{&always, &cluster, &spaces, &podFeed} {
+			f.stop()
+		}
+	}()
+	have := nothing
+	// patience ends some time after fewer pods are needed.
+	var patience <-chan time.Time
+	for expired := false; ctx.Err() == nil; {
+		c.mu.Lock()
+		want, installed := c.need(), c.installed
+		c.mu.Unlock()
+		switch {
+		case installed && !cluster.runs():
+			cluster.start(ctx, c.clusterFeed())
+		case !installed && cluster.runs():
+			cluster.stop()
+			c.dropClusterPolicies()
+		}
+		logger := klog.FromContext(ctx)
+		switch {
+		case want > have:
+			logger.V(2).Info("Policies need more pods", "hold", want, "held", have)
+			podFeed.stop()
+			podFeed.start(ctx, c.podFeed(want))
+			if !spaces.runs() {
+				spaces.start(ctx, c.namespaceFeed())
+			}
+			have, patience = want, nil
+		case want == have:
+			patience = nil
+		case patience == nil && !expired:
+			patience = time.After(c.o.Patience)
+		case expired && c.lower(want):
+			logger.V(2).Info("Policies need fewer pods", "hold", want, "held", have)
+			podFeed.stop()
+			if have = want; have == nothing {
+				spaces.stop()
+				c.drop()
+			} else {
+				podFeed.start(ctx, c.podFeed(want))
+			}
+		}
+		expired = false
+		select {
+		case <-ctx.Done():
+		case <-c.soon:
+		case <-patience:
+			expired, patience = true, nil
+		}
+	}
+	return nil
+}
+
+// following is feeds that run.
+type following struct {
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+}
+
+func (f *following) runs() bool { return f.cancel != nil }
+
+func (f *following) start(ctx context.Context, feeds ...*feed) {
+	ctx, f.cancel = context.WithCancel(ctx)
+	for _, feed := range feeds {
+		f.group.Go(func() { feed.run(ctx) })
+	}
+}
+
+// stop returns when none will tell anything.
+func (f *following) stop() {
+	if f.cancel == nil {
+		return
+	}
+	f.cancel()
+	f.group.Wait()
+	f.cancel = nil
+}
+
+// need returns which pods the policies need.
+func (c *Cluster) need() scope {
+	need := nothing
+	for _, e := range c.policies {
+		need = max(need, e.need)
+	}
+	return need
+}
+
+// isKnown returns whether all that a policy needs has been read.
+func (c *Cluster) isKnown(need scope) bool { return c.namespacesRead && c.podsRead >= need }
+
+// lower notes that no more pods than that will be held; it returns false where they are needed again.
+func (c *Cluster) lower(to scope) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.need() > to {
+		return false
+	}
+	c.podsRead = min(c.podsRead, to)
+	if to == nothing {
+		c.namespacesRead = false
+	}
+	return true
+}
+
+// drop forgets all namespaces and pods.
+func (c *Cluster) drop() {
+	c.mu.Lock()
+	c.store.ahead = nil
+	c.store.pass++
+	c.store.spacePass++
+	c.mu.Unlock()
+	c.sweepPods("")
+	c.sweepNamespaces("")
+}
+
+func (c *Cluster) dropClusterPolicies() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.clusterPass++
+	c.sweepPolicies(true, c.clusterPass)
+	c.clusterRead = false
+	c.tellNews()
+}
+
+// Policies.
+
+// locked returns f under the lock.
+func (c *Cluster) locked(f func()) func() {
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		f()
+	}
+}
+
+func (c *Cluster) networkFeed() *feed {
+	return &feed{
+		kind: networkPolicies, source: c.o.NetworkPolicies, reached: c.noteReach(networkPolicies),
+		begin: c.locked(func() { c.networkPass++ }),
+		put: func(object runtime.Object, _ bool) {
+			p, ok := object.(*networkingv1.NetworkPolicy)
+			if !ok {
+				return
+			}
+			p.ManagedFields, p.Annotations = nil, nil
+			c.setPolicy(&p.ObjectMeta, needOf(p), func() { c.sink.SetNetworkPolicy(p) })
+		},
+		remove: func(object runtime.Object, _ bool) {
+			if p, ok := object.(*networkingv1.NetworkPolicy); ok {
+				c.locked(func() { c.deletePolicy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}) })()
+			}
+		},
+		end: func(string) {
+			c.locked(func() {
+				c.sweepPolicies(false, c.networkPass)
+				c.networkRead = true
+				c.tellNews()
+			})()
+		},
+	}
+}
+
+func (c *Cluster) clusterFeed() *feed {
+	return &feed{
+		kind: clusterPolicies, source: c.o.ClusterPolicies, reached: c.noteReach(clusterPolicies), optional: true,
+		begin: c.locked(func() { c.clusterPass++ }),
+		put: func(object runtime.Object, _ bool) {
+			p, ok := object.(*policyv1alpha2.ClusterNetworkPolicy)
+			if !ok {
+				return
+			}
+			p.ManagedFields, p.Annotations, p.Status = nil, nil, policyv1alpha2.ClusterNetworkPolicyStatus{}
+			c.setPolicy(&p.ObjectMeta, needOfCluster(p), func() { c.sink.SetClusterPolicy(p) })
+		},
+		remove: func(object runtime.Object, _ bool) {
+			if p, ok := object.(*policyv1alpha2.ClusterNetworkPolicy); ok {
+				c.locked(func() { c.deletePolicy(types.NamespacedName{Name: p.Name}) })()
+			}
+		},
+		end: func(string) {
+			c.locked(func() {
+				c.sweepPolicies(true, c.clusterPass)
+				c.clusterRead = true
+				c.tellNews()
+			})()
+		},
+	}
+}
+
+// definitionFeed follows whether ClusterNetworkPolicies are installed.
+func (c *Cluster) definitionFeed() *feed {
+	set := func(installed bool) func(runtime.Object, bool) {
+		return func(object runtime.Object, _ bool) {
+			if d, ok := object.(metav1.Object); !ok || d.GetName() != DefinitionName {
+				return
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.installedNow = installed
+			if c.definitionsRead {
+				c.installed = installed
+				c.wake()
+			}
+		}
+	}
+	return &feed{
+		kind: definitions, source: c.o.CustomResourceDefinitions, selector: "metadata.name=" + DefinitionName, reached: c.noteReach(definitions),
+		begin: c.locked(func() { c.installedNow = false }),
+		put:   set(true), remove: set(false),
+		end: func(string) {
+			c.locked(func() {
+				c.definitionsRead, c.installed = true, c.installedNow
+				c.wake()
+				c.tellNews()
+			})()
+		},
+	}
+}
+
+// setPolicy has the sink told of a policy, as soon as all that it needs is known.
+func (c *Cluster) setPolicy(about *metav1.ObjectMeta, need scope, tell func()) {
+	name := types.NamespacedName{Namespace: about.Namespace, Name: about.Name}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pass := c.networkPass
+	if name.Namespace == "" {
+		pass = c.clusterPass
+	}
+	e := c.policies[name]
+	if e != nil && e.uid == about.UID && e.generation == about.Generation && e.generation != 0 {
+		e.pass = pass
+		return
+	}
+	if e == nil {
+		e = &entry{}
+		c.policies[name] = e
+	}
+	e.uid, e.generation, e.need, e.pass = about.UID, about.Generation, need, pass
+	if e.tell == nil {
+		c.waiting++
+	}
+	e.tell = tell
+	c.tellPolicy(e)
+	c.wake()
+}
+
+func (c *Cluster) tellPolicy(e *entry) {
+	if e.tell == nil || !c.isKnown(e.need) {
+		return
+	}
+	e.tell()
+	e.told, e.tell = true, nil
+	c.waiting--
+}
+
+// tellPolicies tells those that have waited for what was read.
+func (c *Cluster) tellPolicies() {
+	if c.waiting > 0 {
+		for _, e := range c.policies {
+			c.tellPolicy(e)
+		}
+	}
+	c.tellNews()
+}
+
+func (c *Cluster) deletePolicy(name types.NamespacedName) {
+	e := c.policies[name]
+	if e == nil {
+		return
+	}
+	delete(c.policies, name)
+	if e.tell != nil {
+		c.waiting--
+	}
+	switch {
+	case !e.told:
+	case name.Namespace == "":
+		c.sink.DeleteClusterPolicy(name.Name)
+	default:
+		c.sink.DeleteNetworkPolicy(name.Namespace, name.Name)
+	}
+	c.wake()
+	c.tellNews()
+}
+
+// sweepPolicies deletes the policies of a kind that were not in the last reading of all.
+func (c *Cluster) sweepPolicies(cluster bool, pass uint32) {
+	for name, e := range maps.Clone(c.policies) {
+		if (name.Namespace == "") == cluster && e.pass != pass {
+			c.deletePolicy(name)
+		}
+	}
+}
+
+// Namespaces and pods.
+
+func (c *Cluster) namespaceFeed() *feed {
+	return &feed{
+		kind: namespaces, source: c.o.Namespaces, reached: c.noteReach(namespaces),
+		begin: c.locked(func() { c.store.spacePass++ }),
+		put: func(object runtime.Object, _ bool) {
+			if n, ok := object.(*corev1.Namespace); ok {
+				c.locked(func() {
+					if c.store.isNewer(types.NamespacedName{Name: n.Name}, n.ResourceVersion) {
+						c.setNamespace(n)
+					}
+				})()
+			}
+		},
+		remove: func(object runtime.Object, _ bool) {
+			n, ok := object.(*corev1.Namespace)
+			if !ok {
+				return
+			}
+			c.locked(func() {
+				if c.store.isNewer(types.NamespacedName{Name: n.Name}, n.ResourceVersion) && c.store.deleteNamespace(n.Name) {
+					c.sink.DeleteNamespace(n.Name)
+				}
+			})()
+		},
+		end: func(version string) {
+			c.sweepNamespaces(version)
+			c.locked(func() {
+				c.namespacesRead = true
+				c.tellPolicies()
+			})()
+		},
+	}
+}
+
+func (c *Cluster) setNamespace(n *corev1.Namespace) {
+	if c.store.setNamespace(n.Name, n.Labels) {
+		c.sink.SetNamespace(n.Name, n.Labels)
+	}
+}
+
+func (c *Cluster) sweepNamespaces(version string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range c.store.sweepNamespaces(version) {
+		c.sink.DeleteNamespace(name)
+	}
+}
+
+func (c *Cluster) podFeed(of scope) *feed {
+	f := &feed{
+		kind: pods, source: c.o.Pods, reached: c.noteReach(pods),
+		begin: c.locked(func() { c.store.pass++ }),
+		put: func(object runtime.Object, live bool) {
+			p, ok := object.(*corev1.Pod)
+			if !ok {
+				return
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if live {
+				c.store.version = p.ResourceVersion
+			}
+			if c.store.isNewer(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, p.ResourceVersion) && (of == allNodes || p.Spec.NodeName == c.o.Node) {
+				c.setPod(p)
+			}
+		},
+		remove: func(object runtime.Object, live bool) {
+			p, ok := object.(*corev1.Pod)
+			if !ok {
+				return
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if live {
+				c.store.version = p.ResourceVersion
+			}
+			if c.store.isNewer(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, p.ResourceVersion) {
+				c.tellPod(c.store.delete(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, p.UID))
+			}
+		},
+		end: func(version string) {
+			c.sweepPods(version)
+			c.locked(func() {
+				c.podsRead, c.store.version = of, version
+				c.tellPolicies()
+			})()
+		},
+	}
+	if of == ownNode {
+		f.selector = "spec.nodeName=" + c.o.Node
+	}
+	return f
+}
+
+func (c *Cluster) setPod(p *corev1.Pod) {
+	name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+	if before := c.store.uid(name); before != "" && before != p.UID {
+		c.tellPod(c.store.delete(name, before))
+	}
+	if !counts(p, c.o.Node) {
+		c.tellPod(c.store.delete(name, p.UID))
+		return
+	}
+	c.tellPod(c.store.set(&policy.Pod{NamespacedName: name, UID: p.UID, Labels: p.Labels, Addresses: addressesOf(p), Ports: namedPorts(p)}))
+}
+
+func (c *Cluster) tellPod(change change) {
+	if change.was != nil || change.is != nil {
+		c.sink.SetPod(change.was, change.is)
+	}
+}
+
+// sweepPods takes the lock for one namespace at a time.
+func (c *Cluster) sweepPods(version string) {
+	c.mu.Lock()
+	names := slices.Collect(maps.Keys(c.store.spaces))
+	c.mu.Unlock()
+	for _, name := range names {
+		c.mu.Lock()
+		c.store.sweepPods(name, version, c.tellPod)
+		c.mu.Unlock()
+	}
+}
+
+func (c *Cluster) noteReach(kind string) func(error) {
+	return func(err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err == nil {
+			delete(c.errs, kind)
+		} else {
+			c.errs[kind] = err
+		}
+	}
+}
+
+// Ensure has the sink know a pod of this node and its namespace, where policies need them: a pod's
+// ADD may come before the watch tells the pod. It reads from the API server what is not known.
+// It returns an error if the pod has another UID by now.
+func (c *Cluster) Ensure(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+	c.mu.Lock()
+	idle := c.need() == nothing
+	known := c.store.uid(pod) == uid
+	space := c.store.spaces[pod.Namespace]
+	spaceKnown := space != nil && space.shape != nil
+	c.mu.Unlock()
+	if idle {
+		return nil
+	}
+	if !spaceKnown {
+		n, err := c.o.Namespace(ctx, pod.Namespace)
+		if err != nil {
+			return fmt.Errorf("read namespace %s: %w", pod.Namespace, err)
+		}
+		c.mu.Lock()
+		if name := (types.NamespacedName{Name: n.Name}); c.need() != nothing && c.store.isNewer(name, n.ResourceVersion) {
+			c.setNamespace(n)
+			c.store.readAhead(name, n.ResourceVersion)
+		}
+		c.mu.Unlock()
+	}
+	if known {
+		return nil
+	}
+	p, err := c.o.Pod(ctx, pod.Namespace, pod.Name)
+	if err != nil {
+		return fmt.Errorf("read pod %s: %w", pod, err)
+	}
+	if p.UID != uid {
+		return fmt.Errorf("read pod %s: it was replaced: its UID is %s by now, and not %s", pod, p.UID, uid)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.need() != nothing && c.store.uid(pod) != uid && !c.store.hasCaughtUp(p.ResourceVersion) && c.store.isNewer(pod, p.ResourceVersion) {
+		c.setPod(p)
+		c.store.readAhead(pod, p.ResourceVersion)
+	}
+	return nil
+}

@@ -1,0 +1,558 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	source "k8s.io/client-go/tools/cache/testing"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"github.com/berth-dev/berth/agent/policy"
+)
+
+// The first error that a process logs has its goroutine wait for a time that begins now: in a
+// test whose clock begins in the year 2000, for decades.
+func TestMain(m *testing.M) {
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	os.Exit(m.Run())
+}
+
+// server is the API server's objects of one kind. FakeControllerSource has its versions and
+// watches; a server also streams lists, or refuses to.
+type server struct {
+	*source.FakeControllerSource
+	streams bool
+
+	mu sync.Mutex
+	// err is what every request gets.
+	err   error
+	calls int
+	// gate, where it is not nil, is what lists wait for.
+	gate chan struct{}
+}
+
+func newServer(streams bool) *server {
+	return &server{FakeControllerSource: source.NewFakeControllerSource(), streams: streams}
+}
+
+func (s *server) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
+func (s *server) called() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls
+}
+
+func (s *server) call() (chan struct{}, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	return s.gate, s.err
+}
+
+func (s *server) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	gate, err := s.call()
+	if err != nil {
+		return nil, err
+	}
+	if gate != nil {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-gate:
+		}
+	}
+	return s.List(options)
+}
+
+func (s *server) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if options.SendInitialEvents == nil {
+		if _, err := s.call(); err != nil {
+			return nil, err
+		}
+		return s.Watch(options)
+	}
+	if !s.streams {
+		return nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil)
+	}
+	list, err := s.ListWithContext(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	all := list.(*corev1.List)
+	w := watch.NewFakeWithChanSize(len(all.Items)+1, false)
+	for _, item := range all.Items {
+		w.Add(item.Object)
+	}
+	w.Action(watch.Bookmark, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		ResourceVersion: all.ResourceVersion, Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+	}})
+	return w, nil
+}
+
+// world is an API server and a cluster that follows it.
+type world struct {
+	*testing.T
+	networkPolicies, clusterPolicies, definitions, namespaces, pods *server
+	// live is what single pods and namespaces are read from.
+	live    map[types.NamespacedName]runtime.Object
+	cluster *Cluster
+	sink    *mirror
+}
+
+const (
+	thisNode  = "node-1"
+	otherNode = "node-2"
+)
+
+// run calls f with a world, once for API servers that stream lists and once for others.
+func run(t *testing.T, f func(w *world)) {
+	t.Helper()
+	for _, streams := range []bool{true, false} {
+		t.Run(fmt.Sprintf("streams=%v", streams), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &world{T: t, live: map[types.NamespacedName]runtime.Object{}}
+				for _, s := range []**server{&w.networkPolicies, &w.clusterPolicies, &w.definitions, &w.namespaces, &w.pods} {
+					*s = newServer(streams)
+				}
+				w.cluster = New(Options{
+					Node: thisNode, NetworkPolicies: w.networkPolicies, ClusterPolicies: w.clusterPolicies, CustomResourceDefinitions: w.definitions,
+					Namespaces: w.namespaces, Pods: w.pods, Pod: read[*corev1.Pod](w),
+					Namespace: func(ctx context.Context, name string) (*corev1.Namespace, error) {
+						return read[*corev1.Namespace](w)(ctx, "", name)
+					},
+				})
+				w.clusterPolicies.fail(apierrors.NewNotFound(schema.GroupResource{}, ""))
+				w.sink = newMirror(t, w.cluster)
+				f(w)
+			})
+		})
+	}
+}
+
+func read[T runtime.Object](w *world) func(ctx context.Context, namespace, name string) (T, error) {
+	return func(_ context.Context, namespace, name string) (T, error) {
+		object, ok := w.live[types.NamespacedName{Namespace: namespace, Name: name}].(T)
+		if !ok {
+			return object, apierrors.NewNotFound(schema.GroupResource{}, name)
+		}
+		return object, nil
+	}
+}
+
+func (w *world) start() {
+	ctx, cancel := context.WithCancel(w.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := w.cluster.Run(ctx, w.sink); err != nil {
+			w.Error(err)
+		}
+	}()
+	w.Cleanup(func() {
+		cancel()
+		<-done
+		for _, s := range []*server{w.networkPolicies, w.clusterPolicies, w.definitions, w.namespaces, w.pods} {
+			s.Shutdown()
+		}
+	})
+	synctest.Wait()
+}
+
+// after lets time pass.
+func (w *world) after(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// expect waits until nothing happens, and compares what the sink was told and what the cluster holds.
+func (w *world) expect(what string, policies, namespaces, pods []string) {
+	w.Helper()
+	synctest.Wait()
+	w.sink.compare(what)
+	slices.Sort(policies)
+	for kind, c := range map[string]struct{ got, want []string }{
+		"policies":   {slices.Sorted(maps.Keys(w.sink.policies)), policies},
+		"namespaces": {slices.Sorted(maps.Keys(w.sink.namespaces)), namespaces},
+		"pods":       {slices.Sorted(maps.Keys(w.sink.pods)), pods},
+	} {
+		if !slices.Equal(c.got, c.want) {
+			w.Errorf("%s: %s %q, want %q", what, kind, c.got, c.want)
+		}
+	}
+}
+
+// mirror is a sink that repeats the cluster from what it is told.
+type mirror struct {
+	t          *testing.T
+	cluster    *Cluster
+	policies   map[string]int64
+	namespaces map[string]map[string]string
+	pods       map[string]policy.Pod
+}
+
+func newMirror(t *testing.T, c *Cluster) *mirror {
+	return &mirror{t: t, cluster: c, policies: map[string]int64{}, namespaces: map[string]map[string]string{}, pods: map[string]policy.Pod{}}
+}
+
+func (m *mirror) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
+	m.policies[p.Namespace+"/"+p.Name] = p.Generation
+}
+
+func (m *mirror) DeleteNetworkPolicy(namespace, name string) { m.deletePolicy(namespace + "/" + name) }
+
+func (m *mirror) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
+	m.policies[p.Name] = p.Generation
+}
+
+func (m *mirror) DeleteClusterPolicy(name string) { m.deletePolicy(name) }
+
+func (m *mirror) deletePolicy(name string) {
+	if _, ok := m.policies[name]; !ok {
+		m.t.Errorf("policy %s is deleted that was not told", name)
+	}
+	delete(m.policies, name)
+}
+
+func (m *mirror) SetNamespace(name string, labels map[string]string) { m.namespaces[name] = labels }
+
+func (m *mirror) DeleteNamespace(name string) {
+	if _, ok := m.namespaces[name]; !ok {
+		m.t.Errorf("namespace %s is deleted that was not told", name)
+	}
+	delete(m.namespaces, name)
+}
+
+func (m *mirror) SetPod(was, is *policy.Pod) {
+	if was != nil && is != nil && (was.UID != is.UID || was.NamespacedName != is.NamespacedName) {
+		m.t.Errorf("%v with UID %s became %v with UID %s", was.NamespacedName, was.UID, is.NamespacedName, is.UID)
+	}
+	if was != nil {
+		told, ok := m.pods[was.String()]
+		if diff := cmp.Diff(told, *was, comparison...); !ok || diff != "" {
+			m.t.Errorf("pod %s was another one (-told +was):\n%s", was.NamespacedName, diff)
+		}
+		delete(m.pods, was.String())
+	}
+	if is != nil {
+		if _, ok := m.pods[is.String()]; ok {
+			m.t.Errorf("pod %s came that is there", is.NamespacedName)
+		}
+		m.pods[is.String()] = *is
+	}
+	if was != nil && is != nil && cmp.Equal(was, is, comparison...) {
+		m.t.Errorf("pod %s is told, but has not changed", was.NamespacedName)
+	}
+}
+
+var comparison = cmp.Options{cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})}
+
+// compare has the cluster read whole.
+func (m *mirror) compare(what string) {
+	m.t.Helper()
+	m.cluster.Do(func() {
+		namespaces, pods := maps.Collect(m.cluster.Namespaces()), map[string]policy.Pod{}
+		for name := range m.cluster.store.spaces {
+			for p := range m.cluster.Pods(name) {
+				pod := *p
+				pod.Addresses = slices.Clone(p.Addresses)
+				pods[p.String()] = pod
+			}
+		}
+		if diff := cmp.Diff(m.namespaces, namespaces, comparison...); diff != "" {
+			m.t.Errorf("%s: namespaces (-told +held):\n%s", what, diff)
+		}
+		if diff := cmp.Diff(m.pods, pods, comparison...); diff != "" {
+			m.t.Errorf("%s: pods (-told +held):\n%s", what, diff)
+		}
+	})
+}
+
+// Objects.
+
+func namespaceObject(name string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}}}
+}
+
+func podObject(namespace, name, node, address string) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid of " + name), Labels: map[string]string{"app": "web"}},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Ports: []corev1.ContainerPort{
+			{Name: "http", ContainerPort: 8080, Protocol: corev1.ProtocolTCP}, {ContainerPort: 9},
+		}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	if address != "" {
+		p.Status.PodIPs = []corev1.PodIP{{IP: address}}
+	}
+	return p
+}
+
+// isolating selects no peers.
+func isolating(namespace, name string) *networkingv1.NetworkPolicy {
+	return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Generation: 1}}
+}
+
+// allowing selects peers.
+func allowing(namespace, name string) *networkingv1.NetworkPolicy {
+	p := isolating(namespace, name)
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}
+	return p
+}
+
+func (w *world) twoNodes() {
+	for _, name := range []string{"shop", "bank"} {
+		w.namespaces.Add(namespaceObject(name))
+	}
+	w.pods.Add(podObject("shop", "here", thisNode, "10.0.0.1"))
+	w.pods.Add(podObject("shop", "there", otherNode, "10.0.1.1"))
+	w.pods.Add(podObject("bank", "far", otherNode, "2001:db8::1"))
+}
+
+var (
+	bothNamespaces = []string{"bank", "shop"}
+	ownPods        = []string{"shop/here"}
+	allPods        = []string{"bank/far", "shop/here", "shop/there"}
+)
+
+// Namespaces and pods are watched and held as far as the policies need them.
+func TestHeld(t *testing.T) {
+	run(t, func(w *world) {
+		w.twoNodes()
+		w.start()
+		w.expect("no policy", nil, nil, nil)
+		if calls := w.pods.called() + w.namespaces.called(); calls > 0 || !w.cluster.HasSynced() {
+			w.Errorf("without policies %d requests for pods and namespaces, synced: %v", calls, w.cluster.HasSynced())
+		}
+		w.networkPolicies.Add(isolating("shop", "deny"))
+		w.expect("isolation", []string{"shop/deny"}, bothNamespaces, ownPods)
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.expect("peers", []string{"shop/allow", "shop/deny"}, bothNamespaces, allPods)
+		w.pods.Add(podObject("bank", "new", otherNode, "10.0.1.2"))
+		w.expect("another pod", []string{"shop/allow", "shop/deny"}, bothNamespaces, []string{"bank/far", "bank/new", "shop/here", "shop/there"})
+
+		w.networkPolicies.Delete(allowing("shop", "allow"))
+		w.after(DefaultPatience / 2)
+		w.networkPolicies.Add(allowing("shop", "again"))
+		synctest.Wait()
+		w.networkPolicies.Delete(allowing("shop", "again"))
+		w.after(DefaultPatience - time.Second)
+		w.expect("patience", []string{"shop/deny"}, bothNamespaces, []string{"bank/far", "bank/new", "shop/here", "shop/there"})
+		w.after(time.Second)
+		w.expect("no peers any more", []string{"shop/deny"}, bothNamespaces, ownPods)
+
+		w.networkPolicies.Delete(isolating("shop", "deny"))
+		w.after(DefaultPatience)
+		w.expect("no policy any more", nil, nil, nil)
+		if held := w.cluster.Held(); held != (Held{}) || w.cluster.store.spaces != nil || w.cluster.store.shapes.all != nil {
+			w.Errorf("held %+v", held)
+		}
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.expect("all anew", []string{"shop/allow"}, bothNamespaces, []string{"bank/far", "bank/new", "shop/here", "shop/there"})
+	})
+}
+
+// A policy is not told before what it needs is known; others go on meanwhile.
+func TestPolicyWaitsForPods(t *testing.T) {
+	run(t, func(w *world) {
+		w.twoNodes()
+		w.networkPolicies.Add(isolating("shop", "deny"))
+		w.start()
+		w.expect("isolation", []string{"shop/deny"}, bothNamespaces, ownPods)
+		gate := make(chan struct{})
+		w.pods.mu.Lock()
+		w.pods.gate = gate
+		w.pods.mu.Unlock()
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.networkPolicies.Add(isolating("bank", "deny"))
+		changed := allowing("shop", "deny")
+		changed.Generation = 2
+		w.networkPolicies.Modify(changed)
+		w.networkPolicies.Add(allowing("bank", "brief"))
+		w.networkPolicies.Delete(allowing("bank", "brief"))
+		w.expect("pods are being read", []string{"bank/deny", "shop/deny"}, bothNamespaces, ownPods)
+		if got := w.sink.policies["shop/deny"]; got != 1 {
+			w.Errorf("the policy is told in its form %d before its pods are known", got)
+		}
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		if err := w.cluster.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "list of pods") {
+			w.Errorf("wait: %v", err)
+		}
+		close(gate)
+		if err := w.cluster.Wait(w.Context()); err != nil {
+			w.Error(err)
+		}
+		w.expect("pods are read", []string{"bank/deny", "shop/allow", "shop/deny"}, bothNamespaces, allPods)
+		if got := w.sink.policies["shop/deny"]; got != 2 {
+			w.Errorf("the policy is told in its form %d", got)
+		}
+	})
+}
+
+// While the API server does not answer, all stays; after it, what is gone is gone.
+func TestOutage(t *testing.T) {
+	run(t, func(w *world) {
+		w.twoNodes()
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		w.networkPolicies.Add(allowing("shop", "old"))
+		w.start()
+		everything := []string{"shop/allow", "shop/old"}
+		w.expect("at first", everything, bothNamespaces, allPods)
+		servers := []*server{w.networkPolicies, w.namespaces, w.pods, w.definitions}
+		for _, s := range servers {
+			s.fail(errors.New("no route to host"))
+			s.ResetWatch()
+		}
+		w.networkPolicies.DeleteDropWatch(allowing("shop", "old"))
+		w.namespaces.DeleteDropWatch(namespaceObject("bank"))
+		w.pods.DeleteDropWatch(podObject("bank", "far", otherNode, ""))
+		replaced := podObject("shop", "there", otherNode, "10.0.1.9")
+		replaced.UID = "another"
+		w.pods.DeleteDropWatch(podObject("shop", "there", otherNode, ""))
+		w.pods.AddDropWatch(replaced)
+		w.after(10 * time.Minute)
+		w.expect("outage", everything, bothNamespaces, allPods)
+		if err := w.cluster.Wait(w.Context()); err != nil {
+			w.Errorf("wait while the API server is away: %v", err)
+		}
+		for _, s := range servers {
+			s.fail(nil)
+		}
+		w.after(2 * time.Minute)
+		w.expect("after it", []string{"shop/allow"}, []string{"shop"}, []string{"shop/here", "shop/there"})
+		if got := w.sink.pods["shop/there"]; got.UID != "another" {
+			w.Errorf("the replaced pod is %+v", got)
+		}
+	})
+}
+
+// ClusterNetworkPolicies are found when their kind is installed, and forgotten with it.
+func TestInstalledLater(t *testing.T) {
+	run(t, func(w *world) {
+		w.twoNodes()
+		w.definitions.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "others.example.org"}})
+		w.start()
+		w.after(time.Hour)
+		if w.clusterPolicies.called() > 0 || !w.cluster.HasSynced() {
+			w.Errorf("asked %d times for a kind that is not installed, synced: %v", w.clusterPolicies.called(), w.cluster.HasSynced())
+		}
+		definition := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: DefinitionName}}
+		w.definitions.Add(definition)
+		w.after(time.Second)
+		if w.clusterPolicies.called() == 0 || !w.cluster.HasSynced() {
+			w.Errorf("did not ask for the kind, synced: %v", w.cluster.HasSynced())
+		}
+		w.clusterPolicies.fail(nil)
+		w.clusterPolicies.Add(&policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "admin", Generation: 1}})
+		w.after(2 * time.Minute)
+		w.expect("installed", []string{"admin"}, bothNamespaces, ownPods)
+		w.clusterPolicies.fail(apierrors.NewNotFound(schema.GroupResource{}, ""))
+		w.definitions.Delete(definition)
+		w.after(DefaultPatience)
+		w.expect("uninstalled", nil, nil, nil)
+		w.clusterPolicies.fail(nil)
+		w.definitions.Add(definition)
+		w.expect("installed again", []string{"admin"}, bothNamespaces, ownPods)
+	})
+}
+
+// The first policies are not known before their lists are.
+func TestWait(t *testing.T) {
+	run(t, func(w *world) {
+		forbidden := errors.New("networkpolicies is forbidden")
+		w.networkPolicies.fail(forbidden)
+		w.start()
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		if err := w.cluster.Wait(ctx); !errors.Is(err, forbidden) || !strings.Contains(err.Error(), networkPolicies) || w.cluster.HasSynced() {
+			w.Errorf("wait: %v, synced: %v", err, w.cluster.HasSynced())
+		}
+		w.networkPolicies.fail(nil)
+		if err := w.cluster.Wait(w.Context()); err != nil {
+			w.Error(err)
+		}
+	})
+}
+
+// A pod is known from Ensure on, whatever the watch tells late.
+func TestEnsure(t *testing.T) {
+	run(t, func(w *world) {
+		w.twoNodes()
+		w.start()
+		name := types.NamespacedName{Namespace: "new", Name: "web"}
+		early := podObject("new", "web", thisNode, "")
+		early.ResourceVersion = "20"
+		space := namespaceObject("new")
+		space.ResourceVersion = "20"
+		w.live[name], w.live[types.NamespacedName{Name: "new"}] = early, space
+		ensure := func(uid types.UID) error { return w.cluster.Ensure(w.Context(), name, uid) }
+		if err := ensure(early.UID); err != nil {
+			w.Error(err)
+		}
+		w.expect("nothing is held without policies", nil, nil, nil)
+
+		w.networkPolicies.Add(allowing("shop", "allow"))
+		synctest.Wait()
+		if err := ensure("of one before"); err == nil {
+			w.Error("a pod that was replaced is known")
+		}
+		if err := ensure(early.UID); err != nil {
+			w.Error(err)
+		}
+		withIt, spaces := []string{"bank/far", "new/web", "shop/here", "shop/there"}, []string{"bank", "new", "shop"}
+		w.expect("ensured", []string{"shop/allow"}, spaces, withIt)
+
+		// What the watch and a list know is older.
+		w.pods.Add(podObject("new", "web", "", ""))
+		w.expect("its creation", []string{"shop/allow"}, spaces, withIt)
+		w.pods.ResetWatch()
+		w.namespaces.ResetWatch()
+		w.after(time.Minute)
+		w.expect("a list", []string{"shop/allow"}, spaces, withIt)
+		// Now they catch up.
+		bound := podObject("new", "web", thisNode, "10.0.0.7")
+		for version := 0; version < 20; version++ {
+			w.pods.Modify(bound.DeepCopy())
+			w.namespaces.Modify(space.DeepCopy())
+		}
+		w.expect("bound", []string{"shop/allow"}, spaces, withIt)
+		if got := w.sink.pods["new/web"].Addresses; !slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.0.0.7")}) || w.cluster.store.ahead != nil {
+			w.Errorf("addresses %v, ahead %v", got, w.cluster.store.ahead)
+		}
+		w.pods.Delete(bound)
+		w.expect("deleted", []string{"shop/allow"}, spaces, allPods)
+		// A late answer of the API server does not bring it back.
+		if err := ensure(early.UID); err != nil {
+			w.Error(err)
+		}
+		w.expect("late", []string{"shop/allow"}, spaces, allPods)
+	})
+}

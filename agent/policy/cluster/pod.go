@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"encoding/hex"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/policy"
+)
+
+// counts returns whether policies see a pod, on the node of that name.
+func counts(p *corev1.Pod, node string) bool {
+	if p.Spec.NodeName == "" || p.Spec.HostNetwork || hasFinished(p) {
+		return false
+	}
+	return p.Spec.NodeName == node || len(p.Status.PodIPs) > 0
+}
+
+// hasFinished returns whether no container of a pod runs or will run.
+func hasFinished(p *corev1.Pod) bool {
+	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return true
+	}
+	if p.DeletionTimestamp == nil || len(p.Status.ContainerStatuses) == 0 {
+		return false
+	}
+	runs := func(c corev1.ContainerStatus) bool { return c.State.Terminated == nil }
+	// Of a container that waits nothing runs, but the kubelet may be about to start it.
+	return !slices.ContainsFunc(p.Status.ContainerStatuses, runs) &&
+		!slices.ContainsFunc(p.Status.InitContainerStatuses, runs) && !slices.ContainsFunc(p.Status.EphemeralContainerStatuses, runs)
+}
+
+// namedPorts returns the ports of a pod's containers and sidecars that have a name.
+func namedPorts(p *corev1.Pod) []policy.NamedPort {
+	var ports []policy.NamedPort
+	add := func(c *corev1.Container) {
+		for i := range c.Ports {
+			port := &c.Ports[i]
+			if port.Name == "" {
+				continue
+			}
+			protocol := port.Protocol
+			if protocol == "" {
+				protocol = corev1.ProtocolTCP
+			}
+			ports = append(ports, policy.NamedPort{Name: port.Name, Protocol: protocol, Port: uint16(port.ContainerPort)})
+		}
+	}
+	for i := range p.Spec.InitContainers {
+		if restart := p.Spec.InitContainers[i].RestartPolicy; restart != nil && *restart == corev1.ContainerRestartPolicyAlways {
+			add(&p.Spec.InitContainers[i])
+		}
+	}
+	for i := range p.Spec.Containers {
+		add(&p.Spec.Containers[i])
+	}
+	return ports
+}
+
+func addressesOf(p *corev1.Pod) []netip.Addr {
+	addresses := make([]netip.Addr, 0, 2)
+	for _, ip := range p.Status.PodIPs {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil {
+			addresses = append(addresses, addr.Unmap().WithZone(""))
+		}
+	}
+	return addresses
+}
+
+// record is a pod. It has 48 bytes, one of the sizes in which Go allocates.
+type record struct {
+	shape *shape
+	// uid is zero where the pod is odd.
+	uid [16]byte
+	// Addresses are zero where there are none.
+	v6 [16]byte
+	v4 [4]byte
+	// pass is the last reading of all pods in which it was seen.
+	pass uint32
+}
+
+// odd is what does not fit a record, of a pod whose UID is no UUID, or that has several addresses
+// of one family. The API server makes neither.
+type odd struct {
+	uid       types.UID
+	addresses []netip.Addr
+}
+
+// pack returns a record without its shape, and with fits what did not fit it.
+func pack(uid types.UID, addresses []netip.Addr) (r record, rest odd, fits bool) {
+	fits = parseUID(uid, &r.uid)
+	for _, a := range addresses {
+		switch {
+		case a.Is4() && r.v4 == [4]byte{}:
+			r.v4 = a.As4()
+		case a.Is6() && r.v6 == [16]byte{}:
+			r.v6 = a.As16()
+		default:
+			fits = false
+		}
+	}
+	if !fits {
+		return record{}, odd{uid: uid, addresses: addresses}, false
+	}
+	return r, odd{}, true
+}
+
+// dashes is where a UUID has them.
+var dashes = [...]int{8, 13, 18, 23}
+
+func parseUID(uid types.UID, into *[16]byte) bool {
+	if len(uid) != 36 {
+		return false
+	}
+	var digits [32]byte
+	n := 0
+	for i := range len(uid) {
+		switch c := uid[i]; {
+		case slices.Contains(dashes[:], i):
+			if c != '-' {
+				return false
+			}
+		case c >= 'A' && c <= 'F':
+			// It is another string.
+			return false
+		default:
+			digits[n] = c
+			n++
+		}
+	}
+	_, err := hex.Decode(into[:], digits[:])
+	return err == nil && *into != [16]byte{}
+}
+
+func formatUID(uid [16]byte) types.UID {
+	var text [36]byte
+	hex.Encode(text[:8], uid[:4])
+	hex.Encode(text[9:13], uid[4:6])
+	hex.Encode(text[14:18], uid[6:8])
+	hex.Encode(text[19:23], uid[8:10])
+	hex.Encode(text[24:], uid[10:])
+	for _, i := range dashes {
+		text[i] = '-'
+	}
+	return types.UID(text[:])
+}
+
+// appendAddresses appends the addresses of a record that is not odd.
+func (r *record) appendAddresses(to []netip.Addr) []netip.Addr {
+	if r.v4 != [4]byte{} {
+		to = append(to, netip.AddrFrom4(r.v4))
+	}
+	if r.v6 != [16]byte{} {
+		to = append(to, netip.AddrFrom16(r.v6))
+	}
+	return to
+}
