@@ -23,12 +23,14 @@ GOTESTPROGRAMS := $(GOTEST) -count=1
 # What has tests and needs neither a kernel nor an API server.
 MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
+POLICY_CLUSTERS ?= 15000
+
 CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all build demo lab lab-down test test-unit test-machine test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types fuzz mutate bench lint generate verify clean
+.PHONY: all build demo lab lab-down test test-unit test-machine test-policy test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types fuzz mutate bench lint generate verify clean
 
 all: build
 
@@ -51,6 +53,9 @@ test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 
 test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU.
 	cd test && $(GOTESTPROGRAMS) -v ./machine/
+
+test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters: the rulesets compiled of them, and what the documents of the APIs say.
+	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) go test -count=1 -timeout 2h -v -run TestDifferential ./agent/policy/policytest/
 
 test-race: ## test-unit under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...

@@ -260,7 +260,7 @@ func (w *World) tier(tier policyv1alpha2.Tier, subject *policy.Pod, d direction)
 		}
 		for i, r := range clusterRules(p, d.egress) {
 			action := r.action
-			if slices.ContainsFunc(r.peers, unknown) {
+			if slices.ContainsFunc(r.peers, unknownPeer) || slices.ContainsFunc(r.protocols, unknownProtocol) {
 				// "it should fail closed. For Accept rules: treat the rule as matching no
 				// traffic. For Deny and Pass rules: treat the rule as a Deny all rule."
 				if action == policyv1alpha2.ClusterNetworkPolicyRuleActionAccept {
@@ -286,10 +286,26 @@ func (w *World) tier(tier policyv1alpha2.Tier, subject *policy.Pod, d direction)
 	return Verdict{}, false
 }
 
-// unknown returns whether a peer has none of the fields of the standard API. Nodes and names of
+// unknownPeer returns whether a peer has none of the fields of the standard API. Nodes and names of
 // domains are experimental and not supported.
-func unknown(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
+func unknownPeer(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
 	return p.Namespaces == nil && p.Pods == nil && len(p.Networks) == 0
+}
+
+// unknownProtocol returns whether a protocol has no field. The document wants one ("Exactly one field must be
+// set", MinProperties=1), also below TCP, UDP and SCTP, and says of peers only what follows from none; it
+// can mean nothing else here.
+func unknownProtocol(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool {
+	none := func(p *policyv1alpha2.Port) bool { return p == nil || p.Number == 0 && p.Range == nil }
+	switch {
+	case p.TCP != nil:
+		return none(p.TCP.DestinationPort)
+	case p.UDP != nil:
+		return none(p.UDP.DestinationPort)
+	case p.SCTP != nil:
+		return none(p.SCTP.DestinationPort)
+	}
+	return p.DestinationNamedPort == ""
 }
 
 func (w *World) matchesRule(r clusterRule, subject *policy.Pod, d direction) bool {
@@ -338,10 +354,7 @@ func matchesProtocol(p policyv1alpha2.ClusterNetworkPolicyProtocol, target *poli
 }
 
 func matchesNumber(p *policyv1alpha2.Port, number uint16) bool {
-	switch {
-	case p == nil:
-		return true
-	case p.Range != nil:
+	if p.Range != nil {
 		return p.Range.Start <= int32(number) && int32(number) <= p.Range.End
 	}
 	return p.Number == int32(number)

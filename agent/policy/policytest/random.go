@@ -27,8 +27,8 @@ type Random struct {
 	*rand.Rand
 }
 
-// NewRandom returns one with a seed of the time, which the test prints, or of BERTH_TEST_SEED.
-func NewRandom(t testing.TB) *Random {
+// Seed returns a seed of the time, which the test prints, or that of BERTH_TEST_SEED.
+func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
@@ -38,10 +38,10 @@ func NewRandom(t testing.TB) *Random {
 		}
 	}
 	t.Logf("BERTH_TEST_SEED=%d repeats this run", seed)
-	return Seeded(seed)
+	return seed
 }
 
-// Seeded returns one that draws the same each time.
+// Seeded returns a Random that draws the same each time.
 func Seeded(seed uint64) *Random {
 	return &Random{rand.New(rand.NewPCG(seed, 0))}
 }
@@ -261,8 +261,11 @@ func (r *Random) ClusterPort() *policyv1alpha2.Port {
 // ClusterProtocol draws a protocol of a ClusterNetworkPolicy, with a named port where it may be one.
 func (r *Random) ClusterProtocol(named bool) policyv1alpha2.ClusterNetworkPolicyProtocol {
 	var port *policyv1alpha2.Port
-	if r.often(80) {
+	switch n := r.IntN(100); {
+	case n < 96:
 		port = r.ClusterPort()
+	case n < 98:
+		port = &policyv1alpha2.Port{}
 	}
 	switch n := r.IntN(4); {
 	case n == 0 && named:

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policytest
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// envClusters is how many clusters TestDifferential draws.
+const envClusters = "BERTH_TEST_POLICY_CLUSTERS"
+
+// However a cluster came about, its nodes' rulesets let pass what the oracle allows, for the reason
+// that the oracle has, and are those of an Index that was told everything at once.
+func TestDifferential(t *testing.T) {
+	clusters := 150
+	if text := os.Getenv(envClusters); text != "" {
+		var err error
+		if clusters, err = strconv.Atoi(text); err != nil {
+			t.Fatalf("%s: %v", envClusters, err)
+		}
+	}
+	base := Seed(t)
+	var seen statistics
+	for i := range uint64(clusters) {
+		differential(t, base+i, &seen)
+		if t.Failed() {
+			t.Fatalf("BERTH_TEST_SEED=%d repeats this cluster", base+i)
+		}
+	}
+	t.Logf("%d clusters, %+v", clusters, seen)
+	seen.check(t)
+}
+
+// statistics say whether what was drawn is worth comparing.
+type statistics struct {
+	Comparisons, Rulesets                        int
+	Denied, ByCluster, ByNetwork, ByNone, Passed int
+}
+
+func (s *statistics) add(v Verdict) {
+	s.Comparisons++
+	if !v.Allowed {
+		s.Denied++
+	}
+	switch v.Kind {
+	case policy.KindClusterNetworkPolicy:
+		s.ByCluster++
+	case policy.KindNetworkPolicy:
+		s.ByNetwork++
+		if v.Allowed {
+			s.Passed++
+		}
+	default:
+		s.ByNone++
+	}
+}
+
+// check fails where one of the kinds of decisions is rare.
+func (s *statistics) check(t *testing.T) {
+	for what, n := range map[string]int{"denied": s.Denied, "decided by a ClusterNetworkPolicy": s.ByCluster, "decided by a NetworkPolicy": s.ByNetwork, "decided by nothing": s.ByNone, "allowed by a NetworkPolicy": s.Passed} {
+		if n < s.Comparisons/50 {
+			t.Errorf("%d of %d comparisons were %s", n, s.Comparisons, what)
+		}
+	}
+}
+
+func differential(t *testing.T, seed uint64, seen *statistics) {
+	random := Seeded(seed)
+	c := NewCluster(random)
+	for range 4 {
+		for range 1 + random.IntN(40) {
+			c.Change()
+		}
+		for i, n := range c.Nodes {
+			n.Catch()
+			compareRulesets(t, n, seen)
+			compareNode(t, n, seen)
+			comparePods(t, n, seen)
+			if t.Failed() {
+				t.Errorf("node %d:\n%s\n%s", i, strings.Join(c.History, "\n"), c)
+				return
+			}
+		}
+	}
+}
+
+// compareRulesets compares the Index with one that is built anew.
+func compareRulesets(t *testing.T, n *Node, seen *statistics) {
+	fresh := n.Fresh()
+	compare := func(what string, got, want *ruleset.Ruleset) {
+		seen.Rulesets++
+		if err := ruleset.Check(got); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if diff := cmp.Diff(strings.Split(ruleset.Text(want), "\n"), strings.Split(ruleset.Text(got), "\n")); diff != "" {
+			t.Errorf("%s: - as built anew, + as it became:\n%s", what, diff)
+		}
+	}
+	compare("node", n.Index.Node(), fresh.Node())
+	for _, l := range n.Locals {
+		compare("pod "+string(l.UID), n.Index.Pod(l.UID), fresh.Pod(l.UID))
+	}
+}
+
+// connections draws connections, mostly to and from pods of the node.
+func connections(n *Node, count int) []Connection {
+	r := n.cluster.random
+	var all []Connection
+	for range count {
+		c := r.Connection()
+		if len(n.Locals) > 0 && r.often(80) {
+			subject := n.Subject(one(r, n.Locals...))
+			if len(subject.Addresses) > 0 {
+				a := one(r, subject.Addresses...)
+				if r.often(50) {
+					c.Destination = a
+				} else {
+					c.Source = a
+				}
+			}
+		}
+		if c.Source.Is4() != c.Destination.Is4() {
+			continue
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// compareNode compares what the node forwards.
+func compareNode(t *testing.T, n *Node, seen *statistics) {
+	world := n.World()
+	walker := ruleset.NewWalker(n.Index.Node(), ruleset.Forward)
+	for _, c := range connections(n, 60) {
+		if slices.Contains(n.Addresses, c.Source) || slices.Contains(n.Addresses, c.Destination) {
+			// The node does not forward these.
+			continue
+		}
+		out, in := Verdict{Allowed: true}, Verdict{Allowed: true}
+		source, destination := n.Owner(c.Source), n.Owner(c.Destination)
+		if source != nil {
+			out = world.Egress(n.Subject(source), c)
+			seen.add(out)
+		}
+		if destination != nil {
+			in = world.Ingress(n.Subject(destination), c)
+			seen.add(in)
+		}
+		packet := packetOf(c)
+		d := walker.Walk(packet)
+		if source != nil && source.Unknown || destination != nil && destination.Unknown {
+			// Policies may select it or not. What passes must be what will pass.
+			if d.Verdict == ruleset.Accept && !(out.Allowed && in.Allowed) {
+				t.Errorf("%s: %v; the oracle: from %s %+v, to %s %+v\n%s", c, d.Verdict, name(source), out, name(destination), in, path(n.Index.Node(), d))
+			}
+		} else if want := out.Allowed && in.Allowed; (d.Verdict == ruleset.Accept) != want {
+			t.Errorf("%s: %v; the oracle: from %s %+v, to %s %+v\n%s", c, d.Verdict, name(source), out, name(destination), in, path(n.Index.Node(), d))
+		} else if why := reasons(d, out, in); why != "" {
+			t.Errorf("%s: %v, as the oracle says, but %s; the oracle: from %s %+v, to %s %+v\n%s", c, d.Verdict, why, name(source), out, name(destination), in, path(n.Index.Node(), d))
+		}
+		packet.Established = true
+		if d := walker.Walk(packet); d.Verdict != ruleset.Accept || len(d.Path) != len(packetBases(n.Index.Node(), ruleset.Forward)) {
+			t.Errorf("%s, established: %v\n%s", c, d.Verdict, path(n.Index.Node(), d))
+		}
+	}
+}
+
+// packetBases lists the base chains of a hook.
+func packetBases(rs *ruleset.Ruleset, hook ruleset.Hook) []string {
+	var all []string
+	for name, c := range rs.Chains {
+		if c.Hook == hook {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// comparePods compares what pass the interfaces of pods that do not lead to the node.
+func comparePods(t *testing.T, n *Node, seen *statistics) {
+	world := n.World()
+	for _, l := range n.Locals {
+		rs, subject := n.Index.Pod(l.UID), n.Subject(l)
+		for _, c := range connections(n, 20) {
+			for _, link := range []string{"net1", "eth0", "bthv1", ruleset.Loopback} {
+				direct := slices.Contains(l.Direct, link)
+				for _, hook := range []ruleset.Hook{ruleset.Input, ruleset.Output} {
+					if peer := map[ruleset.Hook]netip.Addr{ruleset.Input: c.Source, ruleset.Output: c.Destination}[hook]; slices.Contains(subject.Addresses, peer) {
+						// What the pod sends to itself goes by lo.
+						continue
+					}
+					want := Verdict{Allowed: true}
+					packet := packetOf(c)
+					if hook == ruleset.Input {
+						packet.InInterface = link
+						if direct {
+							want = world.Ingress(subject, c)
+						}
+					} else {
+						packet.OutInterface = link
+						if direct {
+							want = world.Egress(subject, c)
+						}
+					}
+					if direct {
+						seen.add(want)
+					}
+					d := ruleset.Walk(rs, hook, packet)
+					out, in := want, Verdict{Allowed: true}
+					if hook == ruleset.Input {
+						out, in = in, out
+					}
+					if l.Unknown && d.Verdict == ruleset.Drop && direct {
+						continue
+					}
+					if (d.Verdict == ruleset.Accept) != want.Allowed {
+						t.Errorf("%s at %s, hook %s, %s: %v; the oracle: %+v\n%s", c, name(l), hook, link, d.Verdict, want, path(rs, d))
+					} else if why := reasons(d, out, in); why != "" && !l.Unknown {
+						t.Errorf("%s at %s, hook %s, %s: %v, as the oracle says, but %s; the oracle: %+v\n%s", c, name(l), hook, link, d.Verdict, why, want, path(rs, d))
+					}
+					packet.Established = true
+					if d := ruleset.Walk(rs, hook, packet); d.Verdict != ruleset.Accept {
+						t.Errorf("%s at %s, hook %s, %s, established: %v\n%s", c, name(l), hook, link, d.Verdict, path(rs, d))
+					}
+				}
+			}
+		}
+	}
+}
+
+func packetOf(c Connection) ruleset.Packet {
+	return ruleset.Packet{Source: c.Source, Destination: c.Destination, Protocol: c.Protocol, Port: c.Port}
+}
+
+func name(l *Local) string {
+	if l == nil {
+		return "none"
+	}
+	return l.NamespacedName.String() + " " + string(l.UID)
+}
+
+// path is the rules that a packet met.
+func path(rs *ruleset.Ruleset, d ruleset.Decision) string {
+	var b strings.Builder
+	for _, s := range d.Path {
+		fmt.Fprintf(&b, "%s %d: %s -> %s\n", s.Chain, s.Index, ruleset.RuleText(rs, rs.Chains[s.Chain], s.Rule), s.Next)
+	}
+	for _, s := range d.Path {
+		if chain := rs.Chains[s.Next]; chain != nil {
+			fmt.Fprintf(&b, "chain %s\n", s.Next)
+			for i := range chain.Rules {
+				fmt.Fprintf(&b, "\t%s\n", ruleset.RuleText(rs, chain, &chain.Rules[i]))
+			}
+		}
+	}
+	return b.String()
+}
+
+// reasons returns in what the origins of rules that decided differ from the oracle's reasons.
+func reasons(d ruleset.Decision, out, in Verdict) string {
+	deciding := map[ruleset.Direction]*ruleset.Origin{}
+	for _, s := range d.Path {
+		if o := s.Rule.Origin; o != nil && (s.Rule.Verdict == ruleset.Accept || s.Rule.Verdict == ruleset.Drop) {
+			deciding[o.Direction] = o
+		}
+	}
+	for direction, v := range map[ruleset.Direction]Verdict{ruleset.Egress: out, ruleset.Ingress: in} {
+		o := deciding[direction]
+		if direction == ruleset.Ingress && !out.Allowed {
+			// It did not come so far.
+			continue
+		}
+		switch {
+		case v.Kind == "" && o == nil:
+		case v.Kind == "":
+			return fmt.Sprintf("%s decided: %s", direction, o)
+		case o == nil:
+			return fmt.Sprintf("no rule decided %s", direction)
+		case !v.Allowed && v.Kind == policy.KindNetworkPolicy:
+			if o.Kind != "" {
+				return fmt.Sprintf("%s decided: %s", direction, o)
+			}
+		case o.Kind != v.Kind || !slices.Contains(v.Policies, fmt.Sprintf("%s/%s %d", o.Namespace, o.Name, o.Rule)):
+			return fmt.Sprintf("%s decided: %s", direction, o)
+		}
+	}
+	return ""
+}
