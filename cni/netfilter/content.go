@@ -15,8 +15,6 @@ import (
 	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // What every table of Berth is written and read with, also those of other packages.
@@ -52,35 +50,12 @@ func (c Chain) IsWhole() (bool, error) {
 // marksOf lists the user data of a chain's rules, none where there is no such chain. Package
 // nftables cannot read rules that have ct expressions with a direction.
 func marksOf(c *nftables.Chain) ([][]byte, error) {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(c.Table.Family), Version: nl.NFNETLINK_V0})
-	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.Table.Name)))
-	req.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.Name)))
-	// Another transaction interrupts the list.
-	messages, err := rtnl.Dump(func() ([][]byte, error) {
-		return req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE)
-	})
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list nftables chain %s: %w", c.Name, err)
-	}
 	var marks [][]byte
-	for _, m := range messages {
-		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return nil, fmt.Errorf("read nftables chain %s: %w", c.Name, err)
-		}
-		var mark []byte
-		for _, a := range attrs {
-			if a.Attr.Type == unix.NFTA_RULE_USERDATA {
-				mark = a.Value
-			}
-		}
-		marks = append(marks, mark)
-	}
-	return marks, nil
+	err := dump(c.Table, "chain "+c.Name, unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, unix.NFTA_RULE_TABLE, func(a attributes) error {
+		marks = append(marks, a[unix.NFTA_RULE_USERDATA])
+		return nil
+	}, nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.Name)))
+	return marks, err
 }
 
 // Open returns a connection to the nftables of the calling thread's network namespace, for

@@ -6,8 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -52,9 +55,9 @@ func Contents(table *nftables.Table) (*TableContents, error) {
 	return c, nil
 }
 
-// dump lists objects of one kind in the table, each as its attributes by their types; none where
-// there is no table.
-func dump(table *nftables.Table, what string, get, kind int, ofTable int, more ...*nl.RtAttr) ([]map[uint16][]byte, error) {
+// dump reads the objects of one kind in a table, of which there are none where there is no table.
+func dump(table *nftables.Table, what string, get, kind int, ofTable int, read func(attributes) error, more ...*nl.RtAttr) error {
+	// Another transaction interrupts the list.
 	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|get, unix.NLM_F_DUMP)
 		req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(table.Family), Version: nl.NFNETLINK_V0})
@@ -65,107 +68,189 @@ func dump(table *nftables.Table, what string, get, kind int, ofTable int, more .
 		return req.Execute(unix.NETLINK_NETFILTER, uint16(unix.NFNL_SUBSYS_NFTABLES<<8|kind))
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list nftables %s of table %s: %w", what, table.Name, err)
+		return fmt.Errorf("list nftables %s of table %s: %w", what, table.Name, err)
 	}
-	var all []map[uint16][]byte
 	for _, m := range messages {
-		found, err := attributes(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return nil, fmt.Errorf("read nftables %s of table %s: %w", what, table.Name, err)
-		}
+		a, err := split(m[nl.SizeofNfgenmsg:])
 		// Some kernels list those of all tables.
-		if unix.ByteSliceToString(found[uint16(ofTable)]) == table.Name {
-			all = append(all, found)
+		if err == nil && a.text(ofTable) == table.Name {
+			err = read(a)
+		}
+		if err != nil {
+			return fmt.Errorf("read nftables %s of table %s: %w", what, table.Name, err)
 		}
 	}
-	return all, nil
+	return nil
 }
 
-// typeMask is NLA_TYPE_MASK: the type of an attribute without its flags.
-const typeMask = 1<<14 - 1
+// attributes are values by their types.
+type attributes map[int][]byte
 
-// attributes splits attributes.
-func attributes(b []byte) (map[uint16][]byte, error) {
-	attrs, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return nil, err
-	}
-	all := make(map[uint16][]byte, len(attrs))
-	for _, a := range attrs {
-		all[a.Attr.Type&typeMask] = a.Value
-	}
-	return all, nil
+// split reads attributes.
+func split(b []byte) (attributes, error) {
+	all := attributes{}
+	err := each(b, func(kind int, value []byte) error { all[kind] = value; return nil })
+	return all, err
 }
 
-// number reads a number of 4 bytes, 0 where there is none.
-func number(b []byte) uint32 {
-	if len(b) < 4 {
+// each yields one attribute after the other.
+func each(b []byte, yield func(kind int, value []byte) error) error {
+	const header, flags = 4, unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER
+	for len(b) >= header {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < header || size > len(b) {
+			return errors.New("an attribute ends after its message")
+		}
+		if err := yield(int(binary.NativeEndian.Uint16(b[2:])&^flags), b[header:size]); err != nil {
+			return err
+		}
+		b = b[min(len(b), (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+	}
+	return nil
+}
+
+// text and number return zero where there is no such attribute.
+func (a attributes) text(kind int) string { return unix.ByteSliceToString(a[kind]) }
+
+func (a attributes) number(kind int) uint32 {
+	if len(a[kind]) < 4 {
 		return 0
 	}
-	return binary.BigEndian.Uint32(b)
+	return binary.BigEndian.Uint32(a[kind])
 }
 
-func chainsIn(table *nftables.Table) ([]*nftables.Chain, error) {
-	found, err := dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.NFTA_CHAIN_TABLE)
-	if err != nil {
-		return nil, err
+func (a attributes) number64(kind int) uint64 {
+	if len(a[kind]) < 8 {
+		return 0
 	}
-	var all []*nftables.Chain
-	for _, f := range found {
-		c := &nftables.Chain{Table: table, Name: unix.ByteSliceToString(f[unix.NFTA_CHAIN_NAME]), Type: nftables.ChainType(unix.ByteSliceToString(f[unix.NFTA_CHAIN_TYPE]))}
-		if hook := f[unix.NFTA_CHAIN_HOOK]; hook != nil {
-			place, err := attributes(hook)
+	return binary.BigEndian.Uint64(a[kind])
+}
+
+func chainsIn(table *nftables.Table) (all []*nftables.Chain, err error) {
+	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.NFTA_CHAIN_TABLE, func(a attributes) error {
+		c := &nftables.Chain{Table: table, Name: a.text(unix.NFTA_CHAIN_NAME), Type: nftables.ChainType(a.text(unix.NFTA_CHAIN_TYPE))}
+		if hook := a[unix.NFTA_CHAIN_HOOK]; hook != nil {
+			place, err := split(hook)
 			if err != nil {
-				return nil, fmt.Errorf("read nftables chain %s of table %s: %w", c.Name, table.Name, err)
+				return err
 			}
-			num, priority := nftables.ChainHook(number(place[unix.NFTA_HOOK_HOOKNUM])), nftables.ChainPriority(int32(number(place[unix.NFTA_HOOK_PRIORITY])))
-			policy := nftables.ChainPolicy(number(f[unix.NFTA_CHAIN_POLICY]))
+			num, priority := nftables.ChainHook(place.number(unix.NFTA_HOOK_HOOKNUM)), nftables.ChainPriority(int32(place.number(unix.NFTA_HOOK_PRIORITY)))
+			policy := nftables.ChainPolicy(a.number(unix.NFTA_CHAIN_POLICY))
 			c.Hooknum, c.Priority, c.Policy = &num, &priority, &policy
 		}
 		all = append(all, c)
-	}
-	return all, nil
+		return nil
+	})
+	return all, err
 }
 
-func setsIn(table *nftables.Table) ([]*nftables.Set, error) {
-	found, err := dump(table, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, unix.NFTA_SET_TABLE)
-	if err != nil {
-		return nil, err
-	}
-	var all []*nftables.Set
-	for _, f := range found {
-		flags := number(f[unix.NFTA_SET_FLAGS])
+func setsIn(table *nftables.Table) (all []*nftables.Set, err error) {
+	err = dump(table, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, unix.NFTA_SET_TABLE, func(a attributes) error {
+		flags := a.number(unix.NFTA_SET_FLAGS)
 		if flags&unix.NFT_SET_ANONYMOUS == 0 {
-			all = append(all, &nftables.Set{Table: table, Name: unix.ByteSliceToString(f[unix.NFTA_SET_NAME]), IsMap: flags&unix.NFT_SET_MAP != 0})
+			s := &nftables.Set{Table: table, Name: a.text(unix.NFTA_SET_NAME), IsMap: flags&unix.NFT_SET_MAP != 0, Interval: flags&unix.NFT_SET_INTERVAL != 0}
+			s.KeyType.SetNFTMagic(a.number(unix.NFTA_SET_KEY_TYPE))
+			all = append(all, s)
 		}
-	}
-	return all, nil
+		return nil
+	})
+	return all, err
 }
 
 // Objects lists the counters of a table, and what else rules name.
-func Objects(table *nftables.Table) ([]Object, error) {
-	found, err := dump(table, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, unix.NFTA_OBJ_TABLE)
-	if err != nil {
-		return nil, err
-	}
-	var all []Object
-	for _, f := range found {
-		o := Object{Name: unix.ByteSliceToString(f[unix.NFTA_OBJ_NAME]), Kind: number(f[unix.NFTA_OBJ_TYPE])}
+func Objects(table *nftables.Table) (all []Object, err error) {
+	err = dump(table, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, unix.NFTA_OBJ_TABLE, func(a attributes) error {
+		o := Object{Name: a.text(unix.NFTA_OBJ_NAME), Kind: a.number(unix.NFTA_OBJ_TYPE)}
 		if o.IsCounter() {
-			data, err := attributes(f[unix.NFTA_OBJ_DATA])
+			data, err := split(a[unix.NFTA_OBJ_DATA])
 			if err != nil {
-				return nil, fmt.Errorf("read nftables counter %s of table %s: %w", o.Name, table.Name, err)
+				return err
 			}
-			if packets, bytes := data[unix.NFTA_COUNTER_PACKETS], data[unix.NFTA_COUNTER_BYTES]; len(packets) == 8 && len(bytes) == 8 {
-				o.Packets, o.Bytes = binary.BigEndian.Uint64(packets), binary.BigEndian.Uint64(bytes)
-			}
+			o.Packets, o.Bytes = data.number64(unix.NFTA_COUNTER_PACKETS), data.number64(unix.NFTA_COUNTER_BYTES)
 		}
 		all = append(all, o)
+		return nil
+	})
+	return all, err
+}
+
+// Marks lists the user data of all rules of a table, by their chains.
+func Marks(table *nftables.Table) (map[string][][]byte, error) {
+	all := map[string][][]byte{}
+	err := dump(table, "rules", unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, unix.NFTA_RULE_TABLE, func(a attributes) error {
+		chain := a.text(unix.NFTA_RULE_CHAIN)
+		all[chain] = append(all[chain], a[unix.NFTA_RULE_USERDATA])
+		return nil
+	})
+	return all, err
+}
+
+// Elements reads the elements of a set or map, none where there is none. The key is that of
+// one message and may be kept.
+func Elements(table *nftables.Table, set string, read func(Element)) error {
+	return dump(table, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(a attributes) error {
+		return each(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
+			e, err := readElement(value)
+			if err == nil {
+				read(e)
+			}
+			return err
+		})
+	}, nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
+}
+
+func readElement(value []byte) (Element, error) {
+	var e Element
+	err := each(value, func(kind int, value []byte) (err error) {
+		switch kind {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.Key, err = only(value, unix.NFTA_DATA_VALUE)
+		case unix.NFTA_SET_ELEM_DATA:
+			var verdict []byte
+			if verdict, err = only(value, unix.NFTA_DATA_VERDICT); err == nil {
+				err = each(verdict, func(kind int, value []byte) error {
+					switch kind {
+					case unix.NFTA_VERDICT_CODE:
+						e.Goto += verdictName(int32(binary.BigEndian.Uint32(value)))
+					case unix.NFTA_VERDICT_CHAIN:
+						e.Goto += unix.ByteSliceToString(value)
+					}
+					return nil
+				})
+			}
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.End = binary.BigEndian.Uint32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			e.Timeout = time.Duration(binary.BigEndian.Uint64(value)) * time.Millisecond
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.Comment, _ = userdata.GetString(value, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
+		}
+		return err
+	})
+	return e, err
+}
+
+// verdictName is empty for what maps of ours lead by, so that an element of another verdict is
+// not taken for one.
+func verdictName(code int32) string {
+	if code == int32(expr.VerdictGoto) {
+		return ""
 	}
-	return all, nil
+	return fmt.Sprintf("verdict %d ", code)
+}
+
+// only returns the attribute of a kind.
+func only(b []byte, kind int) (found []byte, err error) {
+	err = each(b, func(have int, value []byte) error {
+		if have == kind {
+			found = value
+		}
+		return nil
+	})
+	return found, err
 }
 
 // Generation returns the number of the kernel's last change of any nftables table, in the
@@ -178,12 +263,12 @@ func Generation() (uint32, error) {
 		return 0, fmt.Errorf("read the generation of nftables: %w", err)
 	}
 	for _, m := range messages {
-		found, err := attributes(m[nl.SizeofNfgenmsg:])
+		a, err := split(m[nl.SizeofNfgenmsg:])
 		if err != nil {
 			return 0, fmt.Errorf("read the generation of nftables: %w", err)
 		}
-		if id := found[unix.NFTA_GEN_ID]; len(id) == 4 {
-			return number(id), nil
+		if len(a[unix.NFTA_GEN_ID]) == 4 {
+			return a.number(unix.NFTA_GEN_ID), nil
 		}
 	}
 	return 0, errors.New("read the generation of nftables: the kernel does not say it")

@@ -215,7 +215,7 @@ const (
 	flagConcat = 0x80
 	// verdictType is NFT_DATA_VERDICT, the type of what maps lead to.
 	verdictType = 0xffffff00
-	// bigEndian is the order of bytes in keys as nft lists them.
+	// bigEndian is the order of bytes in a key that is a number, for nft's lists.
 	bigEndian = 2
 )
 
@@ -258,7 +258,9 @@ func (t *Transaction) AddSet(s *nftables.Set) {
 	}
 	t.sets++
 	t.uint32(unix.NFTA_SET_ID, t.sets)
-	t.bytes(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, bigEndian))
+	if !s.Concatenation && s.KeyType != nftables.TypeIFName {
+		t.bytes(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, bigEndian))
+	}
 	t.end()
 }
 

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+
+	"github.com/google/nftables"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/cni/netfilter"
+)
+
+// ErrChanged is returned by Verify where the kernel does not have what was applied.
+var ErrChanged = errors.New("the kernel's table of policies is not what was applied")
+
+// Verify returns ErrChanged, with the first object that differs, where another program took
+// something of the table away, changed it or added to it. Apply then replaces all. Where nobody has
+// changed any nftables of the namespace since the last call, it costs one question to the kernel.
+func (t *Table) Verify(context.Context) error {
+	if t.applied == nil {
+		return fmt.Errorf("%w: nothing was applied", ErrChanged)
+	}
+	return t.do(func() error {
+		before, err := netfilter.Generation()
+		if err != nil {
+			return err
+		}
+		if before == t.verified {
+			return nil
+		}
+		err = t.compare()
+		if errors.Is(err, ErrChanged) {
+			t.applied = nil
+		}
+		if err != nil {
+			return err
+		}
+		t.verified = 0
+		if after, err := netfilter.Generation(); err == nil && after == before {
+			t.verified = after
+		}
+		return nil
+	})
+}
+
+func changed(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrChanged, fmt.Sprintf(format, args...))
+}
+
+// compare reads all of the table.
+func (t *Table) compare() error {
+	have, err := netfilter.Contents(t.table)
+	if err != nil {
+		return err
+	}
+	rs := t.applied.rs
+	if err := t.compareChains(have.Chains, rs); err != nil {
+		return err
+	}
+	counters := map[string]bool{}
+	for _, o := range have.Objects {
+		counters[o.Name] = o.IsCounter()
+	}
+	for name := range t.applied.counters {
+		if !counters[name] {
+			return changed("counter %s is missing", name)
+		}
+	}
+	return t.compareSets(have.Sets, rs)
+}
+
+func (t *Table) compareChains(have []*nftables.Chain, rs *ruleset.Ruleset) error {
+	marks, err := netfilter.Marks(t.table)
+	if err != nil {
+		return err
+	}
+	chains := chainsOf(t.table, rs)
+	for _, c := range have {
+		want := chains[c.Name]
+		switch {
+		case want == nil:
+			return changed("chain %s is new", c.Name)
+		case !sameHook(want, c):
+			return changed("chain %s is at another hook", c.Name)
+		}
+		rules := rulesOf(want, rs.Chains[c.Name])
+		if !slices.EqualFunc(marks[c.Name], rules, func(have []byte, want *nftables.Rule) bool { return bytes.Equal(have, want.UserData) }) {
+			return changed("chain %s has other rules", c.Name)
+		}
+		delete(chains, c.Name)
+	}
+	for name := range chains {
+		return changed("chain %s is missing", name)
+	}
+	return nil
+}
+
+// wantedSet is a set or map with its elements; those of ended connections come and go.
+type wantedSet struct {
+	*nftables.Set
+	elements iter.Seq[netfilter.Element]
+}
+
+func (t *Table) wantedSets(rs *ruleset.Ruleset) map[string]wantedSet {
+	all := map[string]wantedSet{}
+	for _, f := range families {
+		all[f.cut] = wantedSet{f.cutSet(t.table), nil}
+	}
+	for _, c := range rs.Chains {
+		for i := range c.Rules {
+			for c := range constantsOf(&c.Rules[i]) {
+				if _, ok := all[c.name]; !ok {
+					all[c.name] = wantedSet{c.set(t.table), c.elements()}
+				}
+			}
+		}
+	}
+	for name, s := range rs.Sets {
+		all[name] = wantedSet{setOf(t.table, s), elementsOf(s)}
+	}
+	for name, m := range rs.Maps {
+		all[name] = wantedSet{mapOf(t.table, m), elementsOfMap(m.Chains)}
+	}
+	return all
+}
+
+func (t *Table) compareSets(have []*nftables.Set, rs *ruleset.Ruleset) error {
+	wanted := t.wantedSets(rs)
+	for _, s := range have {
+		want, ok := wanted[s.Name]
+		switch {
+		case !ok:
+			return changed("set %s is new", s.Name)
+		case s.IsMap != want.IsMap || s.Interval != want.Interval || s.KeyType.GetNFTMagic() != want.KeyType.GetNFTMagic():
+			return changed("set %s is of another type", s.Name)
+		}
+		delete(wanted, s.Name)
+		if want.elements == nil {
+			continue
+		}
+		if err := t.compareElements(s.Name, want.elements); err != nil {
+			return err
+		}
+	}
+	for name := range maps.Keys(wanted) {
+		return changed("set %s is missing", name)
+	}
+	return nil
+}
+
+func (t *Table) compareElements(set string, elements iter.Seq[netfilter.Element]) error {
+	type place struct {
+		key string
+		end bool
+	}
+	// Where each leads; only maps lead anywhere.
+	want := map[place]string{}
+	for e := range elements {
+		want[place{string(e.Key), e.End}] = e.Goto
+	}
+	same := true
+	err := netfilter.Elements(t.table, set, func(e netfilter.Element) {
+		at := place{string(e.Key), e.End}
+		if leads, ok := want[at]; !ok || leads != e.Goto {
+			same = false
+		}
+		delete(want, at)
+	})
+	if err != nil {
+		return err
+	}
+	if !same || len(want) > 0 {
+		return changed("set %s has other elements", set)
+	}
+	return nil
+}
+
+// Counter is what the rules with one counter matched.
+type Counter struct{ Packets, Bytes uint64 }
+
+// Counters returns the counters by the names that the rulesets give them. It may be called in
+// parallel to all methods.
+func (t *Table) Counters(context.Context) (map[string]Counter, error) {
+	all := map[string]Counter{}
+	err := t.do(func() error {
+		objects, err := netfilter.Objects(t.table)
+		for _, o := range objects {
+			if o.IsCounter() {
+				all[o.Name] = Counter{o.Packets, o.Bytes}
+			}
+		}
+		return err
+	})
+	return all, err
+}
