@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -155,10 +156,8 @@ func (r *clusterRule) readPeers(c *clause, peers []policyv1alpha2.ClusterNetwork
 				}
 				cidrs.add(prefix.Masked())
 			}
-			for _, protocol := range r.protocols {
-				if protocol.DestinationNamedPort != "" {
-					return fmt.Errorf("%s: networks have no named ports", at)
-				}
+			if slices.ContainsFunc(r.protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" }) {
+				r.report(r.field+"."+at, "networks have no named ports; of them only pods match that have")
 			}
 		default:
 			pods, err := readNamespacesOrPods(peer.Namespaces, peer.Pods)

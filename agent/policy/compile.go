@@ -54,13 +54,15 @@ func (n portName) text() string { return fmt.Sprintf("%d/%s", n.protocol, n.name
 type compiler struct {
 	*Index
 	// pass counts how often the chains were looked through. What a pass does not use goes.
-	pass     uint64
-	chains   map[string]*chain
-	ranges   map[string]*rangeSet
-	governed map[ruleset.Direction]map[netip.Addr]string
-	pairs    [2]*ruleset.Set
-	maps     map[string]*ruleset.Map
-	fixed    map[string]*ruleset.Chain
+	pass   uint64
+	chains map[string]*chain
+	ranges map[string]*rangeSet
+
+	// maps are those of the node, onNode all else that it has; pairs are each pod with itself.
+	maps   map[string]*ruleset.Map
+	onNode *reach
+	pairs  [2]*ruleset.Set
+	fixed  map[string]*ruleset.Chain
 }
 
 // chain is a chain with what it names.
@@ -85,7 +87,6 @@ func (c *compiler) init(x *Index) {
 	c.Index = x
 	c.chains = map[string]*chain{}
 	c.ranges = map[string]*rangeSet{}
-	c.maps = map[string]*ruleset.Map{}
 	// A packet runs through both in this order. What is accepted in one goes on to the other.
 	base := func(name string, source, destination [2]string) *ruleset.Chain {
 		return &ruleset.Chain{Name: name, Hook: ruleset.Forward, Rules: []ruleset.Rule{
@@ -115,31 +116,36 @@ func (x *Index) Node() *ruleset.Ruleset {
 		x.node = empty
 		return x.node
 	}
-	next := &ruleset.Ruleset{
-		Sets:   make(map[string]*ruleset.Set, len(c.ranges)+len(x.peers)+2),
-		Maps:   c.maps,
-		Chains: make(map[string]*ruleset.Chain, len(c.chains)+len(c.fixed)),
+	if x.node != nil && x.reach == c.onNode {
+		x.node = withSets(x.node, c.onNode.collections)
+		return x.node
 	}
-	for _, set := range c.pairs {
-		next.Sets[set.Name] = set
-	}
-	for name, set := range c.ranges {
-		next.Sets[name] = set.Set
-	}
-	for _, p := range x.peers {
-		for _, collection := range p.collections {
-			set := collection.current()
-			next.Sets[set.Name] = set
-		}
-	}
-	maps.Copy(next.Chains, c.fixed)
-	for name, chain := range c.chains {
-		next.Chains[name] = chain.Chain
+	x.reach = c.onNode
+	next := &ruleset.Ruleset{Sets: make(map[string]*ruleset.Set, len(c.onNode.sets)+len(c.onNode.collections)), Maps: c.maps, Chains: c.onNode.chains}
+	maps.Copy(next.Sets, c.onNode.sets)
+	for name, collection := range c.onNode.collections {
+		next.Sets[name] = collection.current()
 	}
 	if x.node == nil || !maps.Equal(x.node.Sets, next.Sets) || !maps.Equal(x.node.Maps, next.Maps) || !maps.Equal(x.node.Chains, next.Chains) {
 		x.node = next
 	}
 	return x.node
+}
+
+// withSets returns a ruleset with the sets as they are now, the same if none changed.
+func withSets(last *ruleset.Ruleset, collections map[string]*collection) *ruleset.Ruleset {
+	next := last
+	for name, collection := range collections {
+		set := collection.current()
+		if last.Sets[name] == set {
+			continue
+		}
+		if next == last {
+			next = &ruleset.Ruleset{Sets: maps.Clone(last.Sets), Maps: last.Maps, Chains: last.Chains}
+		}
+		next.Sets[name] = set
+	}
+	return next
 }
 
 // Pod returns the ruleset of the network namespace of a pod of this node, for its direct
@@ -161,7 +167,7 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	if len(l.Direct) == 0 {
 		return empty
 	}
-	next := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Chains: map[string]*ruleset.Chain{}}
+	r := newReach()
 	output := []ruleset.Rule{
 		{Established: true, Verdict: ruleset.Accept},
 		{Loopback: true, Verdict: ruleset.Accept},
@@ -169,7 +175,7 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	}
 	input := slices.Clone(output)
 	for _, node := range c.nodeAddress {
-		next.Sets[node.Name] = node
+		r.sets[node.Name] = node
 		output = append(output, ruleset.Rule{Family: node.Family, Destination: node.Name, Verdict: ruleset.Accept})
 		input = append(input, ruleset.Rule{Family: node.Family, Source: node.Name, Verdict: ruleset.Accept})
 	}
@@ -177,17 +183,21 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	for _, family := range families {
 		if e := c.combination(l, ruleset.Egress, family); e != nil {
 			output = append(output, ruleset.Rule{Family: family, OutInterface: setDirect, Verdict: ruleset.Goto, Target: e.Name})
-			e.collect(next)
+			r.add(e)
 			governed = true
 		}
 		if i := c.combination(l, ruleset.Ingress, family); i != nil {
 			input = append(input, ruleset.Rule{Family: family, InInterface: setDirect, Verdict: ruleset.Goto, Target: i.Name})
-			i.collect(next)
+			r.add(i)
 			governed = true
 		}
 	}
 	if !governed {
 		return empty
+	}
+	next := &ruleset.Ruleset{Sets: r.sets, Chains: r.chains}
+	for name, collection := range r.collections {
+		next.Sets[name] = collection.current()
 	}
 	next.Sets[setDirect] = &ruleset.Set{Name: setDirect, Kind: ruleset.Interfaces, Interfaces: l.Direct}
 	next.Chains[chainOutput] = &ruleset.Chain{Name: chainOutput, Hook: ruleset.Output, Rules: output}
@@ -205,20 +215,31 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	return next
 }
 
-// collect adds a chain and what it names to a ruleset.
-func (e *chain) collect(to *ruleset.Ruleset) {
-	if to.Chains[e.Name] != nil {
+// reach is what a ruleset has: chains with what they name.
+type reach struct {
+	chains      map[string]*ruleset.Chain
+	sets        map[string]*ruleset.Set
+	collections map[string]*collection
+}
+
+func newReach() *reach {
+	return &reach{chains: map[string]*ruleset.Chain{}, sets: map[string]*ruleset.Set{}, collections: map[string]*collection{}}
+}
+
+// add adds a chain and what it names.
+func (r *reach) add(e *chain) {
+	if r.chains[e.Name] != nil {
 		return
 	}
-	to.Chains[e.Name] = e.Chain
+	r.chains[e.Name] = e.Chain
 	for _, c := range e.collections {
-		to.Sets[c.name] = c.current()
+		r.collections[c.name] = c
 	}
-	for _, r := range e.ranges {
-		to.Sets[r.Name] = r.Set
+	for _, set := range e.ranges {
+		r.sets[set.Name] = set.Set
 	}
 	for _, jump := range e.jumps {
-		jump.collect(to)
+		r.add(jump)
 	}
 }
 
@@ -259,20 +280,21 @@ func (c *compiler) reshape() {
 		}
 	}
 	var pairs [2][]ruleset.Pair
-	governed := false
+	r := newReach()
 	for a, l := range newest {
 		family := ruleset.FamilyOf(a)
 		egress, ingress := c.combination(l, ruleset.Egress, family), c.combination(l, ruleset.Ingress, family)
 		if egress != nil {
 			next[familyName("egress", family)].Chains[a] = egress.Name
+			r.add(egress)
 		}
 		if ingress != nil {
 			next[familyName("ingress", family)].Chains[a] = ingress.Name
+			r.add(ingress)
 		}
 		if egress == nil && ingress == nil {
 			continue
 		}
-		governed = true
 		for _, other := range l.addresses() {
 			if ruleset.FamilyOf(other) == family && newest[other] == l {
 				pairs[family-ruleset.IPv4] = append(pairs[family-ruleset.IPv4], ruleset.Pair{Source: a, Destination: other})
@@ -280,10 +302,12 @@ func (c *compiler) reshape() {
 		}
 	}
 	c.sweep()
-	if !governed {
-		c.maps, c.pairs = map[string]*ruleset.Map{}, [2]*ruleset.Set{}
+	c.onNode = r
+	if len(r.chains) == 0 {
+		c.maps, c.pairs = nil, [2]*ruleset.Set{}
 		return
 	}
+	maps.Copy(r.chains, c.fixed)
 	for name, m := range next {
 		if last := c.maps[name]; last != nil && maps.Equal(last.Chains, m.Chains) {
 			next[name] = last
@@ -300,6 +324,7 @@ func (c *compiler) reshape() {
 		if c.pairs[n] == nil || !slices.Equal(c.pairs[n].Pairs, pairs[n]) {
 			c.pairs[n] = &ruleset.Set{Name: familyName("self", family), Family: family, Kind: ruleset.Pairs, Pairs: pairs[n]}
 		}
+		r.sets[c.pairs[n].Name] = c.pairs[n]
 	}
 }
 

@@ -56,7 +56,9 @@ type Index struct {
 	unfilled map[*collection]struct{}
 
 	compiler compiler
-	node     *ruleset.Ruleset
+	// node is the ruleset of the node, made of reach.
+	node  *ruleset.Ruleset
+	reach *reach
 	// reshape is that chains and maps may have changed; else only sets have.
 	reshape     bool
 	nodeAddress [2]*ruleset.Set
