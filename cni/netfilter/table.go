@@ -185,29 +185,28 @@ func remove(conn *nftables.Conn, e element) error {
 // Check returns ErrMissing where the table is incomplete or lacks one of the sources, and
 // where another program's firewall drops the packets of pods.
 func Check(sources ...Source) error {
-	return locked(func(conn *nftables.Conn, t *table) error {
-		whole, err := t.isWhole(conn)
-		if err != nil {
-			return err
-		}
-		if !whole {
-			return fmt.Errorf("%w: table %s", ErrMissing, TableName)
-		}
-		have := map[*nftables.Set][][]byte{}
-		for _, s := range sources {
-			for _, e := range t.elements(s) {
-				if _, read := have[e.set]; !read {
-					if have[e.set], err = keys(conn, e.set); err != nil {
-						return err
-					}
-				}
-				if !slices.ContainsFunc(have[e.set], func(key []byte) bool { return bytes.Equal(key, e.key) }) {
-					return fmt.Errorf("%w: %s is not in set %s", ErrMissing, s.Address, e.set.Name)
-				}
+	mu.Lock()
+	defer mu.Unlock()
+	v, err := newTable().view()
+	if err != nil {
+		return err
+	}
+	defer v.keep()
+	if !v.whole {
+		return fmt.Errorf("%w: table %s", ErrMissing, TableName)
+	}
+	for _, s := range sources {
+		for _, e := range v.elements(s) {
+			there, err := v.has(e)
+			if err != nil {
+				return err
+			}
+			if !there {
+				return fmt.Errorf("%w: %s is not in set %s", ErrMissing, s.Address, e.set.Name)
 			}
 		}
-		return checkForwarded(conn)
-	})
+	}
+	return v.forwarded
 }
 
 // Sources lists the sources of the table, none where there is no table.

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+var somePod = Source{Link: "bthv1", Address: netip.MustParseAddr("10.0.70.1"), Uplink: "eth0"}
+
+func allowed(t *testing.T, node *netnstest.Host, sources ...Source) {
+	t.Helper()
+	node.Run(func() error {
+		return Allow(func() ([]Source, error) { return nil, nil }, sources...)
+	})
+}
+
+// A Check may use what an earlier one read, and must see each change since, whoever made it.
+func TestCheckSeesChanges(t *testing.T) {
+	drop := nftables.ChainPolicyDrop
+	for name, change := range map[string]func(conn *nftables.Conn){
+		"element": func(conn *nftables.Conn) {
+			own := newTable()
+			if err := conn.SetDeleteElements(own.family(somePod.Address).sources, []nftables.SetElement{{Key: sourceKey(somePod)}}); err != nil {
+				t.Error(err)
+			}
+		},
+		"rules": func(conn *nftables.Conn) { conn.FlushTable(newTable().table) },
+		"table": func(conn *nftables.Conn) { conn.DelTable(newTable().table) },
+		"firewall": func(conn *nftables.Conn) {
+			table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "firewall"})
+			conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := netnstest.New(t)
+			allowed(t, node, somePod)
+			node.Run(func() error {
+				for range 2 {
+					if err := Check(somePod); err != nil {
+						return fmt.Errorf("before the change: %w", err)
+					}
+				}
+				conn, err := nftables.New()
+				if err != nil {
+					return err
+				}
+				change(conn)
+				if err := conn.Flush(); err != nil {
+					return err
+				}
+				for range 2 {
+					if err := Check(somePod); !errors.Is(err, ErrMissing) {
+						t.Errorf("after the change: %v, want %v", err, ErrMissing)
+					}
+				}
+				if err := Allow(func() ([]Source, error) { return []Source{somePod}, nil }, somePod); err != nil {
+					return err
+				}
+				return Check(somePod)
+			})
+		})
+	}
+}
+
+// The tables of two namespaces may have seen equally many transactions.
+func TestCheckOfTwoNamespaces(t *testing.T) {
+	one, other := netnstest.New(t), netnstest.New(t)
+	another := somePod
+	another.Address = another.Address.Next()
+	allowed(t, one, somePod)
+	allowed(t, other, another)
+	one.Run(func() error { return Check(somePod) })
+	other.Run(func() error {
+		if err := Check(somePod); !errors.Is(err, ErrMissing) {
+			t.Errorf("the other namespace: %v, want %v", err, ErrMissing)
+		}
+		return Check(another)
+	})
+}
+
+// BenchmarkCheck looks at one pod after another of a node with many.
+func BenchmarkCheck(b *testing.B) {
+	for _, pods := range []int{20, 200} {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			node := netnstest.New(b)
+			var all []Source
+			addr := somePod.Address
+			for i := range pods {
+				all = append(all, Source{Link: fmt.Sprintf("bthv%d", i), Address: addr, Uplink: "eth0"})
+				addr = addr.Next()
+			}
+			node.Run(func() error {
+				if err := Allow(func() ([]Source, error) { return all, nil }, all...); err != nil {
+					return err
+				}
+				for i := 0; b.Loop(); i++ {
+					if err := Check(all[i%pods]); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
