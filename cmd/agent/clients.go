@@ -11,11 +11,18 @@ import (
 	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
+	"github.com/berth-dev/berth/agent/policy/cluster"
 	"github.com/berth-dev/berth/cmd/internal/kube"
 	"github.com/berth-dev/berth/ipam/client"
 )
@@ -26,7 +33,14 @@ type clients struct {
 	core     *kube.Client
 	berth    *client.Client
 	networks *rest.RESTClient
+	// clusterPolicies are of a kind that the cluster need not have; the metadata of its
+	// CustomResourceDefinition says whether it has.
+	clusterPolicies           *clusterPolicies
+	customResourceDefinitions metadata.Getter
 }
+
+// clusterPolicies reads and writes ClusterNetworkPolicies. Safe for concurrent use.
+type clusterPolicies = gentype.ClientWithList[*policyv1alpha2.ClusterNetworkPolicy, *policyv1alpha2.ClusterNetworkPolicyList]
 
 func newClients(config *rest.Config) (*clients, error) {
 	connections, err := rest.HTTPClientFor(config)
@@ -43,6 +57,14 @@ func newClients(config *rest.Config) (*clients, error) {
 	if c.networks, err = newNetworkClient(config, connections); err != nil {
 		return nil, fmt.Errorf("create the client of NetworkAttachmentDefinitions: %w", err)
 	}
+	if c.clusterPolicies, err = newClusterPolicies(config, connections); err != nil {
+		return nil, fmt.Errorf("create the client of ClusterNetworkPolicies: %w", err)
+	}
+	about, err := metadata.NewForConfigAndClient(config, connections)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of metadata: %w", err)
+	}
+	c.customResourceDefinitions = about.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	return c, nil
 }
 
@@ -55,6 +77,42 @@ func newNetworkClient(config *rest.Config, connections *http.Client) (*rest.REST
 	config.GroupVersion, config.APIPath = &nadv1.SchemeGroupVersion, "/apis"
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	return rest.RESTClientForConfigAndClient(config, connections)
+}
+
+func newClusterPolicies(config *rest.Config, connections *http.Client) (*clusterPolicies, error) {
+	scheme := runtime.NewScheme()
+	if err := policyv1alpha2.Install(scheme); err != nil {
+		return nil, err
+	}
+	config = rest.CopyConfig(config)
+	group := schema.GroupVersion(policyv1alpha2.GroupVersion)
+	config.GroupVersion, config.APIPath = &group, "/apis"
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	objects, err := rest.RESTClientForConfigAndClient(config, connections)
+	if err != nil {
+		return nil, err
+	}
+	return gentype.NewClientWithList("clusternetworkpolicies", objects, runtime.NewParameterCodec(scheme), "",
+		func() *policyv1alpha2.ClusterNetworkPolicy { return &policyv1alpha2.ClusterNetworkPolicy{} },
+		func() *policyv1alpha2.ClusterNetworkPolicyList { return &policyv1alpha2.ClusterNetworkPolicyList{} }), nil
+}
+
+// newPolicyCluster returns what network policies need of the cluster, on the node of that name.
+func newPolicyCluster(clients *clients, node string) *cluster.Cluster {
+	return cluster.New(cluster.Options{
+		Node:                      node,
+		NetworkPolicies:           client.NewSource(clients.core.NetworkPolicies),
+		ClusterPolicies:           client.NewSource(clients.clusterPolicies),
+		CustomResourceDefinitions: client.NewSource(clients.customResourceDefinitions),
+		Namespaces:                client.NewSource(clients.core.Namespaces),
+		Pods:                      client.NewSource(clients.core.Pods(metav1.NamespaceAll)),
+		Pod: func(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+			return clients.core.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+		Namespace: func(ctx context.Context, name string) (*corev1.Namespace, error) {
+			return clients.core.Namespaces.Get(ctx, name, metav1.GetOptions{})
+		},
+	})
 }
 
 // definition reads a NetworkAttachmentDefinition, whose kind the cluster need not have.

@@ -130,6 +130,11 @@ func NewNetworkProfileInformer(profiles *NetworkProfiles, resync time.Duration) 
 
 // NewInformer returns an informer of all objects that a typed client lists. The caller runs it.
 func NewInformer[L runtime.Object](client ListWatcher[L], example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+	return cache.NewSharedIndexInformer(NewSource[L](client), example, resync, indexers)
+}
+
+// NewSource returns what reflectors list and watch of a typed client.
+func NewSource[L runtime.Object](client ListWatcher[L]) cache.ListerWatcher {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return client.List(ctx, options)
@@ -138,5 +143,5 @@ func NewInformer[L runtime.Object](client ListWatcher[L], example runtime.Object
 			return client.Watch(ctx, options)
 		},
 	}
-	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, client), example, resync, indexers)
+	return cache.ToListWatcherWithWatchListSemantics(lw, client)
 }

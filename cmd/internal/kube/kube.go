@@ -32,6 +32,8 @@ type (
 	Namespaces = gentype.ClientWithList[*corev1.Namespace, *corev1.NamespaceList]
 	// ServiceCIDRs reads and writes ServiceCIDRs. Safe for concurrent use.
 	ServiceCIDRs = gentype.ClientWithList[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
+	// NetworkPolicies reads and writes the NetworkPolicies of one namespace. Safe for concurrent use.
+	NetworkPolicies = gentype.ClientWithList[*networkingv1.NetworkPolicy, *networkingv1.NetworkPolicyList]
 	// Events writes the events of one namespace. Safe for concurrent use.
 	Events = gentype.Client[*corev1.Event]
 	// TokenReviews asks whose a token is. Safe for concurrent use.
@@ -42,9 +44,11 @@ type (
 
 // Client reads and writes Kubernetes' objects. Safe for concurrent use.
 type Client struct {
-	Nodes                *Nodes
-	Namespaces           *Namespaces
-	ServiceCIDRs         *ServiceCIDRs
+	Nodes        *Nodes
+	Namespaces   *Namespaces
+	ServiceCIDRs *ServiceCIDRs
+	// NetworkPolicies are those of all namespaces.
+	NetworkPolicies      *NetworkPolicies
 	TokenReviews         *TokenReviews
 	SubjectAccessReviews *SubjectAccessReviews
 
@@ -64,7 +68,7 @@ var kinds = map[schema.GroupVersion][]runtime.Object{
 	corev1.SchemeGroupVersion: {
 		&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.Namespace{}, &corev1.NamespaceList{}, &corev1.Event{},
 	},
-	networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}},
+	networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}, &networkingv1.NetworkPolicy{}, &networkingv1.NetworkPolicyList{}},
 	authenticationv1.SchemeGroupVersion: {&authenticationv1.TokenReview{}},
 	authorizationv1.SchemeGroupVersion:  {&authorizationv1.SubjectAccessReview{}},
 }
@@ -123,6 +127,9 @@ func NewForConfigAndClient(config *rest.Config, connections *http.Client) (*Clie
 		ServiceCIDRs: gentype.NewClientWithList("servicecidrs", groups[networkingv1.SchemeGroupVersion], parameters, "",
 			func() *networkingv1.ServiceCIDR { return &networkingv1.ServiceCIDR{} },
 			func() *networkingv1.ServiceCIDRList { return &networkingv1.ServiceCIDRList{} }),
+		NetworkPolicies: gentype.NewClientWithList("networkpolicies", groups[networkingv1.SchemeGroupVersion], parameters, metav1.NamespaceAll,
+			func() *networkingv1.NetworkPolicy { return &networkingv1.NetworkPolicy{} },
+			func() *networkingv1.NetworkPolicyList { return &networkingv1.NetworkPolicyList{} }),
 		TokenReviews: gentype.NewClient("tokenreviews", groups[authenticationv1.SchemeGroupVersion], parameters, "",
 			func() *authenticationv1.TokenReview { return &authenticationv1.TokenReview{} }),
 		SubjectAccessReviews: gentype.NewClient("subjectaccessreviews", groups[authorizationv1.SchemeGroupVersion], parameters, "",

@@ -41,6 +41,10 @@ func TestRequests(t *testing.T) {
 			_, err := c.ServiceCIDRs.List(ctx, metav1.ListOptions{})
 			return err
 		},
+		"GET /apis/networking.k8s.io/v1/networkpolicies": func(ctx context.Context, c *Client) error {
+			_, err := c.NetworkPolicies.List(ctx, metav1.ListOptions{})
+			return err
+		},
 		"POST /api/v1/namespaces/shop/events": func(ctx context.Context, c *Client) error {
 			_, err := c.Events("shop").Create(ctx, &corev1.Event{}, metav1.CreateOptions{})
 			return err
