@@ -107,7 +107,7 @@ func sameAttachments(x, y *state.Container) bool {
 	})
 }
 
-// attach does the steps 2 to 9 of ADD (doc.go). The caller holds the lock of the container.
+// attach does the steps 2 to 11 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container, steps *steps) (json.RawMessage, error) {
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
@@ -122,7 +122,15 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	err = a.stillThere(ctx, record)
 	steps.done("pod")
 	if err == nil {
+		err = a.preparePolicies(ctx, record)
+		steps.done("policies")
+	}
+	if err == nil {
 		err = a.run(ctx, record, steps)
+	}
+	if err == nil {
+		err = a.enforcePolicies(ctx, record)
+		steps.done("policies")
 	}
 	if err == nil {
 		fault.Point("add/plugins")
@@ -149,6 +157,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 		return nil, err
 	}
 	a.hostPorts.end(record.Key())
+	a.policiesAttached(record)
 	fault.Point("add/result")
 	a.announce.later(record)
 	steps.done("result")

@@ -41,6 +41,9 @@ type pods interface {
 	// Running lists the pods of the node that have addresses of their own, as the watch knows
 	// them, without blocking.
 	Running() []podinfo.Running
+	// Mirror returns a static pod with the UID that its mirror has now, as the watch knows it,
+	// without blocking.
+	Mirror(pod api.Pod) api.Pod
 	// Annotate writes annotations of a pod; it does nothing where the pod is gone.
 	Annotate(ctx context.Context, pod api.Pod, annotations map[string]string) error
 }
@@ -151,6 +154,8 @@ type Options struct {
 	Events event.Recorder
 	// Kernel, if given, returns what the node's kernel lacks for floating IPs.
 	Kernel func() error
+	// Policies may be nil, to enforce no network policies.
+	Policies policies
 	// HostPorts forwards ports of the node to pods, and HostPortRange has those that the
 	// node chooses from where a pod leaves it the choice.
 	HostPorts     forwarder

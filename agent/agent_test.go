@@ -94,6 +94,7 @@ func (w *world) Networks(context.Context, string, string, string) ([]attachdef.N
 	return w.named, nil
 }
 func (w *world) Running() []podinfo.Running { return w.running }
+func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 
 func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
 

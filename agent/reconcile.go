@@ -147,6 +147,9 @@ func (a *Agent) Run(ctx context.Context) {
 // it after a change of the node's links.
 func (a *Agent) Recheck(context.Context) {
 	a.shapeSoon()
+	if a.Policies != nil {
+		a.Policies.Recheck()
+	}
 	for _, record := range a.Store.List() {
 		a.reconcile.checkSoon(record.Key())
 	}
@@ -223,6 +226,12 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		if !back || len(a.sharing(now)) > 0 {
 			return a.withdrawAgain(now)
 		}
+		restored := now.Clone()
+		restored.Phase, restored.Reason = state.Added, ""
+		if err := a.enforcePolicies(ctx, restored); err != nil {
+			return err
+		}
+		defer a.policiesAttached(restored)
 		if err := a.eachInterface(now, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }); err != nil {
 			return err
 		}

@@ -41,7 +41,10 @@ func (a *Agent) shapeSoon() {
 }
 
 // Changed notes that the annotations of a pod changed, or that a pod came.
-func (a *Agent) Changed() { a.shapeSoon() }
+func (a *Agent) Changed() {
+	a.shapeSoon()
+	a.policiesSoon()
+}
 
 // Shaped lists the containers whose traffic may have limits.
 func (a *Agent) Shaped() []profile.Container {

@@ -21,11 +21,11 @@ var ErrNoMirror = errors.New("static pod has no mirror")
 // the pod itself. It does nothing where the pod is gone or another one has its name by now.
 func (n *Node) Annotate(ctx context.Context, pod api.Pod, annotations map[string]string) error {
 	if pod.Static != "" {
-		mirror, ok := n.cached(pod.Namespace, pod.Name)
-		if !ok || !mirror.Is(pod) {
+		mirror, ok := n.mirror(pod)
+		if !ok {
 			return fmt.Errorf("annotate pod %s: %w", pod, ErrNoMirror)
 		}
-		pod.UID = mirror.UID
+		pod = mirror
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
 	if err != nil {
@@ -39,4 +39,24 @@ func (n *Node) Annotate(ctx context.Context, pod api.Pod, annotations map[string
 		return fmt.Errorf("annotate pod %s: %w", pod, err)
 	}
 	return nil
+}
+
+// Mirror returns a static pod with the UID that its mirror has now, and any other pod as it is. It
+// does not block.
+func (n *Node) Mirror(pod api.Pod) api.Pod {
+	if pod.Static == "" {
+		return pod
+	}
+	mirror, _ := n.mirror(pod)
+	return mirror
+}
+
+// mirror returns false where the watch shows no mirror of the pod.
+func (n *Node) mirror(pod api.Pod) (api.Pod, bool) {
+	mirror, ok := n.cached(pod.Namespace, pod.Name)
+	if !ok || !mirror.Is(pod) {
+		return pod, false
+	}
+	pod.UID = mirror.UID
+	return pod, true
 }

@@ -416,6 +416,25 @@ func (x *Index) Knows(uid types.UID) bool {
 	return l != nil && l.pod != nil
 }
 
+// Governs says whether any policy has a say about a pod of this node, or may have where the cluster
+// has not shown the pod.
+func (x *Index) Governs(uid types.UID) bool {
+	x.settle()
+	l := x.locals[uid]
+	if l == nil {
+		return false
+	}
+	if l.pod == nil {
+		return len(x.of[l.Namespace])+len(x.clusters) > 0
+	}
+	for _, s := range []selected{l.ingress, l.egress} {
+		if len(s.admin)+len(s.network)+len(s.baseline) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // SetNodeAddresses makes these the addresses of this node, which always reach its pods.
 func (x *Index) SetNodeAddresses(addresses []netip.Addr) {
 	for n, family := range families {

@@ -45,7 +45,9 @@ type Options struct {
 	Conflicts         conflict.Prober
 	GalaxyAliases     bool
 	HostPortRange     string
-	Monitoring        monitoring.Options
+	// NetworkPolicy says that network policies are enforced.
+	NetworkPolicy bool
+	Monitoring    monitoring.Options
 }
 
 // Bounds of the probes for address conflicts: each pod's start waits for them, and RFC 5227
@@ -71,6 +73,7 @@ func newOptions() *Options {
 		Conflicts:         conflict.Prober{Probes: conflict.Probes, Interval: conflict.Interval, Patience: conflict.Patience},
 		// Below the ports of Services and of outgoing connections.
 		HostPortRange: "20000-29999",
+		NetworkPolicy: true,
 		Monitoring:    monitoring.Options{BindAddress: "127.0.0.1", SecurePort: 10265},
 	}
 }
@@ -98,6 +101,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.Conflicts.Interval, "conflict-interval", o.Conflicts.Interval, "How long an answer is waited for after each probe.")
 	fs.BoolVar(&o.GalaxyAliases, "galaxy-aliases", o.GalaxyAliases, "Take a request of "+galaxy.ResourceENIIP+" for one of "+v1alpha1.ResourceIP+", as the scheduler does with its option of this name.")
 	fs.StringVar(&o.HostPortRange, "host-port-range", o.HostPortRange, "Ports of the node from which pods with the annotation "+v1alpha1.AnnotationHostPorts+" get theirs. Ports that a program of the node has, and the kernel's range for outgoing connections, are left out.")
+	fs.BoolVar(&o.NetworkPolicy, "network-policy", o.NetworkPolicy, "Enforce NetworkPolicies and ClusterNetworkPolicies for all pods of the node. Turn it off where another program does.")
 	o.Monitoring.AddFlags(fs)
 }
 

@@ -103,11 +103,18 @@ func run(ctx context.Context, o *Options) error {
 	if o.Conflicts.Probes > 0 {
 		options.Listener = conflict.NewListener()
 	}
+	background := []func(context.Context) error{runOverlay}
+	enforcer := newEnforcer(o, clients, recorder, journal)
+	if enforcer != nil {
+		options.Policies = enforcer
+	} else {
+		background = append(background, func(ctx context.Context) error { return sweepPolicies(ctx, store) })
+	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
-	background := []func(context.Context) error{
-		runOverlay,
-		func(ctx context.Context) error { return profiles.Run(ctx, a) },
+	background = append(background, func(ctx context.Context) error { return profiles.Run(ctx, a) })
+	if enforcer != nil {
+		background = append(background, func(ctx context.Context) error { return enforcer.Run(ctx, a) })
 	}
 	return serve(ctx, o, a, node, config, background...)
 }

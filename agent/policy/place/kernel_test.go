@@ -185,6 +185,9 @@ func TestFindGone(t *testing.T) {
 		if _, err := Find(w.pod.Path(), nil); !errors.Is(err, ErrNoNamespace) {
 			t.Errorf("Find() = %v, want %v", err, ErrNoNamespace)
 		}
+		if _, err := Find(w.node.Path(), nil); !errors.Is(err, ErrNoNamespace) {
+			t.Errorf("Find() of the node's namespace = %v, want %v", err, ErrNoNamespace)
+		}
 		return nil
 	})
 }

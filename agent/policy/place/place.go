@@ -3,6 +3,7 @@
 package place
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	cnins "github.com/containernetworking/cni/pkg/ns"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
@@ -79,6 +81,10 @@ func linksOf(path string, names []string) (namespace, error) {
 		return namespace{}, fmt.Errorf("open network namespace %s: %w", path, err)
 	}
 	defer netns.Close()
+	// A path that leads to the node's namespace is that of a container that is gone.
+	if isNode, err := IsNode(path); isNode || err != nil {
+		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s is that of the node", ErrNoNamespace, path))
+	}
 	n := namespace{}
 	if n.id, err = netlink.GetNetNsIdByFd(int(netns.Fd())); err != nil {
 		return namespace{}, fmt.Errorf("find the number of network namespace %s: %w", path, err)
@@ -103,6 +109,15 @@ func linksOf(path string, names []string) (namespace, error) {
 		return namespace{}, fmt.Errorf("list the links in %s: %w", path, err)
 	}
 	return n, nil
+}
+
+// IsNode returns whether a path leads to the network namespace of the node.
+func IsNode(netns string) (bool, error) {
+	is, err := cnins.CheckNetNS(netns)
+	if err != nil {
+		return false, fmt.Errorf("compare the network namespace %s with the node's: %w", netns, err)
+	}
+	return is, nil
 }
 
 // counts returns whether a CNI plugin made a link, which may carry packets.

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/agent/policy/enforce"
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// policies enforces network policies. Methods are safe in parallel.
+type policies interface {
+	// Prepare comes before the first interface of a container is made, and Enforce after the
+	// last one, before anything runs in it. They block for the policies, the API server and the kernel.
+	Prepare(ctx context.Context, c enforce.Container) error
+	Enforce(ctx context.Context, c enforce.Container) error
+	// Attached says that the ADD of a container is complete, and Detached that its network is
+	// gone. Forget says so of a pod whose containers are not known. They do not block.
+	Attached(id string)
+	Detached(id string)
+	Forget(uid string)
+	// Reopen removes what an interrupted ADD left in a network namespace. It blocks for the kernel.
+	Reopen(netns string) error
+	// Soon has the containers listed again, and Recheck the kernel compared whole; they return at
+	// once.
+	Soon()
+	Recheck()
+	// Ready returns an error while the policies are not known or not in the kernel. It does not
+	// block.
+	Ready() error
+}
+
+// Policed lists the containers whose packets network policies concern, and the running pods that have
+// none.
+func (a *Agent) Policed() []enforce.Container {
+	var all []enforce.Container
+	for _, record := range a.Store.List() {
+		if !isOfOtherBoot(record, a.BootID) {
+			all = append(all, a.policed(record))
+		}
+	}
+	for _, pod := range a.Pods.Running() {
+		all = append(all, enforce.Container{Pod: pod.Pod.Pod, Addresses: pod.Addresses})
+	}
+	return all
+}
+
+// WaitForPods returns true when Policed is complete, and false where the context ends before.
+func (a *Agent) WaitForPods(ctx context.Context) bool { return a.Pods.WaitForSync(ctx) }
+
+func (a *Agent) policed(record *state.Container) enforce.Container {
+	c := enforce.Container{
+		Pod: record.Pod, ID: policedID(record), NetNS: record.NetNS,
+		Ending: record.Phase == state.Deleting || record.Phase == state.Withdrawn, Foreign: ofCaller(record),
+	}
+	if record.Pod.Static != "" {
+		// Its mirror may be another one by now.
+		c.Pod = a.Pods.Mirror(record.Pod)
+	}
+	for _, attachment := range record.Attachments {
+		c.Interfaces = append(c.Interfaces, attachment.IfName)
+		switch {
+		case len(attachment.Addresses) == 0:
+			c.Addresses = append(c.Addresses, addressesOf(attachment.Result)...)
+		case record.Phase != state.Withdrawn:
+			for _, addr := range attachment.Addresses {
+				c.Addresses = append(c.Addresses, addr.Address)
+			}
+		}
+		// A driver makes an interface for each VLAN.
+		c.Interfaces = append(c.Interfaces, interfacesOf(attachment)...)
+	}
+	slices.Sort(c.Interfaces)
+	c.Interfaces = slices.Compact(c.Interfaces)
+	slices.SortFunc(c.Addresses, netip.Addr.Compare)
+	c.Addresses = slices.Compact(c.Addresses)
+	return c
+}
+
+// interfacesOf lists further interfaces that an attachment may have made in the container.
+func interfacesOf(attachment state.Attachment) []string {
+	var all []string
+	for _, addr := range attachment.Addresses {
+		if addr.VLAN > 0 {
+			all = append(all, fmt.Sprintf("%s.%d", attachment.IfName, addr.VLAN))
+		}
+	}
+	return all
+}
+
+// policedID tells the record's container from others.
+func policedID(record *state.Container) string { return record.ContainerID + "/" + record.IfName }
+
+// preparePolicies comes before the container has an interface.
+func (a *Agent) preparePolicies(ctx context.Context, record *state.Container) error {
+	if a.Policies == nil {
+		return nil
+	}
+	if err := a.Policies.Prepare(ctx, a.policed(record)); err != nil {
+		return fmt.Errorf("prepare the network policies of pod %s: %w", record.Pod, err)
+	}
+	fault.Point("add/policies-prepared")
+	return nil
+}
+
+// enforcePolicies comes when the container has all interfaces, and before anything runs in it.
+func (a *Agent) enforcePolicies(ctx context.Context, record *state.Container) error {
+	if a.Policies == nil {
+		return nil
+	}
+	if err := a.Policies.Enforce(ctx, a.policed(record)); err != nil {
+		return fmt.Errorf("enforce the network policies of pod %s: %w", record.Pod, err)
+	}
+	fault.Point("add/policies")
+	return nil
+}
+
+// policiesAttached says that an ADD is complete.
+func (a *Agent) policiesAttached(record *state.Container) {
+	if a.Policies != nil {
+		a.Policies.Attached(policedID(record))
+	}
+}
+
+// policiesDetached says that the record is gone. The rules for its addresses go with it, after
+// its network.
+func (a *Agent) policiesDetached(ctx context.Context, record *state.Container) {
+	if a.Policies == nil {
+		return
+	}
+	if record.Phase == state.Adding && record.NetNS != "" && !isOfOtherBoot(record, a.BootID) {
+		// The namespace may get another ADD.
+		if err := a.Policies.Reopen(record.NetNS); err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot look after the network namespace of a container without a network", "containerID", record.ContainerID, "err", err)
+		}
+	}
+	a.Policies.Detached(policedID(record))
+}
+
+// policiesSoon comes after a change of the containers or their addresses.
+func (a *Agent) policiesSoon() {
+	if a.Policies != nil {
+		a.Policies.Soon()
+	}
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy/place"
+)
+
+// foreignSettle is when the interfaces of another program are looked for, after its ADD of the
+// addresses, and foreignLooks how often.
+const (
+	foreignSettle = time.Second
+	foreignLooks  = 5
+)
+
+// Prepare comes before the first interface of a container: the policies are known, and where they
+// select the pod, nothing comes to it until Enforce. It blocks for the policies, the API server and the
+// kernel.
+func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
+	if err := e.Known(ctx); err != nil {
+		return err
+	}
+	if !e.active() {
+		return nil
+	}
+	if err := e.Objects.Ensure(ctx, types.NamespacedName{Namespace: c.Pod.Namespace, Name: c.Pod.Name}, types.UID(c.Pod.UID)); err != nil {
+		return err
+	}
+	// Its addresses are peers of other pods from now on.
+	e.note(c, place.Place{})
+	e.publish()
+	if c.Foreign || !e.governs(c) {
+		return nil
+	}
+	return e.Kernel.Close(c.NetNS)
+}
+
+// Enforce comes when all interfaces of a container are there, and before anything runs in it. When it
+// returns, the policies that select the pod are in the kernel. It blocks for the kernel.
+func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
+	if !e.active() {
+		// A policy that comes now finds the container.
+		e.note(c, place.Place{})
+		return nil
+	}
+	if c.Foreign {
+		for i := range foreignLooks {
+			time.AfterFunc(foreignSettle<<i, func() { e.lookAgain(c.ID) })
+		}
+	}
+	found, err := e.Kernel.Find(c.NetNS, c.Interfaces)
+	if err != nil && !(c.Foreign && isGone(err)) {
+		return err
+	}
+	e.note(c, found)
+	version := e.publish()
+	if !e.governs(c) {
+		return nil
+	}
+	if err := e.showBridgesOf(found); err != nil {
+		klog.FromContext(ctx).Error(err, "Pods of one bridge may reach each other whatever their network policies say", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
+	}
+	if err := e.wait(ctx, nodeKey, version); err != nil {
+		return err
+	}
+	if err := e.wait(ctx, c.ID, version); err != nil {
+		return err
+	}
+	e.Soon() // tells what cannot be enforced
+	return e.Kernel.Open(c.NetNS)
+}
+
+// lookAgain has the place of a container found again.
+func (e *Enforcer) lookAgain(id string) {
+	e.mu.Lock()
+	delete(e.places, id)
+	e.mu.Unlock()
+	e.Soon()
+}
+
+// note remembers a container of an ADD with its place.
+func (e *Enforcer) note(c Container, p place.Place) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.attached[c.Pod.UID], e.attached[c.Pod.Identity()] = true, true
+	e.containers[c.ID], e.attaching[c.ID] = c, c
+	e.places[c.ID] = p
+	e.ensureTarget(c.ID, c, true)
+}
+
+// governs returns whether policies select the pod.
+func (e *Enforcer) governs(c Container) (governs bool) {
+	e.Objects.Do(func() { governs = e.index.Governs(types.UID(c.Pod.UID)) })
+	return governs
+}
+
+// Attached says that the ADD of a container is complete: it is among the listed ones from now on.
+func (e *Enforcer) Attached(id string) {
+	e.mu.Lock()
+	delete(e.attaching, id)
+	e.mu.Unlock()
+	e.Soon()
+}
+
+// Detached says that the network of a container is gone, or will never be complete.
+func (e *Enforcer) Detached(id string) {
+	e.mu.Lock()
+	delete(e.attaching, id)
+	e.mu.Unlock()
+	e.Soon()
+}
+
+// Forget says that the network of a pod is gone whose containers are not known.
+func (e *Enforcer) Forget(uid string) {
+	e.mu.Lock()
+	e.attached[uid] = true
+	e.mu.Unlock()
+	e.Soon()
+}
+
+// Reopen removes what an ADD that was interrupted left in the namespace of a container. It blocks for the
+// kernel.
+func (e *Enforcer) Reopen(netns string) error {
+	isNode, err := e.Kernel.IsNode(netns)
+	if isNode || isGone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return e.Kernel.Open(netns)
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package enforce keeps the network policies of a node in its kernel. It joins the parts below:
+// cluster follows the objects, an Index compiles them, place says where a pod's packets can be
+// seen, and table brings rulesets there. It owns when what is done.
+//
+// # Tables
+//
+// There is one table for the node, and one in the network namespace of each pod with
+// interfaces that the node does not see. Each is a target of a queue: what changes while a
+// target is written is written next, all at once, one target never by two at a time, and what
+// fails is tried again. A ruleset that is the same pointer as before costs nothing.
+//
+// # ADD
+//
+// Prepare comes before the first interface of a container and closes the gate of a pod that
+// policies select; Enforce comes after the last one, brings the pod's rules into the kernel, and opens
+// the gate. So no packet is ever accepted that a policy forbids. Both fail while the policies are
+// not known. A pod that no policy selects waits for nothing.
+//
+// # Restart
+//
+// The rules in the kernel stand until all policies, all that they need and all pods of the node are
+// known; then each table is replaced in one transaction. Pods that run without a record, because the
+// record was lost or an earlier version attached them, are taken from the API.
+//
+// # Locks
+//
+// Index and cluster are read and changed within cluster.Do only. No lock is held while the
+// kernel or the API server is asked.
+package enforce

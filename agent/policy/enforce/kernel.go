@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"net/netip"
+
+	"github.com/berth-dev/berth/agent/policy/gate"
+	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/agent/policy/table"
+)
+
+// Kernel is the kernel of the node that the process runs on.
+type Kernel struct{ *place.Shower }
+
+// Table returns the table of a network namespace, of the node where the path is empty.
+func (Kernel) Table(netns string) Table { return table.New(netns) }
+
+// Find is place.Find.
+func (Kernel) Find(netns string, names []string) (place.Place, error) {
+	return place.Find(netns, names)
+}
+
+// IsNode is place.IsNode.
+func (Kernel) IsNode(netns string) (bool, error) { return place.IsNode(netns) }
+
+// NodeAddresses is place.NodeAddresses.
+func (Kernel) NodeAddresses() ([]netip.Addr, error) { return place.NodeAddresses() }
+
+// Close is gate.Close.
+func (Kernel) Close(netns string) error { return gate.Close(netns) }
+
+// Open is gate.Open.
+func (Kernel) Open(netns string) error { return gate.Open(netns) }

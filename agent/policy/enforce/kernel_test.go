@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/agent/policy/cluster"
+	"github.com/berth-dev/berth/agent/policy/gate"
+	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/table"
+)
+
+// memory is a cluster in memory, all of which is known at once.
+type memory struct {
+	mu   sync.Mutex
+	sink cluster.Sink
+	// labels of namespaces.
+	labels map[string]map[string]string
+	pods   []*policy.Pod
+	// known is closed when Wait returns.
+	known chan struct{}
+}
+
+func (m *memory) Namespaces() iter.Seq2[string, map[string]string] { return maps.All(m.labels) }
+
+func (m *memory) Pods(namespace string) iter.Seq[*policy.Pod] {
+	return func(yield func(*policy.Pod) bool) {
+		for _, p := range m.pods {
+			if p.Namespace == namespace && !yield(p) {
+				return
+			}
+		}
+	}
+}
+
+func (m *memory) Run(ctx context.Context, sink cluster.Sink) error {
+	m.Do(func() { m.sink = sink })
+	close(m.known)
+	<-ctx.Done()
+	return nil
+}
+
+func (m *memory) Do(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+}
+
+func (m *memory) HasSynced() bool {
+	select {
+	case <-m.known:
+		return true
+	default:
+		return false
+	}
+}
+
+func (m *memory) Wait(ctx context.Context) error {
+	select {
+	case <-m.known:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (m *memory) Ensure(context.Context, types.NamespacedName, types.UID) error { return nil }
+func (m *memory) Held() cluster.Held                                            { return cluster.Held{Pods: len(m.pods)} }
+
+// onNode is the kernel of a test's node.
+type onNode struct {
+	*netnstest.Host
+	place.Shower
+}
+
+func (k onNode) Table(netns string) Table {
+	if netns == "" {
+		netns = k.Path()
+	}
+	return table.New(netns)
+}
+
+func (k onNode) Find(netns string, names []string) (p place.Place, err error) {
+	_ = k.Try(func() error { p, err = place.Find(netns, names); return nil })
+	return p, err
+}
+
+func (k onNode) IsNode(netns string) (is bool, err error) {
+	_ = k.Try(func() error { is, err = place.IsNode(netns); return nil })
+	return is, err
+}
+
+func (k onNode) NodeAddresses() (all []netip.Addr, err error) {
+	err = k.Try(func() error { all, err = place.NodeAddresses(); return err })
+	return all, err
+}
+
+func (k onNode) Show(bridge string) error {
+	return k.Try(func() error { return k.Shower.Show(bridge) })
+}
+func (k onNode) Close(netns string) error { return gate.Close(netns) }
+func (k onNode) Open(netns string) error  { return gate.Open(netns) }
+
+// world is a node that routes between its pods, on veth pairs, on a bridge and on macvlan links.
+type world struct {
+	t       *testing.T
+	node    *netnstest.Host
+	cluster *memory
+	events  *recorder
+
+	mu     sync.Mutex
+	listed []Container
+
+	enforcer *Enforcer
+	end      func()
+}
+
+// recorder keeps the notes of events.
+type recorder struct {
+	mu    sync.Mutex
+	notes []string
+}
+
+func (r *recorder) Eventf(about, _ runtime.Object, _, reason, _, note string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := ""
+	if ref, ok := about.(*corev1.ObjectReference); ok {
+		name = ref.Kind + " " + ref.Name
+	}
+	r.notes = append(r.notes, name+" "+reason+": "+fmt.Sprintf(note, args...))
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	netnstest.Need(t)
+	w := &world{t: t, node: netnstest.New(t), events: &recorder{}, cluster: &memory{
+		labels: map[string]map[string]string{"shop": {"kubernetes.io/metadata.name": "shop"}}, known: make(chan struct{}),
+	}}
+	w.node.IPBatch(`link add uplink type veth peer name switch
+link set uplink up
+link set switch up
+addr add 10.0.60.11/24 dev uplink
+link add cni0 type bridge
+link set cni0 up
+addr add 10.244.0.1/24 dev cni0
+`)
+	if _, err := w.node.Command("sysctl", "-w", "net.ipv4.ip_forward=1"); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	return w
+}
+
+func (w *world) Policed() []Container {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.listed)
+}
+
+func (w *world) WaitForPods(context.Context) bool { return true }
+
+// start starts an agent's enforcer.
+func (w *world) start() {
+	w.cluster.known = make(chan struct{})
+	ctx, cancel := context.WithCancel(w.t.Context())
+	w.enforcer = New(Options{Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}}, Events: w.events})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := w.enforcer.Run(ctx, w); err != nil {
+			w.t.Errorf("Run() = %v", err)
+		}
+	}()
+	w.end = sync.OnceFunc(func() { cancel(); <-done })
+	w.t.Cleanup(w.end)
+	if err := w.enforcer.Known(ctx); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// pod is a pod of the node.
+type pod struct {
+	*netnstest.Host
+	Container
+	api *policy.Pod
+}
+
+// newPod is a pod that the API knows, and whose network is not made.
+func (w *world) newPod(name, address string) *pod {
+	p := &pod{Host: netnstest.New(w.t)}
+	p.Container = Container{Pod: api.Pod{Namespace: "shop", Name: name, UID: "uid-" + name}, ID: "c-" + name + "/eth0", NetNS: p.Path(), Interfaces: []string{"eth0"}}
+	p.api = &policy.Pod{NamespacedName: types.NamespacedName{Namespace: "shop", Name: name}, UID: types.UID("uid-" + name), Labels: map[string]string{"app": name}}
+	w.cluster.Do(func() {
+		w.cluster.pods = append(w.cluster.pods, p.api)
+		w.cluster.sink.SetPod(nil, p.api)
+	})
+	p.Addresses = []netip.Addr{netip.MustParseAddr(address)}
+	return p
+}
+
+// wire gives the pod its network, as a plugin does.
+func (w *world) wire(p *pod, kind string) {
+	short := p.Pod.Name
+	address := p.Addresses[0].String()
+	switch kind {
+	case "routed":
+		w.node.IPBatch("link add v" + short + " type veth peer name eth0 netns " + p.Path() + "\nlink set v" + short + " up\n" +
+			"addr add 169.254.1.1/32 dev v" + short + "\nroute add " + address + " dev v" + short + "\n")
+		p.IPBatch("link set eth0 up\naddr add " + address + "/32 dev eth0\nroute add 169.254.1.1 dev eth0\nroute add default via 169.254.1.1 dev eth0\n")
+	case "bridge":
+		w.node.IPBatch("link add v" + short + " type veth peer name eth0 netns " + p.Path() + "\nlink set v" + short + " master cni0 up\n")
+		p.IPBatch("link set eth0 up\naddr add " + address + "/24 dev eth0\nroute add default via 10.244.0.1\n")
+	case "macvlan":
+		w.node.IPBatch("link add eth0 link uplink netns " + p.Path() + " type macvlan mode bridge\n")
+		p.IPBatch("link set eth0 up\naddr add " + address + "/24 dev eth0\n")
+	}
+}
+
+// add does what an ADD does.
+func (w *world) add(p *pod, kind string) {
+	w.t.Helper()
+	if err := w.enforcer.Prepare(w.t.Context(), p.Container); err != nil {
+		w.t.Fatal(err)
+	}
+	w.wire(p, kind)
+	if err := w.enforcer.Enforce(w.t.Context(), p.Container); err != nil {
+		w.t.Fatal(err)
+	}
+	w.list(p)
+	w.enforcer.Attached(p.ID)
+}
+
+func (w *world) list(p *pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listed = append(w.listed, p.Container)
+}
+
+// del does what a DEL does.
+func (w *world) del(p *pod) {
+	w.mu.Lock()
+	w.listed = slices.DeleteFunc(w.listed, func(c Container) bool { return c.ID == p.ID })
+	w.mu.Unlock()
+	w.enforcer.Detached(p.ID)
+}
+
+// allow is a policy that lets come to the pods of an app those of others only.
+func allow(name, to string, from ...string) *networkingv1.NetworkPolicy {
+	p := &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": to}},
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+		},
+	}
+	for _, app := range from {
+		p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{
+			From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}},
+		})
+	}
+	return p
+}
+
+func (w *world) set(p *networkingv1.NetworkPolicy) {
+	w.cluster.Do(func() { w.cluster.sink.SetNetworkPolicy(p) })
+}
+
+func (w *world) unset(p *networkingv1.NetworkPolicy) {
+	w.cluster.Do(func() { w.cluster.sink.DeleteNetworkPolicy(p.Namespace, p.Name) })
+}
+
+// has returns whether a namespace has a table of policies.
+func (w *world) has(h *netnstest.Host) bool {
+	w.t.Helper()
+	out, err := h.Command("nft", "list", "tables")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return strings.Contains(out, ruleset.TableName)
+}
+
+func (w *world) eventually(what string, is func() bool) {
+	w.t.Helper()
+	netnstest.Eventually(w.t, func() error {
+		if !is() {
+			return fmt.Errorf("not yet: %s", what)
+		}
+		return nil
+	})
+}
+
+func reaches(from *netnstest.Host, to *pod) bool {
+	_, err := from.Command("ping", "-c", "1", "-W", "1", to.Addresses[0].String())
+	return err == nil
+}
+
+// Policies hold for pods of each kind from their ADD on, follow changes, and leave nothing.
+func TestKinds(t *testing.T) {
+	for kind, addresses := range map[string][3]string{
+		"routed":  {"10.1.0.1", "10.1.0.2", "10.1.0.3"},
+		"bridge":  {"10.244.0.11", "10.244.0.12", "10.244.0.13"},
+		"macvlan": {"10.0.60.21", "10.0.60.22", "10.0.60.23"},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWorld(t)
+			policy := allow("db", "db", "web")
+			w.set(policy)
+			db, web, other := w.newPod("db", addresses[0]), w.newPod("web", addresses[1]), w.newPod("other", addresses[2])
+			for _, p := range []*pod{db, web, other} {
+				w.add(p, kind)
+			}
+			// The rule for the pods that came later is followed, which ADD does not wait for.
+			w.eventually("web reaches db", func() bool { return reaches(web.Host, db) })
+			if reaches(other.Host, db) {
+				t.Error("other reaches db")
+			}
+			if !reaches(other.Host, web) || !reaches(db.Host, other) {
+				t.Error("pods without a policy are not reached")
+			}
+			if kind != "macvlan" && !reaches(w.node, db) {
+				t.Error("the node does not reach db")
+			}
+			if direct := w.has(db.Host); direct != (kind == "macvlan") {
+				t.Errorf("the pod has a table: %t", direct)
+			}
+			w.set(allow("db", "db", "other"))
+			w.eventually("other reaches db", func() bool { return reaches(other.Host, db) })
+			w.eventually("web does not reach db", func() bool { return !reaches(web.Host, db) })
+			w.unset(policy)
+			w.eventually("web reaches db without a policy", func() bool { return reaches(web.Host, db) })
+			w.eventually("no table is left", func() bool { return !w.has(w.node) && !w.has(db.Host) })
+			for _, p := range []*pod{db, web, other} {
+				w.del(p)
+			}
+		})
+	}
+}
+
+// No packet of a flood that began before the ADD is answered.
+func TestFirstInstant(t *testing.T) {
+	for kind, addresses := range map[string][2]string{
+		"routed": {"10.1.0.1", "10.1.0.2"}, "bridge": {"10.244.0.11", "10.244.0.12"}, "macvlan": {"10.0.60.21", "10.0.60.22"},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			for _, denied := range []bool{false, true} {
+				w := newWorld(t)
+				if denied {
+					w.set(allow("db", "db"))
+				} else {
+					w.set(allow("db", "somebody"))
+				}
+				other, db := w.newPod("other", addresses[1]), w.newPod("db", addresses[0])
+				w.add(other, kind)
+				if kind != "routed" {
+					// Known neighbours: the first packet after the link is up is for the pod.
+					other.IP("neigh", "replace", addresses[0], "lladdr", podMAC, "dev", "eth0", "nud", "permanent")
+				}
+				// Packets to it are dropped in silence until it is there.
+				w.node.IP("route", "add", "blackhole", addresses[0], "metric", "9999")
+				flood := make(chan string)
+				go func() {
+					out, _ := other.Command("ping", "-i", "0.002", "-w", "3", "-q", addresses[0])
+					flood <- out
+				}()
+				if err := w.enforcer.Prepare(t.Context(), db.Container); err != nil {
+					t.Fatal(err)
+				}
+				w.wire(db, kind)
+				if kind != "routed" {
+					db.IP("link", "set", "eth0", "address", podMAC)
+				}
+				<-time.After(500 * time.Millisecond) // a slow plugin
+				if err := w.enforcer.Enforce(t.Context(), db.Container); err != nil {
+					t.Fatal(err)
+				}
+				out := <-flood
+				if none := strings.Contains(out, " 0 received"); none != denied {
+					t.Errorf("denied %t: %s", denied, out)
+				}
+				w.end()
+			}
+		})
+	}
+}
+
+const podMAC = "0a:58:00:00:00:01"

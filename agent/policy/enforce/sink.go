@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"github.com/berth-dev/berth/agent/policy"
+)
+
+// sink passes what changes on to the index and has the tables written. Its methods are called
+// within Objects.Do.
+type sink struct{ *Enforcer }
+
+// changed notes a change of the index.
+func (s *sink) changed() {
+	s.version++
+	s.enqueue()
+}
+
+// policy notes that there is a policy, or that it is gone. Nothing is known of the places of
+// pods while there is none.
+func (s *sink) policy(name types.NamespacedName, is bool) {
+	if is {
+		s.policies[name] = true
+	} else {
+		delete(s.policies, name)
+	}
+	s.Soon()
+	s.changed()
+}
+
+func (s *sink) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
+	s.index.SetNetworkPolicy(p)
+	s.policy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, true)
+}
+
+func (s *sink) DeleteNetworkPolicy(namespace, name string) {
+	s.index.DeleteNetworkPolicy(namespace, name)
+	s.policy(types.NamespacedName{Namespace: namespace, Name: name}, false)
+}
+
+func (s *sink) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
+	s.index.SetClusterPolicy(p)
+	s.policy(types.NamespacedName{Name: p.Name}, true)
+}
+
+func (s *sink) DeleteClusterPolicy(name string) {
+	s.index.DeleteClusterPolicy(name)
+	s.policy(types.NamespacedName{Name: name}, false)
+}
+
+func (s *sink) SetNamespace(name string, labels map[string]string) {
+	s.index.SetNamespace(name, labels)
+	s.changed()
+}
+
+func (s *sink) DeleteNamespace(name string) {
+	s.index.DeleteNamespace(name)
+	s.changed()
+}
+
+func (s *sink) SetPod(was, is *policy.Pod) {
+	s.index.SetPod(was, is)
+	s.changed()
+}

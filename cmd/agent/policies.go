@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy/enforce"
+	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/agent/policy/table"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/settings"
+	"github.com/berth-dev/berth/ipam/event"
+)
+
+// newEnforcer returns what enforces network policies, nil where it is off.
+func newEnforcer(o *Options, clients *clients, recorder event.Recorder, journal *settings.Journal) *enforce.Enforcer {
+	if !o.NetworkPolicy {
+		return nil
+	}
+	return enforce.New(enforce.Options{
+		Objects: newPolicyCluster(clients, o.NodeName),
+		Kernel:  enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}},
+		Events:  recorder,
+	})
+}
+
+// sweepPolicies removes the rules that an agent made which enforced policies: nobody would follow
+// changes of the policies any more.
+func sweepPolicies(ctx context.Context, store *state.Store) error {
+	errs := []error{table.New("").Remove(ctx)}
+	for _, record := range store.List() {
+		if isNode, err := place.IsNode(record.NetNS); record.NetNS == "" || isNode || err != nil {
+			continue
+		}
+		errs = append(errs, table.New(record.NetNS).Remove(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot remove the rules of network policies, which are off")
+	}
+	return nil
+}
