@@ -4,14 +4,15 @@ package hostport
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/conntrack"
 )
 
 // forward is one element of the maps: connections to the node's port lead to the pod.
@@ -72,28 +73,19 @@ type stale struct {
 	local []netip.Addr
 }
 
-// MatchConntrackFlow returns true for connections to a port that lead elsewhere since before
-// the port was forwarded, and for those that lead to a pod that has the port no more.
-func (s stale) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	to := func(f forward) bool {
-		return flow.Forward.Protocol == f.protocol && flow.Forward.DstPort == f.hostPort
-	}
-	toPod := func(f forward) bool {
-		return addrOf(flow.Reverse.SrcIP) == f.pod.Addr() && flow.Reverse.SrcPort == f.pod.Port()
-	}
+// has returns true for connections to a port that lead elsewhere since before the port was
+// forwarded, and for those that lead to a pod that has the port no more.
+func (s stale) has(flow *conntrack.Flow) bool {
+	dst := flow.Original.Destination
+	to := func(f forward) bool { return flow.Protocol == f.protocol && dst.Port() == f.hostPort }
+	toPod := func(f forward) bool { return flow.Reply.Source == f.pod }
 	if slices.ContainsFunc(s.ended, func(f forward) bool { return to(f) && toPod(f) }) {
 		return true
 	}
 	return slices.ContainsFunc(s.began, func(f forward) bool {
-		dst := addrOf(flow.Forward.DstIP)
-		return to(f) && !toPod(f) && dst.Is4() == f.pod.Addr().Is4() &&
-			(dst == f.hostIP || !f.hostIP.IsValid() && slices.Contains(s.local, dst))
+		return to(f) && !toPod(f) && dst.Addr().Is4() == f.pod.Addr().Is4() &&
+			(dst.Addr() == f.hostIP || !f.hostIP.IsValid() && slices.Contains(s.local, dst.Addr()))
 	})
-}
-
-func addrOf(ip net.IP) netip.Addr {
-	addr, _ := netip.AddrFromSlice(ip)
-	return addr.Unmap()
 }
 
 // endConnections makes the kernel forget connections that the changes concern. Clients of TCP
@@ -106,13 +98,20 @@ func endConnections(began, ended []forward) error {
 	if err != nil {
 		return err
 	}
-	filter := stale{began: began, ended: ended, local: local}
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+	which := stale{began: began, ended: ended, local: local}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if !slices.ContainsFunc(slices.Concat(began, ended), func(f forward) bool { return f.pod.Addr().Is4() == (family == unix.AF_INET) }) {
 			continue
 		}
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter); err != nil {
-			return fmt.Errorf("end connections of changed host ports (does the kernel have nf_conntrack_netlink?): %w", err)
+		var errs []error
+		errs = append(errs, conntrack.List(family, func(flow *conntrack.Flow) bool {
+			if which.has(flow) {
+				errs = append(errs, conntrack.End(flow))
+			}
+			return true
+		}))
+		if err := errors.Join(errs...); err != nil {
+			return fmt.Errorf("end connections of changed host ports: %w", err)
 		}
 	}
 	return nil

@@ -4,15 +4,14 @@ package hostport
 
 import (
 	"errors"
-	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/conntrack"
 )
 
 func port(protocol, hostIP string, number uint16) api.HostPort {
@@ -112,7 +111,7 @@ func TestContent(t *testing.T) {
 
 // Only connections that a change concerns are ended.
 func TestStale(t *testing.T) {
-	node, pod, old, far := net.ParseIP("10.0.60.11"), net.ParseIP("10.0.70.5"), net.ParseIP("10.0.70.6"), net.ParseIP("8.8.8.8")
+	node, pod, old, far := netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.0.70.5"), netip.MustParseAddr("10.0.70.6"), netip.MustParseAddr("8.8.8.8")
 	s := stale{
 		began: []forward{{hostPort: 53, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.5:80")}},
 		ended: []forward{{hostPort: 54, protocol: unix.IPPROTO_UDP, pod: netip.MustParseAddrPort("10.0.70.6:80")}},
@@ -120,9 +119,9 @@ func TestStale(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		protocol uint8
-		to       net.IP
+		to       netip.Addr
 		port     uint16
-		from     net.IP
+		from     netip.Addr
 		fromPort uint16
 		want     bool
 	}{
@@ -135,11 +134,12 @@ func TestStale(t *testing.T) {
 		"to a pod that lost the port":    {unix.IPPROTO_UDP, node, 54, old, 80, true},
 		"to the lost port of the node":   {unix.IPPROTO_UDP, node, 54, node, 54, false},
 	} {
-		flow := &netlink.ConntrackFlow{
-			Forward: netlink.IPTuple{Protocol: c.protocol, DstIP: c.to, DstPort: c.port},
-			Reverse: netlink.IPTuple{Protocol: c.protocol, SrcIP: c.from, SrcPort: c.fromPort},
+		flow := &conntrack.Flow{
+			Protocol: c.protocol,
+			Original: conntrack.Tuple{Destination: netip.AddrPortFrom(c.to, c.port)},
+			Reply:    conntrack.Tuple{Source: netip.AddrPortFrom(c.from, c.fromPort)},
 		}
-		if got := s.MatchConntrackFlow(flow); got != c.want {
+		if got := s.has(flow); got != c.want {
 			t.Errorf("a connection %s: ended is %v, want %v", name, got, c.want)
 		}
 	}

@@ -123,7 +123,7 @@ func (w *world) serve(p *pod) {
 	w.t.Helper()
 	serveAt(w.t, p.Host, netip.IPv6Unspecified(), containerPort)
 	for _, addr := range p.addrs {
-		stop, err := serveSCTP(p.Host, addr, containerPort)
+		stop, err := netnstest.ServeSCTP(p.Host, addr, containerPort)
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func (w *world) ask(from *netnstest.Host, protocol string, to netip.AddrPort, li
 	var err error
 	switch protocol {
 	case "SCTP":
-		text, err = askSCTP(from, uint16(10000+w.sources.Add(1)), to, limit)
+		text, err = netnstest.AskSCTP(from, uint16(10000+w.sources.Add(1)), to, limit)
 	case "TCP":
 		err = from.Try(func() error {
 			conn, err := net.DialTimeout("tcp", to.String(), limit)

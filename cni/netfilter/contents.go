@@ -92,24 +92,8 @@ type attributes map[int][]byte
 // split reads attributes.
 func split(b []byte) (attributes, error) {
 	all := attributes{}
-	err := each(b, func(kind int, value []byte) error { all[kind] = value; return nil })
+	err := rtnl.Attributes(b, func(kind int, value []byte) error { all[kind] = value; return nil })
 	return all, err
-}
-
-// each yields one attribute after the other.
-func each(b []byte, yield func(kind int, value []byte) error) error {
-	const header, flags = 4, unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER
-	for len(b) >= header {
-		size := int(binary.NativeEndian.Uint16(b))
-		if size < header || size > len(b) {
-			return errors.New("an attribute ends after its message")
-		}
-		if err := yield(int(binary.NativeEndian.Uint16(b[2:])&^flags), b[header:size]); err != nil {
-			return err
-		}
-		b = b[min(len(b), (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
-	}
-	return nil
 }
 
 // text and number return zero where there is no such attribute.
@@ -192,7 +176,7 @@ func Marks(table *nftables.Table) (map[string][][]byte, error) {
 // one message and may be kept.
 func Elements(table *nftables.Table, set string, read func(Element)) error {
 	return dump(table, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(a attributes) error {
-		return each(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
+		return rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
 			e, err := readElement(value)
 			if err == nil {
 				read(e)
@@ -204,14 +188,14 @@ func Elements(table *nftables.Table, set string, read func(Element)) error {
 
 func readElement(value []byte) (Element, error) {
 	var e Element
-	err := each(value, func(kind int, value []byte) (err error) {
+	err := rtnl.Attributes(value, func(kind int, value []byte) (err error) {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key, err = only(value, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			var verdict []byte
 			if verdict, err = only(value, unix.NFTA_DATA_VERDICT); err == nil {
-				err = each(verdict, func(kind int, value []byte) error {
+				err = rtnl.Attributes(verdict, func(kind int, value []byte) error {
 					switch kind {
 					case unix.NFTA_VERDICT_CODE:
 						e.Goto += verdictName(int32(binary.BigEndian.Uint32(value)))
@@ -244,7 +228,7 @@ func verdictName(code int32) string {
 
 // only returns the attribute of a kind.
 func only(b []byte, kind int) (found []byte, err error) {
-	err = each(b, func(have int, value []byte) error {
+	err = rtnl.Attributes(b, func(have int, value []byte) error {
 		if have == kind {
 			found = value
 		}

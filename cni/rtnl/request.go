@@ -3,6 +3,7 @@
 package rtnl
 
 import (
+	"encoding/binary"
 	"errors"
 	"syscall"
 
@@ -29,4 +30,23 @@ func Dump[T any](list func() (T, error)) (all T, err error) {
 		}
 	}
 	return all, err
+}
+
+var errShort = errors.New("a netlink attribute does not fit into its message")
+
+// Attributes yields the attributes of a message or of an attribute, without the flags of their
+// kinds. Values are parts of b.
+func Attributes(b []byte, yield func(kind int, value []byte) error) error {
+	for len(b) >= unix.SizeofNlAttr {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < unix.SizeofNlAttr || size > len(b) {
+			return errShort
+		}
+		kind := int(binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER))
+		if err := yield(kind, b[unix.SizeofNlAttr:size]); err != nil {
+			return err
+		}
+		b = b[min(len(b), (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+	}
+	return nil
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package hostport
+package netnstest
 
 import (
 	"encoding/binary"
@@ -10,8 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"time"
-
-	"github.com/berth-dev/berth/agent/netnstest"
 )
 
 // Many kernels have no sockets for SCTP, so the tests speak it through raw ones: the first
@@ -74,8 +72,8 @@ func sctpNetwork(addr netip.Addr) string {
 	return "ip6:132"
 }
 
-// serveSCTP answers every association with the address that it comes from, until close.
-func serveSCTP(host *netnstest.Host, addr netip.Addr, port uint16) (stop func(), err error) {
+// ServeSCTP answers every association with the address that it comes from, until stop.
+func ServeSCTP(host *Host, addr netip.Addr, port uint16) (stop func(), err error) {
 	var conn net.PacketConn
 	if err := host.Try(func() error { conn, err = net.ListenPacket(sctpNetwork(addr), addr.String()); return err }); err != nil {
 		return nil, err
@@ -97,8 +95,8 @@ func serveSCTP(host *netnstest.Host, addr netip.Addr, port uint16) (stop func(),
 	return func() { _ = conn.Close() }, nil
 }
 
-// askSCTP begins an association and returns what the answer says.
-func askSCTP(host *netnstest.Host, source uint16, to netip.AddrPort, patience time.Duration) (string, error) {
+// AskSCTP begins an association and returns what the answer says.
+func AskSCTP(host *Host, source uint16, to netip.AddrPort, patience time.Duration) (string, error) {
 	var conn *net.IPConn
 	err := host.Try(func() error {
 		var err error

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/netfilter"
+)
+
+// locals are the pods of the node.
+func locals() map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, e := range both {
+		all[e.client], all[e.server] = "", ""
+	}
+	return all
+}
+
+func (w *world) end(want int) {
+	w.t.Helper()
+	ended, err := w.table.EndConnections(w.t.Context(), locals())
+	if err != nil || ended != want {
+		w.t.Errorf("EndConnections() = %d, %v, want %d", ended, err, want)
+	}
+}
+
+// open begins a connection that must be answered.
+func (w *world) open(protocol string, to netip.AddrPort) net.Conn {
+	w.t.Helper()
+	conn, err := w.dial(protocol, to, patience)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = conn.Close() })
+	if err := ask(conn, "first", patience); err != nil {
+		w.t.Fatal(err)
+	}
+	return conn
+}
+
+// Connections that a ruleset forbids end, those that it allows go on, and those that a later one
+// allows again go on again.
+func TestConnections(t *testing.T) {
+	for _, e := range both {
+		for _, protocol := range []string{"tcp", "udp"} {
+			t.Run(fmt.Sprintf("%v %s", e.Family, protocol), func(t *testing.T) {
+				w := newWorld(t)
+				w.serve(openPort, otherPort)
+				open := isolated()
+				// Another port of the server, which is allowed throughout.
+				stays := ruleset.Rule{Protocol: map[string]ruleset.Protocol{"tcp": ruleset.TCP, "udp": ruleset.UDP}[protocol], Ports: []ruleset.PortRange{{First: otherPort, Last: otherPort}}, Verdict: ruleset.Accept}
+				server := chain("i-server", ruleset.NoHook, append([]ruleset.Rule{stays}, open.Chains["i-server"].Rules...)...)
+				open = with(open, server)
+				shut := with(closed(), server)
+				w.apply(open)
+				cut, other := w.open(protocol, netip.AddrPortFrom(e.server, openPort)), w.open(protocol, netip.AddrPortFrom(e.server, otherPort))
+				w.end(0)
+				w.apply(shut)
+				if err := ask(cut, "before the end", patience); err != nil {
+					t.Errorf("a connection that was not ended yet: %v", err)
+				}
+				w.end(1)
+				if err := ask(cut, "after the end", brief); err == nil {
+					t.Error("a connection goes on that was ended")
+				}
+				if err := ask(other, "after the end", patience); err != nil {
+					t.Errorf("a connection that is still allowed: %v", err)
+				}
+				w.end(0)
+				// A new agent.
+				w.table = New(w.node.Path())
+				w.apply(open)
+				w.end(0)
+				if err := ask(cut, "once more", patience); err != nil {
+					t.Errorf("a connection that is allowed again: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A server that goes on sending does not bring an ended connection back from its side, where the
+// rules allow its packets, and does where it was not cut: so the kernel would take it up.
+func TestPickUp(t *testing.T) {
+	for _, e := range both {
+		for _, protocol := range []string{"tcp", "udp"} {
+			t.Run(fmt.Sprintf("%v %s", e.Family, protocol), func(t *testing.T) {
+				w := newWorld(t)
+				w.apply(isolated())
+				at := netip.AddrPortFrom(e.server, openPort)
+				var sent func(text string) error
+				var client net.Conn
+				if protocol == "tcp" {
+					var listener net.Listener
+					w.server.Run(func() (err error) { listener, err = net.Listen("tcp", at.String()); return err })
+					defer listener.Close()
+					conn, err := w.dial("tcp", at, patience)
+					if err != nil {
+						t.Fatal(err)
+					}
+					client = conn
+					server, err := listener.Accept()
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer server.Close()
+					sent = func(text string) error { _, err := server.Write([]byte(text)); return err }
+				} else {
+					var server *net.UDPConn
+					w.server.Run(func() (err error) {
+						server, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+						return err
+					})
+					defer server.Close()
+					conn, err := w.dial("udp", at, patience)
+					if err != nil {
+						t.Fatal(err)
+					}
+					client = conn
+					if _, err := client.Write([]byte("begin")); err != nil {
+						t.Fatal(err)
+					}
+					_, from, err := server.ReadFromUDPAddrPort(make([]byte, 100))
+					if err != nil {
+						t.Fatal(err)
+					}
+					sent = func(text string) error { _, err := server.WriteToUDPAddrPort([]byte(text), from); return err }
+				}
+				defer client.Close()
+				read := func(wait time.Duration) error {
+					if err := client.SetReadDeadline(time.Now().Add(wait)); err != nil {
+						return err
+					}
+					_, err := client.Read(make([]byte, 100))
+					return err
+				}
+				if err := sent("hello"); err != nil {
+					t.Fatal(err)
+				}
+				if err := read(patience); err != nil {
+					t.Fatal(err)
+				}
+				w.apply(closed())
+				w.end(1)
+				if err := sent("ended"); err != nil {
+					t.Fatal(err)
+				}
+				if read(brief) == nil {
+					t.Error("the client got what the server sent after the end of the connection")
+				}
+				if out, err := w.node.Command("nft", "flush set inet berth-policy "+cutOf(e.client)); err != nil {
+					t.Fatal(err, out)
+				}
+				// TCP sends again what was not confirmed.
+				netnstest.Eventually(t, func() error {
+					if err := sent("not cut"); err != nil {
+						return err
+					}
+					return read(brief)
+				})
+			})
+		}
+	}
+}
+
+// flows lists the connections of the node.
+func (w *world) flows() []*conntrack.Flow {
+	w.t.Helper()
+	var all []*conntrack.Flow
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		w.node.Run(func() error {
+			return conntrack.List(family, func(f *conntrack.Flow) bool { all = append(all, f); return true })
+		})
+	}
+	return all
+}
+
+// SCTP ends as well, and what has no ports.
+func TestConnectionsOfOtherProtocols(t *testing.T) {
+	w := newWorld(t)
+	w.apply(with(isolated(), chain("i-server", ruleset.NoHook)))
+	for i, e := range both {
+		stop, err := netnstest.ServeSCTP(w.server, e.server, openPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		if _, err := netnstest.AskSCTP(w.client, uint16(4000+i), netip.AddrPortFrom(e.server, openPort), patience); err != nil {
+			t.Fatal(err)
+		}
+		w.client.Ping(e.server.String())
+	}
+	counts := func() map[byte]int {
+		all := map[byte]int{}
+		for _, f := range w.flows() {
+			if _, known := locals()[f.Reply.Source.Addr()]; known {
+				all[f.Protocol]++
+			}
+		}
+		return all
+	}
+	before := counts()
+	for protocol, want := range map[byte]int{unix.IPPROTO_SCTP: 2, unix.IPPROTO_ICMP: 1, unix.IPPROTO_ICMPV6: 1} {
+		if before[protocol] != want {
+			t.Errorf("%d connections of protocol %d, want %d", before[protocol], protocol, want)
+		}
+	}
+	w.apply(closed())
+	w.end(4)
+	if after := counts(); len(after) > 0 {
+		t.Errorf("connections are left: %v", after)
+	}
+	for i, e := range both {
+		if _, err := netnstest.AskSCTP(w.client, uint16(4000+i), netip.AddrPortFrom(e.server, openPort), brief); err == nil {
+			t.Error("an association is answered that was ended")
+		}
+		w.client.NoPing(e.server.String())
+		n := 0
+		w.node.Run(func() error {
+			return netfilter.Elements(w.table.table, cutOf(e.server), func(e netfilter.Element) {
+				if c, err := parseConnection(e.Comment); err != nil || c.to.Port() != openPort {
+					t.Errorf("element %x has the comment %q", e.Key, e.Comment)
+				}
+				n++
+			})
+		})
+		if n != 2 {
+			t.Errorf("%d elements for the association, want 2", n)
+		}
+	}
+}
+
+// A connection to an address that the node translates is judged by where it leads.
+func TestTranslatedConnections(t *testing.T) {
+	w := newWorld(t)
+	w.serve(openPort)
+	var conns []net.Conn
+	for i, service := range []string{"10.96.0.1", "fd00:96::1"} {
+		w.node.Run(func() error { return netnstest.Redirect(service, openPort, both[i].server.String()) })
+	}
+	w.apply(isolated())
+	for _, service := range []string{"10.96.0.1", "fd00:96::1"} {
+		for _, protocol := range []string{"tcp", "udp"} {
+			conns = append(conns, w.open(protocol, netip.AddrPortFrom(netip.MustParseAddr(service), openPort)))
+		}
+	}
+	w.end(0)
+	w.apply(closed())
+	w.end(4)
+	for _, conn := range conns {
+		if ask(conn, "after the end", brief) == nil {
+			t.Errorf("%s to %s goes on", conn.LocalAddr().Network(), conn.RemoteAddr())
+		}
+	}
+	w.apply(isolated())
+	w.end(0)
+	for _, conn := range conns {
+		if err := ask(conn, "once more", patience); err != nil {
+			t.Errorf("%s to %s: %v", conn.LocalAddr().Network(), conn.RemoteAddr(), err)
+		}
+	}
+}
+
+// Connections of the node with its pods are none of the policies.
+func TestConnectionsOfTheNode(t *testing.T) {
+	w := newWorld(t)
+	w.serve(openPort)
+	w.apply(isolated())
+	for _, e := range both {
+		var conn net.Conn
+		w.node.Run(func() (err error) {
+			conn, err = net.Dial("tcp", netip.AddrPortFrom(e.server, openPort).String())
+			return err
+		})
+		defer conn.Close()
+		w.apply(closed())
+		w.end(0)
+		if err := ask(conn, "from the node", patience); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// In the namespace of a pod the table has the hooks input and output, for its interfaces.
+func TestConnectionsOfAPod(t *testing.T) {
+	w := newWorld(t)
+	w.serve(openPort)
+	table := New(w.server.Path())
+	direct := &ruleset.Set{Name: "direct", Kind: ruleset.Interfaces, Interfaces: []string{"eth0"}}
+	rules := func(peers ...netip.Addr) *ruleset.Ruleset {
+		var four, six []netip.Addr
+		for _, p := range peers {
+			if p.Is4() {
+				four = append(four, p)
+			} else {
+				six = append(six, p)
+			}
+		}
+		return with(of(
+			chain("input", ruleset.Input,
+				ruleset.Rule{Established: true, Verdict: ruleset.Accept},
+				ruleset.Rule{Loopback: true, Verdict: ruleset.Accept},
+				ruleset.Rule{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
+				ruleset.Rule{InInterface: "direct", Verdict: ruleset.Goto, Target: "i"}),
+			chain("output", ruleset.Output,
+				ruleset.Rule{Established: true, Verdict: ruleset.Accept},
+				ruleset.Rule{Loopback: true, Verdict: ruleset.Accept},
+				ruleset.Rule{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept}),
+			chain("i", ruleset.NoHook,
+				ruleset.Rule{Family: ruleset.IPv4, Source: "peers4", Verdict: ruleset.Accept},
+				ruleset.Rule{Family: ruleset.IPv6, Source: "peers6", Verdict: ruleset.Accept},
+				ruleset.Rule{Verdict: ruleset.Drop})),
+			direct, addresses("peers4", ruleset.IPv4, four...), addresses("peers6", ruleset.IPv6, six...))
+	}
+	apply := func(rs *ruleset.Ruleset, want int) {
+		t.Helper()
+		if err := ruleset.Check(rs); err != nil {
+			t.Fatal(err)
+		}
+		if err := table.Apply(neverRefused(t), rs); err != nil {
+			t.Fatal(err)
+		}
+		ended, err := table.EndConnections(t.Context(), map[netip.Addr]string{both[0].server: "eth0", both[1].server: "eth0"})
+		if err != nil || ended != want {
+			t.Errorf("EndConnections() = %d, %v, want %d", ended, err, want)
+		}
+	}
+	apply(rules(both[0].client, both[1].client), 0)
+	// Neighbours are asked anew.
+	w.server.IP("neigh", "flush", "all")
+	w.node.IP("neigh", "flush", "all")
+	var conns []net.Conn
+	for _, e := range both {
+		for _, protocol := range []string{"tcp", "udp"} {
+			conns = append(conns, w.open(protocol, netip.AddrPortFrom(e.server, openPort)))
+		}
+	}
+	apply(rules(both[0].client), 2)
+	for i, conn := range conns {
+		wait, want := patience, true
+		if i >= 2 {
+			wait, want = brief, false
+		}
+		if err := ask(conn, "after", wait); (err == nil) != want {
+			t.Errorf("%s to %s: %v", conn.LocalAddr().Network(), conn.RemoteAddr(), err)
+		}
+	}
+	w.server.IP("neigh", "flush", "all")
+	w.node.IP("neigh", "flush", "all")
+	apply(rules(both[0].client, both[1].client), 0)
+	for _, conn := range conns {
+		if err := ask(conn, "again", patience); err != nil {
+			t.Error(err)
+		}
+	}
+}
