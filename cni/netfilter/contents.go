@@ -172,8 +172,9 @@ func Marks(table *nftables.Table) (map[string][][]byte, error) {
 	return all, err
 }
 
-// Elements reads the elements of a set or map, none where there is none. The key is that of
-// one message and may be kept.
+// Elements reads the elements of a set or map, none where there is none. Keys may be kept. While
+// the kernel makes more room for a large set, which it does some time after a transaction, it
+// lists some elements twice and others not at all; Find does not miss any.
 func Elements(table *nftables.Table, set string, read func(Element)) error {
 	return dump(table, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(a attributes) error {
 		return rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
@@ -184,6 +185,39 @@ func Elements(table *nftables.Table, set string, read func(Element)) error {
 			return err
 		})
 	}, nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
+}
+
+// Find returns the element of a set or map, which is no interval, with a key, and false where
+// there is none.
+func Find(table *nftables.Table, set string, key []byte) (e Element, found bool, err error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, 0)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(table.Family), Version: nl.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(table.Name)))
+	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
+	list := nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nil)
+	list.AddRtAttr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_DATA_VALUE, key)
+	req.AddData(list)
+	messages, err := req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM)
+	if errors.Is(err, unix.ENOENT) {
+		return Element{}, false, nil
+	}
+	if err != nil {
+		return Element{}, false, fmt.Errorf("look for an element of nftables set %s of table %s: %w", set, table.Name, err)
+	}
+	for _, m := range messages {
+		a, err := split(m[nl.SizeofNfgenmsg:])
+		if err == nil {
+			err = rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) (err error) {
+				found = true
+				e, err = readElement(value)
+				return err
+			})
+		}
+		if err != nil {
+			return Element{}, false, fmt.Errorf("read an element of nftables set %s of table %s: %w", set, table.Name, err)
+		}
+	}
+	return e, found, nil
 }
 
 func readElement(value []byte) (Element, error) {

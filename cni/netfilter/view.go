@@ -3,10 +3,7 @@
 package netfilter
 
 import (
-	"encoding/binary"
-
 	"github.com/google/nftables"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -110,24 +107,8 @@ func momentNow() (moment, bool) {
 	if err != nil {
 		return moment{}, false
 	}
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	req.AddData(&nl.Nfgenmsg{Version: nl.NFNETLINK_V0})
-	messages, err := req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
-	if err != nil {
-		return moment{}, false
-	}
-	for _, m := range messages {
-		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return moment{}, false
-		}
-		for _, a := range attrs {
-			if a.Attr.Type == unix.NFTA_GEN_ID && len(a.Value) == 4 {
-				return moment{cookie, binary.BigEndian.Uint32(a.Value)}, true
-			}
-		}
-	}
-	return moment{}, false
+	generation, err := Generation()
+	return moment{cookie, generation}, err == nil
 }
 
 // namespaceCookie returns the cookie of the calling thread's network namespace.

@@ -155,29 +155,55 @@ func (t *Table) compareSets(have []*nftables.Set, rs *ruleset.Ruleset) error {
 	return nil
 }
 
+// lists is how often a set is listed that the kernel seems to have less of than it should: it
+// may only be making room.
+const lists = 3
+
 func (t *Table) compareElements(set string, elements iter.Seq[netfilter.Element]) error {
 	type place struct {
 		key string
 		end bool
 	}
-	// Where each leads; only maps lead anywhere.
-	want := map[place]string{}
+	type element struct {
+		leads string
+		seen  bool
+	}
+	want := map[place]element{}
 	for e := range elements {
-		want[place{string(e.Key), e.End}] = e.Goto
+		want[place{string(e.Key), e.End}] = element{leads: e.Goto}
 	}
-	same := true
-	err := netfilter.Elements(t.table, set, func(e netfilter.Element) {
-		at := place{string(e.Key), e.End}
-		if leads, ok := want[at]; !ok || leads != e.Goto {
-			same = false
+	missing := len(want)
+	for attempt := 0; attempt == 0 || missing > 0 && attempt < lists; attempt++ {
+		same := true
+		err := netfilter.Elements(t.table, set, func(e netfilter.Element) {
+			at := place{string(e.Key), e.End}
+			wanted, ok := want[at]
+			switch {
+			case !ok || wanted.leads != e.Goto:
+				same = false
+			case !wanted.seen:
+				want[at] = element{wanted.leads, true}
+				missing--
+			}
+		})
+		if err != nil {
+			return err
 		}
-		delete(want, at)
-	})
-	if err != nil {
-		return err
+		if !same {
+			return changed("set %s has other elements", set)
+		}
 	}
-	if !same || len(want) > 0 {
-		return changed("set %s has other elements", set)
+	for at, wanted := range want {
+		if wanted.seen {
+			continue
+		}
+		e, found, err := netfilter.Find(t.table, set, []byte(at.key))
+		if err != nil {
+			return err
+		}
+		if !found || e.End != at.end || e.Goto != wanted.leads {
+			return changed("set %s lacks elements", set)
+		}
 	}
 	return nil
 }
