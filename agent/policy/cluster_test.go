@@ -6,7 +6,6 @@ import (
 	"iter"
 	"maps"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -96,13 +95,4 @@ func passes(t *testing.T, rs *ruleset.Ruleset, from, to string, protocol ruleset
 		Source: netip.MustParseAddr(from), Destination: netip.MustParseAddr(to), Protocol: protocol, Port: port,
 	})
 	return d.Verdict == ruleset.Accept
-}
-
-// fresh is the ruleset of an Index that is told everything at once.
-func (w *world) fresh() *ruleset.Ruleset {
-	x := NewIndex(w)
-	for _, l := range slices.SortedFunc(maps.Values(w.index.locals), func(a, b *local) int { return int(a.arrival) - int(b.arrival) }) {
-		x.SetLocal(l.Local)
-	}
-	return x.Node()
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -13,6 +14,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/ipam/iprange"
@@ -57,6 +59,8 @@ type compiler struct {
 	pass   uint64
 	chains map[string]*chain
 	ranges map[string]*rangeSet
+	// combinations are those of the last pass.
+	combinations map[combinationKey][]combination
 
 	// maps are those of the node, onNode all else that it has; pairs are each pod with itself.
 	maps   map[string]*ruleset.Map
@@ -254,10 +258,11 @@ func (x *Index) settle() {
 
 func (c *compiler) reshape() {
 	c.pass++
+	c.combinations = map[combinationKey][]combination{}
 	newest := map[netip.Addr]*local{}
 	for _, l := range c.locals {
 		if l.stale {
-			l.ingress, l.egress = c.choose(l)
+			c.choose(l)
 			l.stale = false
 		}
 		for _, a := range l.addresses() {
@@ -363,36 +368,41 @@ func (l *local) addresses() []netip.Addr {
 }
 
 // choose finds the policies of a local pod.
-func (c *compiler) choose(l *local) (ingress, egress selected) {
+func (c *compiler) choose(l *local) {
+	l.ingress, l.egress = selected{}, selected{}
 	if l.pod == nil {
-		return selected{}, selected{}
+		return
 	}
-	for _, i := range c.admin {
-		if c.selects(i, l) {
-			i.count(&ingress.admin, &egress.admin)
+	for _, policies := range [][]*intent{c.admin, c.of[l.Namespace], c.baseline} {
+		for _, i := range policies {
+			if !c.selects(i, l) {
+				continue
+			}
+			if i.ingress != nil {
+				l.ingress.policies = append(l.ingress.policies, i)
+			}
+			if i.egress != nil {
+				l.egress.policies = append(l.egress.policies, i)
+			}
 		}
 	}
-	for _, i := range c.of[l.Namespace] {
-		if c.selects(i, l) {
-			i.count(&ingress.network, &egress.network)
-		}
-	}
-	for _, i := range c.baseline {
-		if c.selects(i, l) {
-			i.count(&ingress.baseline, &egress.baseline)
-		}
-	}
-	return ingress, egress
 }
 
-// count adds a policy where it has a say.
-func (i *intent) count(ingress, egress *[]*intent) {
-	if i.ingress != nil {
-		*ingress = append(*ingress, i)
+// tiers returns the policies by tier.
+func (s *selected) tiers() (admin, network, baseline []*intent) {
+	rest := s.policies
+	take := func(is func(*intent) bool) []*intent {
+		n := 0
+		for n < len(rest) && is(rest[n]) {
+			n++
+		}
+		taken := rest[:n]
+		rest = rest[n:]
+		return taken
 	}
-	if i.egress != nil {
-		*egress = append(*egress, i)
-	}
+	admin = take(func(i *intent) bool { return i.tier == string(policyv1alpha2.AdminTier) })
+	network = take(func(i *intent) bool { return i.kind == KindNetworkPolicy })
+	return admin, network, rest
 }
 
 func (i *intent) side(d ruleset.Direction) *side {
@@ -408,25 +418,79 @@ func (c *compiler) combination(l *local, d ruleset.Direction, family ruleset.Fam
 	if l.pod == nil {
 		return c.unknown(l, d)
 	}
-	s := l.egress
+	s := &l.egress
 	if d == ruleset.Ingress {
-		s = l.ingress
+		s = &l.ingress
 	}
-	if len(s.admin)+len(s.network)+len(s.baseline) == 0 {
+	made := &s.made[family-ruleset.IPv4]
+	// A chain that nobody used in a pass is gone, with its sets.
+	if !made.done || made.chain != nil && c.chains[made.chain.Name] != made.chain {
+		made.chain, made.done = c.combine(s, l.pod, d, family), true
+	}
+	if made.chain != nil {
+		c.mark(made.chain)
+	}
+	return made.chain
+}
+
+// combine returns the chain of policies, nil where none has a say. Most pods have the policies of
+// another one, and their chain is found without going through these.
+func (c *compiler) combine(s *selected, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
+	if len(s.policies) == 0 {
 		return nil
 	}
+	for _, i := range s.policies {
+		if d == ruleset.Ingress && len(i.ingress.names) > 0 {
+			return c.combineAnew(s, pod, d, family)
+		}
+	}
+	key := combinationKey{d, family, hashPolicies(s.policies)}
+	for _, known := range c.combinations[key] {
+		if slices.Equal(known.policies, s.policies) && (known.chain == nil || c.chains[known.chain.Name] == known.chain) {
+			return known.chain
+		}
+	}
+	e := c.combineAnew(s, pod, d, family)
+	c.combinations[key] = append(c.combinations[key], combination{s.policies, e})
+	return e
+}
+
+// combinationKey finds combinations.
+type combinationKey struct {
+	d      ruleset.Direction
+	family ruleset.Family
+	hash   uint64
+}
+
+// combination is policies in their order and their chain.
+type combination struct {
+	policies []*intent
+	chain    *chain
+}
+
+func hashPolicies(policies []*intent) uint64 {
+	var h maphash.Hash
+	h.SetSeed(ownerSeed)
+	for _, i := range policies {
+		maphash.WriteComparable(&h, i)
+	}
+	return h.Sum64()
+}
+
+func (c *compiler) combineAnew(s *selected, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
+	admin, network, baseline := s.tiers()
 	var jumps []*chain
-	if len(s.admin) > 0 {
-		jumps = append(jumps, c.policies("a", s.admin, l.pod, d, family))
+	if len(admin) > 0 {
+		jumps = append(jumps, c.policies("a", admin, pod, d, family))
 	}
-	for _, i := range s.network {
-		jumps = append(jumps, c.policies("p", []*intent{i}, l.pod, d, family))
+	for _, i := range network {
+		jumps = append(jumps, c.policy(i, pod, d, family))
 	}
-	if len(s.network) == 0 && len(s.baseline) > 0 {
-		jumps = append(jumps, c.policies("b", s.baseline, l.pod, d, family))
+	if len(network) == 0 && len(baseline) > 0 {
+		jumps = append(jumps, c.policies("b", baseline, pod, d, family))
 	}
 	jumps = slices.DeleteFunc(jumps, func(e *chain) bool { return len(e.Rules) == 0 })
-	isolated := len(s.network) > 0
+	isolated := len(network) > 0
 	if !isolated && len(jumps) == 0 {
 		return nil
 	}
@@ -476,6 +540,20 @@ func isolation(d ruleset.Direction) ruleset.Rule {
 		counter = CounterIsolationEgress
 	}
 	return ruleset.Rule{Verdict: ruleset.Drop, Counter: counter, Origin: &ruleset.Origin{Direction: d}}
+}
+
+// policy is the chain of a NetworkPolicy. Pods share it unless names of ports mean others on each.
+func (c *compiler) policy(i *intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
+	s := i.side(d)
+	if d == ruleset.Ingress && len(s.names) > 0 {
+		return c.policies("p", []*intent{i}, pod, d, family)
+	}
+	e := s.chains[family-ruleset.IPv4]
+	if e == nil || c.chains[e.Name] != e {
+		e = c.policies("p", []*intent{i}, pod, d, family)
+		s.chains[family-ruleset.IPv4] = e
+	}
+	return e
 }
 
 // policies is the chain of policies in their order. What no rule decides returns from it, and what a

@@ -80,9 +80,15 @@ type local struct {
 	ruleset         *ruleset.Ruleset
 }
 
-// selected is the policies that have a say about a pod in one direction, in their order.
+// selected is the policies that have a say about a pod in one direction, in their order: Admin,
+// NetworkPolicies, Baseline.
 type selected struct {
-	admin, network, baseline []*intent
+	policies []*intent
+	// made is their chains by family, where anybody asked. A chain is nil where none has a rule.
+	made [2]struct {
+		done  bool
+		chain *chain
+	}
 }
 
 // NewIndex returns an Index of a cluster, without policies.
@@ -427,12 +433,7 @@ func (x *Index) Governs(uid types.UID) bool {
 	if l.pod == nil {
 		return len(x.of[l.Namespace])+len(x.clusters) > 0
 	}
-	for _, s := range []selected{l.ingress, l.egress} {
-		if len(s.admin)+len(s.network)+len(s.baseline) > 0 {
-			return true
-		}
-	}
-	return false
+	return len(l.ingress.policies)+len(l.egress.policies) > 0
 }
 
 // SetNodeAddresses makes these the addresses of this node, which always reach its pods.

@@ -3,9 +3,12 @@
 package policy
 
 import (
+	"fmt"
+	"net/netip"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
@@ -46,7 +49,6 @@ spec:
     ports: [{port: 80}]
 `))
 	n := w.index.Node()
-	t.Log("\n" + ruleset.Text(n))
 	for _, c := range []struct {
 		from, to string
 		port     uint16
@@ -76,5 +78,228 @@ spec:
 	}
 	if w.index.Node() != next {
 		t.Error("nothing changed and the ruleset did")
+	}
+}
+
+const fromClients = `
+metadata: {namespace: a, name: server}
+spec:
+  podSelector: {matchLabels: {app: server}}
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: client}}}]
+  - from: [{namespaceSelector: {matchLabels: {team: b}}}]
+`
+
+// served is a server of the node, its policy and a client.
+func served(t *testing.T) *world {
+	w := newWorld()
+	w.namespace("a", nil)
+	w.namespace("b", map[string]string{"team": "b"})
+	w.index.SetNetworkPolicy(networkPolicy(t, fromClients))
+	w.local(w.pod("a", "server", map[string]string{"app": "server"}, "10.0.0.1"))
+	w.pod("a", "client", map[string]string{"app": "client"}, "10.0.1.1")
+	return w
+}
+
+// A pod changes the sets to which it belongs, and nothing else.
+func TestPodChangesItsSets(t *testing.T) {
+	w := served(t)
+	last := w.index.Node()
+	w.pod("a", "another", map[string]string{"app": "client"}, "10.0.1.2")
+	next := w.index.Node()
+	changed := 0
+	for name, set := range next.Sets {
+		if last.Sets[name] != set {
+			changed++
+		}
+	}
+	if changed != 1 || len(next.Sets) != len(last.Sets) {
+		t.Errorf("%d sets changed", changed)
+	}
+	for name := range next.Maps {
+		if last.Maps[name] != next.Maps[name] {
+			t.Errorf("map %s changed", name)
+		}
+	}
+	for name := range next.Chains {
+		if last.Chains[name] != next.Chains[name] {
+			t.Errorf("chain %s changed", name)
+		}
+	}
+	w.pod("a", "nobody", map[string]string{"app": "nobody"}, "10.0.1.3")
+	if w.index.Node() != next {
+		t.Error("a pod that nobody selects changed the ruleset")
+	}
+}
+
+// A pod of the node with the policies of another adds elements of maps, and no rule.
+func TestLocalPodSharesChains(t *testing.T) {
+	w := served(t)
+	last := w.index.Node()
+	for i := range 100 {
+		w.local(w.pod("a", fmt.Sprintf("server-%d", i), map[string]string{"app": "server"}, fmt.Sprintf("10.0.2.%d", i)))
+	}
+	next := w.index.Node()
+	if len(next.Chains) != len(last.Chains) {
+		t.Errorf("%d chains became %d", len(last.Chains), len(next.Chains))
+	}
+	for name := range next.Chains {
+		if last.Chains[name] != next.Chains[name] {
+			t.Errorf("chain %s changed", name)
+		}
+	}
+	if got := len(next.Maps["ingress4"].Chains); got != 101 {
+		t.Errorf("%d elements", got)
+	}
+}
+
+// rules are those of the chain of a pod's address and of all that it leads to.
+func rules(rs *ruleset.Ruleset, of string) int {
+	var count func(name string) int
+	count = func(name string) int {
+		n := 0
+		if chain := rs.Chains[name]; chain != nil {
+			for _, r := range chain.Rules {
+				n += 1 + count(r.Target)
+			}
+		}
+		return n
+	}
+	return count(rs.Maps["ingress4"].Chains[netip.MustParseAddr(of)])
+}
+
+// How many rules a new connection may meet does not follow from policies that do not select its
+// pods, nor from how many peers or ports a policy has.
+func TestRuleCounts(t *testing.T) {
+	w := served(t)
+	// One for each peer, one that jumps and one that drops.
+	if got := rules(w.index.Node(), "10.0.0.1"); got != 4 {
+		t.Errorf("%d rules", got)
+	}
+	for i := range 50 {
+		w.index.SetNetworkPolicy(networkPolicy(t, fmt.Sprintf("{metadata: {namespace: a, name: other-%d}, spec: {podSelector: {matchLabels: {app: other}}}}", i)))
+		w.index.SetNetworkPolicy(networkPolicy(t, fmt.Sprintf("{metadata: {namespace: b, name: other-%d}}", i)))
+		w.pod("a", fmt.Sprintf("client-%d", i), map[string]string{"app": "client"}, fmt.Sprintf("10.0.2.%d", i))
+	}
+	if got := rules(w.index.Node(), "10.0.0.1"); got != 4 {
+		t.Errorf("%d rules with policies that do not select the pod", got)
+	}
+	w.index.SetNetworkPolicy(networkPolicy(t, `
+metadata: {namespace: a, name: server}
+spec:
+  podSelector: {}
+  ingress:
+  - from:
+    - ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16, 10.2.0.0/16]}
+    - ipBlock: {cidr: 192.0.2.0/24}
+    - podSelector: {matchLabels: {app: client}}
+    - podSelector: {matchExpressions: [{key: app, operator: In, values: [client]}]}
+    ports: [{port: 1}, {port: 3}, {port: 5}, {port: 7, protocol: UDP}, {port: 9, protocol: UDP}]
+`))
+	// Two sources with two protocols.
+	if got := rules(w.index.Node(), "10.0.0.1"); got != 6 {
+		t.Errorf("%d rules with many ports", got)
+	}
+}
+
+// An address that moves has two pods for a moment, and stays in the set until both are gone.
+func TestAddressOfTwoPods(t *testing.T) {
+	w := served(t)
+	w.pod("a", "next", map[string]string{"app": "client"}, "10.0.1.1")
+	w.remove("a", "client")
+	if !passes(t, w.index.Node(), "10.0.1.1", "10.0.0.1", ruleset.TCP, 80) {
+		t.Error("the address left with the first of its pods")
+	}
+	w.remove("a", "next")
+	if passes(t, w.index.Node(), "10.0.1.1", "10.0.0.1", ruleset.TCP, 80) {
+		t.Error("the address stayed without a pod")
+	}
+}
+
+// Of two local pods with one address the newer one has the packets, also where no policy selects it.
+func TestAddressOfTwoLocalPods(t *testing.T) {
+	w := served(t)
+	w.local(w.pod("a", "free", nil, "10.0.0.1"))
+	if !passes(t, w.index.Node(), "192.0.2.1", "10.0.0.1", ruleset.TCP, 80) {
+		t.Error("the newer pod has the rules of the older one")
+	}
+	w.index.DeleteLocal("a/server")
+	if n := w.index.Node(); len(n.Chains) > 0 {
+		t.Error("rules of a pod stayed that is gone")
+	}
+	w.local(w.pods["a"]["server"])
+	if passes(t, w.index.Node(), "192.0.2.1", "10.0.0.1", ruleset.TCP, 80) {
+		t.Error("the newer pod has no rules")
+	}
+}
+
+// Labels of pods and of namespaces are followed, of the policy's pods and of peers.
+func TestLabels(t *testing.T) {
+	w := served(t)
+	w.pod("b", "friend", nil, "10.0.1.2")
+	comes := func(from string, want bool) {
+		t.Helper()
+		if got := passes(t, w.index.Node(), from, "10.0.0.1", ruleset.TCP, 80); got != want {
+			t.Errorf("%s comes: %t", from, got)
+		}
+	}
+	comes("10.0.1.2", true)
+	w.namespace("b", nil)
+	comes("10.0.1.2", false)
+	w.namespace("a", map[string]string{"team": "b"})
+	w.pod("a", "another", nil, "10.0.1.3")
+	comes("10.0.1.3", true)
+	w.pod("a", "client", nil, "10.0.1.1")
+	w.namespace("a", nil)
+	comes("10.0.1.1", false)
+	w.pod("a", "client", map[string]string{"app": "client"}, "10.0.1.4")
+	comes("10.0.1.4", true)
+	comes("10.0.1.1", false)
+	w.pod("a", "server", nil, "10.0.0.1")
+	comes("192.0.2.1", true)
+	w.pod("a", "server", map[string]string{"app": "server"}, "10.0.0.1")
+	comes("192.0.2.1", false)
+}
+
+// A pod that the cluster has not shown is cut off where policies may select it, and is no peer.
+func TestUnknownPod(t *testing.T) {
+	w := served(t)
+	client := Local{NamespacedName: types.NamespacedName{Namespace: "a", Name: "new"}, UID: "a/new", Addresses: addrs("10.0.0.2")}
+	w.index.SetLocal(client)
+	elsewhere := Local{NamespacedName: types.NamespacedName{Namespace: "b", Name: "new"}, UID: "b/new", Addresses: addrs("10.0.0.3")}
+	w.index.SetLocal(elsewhere)
+	n := w.index.Node()
+	if w.index.Knows(client.UID) || passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
+		t.Error("nothing is known of the pod, and it has a network")
+	}
+	if !passes(t, n, "10.0.0.2", "192.0.2.1", ruleset.TCP, 80) || !passes(t, n, "192.0.2.1", "10.0.0.3", ruleset.TCP, 80) {
+		t.Error("no policy can forbid it")
+	}
+	// The API shows no address yet: the agent's record counts.
+	w.pod("a", "new", map[string]string{"app": "client"})
+	n = w.index.Node()
+	if !w.index.Knows(client.UID) || !passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) || !passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) {
+		t.Error("the pod is known, and has none")
+	}
+	// The pod goes from the API and runs on for a moment.
+	w.pod("a", "new", map[string]string{"app": "server"})
+	w.remove("a", "new")
+	n = w.index.Node()
+	if passes(t, n, "10.0.0.2", "10.0.0.1", ruleset.TCP, 80) || passes(t, n, "192.0.2.1", "10.0.0.2", ruleset.TCP, 80) {
+		t.Error("the pod is gone from the API, and has more than before")
+	}
+}
+
+// The policies can be told all at once, and those that are not among them go.
+func TestSetPolicies(t *testing.T) {
+	w := served(t)
+	n := w.index.Node()
+	w.index.SetPolicies(Policies{Network: []*networkingv1.NetworkPolicy{networkPolicy(t, fromClients)}})
+	if w.index.Node() != n {
+		t.Error("a policy that says what it said changed the ruleset")
+	}
+	w.index.SetPolicies(Policies{})
+	if n := w.index.Node(); len(n.Chains) > 0 || len(w.index.peers) > 0 || len(w.index.compiler.chains) > 0 {
+		t.Error("without policies something stayed")
 	}
 }

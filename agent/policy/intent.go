@@ -31,7 +31,6 @@ const (
 )
 
 // intent is a policy of either kind in one form: what is written is read, nothing is looked up.
-// It is not changed after it was made.
 type intent struct {
 	kind string
 	types.NamespacedName
@@ -50,6 +49,8 @@ type side struct {
 	names []portName
 	// revision differs between sides that differ.
 	revision uint64
+	// chains are those of a NetworkPolicy by family, if they were made; see compiler.policy.
+	chains [2]*chain
 }
 
 // clause is one rule of a policy.
