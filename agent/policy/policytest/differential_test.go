@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
@@ -113,6 +114,23 @@ func compareRulesets(t *testing.T, n *Node, seen *statistics) {
 	}
 }
 
+// toNamedPort has a connection lead to a named port of a pod, if there is one in the family.
+func (n *Node) toNamedPort(c *Connection) {
+	r := n.cluster.random
+	name, ok := fromMap(r, n.cluster.pods, types.NamespacedName.String)
+	if !ok {
+		return
+	}
+	pod := n.cluster.pods[name]
+	if len(pod.Addresses) == 0 || len(pod.Ports) == 0 {
+		return
+	}
+	a, port := one(r, pod.Addresses...), one(r, pod.Ports...)
+	if a.Is4() == c.Source.Is4() {
+		c.Destination, c.Protocol, c.Port = a, numberOf(port.Protocol), port.Port
+	}
+}
+
 // connections draws connections, mostly to and from pods of the node.
 func connections(n *Node, count int) []Connection {
 	r := n.cluster.random
@@ -129,6 +147,9 @@ func connections(n *Node, count int) []Connection {
 					c.Source = a
 				}
 			}
+		}
+		if r.often(30) {
+			n.toNamedPort(&c)
 		}
 		if c.Source.Is4() != c.Destination.Is4() {
 			continue
