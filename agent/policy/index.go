@@ -105,9 +105,7 @@ func NewIndex(cluster Cluster) *Index {
 		unfilled:   map[*collection]struct{}{},
 		reshape:    true,
 	}
-	for name, labels := range cluster.Namespaces() {
-		x.namespaces[name] = labels
-	}
+	maps.Insert(x.namespaces, cluster.Namespaces())
 	x.compiler.init(x)
 	x.SetNodeAddresses(nil)
 	return x

@@ -151,14 +151,13 @@ func (c *clause) finish() {
 }
 
 // finish gathers the names of a side's clauses.
-func (s *side) finish() *side {
+func (s *side) finish() {
 	for i := range s.clauses {
 		s.clauses[i].finish()
 		s.names = append(s.names, s.clauses[i].names...)
 	}
 	slices.SortFunc(s.names, comparePortNames)
 	s.names = slices.Compact(s.names)
-	return s
 }
 
 // blocks collects CIDRs by family.
@@ -180,7 +179,7 @@ func (i *intent) report(field string, format string, args ...any) {
 	i.problems = append(i.problems, field+": "+fmt.Sprintf(format, args...))
 }
 
-// selection reads a pair of selectors; the namespace is that of the policy where the namespace's
+// selectionOf reads a pair of selectors; the namespace is that of the policy where the namespace's
 // selector is nil, and a nil selector of pods has every pod.
 func selectionOf(namespace string, namespaces, pods *metav1.LabelSelector) (podSelection, error) {
 	s := podSelection{scope: scope{namespace: namespace}}
