@@ -51,7 +51,7 @@ func (c Chain) IsWhole() (bool, error) {
 // nftables cannot read rules that have ct expressions with a direction.
 func marksOf(c *nftables.Chain) ([][]byte, error) {
 	var marks [][]byte
-	err := dump(c.Table, "chain "+c.Name, unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, unix.NFTA_RULE_TABLE, func(a attributes) error {
+	err := dump(c.Table, "chain "+c.Name, unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, func(a attributes) error {
 		marks = append(marks, a[unix.NFTA_RULE_USERDATA])
 		return nil
 	}, nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.Name)))

@@ -55,13 +55,16 @@ func Contents(table *nftables.Table) (*TableContents, error) {
 	return c, nil
 }
 
+// nftaTable is the attribute with the table's name, the same for every kind of object.
+const nftaTable = unix.NFTA_RULE_TABLE
+
 // dump reads the objects of one kind in a table, of which there are none where there is no table.
-func dump(table *nftables.Table, what string, get, kind int, ofTable int, read func(attributes) error, more ...*nl.RtAttr) error {
+func dump(table *nftables.Table, what string, get, kind int, read func(attributes) error, more ...*nl.RtAttr) error {
 	// Another transaction interrupts the list.
 	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|get, unix.NLM_F_DUMP)
 		req.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(table.Family), Version: nl.NFNETLINK_V0})
-		req.AddData(nl.NewRtAttr(ofTable, nl.ZeroTerminated(table.Name)))
+		req.AddData(nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table.Name)))
 		for _, a := range more {
 			req.AddData(a)
 		}
@@ -76,7 +79,7 @@ func dump(table *nftables.Table, what string, get, kind int, ofTable int, read f
 	for _, m := range messages {
 		a, err := split(m[nl.SizeofNfgenmsg:])
 		// Some kernels list those of all tables.
-		if err == nil && a.text(ofTable) == table.Name {
+		if err == nil && a.text(nftaTable) == table.Name {
 			err = read(a)
 		}
 		if err != nil {
@@ -114,7 +117,7 @@ func (a attributes) number64(kind int) uint64 {
 }
 
 func chainsIn(table *nftables.Table) (all []*nftables.Chain, err error) {
-	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.NFTA_CHAIN_TABLE, func(a attributes) error {
+	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, func(a attributes) error {
 		c := &nftables.Chain{Table: table, Name: a.text(unix.NFTA_CHAIN_NAME), Type: nftables.ChainType(a.text(unix.NFTA_CHAIN_TYPE))}
 		if hook := a[unix.NFTA_CHAIN_HOOK]; hook != nil {
 			place, err := split(hook)
@@ -132,7 +135,7 @@ func chainsIn(table *nftables.Table) (all []*nftables.Chain, err error) {
 }
 
 func setsIn(table *nftables.Table) (all []*nftables.Set, err error) {
-	err = dump(table, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, unix.NFTA_SET_TABLE, func(a attributes) error {
+	err = dump(table, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, func(a attributes) error {
 		flags := a.number(unix.NFTA_SET_FLAGS)
 		if flags&unix.NFT_SET_ANONYMOUS == 0 {
 			s := &nftables.Set{Table: table, Name: a.text(unix.NFTA_SET_NAME), IsMap: flags&unix.NFT_SET_MAP != 0, Interval: flags&unix.NFT_SET_INTERVAL != 0}
@@ -146,7 +149,7 @@ func setsIn(table *nftables.Table) (all []*nftables.Set, err error) {
 
 // Objects lists the counters of a table, and what else rules name.
 func Objects(table *nftables.Table) (all []Object, err error) {
-	err = dump(table, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, unix.NFTA_OBJ_TABLE, func(a attributes) error {
+	err = dump(table, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, func(a attributes) error {
 		o := Object{Name: a.text(unix.NFTA_OBJ_NAME), Kind: a.number(unix.NFTA_OBJ_TYPE)}
 		if o.IsCounter() {
 			data, err := split(a[unix.NFTA_OBJ_DATA])
@@ -164,7 +167,7 @@ func Objects(table *nftables.Table) (all []Object, err error) {
 // Marks lists the user data of all rules of a table, by their chains.
 func Marks(table *nftables.Table) (map[string][][]byte, error) {
 	all := map[string][][]byte{}
-	err := dump(table, "rules", unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, unix.NFTA_RULE_TABLE, func(a attributes) error {
+	err := dump(table, "rules", unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, func(a attributes) error {
 		chain := a.text(unix.NFTA_RULE_CHAIN)
 		all[chain] = append(all[chain], a[unix.NFTA_RULE_USERDATA])
 		return nil
@@ -176,7 +179,7 @@ func Marks(table *nftables.Table) (map[string][][]byte, error) {
 // the kernel makes more room for a large set, which it does some time after a transaction, it
 // lists some elements twice and others not at all; Find does not miss any.
 func Elements(table *nftables.Table, set string, read func(Element)) error {
-	return dump(table, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(a attributes) error {
+	return dump(table, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, func(a attributes) error {
 		return rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
 			e, err := readElement(value)
 			if err == nil {

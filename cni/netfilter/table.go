@@ -202,6 +202,7 @@ func Check(sources ...Source) error {
 				return err
 			}
 			if !there {
+				v.incomplete = true
 				return fmt.Errorf("%w: %s is not in set %s", ErrMissing, s.Address, e.set.Name)
 			}
 		}

@@ -34,6 +34,8 @@ type viewer struct {
 	*table
 	*view
 	conn *nftables.Conn
+	// incomplete says that an element was missing.
+	incomplete bool
 }
 
 // view returns what the kernel has now. Its caller holds mu.
@@ -88,11 +90,12 @@ func (v *viewer) has(e element) (bool, error) {
 // keep has later Checks use the view where no transaction came while it was read. Where
 // something is missing, they look again.
 func (v *viewer) keep() {
-	if v.conn == nil {
+	read := v.conn != nil
+	if !read && !v.incomplete {
 		return
 	}
 	last = nil
-	if !v.whole || v.forwarded != nil {
+	if !v.whole || v.incomplete || v.forwarded != nil {
 		return
 	}
 	if now, known := momentNow(); known && now == v.at {

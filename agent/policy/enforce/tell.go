@@ -140,7 +140,7 @@ func (e *Enforcer) record(about *corev1.ObjectReference, reason, text string) {
 func reference(p policy.Problem) *corev1.ObjectReference {
 	version := networkingv1.SchemeGroupVersion
 	if p.Kind == policy.KindClusterNetworkPolicy {
-		version = policyv1alpha2.SchemeGroupVersion
+		version = policyv1alpha2.GroupVersion
 	}
 	return &corev1.ObjectReference{APIVersion: version.String(), Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 }

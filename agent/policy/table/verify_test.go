@@ -42,10 +42,10 @@ func (r *random) addr(f ruleset.Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfd, 15: byte(r.IntN(40))})
 }
 
-func sortedSet[E any](n int, make_ func() E, compare func(a, b E) int) []E {
+func sortedSet[E any](n int, next func() E, compare func(a, b E) int) []E {
 	var all []E
 	for range n {
-		all = append(all, make_())
+		all = append(all, next())
 	}
 	slices.SortFunc(all, compare)
 	return slices.CompactFunc(all, func(a, b E) bool { return compare(a, b) == 0 })

@@ -5,6 +5,7 @@ package table
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -203,15 +204,9 @@ func chain(name string, hook ruleset.Hook, rules ...ruleset.Rule) *ruleset.Chain
 // with returns a ruleset like another, of which it shares all but what is given.
 func with(rs *ruleset.Ruleset, changes ...any) *ruleset.Ruleset {
 	next := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
-	for k, v := range rs.Sets {
-		next.Sets[k] = v
-	}
-	for k, v := range rs.Maps {
-		next.Maps[k] = v
-	}
-	for k, v := range rs.Chains {
-		next.Chains[k] = v
-	}
+	maps.Copy(next.Sets, rs.Sets)
+	maps.Copy(next.Maps, rs.Maps)
+	maps.Copy(next.Chains, rs.Chains)
 	for _, change := range changes {
 		switch c := change.(type) {
 		case *ruleset.Set:
