@@ -539,7 +539,7 @@ func TestEnsure(t *testing.T) {
 		w.expect("a list", []string{"shop/allow"}, spaces, withIt)
 		// Now they catch up.
 		bound := podObject("new", "web", thisNode, "10.0.0.7")
-		for version := range 20 {
+		for range 20 {
 			w.pods.Modify(bound.DeepCopy())
 			w.namespaces.Modify(space.DeepCopy())
 		}

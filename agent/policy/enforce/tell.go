@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
@@ -140,7 +141,7 @@ func (e *Enforcer) record(about *corev1.ObjectReference, reason, text string) {
 func reference(p policy.Problem) *corev1.ObjectReference {
 	version := networkingv1.SchemeGroupVersion
 	if p.Kind == policy.KindClusterNetworkPolicy {
-		version = policyv1alpha2.GroupVersion
+		version = schema.GroupVersion(policyv1alpha2.GroupVersion)
 	}
 	return &corev1.ObjectReference{APIVersion: version.String(), Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 }
