@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,7 +77,7 @@ func largePod(b *testing.B, i int) []byte {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: name, UID: formatUID(uid), Labels: labels, ResourceVersion: fmt.Sprint(1000000 + i),
 			Annotations:   map[string]string{"checksum/config": fmt.Sprintf("%064x", i), "prometheus.io/scrape": "true"},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 2000)}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 2000))}},
 		},
 		Spec:   corev1.PodSpec{NodeName: fmt.Sprintf("node-%04d", i%manyNodes), Containers: []corev1.Container{container}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: v4.String()}}, ContainerStatuses: make([]corev1.ContainerStatus, 1)},
