@@ -23,7 +23,8 @@ GOTESTPROGRAMS := $(GOTEST) -count=1
 # What has tests and needs neither a kernel nor an API server.
 MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
-POLICY_CLUSTERS ?= 15000
+POLICY_CLUSTERS        ?= 15000
+POLICY_KERNEL_CLUSTERS ?= 300
 
 CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000
@@ -54,8 +55,8 @@ test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU.
 	cd test && $(GOTESTPROGRAMS) -v ./machine/
 
-test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters: the rulesets compiled of them, and what the documents of the APIs say.
-	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) go test -count=1 -timeout 2h -v -run TestDifferential ./agent/policy/policytest/
+test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets: what passes, and what the documents of the APIs say.
+	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
 
 test-race: ## test-unit under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...

@@ -157,10 +157,7 @@ func (c *Cluster) Change() {
 	case n < 69:
 		c.deleteLocal()
 	case n < 79:
-		p := r.NetworkPolicy()
-		c.note("NetworkPolicy %s/%s", p.Namespace, p.Name)
-		c.network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
-		c.tell(func(x *policy.Index) { x.SetNetworkPolicy(p) })
+		c.setNetworkPolicy()
 	case n < 82:
 		if name, ok := fromMap(r, c.network, types.NamespacedName.String); ok {
 			c.note("NetworkPolicy %s deleted", name)
@@ -168,10 +165,7 @@ func (c *Cluster) Change() {
 			c.tell(func(x *policy.Index) { x.DeleteNetworkPolicy(name.Namespace, name.Name) })
 		}
 	case n < 93:
-		p := r.ClusterNetworkPolicy()
-		c.note("ClusterNetworkPolicy %s", p.Name)
-		c.cluster[p.Name] = p
-		c.tell(func(x *policy.Index) { x.SetClusterPolicy(p) })
+		c.setClusterPolicy()
 	case n < 96:
 		if name, ok := fromMap(r, c.cluster, func(name string) string { return name }); ok {
 			c.note("ClusterNetworkPolicy %s deleted", name)
@@ -195,6 +189,38 @@ func (c *Cluster) Change() {
 			}
 		}
 	}
+}
+
+// ChangePolicies changes a policy or the labels of a namespace or of a pod, and no address.
+func (c *Cluster) ChangePolicies() {
+	switch n := c.random.IntN(10); {
+	case n < 4:
+		c.setNetworkPolicy()
+	case n < 7:
+		c.setClusterPolicy()
+	case n < 8:
+		c.setNamespace(one(c.random, namespaces...))
+	default:
+		if name, ok := fromMap(c.random, c.pods, types.NamespacedName.String); ok {
+			is := *c.pods[name]
+			is.Labels = c.random.Labels()
+			c.setPod(&is)
+		}
+	}
+}
+
+func (c *Cluster) setNetworkPolicy() {
+	p := c.random.NetworkPolicy()
+	c.note("NetworkPolicy %s/%s", p.Namespace, p.Name)
+	c.network[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
+	c.tell(func(x *policy.Index) { x.SetNetworkPolicy(p) })
+}
+
+func (c *Cluster) setClusterPolicy() {
+	p := c.random.ClusterNetworkPolicy()
+	c.note("ClusterNetworkPolicy %s", p.Name)
+	c.cluster[p.Name] = p
+	c.tell(func(x *policy.Index) { x.SetClusterPolicy(p) })
 }
 
 func (c *Cluster) setNamespace(name string) {
