@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -101,10 +102,7 @@ func (s *stage) strike() {
 
 // dump keeps what the cluster knew.
 func (s *stage) dump() {
-	dir := os.Getenv("ARTIFACTS")
-	if dir == "" {
-		dir = filepath.Join(os.TempDir(), "berth-e2e")
-	}
+	dir := artifacts()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		s.t.Log(err)
 		return
@@ -117,6 +115,11 @@ func (s *stage) dump() {
 	defer file.Close()
 	s.Cluster.Dump(s.ctx, file)
 	s.t.Logf("the cluster's state and logs are in %s", file.Name())
+}
+
+// artifacts is the folder for what is kept of tests.
+func artifacts() string {
+	return cmp.Or(os.Getenv("ARTIFACTS"), filepath.Join(os.TempDir(), "berth-e2e"))
 }
 
 func (s *stage) must(err error) {

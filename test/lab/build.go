@@ -105,6 +105,24 @@ func build(ctx context.Context, progress *progress) error {
 	if err != nil || os.Getenv(BinEnv) != "" {
 		return err
 	}
+	return buildInto(ctx, bin, programs(), progress)
+}
+
+// BuildProgram builds a program that only some tests need, the package in a folder of this
+// module, into BinDir, where it is missing or out of date. It returns its path.
+func BuildProgram(ctx context.Context, w io.Writer, folder string) (path string, err error) {
+	bin, err := BinDir()
+	if err != nil {
+		return "", err
+	}
+	p := program{name: strings.ReplaceAll(folder, "/", "-"), pkg: "github.com/berth-dev/berth/test/" + folder, module: ".", source: folder}
+	if os.Getenv(BinEnv) == "" {
+		err = buildInto(ctx, bin, []program{p}, newProgress(w))
+	}
+	return filepath.Join(bin, p.name), err
+}
+
+func buildInto(ctx context.Context, bin string, programs []program, progress *progress) error {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return fmt.Errorf("build the lab's programs: %w", err)
 	}
@@ -125,12 +143,12 @@ func build(ctx context.Context, progress *progress) error {
 			return fmt.Errorf("wait for another build of the lab's programs: %w", err)
 		}
 	}
-	return buildInto(ctx, bin, progress)
+	return buildLocked(ctx, bin, programs, progress)
 }
 
-func buildInto(ctx context.Context, bin string, progress *progress) error {
+func buildLocked(ctx context.Context, bin string, programs []program, progress *progress) error {
 	pins := map[string]pinned{}
-	for i, p := range programs() {
+	for i, p := range programs {
 		dir := filepath.Join(filepath.Dir(bin), p.module)
 		if _, ok := pins[dir]; !ok {
 			pin, err := pinsOf(ctx, dir)
@@ -143,7 +161,7 @@ func buildInto(ctx context.Context, bin string, progress *progress) error {
 		if pins[dir].upToDate(out) && !newer(filepath.Join(filepath.Dir(bin), p.source), out, p.source != "") {
 			continue
 		}
-		progress.say("building %s (%d of %d; minutes if nothing is cached)", p.name, i+1, len(programs()))
+		progress.say("building %s (%d of %d; minutes if nothing is cached)", p.name, i+1, len(programs))
 		version := "k8s.io/component-base/version"
 		ldflags := "-s -w"
 		if p.module == "." { // the same for all, so that they share compiled packages

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/test/netpol"
+	"github.com/berth-dev/berth/test/netpol/result"
+)
+
+// someCases are what TestNetpol runs where it does not run all: each direction, named ports,
+// what follows a change of a namespace, of a pod and of a policy, addresses, UDP, and SCTP where
+// only the object is.
+var someCases = []string{
+	"Netpol NetworkPolicy between server and client should enforce policy to allow traffic from pods within server namespace based on PodSelector",
+	"Netpol NetworkPolicy between server and client should deny egress from pods based on PodSelector",
+	"should allow ingress access on one named port",
+	"should allow ingress access from updated namespace",
+	"should enforce updated policy",
+	"should enforce except clause while egress access to server in CIDR block",
+	"using UDP should support a 'default-deny-ingress' policy",
+	"should not mistakenly treat 'protocol: SCTP' as 'protocol: TCP'",
+}
+
+// TestNetpol: Kubernetes' own tests of NetworkPolicy pass on the lab with Berth on it. The
+// pods of these are in the lab's default network; with BERTH_NETPOL_FLOATING they have floating IPs.
+func TestNetpol(t *testing.T) {
+	opts := netpol.Options{Cases: someCases, Reports: filepath.Join(artifacts(), "netpol"), Limit: limit}
+	if os.Getenv("BERTH_TEST_NETPOL") != "" {
+		opts.Cases, opts.Limit = strings.FieldsFunc(os.Getenv("BERTH_NETPOL_CASES"), func(r rune) bool { return r == '|' }), 3*time.Hour
+	}
+	noSCTP := netpol.HasSCTP()
+	if noSCTP != nil {
+		opts.Skip = []string{netpol.SCTP}
+	}
+	s := newStage(t, "10.0.70.140-10.0.70.169")
+	s.must(netpol.Build(s.ctx, os.Stderr))
+	if os.Getenv("BERTH_NETPOL_FLOATING") != "" {
+		opts.Reports += "-floating"
+		s.giveFloatingIPs()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), opts.Limit)
+	defer cancel()
+	passed, failed := 0, 0
+	err := netpol.Run(ctx, s.Cluster, opts, func(r result.Result) {
+		sctp := strings.Contains(r.Case, netpol.SCTP)
+		if r.State == result.LeftOut && r.Message == "" && (!sctp || len(opts.Cases) > 0) {
+			return // it was not asked for
+		}
+		t.Run(r.Case, func(t *testing.T) {
+			switch r.State {
+			case result.Passed:
+				passed++
+				t.Logf("passed in %.0f s", r.Seconds)
+			case result.Failed:
+				failed++
+				t.Errorf("failed after %.0f s: %s", r.Seconds, r.Message)
+			case result.LeftOut:
+				reason := r.Message
+				if sctp && noSCTP != nil {
+					reason = noSCTP.Error()
+				}
+				t.Skipf("NOT RUN: %s", reason)
+			}
+		})
+	})
+	t.Logf("%d cases passed, %d failed; JUnit's report and the log are in %s", passed, failed, opts.Reports)
+	s.must(err)
+}
+
+// giveFloatingIPs has the API server make every pod of Kubernetes' own tests ask for a
+// floating IP of the stage's pool.
+func (s *stage) giveFloatingIPs() {
+	s.t.Helper()
+	text, err := netpol.Floating(s.pools[0])
+	s.must(err)
+	manifest := filepath.Join(s.t.TempDir(), "floating.yaml")
+	s.must(os.WriteFile(manifest, []byte(text), 0o600))
+	s.kubectl("apply", "-f", manifest)
+	s.atEnd(func() { s.kubectl("delete", "-f", manifest) })
+	s.kubectl("label", "namespace", s.name, "e2e-run=none")
+	s.eventually("the API server gives pods floating IPs", func() error {
+		pod, err := s.Client.CoreV1().Pods(s.name).Create(s.ctx, s.pod("dry"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil && pod.Spec.SchedulerName != berthScheduler {
+			err = fmt.Errorf("the pod's scheduler is %s", pod.Spec.SchedulerName)
+		}
+		return err
+	})
+}
