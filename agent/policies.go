@@ -4,12 +4,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
@@ -35,6 +37,21 @@ type policies interface {
 	// Ready returns an error while the policies are not known or not in the kernel. It does not
 	// block.
 	Ready() error
+	// Inspect returns what is enforced, without blocking.
+	Inspect() *api.InspectedPolicies
+	// Trace says which policies decide on a connection.
+	Trace(q api.PolicyTrace) (string, error)
+}
+
+// ErrNoPolicies is returned by TracePolicy where network policies are off.
+var ErrNoPolicies = errors.New("this agent enforces no network policies (--network-policy=false)")
+
+// TracePolicy says which network policies decide on a connection of a pod of this node.
+func (a *Agent) TracePolicy(_ context.Context, q api.PolicyTrace) (string, error) {
+	if a.Policies == nil {
+		return "", ErrNoPolicies
+	}
+	return a.Policies.Trace(q)
 }
 
 // Policed lists the containers whose packets network policies concern, and the running pods that have

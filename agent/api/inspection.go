@@ -34,6 +34,45 @@ type Inspection struct {
 	// has it any more.
 	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
 	Problems  []string            `json:"problems,omitempty"`
+	// Policies is what is enforced of network policies; nil where they are off, or one pod was asked
+	// for.
+	Policies *InspectedPolicies `json:"policies,omitempty"`
+}
+
+// InspectedPolicies is what a node enforces of network policies.
+type InspectedPolicies struct {
+	// Known is false while the policies, or what they select, have not been read once.
+	Known bool `json:"known"`
+	// NetworkPolicies and ClusterNetworkPolicies count those of the cluster, and Pods the pods that
+	// the agent holds for them.
+	NetworkPolicies        int `json:"networkPolicies"`
+	ClusterNetworkPolicies int `json:"clusterNetworkPolicies"`
+	Pods                   int `json:"pods"`
+	// Tables counts those in the kernel: that of the node, and those in the namespaces of pods.
+	Tables   int `json:"tables"`
+	Rules    int `json:"rules"`
+	Elements int `json:"elements"`
+	// Compared is when the table was compared whole with the kernel for which this was the longest ago.
+	Compared time.Time `json:"compared"`
+	// Failures are the tables that could not be written, and why.
+	Failures []string `json:"failures,omitempty"`
+	// Unenforced are the pods whose policies do not hold for all of their packets, and why.
+	Unenforced []string `json:"unenforced,omitempty"`
+	// Problems are of policies that cannot be carried out as they are written.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// PathPolicyTrace is the agent's resource for operators that answers a [PolicyTrace] with text: GET
+// with the query from, to, port and protocol.
+const PathPolicyTrace = "/v1/policy/trace"
+
+// PolicyTrace asks which policies decide on a connection.
+type PolicyTrace struct {
+	// From and To are pods, as namespace/name, or addresses.
+	From, To string
+	Port     uint16
+	// Protocol is TCP, UDP or SCTP.
+	Protocol string
 }
 
 // Reach says whether the agent can follow the API server.

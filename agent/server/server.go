@@ -33,6 +33,7 @@ type Handler interface {
 	// IPAM serves the plugin berth-ipam. It answers also while Add and Del run plugins.
 	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
 	Inspect(ctx context.Context, pod string, check bool) (*api.Inspection, error)
+	TracePolicy(ctx context.Context, q api.PolicyTrace) (string, error)
 }
 
 // ErrBusy is returned by Listen where another process answers on the socket.
@@ -125,6 +126,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI("", s.dispatch))
 	mux.HandleFunc("POST "+api.PathIPAM, s.serveCNI(ipamLabel, s.Handler.IPAM))
 	mux.HandleFunc("GET "+api.PathInspect, s.serveInspect)
+	mux.HandleFunc("GET "+api.PathPolicyTrace, s.servePolicyTrace)
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		// Calls go on when ctx ends: Shutdown waits for them.
@@ -211,6 +213,26 @@ func (s *Server) serveInspect(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(inspection); err != nil {
 		klog.FromContext(ctx).V(2).Info("The caller did not take the inspection", "err", err)
+	}
+}
+
+func (s *Server) servePolicyTrace(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	port, err := strconv.ParseUint(query.Get("port"), 10, 16)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("port=%q is no port", query.Get("port")), http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	text, err := s.Handler.TracePolicy(ctx, api.PolicyTrace{From: query.Get("from"), To: query.Get("to"), Port: uint16(port), Protocol: query.Get("protocol")})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if _, err := w.Write([]byte(text)); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the trace", "err", err)
 	}
 }
 

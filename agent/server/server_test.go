@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,6 +45,13 @@ func (f *fakeHandler) IPAM(_ context.Context, req *api.Request) (json.RawMessage
 
 func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
 	return &api.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
+}
+
+func (f *fakeHandler) TracePolicy(_ context.Context, q api.PolicyTrace) (string, error) {
+	if q.From == "" {
+		return "", errors.New("boom")
+	}
+	return fmt.Sprint(q), nil
 }
 
 func newServer(t *testing.T, h Handler) *Server {
@@ -232,6 +240,25 @@ type recorder struct {
 func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
 func (r *recorder) WriteHeader(int)             {}
+
+// The question of a trace comes to the handler, and its answer or error back.
+func TestPolicyTrace(t *testing.T) {
+	s := newServer(t, &fakeHandler{})
+	for query, want := range map[string]string{
+		"from=shop/web&to=10.0.0.1&port=80&protocol=TCP": "{shop/web 10.0.0.1 80 TCP}",
+		"to=10.0.0.1&port=80":                            "boom\n",
+		"from=a/b&port=65536":                            "port=\"65536\" is no port\n",
+	} {
+		answer := httptest.NewRecorder()
+		s.servePolicyTrace(answer, httptest.NewRequest(http.MethodGet, api.PathPolicyTrace+"?"+query, nil))
+		if got := answer.Body.String(); got != want {
+			t.Errorf("%s: %q, want %q", query, got, want)
+		}
+		if good := answer.Code == http.StatusOK; good != strings.HasPrefix(want, "{") {
+			t.Errorf("%s: status %d", query, answer.Code)
+		}
+	}
+}
 
 func TestInspect(t *testing.T) {
 	s := newServer(t, &fakeHandler{})

@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/overlay"
+	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -136,6 +137,9 @@ func (c *cleanup) alone() (unlock func() error, err error) {
 	return unlock, err
 }
 
+// netnsDir is where runtimes keep the network namespaces of pods.
+const netnsDir = "/run/netns"
+
 // sweeper lists what one part of Berth left on the node.
 type sweeper func() ([]leftover.Item, error)
 
@@ -145,6 +149,7 @@ func (c *cleanup) sweepers() []sweeper {
 	return []sweeper{
 		c.configuration,
 		shaping.Leftovers,
+		func() ([]leftover.Item, error) { return enforce.Leftovers(filepath.Join(c.root, netnsDir)) },
 		// Before the table with their guard goes.
 		hostport.Leftovers,
 		// Before the links by which it finds the containers go.

@@ -97,16 +97,21 @@ func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
 }
 
 func (i *inspect) get(ctx context.Context, query url.Values) ([]byte, error) {
+	return ask(ctx, i.socket, api.PathInspect, query)
+}
+
+// ask returns the agent's answer at a path of its socket.
+func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, error) {
 	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", i.socket)
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+api.PathInspect+"?"+query.Encode(), nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path+"?"+query.Encode(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("make the request: %w", err)
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("the agent does not answer on %s: %w; does it run on this node, and are you root?", i.socket, errors.Unwrap(err))
+		return nil, fmt.Errorf("the agent does not answer on %s: %w; does it run on this node, and are you root?", socket, errors.Unwrap(err))
 	}
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
@@ -120,6 +125,9 @@ func (i *inspect) get(ctx context.Context, query url.Values) ([]byte, error) {
 }
 
 func unwell(in *api.Inspection) bool {
+	if p := in.Policies; p != nil && (!p.Known || len(p.Failures)+len(p.Unenforced) > 0) {
+		return true
+	}
 	return len(in.Problems) > 0 || !in.API.Synced || in.API.Error != "" || slices.ContainsFunc(in.Containers, func(c api.InspectedContainer) bool {
 		return c.Error != "" || c.Missing != ""
 	})
@@ -169,6 +177,9 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 	for _, p := range in.Problems {
 		fmt.Fprintf(out, "problem: %s\n", p)
 	}
+	for _, line := range policyLines(in) {
+		fmt.Fprintln(out, line)
+	}
 	var phases []string
 	for _, phase := range slices.Sorted(maps.Keys(in.Records)) {
 		phases = append(phases, fmt.Sprintf("%d %s", in.Records[phase], phase))
@@ -176,6 +187,32 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 	fmt.Fprintf(out, "records: %s; %d wait for work; every record was compared with the kernel within %s\n", strings.Join(phases, ", "), in.Waiting, age(in.Time, in.OldestCheck))
 	_, err := fmt.Fprintf(out, "API server: %s; the agent has run for %s\n", reach(in), age(in.Time, in.Started))
 	return err
+}
+
+// policyLines says what is enforced of network policies.
+func policyLines(in *api.Inspection) []string {
+	p := in.Policies
+	if p == nil {
+		return nil
+	}
+	var lines []string
+	for _, f := range p.Failures {
+		lines = append(lines, "network policies are not up to date in the kernel: "+f)
+	}
+	for _, u := range p.Unenforced {
+		lines = append(lines, "network policies are not enforced: "+u)
+	}
+	for _, problem := range p.Problems {
+		lines = append(lines, "network policy with a problem: "+problem)
+	}
+	if !p.Known {
+		return append(lines, "network policies: not known yet")
+	}
+	line := fmt.Sprintf("network policies: %d NetworkPolicies, %d ClusterNetworkPolicies, %d pods known", p.NetworkPolicies, p.ClusterNetworkPolicies, p.Pods)
+	if p.Tables == 0 {
+		return append(lines, line+"; no rule in the kernel")
+	}
+	return append(lines, fmt.Sprintf("%s; %d rules and %d elements in %d tables, compared with the kernel within %s", line, p.Rules, p.Elements, p.Tables, age(in.Time, p.Compared)))
 }
 
 // shapingLines says what bandwidth a pod has.

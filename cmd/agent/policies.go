@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/policy/enforce"
@@ -21,11 +22,14 @@ func newEnforcer(o *Options, clients *clients, recorder event.Recorder, journal 
 	if !o.NetworkPolicy {
 		return nil
 	}
-	return enforce.New(enforce.Options{
+	enforcer := enforce.New(enforce.Options{
 		Objects: newPolicyCluster(clients, o.NodeName),
 		Kernel:  enforce.Kernel{Shower: &place.Shower{SysctlRoot: o.SysctlRoot, Settings: journal}},
 		Events:  recorder,
+		Metrics: enforce.NewMetrics(legacyregistry.MustRegister),
 	})
+	legacyregistry.CustomMustRegister(enforcer.Collector())
+	return enforcer
 }
 
 // sweepPolicies removes the rules that an agent made which enforced policies: nobody would follow

@@ -42,6 +42,8 @@ type target struct {
 	err   error
 	// since is when err began.
 	since time.Time
+	// compared is when the kernel last had all of written.
+	compared time.Time
 	// news is closed when a try has ended; nil while nobody waits.
 	news chan struct{}
 }
@@ -144,12 +146,19 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	t.check = false
 	e.mu.Unlock()
 
+	began := time.Now()
 	err := e.bring(ctx, t.table, netns, written, want, check)
+	if want != written || err != nil {
+		e.Metrics.applied(err, time.Since(began))
+	}
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t.tried = version
 	if err == nil {
+		if check || t.written == nil || isEmpty(t.written) {
+			t.compared = time.Now()
+		}
 		t.written, t.version = want, version
 		if want == nil {
 			t.written = &ruleset.Ruleset{}

@@ -97,6 +97,7 @@ type Options struct {
 	Objects objects
 	Kernel  kernel
 	Events  event.Recorder
+	Metrics *Metrics
 }
 
 const (
@@ -394,6 +395,8 @@ func localsOf(all map[string]Container, places map[string]place.Place) []policy.
 	}
 	return locals
 }
+
+func uidOf(c Container) types.UID { return types.UID(c.Pod.UID) }
 
 // rank says whose an address is that several containers have: the lowest one's.
 func (c Container) rank() int {

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/agent/policy/gate"
+	"github.com/berth-dev/berth/agent/policy/place"
+)
+
+func addresses(texts ...string) []netip.Addr {
+	var all []netip.Addr
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
+}
+
+// An address that several containers have is that of the one that lives.
+func TestLocals(t *testing.T) {
+	db, web := api.Pod{Namespace: "shop", Name: "db", UID: "1"}, api.Pod{Namespace: "shop", Name: "web", UID: "2"}
+	all := map[string]Container{
+		"old":   {Pod: db, ID: "old", NetNS: "/n/old", Addresses: addresses("10.0.0.1", "10.0.0.9"), Ending: true},
+		"new":   {Pod: web, ID: "new", NetNS: "/n/new", Addresses: addresses("10.0.0.1")},
+		"again": {Pod: db, ID: "again", NetNS: "/n/again", Addresses: addresses("10.0.0.3")},
+		"pod/3": {Pod: api.Pod{Namespace: "shop", Name: "lost", UID: "3"}, ID: "pod/3", Addresses: addresses("10.0.0.3", "10.0.0.4")},
+	}
+	places := map[string]place.Place{"old": {Direct: []string{"net1"}}, "again": {Direct: []string{"net1", "eth0"}}}
+	name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: n} }
+	want := map[types.UID]policy.Local{
+		"1": {NamespacedName: name("db"), UID: "1", Addresses: addresses("10.0.0.3", "10.0.0.9"), Direct: []string{"eth0", "net1"}},
+		"2": {NamespacedName: name("web"), UID: "2", Addresses: addresses("10.0.0.1")},
+		"3": {NamespacedName: name("lost"), UID: "3", Addresses: addresses("10.0.0.4")},
+	}
+	got := map[types.UID]policy.Local{}
+	for _, l := range localsOf(all, places) {
+		got[l.UID] = l
+	}
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("the pods differ (-want +got):\n%s", diff)
+	}
+}
+
+// A pod without a container counts by what the API says of it until the agent knows a container of it;
+// afterwards that is not heeded, also when the container is gone.
+func TestUnrecorded(t *testing.T) {
+	lost := api.Pod{Namespace: "shop", Name: "lost", UID: "3"}
+	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
+	running := Container{Pod: lost, Addresses: addresses("10.0.0.4")}
+	recorded := Container{Pod: lost, ID: "c/eth0", Addresses: addresses("10.0.0.4")}
+	for i, step := range []struct {
+		listed []Container
+		want   int
+	}{{[]Container{running}, 1}, {[]Container{recorded, running}, 1}, {[]Container{running}, 0}, {nil, 0}, {[]Container{running}, 1}} {
+		e.list(step.listed)
+		if len(e.containers) != step.want {
+			t.Errorf("step %d: %d containers, want %d: %v", i, len(e.containers), step.want, e.containers)
+		}
+	}
+	e.Forget(lost.UID)
+	e.list([]Container{running})
+	if len(e.containers) != 0 {
+		t.Errorf("a pod whose network is gone counts: %v", e.containers)
+	}
+}
+
+// What decides is said with the policy, the rule and the rules of the kernel; what is enforced is
+// shown and counted.
+func TestTraceAndShow(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newWorld(t)
+	if text, err := w.enforcer.Trace(api.PolicyTrace{From: "shop/db", To: "10.0.0.1", Port: 80, Protocol: "TCP"}); err == nil || !strings.Contains(err.Error(), "not known here") {
+		t.Errorf("Trace() = %q, %v", text, err)
+	}
+	w.set(allow("db", "db", "web"))
+	db, web, other := w.newPod("db", "10.1.0.1"), w.newPod("web", "10.1.0.2"), w.newPod("other", "10.1.0.3")
+	for _, p := range []*pod{db, web, other} {
+		w.add(p, "routed")
+	}
+	direct := w.newPod("direct", "10.0.60.21")
+	w.add(direct, "macvlan")
+	w.set(allow("direct", "direct", "web"))
+	w.eventually("the pod's own table is there", func() bool { return w.has(direct.Host) })
+	for _, test := range []struct {
+		from, to string
+		want     []string
+	}{
+		{"shop/web", "shop/db", []string{
+			"shop/web (10.1.0.2) to shop/db (10.1.0.1), TCP port 80", "egress from shop/web, on the node: passes: no policy selects the pod in this direction",
+			"ingress to shop/db, on the node: passes: by NetworkPolicy shop/db, Ingress rule 0", "chain ingress:", "ip saddr @a4-",
+		}},
+		{"10.1.0.3", "shop/db", []string{"shop/other (10.1.0.3) to", "ingress to shop/db, on the node: dropped: by what no NetworkPolicy allows, Ingress", "drop"}},
+		{"192.0.2.1", "10.1.0.1", []string{"egress from 192.0.2.1: not a pod of this node", "dropped"}},
+		{"shop/db", "shop/db", []string{"a pod always reaches itself"}},
+		{"shop/other", "shop/direct", []string{"in the pod's namespace, by eth0 past the node: dropped", "chain input: "}},
+		{"shop/db", "192.0.2.1", []string{"passes: no policy selects the pod in this direction", "ingress to 192.0.2.1: not a pod of this node"}},
+	} {
+		text, err := w.enforcer.Trace(api.PolicyTrace{From: test.from, To: test.to, Port: 80, Protocol: "tcp"})
+		if err != nil {
+			t.Errorf("from %s to %s: %v", test.from, test.to, err)
+			continue
+		}
+		t.Log(text)
+		for _, want := range test.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("from %s to %s: lacks %q:\n%s", test.from, test.to, want, text)
+			}
+		}
+	}
+	for _, wrong := range []api.PolicyTrace{
+		{From: "192.0.2.1", To: "192.0.2.2", Protocol: "TCP"}, {From: "shop/none", To: "shop/db", Protocol: "TCP"}, {From: "db", To: "shop/db", Protocol: "TCP"},
+		{From: "shop/web", To: "shop/db", Protocol: "ICMP"}, {From: "2001:db8::1", To: "shop/db", Protocol: "TCP"},
+	} {
+		if text, err := w.enforcer.Trace(wrong); err == nil {
+			t.Errorf("Trace(%+v) = %s", wrong, text)
+		}
+	}
+
+	if reaches(other.Host, db) {
+		t.Error("other reaches db")
+	}
+	w.eventually("web reaches db", func() bool { return reaches(web.Host, db) })
+	in := w.enforcer.Inspect()
+	if !in.Known || in.Tables != 2 || in.Rules == 0 || in.Elements == 0 || len(in.Failures)+len(in.Unenforced)+len(in.Problems) > 0 {
+		t.Errorf("Inspect() = %+v", in)
+	}
+	if err := w.enforcer.Ready(); err != nil {
+		t.Errorf("Ready() = %v", err)
+	}
+	packets := w.enforcer.packets(t.Context())
+	for about, some := range map[counted]bool{
+		{"NetworkPolicy", "shop", "db", "Ingress", "accept"}:     true,
+		{"", "", "", "Ingress", "drop"}:                          true,
+		{"NetworkPolicy", "shop", "direct", "Ingress", "accept"}: false,
+	} {
+		if number, there := packets[about]; !there || (number > 0) != some {
+			t.Errorf("%+v counts %d, there %t, want some: %t", about, number, there, some)
+		}
+	}
+	registry := metrics.NewKubeRegistry()
+	registry.CustomMustRegister(w.enforcer.Collector())
+	if _, err := registry.Gather(); err != nil {
+		t.Errorf("the metrics: %v", err)
+	}
+}
+
+// A pod whose packets nothing sees, and a policy that cannot be carried out, are told once.
+func TestTell(t *testing.T) {
+	w := newWorld(t)
+	w.set(allow("db", "db"))
+	db := w.newPod("db", "10.1.0.1")
+	w.add(db, "routed")
+	w.enforcer.mu.Lock()
+	w.enforcer.places[db.ID] = place.Place{Unseen: []string{"eth0"}}
+	w.enforcer.mu.Unlock()
+	broken := allow("broken", "db")
+	broken.Spec.PodSelector.MatchLabels = map[string]string{"a b": "c"}
+	w.set(broken)
+	said := func(text string) (times int) {
+		w.events.mu.Lock()
+		defer w.events.mu.Unlock()
+		for _, note := range w.events.notes {
+			times += strings.Count(note, text)
+		}
+		return times
+	}
+	w.eventually("the pod's event", func() bool { return said("Pod db "+ReasonNotEnforced+": network policies do not hold for eth0") == 1 })
+	w.enforcer.refresh(t.Context(), w)
+	w.enforcer.refresh(t.Context(), w)
+	if said(ReasonNotEnforced) != 1 {
+		t.Errorf("events: %q", w.events.notes)
+	}
+	if in := w.enforcer.Inspect(); len(in.Unenforced) != 1 {
+		t.Errorf("Inspect() = %+v", in)
+	}
+}
+
+// Cleanup finds the rules in the namespaces of pods, and only these.
+func TestLeftovers(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newWorld(t)
+	folder := t.TempDir()
+	w.set(allow("db", "db"))
+	db, web := w.newPod("db", "10.0.60.21"), w.newPod("web", "10.0.60.22")
+	w.add(db, "macvlan")
+	w.add(web, "macvlan")
+	w.end()
+	if err := gate.Close(web.Path()); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{"db": db.Path(), "web": web.Path(), "node": w.node.Path(), "gone": "/run/none", "file": "/etc/hostname"} {
+		if err := os.Symlink(target, filepath.Join(folder, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var names []string
+	w.node.Run(func() error {
+		items, err := Leftovers(folder)
+		for _, item := range items {
+			names = append(names, filepath.Base(item.Name))
+			err = errors.Join(err, item.Remove())
+		}
+		return err
+	})
+	if diff := cmp.Diff([]string{"db", "web"}, names); diff != "" {
+		t.Errorf("the leftovers differ (-want +got):\n%s", diff)
+	}
+	if w.has(db.Host) || !w.has(w.node) {
+		t.Errorf("tables: in the pod %t, on the node %t", w.has(db.Host), w.has(w.node))
+	}
+	other := netnstest.New(t)
+	other.Run(func() error {
+		items, err := Leftovers(folder)
+		if len(items) != 1 {
+			t.Errorf("%d things are left besides the rules of what was the node, which is none here", len(items)-1)
+		}
+		return err
+	})
+	if items, err := Leftovers(filepath.Join(folder, "none")); len(items) > 0 || err != nil {
+		t.Errorf("Leftovers() of no folder = %v, %v", items, err)
+	}
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// size counts what a ruleset has.
+type size struct{ rules, sets, elements int }
+
+func sizeOf(rs *ruleset.Ruleset) (s size) {
+	if rs == nil {
+		return s
+	}
+	for _, c := range rs.Chains {
+		s.rules += len(c.Rules)
+	}
+	s.sets = len(rs.Sets) + len(rs.Maps)
+	for _, set := range rs.Sets {
+		s.elements += len(set.Addresses) + len(set.Ranges) + len(set.Endpoints) + len(set.Pairs) + len(set.Interfaces)
+	}
+	for _, m := range rs.Maps {
+		s.elements += len(m.Chains)
+	}
+	return s
+}
+
+func (s size) plus(o size) size {
+	return size{s.rules + o.rules, s.sets + o.sets, s.elements + o.elements}
+}
+
+// summary is the state of all tables.
+type summary struct {
+	tables, failing int
+	node, pods      size
+	// compared is when the table was compared whole with the kernel for which this was the longest ago.
+	compared time.Time
+	unknown  bool
+	failures []string
+}
+
+// summarize looks at all tables.
+func (e *Enforcer) summarize() summary {
+	s := summary{compared: time.Now(), unknown: true}
+	select {
+	case <-e.started:
+		s.unknown = false
+	default:
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for key, t := range e.targets {
+		if t.err != nil {
+			s.failing++
+			name := "the node"
+			if key != nodeKey {
+				name = "pod " + e.containers[key].Pod.String()
+			}
+			s.failures = append(s.failures, fmt.Sprintf("%s, for %s: %v", name, time.Since(t.since).Round(time.Second), t.err))
+		}
+		if isEmpty(t.written) {
+			continue
+		}
+		s.tables++
+		if t.compared.Before(s.compared) {
+			s.compared = t.compared
+		}
+		if key == nodeKey {
+			s.node = sizeOf(t.written)
+		} else {
+			s.pods = s.pods.plus(sizeOf(t.written))
+		}
+	}
+	slices.Sort(s.failures)
+	return s
+}
+
+// Inspect returns what is enforced, and what is not. It does not block.
+func (e *Enforcer) Inspect() *api.InspectedPolicies {
+	s, held := e.summarize(), e.Objects.Held()
+	in := &api.InspectedPolicies{
+		Known: !s.unknown && e.Objects.HasSynced(), NetworkPolicies: held.NetworkPolicies, ClusterNetworkPolicies: held.ClusterPolicies,
+		Pods: held.Pods, Tables: s.tables, Rules: s.node.plus(s.pods).rules, Elements: s.node.plus(s.pods).elements, Compared: s.compared, Failures: s.failures,
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.containers {
+		if text := e.problems[uidOf(c)]; text != "" {
+			in.Unenforced = append(in.Unenforced, c.Pod.String()+": "+text)
+		}
+	}
+	for p := range e.policyProblems {
+		in.Problems = append(in.Problems, fmt.Sprintf("%s %s: %s", p.Kind, p.NamespacedName, p.Text))
+	}
+	slices.Sort(in.Unenforced)
+	in.Unenforced = slices.Compact(in.Unenforced)
+	slices.SortFunc(in.Problems, cmp.Compare[string])
+	return in
+}

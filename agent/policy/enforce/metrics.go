@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/table"
+)
+
+// Metrics of an Enforcer. A nil *Metrics counts nothing.
+type Metrics struct {
+	applies *metrics.HistogramVec
+}
+
+// NewMetrics makes the metrics and registers them.
+func NewMetrics(register func(...metrics.Registerable)) *Metrics {
+	m := &Metrics{applies: metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Subsystem: "berth_agent", Name: "network_policy_apply_duration_seconds",
+		Help:           "Duration of the changes of the kernel's tables of network policies, by result: success or failure.",
+		Buckets:        metrics.ExponentialBuckets(0.001, 2, 14),
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})}
+	register(m.applies)
+	return m
+}
+
+func (m *Metrics) applied(err error, took time.Duration) {
+	if m == nil {
+		return
+	}
+	result := "success"
+	if err != nil {
+		result = "failure"
+	}
+	m.applies.WithLabelValues(result).Observe(took.Seconds())
+}
+
+var (
+	tablesDesc  = metrics.NewDesc("berth_agent_network_policy_tables", "Tables of network policies in the kernel: that of the node, and those in the namespaces of pods.", nil, nil, metrics.ALPHA, "")
+	failingDesc = metrics.NewDesc("berth_agent_network_policy_failing_tables", "Tables of network policies whose last change failed.", nil, nil, metrics.ALPHA, "")
+	objectsDesc = metrics.NewDesc("berth_agent_network_policy_objects", "What the tables of network policies have, by place (node or pods) and kind: rules, sets (with maps) or elements of these.",
+		[]string{"place", "kind"}, nil, metrics.ALPHA, "")
+	comparedDesc = metrics.NewDesc("berth_agent_network_policy_since_full_compare_seconds", "For how long some table of network policies has not been compared whole with the kernel; the agent does so every minute.",
+		nil, nil, metrics.ALPHA, "")
+	unenforcedDesc = metrics.NewDesc("berth_agent_network_policy_unenforced_pods", "Pods of the node whose network policies do not hold for all of their packets.", nil, nil, metrics.ALPHA, "")
+	policiesDesc   = metrics.NewDesc("berth_agent_network_policies", "Network policies of the cluster by kind.", []string{"kind"}, nil, metrics.ALPHA, "")
+	heldDesc       = metrics.NewDesc("berth_agent_network_policy_held_pods", "Pods of the cluster that the agent holds in memory for network policies.", nil, nil, metrics.ALPHA, "")
+	packetsDesc    = metrics.NewDesc("berth_agent_network_policy_packets_total",
+		"First packets of connections on which rules of a policy decided on this node; without a policy's name, those dropped because no NetworkPolicy of an isolated pod allows them.",
+		[]string{"kind", "policy_namespace", "policy", "direction", "verdict"}, nil, metrics.ALPHA, "")
+)
+
+// Collector returns the metrics that follow from the state of the Enforcer. The caller registers
+// it.
+func (e *Enforcer) Collector() metrics.StableCollector { return &collector{e: e} }
+
+type collector struct {
+	metrics.BaseStableCollector
+
+	e *Enforcer
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{tablesDesc, failingDesc, objectsDesc, comparedDesc, unenforcedDesc, policiesDesc, heldDesc, packetsDesc} {
+		ch <- d
+	}
+}
+
+// countersPatience limits how long the kernel is asked for counters.
+const countersPatience = 5 * time.Second
+
+// CollectWithStability implements metrics.StableCollector. It blocks for the kernel.
+func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
+	s, held := c.e.summarize(), c.e.Objects.Held()
+	gauge := func(d *metrics.Desc, value float64, labels ...string) {
+		ch <- metrics.NewLazyConstMetric(d, metrics.GaugeValue, value, labels...)
+	}
+	gauge(tablesDesc, float64(s.tables))
+	gauge(failingDesc, float64(s.failing))
+	for place, size := range map[string]size{"node": s.node, "pods": s.pods} {
+		gauge(objectsDesc, float64(size.rules), place, "rules")
+		gauge(objectsDesc, float64(size.sets), place, "sets")
+		gauge(objectsDesc, float64(size.elements), place, "elements")
+	}
+	gauge(comparedDesc, time.Since(s.compared).Seconds())
+	c.e.mu.Lock()
+	unenforced := len(c.e.problems)
+	c.e.mu.Unlock()
+	gauge(unenforcedDesc, float64(unenforced))
+	gauge(policiesDesc, float64(held.NetworkPolicies), "NetworkPolicy")
+	gauge(policiesDesc, float64(held.ClusterPolicies), "ClusterNetworkPolicy")
+	gauge(heldDesc, float64(held.Pods))
+	ctx, cancel := context.WithTimeout(context.Background(), countersPatience)
+	defer cancel()
+	for about, packets := range c.e.packets(ctx) {
+		ch <- metrics.NewLazyConstMetric(packetsDesc, metrics.CounterValue, float64(packets), about.kind, about.namespace, about.name, about.direction, about.verdict)
+	}
+}
+
+// counted is what a counter counts.
+type counted struct{ kind, namespace, name, direction, verdict string }
+
+// packets returns the counters of all tables. It blocks for the kernel.
+func (e *Enforcer) packets(ctx context.Context) map[counted]uint64 {
+	type written struct {
+		table Table
+		rs    *ruleset.Ruleset
+	}
+	var tables []written
+	e.mu.Lock()
+	for _, t := range e.targets {
+		if !isEmpty(t.written) {
+			tables = append(tables, written{t.table, t.written})
+		}
+	}
+	e.mu.Unlock()
+	all := map[counted]uint64{}
+	for _, t := range tables {
+		if ctx.Err() != nil {
+			break
+		}
+		counters, err := t.table.Counters(ctx)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot read the counters of network policies", "err", err)
+			continue
+		}
+		add(all, t.rs, counters)
+	}
+	return all
+}
+
+// add adds the counters of a table, whose rules say what they count.
+func add(all map[counted]uint64, rs *ruleset.Ruleset, counters map[string]table.Counter) {
+	seen := map[string]bool{}
+	for _, chain := range rs.Chains {
+		for _, r := range chain.Rules {
+			if r.Counter == "" || r.Origin == nil || seen[r.Counter] {
+				continue
+			}
+			seen[r.Counter] = true
+			about := counted{r.Origin.Kind, r.Origin.Namespace, r.Origin.Name, string(r.Origin.Direction), "accept"}
+			if r.Verdict == ruleset.Drop {
+				about.verdict = "drop"
+			}
+			all[about] += counters[r.Counter].Packets
+		}
+	}
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// ErrTrace is returned by Trace for a question that has no answer on this node.
+var ErrTrace = errors.New("cannot trace")
+
+// protocols by the names of the API.
+var protocols = map[string]ruleset.Protocol{"TCP": ruleset.TCP, "UDP": ruleset.UDP, "SCTP": ruleset.SCTP}
+
+// end is one end of a traced connection.
+type end struct {
+	// name is that of the pod, empty for an address of none.
+	name      string
+	uid       types.UID
+	local     bool
+	addresses []netip.Addr
+	// direct are its interfaces that are seen in its namespace, and own what is enforced there.
+	direct []string
+	own    *ruleset.Ruleset
+	// bad says that policies do not hold for all of its packets.
+	bad string
+}
+
+// String returns the name of the pod, or the address.
+func (e end) String() string {
+	if e.name == "" && len(e.addresses) > 0 {
+		return e.addresses[0].String()
+	}
+	return e.name
+}
+
+// Trace says which policy and which rule decide whether a connection may begin, by the rulesets that
+// this node has of the policies. It does not ask the kernel.
+func (e *Enforcer) Trace(q api.PolicyTrace) (string, error) {
+	protocol, ok := protocols[strings.ToUpper(q.Protocol)]
+	if !ok {
+		return "", fmt.Errorf("%w: protocol %q is none of TCP, UDP and SCTP", ErrTrace, q.Protocol)
+	}
+	select {
+	case <-e.started:
+	default:
+		return "", fmt.Errorf("%w: %w", ErrTrace, ErrNotKnown)
+	}
+	var from, to end
+	var node *ruleset.Ruleset
+	var err error
+	e.Objects.Do(func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		node = e.index.Node()
+		var errs [2]error
+		from, errs[0] = e.end(q.From)
+		to, errs[1] = e.end(q.To)
+		err = errors.Join(errs[:]...)
+	})
+	if err != nil {
+		return "", err
+	}
+	if !from.local && !to.local {
+		return "", fmt.Errorf("%w: neither %s nor %s is a pod of this node; ask the agent of the node of one of them", ErrTrace, from, to)
+	}
+	var b strings.Builder
+	pairs := 0
+	for _, source := range from.addresses {
+		i := slices.IndexFunc(to.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) })
+		if i < 0 || slices.IndexFunc(from.addresses, func(a netip.Addr) bool { return ruleset.FamilyOf(a) == ruleset.FamilyOf(source) }) != slices.Index(from.addresses, source) {
+			// One address of each family says it.
+			continue
+		}
+		pairs++
+		trace(&b, node, from, to, ruleset.Packet{Source: source, Destination: to.addresses[i], Protocol: protocol, Port: q.Port}, q.Protocol)
+	}
+	if pairs == 0 {
+		return "", fmt.Errorf("%w: %s (%v) and %s (%v) have no addresses of one family", ErrTrace, from, from.addresses, to, to.addresses)
+	}
+	for _, end := range []end{from, to} {
+		if end.bad != "" {
+			fmt.Fprintf(&b, "warning: %s: %s\n", end, end.bad)
+		}
+	}
+	b.WriteString(e.inKernel())
+	return b.String(), nil
+}
+
+// inKernel says whether the kernel has what was traced.
+func (e *Enforcer) inKernel() string {
+	var version uint64
+	e.Objects.Do(func() { version = e.version })
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.targets[nodeKey]
+	switch {
+	case t.err != nil:
+		return fmt.Sprintf("warning: the kernel of the node does not have these rules: %v\n", t.err)
+	case t.version < version:
+		return "the rules are on their way into the kernel of the node\n"
+	default:
+		return "the kernel of the node has these rules (nft list table inet " + ruleset.TableName + ")\n"
+	}
+}
+
+// end finds a pod, by namespace/name, or an address. It is called within Objects.Do, with the lock.
+func (e *Enforcer) end(text string) (end, error) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		addr = addr.Unmap()
+		found := end{addresses: []netip.Addr{addr}}
+		for _, c := range e.containers {
+			if slices.Contains(c.Addresses, addr) && !c.Ending {
+				found.name = c.Pod.String()
+				e.fill(&found, c)
+			}
+		}
+		found.addresses = []netip.Addr{addr}
+		return found, nil
+	}
+	namespace, name, ok := strings.Cut(text, "/")
+	if !ok || namespace == "" || name == "" {
+		return end{}, fmt.Errorf("%w: %q is neither NAMESPACE/POD nor an address", ErrTrace, text)
+	}
+	found := end{name: text}
+	for _, c := range e.containers {
+		if c.Pod.Namespace == namespace && c.Pod.Name == name && (!c.Ending || !found.local) {
+			e.fill(&found, c)
+		}
+	}
+	for pod := range e.Objects.Pods(namespace) {
+		if pod.Name == name {
+			for _, a := range pod.Addresses {
+				if !slices.Contains(found.addresses, a) {
+					found.addresses = append(found.addresses, a)
+				}
+			}
+		}
+	}
+	if len(found.addresses) == 0 {
+		return end{}, fmt.Errorf("%w: pod %s is not known here, or has no address: give its address where no policy makes this node know the pods of others", ErrTrace, text)
+	}
+	return found, nil
+}
+
+// fill adds what the node knows of a container.
+func (e *Enforcer) fill(to *end, c Container) {
+	to.local, to.uid = true, types.UID(c.Pod.UID)
+	to.addresses = slices.Clone(c.Addresses)
+	to.direct = e.places[c.ID].Direct
+	to.own = e.index.Pod(to.uid)
+	to.bad = e.unenforced(c)
+}
+
+// trace writes what becomes of the first packet of a connection.
+func trace(b *strings.Builder, node *ruleset.Ruleset, from, to end, p ruleset.Packet, protocol string) {
+	fmt.Fprintf(b, "%s (%s) to %s (%s), %s port %d, the first packet of a connection:\n", from, p.Source, to, p.Destination, strings.ToUpper(protocol), p.Port)
+	if from.uid != "" && from.uid == to.uid {
+		fmt.Fprintf(b, "  passes: a pod always reaches itself\n")
+		return
+	}
+	side(b, node, from, p, ruleset.Egress)
+	side(b, node, to, p, ruleset.Ingress)
+}
+
+// side writes what becomes of a packet at the pod on one side of it.
+func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, d ruleset.Direction) {
+	word := "egress from "
+	if d == ruleset.Ingress {
+		word = "ingress to "
+	}
+	word += pod.String()
+	if !pod.local {
+		fmt.Fprintf(b, "  %s: not a pod of this node; where it is one, the agent of its node decides\n", word)
+		return
+	}
+	decide(b, word+", on the node", only(node, d), ruleset.Forward, p)
+	for _, link := range pod.direct {
+		through, hook := p, ruleset.Output
+		if through.OutInterface = link; d == ruleset.Ingress {
+			hook, through.OutInterface, through.InInterface = ruleset.Input, "", link
+		}
+		decide(b, fmt.Sprintf("%s, in the pod's namespace, by %s past the node", word, link), pod.own, hook, through)
+	}
+}
+
+// only returns a ruleset of the node with the base chain of one direction.
+func only(node *ruleset.Ruleset, d ruleset.Direction) *ruleset.Ruleset {
+	if node == nil {
+		return &ruleset.Ruleset{}
+	}
+	part := *node
+	part.Chains = maps.Clone(node.Chains)
+	maps.DeleteFunc(part.Chains, func(name string, c *ruleset.Chain) bool {
+		return c.Hook != ruleset.NoHook && name != strings.ToLower(string(d))
+	})
+	return &part
+}
+
+// decide writes what a ruleset does with a packet, and by which rules.
+func decide(b *strings.Builder, where string, rs *ruleset.Ruleset, hook ruleset.Hook, p ruleset.Packet) {
+	if isEmpty(rs) {
+		fmt.Fprintf(b, "  %s: passes: no policy selects the pod\n", where)
+		return
+	}
+	decision := ruleset.Walk(rs, hook, p)
+	verdict := "passes"
+	if decision.Verdict == ruleset.Drop {
+		verdict = "dropped"
+	}
+	why := "no policy selects the pod in this direction"
+	switch origin := decision.Origin(); {
+	case origin != nil:
+		why = "by " + origin.String()
+	case decision.Rule != nil && decision.Path[len(decision.Path)-1].Chain == baseOf(hook, rs):
+		why = "by a rule that is always there"
+	case len(decision.Path) > 0:
+		why = "no policy forbids it"
+	}
+	fmt.Fprintf(b, "  %s: %s: %s\n", where, verdict, why)
+	for _, step := range decision.Path {
+		fmt.Fprintf(b, "    chain %s: %s\n", step.Chain, strings.TrimSpace(ruleset.RuleText(rs, rs.Chains[step.Chain], step.Rule)))
+	}
+}
+
+// baseOf returns the name of the base chain of a hook.
+func baseOf(hook ruleset.Hook, rs *ruleset.Ruleset) string {
+	for name, c := range rs.Chains {
+		if c.Hook == hook {
+			return name
+		}
+	}
+	return ""
+}
