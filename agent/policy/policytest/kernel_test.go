@@ -224,6 +224,16 @@ func (w *kernelWorld) plug(i int, addresses []netip.Addr) *kernelHost {
 			})
 		})
 	}
+	// An IPv6 address is in use a moment after it was added.
+	netnstest.Eventually(w.T, func() error {
+		local := h.IP("-6", "route", "show", "table", "local", "dev", "eth0")
+		for _, a := range addresses {
+			if a.Is6() && !strings.Contains(local, "local "+a.String()+" ") {
+				return fmt.Errorf("%s is not in use yet", a)
+			}
+		}
+		return nil
+	})
 	h.fence = w.udp(h, h.fenceAddr, 4000)
 	return h
 }
