@@ -32,6 +32,8 @@ type end struct {
 	// direct are its interfaces that are seen in its namespace, and own what is enforced there.
 	direct []string
 	own    *ruleset.Ruleset
+	// selecting are the policies that select the pod, by direction.
+	selecting map[ruleset.Direction][]ruleset.Origin
 	// bad says that policies do not hold for all of its packets.
 	bad string
 }
@@ -159,6 +161,10 @@ func (e *Enforcer) fill(to *end, c Container) {
 	to.addresses = slices.Clone(c.Addresses)
 	to.direct = e.places[c.ID].Direct
 	to.own = e.index.Pod(to.uid)
+	to.selecting = map[ruleset.Direction][]ruleset.Origin{}
+	for _, d := range []ruleset.Direction{ruleset.Ingress, ruleset.Egress} {
+		to.selecting[d] = e.index.Selecting(to.uid, d)
+	}
 	to.bad = e.unenforced(c)
 }
 
@@ -183,6 +189,13 @@ func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, 
 	if !pod.local {
 		fmt.Fprintf(b, "  %s: not a pod of this node; where it is one, the agent of its node decides\n", word)
 		return
+	}
+	if by := pod.selecting[d]; len(by) > 0 {
+		var names []string
+		for _, policy := range by {
+			names = append(names, policy.Policy())
+		}
+		fmt.Fprintf(b, "  %s: policies that select it: %s\n", word, strings.Join(names, "; "))
 	}
 	decide(b, word+", on the node", only(node, d), ruleset.Forward, p)
 	for _, link := range pod.direct {

@@ -88,6 +88,7 @@ func differential(t *testing.T, seed uint64, seen *statistics) {
 			compareRulesets(t, n, seen)
 			compareNode(t, n, seen)
 			comparePods(t, n, seen)
+			compareSelections(t, n)
 			if t.Failed() {
 				t.Errorf("node %d:\n%s\n%s", i, strings.Join(c.History, "\n"), c)
 				return
@@ -255,6 +256,27 @@ func comparePods(t *testing.T, n *Node, seen *statistics) {
 						t.Errorf("%s at %s, hook %s, %s, established: %v\n%s", c, name(l), hook, link, d.Verdict, path(rs, d))
 					}
 				}
+			}
+		}
+	}
+}
+
+// compareSelections compares which policies have a say about pods.
+func compareSelections(t *testing.T, n *Node) {
+	world := n.World()
+	for _, l := range n.Locals {
+		for _, d := range []ruleset.Direction{ruleset.Ingress, ruleset.Egress} {
+			var got []string
+			for _, o := range n.Index.Selecting(l.UID, d) {
+				got = append(got, fmt.Sprintf("%s %s/%s", o.Kind, o.Namespace, o.Name))
+			}
+			slices.Sort(got)
+			var want []string
+			if !l.Unknown {
+				want = world.Selecting(l.Pod, d == ruleset.Egress)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s of %s: selected by %v; the oracle: %v", d, name(l), got, want)
 			}
 		}
 	}

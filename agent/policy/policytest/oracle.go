@@ -114,6 +114,25 @@ func (w *World) decide(pod *policy.Pod, d direction) Verdict {
 	return Verdict{Allowed: true}
 }
 
+// Selecting returns the policies that select a pod and say something in a direction: kind, namespace
+// and name, sorted.
+func (w *World) Selecting(pod *policy.Pod, egress bool) []string {
+	var all []string
+	for _, p := range w.Network {
+		if p.Namespace == pod.Namespace && matches(p.Spec.PodSelector, pod.Labels) && affects(p, egress) {
+			all = append(all, fmt.Sprintf("NetworkPolicy %s/%s", p.Namespace, p.Name))
+		}
+	}
+	for _, p := range w.Cluster {
+		// "CNPs with no ingress rules do not affect ingress traffic", and no egress rules likewise.
+		if w.selects(p.Spec.Subject.Namespaces, p.Spec.Subject.Pods, pod) && len(clusterRules(p, egress)) > 0 {
+			all = append(all, fmt.Sprintf("ClusterNetworkPolicy /%s", p.Name))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // affects returns whether a NetworkPolicy isolates the pods that it selects.
 func affects(p *networkingv1.NetworkPolicy, egress bool) bool {
 	if len(p.Spec.PolicyTypes) == 0 {

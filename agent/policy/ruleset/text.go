@@ -38,13 +38,19 @@ func Text(rs *Ruleset) string {
 		}
 		return strings.Compare(a.Name, b.Name)
 	})
+	inHook := map[Hook]int{}
 	for i, c := range chains {
 		if i > 0 {
 			b.WriteString("\n")
 		}
 		fmt.Fprintf(&b, "\tchain %s {\n", c.Name)
 		if c.Hook != NoHook {
-			fmt.Fprintf(&b, "\t\ttype filter hook %s priority filter; policy accept;\n", c.Hook)
+			priority := "filter"
+			if n := inHook[c.Hook]; n > 0 {
+				priority = fmt.Sprintf("filter + %d", n)
+			}
+			inHook[c.Hook]++
+			fmt.Fprintf(&b, "\t\ttype filter hook %s priority %s; policy accept;\n", c.Hook, priority)
 		}
 		for i := range c.Rules {
 			fmt.Fprintf(&b, "\t\t%s\n", RuleText(rs, c, &c.Rules[i]))
@@ -295,21 +301,25 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return last
 }
 
+// Policy returns the kind and the name of the policy.
+func (o *Origin) Policy() string {
+	if o.Tier != "" {
+		return fmt.Sprintf("%s %s, tier %s", o.Kind, o.Name, o.Tier)
+	}
+	return fmt.Sprintf("%s %s", o.Kind, o.NamespacedName)
+}
+
 // String says which piece of which policy it is.
 func (o *Origin) String() string {
 	var b strings.Builder
-	switch {
-	case o.Kind == "":
+	if o.Kind == "" {
 		b.WriteString("what no NetworkPolicy allows")
 		if o.Direction != "" {
 			fmt.Fprintf(&b, ", %s", o.Direction)
 		}
 		return b.String()
-	case o.Tier != "":
-		fmt.Fprintf(&b, "%s %s, tier %s", o.Kind, o.Name, o.Tier)
-	default:
-		fmt.Fprintf(&b, "%s %s", o.Kind, o.NamespacedName)
 	}
+	b.WriteString(o.Policy())
 	fmt.Fprintf(&b, ", %s rule %d", o.Direction, o.Rule)
 	if o.RuleName != "" {
 		fmt.Fprintf(&b, " (%s)", o.RuleName)
