@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,6 +84,7 @@ func differential(t *testing.T, seed uint64, seen *statistics) {
 		for range 1 + random.IntN(40) {
 			c.Change()
 		}
+		compareSteps(t, c)
 		for i, n := range c.Nodes {
 			n.Catch()
 			compareRulesets(t, n, seen)
@@ -93,6 +95,40 @@ func differential(t *testing.T, seed uint64, seen *statistics) {
 				t.Errorf("node %d:\n%s\n%s", i, strings.Join(c.History, "\n"), c)
 				return
 			}
+		}
+	}
+}
+
+// compareSteps changes something and compares the node's rulesets before and after: the one before did not
+// change, and the one after has the same pointers where it has the same content.
+func compareSteps(t *testing.T, c *Cluster) {
+	before := map[*Node]*ruleset.Ruleset{}
+	texts := map[*Node]string{}
+	for _, n := range c.Nodes {
+		n.Catch()
+		before[n] = n.Index.Node()
+		texts[n] = ruleset.Text(before[n])
+	}
+	c.Change()
+	for _, n := range c.Nodes {
+		n.Catch()
+		was, is := before[n], n.Index.Node()
+		if diff := cmp.Diff(texts[n], ruleset.Text(was)); diff != "" {
+			t.Errorf("a ruleset changed after it was made:\n%s", diff)
+		}
+		if was != is && texts[n] == ruleset.Text(is) {
+			t.Error("nothing changed, and there is another ruleset")
+		}
+		samePointers(t, "set", was.Sets, is.Sets)
+		samePointers(t, "map", was.Maps, is.Maps)
+		samePointers(t, "chain", was.Chains, is.Chains)
+	}
+}
+
+func samePointers[T any](t *testing.T, what string, before, after map[string]*T) {
+	for name, is := range after {
+		if was := before[name]; was != nil && was != is && reflect.DeepEqual(was, is) {
+			t.Errorf("%s %s is another one with the same content", what, name)
 		}
 	}
 }
