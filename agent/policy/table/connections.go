@@ -155,8 +155,24 @@ func (t *Table) cut(flows []*conntrack.Flow) error {
 	for _, f := range families {
 		tx.AddElements(f.cut, slices.Values(elements[f.cut]))
 	}
-	if err := t.commit(tx); err != nil {
+	if err := t.commitOne(tx); err != nil {
 		return fmt.Errorf("drop the packets of connections that end: %w", err)
+	}
+	return nil
+}
+
+// commitOne makes a change that is none of the ruleset's.
+func (t *Table) commitOne(tx *netfilter.Transaction) error {
+	if tx.IsEmpty() {
+		return nil
+	}
+	verified := t.verified
+	t.verified = 0
+	if err := tx.Commit(); err != nil {
+		return err
+	}
+	if now, err := netfilter.Generation(); err == nil && verified != 0 && now == verified+1 {
+		t.verified = now
 	}
 	return nil
 }
@@ -201,7 +217,7 @@ func (t *Table) mend(j *judge) error {
 		}
 		tx.DeleteElements(f.cut, slices.Values(allowed))
 	}
-	if err := t.commit(tx); err != nil {
+	if err := t.commitOne(tx); err != nil {
 		return fmt.Errorf("let connections begin again: %w", err)
 	}
 	return nil

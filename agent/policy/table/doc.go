@@ -6,12 +6,27 @@
 //
 // # Changes
 //
-// Each change is one transaction: a packet meets the old rules or the new ones. The first
-// one of a process, and each one after an error, replaces what the kernel has; later ones are the
-// difference to the ruleset before, which follows from comparing pointers. A replacement keeps the
-// base chains. If it made new ones, both would be in the path of packets for a moment, and a
-// packet between the two could meet the new one while it is still empty and then the old one
-// which is empty already.
+// A change is what one transaction does, of however many objects: a packet meets the old rules or
+// the new ones. Two others, which change nothing for packets, may come with it: the one before
+// makes new sets, maps and chains, and the one after removes old ones. All in one would be
+// less: rules change for the packets that come after a transaction, but maps for those also that
+// are on their way through the old rules. A map would lead such a packet to a chain that
+// has no rules yet in its eyes, and it would pass.
+//
+// The first change of a process, and each after an error, replaces what the kernel has: everything
+// is made by new names, then the base chains lead to it, and then the old goes. Later ones are
+// the difference to the ruleset before, which follows from comparing pointers. Base chains
+// stay the same throughout. With new ones both would be in the path of packets for a moment, and a
+// packet between the two could meet the one while it is still empty and the other when it is
+// empty already.
+//
+// What is left: a packet that is on its way through several sets of which one transaction changes
+// some sees each as it is at that moment, which is old ones and then new ones.
+//
+// # Names
+//
+// Sets, maps and chains have the names of the ruleset, after a replacement with a number behind
+// them: i-abc, i-abc.1. Nobody has both for longer than a change takes.
 //
 // # What is beside the ruleset
 //

@@ -5,6 +5,7 @@ package table
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"hash/fnv"
 	"iter"
 	"maps"
@@ -57,6 +58,57 @@ func familyOf(f ruleset.Family) family {
 // words is how many registers of 4 bytes an address has.
 func (f family) words() uint32 { return f.length / 4 }
 
+// names are the names that a ruleset's objects have in the kernel: those that they have in the
+// ruleset, with a suffix that is another one after each replacement. Base chains, counters and the
+// sets of ended connections, which outlive replacements, have none.
+type names string
+
+func (n names) of(name string) string {
+	if name == "" {
+		return ""
+	}
+	return name + string(n)
+}
+
+// chain is the name of a chain.
+func (n names) chain(c *ruleset.Chain) string {
+	if c.Hook != ruleset.NoHook {
+		return c.Name
+	}
+	return n.of(c.Name)
+}
+
+// next returns names that nothing in the kernel has.
+func next(have *netfilter.TableContents) names {
+	used := map[names]bool{}
+	use := func(name string) {
+		// Names of rulesets have no dot; those of constants have one before something longer.
+		at := strings.LastIndexByte(name, '.')
+		if at < 0 || len(name)-at > len(".999999") || strings.Trim(name[at+1:], "0123456789") != "" {
+			at = len(name)
+		}
+		used[names(name[at:])] = true
+	}
+	for _, s := range have.Sets {
+		if !isCut(s.Name) {
+			use(s.Name)
+		}
+	}
+	for _, c := range have.Chains {
+		if c.Hooknum == nil {
+			use(c.Name)
+		}
+	}
+	suffix := names("")
+	for i := 1; used[suffix]; i++ {
+		suffix = names(fmt.Sprintf(".%d", i))
+	}
+	return suffix
+}
+
+// isCut returns whether it is a set of ended connections.
+func isCut(set string) bool { return set == families[0].cut || set == families[1].cut }
+
 // cutFor is how long packets of an ended connection are dropped: longer than anybody repeats
 // one that is not answered.
 const cutFor = time.Hour
@@ -70,8 +122,8 @@ func (f family) cutSet(table *nftables.Table) *nftables.Set {
 }
 
 // setOf returns what the kernel knows of a set beside its elements.
-func setOf(table *nftables.Table, s *ruleset.Set) *nftables.Set {
-	set := &nftables.Set{Table: table, Name: s.Name}
+func (n names) setOf(table *nftables.Table, s *ruleset.Set) *nftables.Set {
+	set := &nftables.Set{Table: table, Name: n.of(s.Name)}
 	f := familyOf(s.Family)
 	switch s.Kind {
 	case ruleset.Addresses:
@@ -88,8 +140,8 @@ func setOf(table *nftables.Table, s *ruleset.Set) *nftables.Set {
 	return set
 }
 
-func mapOf(table *nftables.Table, m *ruleset.Map) *nftables.Set {
-	return &nftables.Set{Table: table, Name: m.Name, KeyType: familyOf(m.Family).addr, IsMap: true}
+func (n names) mapOf(table *nftables.Table, m *ruleset.Map) *nftables.Set {
+	return &nftables.Set{Table: table, Name: n.of(m.Name), KeyType: familyOf(m.Family).addr, IsMap: true}
 }
 
 // elementsOf yields the elements of a set as the kernel has them.
@@ -136,12 +188,12 @@ func elementsOf(s *ruleset.Set) iter.Seq[netfilter.Element] {
 }
 
 // elementsOfMap yields the elements of a map as the kernel has them.
-func elementsOfMap(chains map[netip.Addr]string) iter.Seq[netfilter.Element] {
+func (n names) elementsOfMap(chains map[netip.Addr]string) iter.Seq[netfilter.Element] {
 	return func(yield func(netfilter.Element) bool) {
 		key := make([]byte, 0, 16)
 		for a, chain := range chains {
 			key = appendAddress(key[:0], a)
-			if !yield(netfilter.Element{Key: key, Goto: chain}) {
+			if !yield(netfilter.Element{Key: key, Goto: n.of(chain)}) {
 				return
 			}
 		}
@@ -179,8 +231,8 @@ type constant struct {
 	ranges []ruleset.PortRange
 }
 
-func (c constant) set(table *nftables.Table) *nftables.Set {
-	return &nftables.Set{Table: table, Name: c.name, KeyType: c.kind, Interval: true, Constant: true}
+func (n names) constant(table *nftables.Table, c constant) *nftables.Set {
+	return &nftables.Set{Table: table, Name: n.of(c.name), KeyType: c.kind, Interval: true, Constant: true}
 }
 
 func (c constant) elements() iter.Seq[netfilter.Element] {
@@ -230,11 +282,12 @@ var hooks = map[ruleset.Hook]*nftables.ChainHook{
 	ruleset.Forward: nftables.ChainHookForward, ruleset.Input: nftables.ChainHookInput, ruleset.Output: nftables.ChainHookOutput,
 }
 
-// chainsOf returns what the kernel knows of chains beside their rules.
-func chainsOf(table *nftables.Table, rs *ruleset.Ruleset) map[string]*nftables.Chain {
+// chainsOf returns what the kernel knows of chains beside their rules, by the names of the
+// ruleset.
+func (n names) chainsOf(table *nftables.Table, rs *ruleset.Ruleset) map[string]*nftables.Chain {
 	all := make(map[string]*nftables.Chain, len(rs.Chains))
-	for name := range rs.Chains {
-		all[name] = &nftables.Chain{Table: table, Name: name}
+	for name, c := range rs.Chains {
+		all[name] = &nftables.Chain{Table: table, Name: n.chain(c)}
 	}
 	inHook := map[ruleset.Hook]int{}
 	for _, c := range baseChains(rs) {
@@ -258,23 +311,23 @@ func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
 }
 
 // rulesOf returns the rules of a chain as the kernel has them.
-func rulesOf(chain *nftables.Chain, c *ruleset.Chain) []*nftables.Rule {
+func (n names) rulesOf(chain *nftables.Chain, c *ruleset.Chain) []*nftables.Rule {
 	out := netfilter.Chain{Chain: chain, Rules: make([]*nftables.Rule, 0, len(c.Rules)+len(families))}
 	cut := func() {
 		for _, f := range families {
 			out.Add(rulesVersion, "connections that were ended", f.is(), f.connection(), lookup(f.cut), verdict(expr.VerdictDrop, ""))
 		}
 	}
-	isCut := c.Hook == ruleset.NoHook
+	done := c.Hook == ruleset.NoHook
 	for i := range c.Rules {
 		r := &c.Rules[i]
-		if !isCut && !r.Established {
+		if !done && !r.Established {
 			cut()
-			isCut = true
+			done = true
 		}
-		out.Add(rulesVersion, comment(r), conditions(c.Hook, r), action(r))
+		out.Add(rulesVersion, comment(r), n.conditions(c.Hook, r), n.action(r))
 	}
-	if !isCut {
+	if !done {
 		cut()
 	}
 	return out.Rules
@@ -311,7 +364,7 @@ func comment(r *ruleset.Rule) string {
 }
 
 // conditions are what a packet must have.
-func conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
+func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
 	var all []expr.Any
 	add := func(some ...expr.Any) { all = append(all, some...) }
 	f := familyOf(r.Family)
@@ -325,11 +378,11 @@ func conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
 	}
 	if r.InInterface != "" {
 		add(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg0})
-		add(lookup(r.InInterface)...)
+		add(lookup(n.of(r.InInterface))...)
 	}
 	if r.OutInterface != "" {
 		add(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg0})
-		add(lookup(r.OutInterface)...)
+		add(lookup(n.of(r.OutInterface))...)
 	}
 	if r.Loopback {
 		key := expr.MetaKeyIIFNAME
@@ -341,19 +394,19 @@ func conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
 	if r.Pair != "" {
 		// The two addresses lie side by side in both headers.
 		add(network(f.saddr, 2*f.length))
-		add(lookup(r.Pair)...)
+		add(lookup(n.of(r.Pair))...)
 	}
 	if r.Source != "" {
 		add(network(f.saddr, f.length))
-		add(lookup(r.Source)...)
+		add(lookup(n.of(r.Source))...)
 	}
 	if r.Destination != "" {
 		add(network(f.daddr, f.length))
-		add(lookup(r.Destination)...)
+		add(lookup(n.of(r.Destination))...)
 	}
 	if r.Endpoint != "" {
 		add(network(f.daddr, f.length), protocol(reg0+f.words()), port(2, reg0+f.words()+1))
-		add(lookup(r.Endpoint)...)
+		add(lookup(n.of(r.Endpoint))...)
 	}
 	if r.Protocol != ruleset.AnyProtocol {
 		add(protocol(reg0), equal(byte(r.Protocol)))
@@ -361,7 +414,7 @@ func conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
 	switch {
 	case len(r.Ports) > 1:
 		add(port(2, reg0))
-		add(lookup(ports(r.Ports).name)...)
+		add(lookup(n.of(ports(r.Ports).name))...)
 	case len(r.Ports) == 1 && r.Ports[0].First == r.Ports[0].Last:
 		add(port(2, reg0), equal(binary.BigEndian.AppendUint16(nil, r.Ports[0].First)...))
 	case len(r.Ports) == 1:
@@ -372,13 +425,13 @@ func conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
 	}
 	if r.NeighborDiscovery {
 		add(protocol(reg0), equal(unix.IPPROTO_ICMPV6), &expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseTransportHeader, Len: 1})
-		add(lookup(neighborDiscovery.name)...)
+		add(lookup(n.of(neighborDiscovery.name))...)
 	}
 	return all
 }
 
 // action is what becomes of a packet that has the conditions.
-func action(r *ruleset.Rule) []expr.Any {
+func (n names) action(r *ruleset.Rule) []expr.Any {
 	var all []expr.Any
 	if r.Counter != "" {
 		all = append(all, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: r.Counter})
@@ -386,16 +439,16 @@ func action(r *ruleset.Rule) []expr.Any {
 	f := familyOf(r.Family)
 	switch {
 	case r.SourceMap != "":
-		return append(all, network(f.saddr, f.length), verdictOf(r.SourceMap))
+		return append(all, network(f.saddr, f.length), verdictOf(n.of(r.SourceMap)))
 	case r.DestinationMap != "":
-		return append(all, network(f.daddr, f.length), verdictOf(r.DestinationMap))
+		return append(all, network(f.daddr, f.length), verdictOf(n.of(r.DestinationMap)))
 	}
 	kinds := map[ruleset.Verdict]expr.VerdictKind{
 		ruleset.Accept: expr.VerdictAccept, ruleset.Drop: expr.VerdictDrop, ruleset.Return: expr.VerdictReturn,
 		ruleset.Jump: expr.VerdictJump, ruleset.Goto: expr.VerdictGoto,
 	}
 	if kind, ok := kinds[r.Verdict]; ok {
-		all = append(all, verdict(kind, r.Target)...)
+		all = append(all, verdict(kind, n.of(r.Target))...)
 	}
 	return all
 }

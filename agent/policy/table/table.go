@@ -24,6 +24,8 @@ type Table struct {
 	table *nftables.Table
 	// applied is what the kernel has, nil where that is not known.
 	applied *applied
+	// replace is true where the kernel has more than that.
+	replace bool
 	// verified is the generation of the kernel's nftables at which it had what was applied, 0
 	// where that is not known.
 	verified uint32
@@ -31,7 +33,8 @@ type Table struct {
 
 // applied is a ruleset in the kernel.
 type applied struct {
-	rs *ruleset.Ruleset
+	rs    *ruleset.Ruleset
+	names names
 	// constants and counters count the rules that name each.
 	constants map[string]int
 	counters  map[string]int
@@ -59,54 +62,67 @@ func (t *Table) do(f func() error) error {
 // attempts is how often a replacement is tried that another program's change came before.
 const attempts = 3
 
-// Apply brings a ruleset, which must be one that ruleset.Check accepts, into the kernel in one
-// transaction. After an error the kernel has what it had before, and the next Apply
-// replaces all.
+// Apply brings a ruleset, which must be one that ruleset.Check accepts, into the kernel. After an
+// error packets meet what they met before, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
+	for _, f := range families {
+		if rs.Sets[f.cut] != nil || rs.Maps[f.cut] != nil {
+			return fmt.Errorf("apply a ruleset: the name of set %s is that of ended connections", f.cut)
+		}
+	}
 	return t.do(func() error {
 		before := t.applied
 		t.applied = nil
-		if before != nil {
-			tx, after, ok := t.change(before, rs)
-			if ok {
-				err := t.commit(tx)
+		if before != nil && !t.replace {
+			if change, after, ok := t.change(before, rs); ok {
+				err := t.commit(ctx, change, after)
 				if err == nil {
-					t.applied = after
 					return nil
 				}
 				// Another program changed the table, or it is not what we think.
 				klog.FromContext(ctx).Info("Replaces the table of policies, because the kernel refused a change of it", "namespace", t.path, "err", err)
 			}
 		}
-		return t.replace(rs)
+		return t.replaceAll(ctx, rs)
 	})
 }
 
-// commit makes a change and notes whether it was the only one since the kernel's table was known
-// to be as it must be.
-func (t *Table) commit(tx *netfilter.Transaction) error {
-	if tx.IsEmpty() {
-		return nil
-	}
-	verified := t.verified
+// commit makes a change and notes whether its transactions were the only ones since the
+// kernel's table was known to be as it must be.
+func (t *Table) commit(ctx context.Context, change steps, after *applied) error {
+	verified, transactions := t.verified, uint32(0)
 	t.verified = 0
-	if err := tx.Commit(); err != nil {
-		return err
+	for _, tx := range []*netfilter.Transaction{change.prepare, change.turn, change.clear} {
+		if tx.IsEmpty() {
+			continue
+		}
+		transactions++
+		err := tx.Commit()
+		if err != nil && tx == change.clear {
+			// Packets meet what they must.
+			klog.FromContext(ctx).Info("Could not remove what the table of policies has no use for, and replaces it next time", "namespace", t.path, "err", err)
+			t.applied, t.replace = after, true
+			return nil
+		}
+		if err != nil {
+			if tx == change.turn && !change.prepare.IsEmpty() {
+				err = errors.Join(err, change.undo.Commit())
+			}
+			return err
+		}
 	}
+	t.applied, t.replace = after, false
 	if verified == 0 {
 		return nil
 	}
-	// A generation is one change of any table.
-	now, err := netfilter.Generation()
-	if err == nil && now == verified+1 {
+	if now, err := netfilter.Generation(); err == nil && now == verified+transactions {
 		t.verified = now
 	}
 	return nil
 }
 
-// replace makes the kernel's table that of a ruleset, whatever was there.
-func (t *Table) replace(rs *ruleset.Ruleset) error {
-	t.verified = 0
+// replaceAll makes the kernel's table that of a ruleset, whatever was there.
+func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 	var errs []error
 	for attempt := range attempts {
 		before, err := netfilter.Generation()
@@ -117,14 +133,11 @@ func (t *Table) replace(rs *ruleset.Ruleset) error {
 		if err != nil {
 			return err
 		}
+		t.verified = before
 		// What cannot be replaced piece by piece, such as a set of ours with another type, is
 		// replaced with the whole table.
-		tx, after := t.whole(have, rs, attempt == attempts-1)
-		if err = tx.Commit(); err == nil {
-			t.applied = after
-			if now, err := netfilter.Generation(); err == nil && now == before+1 {
-				t.verified = now
-			}
+		change, after := t.whole(have, rs, attempt == attempts-1)
+		if err = t.commit(ctx, change, after); err == nil {
 			return nil
 		}
 		errs = append(errs, err)
@@ -137,7 +150,7 @@ func (t *Table) replace(rs *ruleset.Ruleset) error {
 
 // Remove deletes the table, where there is one. A namespace that is gone has none.
 func (t *Table) Remove(context.Context) error {
-	t.applied, t.verified = nil, 0
+	t.applied, t.replace, t.verified = nil, false, 0
 	err := t.do(func() error {
 		tx := netfilter.NewTransaction(t.table)
 		tx.DeleteTable()

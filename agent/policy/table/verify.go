@@ -60,8 +60,7 @@ func (t *Table) compare() error {
 	if err != nil {
 		return err
 	}
-	rs := t.applied.rs
-	if err := t.compareChains(have.Chains, rs); err != nil {
+	if err := t.compareChains(have.Chains, t.applied); err != nil {
 		return err
 	}
 	counters := map[string]bool{}
@@ -73,24 +72,31 @@ func (t *Table) compare() error {
 			return changed("counter %s is missing", name)
 		}
 	}
-	return t.compareSets(have.Sets, rs)
+	return t.compareSets(have.Sets, t.applied)
 }
 
-func (t *Table) compareChains(have []*nftables.Chain, rs *ruleset.Ruleset) error {
+func (t *Table) compareChains(have []*nftables.Chain, want *applied) error {
 	marks, err := netfilter.Marks(t.table)
 	if err != nil {
 		return err
 	}
-	chains := chainsOf(t.table, rs)
+	type chain struct {
+		*nftables.Chain
+		rules *ruleset.Chain
+	}
+	chains := map[string]chain{}
+	for name, c := range want.names.chainsOf(t.table, want.rs) {
+		chains[c.Name] = chain{c, want.rs.Chains[name]}
+	}
 	for _, c := range have {
-		want := chains[c.Name]
+		wanted, ok := chains[c.Name]
 		switch {
-		case want == nil:
+		case !ok:
 			return changed("chain %s is new", c.Name)
-		case !sameHook(want, c):
+		case !sameHook(wanted.Chain, c):
 			return changed("chain %s is at another hook", c.Name)
 		}
-		rules := rulesOf(want, rs.Chains[c.Name])
+		rules := want.names.rulesOf(wanted.Chain, wanted.rules)
 		if !slices.EqualFunc(marks[c.Name], rules, func(have []byte, want *nftables.Rule) bool { return bytes.Equal(have, want.UserData) }) {
 			return changed("chain %s has other rules", c.Name)
 		}
@@ -108,7 +114,7 @@ type wantedSet struct {
 	elements iter.Seq[netfilter.Element]
 }
 
-func (t *Table) wantedSets(rs *ruleset.Ruleset) map[string]wantedSet {
+func (t *Table) wantedSets(rs *ruleset.Ruleset, n names) map[string]wantedSet {
 	all := map[string]wantedSet{}
 	for _, f := range families {
 		all[f.cut] = wantedSet{f.cutSet(t.table), nil}
@@ -116,23 +122,23 @@ func (t *Table) wantedSets(rs *ruleset.Ruleset) map[string]wantedSet {
 	for _, c := range rs.Chains {
 		for i := range c.Rules {
 			for c := range constantsOf(&c.Rules[i]) {
-				if _, ok := all[c.name]; !ok {
-					all[c.name] = wantedSet{c.set(t.table), c.elements()}
+				if _, ok := all[n.of(c.name)]; !ok {
+					all[n.of(c.name)] = wantedSet{n.constant(t.table, c), c.elements()}
 				}
 			}
 		}
 	}
 	for name, s := range rs.Sets {
-		all[name] = wantedSet{setOf(t.table, s), elementsOf(s)}
+		all[n.of(name)] = wantedSet{n.setOf(t.table, s), elementsOf(s)}
 	}
 	for name, m := range rs.Maps {
-		all[name] = wantedSet{mapOf(t.table, m), elementsOfMap(m.Chains)}
+		all[n.of(name)] = wantedSet{n.mapOf(t.table, m), n.elementsOfMap(m.Chains)}
 	}
 	return all
 }
 
-func (t *Table) compareSets(have []*nftables.Set, rs *ruleset.Ruleset) error {
-	wanted := t.wantedSets(rs)
+func (t *Table) compareSets(have []*nftables.Set, want *applied) error {
+	wanted := t.wantedSets(want.rs, want.names)
 	for _, s := range have {
 		want, ok := wanted[s.Name]
 		switch {

@@ -270,6 +270,10 @@ func TestVerify(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			table := New(node.Path())
 			for _, known := range []bool{false, true} {
+				// All names are as in the ruleset.
+				if err := table.Remove(t.Context()); err != nil {
+					t.Fatal(err)
+				}
 				if err := table.Apply(t.Context(), rs); err != nil {
 					t.Fatal(err)
 				}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+)
+
+// sink counts the datagrams that come to a port of the server.
+func (w *world) sink(at netip.AddrPort) *atomic.Int64 {
+	w.t.Helper()
+	var conn *net.UDPConn
+	w.server.Run(func() (err error) { conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at)); return err })
+	w.t.Cleanup(func() { _ = conn.Close() })
+	var n atomic.Int64
+	go func() {
+		b := make([]byte, 100)
+		for {
+			if _, _, err := conn.ReadFromUDPAddrPort(b); err != nil {
+				return
+			}
+			n.Add(1)
+		}
+	}()
+	return &n
+}
+
+// traffic is floods of datagrams that are never answered, so that rules decide about each of
+// them.
+type traffic struct {
+	w *world
+	// leaked are what came to denied ports, and arrived what came to allowed ones.
+	leaked, arrived []*atomic.Int64
+	denied, sent    atomic.Int64
+	stop            context.CancelFunc
+	done            sync.WaitGroup
+}
+
+// flood sends to a denied port as fast as it can, and to an allowed one as fast as what it sent
+// arrives.
+func (w *world) flood() *traffic {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(w.t.Context())
+	f := &traffic{w: w, stop: stop}
+	for _, e := range both {
+		denied, allowed := netip.AddrPortFrom(e.server, otherPort), netip.AddrPortFrom(e.server, openPort)
+		f.leaked, f.arrived = append(f.leaked, w.sink(denied)), append(f.arrived, w.sink(allowed))
+		arrived := f.arrived[len(f.arrived)-1]
+		for _, to := range []netip.AddrPort{denied, allowed} {
+			conn, err := w.dial("udp", to, patience)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			f.done.Go(func() {
+				defer conn.Close()
+				var sent int64
+				for ctx.Err() == nil {
+					_, err := conn.Write([]byte("x"))
+					switch {
+					case to == denied:
+						f.denied.Add(1)
+					case err != nil:
+						w.t.Errorf("send to %s: %v", to, err)
+						return
+					default:
+						sent++
+						f.sent.Add(1)
+						if !awaits(arrived, sent-20) {
+							w.t.Errorf("of %d datagrams to %s %d arrived", sent, to, arrived.Load())
+							return
+						}
+					}
+				}
+				if to == allowed && !awaits(arrived, sent) {
+					w.t.Errorf("of %d datagrams to %s %d arrived", sent, to, arrived.Load())
+				}
+			})
+		}
+	}
+	return f
+}
+
+// awaits waits until a counter has a value, and returns false where it does not come to have it.
+func awaits(n *atomic.Int64, want int64) bool {
+	if n.Load() >= want {
+		return true
+	}
+	deadline, again := time.NewTimer(patience), time.NewTicker(50*time.Microsecond)
+	defer deadline.Stop()
+	defer again.Stop()
+	for n.Load() < want {
+		select {
+		case <-deadline.C:
+			return false
+		case <-again.C:
+		}
+	}
+	return true
+}
+
+// end ends the floods and returns how many datagrams leaked.
+func (f *traffic) end() int64 {
+	f.stop()
+	f.done.Wait()
+	var leaked int64
+	for _, n := range f.leaked {
+		leaked += n.Load()
+	}
+	f.w.t.Logf("%d denied datagrams, %d of them leaked; %d allowed ones, all of which arrived unless an error says otherwise", f.denied.Load(), leaked, f.sent.Load())
+	return leaked
+}
+
+// variants are rulesets that all let the client reach the open port and nothing else of the
+// server, by other sets, chains and maps.
+func variants() []*ruleset.Ruleset {
+	rs := isolated()
+	more := func(set string, e ends) *ruleset.Set {
+		return addresses(set, e.Family, e.client, e.client.Next())
+	}
+	renamed := with(rs, addresses("others4", ruleset.IPv4, both[0].client), addresses("others6", ruleset.IPv6, both[1].client),
+		chain("i-other", ruleset.NoHook,
+			ruleset.Rule{Family: ruleset.IPv4, Source: "others4", Protocol: ruleset.UDP, Ports: []ruleset.PortRange{{First: 70, Last: openPort}, {First: 90, Last: 99}}, Verdict: ruleset.Accept},
+			ruleset.Rule{Family: ruleset.IPv6, Source: "others6", Protocol: ruleset.UDP, Ports: []ruleset.PortRange{{First: 70, Last: openPort}, {First: 90, Last: 99}}, Verdict: ruleset.Accept},
+			ruleset.Rule{Counter: "other", Verdict: ruleset.Drop}),
+		&ruleset.Map{Name: "ingress4", Family: ruleset.IPv4, Chains: map[netip.Addr]string{both[0].server: "i-other"}},
+		&ruleset.Map{Name: "ingress6", Family: ruleset.IPv6, Chains: map[netip.Addr]string{both[1].server: "i-other"}})
+	for _, name := range []string{"peers4", "peers6"} {
+		delete(renamed.Sets, name)
+	}
+	for _, name := range []string{"p-web", "i-server"} {
+		delete(renamed.Chains, name)
+	}
+	return []*ruleset.Ruleset{
+		rs,
+		with(rs, more("peers4", both[0]), more("peers6", both[1])),
+		with(rs, chain("i-server", ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Jump, Target: "p-web"}, ruleset.Rule{Counter: "other", Verdict: ruleset.Drop})),
+		renamed,
+	}
+}
+
+// Whatever is changed or replaced, no packet passes that neither the old rules nor the new ones
+// let pass, and none is lost that both let pass.
+func TestAtomic(t *testing.T) {
+	w := newWorld(t)
+	all := variants()
+	w.apply(all[0])
+	f := w.flood()
+	const changes = 2000
+	for i := range changes {
+		if i%3 == 0 {
+			// A process that begins anew.
+			w.table = New(w.node.Path())
+		}
+		w.apply(all[i%len(all)])
+	}
+	if leaked := f.end(); leaked > 0 {
+		t.Errorf("%d denied datagrams passed during %d changes", leaked, changes)
+	}
+}
+
+// envApply makes this test's program an agent that applies rulesets to the namespace at the path
+// until it is killed.
+const envApply = "BERTH_TEST_APPLY"
+
+// A process that is killed at any time leaves the rules of before or those of after.
+func TestKilled(t *testing.T) {
+	if path := os.Getenv(envApply); path != "" {
+		table := New(path)
+		all := variants()
+		for i := 0; ; i++ {
+			if i%3 == 0 {
+				table = New(path)
+			}
+			if err := table.Apply(t.Context(), all[i%len(all)]); err != nil {
+				t.Fatal(err)
+			}
+			fmt.Printf("applied %d\n", i)
+		}
+	}
+	w := newWorld(t)
+	w.apply(isolated())
+	f := w.flood()
+	for kill := range 30 {
+		agent := exec.Command(os.Args[0], "-test.run=^TestKilled$")
+		agent.Env = append(os.Environ(), envApply+"="+w.node.Path())
+		out, err := agent.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := agent.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// It dies in one of the changes that follow.
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			if n, ok := strings.CutPrefix(lines.Text(), "applied "); ok {
+				if i, err := strconv.Atoi(n); err == nil && i >= 3+kill%7 {
+					break
+				}
+			}
+		}
+		_ = agent.Process.Kill()
+		_ = agent.Wait()
+		if kill%5 == 0 {
+			// The next one takes over what it left.
+			w.table = New(w.node.Path())
+			w.apply(variants()[kill%len(variants())])
+			verify(t, w.table)
+		}
+	}
+	if leaked := f.end(); leaked > 0 {
+		t.Errorf("%d denied datagrams passed", leaked)
+	}
+}
+
+// A thread that worked in the namespace of a pod is not used for anything else.
+func TestThreads(t *testing.T) {
+	netnstest.Need(t)
+	pod := netnstest.New(t)
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done sync.WaitGroup
+	for range 20 {
+		done.Go(func() {
+			table := New(pod.Path())
+			for range 5 {
+				// Errors come as others do the same.
+				_ = table.Apply(t.Context(), isolated())
+				_, _ = table.Counters(t.Context())
+				_ = table.Verify(t.Context())
+				_ = table.Remove(t.Context())
+				if now, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || now != own {
+					t.Errorf("the thread is in %s, not in %s, error %v", now, own, err)
+				}
+			}
+		})
+	}
+	done.Wait()
+	pod.Remove()
+	if err := New(pod.Path()).Remove(t.Context()); err != nil {
+		t.Errorf("Remove() where the namespace is gone: %v", err)
+	}
+	if err := New(pod.Path()).Apply(t.Context(), isolated()); err == nil {
+		t.Error("Apply() without a namespace succeeds")
+	}
+}
