@@ -160,7 +160,7 @@ func TestAtomic(t *testing.T) {
 	all := variants()
 	w.apply(all[0])
 	f := w.flood()
-	const changes = 2000
+	const changes = 1200
 	for i := range changes {
 		if i%3 == 0 {
 			// A process that begins anew.
@@ -195,7 +195,7 @@ func TestKilled(t *testing.T) {
 	w := newWorld(t)
 	w.apply(isolated())
 	f := w.flood()
-	for kill := range 30 {
+	for kill := range 15 {
 		agent := exec.Command(os.Args[0], "-test.run=^TestKilled$")
 		agent.Env = append(os.Environ(), envApply+"="+w.node.Path())
 		out, err := agent.StdoutPipe()
