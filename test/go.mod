@@ -33,6 +33,7 @@ require (
 	k8s.io/api v0.36.3
 	k8s.io/apimachinery v0.36.3
 	k8s.io/client-go v0.36.3
+	sigs.k8s.io/network-policy-api v0.2.0
 )
 
 require (
@@ -40,7 +41,6 @@ require (
 	github.com/go-task/slim-sprig/v3 v3.0.0 // indirect
 	github.com/google/pprof v0.0.0-20260115054156-294ebfa9ad83 // indirect
 	golang.org/x/mod v0.37.0 // indirect
-	sigs.k8s.io/network-policy-api v0.2.0 // indirect
 )
 
 require (
