@@ -54,7 +54,7 @@ func parse(args []string) (*options, error) {
 	o := &options{}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.out, "out", os.Getenv("BENCH_OUT"), "Folder for results and profiles (default: $BENCH_OUT, or a temporary one).")
-	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book,node,lab,rollout", "What to run.")
+	flags.StringVar(&o.parts, "parts", "perf,programs,requests,book,node,policy,lab,rollout", "What to run.")
 	flags.StringVar(&o.cases, "cases", "a,b,c,c1,d", "Cases that are compared; cn is one with 10,000 pools.")
 	flags.IntVar(&o.rounds, "rounds", 3, "How often each case is run.")
 	flags.IntVar(&o.nodes, "nodes", 5000, "Nodes in scheduler_perf.")
@@ -166,6 +166,7 @@ func (b *bench) all(ctx context.Context) error {
 	}{
 		{"book", b.book}, {"perf", b.perf}, {"programs", b.programs}, {"requests", b.requests}, {"rollout", b.rollOut},
 		{"node", func(ctx context.Context) error { return b.tests(ctx, "./node/") }},
+		{"policy", func(ctx context.Context) error { return b.tests(ctx, "./bench/policy/") }},
 		{"lab", func(ctx context.Context) error { return b.tests(ctx, "./e2e/") }},
 	} {
 		if !b.runs(part.name) || ctx.Err() != nil {
