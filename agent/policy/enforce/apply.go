@@ -57,12 +57,18 @@ func isGone(err error) bool {
 	return errors.As(err, &missing) || errors.Is(err, place.ErrNoNamespace) || errors.Is(err, fs.ErrNotExist)
 }
 
-// enqueue has all tables written, as far as they change.
+// enqueue has all tables written, as far as they change. Most pods have none. What failed comes again
+// by itself, after its wait.
 func (e *Enforcer) enqueue() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for key := range e.targets {
-		e.queue.Add(key)
+	for key, t := range e.targets {
+		if t.err != nil {
+			continue
+		}
+		if key == nodeKey || t.check || t.written == nil || !isEmpty(t.written) || len(e.places[key].Direct) > 0 {
+			e.queue.Add(key)
+		}
 	}
 }
 
@@ -227,7 +233,8 @@ func (e *Enforcer) wait(ctx context.Context, key string, version uint64) error {
 	for {
 		e.mu.Lock()
 		t := e.targets[key]
-		if t == nil || t.written != nil && t.version >= version {
+		hasNone := t != nil && key != nodeKey && t.written != nil && isEmpty(t.written) && len(e.places[key].Direct) == 0
+		if t == nil || hasNone || t.written != nil && t.version >= version {
 			e.mu.Unlock()
 			return nil
 		}

@@ -63,6 +63,9 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if !e.governs(c) {
 		return nil
 	}
+	// Also where the last try failed.
+	e.queue.Add(nodeKey)
+	e.queue.Add(c.ID)
 	if err := e.showBridgesOf(found); err != nil {
 		klog.FromContext(ctx).Error(err, "Pods of one bridge may reach each other whatever their network policies say", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
 	}

@@ -172,10 +172,9 @@ func (e *Enforcer) Soon() {
 	}
 }
 
-// Recheck has the kernel compared whole soon; it returns at once.
+// Recheck has all tables compared with the kernel soon; it returns at once.
 func (e *Enforcer) Recheck() {
 	e.mu.Lock()
-	e.unplaced = true
 	for _, t := range e.targets {
 		t.check = true
 	}
@@ -209,6 +208,9 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 		case err := <-failed:
 			return err
 		case <-ticker.C:
+			e.mu.Lock()
+			e.unplaced = true
+			e.mu.Unlock()
 			e.Recheck()
 		case <-e.soon:
 			e.refresh(ctx, all)

@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -11,9 +12,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,8 +40,9 @@ type memory struct {
 	// labels of namespaces.
 	labels map[string]map[string]string
 	pods   []*policy.Pod
-	// known is closed when Wait returns.
-	known chan struct{}
+	// known is closed when Wait returns, and before, if given, runs until then.
+	known  chan struct{}
+	before func()
 }
 
 func (m *memory) Namespaces() iter.Seq2[string, map[string]string] { return maps.All(m.labels) }
@@ -54,7 +58,12 @@ func (m *memory) Pods(namespace string) iter.Seq[*policy.Pod] {
 }
 
 func (m *memory) Run(ctx context.Context, sink cluster.Sink) error {
-	m.Do(func() { m.sink = sink })
+	m.Do(func() {
+		m.sink = sink
+		if m.before != nil {
+			m.before()
+		}
+	})
 	close(m.known)
 	<-ctx.Done()
 	return nil
@@ -91,13 +100,30 @@ func (m *memory) Held() cluster.Held                                            
 type onNode struct {
 	*netnstest.Host
 	place.Shower
+	// refuse, where it is not nil and returns an error, is what the kernel answers.
+	refuse func() error
 }
 
 func (k onNode) Table(netns string) Table {
 	if netns == "" {
 		netns = k.Path()
 	}
-	return table.New(netns)
+	return refusing{table.New(netns), k.refuse}
+}
+
+// refusing is a table of a kernel that may have no memory left.
+type refusing struct {
+	*table.Table
+	refuse func() error
+}
+
+func (r refusing) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
+	if r.refuse != nil {
+		if err := r.refuse(); err != nil {
+			return err
+		}
+	}
+	return r.Table.Apply(ctx, rs)
 }
 
 func (k onNode) Find(netns string, names []string) (p place.Place, err error) {
@@ -133,6 +159,7 @@ type world struct {
 
 	enforcer *Enforcer
 	end      func()
+	refuse   func() error
 }
 
 // recorder keeps the notes of events.
@@ -184,7 +211,7 @@ func (w *world) WaitForPods(context.Context) bool { return true }
 func (w *world) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
-	w.enforcer = New(Options{Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}}, Events: w.events})
+	w.enforcer = New(Options{Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}, w.refuse}, Events: w.events})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -405,3 +432,137 @@ func TestFirstInstant(t *testing.T) {
 }
 
 const podMAC = "0a:58:00:00:00:01"
+
+// What another program deletes comes back, also in the namespace of a pod.
+func TestDeletedRules(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newWorld(t)
+	w.set(allow("db", "db", "web"))
+	db, other := w.newPod("db", "10.0.60.21"), w.newPod("other", "10.0.60.22")
+	w.add(db, "macvlan")
+	w.add(other, "macvlan")
+	for _, h := range []*netnstest.Host{db.Host, w.node} {
+		if _, err := h.Command("nft", "delete", "table", "inet", ruleset.TableName); err != nil {
+			t.Fatal(err)
+		}
+		w.enforcer.Recheck()
+		w.eventually("the rules are back", func() bool { return w.has(h) })
+	}
+	if reaches(other.Host, db) {
+		t.Error("other reaches db")
+	}
+	chain := strings.TrimSpace(strings.Split(strings.SplitN(mustNFT(t, db.Host), "chain i4-", 2)[1], " ")[0])
+	if _, err := db.Command("nft", "flush", "chain", "inet", ruleset.TableName, "i4-"+chain); err != nil {
+		t.Fatal(err)
+	}
+	if !reaches(other.Host, db) {
+		t.Error("the test deleted nothing that matters")
+	}
+	w.enforcer.Recheck()
+	w.eventually("the rule is back", func() bool { return !reaches(other.Host, db) })
+}
+
+func mustNFT(t *testing.T, h *netnstest.Host) string {
+	t.Helper()
+	out, err := h.Command("nft", "list", "table", "inet", ruleset.TableName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// What the kernel refuses fails the ADD, is shown, and is tried again; pods keep the rules of
+// before.
+func TestRefused(t *testing.T) {
+	w := newWorld(t)
+	w.end()
+	var refused atomic.Bool
+	w.refuse = func() error {
+		if refused.Load() {
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	w.start()
+	w.set(allow("db", "db"))
+	db, other := w.newPod("db", "10.1.0.1"), w.newPod("other", "10.1.0.2")
+	w.add(other, "routed")
+	w.add(db, "routed")
+	refused.Store(true)
+	w.set(allow("db", "db", "other"))
+	w.eventually("the failure is shown", func() bool { return w.enforcer.Ready() != nil && len(w.enforcer.Inspect().Failures) == 1 })
+	if reaches(other.Host, db) {
+		t.Error("other reaches db, though the kernel refused the policy that lets it")
+	}
+	late := w.newPod("late", "10.1.0.3")
+	w.set(allow("late", "late"))
+	if err := w.enforcer.Prepare(t.Context(), late.Container); err != nil {
+		t.Fatal(err)
+	}
+	w.wire(late, "routed")
+	if err := w.enforcer.Enforce(t.Context(), late.Container); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("Enforce() = %v, want %v", err, unix.ENOMEM)
+	}
+	if reaches(other.Host, late) {
+		t.Error("a pod whose policies are not in the kernel is reached")
+	}
+	w.enforcer.Detached(late.ID)
+	refused.Store(false)
+	w.eventually("it is tried again", func() bool { return reaches(other.Host, db) })
+	w.eventually("the agent is ready", func() bool { return w.enforcer.Ready() == nil && len(w.enforcer.Inspect().Failures) == 0 })
+}
+
+// An agent whose records were lost enforces for the pods that the API shows, and the rules stand until it
+// knows them; one that starts without policies leaves none.
+func TestLostRecords(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newWorld(t)
+	policy := allow("db", "db")
+	w.set(policy)
+	db, other, direct := w.newPod("db", "10.1.0.1"), w.newPod("other", "10.1.0.2"), w.newPod("direct", "10.0.60.21")
+	w.set(allow("direct", "direct"))
+	w.add(db, "routed")
+	w.add(other, "routed")
+	w.add(direct, "macvlan")
+	w.end()
+	w.mu.Lock()
+	for i := range w.listed {
+		w.listed[i] = Container{Pod: w.listed[i].Pod, Addresses: w.listed[i].Addresses}
+	}
+	w.mu.Unlock()
+	known := make(chan struct{})
+	w.cluster.before = func() {
+		<-known
+		w.cluster.sink.SetNetworkPolicy(policy)
+		for _, p := range w.cluster.pods {
+			w.cluster.sink.SetPod(nil, p)
+		}
+	}
+	go func() {
+		// The agent runs and knows nothing yet.
+		if reaches(other.Host, db) {
+			t.Error("other reaches db while the agent knows no policies")
+		}
+		close(known)
+	}()
+	w.start()
+	w.eventually("the agent has written", func() bool { return w.enforcer.Inspect().Tables == 1 })
+	if reaches(other.Host, db) {
+		t.Error("other reaches db, whose record is lost")
+	}
+	w.end()
+
+	// The records are back, and no policy is.
+	w.mu.Lock()
+	w.listed = []Container{db.Container, other.Container, direct.Container}
+	w.mu.Unlock()
+	w.cluster.before = nil
+	if !w.has(direct.Host) || !w.has(w.node) {
+		t.Error("the rules do not stand while the agent is away")
+	}
+	w.start()
+	w.eventually("no table is left", func() bool { return !w.has(w.node) && !w.has(direct.Host) })
+	if !reaches(other.Host, db) {
+		t.Error("other does not reach db without a policy")
+	}
+}
