@@ -3,7 +3,9 @@
 package node
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -168,4 +170,94 @@ func TestNetworkPolicy(t *testing.T) {
 			n.mustDel(web)
 		})
 	}
+}
+
+// An agent that is killed while it writes rules leaves the ones of before or the new ones, and the
+// next agent completes them; so do agents whose state file was lost, for the pods that run.
+func TestNetworkPolicyCrash(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "policy-crash", "10.0.60.11")
+	add := func(app string) (*container, string) {
+		pod := podObject(n.name, app)
+		pod.Labels = map[string]string{"app": app}
+		c := newContainer(t, app, create(t, pod))
+		address := n.mustAdd(c).IPs[0].Address.IP.String()
+		// As the kubelet does.
+		patch := fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, address, address)
+		if _, err := shared.kube.CoreV1().Pods("default").Patch(t.Context(), app, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatal(err)
+		}
+		return c, address
+	}
+	web, _ := add("web")
+	db, address := add("db")
+	reaches := func() bool {
+		_, err := web.Command("ping", "-c", "1", "-W", "1", address)
+		return err == nil
+	}
+	policies := shared.kube.NetworkingV1().NetworkPolicies("default")
+	for i, point := range []string{"policy/apply 1", "policy/applied 1"} {
+		if !reaches() {
+			t.Errorf("%s: web does not reach the pod without a policy", point)
+		}
+		n.crashAt(point)
+		name := fmt.Sprintf("crash-%d", i)
+		createPolicy(t, ingressFrom(name, "db"))
+		<-n.agent.done
+		if survived := reaches(); survived != (i == 0) {
+			t.Errorf("%s: web reaches the pod: %t", point, survived)
+		}
+		n.start()
+		eventually(t, func() error {
+			if reaches() {
+				return fmt.Errorf("%s: web reaches the pod after a restart", point)
+			}
+			return nil
+		})
+		if err := policies.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() error {
+			if !reaches() {
+				return fmt.Errorf("%s: web does not reach the pod without a policy", point)
+			}
+			return nil
+		})
+	}
+
+	createPolicy(t, ingressFrom("lost", "db"))
+	eventually(t, func() error {
+		if reaches() {
+			return errors.New("web reaches the pod")
+		}
+		return nil
+	})
+	n.stop()
+	n.args = append(n.args, "--reset-state")
+	n.start()
+	n.args = n.args[:len(n.args)-1]
+	eventually(t, func() error {
+		if in := n.inspection(); in.Policies == nil || !in.Policies.Known || in.Policies.Tables != 1 {
+			return fmt.Errorf("the agent's policies: %+v", in.Policies)
+		}
+		return nil
+	})
+	if reaches() {
+		t.Error("web reaches the pod after the state file was lost")
+	}
+	out, err := n.Command(filepath.Join(shared.bin, "berth-agent"), "policy", "trace", "--socket", n.dir+"/run/agent.sock", "--from", "default/web", "--to", "default/db", "--port", "80")
+	if err != nil || !strings.Contains(out, "ingress to default/db, on the node: dropped") {
+		t.Errorf("%v: the trace says:\n%s", err, out)
+	}
+	n.mustDel(db)
+	n.mustDel(web)
+	if err := policies.Delete(t.Context(), "lost", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if hasPolicies(t, n.Host) {
+			return errors.New("rules are left")
+		}
+		return nil
+	})
 }

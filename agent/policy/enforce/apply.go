@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -42,6 +43,10 @@ type target struct {
 	err   error
 	// since is when err began.
 	since time.Time
+	// open says that connections may be open that written forbids. They are looked at not before
+	// quiet.
+	open  bool
+	quiet time.Time
 	// compared is when the kernel last had all of written.
 	compared time.Time
 	// news is closed when a try has ended; nil while nobody waits.
@@ -148,7 +153,7 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 		}
 	})
 	e.mu.Lock()
-	check, written := t.check, t.written
+	check, written, direct := t.check, t.written, e.places[key].Addresses
 	t.check = false
 	e.mu.Unlock()
 
@@ -159,9 +164,9 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	}
 
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	t.tried = version
 	if err == nil {
+		t.open = (t.open || want != t.written) && !isEmpty(want)
 		if check || t.written == nil || isEmpty(t.written) {
 			t.compared = time.Now()
 		}
@@ -183,7 +188,60 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 		close(t.news)
 		t.news = nil
 	}
-	return err
+	open, wait := t.open && err == nil, time.Until(t.quiet)
+	e.mu.Unlock()
+	switch {
+	case !open:
+		return err
+	case wait > 0:
+		e.queue.AddAfter(key, wait)
+		return nil
+	case key == nodeKey:
+		return e.endConnections(ctx, t, addressesOf(want))
+	default:
+		return e.endConnections(ctx, t, direct)
+	}
+}
+
+// The wait after connections were looked at, and how many times as long as that took it is at least: there
+// may be a million.
+const (
+	endPause = time.Second
+	endShare = 20
+)
+
+// endConnections ends the connections that a table forbids.
+func (e *Enforcer) endConnections(ctx context.Context, t *target, addresses map[netip.Addr]string) error {
+	began := time.Now()
+	ended, err := t.table.EndConnections(ctx, addresses)
+	if t.netns != "" && isGone(err) {
+		return nil
+	}
+	took := time.Since(began)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t.quiet = time.Now().Add(max(endPause, endShare*took))
+	if err != nil {
+		// All of it is looked at anew.
+		t.check = true
+		return fmt.Errorf("end the connections that network policies forbid: %w", err)
+	}
+	t.open = false
+	if ended > 0 {
+		klog.FromContext(ctx).V(2).Info("Ended connections that network policies forbid", "namespace", t.netns, "connections", ended, "took", took)
+	}
+	return nil
+}
+
+// addressesOf lists the addresses of the pods that a ruleset of the node governs.
+func addressesOf(rs *ruleset.Ruleset) map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, m := range rs.Maps {
+		for a := range m.Chains {
+			all[a] = ""
+		}
+	}
+	return all
 }
 
 // bring makes the kernel's table of one ruleset that of another.

@@ -62,6 +62,10 @@ type Table interface {
 	// Verify returns an error where the kernel does not have what was applied; Apply then replaces
 	// all.
 	Verify(ctx context.Context) error
+	// EndConnections ends the connections of addresses whose first packet what was applied last would
+	// drop, and lets those begin again that it would let pass. Each address has the name of its
+	// interface in the namespace of a pod.
+	EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error)
 	// Counters returns the counters by the names that the rulesets give them.
 	Counters(ctx context.Context) (map[string]table.Counter, error)
 }

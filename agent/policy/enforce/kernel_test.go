@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -564,5 +566,64 @@ func TestLostRecords(t *testing.T) {
 	w.eventually("no table is left", func() bool { return !w.has(w.node) && !w.has(direct.Host) })
 	if !reaches(other.Host, db) {
 		t.Error("other does not reach db without a policy")
+	}
+}
+
+// A connection that policies begin to forbid ends; one that they still allow goes on.
+func TestConnections(t *testing.T) {
+	for kind, addresses := range map[string][3]string{
+		"routed": {"10.1.0.1", "10.1.0.2", "10.1.0.3"}, "bridge": {"10.244.0.11", "10.244.0.12", "10.244.0.13"}, "macvlan": {"10.0.60.21", "10.0.60.22", "10.0.60.23"},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWorld(t)
+			db, web, other := w.newPod("db", addresses[0]), w.newPod("web", addresses[1]), w.newPod("other", addresses[2])
+			for _, p := range []*pod{db, web, other} {
+				w.add(p, kind)
+			}
+			w.set(allow("db", "db", "web", "other"))
+			w.eventually("both reach db", func() bool { return reaches(web.Host, db) && reaches(other.Host, db) })
+			fromWeb, fromOther := echo(t, web.Host, db), echo(t, other.Host, db)
+			for _, goes := range []func() bool{fromWeb, fromOther} {
+				if !goes() {
+					t.Fatal("a connection does not begin")
+				}
+			}
+			w.set(allow("db", "db", "other"))
+			w.eventually("the connection that is forbidden ends", func() bool { return !fromWeb() })
+			if !fromOther() {
+				t.Error("a connection ends that is still allowed")
+			}
+		})
+	}
+}
+
+// echo opens a connection to a pod, and returns what says whether it still works.
+func echo(t *testing.T, from *netnstest.Host, to *pod) (goes func() bool) {
+	t.Helper()
+	var listener net.Listener
+	to.Run(func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(to.Addresses[0], 0).String())
+		return err
+	})
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		if conn, err := listener.Accept(); err == nil {
+			_, _ = io.Copy(conn, conn)
+			_ = conn.Close()
+		}
+	}()
+	var conn net.Conn
+	from.Run(func() (err error) {
+		conn, err = net.DialTimeout("tcp", listener.Addr().String(), time.Minute)
+		return err
+	})
+	t.Cleanup(func() { _ = conn.Close() })
+	return func() bool {
+		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		_, err := conn.Write([]byte("x"))
+		if err == nil {
+			_, err = conn.Read(make([]byte, 1))
+		}
+		return err == nil
 	}
 }

@@ -123,7 +123,7 @@ func TestFind(t *testing.T) {
 		"a silenced interface keeps its place": {
 			needs: []string{"macvlan"},
 			node:  "link add eth0 link uplink netns POD type macvlan mode bridge", pod: "addr add 10.0.60.20/24 dev eth0", names: []string{"eth0"},
-			want: Place{Direct: []string{"eth0"}},
+			want: Place{Direct: []string{"eth0"}, Addresses: map[netip.Addr]string{netip.MustParseAddr("10.0.60.20"): "eth0"}},
 		},
 		"several": {
 			needs: []string{"macvlan"},
@@ -170,6 +170,9 @@ func TestDrivers(t *testing.T) {
 				_, err := vlan.New(wire.New(""), sriov.New(t.TempDir())).Setup(spec)
 				return err
 			})
+			if len(test.want.Direct) > 0 {
+				test.want.Addresses = map[netip.Addr]string{spec.Addresses[0].Address: "eth0"}
+			}
 			if diff := cmp.Diff(test.want, w.find(t, "eth0")); diff != "" {
 				t.Errorf("the place differs (-want +got):\n%s", diff)
 			}

@@ -28,6 +28,8 @@ var ErrNoNamespace = errors.New("the pod has no network namespace")
 type Place struct {
 	// Direct are interfaces of the pod that are seen in its namespace, in order.
 	Direct []string
+	// Addresses are those of the direct interfaces, each with its interface.
+	Addresses map[netip.Addr]string
 	// Bridges are the bridges of the node with which other interfaces of the pod are
 	// connected, in order.
 	Bridges []string
@@ -51,6 +53,12 @@ func Find(netns string, names []string) (Place, error) {
 			return Place{}, err
 		case where == direct:
 			p.Direct = append(p.Direct, l.Attrs().Name)
+			for _, a := range inside.addresses[l.Attrs().Index] {
+				if p.Addresses == nil {
+					p.Addresses = map[netip.Addr]string{}
+				}
+				p.Addresses[a] = l.Attrs().Name
+			}
 		case where == nowhere:
 			p.Unseen = append(p.Unseen, l.Attrs().Name)
 		case bridge != "":
@@ -67,6 +75,8 @@ func Find(netns string, names []string) (Place, error) {
 // namespace has the interfaces of a pod.
 type namespace struct {
 	links []netlink.Link
+	// addresses are those of links by their index, but for those of the link alone.
+	addresses map[int][]netip.Addr
 	// id is the number by which the node knows it, -1 where it knows none.
 	id int
 }
@@ -85,7 +95,7 @@ func linksOf(path string, names []string) (namespace, error) {
 	if isNode, err := IsNode(path); isNode || err != nil {
 		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s is that of the node", ErrNoNamespace, path))
 	}
-	n := namespace{}
+	n := namespace{addresses: map[int][]netip.Addr{}}
 	if n.id, err = netlink.GetNetNsIdByFd(int(netns.Fd())); err != nil {
 		return namespace{}, fmt.Errorf("find the number of network namespace %s: %w", path, err)
 	}
@@ -95,12 +105,17 @@ func linksOf(path string, names []string) (namespace, error) {
 			return err
 		}
 		for _, l := range all {
-			counts, err := counts(l, names)
+			if !isOfPlugin(l, names) {
+				continue
+			}
+			addrs, err := globalAddresses(l)
 			if err != nil {
 				return err
 			}
-			if counts {
+			// One that is down and has addresses may be put up again.
+			if l.Attrs().Flags&net.FlagUp != 0 || len(addrs) > 0 {
 				n.links = append(n.links, l)
+				n.addresses[l.Attrs().Index] = addrs
 			}
 		}
 		return nil
@@ -120,30 +135,24 @@ func IsNode(netns string) (bool, error) {
 	return is, nil
 }
 
-// counts returns whether a CNI plugin made a link, which may carry packets.
-func counts(l netlink.Link, names []string) (bool, error) {
+// isOfPlugin returns whether a CNI plugin made a link.
+func isOfPlugin(l netlink.Link, names []string) bool {
 	attrs := l.Attrs()
 	if attrs.Flags&net.FlagLoopback != 0 {
-		return false, nil
+		return false
 	}
-	if !slices.Contains(names, attrs.Name) {
-		switch l.Type() {
-		case "veth", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan":
-			// Without a number the other end or the parent is in the pod, too.
-			if attrs.NetNsID < 0 {
-				return false, nil
-			}
-		case "device", "ipoib":
-		default:
-			return false, nil
-		}
+	if slices.Contains(names, attrs.Name) {
+		return true
 	}
-	if attrs.Flags&net.FlagUp != 0 {
-		return true, nil
+	switch l.Type() {
+	case "veth", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan":
+		// Without a number the other end or the parent is in the pod, too.
+		return attrs.NetNsID >= 0
+	case "device", "ipoib":
+		return true
+	default:
+		return false
 	}
-	// One with addresses may be put up again.
-	addrs, err := globalAddresses(l)
-	return len(addrs) > 0, err
 }
 
 // globalAddresses lists a link's addresses but those of the link alone.
