@@ -377,12 +377,13 @@ func (t *Transaction) Commit() (err error) {
 	flags := t.out[t.last+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 	end := uint32(len(t.objects)) + 1
-	message := Transaction{}
-	message.header(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-	message.end()
-	message.out = append(message.out, t.out...)
-	message.header(unix.NFNL_MSG_BATCH_END, 0, end, 0, unix.NFNL_SUBSYS_NFTABLES)
-	message.end()
+	size := len(t.out)
+	var first, last Transaction
+	first.header(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	first.end()
+	last.header(unix.NFNL_MSG_BATCH_END, 0, end, 0, unix.NFNL_SUBSYS_NFTABLES)
+	last.end()
+	size += len(first.out) + len(last.out)
 
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -390,16 +391,16 @@ func (t *Transaction) Commit() (err error) {
 	}
 	defer unix.Close(fd)
 	// The message must fit. Answers need not repeat what they answer.
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, len(message.out)) != nil {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, len(message.out)); err != nil {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) != nil {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size); err != nil {
 			return fmt.Errorf("prepare nftables: %w", err)
 		}
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
 		return fmt.Errorf("prepare nftables: %w", err)
 	}
-	if err := unix.Sendto(fd, message.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return fmt.Errorf("write nftables table %s, %d bytes: %w", t.table.Name, len(message.out), err)
+	if _, err := unix.SendmsgBuffers(fd, [][]byte{first.out, t.out, last.out}, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0); err != nil {
+		return fmt.Errorf("write nftables table %s, %d bytes: %w", t.table.Name, size, err)
 	}
 	return t.answer(fd)
 }
