@@ -45,6 +45,10 @@ var rules = []rule{
 	{"agent/api", []string{"k8s.io", "ipam"}, "the plugins depend on it and stay small"},
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
 	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},
+	{"agent/policy/ruleset", []string{"k8s.io/client-go", "agent/state", "agent/server", "cni", "ipam"}, "rulesets are plain values"},
+	{"agent/policy/place", []string{"k8s.io", "ipam", "agent/state", "agent/server", "agent/policy/ruleset"}, "where packets are seen follows from the kernel alone"},
+	{"agent/policy/table", []string{"k8s.io/client-go", "ipam", "agent/state", "agent/policy/cluster"}, "the kernel gets rulesets, and knows no policies"},
+	{"agent/policy/cluster", []string{"cni", "agent/state", "agent/policy/table"}, "what is seen of the cluster does not depend on the kernel"},
 	{"cni", []string{"k8s.io", "ipam", "agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "plugins start for every pod and stay small"},
 	{"cni/rtnl", []string{"agent", "cni", "ipam", "k8s.io"}, "what the packages of the node share knows none of them"},
 }
@@ -59,6 +63,7 @@ var direct = []rule{
 	{"agent/server", []string{"agent/state", "agent/chain", "agent/podinfo"}, "the agent's parts do not know each other"},
 	{"agent/podinfo", []string{"agent/state", "agent/chain", "agent/server", "agent/profile"}, "the agent's parts do not know each other"},
 	{"agent/profile", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
+	{"agent/policy", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo", "agent/profile"}, "the agent's parts do not know each other"},
 }
 
 // Who may import whom is the architecture; it fails here before it erodes.

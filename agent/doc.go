@@ -2,7 +2,7 @@
 
 // Package agent gives the pods of one node their network and takes it away. It
 // owns the order of side effects, and its parts do them: podinfo asks the API,
-// profile limits bandwidth, state keeps records in a file, chain runs plugins,
+// profile limits bandwidth, policy/enforce enforces network policies, state keeps records in a file, chain runs plugins,
 // cni/veth/wire changes the kernel.
 //
 // # ADD
@@ -12,15 +12,17 @@
 //  2. write the record (adding), with host ports that no other pod has
 //  3. ask again whether the pod still runs: a deletion between 1 and 2 found no
 //     record to withdraw
-//  4. take the addresses from an older container of this node that still
+//  4. wait until the network policies are known; let nothing in where they select the pod
+//  5. take the addresses from an older container of this node that still
 //     carries them
-//  5. ask the networks of the addresses whether another host has them, unless this was asked
+//  6. ask the networks of the addresses whether another host has them, unless this was asked
 //     since the pod was bound to the node
-//  6. for each attachment: wire its addresses and announce them, run the plugins; then
+//  7. for each attachment: wire its addresses and announce them, run the plugins; then
 //     give the default route to the attachment that the pod chose for it
-//  7. give the container its bandwidth limits
-//  8. open its host ports
-//  9. write the result (added)
+//  8. bring the network policies of the pod into the kernel, and let in what they allow
+//  9. give the container its bandwidth limits
+//  10. open its host ports
+//  11. write the result (added)
 //
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
@@ -29,10 +31,10 @@
 // they have the addresses from berth-ipam, whose calls IPAM answers (ipam.go); the driver then
 // only silences the interface when the addresses are withdrawn.
 //
-// After a failure in 3 to 9 the agent does a DEL.
+// After a failure in 3 to 11 the agent does a DEL.
 //
 // The record of 2 survives the agent, whenever it is killed, before anything else happens; the
-// disk has it, so that it survives a loss of power, before 9. The disk may have that of 9 a moment
+// disk has it, so that it survives a loss of power, before 11. The disk may have that of 11 a moment
 // after the runtime has its answer: after a restart of the node both mean the same (package state
 // says what is lost with the power).
 //
@@ -42,7 +44,7 @@
 //     ports
 //  2. for each attachment, last first: run the plugins, each with a time limit of its
 //     own, and remove the interface
-//  3. remove the record
+//  3. remove the record; the rules of network policies for its addresses go with it
 //
 // Where the first write fails, because the disk is full, the agent stops answering all the same
 // and does no more. Where a step fails, the record stays for the runtime's next DEL, for GC and for the

@@ -92,6 +92,7 @@ func (e *Enforcer) note(c Container, p place.Place) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.attached[c.Pod.UID], e.attached[c.Pod.Identity()] = true, true
+	c.attaching = true
 	e.containers[c.ID], e.attaching[c.ID] = c, c
 	e.places[c.ID] = p
 	e.ensureTarget(c.ID, c, true)

@@ -92,6 +92,8 @@ type Container struct {
 	Addresses  []netip.Addr
 	// Ending says that its addresses may already be another container's.
 	Ending bool
+	// attaching says that an ADD works on it: its addresses are its own by now.
+	attaching bool
 	// Foreign says that another program makes its interfaces, when ADD has ended.
 	Foreign bool
 }
@@ -408,10 +410,12 @@ func uidOf(c Container) types.UID { return types.UID(c.Pod.UID) }
 func (c Container) rank() int {
 	switch {
 	case strings.HasPrefix(c.ID, unrecordedPrefix):
-		return 2
+		return 3
 	case c.Ending:
-		return 1
-	default:
+		return 2
+	case c.attaching:
 		return 0
+	default:
+		return 1
 	}
 }

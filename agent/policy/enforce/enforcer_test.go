@@ -38,11 +38,15 @@ func TestLocals(t *testing.T) {
 		"again": {Pod: db, ID: "again", NetNS: "/n/again", Addresses: addresses("10.0.0.3")},
 		"pod/3": {Pod: api.Pod{Namespace: "shop", Name: "lost", UID: "3"}, ID: "pod/3", Addresses: addresses("10.0.0.3", "10.0.0.4")},
 	}
+	taker := Container{Pod: api.Pod{Namespace: "shop", Name: "taker", UID: "4"}, ID: "taker", NetNS: "/n/taker", Addresses: addresses("10.0.0.7"), attaching: true}
+	all["taker"] = taker
+	all["holder"] = Container{Pod: web, ID: "holder", NetNS: "/n/holder", Addresses: addresses("10.0.0.7")}
 	places := map[string]place.Place{"old": {Direct: []string{"net1"}}, "again": {Direct: []string{"net1", "eth0"}}}
 	name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: n} }
 	want := map[types.UID]policy.Local{
 		"1": {NamespacedName: name("db"), UID: "1", Addresses: addresses("10.0.0.3", "10.0.0.9"), Direct: []string{"eth0", "net1"}},
 		"2": {NamespacedName: name("web"), UID: "2", Addresses: addresses("10.0.0.1")},
+		"4": {NamespacedName: name("taker"), UID: "4", Addresses: addresses("10.0.0.7")},
 		"3": {NamespacedName: name("lost"), UID: "3", Addresses: addresses("10.0.0.4")},
 	}
 	got := map[types.UID]policy.Local{}
