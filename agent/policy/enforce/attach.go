@@ -94,6 +94,7 @@ func (e *Enforcer) note(c Container, p place.Place) {
 	e.attached[c.Pod.UID], e.attached[c.Pod.Identity()] = true, true
 	c.attaching = true
 	e.containers[c.ID], e.attaching[c.ID] = c, c
+	delete(e.complete, c.ID)
 	e.places[c.ID] = p
 	e.ensureTarget(c.ID, c, true)
 }
@@ -107,7 +108,9 @@ func (e *Enforcer) governs(c Container) (governs bool) {
 // Attached says that the ADD of a container is complete: it is among the listed ones from now on.
 func (e *Enforcer) Attached(id string) {
 	e.mu.Lock()
-	delete(e.attaching, id)
+	if _, known := e.attaching[id]; known {
+		e.complete[id] = true
+	}
 	e.mu.Unlock()
 	e.Soon()
 }
@@ -116,6 +119,7 @@ func (e *Enforcer) Attached(id string) {
 func (e *Enforcer) Detached(id string) {
 	e.mu.Lock()
 	delete(e.attaching, id)
+	delete(e.complete, id)
 	e.mu.Unlock()
 	e.Soon()
 }

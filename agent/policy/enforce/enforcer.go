@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -138,9 +139,11 @@ type Enforcer struct {
 	mu sync.Mutex
 	// containers are those of the last listing and those that ADDs have told.
 	containers map[string]Container
-	// attaching are those that ADDs have told and the listing did not show complete.
+	// attaching are those that ADDs have told, until a listing that began after their end.
 	attaching map[string]Container
-	places    map[string]place.Place
+	// complete are those of attaching whose ADD has ended.
+	complete map[string]bool
+	places   map[string]place.Place
 	// unplaced says that all places are to be found again.
 	unplaced bool
 	// attached has the identities of pods that have or had a container: what the API says of their
@@ -162,7 +165,7 @@ func New(o Options) *Enforcer {
 		queue:    workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
 		index:    policy.NewIndex(o.Objects),
 		policies: map[types.NamespacedName]bool{}, locals: map[types.UID]bool{},
-		containers: map[string]Container{}, attaching: map[string]Container{}, places: map[string]place.Place{}, attached: map[string]bool{},
+		containers: map[string]Container{}, attaching: map[string]Container{}, complete: map[string]bool{}, places: map[string]place.Place{}, attached: map[string]bool{},
 		targets: map[string]*target{}, problems: map[types.UID]string{}, bridges: map[string]error{},
 		policyProblems: map[policy.Problem]bool{},
 	}
@@ -248,7 +251,10 @@ func (e *Enforcer) active() (active bool) {
 // refresh lists the containers and tells the index, and finds the places of those that have
 // none.
 func (e *Enforcer) refresh(ctx context.Context, all containers) {
-	e.list(all.Policed())
+	e.mu.Lock()
+	ended := slices.Collect(maps.Keys(e.complete))
+	e.mu.Unlock()
+	e.list(all.Policed(), ended)
 	if e.active() {
 		e.findPlaces(ctx)
 		e.findNode(ctx)
@@ -259,10 +265,18 @@ func (e *Enforcer) refresh(ctx context.Context, all containers) {
 	e.tell(ctx)
 }
 
-// list makes these the containers, beside those that ADDs have told.
-func (e *Enforcer) list(listed []Container) {
+// list makes these the containers, beside those that ADDs have told. ended are the ADDs that had ended
+// when the containers were listed; what the list has of others may be older than what they told.
+func (e *Enforcer) list(listed []Container, ended []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, id := range ended {
+		// Unless there is another ADD by now.
+		if e.complete[id] {
+			delete(e.attaching, id)
+			delete(e.complete, id)
+		}
+	}
 	now := map[string]Container{}
 	for _, c := range listed {
 		if c.ID != "" {

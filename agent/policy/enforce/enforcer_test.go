@@ -69,13 +69,13 @@ func TestUnrecorded(t *testing.T) {
 		listed []Container
 		want   int
 	}{{[]Container{running}, 1}, {[]Container{recorded, running}, 1}, {[]Container{running}, 0}, {nil, 0}, {[]Container{running}, 1}} {
-		e.list(step.listed)
+		e.list(step.listed, nil)
 		if len(e.containers) != step.want {
 			t.Errorf("step %d: %d containers, want %d: %v", i, len(e.containers), step.want, e.containers)
 		}
 	}
 	e.Forget(lost.UID)
-	e.list([]Container{running})
+	e.list([]Container{running}, nil)
 	if len(e.containers) != 0 {
 		t.Errorf("a pod whose network is gone counts: %v", e.containers)
 	}
@@ -235,5 +235,32 @@ func TestLeftovers(t *testing.T) {
 	})
 	if items, err := Leftovers(filepath.Join(folder, "none")); len(items) > 0 || err != nil {
 		t.Errorf("Leftovers() of no folder = %v, %v", items, err)
+	}
+}
+
+// What a listing has that began before the end of an ADD does not count: it is older than what the
+// ADD told.
+func TestListDuringADD(t *testing.T) {
+	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
+	c := Container{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "1"}, ID: "c/eth0", NetNS: "/run/none", Addresses: addresses("10.0.0.1")}
+	early := c
+	early.Addresses = nil
+	has := func() int { return len(e.containers[c.ID].Addresses) }
+	e.note(c, place.Place{})
+	e.Attached(c.ID)
+	if e.list([]Container{early}, nil); has() != 1 {
+		t.Error("a listing of before the end of the ADD took the pod's address")
+	}
+	if e.list([]Container{c}, []string{c.ID}); has() != 1 || len(e.attaching) > 0 {
+		t.Errorf("after the ADD: %v, attaching %v", e.containers, e.attaching)
+	}
+	// A second ADD of the container, after the listing began.
+	e.note(c, place.Place{})
+	if e.list([]Container{early}, []string{c.ID}); has() != 1 {
+		t.Error("a listing of before a second ADD took the pod's address")
+	}
+	e.Detached(c.ID)
+	if e.list(nil, nil); len(e.containers) > 0 {
+		t.Errorf("after a failed ADD: %v", e.containers)
 	}
 }
