@@ -175,12 +175,13 @@ func (c *Cluster) Change() {
 	case n < 97:
 		all := c.Policies()
 		c.tell(func(x *policy.Index) { x.SetPolicies(all) })
-	case n < 98:
+	default:
 		if name, ok := fromMap(r, c.pods, types.NamespacedName.String); ok {
 			p := c.pods[name]
 			c.tell(func(x *policy.Index) { x.SetPod(p, p) })
 		}
-	default:
+	}
+	if r.often(10) {
 		// Somebody looks at a moment when not all was told.
 		for _, node := range c.Nodes {
 			node.Index.Node()
@@ -343,6 +344,10 @@ func (c *Cluster) addLocal() {
 		l.Direct = one(c.random, []string{"net1"}, []string{"eth0"}, []string{"eth0", "net1"})
 	}
 	n := one(c.random, c.Nodes...)
+	if len(n.Locals) > 0 && c.random.often(15) {
+		// An address that goes from one pod to the next.
+		l.Addresses = one(c.random, n.Locals...).Addresses
+	}
 	n.Locals = append(n.Locals, l)
 	n.set(l)
 }
@@ -403,6 +408,9 @@ func (c *Cluster) deleteLocal() {
 	n, i := c.drawLocal()
 	if i < 0 {
 		return
+	}
+	if c.random.often(50) {
+		i = len(n.Locals) - 1
 	}
 	uid := n.Locals[i].UID
 	c.note("local %s is gone", uid)
