@@ -56,3 +56,46 @@ func TestApply(t *testing.T) {
 	w.apply(closed())
 	check(false, false)
 }
+
+// Counters go on through changes and replacements, by processes that know nothing of each other, and
+// go with the last rule that names them.
+func TestCounters(t *testing.T) {
+	w := newWorld(t)
+	w.serve(openPort)
+	to := netip.AddrPortFrom(both[0].server, openPort)
+	packets := func(name string) uint64 {
+		t.Helper()
+		all, err := w.table.Counters(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := all[name]; !ok {
+			t.Errorf("there is no counter %s", name)
+		}
+		return all[name].Packets
+	}
+	rs := isolated()
+	w.apply(rs)
+	for n := range uint64(4) {
+		switch n {
+		case 1:
+			w.apply(with(rs, chain("i-server", ruleset.NoHook, ruleset.Rule{Verdict: ruleset.Jump, Target: "p-web"})))
+		case 2:
+			w.table = New(w.node.Path())
+			w.apply(rs)
+		case 3:
+			w.table = New(w.node.Path())
+			w.apply(variants()[1])
+		}
+		if have := packets("web"); have != n {
+			t.Errorf("step %d: the counter is %d", n, have)
+		}
+		// The first packet of a connection is counted.
+		w.must("tcp", to)
+	}
+	w.apply(with(rs, chain("i-server", ruleset.NoHook), chain("p-web", ruleset.NoHook)))
+	if all, err := w.table.Counters(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("Counters() = %v, %v, want none", all, err)
+	}
+	verify(t, w.table)
+}
