@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ func suites(t *testing.T) []Suite {
 	}
 	// A driver that is missing in a machine is a failure.
 	env := []string{"REQUIRE_NETNS=1", "REQUIRE_DRIVERS=1"}
-	return []Suite{
+	all := []Suite{
 		{Module: root, Package: "./cni/vlan", Env: env, Run: "^Test.*/(ipvlan|VLAN)", Tags: "faultpoints"},
 		{Module: root, Package: "./cni/veth/wire", Env: env, Run: "^TestVLAN"},
 		{Module: root, Package: "./agent/policy/place", Env: env, Run: "^(TestFind|TestDrivers)$/(ipvlan|VLAN)"},
@@ -32,7 +33,25 @@ func suites(t *testing.T) []Suite {
 		// With the modules of a distribution; emulated, it is too slow for the tests of rates.
 		{Module: root, Package: "./cni/shaping", Env: env, Run: "^(TestDSCP|TestLeftovers|TestHostEnd)$"},
 	}
+	if one := os.Getenv(envPackage); one != "" {
+		all = slices.DeleteFunc(all, func(s Suite) bool { return s.Package != one })
+		if len(all) == 0 {
+			t.Fatalf("%s is %s, which has no tests for the machine", envPackage, one)
+		}
+	}
+	if tests := os.Getenv(envRun); tests != "" {
+		for i := range all {
+			all[i].Run = tests
+		}
+	}
+	return all
 }
+
+// envPackage and envRun choose one package of suites, and its tests as go test -run does.
+const (
+	envPackage = "BERTH_MACHINE_PACKAGE"
+	envRun     = "BERTH_MACHINE_RUN"
+)
 
 // envKubeProxy makes the tests with kube-proxy in mode ipvs run, which take minutes to compile.
 const envKubeProxy = "BERTH_TEST_KUBE_PROXY_MODES"
