@@ -86,8 +86,14 @@ func Masquerade() error {
 }
 
 // Redirect makes the namespace that it is called in lead a port of an address, by TCP and UDP, to
-// the same port of another address of the family, as kube-proxy and host ports do.
+// the same port of another address of the family, as kube-proxy and host ports do, also for what
+// the namespace itself sends.
 func Redirect(address string, port uint16, to string) error {
+	return RedirectPort(address, port, to, port)
+}
+
+// RedirectPort does what Redirect does, to another port.
+func RedirectPort(address string, port uint16, to string, toPort uint16) error {
 	conn, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
@@ -98,14 +104,17 @@ func Redirect(address string, port uint16, to string) error {
 		family, protocol, offset = nftables.TableFamilyIPv6, unix.NFPROTO_IPV6, 24
 	}
 	table := conn.AddTable(&nftables.Table{Family: family, Name: "redirect"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "nat", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
-	for _, transport := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(len(from.AsSlice()))}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: from.AsSlice()},
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{transport}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
-			&expr.Immediate{Register: 1, Data: target.AsSlice()}, &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(protocol), RegAddrMin: 1},
-		}})
+	for name, hook := range map[string]*nftables.ChainHook{"received": nftables.ChainHookPrerouting, "sent": nftables.ChainHookOutput} {
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: name, Type: nftables.ChainTypeNAT, Hooknum: hook, Priority: nftables.ChainPriorityNATDest})
+		for _, transport := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+				&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(len(from.AsSlice()))}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: from.AsSlice()},
+				&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{transport}},
+				&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
+				&expr.Immediate{Register: 1, Data: target.AsSlice()}, &expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(toPort)},
+				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(protocol), RegAddrMin: 1, RegProtoMin: 2},
+			}})
+		}
 	}
 	return conn.Flush()
 }

@@ -12,7 +12,8 @@
 //	  set floating4, floating6   the floating IPs of this node's pods
 //	  set hairpin4, hairpin6     address . address: the same, for traffic of a pod to itself
 //
-//	  set arrivals               uplink . address: where packets to a pod come, of IPv4
+//	  set arrivals               uplink . address: where packets to a pod come that the node
+//	                             routes, of IPv4
 //
 //	  chain sources (prerouting, raw), of packets from interfaces in links:
 //	    router advertisements              drop
@@ -35,7 +36,7 @@
 //	    discovery and packets to pods      drop; the node has no address there
 //
 //	table arp berth
-//	  set asked                  as arrivals
+//	  set asked                  uplink . address: where the node answers for a pod
 //	  chain mark (input):
 //	    interface . target in asked        set ArrivalMark
 //

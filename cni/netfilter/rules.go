@@ -259,7 +259,10 @@ func (t *table) elements(s Source) []element {
 	}
 	if s.Uplink != "" && s.Address.Is4() {
 		arrival := sourceKey(Source{Link: s.Uplink, Address: s.Address})
-		all = append(all, element{t.arrivals, arrival}, element{t.asked, arrival})
+		all = append(all, element{t.asked, arrival})
+		if !s.Past {
+			all = append(all, element{t.arrivals, arrival})
+		}
 	}
 	return all
 }

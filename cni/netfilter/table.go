@@ -33,8 +33,8 @@ const (
 type Source struct {
 	Link    string
 	Address netip.Addr
-	// Uplink is the link by which packets to the address arrive; Revoke and Sources do
-	// without.
+	// Uplink is the link on which the node answers for the address, and by which packets to it
+	// arrive; Revoke and Sources do without.
 	Uplink string
 	// Past says that the pod talks to others than the node past the node. Revoke and Sources do
 	// without.

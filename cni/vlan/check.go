@@ -53,10 +53,16 @@ func (d *Driver) CheckNode(spec Spec) error {
 	if err != nil {
 		return err
 	}
-	errs := []error{netfilter.Check(sourcesOf(spec)...), checkRoutes(spec, node)}
-	errs = append(errs, eachRouted(spec, segments, node, lowers, func(lower netlink.Link, plan routePlan) error { return plan.check() }))
+	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), checkRoutes(spec, node)}
+	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error {
+		earlier, err := plan.earlierRules()
+		for _, r := range earlier {
+			err = errors.Join(err, fmt.Errorf("%w: rule %q is of an earlier version", ErrNotWired, r.String()))
+		}
+		return errors.Join(err, plan.check())
+	}))
 	for i, g := range segments {
-		errs = append(errs, d.checkSecluded(spec, lowers[i]), checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
+		errs = append(errs, d.checkSecluded(spec, lowers[i]), d.checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
 	}
 	return errors.Join(errs...)
 }
@@ -126,19 +132,13 @@ func (p routePlan) check() error {
 }
 
 // checkAnswer verifies that the node answers for the addresses, in mode l3s.
-func checkAnswer(spec Spec, g segment, lower netlink.Link) error {
+func (d *Driver) checkAnswer(spec Spec, g segment, lower netlink.Link) error {
 	if !spec.answers() {
 		return nil
 	}
 	var errs []error
 	for _, a := range g.addrs {
-		entries, err := proxies(a.Address)
-		if err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(entries, func(n netlink.Neigh) bool { return n.LinkIndex == lower.Attrs().Index }) {
-			errs = append(errs, fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, lower.Attrs().Name))
-		}
+		errs = append(errs, d.wirer.CheckAnswer(lower, a))
 	}
 	return errors.Join(errs...)
 }

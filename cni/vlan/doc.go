@@ -34,7 +34,45 @@
 //	      10.0.60.11 dev bthv… scope link                      the node's address
 //	node  10.0.70.5 dev bthv… scope link src 10.0.60.11
 //
-// It is also how a withdrawal finds the container: the kernel knows the namespace of the
+// What the node translates for or to the container takes the node link too, such as connections
+// to NodePorts and from Services: package netfilter masquerades these, so that answers come back
+// to the node and not past it.
+//
+// # Routes of ipvlan l3 and l3s
+//
+// What the container sends through an ipvlan link in mode l3 or l3s is to the node as if the node
+// sent it by the link below. The kernel's output hook translates it, so a container can call
+// Services; then the kernel routes it anew, for any link. For the address 10.0.70.5 and the
+// link below eth1.7:
+//
+//	rule 32281: from 10.0.70.5 iif lo oif eth1.7 lookup T
+//	rule 32282: from 10.0.70.5 iif lo lookup main suppress_prefixlength 0
+//	rule 32283: from 10.0.70.5 iif lo lookup T
+//	rule 32284: from 10.0.70.5 fwmark arrival lookup T
+//	T: 10.0.70.0/24 dev eth1.7, default via 10.0.70.1 dev eth1.7
+//
+// The first rule is for packets as the container sent them. After a translation the second
+// finds the endpoints on this node, at their node links: on the link below nobody answers the node
+// for them, nor for any other address that the node itself answers for. The rest leaves by the
+// pool's network, by the third rule.
+//
+// Packets that come by the node link (not iif lo) take the node's own routes: the node
+// translates them to an address of its own, and the answers come to where that address is.
+// Reverse path filtering looks for the same routes when they arrive. Only ARP requests for
+// the address must come by the link below. They have a mark (package wire), and in mode
+// l3s the last rule.
+//
+// In mode l3s the kernel gives answers from elsewhere to the container after the node translated
+// them back. In mode l3 it gives them to the container at once, untranslated: there only
+// Services answer whose endpoint is on the container's node.
+//
+// Answers of endpoints on the node come by the node link, from the Service's address. So reverse
+// path filtering on the container's end of it is loose in these modes, and the end has the
+// container's address, too, because Linux drops what a loose filter should accept on a link without one.
+//
+// # How a withdrawal finds the container
+//
+// The node link is also how a withdrawal finds the container: the kernel knows the namespace of the
 // other end, also where no path leads to it any more, and deletes links in it. A
 // virtual function cannot be deleted; package sriov brings it back. The node link's
 // alias says which interfaces there are, so that Remove needs no record.

@@ -186,9 +186,13 @@ func (d *Driver) sources() ([]netfilter.Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	uplinks, err := wire.AnsweredOn()
+	if err != nil {
+		return nil, err
+	}
 	for _, l := range own {
 		for _, addr := range l.Addresses {
-			all = append(all, netfilter.Source{Link: l.Name, Address: addr, Past: true})
+			all = append(all, netfilter.Source{Link: l.Name, Address: addr, Uplink: uplinks[addr], Past: true})
 		}
 	}
 	return all, nil
@@ -196,10 +200,16 @@ func (d *Driver) sources() ([]netfilter.Source, error) {
 
 // sourcesOf lists what a container may send through its node link. Also one that the node routes
 // for talks past the node: its packets to others, even of its node, take the way of its pool.
-func sourcesOf(spec Spec) []netfilter.Source {
+func sourcesOf(spec Spec, segments []segment, lowers []netlink.Link) []netfilter.Source {
 	var all []netfilter.Source
-	for _, a := range spec.Addresses {
-		all = append(all, netfilter.Source{Link: NodeLink(spec.ContainerID, spec.IfName), Address: a.Address, Past: true})
+	for i, g := range segments {
+		for _, a := range g.addrs {
+			s := netfilter.Source{Link: NodeLink(spec.ContainerID, spec.IfName), Address: a.Address, Past: true}
+			if spec.answers() {
+				s.Uplink = lowers[i].Attrs().Name
+			}
+			all = append(all, s)
+		}
 	}
 	return all
 }

@@ -68,6 +68,13 @@ func newWorld(t *testing.T, config Config, vlan int) *world {
 		address(n, link, fmt.Sprintf("10.0.60.%d/24", 11+i), fmt.Sprintf("2001:db8:60::%d/64", 11+i))
 		n.IP("route", "add", "default", "via", "10.0.60.1")
 		n.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
+		// The kernel makes it a moment after the address, and snapshots have it.
+		netnstest.Eventually(t, func() error {
+			if local := fmt.Sprintf("2001:db8:60::%d", 11+i); !strings.Contains(n.IP("-6", "route", "show", "table", "local"), local) {
+				return fmt.Errorf("no local route to %s", local)
+			}
+			return nil
+		})
 	}
 	address(w.router, "eth0", "10.0.60.1/24", "2001:db8:60::1/64")
 	address(w.router, "lo", outside4+"/32", outside6+"/128")

@@ -334,3 +334,42 @@ func TestSetupErrors(t *testing.T) {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 }
+
+// The rule of an earlier version, which selected too much, is replaced.
+func TestEarlierRule(t *testing.T) {
+	for _, name := range []string{"ipvlan l3", "ipvlan l3s VLAN"} {
+		c := networkTypes[name]
+		t.Run(name, func(t *testing.T) {
+			netnstest.NeedLinks(t, c.needs...)
+			w := newWorld(t, c.Config, c.vlan)
+			before := snapshot(w.nodeA)
+			p := w.pod("a", "10.0.70.5")
+			w.setup(w.nodeA, p)
+			w.route(p, w.nodeA)
+			wired := snapshot(w.nodeA)
+			w.nodeA.Run(func() error {
+				d := w.drivers[w.nodeA]
+				node, err := netlinksafe.LinkByName(NodeLink("a", "eth0"))
+				if err != nil {
+					return err
+				}
+				earlier := fromRule(p.spec.Addresses[0].Address, tableOf(node.Attrs().Index, 0))
+				if err := rtnl.AddRule(earlier); err != nil {
+					return err
+				}
+				if err := d.CheckNode(p.spec); !errors.Is(err, ErrNotWired) {
+					t.Errorf("CheckNode() = %v, want ErrNotWired", err)
+				}
+				return errors.Join(d.Repair(p.spec), d.Check(p.spec))
+			})
+			if diff := cmp.Diff(wired, snapshot(w.nodeA)); diff != "" {
+				t.Errorf("after the repair (-want +got):\n%s", diff)
+			}
+			w.client.Ping("10.0.70.5")
+			w.nodeA.Run(func() error { return w.drivers[w.nodeA].Teardown(p.spec) })
+			if diff := cmp.Diff(before, snapshot(w.nodeA)); diff != "" {
+				t.Errorf("after the end (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
@@ -19,10 +20,22 @@ const (
 	// link, in a container for an address whose gateway is not that of the default route.
 	tableBase = 0x66000000
 	tableMask = 0xff000000
-	// priority is that of the rules to these tables, before those of package wire, and
-	// priorityNode that of a container's rules for packets to its node, before them.
+	// priority is that of a container's rules to these tables, and priorityNode that of its
+	// rules for packets to its node, before them. Earlier versions had a rule of priority on
+	// the node, too.
 	priority     = 32280
 	priorityNode = 32279
+	// The node's rules, before those of package wire: for packets that a container sends and,
+	// where the node translated their destination, the main table without its default
+	// route, and the address's table.
+	prioritySent       = 32281
+	priorityMain       = 32282
+	priorityTranslated = 32283
+	// priorityBack is that of the node's rule for the way back from an address, where reverse
+	// path filtering looks it up for a request that asks who has the address.
+	priorityBack = 32284
+	// loopback is the link by which packets come for a rule that were not received.
+	loopback = "lo"
 )
 
 // routePlan describes routes and rules of one namespace.
@@ -91,19 +104,35 @@ func (p *routePlan) add(a api.Address, table int, routes ...netlink.Route) {
 }
 
 // planRouted computes the node's routes for the packets that the address's container sends
-// through an ipvlan link in mode l3 or l3s. node is the index of the node link, lower that of
-// the link that the container's is on. In mode l3 they take the gateway, also to addresses of
+// through an ipvlan link in mode l3 or l3s. node is the index of the node link, lower is the
+// link that the container's is on. In mode l3 they take the gateway, also to addresses of
 // the subnet: other nodes answer for none of these.
-func planRouted(spec Spec, a api.Address, position, node, lower int) routePlan {
+//
+// All rules but that of priorityBack are for packets that the node itself sends, as which the
+// kernel counts those of ipvlan links; doc.go says why. The rule to the main table comes after
+// those to the address's: it does not say itself whose it is.
+func planRouted(spec Spec, a api.Address, position, node int, lower netlink.LinkAttrs) routePlan {
 	table := tableOf(node, position)
-	plan := routePlan{rules: []netlink.Rule{fromRule(a.Address, table)}}
+	sent, translated, main := fromRule(a.Address, table), fromRule(a.Address, table), fromRule(a.Address, unix.RT_TABLE_MAIN)
+	sent.Priority, sent.OifName = prioritySent, lower.Name
+	translated.Priority = priorityTranslated
+	main.Priority, main.SuppressPrefixlen = priorityMain, 0
+	plan := routePlan{rules: []netlink.Rule{sent, translated, main}}
+	for i := range plan.rules {
+		plan.rules[i].IifName = loopback
+	}
+	if spec.answers() && a.Address.Is4() {
+		mask, back := uint32(netfilter.MarkMask), fromRule(a.Address, table)
+		back.Priority, back.Mark, back.Mask = priorityBack, netfilter.ArrivalMark, &mask
+		plan.rules = append(plan.rules, back)
+	}
 	if spec.answers() || !a.Gateway.IsValid() {
-		subnet := toLink(a.Address, lower, a.Subnet.Masked(), table)
+		subnet := toLink(a.Address, lower.Index, a.Subnet.Masked(), table)
 		subnet.Src, subnet.Protocol = nil, rtnl.Protocol
 		plan.routes = append(plan.routes, subnet)
 	}
 	if a.Gateway.IsValid() {
-		way := viaGateway(a, lower, table)
+		way := viaGateway(a, lower.Index, table)
 		way.Src, way.Protocol = nil, rtnl.Protocol
 		plan.routes = append(plan.routes, way)
 	}

@@ -3,11 +3,13 @@
 package vlan
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
@@ -43,6 +45,38 @@ func TestNames(t *testing.T) {
 	for _, name := range []string{NodeLink("c", "eth0"), portOf("c", "eth0"), newName("c", "eth0"), vlanName(999999, 4094), bridgeName(999999, 4094)} {
 		if len(name) >= unix.IFNAMSIZ {
 			t.Errorf("%s is too long", name)
+		}
+	}
+}
+
+// What an ipvlan link sends leaves by the pool's network, and what the node translated of it by
+// the node's routes first; what the node link receives is left to the node's own rules.
+func TestRoutedRules(t *testing.T) {
+	a := api.Address{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}
+	for mode, want := range map[IPvlanMode][]string{
+		L3:  {"32281: from 10.0.70.5/32 iif lo oif eth1.7 mark 0x0 to T", "32283: from 10.0.70.5/32 iif lo mark 0x0 to T", "32282: from 10.0.70.5/32 iif lo mark 0x0 to main but defaults"},
+		L3S: {"32281: from 10.0.70.5/32 iif lo oif eth1.7 mark 0x0 to T", "32283: from 10.0.70.5/32 iif lo mark 0x0 to T", "32282: from 10.0.70.5/32 iif lo mark 0x0 to main but defaults", "32284: from 10.0.70.5/32 mark 0x1010 to T"},
+	} {
+		var got []string
+		for _, r := range planRouted(Spec{Config: Config{Mode: IPvlan, IPvlanMode: mode}}, a, 1, 9, netlink.LinkAttrs{Name: "eth1.7", Index: 4}).rules {
+			text := fmt.Sprintf("%d: from %s", r.Priority, r.Src)
+			if r.IifName != "" {
+				text += " iif " + r.IifName
+			}
+			if r.OifName != "" {
+				text += " oif " + r.OifName
+			}
+			text += fmt.Sprintf(" mark %#x", r.Mark)
+			switch {
+			case r.Table == tableOf(9, 1):
+				text += " to T"
+			case r.Table == unix.RT_TABLE_MAIN && r.SuppressPrefixlen == 0:
+				text += " to main but defaults"
+			}
+			got = append(got, text)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", mode, diff)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -133,7 +134,7 @@ func nodeLinkMAC(spec Spec) net.HardwareAddr {
 // setupNode makes the node's routes to the container and, where it routes for it, from it.
 func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, lowers []netlink.Link) error {
 	// The link's packets are filtered before it is up.
-	if err := netfilter.Allow(d.sources, sourcesOf(spec)...); err != nil {
+	if err := netfilter.Allow(d.sources, sourcesOf(spec, segments, lowers)...); err != nil {
 		return err
 	}
 	if err := rtnl.SetUp(node); err != nil {
@@ -154,7 +155,21 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		}
 		fault.Point("vlan/route")
 	}
-	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.apply() })
+	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error {
+		if err := plan.apply(); err != nil {
+			return err
+		}
+		earlier, err := plan.earlierRules()
+		if err != nil {
+			return err
+		}
+		for _, r := range earlier {
+			if err := rtnl.DeleteRule(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // eachRouted calls do with the node's routes for the packets of each address that the node
@@ -166,13 +181,36 @@ func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netli
 	position := 0
 	for i, g := range segments {
 		for _, a := range g.addrs {
-			if err := do(lowers[i], planRouted(spec, a, position, node.Attrs().Index, lowers[i].Attrs().Index)); err != nil {
+			if err := do(lowers[i], planRouted(spec, a, position, node.Attrs().Index, *lowers[i].Attrs())); err != nil {
 				return err
 			}
 			position++
 		}
 	}
 	return nil
+}
+
+// earlierRules lists the rules to the table of an address that earlier versions made, which
+// selected also what the node link receives. p is of planRouted.
+func (p routePlan) earlierRules() ([]netlink.Rule, error) {
+	family, table := p.rules[0].Family, p.rules[0].Table
+	have, err := ownRules(family)
+	return slices.DeleteFunc(have, func(r netlink.Rule) bool { return r.Priority != priority || r.Table != table }), err
+}
+
+// ownRules lists the node's rules of a family for addresses that the node routes for.
+func ownRules(family int) ([]netlink.Rule, error) {
+	all, err := netlinksafe.RuleList(family)
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	all = slices.DeleteFunc(all, func(r netlink.Rule) bool {
+		return r.Protocol != rtnl.Protocol || r.Priority < priority || r.Priority > priorityBack
+	})
+	for i := range all {
+		all[i].Family = family
+	}
+	return all, nil
 }
 
 func (p routePlan) apply() error {
@@ -201,7 +239,7 @@ func (d *Driver) answer(spec Spec, segments []segment, node netlink.Link, lowers
 				}
 				continue
 			}
-			if err := d.wirer.Answer(node, lowers[i], a.Address); err != nil {
+			if err := d.wirer.Answer(node, lowers[i], a); err != nil {
 				return err
 			}
 		}
@@ -385,6 +423,25 @@ func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netl
 	return port, nil
 }
 
+// loose is a value of rp_filter: a source is good that a route leads to, by any link.
+const loose = 2
+
+// acceptAnswers lets answers of Services pass the container's end of its node link: they come
+// from addresses that its default route leads to. On a link without an address Linux drops what
+// a loose filter should accept.
+func acceptAnswers(inside netlink.Link, backs []back) error {
+	for _, b := range backs {
+		if !b.source.Is4() {
+			continue
+		}
+		addr := wire.PodAddress(rtnl.SinglePrefix(b.source))
+		if err := netlink.AddrReplace(inside, &addr); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", addr.IPNet, inside.Attrs().Name, err)
+		}
+	}
+	return rtnl.SetIPv4(inside, rtnl.Devconf{rtnl.RPFilter: loose})
+}
+
 // setupRoutes makes the container's routes and rules.
 func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made []netlink.Link, node netlink.Link) error {
 	backs, err := backsOf(spec)
@@ -401,6 +458,11 @@ func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made
 				if err := d.wirer.SetSysctl("net/ipv6/conf/"+inside.Attrs().Name+"/disable_ipv6", "0"); err != nil {
 					return err
 				}
+			}
+		}
+		if spec.routed() {
+			if err := acceptAnswers(inside, backs); err != nil {
+				return err
 			}
 		}
 		if err := rtnl.SetUp(inside); err != nil {

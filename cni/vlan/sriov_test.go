@@ -163,7 +163,7 @@ func TestSRIOV(t *testing.T) {
 			name string
 			run  func(t *testing.T, c *cards)
 		}{
-			{"traffic", functionTraffic}, {"choice", functionChoice}, {"lost namespace", functionLost}, {"killed", functionKilled},
+			{"traffic", functionTraffic}, {"choice", functionChoice}, {"lost namespace", functionLost}, {"killed", functionKilled}, {"translated", functionTranslated},
 		} {
 			t.Run(part.name, func(t *testing.T) {
 				c.t = t
@@ -237,6 +237,21 @@ func functionTraffic(t *testing.T, c *cards) {
 		}
 	}
 	c.client.NoPing("10.0.70.5")
+	c.wantState(t, before)
+}
+
+// functionTranslated has the client as the router of the nodes' network.
+func functionTranslated(t *testing.T, c *cards) {
+	before := c.state()
+	address(c.client, "eth2", "10.0.60.1/24", "2001:db8:60::1/64")
+	c.nodeA.IP("route", "add", "default", "via", "10.0.60.1")
+	c.nodeA.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
+	translatedConnections(t, c.world)
+	c.nodeA.IP("route", "del", "default")
+	c.nodeA.IP("-6", "route", "del", "default")
+	if out, err := c.nodeA.Command("nft", "flush", "ruleset"); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
 	c.wantState(t, before)
 }
 

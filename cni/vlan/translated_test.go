@@ -4,70 +4,157 @@ package vlan
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// A container calls a port of its node that leads elsewhere, such as a NodePort, and a container
-// of package wire on the same node calls it by an address that leads to it, such as a Service's.
-// The answers must come to the node, which translates them back: the server sees the node where
-// the container talks to others past it, and where it does not, the caller.
+// What the node translates, as kube-proxy does for Services and NodePorts: who answers, and which
+// source the server sees. Answers must come to the node, which translates them back. So a
+// server sees the node where the container talks to others past it, and else the caller.
 func TestTranslatedConnections(t *testing.T) {
-	const port = 30080
-	test := func(t *testing.T, w *world) {
-		a, beside := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("beside", "10.0.70.6", "2001:db8:70::6")
-		// Of another pool, on the uplink itself.
-		beside.spec.Addresses = []api.Address{
-			{Address: netip.MustParseAddr("10.0.80.6"), Subnet: netip.MustParsePrefix("10.0.80.0/24"), Gateway: netip.MustParseAddr("10.0.60.1")},
-			{Address: netip.MustParseAddr("2001:db8:80::6"), Subnet: netip.MustParsePrefix("2001:db8:80::/64"), Gateway: netip.MustParseAddr("2001:db8:60::1")},
+	eachType(t, translatedConnections)
+}
+
+// Ports: that of every server, and NodePorts that lead to the servers.
+const (
+	servicePort = 30080 + iota
+	portToSame
+	portToNode
+	portToOther
+	portToClient
+	portToSelf
+)
+
+// nobody is what is seen where no answer comes.
+const nobody = ""
+
+func translatedConnections(t *testing.T, w *world) {
+	a, same, beside := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("same", "10.0.70.7", "2001:db8:70::7"), w.pod("beside", "10.0.80.6", "2001:db8:80::6")
+	// Of another pool, on the uplink itself.
+	for i, gateway := range []string{"10.0.60.1", "2001:db8:60::1"} {
+		b := &beside.spec.Addresses[i]
+		b.VLAN, b.Gateway = 0, netip.MustParseAddr(gateway)
+		b.Subnet = netip.PrefixFrom(b.Address, b.Subnet.Bits()).Masked()
+	}
+	if w.config.Bridge != "" {
+		beside.spec.Uplink = w.config.Bridge
+	}
+	sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1") // as kube-proxy needs it
+	// Where the kernel has bridge filters, the node would translate also what passes its bridges.
+	for _, family := range []string{"iptables", "ip6tables"} {
+		key := "net/bridge/bridge-nf-call-" + family
+		if _, err := os.Stat("/proc/sys/" + key); err == nil {
+			sysctl(t, w.nodeA, key, "0")
 		}
-		if w.config.Bridge != "" {
-			beside.spec.Uplink = w.config.Bridge
+	}
+	for _, p := range []*pod{a, same} {
+		// As on a node that filters strictly, which new namespaces inherit.
+		sysctl(t, p.Host, "net/ipv4/conf/all/rp_filter", "1")
+		sysctl(t, p.Host, "net/ipv4/conf/default/rp_filter", "1")
+		w.setup(w.nodeA, p)
+		w.route(p, w.nodeA)
+	}
+	d := w.drivers[w.nodeA]
+	w.nodeA.Run(func() error {
+		_, err := d.wirer.Setup(beside.spec.Spec)
+		return errors.Join(err, netnstest.Masquerade())
+	})
+	defer w.nodeA.Run(func() error {
+		return errors.Join(d.Teardown(a.spec), d.Teardown(same.spec), d.wirer.Teardown(beside.spec.Spec))
+	})
+	for _, h := range []*netnstest.Host{a.Host, same.Host, beside.Host, w.nodeA, w.nodeB, w.client} {
+		if h != nil {
+			serve(t, h, servicePort)
 		}
-		sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1") // as kube-proxy needs it
-		w.setup(w.nodeA, a)
-		w.route(a, w.nodeA)
-		w.nodeA.Run(func() error { _, err := w.drivers[w.nodeA].wirer.Setup(beside.spec.Spec); return err })
-		serve(t, w.client, port)
-		serve(t, a.Host, port)
-		for _, f := range []struct{ node, client, own, service, beside string }{
-			{"10.0.60.11", "10.0.70.50", "10.0.70.5", "10.96.0.1", "10.0.80.6"},
-			{"2001:db8:60::11", "2001:db8:70::50", "2001:db8:70::5", "2001:db8:96::1", "2001:db8:80::6"},
-		} {
-			w.nodeA.Run(func() error {
-				return errors.Join(netnstest.Redirect(f.node, port, f.client), netnstest.Redirect(f.service, port, f.own))
-			})
-			for _, c := range []struct {
-				what string
-				from *netnstest.Host
-				to   string
-				want string
-			}{
-				{"a port of its node", a.Host, f.node, f.own},
-				{"a Service, which a container of the same node calls", beside.Host, f.service, f.beside},
-			} {
-				if w.config.Mode != Pure {
-					c.want = f.node
-				}
-				seen, err := ask(c.from, netip.AddrPortFrom(netip.MustParseAddr(c.to), port))
-				if err != nil || seen != c.want {
-					t.Errorf("%s: the server sees %q, %v, want %s", c.what, seen, err, c.want)
-				}
+	}
+	for _, f := range []translatedFamily{
+		{"10.0.60.11", "10.0.60.12", "10.0.70.50", "10.0.70.5", "10.0.70.7", "10.0.80.6", "10.96.0.%d"},
+		{"2001:db8:60::11", "2001:db8:60::12", "2001:db8:70::50", "2001:db8:70::5", "2001:db8:70::7", "2001:db8:80::6", "2001:db8:96::%d"},
+	} {
+		for i, to := range []string{f.same, f.node, f.other, f.client, f.own, f.beside} {
+			w.nodeA.Run(func() error { return netnstest.RedirectPort(f.serviceTo(i), servicePort, to, servicePort) })
+		}
+		for port, to := range map[uint16]string{portToSame: f.same, portToNode: f.node, portToOther: f.other, portToClient: f.client, portToSelf: f.own} {
+			w.nodeA.Run(func() error { return netnstest.RedirectPort(f.node, port, to, servicePort) })
+		}
+		for _, c := range w.translatedCases(f, a, beside) {
+			if c.from == nil {
+				continue
+			}
+			seen, err := ask(c.from, netip.AddrPortFrom(netip.MustParseAddr(c.to), c.port), c.want != nobody)
+			if seen != c.want || (err == nil) != (c.want != nobody) {
+				t.Errorf("%s, %s port %d: the server sees %q, %v, want %q", c.what, c.to, c.port, seen, err, c.want)
 			}
 		}
 	}
-	for _, name := range []string{"macvlan", "bridge"} {
-		c := networkTypes[name]
-		t.Run(name, func(t *testing.T) {
-			netnstest.NeedLinks(t, c.needs...)
-			test(t, newWorld(t, c.Config, c.vlan))
-		})
+}
+
+// translatedFamily has the addresses of one family: of the container's node, another one and a
+// client; of the container, one of its network type on its node, and one of package wire there;
+// and of Services.
+type translatedFamily struct{ node, other, client, own, same, beside, service string }
+
+// serviceTo returns the address of the Service of a number.
+func (f translatedFamily) serviceTo(i int) string { return fmt.Sprintf(f.service, i+1) }
+
+type translatedCase struct {
+	what string
+	from *netnstest.Host
+	to   string
+	port uint16
+	want string
+}
+
+func (w *world) translatedCases(f translatedFamily, a, beside *pod) []translatedCase {
+	// What a container's server sees, and what one elsewhere sees of a container, where the
+	// node translates: of one of package wire, and of the network type.
+	seen, elsewhere, fromBeside := f.node, f.node, f.node
+	if w.config.Mode == Pure {
+		seen, elsewhere, fromBeside = f.own, f.own, f.beside
+	}
+	// By a Service: the container's packets pass its node's translation only where the node
+	// routes for it.
+	service := struct{ same, node, other, self, beside string }{nobody, nobody, nobody, nobody, nobody}
+	switch {
+	case w.config.Mode == Pure:
+		service = struct{ same, node, other, self, beside string }{f.own, f.own, f.own, f.node, f.own}
+	case w.config.IPvlanMode == L3S:
+		service = struct{ same, node, other, self, beside string }{f.node, f.own, f.own, f.node, f.own}
+	case w.config.IPvlanMode == L3:
+		// Answers from elsewhere come to the container past the node.
+		service = struct{ same, node, other, self, beside string }{f.node, f.own, nobody, f.node, f.own}
+	}
+	// The kernel gives packets from the uplink to an l3s link before the node can masquerade them.
+	outside := f.node
+	if w.config.IPvlanMode == L3S && w.vlan == 0 {
+		outside = f.client
+	}
+	var other *netnstest.Host
+	if w.nodeB != nil {
+		other = a.Host
+	}
+	return []translatedCase{
+		{"a Service with an endpoint of the same type and node", a.Host, f.serviceTo(0), servicePort, service.same},
+		{"a Service with an endpoint on the node itself", a.Host, f.serviceTo(1), servicePort, service.node},
+		{"a Service with an endpoint on another node", other, f.serviceTo(2), servicePort, service.other},
+		{"a Service with an endpoint elsewhere in the pool's network", a.Host, f.serviceTo(3), servicePort, service.other},
+		{"a Service with itself as the endpoint", a.Host, f.serviceTo(4), servicePort, service.self},
+		{"a Service with an endpoint of package wire on the node", a.Host, f.serviceTo(5), servicePort, service.beside},
+		{"a NodePort of its node to its type and node", a.Host, f.node, portToSame, seen},
+		{"a NodePort of its node to the node", a.Host, f.node, portToNode, f.own},
+		{"a NodePort of its node to another node", other, f.node, portToOther, elsewhere},
+		{"a NodePort of its node to the pool's network", a.Host, f.node, portToClient, elsewhere},
+		{"a NodePort of its node to itself", a.Host, f.node, portToSelf, f.node},
+		{"a Service, which a container of package wire of the node calls", beside.Host, f.serviceTo(4), servicePort, fromBeside},
+		{"a NodePort, which a client outside calls", w.client, f.node, portToSelf, outside},
+		{"a NodePort, which the node itself calls", w.nodeA, f.node, portToSelf, f.node},
 	}
 }
 
@@ -89,9 +176,12 @@ func serve(t *testing.T, h *netnstest.Host, port int) {
 	}()
 }
 
-// ask returns what a server answers.
-func ask(from *netnstest.Host, to netip.AddrPort) (string, error) {
-	const patience = 20 * time.Second
+// ask returns what a server answers; it waits longer where an answer is expected.
+func ask(from *netnstest.Host, to netip.AddrPort, expected bool) (string, error) {
+	patience := time.Second
+	if expected {
+		patience = 20 * time.Second
+	}
 	var answer []byte
 	err := from.Try(func() error {
 		conn, err := net.DialTimeout("tcp", to.String(), patience)

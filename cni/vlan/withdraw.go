@@ -272,16 +272,26 @@ func hostRoutes(addr netip.Addr) ([]netlink.Route, error) {
 func deleteTables(match func(table int) bool) error {
 	var errs []error
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := netlinksafe.RuleList(family)
+		rules, err := ownRules(family)
 		if err != nil {
-			return fmt.Errorf("list rules: %w", err)
+			return err
+		}
+		// Rules to the main table go first, so that none is left alone.
+		kept := map[netip.Prefix]bool{}
+		for _, r := range rules {
+			if isOurTable(r.Table) && !match(r.Table) {
+				kept[rtnl.PrefixOf(r.Src)] = true
+			}
 		}
 		for _, r := range rules {
-			if r.Protocol != rtnl.Protocol || r.Priority != priority || !isOurTable(r.Table) || !match(r.Table) {
-				continue
+			if r.Table == unix.RT_TABLE_MAIN && !kept[rtnl.PrefixOf(r.Src)] {
+				errs = append(errs, rtnl.DeleteRule(r))
 			}
-			r.Family = family
-			errs = append(errs, rtnl.DeleteRule(r))
+		}
+		for _, r := range rules {
+			if isOurTable(r.Table) && match(r.Table) {
+				errs = append(errs, rtnl.DeleteRule(r))
+			}
 		}
 		filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: rtnl.Protocol}
 		routes, err := netlinksafe.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)

@@ -4,28 +4,46 @@ package wire
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Answer makes the node answer ARP or neighbour solicitations for an address on the link. The
 // kernel does so only while it has a route to the address through another link, which is
-// host. It is for network types that lead an address to a container in another way.
-func (w *Wirer) Answer(host, link netlink.Link, addr netip.Addr) error {
-	family := rtnl.FamilyOf(addr)
+// host. It is for network types that lead an address to a container in another way. Where the
+// node's reverse path filter would drop the requests, they have netfilter.ArrivalMark, and the
+// caller has a rule for it.
+func (w *Wirer) Answer(host, link netlink.Link, a api.Address) error {
+	family := rtnl.FamilyOf(a.Address)
 	if err := w.forward(host, link, family); err != nil {
+		return err
+	}
+	if err := w.acceptReversePath(link, networkOf(a, link.Attrs())); err != nil {
 		return err
 	}
 	if err := w.answerAtOnce(link, family); err != nil {
 		return err
 	}
-	return proxy{addr: addr, link: link.Attrs().Index}.add()
+	return proxy{addr: a.Address, link: link.Attrs().Index}.add()
+}
+
+// CheckAnswer returns ErrNotWired or ErrSysctl where the node does not answer for the address
+// on the link.
+func (w *Wirer) CheckAnswer(link netlink.Link, a api.Address) error {
+	proxies, err := listProxies(rtnl.FamilyOf(a.Address))
+	if err == nil && !slices.Contains(proxies, proxy{addr: a.Address, link: link.Attrs().Index}) {
+		err = fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, link.Attrs().Name)
+	}
+	return errors.Join(err, w.checkReversePath(link, networkOf(a, link.Attrs())))
 }
 
 // Sources lists what the pods on the node may send from, for a caller that makes the table of

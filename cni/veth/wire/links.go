@@ -92,6 +92,21 @@ func (w *Wirer) sources() ([]netfilter.Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	uplinks, err := AnsweredOn()
+	if err != nil {
+		return nil, err
+	}
+	var all []netfilter.Source
+	for _, l := range links {
+		for _, addr := range l.Addresses {
+			all = append(all, netfilter.Source{Link: l.Name, Address: addr, Uplink: uplinks[addr]})
+		}
+	}
+	return all, nil
+}
+
+// AnsweredOn returns, by IPv4 address, the name of the link on which the node answers for it.
+func AnsweredOn() (map[netip.Addr]string, error) {
 	proxies, err := listProxies(unix.AF_INET)
 	if err != nil {
 		return nil, err
@@ -109,13 +124,7 @@ func (w *Wirer) sources() ([]netfilter.Source, error) {
 		}
 		uplinks[p.addr] = names[p.link]
 	}
-	var all []netfilter.Source
-	for _, l := range links {
-		for _, addr := range l.Addresses {
-			all = append(all, netfilter.Source{Link: l.Name, Address: addr, Uplink: uplinks[addr]})
-		}
-	}
-	return all, nil
+	return uplinks, nil
 }
 
 // Remove removes one host end and all that belongs to it.

@@ -110,13 +110,18 @@ type hostPlan struct {
 	proxy      proxy
 }
 
+// networkOf returns the network of an address.
+func networkOf(a api.Address, uplink *netlink.LinkAttrs) poolNetwork {
+	return poolNetwork{link: uplink.Name, index: uplink.Index, subnet: a.Subnet.Masked(), gateway: a.Gateway}
+}
+
 // planHost computes the node's side of an address. host is a link index, mac is the pod's.
 func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.HardwareAddr) hostPlan {
 	family, single := rtnl.FamilyOf(a.Address), rtnl.SinglePrefix(a.Address)
 	plan := hostPlan{
 		addr:     a.Address,
 		podNeigh: netlink.Neigh{LinkIndex: host, Family: family, State: netlink.NUD_PERMANENT, IP: a.Address.AsSlice(), HardwareAddr: mac},
-		network:  poolNetwork{link: uplink.Name, index: uplink.Index, subnet: a.Subnet.Masked(), gateway: a.Gateway},
+		network:  networkOf(a, uplink),
 		proxy:    proxy{addr: a.Address, link: uplink.Index},
 	}
 	for _, table := range []int{podsTable, unix.RT_TABLE_MAIN} {

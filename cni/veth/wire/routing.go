@@ -395,7 +395,7 @@ func (k *routing) sweep() error {
 func isNetworkTable(table int) bool { return table&tableMask == networkTables && table != podsTable }
 
 func sameRule(a, b netlink.Rule) bool {
-	return a.Priority == b.Priority && a.Table == b.Table && a.Protocol == b.Protocol && a.IifName == b.IifName && a.Invert == b.Invert &&
+	return a.Priority == b.Priority && a.Table == b.Table && a.Protocol == b.Protocol && a.IifName == b.IifName && a.OifName == b.OifName && a.Invert == b.Invert &&
 		a.SuppressPrefixlen == b.SuppressPrefixlen && a.Mark == b.Mark && maskOf(a) == maskOf(b) && sourceOf(a) == sourceOf(b) && rtnl.PrefixOf(a.Dst) == rtnl.PrefixOf(b.Dst)
 }
 
