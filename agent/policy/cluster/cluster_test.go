@@ -198,15 +198,28 @@ func (w *world) expect(what string, policies, namespaces, pods []string) {
 	synctest.Wait()
 	w.sink.compare(what)
 	slices.Sort(policies)
-	for kind, c := range map[string]struct{ got, want []string }{
-		"policies":   {slices.Sorted(maps.Keys(w.sink.policies)), policies},
-		"namespaces": {slices.Sorted(maps.Keys(w.sink.namespaces)), namespaces},
-		"pods":       {slices.Sorted(maps.Keys(w.sink.pods)), pods},
-	} {
-		if !slices.Equal(c.got, c.want) {
-			w.Errorf("%s: %s %q, want %q", what, kind, c.got, c.want)
+	w.cluster.Do(func() {
+		for kind, c := range map[string]struct{ got, want []string }{
+			"policies":   {slices.Sorted(maps.Keys(w.sink.policies)), policies},
+			"namespaces": {slices.Sorted(maps.Keys(w.sink.namespaces)), namespaces},
+			"pods":       {slices.Sorted(maps.Keys(w.sink.pods)), pods},
+		} {
+			if !slices.Equal(c.got, c.want) {
+				w.Errorf("%s: %s %q, want %q", what, kind, c.got, c.want)
+			}
 		}
-	}
+	})
+}
+
+// policy returns in which form the sink was told a policy.
+func (w *world) policy(name string) (generation int64) {
+	w.cluster.Do(func() { generation = w.sink.policies[name] })
+	return generation
+}
+
+func (w *world) pod(name string) (pod policy.Pod) {
+	w.cluster.Do(func() { pod = w.sink.pods[name] })
+	return pod
 }
 
 // mirror is a sink that repeats the cluster from what it is told.
@@ -398,7 +411,7 @@ func TestPolicyWaitsForPods(t *testing.T) {
 		w.networkPolicies.Add(allowing("bank", "brief"))
 		w.networkPolicies.Delete(allowing("bank", "brief"))
 		w.expect("pods are being read", []string{"bank/deny", "shop/deny"}, bothNamespaces, ownPods)
-		if got := w.sink.policies["shop/deny"]; got != 1 {
+		if got := w.policy("shop/deny"); got != 1 {
 			w.Errorf("the policy is told in its form %d before its pods are known", got)
 		}
 		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
@@ -411,7 +424,7 @@ func TestPolicyWaitsForPods(t *testing.T) {
 			w.Error(err)
 		}
 		w.expect("pods are read", []string{"bank/deny", "shop/allow", "shop/deny"}, bothNamespaces, allPods)
-		if got := w.sink.policies["shop/deny"]; got != 2 {
+		if got := w.policy("shop/deny"); got != 2 {
 			w.Errorf("the policy is told in its form %d", got)
 		}
 	})
@@ -448,7 +461,7 @@ func TestOutage(t *testing.T) {
 		}
 		w.after(2 * time.Minute)
 		w.expect("after it", []string{"shop/allow"}, []string{"shop"}, []string{"shop/here", "shop/there"})
-		if got := w.sink.pods["shop/there"]; got.UID != "another" {
+		if got := w.pod("shop/there"); got.UID != "another" {
 			w.Errorf("the replaced pod is %+v", got)
 		}
 	})
@@ -544,7 +557,7 @@ func TestEnsure(t *testing.T) {
 			w.namespaces.Modify(space.DeepCopy())
 		}
 		w.expect("bound", []string{"shop/allow"}, spaces, withIt)
-		if got := w.sink.pods["new/web"].Addresses; !slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.0.0.7")}) || w.cluster.store.ahead != nil {
+		if got := w.pod("new/web").Addresses; !slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.0.0.7")}) || w.cluster.store.ahead != nil {
 			w.Errorf("addresses %v, ahead %v", got, w.cluster.store.ahead)
 		}
 		w.pods.Delete(bound)
