@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+// envStorm makes TestPolicyStorm the long one.
+const envStorm = "BERTH_TEST_POLICY_STORM"
+
+// storm changes policies, pods and namespaces by chance.
+type storm struct {
+	cast
+	*rand.Rand
+	n          *node
+	namespaces []string
+	policies   []bool
+	pods       []*corev1.Pod
+	local      []*container
+	runs       []bool
+	changes    map[string]int
+}
+
+// TestPolicyStorm: while many policies and pods change at once for a while, and the agent is
+// killed now and then, it keeps up; what is in the kernel in the end is what an agent computes that
+// knows nothing but the end.
+func TestPolicyStorm(t *testing.T) {
+	if os.Getenv(envStorm) == "" {
+		onlyAsked(t)
+	}
+	policies, pods, local, length := 100, 50, 6, 5*time.Second
+	if os.Getenv(envStorm) != "" {
+		policies, pods, local, length = 1000, 460, 40, time.Minute
+	}
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("BERTH_TEST_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("BERTH_TEST_SEED=%d", seed)
+	network := newNetwork(t)
+	s := &storm{
+		cast: newCast(t), Rand: rand.New(rand.NewPCG(seed, 0)), n: network.newNode(t, "storm", "10.0.60.11", "-v=2"),
+		namespaces: []string{"default"}, policies: make([]bool, policies), pods: make([]*corev1.Pod, pods), changes: map[string]int{},
+	}
+	for range 3 {
+		namespace, err := shared.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "storm-"}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.namespaces = append(s.namespaces, namespace.Name)
+	}
+	t.Cleanup(s.clear)
+	for i := range local {
+		s.local = append(s.local, s.pod(s.n, s.color(), fmt.Sprint("local-", i), ""))
+	}
+	s.runs = make([]bool, local)
+
+	over := time.NewTimer(length)
+	defer over.Stop()
+	for raging := true; raging; {
+		select {
+		case <-over.C:
+			raging = false
+		default:
+			s.change()
+		}
+	}
+	t.Logf("changes in %s: %v", length, s.changes)
+	s.settle()
+	got := tableIn(t, s.n.Host)
+
+	// The same, by an agent that sees only the end.
+	s.n.kill()
+	if out, err := s.n.Command("nft", "delete", "table", "inet", policyTable); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s.n.start()
+	eventually(t, func() error {
+		if diff := cmp.Diff(tableIn(t, s.n.Host), got); diff != "" {
+			return fmt.Errorf("the table after the storm is another one than the table computed anew (-anew +after):\n%s", diff)
+		}
+		return nil
+	})
+	for i, runs := range s.runs {
+		if runs {
+			s.n.mustDel(s.local[i])
+		}
+	}
+}
+
+// colors are the values of the label by which policies select.
+var colors = []string{"red", "green", "blue", "white"}
+
+func (s *storm) color() string { return colors[s.IntN(len(colors))] }
+
+func (s *storm) namespace() string { return s.namespaces[s.IntN(len(s.namespaces))] }
+
+func (s *storm) must(what string, err error) {
+	s.t.Helper()
+	if err != nil && !apierrors.IsNotFound(err) {
+		s.t.Fatalf("%s: %v", what, err)
+	}
+	s.changes[what]++
+}
+
+// change does one thing.
+func (s *storm) change() {
+	s.t.Helper()
+	switch dice := s.IntN(100); {
+	case dice < 45:
+		s.changePolicy(s.IntN(len(s.policies)))
+	case dice < 90:
+		s.changePod(s.IntN(len(s.pods)))
+	case dice < 97:
+		s.changeLocal(s.IntN(len(s.local)))
+	case dice < 99 || s.IntN(10) > 0:
+		name := s.namespaces[1+s.IntN(len(s.namespaces)-1)]
+		namespace, err := shared.kube.CoreV1().Namespaces().Get(s.t.Context(), name, metav1.GetOptions{})
+		if err == nil {
+			namespace.Labels["team"] = s.color()
+			_, err = shared.kube.CoreV1().Namespaces().Update(s.t.Context(), namespace, metav1.UpdateOptions{})
+		}
+		s.must("namespace labelled", err)
+	default:
+		s.n.kill()
+		s.n.start()
+		s.must("agent killed", nil)
+	}
+}
+
+func (s *storm) changePolicy(i int) {
+	s.t.Helper()
+	api, name := shared.kube.NetworkingV1().NetworkPolicies("default"), fmt.Sprintf("%s-%d", s.name, i)
+	if s.policies[i] && s.IntN(3) == 0 {
+		s.policies[i] = false
+		s.must("policy deleted", api.Delete(s.t.Context(), name, metav1.DeleteOptions{}))
+		return
+	}
+	object := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: s.spec()}
+	if s.policies[i] {
+		_, err := api.Update(s.t.Context(), object, metav1.UpdateOptions{})
+		s.must("policy changed", err)
+		return
+	}
+	s.policies[i] = true
+	_, err := api.Create(s.t.Context(), object, metav1.CreateOptions{})
+	s.must("policy made", err)
+}
+
+func (s *storm) spec() networkingv1.NetworkPolicySpec {
+	spec := networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: s.role(s.color())}}
+	peers := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: s.role(s.color())}}}
+	if s.IntN(2) == 0 {
+		peers[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: labels{"team": s.color()}}
+	}
+	if s.IntN(4) == 0 {
+		peers = append(peers, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{
+			CIDR: "192.0.0.0/16", Except: []string{fmt.Sprintf("192.0.%d.0/24", s.IntN(256))},
+		}})
+	}
+	var ports []networkingv1.NetworkPolicyPort
+	switch s.IntN(3) {
+	case 0:
+		ports = []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromInt(1 + s.IntN(1000)))}}
+	case 1:
+		ports = []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromString("web")), Protocol: ptr.To(corev1.ProtocolTCP)}}
+	}
+	if s.IntN(2) == 0 {
+		letsIn(ports, peers...)(&spec)
+	} else {
+		letsOut(ports, peers...)(&spec)
+	}
+	return spec
+}
+
+func (s *storm) changePod(i int) {
+	s.t.Helper()
+	pod := s.pods[i]
+	if pod == nil {
+		object := podObject("elsewhere", fmt.Sprintf("%s-%d", s.name, i))
+		object.Namespace, object.Labels = s.namespace(), s.role(s.color())
+		object.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "web", ContainerPort: int32(8000 + s.IntN(3))}}
+		made, err := shared.kube.CoreV1().Pods(object.Namespace).Create(s.t.Context(), object, metav1.CreateOptions{})
+		s.must("pod made", err)
+		s.pods[i] = tell(s.t, made, s.address(i))
+		return
+	}
+	api := shared.kube.CoreV1().Pods(pod.Namespace)
+	switch s.IntN(4) {
+	case 0:
+		s.pods[i] = nil
+		s.must("pod deleted", api.Delete(s.t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	case 1:
+		s.pods[i] = tell(s.t, pod, s.address(i))
+		s.must("pod has another address", nil)
+	default:
+		pod.Labels = maps.Clone(s.role(s.color()))
+		changed, err := api.Update(s.t.Context(), pod, metav1.UpdateOptions{})
+		s.must("pod labelled", err)
+		s.pods[i] = changed
+	}
+}
+
+// address is one of four of a pod, which some other pod may have for a moment too.
+func (s *storm) address(i int) string {
+	return fmt.Sprintf("10.20.%d.%d", (i+s.IntN(4))/250, 1+(i+s.IntN(4))%250)
+}
+
+func (s *storm) changeLocal(i int) {
+	s.t.Helper()
+	s.runs[i] = !s.runs[i]
+	if s.runs[i] {
+		_, err := s.n.add(s.local[i])
+		s.must("ADD", err)
+	} else {
+		s.must("DEL", s.n.del(s.local[i]))
+	}
+}
+
+// settle waits until the agent has followed everything: after it has seen the last change of
+// each kind, which is a policy for a pod of a namespace, each made now.
+func (s *storm) settle() {
+	s.t.Helper()
+	if !slices.Contains(s.runs, true) {
+		s.changeLocal(0)
+	}
+	last := s.namespaces[len(s.namespaces)-1]
+	namespace, err := shared.kube.CoreV1().Namespaces().Get(s.t.Context(), last, metav1.GetOptions{})
+	if err == nil {
+		namespace.Labels["last"] = "yes"
+		_, err = shared.kube.CoreV1().Namespaces().Update(s.t.Context(), namespace, metav1.UpdateOptions{})
+	}
+	s.must("last namespace", err)
+	s.remote(last, "last", s.role("last"), "198.51.100.77")
+	s.policy("last", s.all(), letsIn(nil, networkingv1.NetworkPolicyPeer{
+		NamespaceSelector: &metav1.LabelSelector{MatchLabels: labels{"last": "yes"}}, PodSelector: &metav1.LabelSelector{MatchLabels: s.role("last")},
+	}))
+	eventually(s.t, func() error {
+		if !strings.Contains(rules(s.t, s.n.Host), "198.51.100.77") {
+			return errors.New("the agent has not seen the last changes yet")
+		}
+		return nil
+	})
+}
+
+// clear deletes what is left of the storm.
+func (s *storm) clear() {
+	ctx := ctxOf(s.t)
+	for i, there := range s.policies {
+		if there {
+			if err := shared.kube.NetworkingV1().NetworkPolicies("default").Delete(ctx, fmt.Sprintf("%s-%d", s.name, i), metav1.DeleteOptions{}); err != nil {
+				s.t.Error(err)
+			}
+		}
+	}
+	for _, pod := range s.pods {
+		if pod != nil {
+			if err := shared.kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+				s.t.Error(err)
+			}
+		}
+	}
+}
+
+// tableIn is the policies' table of a host, without what the kernel numbers and counts, without
+// the flows that were ended, and in an order that says nothing.
+func tableIn(t *testing.T, h *netnstest.Host) []string {
+	t.Helper()
+	text, err := h.Command("nft", "--json", "list", "table", "inet", policyTable)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var listed struct{ Nftables []map[string]map[string]any }
+	if err := json.Unmarshal([]byte(text), &listed); err != nil {
+		t.Fatal(err)
+	}
+	chains := map[string][]string{}
+	var all []string
+	for _, object := range listed.Nftables {
+		for kind, fields := range object {
+			name, _ := fields["name"].(string)
+			if kind == "metainfo" || kind == "set" && strings.HasPrefix(name, "cut") {
+				continue
+			}
+			raw, err := json.Marshal(plain(fields))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if kind == "rule" {
+				// Rules have an order within their chain.
+				chain, _ := fields["chain"].(string)
+				chains[chain] = append(chains[chain], string(raw))
+				continue
+			}
+			all = append(all, kind+" "+string(raw))
+		}
+	}
+	for chain, rules := range chains {
+		all = append(all, "rules of "+chain+": "+strings.Join(rules, "\n"))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// plain is a value of nft's without handles and counts, and with sorted elements.
+func plain(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		clean := map[string]any{}
+		for key, field := range v {
+			switch key {
+			case "handle", "packets", "bytes", "expires":
+			case "elem":
+				elements, _ := field.([]any)
+				var texts []string
+				for _, element := range elements {
+					raw, _ := json.Marshal(plain(element))
+					texts = append(texts, string(raw))
+				}
+				slices.Sort(texts)
+				clean[key] = texts
+			default:
+				clean[key] = plain(field)
+			}
+		}
+		return clean
+	case []any:
+		var clean []any
+		for _, field := range v {
+			clean = append(clean, plain(field))
+		}
+		return clean
+	}
+	return value
+}
