@@ -61,8 +61,8 @@ test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and
 test-race: ## test-unit under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...
 
-test-api: lab build ## Scheduler and controller on a real API server.
-	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 ./assigner/... ./simulation/... ./policy/... ./scheduler/... # four API servers at once: they wait more than they compute
+test-api: lab build ## Scheduler and controller on a real API server, and the links of the documentation.
+	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 ./assigner/... ./docs/... ./simulation/... ./policy/... ./scheduler/... # four API servers at once: they wait more than they compute
 
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
 	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/

@@ -142,7 +142,7 @@ var codeBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 
 // What the documentation tells users to apply decodes, too.
 func TestDocumentationDecodesStrictly(t *testing.T) {
-	pages, err := filepath.Glob("../docs/*.md")
+	pages, err := filepath.Glob("../docs/*/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func ofPrometheus(t *testing.T, text []byte) bool {
 	return len(content.ScrapeConfigs) > 0 || strings.HasPrefix(content.APIVersion, "monitoring.coreos.com/")
 }
 
-// docs/monitoring.md finds the programs by this label and this port; the kubelet's
+// docs/how-to/monitoring.md finds the programs by this label and this port; the kubelet's
 // probes are answered there, too.
 func TestProgramsAreServed(t *testing.T) {
 	programs := 0

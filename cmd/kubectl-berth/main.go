@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Kubectl-berth is a plugin of kubectl: put on the PATH, its commands are
-// "kubectl berth …". See ../../docs/operations.md for backup and restore,
-// ../../docs/migration.md for import-galaxy.
+// "kubectl berth …". See ../../docs/how-to/operations.md for backup and restore,
+// ../../docs/how-to/migration.md for import-galaxy.
 package main
 
 import (

@@ -5,7 +5,7 @@
 // number is its replicas plus spare ones: as many pods as its update strategy starts
 // before it ends others. Another pod waits until a pod of the workload gives its
 // addresses back, so after any update the pods are on the same addresses.
-// docs/release.md has the rule for users.
+// docs/explanation/release.md has the rule for users.
 //
 // The scheduler uses it to decide which pods wait, the reclaimer to decide which
 // addresses without a pod are kept. All functions are pure.

@@ -26,7 +26,7 @@
 // FloatingIP of such an address, the reclaimer creates a new one for the cooldown.
 // An address that a host outside of the cluster has ([v1alpha1.FloatingIP.InConflict]) stays
 // without an owner until that ends, or somebody deletes the FloatingIP.
-// docs/release.md says when each kind of workload wants an address ([workload.wants]
+// docs/explanation/release.md says when each kind of workload wants an address ([workload.wants]
 // here) in every situation.
 //
 // Of addresses that any of its pods can take, an owner keeps those with pods first, then

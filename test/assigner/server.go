@@ -3,7 +3,7 @@
 // Package assigner is a small external assigner, as a pattern for one of your
 // own and for Berth's tests. [Server] speaks the protocol and keeps its promises;
 // [Network] is what it moves addresses in, and [Memory] an imitation of one.
-// docs/assigner.md tells the rest.
+// docs/how-to/assigner.md tells the rest.
 package assigner
 
 import (

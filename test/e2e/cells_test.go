@@ -60,7 +60,7 @@ func (s *stage) ofNode(node *lab.Node) []netip.Addr {
 }
 
 // separated says that two pods of one node are of network types that do not reach each other
-// there; see docs/network-types.md.
+// there; see docs/explanation/network-types.md.
 func separated(a, b *member) bool {
 	return a.on(b.node) && a.floating() && b.floating() && (a.kind.onUplink && !b.past() || b.kind.onUplink && !a.past())
 }

@@ -84,7 +84,7 @@ func tokenOf(w *simulation.World, account string) string {
 	return request.Status.Token
 }
 
-// bindMetricsReader lets a ServiceAccount read metrics, as docs/monitoring.md says.
+// bindMetricsReader lets a ServiceAccount read metrics, as docs/how-to/monitoring.md says.
 func bindMetricsReader(w *simulation.World, account string) {
 	w.T.Helper()
 	const role = "berth-metrics-reader"
