@@ -3,6 +3,8 @@
 #   make demo    a pod keeps its address through the loss of its node
 #   make test    all tests
 #
+# make help lists all.
+#
 # What ships is built and tested with GOWORK=off, so that no dependency of test/
 # raises a version in it.
 
@@ -12,6 +14,7 @@ CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
 GOLANGCI_LINT  := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GREMLINS       := go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
+GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/plugins berth-vlan:./cni/plugins berth-sriov:./cni/plugins berth-ipam:./cni/plugins berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
@@ -31,9 +34,15 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all build demo lab lab-down test test-unit test-machine test-policy test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate bench lint generate verify clean
+.PHONY: all help build demo lab lab-down test test-unit test-machine test-policy test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
+
+# A target is listed with the text after its ##, below the last ##@.
+help: ## List the targets.
+	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Build and try
 
 build: ## Compile Berth's programs into bin/.
 	@$(foreach p,$(PROGRAMS),echo "go build $(lastword $(subst :, ,$(p)))" && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/$(firstword $(subst :, ,$(p))) $(lastword $(subst :, ,$(p))) &&) true
@@ -47,7 +56,17 @@ lab: ## Build the command that runs clusters: test/bin/lab.
 lab-down: lab ## Take down every cluster, also what a crash left of one.
 	test/bin/lab down --all
 
+clean: ## Remove what was built.
+	rm -rf bin test/bin
+
+##@ Test: all of this must pass
+
 test: lint test-unit test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
+
+lint: ## All of .golangci.yml, both modules.
+	$(GOLANGCI_LINT) fmt --diff
+	$(GOLANGCI_LINT) run ./...
+	cd test && $(GOLANGCI_LINT) run ./...
 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
@@ -55,29 +74,38 @@ test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU; one package alone with PACKAGE=./cni/vlan, and some of its tests with RUN=TestTraffic/ipvlan.
 	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
 
-test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets: what passes, and what the documents of the APIs say.
-	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
-
-test-race: ## test-unit under the race detector.
-	REQUIRE_NETNS=1 $(GOTEST) -race ./...
-
 test-api: lab build ## Scheduler and controller on a real API server, and the links of the documentation.
 	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 ./assigner/... ./docs/... ./simulation/... ./policy/... ./scheduler/... # four API servers at once: they wait more than they compute
-
-test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
-	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
-
-test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of what comes of it.
-	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...
-
-chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; drawn anew each time but for BERTH_CHAOS_SEED.
-	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
 
 test-node: lab build ## Agent, shim and plugins on a real kernel.
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./node/...
 
+test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of what comes of it.
+	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...
+
 test-e2e: lab build ## The lab, and Berth on it.
 	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v ./e2e/...
+
+##@ Generate
+
+generate: ## Deep copies and CRDs from ipam/api, Go code of the external assigner's protocol.
+	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
+	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/crd
+
+verify: generate ## Fail if generated files or go.mod are not up to date.
+	go mod tidy -diff && cd test && go mod tidy -diff
+	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests/crd
+
+##@ Test longer
+
+test-race: ## test-unit under the race detector.
+	REQUIRE_NETNS=1 $(GOTEST) -race ./...
+
+test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets: what passes, and what the documents of the APIs say.
+	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
+
+test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
+	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
 
 test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptables and nftables on the lab, ipvs in the emulated machine.
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
@@ -95,6 +123,9 @@ test-node-policy: lab build ## Policies on a node with a real API server, for po
 test-policy-storm: lab build ## 1,000 policies and 500 pods that change for a minute, and a judge of what the kernel has in the end.
 	cd test && BERTH_TEST_POLICY_STORM=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicyStorm ./node/
 
+chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; drawn anew each time but for BERTH_CHAOS_SEED.
+	cd test && CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_PODS=$(CHAOS_PODS) CHAOS_NODES=$(CHAOS_NODES) CHAOS_STEPS=$(CHAOS_STEPS) go test -count=1 -timeout 12h -v -run TestChaos ./chaos/
+
 fuzz: ## Every fuzz target for FUZZTIME (30s).
 	@for file in $(FUZZ); do for target in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*).*/\1/p' $$file); do \
 		echo "$$target in $$file"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$(dirname $$file) || exit 1; done; done
@@ -103,21 +134,10 @@ mutate: ## Change the code of MUTATE, the pure packages, in small ways: some tes
 	@# Without --exclude-files gremlins would change the packages below each package too.
 	@for package in $(MUTATE); do echo "$$package"; GOFLAGS="$$GOFLAGS -ldflags=-w" $(GREMLINS) unleash --exclude-files / --timeout-coefficient 10 -S lct ./$$package || exit 1; done
 
+vulncheck: ## Vulnerabilities that are known of Go and of the modules, in code that Berth calls.
+	$(GOVULNCHECK) ./...
+
+##@ Measure
+
 bench: ## All benchmarks; BENCH='-small' is a quick look, BENCH_OUT the folder for results.
 	cd test && go build -trimpath -o bin/bench ./bench && BENCH_OUT='$(BENCH_OUT)' bin/bench $(BENCH)
-
-lint: ## All of .golangci.yml, both modules.
-	$(GOLANGCI_LINT) fmt --diff
-	$(GOLANGCI_LINT) run ./...
-	cd test && $(GOLANGCI_LINT) run ./...
-
-generate: ## Deep copies and CRDs from ipam/api, Go code of the external assigner's protocol.
-	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
-	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/crd
-
-verify: generate ## Fail if generated files or go.mod are not up to date.
-	go mod tidy -diff && cd test && go mod tidy -diff
-	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests/crd
-
-clean: ## Remove what was built.
-	rm -rf bin test/bin
