@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -25,15 +24,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
-	"sigs.k8s.io/yaml"
 
-	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
-	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -43,7 +39,7 @@ const kustomization = "kustomization.yaml"
 // not have is an error.
 func decode(text []byte) ([]runtime.Object, error) {
 	all := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensions.AddToScheme, v1alpha1.AddToScheme, admissionv1.AddToScheme, nadv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, apiextensions.AddToScheme, v1alpha1.AddToScheme, admissionv1.AddToScheme} {
 		if err := add(all); err != nil {
 			return nil, err
 		}
@@ -136,57 +132,6 @@ func TestKustomizationHasEveryFile(t *testing.T) {
 			t.Errorf("%s of %s does not name %s", kustomization, dir, name)
 		}
 	}
-}
-
-var codeBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
-
-// What the documentation tells users to apply decodes, too.
-func TestDocumentationDecodesStrictly(t *testing.T) {
-	pages, err := filepath.Glob("../docs/*/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := 0
-	for _, page := range append(pages, "../README.md") {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, block := range codeBlock.FindAllSubmatch(text, -1) {
-			blocks++
-			if ofPrometheus(t, block[1]) {
-				continue
-			}
-			objects, err := decode(block[1])
-			if err != nil {
-				t.Errorf("%s: %v\n%s", page, err, block[1])
-			}
-			for _, object := range objects {
-				if network, ok := object.(*nadv1.NetworkAttachmentDefinition); ok {
-					if _, err := chain.ParseNamed([]byte(network.Spec.Config), network.Name); err != nil {
-						t.Errorf("%s: network %s: %v", page, network.Name, err)
-					}
-				}
-			}
-		}
-	}
-	if blocks == 0 {
-		t.Error("found no YAML in the documentation")
-	}
-}
-
-// ofPrometheus says whether a text configures Prometheus or its operator, of which
-// only the syntax can be checked here.
-func ofPrometheus(t *testing.T, text []byte) bool {
-	t.Helper()
-	var content struct {
-		APIVersion    string `json:"apiVersion"`
-		ScrapeConfigs []any  `json:"scrape_configs"`
-	}
-	if err := yaml.Unmarshal(text, &content); err != nil {
-		return false
-	}
-	return len(content.ScrapeConfigs) > 0 || strings.HasPrefix(content.APIVersion, "monitoring.coreos.com/")
 }
 
 // docs/how-to/monitoring.md finds the programs by this label and this port; the kubelet's
