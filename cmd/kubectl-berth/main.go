@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Kubectl-berth is a plugin of kubectl: put on the PATH, its commands are
-// "kubectl berth …". See ../../docs/how-to/operations.md for backup and restore,
-// ../../docs/how-to/migration.md for import-galaxy.
+// "kubectl berth …". See ../../docs/how-to/kubectl-berth.md. Package main only puts the
+// commands together: there is a package for each noun below this folder.
 package main
 
 import (
@@ -21,13 +21,11 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-)
 
-// Exit codes besides 0.
-const (
-	exitFailed = 1
-	// exitUndecided: done, except items that the user must decide about.
-	exitUndecided = 2
+	"github.com/berth-dev/berth/cmd/kubectl-berth/address"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer"
 )
 
 func main() {
@@ -44,13 +42,15 @@ func run(ctx context.Context, streams genericiooptions.IOStreams, args []string)
 	if err == nil {
 		return 0
 	}
-	var undecided *undecidedError
-	if errors.As(err, &undecided) {
-		fmt.Fprintln(streams.ErrOut, err)
-		return exitUndecided
+	var findings answer.Findings
+	if errors.As(err, &findings) {
+		if text := err.Error(); text != "" {
+			fmt.Fprintln(streams.ErrOut, text)
+		}
+		return answer.Found
 	}
-	fmt.Fprintln(streams.ErrOut, "error:", err)
-	return exitFailed
+	fmt.Fprintln(streams.ErrOut, "error:", cluster.Explain(err))
+	return answer.Failed
 }
 
 func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
@@ -65,8 +65,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetOut(streams.Out)
 	command.SetErr(streams.ErrOut)
 	flags := genericclioptions.NewConfigFlags(true)
-	flags.Namespace = nil // no command is about one namespace
-	flags.AddFlags(command.PersistentFlags())
+	of := cluster.New(flags, command.PersistentFlags())
 	verbosity := newVerbosity()
 	command.PersistentFlags().AddFlag(verbosity)
 	command.PersistentPreRun = func(*cobra.Command, []string) {
@@ -77,7 +76,15 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		// Show the API server's warnings to the user; client-go would log them.
 		rest.SetDefaultWarningHandler(rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true}))
 	}
-	command.AddCommand(newBackup(flags, streams), newRestore(flags, streams), newImportGalaxy(flags, streams))
+	command.AddGroup(&cobra.Group{ID: "look", Title: "To look:"}, &cobra.Group{ID: "move", Title: "To save and move:"})
+	add := func(group string, commands ...*cobra.Command) {
+		for _, each := range commands {
+			each.GroupID = group
+			command.AddCommand(each)
+		}
+	}
+	add("look", address.NewWho(of, streams))
+	add("move", transfer.NewBackup(flags, streams), transfer.NewRestore(flags, streams), transfer.NewImportGalaxy(flags, streams))
 	return command
 }
 

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 )
 
 // What the program prints where it cannot work.
@@ -31,7 +33,8 @@ func TestWithoutCluster(t *testing.T) {
 		args  []string
 		lines []string // what each begins with
 	}{
-		{"no cluster", []string{"--server=" + down.URL}, []string{refused}},
+		{"no cluster", []string{"--server=" + down.URL}, []string{refused + "cannot reach the API server " + down.URL + " (connection refused): check --context"}},
+		{"no cluster configured", nil, []string{refused + "no cluster is configured: set KUBECONFIG, or name a file with --kubeconfig"}},
 		{"no kubeconfig", []string{"--kubeconfig=" + filepath.Join(t.TempDir(), "none")}, []string{"error: read the API server's address and credentials: "}},
 		{"a wrong flag", []string{"--orphans=eat"}, []string{"error: --orphans: "}},
 		{"the API server warns", []string{"--server=" + warns.URL}, []string{"Warning: this will be gone soon", refused}},
@@ -43,8 +46,8 @@ func TestWithoutCluster(t *testing.T) {
 			var stdout, stderr strings.Builder
 			command.Stdout, command.Stderr = &stdout, &stderr
 			var exit *exec.ExitError
-			if err := command.Run(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed {
-				t.Errorf("it ended with %v, want exit code %d", err, exitFailed)
+			if err := command.Run(); !errors.As(err, &exit) || exit.ExitCode() != answer.Failed {
+				t.Errorf("it ended with %v, want exit code %d", err, answer.Failed)
 			}
 			lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n")
 			same := len(lines) == len(test.lines) && stdout.String() == ""

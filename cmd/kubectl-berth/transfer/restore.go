@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package transfer
 
 import (
 	"bytes"
@@ -53,7 +53,8 @@ type restoreOptions struct {
 	workers int
 }
 
-func newRestore(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
+// NewRestore returns the command restore.
+func NewRestore(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
 	options := &restoreOptions{keepFor: 24 * time.Hour, workers: 16}
 	command := &cobra.Command{
 		Use:     "restore FILE",
@@ -121,7 +122,7 @@ func (o *restoreOptions) run(ctx context.Context, config *genericclioptions.Conf
 	}
 	printSummary(streams.Out, made, o.apply, keptUntil(made, input.KeepUntil))
 	if n := made.Undecided(); n > 0 {
-		return &undecidedError{n}
+		return undecided(n)
 	}
 	return nil
 }

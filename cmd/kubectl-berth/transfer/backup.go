@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package transfer
 
 import (
 	"context"
@@ -35,7 +35,8 @@ const backupExamples = `  # To a file (on failure no incomplete file is left)
   # To stdout, for another program
   kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
 
-func newBackup(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
+// NewBackup returns the command backup.
+func NewBackup(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
 	output := "yaml"
 	command := &cobra.Command{
 		Use:     "backup",

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package transfer
 
 import (
 	"bytes"
-	"context"
 	"flag"
 	"os"
 	"path/filepath"
@@ -17,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -178,24 +176,4 @@ func FuzzReadFile(f *testing.F) {
 			t.Fatalf("%q is read as %+v, %v and as %+v, %v", text, first, errFirst, second, errSecond)
 		}
 	})
-}
-
-// Mistakes in the command line are named and the exit code is 1.
-func TestUsage(t *testing.T) {
-	for _, test := range []struct{ args, want string }{
-		{"--orphans=keep", `error: --orphans: "keep" is neither skip nor reserve`},
-		{"-o name", `error: --output: "name" is neither yaml nor json`},
-		{"-o yaml --apply", "error: --output prints the objects, --apply creates them: choose one"},
-		{"--workers 0", "error: --workers: 0 is not between 1 and 256"},
-		{"--claim-namespace front=", `error: --claim-namespace: "front"="": write POOL=NAMESPACE`},
-		{"--bogus", "error: unknown flag: --bogus"},
-		{"more", `error: unknown command "more" for "kubectl berth import-galaxy"`},
-		{"-f /nowhere", "error: read Galaxy's state: open /nowhere: no such file or directory"},
-	} {
-		streams, _, out, errOut := genericiooptions.NewTestIOStreams()
-		code := run(context.Background(), streams, append([]string{"import-galaxy"}, strings.Fields(test.args)...))
-		if got := strings.TrimSpace(errOut.String()); code != 1 || got != test.want || out.Len() > 0 {
-			t.Errorf("%s: exit code %d, output %q, errors\n%q, want\n%q", test.args, code, out, got, test.want)
-		}
-	}
 }

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package transfer
 
 import (
 	"bytes"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/backup"
@@ -120,25 +118,5 @@ func TestWriteFile(t *testing.T) {
 	}
 	if left, err := filepath.Glob(name + ".*"); err != nil || len(left) > 0 {
 		t.Errorf("left are %q (%v)", left, err)
-	}
-}
-
-func TestRestoreUsage(t *testing.T) {
-	pods := filepath.Join(t.TempDir(), "pods.yaml")
-	if err := os.WriteFile(pods, []byte("# mine\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: web}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for args, want := range map[string]string{
-		"restore": "error: accepts 1 arg(s), received 0",
-		"restore /nowhere --keep-for=0 --workers=0": "error: --keep-for: 0s is less than 1s\n--workers: 0 is not between 1 and 256",
-		"restore /nowhere":                          "error: read the backup: open /nowhere: no such file or directory",
-		"restore " + pods:                           "error: read the backup: document 2: v1 Pod web: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs, or lists of them",
-		"backup more":                               `error: unknown command "more" for "kubectl berth backup"`,
-	} {
-		streams, _, out, errOut := genericiooptions.NewTestIOStreams()
-		code := run(t.Context(), streams, strings.Fields(args))
-		if got := strings.TrimSpace(errOut.String()); code != exitFailed || got != want || out.Len() > 0 {
-			t.Errorf("%s: exit code %d, output %q, errors\n%q, want\n%q", args, code, out, got, want)
-		}
 	}
 }

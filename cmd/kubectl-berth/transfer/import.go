@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package transfer
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/galaxy/migrate"
 )
@@ -62,7 +63,8 @@ type importOptions struct {
 	output             string
 }
 
-func newImportGalaxy(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
+// NewImportGalaxy returns the command import-galaxy.
+func NewImportGalaxy(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
 	options := &importOptions{
 		configMapNamespace: "kube-system",
 		configMapName:      "floatingip-config",
@@ -134,13 +136,9 @@ func validateWorkers(n int) error {
 	return nil
 }
 
-// undecidedError says that all went well, except items that the user must decide about.
-type undecidedError struct {
-	items int
-}
-
-func (e *undecidedError) Error() string {
-	return fmt.Sprintf("Items that need a decision: %d (skip and conflict in the plan).", e.items)
+// undecided says that all went well, except items that the user must decide about.
+func undecided(items int) error {
+	return answer.Findings(fmt.Sprintf("Items that need a decision: %d (skip and conflict in the plan).", items))
 }
 
 func (o *importOptions) run(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) error {
@@ -181,7 +179,7 @@ func (o *importOptions) run(ctx context.Context, config *genericclioptions.Confi
 	}
 	printSummary(out, plan, o.apply, fromGalaxy(plan))
 	if n := plan.Undecided(); n > 0 {
-		return &undecidedError{n}
+		return undecided(n)
 	}
 	return nil
 }

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package address
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/standing"
+)
+
+const whoLong = `Says who has an address: pod, node, owner and since when. If nobody has it, says of
+which pool it is and why pods get it or not.
+
+IPv6 may be written in any spelling. Users who may not read FloatingIPs learn of the
+addresses of the pods that they may read, in the namespace of -n.`
+
+const whoExamples = `  # Who has this address?
+  kubectl berth who 10.0.70.12
+
+  # Several, and the names of the objects
+  kubectl berth who 10.0.70.12 2001:DB8:0::7 -o name
+
+  # Follow it
+  kubectl berth who 10.0.70.12 -w`
+
+type whoOptions struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	format *answer.Format
+	watch  bool
+}
+
+// NewWho returns the command who.
+func NewWho(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &whoOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	command := &cobra.Command{
+		Use:     "who ADDRESS...",
+		Short:   "Says who has an address, or why nobody has",
+		Long:    whoLong,
+		Example: whoExamples,
+		Args:    cobra.MinimumNArgs(1),
+		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args) },
+	}
+	o.AddNamespace(command)
+	o.format.AddFlags(command.Flags())
+	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever the one address changes.")
+	return command
+}
+
+func (o *whoOptions) run(ctx context.Context, args []string) error {
+	var wanted []netip.Addr
+	for _, text := range args {
+		addr, err := standing.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		wanted = append(wanted, addr)
+	}
+	if o.watch && len(wanted) > 1 {
+		return errors.New("--watch follows one address: give one")
+	}
+	if err := o.format.Check(); err != nil {
+		return err
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	look := &look{Cluster: o.Cluster, berth: berth}
+	addresses := make([]Address, 0, len(wanted))
+	for _, addr := range wanted {
+		found, err := look.who(ctx, addr)
+		if err != nil {
+			return err
+		}
+		addresses = append(addresses, found)
+	}
+	if err := o.format.Print(o.Out, answerOf(addresses, time.Now())); err != nil || !o.watch {
+		return err
+	}
+	return o.follow(ctx, berth, wanted[0], look)
+}
+
+// follow prints the address again whenever its FloatingIP changes, until ctx ends.
+func (o *whoOptions) follow(ctx context.Context, berth *client.Client, addr netip.Addr, look *look) error {
+	name := v1alpha1.NameOf(addr)
+	version := look.version
+	return cluster.Follow(ctx, version, func(options metav1.ListOptions) (watch.Interface, error) {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		return berth.FloatingIPs.Watch(ctx, options)
+	}, func(event watch.Event) error {
+		ip, ok := event.Object.(*v1alpha1.FloatingIP)
+		if !ok {
+			return nil
+		}
+		var found Address
+		var err error
+		if event.Type == watch.Deleted {
+			look.pools = nil // as they are now
+			found, err = look.nobody(ctx, addr)
+		} else {
+			found, err = look.of(ctx, ip)
+		}
+		if err != nil {
+			return err
+		}
+		return o.format.Print(o.Out, answerOf([]Address{found}, time.Now()))
+	})
+}
+
+// look looks up addresses. It asks for the pools once, and only if it needs them.
+type look struct {
+	*cluster.Cluster
+	berth *client.Client
+	pools []*v1alpha1.IPPool
+	// version of the last FloatingIP that was read.
+	version string
+}
+
+// who makes one request if somebody has the address.
+func (l *look) who(ctx context.Context, addr netip.Addr) (Address, error) {
+	ip, err := l.berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	switch {
+	case cluster.IsNoSuch(err):
+		return l.nobody(ctx, addr)
+	case cluster.Forbidden(err) != "":
+		return l.ofOwnPods(ctx, addr, err)
+	case err != nil:
+		return Address{}, fmt.Errorf("get the FloatingIP of %s: %w", addr, err)
+	}
+	l.version = ip.ResourceVersion
+	return l.of(ctx, ip)
+}
+
+// of adds to a FloatingIP when its cooldown ends.
+func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP) (Address, error) {
+	found := Of(ip)
+	if found.State != standing.Cooling {
+		return found, nil
+	}
+	if err := l.readPools(ctx); err != nil {
+		return Address{}, err
+	}
+	until := standing.RestsUntil(ip, l.pools)
+	found.Note = coolingNote(until, time.Now())
+	if !until.IsZero() {
+		found.CoolsUntil = &metav1.Time{Time: until}
+	}
+	return found, nil
+}
+
+func (l *look) nobody(ctx context.Context, addr netip.Addr) (Address, error) {
+	if err := l.readPools(ctx); err != nil {
+		return Address{}, err
+	}
+	said := standing.OfNobody(addr, l.pools)
+	return Address{Address: addr.String(), State: said.State, Pool: said.Pool, Note: said.Because}, nil
+}
+
+func (l *look) readPools(ctx context.Context) error {
+	if l.pools != nil {
+		return nil
+	}
+	pools, err := cluster.Pools(ctx, l.berth)
+	l.pools = pools
+	return err
+}
+
+// ofOwnPods is for users who may not read FloatingIPs: it looks at the pods that they may
+// read. The annotation proves nothing, but the scheduler's admission policy keeps it true on
+// bound pods.
+func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (Address, error) {
+	namespace, err := l.Namespace()
+	if err != nil {
+		return Address{}, err
+	}
+	kube, err := l.Kube()
+	if err != nil {
+		return Address{}, err
+	}
+	missing = fmt.Errorf("get the FloatingIP of %s: %w", addr, missing)
+	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return Address{}, missing //nolint:nilerr // it says what matters to the user
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if names, _ := podrequest.NamesOf(pod); pod.Spec.NodeName != "" && slices.Contains(names, v1alpha1.NameOf(addr)) {
+			return ofPod(pod, addr), nil
+		}
+	}
+	return Address{}, fmt.Errorf("no pod that you may read in namespace %s has %s, and for others: %w", namespace, addr, missing)
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package answer prints the answers of commands as kubectl prints objects: as a table, or
+// with -o wide, json, yaml, name, jsonpath and the like. What json and yaml have is of the
+// API version [APIVersion] and documented in docs/how-to/kubectl-berth.md. It also has the exit
+// codes of commands.
+package answer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
+)
+
+// APIVersion of what -o json and -o yaml print. Fields are added, and not renamed or
+// removed, within a version.
+const APIVersion = "cli.berth.dev/v1alpha1"
+
+// Exit codes of the plugin besides 0.
+const (
+	// Failed: the command could not do its work.
+	Failed = 1
+	// Found: the command did its work and found something that the user must act on.
+	Found = 2
+)
+
+// Findings is the error of a command that did its work and found something that the user
+// must act on. It may have no text: the output has said all.
+type Findings string
+
+func (f Findings) Error() string { return string(f) }
+
+// Answer is what a command prints.
+type Answer struct {
+	// Table is for people. Its rows and those of [Answer.Names] need not correspond.
+	Table *Table
+	// Text is for people, after the table or in place of it.
+	Text func(out io.Writer, paint Paint)
+	// Kind and Content are for programs: Content is encoded as a JSON object, to which
+	// APIVersion and Kind are added.
+	Kind    string
+	Content any
+	// Names are the objects of -o name, as resource.group/name.
+	Names []string
+}
+
+// Format is the output format that the user chose.
+type Format struct {
+	print     *genericclioptions.PrintFlags
+	noHeaders bool
+	printed   bool
+}
+
+// NewFormat returns a Format whose flags the command adds with AddFlags.
+func NewFormat() *Format { return &Format{print: genericclioptions.NewPrintFlags("")} }
+
+// forPeople are the values of -o that print the table.
+var forPeople = []string{"", "wide"}
+
+// AddFlags adds -o and --no-headers.
+func (f *Format) AddFlags(flags *pflag.FlagSet) {
+	flags.StringVarP(f.print.OutputFormat, "output", "o", "", "Output format: wide, json, yaml, name, jsonpath=…, jsonpath-file=…, go-template=…, go-template-file=….")
+	flags.BoolVar(&f.noHeaders, "no-headers", false, "Print no headers.")
+	template := f.print.TemplatePrinterFlags
+	flags.StringVar(template.TemplateArgument, "template", "", "Template, or file with it, for -o go-template and jsonpath.")
+	flags.BoolVar(template.AllowMissingKeys, "allow-missing-template-keys", true, "Ignore errors in templates where a field or key is missing.")
+}
+
+// Check refuses a format that does not exist. Commands call it before they ask the
+// cluster.
+func (f *Format) Check() error {
+	_, err := f.printer()
+	return err
+}
+
+// printer returns nil for people and for names, which need none.
+func (f *Format) printer() (printers.ResourcePrinter, error) {
+	if format := *f.print.OutputFormat; slices.Contains(forPeople, format) || format == "name" {
+		return nil, nil
+	}
+	printer, err := f.print.ToPrinter()
+	if genericclioptions.IsNoCompatiblePrinterError(err) {
+		return nil, fmt.Errorf("-o %s: there is no such format: use wide, json, yaml, name, jsonpath=… or go-template=…", *f.print.OutputFormat)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("-o %s: %w", *f.print.OutputFormat, err)
+	}
+	return printer, nil
+}
+
+// ForPeople says whether the output is a table or text.
+func (f *Format) ForPeople() bool { return slices.Contains(forPeople, *f.print.OutputFormat) }
+
+// Print prints an answer. A later one of the same command, of a watch, gets no headers.
+func (f *Format) Print(out io.Writer, a *Answer) error {
+	printer, err := f.printer()
+	switch {
+	case err != nil:
+		return err
+	case printer != nil:
+		object, err := a.object()
+		if err != nil {
+			return err
+		}
+		return wrap(printer.PrintObj(object, out))
+	case !f.ForPeople():
+		for _, name := range a.Names {
+			if _, err := fmt.Fprintln(out, name); err != nil {
+				return wrap(err)
+			}
+		}
+		return nil
+	}
+	return f.printText(out, a)
+}
+
+func (f *Format) printText(out io.Writer, a *Answer) error {
+	if a.Table != nil && len(a.Table.table.Rows) > 0 {
+		options := printers.PrintOptions{Wide: *f.print.OutputFormat == "wide", NoHeaders: f.noHeaders || f.printed}
+		if err := printers.NewTablePrinter(options).PrintObj(&a.Table.table, out); err != nil {
+			return wrap(err)
+		}
+		f.printed = true
+	}
+	if a.Text != nil {
+		a.Text(out, PaintOf(out))
+	}
+	return nil
+}
+
+func wrap(err error) error {
+	if err != nil {
+		return fmt.Errorf("print the answer: %w", err)
+	}
+	return nil
+}
+
+// object returns the content with its API version and kind.
+func (a *Answer) object() (*unstructured.Unstructured, error) {
+	text, err := json.Marshal(a.Content)
+	if err != nil {
+		return nil, fmt.Errorf("encode the answer: %w", err)
+	}
+	object := &unstructured.Unstructured{}
+	if err := json.Unmarshal(text, &object.Object); err != nil || object.Object == nil {
+		return nil, errors.Join(errors.New("encode the answer: it is no JSON object"), err)
+	}
+	object.SetAPIVersion(APIVersion)
+	object.SetKind(a.Kind)
+	return object, nil
+}
+
+// Table is rows below columns.
+type Table struct{ table metav1.Table }
+
+// NewTable returns a table with these columns. Those whose name begins with "+" are for
+// -o wide only.
+func NewTable(columns ...string) *Table {
+	t := &Table{}
+	for _, name := range columns {
+		name, wide := strings.CutPrefix(name, "+")
+		column := metav1.TableColumnDefinition{Name: name, Type: "string"}
+		if wide {
+			column.Priority = 1
+		}
+		t.table.ColumnDefinitions = append(t.table.ColumnDefinitions, column)
+	}
+	return t
+}
+
+// Add adds a row. Empty cells are shown as "-".
+func (t *Table) Add(cells ...any) {
+	for i, cell := range cells {
+		if cell == "" {
+			cells[i] = "-"
+		}
+	}
+	t.table.Rows = append(t.table.Rows, metav1.TableRow{Cells: cells})
+}

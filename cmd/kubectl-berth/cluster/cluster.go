@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster is the cluster that the user chose: its clients, made only when a
+// command asks for one, and what an error of its API server means for the user. It does no
+// discovery, so a command that needs one object makes one request.
+package cluster
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+// Cluster is the cluster that the flags and the kubeconfig choose. Its methods read them
+// when they are called, so after the command line was parsed.
+type Cluster struct {
+	flags     *genericclioptions.ConfigFlags
+	namespace *string
+}
+
+// New returns the cluster that flags choose, and adds all of them but --namespace to
+// the command's persistent flags: see [Cluster.AddNamespace].
+func New(flags *genericclioptions.ConfigFlags, all *pflag.FlagSet) *Cluster {
+	c := &Cluster{flags: flags, namespace: flags.Namespace}
+	flags.Namespace = nil
+	flags.AddFlags(all)
+	flags.Namespace = c.namespace
+	return c
+}
+
+// AddNamespace adds --namespace to a command about pods, claims or workloads. Others have
+// no such flag, so that it is not ignored silently.
+func (c *Cluster) AddNamespace(command *cobra.Command) {
+	command.Flags().StringVarP(c.namespace, "namespace", "n", "", "Namespace of the pod, claim or workload. By default that of the kubeconfig's context.")
+}
+
+// Namespace returns the namespace that the user means.
+func (c *Cluster) Namespace() (string, error) {
+	namespace, _, err := c.flags.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("read the namespace of the kubeconfig's context: %w", err)
+	}
+	return namespace, nil
+}
+
+// Config returns how to reach the API server, with the user's credentials. The caller may
+// modify it.
+func (c *Cluster) Config() (*rest.Config, error) {
+	config, err := c.flags.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's address and credentials: %w", err)
+	}
+	config = rest.CopyConfig(config)
+	config.QPS = -1 // the commands ask little, and the API server limits the rate
+	return config, nil
+}
+
+// Berth returns the client of Berth's objects.
+func (c *Cluster) Berth() (*client.Client, error) {
+	config, err := c.Config()
+	if err != nil {
+		return nil, err
+	}
+	return client.NewForConfig(config)
+}
+
+// Kube returns the client of Kubernetes' objects.
+func (c *Cluster) Kube() (kubernetes.Interface, error) {
+	config, err := c.Config()
+	if err != nil {
+		return nil, err
+	}
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
+	}
+	return kube, nil
+}

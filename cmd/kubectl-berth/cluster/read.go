@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+// Pools lists all pools.
+func Pools(ctx context.Context, berth *client.Client) ([]*v1alpha1.IPPool, error) {
+	list, err := berth.IPPools.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the IPPools: %w", err)
+	}
+	pools := make([]*v1alpha1.IPPool, len(list.Items))
+	for i := range list.Items {
+		pools[i] = &list.Items[i]
+	}
+	return pools, nil
+}
+
+// EachFloatingIP calls do with the FloatingIPs that a field selector selects, all if it is
+// empty. It keeps one page of them in memory.
+func EachFloatingIP(ctx context.Context, berth *client.Client, selector string, do func(*v1alpha1.FloatingIP) error) error {
+	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return berth.FloatingIPs.List(ctx, options)
+	})
+	pages.PageSize = 5000
+	err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, func(object runtime.Object) error {
+		return do(object.(*v1alpha1.FloatingIP))
+	})
+	if err != nil {
+		return fmt.Errorf("list the FloatingIPs: %w", err)
+	}
+	return nil
+}
+
+// Follow calls do with each event after a resource version until ctx ends, which is no
+// error. It watches again when the API server ends a watch.
+func Follow(ctx context.Context, version string, start func(metav1.ListOptions) (watch.Interface, error), do func(watch.Event) error) error {
+	for ctx.Err() == nil {
+		events, err := start(metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true})
+		if err != nil {
+			return unlessEnded(ctx, fmt.Errorf("watch: %w", err))
+		}
+		version, err = relay(events, version, do)
+		events.Stop()
+		if err != nil {
+			return unlessEnded(ctx, err)
+		}
+	}
+	return nil
+}
+
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// relay returns the resource version of the last event.
+func relay(events watch.Interface, version string, do func(watch.Event) error) (string, error) {
+	for event := range events.ResultChan() {
+		switch event.Type {
+		case watch.Error:
+			err := apierrors.FromObject(event.Object)
+			if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Code == http.StatusGone {
+				return "", nil // from now on
+			}
+			return version, fmt.Errorf("watch: %w", err)
+		case watch.Bookmark:
+		default:
+			if err := do(event); err != nil {
+				return version, err
+			}
+		}
+		if object, ok := event.Object.(metav1.Object); ok {
+			version = object.GetResourceVersion()
+		}
+	}
+	return version, nil
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package standing
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+func pool(name, subnet, gateway string, spec v1alpha1.IPPoolSpec) *v1alpha1.IPPool {
+	spec.Subnet, spec.Gateway = subnet, gateway
+	return &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+}
+
+func TestOfNobody(t *testing.T) {
+	all := []*v1alpha1.IPPool{
+		pool("web", "10.0.70.0/24", "10.0.70.1", v1alpha1.IPPoolSpec{Ranges: []string{"10.0.70.0/25"}, Exclude: []string{"10.0.70.9", "10.0.70.16/30"}}),
+		pool("more", "10.0.70.0/24", "", v1alpha1.IPPoolSpec{Ranges: []string{"10.0.70.200-10.0.70.209"}, Disabled: true}),
+		pool("broken", "10.0.80.0/24", "", v1alpha1.IPPoolSpec{Ranges: []string{"10.0.90.1"}}),
+		pool("v6", "2001:db8::/64", "", v1alpha1.IPPoolSpec{Ranges: []string{"2001:db8::1:0/112"}}),
+	}
+	for _, test := range []struct {
+		addr string
+		want Nobody
+	}{
+		{"10.0.70.2", Nobody{Free, "web", "nobody has it; IPPool web can give it to a pod"}},
+		{"10.0.70.203", Nobody{Disabled, "more", "nobody has it, and IPPool more gives no addresses: spec.disabled is true"}},
+		{"10.0.70.9", Nobody{Excluded, "web", "IPPool web does not give it: spec.exclude has 10.0.70.9"}},
+		{"10.0.70.17", Nobody{Excluded, "web", "IPPool web does not give it: spec.exclude has 10.0.70.16/30"}},
+		{"10.0.70.1", Nobody{Gateway, "web", "it is the gateway of IPPool web, and is not given"}},
+		{"10.0.70.0", Nobody{Unusable, "web", "it is the first address of IPPool web's subnet 10.0.70.0/24, and is not given"}},
+		{"10.0.70.255", Nobody{Unusable, "web", "it is the broadcast address of IPPool web's subnet 10.0.70.0/24, and is not given"}},
+		{"10.0.70.150", Nobody{Unlisted, "web", "it is in the subnet 10.0.70.0/24 of IPPool web, but not in its spec.ranges (10.0.70.0/25)"}},
+		{"10.0.80.7", Nobody{Disabled, "broken", "IPPool broken gives no addresses, because it is invalid: spec.ranges[0]: 10.0.90.1 is not inside the subnet 10.0.80.0/24"}},
+		{"2001:db8::1:7", Nobody{Free, "v6", "nobody has it; IPPool v6 can give it to a pod"}},
+		{"2001:db8::", Nobody{Unusable, "v6", "it is the first address of IPPool v6's subnet 2001:db8::/64, and is not given"}},
+		{"10.0.71.2", Nobody{Outside, "", "it is in no IPPool's subnet"}},
+	} {
+		if got := OfNobody(netip.MustParseAddr(test.addr), all); got != test.want {
+			t.Errorf("%s is %+v, want %+v", test.addr, got, test.want)
+		}
+	}
+}
+
+func TestOf(t *testing.T) {
+	now := metav1.Now()
+	for want, spec := range map[State]v1alpha1.FloatingIPSpec{
+		Held:     {Pod: &v1alpha1.PodReference{Name: "a"}, Owner: &v1alpha1.Owner{}},
+		Retained: {Owner: &v1alpha1.Owner{}},
+		Cooling:  {ReleasedAt: &now},
+		Reserved: {Reserved: true, ReleasedAt: &now},
+	} {
+		if got := Of(&v1alpha1.FloatingIP{Spec: spec}); got != want {
+			t.Errorf("state is %s, want %s", got, want)
+		}
+	}
+}
+
+func TestRestsUntil(t *testing.T) {
+	released := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	all := []*v1alpha1.IPPool{pool("web", "10.0.70.0/24", "", v1alpha1.IPPoolSpec{Cooldown: &metav1.Duration{Duration: time.Hour}})}
+	ip := &v1alpha1.FloatingIP{Spec: v1alpha1.FloatingIPSpec{Pool: "web", ReleasedAt: &released}}
+	if got, want := RestsUntil(ip, all), released.Add(time.Hour); !got.Equal(want) {
+		t.Errorf("it rests until %s, want %s", got, want)
+	}
+	ip.Spec.Pool = "gone"
+	if got := RestsUntil(ip, all); !got.IsZero() {
+		t.Errorf("without its pool it rests until %s", got)
+	}
+}
+
+func TestParseAddr(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.0.70.2": "10.0.70.2", "10.0.70.2/24": "10.0.70.2", "::ffff:10.0.70.2": "10.0.70.2",
+		"2001:DB8:0:0::1": "2001:db8::1", "[2001:db8::1]": "2001:db8::1", "2001:db8:0000::0001/64": "2001:db8::1",
+		"2001-0db8-0000-0000-0000-0000-0000-0001": "2001:db8::1",
+	} {
+		if got, err := ParseAddr(text); err != nil || got.String() != want {
+			t.Errorf("%s is read as %s, %v", text, got, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"web-0":               `"web-0" is no address: write one address, such as 10.0.70.2, and not a range`,
+		"10.0.70.2-10.0.70.9": `"10.0.70.2-10.0.70.9" is no address: write one address, such as 10.0.70.2, and not a range`,
+		"10.0.70":             `"10.0.70" is no address: write 10.0.70.2 or 2001:db8::1`,
+		"010.0.70.2":          `"010.0.70.2" is no address: write 10.0.70.2 or 2001:db8::1`,
+		"fe80::1%eth0":        "a floating IP has no zone: write fe80::1",
+	} {
+		if got, err := ParseAddr(text); err == nil || err.Error() != want {
+			t.Errorf("%s is read as %s, %v, want %s", text, got, err, want)
+		}
+	}
+}
