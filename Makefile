@@ -70,6 +70,7 @@ lint: ## All of .golangci.yml, both modules.
 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
+	cd test/helm && CGO_ENABLED=0 $(GOTEST) -trimpath ./...
 
 test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU; one package alone with PACKAGE=./cni/vlan, and some of its tests with RUN=TestTraffic/ipvlan.
 	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
@@ -88,13 +89,15 @@ test-e2e: lab build ## The lab, and Berth on it.
 
 ##@ Generate
 
-generate: ## Deep copies and CRDs from ipam/api, Go code of the external assigner's protocol.
+generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's protocol.
 	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
-	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/crd
+	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/chart/crd
+	cd test/helm && CGO_ENABLED=0 go build -trimpath -o ../bin/render ./render
+	test/bin/render -out manifests
 
 verify: generate ## Fail if generated files or go.mod are not up to date.
 	go mod tidy -diff && cd test && go mod tidy -diff
-	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests/crd
+	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests
 
 ##@ Test longer
 

@@ -109,13 +109,28 @@ func build(ctx context.Context, progress *progress) error {
 }
 
 // BuildProgram builds a program that only some tests need, the package in a folder of this
-// module, into BinDir, where it is missing or out of date. It returns its path.
+// module or of a module below it, into BinDir, where it is missing or out of date. It returns
+// its path.
 func BuildProgram(ctx context.Context, w io.Writer, folder string) (path string, err error) {
+	return buildOne(ctx, w, program{name: strings.ReplaceAll(folder, "/", "-"), pkg: "github.com/berth-dev/berth/test/" + folder, module: ".", source: folder})
+}
+
+// BuildHelm is BuildProgram for Helm's own program, of the version that the module helm pins.
+func BuildHelm(ctx context.Context, w io.Writer) (path string, err error) {
+	return buildOne(ctx, w, program{name: "helm", pkg: "helm.sh/helm/v4/cmd/helm", module: helmModule})
+}
+
+// helmModule is the folder of the module of Helm and what renders with it.
+const helmModule = "helm"
+
+func buildOne(ctx context.Context, w io.Writer, p program) (path string, err error) {
 	bin, err := BinDir()
 	if err != nil {
 		return "", err
 	}
-	p := program{name: strings.ReplaceAll(folder, "/", "-"), pkg: "github.com/berth-dev/berth/test/" + folder, module: ".", source: folder}
+	if strings.HasPrefix(p.source, helmModule+"/") {
+		p.module = helmModule
+	}
 	if os.Getenv(BinEnv) == "" {
 		err = buildInto(ctx, bin, []program{p}, newProgress(w))
 	}

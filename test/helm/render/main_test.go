@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const manifests = "../../../manifests"
+
+// What kubectl applies is what Helm installs.
+func TestManifestsAreRendered(t *testing.T) {
+	out := t.TempDir()
+	if err := run(filepath.Join(manifests, "chart"), out, "", "", io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	err := filepath.WalkDir(out, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		files++
+		name, err := filepath.Rel(out, path)
+		if err != nil {
+			return err
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if have, err := os.ReadFile(filepath.Join(manifests, name)); err != nil || !bytes.Equal(have, want) {
+			t.Errorf("manifests/%s is not what the chart makes: run make generate (%v)", name, err)
+		}
+		return nil
+	})
+	if err != nil || files < 15 {
+		t.Errorf("%d files, %v", files, err)
+	}
+}
+
+// rendered returns what a file of values makes in the namespace network.
+func rendered(t *testing.T, values string) (string, error) {
+	t.Helper()
+	var out strings.Builder
+	err := run(filepath.Join(manifests, "chart"), "", values, "network", &out)
+	return out.String(), err
+}
+
+// Values change what they say, and only that.
+func TestValues(t *testing.T) {
+	tests := []struct {
+		file       string
+		has, lacks []string
+	}{
+		{"", []string{"--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
+			[]string{"berth-system", "berth-cleanup", "--overlay", "hostPID", "--host-root", "name: own-node.berth.dev"}},
+		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
+			[]string{"--overlay-floating-ips", "hostPID"}},
+		{"host-root", []string{"--host-root=/host", "hostPID: true", "SYS_CHROOT]", "--bind-address=127.0.0.1", "host: 127.0.0.1",
+			"--to=/var/lib/rancher/k3s/data/cni]", "--cni-bin-dir=/var/lib/rancher/k3s/data/cni", "--cni-conf-dir=/var/lib/rancher/k3s/agent/etc/cni/net.d"},
+			[]string{"/opt/cni/bin", "path: /etc/cni/net.d", "=$(HOST_IP)"}},
+		{"cleanup", []string{"name: berth-cleanup", "--cni-bin-dir=/usr/libexec/cni", "berth.dev/clean: \"true\"", "name: berth-scheduler"},
+			[]string{"--sysctl-root"}},
+		{"everything", []string{"registry.example.com/mirror/berth/berth-agent:v9.9.9", "registry.example.com/mirror/berth/berth-scheduler@sha256:0123", "imagePullPolicy: Always",
+			"- name: mirror", "replicas: 3", "galaxyAliases: true", "--profiling=false", "memory: 8Gi", "--workers=4", "--host-port-range=30000-31000", "GOMEMLIMIT", "--overlay=vxlan", "--overlay-floating-ips",
+			"maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
+			[]string{"ghcr.io", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
+		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},
+	}
+	seen := map[string]bool{}
+	for _, test := range tests {
+		t.Run(test.file, func(t *testing.T) {
+			file := ""
+			if test.file != "" {
+				file = filepath.Join(manifests, "chart/ci", test.file+".yaml")
+			}
+			seen[file] = true
+			text, err := rendered(t, file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range test.has {
+				if !strings.Contains(text, want) {
+					t.Errorf("no %q in it", want)
+				}
+			}
+			for _, bad := range test.lacks {
+				if strings.Contains(text, bad) {
+					t.Errorf("%q in it", bad)
+				}
+			}
+		})
+	}
+	files, err := filepath.Glob(filepath.Join(manifests, "chart/ci/*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if !seen[file] {
+			t.Errorf("%s is not tested", file)
+		}
+	}
+}
+
+// A wrong value is refused before anything is installed, by its name.
+func TestWrongValues(t *testing.T) {
+	for values, want := range map[string]string{
+		"agnet: {mode: run}":                      "agnet",
+		"agent: {mod: run}":                       "mod",
+		"agent: {mode: remove}":                   "/agent/mode",
+		"scheduler: {replicas: 0}":                "/scheduler/replicas",
+		"scheduler: {args: {galaxyAlias: true}}":  "galaxyAlias",
+		"image: {registry: ghcr.io/berth-dev/}":   "/image/registry",
+		"agent: {digest: sha256:12}":              "/agent/digest",
+		"controller: {extraArgs: [workers=4]}":    "/controller/extraArgs/0",
+		"agent: {cniBinDir: opt/cni/bin}":         "/agent/cniBinDir",
+		"agent: {tolerations: [{operator: Any}]}": "/agent/tolerations/0/operator",
+	} {
+		file := filepath.Join(t.TempDir(), "values.yaml")
+		if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := rendered(t, file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want an error that names %s", values, err, want)
+		}
+	}
+}

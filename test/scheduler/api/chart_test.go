@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"path/filepath"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// The API server accepts what the chart makes of each of its sets of values, every field of it.
+func TestChartIsAccepted(t *testing.T) {
+	t.Parallel()
+	w := simulation.NewWith(t, simulation.Options{System: "network"})
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(w.Kube.Discovery()))
+	chart, err := deploy.Chart()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets, err := filepath.Glob(filepath.Join(chart, "ci", "*.yaml"))
+	if err != nil || len(sets) == 0 {
+		t.Fatalf("%d sets of values: %v", len(sets), err)
+	}
+	for _, values := range append(sets, "") {
+		objects, err := deploy.ChartObjects(w.Ctx, t.Output(), w.System, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(objects) < 20 {
+			t.Errorf("%s makes only %d objects", values, len(objects))
+		}
+		for _, object := range objects {
+			mapping, err := mapper.RESTMapping(object.GroupVersionKind().GroupKind(), object.GroupVersionKind().Version)
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := dynamic.ResourceInterface(w.Dynamic.Resource(mapping.Resource))
+			if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+				if object.GetNamespace() != w.System {
+					t.Errorf("%s: %s %s is in namespace %q", values, object.GetKind(), object.GetName(), object.GetNamespace())
+				}
+				to = w.Dynamic.Resource(mapping.Resource).Namespace(w.System)
+			}
+			dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict, FieldManager: "helm", Force: new(true)}
+			if err := apply(w, to, object, dry); err != nil {
+				t.Errorf("%s: %s %s: %v", values, object.GetKind(), object.GetName(), err)
+			}
+		}
+	}
+}
+
+func apply(w *simulation.World, to dynamic.ResourceInterface, object *unstructured.Unstructured, options metav1.PatchOptions) error {
+	text, err := object.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	_, err = to.Patch(w.Ctx, object.GetName(), types.ApplyPatchType, text, options)
+	return err
+}
