@@ -34,7 +34,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all help build demo lab lab-down test test-unit test-machine test-policy test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all help build demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -61,7 +61,7 @@ clean: ## Remove what was built.
 
 ##@ Test: all of this must pass
 
-test: lint test-unit test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
+test: lint test-unit test-rules test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
 
 lint: ## All of .golangci.yml, both modules.
 	$(GOLANGCI_LINT) fmt --diff
@@ -71,6 +71,9 @@ lint: ## All of .golangci.yml, both modules.
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
 	cd test/helm && CGO_ENABLED=0 $(GOTEST) -trimpath ./...
+
+test-rules: ## When alerts fire, by Debian's promtool, which the first run fetches by the mirrors of the host's apt.
+	cd test && $(GOTESTPROGRAMS) ./monitoring/...
 
 test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on Debian's kernel in QEMU; one package alone with PACKAGE=./cni/vlan, and some of its tests with RUN=TestTraffic/ipvlan.
 	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/

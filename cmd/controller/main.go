@@ -33,8 +33,9 @@ import (
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient" // requests to the API server
-	_ "k8s.io/component-base/metrics/prometheus/workqueue"  // queues
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // which replica leads
+	_ "k8s.io/component-base/metrics/prometheus/restclient"              // requests to the API server
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // queues
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/cmd/internal/monitoring"

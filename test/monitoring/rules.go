@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/test/deploy"
+)
+
+// RulesFile is the file with the alerts, from the root of the repository.
+const RulesFile = "manifests/monitoring/rules.yaml"
+
+// Group is a group of alerts, with the fields of a rule file that are in use.
+type Group struct {
+	Name     string  `json:"name"`
+	Interval string  `json:"interval,omitempty"`
+	Rules    []Alert `json:"rules"`
+}
+
+// Alert is one rule.
+type Alert struct {
+	Alert       string            `json:"alert"`
+	Expr        string            `json:"expr"`
+	For         string            `json:"for,omitempty"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// RuleFile returns the alerts as Prometheus itself reads them: what is below spec in the
+// object for the operator.
+func RuleFile() ([]byte, error) {
+	root, err := deploy.Root()
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(root, RulesFile))
+	if err != nil {
+		return nil, err
+	}
+	_, rules, found := bytes.Cut(text, []byte("\nspec:\n"))
+	if !found {
+		return nil, errors.New(RulesFile + " has no spec")
+	}
+	return rules, nil
+}
+
+// Alerts returns all alerts in the order of the file.
+func Alerts() ([]Alert, error) {
+	text, err := RuleFile()
+	if err != nil {
+		return nil, err
+	}
+	file := struct {
+		Groups []Group `json:"groups"`
+	}{}
+	if err := yaml.UnmarshalStrict(text, &file); err != nil {
+		return nil, fmt.Errorf("%s: %w", RulesFile, err)
+	}
+	var alerts []Alert
+	for _, group := range file.Groups {
+		alerts = append(alerts, group.Rules...)
+	}
+	return alerts, nil
+}
+
+// table renders alerts for docs/how-to/monitoring.md.
+func table(alerts []Alert) string {
+	var b strings.Builder
+	b.WriteString("| alert | severity | fires if |\n|---|---|---|\n")
+	for _, a := range alerts {
+		lasting := ""
+		if a.For != "" {
+			lasting = " for " + a.For
+		}
+		expr := strings.ReplaceAll(a.Expr, "|", `\|`)
+		fmt.Fprintf(&b, "| [%s](runbooks.md#%s) | %s | `%s`%s |\n", a.Alert, strings.ToLower(a.Alert), a.Labels["severity"], expr, lasting)
+	}
+	return b.String()
+}
