@@ -92,15 +92,16 @@ test-e2e: lab build ## The lab, and Berth on it.
 
 ##@ Generate
 
-generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's protocol.
+generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's protocol, pages of docs/reference.
 	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/chart/crd
 	cd test/helm && CGO_ENABLED=0 go build -trimpath -o ../bin/render ./render
 	test/bin/render -out manifests
+	BERTH_GENERATE=1 go test -count=1 -run '^TestReference' ./cmd/...
 
 verify: generate ## Fail if generated files or go.mod are not up to date.
 	go mod tidy -diff && cd test && go mod tidy -diff
-	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests
+	git diff --exit-code -- ipam/api ipam/assigner/v1 manifests docs/reference
 
 ##@ Test longer
 

@@ -111,6 +111,34 @@ func TestMentions(t *testing.T) {
 	}
 }
 
+var metric = regexp.MustCompile(`\bberth_(agent|assigner|claim|fixed_set|pool|reclaim|scheduler)_[a-z_]+[a-z]\b`)
+
+// A metric that a page names exists, or its histogram does.
+func TestMetrics(t *testing.T) {
+	const reference = "docs/reference/metrics.md"
+	known, err := os.ReadFile(filepath.Join(root, reference))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := 0
+	for path := range pages(t) {
+		content, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range metric.FindAllString(string(content), -1) {
+			names++
+			of := regexp.MustCompile("_(bucket|count|sum)$").ReplaceAllString(name, "")
+			if !strings.Contains(string(known), "`"+name+"`") && !strings.Contains(string(known), "`"+of+"` | histogram") {
+				t.Errorf("%s: no metric %s in %s", path, name, reference)
+			}
+		}
+	}
+	if names < 50 {
+		t.Errorf("found %d names of metrics only", names)
+	}
+}
+
 func TestParse(t *testing.T) {
 	page, err := parse("a.md", []byte("# The `a-b` of *C*, 2 & 3\n\n## Links\n\nSee [b](b.md#x)\nand ![c](c.svg).\n\n| a |\n|---|\n| [d](d.md) |\n\n## Links\n\n```yaml extra\na: [b](no.md)\n```\n"))
 	if err != nil {

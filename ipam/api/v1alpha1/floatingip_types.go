@@ -221,10 +221,16 @@ type Network struct {
 // controller at the top of the pod's chain of owners, or the pod itself if it has
 // no controller.
 type Owner struct {
+	// apiVersion of the owner, such as apps/v1.
+	//
 	// +kubebuilder:validation:MaxLength=253
 	APIVersion string `json:"apiVersion"`
+	// kind of the owner, such as StatefulSet.
+	//
 	// +kubebuilder:validation:MaxLength=63
 	Kind string `json:"kind"`
+	// namespace of the owner, by name.
+	//
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 	// namespaceUID is the UID of the namespace. A namespace that is deleted and
@@ -234,6 +240,8 @@ type Owner struct {
 	//
 	// +optional
 	NamespaceUID types.UID `json:"namespaceUID,omitempty"`
+	// name of the owner.
+	//
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
@@ -281,9 +289,12 @@ func IsClaim(apiVersion, kind string) bool {
 
 // PodReference identifies a pod. Its namespace is the owner's.
 type PodReference struct {
+	// name of the pod.
+	//
 	// +kubebuilder:validation:MaxLength=253
-	Name string    `json:"name"`
-	UID  types.UID `json:"uid"`
+	Name string `json:"name"`
+	// uid of the pod.
+	UID types.UID `json:"uid"`
 }
 
 // FloatingIPList is a list of FloatingIPs.
