@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/reclaim"
+)
+
+// Options of an audit.
+type Options struct {
+	// Grace is how long something must be wrong, without a change, to be a finding. Berth
+	// itself needs some time after each change.
+	Grace time.Duration
+	// Agents says whether the agents of the nodes are looked at, too. Namespace is theirs.
+	Agents    bool
+	Namespace string
+	// Progress is called with the number of objects of a kind that are listed so far, and may
+	// be nil. It is called concurrently.
+	Progress func(what string, n int)
+}
+
+// Auditor looks for what does not fit.
+type Auditor struct {
+	clients reclaim.Clients
+	options Options
+}
+
+// New returns an Auditor.
+func New(clients reclaim.Clients, options Options) *Auditor {
+	if options.Progress == nil {
+		options.Progress = func(string, int) {}
+	}
+	return &Auditor{clients, options}
+}
+
+// Report is what an audit found.
+type Report struct {
+	// Findings in the order of their codes.
+	Findings []Finding
+	// Unknown says what could not be found out, and why.
+	Unknown []string
+	// Addresses, Pods and Pools count what was compared. Pods are those with addresses.
+	Addresses, Pods, Pools int
+}
+
+// looks is how often suspects are looked at again within the grace.
+const looks = 5
+
+// Run looks at everything once, and at suspects again until they are gone or have lasted for
+// the grace. An error says that not everything could be read. Blocking.
+func (a *Auditor) Run(ctx context.Context) (*Report, error) {
+	// Watches of custom kinds of workloads end with the audit.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	o, err := a.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	suspects, unknown, err := a.look(ctx, o, nil)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	for len(suspects) > 0 && time.Since(began) < a.options.Grace {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(min(a.options.Grace/looks+time.Millisecond, time.Until(began.Add(a.options.Grace)))):
+		}
+		if o, err = a.renew(ctx, o, suspects); err != nil {
+			return nil, err
+		}
+		var again []Finding
+		if again, unknown, err = a.look(ctx, o, suspects); err != nil {
+			return nil, err
+		}
+		suspects = lasting(suspects, again)
+	}
+	return &Report{
+		Findings: sorted(suspects), Unknown: unknown,
+		Addresses: len(o.FloatingIPs.ListKeys()), Pods: len(o.Pods.ListKeys()), Pools: len(o.IPPools.ListKeys()),
+	}, nil
+}
+
+// lasting returns the findings that follow from the same state as a suspect did.
+func lasting(suspects, again []Finding) []Finding {
+	before := map[string]bool{}
+	for _, suspect := range suspects {
+		before[suspect.key] = true
+	}
+	return slices.DeleteFunc(again, func(f Finding) bool { return !before[f.key] })
+}
+
+// look returns what does not fit. Of addresses that should have been freed it only looks at
+// those of suspects, unless that is nil. Blocking.
+func (a *Auditor) look(ctx context.Context, o *objects, suspects []Finding) (found []Finding, unknown []string, err error) {
+	found = compare(o, time.Now())
+	var ips []*v1alpha1.FloatingIP
+	if suspects == nil {
+		for _, object := range o.FloatingIPs.List() {
+			ips = append(ips, object.(*v1alpha1.FloatingIP))
+		}
+	}
+	for _, suspect := range suspects {
+		if suspect.Objects[0].Kind != "FloatingIP" {
+			continue
+		}
+		if object, exists, _ := o.FloatingIPs.GetByKey(suspect.Objects[0].Name); exists {
+			ips = append(ips, object.(*v1alpha1.FloatingIP))
+		}
+	}
+	more, unknown, err := a.rehearse(ctx, o, ips)
+	return append(found, more...), unknown, err
+}
+
+// workers is the number of addresses that are decided about at the same time: each may need
+// requests to the API server.
+const workers = 16
+
+func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.FloatingIP) (found []Finding, unknown []string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	rehearsal := reclaim.Rehearse(a.clients, o.Caches)
+	defer rehearsal.Close()
+	defer cancel()
+	var (
+		group sync.WaitGroup
+		mu    sync.Mutex
+		next  atomic.Int64
+		errs  []error
+		rules = map[string]int{}
+	)
+	for range min(workers, len(ips)) {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(ips) {
+					return
+				}
+				deed, err := rehearsal.Of(ctx, ips[i].Name)
+				if err == nil && deed == reclaim.Nothing {
+					continue
+				}
+				mu.Lock()
+				var forbidden *customkind.ForbiddenError
+				switch f, ok := rehearsed(o, ips[i], deed, err); {
+				case errors.As(err, &forbidden):
+					rules[forbidden.Error()]++
+				case isPassing(err):
+					errs = append(errs, err)
+					cancel()
+				case ok:
+					found = append(found, f)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	for rule, n := range rules {
+		unknown = append(unknown, fmt.Sprintf("whether %d addresses are still wanted: %s", n, rule))
+	}
+	slices.Sort(unknown)
+	return found, unknown, errors.Join(errs...)
+}
+
+// isPassing says whether an error is of this process's way to the API server, and not of an
+// owner that cannot be read.
+func isPassing(err error) bool {
+	return err != nil && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || errors.Is(err, context.Canceled) ||
+		apierrors.ReasonForError(err) == "" && !errors.Is(err, customkind.ErrMoved))
+}

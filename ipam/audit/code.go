@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit
+
+// Code names a kind of finding. Codes are stable: scripts and alerts may name them.
+type Code string
+
+// The codes. B1 is about addresses, B2 about pods, B3 about pools, B4 about nodes, B5 about
+// the wire.
+const (
+	PodGone      Code = "B101"
+	OwnerGone    Code = "B102"
+	RestOverdue  Code = "B103"
+	WrongNode    Code = "B104"
+	Undetached   Code = "B105"
+	PoolGone     Code = "B106"
+	OutsidePool  Code = "B107"
+	NodeGone     Code = "B108"
+	NodeOutside  Code = "B109"
+	InConflict   Code = "B110"
+	OwnerUnknown Code = "B111"
+	Outdated     Code = "B112"
+
+	NotRecorded Code = "B201"
+	TwoPods     Code = "B202"
+	OtherPodIPs Code = "B203"
+	TooFew      Code = "B204"
+
+	PoolInvalid  Code = "B301"
+	PoolsOverlap Code = "B302"
+	StaleStatus  Code = "B303"
+
+	NoAgent       Code = "B401"
+	AgentNotReady Code = "B402"
+
+	NoAnswer    Code = "B501"
+	OtherMAC    Code = "B502"
+	SeveralMACs Code = "B503"
+	Unexpected  Code = "B504"
+)
+
+// Meaning is what a code says, for tables.
+type Meaning struct {
+	Code Code
+	Text string
+}
+
+// Meanings has every code, in order.
+func Meanings() []Meaning {
+	return []Meaning{
+		{PodGone, "the pod that has the address is gone or finished, and the address was not released"},
+		{OwnerGone, "the address is kept, and its owner is gone or does not keep it any more"},
+		{RestOverdue, "the cooldown of the address is over, and it was not freed"},
+		{WrongNode, "the FloatingIP names another node than its pod is on"},
+		{Undetached, "no pod has the address, and the external assigner has not detached it"},
+		{PoolGone, "the pool of the address is gone, and no other has the address"},
+		{OutsidePool, "the address is outside of the ranges of its pool"},
+		{NodeGone, "the node of the address does not exist"},
+		{NodeOutside, "the pool of the address does not serve the node that the address is on"},
+		{InConflict, "a host outside of the cluster has the address"},
+		{OwnerUnknown, "the owner of the address cannot be read, so the address is kept"},
+		{Outdated, "the record of the address is out of date"},
+		{NotRecorded, "a pod is bound with an address that is not recorded for it"},
+		{TwoPods, "two pods have the same address"},
+		{OtherPodIPs, "the IPs of a pod are not the addresses that it is bound with"},
+		{TooFew, "a pod is bound with fewer addresses than it requests"},
+		{PoolInvalid, "the pool cannot be used as it is written"},
+		{PoolsOverlap, "the pool lists addresses that an older pool has"},
+		{StaleStatus, "the status of the pool is not that of its addresses"},
+		{NoAgent, "there are addresses on a node without an agent"},
+		{AgentNotReady, "there are addresses on a node whose agent is not Ready"},
+		{NoAnswer, "nobody answers for the address on the network"},
+		{OtherMAC, "somebody else answers for the address on the network"},
+		{SeveralMACs, "several answer for the address on the network"},
+		{Unexpected, "somebody answers for an address that no pod has"},
+	}
+}

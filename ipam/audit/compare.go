@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/poolstatus"
+	"github.com/berth-dev/berth/ipam/reclaim"
+)
+
+// annotationNetworks names a pod's networks beside the first. Its floating IPs may be on one
+// of them, and then its podIPs are others.
+const annotationNetworks = "k8s.v1.cni.cncf.io/networks"
+
+// objects are what was listed.
+type objects struct {
+	*reclaim.Caches
+	// agents are the agents' pods; nil if they were not asked for.
+	agents cache.Indexer
+	// namespace of Berth's programs.
+	namespace string
+}
+
+// comparison compares objects at one time.
+type comparison struct {
+	*objects
+	now      time.Time
+	pools    []*v1alpha1.IPPool
+	ips      []*v1alpha1.FloatingIP
+	snapshot *pools.Snapshot
+	findings []Finding
+	// reaches caches the reach of nodes, homes the names of pools in the snapshot.
+	reaches map[string]*pools.Reach
+}
+
+// compare returns what does not fit, besides what a rehearsal says. Pure.
+func compare(o *objects, now time.Time) []Finding {
+	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}}
+	for _, object := range o.IPPools.List() {
+		c.pools = append(c.pools, object.(*v1alpha1.IPPool))
+	}
+	for _, object := range o.FloatingIPs.List() {
+		c.ips = append(c.ips, object.(*v1alpha1.FloatingIP))
+	}
+	c.snapshot = pools.Compile(c.pools)
+	c.comparePools()
+	for _, ip := range c.ips {
+		c.compareAddress(ip)
+	}
+	c.comparePods()
+	if o.agents != nil {
+		c.compareAgents()
+	}
+	return c.findings
+}
+
+func (c *comparison) add(f Finding, state ...string) {
+	var key strings.Builder
+	fmt.Fprint(&key, f.Code, " ", f.Address)
+	for _, object := range f.Objects {
+		fmt.Fprint(&key, " ", object.Kind, "/", object.Namespace, "/", object.Name, "/", object.UID)
+	}
+	for _, text := range state {
+		fmt.Fprint(&key, " ", text)
+	}
+	f.key = key.String()
+	c.findings = append(c.findings, f)
+}
+
+func (c *comparison) comparePools() {
+	stale := poolstatus.Stale(c.pools, c.snapshot, c.ips, c.now)
+	for _, pool := range c.pools {
+		object := Object{Kind: "IPPool", Name: pool.Name, UID: string(pool.UID)}
+		generation := fmt.Sprint(pool.Generation)
+		if err := c.snapshot.Invalid(pool.Name); err != nil {
+			c.add(Finding{
+				Code: PoolInvalid, Objects: []Object{object}, Command: "kubectl edit ippool " + pool.Name,
+				Text: fmt.Sprintf("pool %s cannot be used: %v", pool.Name, err),
+			}, generation)
+		}
+		if overlaps := c.snapshot.Overlaps(pool.Name); len(overlaps) > 0 {
+			c.add(Finding{
+				Code: PoolsOverlap, Objects: []Object{object, {Kind: "IPPool", Name: overlaps[0].With}}, Command: "kubectl describe ippool " + pool.Name,
+				Text: fmt.Sprintf("pool %s lists %s, which the older pool %s has%s", pool.Name, overlaps[0].Range, overlaps[0].With, andMore(len(overlaps)-1, "ranges")),
+			}, generation)
+		}
+		if differ, ok := stale[pool.Name]; ok {
+			// A status that is written anew at each look is being kept.
+			c.add(Finding{
+				Code: StaleStatus, Objects: []Object{object}, Command: controllerLogs(c.namespace),
+				Text: fmt.Sprintf("the status of pool %s does not fit its addresses: %s", pool.Name, differ),
+			}, pool.ResourceVersion)
+		}
+	}
+}
+
+func andMore(n int, what string) string {
+	if n < 1 {
+		return ""
+	}
+	return fmt.Sprintf(", and %d more %s", n, what)
+}
+
+func controllerLogs(namespace string) string {
+	return fmt.Sprintf("kubectl -n %s logs deployment/berth-controller --all-pods", namespace)
+}
+
+func addressOf(ip *v1alpha1.FloatingIP) Object {
+	return Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID)}
+}
+
+func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
+	addr, err := v1alpha1.AddrOf(ip.Name)
+	if err != nil {
+		return // The CRD's validation admits no such object.
+	}
+	spec, object := &ip.Spec, addressOf(ip)
+	home, isHome := c.snapshot.Home(addr)
+	if !isHome && spec.Pool != "" {
+		_, exists, _ := c.IPPools.GetByKey(spec.Pool)
+		pool := Object{Kind: "IPPool", Name: spec.Pool}
+		if exists && c.snapshot.Invalid(spec.Pool) == nil {
+			c.add(Finding{
+				Code: OutsidePool, Address: spec.Address, Objects: []Object{object, pool}, Command: "kubectl berth pool " + spec.Pool,
+				Text: fmt.Sprintf("%s, %s, is not in the ranges of its pool %s, nor of another", spec.Address, state(spec), spec.Pool),
+			})
+		} else if !exists {
+			c.add(Finding{
+				Code: PoolGone, Address: spec.Address, Objects: []Object{object, pool}, Command: "kubectl berth who " + spec.Address,
+				Text: fmt.Sprintf("%s, %s, is of pool %s, which does not exist, and no other pool has it", spec.Address, state(spec), spec.Pool),
+			})
+		}
+	}
+	if ip.InConflict() {
+		c.add(Finding{
+			Code: InConflict, Address: spec.Address, Objects: []Object{object}, Command: "kubectl describe floatingip " + ip.Name,
+			Text: fmt.Sprintf("%s: %s", spec.Address, conflictOf(ip)),
+		})
+	}
+	if spec.Node == "" || spec.Pod == nil {
+		return
+	}
+	node, exists, _ := c.Nodes.GetByKey(spec.Node)
+	switch {
+	case !exists:
+		c.add(Finding{
+			Code: NodeGone, Address: spec.Address, Objects: []Object{object, {Kind: "Node", Name: spec.Node}}, Command: "kubectl get node " + spec.Node,
+			Text: fmt.Sprintf("%s, %s, is on node %s, which does not exist", spec.Address, state(spec), spec.Node),
+		}, ip.ResourceVersion)
+	case isHome && !slices.Contains(c.reach(node.(*v1.Node)).Positions(), home):
+		pool := c.snapshot.Pools()[home].Name
+		c.add(Finding{
+			Code: NodeOutside, Address: spec.Address, Objects: []Object{object, {Kind: "Node", Name: spec.Node}, {Kind: "IPPool", Name: pool}},
+			Command: "kubectl berth pool " + pool,
+			Text:    fmt.Sprintf("%s, %s, is on node %s, which pool %s does not serve", spec.Address, state(spec), spec.Node, pool),
+		}, ip.ResourceVersion)
+	}
+}
+
+// state says in a few words who has an address.
+func state(spec *v1alpha1.FloatingIPSpec) string {
+	switch {
+	case spec.Reserved:
+		return "reserved"
+	case spec.Pod != nil && spec.Owner != nil:
+		return fmt.Sprintf("of pod %s/%s", spec.Owner.Namespace, spec.Pod.Name)
+	case spec.Owner != nil:
+		return fmt.Sprintf("kept for %s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+	case spec.ReleasedAt != nil:
+		return "cooling down"
+	}
+	return "of nobody"
+}
+
+func conflictOf(ip *v1alpha1.FloatingIP) string {
+	for _, condition := range ip.Status.Conditions {
+		if condition.Type == v1alpha1.FloatingIPConflict {
+			return condition.Message
+		}
+	}
+	return ""
+}
+
+func (c *comparison) reach(node *v1.Node) *pools.Reach {
+	if reach := c.reaches[node.Name]; reach != nil {
+		return reach
+	}
+	var addresses []netip.Addr
+	for _, address := range node.Status.Addresses {
+		if addr, err := netip.ParseAddr(address.Address); err == nil && address.Type == v1.NodeInternalIP {
+			addresses = append(addresses, addr.Unmap())
+		}
+	}
+	reach := c.snapshot.Reach(addresses, labels.Set(node.Labels))
+	c.reaches[node.Name] = reach
+	return reach
+}
+
+func podOf(pod *v1.Pod) Object {
+	return Object{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID)}
+}
+
+func isFinished(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// comparePods compares the pods that are bound and not finished with the addresses.
+func (c *comparison) comparePods() {
+	var pods []*v1.Pod
+	for _, object := range c.Pods.List() {
+		if pod := object.(*v1.Pod); pod.Spec.NodeName != "" && !isFinished(pod) && !pod.Spec.HostNetwork {
+			pods = append(pods, pod)
+		}
+	}
+	having := map[netip.Addr][]*v1.Pod{}
+	for _, pod := range pods {
+		for _, addr := range addressesOf(pod) {
+			having[addr] = append(having[addr], pod)
+		}
+	}
+	for _, pod := range pods {
+		c.comparePod(pod, having)
+	}
+	for addr, several := range having {
+		if len(several) < 2 {
+			continue
+		}
+		slices.SortFunc(several, func(a, b *v1.Pod) int {
+			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+		})
+		var objects []Object
+		var names []string
+		for _, pod := range several {
+			objects = append(objects, podOf(pod))
+			names = append(names, fmt.Sprintf("%s/%s on %s", pod.Namespace, pod.Name, pod.Spec.NodeName))
+		}
+		c.add(Finding{
+			Code: TwoPods, Address: addr.String(), Objects: append(objects, Object{Kind: "FloatingIP", Name: v1alpha1.NameOf(addr)}), Command: "kubectl berth who " + addr.String(),
+			Text: fmt.Sprintf("%s is the address of %d pods: %s", addr, len(several), strings.Join(names, ", ")),
+		})
+	}
+}
+
+// addressesOf returns the floating IPs that a pod is bound with and, if it has a request for
+// any, its IPs.
+func addressesOf(pod *v1.Pod) []netip.Addr {
+	var addrs []netip.Addr
+	names, _ := podrequest.NamesOf(pod)
+	for _, name := range names {
+		if addr, err := v1alpha1.AddrOf(name); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	for _, ip := range pod.Status.PodIPs {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil && !slices.Contains(addrs, addr) {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+func (c *comparison) comparePod(pod *v1.Pod, having map[netip.Addr][]*v1.Pod) {
+	names, err := podrequest.NamesOf(pod)
+	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
+	if requested, _ := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec); err != nil || int64(len(names)) < requested {
+		text := fmt.Sprintf("pod %s/%s on %s requests %d addresses, and its annotation %s names %d", pod.Namespace, pod.Name, pod.Spec.NodeName, requested, v1alpha1.AnnotationFloatingIPs, len(names))
+		if err != nil {
+			text += fmt.Sprintf(": %v", err)
+		}
+		c.add(Finding{Code: TooFew, Objects: []Object{podOf(pod)}, Command: about, Text: text}, strings.Join(names, ","))
+	}
+	bound := map[netip.Addr]bool{}
+	for _, name := range names {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			continue
+		}
+		bound[addr] = true
+		object, exists, _ := c.FloatingIPs.GetByKey(name)
+		record, version := "has no FloatingIP", ""
+		if exists {
+			ip := object.(*v1alpha1.FloatingIP)
+			if ip.Spec.Pod != nil && ip.Spec.Pod.UID == pod.UID {
+				continue
+			}
+			record, version = "is "+state(&ip.Spec), ip.ResourceVersion
+			if ip.Spec.Pod != nil && ip.Spec.Pod.Name == pod.Name && ip.Spec.Owner != nil && ip.Spec.Owner.Namespace == pod.Namespace {
+				record = fmt.Sprintf("is of an earlier pod of that name (UID %s)", ip.Spec.Pod.UID)
+			}
+		}
+		if len(having[addr]) > 1 && !exists {
+			continue // TwoPods says it.
+		}
+		c.add(Finding{
+			Code: NotRecorded, Address: addr.String(), Objects: []Object{podOf(pod), {Kind: "FloatingIP", Name: name}}, Command: "kubectl berth who " + addr.String(),
+			Text: fmt.Sprintf("pod %s/%s on %s is bound with %s, which %s", pod.Namespace, pod.Name, pod.Spec.NodeName, addr, record),
+		}, version)
+	}
+	if len(names) == 0 {
+		return
+	}
+	_, networks := pod.Annotations[annotationNetworks]
+	var other []string
+	for _, ip := range pod.Status.PodIPs {
+		addr, err := netip.ParseAddr(ip.IP)
+		if err != nil || bound[addr] {
+			continue
+		}
+		if _, ours := c.snapshot.Home(addr); networks && !ours {
+			continue
+		}
+		other = append(other, ip.IP)
+	}
+	if len(other) > 0 {
+		c.add(Finding{
+			Code: OtherPodIPs, Objects: []Object{podOf(pod)}, Command: about,
+			Text: fmt.Sprintf("pod %s/%s on %s has %s, and is bound with %s", pod.Namespace, pod.Name, pod.Spec.NodeName, strings.Join(other, ", "), strings.Join(names, ", ")),
+		}, strings.Join(other, ","))
+	}
+}
+
+// compareAgents looks at the agents of the nodes that have addresses.
+func (c *comparison) compareAgents() {
+	count := map[string]int{}
+	for _, ip := range c.ips {
+		if ip.Spec.Pod != nil && ip.Spec.Node != "" {
+			count[ip.Spec.Node]++
+		}
+	}
+	agents := map[string]*v1.Pod{}
+	for _, object := range c.agents.List() {
+		pod := object.(*v1.Pod)
+		if before := agents[pod.Spec.NodeName]; before == nil || !isReady(before) {
+			agents[pod.Spec.NodeName] = pod
+		}
+	}
+	for name, n := range count {
+		node, exists, _ := c.Nodes.GetByKey(name)
+		if !exists {
+			continue // NodeGone says it.
+		}
+		objects := []Object{{Kind: "Node", Name: name, UID: string(node.(*v1.Node).UID)}}
+		agent := agents[name]
+		switch {
+		case agent == nil:
+			c.add(Finding{
+				Code: NoAgent, Objects: objects, Command: fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", c.namespace),
+				Text: fmt.Sprintf("node %s has %d addresses and no agent", name, n),
+			})
+		case !isReady(agent):
+			c.add(Finding{
+				Code: AgentNotReady, Objects: append(objects, podOf(agent)), Command: fmt.Sprintf("kubectl -n %s describe pod %s", c.namespace, agent.Name),
+				Text: fmt.Sprintf("node %s has %d addresses, and its agent %s is not Ready", name, n, agent.Name),
+			})
+		}
+	}
+}
+
+func isReady(pod *v1.Pod) bool {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == v1.PodReady {
+			return condition.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// rehearsed returns what a controller would do about an address by now, as a finding.
+func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown error) (Finding, bool) {
+	spec := &ip.Spec
+	f := Finding{Address: spec.Address, Objects: []Object{addressOf(ip)}, Command: controllerLogs(o.namespace)}
+	switch {
+	case unknown != nil:
+		f.Code, f.Text = OwnerUnknown, fmt.Sprintf("%s is kept, because its owner cannot be read: %v", spec.Address, unknown)
+	case deed == reclaim.Release && o.isLive(spec):
+		f.Code, f.Text = Outdated, fmt.Sprintf("%s records pod %s/%s, which is bound with other addresses", spec.Address, spec.Owner.Namespace, spec.Pod.Name)
+	case deed == reclaim.Release:
+		f.Code, f.Text = PodGone, fmt.Sprintf("%s is recorded for pod %s/%s on %s, which is gone or finished", spec.Address, spec.Owner.Namespace, spec.Pod.Name, spec.Node)
+		f.Objects = append(f.Objects, Object{Kind: "Pod", Namespace: spec.Owner.Namespace, Name: spec.Pod.Name, UID: string(spec.Pod.UID)})
+	case deed == reclaim.Drop:
+		f.Code, f.Text = OwnerGone, fmt.Sprintf("%s is %s, which is gone or does not keep it any more (%s)", spec.Address, state(spec), spec.ReleasePolicy)
+		f.Objects = append(f.Objects, Object{Kind: spec.Owner.Kind, Namespace: spec.Owner.Namespace, Name: spec.Owner.Name, UID: string(spec.Owner.UID)})
+	case deed == reclaim.EndRest:
+		f.Code, f.Text = RestOverdue, fmt.Sprintf("%s was released at %s, and the cooldown of pool %s is over", spec.Address, spec.ReleasedAt.UTC().Format(time.RFC3339), spec.Pool)
+	case deed == reclaim.Detach:
+		f.Code, f.Text = Undetached, fmt.Sprintf("%s is %s, and is still attached to node %s", spec.Address, state(spec), spec.Node)
+	case deed == reclaim.CorrectNode:
+		f.Code, f.Text = WrongNode, fmt.Sprintf("%s is recorded on node %s, and its pod %s/%s is on another", spec.Address, spec.Node, spec.Owner.Namespace, spec.Pod.Name)
+	case deed == reclaim.Correct:
+		f.Code, f.Text = Outdated, fmt.Sprintf("%s is %s, and the UID of its owner or namespace is out of date", spec.Address, state(spec))
+	default:
+		return Finding{}, false
+	}
+	f.key = fmt.Sprint(f.Code, " ", ip.UID, " ", ip.ResourceVersion)
+	return f, true
+}
+
+// isLive says whether the pod that an address records is there and not finished.
+func (o *objects) isLive(spec *v1alpha1.FloatingIPSpec) bool {
+	object, exists, _ := o.Pods.GetByKey(types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Pod.Name}.String())
+	if !exists {
+		return false
+	}
+	pod := object.(*v1.Pod)
+	return pod.UID == spec.Pod.UID && !isFinished(pod)
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/podrequest"
+	"github.com/berth-dev/berth/ipam/reclaim"
+)
+
+// pageSize is the number of objects in a page of a list: some megabytes.
+const pageSize = 2000
+
+// listed is one kind of objects to list.
+type listed struct {
+	what string
+	into cache.Indexer
+	page pager.ListPageFunc
+	// slim returns the part of an object to keep; nil to leave it out.
+	slim func(object runtime.Object) any
+}
+
+// read lists all objects. Blocking.
+func (a *Auditor) read(ctx context.Context) (*objects, error) {
+	o := &objects{Caches: reclaim.NewCaches(), namespace: a.options.Namespace}
+	first := []listed{
+		{"FloatingIPs", o.FloatingIPs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return a.clients.Berth.FloatingIPs.List(ctx, options)
+		}), slimOurs},
+		{"IPPools", o.IPPools, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return a.clients.Berth.IPPools.List(ctx, options)
+		}), slimOurs},
+		{"IPClaims", o.IPClaims, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return a.clients.Berth.IPClaims(metav1.NamespaceAll).List(ctx, options)
+		}), slimOurs},
+		{"pods", o.Pods, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return a.clients.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		}), slimPod},
+		{"namespaces", o.Namespaces, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return a.clients.Kube.CoreV1().Namespaces().List(ctx, options)
+		}), slim},
+		{"nodes", o.Nodes, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return a.clients.Kube.CoreV1().Nodes().List(ctx, options)
+		}), slimNode},
+	}
+	if a.options.Agents {
+		first = append(first, a.agentsInto(ctx, o))
+	}
+	if err := a.list(ctx, first); err != nil {
+		return nil, err
+	}
+	return o, a.list(ctx, a.workloadsOf(ctx, o))
+}
+
+// agentLabels select the agents' pods.
+const agentLabels = "app.kubernetes.io/name=berth-agent"
+
+func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
+	o.agents = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	return listed{"agents", o.agents, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+		options.LabelSelector = agentLabels
+		return a.clients.Kube.CoreV1().Pods(a.options.Namespace).List(ctx, options)
+	}), func(object runtime.Object) any {
+		pod := object.(*v1.Pod)
+		return &v1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+			Spec:       v1.PodSpec{NodeName: pod.Spec.NodeName}, Status: v1.PodStatus{Conditions: pod.Status.Conditions},
+		}
+	}}
+}
+
+// workloadsOf returns the kinds of workloads that the addresses have as owners, and those
+// between pods and these. Others need not be read, nor may the user have to.
+func (a *Auditor) workloadsOf(ctx context.Context, o *objects) []listed {
+	kinds := map[string]bool{}
+	for _, object := range o.FloatingIPs.List() {
+		if owner := object.(*v1alpha1.FloatingIP).Spec.Owner; owner != nil {
+			kinds[owner.Kind] = true
+		}
+	}
+	apps, batch := a.clients.Kube.AppsV1(), a.clients.Kube.BatchV1()
+	var needed []listed
+	for _, kind := range []struct {
+		listed
+		of []string
+	}{
+		{listed{"StatefulSets", o.StatefulSets, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return apps.StatefulSets(metav1.NamespaceAll).List(ctx, options)
+		}), slim}, []string{"StatefulSet"}},
+		{listed{"Deployments", o.Deployments, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return apps.Deployments(metav1.NamespaceAll).List(ctx, options)
+		}), slim}, []string{"Deployment"}},
+		{listed{"ReplicaSets", o.ReplicaSets, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return apps.ReplicaSets(metav1.NamespaceAll).List(ctx, options)
+		}), slim}, []string{"Deployment", "ReplicaSet"}},
+		{listed{"DaemonSets", o.DaemonSets, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return apps.DaemonSets(metav1.NamespaceAll).List(ctx, options)
+		}), slim}, []string{"DaemonSet"}},
+		{listed{"Jobs", o.Jobs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return batch.Jobs(metav1.NamespaceAll).List(ctx, options)
+		}), slim}, []string{"Job", "CronJob"}},
+		{listed{"CronJobs", o.CronJobs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+			return batch.CronJobs(metav1.NamespaceAll).List(ctx, options)
+		}), slim}, []string{"CronJob"}},
+	} {
+		for _, of := range kind.of {
+			if kinds[of] {
+				needed = append(needed, kind.listed)
+				break
+			}
+		}
+	}
+	return needed
+}
+
+// list lists kinds at the same time, by pages.
+func (a *Auditor) list(ctx context.Context, kinds []listed) error {
+	errs := make([]error, len(kinds))
+	var group sync.WaitGroup
+	for i, kind := range kinds {
+		group.Go(func() {
+			if err := a.listOne(ctx, kind); err != nil {
+				errs[i] = fmt.Errorf("list %s: %w", kind.what, err)
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+func (a *Auditor) listOne(ctx context.Context, kind listed) error {
+	pages := pager.New(kind.page)
+	pages.PageSize, pages.PageBufferSize = pageSize, 1
+	n := 0
+	return pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		n++
+		a.options.Progress(kind.what, n)
+		if kept := kind.slim(object); kept != nil {
+			return kind.into.Add(kept)
+		}
+		return nil
+	})
+}
+
+// slimOurs drops what is large and not read.
+func slimOurs(object runtime.Object) any {
+	if accessor, err := meta.Accessor(object); err == nil {
+		accessor.SetManagedFields(nil)
+	}
+	return object
+}
+
+func slim(object runtime.Object) any {
+	kept, _ := reclaim.Slim(object) // it never fails
+	return kept
+}
+
+// slimPod keeps pods that have to do with addresses.
+func slimPod(object runtime.Object) any {
+	pod := object.(*v1.Pod)
+	requested, _ := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
+	if requested == 0 && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
+		return nil
+	}
+	kept := slim(pod).(*v1.Pod)
+	kept.Spec.HostNetwork, kept.Status.PodIPs = pod.Spec.HostNetwork, pod.Status.PodIPs
+	if networks, ok := pod.Annotations[annotationNetworks]; ok {
+		metav1.SetMetaDataAnnotation(&kept.ObjectMeta, annotationNetworks, networks)
+	}
+	return kept
+}
+
+func slimNode(object runtime.Object) any {
+	node := object.(*v1.Node)
+	kept := slim(node).(*v1.Node)
+	kept.Status.Addresses = node.Status.Addresses
+	return kept
+}
+
+// renew reads the objects again that suspects follow from. Blocking.
+func (a *Auditor) renew(ctx context.Context, o *objects, suspects []Finding) (*objects, error) {
+	if len(suspects) > mostSingle {
+		return a.read(ctx)
+	}
+	r := renewal{a, ctx, o, map[string]bool{}}
+	var errs []error
+	for _, suspect := range suspects {
+		for _, object := range suspect.Objects {
+			errs = append(errs, r.object(object))
+		}
+		if suspect.Code == StaleStatus {
+			errs = append(errs, r.addresses(fields.OneTermEqualSelector("spec.pool", suspect.Objects[0].Name), func(ip *v1alpha1.FloatingIP) bool {
+				return ip.Spec.Pool == suspect.Objects[0].Name
+			}))
+		}
+	}
+	if a.options.Agents {
+		errs = append(errs, a.list(ctx, []listed{a.agentsInto(ctx, o)}))
+	}
+	return o, errors.Join(errs...)
+}
+
+// mostSingle is the number of suspects that are read again one by one. Beyond it, lists cost
+// the API server less.
+const mostSingle = 500
+
+// renewal reads each object once.
+type renewal struct {
+	*Auditor
+	ctx  context.Context
+	o    *objects
+	done map[string]bool
+}
+
+func (r *renewal) object(object Object) error {
+	key := object.Kind + " " + object.Namespace + "/" + object.Name
+	if r.done[key] {
+		return nil
+	}
+	r.done[key] = true
+	kube, berth := r.clients.Kube, r.clients.Berth
+	var (
+		into  cache.Indexer
+		found runtime.Object
+		err   error
+		keep  = slim
+	)
+	switch object.Kind {
+	case "FloatingIP":
+		into, keep = r.o.FloatingIPs, slimOurs
+		before, _, _ := into.GetByKey(object.Name)
+		found, err = got(berth.FloatingIPs.Get(r.ctx, object.Name, metav1.GetOptions{}))
+		if ip, ok := before.(*v1alpha1.FloatingIP); ok && ip.Spec.Owner != nil && (err == nil || apierrors.IsNotFound(err)) {
+			// How many addresses its owner has decides whether this is one too many.
+			if err := r.siblings(ip.Spec.Owner); err != nil {
+				return err
+			}
+		}
+	case "IPPool":
+		into, keep = r.o.IPPools, slimOurs
+		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
+	case "Pod":
+		into, keep = r.o.Pods, slimPod
+		if r.o.agents != nil && object.Namespace == r.options.Namespace {
+			return nil // renewed with the agents
+		}
+		found, err = got(kube.CoreV1().Pods(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
+	case "Node":
+		into, keep = r.o.Nodes, slimNode
+		found, err = got(kube.CoreV1().Nodes().Get(r.ctx, object.Name, metav1.GetOptions{}))
+	case "IPClaim":
+		into, keep = r.o.IPClaims, slimOurs
+		found, err = got(berth.IPClaims(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
+	case "StatefulSet":
+		into = r.o.StatefulSets
+		found, err = got(kube.AppsV1().StatefulSets(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
+	case "Deployment":
+		into = r.o.Deployments
+		found, err = got(kube.AppsV1().Deployments(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
+	default:
+		return nil // The rehearsal asks the API server itself before it finds that an owner wants no address.
+	}
+	if apierrors.IsNotFound(err) {
+		name := object.Name
+		if object.Namespace != "" {
+			name = object.Namespace + "/" + name
+		}
+		if gone, exists, _ := into.GetByKey(name); exists {
+			return into.Delete(gone)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get %s %s: %w", object.Kind, object.Name, err)
+	}
+	if kept := keep(found); kept != nil {
+		return into.Update(kept)
+	}
+	return nil
+}
+
+// got makes the result of a typed Get a runtime.Object.
+func got[T runtime.Object](object T, err error) (runtime.Object, error) { return object, err }
+
+// siblings reads all addresses of an owner again.
+func (r *renewal) siblings(owner *v1alpha1.Owner) error {
+	selector := fields.SelectorFromSet(fields.Set{"spec.owner.namespace": owner.Namespace, "spec.owner.kind": owner.Kind, "spec.owner.name": owner.Name})
+	return r.addresses(selector, func(ip *v1alpha1.FloatingIP) bool {
+		o := ip.Spec.Owner
+		return o != nil && o.Namespace == owner.Namespace && o.Kind == owner.Kind && o.Name == owner.Name
+	})
+}
+
+// addresses reads addresses again; are says whether a known address was among them.
+func (r *renewal) addresses(selector fields.Selector, are func(*v1alpha1.FloatingIP) bool) error {
+	if r.done[selector.String()] {
+		return nil
+	}
+	r.done[selector.String()] = true
+	there := map[string]bool{}
+	pages := pager.New(pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+		return r.clients.Berth.FloatingIPs.List(r.ctx, options)
+	}))
+	pages.PageSize = pageSize
+	err := pages.EachListItem(r.ctx, metav1.ListOptions{FieldSelector: selector.String()}, func(object runtime.Object) error {
+		there[object.(*v1alpha1.FloatingIP).Name] = true
+		return r.o.FloatingIPs.Update(slimOurs(object))
+	})
+	if err != nil {
+		return fmt.Errorf("list FloatingIPs with %s: %w", selector, err)
+	}
+	for _, object := range r.o.FloatingIPs.List() {
+		if ip := object.(*v1alpha1.FloatingIP); are(ip) && !there[ip.Name] {
+			if err := r.o.FloatingIPs.Delete(ip); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	batchlisters "k8s.io/client-go/listers/batch/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/customkind"
+)
+
+// Caches has the objects of a [Rehearsal] as they were listed. The caller fills them; [Slim]
+// forms are enough. An object that is missing is asked for at the API server where a
+// decision depends on its absence.
+type Caches struct {
+	FloatingIPs, IPPools, IPClaims                                     cache.Indexer
+	Pods, Namespaces, Nodes                                            cache.Indexer
+	StatefulSets, Deployments, ReplicaSets, DaemonSets, Jobs, CronJobs cache.Indexer
+}
+
+// NewCaches returns empty caches.
+func NewCaches() *Caches {
+	empty := func() cache.Indexer {
+		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	}
+	return &Caches{
+		FloatingIPs: cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers()), IPPools: empty(), IPClaims: empty(),
+		Pods: empty(), Namespaces: empty(), Nodes: empty(),
+		StatefulSets: empty(), Deployments: empty(), ReplicaSets: empty(), DaemonSets: empty(), Jobs: empty(), CronJobs: empty(),
+	}
+}
+
+// HeldBy returns the addresses that record a pod of this UID.
+func (c *Caches) HeldBy(uid string) []*v1alpha1.FloatingIP {
+	objects, _ := c.FloatingIPs.ByIndex(byPodUID, uid)
+	held := make([]*v1alpha1.FloatingIP, len(objects))
+	for i, object := range objects {
+		held[i] = object.(*v1alpha1.FloatingIP)
+	}
+	return held
+}
+
+// Clients are what a [Rehearsal] reads the API server with.
+type Clients struct {
+	Kube     kubernetes.Interface
+	Berth    *client.Client
+	Dynamic  dynamic.Interface
+	Metadata metadata.Interface
+}
+
+// Rehearsal says what a [Reclaimer] that saw the caches would do about an address. It runs
+// the Reclaimer's own code and writes nothing. Safe for concurrent use.
+type Rehearsal struct {
+	reclaimer *Reclaimer
+	writes    *writes
+}
+
+// Deed is what a Reclaimer would do about an address.
+type Deed int
+
+const (
+	// Nothing: the address stays as it is.
+	Nothing Deed = iota
+	// Release: its pod is gone, and the owner keeps it or it is freed.
+	Release
+	// Drop: no pod has it, and its owner does not keep it any more.
+	Drop
+	// EndRest: its cooldown is over.
+	EndRest
+	// Detach: the external assigner must detach it first.
+	Detach
+	// CorrectNode: its pod is on another node than recorded.
+	CorrectNode
+	// Correct: another field of the record is out of date, such as the UID of the owner.
+	Correct
+)
+
+// Rehearse returns a Rehearsal. ctx ends the watches of custom kinds that it may begin.
+func Rehearse(clients Clients, caches *Caches) *Rehearsal {
+	w := &writes{all: map[string]Deed{}}
+	r := &Reclaimer{
+		kube: clients.Kube, ips: w, pools: clients.Berth.IPPools,
+		index: caches.FloatingIPs, poolsOf: caches.IPPools,
+		pods:       corelisters.NewPodLister(caches.Pods),
+		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
+		clocks:     clockings{}, rests: rests{}, deleted: lru.New(1),
+		queue: newQueue(""), detaching: newQueue(""),
+	}
+	r.rankings = newRankings(r.asked)
+	r.owners = &owners{
+		client: clients.Kube, api: clients.Berth,
+		statefulSets: appslisters.NewStatefulSetLister(caches.StatefulSets), deployments: appslisters.NewDeploymentLister(caches.Deployments),
+		replicaSets: appslisters.NewReplicaSetLister(caches.ReplicaSets), daemonSets: appslisters.NewDaemonSetLister(caches.DaemonSets),
+		jobs: batchlisters.NewJobLister(caches.Jobs), cronJobs: batchlisters.NewCronJobLister(caches.CronJobs),
+		nodes: corelisters.NewNodeLister(caches.Nodes), claims: caches.IPClaims,
+		customs: customkind.NewReader(customkind.Config{
+			Discovery: clients.Kube.Discovery(), Objects: clients.Dynamic, Metadata: clients.Metadata,
+			Slim: slimTemplate, IsPassing: isPassing,
+			Refused: func(context.Context, *customkind.ForbiddenError) {},
+			Changed: func(string, metav1.Object) {},
+		}),
+	}
+	for _, object := range caches.FloatingIPs.List() {
+		r.rankings.put(object.(*v1alpha1.FloatingIP))
+	}
+	return &Rehearsal{r, w}
+}
+
+// Close waits for watches that ended with their context, and frees what the Rehearsal has.
+func (r *Rehearsal) Close() {
+	r.reclaimer.queue.ShutDown()
+	r.reclaimer.detaching.ShutDown()
+	r.reclaimer.owners.customs.Wait()
+}
+
+// attempts bounds how often a decision is made anew because the rank of the address changed.
+const attempts = 100
+
+// Of says what a Reclaimer would do about an address now. An error says that it would keep
+// the address because it could not find out. Blocking.
+func (r *Rehearsal) Of(ctx context.Context, name string) (Deed, error) {
+	ctx = klog.NewContext(ctx, logr.Discard())
+	var err error
+	for range attempts {
+		_, err = r.reclaimer.reconcile(ctx, name, false)
+		if !errors.Is(err, errMovedUp) {
+			break
+		}
+	}
+	switch {
+	case errors.Is(err, errDetachFirst):
+		return Detach, nil
+	case err != nil:
+		return Nothing, fmt.Errorf("decide about %s: %w", name, err)
+	}
+	return r.writes.of(name), nil
+}
+
+// writes notes what would be written.
+type writes struct {
+	mu  sync.Mutex
+	all map[string]Deed
+}
+
+func (w *writes) of(name string) Deed {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.all[name]
+}
+
+func (w *writes) note(name string, deed Deed) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all[name] = deed
+}
+
+func (w *writes) Create(_ context.Context, ip *v1alpha1.FloatingIP) (*v1alpha1.FloatingIP, error) {
+	return ip, nil
+}
+
+func (w *writes) Update(_ context.Context, seen *v1alpha1.FloatingIP, spec v1alpha1.FloatingIPSpec) (*v1alpha1.FloatingIP, error) {
+	switch {
+	case seen.Spec.Pod != nil && spec.Pod == nil:
+		w.note(seen.Name, Release)
+	case seen.Spec.Owner != nil && spec.Owner == nil:
+		w.note(seen.Name, Drop)
+	case seen.Spec.Node != spec.Node:
+		w.note(seen.Name, CorrectNode)
+	default:
+		w.note(seen.Name, Correct)
+	}
+	updated := seen.DeepCopy()
+	updated.Spec = spec
+	return updated, nil
+}
+
+func (w *writes) Delete(_ context.Context, seen *v1alpha1.FloatingIP) error {
+	switch {
+	case seen.Spec.Pod != nil:
+		w.note(seen.Name, Release)
+	case seen.Spec.Owner == nil:
+		w.note(seen.Name, EndRest)
+	default:
+		w.note(seen.Name, Drop)
+	}
+	return nil
+}
