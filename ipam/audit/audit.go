@@ -12,8 +12,14 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
@@ -35,6 +41,33 @@ type Options struct {
 type Auditor struct {
 	clients reclaim.Clients
 	options Options
+	// renewing is called before suspects are looked at again; nil but in tests.
+	renewing func()
+}
+
+// ForConfig returns an Auditor with clients of its own. config is not modified.
+func ForConfig(config *rest.Config, options Options) (*Auditor, error) {
+	connections, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the audit's clients: %w", err)
+	}
+	var clients reclaim.Clients
+	if clients.Berth, err = client.NewForConfigAndClient(config, connections); err != nil {
+		return nil, err
+	}
+	if clients.Dynamic, err = dynamic.NewForConfigAndClient(config, connections); err != nil {
+		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
+	}
+	if clients.Metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), connections); err != nil {
+		return nil, fmt.Errorf("create the client of metadata: %w", err)
+	}
+	binary := rest.CopyConfig(config)
+	binary.ContentType = runtime.ContentTypeProtobuf
+	binary.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	if clients.Kube, err = kubernetes.NewForConfigAndClient(binary, connections); err != nil {
+		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
+	}
+	return New(clients, options), nil
 }
 
 // New returns an Auditor.
@@ -42,7 +75,7 @@ func New(clients reclaim.Clients, options Options) *Auditor {
 	if options.Progress == nil {
 		options.Progress = func(string, int) {}
 	}
-	return &Auditor{clients, options}
+	return &Auditor{clients: clients, options: options}
 }
 
 // Report is what an audit found.
@@ -78,6 +111,9 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case <-time.After(min(a.options.Grace/looks+time.Millisecond, time.Until(began.Add(a.options.Grace)))):
+		}
+		if a.renewing != nil {
+			a.renewing()
 		}
 		if o, err = a.renew(ctx, o, suspects); err != nil {
 			return nil, err

@@ -120,7 +120,7 @@ func controllerLogs(namespace string) string {
 }
 
 func addressOf(ip *v1alpha1.FloatingIP) Object {
-	return Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID)}
+	return Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
 }
 
 func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {

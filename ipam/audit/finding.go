@@ -30,6 +30,8 @@ type Object struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	UID       string `json:"uid,omitempty"`
+	// ResourceVersion is set for FloatingIPs: what is done about one can be limited to this state.
+	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 
 // String returns the object as kubectl's -o name would write it, without the group.

@@ -144,6 +144,7 @@ func (d *driver) rest(when string) {
 			for _, text := range w.recorder.judge.AtRest(time.Now()) {
 				w.violation("%s", text)
 			}
+			w.audit()
 			break
 		}
 		select {

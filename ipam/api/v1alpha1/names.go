@@ -48,6 +48,9 @@ const (
 	AnnotationFamilies = GroupName + "/families"
 )
 
+// AnnotationReason says, on a FloatingIP, why an administrator reserved the address.
+const AnnotationReason = GroupName + "/reason"
+
 // AnnotationHostPorts asks for host ports of the node's choice: [HostPortsRandom].
 // AnnotationHostPortsStatus, which the node writes, has the result: a JSON list of objects
 // with hostPort, containerPort, protocol and, where it is limited to one, hostIP.
