@@ -79,7 +79,7 @@ test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on De
 	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
 
 test-api: lab build ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
-	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 ./assigner/... ./docs/... ./simulation/... ./policy/... ./scheduler/... # four API servers at once: they wait more than they compute
+	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/... # four API servers at once: they wait more than they compute
 
 test-node: lab build ## Agent, shim and plugins on a real kernel.
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./node/...

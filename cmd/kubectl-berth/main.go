@@ -24,6 +24,8 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/address"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer"
 )
@@ -76,14 +78,15 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		// Show the API server's warnings to the user; client-go would log them.
 		rest.SetDefaultWarningHandler(rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true}))
 	}
-	command.AddGroup(&cobra.Group{ID: "look", Title: "To look:"}, &cobra.Group{ID: "move", Title: "To save and move:"})
+	command.AddGroup(&cobra.Group{ID: "look", Title: "To look:"}, &cobra.Group{ID: "change", Title: "To change:"}, &cobra.Group{ID: "move", Title: "To save and move:"})
 	add := func(group string, commands ...*cobra.Command) {
 		for _, each := range commands {
 			each.GroupID = group
 			command.AddCommand(each)
 		}
 	}
-	add("look", address.NewWho(of, streams))
+	add("look", address.NewWho(of, streams), check.New(of, streams))
+	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams))
 	add("move", transfer.NewBackup(flags, streams), transfer.NewRestore(flags, streams), transfer.NewImportGalaxy(flags, streams))
 	return command
 }

@@ -88,8 +88,9 @@ type Report struct {
 	Addresses, Pods, Pools int
 }
 
-// looks is how often suspects are looked at again within the grace.
-const looks = 5
+// firstPause is the time until suspects are looked at again. It doubles each time: most are
+// gone soon.
+const firstPause = 500 * time.Millisecond
 
 // Run looks at everything once, and at suspects again until they are gone or have lasted for
 // the grace. An error says that not everything could be read. Blocking.
@@ -105,13 +106,14 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now()
+	began, pause := time.Now(), firstPause
 	for len(suspects) > 0 && time.Since(began) < a.options.Grace {
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-time.After(min(a.options.Grace/looks+time.Millisecond, time.Until(began.Add(a.options.Grace)))):
+		case <-time.After(min(pause, time.Until(began.Add(a.options.Grace)))):
 		}
+		pause *= 2
 		if a.renewing != nil {
 			a.renewing()
 		}

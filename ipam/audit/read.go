@@ -139,7 +139,12 @@ func (a *Auditor) list(ctx context.Context, kinds []listed) error {
 		})
 	}
 	group.Wait()
-	return errors.Join(errs...)
+	for _, err := range errs {
+		if err != nil {
+			return err // One is enough to know what to do: they mostly have one cause.
+		}
+	}
+	return nil
 }
 
 func (a *Auditor) listOne(ctx context.Context, kind listed) error {

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package circulation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/audit"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+const releaseLong = `Frees addresses that no pod has: those that are kept for an owner, or that cool down. Without
+--apply it says what would be freed and changes nothing.
+
+An address that a pod has is never freed: delete the pod. A reserved one is put back with
+"kubectl berth unreserve". Each address is freed only if its FloatingIP is still the one that
+was looked at, with the same UID and resourceVersion; with --from, as the report has it: an old
+report frees nothing that moved on. After the release the cooldown of the pool begins, if it has
+one and a pod had the address.
+
+--from reads what "kubectl berth check -o json" or "kubectl berth release -o json" wrote. Of the
+findings of a check it takes addresses that no pod has: codes B102, B103, B106 and B107.
+
+Exit codes: 0 all were freed, or can be; 1 the work could not be done; 2 some are left.`
+
+const releaseExamples = `  # What would be freed?
+  kubectl berth release 10.0.70.12 10.0.70.13
+
+  # Free it
+  kubectl berth release 10.0.70.12 --apply
+
+  # What has been kept for more than a month: look, then free exactly that
+  kubectl berth release --retained-longer-than 30d -o json > old.json
+  kubectl berth release --from old.json --apply`
+
+type releasing struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	format *answer.Format
+	age    string
+	pool   string
+	from   string
+	apply  bool
+}
+
+// NewRelease returns the command release.
+func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &releasing{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	command := &cobra.Command{
+		Use:     "release [ADDRESS...] [--retained-longer-than DURATION | --from REPORT]",
+		Short:   "Frees addresses that no pod has",
+		Long:    releaseLong,
+		Example: releaseExamples,
+		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args) },
+	}
+	o.format.AddFlags(command.Flags())
+	flags := command.Flags()
+	flags.StringVar(&o.age, "retained-longer-than", "", "Addresses that have been kept without a pod for longer than this: 30d, 12h.")
+	flags.StringVar(&o.pool, "pool", "", "With --retained-longer-than: of this pool only.")
+	flags.StringVar(&o.from, "from", "", "Addresses of a report, - for the standard input.")
+	flags.BoolVar(&o.apply, "apply", false, "Free the addresses.")
+	return command
+}
+
+// Outcome of an address.
+type Outcome string
+
+// Outcomes.
+const (
+	// ToFree: it can be freed.
+	ToFree Outcome = "to free"
+	// Freed by this command.
+	Freed Outcome = "freed"
+	// Gone: it was free already.
+	Gone Outcome = "free"
+	// Left as it is.
+	Left Outcome = "left"
+)
+
+// Release is what is done with an address, as -o json prints it.
+type Release struct {
+	Address         string  `json:"address"`
+	Outcome         Outcome `json:"outcome"`
+	Pool            string  `json:"pool,omitempty"`
+	Owner           string  `json:"owner,omitempty"`
+	LastPod         string  `json:"lastPod,omitempty"`
+	Note            string  `json:"note,omitempty"`
+	UID             string  `json:"uid,omitempty"`
+	ResourceVersion string  `json:"resourceVersion,omitempty"`
+	// RetainedSince is when the address lost its pod.
+	RetainedSince *metav1.Time `json:"retainedSince,omitempty"`
+}
+
+// ReleaseList is what -o json prints.
+type ReleaseList struct {
+	Items []Release `json:"items"`
+}
+
+// kind of a ReleaseList.
+const kind = "ReleaseList"
+
+func (o *releasing) run(ctx context.Context, args []string) error {
+	if err := o.format.Check(); err != nil {
+		return err
+	}
+	given := 0
+	for _, is := range []bool{len(args) > 0, o.age != "", o.from != ""} {
+		if is {
+			given++
+		}
+	}
+	if given != 1 {
+		return errors.New("name addresses, or give --retained-longer-than or --from: exactly one of the three")
+	}
+	if o.pool != "" && o.age == "" {
+		return errors.New("--pool is for --retained-longer-than")
+	}
+	addrs, err := parse(args)
+	if err != nil {
+		return err
+	}
+	var reported []Release
+	if o.from != "" {
+		if reported, err = o.report(); err != nil {
+			return err
+		}
+	}
+	var longer time.Duration
+	if o.age != "" {
+		if longer, err = parseAge(o.age); err != nil {
+			return err
+		}
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	var releases []Release
+	switch {
+	case o.from != "":
+		releases, err = o.ofReport(ctx, berth, reported)
+	case o.age != "":
+		releases, err = o.retained(ctx, berth, longer)
+	default:
+		releases, err = o.named(ctx, berth, addrs)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range releases {
+		if err := o.free(ctx, berth, &releases[i]); err != nil {
+			return errors.Join(o.print(releases[:i]), fmt.Errorf("free %s: %w", releases[i].Address, err))
+		}
+	}
+	if err := o.print(releases); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(releases, func(r Release) bool { return r.Outcome == Left }) {
+		return answer.Findings("")
+	}
+	return nil
+}
+
+// parseAge reads a duration, which may be in days.
+func parseAge(text string) (time.Duration, error) {
+	age, err := time.ParseDuration(text)
+	if days, found := strings.CutSuffix(text, "d"); found {
+		var n int
+		n, err = strconv.Atoi(days)
+		age = time.Duration(n) * 24 * time.Hour
+	}
+	if err != nil || age <= 0 {
+		return 0, fmt.Errorf("--retained-longer-than: %q is no duration: write 30d, 12h or 90m", text)
+	}
+	return age, nil
+}
+
+// report reads the addresses of a report.
+func (o *releasing) report() ([]Release, error) {
+	var text []byte
+	var err error
+	if o.from == "-" {
+		text, err = io.ReadAll(o.In)
+	} else {
+		text, err = os.ReadFile(o.from)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the report: %w", err)
+	}
+	if text, err = yaml.YAMLToJSON(text); err != nil {
+		return nil, fmt.Errorf("read the report %s: %w", o.from, err)
+	}
+	var read struct {
+		metav1.TypeMeta
+		Items    []Release
+		Findings []audit.Finding
+	}
+	if err := json.Unmarshal(text, &read); err != nil {
+		return nil, fmt.Errorf("read the report %s: %w", o.from, err)
+	}
+	switch read.Kind {
+	case kind:
+		return slices.DeleteFunc(read.Items, func(r Release) bool { return r.Outcome != ToFree }), nil
+	case check.Kind:
+		var releases []Release
+		for _, f := range read.Findings {
+			if !slices.Contains([]audit.Code{audit.OwnerGone, audit.RestOverdue, audit.PoolGone, audit.OutsidePool}, f.Code) {
+				continue
+			}
+			if object := f.Objects[0]; !slices.ContainsFunc(releases, func(r Release) bool { return r.UID == object.UID }) {
+				releases = append(releases, Release{Address: f.Address, UID: object.UID, ResourceVersion: object.ResourceVersion})
+			}
+		}
+		return releases, nil
+	}
+	return nil, fmt.Errorf("%s is no report: it must be what \"kubectl berth check -o json\" or \"kubectl berth release -o json\" wrote", o.from)
+}
+
+// of says what can be done with an address that exists.
+func of(ip *v1alpha1.FloatingIP) Release {
+	spec := &ip.Spec
+	r := Release{Address: spec.Address, Outcome: ToFree, Pool: spec.Pool, LastPod: spec.LastPod, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}
+	if spec.Owner != nil {
+		r.Owner = fmt.Sprintf("%s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+	}
+	if spec.Pod == nil {
+		r.RetainedSince = spec.Since
+	}
+	switch {
+	case spec.Pod != nil:
+		r.Outcome, r.Note = Left, whose(ip)+": delete the pod"
+	case spec.Reserved:
+		r.Outcome, r.Note = Left, "it is reserved: use kubectl berth unreserve"
+	case spec.ExternallyAssigned:
+		r.Outcome, r.Note = Left, "the external assigner has not detached it from node "+spec.Node
+	case spec.ReleasedAt != nil:
+		r.Note = "its cooldown ends early"
+	}
+	return r
+}
+
+func (o *releasing) named(ctx context.Context, berth *client.Client, addrs []netip.Addr) ([]Release, error) {
+	var releases []Release
+	for _, addr := range addrs {
+		ip, err := berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+		switch {
+		case cluster.IsNoSuch(err):
+			releases = append(releases, Release{Address: addr.String(), Outcome: Gone, Note: "nobody has it"})
+		case err != nil:
+			return nil, fmt.Errorf("get FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
+		default:
+			releases = append(releases, of(ip))
+		}
+	}
+	return releases, nil
+}
+
+func (o *releasing) ofReport(ctx context.Context, berth *client.Client, reported []Release) ([]Release, error) {
+	var releases []Release
+	for _, was := range reported {
+		addr, err := netip.ParseAddr(was.Address)
+		if err != nil || was.UID == "" || was.ResourceVersion == "" {
+			return nil, fmt.Errorf("read the report: the entry of address %q lacks an address, uid or resourceVersion", was.Address)
+		}
+		now, err := o.named(ctx, berth, []netip.Addr{addr})
+		if err != nil {
+			return nil, err
+		}
+		r := now[0]
+		if r.Outcome == ToFree && (r.UID != was.UID || r.ResourceVersion != was.ResourceVersion) {
+			r.Outcome, r.Note = Left, "it has changed since the report"
+		}
+		releases = append(releases, r)
+	}
+	return releases, nil
+}
+
+func (o *releasing) retained(ctx context.Context, berth *client.Client, longer time.Duration) ([]Release, error) {
+	selector := ""
+	if o.pool != "" {
+		selector = fields.OneTermEqualSelector("spec.pool", o.pool).String()
+	}
+	before := time.Now().Add(-longer)
+	var releases []Release
+	err := cluster.EachFloatingIP(ctx, berth, selector, func(ip *v1alpha1.FloatingIP) error {
+		spec := &ip.Spec
+		if spec.Pod == nil && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
+			releases = append(releases, of(ip))
+		}
+		return nil
+	})
+	return releases, err
+}
+
+// free frees an address, or asks the API server whether it would.
+func (o *releasing) free(ctx context.Context, berth *client.Client, r *Release) error {
+	if r.Outcome != ToFree {
+		return nil
+	}
+	var dryRun []string
+	if !o.apply {
+		dryRun = []string{metav1.DryRunAll}
+	}
+	addr, err := netip.ParseAddr(r.Address)
+	if err != nil {
+		return err
+	}
+	err = remove(ctx, berth, v1alpha1.NameOf(addr), r.UID, r.ResourceVersion, dryRun)
+	switch {
+	case cluster.IsNoSuch(err):
+		r.Outcome, r.Note = Gone, "it was freed a moment ago"
+	case apierrors.IsConflict(err):
+		r.Outcome, r.Note = Left, "it changed a moment ago"
+	case err != nil:
+		return err
+	case o.apply:
+		r.Outcome = Freed
+	}
+	return nil
+}
+
+func (o *releasing) print(releases []Release) error {
+	table := answer.NewTable("Address", "Outcome", "Pool", "Owner", "Last-Pod", "Retained", "Note")
+	a := &answer.Answer{Table: table, Kind: kind, Content: ReleaseList{Items: append([]Release{}, releases...)}}
+	count := map[Outcome]int{}
+	for _, r := range releases {
+		age := ""
+		if r.RetainedSince != nil {
+			age = duration.HumanDuration(time.Since(r.RetainedSince.Time))
+		}
+		table.Add(r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, age, r.Note)
+		count[r.Outcome]++
+		if addr, err := netip.ParseAddr(r.Address); err == nil && (r.Outcome == ToFree || r.Outcome == Freed) {
+			a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+v1alpha1.NameOf(addr))
+		}
+	}
+	a.Text = func(out io.Writer, _ answer.Paint) {
+		switch {
+		case count[ToFree] > 0:
+			fmt.Fprintf(out, "\n%d would be freed. Nothing was changed: use --apply to free them.\n", count[ToFree])
+		case len(releases) == 0:
+			fmt.Fprintln(out, "There is nothing to free.")
+		case o.apply:
+			fmt.Fprintf(out, "\n%d freed.\n", count[Freed])
+		}
+	}
+	return o.format.Print(o.Out, a)
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package circulation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/standing"
+)
+
+const reserveLong = `Takes addresses out of circulation: no pod gets them until "kubectl berth unreserve".
+
+An address that a pod or a workload has is not reserved: the answer says who has it. Release
+it first, or end the pod. The reason is in the annotation berth.dev/reason of the FloatingIP.
+
+Exit codes: 0 all are reserved; 1 some are not.`
+
+const reserveExamples = `  # The router's second address, until the network team is done
+  kubectl berth reserve 10.0.70.12 --reason "VRRP, ticket 4711"
+
+  # Who could not be reserved, without a change
+  kubectl berth reserve 10.0.70.12 10.0.70.13 --dry-run`
+
+type reserving struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	reason string
+	dryRun bool
+}
+
+// NewReserve returns the command reserve.
+func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &reserving{Cluster: of, IOStreams: streams}
+	command := &cobra.Command{
+		Use:     "reserve ADDRESS...",
+		Short:   "Takes addresses out of circulation",
+		Long:    reserveLong,
+		Example: reserveExamples,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			return o.each(command.Context(), args, o.reserve)
+		},
+	}
+	command.Flags().StringVar(&o.reason, "reason", "", "Why, for those who find the address reserved later.")
+	o.addDryRun(command)
+	return command
+}
+
+const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.
+
+Exit codes: 0 none of them is reserved any more; 1 some could not be put back.`
+
+// NewUnreserve returns the command unreserve.
+func NewUnreserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &reserving{Cluster: of, IOStreams: streams}
+	command := &cobra.Command{
+		Use:     "unreserve ADDRESS...",
+		Short:   "Puts reserved addresses back into circulation",
+		Long:    unreserveLong,
+		Example: "  kubectl berth unreserve 10.0.70.12",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			return o.each(command.Context(), args, o.unreserve)
+		},
+	}
+	o.addDryRun(command)
+	return command
+}
+
+func (o *reserving) addDryRun(command *cobra.Command) {
+	command.Flags().BoolVar(&o.dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
+}
+
+// errSome says that some addresses were left as they are; the output says which and why.
+var errSome = errors.New("not all addresses: see above")
+
+// each calls do with each address, and prints what it says.
+func (o *reserving) each(ctx context.Context, args []string, do func(ctx context.Context, berth *client.Client, addr netip.Addr) (string, error)) error {
+	addrs, err := parse(args)
+	if err != nil {
+		return err
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	failed := false
+	for _, addr := range addrs {
+		did, err := do(ctx, berth, addr)
+		var refused refusal
+		switch {
+		case errors.As(err, &refused):
+			fmt.Fprintf(o.Out, "%s: %s\n", addr, refused)
+			failed = true
+		case err != nil:
+			return fmt.Errorf("%s: %w", addr, err)
+		case o.dryRun:
+			fmt.Fprintf(o.Out, "%s: %s (dry run)\n", addr, did)
+		default:
+			fmt.Fprintf(o.Out, "%s: %s\n", addr, did)
+		}
+	}
+	if failed {
+		return errSome
+	}
+	return nil
+}
+
+func parse(args []string) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for _, text := range args {
+		addr, err := standing.ParseAddr(text)
+		if err != nil {
+			return nil, err
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
+}
+
+// refusal says why an address is left as it is.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+func (o *reserving) dryRuns() []string {
+	if o.dryRun {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}
+
+func (o *reserving) reserve(ctx context.Context, berth *client.Client, addr netip.Addr) (string, error) {
+	all, err := cluster.Pools(ctx, berth)
+	if err != nil {
+		return "", err
+	}
+	snapshot, pool := pools.Compile(all), ""
+	if home, ok := snapshot.Home(addr); ok {
+		pool = snapshot.Pools()[home].Name
+	}
+	ip := &v1alpha1.FloatingIP{
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NameOf(addr)},
+		Spec:       v1alpha1.FloatingIPSpec{Address: addr.String(), Pool: pool, Reserved: true},
+	}
+	if o.reason != "" {
+		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: o.reason}
+	}
+	_, err = berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.dryRuns(), FieldValidation: metav1.FieldValidationStrict})
+	if apierrors.IsAlreadyExists(err) {
+		return o.reserved(ctx, berth, ip)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reserve: %w", err)
+	}
+	if pool == "" {
+		return "reserved; no pool has it now", nil
+	}
+	return "reserved in pool " + pool, nil
+}
+
+// reserved says what is with an address that cannot be created.
+func (o *reserving) reserved(ctx context.Context, berth *client.Client, wanted *v1alpha1.FloatingIP) (string, error) {
+	ip, err := berth.FloatingIPs.Get(ctx, wanted.Name, metav1.GetOptions{})
+	if cluster.IsNoSuch(err) {
+		return "", refusal("it was freed a moment ago: try again")
+	}
+	if err != nil {
+		return "", fmt.Errorf("get FloatingIP %s: %w", wanted.Name, err)
+	}
+	if !ip.Spec.Reserved {
+		return "", refusal("not reserved: " + whose(ip))
+	}
+	if o.reason == "" || ip.Annotations[v1alpha1.AnnotationReason] == o.reason {
+		return "is reserved already", nil
+	}
+	metav1.SetMetaDataAnnotation(&ip.ObjectMeta, v1alpha1.AnnotationReason, o.reason)
+	if _, err := berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()}); err != nil {
+		return "", fmt.Errorf("write the reason: %w", err)
+	}
+	return "is reserved already; the reason is written", nil
+}
+
+func (o *reserving) unreserve(ctx context.Context, berth *client.Client, addr netip.Addr) (string, error) {
+	ip, err := berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	switch {
+	case cluster.IsNoSuch(err):
+		return "is not reserved: nobody has it", nil
+	case err != nil:
+		return "", fmt.Errorf("get FloatingIP %s: %w", v1alpha1.NameOf(addr), err)
+	case !ip.Spec.Reserved:
+		return "is not reserved: " + whose(ip), nil
+	case ip.Spec.Pod != nil || ip.Spec.Owner != nil:
+		// Reserved by hand over a record that somebody has: that stays.
+		ip.Spec.Reserved = false
+		delete(ip.Annotations, v1alpha1.AnnotationReason)
+		_, err = berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()})
+		if err == nil {
+			return "not reserved any more: " + whose(ip), nil
+		}
+	default:
+		if err = remove(ctx, berth, ip.Name, string(ip.UID), ip.ResourceVersion, o.dryRuns()); err == nil {
+			return "free", nil
+		}
+	}
+	if apierrors.IsConflict(err) {
+		return "", refusal("it changed a moment ago: look at it and try again")
+	}
+	return "", fmt.Errorf("unreserve: %w", err)
+}
+
+// remove deletes a FloatingIP if it is as the user saw it.
+func remove(ctx context.Context, berth *client.Client, name, uid, version string, dryRun []string) error {
+	options := metav1.NewPreconditionDeleteOptions(uid)
+	options.Preconditions.ResourceVersion = &version
+	options.DryRun = dryRun
+	return berth.FloatingIPs.Delete(ctx, name, *options)
+}
+
+// whose says who has an address.
+func whose(ip *v1alpha1.FloatingIP) string {
+	spec := &ip.Spec
+	switch {
+	case spec.Pod != nil && spec.Owner != nil:
+		return fmt.Sprintf("pod %s/%s has it", spec.Owner.Namespace, spec.Pod.Name)
+	case spec.Pod != nil:
+		return fmt.Sprintf("pod %s has it", spec.Pod.Name)
+	case spec.Owner != nil:
+		return fmt.Sprintf("it is kept for %s %s/%s", spec.Owner.Kind, spec.Owner.Namespace, spec.Owner.Name)
+	case spec.Reserved:
+		return "it is reserved"
+	case spec.ReleasedAt != nil:
+		return "it cools down"
+	}
+	return "it has a FloatingIP without an owner"
+}

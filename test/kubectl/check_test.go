@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// ran is what a command printed.
+type ran struct {
+	code     int
+	out, err string
+}
+
+// berth runs the plugin as a user.
+func berth(w *simulation.World, as string, args ...string) ran {
+	w.T.Helper()
+	args = append(args, "--kubeconfig="+w.ControlPlane.Kubeconfig(), "--as="+as)
+	command := exec.CommandContext(w.Ctx, simulation.Plugin(w.T), args...)
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	_ = command.Run() // judged by the exit code
+	w.T.Logf("kubectl berth %s: exit code %d\n%s%s", strings.Join(args[:len(args)-2], " "), command.ProcessState.ExitCode(), &stdout, &stderr)
+	return ran{command.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// expect fails unless the exit code and some texts are as wanted.
+func (r ran) expect(t testing.TB, code int, texts ...string) ran {
+	t.Helper()
+	if r.code != code {
+		t.Errorf("exit code %d, want %d", r.code, code)
+	}
+	for _, text := range texts {
+		if !strings.Contains(r.out+r.err, text) {
+			t.Errorf("there is no %q in\n%s%s", text, r.out, r.err)
+		}
+	}
+	return r
+}
+
+// grant binds a ClusterRole of an example to a user.
+func grant(w *simulation.World, example, user string) {
+	w.T.Helper()
+	objects, err := deploy.Manifest("examples/" + example)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	for _, object := range objects {
+		role := &rbacv1.ClusterRole{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
+			w.T.Fatal(err)
+		}
+		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+		if _, err := w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name + "-" + user},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		}, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+}
+
+// check, reserve, unreserve and release, as users with the rights of the examples.
+func TestCheck(t *testing.T) {
+	w := simulation.NewWith(t, simulation.Options{ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})
+	w.Nodes(2)
+	w.Kubelet()
+	w.Scheduler(simulation.SchedulerOptions{})
+	controller := w.Controller()
+	w.Pool("web", "10.0.70.10-10.0.70.29")
+	grant(w, "viewer-rbac.yaml", "viewer")
+	grant(w, "operator-rbac.yaml", "operator")
+	set := simulation.NewSet("web", 3, simulation.Policy(v1alpha1.ReleaseRetain))
+	if _, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, set, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	never := simulation.NewSet("never", 2, simulation.Policy(v1alpha1.ReleaseNever))
+	if _, err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Create(w.Ctx, never, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.Eventually("wait for the pods", func() error { return w.CountBound(5) })
+
+	// Nothing is found while pods come and go.
+	for i, replicas := range []int{1, 4, 0, 3} {
+		simulation.Patch(w, w.Kube.AppsV1().StatefulSets(simulation.Namespace), "web", `{"spec":{"replicas":%d}}`, replicas)
+		if i < 3 {
+			berth(w, "viewer", "check", "--agents=false").expect(t, 0, "Nothing was found")
+		}
+	}
+	w.Eventually("wait for the pods", func() error { return w.CountBound(5) })
+	berth(w, "viewer", "check", "--agents=false").expect(t, 0, "Nothing was found in 5 addresses, 5 pods with addresses, 1 pools.\n")
+	berth(w, "viewer", "check", "--grace=1s").expect(t, 2, "B401", "and no agent")
+	berth(w, "viewer", "check", "--grace=1s", "--ignore=B401").expect(t, 0)
+	berth(w, "viewer", "check", "--ignore=B999").expect(t, 1, `--ignore: there is no code "B999"`)
+	berth(w, "nobody", "check").expect(t, 1, `user "nobody" may not list`)
+
+	t.Run("reserve", func(t *testing.T) {
+		w := w.On(t)
+		held := w.Address("web-0")
+		berth(w, "viewer", "reserve", "10.0.70.29").expect(t, 1, `user "viewer" may not create floatingips.berth.dev`)
+		berth(w, "operator", "reserve", "10.0.70.29", "--dry-run").expect(t, 0, "10.0.70.29: reserved in pool web (dry run)\n")
+		berth(w, "operator", "reserve", "10.0.70.29", held, "--reason=router").expect(t, 1, "10.0.70.29: reserved in pool web\n", held+": not reserved: pod default/web-0 has it\n")
+		ip, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.29", metav1.GetOptions{})
+		if err != nil || !ip.Spec.Reserved || ip.Annotations[v1alpha1.AnnotationReason] != "router" || ip.Spec.Pool != "web" {
+			t.Errorf("%+v, %v", ip, err)
+		}
+		berth(w, "operator", "reserve", "10.0.70.29", "--reason=another").expect(t, 0, "is reserved already; the reason is written")
+		berth(w, "viewer", "check", "--agents=false").expect(t, 0)
+		berth(w, "operator", "release", "10.0.70.29", "--apply").expect(t, 2, "it is reserved: use kubectl berth unreserve")
+		berth(w, "operator", "unreserve", "10.0.70.29", held).expect(t, 0, "10.0.70.29: free\n", held+": is not reserved")
+		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, "10.0.70.29", metav1.GetOptions{}); err == nil {
+			t.Error("it is still there")
+		}
+	})
+
+	t.Run("release", func(t *testing.T) {
+		w := w.On(t)
+		held, first, second := w.Address("web-0"), w.Address("never-0"), w.Address("never-1")
+		simulation.Patch(w, w.Kube.AppsV1().StatefulSets(simulation.Namespace), "never", `{"spec":{"replicas":%d}}`, 0)
+		w.Eventually("wait for the addresses to be retained", func() error {
+			for _, name := range []string{first, second} {
+				if ip, err := w.Berth.FloatingIPs.Get(w.Ctx, name, metav1.GetOptions{}); err != nil || ip.Spec.Pod != nil {
+					return fmt.Errorf("%s has a pod: %w", name, err)
+				}
+			}
+			return nil
+		})
+		berth(w, "operator", "release", held, "--apply").expect(t, 2, "pod default/web-0 has it: delete the pod")
+		berth(w, "operator", "release", first).expect(t, 0, "to free", "Nothing was changed")
+		berth(w, "operator", "release", "--retained-longer-than=30d").expect(t, 0, "There is nothing to free.")
+		report := filepath.Join(t.TempDir(), "report.json")
+		save := func(addresses ...string) {
+			// A time is stored in whole seconds, and rounded up.
+			w.Eventually("wait for the addresses to be retained for a while", func() error {
+				old := berth(w, "operator", "release", "--retained-longer-than=1ms", "--pool=web", "-o", "json").expect(t, 0)
+				for _, address := range addresses {
+					if !strings.Contains(old.out, `"`+address+`"`) {
+						return fmt.Errorf("%s is not among them", address)
+					}
+				}
+				return os.WriteFile(report, []byte(old.out), 0o600)
+			})
+		}
+		save(first, second)
+		// What moved on since the report is left.
+		simulation.Patch(w, w.Berth.FloatingIPs, first, `{"metadata":{"labels":{"moved":"%s"}}}`, "on")
+		berth(w, "operator", "release", "--from="+report, "--apply").expect(t, 2, "it has changed since the report", "1 freed")
+		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, first, metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, second, metav1.GetOptions{}); err == nil {
+			t.Errorf("%s is still there", second)
+		}
+		save(first)
+		berth(w, "operator", "release", "--from="+report, "--apply").expect(t, 0, "1 freed")
+		berth(w, "viewer", "check", "--agents=false").expect(t, 0)
+	})
+
+	// Without a controller, what it would do is found.
+	controller.Kill()
+	address := w.Address("web-0")
+	if err := w.Kube.AppsV1().StatefulSets(simulation.Namespace).Delete(w.Ctx, "web", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}); err != nil {
+		t.Fatal(err)
+	}
+	w.Eventually("wait for the pods to be gone", func() error { return w.CountBound(0) })
+	found := berth(w, "viewer", "check", "--agents=false", "--grace=2s", "-o", "json").expect(t, 2)
+	var report struct {
+		APIVersion, Kind string
+		Findings         []struct{ Code, Address, Command string }
+	}
+	if err := json.Unmarshal([]byte(found.out), &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.APIVersion != "cli.berth.dev/v1alpha1" || report.Kind != "CheckReport" || len(report.Findings) != 3 || report.Findings[0].Code != "B101" || report.Findings[0].Address != address {
+		t.Errorf("%+v", report)
+	}
+	berth(w, "viewer", "check", "--agents=false", "--grace=1s", "-o", "name").expect(t, 2, "floatingip.berth.dev/"+address+"\n")
+}
