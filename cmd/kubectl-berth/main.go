@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -27,6 +28,8 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/pool"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer"
 )
 
@@ -82,13 +85,26 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	add := func(group string, commands ...*cobra.Command) {
 		for _, each := range commands {
 			each.GroupID = group
+			each.Args = withUsage(each.Args)
 			command.AddCommand(each)
 		}
 	}
-	add("look", address.NewWho(of, streams), check.New(of, streams))
+	add("look", address.NewWho(of, streams), address.NewWhere(of, streams), pool.NewPool(of, streams), pool.NewFree(of, streams),
+		inventory.NewTop(of, streams), inventory.NewExport(of, streams), check.New(of, streams))
 	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams))
 	add("move", transfer.NewBackup(flags, streams), transfer.NewRestore(flags, streams), transfer.NewImportGalaxy(flags, streams))
 	return command
+}
+
+// withUsage adds to what is wrong with the arguments how the command is written.
+func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(command *cobra.Command, args []string) error {
+		err := check(command, args)
+		if err != nil && strings.Contains(err.Error(), "arg(s)") {
+			err = fmt.Errorf("%w: write %s", err, strings.TrimSuffix(command.UseLine(), " [flags]"))
+		}
+		return err
+	}
 }
 
 // newVerbosity returns kubectl's flag -v.

@@ -39,7 +39,7 @@ func TestRestoreUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"restore": "error: accepts 1 arg(s), received 0",
+		"restore": "error: accepts 1 arg(s), received 0: write kubectl berth restore FILE",
 		"restore /nowhere --keep-for=0 --workers=0": "error: --keep-for: 0s is less than 1s\n--workers: 0 is not between 1 and 256",
 		"restore /nowhere":                          "error: read the backup: open /nowhere: no such file or directory",
 		"restore " + pods:                           "error: read the backup: document 2: v1 Pod web: a backup has berth.dev/v1alpha1 IPPools, IPClaims and FloatingIPs, or lists of them",

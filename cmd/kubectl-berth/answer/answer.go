@@ -43,7 +43,8 @@ func (f Findings) Error() string { return string(f) }
 type Answer struct {
 	// Table is for people. Its rows and those of [Answer.Names] need not correspond.
 	Table *Table
-	// Text is for people, after the table or in place of it.
+	// Text is for people, after the table or in place of it. After a table it is left out
+	// with --no-headers.
 	Text func(out io.Writer, paint Paint)
 	// Kind and Content are for programs: Content is encoded as a JSON object, to which
 	// APIVersion and Kind are added.
@@ -131,7 +132,7 @@ func (f *Format) printText(out io.Writer, a *Answer) error {
 		}
 		f.printed = true
 	}
-	if a.Text != nil {
+	if a.Text != nil && (a.Table == nil || !f.noHeaders) {
 		a.Text(out, PaintOf(out))
 	}
 	return nil

@@ -24,7 +24,7 @@ func sample() *Answer {
 func TestFormats(t *testing.T) {
 	for flags, want := range map[string]string{
 		"":                                     "NAME   USE\nweb    7\ndb     -\nthat is all\n",
-		"--no-headers":                         "web   7\ndb    -\nthat is all\n",
+		"--no-headers":                         "web   7\ndb    -\n",
 		"-owide":                               "NAME   USE   MORE\nweb    7     x\ndb     -     y\nthat is all\n",
 		"-oname":                               "ippool.berth.dev/web\nippool.berth.dev/db\n",
 		"-oyaml":                               "apiVersion: cli.berth.dev/v1alpha1\nitems:\n- name: web\n- name: db\nkind: PoolList\n",

@@ -12,10 +12,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // Pools lists all pools.
@@ -92,4 +94,26 @@ func relay(events watch.Interface, version string, do func(watch.Event) error) (
 		}
 	}
 	return version, nil
+}
+
+// FloatingIPs lists those that a field selector selects, and returns the resource version
+// of the list.
+func FloatingIPs(ctx context.Context, berth *client.Client, selector string) ([]v1alpha1.FloatingIP, string, error) {
+	list, err := berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: selector})
+	if err != nil {
+		return nil, "", fmt.Errorf("list the FloatingIPs: %w", err)
+	}
+	return list.Items, list.ResourceVersion, nil
+}
+
+// Between finds what stands between pods and their workloads.
+func Between(ctx context.Context, kube kubernetes.Interface) podrequest.Between {
+	return podrequest.Between{
+		ReplicaSet: func(namespace, name string) (metav1.Object, error) {
+			return kube.AppsV1().ReplicaSets(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+		Job: func(namespace, name string) (metav1.Object, error) {
+			return kube.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{})
+		},
+	}
 }

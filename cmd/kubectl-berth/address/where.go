@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package address
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/podrequest"
+)
+
+const whereLong = `Prints the addresses of a pod, a workload or an IPClaim, also those that are retained
+for it while it has no pod.
+
+Users who may not read FloatingIPs learn of the addresses of the pods that they may read,
+and not of retained ones.`
+
+const whereExamples = `  # A pod
+  kubectl berth where web-0 -n shop
+
+  # A workload or claim: sts, deploy, ds, job, cronjob, ipclaim or any other kind
+  kubectl berth where sts/web -n shop
+  kubectl berth where claim/front`
+
+type whereOptions struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	format *answer.Format
+	watch  bool
+}
+
+// NewWhere returns the command where.
+func NewWhere(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &whereOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	command := &cobra.Command{
+		Use:     "where POD | KIND/NAME",
+		Short:   "Prints the addresses of a pod, workload or claim",
+		Long:    whereLong,
+		Example: whereExamples,
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
+	}
+	o.AddNamespace(command)
+	o.format.AddFlags(command.Flags())
+	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever one of the addresses changes.")
+	return command
+}
+
+// kinds are the short names of kinds that own addresses.
+var kinds = map[string]string{
+	"po": "Pod", "pod": "Pod", "pods": "Pod",
+	"sts": "StatefulSet", "statefulset": "StatefulSet", "statefulsets": "StatefulSet",
+	"deploy": "Deployment", "deployment": "Deployment", "deployments": "Deployment",
+	"ds": "DaemonSet", "daemonset": "DaemonSet", "daemonsets": "DaemonSet",
+	"rs": "ReplicaSet", "replicaset": "ReplicaSet", "replicasets": "ReplicaSet",
+	"rc": "ReplicationController", "replicationcontroller": "ReplicationController", "replicationcontrollers": "ReplicationController",
+	"job": "Job", "jobs": "Job", "cj": "CronJob", "cronjob": "CronJob", "cronjobs": "CronJob",
+	"claim": "IPClaim", "claims": "IPClaim", "ipclaim": "IPClaim", "ipclaims": "IPClaim",
+}
+
+// target is what the user asks about.
+type target struct{ kind, namespace, name string }
+
+func parseTarget(text, namespace string) (target, error) {
+	kind, name, qualified := strings.Cut(text, "/")
+	if !qualified {
+		kind, name = "Pod", text
+	} else if known, ok := kinds[strings.ToLower(kind)]; ok {
+		kind = known
+	} else {
+		kind, _, _ = strings.Cut(kind, ".") // a resource is written with its group
+	}
+	if kind == "" || name == "" || strings.Contains(name, "/") {
+		return target{}, fmt.Errorf("%q is neither POD nor KIND/NAME: write web-0 or statefulset/web, and the namespace with -n", text)
+	}
+	return target{kind, namespace, name}, nil
+}
+
+func (t *target) String() string { return t.kind + " " + t.namespace + "/" + t.name }
+
+// isKind compares kinds as users write them: a kind or its plural.
+func (t *target) isKind(kind string) bool {
+	return strings.EqualFold(t.kind, kind) || strings.EqualFold(t.kind, kind+"s")
+}
+
+// selector selects FloatingIPs that may be the target's.
+func (t *target) selector() string {
+	set := fields.Set{"spec.owner.namespace": t.namespace}
+	if t.kind != "Pod" {
+		set["spec.owner.name"] = t.name
+	}
+	return set.String()
+}
+
+// has says whether an address is the target's: of a pod, one that it holds or that is kept
+// for a pod of its name.
+func (t *target) has(ip *v1alpha1.FloatingIP) bool {
+	spec := &ip.Spec
+	switch {
+	case spec.Owner == nil:
+		return false
+	case t.kind != "Pod":
+		return t.isKind(spec.Owner.Kind)
+	case spec.Pod != nil:
+		return spec.Pod.Name == t.name
+	}
+	return spec.Owner.PodName == t.name || spec.Owner.PodName == "" && spec.LastPod == t.name
+}
+
+func (o *whereOptions) run(ctx context.Context, text string) error {
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	of, err := parseTarget(text, namespace)
+	if err != nil {
+		return err
+	}
+	if err := o.format.Check(); err != nil {
+		return err
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	kube, err := o.Kube()
+	if err != nil {
+		return err
+	}
+	found, version, err := o.find(ctx, &of, berth, kube)
+	if err != nil {
+		return err
+	}
+	if len(found) > 0 || !o.format.ForPeople() {
+		if err := o.format.Print(o.Out, answerOf(found, time.Now())); err != nil {
+			return err
+		}
+	}
+	if !o.watch || version == "" {
+		return nil
+	}
+	return cluster.Follow(ctx, version, func(options metav1.ListOptions) (watch.Interface, error) {
+		options.FieldSelector = of.selector()
+		return berth.FloatingIPs.Watch(ctx, options)
+	}, func(event watch.Event) error {
+		ip, ok := event.Object.(*v1alpha1.FloatingIP)
+		if !ok || !of.has(ip) {
+			return nil
+		}
+		changed := Of(ip)
+		if event.Type == watch.Deleted {
+			changed = Address{Address: ip.Spec.Address, State: "Deleted", Pool: ip.Spec.Pool, Note: "it is no longer " + of.String() + "'s"}
+		}
+		return o.format.Print(o.Out, answerOf([]Address{changed}, time.Now()))
+	})
+}
+
+// find returns the target's addresses, and the resource version to follow them from: ""
+// if the user may not.
+func (o *whereOptions) find(ctx context.Context, of *target, berth *client.Client, kube kubernetes.Interface) ([]Address, string, error) {
+	var pod *v1.Pod
+	if of.kind == "Pod" {
+		var err error
+		pod, err = kube.CoreV1().Pods(of.namespace).Get(ctx, of.name, metav1.GetOptions{})
+		// Who may not read pods may still read FloatingIPs.
+		if err != nil && !cluster.IsNoSuch(err) && cluster.Forbidden(err) == "" {
+			return nil, "", fmt.Errorf("get pod %s/%s: %w", of.namespace, of.name, err)
+		}
+		if err != nil {
+			pod = nil
+		}
+	}
+	ips, version, err := cluster.FloatingIPs(ctx, berth, of.selector())
+	if cluster.Forbidden(err) != "" {
+		found, err := o.ofOwnPods(ctx, of, pod, kube, err)
+		return found, "", err
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	var found []Address
+	for i := range ips {
+		if of.has(&ips[i]) {
+			each := Of(&ips[i])
+			if pod != nil && ips[i].Spec.Pod != nil && ips[i].Spec.Pod.UID != pod.UID {
+				each.Note = "recorded for an earlier pod of this name"
+			}
+			found = append(found, each)
+		}
+	}
+	slices.SortFunc(found, byPod)
+	if len(found) == 0 {
+		return nil, version, o.nothing(of, pod)
+	}
+	return found, version, nil
+}
+
+// byPod is the order of pods, and what has none at the end.
+func byPod(a, b Address) int {
+	if (a.Pod == nil) != (b.Pod == nil) {
+		if a.Pod == nil {
+			return 1
+		}
+		return -1
+	}
+	one, _ := v1alpha1.AddrOf(a.object)
+	other, _ := v1alpha1.AddrOf(b.object)
+	return cmp.Or(strings.Compare(a.Pod.String(), b.Pod.String()), one.Compare(other))
+}
+
+// nothing says on stderr why nothing is found, or fails if there is no such pod.
+func (o *whereOptions) nothing(of *target, pod *v1.Pod) error {
+	switch {
+	case of.kind != "Pod":
+		fmt.Fprintf(o.ErrOut, "No address belongs to %s: kubectl berth top owners lists who has addresses.\n", of)
+	case pod == nil:
+		return fmt.Errorf("there is no pod %s/%s, and no address is kept for one: kubectl get pods -n %s lists them, -n chooses another namespace, KIND/NAME a workload", of.namespace, of.name, of.namespace)
+	case pod.Spec.NodeName == "":
+		fmt.Fprintf(o.ErrOut, "Pod %s/%s has no address yet: kubectl berth why %s -n %s says why.\n", of.namespace, of.name, of.name, of.namespace)
+	default:
+		fmt.Fprintf(o.ErrOut, "Pod %s/%s has no floating IP: kubectl berth why %s -n %s says why.\n", of.namespace, of.name, of.name, of.namespace)
+	}
+	return nil
+}
+
+// ofOwnPods is for users who may not read FloatingIPs: it reads the annotations of the
+// target's pods.
+func (o *whereOptions) ofOwnPods(ctx context.Context, of *target, pod *v1.Pod, kube kubernetes.Interface, missing error) ([]Address, error) {
+	var pods []v1.Pod
+	switch {
+	case pod != nil:
+		pods = []v1.Pod{*pod}
+	case of.kind == "Pod":
+		return nil, fmt.Errorf("there is no pod %s/%s that you may read, and for retained addresses: %w", of.namespace, of.name, missing)
+	default:
+		list, err := kube.CoreV1().Pods(of.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, missing //nolint:nilerr // it says what matters to the user
+		}
+		between := cluster.Between(ctx, kube)
+		for i := range list.Items {
+			if of.controls(&list.Items[i], between) {
+				pods = append(pods, list.Items[i])
+			}
+		}
+	}
+	var found []Address
+	for i := range pods {
+		names, _ := podrequest.NamesOf(&pods[i])
+		for _, name := range names {
+			if addr, err := v1alpha1.AddrOf(name); err == nil && pods[i].Spec.NodeName != "" {
+				found = append(found, ofPod(&pods[i], addr))
+			}
+		}
+	}
+	fmt.Fprintf(o.ErrOut, "Retained addresses are not shown: %s.\n", cluster.Forbidden(missing))
+	if len(found) == 0 {
+		return nil, o.nothing(of, pod)
+	}
+	return found, nil
+}
+
+// controls says whether a pod belongs to the target, by its claim or by its owners.
+func (t *target) controls(pod *v1.Pod, between podrequest.Between) bool {
+	if pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
+		return false
+	}
+	if claim := pod.Annotations[v1alpha1.AnnotationClaim]; claim != "" || t.isKind("IPClaim") {
+		return t.isKind("IPClaim") && claim == t.name
+	}
+	owner, err := podrequest.OwnerOf(pod, between)
+	return err == nil && t.isKind(owner.Kind) && owner.Name == t.name
+}

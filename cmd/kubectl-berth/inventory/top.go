@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package inventory has the commands that read every address: who has most, and all of
+// them as a table for other programs. They read page by page.
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/usage"
+)
+
+const topLong = `Prints who has the most addresses: pools by their status, nodes, namespaces and owners by
+counting all FloatingIPs. An address counts for the node that it was last on, and for its
+owner also while it is retained. OLDEST-RETAINED is how long the longest retained address
+has had no pod.`
+
+const topExamples = `  # The fullest pools
+  kubectl berth top pools
+
+  # Who retains addresses without using them
+  kubectl berth top owners --sort retained`
+
+type topOptions struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	format *answer.Format
+	sort   string
+	most   int
+}
+
+// byPools is the kind that is not counted here: its status has the numbers.
+const byPools = "pools"
+
+var topKinds = []string{byPools, usage.Nodes, usage.Namespaces, usage.Owners}
+
+// NewTop returns the command top.
+func NewTop(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &topOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	command := &cobra.Command{
+		Use:       "top pools | nodes | namespaces | owners",
+		Short:     "Prints who has most addresses",
+		Long:      topLong,
+		Example:   topExamples,
+		ValidArgs: topKinds,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 || !slices.Contains(topKinds, args[0]) {
+				return errors.New("say of what: " + strings.Join(topKinds, ", "))
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
+	}
+	o.format.AddFlags(command.Flags())
+	command.Flags().StringVar(&o.sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
+	command.Flags().IntVar(&o.most, "most", 20, "Number of lines; 0: all.")
+	return command
+}
+
+// sorts are the orders of --sort. The shares are in the order of their totals already.
+var sorts = map[string]func(a, b usage.Share) int{
+	"total":    func(usage.Share, usage.Share) int { return 0 },
+	"held":     func(a, b usage.Share) int { return cmp.Compare(b.Held, a.Held) },
+	"retained": func(a, b usage.Share) int { return cmp.Compare(b.Retained, a.Retained) },
+	"oldest": func(a, b usage.Share) int {
+		switch {
+		case a.OldestRetained == nil || b.OldestRetained == nil:
+			return cmp.Compare(present(b.OldestRetained), present(a.OldestRetained))
+		}
+		return a.OldestRetained.Compare(*b.OldestRetained)
+	},
+}
+
+func present(at *time.Time) int {
+	if at == nil {
+		return 0
+	}
+	return 1
+}
+
+func (o *topOptions) run(ctx context.Context, kind string) error {
+	order, ok := sorts[o.sort]
+	switch {
+	case !ok:
+		return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", o.sort)
+	case o.most < 0:
+		return fmt.Errorf("--most: %d is negative: 0 prints all", o.most)
+	}
+	if err := o.format.Check(); err != nil {
+		return err
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	var shares []usage.Share
+	if kind == byPools {
+		shares, err = ofPools(ctx, berth)
+	} else {
+		tally := usage.By(kind)
+		err = cluster.EachFloatingIP(ctx, berth, "", func(ip *v1alpha1.FloatingIP) error {
+			tally.Add(ip)
+			return nil
+		})
+		shares = tally.Most(0)
+	}
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(shares, order)
+	if o.most > 0 && len(shares) > o.most {
+		shares = shares[:o.most]
+	}
+	if len(shares) == 0 && o.format.ForPeople() {
+		fmt.Fprintln(o.ErrOut, "Nobody has an address.")
+	}
+	return o.format.Print(o.Out, topAnswer(kind, shares, time.Now()))
+}
+
+func ofPools(ctx context.Context, berth *client.Client) ([]usage.Share, error) {
+	pools, err := cluster.Pools(ctx, berth)
+	if err != nil {
+		return nil, err
+	}
+	shares := make([]usage.Share, len(pools))
+	for i, pool := range pools {
+		shares[i] = usage.Share{Name: pool.Name, Held: pool.Status.Allocated, Retained: pool.Status.Retained}
+	}
+	slices.SortStableFunc(shares, func(a, b usage.Share) int { return cmp.Compare(b.Total(), a.Total()) })
+	return shares, nil
+}
+
+// Top is what -o json prints.
+type Top struct {
+	By    string        `json:"by"`
+	Items []usage.Share `json:"items"`
+}
+
+func topAnswer(kind string, shares []usage.Share, now time.Time) *answer.Answer {
+	name := strings.TrimSuffix(kind, "s")
+	table := answer.NewTable(strings.ToUpper(name[:1])+name[1:], "Total", "Held", "Retained", "Oldest-Retained")
+	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: shares}}
+	for i := range shares {
+		share := &shares[i]
+		oldest := ""
+		if share.OldestRetained != nil {
+			oldest = duration.HumanDuration(now.Sub(*share.OldestRetained))
+		}
+		table.Add(share.Name, share.Total(), share.Held, share.Retained, oldest)
+		a.Names = append(a.Names, share.Name)
+	}
+	return a
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pool
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/poolmap"
+)
+
+const freeLong = `Prints the free addresses of a pool as ranges, or the first few of them. Addresses that
+cool down, are reserved, retained or excluded are not free. What the scheduler promised to
+a pod a moment ago may still be shown.
+
+The exit code is 2 if there are fewer than asked for.`
+
+const freeExamples = `  # The free ranges of a pool
+  kubectl berth free web
+
+  # Three free addresses
+  kubectl berth free web -n 3 -o name`
+
+// Free is what -o json prints.
+type Free struct {
+	Pool      string       `json:"pool"`
+	Free      uint64       `json:"free"`
+	Ranges    []string     `json:"ranges"`
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+}
+
+// NewFree returns the command free.
+func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &options{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	first := 0
+	command := &cobra.Command{
+		Use:     "free POOL",
+		Short:   "Prints the free addresses of a pool",
+		Long:    freeLong,
+		Example: freeExamples,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			if first < 0 || first > mostFree {
+				return fmt.Errorf("-n %d: give a number from 1 to %d", first, mostFree)
+			}
+			return o.free(command.Context(), args[0], first)
+		},
+	}
+	o.format.AddFlags(command.Flags())
+	command.Flags().IntVarP(&first, "number", "n", 0, "Print this many single addresses.")
+	return command
+}
+
+// mostFree limits -n.
+const mostFree = 65536
+
+func (o *options) free(ctx context.Context, name string, first int) error {
+	if err := o.format.Check(); err != nil {
+		return err
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	f, err := look(ctx, berth, name)
+	if err != nil {
+		return err
+	}
+	free := poolmap.Untaken(f.pool, f.uses)
+	why := fmt.Sprintf("all %s addresses are taken", number(f.pool.Ranges.Size()))
+	if f.pool.Disabled {
+		free, why = nil, "spec.disabled is true"
+	}
+	if err := o.format.Print(o.Out, freeAnswer(name, free, first)); err != nil {
+		return err
+	}
+	switch n := free.Size(); {
+	case n == 0:
+		return answer.Findings(fmt.Sprintf("IPPool %s has no free address: %s.", name, why))
+	case n < uint64(first):
+		return answer.Findings(fmt.Sprintf("IPPool %s has only %d free addresses.", name, n))
+	}
+	return nil
+}
+
+func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {
+	content := Free{Pool: pool, Free: free.Size(), Ranges: texts(free), Addresses: poolmap.First(free, first)}
+	a := &answer.Answer{Kind: "FreeAddresses", Content: content}
+	if first > 0 {
+		a.Table = answer.NewTable("Address")
+		for _, addr := range content.Addresses {
+			a.Table.Add(addr.String())
+			a.Names = append(a.Names, addr.String())
+		}
+		return a
+	}
+	a.Names = content.Ranges
+	a.Table = answer.NewTable("Range", "Addresses")
+	for _, r := range free {
+		a.Table.Add(r.String(), number(r.Size()))
+	}
+	if len(free) > 1 {
+		a.Text = func(out io.Writer, _ answer.Paint) { fmt.Fprintf(out, "\n%s free addresses\n", number(free.Size())) }
+	}
+	return a
+}
+
+func texts(set iprange.Set) []string {
+	texts := make([]string, len(set))
+	for i, r := range set {
+		texts[i] = r.String()
+	}
+	return texts
+}

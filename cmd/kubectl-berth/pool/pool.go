@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pool has the commands about pools: how full they are, a map of one, and its free
+// addresses.
+package pool
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/poolmap"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+const poolLong = `Shows how full the pools are, from their status, which berth-controller keeps. With a
+name it draws the addresses of that pool, from the FloatingIPs.`
+
+const poolExamples = `  # All pools
+  kubectl berth pool
+
+  # One as a map
+  kubectl berth pool web
+
+  # Follow them
+  kubectl berth pool -w`
+
+// Pool is a pool as the command prints it with -o json.
+type Pool struct {
+	Name   string            `json:"name"`
+	Subnet string            `json:"subnet"`
+	Family v1alpha1.IPFamily `json:"family"`
+	VLAN   int32             `json:"vlan,omitempty"`
+	// Ready is the status of the pool's condition Ready, and Reason its reason.
+	Ready    string `json:"ready,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+	Capacity uint64 `json:"capacity"`
+	poolmap.Counts
+	Free uint64 `json:"free"`
+}
+
+// List is what -o json prints of several pools.
+type List struct {
+	Items []Pool `json:"items"`
+}
+
+type options struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	format *answer.Format
+	watch  bool
+}
+
+// NewPool returns the command pool.
+func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &options{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	command := &cobra.Command{
+		Use:     "pool [NAME]",
+		Aliases: []string{"pools"},
+		Short:   "Shows how full pools are, or one as a map",
+		Long:    poolLong,
+		Example: poolExamples,
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			if err := o.format.Check(); err != nil {
+				return err
+			}
+			berth, err := o.Berth()
+			switch {
+			case err != nil:
+				return err
+			case len(args) == 0:
+				return o.all(command.Context(), berth)
+			case o.watch:
+				return errors.New("--watch follows the counts of all pools: give no name")
+			}
+			return o.one(command.Context(), berth, args[0])
+		},
+	}
+	o.format.AddFlags(command.Flags())
+	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever a pool's status changes.")
+	return command
+}
+
+func (o *options) all(ctx context.Context, berth *client.Client) error {
+	list, err := berth.IPPools.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the IPPools: %w", err)
+	}
+	var all []Pool
+	for i := range list.Items {
+		all = append(all, statusOf(&list.Items[i]))
+	}
+	if len(all) == 0 && o.format.ForPeople() {
+		fmt.Fprintln(o.ErrOut, "There is no IPPool: kubectl explain ippool.spec says what to write; manifests/examples/pool.yaml is one.")
+	}
+	said := answerOf(all)
+	if !o.watch && len(all) > 0 {
+		said.Text = func(out io.Writer, _ answer.Paint) { families(out, all) }
+	}
+	if err := o.format.Print(o.Out, said); err != nil || !o.watch {
+		return err
+	}
+	return cluster.Follow(ctx, list.ResourceVersion, func(options metav1.ListOptions) (watch.Interface, error) {
+		return berth.IPPools.Watch(ctx, options)
+	}, func(event watch.Event) error {
+		pool, ok := event.Object.(*v1alpha1.IPPool)
+		if !ok {
+			return nil
+		}
+		changed := statusOf(pool)
+		if event.Type == watch.Deleted {
+			changed.Ready, changed.Reason = "Deleted", "Deleted"
+		}
+		return o.format.Print(o.Out, answerOf([]Pool{changed}))
+	})
+}
+
+// statusOf returns what a pool's status says.
+func statusOf(object *v1alpha1.IPPool) Pool {
+	status := &object.Status
+	p := Pool{
+		Name: object.Name, Subnet: object.Spec.Subnet, Family: familyOf(object.Spec.Subnet), VLAN: object.Spec.VLAN,
+		Capacity: count(status.Capacity), Free: count(status.Free),
+		Counts: poolmap.Counts{Held: count(status.Allocated), Retained: count(status.Retained), Reserved: count(status.Reserved), Cooling: count(status.Cooling)},
+	}
+	if ready := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolReady); ready != nil {
+		p.Ready, p.Reason = string(ready.Status), ready.Reason
+	}
+	return p
+}
+
+func familyOf(subnet string) v1alpha1.IPFamily {
+	if strings.Contains(subnet, ":") {
+		return v1alpha1.IPv6
+	}
+	return v1alpha1.IPv4
+}
+
+func count(n int64) uint64 { return uint64(max(0, n)) }
+
+func answerOf(all []Pool) *answer.Answer {
+	table := answer.NewTable("Name", "Subnet", "Capacity", "Held", "Retained", "+Reserved", "+Cooling", "Free", "Ready", "+Reason", "+VLAN", "Use")
+	a := &answer.Answer{Table: table, Kind: "PoolList", Content: List{Items: all}}
+	for i := range all {
+		p := &all[i]
+		table.Add(p.Name, p.Subnet, number(p.Capacity), number(p.Held), number(p.Retained), number(p.Reserved), number(p.Cooling), number(p.Free), p.Ready, p.Reason, fmt.Sprint(p.VLAN), p.bar())
+		a.Names = append(a.Names, "ippool."+v1alpha1.GroupName+"/"+p.Name)
+	}
+	return a
+}
+
+// number shortens what nobody counts: the addresses of an IPv6 subnet.
+func number(n uint64) string {
+	if n >= 1_000_000_000 {
+		return fmt.Sprintf("%.1e", float64(n))
+	}
+	return fmt.Sprint(n)
+}
+
+// bar draws how full the pool is, with a letter for each state.
+func (p *Pool) bar() string {
+	const cells = 20
+	if p.Capacity == 0 {
+		return ""
+	}
+	var bar strings.Builder
+	bar.WriteByte('[')
+	var upTo uint64
+	drawn := 0
+	for _, part := range []struct {
+		n      uint64
+		letter byte
+	}{{p.Held, poolmap.Held}, {p.Retained, poolmap.Retained}, {p.Reserved, poolmap.Reserved}, {p.Cooling, poolmap.Cooling}} {
+		upTo += part.n
+		end := min(cells, int(math.Round(float64(upTo)*cells/float64(p.Capacity))))
+		if part.n > 0 && end == drawn && end < cells {
+			end++ // what exists is shown
+		}
+		for ; drawn < end; drawn++ {
+			bar.WriteByte(part.letter)
+		}
+	}
+	bar.WriteString(strings.Repeat(".", cells-drawn))
+	fmt.Fprintf(&bar, "] %s", percent(p.Taken(), p.Capacity))
+	return bar.String()
+}
+
+func percent(part, whole uint64) string {
+	switch {
+	case whole == 0:
+		return "-"
+	case part > 0 && part*100 < whole:
+		return "<1%"
+	}
+	return fmt.Sprintf("%d%%", uint64(float64(part)*100/float64(whole)))
+}
+
+// families prints the sums of each family.
+func families(out io.Writer, all []Pool) {
+	sums := map[v1alpha1.IPFamily]*Pool{}
+	pools := map[v1alpha1.IPFamily]int{}
+	for _, p := range all {
+		sum := sums[p.Family]
+		if sum == nil {
+			sum = &Pool{}
+			sums[p.Family] = sum
+		}
+		pools[p.Family]++
+		sum.Held += p.Taken()
+		sum.Capacity = add(sum.Capacity, p.Capacity)
+		sum.Free = add(sum.Free, p.Free)
+	}
+	fmt.Fprintln(out)
+	for _, family := range []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6} {
+		if sum := sums[family]; sum != nil {
+			fmt.Fprintf(out, "%s: %s, %s of %s addresses taken (%s), %s free\n", family, plural(pools[family], "pool"), number(sum.Held), number(sum.Capacity), percent(sum.Held, sum.Capacity), number(sum.Free))
+		}
+	}
+	fmt.Fprintln(out, legend)
+}
+
+const legend = "# held by a pod   r retained   R reserved   c cooling down   . free"
+
+func add(a, b uint64) uint64 {
+	if a > math.MaxUint64-b {
+		return math.MaxUint64
+	}
+	return a + b
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// found is one pool and who has its addresses.
+type found struct {
+	object *v1alpha1.IPPool
+	pool   *pools.Pool
+	uses   poolmap.Uses
+}
+
+// look reads a pool and its addresses.
+func look(ctx context.Context, berth *client.Client, name string) (*found, error) {
+	all, err := cluster.Pools(ctx, berth)
+	if err != nil {
+		return nil, err
+	}
+	f := &found{uses: poolmap.Uses{}}
+	if at := slices.IndexFunc(all, func(pool *v1alpha1.IPPool) bool { return pool.Name == name }); at >= 0 {
+		f.object = all[at]
+	} else {
+		return nil, noSuchPool(name, all)
+	}
+	snapshot := pools.Compile(all) // an older pool keeps what both list
+	at, ok := snapshot.Index(name)
+	if !ok {
+		return nil, fmt.Errorf("IPPool %s gives no addresses, because it is invalid: %w", name, snapshot.Invalid(name))
+	}
+	f.pool = snapshot.Pools()[at]
+	for _, recorded := range []string{name, ""} { // an administrator may have named no pool
+		ips, _, err := cluster.FloatingIPs(ctx, berth, fields.OneTermEqualSelector("spec.pool", recorded).String())
+		if err != nil {
+			return nil, err
+		}
+		for i := range ips {
+			f.uses.Add(&ips[i])
+		}
+	}
+	status := &f.object.Status
+	if counted := poolmap.Count(f.pool, f.uses); counted.Taken() < count(status.Allocated+status.Retained+status.Reserved+status.Cooling) {
+		// Some of its addresses are recorded under another pool's name.
+		err := cluster.EachFloatingIP(ctx, berth, "", func(ip *v1alpha1.FloatingIP) error {
+			f.uses.Add(ip)
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// noSuchPool names the pools that there are, those with a similar name first.
+func noSuchPool(name string, all []*v1alpha1.IPPool) error {
+	if len(all) == 0 {
+		return fmt.Errorf("there is no IPPool %q, nor any other: kubectl explain ippool.spec says what to write", name)
+	}
+	names := make([]string, len(all))
+	for i, pool := range all {
+		names[i] = pool.Name
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(unlike(a, name), unlike(b, name)), strings.Compare(a, b))
+	})
+	const most = 5
+	more := ""
+	if len(names) > most {
+		names, more = names[:most], ", …"
+	}
+	return fmt.Errorf("there is no IPPool %q: there are %s%s", name, strings.Join(names, ", "), more)
+}
+
+func unlike(a, b string) int {
+	if strings.Contains(a, b) || strings.Contains(b, a) {
+		return 0
+	}
+	return 1
+}
+
+// Map is what -o json prints of one pool.
+type Map struct {
+	Pool
+	// FreeRanges are the free addresses.
+	FreeRanges []string `json:"freeRanges"`
+}
+
+func (o *options) one(ctx context.Context, berth *client.Client, name string) error {
+	f, err := look(ctx, berth, name)
+	if err != nil {
+		return err
+	}
+	p := statusOf(f.object)
+	p.Counts = poolmap.Count(f.pool, f.uses)
+	p.Capacity = f.pool.Ranges.Size()
+	free := poolmap.Untaken(f.pool, f.uses)
+	p.Free = free.Size()
+	if f.pool.Disabled {
+		p.Free = 0
+	}
+	a := answerOf([]Pool{p})
+	a.Kind, a.Content = "PoolMap", Map{Pool: p, FreeRanges: texts(free)}
+	a.Text = func(out io.Writer, paint answer.Paint) { f.draw(out, paint) }
+	return o.format.Print(o.Out, a)
+}
+
+func (f *found) draw(out io.Writer, paint answer.Paint) {
+	fmt.Fprintln(out)
+	drawn, ok := poolmap.Draw(f.pool, f.uses)
+	if !ok {
+		fmt.Fprintln(out, "The pool is too large for a map: kubectl berth free", f.pool.Name, "prints its free ranges.")
+		return
+	}
+	rows := slices.DeleteFunc(drawn.Rows, func(row poolmap.Row) bool { return strings.Trim(row.Cells, string(poolmap.None)) == "" })
+	width := 0
+	for _, row := range rows {
+		width = max(width, len(row.From.String()))
+	}
+	for _, row := range rows {
+		fmt.Fprintf(out, "%-*s  %s\n", width, row.From, strings.TrimRight(grouped(row.Cells, paint), " "))
+	}
+	fmt.Fprintln(out)
+	if drawn.Block == 1 {
+		fmt.Fprintln(out, legend)
+		return
+	}
+	fmt.Fprintf(out, "each cell is %d addresses:   . none taken   0-9 tenths taken   # all taken\n", drawn.Block)
+}
+
+// grouped puts a space after each eight cells, and colours them.
+func grouped(cells string, paint answer.Paint) string {
+	var text strings.Builder
+	for i, cell := range []byte(cells) {
+		if i > 0 && i%8 == 0 {
+			text.WriteByte(' ')
+		}
+		letter := string(cell)
+		switch cell {
+		case poolmap.Free:
+			letter = paint.Green(letter)
+		case poolmap.Held:
+			letter = paint.Red(letter)
+		case poolmap.None:
+		default:
+			letter = paint.Yellow(letter)
+		}
+		text.WriteString(letter)
+	}
+	return text.String()
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package poolmap draws the addresses of a pool, and finds the free ones. It follows from
+// the compiled pool and from the FloatingIPs, as the scheduler's book does; what is promised
+// to pods that are being bound at this moment is in the scheduler's memory only.
+package poolmap
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/pools"
+	"github.com/berth-dev/berth/ipam/standing"
+)
+
+// Uses are the states of addresses that have a FloatingIP.
+type Uses map[netip.Addr]standing.State
+
+// Add adds a FloatingIP.
+func (u Uses) Add(ip *v1alpha1.FloatingIP) {
+	if addr, err := v1alpha1.AddrOf(ip.Name); err == nil {
+		u[addr] = standing.Of(ip)
+	}
+}
+
+// Untaken returns the addresses of the pool that nobody has. A disabled pool gives none of
+// them.
+func Untaken(pool *pools.Pool, uses Uses) iprange.Set {
+	taken := make([]iprange.Range, 0, len(uses))
+	for addr := range uses {
+		taken = append(taken, iprange.Single(addr))
+	}
+	return pool.Ranges.Without(iprange.SetOf(taken...))
+}
+
+// First returns the first n addresses of a set.
+func First(set iprange.Set, n int) []netip.Addr {
+	var addrs []netip.Addr
+	for _, r := range set {
+		for addr := r.First; len(addrs) < n && addr.IsValid() && addr.Compare(r.Last) <= 0; addr = addr.Next() {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// Counts are numbers of addresses of the pool.
+type Counts struct {
+	Held     uint64 `json:"held"`
+	Retained uint64 `json:"retained"`
+	Reserved uint64 `json:"reserved"`
+	Cooling  uint64 `json:"cooling"`
+}
+
+// Taken returns the number of addresses that are not free.
+func (c *Counts) Taken() uint64 { return c.Held + c.Retained + c.Reserved + c.Cooling }
+
+// Count counts the addresses in the pool's ranges.
+func Count(pool *pools.Pool, uses Uses) Counts {
+	var n Counts
+	for addr, state := range uses {
+		if pool.Ranges.Contains(addr) {
+			n.add(state)
+		}
+	}
+	return n
+}
+
+func (c *Counts) add(state standing.State) {
+	switch state {
+	case standing.Held:
+		c.Held++
+	case standing.Retained:
+		c.Retained++
+	case standing.Reserved:
+		c.Reserved++
+	case standing.Cooling:
+		c.Cooling++
+	}
+}
+
+// Letters of a map, which is never read by colour alone.
+const (
+	Held     = '#'
+	Retained = 'r'
+	Reserved = 'R'
+	Cooling  = 'c'
+	Free     = '.'
+	// None is an address that the pool does not give.
+	None = ' '
+)
+
+var letters = map[standing.State]byte{standing.Held: Held, standing.Retained: Retained, standing.Reserved: Reserved, standing.Cooling: Cooling}
+
+// Row is a line of a map: cells from an address on.
+type Row struct {
+	From  netip.Addr
+	Cells string
+}
+
+// Sizes of maps.
+const (
+	// Wide is the number of cells in a row.
+	Wide = 64
+	// mostCells of a map, so that it fits a screen: an address each in a /22.
+	mostCells = 1024
+)
+
+// Map is a picture of a pool. Each cell is Block addresses.
+type Map struct {
+	Rows  []Row
+	Block uint64
+}
+
+// Draw draws a pool: an address in each cell if there are at most 1024, else a block of
+// addresses, with the tenths of it that are taken (0 to 9, # if all). ok is false if the
+// pool is too large for any map.
+func Draw(pool *pools.Pool, uses Uses) (drawn Map, ok bool) {
+	spans := spansOf(pool)
+	drawn.Block = 1
+	for cellsOf(spans, drawn.Block) > mostCells {
+		if drawn.Block >= 1<<40 {
+			return Map{}, false
+		}
+		drawn.Block *= 2
+	}
+	taken := make([]netip.Addr, 0, len(uses))
+	for addr := range uses {
+		taken = append(taken, addr)
+	}
+	slices.SortFunc(taken, netip.Addr.Compare)
+	for _, span := range spans {
+		drawn.Rows = append(drawn.Rows, drawSpan(pool, span, drawn.Block, uses, taken)...)
+	}
+	return drawn, true
+}
+
+// spansOf returns what the map shows: a small subnet whole, of a large one the ranges.
+func spansOf(pool *pools.Pool) []iprange.Range {
+	whole := iprange.OfPrefix(pool.Subnet)
+	if whole.Size() <= mostCells {
+		return []iprange.Range{whole}
+	}
+	// Holes of single addresses do not break a span.
+	spans := []iprange.Range{}
+	for _, r := range pool.Ranges {
+		if n := len(spans); n > 0 && distance(spans[n-1].Last, r.First) <= Wide {
+			spans[n-1].Last = r.Last
+			continue
+		}
+		spans = append(spans, r)
+	}
+	return spans
+}
+
+func cellsOf(spans []iprange.Range, block uint64) uint64 {
+	var cells uint64
+	for _, span := range spans {
+		cells += (span.Size()-1)/block + 1
+	}
+	return cells
+}
+
+// distance is the number of steps from one address to a later one.
+func distance(from, to netip.Addr) uint64 { return (iprange.Range{First: from, Last: to}).Size() - 1 }
+
+func drawSpan(pool *pools.Pool, span iprange.Range, block uint64, uses Uses, taken []netip.Addr) []Row {
+	var rows []Row
+	row := Row{From: span.First}
+	cells := []byte{}
+	for first := span.First; ; {
+		last := after(first, min(block-1, distance(first, span.Last)))
+		cells = append(cells, cellOf(pool, iprange.Range{First: first, Last: last}, uses, taken))
+		done := last == span.Last
+		if done || len(cells) == Wide {
+			row.Cells = string(cells)
+			rows = append(rows, row)
+			cells = cells[:0]
+		}
+		if done {
+			return rows
+		}
+		first = last.Next()
+		if len(cells) == 0 {
+			row = Row{From: first}
+		}
+	}
+}
+
+// after returns the address n steps later. The caller makes sure that there is one.
+func after(addr netip.Addr, n uint64) netip.Addr {
+	bytes := addr.As16()
+	for i := len(bytes) - 1; i >= 0 && n > 0; i-- {
+		n += uint64(bytes[i])
+		bytes[i] = byte(n)
+		n >>= 8
+	}
+	later := netip.AddrFrom16(bytes)
+	if addr.Is4() {
+		return later.Unmap()
+	}
+	return later
+}
+
+// cellOf returns the letter of a cell.
+func cellOf(pool *pools.Pool, cell iprange.Range, uses Uses, taken []netip.Addr) byte {
+	var capacity uint64
+	for _, both := range pool.Ranges.Common(cell) {
+		capacity += both.Size()
+	}
+	if cell.First == cell.Last {
+		if letter, ok := letters[uses[cell.First]]; ok {
+			return letter
+		}
+		if capacity == 0 {
+			return None
+		}
+		return Free
+	}
+	if capacity == 0 {
+		return None
+	}
+	from, _ := slices.BinarySearchFunc(taken, cell.First, netip.Addr.Compare)
+	var n uint64
+	for _, addr := range taken[from:] {
+		if addr.Compare(cell.Last) > 0 {
+			break
+		}
+		if pool.Ranges.Contains(addr) {
+			n++
+		}
+	}
+	switch n {
+	case 0:
+		return Free
+	case capacity:
+		return Held
+	}
+	return '0' + byte(n*10/capacity)
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// What users read, each with their rights: an administrator, a viewer with the ClusterRole
+// of the example, a tenant with Kubernetes' role view in a namespace, and nobody.
+func TestReading(t *testing.T) {
+	t.Parallel()
+	w := simulation.NewWith(t, simulation.Options{Patience: time.Minute})
+	newUser(w, "").session(w, "empty.txt")
+	fill(w)
+	permit(w)
+	w.Eventually("wait until the users may read", func() error {
+		for user, args := range map[string][]string{"viewer": {"top", "nodes"}, "tenant": {"where", "web-0", "-n", "shop"}} {
+			if printed, code, err := newUser(w, user).run(w.Ctx, args...); err != nil || code != 0 {
+				return fmt.Errorf("%s: %w: %s", user, err, printed)
+			}
+		}
+		return nil
+	})
+	for _, user := range []string{"viewer", "tenant", "nobody"} {
+		newUser(w, user).session(w, user+".txt")
+	}
+}
+
+// fill makes a cluster as an administrator finds it. Nothing runs in it.
+func fill(w *simulation.World) {
+	w.T.Helper()
+	must := func(err error) {
+		w.T.Helper()
+		if err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	for _, name := range []string{"shop", "ads"} {
+		_, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		must(err)
+	}
+	web := w.Pool("web", "10.0.70.8-10.0.70.40", func(pool *v1alpha1.IPPool) {
+		pool.Spec.Exclude = []string{"10.0.70.15"}
+		pool.Spec.Cooldown = &metav1.Duration{Duration: 720 * time.Hour}
+	})
+	web.Status = v1alpha1.IPPoolStatus{
+		Capacity: 32, Allocated: 3, Retained: 2, Reserved: 1, Cooling: 1, Free: 25,
+		Conditions: []metav1.Condition{{Type: v1alpha1.PoolReady, Status: metav1.ConditionTrue, Reason: "Valid", LastTransitionTime: metav1.Now()}},
+	}
+	_, err := w.Berth.IPPools.UpdateStatus(w.Ctx, web, metav1.UpdateOptions{})
+	must(err)
+	six := simulation.NewPool("six", "2001:db8:70::1:0/112")
+	six.Spec.Subnet, six.Spec.Gateway = "2001:db8:70::/64", "2001:db8:70::1"
+	six, err = w.Berth.IPPools.Create(w.Ctx, six, metav1.CreateOptions{})
+	must(err)
+	six.Status = v1alpha1.IPPoolStatus{Capacity: 65536, Allocated: 1, Free: 65535}
+	_, err = w.Berth.IPPools.UpdateStatus(w.Ctx, six, metav1.UpdateOptions{})
+	must(err)
+	w.Pool("old", "10.0.70.60-10.0.70.63", func(pool *v1alpha1.IPPool) { pool.Spec.Disabled = true })
+
+	holds := []struct {
+		spec      v1alpha1.FloatingIPSpec
+		kind, pod string
+	}{
+		{v1alpha1.FloatingIPSpec{Address: "10.0.70.8", Pool: "web", Node: "node1"}, "StatefulSet shop/web", "web-0"},
+		{v1alpha1.FloatingIPSpec{Address: "2001:db8:70::1:8", Pool: "six", Node: "node1", Index: 1}, "StatefulSet shop/web", "web-0"},
+		{v1alpha1.FloatingIPSpec{Address: "10.0.70.9", Pool: "web", Node: "node2"}, "StatefulSet shop/web", "web-1"},
+		{v1alpha1.FloatingIPSpec{Address: "10.0.70.10", Pool: "web", Node: "node2", LastPod: "web-2"}, "StatefulSet shop/web", ""},
+		{v1alpha1.FloatingIPSpec{Address: "10.0.70.11", Pool: "web", Node: "node1"}, "Deployment ads/banner", "banner-5d8f9-x2x4z"},
+		{v1alpha1.FloatingIPSpec{Address: "10.0.70.12", Pool: "web"}, "IPClaim ads/front", ""},
+		{v1alpha1.FloatingIPSpec{Address: "10.0.70.13", Pool: "web", LastPod: "gone-0"}, "", ""},
+		{v1alpha1.FloatingIPSpec{Address: "10.0.70.14", Reserved: true}, "", ""},
+	}
+	since := metav1.NewTime(time.Now().Add(-72 * time.Hour))
+	released := metav1.NewTime(time.Now().Add(-240 * time.Hour))
+	names := map[string]string{}
+	for i, hold := range holds {
+		ip := &v1alpha1.FloatingIP{Spec: hold.spec}
+		ip.Name = v1alpha1.NameOf(netip.MustParseAddr(ip.Spec.Address))
+		ip.Spec.ReleasePolicy = v1alpha1.ReleaseRetain
+		if ip.Spec.Pool == "web" {
+			ip.Spec.Network = &v1alpha1.Network{Subnet: web.Spec.Subnet, Gateway: web.Spec.Gateway}
+		}
+		switch {
+		case hold.kind != "":
+			kind, of, _ := strings.Cut(hold.kind, " ")
+			namespace, name, _ := strings.Cut(of, "/")
+			ip.Spec.Since = &since
+			ip.Spec.Owner = &v1alpha1.Owner{APIVersion: "apps/v1", Kind: kind, Namespace: namespace, Name: name, UID: types.UID(fmt.Sprintf("00000000-0000-0000-0000-00000000000%d", i+1))}
+			if kind == "StatefulSet" {
+				ip.Spec.Owner.PodName = hold.pod
+				if hold.pod == "" {
+					ip.Spec.Owner.PodName = hold.spec.LastPod
+				}
+			}
+			if hold.pod != "" {
+				key := namespace + "/" + hold.pod
+				if names[key] != "" {
+					names[key] += ","
+				}
+				names[key] += ip.Name
+			}
+		case !hold.spec.Reserved:
+			ip.Spec.ReleasedAt = &released
+		}
+		if hold.pod != "" {
+			ip.Spec.Pod = &v1alpha1.PodReference{Name: hold.pod, UID: "later"}
+		}
+		_, err := w.Berth.FloatingIPs.Create(w.Ctx, ip, metav1.CreateOptions{})
+		must(err)
+	}
+	for _, pod := range []struct{ namespace, name, node, kind, workload string }{
+		{"shop", "web-0", "node1", "StatefulSet", "web"}, {"shop", "web-1", "node2", "StatefulSet", "web"},
+		{"ads", "banner-5d8f9-x2x4z", "node1", "ReplicaSet", "banner-5d8f9"}, {"shop", "waits", "", "", ""},
+	} {
+		made := simulation.NewPod(pod.name)
+		made.Namespace, made.Spec.NodeName = pod.namespace, pod.node
+		if pod.kind != "" {
+			made.Annotations[v1alpha1.AnnotationFloatingIPs] = names[pod.namespace+"/"+pod.name]
+			yes := true
+			made.OwnerReferences = []metav1.OwnerReference{{APIVersion: appsv1.SchemeGroupVersion.String(), Kind: pod.kind, Name: pod.workload, UID: "workload", Controller: &yes}}
+		}
+		created, err := w.Kube.CoreV1().Pods(pod.namespace).Create(w.Ctx, made, metav1.CreateOptions{})
+		must(err)
+		for _, hold := range holds {
+			if hold.pod != pod.name {
+				continue
+			}
+			name := v1alpha1.NameOf(netip.MustParseAddr(hold.spec.Address))
+			patch := fmt.Appendf(nil, `{"spec":{"pod":{"uid":%q}}}`, created.UID)
+			_, err := w.Berth.FloatingIPs.Patch(w.Ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+			must(err)
+		}
+	}
+}
+
+// permit gives viewer the role of the example, and tenant what Kubernetes' role view has in
+// namespace shop. The role itself is empty without kube-controller-manager.
+func permit(w *simulation.World) {
+	w.T.Helper()
+	objects, err := deploy.Manifest("examples/viewer-rbac.yaml")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	subject := func(name string) []rbacv1.Subject {
+		return []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
+	}
+	for _, object := range objects {
+		role := &rbacv1.ClusterRole{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, role); err != nil {
+			w.T.Fatal(err)
+		}
+		if _, err := w.Kube.RbacV1().ClusterRoles().Create(w.Ctx, role, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	_, err = w.Kube.RbacV1().ClusterRoleBindings().Create(w.Ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "viewer"}, Subjects: subject("viewer"),
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berth-viewer"},
+	}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = w.Kube.RbacV1().RoleBindings("shop").Create(w.Ctx, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "tenant"}, Subjects: subject("tenant"),
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:aggregate-to-view"},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		w.T.Fatal(err)
+	}
+}
