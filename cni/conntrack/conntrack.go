@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack lists connections as the kernel tracks them and ends them, in the
-// network namespace of the calling thread. It decides nothing: which connections must end is of its
-// callers. Connections of the kernel's zone 0 are listed only; others are of programs that gave
+// Package conntrack lists connections as the kernel tracks them, ends them, and tells the kernel of
+// those that began before it tracked any, in the network namespace of the calling thread. It decides
+// nothing: which connections must end is of its callers. Connections of the kernel's zone 0 are listed only; others are of programs that gave
 // them a zone.
 package conntrack
 
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -66,11 +67,7 @@ func List(family int, yield func(*Flow) bool) error {
 
 // End makes the kernel forget a connection, which may be gone.
 func End(f *Flow) error {
-	family := unix.AF_INET6
-	if f.Original.Source.Addr().Is4() {
-		family = unix.AF_INET
-	}
-	req := request(family, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+	req := request(familyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
 	req.AddData(nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, f.tuple))
 	// A new one with the same addresses and ports is another.
 	req.AddData(nl.NewRtAttr(nl.CTA_ID, f.id))
@@ -149,4 +146,118 @@ func parseTuple(b []byte) (protocol byte, t Tuple, err error) {
 		return nil
 	})
 	return protocol, Tuple{netip.AddrPortFrom(source, sourcePort), netip.AddrPortFrom(destination, destinationPort)}, err
+}
+
+// The times after which the kernel forgets a connection that Adopt told it of and that sends nothing. The
+// first packet begins the kernel's own.
+const (
+	adoptedTCP   = 24 * time.Hour
+	adoptedOther = 2 * time.Minute
+)
+
+// Adopt has the kernel know of a connection that began when nothing tracked it, so that it does not
+// take the side whose packet it sees next for the one that began. It returns false where the kernel
+// knows the connection already, whoever began it. It ends what the kernel knows where that is the same
+// connection begun by the other side, untranslated, and replace is true.
+func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error) {
+	reply := Tuple{Source: original.Destination, Destination: original.Source}
+	for range attempts {
+		if err = create(protocol, original, reply); !errors.Is(err, unix.EEXIST) {
+			break
+		}
+		if !replace {
+			return false, nil
+		}
+		known, err := get(protocol, original)
+		if err != nil {
+			return false, err
+		}
+		if known == nil {
+			continue
+		}
+		if known.Original != reply || known.Reply != original {
+			return false, nil
+		}
+		// A packet may come before the next attempt, and begin it anew.
+		if err := End(known); err != nil {
+			return false, err
+		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("track the connection from %s to %s: %w", original.Source, original.Destination, err)
+	}
+	return true, nil
+}
+
+// Of the kernel's uapi/linux/netfilter.
+const (
+	seenReply, assured, confirmed = 1 << 1, 1 << 2, 1 << 3 // enum ip_conntrack_status
+	beLiberal                     = 0x08                   // IP_CT_TCP_FLAG_BE_LIBERAL
+	tcpFlagsOriginal              = 4                      // CTA_PROTOINFO_TCP_FLAGS_ORIGINAL
+	tcpFlagsReply                 = 5
+)
+
+// create makes a connection whose packets pass in both directions already.
+func create(protocol byte, original, reply Tuple) error {
+	req := request(familyOf(original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, original))
+	req.AddData(tupleOf(nl.CTA_TUPLE_REPLY, protocol, reply))
+	req.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, seenReply|assured|confirmed)))
+	timeout := adoptedOther
+	if protocol == unix.IPPROTO_TCP {
+		timeout = adoptedTCP
+		info := nl.NewRtAttr(nl.CTA_PROTOINFO|unix.NLA_F_NESTED, nil)
+		tcp := info.AddRtAttr(nl.CTA_PROTOINFO_TCP|unix.NLA_F_NESTED, nil)
+		tcp.AddRtAttr(nl.CTA_PROTOINFO_TCP_STATE, []byte{nl.TCP_CONNTRACK_ESTABLISHED})
+		// As the kernel does with connections that it takes up: it does not know their windows.
+		for _, kind := range []int{tcpFlagsOriginal, tcpFlagsReply} {
+			tcp.AddRtAttr(kind, []byte{beLiberal, beLiberal})
+		}
+		req.AddData(info)
+	}
+	req.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, uint32(timeout.Seconds()))))
+	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	return err
+}
+
+// get returns the connection that a packet belongs to, nil where there is none.
+func get(protocol byte, packet Tuple) (*Flow, error) {
+	req := request(familyOf(packet.Source.Addr()), nl.IPCTNL_MSG_CT_GET, 0)
+	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, packet))
+	found, err := req.Execute(unix.NETLINK_NETFILTER, nl.IPCTNL_MSG_CT_NEW|unix.NFNL_SUBSYS_CTNETLINK<<8)
+	if errors.Is(err, unix.ENOENT) || err == nil && len(found) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the connection from %s to %s: %w", packet.Source, packet.Destination, err)
+	}
+	f, _, err := parse(found[0])
+	if err != nil {
+		return nil, fmt.Errorf("read a tracked connection: %w", err)
+	}
+	return f, nil
+}
+
+func tupleOf(kind int, protocol byte, t Tuple) *nl.RtAttr {
+	port := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
+	source, destination := nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	if t.Source.Addr().Is4() {
+		source, destination = nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
+	}
+	tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
+	ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
+	ip.AddRtAttr(source, t.Source.Addr().AsSlice())
+	ip.AddRtAttr(destination, t.Destination.Addr().AsSlice())
+	ports := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
+	ports.AddRtAttr(nl.CTA_PROTO_NUM, []byte{protocol})
+	ports.AddRtAttr(nl.CTA_PROTO_SRC_PORT, port(t.Source.Port()))
+	ports.AddRtAttr(nl.CTA_PROTO_DST_PORT, port(t.Destination.Port()))
+	return tuple
+}
+
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
 }

@@ -157,8 +157,17 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	t.check = false
 	e.mu.Unlock()
 
+	// A table has the kernel track connections.
+	isFirst := !isEmpty(want) && (written == nil || isEmpty(written))
+	var before adopted
+	if isFirst {
+		before = e.adopt(ctx, key, nil)
+	}
 	began := time.Now()
 	err := e.bring(ctx, t.table, netns, written, want, check)
+	if isFirst && err == nil {
+		e.adopt(ctx, key, before)
+	}
 	if want != written || err != nil {
 		e.Metrics.applied(err, time.Since(began))
 	}

@@ -66,7 +66,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	// Also where the last try failed.
 	e.queue.Add(nodeKey)
 	e.queue.Add(c.ID)
-	if err := e.showBridgesOf(found); err != nil {
+	if err := e.showBridgesOf(ctx, found); err != nil {
 		klog.FromContext(ctx).Error(err, "Pods of one bridge may reach each other whatever their network policies say", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
 	}
 	if err := e.wait(ctx, nodeKey, version); err != nil {

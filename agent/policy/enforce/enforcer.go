@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/cluster"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/ipam/event"
 )
@@ -49,12 +50,14 @@ type kernel interface {
 	NodeAddresses() ([]netip.Addr, error)
 	// Show is place.Shower.Show.
 	Show(bridge string) error
+	// Connections is socket.Connections.
+	Connections(netns string) ([]socket.Connection, error)
 	// Close and Open are those of package gate.
 	Close(netns string) error
 	Open(netns string) error
 }
 
-// Table is table.Table. None of the methods but Counters is called in parallel.
+// Table is table.Table. None of the methods but Counters and Adopt is called in parallel.
 type Table interface {
 	// Apply brings a ruleset into the kernel in one transaction.
 	Apply(ctx context.Context, rs *ruleset.Ruleset) error
@@ -67,6 +70,9 @@ type Table interface {
 	// drop, and lets those begin again that it would let pass. Each address has the name of its
 	// interface in the namespace of a pod.
 	EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error)
+	// Adopt has the kernel track connections that it may not know; what it knows it replaces where
+	// asked to.
+	Adopt(ctx context.Context, connections []socket.Connection, replace bool) error
 	// Counters returns the counters by the names that the rulesets give them.
 	Counters(ctx context.Context) (map[string]table.Counter, error)
 }

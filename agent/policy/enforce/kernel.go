@@ -7,6 +7,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy/gate"
 	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
 )
 
@@ -32,3 +33,8 @@ func (Kernel) Close(netns string) error { return gate.Close(netns) }
 
 // Open is gate.Open.
 func (Kernel) Open(netns string) error { return gate.Open(netns) }
+
+// Connections is socket.Connections.
+func (Kernel) Connections(netns string) ([]socket.Connection, error) {
+	return socket.Connections(netns)
+}

@@ -32,6 +32,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/gate"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
 )
 
@@ -148,6 +149,9 @@ func (k onNode) Show(bridge string) error {
 }
 func (k onNode) Close(netns string) error { return gate.Close(netns) }
 func (k onNode) Open(netns string) error  { return gate.Open(netns) }
+func (k onNode) Connections(netns string) ([]socket.Connection, error) {
+	return socket.Connections(netns)
+}
 
 // world is a node that routes between its pods, on veth pairs, on a bridge and on macvlan links.
 type world struct {
@@ -595,6 +599,122 @@ func TestConnections(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A connection that is older than all policies of its pods ends where the first policy forbids it, and
+// goes on where it allows it, whichever side's packet comes first after that, and whichever side has the
+// policy.
+func TestOlderConnections(t *testing.T) {
+	kinds := map[string][3]string{
+		"routed": {"10.1.0.1", "10.1.0.2", "10.1.0.3"}, "bridge": {"10.244.0.11", "10.244.0.12", "10.244.0.13"}, "macvlan": {"10.0.60.21", "10.0.60.22", "10.0.60.23"},
+	}
+	egress := func(name, from string, to ...string) *networkingv1.NetworkPolicy {
+		p := allow(name, from)
+		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+		for _, app := range to {
+			p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{
+				To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}}},
+			})
+		}
+		return p
+	}
+	for kind, addresses := range kinds {
+		for name, policies := range map[string][2]*networkingv1.NetworkPolicy{
+			"ingress": {allow("db", "db", "web"), nil},
+			"egress":  {egress("web", "web", "db"), egress("other", "other")},
+		} {
+			t.Run(kind+" "+name, func(t *testing.T) {
+				netnstest.Need(t)
+				if kind == "macvlan" {
+					netnstest.NeedLinks(t, kind)
+				}
+				w := newWorld(t)
+				db, web, other := w.newPod("db", addresses[0]), w.newPod("web", addresses[1]), w.newPod("other", addresses[2])
+				for _, p := range []*pod{db, web, other} {
+					w.add(p, kind)
+				}
+				allowed, forbidden := chatterOf(t, web.Host, db), chatterOf(t, other.Host, db)
+				for _, policy := range policies {
+					if policy != nil {
+						w.set(policy)
+					}
+				}
+				w.eventually("the connection that is forbidden ends", func() bool { return forbidden.isSilent() })
+				if err := allowed.stop(); err != nil {
+					t.Errorf("a connection ends that is still allowed: %v", err)
+				}
+				if !forbidden.isSilent() {
+					t.Error("a connection goes on again that was ended")
+				}
+				if !echo(t, web.Host, db)() {
+					t.Error("web does not reach db anew")
+				}
+			})
+		}
+	}
+}
+
+// chatter is a connection on which both sides send all the time.
+type chatter struct {
+	client, server net.Conn
+	received       atomic.Int64
+	stopped        atomic.Bool
+	ended          chan error
+}
+
+func chatterOf(t *testing.T, from *netnstest.Host, to *pod) *chatter {
+	t.Helper()
+	c := &chatter{ended: make(chan error, 1)}
+	var listener net.Listener
+	to.Run(func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(to.Addresses[0], 0).String())
+		return err
+	})
+	t.Cleanup(func() { _ = listener.Close() })
+	from.Run(func() (err error) {
+		c.client, err = net.DialTimeout("tcp", listener.Addr().String(), time.Minute)
+		return err
+	})
+	t.Cleanup(func() { _ = c.client.Close() })
+	var err error
+	if c.server, err = listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.server.Close() })
+	for _, side := range []net.Conn{c.client, c.server} {
+		go func() {
+			for b := make([]byte, 512); ; {
+				if _, err := side.Write(b); err != nil {
+					return
+				}
+			}
+		}()
+	}
+	go func() { _, _ = io.Copy(io.Discard, c.server) }()
+	go func() {
+		for b := make([]byte, 1<<16); ; {
+			n, err := c.client.Read(b)
+			c.received.Add(int64(n))
+			if err != nil || c.stopped.Load() {
+				c.ended <- err
+				return
+			}
+		}
+	}()
+	return c
+}
+
+// isSilent returns whether nothing comes for a time.
+func (c *chatter) isSilent() bool {
+	before := c.received.Load()
+	<-time.After(time.Second)
+	return c.received.Load() == before
+}
+
+// stop returns an error where the connection was interrupted.
+func (c *chatter) stop() error {
+	c.stopped.Store(true)
+	return <-c.ended
 }
 
 // echo opens a connection to a pod, and returns what says whether it still works.

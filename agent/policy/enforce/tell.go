@@ -48,7 +48,7 @@ func (e *Enforcer) showBridges(ctx context.Context) {
 		}
 	}
 	for bridge := range used {
-		if err := e.showBridge(bridge); err != nil {
+		if err := e.showBridge(ctx, bridge); err != nil {
 			klog.FromContext(ctx).Error(err, "Pods of a bridge may reach each other whatever their network policies say", "bridge", bridge)
 		}
 	}
@@ -57,20 +57,12 @@ func (e *Enforcer) showBridges(ctx context.Context) {
 	maps.DeleteFunc(e.bridges, func(bridge string, _ error) bool { return !used[bridge] })
 }
 
-func (e *Enforcer) showBridgesOf(p place.Place) error {
+func (e *Enforcer) showBridgesOf(ctx context.Context, p place.Place) error {
 	var errs []error
 	for _, bridge := range p.Bridges {
-		errs = append(errs, e.showBridge(bridge))
+		errs = append(errs, e.showBridge(ctx, bridge))
 	}
 	return errors.Join(errs...)
-}
-
-func (e *Enforcer) showBridge(bridge string) error {
-	err := e.Kernel.Show(bridge)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.bridges[bridge] = err
-	return err
 }
 
 // tell records events about pods whose policies are not enforced, and about policies with problems,

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/cni/netfilter"
 )
@@ -229,4 +230,21 @@ func (j *judge) knows(c connection) bool {
 	_, from := j.addresses[c.from.Addr()]
 	_, to := j.addresses[c.to.Addr()]
 	return j.onNode || from || to
+}
+
+// Adopt has the kernel track connections that began when nothing tracked any there, each as begun by
+// the side that began it: else the kernel takes the side whose packet comes next for that. What it tracks
+// already stays as it is; with replace unless it has the other side as the one that began. It may be called in parallel.
+func (t *Table) Adopt(_ context.Context, connections []socket.Connection, replace bool) error {
+	if len(connections) == 0 {
+		return nil
+	}
+	return t.do(func() error {
+		var errs []error
+		for _, c := range connections {
+			_, err := conntrack.Adopt(c.Protocol, conntrack.Tuple{Source: c.From, Destination: c.To}, replace)
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // Table is the table of policies in one network namespace. Methods block for the kernel; none
-// but Counters may be called in parallel.
+// but Counters and Adopt may be called in parallel.
 type Table struct {
 	path  string
 	table *nftables.Table

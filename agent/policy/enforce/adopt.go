@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy/socket"
+)
+
+// adopted are the connections of which the kernel was told.
+type adopted map[connection]bool
+
+type connection struct {
+	protocol byte
+	from, to netip.AddrPort
+}
+
+// adopt tells the kernel, where it begins to track connections for a target, of those that the pods
+// have there: policies judge a connection by the side that began it. It is called before the kernel begins,
+// and once more after that with what the first call returned, for connections that began in
+// between. Where it fails, such connections may survive a policy that forbids them, and nothing else.
+func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopted {
+	e.mu.Lock()
+	t := e.targets[key]
+	containers := map[string]string{}
+	direct := map[string]map[netip.Addr]string{}
+	for id, c := range e.containers {
+		if c.NetNS != "" && (key == nodeKey || id == key) {
+			containers[id], direct[id] = c.NetNS, e.places[id].Addresses
+		}
+	}
+	e.mu.Unlock()
+	if t == nil {
+		return nil
+	}
+	now := adopted{}
+	var found []socket.Connection
+	for id, netns := range containers {
+		some, err := e.Kernel.Connections(netns)
+		if err != nil && !isGone(err) {
+			klog.FromContext(ctx).Error(err, "Cannot find the connections that are older than their network policies: these may survive a policy that forbids them", "containerID", id)
+		}
+		for _, c := range some {
+			like := connection{c.Protocol, c.From, c.To}
+			if _, isDirect := direct[id][c.Local]; isDirect == (key == nodeKey) || now[like] {
+				continue
+			}
+			now[like] = true
+			if !before[like] {
+				found = append(found, c)
+			}
+		}
+	}
+	// Of two pods' sockets the one counts that shows who began.
+	slices.SortStableFunc(found, func(a, b socket.Connection) int { return cmp.Compare(rank(a), rank(b)) })
+	if err := t.table.Adopt(ctx, found, before != nil); err != nil && !isGone(err) {
+		klog.FromContext(ctx).Error(err, "Cannot have connections tracked that are older than their network policies: these may survive a policy that forbids them", "namespace", t.netns)
+	}
+	return now
+}
+
+func rank(c socket.Connection) int {
+	if c.Certain {
+		return 0
+	}
+	return 1
+}
+
+// showBridge has a bridge show its packets, also those of connections that began before.
+func (e *Enforcer) showBridge(ctx context.Context, bridge string) error {
+	e.mu.Lock()
+	err, known := e.bridges[bridge]
+	e.mu.Unlock()
+	shown := known && err == nil
+	var before adopted
+	if !shown {
+		before = e.adopt(ctx, nodeKey, nil)
+	}
+	err = e.Kernel.Show(bridge)
+	if !shown && err == nil {
+		e.adopt(ctx, nodeKey, before)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.bridges[bridge] = err
+	if !shown && err == nil {
+		e.targets[nodeKey].open = true
+		e.queue.Add(nodeKey)
+	}
+	return err
+}

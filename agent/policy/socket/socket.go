@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package socket says which connections the sockets of a network namespace have, and which side
+// began each. The kernel tracks connections only where somebody asks for it, in the namespace of a
+// pod from its first policy on; the sockets know those that are older.
+//
+// A connection began at the other side if a socket of the namespace listens at its local port, or
+// takes datagrams of anybody there; else at this side. So a connection whose listener is closed by
+// now counts as begun by this side. Connections of SCTP, and those of UDP sockets that are not
+// connected to anybody, are not known.
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Connection is one of TCP or UDP.
+type Connection struct {
+	Protocol byte
+	// From began it.
+	From, To netip.AddrPort
+	// Local is the address of this side.
+	Local netip.Addr
+	// Certain says that a socket that listens shows who began.
+	Certain bool
+}
+
+// Connections lists the connections of the network namespace at a path that lead out of it. It
+// blocks for the kernel.
+func Connections(netns string) ([]Connection, error) {
+	namespace, err := ns.GetNS(netns)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", netns, err)
+	}
+	defer namespace.Close()
+	var all []Connection
+	err = namespace.Do(func(ns.NetNS) error {
+		for protocol, list := range map[byte]func(family uint8) ([]*netlink.Socket, error){unix.IPPROTO_TCP: netlink.SocketDiagTCP, unix.IPPROTO_UDP: netlink.SocketDiagUDP} {
+			var sockets []*netlink.Socket
+			for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+				some, err := list(family)
+				// Sockets that come and go meanwhile are tracked by now, or gone.
+				if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+					return fmt.Errorf("list the sockets of network namespace %s (does the kernel have tcp_diag and udp_diag?): %w", netns, err)
+				}
+				sockets = append(sockets, some...)
+			}
+			all = append(all, connections(protocol, sockets)...)
+		}
+		return nil
+	})
+	return all, err
+}
+
+// The kernel's states of sockets, include/net/tcp_states.h, that matter.
+const (
+	established = 1
+	finWait1    = 4
+	finWait2    = 5
+	closed      = 7 // of UDP: not connected
+	closeWait   = 8
+	lastAck     = 9
+	listening   = 10
+	closing     = 11
+)
+
+// connections lists those of a protocol's sockets.
+func connections(protocol byte, sockets []*netlink.Socket) []Connection {
+	listens := map[uint16]bool{}
+	for _, s := range sockets {
+		if s.State == listening || protocol == unix.IPPROTO_UDP && s.State == closed {
+			listens[s.ID.SourcePort] = true
+		}
+	}
+	var all []Connection
+	for _, s := range sockets {
+		switch s.State {
+		case established, finWait1, finWait2, closeWait, lastAck, closing:
+		default:
+			continue
+		}
+		source, _ := netip.AddrFromSlice(s.ID.Source)
+		destination, _ := netip.AddrFromSlice(s.ID.Destination)
+		local, remote := netip.AddrPortFrom(source.Unmap(), s.ID.SourcePort), netip.AddrPortFrom(destination.Unmap(), s.ID.DestinationPort)
+		if !leaves(local.Addr()) || !leaves(remote.Addr()) || local.Addr() == remote.Addr() || remote.Port() == 0 {
+			continue
+		}
+		c := Connection{Protocol: protocol, From: local, To: remote, Local: local.Addr(), Certain: listens[local.Port()]}
+		if c.Certain {
+			c.From, c.To = remote, local
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// leaves returns whether packets of an address may leave the namespace, and are not of one link only.
+func leaves(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
+}
