@@ -29,6 +29,16 @@ func newWorld() *world {
 // Namespaces implements Cluster.
 func (w *world) Namespaces() iter.Seq2[string, map[string]string] { return maps.All(w.namespaces) }
 
+// Pod implements Cluster.
+func (w *world) Pod(name types.NamespacedName) *Pod {
+	for _, pod := range w.pods[name.Namespace] {
+		if pod.Name == name.Name {
+			return clonePod(pod)
+		}
+	}
+	return nil
+}
+
 // Pods implements Cluster. It gives each time the same value, as real ones may.
 func (w *world) Pods(namespace string) iter.Seq[*Pod] {
 	return func(yield func(*Pod) bool) {

@@ -259,16 +259,10 @@ func (x *Index) settle() {
 func (c *compiler) reshape() {
 	c.pass++
 	c.combinations = map[combinationKey][]combination{}
-	newest := map[netip.Addr]*local{}
 	for _, l := range c.locals {
 		if l.stale {
 			c.choose(l)
 			l.stale = false
-		}
-		for _, a := range l.addresses() {
-			if other := newest[a]; other == nil || other.arrival < l.arrival {
-				newest[a] = l
-			}
 		}
 		for _, family := range families {
 			if len(l.Direct) > 0 {
@@ -286,7 +280,8 @@ func (c *compiler) reshape() {
 	}
 	var pairs [2][]ruleset.Pair
 	r := newReach()
-	for a, l := range newest {
+	holders := c.holders()
+	for a, l := range holders {
 		family := ruleset.FamilyOf(a)
 		egress, ingress := c.combination(l, ruleset.Egress, family), c.combination(l, ruleset.Ingress, family)
 		if egress != nil {
@@ -300,8 +295,8 @@ func (c *compiler) reshape() {
 		if egress == nil && ingress == nil {
 			continue
 		}
-		for _, other := range l.addresses() {
-			if ruleset.FamilyOf(other) == family && newest[other] == l {
+		for _, other := range slices.Concat(l.addresses(), l.Seen) {
+			if ruleset.FamilyOf(other) == family && holders[other] == l {
 				pairs[family-ruleset.IPv4] = append(pairs[family-ruleset.IPv4], ruleset.Pair{Source: a, Destination: other})
 			}
 		}
@@ -326,11 +321,35 @@ func (c *compiler) reshape() {
 			}
 			return a.Destination.Compare(b.Destination)
 		})
+		// What is seen of a pod may also be on record.
+		pairs[n] = slices.Compact(pairs[n])
 		if c.pairs[n] == nil || !slices.Equal(c.pairs[n].Pairs, pairs[n]) {
 			c.pairs[n] = &ruleset.Set{Name: familyName("self", family), Family: family, Kind: ruleset.Pairs, Pairs: pairs[n]}
 		}
 		r.sets[c.pairs[n].Name] = c.pairs[n]
 	}
+}
+
+// holders says whose packets those of an address are: of a pod that has it on record; else of one that
+// has it as the cluster shows; else of one that is seen to have it. Of several the newest pod counts.
+func (c *compiler) holders() map[netip.Addr]*local {
+	all := map[netip.Addr]*local{}
+	for _, addresses := range []func(*local) []netip.Addr{
+		func(l *local) []netip.Addr { return l.Addresses },
+		func(l *local) []netip.Addr { return l.addresses() },
+		func(l *local) []netip.Addr { return l.Seen },
+	} {
+		newest := map[netip.Addr]*local{}
+		for _, l := range c.locals {
+			for _, a := range addresses(l) {
+				if other := newest[a]; all[a] == nil && (other == nil || other.arrival < l.arrival) {
+					newest[a] = l
+				}
+			}
+		}
+		maps.Copy(all, newest)
+	}
+	return all
 }
 
 // sweep drops what the last pass did not use.

@@ -23,6 +23,10 @@ type Local struct {
 	// Addresses are those that the record has. They count as the pod's, as its own and as a peer of others,
 	// beside those that the cluster shows.
 	Addresses []netip.Addr
+	// Seen are further addresses that its interfaces on bridges of the node have. What the policies of
+	// the pod say holds for them too; but it is no peer by them, since a pod can give itself any, and
+	// they are another pod's that has them in another way.
+	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
 }
@@ -279,7 +283,8 @@ func (x *Index) DeleteNamespace(name string) {
 func (x *Index) relabeled(name string, last map[string]string, known bool, labels map[string]string, knows bool) {
 	delete(x.directory.found, name)
 	for _, s := range x.directory.scopes {
-		if s.namespace != "" || s.matches(name, last, known) == s.matches(name, labels, knows) {
+		// A namespace that was not known was not read, also where its pods were known already.
+		if s.namespace != "" || known == knows && s.matches(name, last, known) == s.matches(name, labels, knows) {
 			continue
 		}
 		s.each(func(p *peer) {
@@ -376,20 +381,17 @@ func (x *Index) SetLocal(given Local) {
 	if l == nil {
 		x.arrivals++
 		l = &local{arrival: x.arrivals}
-		for pod := range x.cluster.Pods(given.Namespace) {
-			if pod.UID == given.UID && pod.NamespacedName == given.NamespacedName {
-				l.pod, l.present = clonePod(pod), true
-				break
-			}
+		if pod := x.cluster.Pod(given.NamespacedName); pod != nil && pod.UID == given.UID {
+			l.pod, l.present = pod, true
 		}
-	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Direct, given.Direct) {
+	} else if l.NamespacedName == given.NamespacedName && slices.Equal(l.Addresses, given.Addresses) && slices.Equal(l.Seen, given.Seen) && slices.Equal(l.Direct, given.Direct) {
 		return
 	}
 	if l.present {
 		x.member(l.pod, (*collection).remove)
 	}
 	l.Local = given
-	l.Addresses, l.Direct = slices.Clone(given.Addresses), slices.Clone(given.Direct)
+	l.Addresses, l.Seen, l.Direct = slices.Clone(given.Addresses), slices.Clone(given.Seen), slices.Clone(given.Direct)
 	l.stale, x.reshape = true, true
 	x.locals[given.UID] = l
 	if l.present {

@@ -40,6 +40,8 @@ type Cluster interface {
 	Namespaces() iter.Seq2[string, map[string]string]
 	// Pods yields the pods of a namespace. The value is valid until the next one.
 	Pods(namespace string) iter.Seq[*Pod]
+	// Pod returns a pod, nil where there is none. The value is the caller's.
+	Pod(name types.NamespacedName) *Pod
 }
 
 // Policies are all policies of a cluster.

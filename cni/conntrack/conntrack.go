@@ -39,10 +39,16 @@ const attempts = 5
 
 // List yields the connections of a family, AF_INET or AF_INET6, until yield returns false. One
 // may come twice where the kernel's table changes meanwhile. Flows are valid for good.
-func List(family int, yield func(*Flow) bool) error {
+func List(family int, yield func(*Flow) bool) error { return list(family, yield) }
+
+// list yields those that pass a filter.
+func list(family int, yield func(*Flow) bool, filter ...*nl.RtAttr) error {
 	var err error
 	for range attempts {
 		req := request(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+		for _, attribute := range filter {
+			req.AddData(attribute)
+		}
 		var broken error
 		err = req.ExecuteIter(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_NEW, func(m []byte) bool {
 			f, zone, err := parse(m)
@@ -75,6 +81,41 @@ func End(f *Flow) error {
 		return fmt.Errorf("end the connection from %s to %s: %w", f.Original.Source, f.Original.Destination, err)
 	}
 	return nil
+}
+
+// Of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h: CTA_FILTER and its parts, which Linux has
+// since 5.8 and others ignore.
+const (
+	filter                      = 25
+	filterOriginal, filterReply = 1, 2
+	filterSource                = 1 << 0
+)
+
+// EndOf ends the connections that an address began or that lead to it, behind any translation, and returns how
+// many. It is for an address whose holder is gone.
+func EndOf(a netip.Addr) (ended int, err error) {
+	found := map[string]*Flow{}
+	for kind, flags := range map[int]int{nl.CTA_TUPLE_ORIG: filterOriginal, nl.CTA_TUPLE_REPLY: filterReply} {
+		tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
+		ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
+		ip.AddRtAttr(sourceOf(a), a.AsSlice())
+		only := nl.NewRtAttr(filter|unix.NLA_F_NESTED, nil)
+		only.AddRtAttr(flags, nl.Uint32Attr(filterSource))
+		err := list(familyOf(a), func(f *Flow) bool {
+			if f.Original.Source.Addr() == a || f.Reply.Source.Addr() == a {
+				found[string(f.tuple)] = f
+			}
+			return true
+		}, tuple, only)
+		if err != nil {
+			return 0, err
+		}
+	}
+	var errs []error
+	for _, f := range found {
+		errs = append(errs, End(f))
+	}
+	return len(found), errors.Join(errs...)
 }
 
 func request(family, operation, flags int) *nl.NetlinkRequest {
@@ -240,13 +281,13 @@ func get(protocol byte, packet Tuple) (*Flow, error) {
 
 func tupleOf(kind int, protocol byte, t Tuple) *nl.RtAttr {
 	port := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
-	source, destination := nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	destination := nl.CTA_IP_V6_DST
 	if t.Source.Addr().Is4() {
-		source, destination = nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
+		destination = nl.CTA_IP_V4_DST
 	}
 	tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
 	ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
-	ip.AddRtAttr(source, t.Source.Addr().AsSlice())
+	ip.AddRtAttr(sourceOf(t.Source.Addr()), t.Source.Addr().AsSlice())
 	ip.AddRtAttr(destination, t.Destination.Addr().AsSlice())
 	ports := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
 	ports.AddRtAttr(nl.CTA_PROTO_NUM, []byte{protocol})
@@ -260,4 +301,11 @@ func familyOf(a netip.Addr) int {
 		return unix.AF_INET
 	}
 	return unix.AF_INET6
+}
+
+func sourceOf(a netip.Addr) int {
+	if a.Is4() {
+		return nl.CTA_IP_V4_SRC
+	}
+	return nl.CTA_IP_V6_SRC
 }

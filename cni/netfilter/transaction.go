@@ -192,18 +192,11 @@ func (t *Transaction) AddRule(r *nftables.Rule) {
 	t.end()
 }
 
-// FlushChain deletes all rules of a chain, and FlushRules those of all chains.
+// FlushChain deletes all rules of a chain.
 func (t *Transaction) FlushChain(name string) {
 	t.begin(unix.NFT_MSG_DELRULE, 0, "the rules of chain "+name)
 	t.text(unix.NFTA_RULE_TABLE, t.table.Name)
 	t.text(unix.NFTA_RULE_CHAIN, name)
-	t.end()
-}
-
-// FlushRules deletes the rules of all chains.
-func (t *Transaction) FlushRules() {
-	t.begin(unix.NFT_MSG_DELRULE, 0, "the rules of all chains")
-	t.text(unix.NFTA_RULE_TABLE, t.table.Name)
 	t.end()
 }
 

@@ -37,6 +37,15 @@ func (p *policed) Namespaces() iter.Seq2[string, map[string]string] {
 
 func (p *policed) Pods(string) iter.Seq[*policy.Pod] { return maps.Values(p.pods) }
 
+func (p *policed) Pod(name types.NamespacedName) *policy.Pod {
+	for _, known := range p.pods {
+		if known.NamespacedName == name {
+			return known
+		}
+	}
+	return nil
+}
+
 // add makes pods of node A known to the index, with the place of their packets.
 func (p *policed) add(role string, local *pod) {
 	p.w.t.Helper()

@@ -127,6 +127,9 @@ func (c *Cluster) Namespaces() iter.Seq2[string, map[string]string] { return c.s
 // Pods implements policy.Cluster. A pod's labels and ports stay valid.
 func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] { return c.store.podsOf(namespace) }
 
+// Pod implements policy.Cluster, within Do.
+func (c *Cluster) Pod(name types.NamespacedName) *policy.Pod { return c.store.pod(name) }
+
 // Held is what a Cluster has in memory.
 type Held struct {
 	NetworkPolicies, ClusterPolicies, Namespaces, Pods int

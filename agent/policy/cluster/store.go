@@ -172,6 +172,14 @@ func (s *store) addresses(r *record, to []netip.Addr) []netip.Addr {
 	return r.appendAddresses(to)
 }
 
+func (s *store) pod(name types.NamespacedName) *policy.Pod {
+	sp := s.spaces[name.Namespace]
+	if sp == nil || sp.pods[name.Name] == nil {
+		return nil
+	}
+	return s.read(name, sp.pods[name.Name])
+}
+
 func (s *store) read(name types.NamespacedName, r *record) *policy.Pod {
 	pod := &policy.Pod{NamespacedName: name, UID: s.uidOf(r), Addresses: s.addresses(r, nil)}
 	pod.Labels, pod.Ports = r.shape.read(name.Name)

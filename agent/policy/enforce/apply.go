@@ -157,17 +157,8 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	t.check = false
 	e.mu.Unlock()
 
-	// A table has the kernel track connections.
-	isFirst := !isEmpty(want) && (written == nil || isEmpty(written))
-	var before adopted
-	if isFirst {
-		before = e.adopt(ctx, key, nil)
-	}
 	began := time.Now()
-	err := e.bring(ctx, t.table, netns, written, want, check)
-	if isFirst && err == nil {
-		e.adopt(ctx, key, before)
-	}
+	restored, err := e.bring(ctx, key, t.table, netns, written, want, check)
 	if want != written || err != nil {
 		e.Metrics.applied(err, time.Since(began))
 	}
@@ -175,7 +166,7 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	e.mu.Lock()
 	t.tried = version
 	if err == nil {
-		t.open = (t.open || want != t.written) && !isEmpty(want)
+		t.open = (t.open || restored || want != t.written) && !isEmpty(want)
 		if check || t.written == nil || isEmpty(t.written) {
 			t.compared = time.Now()
 		}
@@ -253,46 +244,57 @@ func addressesOf(rs *ruleset.Ruleset) map[netip.Addr]string {
 	return all
 }
 
-// bring makes the kernel's table of one ruleset that of another.
-func (e *Enforcer) bring(ctx context.Context, of Table, netns string, written, want *ruleset.Ruleset, check bool) error {
+// bring makes the kernel's table of one ruleset that of another. It returns whether another program
+// had changed it, so that connections may have begun that it forbids.
+func (e *Enforcer) bring(ctx context.Context, key string, of Table, netns string, written, want *ruleset.Ruleset, check bool) (restored bool, err error) {
 	switch {
 	case isEmpty(want) && written != nil && isEmpty(written):
-		return nil
+		return false, nil
 	case want == written && !check:
-		return nil
+		return false, nil
 	}
 	if netns != "" {
 		// A path that leads to the node's namespace is one that is gone.
 		isNode, err := e.Kernel.IsNode(netns)
 		if isNode || isGone(err) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 	}
 	if isEmpty(want) {
-		return of.Remove(ctx)
+		return false, of.Remove(ctx)
 	}
-	if check && written != nil && !isEmpty(written) {
+	// A table has the kernel track connections; without one it may not.
+	isNew := written == nil || isEmpty(written)
+	if check && !isNew {
 		switch err := of.Verify(ctx); {
 		case netns != "" && isGone(err):
-			return nil
+			return false, nil
 		case errors.Is(err, table.ErrChanged):
 			klog.FromContext(ctx).Info("Another program changed the rules of network policies, puts them back", "namespace", netns, "err", err)
+			restored = true
 		case err != nil:
-			return err
+			return false, err
 		case want == written:
-			return nil
+			return false, nil
 		}
 	}
+	var before adopted
+	if isNew || restored {
+		before = e.adopt(ctx, key, nil)
+	}
 	fault.Point("policy/apply")
-	err := of.Apply(ctx, want)
+	err = of.Apply(ctx, want)
 	if netns != "" && isGone(err) {
-		return nil
+		return false, nil
 	}
 	fault.Point("policy/applied")
-	return err
+	if err == nil && (isNew || restored) {
+		e.adopt(ctx, key, before)
+	}
+	return restored, err
 }
 
 // wait returns when a target has been written from a version of the index or a later one.

@@ -4,6 +4,7 @@ package enforce
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -33,21 +34,41 @@ func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 		return err
 	}
 	// Its addresses are peers of other pods from now on.
-	e.note(c, place.Place{})
+	e.note(c, nil)
 	e.publish()
 	if c.Foreign || !e.governs(c) {
 		return nil
 	}
+	e.mu.Lock()
+	e.closed[c.ID] = true
+	e.mu.Unlock()
 	return e.Kernel.Close(c.NetNS)
+}
+
+// open opens the gate of a container where Prepare closed it. The pod may be governed no more.
+func (e *Enforcer) open(c Container) error {
+	e.mu.Lock()
+	closed := e.closed[c.ID]
+	e.mu.Unlock()
+	if !closed {
+		return nil
+	}
+	if err := e.Kernel.Open(c.NetNS); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.closed, c.ID)
+	return nil
 }
 
 // Enforce comes when all interfaces of a container are there, and before anything runs in it. When it
 // returns, the policies that select the pod are in the kernel. It blocks for the kernel.
 func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if !e.active() {
-		// A policy that comes now finds the container.
-		e.note(c, place.Place{})
-		return nil
+		// A policy that comes now finds the container, and its place.
+		e.note(c, nil)
+		return e.open(c)
 	}
 	if c.Foreign {
 		for i := range foreignLooks {
@@ -58,10 +79,10 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if err != nil && !(c.Foreign && isGone(err)) {
 		return err
 	}
-	e.note(c, found)
+	e.note(c, &found)
 	version := e.publish()
 	if !e.governs(c) {
-		return nil
+		return e.open(c)
 	}
 	// Also where the last try failed.
 	e.queue.Add(nodeKey)
@@ -75,8 +96,14 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if err := e.wait(ctx, c.ID, version); err != nil {
 		return err
 	}
+	// What the address's last pod had open is not this pod's.
+	for _, a := range c.Addresses {
+		if _, err := e.Kernel.EndOf(a); err != nil {
+			return fmt.Errorf("end the connections of the last pod that had %s: %w", a, err)
+		}
+	}
 	e.Soon() // tells what cannot be enforced
-	return e.Kernel.Open(c.NetNS)
+	return e.open(c)
 }
 
 // lookAgain has the place of a container found again.
@@ -87,15 +114,19 @@ func (e *Enforcer) lookAgain(id string) {
 	e.Soon()
 }
 
-// note remembers a container of an ADD with its place.
-func (e *Enforcer) note(c Container, p place.Place) {
+// note remembers a container of an ADD with its place, which is nil where it is to be found.
+func (e *Enforcer) note(c Container, p *place.Place) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.attached[c.Pod.UID], e.attached[c.Pod.Identity()] = true, true
 	c.attaching = true
 	e.containers[c.ID], e.attaching[c.ID] = c, c
 	delete(e.complete, c.ID)
-	e.places[c.ID] = p
+	if p == nil {
+		delete(e.places, c.ID)
+	} else {
+		e.places[c.ID] = *p
+	}
 	e.ensureTarget(c.ID, c, true)
 }
 
@@ -120,6 +151,7 @@ func (e *Enforcer) Detached(id string) {
 	e.mu.Lock()
 	delete(e.attaching, id)
 	delete(e.complete, id)
+	delete(e.closed, id)
 	e.mu.Unlock()
 	e.Soon()
 }

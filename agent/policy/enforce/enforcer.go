@@ -52,6 +52,8 @@ type kernel interface {
 	Show(bridge string) error
 	// Connections is socket.Connections.
 	Connections(netns string) ([]socket.Connection, error)
+	// EndOf is conntrack.EndOf, on the node.
+	EndOf(a netip.Addr) (ended int, err error)
 	// Close and Open are those of package gate.
 	Close(netns string) error
 	Open(netns string) error
@@ -149,7 +151,9 @@ type Enforcer struct {
 	attaching map[string]Container
 	// complete are those of attaching whose ADD has ended.
 	complete map[string]bool
-	places   map[string]place.Place
+	// closed are those of attaching whose gate Prepare has closed.
+	closed map[string]bool
+	places map[string]place.Place
 	// unplaced says that all places are to be found again.
 	unplaced bool
 	// attached has the identities of pods that have or had a container: what the API says of their
@@ -161,6 +165,7 @@ type Enforcer struct {
 	// problems has why the policies of a pod are not enforced, by its UID, as an event told it, and
 	// policyProblems what is wrong in policies.
 	problems       map[types.UID]string
+	readings       readings
 	policyProblems map[policy.Problem]bool
 }
 
@@ -171,8 +176,8 @@ func New(o Options) *Enforcer {
 		queue:    workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
 		index:    policy.NewIndex(o.Objects),
 		policies: map[types.NamespacedName]bool{}, locals: map[types.UID]bool{},
-		containers: map[string]Container{}, attaching: map[string]Container{}, complete: map[string]bool{}, places: map[string]place.Place{}, attached: map[string]bool{},
-		targets: map[string]*target{}, problems: map[types.UID]string{}, bridges: map[string]error{},
+		containers: map[string]Container{}, attaching: map[string]Container{}, complete: map[string]bool{}, closed: map[string]bool{}, places: map[string]place.Place{}, attached: map[string]bool{},
+		targets: map[string]*target{}, readings: readings{past: map[counted]uint64{}}, problems: map[types.UID]string{}, bridges: map[string]error{},
 		policyProblems: map[policy.Problem]bool{},
 	}
 	e.targets[nodeKey] = &target{table: o.Kernel.Table("")}
@@ -415,9 +420,11 @@ func localsOf(all map[string]Container, places map[string]place.Place) []policy.
 			}
 		}
 		locals[i].Direct = append(locals[i].Direct, places[c.ID].Direct...)
+		locals[i].Seen = append(locals[i].Seen, places[c.ID].Bridged...)
 	}
 	for i := range locals {
 		slices.SortFunc(locals[i].Addresses, netip.Addr.Compare)
+		slices.SortFunc(locals[i].Seen, netip.Addr.Compare)
 		slices.Sort(locals[i].Direct)
 		locals[i].Direct = slices.Compact(locals[i].Direct)
 	}

@@ -246,7 +246,7 @@ func TestListDuringADD(t *testing.T) {
 	early := c
 	early.Addresses = nil
 	has := func() int { return len(e.containers[c.ID].Addresses) }
-	e.note(c, place.Place{})
+	e.note(c, nil)
 	e.Attached(c.ID)
 	if e.list([]Container{early}, nil); has() != 1 {
 		t.Error("a listing of before the end of the ADD took the pod's address")
@@ -255,7 +255,7 @@ func TestListDuringADD(t *testing.T) {
 		t.Errorf("after the ADD: %v, attaching %v", e.containers, e.attaching)
 	}
 	// A second ADD of the container, after the listing began.
-	e.note(c, place.Place{})
+	e.note(c, nil)
 	if e.list([]Container{early}, []string{c.ID}); has() != 1 {
 		t.Error("a listing of before a second ADD took the pod's address")
 	}

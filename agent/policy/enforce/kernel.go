@@ -9,6 +9,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
+	"github.com/berth-dev/berth/cni/conntrack"
 )
 
 // Kernel is the kernel of the node that the process runs on.
@@ -33,6 +34,9 @@ func (Kernel) Close(netns string) error { return gate.Close(netns) }
 
 // Open is gate.Open.
 func (Kernel) Open(netns string) error { return gate.Open(netns) }
+
+// EndOf is conntrack.EndOf.
+func (Kernel) EndOf(a netip.Addr) (ended int, err error) { return conntrack.EndOf(a) }
 
 // Connections is socket.Connections.
 func (Kernel) Connections(netns string) ([]socket.Connection, error) {

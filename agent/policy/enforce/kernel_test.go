@@ -34,6 +34,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
+	"github.com/berth-dev/berth/cni/conntrack"
 )
 
 // memory is a cluster in memory, all of which is known at once.
@@ -58,6 +59,15 @@ func (m *memory) Pods(namespace string) iter.Seq[*policy.Pod] {
 			}
 		}
 	}
+}
+
+func (m *memory) Pod(name types.NamespacedName) *policy.Pod {
+	for _, p := range m.pods {
+		if p.NamespacedName == name {
+			return p
+		}
+	}
+	return nil
 }
 
 func (m *memory) Run(ctx context.Context, sink cluster.Sink) error {
@@ -149,6 +159,10 @@ func (k onNode) Show(bridge string) error {
 }
 func (k onNode) Close(netns string) error { return gate.Close(netns) }
 func (k onNode) Open(netns string) error  { return gate.Open(netns) }
+func (k onNode) EndOf(a netip.Addr) (ended int, err error) {
+	err = k.Try(func() error { ended, err = conntrack.EndOf(a); return err })
+	return ended, err
+}
 func (k onNode) Connections(netns string) ([]socket.Connection, error) {
 	return socket.Connections(netns)
 }
@@ -475,6 +489,157 @@ func mustNFT(t *testing.T, h *netnstest.Host) string {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// A connection that began while the rules were gone ends when they are back, if they forbid it.
+func TestConnectionsWhileRulesAreGone(t *testing.T) {
+	for kind, addresses := range map[string][2]string{"routed": {"10.1.0.1", "10.1.0.2"}, "macvlan": {"10.0.60.21", "10.0.60.22"}} {
+		t.Run(kind, func(t *testing.T) {
+			netnstest.NeedLinks(t, "macvlan")
+			w := newWorld(t)
+			w.set(allow("db", "db"))
+			db, other := w.newPod("db", addresses[0]), w.newPod("other", addresses[1])
+			w.add(db, kind)
+			w.add(other, kind)
+			at := map[string]*netnstest.Host{"routed": w.node, "macvlan": db.Host}[kind]
+			if _, err := at.Command("nft", "delete", "table", "inet", ruleset.TableName); err != nil {
+				t.Fatal(err)
+			}
+			goes := echo(t, other.Host, db)
+			if !goes() {
+				t.Fatal("the connection does not begin, so that the test shows nothing")
+			}
+			w.enforcer.Recheck()
+			w.eventually("the connection that is forbidden ends", func() bool { return !goes() })
+		})
+	}
+}
+
+// A policy that comes after the ADD of a pod that is not on the node's path is in its namespace at once,
+// and one that goes while a pod is attached leaves its gate open.
+func TestPolicyComesAndGoesWithADD(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newWorld(t)
+	db, other := w.newPod("db", "10.0.60.21"), w.newPod("other", "10.0.60.22")
+	w.add(db, "macvlan")
+	w.add(other, "macvlan")
+	w.set(allow("db", "db"))
+	within(t, recheck/2, "the pod has a table", func() bool { return w.has(db.Host) })
+	if reaches(other.Host, db) {
+		t.Error("other reaches db")
+	}
+
+	for kind, address := range map[string]string{"routed": "10.1.0.1", "macvlan": "10.0.60.23"} {
+		policy := allow("late-"+kind, "late-"+kind)
+		w.set(policy)
+		late := w.newPod("late-"+kind, address)
+		if err := w.enforcer.Prepare(t.Context(), late.Container); err != nil {
+			t.Fatal(err)
+		}
+		w.unset(policy)
+		late.Pod.Name = "late" // of its link
+		w.wire(late, kind)
+		late.Pod.Name = "late-" + kind
+		if err := w.enforcer.Enforce(t.Context(), late.Container); err != nil {
+			t.Fatal(err)
+		}
+		from := map[string]*netnstest.Host{"routed": w.node, "macvlan": other.Host}[kind]
+		if !reaches(from, late) {
+			t.Errorf("%s: a pod is not reached whose policy went during its ADD", kind)
+		}
+	}
+}
+
+// within is like eventually, with a limit that says what is promised.
+func within(t *testing.T, limit time.Duration, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !is(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", limit, what)
+		}
+	}
+}
+
+// What the last pod with an address had open does not reach the next one.
+func TestConnectionsOfPredecessor(t *testing.T) {
+	w := newWorld(t)
+	// Somebody else on the node has connections tracked.
+	w.set(allow("other", "other", "first"))
+	first, other := w.newPod("first", "10.1.0.1"), w.newPod("other", "10.1.0.2")
+	w.add(other, "routed")
+	w.add(first, "routed")
+	listen := func(h *netnstest.Host) *net.UDPConn {
+		var conn *net.UDPConn
+		h.Run(func() (err error) { conn, err = net.ListenUDP("udp", &net.UDPAddr{Port: 5000}); return err })
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	server := listen(first.Host)
+	var client net.Conn
+	other.Run(func() (err error) { client, err = net.Dial("udp", "10.1.0.1:5000"); return err })
+	defer client.Close()
+	// Both ways: the kernel has it as established.
+	if _, err := client.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	_, from, err := server.ReadFromUDPAddrPort(make([]byte, 10))
+	if err == nil {
+		_, err = server.WriteToUDPAddrPort([]byte("hello"), from)
+	}
+	if err == nil {
+		_, err = client.Read(make([]byte, 10))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.node.IP("link", "delete", "vfirst")
+	w.del(first)
+	first.Remove()
+
+	w.set(allow("second", "second"))
+	second := w.newPod("second", "10.1.0.1")
+	leaked := listen(second.Host)
+	w.add(second, "routed")
+	for range 20 {
+		_, _ = client.Write([]byte("again"))
+	}
+	if err := leaked.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := leaked.ReadFromUDPAddrPort(make([]byte, 10)); err == nil {
+		t.Error("a connection with the last pod of the address reached the next one, which nobody may reach")
+	}
+}
+
+// Pods on one bridge do not reach each other past their policies by the addresses that the kernel gives
+// their links, nor by one that a router announced.
+func TestLinkLocal(t *testing.T) {
+	w := newWorld(t)
+	db, other := w.newPod("db", "10.244.0.11"), w.newPod("other", "10.244.0.12")
+	w.add(db, "bridge")
+	w.add(other, "bridge")
+	db.IP("addr", "add", "fe80::db/64", "dev", "eth0", "nodad")
+	db.IP("addr", "add", "2001:db8:244::db/64", "dev", "eth0", "nodad")
+	other.IP("addr", "add", "2001:db8:244::2/64", "dev", "eth0", "nodad")
+	targets := []string{"fe80::db%eth0", "2001:db8:244::db"}
+	pings := func(address string) bool {
+		_, err := other.Command("ping", "-c", "1", "-W", "1", address)
+		return err == nil
+	}
+	for _, address := range targets {
+		w.eventually("other reaches db without a policy at "+address, func() bool { return pings(address) })
+	}
+	w.set(allow("db", "db"))
+	for _, address := range targets {
+		w.eventually("other does not reach db at "+address, func() bool { return !pings(address) })
+		// Also not when the neighbour must be found first.
+		other.IP("neigh", "flush", "dev", "eth0")
+		if pings(address) {
+			t.Errorf("other reaches db at %s", address)
+		}
+	}
+	w.set(allow("db", "db", "other"))
+	w.eventually("other reaches db at its own address", func() bool { return reaches(other.Host, db) })
 }
 
 // What the kernel refuses fails the ADD, is shown, and is tried again; pods keep the rules of

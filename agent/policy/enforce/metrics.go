@@ -4,8 +4,11 @@ package enforce
 
 import (
 	"context"
+	"maps"
+	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
@@ -107,22 +110,61 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 // counted is what a counter counts.
 type counted struct{ kind, namespace, name, direction, verdict string }
 
+// readings make counters of tables, which come and go and begin anew, into ones that never go down.
+type readings struct {
+	mu sync.Mutex
+	// last is what each table had when it was read last, and past what is not in any more.
+	last map[*target]map[counted]uint64
+	past map[counted]uint64
+}
+
+// add takes what a table has now, and returns the same as a sum of all readings.
+func (r *readings) add(now map[*target]map[counted]uint64, exists func(*target) bool) map[counted]uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for of, before := range r.last {
+		is, read := now[of]
+		if !read && exists(of) {
+			// The kernel did not answer.
+			now[of] = before
+			continue
+		}
+		for about, packets := range before {
+			// A counter that was made anew began at 0.
+			if is[about] < packets {
+				r.past[about] += packets
+			}
+		}
+	}
+	r.last = now
+	all := maps.Clone(r.past)
+	for _, counts := range now {
+		for about, packets := range counts {
+			all[about] += packets
+		}
+	}
+	return all
+}
+
+// forget drops what is counted of policies that are gone.
+func (r *readings) forget(isGone func(counted) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.past, func(about counted, _ uint64) bool { return isGone(about) })
+}
+
 // packets returns the counters of all tables. It blocks for the kernel.
 func (e *Enforcer) packets(ctx context.Context) map[counted]uint64 {
-	type written struct {
-		table Table
-		rs    *ruleset.Ruleset
-	}
-	var tables []written
+	tables := map[*target]*ruleset.Ruleset{}
 	e.mu.Lock()
 	for _, t := range e.targets {
 		if !isEmpty(t.written) {
-			tables = append(tables, written{t.table, t.written})
+			tables[t] = t.written
 		}
 	}
 	e.mu.Unlock()
-	all := map[counted]uint64{}
-	for _, t := range tables {
+	now := map[*target]map[counted]uint64{}
+	for t, rs := range tables {
 		if ctx.Err() != nil {
 			break
 		}
@@ -131,9 +173,15 @@ func (e *Enforcer) packets(ctx context.Context) map[counted]uint64 {
 			klog.FromContext(ctx).V(2).Info("Cannot read the counters of network policies", "err", err)
 			continue
 		}
-		add(all, t.rs, counters)
+		now[t] = map[counted]uint64{}
+		add(now[t], rs, counters)
 	}
-	return all
+	e.Objects.Do(func() {
+		e.readings.forget(func(about counted) bool {
+			return about.name != "" && !e.policies[types.NamespacedName{Namespace: about.namespace, Name: about.name}]
+		})
+	})
+	return e.readings.add(now, func(t *target) bool { return tables[t] != nil })
 }
 
 // add adds the counters of a table, whose rules say what they count.

@@ -140,12 +140,10 @@ func (e *Enforcer) end(text string) (end, error) {
 			e.fill(&found, c)
 		}
 	}
-	for pod := range e.Objects.Pods(namespace) {
-		if pod.Name == name {
-			for _, a := range pod.Addresses {
-				if !slices.Contains(found.addresses, a) {
-					found.addresses = append(found.addresses, a)
-				}
+	if pod := e.Objects.Pod(types.NamespacedName{Namespace: namespace, Name: name}); pod != nil {
+		for _, a := range pod.Addresses {
+			if !slices.Contains(found.addresses, a) {
+				found.addresses = append(found.addresses, a)
 			}
 		}
 	}

@@ -4,9 +4,11 @@ package place
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,12 +50,46 @@ func newWorld(t *testing.T) world {
 	return w
 }
 
-// find finds the place of the pod.
+// find finds the place of the pod, without the addresses that the kernel gives links by itself.
 func (w world) find(t *testing.T, names ...string) Place {
+	t.Helper()
+	p := w.findAll(t, names...)
+	maps.DeleteFunc(p.Addresses, func(a netip.Addr, _ string) bool { return a.IsLinkLocalUnicast() })
+	if len(p.Addresses) == 0 {
+		p.Addresses = nil
+	}
+	p.Bridged = slices.DeleteFunc(p.Bridged, netip.Addr.IsLinkLocalUnicast)
+	if len(p.Bridged) == 0 {
+		p.Bridged = nil
+	}
+	return p
+}
+
+func (w world) findAll(t *testing.T, names ...string) Place {
 	t.Helper()
 	var p Place
 	w.node.Run(func() (err error) { p, err = Find(w.pod.Path(), names); return err })
 	return p
+}
+
+// Addresses of the link alone count where the ports of a bridge, or hosts of a network, reach each
+// other by them.
+func TestLinkLocal(t *testing.T) {
+	linkLocal := netip.MustParseAddr("fe80::1:2:3")
+	for name, bridge := range map[string]string{"bridged": "cni0", "direct": "plain0"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.node.IPBatch("link add pod0 type veth peer name eth0 netns " + w.pod.Path() + "\nlink set pod0 master " + bridge + " up")
+			w.pod.IPBatch("link set eth0 up\naddr add fe80::1:2:3/64 dev eth0 nodad")
+			p := w.findAll(t, "eth0")
+			if _, direct := p.Addresses[linkLocal]; direct != (name == "direct") {
+				t.Errorf("Addresses = %v", p.Addresses)
+			}
+			if slices.Contains(p.Bridged, linkLocal) != (name == "bridged") {
+				t.Errorf("Bridged = %v", p.Bridged)
+			}
+		})
+	}
 }
 
 // Each kind of interface is seen at its place.

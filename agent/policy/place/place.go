@@ -31,8 +31,10 @@ type Place struct {
 	// Addresses are those of the direct interfaces, each with its interface.
 	Addresses map[netip.Addr]string
 	// Bridges are the bridges of the node with which other interfaces of the pod are
-	// connected, in order.
+	// connected, in order, and Bridged the addresses of these interfaces, in order: also those of the link
+	// alone and those that a router announced, by which the ports of a bridge reach each other.
 	Bridges []string
+	Bridged []netip.Addr
 	// Unseen are interfaces of the pod that are seen nowhere, in order.
 	Unseen []string
 }
@@ -63,19 +65,21 @@ func Find(netns string, names []string) (Place, error) {
 			p.Unseen = append(p.Unseen, l.Attrs().Name)
 		case bridge != "":
 			p.Bridges = append(p.Bridges, bridge)
+			p.Bridged = append(p.Bridged, inside.addresses[l.Attrs().Index]...)
 		}
 	}
 	slices.Sort(p.Direct)
 	slices.Sort(p.Unseen)
 	slices.Sort(p.Bridges)
 	p.Bridges = slices.Compact(p.Bridges)
+	slices.SortFunc(p.Bridged, netip.Addr.Compare)
 	return p, nil
 }
 
 // namespace has the interfaces of a pod.
 type namespace struct {
 	links []netlink.Link
-	// addresses are those of links by their index, but for those of the link alone.
+	// addresses are those of links by their index.
 	addresses map[int][]netip.Addr
 	// id is the number by which the node knows it, -1 where it knows none.
 	id int
@@ -108,7 +112,7 @@ func linksOf(path string, names []string) (namespace, error) {
 			if !isOfPlugin(l, names) {
 				continue
 			}
-			addrs, err := globalAddresses(l)
+			addrs, err := addressesOf(l)
 			if err != nil {
 				return err
 			}
@@ -155,15 +159,15 @@ func isOfPlugin(l netlink.Link, names []string) bool {
 	}
 }
 
-// globalAddresses lists a link's addresses but those of the link alone.
-func globalAddresses(l netlink.Link) ([]netip.Addr, error) {
+// addressesOf lists a link's addresses.
+func addressesOf(l netlink.Link) ([]netip.Addr, error) {
 	found, err := netlinksafe.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
 	}
 	var all []netip.Addr
 	for _, a := range found {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.Unmap().IsLinkLocalUnicast() && !addr.IsLoopback() {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.IsLoopback() {
 			all = append(all, addr.Unmap())
 		}
 	}
@@ -217,11 +221,11 @@ func (n namespace) seen(l netlink.Link) (w where, bridge string, err error) {
 	case "vrf":
 		return node, "", nil
 	case "bridge":
-		addrs, err := globalAddresses(master)
+		addrs, err := addressesOf(master)
 		if err != nil {
 			return 0, "", fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
 		}
-		if len(addrs) > 0 {
+		if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.IsLinkLocalUnicast() }) {
 			return node, master.Attrs().Name, nil
 		}
 	}

@@ -91,6 +91,15 @@ func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] {
 	}
 }
 
+// Pod implements policy.Cluster.
+func (c *Cluster) Pod(name types.NamespacedName) *policy.Pod {
+	p, ok := c.pods[name]
+	if !ok {
+		return nil
+	}
+	return &policy.Pod{NamespacedName: p.NamespacedName, UID: p.UID, Labels: maps.Clone(p.Labels), Addresses: slices.Clone(p.Addresses), Ports: slices.Clone(p.Ports)}
+}
+
 // Policies returns all policies.
 func (c *Cluster) Policies() policy.Policies {
 	return policy.Policies{Network: slices.Collect(maps.Values(c.network)), Cluster: slices.Collect(maps.Values(c.cluster))}
@@ -258,7 +267,12 @@ func (c *Cluster) deleteNamespace(name string) {
 // setPod adds a pod or replaces one, of another UID maybe.
 func (c *Cluster) setPod(p *policy.Pod) {
 	if _, ok := c.namespaces[p.Namespace]; !ok {
-		c.setNamespace(p.Namespace)
+		// The watches of pods and of namespaces do not wait for each other.
+		if c.random.often(30) {
+			defer c.setNamespace(p.Namespace)
+		} else {
+			c.setNamespace(p.Namespace)
+		}
 	}
 	was := c.pods[p.NamespacedName]
 	c.note("pod %s %s %v %v %v", p.NamespacedName, p.UID, p.Labels, p.Addresses, p.Ports)
@@ -342,6 +356,9 @@ func (c *Cluster) addLocal() {
 	}
 	if c.random.often(30) {
 		l.Direct = one(c.random, []string{"net1"}, []string{"eth0"}, []string{"eth0", "net1"})
+	}
+	if c.random.often(20) {
+		l.Seen = c.random.Addresses()
 	}
 	n := one(c.random, c.Nodes...)
 	if len(n.Locals) > 0 && c.random.often(15) {
@@ -429,6 +446,9 @@ func (n *Node) shown(l *Local) bool {
 // are its own.
 func (n *Node) Subject(l *Local) *policy.Pod {
 	p := l.merged()
+	p.Addresses = append(p.Addresses, l.Seen...)
+	slices.SortFunc(p.Addresses, netip.Addr.Compare)
+	p.Addresses = slices.Compact(p.Addresses)
 	p.Addresses = slices.DeleteFunc(p.Addresses, func(a netip.Addr) bool { return n.Owner(a) != l })
 	return p
 }
@@ -466,11 +486,18 @@ func (n *Node) World() *World {
 	return w
 }
 
-// Owner returns the node's own pod that has an address: the last that came.
+// Owner returns the node's own pod that has an address: on record, else as the cluster shows, else as is
+// seen; of several the last that came.
 func (n *Node) Owner(a netip.Addr) *Local {
-	for _, l := range slices.Backward(n.Locals) {
-		if slices.Contains(l.merged().Addresses, a) {
-			return l
+	for _, addresses := range []func(*Local) []netip.Addr{
+		func(l *Local) []netip.Addr { return l.Addresses },
+		func(l *Local) []netip.Addr { return l.merged().Addresses },
+		func(l *Local) []netip.Addr { return l.Seen },
+	} {
+		for _, l := range slices.Backward(n.Locals) {
+			if slices.Contains(addresses(l), a) {
+				return l
+			}
 		}
 	}
 	return nil

@@ -136,7 +136,8 @@ type Rule struct {
 	// to them.
 	Established bool
 	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861) and of
-	// multicast listeners (RFC 2710, 3810), without which there is no IPv6 on a link.
+	// multicast listeners (RFC 2710, 3810), without which there is no IPv6 on a link, where their hop
+	// limit says that they are of this link.
 	NeighborDiscovery bool
 	// InInterface, OutInterface name a set of Interfaces.
 	InInterface, OutInterface string

@@ -177,7 +177,7 @@ func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
 		add("meta l4proto %s", r.Protocol)
 	}
 	if r.NeighborDiscovery {
-		add("icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect, mld2-listener-report }")
+		add("ip6 hoplimit != 2-254 icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect, mld2-listener-report }")
 	}
 	if r.Counter != "" {
 		add("counter name %q", r.Counter)

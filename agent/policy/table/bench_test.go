@@ -38,6 +38,15 @@ func (c crowd) Pods(string) iter.Seq[*policy.Pod] {
 	}
 }
 
+func (c crowd) Pod(name types.NamespacedName) *policy.Pod {
+	for _, p := range c {
+		if p.NamespacedName == name {
+			return p
+		}
+	}
+	return nil
+}
+
 func (c crowd) pod(i int) *policy.Pod {
 	name := fmt.Sprintf("pod-%d", i)
 	return &policy.Pod{

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -204,19 +205,20 @@ const leavesSoon = 10 * time.Second
 func (t *Table) mend(j *judge) error {
 	tx := netfilter.NewTransaction(t.table)
 	for _, f := range families {
-		var allowed []netfilter.Element
+		// An element may be listed twice, and is deleted once.
+		allowed := map[string]netfilter.Element{}
 		err := netfilter.Elements(t.table, f.cut, func(e netfilter.Element) {
 			c, err := parseConnection(e.Comment)
 			protocol := 2 * f.length
 			if err != nil || e.Timeout < leavesSoon || int(protocol) >= len(e.Key) || !j.knows(c) || j.drops(e.Key[protocol], c.from, c.to) {
 				return
 			}
-			allowed = append(allowed, netfilter.Element{Key: e.Key})
+			allowed[string(e.Key)] = netfilter.Element{Key: e.Key}
 		})
 		if err != nil {
 			return err
 		}
-		tx.DeleteElements(f.cut, slices.Values(allowed))
+		tx.DeleteElements(f.cut, maps.Values(allowed))
 	}
 	if err := t.commitOne(tx); err != nil {
 		return fmt.Errorf("let connections begin again: %w", err)

@@ -266,6 +266,9 @@ func ports(all []ruleset.PortRange) constant {
 // multicast listeners from 130 and of neighbours to 137, and 143 of version 2 of the former.
 var neighborDiscovery = constant{"icmpv6.nd", nftables.TypeICMP6Type, []ruleset.PortRange{{First: 130, Last: 137}, {First: 143, Last: 143}}}
 
+// hopLimitOffset is where an IPv6 header has its hop limit (RFC 8200 §3).
+const hopLimitOffset = 7
+
 // constantsOf yields the sets that follow from a rule.
 func constantsOf(r *ruleset.Rule) iter.Seq[constant] {
 	return func(yield func(constant) bool) {
@@ -424,7 +427,9 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
 		})
 	}
 	if r.NeighborDiscovery {
-		add(protocol(reg0), equal(unix.IPPROTO_ICMPV6), &expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseTransportHeader, Len: 1})
+		// Of a link: routers make 254 of 255 before the hook forward, and MLD has 1.
+		add(protocol(reg0), equal(unix.IPPROTO_ICMPV6), network(hopLimitOffset, 1), &expr.Range{Op: expr.CmpOpNeq, Register: reg0, FromData: []byte{2}, ToData: []byte{254}})
+		add(&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseTransportHeader, Len: 1})
 		add(lookup(n.of(neighborDiscovery.name))...)
 	}
 	return all

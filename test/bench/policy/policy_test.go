@@ -110,6 +110,14 @@ func (c *crowd) Namespaces() iter.Seq2[string, map[string]string] {
 }
 
 func (c *crowd) Pods(namespace string) iter.Seq[*policy.Pod] { return slices.Values(c.pods[namespace]) }
+func (c *crowd) Pod(name types.NamespacedName) *policy.Pod {
+	for _, p := range c.pods[name.Namespace] {
+		if p.NamespacedName == name {
+			return p
+		}
+	}
+	return nil
+}
 
 // policies select the pods of this node by turns, each one of them by its number, and let a few
 // ports in from the pods of an app in all namespaces, or out to these.
