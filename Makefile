@@ -14,6 +14,8 @@ CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
 GOLANGCI_LINT  := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GREMLINS       := go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
+CRANE          := go run github.com/google/go-containerregistry/cmd/crane@v0.20.3
+COSIGN         := go run github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/plugins berth-vlan:./cni/plugins berth-sriov:./cni/plugins berth-ipam:./cni/plugins berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local kubectl-berth:./cmd/kubectl-berth
@@ -29,12 +31,19 @@ MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam
 POLICY_CLUSTERS        ?= 15000
 POLICY_KERNEL_CLUSTERS ?= 300
 
+# Of images and of a release: its tag, where nodes find its images, and for which machines they are.
+VERSION  ?= dev
+REGISTRY ?= ghcr.io/berth-dev
+ARCH     ?= amd64,arm64
+# A chart's version has no v, and is a version also where the programs' is none.
+CHART_VERSION = $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0-$(VERSION))
+
 CHAOS_ROUNDS ?= 20
 CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all help build demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all help build images chart release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -47,6 +56,32 @@ help: ## List the targets.
 build: ## Compile Berth's programs into bin/.
 	@$(foreach p,$(PROGRAMS),echo "go build $(lastword $(subst :, ,$(p)))" && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/$(firstword $(subst :, ,$(p))) $(lastword $(subst :, ,$(p))) &&) true
 
+images: ## Write container images of the programs for amd64 and arm64 (ARCH) into dist/, without an engine or a registry.
+	cd test && go build -trimpath -o bin/images ./cmd/images && bin/images -out ../dist -version $(VERSION) -registry $(REGISTRY) -arch $(ARCH)
+
+chart: ## Package the chart, and the objects of its defaults for kubectl, into dist/.
+	cd test/helm && CGO_ENABLED=0 go build -trimpath -o ../bin/helm helm.sh/helm/v4/cmd/helm && CGO_ENABLED=0 go build -trimpath -o ../bin/render ./render
+	rm -rf dist/.chart && mkdir -p dist && cp -r manifests/chart dist/.chart
+	sed -i 's/:dev$$/:$(VERSION)/; s#ghcr.io/berth-dev$$#$(REGISTRY)#; s#ghcr.io/berth-dev/berth#$(REGISTRY)/berth#' dist/.chart/Chart.yaml dist/.chart/values.yaml
+	test/bin/helm package dist/.chart --version $(CHART_VERSION) --app-version $(VERSION) -d dist
+	{ cat manifests/namespace.yaml && printf 'image: {tag: %s}\ncrds: {keep: false}\n' $(VERSION) | test/bin/render -chart dist/.chart -values -; } > dist/berth.yaml
+	rm -r dist/.chart
+
+release: images chart ## Write all that a release of VERSION has into dist/: images, chart, objects for kubectl, checksums.
+	cd dist && sha256sum *.tar *.tgz *.yaml > SHA256SUMS
+
+publish: ## Push the images and the chart of dist/ to REGISTRY.
+	for i in scheduler controller agent; do \
+		rm -rf dist/.layout && mkdir dist/.layout && tar -xf dist/berth-$$i-$(VERSION).tar -C dist/.layout && \
+		$(CRANE) push dist/.layout $(REGISTRY)/berth-$$i:$(VERSION) || exit 1; done
+	rm -r dist/.layout
+	test/bin/helm push $(if $(filter localhost%,$(REGISTRY)),--plain-http) dist/berth-$(CHART_VERSION).tgz oci://$(REGISTRY)/charts
+
+sign: ## Sign what publish pushed, and the checksums, as the workflow that runs this (cosign, keyless).
+	for i in berth-scheduler:$(VERSION) berth-controller:$(VERSION) berth-agent:$(VERSION) charts/berth:$(CHART_VERSION); do \
+		$(COSIGN) sign --yes $(REGISTRY)/$${i%%:*}@$$($(CRANE) digest $(REGISTRY)/$$i) || exit 1; done
+	$(COSIGN) sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
+
 demo: ## Show the main job on a real cluster; KEEP=1 leaves it up.
 	cd test && go build -trimpath -o bin/demo ./cmd/demo && go build -trimpath -o bin/lab ./cmd/lab && bin/demo $(if $(KEEP),-keep)
 
@@ -57,7 +92,7 @@ lab-down: lab ## Take down every cluster, also what a crash left of one.
 	test/bin/lab down --all
 
 clean: ## Remove what was built.
-	rm -rf bin test/bin
+	rm -rf bin test/bin dist
 
 ##@ Test: all of this must pass
 
@@ -117,6 +152,9 @@ test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interru
 test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptables and nftables on the lab, ipvs in the emulated machine.
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestKubeProxyModes ./e2e/
+
+test-install: lab ## The life of an installation, with Helm on the lab: install, upgrade, rollback, uninstall, install again, clean the nodes, with traffic throughout.
+	cd test && BERTH_TEST_INSTALL=1 $(GOTESTPROGRAMS) -v ./install/
 
 test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also those that are alike here, and more moves.
 	cd test && BERTH_TEST_NETWORK_TYPES=1 $(GOTESTPROGRAMS) -v -run TestNetworkTypes ./e2e/

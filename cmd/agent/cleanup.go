@@ -15,10 +15,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
+	"time"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/leftover"
@@ -34,10 +37,16 @@ import (
 	"github.com/berth-dev/berth/cni/vlan"
 )
 
-// codeRefused is the exit code of a cleanup that did nothing because an agent runs.
+// codeRefused is the exit code of a cleanup that did nothing because an agent or pods run.
 const codeRefused = 2
 
+// again is how long a cleanup that stays waits before it tries once more.
+const again = 5 * time.Second
+
 var errAgentRuns = errors.New("an agent runs on this node and would make everything again: end it first (kubectl -n berth-system delete daemonset berth-agent)")
+
+// errLeft is what --check returns.
+var errLeft = errors.New("there is something of Berth on this node, see above")
 
 // settingsFile is beside the state file.
 func settingsFile(stateFile string) string {
@@ -52,10 +61,10 @@ func functionsDir(stateFile string) string { return filepath.Join(filepath.Dir(s
 type cleanup struct {
 	root                                                     string
 	socket, stateFile, confDir, confName, binDir, sysctlRoot string
-	dryRun, stay                                             bool
+	dryRun, check, stay, force                               bool
 
 	out io.Writer
-	// refused says that nothing was done, because an agent runs.
+	// refused says that nothing was done, because an agent or pods run.
 	refused bool
 }
 
@@ -66,10 +75,12 @@ func newCleanupCommand(c *cleanup) *cobra.Command {
 		Short: "Leaves the node as it was before Berth was installed",
 		Long: `Removes what Berth made on this node: the CNI configuration and plugins, links, routes, rules,
 neighbours and nftables tables, and the agent's files; and puts kernel settings back that the agent
-changed. Pods with a floating IP lose their network. It prints one line for each thing. Run it as root
-in the node's network namespace, after the agent was ended; it can be repeated.
+changed. It prints one line for each thing. Run it as root in the node's network namespace, after the
+agent was ended; it can be repeated. It does nothing while pods with floating IPs run on the node, which
+would lose their network; --force takes it from them.
 
-Exit codes: 0 nothing is left; 1 something could not be removed; 2 nothing was done, because an agent runs.`,
+Exit codes: 0 nothing is left; 1 something could not be removed; 2 nothing was done, because an agent or
+pods with floating IPs run.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -80,7 +91,9 @@ Exit codes: 0 nothing is left; 1 something could not be removed; 2 nothing was d
 	fs := command.Flags()
 	fs.StringVar(&c.root, "root", "/", "Folder where the node's file system is mounted. The other paths are paths of the node.")
 	fs.BoolVar(&c.dryRun, "dry-run", false, "Only print what would be removed.")
-	fs.BoolVar(&c.stay, "stay", false, "Do not end after the cleanup until a signal comes, for a DaemonSet.")
+	fs.BoolVar(&c.check, "check", false, "As --dry-run, with exit code 1 where something would be removed.")
+	fs.BoolVar(&c.stay, "stay", false, "Try again until nothing is left, and do not end until a signal comes, for a DaemonSet.")
+	fs.BoolVar(&c.force, "force", false, "Also while pods with floating IPs run on the node. They lose their network.")
 	fs.StringVar(&c.socket, "socket", o.Socket, "The agent's --socket.")
 	fs.StringVar(&c.stateFile, "state-file", o.StateFile, "The agent's --state-file.")
 	fs.StringVar(&c.confDir, "cni-conf-dir", o.CNIConfDir, "The agent's --cni-conf-dir.")
@@ -94,18 +107,75 @@ func (c *cleanup) run(ctx context.Context) error {
 	if err := c.resolve(); err != nil {
 		return err
 	}
+	if !c.stay {
+		return c.once()
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	tick := time.NewTicker(again)
+	defer tick.Stop()
+	said := ""
+	for err := c.once(); err != nil; err = c.once() {
+		if text := err.Error(); text != said {
+			fmt.Fprintf(c.out, "trying again every %s: %s\n", again, text)
+			said = text
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// once cleans the node, or says why that cannot be.
+func (c *cleanup) once() error {
+	c.refused = false
+	if !c.force && !c.dryRun && !c.check {
+		if err := c.unused(); err != nil {
+			return err
+		}
+	}
 	unlock, err := c.alone()
 	if err != nil {
 		return err
 	}
-	err = errors.Join(c.sweep(), unlock())
-	if err != nil || !c.stay {
+	return errors.Join(c.sweep(), unlock())
+}
+
+// unused returns an error where pods run with floating IPs, as the agent's records say. Where
+// nobody can read these it looks no further.
+func (c *cleanup) unused() error {
+	if _, err := os.Stat(c.stateFile); err != nil {
+		return nil
+	}
+	store, err := state.Open(c.stateFile)
+	if err != nil {
+		return nil
+	}
+	var pods []string
+	for _, container := range store.List() {
+		if len(container.Addresses()) == 0 || container.Phase == state.Withdrawn {
+			continue
+		}
+		// The namespaces of containers that ended, and of those before a restart of the node, are gone.
+		if path, err := securejoin.SecureJoin(c.root, container.NetNS); err == nil {
+			if _, err := os.Stat(path); err == nil {
+				pods = append(pods, container.Pod.Namespace+"/"+container.Pod.Name)
+			}
+		}
+	}
+	if err := store.Close(); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	<-ctx.Done()
-	return nil
+	if len(pods) == 0 {
+		return nil
+	}
+	c.refused = true
+	slices.Sort(pods)
+	return fmt.Errorf("pods with floating IPs run on this node and would lose their network: %s. Let the agent run here (agent.mode=run), delete them, and clean again", strings.Join(pods, ", "))
 }
 
 // resolve makes the node's paths those of this process.
@@ -173,6 +243,9 @@ func (c *cleanup) sweep() error {
 	if total.failed == 0 {
 		c.remove(c.files, &total)
 	}
+	if c.check && total.found+total.failed > 0 {
+		return errLeft
+	}
 	if total.failed > 0 {
 		return errors.New("some of Berth's things are still on this node, see above; the agent's files stay until the rest is gone: repeat the cleanup")
 	}
@@ -194,7 +267,7 @@ func (c *cleanup) remove(list sweeper, total *tally) {
 	}
 	for _, item := range items {
 		total.found++
-		if c.dryRun {
+		if c.dryRun || c.check {
 			fmt.Fprintf(c.out, "would remove %s\n", item.Name)
 			continue
 		}
@@ -312,17 +385,29 @@ func withFolder(dir string, paths []string) ([]leftover.Item, error) {
 	if err != nil {
 		return items, err
 	}
+	if mounted, err := isMount(dir); mounted || err != nil {
+		return items, err
+	}
 	others := slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(paths, filepath.Join(dir, e.Name())) })
 	if others || filepath.Base(dir) != ownFolder {
 		return items, nil
 	}
 	return append(items, leftover.Item{Name: "folder " + dir, Remove: func() error {
-		// A folder that is mounted in the container stays.
-		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EBUSY) {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return nil
 	}}), nil
+}
+
+// isMount says whether a folder is a mount, which nobody can remove: in the container of an
+// agent, and on nodes that have a disk for it.
+func isMount(dir string) (bool, error) {
+	var stat unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &stat); err != nil {
+		return false, fmt.Errorf("look at %s: %w", dir, err)
+	}
+	return stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
 // ownFolder is the name of the folders that the DaemonSet makes for the agent.

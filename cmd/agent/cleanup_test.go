@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
@@ -291,6 +292,87 @@ func TestCleanup(t *testing.T) {
 	}
 	if out, _, err = s.cleanup(); err != nil || out != "nothing of Berth is on this node\n" {
 		t.Errorf("again: %v\n%s", err, out)
+	}
+}
+
+// Pods that run keep their network, unless --force takes it.
+func TestCleanupRefusesPods(t *testing.T) {
+	s := newSite(t)
+	before := s.look()
+	s.install()
+	store, err := state.Open(s.options.StateFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write("var/run/netns/runs", "")
+	addresses := []api.Address{{Address: netip.MustParseAddr("10.0.70.10"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}}
+	for _, c := range []state.Container{
+		{ContainerID: "a", NetNS: "/var/run/netns/runs", Pod: api.Pod{Namespace: "shop", Name: "web-0"}, Phase: state.Added, Attachments: []state.Attachment{{Addresses: addresses}}},
+		{ContainerID: "b", NetNS: "/var/run/netns/gone", Pod: api.Pod{Namespace: "shop", Name: "ended"}, Phase: state.Added, Attachments: []state.Attachment{{Addresses: addresses}}},
+		{ContainerID: "c", NetNS: "/var/run/netns/runs", Pod: api.Pod{Namespace: "shop", Name: "plain"}, Phase: state.Added, Attachments: []state.Attachment{{}}},
+		{ContainerID: "d", NetNS: "/var/run/netns/runs", Pod: api.Pod{Namespace: "shop", Name: "cut-off"}, Phase: state.Withdrawn, Reason: "test", Attachments: []state.Attachment{{Addresses: addresses}}},
+	} {
+		c.IfName = "eth0"
+		for i := range c.Attachments {
+			c.Attachments[i].IfName, c.Attachments[i].Network, c.Attachments[i].Driver = "eth0", []byte(`{}`), api.DriverVeth
+		}
+		c.Result = []byte(`{}`)
+		if err := store.Put(&c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	after := s.look()
+	// The folder is that of the test, and the node's root that of this machine.
+	root := []string{"--root", s.root, "--socket", "/run/berth/agent.sock", "--state-file", "/var/lib/berth/agent.db", "--cni-conf-dir", "/etc/cni/net.d", "--cni-bin-dir", "/opt/cni/bin"}
+	out, refused, err := s.cleanup(root...)
+	if err == nil || !refused || !strings.Contains(err.Error(), "lose their network: shop/web-0. ") {
+		t.Errorf("beside a pod: %v\n%s", err, out)
+	}
+	if diff := cmp.Diff(after, s.look()); diff != "" {
+		t.Errorf("a cleanup that was refused changed the node:\n%s", diff)
+	}
+	if out, refused, err := s.cleanup("--check"); refused || !errors.Is(err, errLeft) {
+		t.Errorf("--check: %v\n%s", err, out)
+	}
+	if diff := cmp.Diff(after, s.look()); diff != "" {
+		t.Errorf("--check changed the node:\n%s", diff)
+	}
+	if out, _, err := s.cleanup("--force"); err != nil {
+		t.Errorf("--force: %v\n%s", err, out)
+	}
+	if err := os.RemoveAll(filepath.Join(s.root, "var/run")); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, s.look()); diff != "" {
+		t.Errorf("the node is not as before (-before +after):\n%s", diff)
+	}
+	if out, _, err := s.cleanup("--check"); err != nil {
+		t.Errorf("--check of a clean node: %v\n%s", err, out)
+	}
+}
+
+// A folder that is a mount stays, and is nothing that is left.
+func TestCleanupOfMountedFolder(t *testing.T) {
+	s := newSite(t)
+	dir := filepath.Dir(s.options.StateFile)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.Run(func() error { return unix.Mount(dir, dir, "", unix.MS_BIND, "") })
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	s.install()
+	if out, _, err := s.cleanup("--force"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, _, err := s.cleanup("--check"); err != nil {
+		t.Errorf("--check: %v\n%s", err, out)
+	}
+	s.Run(func() error { return unix.Unmount(dir, 0) })
+	if out, _, err := s.cleanup("--check"); !errors.Is(err, errLeft) {
+		t.Errorf("--check of a folder that is no mount any more: %v\n%s", err, out)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -39,25 +40,6 @@ var packages = map[string]string{
 	"cnitool":          "github.com/containernetworking/cni/cnitool",
 	"macvlan":          "github.com/containernetworking/plugins/plugins/main/macvlan",
 }
-
-// image is one of Berth's images: programs at the root, of which the first is what
-// it runs.
-type image struct {
-	name     string
-	programs []string
-}
-
-var images = []image{
-	{"berth-scheduler", []string{"berth-scheduler"}},
-	{"berth-controller", []string{"berth-controller"}},
-	{"berth-agent", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-sriov", "berth-ipam", "berth-bridge", "berth-host-local"}},
-}
-
-// registry and tag are how manifests/ name the images.
-const (
-	registry = "ghcr.io/berth-dev/"
-	tag      = ":dev"
-)
 
 // Namespace is where manifests/ put Berth's programs, and AgentLabels select the
 // agents' pods there.
@@ -92,11 +74,11 @@ func Build(ctx context.Context, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, image := range images {
-		if err := Compile(ctx, filepath.Join(root, "bin"), image.programs); err != nil {
+	for _, i := range images {
+		if err := Compile(ctx, filepath.Join(root, "bin"), i.programs); err != nil {
 			return err
 		}
-		fmt.Fprintf(progress, "built %s\n", strings.Join(image.programs, ", "))
+		fmt.Fprintf(progress, "built %s\n", strings.Join(i.programs, ", "))
 	}
 	return nil
 }
@@ -104,6 +86,11 @@ func Build(ctx context.Context, progress io.Writer) error {
 // Compile compiles programs of Berth into a folder as they ship, but for flags of go
 // build that are added.
 func Compile(ctx context.Context, dir string, programs []string, flags ...string) error {
+	return compileFor(ctx, runtime.GOARCH, dir, programs, flags...)
+}
+
+// compileFor is Compile for another architecture, as Go calls it.
+func compileFor(ctx context.Context, arch, dir string, programs []string, flags ...string) error {
 	root, err := Root()
 	if err != nil {
 		return err
@@ -112,7 +99,7 @@ func Compile(ctx context.Context, dir string, programs []string, flags ...string
 		args := slices.Concat([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, name)}, flags, []string{packages[name]})
 		command := exec.CommandContext(ctx, "go", args...)
 		command.Dir = root
-		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOOS=linux", "GOARCH="+arch)
 		if output, err := command.CombinedOutput(); err != nil {
 			return fmt.Errorf("build %s: %w\n%s", name, err, output)
 		}
@@ -127,22 +114,9 @@ func Berth(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error 
 	if err != nil {
 		return err
 	}
-	var archives []string
-	for _, image := range images {
-		files := map[string]string{}
-		for _, program := range image.programs {
-			files["/"+program] = filepath.Join(root, "bin", program)
-		}
-		archive, err := cluster.BuildImage(registry+image.name+tag, files, lab.ImageConfig{Entrypoint: []string{"/" + image.programs[0]}})
-		if err != nil {
-			return err
-		}
-		archives = append(archives, archive)
-	}
-	if err := cluster.LoadImage(ctx, archives...); err != nil {
+	if err := LoadImages(ctx, cluster, progress); err != nil {
 		return err
 	}
-	fmt.Fprintln(progress, "loaded Berth's images into the nodes")
 	if _, err := Kubectl(ctx, cluster, "apply", "-k", filepath.Join(root, "manifests")); err != nil {
 		return err
 	}

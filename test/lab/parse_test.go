@@ -3,16 +3,11 @@
 package lab
 
 import (
-	"archive/tar"
-	"errors"
-	"io"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
 func TestParseStat(t *testing.T) {
@@ -79,76 +74,5 @@ func TestParseRequires(t *testing.T) {
 	got := parseRequires([]byte("module m\n\ngo 1.26.0\n\ntool (\n\ta.b/tool\n)\nrequire one.io/x v1.2.3\nrequire (\n\ttwo.io/y v0.1.0 // indirect\n)\n"))
 	if diff := cmp.Diff(map[string]string{"one.io/x": "v1.2.3", "two.io/y": "v0.1.0"}, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestWriteImage(t *testing.T) {
-	dir := t.TempDir()
-	src := filepath.Join(dir, "src")
-	if err := os.MkdirAll(filepath.Join(src, "sub"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{"prog": "binary", "sub/data": "more"} {
-		if err := os.WriteFile(filepath.Join(src, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Symlink("data", filepath.Join(src, "sub/link")); err != nil {
-		t.Fatal(err)
-	}
-	out := filepath.Join(dir, "image.tar")
-	files := map[string]string{"/prog": filepath.Join(src, "prog"), "/opt/all": src}
-	cfg := ImageConfig{Entrypoint: []string{"/prog"}, Cmd: []string{"serve"}, Env: []string{"A=b"}}
-	if err := WriteImage(out, "berth.dev/test:1", files, cfg); err != nil {
-		t.Fatal(err)
-	}
-
-	img, err := tarball.ImageFromPath(out, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conf, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"/prog", "serve"}, append(conf.Config.Entrypoint, conf.Config.Cmd...)); diff != "" {
-		t.Error(diff)
-	}
-	layers, err := img.Layers()
-	if err != nil || len(layers) != 1 {
-		t.Fatalf("%d layers, %v", len(layers), err)
-	}
-	r, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for tr := tar.NewReader(r); ; {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, h.Name+h.Linkname)
-	}
-	want := []string{"etc/", "opt/", "opt/all/", "opt/all/prog", "opt/all/sub/", "opt/all/sub/data", "opt/all/sub/linkdata", "prog", "tmp/"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func TestWriteImageRefuses(t *testing.T) {
-	dir := t.TempDir()
-	for name, files := range map[string]map[string]string{
-		"relative path": {"prog": dir},
-		"no such file":  {"/prog": filepath.Join(dir, "absent")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if err := WriteImage(filepath.Join(dir, "x.tar"), "test:1", files, ImageConfig{}); err == nil {
-				t.Error("no error")
-			}
-		})
 	}
 }

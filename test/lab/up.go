@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/berth-dev/berth/test/image"
 )
 
 // ErrUp is returned by Up when the lab is up already; use Open.
@@ -259,16 +261,16 @@ func (c *Cluster) startControl(ctx context.Context, core *control) error {
 // startRuntimes starts containerd on every node and loads what every node
 // needs.
 func (c *Cluster) startRuntimes(ctx context.Context, opts Options) error {
-	image, err := c.BuildImage(AgnhostImage, map[string]string{"/agnhost": filepath.Join(c.bin, "agnhost")}, ImageConfig{
+	agnhost, err := c.BuildImage(AgnhostImage, map[string]string{"/agnhost": filepath.Join(c.bin, "agnhost")}, image.Config{
 		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
 	})
 	if err != nil {
 		return err
 	}
-	images := []string{image}
+	images := []string{agnhost}
 	if opts.Pause != "" {
 		// One thread of Go's is enough to wait.
-		pause, err := c.BuildImage(PauseImage, map[string]string{"/pause": opts.Pause}, ImageConfig{Entrypoint: []string{"/pause"}, Env: []string{"GOMAXPROCS=1"}})
+		pause, err := c.BuildImage(PauseImage, map[string]string{"/pause": opts.Pause}, image.Config{Entrypoint: []string{"/pause"}, Env: []string{"GOMAXPROCS=1"}})
 		if err != nil {
 			return err
 		}
@@ -280,8 +282,8 @@ func (c *Cluster) startRuntimes(ctx context.Context, opts Options) error {
 			if err := n.startRuntime(ctx); err != nil {
 				return err
 			}
-			for _, image := range images {
-				if err := n.loadImage(ctx, image); err != nil {
+			for _, archive := range images {
+				if err := n.loadImage(ctx, archive); err != nil {
 					return err
 				}
 			}

@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 )
 
 const manifests = "../../../manifests"
@@ -104,6 +107,15 @@ func TestValues(t *testing.T) {
 	for _, file := range files {
 		if !seen[file] {
 			t.Errorf("%s is not tested", file)
+		}
+	}
+}
+
+// helm lint --strict has nothing to say.
+func TestLint(t *testing.T) {
+	for _, message := range lint.RunAll(filepath.Join(manifests, "chart"), nil, "network").Messages {
+		if message.Severity > support.InfoSev {
+			t.Error(message)
 		}
 	}
 }

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/berth-dev/berth/test/image"
+	"github.com/berth-dev/berth/test/lab"
+)
+
+// berthImage is one of Berth's images: programs at the root, of which the first is what it
+// runs.
+type berthImage struct {
+	name     string
+	about    string
+	programs []string
+	user     string
+}
+
+// unprivileged is the user of programs that need nothing of their node.
+const unprivileged = "65532:65532"
+
+var images = []berthImage{
+	{"berth-scheduler", "kube-scheduler that gives pods floating IPs", []string{"berth-scheduler"}, unprivileged},
+	{"berth-controller", "frees floating IPs", []string{"berth-controller"}, unprivileged},
+	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-sriov", "berth-ipam", "berth-bridge", "berth-host-local"}, ""},
+}
+
+// Registry is where the chart has the images from, and Version the tag of those that are no
+// release.
+const (
+	Registry = "ghcr.io/berth-dev"
+	Version  = "dev"
+)
+
+const source = "https://github.com/berth-dev/berth"
+
+// make makes the image of programs that are in a folder.
+func (i berthImage) make(root, programs, arch, version string, compression image.Compression) (v1.Image, error) {
+	files := map[string]string{"/licenses/LICENSE": filepath.Join(root, "LICENSE")}
+	for _, program := range i.programs {
+		files["/"+program] = filepath.Join(programs, program)
+	}
+	img, err := image.Make(arch, files, image.Config{
+		Entrypoint: []string{"/" + i.programs[0]}, User: i.user,
+		Labels: map[string]string{
+			"org.opencontainers.image.title": i.name, "org.opencontainers.image.description": i.about,
+			"org.opencontainers.image.version": version, "org.opencontainers.image.source": source,
+			"org.opencontainers.image.licenses": "Apache-2.0",
+		},
+	}, compression)
+	if err != nil {
+		return nil, fmt.Errorf("%s for %s: %w", i.name, arch, err)
+	}
+	return img, nil
+}
+
+// LoadImages makes Berth's images of the programs in the repository's bin folder and loads
+// them into the nodes of a lab.
+func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) error {
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(cluster.Dir(), "berth-images-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	var archives []string
+	for _, i := range images {
+		img, err := i.make(root, filepath.Join(root, "bin"), runtime.GOARCH, Version, image.Uncompressed)
+		if err != nil {
+			return err
+		}
+		archive := filepath.Join(dir, i.name+".tar")
+		if err := image.Write(archive, Registry+"/"+i.name+":"+Version, img); err != nil {
+			return err
+		}
+		archives = append(archives, archive)
+	}
+	if err := cluster.LoadImage(ctx, archives...); err != nil {
+		return err
+	}
+	fmt.Fprintln(progress, "loaded Berth's images into the nodes")
+	return nil
+}
+
+// Images compiles Berth's programs for some architectures and writes one archive of each of
+// Berth's images into a folder. registry and version are how the images are called.
+func Images(ctx context.Context, progress io.Writer, out, registry, version string, architectures []string) error {
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	built, err := os.MkdirTemp("", "berth-images-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(built)
+	for _, i := range images {
+		var all []v1.Image
+		for _, arch := range architectures {
+			dir := filepath.Join(built, arch)
+			// What git knows of the folder is no part of a program.
+			if err := compileFor(ctx, arch, dir, i.programs, "-buildvcs=false"); err != nil {
+				return err
+			}
+			img, err := i.make(root, dir, arch, version, image.Compressed)
+			if err != nil {
+				return err
+			}
+			all = append(all, img)
+		}
+		archive := filepath.Join(out, i.name+"-"+version+".tar")
+		if err := image.Write(archive, strings.TrimSuffix(registry, "/")+"/"+i.name+":"+version, all...); err != nil {
+			return err
+		}
+		fmt.Fprintf(progress, "%s: %s for %s\n", archive, registry+"/"+i.name+":"+version, strings.Join(architectures, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/lab"
+	"github.com/berth-dev/berth/test/witness"
+)
+
+const (
+	envRun  = "BERTH_TEST_INSTALL"
+	labName = "install"
+	nodes   = 3
+	// limit of the whole test; it is there so that a test that hangs is cleaned up after.
+	limit = 30 * time.Minute
+	// replicas of the workload that keeps its addresses.
+	replicas = 30
+	// pause between two requests to one pod.
+	pause = 200 * time.Millisecond
+	// system is another namespace than that of manifests/.
+	system  = "network"
+	release = "addresses"
+)
+
+// site is the lab, and Helm.
+type site struct {
+	*witness.Witness
+	t     *testing.T
+	ctx   context.Context
+	helm  string
+	chart string
+}
+
+// TestLifeCycle: whatever is done with the release, no address changes and no pod loses its
+// network; and in the end the nodes are as they were.
+func TestLifeCycle(t *testing.T) {
+	if os.Getenv(envRun) == "" {
+		t.Skip("it takes some minutes: make test-install")
+	}
+	s := newSite(t)
+	for i, node := range s.Cluster.Nodes() {
+		s.create(s.pod(fmt.Sprintf("plain-%d", i), func(pod *v1.Pod) { pod.Spec.NodeName = node.Name() }))
+	}
+	clean := s.nodes()
+
+	notes := s.run("install", release, s.chart, "--wait")
+	if !strings.Contains(notes, "kubectl label namespace "+system+" pod-security") {
+		t.Errorf("the notes do not say which label the namespace lacks:\n%s", notes)
+	}
+	s.createPool()
+	s.create(s.workload())
+	pods := s.addresses()
+	records := s.records()
+	traffic := s.ask(pods)
+
+	if out, err := s.try("other", "install", "second", s.chart, "--create-namespace"); err == nil || !strings.Contains(err.Error(), "a cluster can have one Berth, and this one has it as release "+release+" in namespace "+system) {
+		t.Errorf("a second release: %v\n%s", err, out)
+	}
+	s.step(traffic, "upgrade", func() {
+		s.run("upgrade", release, s.chart, "--wait", "--set", "agent.verbosity=3,controller.replicas=1,scheduler.args.galaxyAliases=true,scheduler.verbosity=3")
+		if args := s.kubectl("-n", system, "get", "daemonset", "berth-agent", "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(args, "--v=3") {
+			t.Errorf("the upgrade did not change the agents: %s", args)
+		}
+		s.moves("upgraded")
+	})
+	s.step(traffic, "rollback", func() {
+		s.run("rollback", release, "1", "--wait")
+		if args := s.kubectl("-n", system, "get", "daemonset", "berth-agent", "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(args, "--v=2") {
+			t.Errorf("the rollback did not change the agents: %s", args)
+		}
+		s.moves("rolled-back")
+	})
+	s.step(traffic, "uninstall", func() {
+		// Without --wait: the pods of scheduler and controller cannot end without an agent.
+		s.run("uninstall", release)
+		s.eventually("the agents are gone", func() error {
+			left, err := s.tryKubectl("-n", system, "get", "deployments,daemonsets,configmaps,pods", "-l", "app.kubernetes.io/part-of=berth,app.kubernetes.io/name notin (berth-scheduler,berth-controller)", "-o", "name")
+			if err == nil && left != "" {
+				err = fmt.Errorf("left are %s", left)
+			}
+			return err
+		})
+		if diff := cmp.Diff(records, s.records()); diff != "" {
+			t.Errorf("the uninstall changed records of addresses:\n%s", diff)
+		}
+	})
+	s.step(traffic, "installation again", func() {
+		s.run("install", release, s.chart, "--wait")
+		s.moves("installed-again")
+	})
+	if diff := cmp.Diff(records, s.records()); diff != "" {
+		t.Errorf("records of addresses changed:\n%s", diff)
+	}
+	s.step(traffic, "refused cleanup", func() {
+		s.run("upgrade", release, s.chart, "--set", "agent.mode=cleanup")
+		s.eventually("the cleanup refuses", func() error {
+			out, err := s.tryKubectl("-n", system, "logs", "-l", "app.kubernetes.io/name=berth-cleanup", "--tail=-1")
+			if err == nil && strings.Count(out, "pods with floating IPs run on this node and would lose their network: default/") < nodes {
+				err = fmt.Errorf("it says:\n%s", out)
+			}
+			return err
+		})
+		s.run("upgrade", release, s.chart, "--wait", "--set", "agent.mode=run")
+	})
+	traffic.stop()
+	if diff := cmp.Diff(pods, s.addresses()); diff != "" {
+		t.Errorf("addresses changed:\n%s", diff)
+	}
+
+	s.kubectl("delete", "statefulset", "kept", "--cascade=foreground")
+	s.kubectl("delete", "pods", "-l", "kind=mover", "--wait")
+	s.run("upgrade", release, s.chart, "--wait", "--set", "agent.mode=cleanup")
+	s.kubectl("-n", system, "rollout", "status", "daemonset/berth-cleanup", "--timeout=2m")
+	s.run("uninstall", release, "--wait")
+	s.kubectl("delete", "namespace", system)
+	s.eventually("the nodes are as before", func() error {
+		if diff := cmp.Diff(clean, s.nodes()); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
+	})
+	s.kubectl("delete", "crd", "ippools.berth.dev", "floatingips.berth.dev", "ipclaims.berth.dev", "networkprofiles.berth.dev")
+}
+
+// newSite brings up a lab whose nodes have Berth's images, and nothing else of Berth.
+func newSite(t *testing.T) *site {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(lab.Down(ctx, labName))
+	must(lab.Prepare(ctx, os.Stderr))
+	must(deploy.Build(ctx, os.Stderr))
+	helm, err := lab.BuildHelm(ctx, os.Stderr)
+	must(err)
+	chart, err := deploy.Chart()
+	must(err)
+	cluster, err := lab.Up(ctx, lab.Options{Name: labName, Nodes: nodes, Progress: os.Stderr})
+	must(err)
+	t.Cleanup(func() {
+		if err := cluster.Down(context.WithoutCancel(ctx)); err != nil {
+			t.Error(err)
+		}
+	})
+	must(deploy.LoadImages(ctx, cluster, os.Stderr))
+	w, err := witness.New(cluster)
+	must(err)
+	s := &site{Witness: w, t: t, ctx: ctx, helm: helm, chart: chart}
+	s.kubectl("create", "namespace", system)
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.dump()
+		}
+	})
+	return s
+}
+
+// dump keeps what the cluster knew.
+func (s *site) dump() {
+	dir := os.Getenv("ARTIFACTS")
+	if dir == "" {
+		dir = filepath.Join(os.TempDir(), "berth-install")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		s.t.Log(err)
+		return
+	}
+	file, err := os.Create(filepath.Join(dir, "lifecycle.txt"))
+	if err != nil {
+		s.t.Log(err)
+		return
+	}
+	defer file.Close()
+	// The test's own context may have ended.
+	s.Cluster.Dump(context.WithoutCancel(s.ctx), file)
+	s.t.Logf("the cluster's state and logs are in %s", file.Name())
+}
+
+// run runs helm in Berth's namespace.
+func (s *site) run(args ...string) string {
+	s.t.Helper()
+	begin := time.Now()
+	out, err := s.try(system, args...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Logf("helm %s: %s", strings.Join(args, " "), time.Since(begin).Round(time.Second))
+	return out
+}
+
+func (s *site) try(namespace string, args ...string) (string, error) {
+	args = append([]string{"--namespace", namespace, "--kubeconfig", s.Cluster.Kubeconfig()}, args...)
+	command := exec.CommandContext(s.ctx, s.helm, args...)
+	command.Env = append(os.Environ(), "HELM_CACHE_HOME="+s.t.TempDir(), "HELM_CONFIG_HOME="+s.t.TempDir(), "HELM_DATA_HOME="+s.t.TempDir())
+	out, err := command.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+func (s *site) kubectl(args ...string) string {
+	s.t.Helper()
+	out, err := s.tryKubectl(args...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+func (s *site) tryKubectl(args ...string) (string, error) {
+	return deploy.Kubectl(s.ctx, s.Cluster, args...)
+}
+
+// eventually waits for what no event tells of.
+func (s *site) eventually(what string, try func() error) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, witness.Patience)
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			s.t.Fatalf("%s: not so within %s: %v", what, witness.Patience, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// pod builds a pod that answers every HTTP request with its UID.
+func (s *site) pod(name string, options ...func(*v1.Pod)) *v1.Pod {
+	pod := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Labels: map[string]string{"app": name}},
+		Spec: v1.PodSpec{
+			TerminationGracePeriodSeconds: new(int64(1)),
+			Containers: []v1.Container{{
+				Name: "main", Image: lab.AgnhostImage, ImagePullPolicy: v1.PullNever, Args: []string{"porter"},
+				Env: []v1.EnvVar{{
+					Name:      "SERVE_PORT_" + witness.Port,
+					ValueFrom: &v1.EnvVarSource{FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.uid"}},
+				}},
+				ReadinessProbe: &v1.Probe{
+					ProbeHandler:  v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.Parse(witness.Port)}},
+					PeriodSeconds: 1,
+				},
+			}},
+		},
+	}
+	for _, set := range options {
+		set(pod)
+	}
+	return pod
+}
+
+// floating makes a pod have an address that its workload keeps.
+func floating(pod *v1.Pod) {
+	pod.Spec.SchedulerName = "berth-scheduler"
+	pod.Annotations = map[string]string{v1alpha1.AnnotationReleasePolicy: string(v1alpha1.ReleaseRetain)}
+	pod.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1alpha1.ResourceIP: resource.MustParse("1")}
+}
+
+func (s *site) workload() *appsv1.StatefulSet {
+	pod := s.pod("kept", floating)
+	return &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "kept", Namespace: "default"},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: new(int32(replicas)), PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels, Annotations: pod.Annotations}, Spec: pod.Spec},
+		},
+	}
+}
+
+// create makes a pod or a StatefulSet and waits until its pods are Ready.
+func (s *site) create(object metav1.Object) {
+	s.t.Helper()
+	var err error
+	name, number := object.GetName(), 1
+	switch o := object.(type) {
+	case *v1.Pod:
+		_, err = s.Client.CoreV1().Pods("default").Create(s.ctx, o, metav1.CreateOptions{})
+	case *appsv1.StatefulSet:
+		_, err = s.Client.AppsV1().StatefulSets("default").Create(s.ctx, o, metav1.CreateOptions{})
+		number = replicas
+	}
+	if err == nil {
+		err = s.Pods(s.ctx, "default", "app="+name, "Ready", func(pods []*v1.Pod) bool {
+			return len(pods) == number && !slices.ContainsFunc(pods, func(pod *v1.Pod) bool { return !witness.Ready(pod) })
+		})
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) createPool() {
+	s.t.Helper()
+	network := s.Cluster.Network()
+	_, err := s.Berth.IPPools.Create(s.ctx, &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "pool"}, Spec: v1alpha1.IPPoolSpec{
+		Subnet: network.Floating.String(), Gateway: network.FloatingGateway().String(), Ranges: []string{"10.0.70.10-10.0.70.59"},
+		NodeSubnets: []string{network.Nodes.String()},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// addresses returns the address of each pod of the workload by the pod's UID.
+func (s *site) addresses() map[string]string {
+	s.t.Helper()
+	list, err := s.Client.CoreV1().Pods("default").List(s.ctx, metav1.ListOptions{LabelSelector: "app=kept"})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	addresses := map[string]string{}
+	for _, pod := range list.Items {
+		addresses[string(pod.UID)] = pod.Status.PodIP
+	}
+	if len(addresses) != replicas {
+		s.t.Fatalf("%d pods", len(addresses))
+	}
+	return addresses
+}
+
+// records returns what is recorded of the workload's addresses.
+func (s *site) records() map[string]v1alpha1.FloatingIPSpec {
+	s.t.Helper()
+	list, err := s.Berth.FloatingIPs.List(s.ctx, metav1.ListOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	records := map[string]v1alpha1.FloatingIPSpec{}
+	for _, ip := range list.Items {
+		if ip.Spec.Owner != nil && ip.Spec.Owner.Name == "kept" {
+			records[ip.Name+" "+string(ip.UID)] = ip.Spec
+		}
+	}
+	if len(records) != replicas {
+		s.t.Fatalf("%d records", len(records))
+	}
+	return records
+}
+
+// moves starts a pod with a floating IP: all programs work.
+func (s *site) moves(name string) {
+	s.t.Helper()
+	s.create(s.pod(name, floating, func(pod *v1.Pod) { pod.Labels["kind"] = "mover" }))
+}
+
+// traffic is requests to each pod from a host outside the cluster, one after another, of
+// which no packet may be lost.
+type traffic struct {
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	asked  int
+	failed []string
+}
+
+func (s *site) ask(pods map[string]string) *traffic {
+	ctx, cancel := context.WithCancel(s.ctx)
+	tr := &traffic{cancel: cancel}
+	for uid, address := range pods {
+		tr.wg.Go(func() {
+			tick := time.NewTicker(pause)
+			defer tick.Stop()
+			for {
+				got, err := s.AskWithoutLoss(ctx, address)
+				if err == nil && got != uid {
+					err = fmt.Errorf("%q answered", got)
+				}
+				if ctx.Err() != nil {
+					return
+				}
+				tr.note(address, err)
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+			}
+		})
+	}
+	s.t.Cleanup(tr.stop)
+	return tr
+}
+
+func (tr *traffic) note(address string, err error) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.asked++
+	if err != nil {
+		tr.failed = append(tr.failed, fmt.Sprintf("%s %s: %v", time.Now().Format("15:04:05.000"), address, err))
+	}
+}
+
+func (tr *traffic) stop() {
+	tr.cancel()
+	tr.wg.Wait()
+}
+
+// count returns how many requests were made since the last call, and what failed.
+func (tr *traffic) count() (asked int, failed []string) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	asked, failed = tr.asked, tr.failed
+	tr.asked, tr.failed = 0, nil
+	return asked, failed
+}
+
+// step does something and says what the traffic met meanwhile.
+func (s *site) step(tr *traffic, name string, do func()) {
+	s.t.Helper()
+	do()
+	asked, failed := tr.count()
+	if len(failed) > 0 || asked < replicas {
+		s.t.Errorf("%s: %d of %d requests failed, the first: %s", name, len(failed), asked, slices.Concat(failed, []string{"none"})[0])
+	}
+	s.t.Logf("%s: %d requests, %d failed", name, asked, len(failed))
+}
+
+// looks are what of a node Berth changes, as the node's own programs say it.
+var looks = map[string]string{
+	"links":        `ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v '^veth' | sort`,
+	"rules":        `ip rule; ip -6 rule`,
+	"routes":       `ip route show table all | grep -v ' veth'; ip -6 route show table all | grep -v ' veth'`,
+	"neighbours":   `ip neigh show proxy; ip -6 neigh show proxy; ip neigh show nud permanent | sed 's/ lladdr.*//'`,
+	"nftables":     `nft list tables`,
+	"CNI":          `ls -A /etc/cni/net.d /opt/cni/bin`,
+	"folders":      `ls -A /run/berth /var/lib/berth 2>/dev/null; ls -A /run/netns | wc -l`,
+	"kernel":       `sysctl -a -r '^net\.ipv[46]\.(conf|neigh)\.(all|default|eth0)\.' 2>/dev/null`,
+	"proxy delays": `cat /proc/sys/net/ipv[46]/neigh/eth0/proxy_delay`,
+}
+
+// nodes looks at every node.
+func (s *site) nodes() map[string]map[string]string {
+	s.t.Helper()
+	all := map[string]map[string]string{}
+	for _, node := range s.Cluster.Nodes() {
+		all[node.Name()] = map[string]string{}
+		for _, look := range slices.Sorted(maps.Keys(looks)) {
+			out, err := node.Exec(s.ctx, "sh", "-c", looks[look]+" || true")
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			all[node.Name()][look] = string(out)
+		}
+	}
+	return all
+}
