@@ -3,8 +3,6 @@
 package monitoring
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,7 +14,7 @@ import (
 )
 
 // RulesFile is the file with the alerts, from the root of the repository.
-const RulesFile = "manifests/monitoring/rules.yaml"
+const RulesFile = "manifests/chart/monitoring/rules.yaml"
 
 // Group is a group of alerts, with the fields of a rule file that are in use.
 type Group struct {
@@ -34,22 +32,13 @@ type Alert struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// RuleFile returns the alerts as Prometheus itself reads them: what is below spec in the
-// object for the operator.
+// RuleFile returns the alerts as Prometheus itself reads them.
 func RuleFile() ([]byte, error) {
 	root, err := deploy.Root()
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(root, RulesFile))
-	if err != nil {
-		return nil, err
-	}
-	_, rules, found := bytes.Cut(text, []byte("\nspec:\n"))
-	if !found {
-		return nil, errors.New(RulesFile + " has no spec")
-	}
-	return rules, nil
+	return os.ReadFile(filepath.Join(root, RulesFile))
 }
 
 // Alerts returns all alerts in the order of the file.

@@ -38,6 +38,9 @@ type rendering struct {
 var renderings = []rendering{
 	{"", nil},
 	{"agent/overlay", map[string]any{"overlay": map[string]any{"enabled": true}}},
+	{"monitoring", map[string]any{"metrics": map[string]any{
+		"monitors": map[string]any{"enabled": true}, "rules": map[string]any{"enabled": true}, "dashboards": map[string]any{"enabled": true},
+	}}},
 	{"agent/cleanup", map[string]any{"agent": map[string]any{"mode": "cleanup"}}},
 }
 

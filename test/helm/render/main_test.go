@@ -62,7 +62,9 @@ func TestValues(t *testing.T) {
 		has, lacks []string
 	}{
 		{"", []string{"--bind-address=$(HOST_IP)", "helm.sh/resource-policy: keep", "kind: CustomResourceDefinition", "namespace: network"},
-			[]string{"berth-system", "berth-cleanup", "--overlay", "hostPID", "--host-root", "name: own-node.berth.dev"}},
+			[]string{"berth-system", "berth-cleanup", "--overlay", "hostPID", "--host-root", "name: own-node.berth.dev", "monitoring.coreos.com", "kind: ConfigMap\nmetadata:\n  name: berth-dashboard", "name: berth-metrics-reader\n  namespace"}},
+		{"monitoring", []string{"name: berth-agent\n  namespace: network\n  labels:", "kind: PrometheusRule", "interval: 30s", "{{ $labels.pool }}", "name: berth-dashboard-pools", "grafana_dashboard: \"1\""},
+			[]string{"berth-system"}},
 		{"overlay", []string{"--overlay=host-gw", "name: berth-agent-overlay", "name: own-node.berth.dev", "path: /run/flannel"},
 			[]string{"--overlay-floating-ips", "hostPID"}},
 		{"host-root", []string{"--host-root=/host", "hostPID: true", "SYS_CHROOT]", "--bind-address=127.0.0.1", "host: 127.0.0.1",
@@ -72,8 +74,8 @@ func TestValues(t *testing.T) {
 			[]string{"--sysctl-root"}},
 		{"everything", []string{"registry.example.com/mirror/berth/berth-agent:v9.9.9", "registry.example.com/mirror/berth/berth-scheduler@sha256:0123", "imagePullPolicy: Always",
 			"- name: mirror", "replicas: 3", "galaxyAliases: true", "--profiling=false", "memory: 8Gi", "--workers=4", "--host-port-range=30000-31000", "GOMEMLIMIT", "--overlay=vxlan", "--overlay-floating-ips",
-			"maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
-			[]string{"ghcr.io", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
+			"release: prometheus", "interval: 1m", "grafana: \"yes\"", "maxUnavailable: 1", "--v=4", "--v=0", "--v=3", "berth.dev/config: "},
+			[]string{"app.kubernetes.io/name: berth-agent\n    app.kubernetes.io/part-of: berth\n    release: prometheus", "ghcr.io", "helm.sh/resource-policy", "control-plane\n          operator", "--v=2"}},
 		{"no-crds", []string{"name: berth-agent"}, []string{"CustomResourceDefinition\n", "helm.sh/resource-policy"}},
 	}
 	seen := map[string]bool{}
@@ -129,6 +131,7 @@ func TestWrongValues(t *testing.T) {
 		"scheduler: {replicas: 0}":                "/scheduler/replicas",
 		"scheduler: {args: {galaxyAlias: true}}":  "galaxyAlias",
 		"image: {registry: ghcr.io/berth-dev/}":   "/image/registry",
+		"metrics: {monitors: {interval: often}}":  "/metrics/monitors/interval",
 		"agent: {digest: sha256:12}":              "/agent/digest",
 		"controller: {extraArgs: [workers=4]}":    "/controller/extraArgs/0",
 		"agent: {cniBinDir: opt/cni/bin}":         "/agent/cniBinDir",

@@ -3,9 +3,11 @@
 package api
 
 import (
+	"fmt"
 	"path/filepath"
 	"testing"
 
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -15,6 +17,7 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/monitoring"
 	"github.com/berth-dev/berth/test/simulation"
 )
 
@@ -22,6 +25,7 @@ import (
 func TestChartIsAccepted(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{System: "network"})
+	operators(w)
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(w.Kube.Discovery()))
 	chart, err := deploy.Chart()
 	if err != nil {
@@ -57,6 +61,28 @@ func TestChartIsAccepted(t *testing.T) {
 			}
 		}
 	}
+}
+
+// operators makes the kinds of Prometheus' operator, and waits until they are served.
+func operators(w *simulation.World) {
+	w.T.Helper()
+	kinds, err := monitoring.OperatorKinds(w.Ctx)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	crds := w.Dynamic.Resource(apiextensions.SchemeGroupVersion.WithResource("customresourcedefinitions"))
+	for _, kind := range kinds {
+		if _, err := crds.Create(w.Ctx, kind, metav1.CreateOptions{}); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	w.Eventually("the operator's kinds are served", func() error {
+		served, err := w.Kube.Discovery().ServerResourcesForGroupVersion("monitoring.coreos.com/v1")
+		if err == nil && len(served.APIResources) < len(kinds) {
+			err = fmt.Errorf("%d of %d", len(served.APIResources), len(kinds))
+		}
+		return err
+	})
 }
 
 func apply(w *simulation.World, to dynamic.ResourceInterface, object *unstructured.Unstructured, options metav1.PatchOptions) error {
