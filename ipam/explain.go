@@ -166,25 +166,31 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 		if !c.serves(part, position) {
 			continue
 		}
-		pool := c.pool(position)
-		if pool.Disabled {
-			reasons = append(reasons, fmt.Sprintf("%s is disabled", pool))
-			continue
+		reason, what := c.shortOf(part, c.pool(position))
+		reasons = append(reasons, reason)
+		if what != "" {
+			remedy = what
 		}
-		if c.atCap(pool) {
-			reasons = append(reasons, c.capText(pool))
-			remedy = c.capRemedy(pool)
-			continue
-		}
-		what := "no free address"
-		if len(c.request.Parts[part].Ranges) > 0 {
-			what = "no free address in these ranges"
-		} else if n := c.book.Counts(pool.Name); n.Free > 0 {
-			what = fmt.Sprintf("only %d free", n.Free)
-		}
-		reasons = append(reasons, fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name))))
 	}
 	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
+}
+
+// shortOf returns what a pool that serves a part is short of, and a remedy if the user has
+// one.
+func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string) {
+	switch {
+	case pool.Disabled:
+		return fmt.Sprintf("%s is disabled", pool), ""
+	case c.atCap(pool):
+		return c.capText(pool), c.capRemedy(pool)
+	}
+	what := "no free address"
+	if len(c.request.Parts[part].Ranges) > 0 {
+		what = "no free address in these ranges"
+	} else if n := c.book.Counts(pool.Name); n.Free > 0 {
+		what = fmt.Sprintf("only %d free", n.Free)
+	}
+	return fmt.Sprintf("%s has %s (%s)", pool, what, usage(c.book.Counts(pool.Name))), ""
 }
 
 // causeOf returns AtCap if a pool could serve the request but gives the namespace no

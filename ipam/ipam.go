@@ -205,10 +205,7 @@ func (i *IPAM) Run(ctx context.Context) {
 	changed := i.pools.Follow()
 	for {
 		snapshot := i.pools.Snapshot()
-		i.state.Store(&state{
-			snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot)), everywhere: snapshot.Everywhere(),
-			capped: slices.ContainsFunc(snapshot.Pools(), func(pool *pools.Pool) bool { return pool.MaxPerNamespace > 0 }),
-		})
+		i.setPools(snapshot)
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
 		i.rests.review()
 		i.tell(Change{Everything: true})
@@ -218,6 +215,14 @@ func (i *IPAM) Run(ctx context.Context) {
 		case <-changed:
 		}
 	}
+}
+
+// setPools makes the book give addresses of these pools.
+func (i *IPAM) setPools(snapshot *pools.Snapshot) {
+	i.state.Store(&state{
+		snapshot: snapshot, view: i.book.SetPools(allocatorPools(snapshot)), everywhere: snapshot.Everywhere(),
+		capped: slices.ContainsFunc(snapshot.Pools(), func(pool *pools.Pool) bool { return pool.MaxPerNamespace > 0 }),
+	})
 }
 
 func allocatorPools(snapshot *pools.Snapshot) []allocator.Pool {

@@ -47,14 +47,9 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 			continue
 		}
 		shortage.Cause = NoPoolFits
-		switch {
-		case !pool.AdmitsNamespace(r.NamespaceLabels()):
-			add("%s does not admit namespace %q", pool, r.Namespace)
-		case part.Family != "" && part.Family != pool.Family():
-			add("%s has no %s addresses", pool, part.Family)
-		case !fitsPool(part, pool):
-			add("%s has none of %s", pool, rangesText(part.Ranges))
-		default:
+		if reason := r.refusal(part, pool); reason != "" {
+			add("%s", reason)
+		} else {
 			add("%s is disabled", pool)
 		}
 	}
@@ -63,4 +58,18 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 		shortage.Remedy = "kubectl get ippools --show-labels lists them"
 	}
 	return shortage
+}
+
+// refusal says why a part can have no address of a pool, whatever comes free, though the
+// request names the pool; empty if it can.
+func (r *Request) refusal(part *Part, pool *pools.Pool) string {
+	switch {
+	case !pool.AdmitsNamespace(r.NamespaceLabels()):
+		return fmt.Sprintf("%s does not admit namespace %q", pool, r.Namespace)
+	case part.Family != "" && part.Family != pool.Family():
+		return fmt.Sprintf("%s has no %s addresses", pool, part.Family)
+	case !fitsPool(part, pool):
+		return fmt.Sprintf("%s has none of %s", pool, rangesText(part.Ranges))
+	}
+	return ""
 }

@@ -14,7 +14,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam"
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/fixedset"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
@@ -38,7 +37,7 @@ var (
 func (s *fixedSets) limit(request *ipam.Request) error {
 	request.FixedSet, request.MaxPods = false, 0
 	owner := &request.Owner
-	if request.Claim != "" || request.Policy == v1alpha1.ReleasePodDeleted || owner.PodName != "" || owner.NodeName != "" {
+	if !request.MayHaveFixedSet() {
 		return nil
 	}
 	size, known, err := s.size(owner, request.Spare)

@@ -4,12 +4,10 @@ package floatingip
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"github.com/berth-dev/berth/ipam"
@@ -52,11 +50,11 @@ const mostRenewals = 128
 func (n *nodes) reach(snapshot *pools.Snapshot, node *v1.Node) *pools.Reach {
 	table := n.table.Load()
 	if table == nil || table.snapshot != snapshot {
-		return ipam.ReachOf(snapshot, nodeOf(node))
+		return ipam.ReachOf(snapshot, ipam.NodeOf(node))
 	}
 	known, ok := table.nodes[node.Name]
 	if !ok || known.node != node && !sameReach(known.node, node) {
-		return ipam.ReachOf(snapshot, nodeOf(node))
+		return ipam.ReachOf(snapshot, ipam.NodeOf(node))
 	}
 	return known.reach
 }
@@ -106,17 +104,4 @@ func (n *nodes) invalidate() { n.changes.Add(1) }
 // which determine the reach.
 func sameReach(a, b *v1.Node) bool {
 	return maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Status.Addresses, b.Status.Addresses)
-}
-
-func nodeOf(node *v1.Node) ipam.Node {
-	result := ipam.Node{Name: node.Name, Labels: labels.Set(node.Labels), ProviderID: node.Spec.ProviderID}
-	for _, address := range node.Status.Addresses {
-		if address.Type != v1.NodeInternalIP {
-			continue
-		}
-		if addr, err := netip.ParseAddr(address.Address); err == nil {
-			result.Addresses = append(result.Addresses, addr.Unmap())
-		}
-	}
-	return result
 }

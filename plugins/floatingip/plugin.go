@@ -176,7 +176,7 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 				s.ended(was) // The watch missed its end; a new pod has its name.
 				return
 			}
-			if isGone(is, string(was.UID)) && !isGone(was, string(was.UID)) || s.pods.lost(is) && was.DeletionTimestamp == nil {
+			if ipam.IsGone(is, string(was.UID)) && !ipam.IsGone(was, string(was.UID)) || s.pods.lost(is) && was.DeletionTimestamp == nil {
 				s.ended(is)
 			}
 		},
@@ -198,11 +198,11 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 			was, is := before.(*v1.Node), after.(*v1.Node)
 			s.nodes.changed(was, is)
 			if !sameReach(was, is) {
-				for _, pool := range s.book.Gained(nodeOf(was), nodeOf(is)) {
+				for _, pool := range s.book.Gained(ipam.NodeOf(was), ipam.NodeOf(is)) {
 					s.waiting.serves(pool)
 				}
 			}
-			if isLost(is) && !isLost(was) {
+			if ipam.IsLost(is) && !ipam.IsLost(was) {
 				s.lost(ctx, is)
 			}
 		},
@@ -270,25 +270,11 @@ func (pl *Plugin) Name() string { return Name }
 
 // request compiles the pod's request and adds its owner and namespace.
 func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
-	said, err := pl.reader.Compile(pod)
-	request := ipam.Request{Request: said}
-	if err != nil {
-		return request, err
+	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, func(name string) (metav1.Object, error) { return pl.namespaces.Get(name) })
+	if missing := (*ipam.LookupError)(nil); errors.As(err, &missing) {
+		return request, errRetry{missing.Err}
 	}
-	owner, err := podrequest.OwnerOf(pod, pl.between)
-	if err != nil {
-		return request, errRetry{err}
-	}
-	if err := said.CheckOwner(&owner); err != nil {
-		return request, err
-	}
-	request.Owner = ipam.OwnerOf(&owner)
-	namespace, err := pl.namespaces.Get(pod.Namespace)
-	if err != nil {
-		return request, errRetry{fmt.Errorf("find namespace %s: %w", pod.Namespace, err)}
-	}
-	request.NamespaceMeta = namespace
-	return request, nil
+	return request, err
 }
 
 // errRetry marks an error that a later attempt may not meet.

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/utils/lru"
+
+	"github.com/berth-dev/berth/ipam"
 )
 
 // livePods reads pods and namespaces from the API server, not from a cache.
@@ -31,7 +33,7 @@ func (p livePods) IsCurrent(ctx context.Context, namespace, name, uid string) (b
 // IsGone says whether the pod with this UID does not exist or is finished.
 func (p livePods) IsGone(ctx context.Context, namespace, name, uid string) (bool, error) {
 	pod, err := p.get(ctx, namespace, name)
-	return err == nil && isGone(pod, uid), err
+	return err == nil && ipam.IsGone(pod, uid), err
 }
 
 // IsNamespace says whether a namespace with this name and UID exists.
@@ -56,10 +58,6 @@ func (p livePods) get(ctx context.Context, namespace, name string) (*v1.Pod, err
 		return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 	}
 	return pod, nil
-}
-
-func isGone(pod *v1.Pod, uid string) bool {
-	return pod == nil || pod.UID != types.UID(uid) || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
 // knownPods answers from the scheduler's caches. Safe for concurrent use.
@@ -88,7 +86,7 @@ func (k *knownPods) deleted(pod *v1.Pod) {
 
 // IsGone says whether the pod with this UID does not exist or is finished.
 func (k *knownPods) IsGone(namespace, name, uid string) bool {
-	return isGone(k.get(namespace, name), uid)
+	return ipam.IsGone(k.get(namespace, name), uid)
 }
 
 // IsTerminating says whether the pod with this UID is being deleted.
@@ -108,7 +106,7 @@ func (k *knownPods) lost(pod *v1.Pod) bool {
 		return false
 	}
 	node, err := k.nodes.Get(pod.Spec.NodeName)
-	return err != nil || isLost(node)
+	return err != nil || ipam.IsLost(node)
 }
 
 // get returns nil for a pod that does not exist.
@@ -129,14 +127,6 @@ func (k *knownPods) terminatingOn(node string) ([]*v1.Pod, error) {
 	return slices.DeleteFunc(all, func(pod *v1.Pod) bool { return pod.Spec.NodeName != node || pod.DeletionTimestamp == nil }), nil
 }
 
-// isLost says whether a node is lost: Kubernetes has tainted it as unreachable, or an
-// operator as out of service (KEP-2268).
-func isLost(node *v1.Node) bool {
-	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool {
-		return taint.Key == v1.TaintNodeUnreachable || taint.Key == v1.TaintNodeOutOfService
-	})
-}
-
 // isPending says whether the pod with this UID exists and is still to be scheduled.
 func (k *knownPods) isPending(pod *v1.Pod) bool {
 	known := k.get(pod.Namespace, pod.Name)
@@ -146,7 +136,7 @@ func (k *knownPods) isPending(pod *v1.Pod) bool {
 // isPending says whether a pod is still to be scheduled. A pod that is being deleted
 // is not, even if a finalizer delays its deletion.
 func isPending(pod *v1.Pod) bool {
-	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !isGone(pod, string(pod.UID))
+	return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !ipam.IsGone(pod, string(pod.UID))
 }
 
 // NeverBound says whether a pod is known to have been deleted before it was bound.

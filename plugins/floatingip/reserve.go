@@ -10,6 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"github.com/berth-dev/berth/ipam"
 )
 
 // Reserve takes the pod's addresses in memory, all or none.
@@ -26,7 +28,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		pl.nodes.invalidate()
 		return fwk.AsStatus(fmt.Errorf("node %s began to cap addresses a moment ago", nodeName))
 	}
-	reservation, err := pl.addresses.Reserve(s.candidates, nodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
+	reservation, err := pl.addresses.Reserve(s.candidates, ipam.NodeOf(nodeInfo.Node()), pl.nodes.reach(s.candidates.Snapshot(), nodeInfo.Node()))
 	if err != nil {
 		// The findings of PreFilter or Filter are out of date. Another node may have
 		// addresses, so the pod is tried again.

@@ -151,7 +151,7 @@ func fill(w *simulation.World) {
 }
 
 // permit gives viewer the role of the example, and tenant what Kubernetes' role view has in
-// namespace shop. The role itself is empty without kube-controller-manager.
+// two namespaces. The role itself is empty without kube-controller-manager.
 func permit(w *simulation.World) {
 	w.T.Helper()
 	objects, err := deploy.Manifest("examples/viewer-rbac.yaml")
@@ -174,8 +174,11 @@ func permit(w *simulation.World) {
 		ObjectMeta: metav1.ObjectMeta{Name: "viewer"}, Subjects: subject("viewer"),
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berth-viewer"},
 	}, metav1.CreateOptions{})
-	if err == nil {
-		_, err = w.Kube.RbacV1().RoleBindings("shop").Create(w.Ctx, &rbacv1.RoleBinding{
+	for _, namespace := range []string{"shop", simulation.Namespace} {
+		if err != nil {
+			break
+		}
+		_, err = w.Kube.RbacV1().RoleBindings(namespace).Create(w.Ctx, &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "tenant"}, Subjects: subject("tenant"),
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:aggregate-to-view"},
 		}, metav1.CreateOptions{})

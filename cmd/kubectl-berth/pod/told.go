@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/ipam"
+)
+
+// Why is what -o json prints.
+type Why struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Node      string `json:"node,omitempty"`
+	// Waits: the pod is not bound, and asks for addresses.
+	Waits bool   `json:"waits"`
+	Says  string `json:"says"`
+	// Problem is the cause, if one alone is enough.
+	Problem string `json:"problem,omitempty"`
+	// Asks says what the pod asks for.
+	Asks string `json:"asks,omitempty"`
+	// Pools are those that the pod's pools and labels name, and Others the number of others.
+	Pools  []Pool `json:"pools,omitempty"`
+	Others int    `json:"otherPools,omitempty"`
+	Nodes  []Node `json:"nodes,omitempty"`
+	// Scheduler is what the scheduler said last.
+	Scheduler *Said     `json:"scheduler,omitempty"`
+	Addresses []Address `json:"addresses,omitempty"`
+	Events    []Said    `json:"events,omitempty"`
+	ToDo      []string  `json:"toDo,omitempty"`
+	// Missing is the right without which more would be said.
+	Missing string `json:"missing,omitempty"`
+
+	pod *v1.Pod
+}
+
+// Pool says what a pool has for the pod.
+type Pool struct {
+	Name string `json:"name"`
+	// Nodes is the number of nodes where it is reachable.
+	Nodes  int    `json:"nodes"`
+	Has    bool   `json:"has"`
+	Reason string `json:"reason"`
+
+	said ipam.PoolAnswer
+}
+
+// Node says whether Berth has addresses for the pod on nodes.
+type Node struct {
+	Names  []string `json:"names"`
+	Has    bool     `json:"has"`
+	Reason string   `json:"reason"`
+}
+
+// Said is what a program said of the pod.
+type Said struct {
+	At     *metav1.Time `json:"at,omitempty"`
+	Reason string       `json:"reason"`
+	Text   string       `json:"text"`
+}
+
+// Address is an address of a bound pod.
+type Address struct {
+	Address string `json:"address"`
+	Pool    string `json:"pool,omitempty"`
+	Problem string `json:"problem,omitempty"`
+}
+
+func (w *Why) do(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(w.ToDo, text) {
+		w.ToDo = append(w.ToDo, text)
+	}
+}
+
+// asks says what a request is.
+func (w *Why) asks(r *ipam.Request) {
+	text := fmt.Sprintf("%d address", len(r.Parts))
+	if len(r.Parts) > 1 {
+		text += "es"
+	}
+	var limits []string
+	for _, part := range r.Parts {
+		if family := part.OnlyFamily(); family != "" {
+			limits = append(limits, string(family))
+		}
+	}
+	if len(limits) > 0 {
+		text += " (" + strings.Join(limits, ", ") + ")"
+	}
+	if len(r.Pools) > 0 {
+		text += " of pools " + strings.Join(r.Pools, ", ")
+	}
+	if r.PoolSelector != nil {
+		text += " of pools with labels " + r.PoolSelector.String()
+	}
+	if r.Owner.Name != "" {
+		text += fmt.Sprintf(", for %s %s/%s", r.Owner.Kind, r.Owner.Namespace, r.Owner.Name)
+	}
+	w.Asks = text + ", release policy " + string(r.Policy)
+}
+
+// shortage adds why nothing can serve the request, whatever comes free.
+func (w *Why) shortage(err error) error {
+	var shortage *ipam.ShortageError
+	if !errors.As(err, &shortage) {
+		return err
+	}
+	w.Problem = strings.Join(shortage.Reasons, "; ")
+	if shortage.Remedy != "" {
+		w.do("%s", shortage.Remedy)
+	}
+	if shortage.Cause == ipam.NoPoolFits || shortage.Cause == ipam.NoSuchPool {
+		w.do("see which pools there are: kubectl berth pool -o wide; what the pod asks for is in its annotations berth.dev/pools, pool-selector, families and addresses")
+	}
+	return nil
+}
+
+// perPool adds what each pool has.
+func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
+	reached := map[string]int{}
+	all := candidates.Snapshot().Pools()
+	for i := range nodes {
+		for _, position := range ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i])).Positions() {
+			reached[all[position].Name]++
+		}
+	}
+	for _, said := range candidates.PerPool() {
+		if !said.Named {
+			w.Others++
+			continue
+		}
+		w.Pools = append(w.Pools, Pool{Name: said.Pool.Name, Nodes: reached[said.Pool.Name], Has: said.Has, Reason: said.Reason, said: said})
+	}
+}
+
+// perNode adds what the scheduler's filter says of each node.
+func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node) {
+	byReason := map[string]*Node{}
+	serves := false
+	for i := range nodes {
+		said := Node{Has: true, Reason: "Berth has an address for the pod there"}
+		if rejection := candidates.Rejects(ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i]))); rejection != nil {
+			said = Node{Reason: rejection.Reason}
+		}
+		serves = serves || said.Has
+		if byReason[said.Reason] == nil {
+			byReason[said.Reason] = &said
+		}
+		byReason[said.Reason].Names = append(byReason[said.Reason].Names, nodes[i].Name)
+	}
+	for _, node := range byReason {
+		slices.Sort(node.Names)
+		w.Nodes = append(w.Nodes, *node)
+	}
+	slices.SortFunc(w.Nodes, func(a, b Node) int { return cmp.Compare(a.Names[0], b.Names[0]) })
+	switch {
+	case len(nodes) == 0:
+		w.Problem = "there are no nodes"
+	case serves:
+		w.Says += " Berth has an address for it; something else keeps it."
+		w.do("read what the scheduler said: resources, taints, affinity or quota keep the pod from those nodes, or it is about to be bound")
+	default:
+		w.Problem = cmp.Or(w.Problem, "no node can have the pod")
+		w.perPoolToDo()
+	}
+}
+
+// perPoolToDo adds what would make a pool serve the pod.
+func (w *Why) perPoolToDo() {
+	for i := range w.Pools {
+		pool := &w.Pools[i]
+		switch {
+		case pool.said.Remedy != "":
+			w.do("%s", pool.said.Remedy)
+		case pool.Has && pool.Nodes == 0:
+			w.do("IPPool %s reaches no node: compare its spec.nodeSubnets and spec.nodeSelector with kubectl get nodes -o wide --show-labels", pool.Name)
+		case pool.said.Serves && pool.said.Pool.Disabled:
+			w.do("IPPool %s is disabled: an administrator can set spec.disabled: false", pool.Name)
+		case pool.said.Serves && !pool.Has:
+			w.noneFree()
+		}
+	}
+}
+
+func (w *Why) noneFree() {
+	w.do("free addresses that nobody uses: kubectl berth top owners --sort retained, then kubectl berth release; or add ranges to a pool: kubectl edit ippool")
+}
+
+// schedulerSaid returns what the scheduler wrote on the pod.
+func schedulerSaid(pod *v1.Pod) *Said {
+	for i := range pod.Status.Conditions {
+		condition := &pod.Status.Conditions[i]
+		if condition.Type == v1.PodScheduled && condition.Status == v1.ConditionFalse {
+			return &Said{At: &condition.LastTransitionTime, Reason: condition.Reason, Text: condition.Message}
+		}
+	}
+	return nil
+}
+
+func ready(pod *v1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(condition v1.PodCondition) bool {
+		return condition.Type == v1.PodReady && condition.Status == v1.ConditionTrue
+	})
+}
+
+// addEvents adds the last warnings, and what they say to do.
+func (w *Why) addEvents(events []v1.Event) {
+	slices.SortFunc(events, func(a, b v1.Event) int { return lastSeen(&b).Compare(lastSeen(&a).Time) })
+	for i := range events[:min(len(events), mostEvents)] {
+		w.Events = append(w.Events, Said{At: lastSeen(&events[i]), Reason: events[i].Reason, Text: events[i].Message})
+	}
+	for _, status := range w.pod.Status.ContainerStatuses {
+		if waiting := status.State.Waiting; waiting != nil && waiting.Message != "" {
+			w.Events = append(w.Events, Said{Reason: waiting.Reason, Text: "container " + status.Name + ": " + waiting.Message})
+		}
+	}
+	if w.Problem == "" && len(w.Events) > 0 {
+		w.Problem = w.Events[0].Reason + ": " + w.Events[0].Text
+	}
+	for _, event := range w.Events {
+		if event.Reason == "FailedCreatePodSandBox" {
+			w.do("look at the agent of the node: kubectl get pods -n berth-system -l app.kubernetes.io/name=berth-agent --field-selector spec.nodeName=%s, and its log", w.Node)
+		}
+	}
+}
+
+func lastSeen(event *v1.Event) *metav1.Time {
+	switch {
+	case event.Series != nil:
+		return &metav1.Time{Time: event.Series.LastObservedTime.Time}
+	case !event.LastTimestamp.IsZero():
+		return &event.LastTimestamp
+	case !event.EventTime.IsZero():
+		return &metav1.Time{Time: event.EventTime.Time}
+	}
+	return &event.CreationTimestamp
+}
+
+func (w *Why) answer(now time.Time) *answer.Answer {
+	return &answer.Answer{
+		Kind: "Why", Content: w, Names: []string{"pod/" + w.Pod},
+		Text: func(out io.Writer, paint answer.Paint) { w.print(out, paint, now) },
+	}
+}
+
+func (w *Why) print(out io.Writer, paint answer.Paint, now time.Time) {
+	head := "Pod " + w.Namespace + "/" + w.Pod
+	if w.Node != "" {
+		head += " on " + w.Node
+	}
+	fmt.Fprintf(out, "%s: %s\n", head, w.Says)
+	if w.Asks != "" {
+		fmt.Fprintf(out, "It asks for %s.\n", w.Asks)
+	}
+	if w.Problem != "" {
+		fmt.Fprintf(out, "%s: %s\n", paint.Red("Problem"), w.Problem)
+	}
+	rows(out, "ADDRESS\tPOOL\tPROBLEM", len(w.Addresses), func(i int) string {
+		a := &w.Addresses[i]
+		return fmt.Sprintf("%s\t%s\t%s", a.Address, cmp.Or(a.Pool, "-"), cmp.Or(a.Problem, "-"))
+	})
+	rows(out, "POOL\tNODES\tHAS AN ADDRESS\tWHY", len(w.Pools), func(i int) string {
+		p := &w.Pools[i]
+		return fmt.Sprintf("%s\t%d\t%s\t%s", p.Name, p.Nodes, yes(p.Has), p.Reason)
+	})
+	if w.Others > 0 && w.Asks != "" {
+		fmt.Fprintf(out, "Other pools, which the pod does not ask for: %d.\n", w.Others)
+	}
+	rows(out, "NODES\tCAN HAVE IT\tWHY", len(w.Nodes), func(i int) string {
+		n := &w.Nodes[i]
+		return fmt.Sprintf("%s\t%s\t%s", few(n.Names), yes(n.Has), n.Reason)
+	})
+	if w.Scheduler != nil {
+		fmt.Fprintf(out, "\nThe scheduler said%s: %s\n", ago(w.Scheduler.At, now), w.Scheduler.Text)
+	}
+	for _, event := range w.Events {
+		fmt.Fprintf(out, "\n%s%s: %s\n", event.Reason, ago(event.At, now), event.Text)
+	}
+	if len(w.ToDo) > 0 {
+		fmt.Fprintln(out, "\nWhat to do:")
+	}
+	for _, todo := range w.ToDo {
+		fmt.Fprintln(out, "  -", todo)
+	}
+	if w.Missing != "" {
+		fmt.Fprintf(out, "\nMore is not said, because %s.\n", w.Missing)
+	}
+}
+
+func rows(out io.Writer, header string, n int, row func(i int) string) {
+	if n == 0 {
+		return
+	}
+	fmt.Fprintln(out)
+	table := printers.GetNewTabWriter(out)
+	fmt.Fprintln(table, header)
+	for i := range n {
+		fmt.Fprintln(table, row(i))
+	}
+	_ = table.Flush() // to the output that is printed to otherwise, too
+}
+
+func yes(is bool) string {
+	if is {
+		return "yes"
+	}
+	return "no"
+}
+
+// few shortens a long list of nodes.
+func few(names []string) string {
+	const most = 4
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+func ago(at *metav1.Time, now time.Time) string {
+	if at == nil || at.IsZero() {
+		return ""
+	}
+	return ", " + duration.HumanDuration(now.Sub(at.Time)) + " ago"
+}

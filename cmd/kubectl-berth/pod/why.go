@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pod has the command that says of one pod why it waits or what it has. What it
+// says of a waiting pod is what the scheduler's own code says of the objects that the
+// command reads: this package has no opinion of its own.
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/ipam/podrequest"
+)
+
+const whyLong = `Says why a pod waits for its addresses, pool by pool and node by node, and what to do. It
+reads the pod with the scheduler's own code. Of a pod that is bound it says which addresses
+the pod has, and what was said of it if it does not run.
+
+The exit code is 2 if the pod waits or does not run. Users who may not read pools and
+FloatingIPs get what is written on the pod, and what the scheduler said.`
+
+const whyExamples = `  kubectl berth why web-0 -n shop
+
+  # Only what the scheduler's code says
+  kubectl berth why web-0 -n shop -o jsonpath='{.problem}'`
+
+type whyOptions struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	format *answer.Format
+	galaxy bool
+}
+
+// NewWhy returns the command why.
+func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &whyOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	command := &cobra.Command{
+		Use:     "why POD",
+		Short:   "Says why a pod waits for an address",
+		Long:    whyLong,
+		Example: whyExamples,
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
+	}
+	o.AddNamespace(command)
+	o.format.AddFlags(command.Flags())
+	command.Flags().BoolVar(&o.galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
+	return command
+}
+
+func (o *whyOptions) run(ctx context.Context, name string) error {
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	if err := o.format.Check(); err != nil {
+		return err
+	}
+	kube, err := o.Kube()
+	if err != nil {
+		return err
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	found, err := kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if cluster.IsNoSuch(err) {
+		return fmt.Errorf("there is no pod %s/%s: kubectl get pods -n %s lists them, -n chooses another namespace; kubectl berth where KIND/NAME shows what is retained for a workload", namespace, name, namespace)
+	}
+	if err != nil {
+		return fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
+	}
+	l := &look{kube: kube, berth: berth, pod: found, reader: podrequest.Reader{Galaxy: o.galaxy}}
+	told, err := l.tell(ctx)
+	if err != nil {
+		return err
+	}
+	if err := o.format.Print(o.Out, told.answer(time.Now())); err != nil {
+		return err
+	}
+	if told.Waits || told.Problem != "" {
+		return answer.Findings("")
+	}
+	return nil
+}
+
+// look reads what a pod's answer depends on.
+type look struct {
+	kube   kubernetes.Interface
+	berth  *client.Client
+	pod    *v1.Pod
+	reader podrequest.Reader
+}
+
+func (l *look) tell(ctx context.Context) (*Why, error) {
+	pod := l.pod
+	told := &Why{Pod: pod.Name, Namespace: pod.Namespace, Node: pod.Spec.NodeName, pod: pod}
+	told.Scheduler = schedulerSaid(pod)
+	switch {
+	case pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed:
+		told.Says = fmt.Sprintf("The pod is finished (%s), and its addresses were given back or retained: kubectl berth where %s -n %s.", pod.Status.Phase, pod.Name, pod.Namespace)
+	case !l.reader.Asks(&pod.Spec):
+		told.Says = fmt.Sprintf("The pod asks for no floating IP: no container requests %s.", v1alpha1.ResourceIP)
+		if stray := podrequest.StrayAnnotation(pod); stray != "" {
+			told.Problem = fmt.Sprintf("the pod has annotation %s but no container requests %s", stray, v1alpha1.ResourceIP)
+			told.do("add resources.limits[%q]: 1 to a container, or remove the annotation", v1alpha1.ResourceIP)
+		}
+	case pod.Spec.NodeName != "":
+		return told, l.bound(ctx, told)
+	case pod.DeletionTimestamp != nil:
+		told.Says = "The pod is being deleted, and was never bound."
+	default:
+		told.Waits = true
+		return told, l.waits(ctx, told)
+	}
+	return told, nil
+}
+
+// waits says why a pod waits.
+func (l *look) waits(ctx context.Context, told *Why) error {
+	pod := l.pod
+	told.Says = "The pod waits to be bound."
+	if pod.Spec.SchedulerName == v1.DefaultSchedulerName {
+		told.Problem = "the pod's schedulerName is " + v1.DefaultSchedulerName + ", which is not Berth's scheduler unless it was configured so"
+		told.do("set spec.schedulerName: berth-scheduler in the pod template: Berth's scheduler sees only pods that name it")
+	} else if told.Scheduler == nil {
+		told.do("no scheduler has looked at the pod yet: if that lasts, see whether scheduler %q runs: kubectl get pods -n berth-system", pod.Spec.SchedulerName)
+	}
+	if len(pod.Spec.SchedulingGates) > 0 {
+		told.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
+	}
+	request, err := ipam.RequestOfPod(l.reader, pod, cluster.Between(ctx, l.kube), func(name string) (metav1.Object, error) {
+		return l.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	})
+	missing := (*ipam.LookupError)(nil)
+	switch {
+	case errors.As(err, &missing) && cluster.Forbidden(err) != "":
+		told.Missing = cluster.Forbidden(err)
+		return nil
+	case errors.As(err, &missing):
+		told.Problem = err.Error()
+		return nil
+	case err != nil:
+		told.Problem = err.Error()
+		told.do("correct the pod, or the template of its workload")
+		return nil
+	}
+	err = l.ask(ctx, request, told)
+	if refused := cluster.Forbidden(err); refused != "" {
+		told.Missing = refused
+		return nil
+	}
+	return err
+}
+
+// ask asks the scheduler's code.
+func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
+	if request.MayHaveFixedSet() {
+		if err := limit(ctx, l.kube, &request); err != nil {
+			return err
+		}
+	}
+	listing, request, err := l.list(ctx, request)
+	told.asks(&request)
+	if err != nil {
+		return told.shortage(err)
+	}
+	nodes, err := l.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return fmt.Errorf("list the nodes: %w", err)
+	}
+	candidates, err := listing.Candidates(request)
+	if err != nil {
+		return told.shortage(err)
+	}
+	told.perPool(candidates, nodes.Items)
+	told.perNode(candidates, nodes.Items)
+	return nil
+}
+
+// bound says what a bound pod has, and what was said of it.
+func (l *look) bound(ctx context.Context, told *Why) error {
+	names, err := podrequest.NamesOf(l.pod)
+	if err != nil {
+		told.Problem = err.Error()
+	}
+	for _, name := range names {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			continue
+		}
+		has := Address{Address: addr.String()}
+		ip, err := l.berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case cluster.Forbidden(err) != "":
+			told.Missing = cluster.Forbidden(err)
+		case cluster.IsNoSuch(err):
+			has.Problem = "there is no FloatingIP for it: another pod may get the address"
+			told.do("delete the pod, so that it gets addresses again: kubectl delete pod %s -n %s", l.pod.Name, l.pod.Namespace)
+		case err != nil:
+			return fmt.Errorf("get FloatingIP %s: %w", name, err)
+		default:
+			has.Pool, has.Problem = ip.Spec.Pool, l.disagreement(ip)
+		}
+		told.Addresses = append(told.Addresses, has)
+		if has.Problem != "" && told.Problem == "" {
+			told.Problem = has.Address + ": " + has.Problem
+		}
+	}
+	if len(names) == 0 {
+		told.Problem = "the pod is bound, and no address is written on it: it was not bound by Berth's scheduler"
+		told.do("set spec.schedulerName: berth-scheduler in the pod template, and do not set spec.nodeName")
+	}
+	if ready(l.pod) {
+		told.Says = "The pod is bound and ready."
+		return nil
+	}
+	told.Says = "The pod is bound, and is not ready."
+	return l.events(ctx, told)
+}
+
+// disagreement says where a FloatingIP and the pod that names it differ.
+func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
+	switch spec := &ip.Spec; {
+	case spec.Pod == nil:
+		return "its FloatingIP records no pod"
+	case spec.Pod.UID != l.pod.UID:
+		return fmt.Sprintf("its FloatingIP records another pod, %s", spec.Pod.Name)
+	case spec.Node != l.pod.Spec.NodeName:
+		return fmt.Sprintf("its FloatingIP records node %s", spec.Node)
+	case ip.InConflict():
+		return "a host outside of the cluster has it, too"
+	}
+	return ""
+}
+
+// mostEvents is how many events are shown.
+const mostEvents = 5
+
+// events adds what the kubelet and the agent said of the pod.
+func (l *look) events(ctx context.Context, told *Why) error {
+	list, err := l.kube.CoreV1().Events(l.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(l.pod.UID) + ",type=Warning"})
+	if refused := cluster.Forbidden(err); refused != "" {
+		told.Missing = refused
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the events of the pod: %w", err)
+	}
+	told.addEvents(list.Items)
+	return nil
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// Listing answers as the scheduler does, from objects that somebody listed. It follows
+// nothing, gives no addresses and writes nothing. What the scheduler promised to pods that
+// it is binding at this moment is not in any object, so a Listing does not know it.
+type Listing struct{ ipam *IPAM }
+
+// NewListing returns a Listing of these pools and claims, without any FloatingIP. pods
+// answers about the pods that the FloatingIPs record; nil: nothing is known of them.
+func NewListing(all []*v1alpha1.IPPool, claims []*v1alpha1.IPClaim, pods KnownPods) *Listing {
+	i := &IPAM{watch: listedClaims(claims)}
+	i.book = allocator.New(recordedPods{&i.known})
+	i.rests = newRests(i.cooldown, i.rested)
+	i.setPools(pools.Compile(all))
+	if pods != nil {
+		i.KnowPods(pods)
+	}
+	return &Listing{i}
+}
+
+// Observe adds a FloatingIP. Only those in the pools that a request may use, and those of
+// its owner, matter to its answer.
+func (l *Listing) Observe(ip *v1alpha1.FloatingIP) { l.ipam.handler().Observed(ip) }
+
+// Candidates is [IPAM.Candidates].
+func (l *Listing) Candidates(request Request) (*Candidates, error) { return l.ipam.Candidates(request) }
+
+// Terms returns the request with the terms of the claim that it names, if any.
+func (l *Listing) Terms(request Request) (Request, error) {
+	if request.Claim == "" {
+		return request, nil
+	}
+	return l.ipam.claimed(request)
+}
+
+// listedClaims is a watch that is over.
+type listedClaims []*v1alpha1.IPClaim
+
+func (l listedClaims) WaitForSync(context.Context) bool { return true }
+
+func (l listedClaims) Claim(namespace, name string) *v1alpha1.IPClaim {
+	for _, claim := range l {
+		if claim.Namespace == namespace && claim.Name == name {
+			return claim
+		}
+	}
+	return nil
+}

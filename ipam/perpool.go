@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/pools"
+)
+
+// PoolAnswer says what one pool has for a request.
+type PoolAnswer struct {
+	Pool *pools.Pool
+	// Named: the request may use the pool by its name and labels. Serves: it could have an
+	// address of it, if one came free.
+	Named, Serves bool
+	// Has: it has an address for at least one part of the request.
+	Has bool
+	// Reason is a text for the user; Remedy is empty if there is none.
+	Reason, Remedy string
+}
+
+// PerPool says of each pool what it has for the request, in the words with which Rejects
+// speaks of nodes.
+func (c *Candidates) PerPool() []PoolAnswer {
+	answers := make([]PoolAnswer, len(c.state.snapshot.Pools()))
+	for position, pool := range c.state.snapshot.Pools() {
+		answers[position] = c.ofPool(position, pool)
+	}
+	return answers
+}
+
+func (c *Candidates) ofPool(position int, pool *pools.Pool) PoolAnswer {
+	answer := PoolAnswer{Pool: pool, Named: c.request.names(pool)}
+	for part := range c.parts {
+		if kept := c.homedIn(c.parts[part].kept, []int{position}); len(kept) > 0 {
+			answer.Named, answer.Serves, answer.Has = true, true, true
+			answer.Reason, answer.Remedy = fmt.Sprintf("%s has %s, which is retained for the pod", pool, kept[0]), ""
+			return answer
+		}
+		if len(c.parts[part].kept) > 0 {
+			answer.Reason = fmt.Sprintf("%s does not have the address that is retained for the pod", pool)
+			continue
+		}
+		if !c.serves(part, position) {
+			continue
+		}
+		answer.Serves = true
+		if c.partHasRoom(part, position) {
+			answer.Has, answer.Reason, answer.Remedy = true, fmt.Sprintf("%s has %d free", pool, c.free(position)), ""
+			return answer
+		}
+		answer.Reason, answer.Remedy = c.shortOf(part, pool)
+	}
+	if answer.Reason != "" {
+		return answer
+	}
+	answer.Reason = fmt.Sprintf("the pod does not ask for %s", pool)
+	if answer.Named {
+		answer.Reason = c.request.refusal(&c.request.Parts[0], pool)
+	}
+	return answer
+}
+
+// partHasRoom says whether the book would give one part alone an address of a pool.
+func (c *Candidates) partHasRoom(part, position int) bool {
+	if c.pool(position).Disabled || c.free(position) == 0 {
+		return false
+	}
+	if len(c.request.Parts[part].Ranges) == 0 {
+		return true
+	}
+	wants := c.wants([]int{position})
+	err := c.book.Feasible(c.claimant, wants[part:part+1], nil)
+	return err == nil || !errors.Is(err, allocator.ErrExhausted)
+}

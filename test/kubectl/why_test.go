@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// What kubectl berth why says of pods that the real scheduler left waiting, each for
+// another reason, and that it says what the scheduler says.
+func TestWhy(t *testing.T) {
+	t.Parallel()
+	w := simulation.NewWith(t, simulation.Options{Patience: 2 * time.Minute})
+	w.Nodes(2)
+	if _, err := w.Kube.CoreV1().Namespaces().Create(w.Ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	permit(w)
+	w.Pool("tiny", "10.0.70.8", simulation.OnNode("node1"))
+	w.Pool("roomy", "10.0.70.20-10.0.70.29", simulation.OnNode("node2"))
+	w.Pool("off", "10.0.70.60-10.0.70.63", func(pool *v1alpha1.IPPool) { pool.Spec.Disabled = true })
+	w.Pool("far", "10.0.70.80-10.0.70.83", func(pool *v1alpha1.IPPool) { pool.Spec.NodeSubnets = []string{"10.9.0.0/16"} })
+	w.Scheduler(simulation.SchedulerOptions{})
+	pods := []*v1.Pod{
+		simulation.NewPod("full", simulation.FromPools("tiny")),
+		simulation.NewPod("lost", simulation.FromPools("wub")),
+		simulation.NewPod("odd", simulation.Annotated(v1alpha1.AnnotationFamilies, "IPv5")),
+		simulation.NewPod("stopped", simulation.FromPools("off")),
+		simulation.NewPod("away", simulation.FromPools("far")),
+		simulation.NewPod("claimless", simulation.Annotated(v1alpha1.AnnotationClaim, "front")),
+		simulation.NewPod("stray", simulation.Asking("0"), simulation.FromPools("tiny")),
+		simulation.NewPod("choosy", simulation.FromPools("roomy"), func(pod *v1.Pod) {
+			pod.Spec.NodeSelector = map[string]string{"disk": "fast"}
+		}),
+	}
+	w.Create(simulation.NewPod("first", simulation.FromPools("tiny")))
+	w.Bound("first")
+	w.Create(pods...)
+	w.Create(
+		simulation.NewPod("plain", simulation.Asking("0"), func(pod *v1.Pod) { pod.Spec.SchedulerName = "" }),
+		simulation.NewPod("other", func(pod *v1.Pod) { pod.Spec.SchedulerName = "" }),
+	)
+	said := map[string]string{}
+	for _, pod := range pods {
+		said[pod.Name] = w.Refused(pod.Name)
+	}
+	viewer := newUser(w, "viewer")
+	viewer.session(w, "why.txt")
+	newUser(w, "tenant").session(w, "why-tenant.txt")
+	for _, pod := range pods {
+		printed, code, err := viewer.run(w.Ctx, "why", pod.Name, "-n", simulation.Namespace, "-o", `jsonpath={.problem}{"\n"}{range .nodes[*]}{.reason}{"\n"}{end}`)
+		if err != nil || code != 2 {
+			t.Fatalf("%s: exit code %d, %v: %s", pod.Name, code, err, printed)
+		}
+		if !anyIn(printed, said[pod.Name]) {
+			t.Errorf("pod %s: why says\n%s\nand the scheduler\n%s", pod.Name, printed, said[pod.Name])
+		}
+	}
+}
+
+// anyIn says whether a line is part of a text.
+func anyIn(lines, text string) bool {
+	for line := range strings.Lines(lines) {
+		if line = strings.TrimSpace(line); line != "" && (strings.Contains(text, line) || strings.Contains(line, "Berth has an address")) {
+			return true
+		}
+	}
+	return false
+}
