@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -34,6 +35,7 @@ type Handler interface {
 	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
 	Inspect(ctx context.Context, pod string, check bool) (*api.Inspection, error)
 	TracePolicy(ctx context.Context, q api.PolicyTrace) (string, error)
+	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.Probed, error)
 }
 
 // ErrBusy is returned by Listen where another process answers on the socket.
@@ -127,6 +129,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	mux.HandleFunc("POST "+api.PathIPAM, s.serveCNI(ipamLabel, s.Handler.IPAM))
 	mux.HandleFunc("GET "+api.PathInspect, s.serveInspect)
 	mux.HandleFunc("GET "+api.PathPolicyTrace, s.servePolicyTrace)
+	mux.HandleFunc("GET "+api.PathProbe, s.serveProbe)
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		// Calls go on when ctx ends: Shutdown waits for them.
@@ -213,6 +216,35 @@ func (s *Server) serveInspect(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(inspection); err != nil {
 		klog.FromContext(ctx).V(2).Info("The caller did not take the inspection", "err", err)
+	}
+}
+
+func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	vlan, err := strconv.ParseUint(cmp.Or(query.Get("vlan"), "0"), 10, 12)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("vlan=%q is no VLAN", query.Get("vlan")), http.StatusBadRequest)
+		return
+	}
+	var addrs []netip.Addr
+	for _, text := range query["address"] {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			http.Error(w, fmt.Sprintf("address=%q is no address", text), http.StatusBadRequest)
+			return
+		}
+		addrs = append(addrs, addr)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
+	defer cancel()
+	probed, err := s.Handler.Probe(ctx, int(vlan), addrs)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(probed); err != nil {
+		klog.FromContext(ctx).V(2).Info("The caller did not take the answers", "err", err)
 	}
 }
 

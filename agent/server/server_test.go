@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,10 @@ func (f *fakeHandler) IPAM(_ context.Context, req *api.Request) (json.RawMessage
 
 func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
 	return &api.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
+}
+
+func (f *fakeHandler) Probe(context.Context, int, []netip.Addr) (*api.Probed, error) {
+	return &api.Probed{}, nil
 }
 
 func (f *fakeHandler) TracePolicy(_ context.Context, q api.PolicyTrace) (string, error) {

@@ -58,6 +58,6 @@ func newCommand(cleanup *cleanup) *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logging, command.Flags())
-	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup), newInspectCommand(), newPolicyCommand())
+	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup), newInspectCommand(), newProbeCommand(), newPolicyCommand())
 	return command
 }

@@ -28,9 +28,11 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/circulation"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/dump"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pod"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/trace"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer"
 )
 
@@ -91,7 +93,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		}
 	}
 	add("look", address.NewWho(of, streams), address.NewWhere(of, streams), pool.NewPool(of, streams), pool.NewFree(of, streams),
-		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), check.New(of, streams))
+		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), check.New(of, streams), trace.New(of, streams), dump.New(of, streams))
 	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams))
 	add("move", transfer.NewBackup(flags, streams), transfer.NewRestore(flags, streams), transfer.NewImportGalaxy(flags, streams))
 	return command

@@ -84,6 +84,8 @@ type Report struct {
 	Findings []Finding
 	// Unknown says what could not be found out, and why.
 	Unknown []string
+	// Held are the addresses that pods on nodes have.
+	Held []*v1alpha1.FloatingIP
 	// Addresses, Pods and Pools count what was compared. Pods are those with addresses.
 	Addresses, Pods, Pools int
 }
@@ -126,8 +128,14 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 		}
 		suspects = lasting(suspects, again)
 	}
+	var held []*v1alpha1.FloatingIP
+	for _, object := range o.FloatingIPs.List() {
+		if ip := object.(*v1alpha1.FloatingIP); ip.Spec.Pod != nil && ip.Spec.Node != "" {
+			held = append(held, ip)
+		}
+	}
 	return &Report{
-		Findings: sorted(suspects), Unknown: unknown,
+		Findings: sorted(suspects), Unknown: unknown, Held: held,
 		Addresses: len(o.FloatingIPs.ListKeys()), Pods: len(o.Pods.ListKeys()), Pools: len(o.IPPools.ListKeys()),
 	}, nil
 }

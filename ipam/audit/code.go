@@ -5,7 +5,8 @@ package audit
 // Code names a kind of finding. Codes are stable: scripts and alerts may name them.
 type Code string
 
-// The codes. B1 is about addresses, B2 about pods, B3 about pools, B4 about nodes.
+// The codes. B1 is about addresses, B2 about pods, B3 about pools, B4 about nodes, B5 about
+// the wire.
 const (
 	PodGone      Code = "B101"
 	OwnerGone    Code = "B102"
@@ -31,6 +32,10 @@ const (
 
 	NoAgent       Code = "B401"
 	AgentNotReady Code = "B402"
+
+	NoAnswer    Code = "B501"
+	OtherMAC    Code = "B502"
+	SeveralMACs Code = "B503"
 )
 
 // Meaning is what a code says, for tables.
@@ -63,5 +68,8 @@ func Meanings() []Meaning {
 		{StaleStatus, "the status of the pool is not that of its addresses"},
 		{NoAgent, "there are addresses on a node without an agent"},
 		{AgentNotReady, "there are addresses on a node whose agent is not Ready"},
+		{NoAnswer, "nobody answers for the address on the network"},
+		{OtherMAC, "somebody else answers for the address on the network"},
+		{SeveralMACs, "several answer for the address on the network"},
 	}
 }

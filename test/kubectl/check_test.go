@@ -3,15 +3,20 @@
 package kubectl
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -194,4 +199,66 @@ func TestCheck(t *testing.T) {
 		t.Errorf("%+v", report)
 	}
 	berth(w, "viewer", "check", "--agents=false", "--grace=1s", "-o", "name").expect(t, 2, "floatingip.berth.dev/"+address+"\n")
+	berth(w, "viewer", "trace", address).expect(t, 2, "The first broken link is pod: "+address+" is recorded for pod default/web-0", "FloatingIP "+address+" was created")
+	berth(w, "viewer", "trace", "10.0.70.29").expect(t, 2, "The first broken link is object: 10.0.70.29 has no FloatingIP")
+
+	t.Run("dump", func(t *testing.T) { expectBundle(t, w.On(t)) })
+}
+
+// A bundle has what Berth reads, nothing secret, and says what was left out.
+func expectBundle(t *testing.T, w *simulation.World) {
+	t.Helper()
+	pod := simulation.NewPod("secretive")
+	pod.Spec.Containers[0].Env = []v1.EnvVar{{Name: "PASSWORD", Value: "hunter2"}}
+	pod.Annotations = map[string]string{v1.LastAppliedConfigAnnotation: "hunter2", v1alpha1.AnnotationPools: "web"}
+	w.Create(pod)
+	if _, err := w.Kube.CoreV1().Secrets(w.System).Create(w.Ctx, &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "tls"}, StringData: map[string]string{"key": "hunter2"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "dump.tar.gz")
+	berth(w, "viewer", "dump", "-f", file).expect(t, 0, "left out: berth-programs/configmaps.yaml: user \"viewer\" may not list configmaps", "left out: secrets: never read", file+": ")
+	berth(w, "viewer", "dump", "-f", file).expect(t, 1, "file exists")
+	files := untar(t, file)
+	for name, text := range files {
+		if strings.Contains(text, "hunter2") {
+			t.Errorf("%s has a secret:\n%s", name, text)
+		}
+	}
+	for name, text := range map[string]string{
+		"berth/ippools.yaml": "name: web", "kubernetes/pods.yaml": v1alpha1.AnnotationPools + ": web", "kubernetes/nodes.yaml": "kind: Node",
+		"check.json": `"pools": 1`, "contents.txt": "nodes/: what the agents know of their nodes: --nodes adds it",
+	} {
+		if !strings.Contains(files["berth-dump/"+name], text) {
+			t.Errorf("%s has no %q:\n%s", name, text, files["berth-dump/"+name])
+		}
+	}
+}
+
+// untar returns the files of an archive.
+func untar(t *testing.T, name string) map[string]string {
+	t.Helper()
+	file, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	zip, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for archive := tar.NewReader(zip); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[header.Name] = string(text)
+	}
 }

@@ -26,6 +26,9 @@ const long = `Compares FloatingIPs, IPPools, pods, nodes, the owners of addresse
 lists what does not fit, each with a stable code, the objects and a command to run.
 docs/reference/check.md explains the codes.
 
+With --wire it also asks the network who answers for the address of each pod: nobody, another
+host, or several.
+
 It changes nothing and locks nothing. Pods may come and go meanwhile: what does not fit is
 looked at again until it is mended, or has lasted unchanged for --grace.
 
@@ -48,6 +51,7 @@ type options struct {
 	ignore    []string
 	namespace string
 	agents    bool
+	wire      bool
 }
 
 // New returns the command check.
@@ -65,6 +69,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 	command.Flags().DurationVar(&o.grace, "grace", 20*time.Second, "How long something must be wrong, without a change, to be a finding. With 0 nothing is looked at again, and what is on its way is found, too.")
 	command.Flags().StringSliceVar(&o.ignore, "ignore", nil, "Codes of findings to leave out, such as B302.")
 	command.Flags().StringVar(&o.namespace, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
+	command.Flags().BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. This runs berth-agent probe in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the nodes.")
 	command.Flags().BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
 	return command
 }
@@ -104,6 +109,11 @@ func (o *options) run(ctx context.Context) error {
 	report, err := auditor.Run(ctx)
 	if err != nil {
 		return err
+	}
+	if o.wire {
+		if err := o.askWire(ctx, auditor, report); err != nil {
+			return err
+		}
 	}
 	report.Findings = slices.DeleteFunc(report.Findings, func(f audit.Finding) bool { return slices.Contains(o.ignore, string(f.Code)) })
 	if err := o.format.Print(o.Out, answerOf(report)); err != nil {

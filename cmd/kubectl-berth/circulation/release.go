@@ -73,6 +73,7 @@ func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 		Short:   "Frees addresses that no pod has",
 		Long:    releaseLong,
 		Example: releaseExamples,
+		Args:    cobra.ArbitraryArgs,
 		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args) },
 	}
 	o.format.AddFlags(command.Flags())

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package check
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/audit"
+)
+
+// part is the addresses of one node in one VLAN.
+type part struct {
+	node string
+	vlan int32
+}
+
+// parallel is the number of nodes that are asked at the same time.
+const parallel = 8
+
+// askWire adds what the network says. What it says twice, with a pause between, about a
+// FloatingIP that did not change meanwhile, is a finding. Blocking.
+func (o *options) askWire(ctx context.Context, auditor *audit.Auditor, report *audit.Report) error {
+	agents, err := auditor.Agents(ctx)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
+	wire := &node.Wire{Agents: &node.Agents{Executor: o.Cluster, Namespace: o.namespace}}
+	suspects, unknown := ask(ctx, wire, agents, report.Held)
+	if len(suspects) > 0 {
+		// A pod that just moved is announced at once; its old node may answer for a moment.
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(max(o.grace/5, time.Second)):
+		}
+		berth, err := o.Berth()
+		if err != nil {
+			return err
+		}
+		var same []*v1alpha1.FloatingIP
+		for _, ip := range report.Held {
+			if _, suspect := suspects[ip.Spec.Address]; !suspect {
+				continue
+			}
+			now, err := berth.FloatingIPs.Get(ctx, ip.Name, metav1.GetOptions{})
+			if err == nil && now.UID == ip.UID && now.Spec.Pod != nil && now.Spec.Pod.UID == ip.Spec.Pod.UID && now.Spec.Node == ip.Spec.Node {
+				same = append(same, now)
+			} else if err != nil && !cluster.IsNoSuch(err) {
+				return fmt.Errorf("get FloatingIP %s: %w", ip.Name, err)
+			}
+		}
+		before := suspects
+		suspects, _ = ask(ctx, wire, agents, same)
+		for address, f := range suspects {
+			if before[address].Code == f.Code {
+				report.Findings = append(report.Findings, f)
+			}
+		}
+	}
+	report.Unknown = append(report.Unknown, unknown...)
+	slices.SortFunc(report.Findings, func(a, b audit.Finding) int {
+		return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Address, b.Address))
+	})
+	return nil
+}
+
+// ask asks for all addresses, and returns what is wrong, by address.
+func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips []*v1alpha1.FloatingIP) (found map[string]audit.Finding, unknown []string) {
+	parts := map[part][]*v1alpha1.FloatingIP{}
+	for _, ip := range ips {
+		p := part{node: ip.Spec.Node}
+		if ip.Spec.Network != nil {
+			p.vlan = ip.Spec.Network.VLAN
+		}
+		parts[p] = append(parts[p], ip)
+	}
+	found = map[string]audit.Finding{}
+	var (
+		mu    sync.Mutex
+		group sync.WaitGroup
+	)
+	tokens := make(chan struct{}, parallel)
+	for p, ips := range parts {
+		group.Go(func() {
+			tokens <- struct{}{}
+			defer func() { <-tokens }()
+			answers, err := askPart(ctx, wire, agents, parts, p, ips)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(ips), p.node, cluster.Explain(err)))
+			}
+			for i := range answers {
+				a := &answers[i]
+				if code, text := a.Judge(); code != "" {
+					ip := ips[slices.IndexFunc(ips, func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Address == a.Address })]
+					found[a.Address] = audit.Finding{
+						Code: code, Address: a.Address, Text: text, Command: "kubectl berth trace --node " + a.Address,
+						Objects: []audit.Object{{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}, {Kind: "Node", Name: a.Node}},
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+	slices.Sort(unknown)
+	return found, unknown
+}
+
+// askPart asks from nodes that have addresses in the same VLAN first: these have a link to it.
+func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[part][]*v1alpha1.FloatingIP, p part, ips []*v1alpha1.FloatingIP) ([]node.Answer, error) {
+	var carrier *v1.Pod
+	var near, far []*v1.Pod
+	for _, agent := range agents {
+		switch {
+		case agent.Spec.NodeName == p.node:
+			carrier = agent
+		case !audit.IsReady(agent):
+		case parts[part{agent.Spec.NodeName, p.vlan}] != nil:
+			near = append(near, agent)
+		default:
+			far = append(far, agent)
+		}
+	}
+	if carrier == nil {
+		return nil, nil // NoAgent says it.
+	}
+	var addresses []string
+	for _, ip := range ips {
+		addresses = append(addresses, ip.Spec.Address)
+	}
+	return wire.Ask(ctx, carrier, append(near, far...), p.vlan, addresses...)
+}

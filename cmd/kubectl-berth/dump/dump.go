@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package dump has the command dump, which writes a support bundle.
+package dump
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/audit"
+	"github.com/berth-dev/berth/ipam/galaxy"
+)
+
+const long = `Writes a bundle for those who help with a problem: Berth's objects, nodes, pods that have to do with
+addresses, workloads, events, Berth's own programs with their logs, versions, and what "kubectl
+berth check" finds.
+
+It reads no Secrets. Of pods and workloads it keeps what Berth reads, so no environment variables,
+commands or volumes; of annotations only Berth's and those that name networks. Logs and events are as
+they were written. Names and addresses stay: look at the bundle before you give it away. The file
+contents.txt in it says what was left out, and why.
+
+Exit codes: 0 the bundle is written, also if parts had to be left out; 1 it is not.`
+
+const examples = `  kubectl berth dump
+  kubectl berth dump -f - | tar tz`
+
+type options struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	file      string
+	namespace string
+	nodes     bool
+	lines     int64
+}
+
+// New returns the command dump.
+func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &options{Cluster: of, IOStreams: streams}
+	command := &cobra.Command{
+		Use:     "dump",
+		Short:   "Writes a support bundle without secrets",
+		Long:    long,
+		Example: examples,
+		Args:    cobra.NoArgs,
+		RunE:    func(command *cobra.Command, _ []string) error { return o.run(command.Context()) },
+	}
+	flags := command.Flags()
+	flags.StringVarP(&o.file, "file", "f", "", "File to write, - for the standard output. By default berth-dump-TIME.tar.gz in the current folder.")
+	flags.StringVar(&o.namespace, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
+	flags.BoolVar(&o.nodes, "nodes", false, "Add what each agent knows of its node (berth-agent inspect), by pods/exec.")
+	flags.Int64Var(&o.lines, "log-lines", 20000, "Lines of each log.")
+	return command
+}
+
+func (o *options) run(ctx context.Context) (err error) {
+	config, err := o.Config()
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create the client of Kubernetes' objects: %w", err)
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create the client of objects: %w", err)
+	}
+	// Without the cluster, or the rights to anything of Berth's, there is no bundle.
+	version, err := kube.Discovery().ServerVersion()
+	if err != nil {
+		return fmt.Errorf("ask the API server for its version: %w", err)
+	}
+	name := o.file
+	if name == "" {
+		name = "berth-dump-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
+	}
+	out := o.Out
+	if name != "-" {
+		file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return fmt.Errorf("create the bundle: %w", err)
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		out = file
+	}
+	b := newBundle(out)
+	b.addJSON("kubernetes/version.json", version)
+	o.addObjects(ctx, b, objects)
+	pods := o.addPrograms(ctx, b, kube)
+	o.addLogs(ctx, b, kube, pods)
+	if o.nodes {
+		o.addNodes(ctx, b, pods)
+	} else {
+		b.leaveOut("nodes/", "what the agents know of their nodes: --nodes adds it")
+	}
+	auditor, err := audit.ForConfig(config, audit.Options{Grace: grace, Agents: true, Namespace: o.namespace})
+	if err != nil {
+		return err
+	}
+	if report, err := auditor.Run(ctx); err != nil {
+		b.leaveOut("check.json", cluster.Explain(err))
+	} else {
+		b.addJSON("check.json", map[string]any{"findings": report.Findings, "unknown": report.Unknown, "addresses": report.Addresses, "pods": report.Pods, "pools": report.Pools})
+	}
+	b.leaveOut("secrets", "never read")
+	if err := b.close(); err != nil {
+		return fmt.Errorf("write the bundle: %w", err)
+	}
+	for _, left := range b.left {
+		fmt.Fprintln(o.ErrOut, "left out:", left)
+	}
+	if name != "-" {
+		fmt.Fprintf(o.Out, "%s: %d files\n", name, b.files)
+	}
+	return nil
+}
+
+// grace of the check.
+const grace = 10 * time.Second
+
+// kinds of objects in the bundle.
+var kinds = []struct {
+	file     string
+	resource schema.GroupVersionResource
+	keep     func(*unstructured.Unstructured) bool
+}{
+	{"berth/ippools.yaml", v1alpha1.SchemeGroupVersion.WithResource("ippools"), nil},
+	{"berth/ipclaims.yaml", v1alpha1.SchemeGroupVersion.WithResource("ipclaims"), nil},
+	{"berth/floatingips.yaml", v1alpha1.SchemeGroupVersion.WithResource("floatingips"), nil},
+	{"berth/networkprofiles.yaml", v1alpha1.SchemeGroupVersion.WithResource("networkprofiles"), nil},
+	{"kubernetes/nodes.yaml", v1.SchemeGroupVersion.WithResource("nodes"), nil},
+	{"kubernetes/namespaces.yaml", v1.SchemeGroupVersion.WithResource("namespaces"), nil},
+	{"kubernetes/pods.yaml", v1.SchemeGroupVersion.WithResource("pods"), hasAddresses},
+	{"kubernetes/statefulsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "statefulsets"}, hasAddresses},
+	{"kubernetes/deployments.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, hasAddresses},
+	{"kubernetes/daemonsets.yaml", schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}, hasAddresses},
+	{"kubernetes/events.yaml", v1.SchemeGroupVersion.WithResource("events"), isOurs},
+	{"kubernetes/priorityclasses.yaml", schema.GroupVersionResource{Group: "scheduling.k8s.io", Version: "v1", Resource: "priorityclasses"}, nil},
+	{"kubernetes/resourcequotas.yaml", v1.SchemeGroupVersion.WithResource("resourcequotas"), nil},
+}
+
+// addObjects adds the objects of each kind.
+func (o *options) addObjects(ctx context.Context, b *bundle, objects dynamic.Interface) {
+	for _, kind := range kinds {
+		var all []unstructured.Unstructured
+		pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return objects.Resource(kind.resource).List(ctx, options)
+		})
+		err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+			one := object.(*unstructured.Unstructured)
+			if kind.keep == nil || kind.keep(one) {
+				all = append(all, *scrub(one))
+			}
+			return nil
+		})
+		if err != nil {
+			b.leaveOut(kind.file, cluster.Explain(err))
+			continue
+		}
+		b.addYAML(kind.file, all)
+	}
+}
+
+// addPrograms adds Berth's own workloads, pods, ConfigMaps and leases, and returns the pods.
+func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.Interface) []v1.Pod {
+	options := metav1.ListOptions{}
+	pods, err := kube.CoreV1().Pods(o.namespace).List(ctx, options)
+	if err != nil {
+		b.leaveOut("berth-programs/, logs/", cluster.Explain(err))
+		return nil
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		pod.ManagedFields = nil
+		hide(&pod.Spec)
+		b.addYAML("berth-programs/pod-"+pod.Name+".yaml", pod)
+	}
+	configs, err := kube.CoreV1().ConfigMaps(o.namespace).List(ctx, options)
+	if err != nil {
+		b.leaveOut("berth-programs/configmaps.yaml", cluster.Explain(err))
+	} else {
+		for i := range configs.Items {
+			configs.Items[i].ManagedFields = nil
+			delete(configs.Items[i].Annotations, v1.LastAppliedConfigAnnotation)
+		}
+		b.addYAML("berth-programs/configmaps.yaml", configs.Items)
+	}
+	leases, err := kube.CoordinationV1().Leases(o.namespace).List(ctx, options)
+	if err != nil {
+		b.leaveOut("berth-programs/leases.yaml", cluster.Explain(err))
+	} else {
+		b.addYAML("berth-programs/leases.yaml", leases.Items)
+	}
+	return pods.Items
+}
+
+// addLogs adds the logs of Berth's programs, and those of containers before their last restart.
+func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
+	for i := range pods {
+		pod := &pods[i]
+		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+			for _, previous := range []bool{false, true} {
+				if previous && status.RestartCount == 0 {
+					continue
+				}
+				file := fmt.Sprintf("logs/%s/%s.log", pod.Name, status.Name)
+				if previous {
+					file = fmt.Sprintf("logs/%s/%s-previous.log", pod.Name, status.Name)
+				}
+				text, err := kube.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &v1.PodLogOptions{
+					Container: status.Name, Previous: previous, TailLines: &o.lines, Timestamps: true,
+				}).DoRaw(ctx)
+				if err != nil {
+					b.leaveOut(file, cluster.Explain(err))
+					continue
+				}
+				b.add(file, text)
+			}
+		}
+	}
+}
+
+// addNodes adds what the agents know.
+func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
+	for i := range pods {
+		pod := &pods[i]
+		if pod.Labels["app.kubernetes.io/name"] != "berth-agent" {
+			continue
+		}
+		file := "nodes/" + pod.Spec.NodeName + ".json"
+		text, err := o.Exec(ctx, o.namespace, pod.Name, node.ContainerName, "/berth-agent", "inspect", "-o", "json")
+		if err != nil {
+			b.leaveOut(file, cluster.Explain(err))
+			continue
+		}
+		b.add(file, text)
+	}
+}
+
+// hasAddresses says whether a pod, or the pods of a workload, have to do with addresses.
+func hasAddresses(object *unstructured.Unstructured) bool {
+	text, err := json.Marshal([]any{object.Object["spec"], object.GetAnnotations()})
+	return err == nil && (strings.Contains(string(text), `"`+v1alpha1.GroupName+"/") || strings.Contains(string(text), galaxy.ResourceENIIP))
+}
+
+// isOurs says whether an event is of Berth's, or of a pod: these are in the bundle, too.
+func isOurs(event *unstructured.Unstructured) bool {
+	kind, _, _ := unstructured.NestedString(event.Object, "involvedObject", "kind")
+	return slices.Contains([]string{"Pod", "Node", "FloatingIP", "IPPool", "IPClaim", "NetworkProfile"}, kind)
+}
+
+// kept are the annotations that stay, beside Berth's.
+var kept = []string{"k8s.v1.cni.cncf.io/networks", "k8s.v1.cni.cncf.io/network-status"}
+
+// scrub leaves what Berth reads of an object. It modifies it.
+func scrub(object *unstructured.Unstructured) *unstructured.Unstructured {
+	object.SetManagedFields(nil)
+	object.SetAnnotations(ours(object.GetAnnotations()))
+	switch object.GetKind() {
+	case "Pod":
+		scrubPodSpec(object.Object, "spec")
+	case "StatefulSet", "Deployment", "DaemonSet":
+		template, _, _ := unstructured.NestedMap(object.Object, "spec", "template")
+		if template != nil {
+			inner := &unstructured.Unstructured{Object: template}
+			inner.SetAnnotations(ours(inner.GetAnnotations()))
+			scrubPodSpec(template, "spec")
+			_ = unstructured.SetNestedMap(object.Object, template, "spec", "template")
+		}
+	}
+	return object
+}
+
+// ours returns the annotations that stay.
+func ours(annotations map[string]string) map[string]string {
+	maps.DeleteFunc(annotations, func(name, _ string) bool {
+		return !strings.HasPrefix(name, v1alpha1.GroupName+"/") && !slices.Contains(kept, name)
+	})
+	return annotations
+}
+
+// podFields and containerFields are those that stay of pods.
+var (
+	podFields       = []string{"nodeName", "schedulerName", "nodeSelector", "affinity", "tolerations", "hostNetwork", "priority", "priorityClassName", "overhead", "schedulingGates", "topologySpreadConstraints"}
+	containerFields = []string{"name", "image", "resources", "ports", "restartPolicy"}
+)
+
+func scrubPodSpec(object map[string]any, field string) {
+	spec, _, _ := unstructured.NestedMap(object, field)
+	left := map[string]any{}
+	for _, name := range podFields {
+		if value, ok := spec[name]; ok {
+			left[name] = value
+		}
+	}
+	for _, name := range []string{"containers", "initContainers"} {
+		containers, ok := spec[name].([]any)
+		if !ok {
+			continue
+		}
+		var all []any
+		for _, container := range containers {
+			fields, _ := container.(map[string]any)
+			one := map[string]any{}
+			for _, name := range containerFields {
+				if value, ok := fields[name]; ok {
+					one[name] = value
+				}
+			}
+			all = append(all, one)
+		}
+		left[name] = all
+	}
+	object[field] = left
+}
+
+// hide removes the values of environment variables.
+func hide(spec *v1.PodSpec) {
+	for _, containers := range [][]v1.Container{spec.Containers, spec.InitContainers} {
+		for i := range containers {
+			for j := range containers[i].Env {
+				if containers[i].Env[j].Value != "" {
+					containers[i].Env[j].Value = "(left out)"
+				}
+			}
+		}
+	}
+}
+
+// bundle is an archive that is being written. After an error it ignores what is added.
+type bundle struct {
+	zip   *gzip.Writer
+	tar   *tar.Writer
+	now   time.Time
+	names []string
+	left  []string
+	files int
+	err   error
+}
+
+func newBundle(out io.Writer) *bundle {
+	zip := gzip.NewWriter(out)
+	return &bundle{zip: zip, tar: tar.NewWriter(zip), now: time.Now()}
+}
+
+func (b *bundle) add(name string, text []byte) {
+	if b.err != nil {
+		return
+	}
+	b.err = b.tar.WriteHeader(&tar.Header{Name: "berth-dump/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: b.now})
+	if b.err == nil {
+		_, b.err = b.tar.Write(text)
+	}
+	b.names, b.files = append(b.names, name), b.files+1
+}
+
+func (b *bundle) addJSON(name string, content any) {
+	text, err := json.MarshalIndent(content, "", "  ")
+	if err != nil {
+		b.leaveOut(name, err.Error())
+		return
+	}
+	b.add(name, text)
+}
+
+func (b *bundle) addYAML(name string, content any) {
+	text, err := yaml.Marshal(content)
+	if err != nil {
+		b.leaveOut(name, err.Error())
+		return
+	}
+	b.add(name, text)
+}
+
+// leaveOut notes what is not in the bundle.
+func (b *bundle) leaveOut(what, why string) { b.left = append(b.left, what+": "+why) }
+
+func (b *bundle) close() error {
+	text := "In this bundle:\n" + strings.Join(b.names, "\n") + "\n\nLeft out:\n" + strings.Join(b.left, "\n") + "\n"
+	b.add("contents.txt", []byte(text))
+	return errors.Join(b.err, b.tar.Close(), b.zip.Close())
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/audit"
+	"github.com/berth-dev/berth/ipam/standing"
+)
+
+const long = `Follows the way to an address: the object, its pod, its node, the agent there, the node's kernel,
+and who answers on the network. It names the first link that is broken, and shows what happened to
+the address and its pod.
+
+Kernel and network are looked at with --node only: that runs "berth-agent inspect" and "berth-agent
+probe" in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the
+nodes.
+
+Exit codes: 0 no link is broken; 1 it could not be found out; 2 a link is broken.`
+
+const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be reached?
+  kubectl berth trace 10.0.70.12
+
+  # Ask the nodes and the network, too
+  kubectl berth trace 10.0.70.12 --node`
+
+type options struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	format    *answer.Format
+	namespace string
+	node      bool
+}
+
+// New returns the command trace.
+func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &options{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
+	command := &cobra.Command{
+		Use:     "trace ADDRESS",
+		Short:   "Names the first broken link on the way to an address",
+		Long:    long,
+		Example: examples,
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
+	}
+	o.format.AddFlags(command.Flags())
+	command.Flags().StringVar(&o.namespace, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
+	command.Flags().BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network, by pods/exec.")
+	return command
+}
+
+// Trace is what -o json prints.
+type Trace struct {
+	Address string `json:"address"`
+	// Broken is the first broken link.
+	Broken   string    `json:"broken,omitempty"`
+	Links    []Link    `json:"links"`
+	Timeline []Moment  `json:"timeline"`
+	Unknown  []string  `json:"unknown,omitempty"`
+	Time     time.Time `json:"time"`
+}
+
+// Moment is something that happened.
+type Moment struct {
+	Time time.Time `json:"time"`
+	Text string    `json:"text"`
+}
+
+func (o *options) run(ctx context.Context, text string) error {
+	addr, err := standing.ParseAddr(text)
+	if err != nil {
+		return err
+	}
+	if err := o.format.Check(); err != nil {
+		return err
+	}
+	config, err := o.Config()
+	if err != nil {
+		return err
+	}
+	auditor, err := audit.ForConfig(config, audit.Options{Agents: true, Namespace: o.namespace})
+	if err != nil {
+		return err
+	}
+	kube, err := o.Kube()
+	if err != nil {
+		return err
+	}
+	trace := Trace{Address: addr.String(), Timeline: []Moment{}}
+	s, err := auditor.About(ctx, v1alpha1.NameOf(addr))
+	switch {
+	case cluster.IsNoSuch(err):
+		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", addr), Command: "kubectl berth who " + addr.String()}}
+	case err != nil:
+		return err
+	default:
+		trace.Links = fromObjects(s)
+		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
+			agents := &node.Agents{Executor: o.Cluster, Namespace: o.namespace}
+			trace.Links = append(slices.DeleteFunc(trace.Links, func(l Link) bool { return l.Name == "agent" }), fromNodes(ctx, s, agents)...)
+		}
+		trace.Timeline, trace.Unknown = timeline(ctx, kube, s)
+	}
+	for _, name := range []string{"object", "pod", "node", "agent", "kernel", "wire"} {
+		if !slices.ContainsFunc(trace.Links, func(l Link) bool { return l.Name == name }) {
+			why := "not looked at: --node does it"
+			if firstBroken(trace.Links) != nil {
+				why = ""
+			}
+			trace.Links = append(trace.Links, Link{Name: name, State: NotAsked, Text: why})
+		}
+	}
+	broken := firstBroken(trace.Links)
+	if broken != nil {
+		trace.Broken = broken.Name
+	}
+	trace.Time = time.Now().UTC().Truncate(time.Second)
+	if err := o.format.Print(o.Out, answerOf(&trace, broken, v1alpha1.NameOf(addr))); err != nil {
+		return err
+	}
+	if broken != nil {
+		return answer.Findings("")
+	}
+	return nil
+}
+
+func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
+	table := answer.NewTable("Link", "State", "Found")
+	for _, link := range trace.Links {
+		table.Add(link.Name, string(link.State), link.Text)
+	}
+	return &answer.Answer{
+		Table: table, Kind: "Trace", Content: trace, Names: []string{"floatingip." + v1alpha1.GroupName + "/" + name},
+		Text: func(out io.Writer, paint answer.Paint) {
+			if broken != nil {
+				fmt.Fprintf(out, "\n%s: %s\n", paint.Red("The first broken link is "+broken.Name), broken.Text)
+				if broken.Command != "" {
+					fmt.Fprintf(out, "  %s\n", broken.Command)
+				}
+			} else {
+				fmt.Fprintln(out, "\n"+paint.Green("No link is broken")+".")
+			}
+			if len(trace.Timeline) > 0 {
+				fmt.Fprintln(out, "\nWhat happened:")
+			}
+			for _, moment := range trace.Timeline {
+				fmt.Fprintf(out, "  %s  %s\n", moment.Time.UTC().Format(time.RFC3339), moment.Text)
+			}
+			for _, unknown := range trace.Unknown {
+				fmt.Fprintln(out, paint.Yellow("Could not find out")+" "+unknown)
+			}
+		},
+	}
+}
+
+// timeline returns what objects and events say happened, the oldest first. Blocking.
+func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []Moment, unknown []string) {
+	add := func(at time.Time, format string, args ...any) {
+		if !at.IsZero() {
+			moments = append(moments, Moment{at.UTC(), fmt.Sprintf(format, args...)})
+		}
+	}
+	ip := s.IP
+	add(ip.CreationTimestamp.Time, "FloatingIP %s was created", ip.Name)
+	if ip.Spec.Since != nil {
+		what := "the address lost its pod"
+		if ip.Spec.Pod != nil {
+			what = fmt.Sprintf("pod %s was bound with the address on %s", ip.Spec.Pod.Name, ip.Spec.Node)
+		}
+		add(ip.Spec.Since.Time, "%s", what)
+	}
+	if ip.Spec.ReleasedAt != nil {
+		add(ip.Spec.ReleasedAt.Time, "the address was freed, and cools down")
+	}
+	for _, condition := range ip.Status.Conditions {
+		add(condition.LastTransitionTime.Time, "FloatingIP: %s is %s: %s", condition.Type, condition.Status, condition.Message)
+	}
+	type place struct {
+		namespace string
+		selector  fields.Set
+	}
+	find := []place{{metav1.NamespaceDefault, fields.Set{"involvedObject.kind": "FloatingIP", "involvedObject.name": ip.Name}}}
+	if pod := s.Pod; pod != nil {
+		add(pod.CreationTimestamp.Time, "pod %s/%s was created", pod.Namespace, pod.Name)
+		for _, condition := range pod.Status.Conditions {
+			if condition.Status == v1.ConditionTrue && (condition.Type == v1.PodReady || condition.Type == v1.PodScheduled) {
+				add(condition.LastTransitionTime.Time, "pod: %s", condition.Type)
+			}
+		}
+		find = append(find, place{pod.Namespace, fields.Set{"involvedObject.uid": string(pod.UID)}})
+	}
+	for _, of := range find {
+		events, err := kube.CoreV1().Events(of.namespace).List(ctx, metav1.ListOptions{FieldSelector: of.selector.String()})
+		if apierrors.IsForbidden(err) {
+			unknown = append(unknown, "the events: "+cluster.Explain(err))
+			continue
+		}
+		if err != nil {
+			unknown = append(unknown, fmt.Sprintf("the events in namespace %s: %v", of.namespace, err))
+			continue
+		}
+		for i := range events.Items {
+			event := &events.Items[i]
+			at := cmp.Or(event.LastTimestamp.Time, event.EventTime.Time, event.CreationTimestamp.Time)
+			times := ""
+			if event.Count > 1 {
+				times = fmt.Sprintf(" (%d times)", event.Count)
+			}
+			add(at, "%s: %s: %s%s", event.InvolvedObject.Kind, event.Reason, event.Message, times)
+		}
+	}
+	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time) })
+	return moments, unknown
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/reclaim"
+)
+
+// Subject is an address and what its traffic depends on.
+type Subject struct {
+	IP *v1alpha1.FloatingIP
+	// Pod, Node and Agent are nil if there are none.
+	Pod   *v1.Pod
+	Node  *v1.Node
+	Agent *v1.Pod
+	// Agents are the agents' pods of all nodes.
+	Agents []*v1.Pod
+	// Findings are those about the address, its pod and its node.
+	Findings []Finding
+}
+
+// About looks at one address, once. It reads the address, the pools, its pod, its node and the
+// agents. The error is that of a Get if there is no such FloatingIP. Blocking.
+func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
+	ip, err := a.clients.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
+	}
+	s := &Subject{IP: ip}
+	o := &objects{Caches: reclaim.NewCaches(), namespace: a.options.Namespace}
+	if err := o.FloatingIPs.Add(ip); err != nil {
+		return nil, err
+	}
+	all, err := a.clients.Berth.IPPools.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list IPPools: %w", err)
+	}
+	for i := range all.Items {
+		if err := o.IPPools.Add(&all.Items[i]); err != nil {
+			return nil, err
+		}
+	}
+	spec := &ip.Spec
+	if spec.Pod != nil && spec.Owner != nil {
+		s.Pod, err = a.clients.Kube.CoreV1().Pods(spec.Owner.Namespace).Get(ctx, spec.Pod.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			s.Pod = nil
+		case err != nil:
+			return nil, fmt.Errorf("get pod %s/%s: %w", spec.Owner.Namespace, spec.Pod.Name, err)
+		default:
+			err = o.Pods.Add(s.Pod)
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+	}
+	if spec.Node != "" {
+		s.Node, err = a.clients.Kube.CoreV1().Nodes().Get(ctx, spec.Node, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			s.Node = nil
+		case err != nil:
+			return nil, fmt.Errorf("get node %s: %w", spec.Node, err)
+		default:
+			if err := o.Nodes.Add(s.Node); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if a.options.Agents {
+		if err := a.list(ctx, []listed{a.agentsInto(ctx, o)}); err != nil {
+			return nil, err
+		}
+		for _, object := range o.agents.List() {
+			agent := object.(*v1.Pod)
+			s.Agents = append(s.Agents, agent)
+			if agent.Spec.NodeName == spec.Node {
+				s.Agent = agent
+			}
+		}
+	}
+	found, unknown, err := a.look(ctx, o, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(unknown) > 0 {
+		found = append(found, Finding{Code: OwnerUnknown, Address: spec.Address, Objects: []Object{addressOf(ip)}, Text: "it is not known " + unknown[0]})
+	}
+	// One address is not all of a pool's.
+	s.Findings = sorted(slices.DeleteFunc(found, func(f Finding) bool {
+		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != spec.Address
+	}))
+	return s, nil
+}
+
+// IsReady says whether a pod is Ready.
+func IsReady(pod *v1.Pod) bool { return isReady(pod) }
+
+// Agents returns the agents' pods. Blocking.
+func (a *Auditor) Agents(ctx context.Context) ([]*v1.Pod, error) {
+	o := &objects{}
+	if err := a.list(ctx, []listed{a.agentsInto(ctx, o)}); err != nil {
+		return nil, err
+	}
+	var agents []*v1.Pod
+	for _, object := range o.agents.List() {
+		agents = append(agents, object.(*v1.Pod))
+	}
+	return agents, nil
+}

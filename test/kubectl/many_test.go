@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+	"github.com/berth-dev/berth/test/simulation"
+)
+
+// envMany is the number of addresses of TestCheckMany.
+const envMany = "BERTH_TEST_CHECK_ADDRESSES"
+
+// TestCheckMany says how long check takes, and how much memory, with many addresses that pods
+// have. It limits nothing: its numbers are for docs.
+func TestCheckMany(t *testing.T) {
+	if os.Getenv(envMany) == "" {
+		t.Skipf("%s is not set; make test-check-many sets it", envMany)
+	}
+	n, err := strconv.Atoi(os.Getenv(envMany))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := simulation.NewWith(t, simulation.Options{Lasts: 2 * time.Hour})
+	w.Nodes(1)
+	ctx := w.Ctx
+	pool, err := w.Berth.IPPools.Create(ctx, &v1alpha1.IPPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "many"},
+		Spec:       v1alpha1.IPPoolSpec{Subnet: "10.128.0.0/12", Ranges: []string{"10.128.0.0-10.143.255.255"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	namespace, err := w.Kube.CoreV1().Namespaces().Get(ctx, simulation.Namespace, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := rest.CopyConfig(w.Config)
+	config.QPS = -1
+	berthClient, err := client.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var group errgroup.Group
+	group.SetLimit(64)
+	addr := netip.MustParseAddr("10.128.0.1")
+	for i := range n {
+		addr = addr.Next()
+		address := addr.String()
+		group.Go(func() error {
+			pod := simulation.NewPod(fmt.Sprintf("pod-%d", i))
+			metav1.SetMetaDataAnnotation(&pod.ObjectMeta, v1alpha1.AnnotationFloatingIPs, address)
+			pod.Spec.NodeName = "node1"
+			pod, err := kube.CoreV1().Pods(simulation.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+			if err != nil {
+				return err
+			}
+			_, err = berthClient.FloatingIPs.Create(ctx, &v1alpha1.FloatingIP{
+				ObjectMeta: metav1.ObjectMeta{Name: address},
+				Spec: v1alpha1.FloatingIPSpec{
+					Address: address, Pool: pool.Name, Node: "node1", ReleasePolicy: v1alpha1.ReleasePodDeleted,
+					Network: &v1alpha1.Network{Subnet: pool.Spec.Subnet},
+					Owner:   &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, NamespaceUID: namespace.UID, Name: pod.Name, UID: pod.UID, PodName: pod.Name},
+					Pod:     &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
+				},
+			}, metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d addresses and pods created in %s", n, time.Since(began).Round(time.Second))
+	capacity := 1<<20 - 2
+	status := fmt.Sprintf(`{"status":{"observedGeneration":1,"capacity":%d,"allocated":%d,"free":%d,"conditions":[
+		{"type":"Ready","status":"True","reason":"Valid","message":"The scheduler allocates from the pool.","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"},
+		{"type":"Exhausted","status":"False","reason":"AddressesFree","message":"There are free addresses.","observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, capacity, n, capacity-n)
+	if _, err := w.Berth.IPPools.Patch(ctx, pool.Name, types.MergePatchType, []byte(status), metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		command := exec.CommandContext(ctx, simulation.Plugin(t), "check", "--agents=false", "--kubeconfig="+w.ControlPlane.Kubeconfig())
+		began := time.Now()
+		out, err := command.CombinedOutput()
+		usage, _ := command.ProcessState.SysUsage().(*syscall.Rusage)
+		t.Logf("%d addresses: %s, %s of CPU, %d MB\n%s", n, time.Since(began).Round(100*time.Millisecond), (command.ProcessState.UserTime() + command.ProcessState.SystemTime()).Round(100*time.Millisecond), usage.Maxrss/1024, out)
+		if err != nil || !strings.Contains(string(out), fmt.Sprintf("Nothing was found in %d addresses, %d pods", n, n)) {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+}
