@@ -43,7 +43,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all help build images chart release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-check-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all help build images chart release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-check-many test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -55,6 +55,7 @@ help: ## List the targets.
 
 build: ## Compile Berth's programs into bin/.
 	@$(foreach p,$(PROGRAMS),echo "go build $(lastword $(subst :, ,$(p)))" && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/$(firstword $(subst :, ,$(p))) $(lastword $(subst :, ,$(p))) &&) true
+	cp cmd/kubectl-berth/kubectl_complete-berth bin/
 
 images: ## Write container images of the programs for amd64 and arm64 (ARCH) into dist/, without an engine or a registry.
 	cd test && go build -trimpath -o bin/images ./cmd/images && bin/images -out ../dist -version $(VERSION) -registry $(REGISTRY) -arch $(ARCH)
@@ -148,6 +149,9 @@ test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and
 
 test-check-many: lab ## How long kubectl berth check takes with CHECK_ADDRESSES (150000) addresses, and how much memory.
 	cd test && BERTH_TEST_CHECK_ADDRESSES=$(or $(CHECK_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestCheckMany ./kubectl/
+
+test-reading-many: lab ## How long the reading commands of kubectl berth take with KUBECTL_ADDRESSES (150000) addresses.
+	cd test && BERTH_TEST_KUBECTL_ADDRESSES=$(or $(KUBECTL_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestReadingMany ./kubectl/
 
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
 	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/

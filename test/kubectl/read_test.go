@@ -5,6 +5,9 @@ package kubectl
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -37,8 +40,40 @@ func TestReading(t *testing.T) {
 		}
 		return nil
 	})
+	checkCompletion(w)
 	for _, user := range []string{"viewer", "tenant", "nobody"} {
 		newUser(w, user).session(w, user+".txt")
+	}
+}
+
+// checkCompletion asks a real kubectl to complete words, with the script of the plugin.
+func checkCompletion(w *simulation.World) {
+	w.T.Helper()
+	root, err := deploy.Root()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	viewer := newUser(w, "")
+	viewer.env[0] += string(os.PathListSeparator) + filepath.Join(root, "cmd", "kubectl-berth")
+	for line, want := range map[string]string{
+		"pool w":                "web",
+		"free ":                 "old six web",
+		"who 10.0.70.1":         "10.0.70.10 10.0.70.11 10.0.70.12 10.0.70.13 10.0.70.14",
+		"where -n shop web":     "web-0 web-1",
+		"why --namespace=ads b": "banner-5d8f9-x2x4z",
+		"free web ":             "",
+		"top n":                 "nodes namespaces",
+	} {
+		command := exec.CommandContext(w.Ctx, viewer.bin, append([]string{"__complete", "berth"}, strings.Split(line, " ")...)...)
+		command.Env = viewer.env
+		out, err := command.Output()
+		if err != nil {
+			w.T.Fatal(err)
+		}
+		words := strings.Fields(strings.Split(string(out), ":")[0])
+		if got := strings.Join(words, " "); got != want {
+			w.T.Errorf("%q is completed by %q, want %q", line, got, want)
+		}
 	}
 }
 

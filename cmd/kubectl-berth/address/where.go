@@ -56,6 +56,7 @@ func NewWhere(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Co
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
 	}
+	command.ValidArgsFunction = o.CompletePods
 	o.AddNamespace(command)
 	o.format.AddFlags(command.Flags())
 	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever one of the addresses changes.")

@@ -57,6 +57,7 @@ func NewWho(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 		Args:    cobra.MinimumNArgs(1),
 		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args) },
 	}
+	command.ValidArgsFunction = o.CompleteAddresses
 	o.AddNamespace(command)
 	o.format.AddFlags(command.Flags())
 	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever the one address changes.")

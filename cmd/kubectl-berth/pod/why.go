@@ -55,6 +55,7 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
 	}
+	command.ValidArgsFunction = o.CompletePods
 	o.AddNamespace(command)
 	o.format.AddFlags(command.Flags())
 	command.Flags().BoolVar(&o.galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")

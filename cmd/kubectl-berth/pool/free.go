@@ -54,6 +54,7 @@ func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 			return o.free(command.Context(), args[0], first)
 		},
 	}
+	command.ValidArgsFunction = o.CompletePools
 	o.format.AddFlags(command.Flags())
 	command.Flags().IntVarP(&first, "number", "n", 0, "Print this many single addresses.")
 	return command

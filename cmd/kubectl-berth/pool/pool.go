@@ -93,6 +93,7 @@ func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Com
 			return o.one(command.Context(), berth, args[0])
 		},
 	}
+	command.ValidArgsFunction = o.CompletePools
 	o.format.AddFlags(command.Flags())
 	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever a pool's status changes.")
 	return command
