@@ -43,7 +43,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all help build images chart release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-check-many test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all help build images chart release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -146,6 +146,9 @@ test-race: ## test-unit under the race detector.
 
 test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets: what passes, and what the documents of the APIs say.
 	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
+
+test-trace: lab build ## Each link of kubectl berth trace broken in turn on the lab, and a rogue host that check --wire must find.
+	cd test && BERTH_TEST_TRACE=1 $(GOTESTPROGRAMS) -v -run 'TestTrace$$' ./e2e/
 
 test-check-many: lab ## How long kubectl berth check takes with CHECK_ADDRESSES (150000) addresses, and how much memory.
 	cd test && BERTH_TEST_CHECK_ADDRESSES=$(or $(CHECK_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestCheckMany ./kubectl/

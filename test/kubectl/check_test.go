@@ -129,6 +129,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%+v, %v", ip, err)
 		}
 		berth(w, "operator", "reserve", "10.0.70.29", "--reason=another").expect(t, 0, "is reserved already; the reason is written")
+		berth(w, "viewer", "who", "10.0.70.29").expect(t, 0, "no pod gets it (another)")
 		berth(w, "viewer", "check", "--agents=false").expect(t, 0)
 		berth(w, "operator", "release", "10.0.70.29", "--apply").expect(t, 2, "it is reserved: use kubectl berth unreserve")
 		berth(w, "operator", "unreserve", "10.0.70.29", held).expect(t, 0, "10.0.70.29: free\n", held+": is not reserved")

@@ -91,6 +91,9 @@ func Of(ip *v1alpha1.FloatingIP) Address {
 		a.Since = spec.ReleasedAt
 	case a.State == standing.Reserved:
 		a.Note = "an administrator reserved it: no pod gets it"
+		if reason := ip.Annotations[v1alpha1.AnnotationReason]; reason != "" {
+			a.Note += fmt.Sprintf(" (%s)", reason)
+		}
 	}
 	if a.Conflict {
 		a.Note = "a host outside of the cluster has it, too: kubectl describe floatingip " + ip.Name
