@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
@@ -43,6 +44,10 @@ type Auditor struct {
 	options Options
 	// renewing is called before suspects are looked at again; nil but in tests.
 	renewing func()
+
+	mu sync.Mutex
+	// containers are shared by pods, by what they request.
+	containers map[string][]v1.Container
 }
 
 // ForConfig returns an Auditor with clients of its own. config is not modified.

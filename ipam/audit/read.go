@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -49,7 +50,7 @@ func (a *Auditor) read(ctx context.Context) (*objects, error) {
 		}), slimOurs},
 		{"pods", o.Pods, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-		}), slimPod},
+		}), a.slimPod},
 		{"namespaces", o.Namespaces, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Kube.CoreV1().Namespaces().List(ctx, options)
 		}), slim},
@@ -175,18 +176,37 @@ func slim(object runtime.Object) any {
 }
 
 // slimPod keeps pods that have to do with addresses.
-func slimPod(object runtime.Object) any {
+func (a *Auditor) slimPod(object runtime.Object) any {
 	pod := object.(*v1.Pod)
-	requested, _ := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
+	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
 	if requested == 0 && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
 		return nil
 	}
 	kept := slim(pod).(*v1.Pod)
-	kept.Spec.HostNetwork, kept.Status.PodIPs = pod.Spec.HostNetwork, pod.Status.PodIPs
+	kept.Spec = v1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork, Containers: a.asking(requested, of)}
+	kept.Status.PodIPs = pod.Status.PodIPs
 	if networks, ok := pod.Annotations[annotationNetworks]; ok {
 		metav1.SetMetaDataAnnotation(&kept.ObjectMeta, annotationNetworks, networks)
 	}
 	return kept
+}
+
+// asking returns the containers of a pod that requests as many addresses. Pods share them:
+// containers are most of a pod's memory.
+func (a *Auditor) asking(requested int64, of v1.ResourceName) []v1.Container {
+	if requested == 0 {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	key := fmt.Sprint(requested, of)
+	if a.containers == nil {
+		a.containers = map[string][]v1.Container{}
+	}
+	if a.containers[key] == nil {
+		a.containers[key] = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{of: *resource.NewQuantity(requested, resource.DecimalSI)}}}}
+	}
+	return a.containers[key]
 }
 
 func slimNode(object runtime.Object) any {
@@ -259,7 +279,7 @@ func (r *renewal) object(object Object) error {
 		into, keep = r.o.IPPools, slimOurs
 		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
 	case "Pod":
-		into, keep = r.o.Pods, slimPod
+		into, keep = r.o.Pods, r.slimPod
 		if r.o.agents != nil && object.Namespace == r.options.Namespace {
 			return nil // renewed with the agents
 		}
