@@ -86,6 +86,7 @@ func (s *stage) strike() {
 	s.kubectl("-n", s.name, "delete", "statefulsets,deployments,pods", "--all", "--wait=true", patiently)
 	s.kubectl("delete", "namespace", s.name, "--wait=false")
 	s.agree()
+	s.sound()
 	for _, pool := range s.pools {
 		s.eventually("the addresses of pool "+pool+" are free", func() error {
 			ips, err := s.berth.FloatingIPs.List(s.ctx, metav1.ListOptions{FieldSelector: "spec.pool=" + pool})
