@@ -10,5 +10,5 @@
 // the code that does it ([reclaim.Rehearsal], [poolstatus.Stale]). Everything else is
 // compared by compare, which is pure.
 //
-// docs/check.md explains each [Code]; they are stable.
+// docs/reference/check.md explains each [Code]; they are stable.
 package audit

@@ -134,7 +134,7 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 	}
-	if names < 50 {
+	if names < 20 {
 		t.Errorf("found %d names of metrics only", names)
 	}
 }
