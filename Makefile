@@ -159,6 +159,10 @@ test-reading-many: lab ## How long the reading commands of kubectl berth take wi
 test-import: lab ## A migration of GALAXY_ADDRESSES (60000) from Galaxy, interrupted and continued.
 	cd test && GALAXY_ADDRESSES=$(or $(GALAXY_ADDRESSES),60000) go test -count=1 -timeout 2h -v -run TestImportGalaxyMany ./scheduler/migration/
 
+.PHONY: test-docs
+test-docs: lab build ## All of the tutorial on the lab: its commands print what the pages show.
+	cd test && BERTH_TEST_DOCS=1 $(GOTESTPROGRAMS) -v -run TestTutorial ./e2e/
+
 test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptables and nftables on the lab, ipvs in the emulated machine.
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestIPVS ./machine/
 	cd test && BERTH_TEST_KUBE_PROXY_MODES=1 $(GOTESTPROGRAMS) -v -run TestKubeProxyModes ./e2e/
