@@ -47,19 +47,19 @@ func Steps(block Block) ([]Step, error) {
 
 // Mismatch is nil if output is what the step says.
 func (s Step) Mismatch(output string) error {
-	pattern := ""
+	var pattern strings.Builder
 	for _, line := range s.Prints {
 		if line == wildcard {
-			pattern += `(?:.*\n)*?`
+			pattern.WriteString(`(?:.*\n)*?`)
 			continue
 		}
 		words := strings.Fields(line)
 		for i, word := range words {
 			words[i] = strings.ReplaceAll(regexp.QuoteMeta(word), wildcard, `.*`)
 		}
-		pattern += strings.Join(words, ` +`) + ` *\n`
+		pattern.WriteString(strings.Join(words, ` +`) + ` *\n`)
 	}
-	expression, err := regexp.Compile(`^` + pattern + `$`)
+	expression, err := regexp.Compile(`^` + pattern.String() + `$`)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ var fileName = regexp.MustCompile(`^# ([a-z0-9-]+\.yaml)\n`)
 // shell, in their order, and compares what they print. It ends at the first that fails.
 func Run(ctx context.Context, page Page, dir string, environment []string) error {
 	var steps []Step
-	script := ""
+	var script strings.Builder
 	for _, block := range page.Blocks {
 		switch block.Language {
 		case "yaml":
@@ -94,7 +94,7 @@ func Run(ctx context.Context, page Page, dir string, environment []string) error
 			}
 			for _, step := range some {
 				output := strconv.Itoa(len(steps))
-				script += fmt.Sprintf("{ %s\n} >%s.out 2>&1 || exit\n", step.Command, output)
+				fmt.Fprintf(&script, "{ %s\n} >%s.out 2>&1 || exit\n", step.Command, output)
 				steps = append(steps, step)
 			}
 		}
@@ -102,7 +102,7 @@ func Run(ctx context.Context, page Page, dir string, environment []string) error
 	if len(steps) == 0 {
 		return fmt.Errorf("%s has no commands: mark their blocks as console", page.Path)
 	}
-	shell := exec.CommandContext(ctx, "bash", "-c", script)
+	shell := exec.CommandContext(ctx, "bash", "-c", script.String())
 	shell.Dir, shell.Env = dir, slices.Concat(os.Environ(), environment)
 	failed := shell.Run()
 	var errs []error
