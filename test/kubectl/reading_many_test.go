@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -56,7 +57,7 @@ func TestReadingMany(t *testing.T) {
 			memory = max(memory, command.ProcessState.SysUsage().(*syscall.Rusage).Maxrss)
 		}
 		slices.Sort(took)
-		t.Logf("%-20v median %s, longest %s, memory %d MB", args, took[2].Round(time.Millisecond), took[4].Round(time.Millisecond), memory/1024)
+		t.Logf("%-16s median %s, longest %s, memory %d MB", strings.Join(args, " "), took[2].Round(time.Millisecond), took[4].Round(time.Millisecond), memory/1024)
 	}
 }
 
