@@ -35,6 +35,7 @@ POLICY_KERNEL_CLUSTERS ?= 300
 VERSION  ?= dev
 REGISTRY ?= ghcr.io/berth-dev
 ARCH     ?= amd64,arm64
+KREW     := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64 windows-amd64 windows-arm64
 # A chart's version has no v, and is a version also where the programs' is none.
 CHART_VERSION = $(if $(filter v%,$(VERSION)),$(VERSION:v%=%),0.0.0-$(VERSION))
 
@@ -43,7 +44,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all help build images chart release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all help build images chart krew release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -68,8 +69,15 @@ chart: ## Package the chart, and the objects of its defaults for kubectl, into d
 	{ cat manifests/namespace.yaml && printf 'image: {tag: %s}\ncrds: {keep: false}\n' $(VERSION) | test/bin/render -chart dist/.chart -values -; } > dist/berth.yaml
 	rm -r dist/.chart
 
-release: images chart ## Write all that a release of VERSION has into dist/: images, chart, objects for kubectl, checksums.
-	cd dist && sha256sum *.tar *.tgz *.yaml > SHA256SUMS
+krew: ## Pack the kubectl plugin for krew, with its manifest, into dist/: archives for six platforms.
+	@rm -rf dist/.krew && mkdir -p dist/.krew
+	@for p in $(KREW); do echo "go build kubectl-berth for $$p" && \
+		CGO_ENABLED=0 GOOS=$${p%-*} GOARCH=$${p#*-} go build -trimpath -ldflags='-s -w' -o dist/.krew/$$p/ ./cmd/kubectl-berth || exit 1; done
+	cd test && go run ./cmd/krew -from ../dist/.krew -out ../dist -license ../LICENSE -version $(VERSION) -url https://github.com/berth-dev/berth/releases/download/$(VERSION)
+	rm -r dist/.krew
+
+release: images chart krew ## Write all that a release of VERSION has into dist/: images, chart, objects for kubectl, plugin archives, checksums.
+	cd dist && sha256sum *.tar *.tgz *.tar.gz *.yaml > SHA256SUMS
 
 publish: ## Push the images and the chart of dist/ to REGISTRY.
 	for i in scheduler controller agent; do \
