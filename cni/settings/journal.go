@@ -75,31 +75,23 @@ var errDamaged = errors.New("damaged")
 // setting has the value already, was remembered before, or does not exist. It replaces a
 // damaged file: pods must not wait for it.
 func (j *Journal) Keep(key, value string) error {
-	if j == nil {
-		return nil
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	c, err := j.load()
-	if err != nil && !errors.Is(err, errDamaged) {
-		return err
-	}
-	if _, known := c.Settings[key]; known {
-		return nil
-	}
-	was, err := get(j.root, key)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && was == value {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("remember kernel setting %s: %w", key, err)
-	}
-	return j.note(c, key, change{Was: was, Is: value})
+	return j.keep(key, value, func() (was string, changes bool, err error) {
+		was, err = get(j.root, key)
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", false, nil
+		}
+		return was, was != value, err
+	})
 }
 
 // KeepWas is Keep for a setting that its caller reads and changes in another way than by its
 // file, which need not be there: was is its value before.
 func (j *Journal) KeepWas(key, was, value string) error {
+	return j.keep(key, value, func() (string, bool, error) { return was, true, nil })
+}
+
+// keep remembers a setting with what read returns of it, if that says that it changes.
+func (j *Journal) keep(key, value string, read func() (was string, changes bool, err error)) error {
 	if j == nil {
 		return nil
 	}
@@ -110,6 +102,13 @@ func (j *Journal) KeepWas(key, was, value string) error {
 		return err
 	}
 	if _, known := c.Settings[key]; known {
+		return nil
+	}
+	was, changes, err := read()
+	if err != nil {
+		return fmt.Errorf("remember kernel setting %s: %w", key, err)
+	}
+	if !changes {
 		return nil
 	}
 	return j.note(c, key, change{Was: was, Is: value})

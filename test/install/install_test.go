@@ -42,6 +42,8 @@ const (
 	// system is another namespace than that of manifests/.
 	system  = "network"
 	release = "addresses"
+	// again takes over the kinds, and so the addresses, that release leaves.
+	again = "again"
 )
 
 // site is the lab, and Helm.
@@ -93,7 +95,8 @@ func TestLifeCycle(t *testing.T) {
 		s.moves("rolled-back")
 	})
 	s.step(traffic, "uninstall", func() {
-		// Without --wait: the pods of scheduler and controller cannot end without an agent.
+		// Without --wait: the pods of scheduler and controller cannot end without an agent, and Helm
+		// would wait for the kinds, which it keeps.
 		s.run("uninstall", release)
 		s.eventually("the agents are gone", func() error {
 			left, err := s.tryKubectl("-n", system, "get", "deployments,daemonsets,configmaps,pods", "-l", "app.kubernetes.io/part-of=berth,app.kubernetes.io/name notin (berth-scheduler,berth-controller)", "-o", "name")
@@ -107,14 +110,14 @@ func TestLifeCycle(t *testing.T) {
 		}
 	})
 	s.step(traffic, "installation again", func() {
-		s.run("install", release, s.chart, "--wait")
+		s.run("install", again, s.chart, "--wait", "--take-ownership")
 		s.moves("installed-again")
 	})
 	if diff := cmp.Diff(records, s.records()); diff != "" {
 		t.Errorf("records of addresses changed:\n%s", diff)
 	}
 	s.step(traffic, "refused cleanup", func() {
-		s.run("upgrade", release, s.chart, "--set", "agent.mode=cleanup")
+		s.run("upgrade", again, s.chart, "--set", "agent.mode=cleanup")
 		s.eventually("the cleanup refuses", func() error {
 			out, err := s.tryKubectl("-n", system, "logs", "-l", "app.kubernetes.io/name=berth-cleanup", "--tail=-1")
 			if err == nil && strings.Count(out, "pods with floating IPs run on this node and would lose their network: default/") < nodes {
@@ -122,7 +125,7 @@ func TestLifeCycle(t *testing.T) {
 			}
 			return err
 		})
-		s.run("upgrade", release, s.chart, "--wait", "--set", "agent.mode=run")
+		s.run("upgrade", again, s.chart, "--wait", "--set", "agent.mode=run")
 	})
 	traffic.stop()
 	if diff := cmp.Diff(pods, s.addresses()); diff != "" {
@@ -131,9 +134,9 @@ func TestLifeCycle(t *testing.T) {
 
 	s.kubectl("delete", "statefulset", "kept", "--cascade=foreground")
 	s.kubectl("delete", "pods", "-l", "kind=mover", "--wait")
-	s.run("upgrade", release, s.chart, "--wait", "--set", "agent.mode=cleanup")
+	s.run("upgrade", again, s.chart, "--wait", "--set", "agent.mode=cleanup")
 	s.kubectl("-n", system, "rollout", "status", "daemonset/berth-cleanup", "--timeout=2m")
-	s.run("uninstall", release, "--wait")
+	s.run("uninstall", again)
 	s.kubectl("delete", "namespace", system)
 	s.eventually("the nodes are as before", func() error {
 		if diff := cmp.Diff(clean, s.nodes()); diff != "" {
@@ -453,13 +456,14 @@ func (s *site) step(tr *traffic, name string, do func()) {
 
 // looks are what of a node Berth changes, as the node's own programs say it.
 var looks = map[string]string{
-	"links":        `ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v '^veth' | sort`,
-	"rules":        `ip rule; ip -6 rule`,
-	"routes":       `ip route show table all | grep -v ' veth'; ip -6 route show table all | grep -v ' veth'`,
-	"neighbours":   `ip neigh show proxy; ip -6 neigh show proxy; ip neigh show nud permanent | sed 's/ lladdr.*//'`,
-	"nftables":     `nft list tables`,
+	"links":      `ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v '^veth' | sort`,
+	"rules":      `ip rule; ip -6 rule`,
+	"routes":     `ip route show table all | grep -v ' veth'; ip -6 route show table all | grep -v ' veth'`,
+	"neighbours": `ip neigh show proxy; ip -6 neigh show proxy; ip neigh show nud permanent | sed 's/ lladdr.*//'`,
+	// The tables that kubelet and kube-proxy make come when they please.
+	"nftables":     `nft list tables | grep -v ' \(mangle\|filter\|nat\)$' | sort; nft list ruleset | grep -i 'berth\|bth'`,
 	"CNI":          `ls -A /etc/cni/net.d /opt/cni/bin`,
-	"folders":      `ls -A /run/berth /var/lib/berth 2>/dev/null; ls -A /run/netns | wc -l`,
+	"folders":      `find /run/berth /var/lib/berth -mindepth 1 2>/dev/null; ls -A /run/netns | wc -l`,
 	"kernel":       `sysctl -a -r '^net\.ipv[46]\.(conf|neigh)\.(all|default|eth0)\.' 2>/dev/null`,
 	"proxy delays": `cat /proc/sys/net/ipv[46]/neigh/eth0/proxy_delay`,
 }

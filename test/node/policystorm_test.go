@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,7 +41,9 @@ type storm struct {
 	pods       []*corev1.Pod
 	local      []*container
 	runs       []bool
-	changes    map[string]int
+	// addresses are those that the local pods had last.
+	addresses [][]string
+	changes   map[string]int
 }
 
 // TestPolicyStorm: while many policies and pods change at once for a while, and the agent is
@@ -77,7 +81,7 @@ func TestPolicyStorm(t *testing.T) {
 	for i := range local {
 		s.local = append(s.local, s.pod(s.n, s.color(), fmt.Sprint("local-", i), ""))
 	}
-	s.runs = make([]bool, local)
+	s.runs, s.addresses = make([]bool, local), make([][]string, local)
 
 	over := time.NewTimer(length)
 	defer over.Stop()
@@ -234,8 +238,9 @@ func (s *storm) changeLocal(i int) {
 	s.t.Helper()
 	s.runs[i] = !s.runs[i]
 	if s.runs[i] {
-		_, err := s.n.add(s.local[i])
+		result, err := s.n.add(s.local[i])
 		s.must("ADD", err)
+		s.addresses[i] = addressesIn(result)
 	} else {
 		s.must("DEL", s.n.del(s.local[i]))
 	}
@@ -260,8 +265,21 @@ func (s *storm) settle() {
 		NamespaceSelector: &metav1.LabelSelector{MatchLabels: labels{"last": "yes"}}, PodSelector: &metav1.LabelSelector{MatchLabels: s.role("last")},
 	}))
 	eventually(s.t, func() error {
-		if !strings.Contains(rules(s.t, s.n.Host), "198.51.100.77") {
+		table := rules(s.t, s.n.Host)
+		if !strings.Contains(table, "198.51.100.77") {
 			return errors.New("the agent has not seen the last changes yet")
+		}
+		// The last policy selects all local pods, and those that are gone have left no address.
+		has := map[string]bool{}
+		for i, addresses := range s.addresses {
+			for _, a := range addresses {
+				has[a] = has[a] || s.runs[i]
+			}
+		}
+		for a, runs := range has {
+			if strings.Contains(table, " "+a+" : goto") != runs {
+				return fmt.Errorf("the pod with %s runs: %t; the rules say otherwise", a, runs)
+			}
 		}
 		return nil
 	})
@@ -285,6 +303,9 @@ func (s *storm) clear() {
 		}
 	}
 }
+
+// round is what ends names in a table that was replaced.
+var round = regexp.MustCompile(`\.[0-9]{1,6}$`)
 
 // tableIn is the policies' table of a host, without what the kernel numbers and counts, without
 // the flows that were ended, and in an order that says nothing.
@@ -312,7 +333,7 @@ func tableIn(t *testing.T, h *netnstest.Host) []string {
 			}
 			if kind == "rule" {
 				// Rules have an order within their chain.
-				chain, _ := fields["chain"].(string)
+				chain, _ := plain(fields["chain"]).(string)
 				chains[chain] = append(chains[chain], string(raw))
 				continue
 			}
@@ -326,9 +347,15 @@ func tableIn(t *testing.T, h *netnstest.Host) []string {
 	return all
 }
 
-// plain is a value of nft's without handles and counts, and with sorted elements.
+// plain is a value of nft's without handles and counts, with sorted elements, and with names that do not say
+// how often the table was replaced.
 func plain(value any) any {
 	switch v := value.(type) {
+	case string:
+		if _, err := netip.ParseAddr(v); err == nil {
+			return v
+		}
+		return round.ReplaceAllString(v, "")
 	case map[string]any:
 		clean := map[string]any{}
 		for key, field := range v {

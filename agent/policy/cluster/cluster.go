@@ -362,57 +362,47 @@ func (c *Cluster) locked(f func()) func() {
 }
 
 func (c *Cluster) networkFeed() *feed {
-	return &feed{
-		kind: networkPolicies, source: c.o.NetworkPolicies, reached: c.noteReach(networkPolicies),
-		begin: c.locked(func() { c.networkPass++ }),
-		put: func(object runtime.Object, _ bool) {
-			p, ok := object.(*networkingv1.NetworkPolicy)
-			if !ok {
-				return
-			}
-			p.ManagedFields, p.Annotations = nil, nil
-			c.setPolicy(&p.ObjectMeta, needOf(p), func() { c.sink.SetNetworkPolicy(p) })
-		},
-		remove: func(object runtime.Object, _ bool) {
-			if p, ok := object.(*networkingv1.NetworkPolicy); ok {
-				c.locked(func() { c.deletePolicy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}) })()
-			}
-		},
-		end: func(string) {
-			c.locked(func() {
-				c.sweepPolicies(false, c.networkPass)
-				c.networkRead = true
-				c.tellNews()
-			})()
-		},
-	}
+	return policyFeed(c, &feed{kind: networkPolicies, source: c.o.NetworkPolicies}, &c.networkPass, &c.networkRead, needOf, func(p *networkingv1.NetworkPolicy) { c.sink.SetNetworkPolicy(p) })
 }
 
 func (c *Cluster) clusterFeed() *feed {
-	return &feed{
-		kind: clusterPolicies, source: c.o.ClusterPolicies, reached: c.noteReach(clusterPolicies), optional: true,
-		begin: c.locked(func() { c.clusterPass++ }),
-		put: func(object runtime.Object, _ bool) {
-			p, ok := object.(*policyv1alpha2.ClusterNetworkPolicy)
-			if !ok {
-				return
-			}
-			p.ManagedFields, p.Annotations, p.Status = nil, nil, policyv1alpha2.ClusterNetworkPolicyStatus{}
-			c.setPolicy(&p.ObjectMeta, needOfCluster(p), func() { c.sink.SetClusterPolicy(p) })
-		},
-		remove: func(object runtime.Object, _ bool) {
-			if p, ok := object.(*policyv1alpha2.ClusterNetworkPolicy); ok {
-				c.locked(func() { c.deletePolicy(types.NamespacedName{Name: p.Name}) })()
-			}
-		},
-		end: func(string) {
-			c.locked(func() {
-				c.sweepPolicies(true, c.clusterPass)
-				c.clusterRead = true
-				c.tellNews()
-			})()
-		},
+	return policyFeed(c, &feed{kind: clusterPolicies, source: c.o.ClusterPolicies, optional: true}, &c.clusterPass, &c.clusterRead, needOfCluster, func(p *policyv1alpha2.ClusterNetworkPolicy) {
+		p.Status = policyv1alpha2.ClusterNetworkPolicyStatus{}
+		c.sink.SetClusterPolicy(p)
+	})
+}
+
+// policyFeed completes the feed of a kind of policies: pass counts its listings, read says that there was
+// one, need is what a policy needs to be known, and tell tells the sink of it.
+func policyFeed[P interface {
+	runtime.Object
+	metav1.Object
+}](c *Cluster, f *feed, pass *uint32, read *bool, needOf func(P) scope, tell func(P),
+) *feed {
+	f.reached = c.noteReach(f.kind)
+	f.begin = c.locked(func() { *pass++ })
+	f.put = func(object runtime.Object, _ bool) {
+		p, ok := object.(P)
+		if !ok {
+			return
+		}
+		p.SetManagedFields(nil)
+		p.SetAnnotations(nil)
+		c.setPolicy(p, needOf(p), func() { tell(p) })
 	}
+	f.remove = func(object runtime.Object, _ bool) {
+		if p, ok := object.(P); ok {
+			c.locked(func() { c.deletePolicy(types.NamespacedName{Namespace: p.GetNamespace(), Name: p.GetName()}) })()
+		}
+	}
+	f.end = func(string) {
+		c.locked(func() {
+			c.sweepPolicies(f.kind == clusterPolicies, *pass)
+			*read = true
+			c.tellNews()
+		})()
+	}
+	return f
 }
 
 // definitionFeed follows whether ClusterNetworkPolicies are installed.
@@ -446,8 +436,8 @@ func (c *Cluster) definitionFeed() *feed {
 }
 
 // setPolicy has the sink told of a policy, as soon as all that it needs is known.
-func (c *Cluster) setPolicy(about *metav1.ObjectMeta, need scope, tell func()) {
-	name := types.NamespacedName{Namespace: about.Namespace, Name: about.Name}
+func (c *Cluster) setPolicy(about metav1.Object, need scope, tell func()) {
+	name := types.NamespacedName{Namespace: about.GetNamespace(), Name: about.GetName()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pass := c.networkPass
@@ -455,7 +445,7 @@ func (c *Cluster) setPolicy(about *metav1.ObjectMeta, need scope, tell func()) {
 		pass = c.clusterPass
 	}
 	e := c.policies[name]
-	if e != nil && e.uid == about.UID && e.generation == about.Generation && e.generation != 0 {
+	if e != nil && e.uid == about.GetUID() && e.generation == about.GetGeneration() && e.generation != 0 {
 		e.pass = pass
 		return
 	}
@@ -463,7 +453,7 @@ func (c *Cluster) setPolicy(about *metav1.ObjectMeta, need scope, tell func()) {
 		e = &entry{}
 		c.policies[name] = e
 	}
-	e.uid, e.generation, e.need, e.pass = about.UID, about.Generation, need, pass
+	e.uid, e.generation, e.need, e.pass = about.GetUID(), about.GetGeneration(), need, pass
 	if e.tell == nil {
 		c.waiting++
 	}
