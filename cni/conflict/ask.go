@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -91,30 +90,16 @@ func askOn(ctx context.Context, s *segment, answers []Answers) error {
 
 // hear notes answers until the time.
 func (s *segment) hear(ctx context.Context, until time.Time, answers []Answers) error {
-	if err := s.conn.SetReadDeadline(until); err != nil {
-		return s.failed(ctx, "wait on", err)
-	}
-	buffer := make([]byte, 2048)
-	for {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		n, _, err := s.conn.ReadFrom(buffer)
-		if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil {
-			return nil
-		}
-		if err != nil {
-			return s.failed(ctx, "receive on", err)
-		}
-		addr, mac, ok := s.anyAnswer(buffer[:n])
+	return s.receive(ctx, until, func(f []byte) {
+		addr, mac, ok := s.anyAnswer(f)
 		if !ok {
-			continue
+			return
 		}
 		i := slices.IndexFunc(answers, func(a Answers) bool { return a.Address == addr })
 		if i >= 0 && !slices.ContainsFunc(answers[i].MACs, func(known net.HardwareAddr) bool { return bytes.Equal(known, mac) }) {
 			answers[i].MACs = append(answers[i].MACs, mac)
 		}
-	}
+	})
 }
 
 // anyAnswer is answer for which a proxy's counts, too.

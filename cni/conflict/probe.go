@@ -219,8 +219,22 @@ func (s *segment) question(addr netip.Addr) (f []byte, to net.HardwareAddr) {
 	return f, f[:6]
 }
 
-// collect reads answers until the time.
+// collect notes answers until the time.
 func (s *segment) collect(ctx context.Context, until time.Time, asked []Target, answers map[netip.Addr]net.HardwareAddr) error {
+	return s.receive(ctx, until, func(f []byte) {
+		addr, mac, ok := s.answer(f)
+		if !ok {
+			return
+		}
+		i := slices.IndexFunc(asked, func(t Target) bool { return t.Address == addr })
+		if i >= 0 && !bytes.Equal(mac, asked[i].Own) {
+			answers[addr] = mac
+		}
+	})
+}
+
+// receive reads frames until the time.
+func (s *segment) receive(ctx context.Context, until time.Time, each func(f []byte)) error {
 	if err := s.conn.SetReadDeadline(until); err != nil {
 		return s.failed(ctx, "wait on", err)
 	}
@@ -237,14 +251,7 @@ func (s *segment) collect(ctx context.Context, until time.Time, asked []Target, 
 		if err != nil {
 			return s.failed(ctx, "receive on", err)
 		}
-		addr, mac, ok := s.answer(buffer[:n])
-		if !ok {
-			continue
-		}
-		i := slices.IndexFunc(asked, func(t Target) bool { return t.Address == addr })
-		if i >= 0 && !bytes.Equal(mac, asked[i].Own) {
-			answers[addr] = mac
-		}
+		each(buffer[:n])
 	}
 }
 
