@@ -263,7 +263,8 @@ func create(protocol byte, original, reply Tuple) error {
 
 // get returns the connection that a packet belongs to, nil where there is none.
 func get(protocol byte, packet Tuple) (*Flow, error) {
-	req := request(familyOf(packet.Source.Addr()), nl.IPCTNL_MSG_CT_GET, 0)
+	// The kernel marks its answer as one of several and ends them only if it is asked to acknowledge.
+	req := request(familyOf(packet.Source.Addr()), nl.IPCTNL_MSG_CT_GET, unix.NLM_F_ACK)
 	req.AddData(tupleOf(nl.CTA_TUPLE_ORIG, protocol, packet))
 	found, err := req.Execute(unix.NETLINK_NETFILTER, nl.IPCTNL_MSG_CT_NEW|unix.NFNL_SUBSYS_CTNETLINK<<8)
 	if errors.Is(err, unix.ENOENT) || err == nil && len(found) == 0 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -189,6 +190,10 @@ func (w *world) flows() []*conntrack.Flow {
 func TestConnectionsOfOtherProtocols(t *testing.T) {
 	w := newWorld(t)
 	w.apply(with(isolated(), chain("i-server", ruleset.NoHook)))
+	// The kernel forgets an association after 3 seconds that only began: too soon for a busy machine.
+	for _, name := range []string{"sctp_timeout_cookie_wait", "icmp_timeout", "icmpv6_timeout"} {
+		w.node.Run(func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, []byte("600"), 0o644) })
+	}
 	for i, e := range both {
 		stop, err := netnstest.ServeSCTP(w.server, e.server, openPort)
 		if err != nil {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/netnstest"
+)
+
+// What the kernel tracks stays as it is, but for a connection that it takes to have begun at the other side.
+func TestAdopt(t *testing.T) {
+	netnstest.Need(t)
+	h := netnstest.New(t)
+	for name, ends := range map[string][2]netip.AddrPort{
+		"IPv4": {netip.MustParseAddrPort("10.0.1.2:40000"), netip.MustParseAddrPort("10.0.2.2:80")},
+		"IPv6": {netip.MustParseAddrPort("[fd00:1::2]:40000"), netip.MustParseAddrPort("[fd00:2::2]:80")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, server := ends[0], ends[1]
+			forth, back := Tuple{client, server}, Tuple{server, client}
+			for _, step := range []struct {
+				what     string
+				original Tuple
+				replace  bool
+				adopted  bool
+				tracked  Tuple
+			}{
+				{"an unknown connection", back, false, true, back},
+				{"the other way round, without replacement", forth, false, false, back},
+				{"the other way round", forth, true, true, forth},
+				{"the same again", forth, true, false, forth},
+			} {
+				err := h.Try(func() error {
+					adopted, err := Adopt(unix.IPPROTO_TCP, step.original, step.replace)
+					if err != nil || adopted != step.adopted {
+						return fmt.Errorf("%s: Adopt() = %t, %v, want %t", step.what, adopted, err, step.adopted)
+					}
+					for _, packet := range []Tuple{forth, back} {
+						f, err := get(unix.IPPROTO_TCP, packet)
+						if err != nil || f == nil || f.Original != step.tracked {
+							return fmt.Errorf("%s: the connection of a packet from %s is %+v, %v, want %+v", step.what, packet.Source, f, err, step.tracked)
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := h.Try(func() error {
+				f, err := get(unix.IPPROTO_UDP, forth)
+				if err != nil || f != nil {
+					return fmt.Errorf("get() of an unknown connection = %+v, %v", f, err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
