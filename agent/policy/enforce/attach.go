@@ -96,6 +96,10 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if err := e.wait(ctx, c.ID, version); err != nil {
 		return err
 	}
+	// They passed the node before the rules were there, and would come to the pod after its gate is open.
+	if err := e.Kernel.DropQueued(c.Addresses); err != nil {
+		return fmt.Errorf("drop what waits for the pod's link-layer address: %w", err)
+	}
 	// What the address's last pod had open is not this pod's.
 	for _, a := range c.Addresses {
 		if _, err := e.Kernel.EndOf(a); err != nil {

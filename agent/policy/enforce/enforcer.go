@@ -54,6 +54,8 @@ type kernel interface {
 	Connections(netns string) ([]socket.Connection, error)
 	// EndOf is conntrack.EndOf, on the node.
 	EndOf(a netip.Addr) (ended int, err error)
+	// DropQueued is rtnl.DropQueued, on the node.
+	DropQueued(addresses []netip.Addr) error
 	// Close and Open are those of package gate.
 	Close(netns string) error
 	Open(netns string) error

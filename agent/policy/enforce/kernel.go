@@ -10,6 +10,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // Kernel is the kernel of the node that the process runs on.
@@ -37,6 +38,9 @@ func (Kernel) Open(netns string) error { return gate.Open(netns) }
 
 // EndOf is conntrack.EndOf.
 func (Kernel) EndOf(a netip.Addr) (ended int, err error) { return conntrack.EndOf(a) }
+
+// DropQueued is rtnl.DropQueued.
+func (Kernel) DropQueued(addresses []netip.Addr) error { return rtnl.DropQueued(addresses) }
 
 // Connections is socket.Connections.
 func (Kernel) Connections(netns string) ([]socket.Connection, error) {

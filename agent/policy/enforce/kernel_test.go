@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -35,6 +36,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/rtnl"
 )
 
 // memory is a cluster in memory, all of which is known at once.
@@ -162,6 +164,9 @@ func (k onNode) Open(netns string) error  { return gate.Open(netns) }
 func (k onNode) EndOf(a netip.Addr) (ended int, err error) {
 	err = k.Try(func() error { ended, err = conntrack.EndOf(a); return err })
 	return ended, err
+}
+func (k onNode) DropQueued(addresses []netip.Addr) error {
+	return k.Try(func() error { return rtnl.DropQueued(addresses) })
 }
 func (k onNode) Connections(netns string) ([]socket.Connection, error) {
 	return socket.Connections(netns)
@@ -400,6 +405,49 @@ func TestKinds(t *testing.T) {
 			for _, p := range []*pod{db, web, other} {
 				w.del(p)
 			}
+		})
+	}
+}
+
+// A packet that passed the node before its rules were known, and that waited for the pod's link-layer address
+// until they were in the kernel, does not come to the pod.
+func TestPacketsThatWait(t *testing.T) {
+	for name, governed := range map[string]bool{"governed": true, "not governed": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.set(allow("db", map[bool]string{true: "db", false: "somebody"}[governed]))
+			other, db := w.newPod("other", "10.1.0.2"), w.newPod("db", "10.1.0.1")
+			w.add(other, "routed")
+			// Its addresses are known when the plugins have made its interfaces.
+			before := db.Container
+			before.Addresses = nil
+			if err := w.enforcer.Prepare(t.Context(), before); err != nil {
+				t.Fatal(err)
+			}
+			w.wire(db, "routed")
+			db.IP("link", "set", "eth0", "arp", "off")
+			w.node.Run(func() error {
+				return os.WriteFile("/proc/sys/net/ipv4/neigh/vdb/mcast_solicit", []byte("1000"), 0o644)
+			})
+			came, pinged := hear(t, db.Host), make(chan bool)
+			go func() { pinged <- reaches(other.Host, db) }()
+			_ = flood(t, other.Host, "10.1.0.1")
+			w.eventually("packets wait", func() bool {
+				return strings.Contains(w.node.IP("neigh", "show", "10.1.0.1"), "INCOMPLETE")
+			})
+			if err := w.enforcer.Enforce(t.Context(), db.Container); err != nil {
+				t.Fatal(err)
+			}
+			db.IP("link", "set", "eth0", "arp", "on")
+			w.eventually("the pod's link-layer address is known", func() bool { return reaches(w.node, db) })
+			if governed {
+				if <-pinged || came.Load() > 0 {
+					t.Errorf("%d packets came that had waited", came.Load())
+				}
+				return
+			}
+			<-pinged
+			w.eventually("packets come", func() bool { return came.Load() > 0 })
 		})
 	}
 }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rtnl
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// DropQueued drops the packets that wait for the link-layer addresses of neighbours: they have passed
+// all hooks but postrouting already. Neighbours whose link-layer address is known have none.
+func DropQueued(addresses []netip.Addr) error {
+	var errs []error
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return a.Is4() == (family == unix.AF_INET) }) {
+			continue
+		}
+		all, err := Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list neighbours: %w", err))
+			continue
+		}
+		for _, n := range all {
+			if a, ok := netip.AddrFromSlice(n.IP); !ok || n.State&netlink.NUD_INCOMPLETE == 0 || !slices.Contains(addresses, a.Unmap()) {
+				continue
+			}
+			if err := netlink.NeighDel(&n); err != nil && !IsGone(err) {
+				errs = append(errs, fmt.Errorf("delete the neighbour %s, whose link-layer address is not known: %w", n.IP, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
