@@ -17,6 +17,7 @@ GREMLINS       := go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 CRANE          := go run github.com/google/go-containerregistry/cmd/crane@v0.20.3
 COSIGN         := go run github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
+ACTIONLINT     := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/plugins berth-vlan:./cni/plugins berth-sriov:./cni/plugins berth-ipam:./cni/plugins berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
@@ -107,7 +108,8 @@ clean: ## Remove what was built.
 
 test: lint test-unit test-rules test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
 
-lint: ## All of .golangci.yml, both modules.
+lint: ## All of .golangci.yml, both modules, and the workflows.
+	$(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml
 	$(GOLANGCI_LINT) fmt --diff
 	$(GOLANGCI_LINT) run ./...
 	cd test && $(GOLANGCI_LINT) run ./...
