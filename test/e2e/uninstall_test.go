@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/test/deploy"
 )
 
-// TestUninstall follows docs/how-to/operations.md: the nodes have nothing of Berth then, and their
+// TestUninstall follows docs/how-to/uninstall.md: the nodes have nothing of Berth then, and their
 // pods the network that was there before. Installed again, Berth works.
 func TestUninstall(t *testing.T) {
 	s := newStage(t, "10.0.70.96-10.0.70.99")

@@ -77,7 +77,7 @@ func ofConnection(request *url.Error) string {
 		lookup   *net.DNSError
 		syscall  *os.SyscallError
 	)
-	why := ""
+	var why string
 	switch {
 	case server == noCluster:
 		return "no cluster is configured: set KUBECONFIG, or name a file with --kubeconfig"
@@ -106,7 +106,7 @@ func ofStatus(of apierrors.APIStatus) string {
 	case apierrors.IsUnauthorized(err):
 		return "the API server does not accept the credentials: log in again, or choose others with --context, --user or --token"
 	case isNotServed(&status) && status.Details.Group == v1alpha1.GroupName:
-		return fmt.Sprintf("the cluster does not serve %s.%s: Berth is not installed there (or its CRDs were applied a moment ago); check --context, or see docs/how-to/operations.md for installing it", status.Details.Kind, status.Details.Group)
+		return fmt.Sprintf("the cluster does not serve %s.%s: Berth is not installed there (or its CRDs were applied a moment ago); check --context, or see docs/how-to/installation.md", status.Details.Kind, status.Details.Group)
 	}
 	return ""
 }

@@ -17,7 +17,7 @@ import (
 
 // What somebody can do who has a node's credentials: get the node into a pool by
 // an InternalIP that it reports, and by a label, but not by one that is the
-// administrator's. docs/how-to/operations.md says so.
+// administrator's. docs/explanation/security.md says so.
 func TestNodeCannotJoinProtectedPool(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 2)
@@ -46,13 +46,13 @@ func TestNodeCannotJoinProtectedPool(t *testing.T) {
 	}
 	const address = `{"status":{"addresses":[{"type":"InternalIP","address":"10.0.61.12"}]}}`
 	if _, err := node2.CoreV1().Nodes().Patch(w.Ctx, "node2", types.StrategicMergePatchType, []byte(address), metav1.PatchOptions{}, "status"); err != nil {
-		t.Errorf("a node reports another InternalIP: %v; docs/how-to/operations.md warns of it", err)
+		t.Errorf("a node reports another InternalIP: %v; docs/explanation/security.md warns of it", err)
 	}
 	if err := label(protected); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), protected) {
 		t.Errorf("a node gives itself the label %s: %v, want it refused", protected, err)
 	}
 	if err := label(unprotected); err != nil {
-		t.Errorf("a node gives itself the label %s: %v; docs/how-to/operations.md warns of it", unprotected, err)
+		t.Errorf("a node gives itself the label %s: %v; docs/explanation/security.md warns of it", unprotected, err)
 	}
 	for _, pool := range []string{"by-label", "by-address"} {
 		if pod := w.Bound(pool)[0]; pod.Spec.NodeName != "node2" {
