@@ -13,9 +13,9 @@ import (
 
 // Change is a change that may help waiting pods. It is one of
 //
-//	Pool, Addr         Addr of Pool came free, for any owner
-//	Pool               Pool serves more nodes than before
-//	Pool, Namespace,   Namespace may have More addresses of Pool than before, which
+//	Pool, Addr         the Addr of Pool came free, for any owner
+//	Pool               the Pool serves more nodes than before
+//	Pool, Namespace,   the Namespace may have More addresses of Pool than before, which
 //	  More             has a cap
 //	Owner, Addr, More  Addr is retained for Owner and has no pod
 //	Owner, More        Owner may have More addresses than before

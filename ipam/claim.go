@@ -41,48 +41,49 @@ func (i *IPAM) claimed(request Request) (Request, error) {
 
 // under returns the request with the terms of a claim in place of the pod's. The error
 // is for the claim's author.
-func (r Request) under(claim *v1alpha1.IPClaim) (Request, error) {
+func (r *Request) under(claim *v1alpha1.IPClaim) (Request, error) {
+	u := *r
 	spec := &claim.Spec
-	r.Owner = claimOwner(claim.Namespace, claim.Name, string(claim.UID))
-	r.Policy = spec.ReleasePolicy
-	if r.Policy == "" {
-		r.Policy = v1alpha1.ReleaseRetain
+	u.Owner = claimOwner(claim.Namespace, claim.Name, string(claim.UID))
+	u.Policy = spec.ReleasePolicy
+	if u.Policy == "" {
+		u.Policy = v1alpha1.ReleaseRetain
 	}
-	r.RetainFor = 0
+	u.RetainFor = 0
 	if spec.RetainFor != nil {
-		r.RetainFor = spec.RetainFor.Duration
+		u.RetainFor = spec.RetainFor.Duration
 	}
-	r.MaxAddresses = int(spec.Size)
-	r.Pools = spec.Pools
-	r.PoolSelector = nil
+	u.MaxAddresses = int(spec.Size)
+	u.Pools = spec.Pools
+	u.PoolSelector = nil
 	if spec.PoolSelector != nil {
 		selector, err := metav1.LabelSelectorAsSelector(spec.PoolSelector)
 		if err != nil {
-			return r, fmt.Errorf("spec.poolSelector: %w", err)
+			return u, fmt.Errorf("spec.poolSelector: %w", err)
 		}
-		r.PoolSelector = selector
+		u.PoolSelector = selector
 	}
 	if len(spec.Ranges) == 0 {
-		return r, nil
+		return u, nil
 	}
 	var ranges []iprange.Range
 	for i, text := range spec.Ranges {
 		parsed, err := iprange.Parse(text)
 		if err != nil {
-			return r, fmt.Errorf("spec.ranges[%d]: %w", i, err)
+			return u, fmt.Errorf("spec.ranges[%d]: %w", i, err)
 		}
 		ranges = append(ranges, parsed)
 	}
 	ranges, _ = iprange.Join(ranges, math.MaxInt)
-	parts := make([]Part, len(r.Parts))
-	for i, part := range r.Parts {
+	parts := make([]Part, len(u.Parts))
+	for i, part := range u.Parts {
 		if len(part.Ranges) > 0 {
-			return r, errors.New("spec.ranges limits the addresses, but the pod also has annotation " + v1alpha1.AnnotationAddresses)
+			return u, errors.New("spec.ranges limits the addresses, but the pod also has annotation " + v1alpha1.AnnotationAddresses)
 		}
 		parts[i] = Part{Family: part.Family, Ranges: ranges}
 	}
-	r.Parts = parts
-	return r, nil
+	u.Parts = parts
+	return u, nil
 }
 
 // RequestOf returns the request of a claim for itself, before any pod asks: one address

@@ -45,7 +45,7 @@ func TestClaimTerms(t *testing.T) {
 			i := openWith(t, newServer(), &poolWatch{pools: []*v1alpha1.IPPool{rack, testPool("web", "10.0.70.2-10.0.70.9")}, claims: []*v1alpha1.IPClaim{claim}})
 			r := claiming("db-0", "db-0")
 			r.Parts = []Part{test.asked}
-			got := ""
+			var got string
 			if _, err := i.Candidates(r); err != nil {
 				got = err.Error()
 			} else {

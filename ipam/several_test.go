@@ -670,9 +670,9 @@ func TestHelpsOwner(t *testing.T) {
 }
 
 func TestGained(t *testing.T) {
-	bound, any := testPool("bound", "10.0.70.2"), testPool("any", "10.0.70.9")
+	bound, free := testPool("bound", "10.0.70.2"), testPool("any", "10.0.70.9")
 	bound.Spec.NodeSubnets = []string{"10.0.61.0/24"}
-	i := open(t, newServer(), bound, any)
+	i := open(t, newServer(), bound, free)
 	at := func(addr string) Node { return Node{Name: "n1", Addresses: []netip.Addr{netip.MustParseAddr(addr)}} }
 	for _, test := range []struct {
 		before, after string

@@ -230,7 +230,7 @@ func TestWithPlugin(t *testing.T) {
 }
 
 func TestFind(t *testing.T) {
-	any := func(*Network) error { return nil }
+	every := func(*Network) error { return nil }
 	cases := map[string]struct {
 		files map[string]string
 		want  string
@@ -254,7 +254,7 @@ func TestFind(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			n, err := Find(dir, "00-own.conflist", any)
+			n, err := Find(dir, "00-own.conflist", every)
 			if c.want != "" {
 				if err != nil || n.Name() != c.want {
 					t.Fatalf("Find() = %v, %v, want %s", n, err, c.want)

@@ -158,7 +158,7 @@ func (l local) isVTEP(link netlink.Link, s netip.Prefix, public netip.Addr) (boo
 	}
 	mac, err := vtepMAC(l.node.Annotations[data])
 	if err != nil || mac.String() != v.HardwareAddr.String() {
-		return false, nil
+		return false, nil //nolint:nilerr // an annotation that cannot be read names no link
 	}
 	src, _ := netip.AddrFromSlice(v.SrcAddr)
 	if v.VxlanId != vni || v.Port != port || v.VtepDevIndex != l.uplink.Attrs().Index || src.Unmap() != public ||

@@ -153,7 +153,7 @@ func (o *Overlay) loop(ctx context.Context) error {
 		err := o.reconcile(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // what ended with the context did not fail
 		case err != nil:
 			wait, retry = retry, min(2*retry, lastRetry)
 			if failing != err.Error() {

@@ -75,7 +75,7 @@ func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, c
 		return err
 	}
 	if holds(ip, pod.UID, n.name) != nil {
-		return nil
+		return nil //nolint:nilerr // the condition is the business of who has it now
 	}
 	conditions := slices.Clone(ip.Status.Conditions)
 	if !meta.SetStatusCondition(&conditions, condition) {

@@ -621,7 +621,7 @@ func resolve(names []portName, pod *Pod, text *strings.Builder) map[portName][]u
 
 // ensure returns the chain of a name, made anew if its content is another. The chains to which it
 // jumps may be others though they have the names that its content has.
-func (c *compiler) ensure(name, content string, jumps []*chain, make func(*chain)) *chain {
+func (c *compiler) ensure(name, content string, jumps []*chain, fill func(*chain)) *chain {
 	last := c.chains[name]
 	if last != nil && last.content == content {
 		last.jumps = jumps
@@ -629,7 +629,7 @@ func (c *compiler) ensure(name, content string, jumps []*chain, make func(*chain
 		return last
 	}
 	next := &chain{Chain: &ruleset.Chain{Name: name}, content: content, jumps: jumps}
-	make(next)
+	fill(next)
 	if last != nil && reflect.DeepEqual(last.Chain, next.Chain) {
 		next.Chain = last.Chain
 	}

@@ -213,10 +213,10 @@ func (s *side) equal(other *side) bool {
 	if s == nil || other == nil {
 		return s == other
 	}
-	return slices.EqualFunc(s.clauses, other.clauses, clause.equal)
+	return slices.EqualFunc(s.clauses, other.clauses, func(a, b clause) bool { return a.equal(&b) })
 }
 
-func (c clause) equal(other clause) bool {
+func (c *clause) equal(other *clause) bool {
 	return c.number == other.number && c.name == other.name && c.action == other.action &&
 		c.anyPeer == other.anyPeer && c.anyPort == other.anyPort &&
 		slices.EqualFunc(c.peers, other.peers, func(a, b podSelection) bool { return a.key() == b.key() }) &&

@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/socket/sockettest"
 )
 
 type fakeHandler struct {
@@ -61,12 +62,7 @@ func (f *fakeHandler) TracePolicy(_ context.Context, q api.PolicyTrace) (string,
 
 func newServer(t *testing.T, h Handler) *Server {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "bs-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return &Server{Socket: dir + "/run/agent.sock", Heartbeat: time.Hour, Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
+	return &Server{Socket: sockettest.Folder(t) + "/run/agent.sock", Heartbeat: time.Hour, Handler: h, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
 }
 
 func run(t *testing.T, s *Server) (stop func() error) {

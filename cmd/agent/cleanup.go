@@ -149,11 +149,11 @@ func (c *cleanup) once() error {
 // nobody can read these it looks no further.
 func (c *cleanup) unused() error {
 	if _, err := os.Stat(c.stateFile); err != nil {
-		return nil
+		return nil //nolint:nilerr // no record, no pod
 	}
 	store, err := state.Open(c.stateFile)
 	if err != nil {
-		return nil
+		return nil //nolint:nilerr // a damaged file must not keep what the node has for ever
 	}
 	var pods []string
 	for _, container := range store.List() {

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/hostport"
+	"github.com/berth-dev/berth/cni/socket/sockettest"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -36,12 +37,7 @@ type site struct {
 // newSite makes a node that has what other programs make, near to what Berth makes.
 func newSite(t *testing.T) *site {
 	netnstest.Need(t)
-	// Paths of sockets are short.
-	root, err := os.MkdirTemp("/tmp", "bc-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	root := sockettest.Folder(t)
 	o := newOptions()
 	for _, path := range []*string{&o.Socket, &o.StateFile, &o.CNIConfDir, &o.CNIBinDir} {
 		*path = filepath.Join(root, *path)

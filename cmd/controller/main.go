@@ -295,8 +295,8 @@ func elect(ctx context.Context, options *options, kube kubernetes.Interface, lea
 		return fmt.Errorf("set up leader election: %w", err)
 	}
 	elector.Run(ctx)
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		return errLeaseLost
 	}
-	return errLeaseLost
+	return nil
 }

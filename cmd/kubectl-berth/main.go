@@ -50,7 +50,7 @@ func run(ctx context.Context, streams genericiooptions.IOStreams, args []string)
 	if err == nil {
 		return 0
 	}
-	var findings answer.Findings
+	var findings answer.FindingsError
 	if errors.As(err, &findings) {
 		if text := err.Error(); text != "" {
 			fmt.Fprintln(streams.ErrOut, text)

@@ -83,7 +83,7 @@ func (p *Prober) Probe(ctx context.Context, targets []Target) ([]Conflict, error
 	group.Wait()
 	conflicts := slices.Concat(found...)
 	slices.SortFunc(conflicts, func(x, y Conflict) int { return x.Address.Compare(y.Address) })
-	return conflicts, errors.Join(append(errs, err)...)
+	return conflicts, errors.Join(errors.Join(errs...), err)
 }
 
 // segment is a link and a family, with the socket for it.

@@ -38,12 +38,12 @@ func TestAdopt(t *testing.T) {
 				err := h.Try(func() error {
 					adopted, err := Adopt(unix.IPPROTO_TCP, step.original, step.replace)
 					if err != nil || adopted != step.adopted {
-						return fmt.Errorf("%s: Adopt() = %t, %v, want %t", step.what, adopted, err, step.adopted)
+						return fmt.Errorf("%s: Adopt() = %t, %w, want %t", step.what, adopted, err, step.adopted)
 					}
 					for _, packet := range []Tuple{forth, back} {
 						f, err := get(unix.IPPROTO_TCP, packet)
 						if err != nil || f == nil || f.Original != step.tracked {
-							return fmt.Errorf("%s: the connection of a packet from %s is %+v, %v, want %+v", step.what, packet.Source, f, err, step.tracked)
+							return fmt.Errorf("%s: the connection of a packet from %s is %+v, %w, want %+v", step.what, packet.Source, f, err, step.tracked)
 						}
 					}
 					return nil
@@ -55,7 +55,7 @@ func TestAdopt(t *testing.T) {
 			err := h.Try(func() error {
 				f, err := get(unix.IPPROTO_UDP, forth)
 				if err != nil || f != nil {
-					return fmt.Errorf("get() of an unknown connection = %+v, %v", f, err)
+					return fmt.Errorf("get() of an unknown connection = %+v, %w", f, err)
 				}
 				return nil
 			})

@@ -70,8 +70,7 @@ func ParseConfig(raw []byte) (c *Config, ours bool, err error) {
 	if err := json.Unmarshal(raw, &struct {
 		IPAM any `json:"ipam"`
 	}{&named}); err != nil || named.Type != api.IPAMType {
-		// Another plugin's configuration may have other types.
-		return nil, false, nil
+		return nil, false, nil //nolint:nilerr // another plugin's configuration may have other types
 	}
 	if err := json.Unmarshal(raw, &plugin); err != nil {
 		return nil, true, fmt.Errorf("%w: %w", ErrConfig, err)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -23,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/foreign"
+	"github.com/berth-dev/berth/cni/socket/sockettest"
 )
 
 var addresses = []api.Address{
@@ -50,17 +50,8 @@ func build(t *testing.T) (dir string) {
 // serve answers berth-ipam as the agent does for a pod with the addresses.
 func serve(t *testing.T) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "bf-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket = dir + "/agent.sock"
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	socket = sockettest.Path(t)
+	sockettest.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
 		var req api.Request
 		var response api.Response
 		if err := json.NewDecoder(r.Body).Decode(&req); err != nil || r.URL.Path != api.PathIPAM {
@@ -80,10 +71,7 @@ func serve(t *testing.T) (socket string) {
 			response.Result, _ = json.Marshal(result)
 		}
 		_ = json.NewEncoder(w).Encode(response)
-	}))
-	server.Listener = listener
-	server.Start()
-	t.Cleanup(server.Close)
+	})
 	return socket
 }
 

@@ -42,7 +42,7 @@ func (c *Chain) Add(version, comment string, exprs ...[]expr.Any) {
 
 // IsWhole returns whether the kernel has the chain with its rules, and only these, by their
 // marks.
-func (c Chain) IsWhole() (bool, error) {
+func (c *Chain) IsWhole() (bool, error) {
 	marks, err := marksOf(c.Chain)
 	return err == nil && slices.EqualFunc(marks, c.Rules, func(have []byte, want *nftables.Rule) bool { return bytes.Equal(have, want.UserData) }), err
 }

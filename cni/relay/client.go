@@ -121,7 +121,7 @@ func parse(raw []byte) (Answer, error) {
 	answer := Answer{Body: body}
 	var err error
 	if answer.Status, err = strconv.Atoi(status[:3]); err != nil || answer.Status < 0 {
-		return Answer{Body: raw}, nil
+		return Answer{Body: raw}, nil //nolint:nilerr // what has no status is not from the agent, and is shown as it is
 	}
 	length := ""
 	for _, line := range lines[1:] {

@@ -29,7 +29,7 @@ func TestCall(t *testing.T) {
 			_, _ = w.Write([]byte(`{"error":{"code":120,"msg":"no"}}`))
 		}, 120, []string{"no"}},
 		"garbage": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`<html>`)) }, types.ErrInternal, []string{"is not the Berth agent", "<html>"}},
-		"status":  {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "{}", 404) }, types.ErrInternal, []string{"404"}},
+		"status":  {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "{}", http.StatusNotFound) }, types.ErrInternal, []string{"404"}},
 		"killed": {func(w http.ResponseWriter, _ *http.Request) {
 			conn, _, err := w.(http.Hijacker).Hijack()
 			if err == nil {

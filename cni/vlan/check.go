@@ -120,7 +120,7 @@ func checkRoutes(spec Spec, node netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-func (p routePlan) check() error {
+func (p *routePlan) check() error {
 	var errs []error
 	for _, r := range p.routes {
 		errs = append(errs, wire.CheckRoute(r))
@@ -233,7 +233,8 @@ func (d *Driver) checkPod(spec Spec) error {
 		for _, b := range backs {
 			errs = append(errs, wire.CheckRoute(planBack(b.node, inside.Attrs().Index, b.source)), wire.CheckNeighbour(backNeigh(b, inside, node)))
 		}
-		return errors.Join(append(errs, planPod(spec, segments, links, backs).check())...)
+		plan := planPod(spec, segments, links, backs)
+		return errors.Join(append(errs, plan.check())...)
 	})
 }
 

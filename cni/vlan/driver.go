@@ -164,8 +164,7 @@ func nodeAddress(uplink string, to netip.Addr) (netip.Addr, error) {
 	}
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil {
-		// No way there: then the node has no address to talk from.
-		return netip.Addr{}, nil
+		return netip.Addr{}, nil //nolint:nilerr // without a way there the node has no address to talk from
 	}
 	for _, r := range routes {
 		if addr, ok := netip.AddrFromSlice(r.Src); ok && !addr.Unmap().IsLinkLocalUnicast() {

@@ -192,7 +192,7 @@ func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netli
 
 // earlierRules lists the rules to the table of an address that earlier versions made, which
 // selected also what the node link receives. p is of planRouted.
-func (p routePlan) earlierRules() ([]netlink.Rule, error) {
+func (p *routePlan) earlierRules() ([]netlink.Rule, error) {
 	family, table := p.rules[0].Family, p.rules[0].Table
 	have, err := ownRules(family)
 	return slices.DeleteFunc(have, func(r netlink.Rule) bool { return r.Priority != priority || r.Table != table }), err
@@ -213,7 +213,7 @@ func ownRules(family int) ([]netlink.Rule, error) {
 	return all, nil
 }
 
-func (p routePlan) apply() error {
+func (p *routePlan) apply() error {
 	for _, r := range p.routes {
 		if err := netlink.RouteReplace(&r); err != nil {
 			return fmt.Errorf("add route %s on link %d to table %d: %w", r.Dst, r.LinkIndex, r.Table, err)
@@ -478,7 +478,8 @@ func (d *Driver) setupRoutes(spec Spec, netns ns.NetNS, segments []segment, made
 				return fmt.Errorf("add route %s: %w", b.node, err)
 			}
 		}
-		return planPod(spec, segments, indexes(made), backs).apply()
+		plan := planPod(spec, segments, indexes(made), backs)
+		return plan.apply()
 	})
 }
 

@@ -312,7 +312,8 @@ func (a *Allocator) disown(key ownerKey, e *entry) {
 // ownedBy yields the entries of an owner's addresses.
 func (a *Allocator) ownedBy(key ownerKey) iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
-		for e := range a.owners[maphash.Comparable(a.seed, key)].all() {
+		list := a.owners[maphash.Comparable(a.seed, key)]
+		for e := range list.all() {
 			if other, _ := e.owner(); other == key && !yield(e) {
 				return
 			}

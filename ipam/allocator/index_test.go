@@ -66,7 +66,7 @@ func TestIndex(t *testing.T) {
 					t.Fatalf("the entry of %s is not what was listed", after(first, i))
 				}
 			}
-			// Nearly empty, nearly full, full, and empty again.
+			// Nearly empty, nearly full, then full, and empty again.
 			for _, density := range []float64{0.1, 0.5, 0.99, 0.9995, 1, 0.999, 0.2, 0} {
 				for i := range span {
 					if used[i] != (random.Float64() < density) {

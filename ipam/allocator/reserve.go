@@ -215,7 +215,7 @@ func (a *Allocator) options(c Claimant, want Want, wants int, b *budget) []optio
 	return options
 }
 
-// roomiest returns at most most pools, in descending order of free addresses; among
+// roomiest returns up to most pools, in descending order of free addresses; among
 // pools with as many, earlier ones come first.
 func (a *Allocator) roomiest(want Want, most int, b *budget) []*freeSpace {
 	chosen := make([]*freeSpace, 0, most)
@@ -250,7 +250,7 @@ func (a *Allocator) space(v *View, position int) *freeSpace {
 	return a.byName[v.names[position]]
 }
 
-// within lists at most most free addresses in a want's ranges.
+// within lists up to most free addresses in a want's ranges.
 func (a *Allocator) within(want Want, most int, b *budget) []option {
 	var spaces []*freeSpace
 	for _, position := range want.Pools {

@@ -32,7 +32,7 @@ func (r *ring) remove(e *entry) {
 }
 
 // all yields the entries in order. The ring must not change during the iteration.
-func (r ring) all() iter.Seq[*entry] {
+func (r *ring) all() iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		for e := r.first; e != nil; {
 			if !yield(e) {

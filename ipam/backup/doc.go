@@ -16,7 +16,7 @@
 //	Retain, Never, or a claim's    retained for its owner
 //	PodDeleted, and its pod gone   not restored
 //	at rest                        rests for the remaining time
-//	reserved                       reserved
+//	reserved                       reserved, as it was
 //
 // # Owners
 //

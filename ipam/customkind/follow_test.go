@@ -72,7 +72,7 @@ func (s *things) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	meta := s.meta()
-	answer := ""
+	var answer string
 	switch {
 	case s.gone.Load() && r.URL.Path == "/apis":
 		answer = `{"kind":"APIGroupList","groups":[]}`

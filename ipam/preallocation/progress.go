@@ -125,7 +125,7 @@ func (p *Progress) Unsettled(has Count, now time.Time) time.Duration {
 	return 0
 }
 
-// Expect notes that the owner, which has has addresses in the view, got more.
+// Expect notes that the owner got more addresses than those that it has in the view.
 func (p *Progress) Expect(has, more Count, now time.Time) {
 	if p.expected == nil {
 		p.expected = Count{}
@@ -218,7 +218,7 @@ func (a *attempt) take(ctx context.Context, by Taker, goal *Goal, w *Want) error
 	made, err := by.Preallocator.Preallocate(ctx, w.Request, min(missing, AtOnce))
 	a.taken[w.family()] += made
 	if err == nil || passing(err) || ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // what passes is tried again, and is no problem to report
 	}
 	now := *w
 	now.Has += made

@@ -132,14 +132,14 @@ func TestTakeAgain(t *testing.T) {
 	if want := "Preallocating: 1 of 3 IPv4 addresses., 1s"; first != want {
 		t.Errorf("at first it returns %q, want %q", first, want)
 	}
-	for _, pause := range []time.Duration{2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60} {
+	for _, seconds := range []int{2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60} {
 		o.pass(Interval - 1)
 		tries := len(o.asked)
 		if got := o.take(); len(o.asked) != tries || !strings.HasSuffix(got, ", 1ns") {
 			t.Errorf("less than %v after an attempt: %q", Interval, got)
 		}
 		o.pass(1)
-		if got, want := o.take(), short+(pause*time.Second).String(); got != want {
+		if got, want := o.take(), short+(time.Duration(seconds)*time.Second).String(); got != want {
 			t.Errorf("it returns %q, want %q", got, want)
 		}
 	}

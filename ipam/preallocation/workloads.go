@@ -220,7 +220,7 @@ func (w *Workloads) reconcile(ctx context.Context, k key) (again time.Duration, 
 	if err != nil {
 		s.progress.Wait()
 		w.report(k, &found, s, &Goal{}, &Problem{ReasonInvalid, err.Error()})
-		return 0, nil
+		return 0, nil //nolint:nilerr // it was reported, and only a change of the workload helps
 	}
 	namespace, err := w.namespaces.Get(k.namespace)
 	if err != nil {

@@ -25,7 +25,7 @@ func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.
 	}
 	owner, err := podrequest.OwnerOf(pod, r.owners.between())
 	if err != nil {
-		return nil // The event of the ReplicaSet or Job triggers another look.
+		return nil //nolint:nilerr // the event of the ReplicaSet or Job triggers another look
 	}
 	if owner.Name != ip.Spec.Owner.Name || groupKind(owner.APIVersion, owner.Kind) != groupKind(ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind) || owner.UID == ip.Spec.Owner.UID {
 		return nil

@@ -12,10 +12,10 @@
 //
 // # Rules
 //
-//	policy      pod is there   pod gone or finished, workload wants the address   pod gone or finished, it does not
-//	PodDeleted  keep           free                                               free
-//	Retain      keep           keep for the workload                              free
-//	Never       keep           keep for the workload                              keep for the workload
+//	policy     | pod is there | pod gone or finished, workload wants the address | pod gone or finished, it does not
+//	PodDeleted | keep         | free                                             | free
+//	Retain     | keep         | keep for the workload                            | free
+//	Never      | keep         | keep for the workload                            | keep for the workload
 //
 // Kept addresses are freed when spec.retainFor has passed, except addresses that an
 // IPClaim or a workload preallocates. A preallocated address of a workload that no pod

@@ -29,13 +29,13 @@ import (
 //	woken       it was woken, and its attempt has not begun
 //	elsewhere   the last attempt ended without a report: it failed for another reason
 //
-//	event                         attempting  overtaken      short      woken       elsewhere
-//	an attempt begins             attempting  attempting     attempting attempting  attempting
-//	  of another pod              elsewhere   elsewhere [4]  short      woken       -
-//	an address is lacking         short       woken          short [1]  woken       short [1]
-//	a change may help             overtaken   overtaken      woken [2]  woken       elsewhere [3]
-//	time has passed               elsewhere   elsewhere [4]  short      short       -
-//	reserved, gone                left the line, in every state
+//	event                 | attempting | overtaken     | short      | woken      | elsewhere
+//	an attempt begins     | attempting | attempting    | attempting | attempting | attempting
+//	  of another pod      | elsewhere  | elsewhere [4] | short      | woken      | -
+//	an address is lacking | short      | woken         | short [1]  | woken      | short [1]
+//	a change may help     | overtaken  | overtaken     | woken [2]  | woken      | elsewhere [3]
+//	time has passed       | elsewhere  | elsewhere [4] | short      | short      | -
+//	reserved, gone        | left the line, in every state
 //
 // [1] woken if anything changed since the attempt began: that change may help.
 // [2] if it is the pod's turn.

@@ -108,7 +108,7 @@ func tries(pod *v1.Pod) func(c *cluster) {
 	}
 }
 
-// deletes deletes a pod; the plugin sees that at once or not.
+// deletes ends a pod; the plugin sees that at once or not.
 func deletes(name string) func(c *cluster) {
 	return func(c *cluster) {
 		if err := c.kube.Tracker().Delete(v1.SchemeGroupVersion.WithResource("pods"), "shop", name); err != nil {
@@ -120,7 +120,7 @@ func deletes(name string) func(c *cluster) {
 	}
 }
 
-// takes takes an address for a pod; the plugin does not see that.
+// takes gives a pod an address for a pod; the plugin does not see that.
 func takes(object *v1alpha1.FloatingIP) func(c *cluster) {
 	return func(c *cluster) {
 		c.berth.Late()

@@ -272,22 +272,22 @@ func (pl *Plugin) Name() string { return Name }
 func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
 	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, func(name string) (metav1.Object, error) { return pl.namespaces.Get(name) })
 	if missing := (*ipam.LookupError)(nil); errors.As(err, &missing) {
-		return request, errRetry{missing.Err}
+		return request, retryError{missing.Err}
 	}
 	return request, err
 }
 
-// errRetry marks an error that a later attempt may not meet.
-type errRetry struct{ error }
+// retryError marks an error that a later attempt may not meet.
+type retryError struct{ error }
 
-func (e errRetry) Unwrap() error { return e.error }
+func (e retryError) Unwrap() error { return e.error }
 
 // toStatus turns errors into scheduler statuses. A shortage is Unschedulable: a
-// cluster event can resolve it. An errRetry is retried with back-off. Any other error
+// cluster event can resolve it. A retryError is retried with back-off. Any other error
 // needs a change of the pod, so no cluster event resolves it.
 func toStatus(err error) *fwk.Status {
 	var shortage *ipam.ShortageError
-	var retry errRetry
+	var retry retryError
 	var reading *beingReadError
 	switch {
 	case err == nil:

@@ -20,7 +20,7 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// asks asks from the client host, which is not of the cluster.
+// asks sends a request from the client host, which is not of the cluster.
 func (s *stage) asks(node, port string) (string, error) {
 	return witness.Get(s.ctx, s.Cluster.Client(), "http://"+net.JoinHostPort(node, port)+"/hostname")
 }

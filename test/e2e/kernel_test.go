@@ -90,7 +90,7 @@ func (k *kernel) read(family int) error {
 }
 
 // carries says whether anything in the kernel is for the address.
-func (k kernel) carries(address string) bool {
+func (k *kernel) carries(address string) bool {
 	return slices.Contains(k.Answered, address) || slices.Contains(k.Routed, address) || slices.Contains(k.Out, address)
 }
 

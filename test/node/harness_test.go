@@ -25,6 +25,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/hostport"
+	"github.com/berth-dev/berth/cni/socket/sockettest"
 )
 
 // ctxOf is a context for clean-up, when the test's own has ended.
@@ -102,12 +103,7 @@ func (n *network) newNode(t *testing.T, name, address string, args ...string) *n
 	// What the agent cannot set where /proc/sys is read-only.
 	sysctl(h, "net/ipv6/conf/all/forwarding", "1")
 	sysctl(h, "net/ipv6/conf/eth0/proxy_ndp", "1")
-	// Unix socket paths are short.
-	dir, err := os.MkdirTemp("/tmp", "bn-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := sockettest.Folder(t)
 	nd := &node{t: t, Host: h, name: name, dir: dir, args: args, port: port}
 	nd.write("net.d/10-default.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"default-net","plugins":[
 		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, dir+"/host-local"))

@@ -91,12 +91,11 @@ func said(from *netnstest.Host, address string) (string, error) {
 // refuses says whether nothing answers at the address, and at once.
 func refuses(from *netnstest.Host, address string) error {
 	return from.Try(func() error {
-		conn, err := net.DialTimeout("tcp", address, time.Second)
-		if err != nil {
-			return nil
+		if conn, err := net.DialTimeout("tcp", address, time.Second); err == nil {
+			_ = conn.Close()
+			return fmt.Errorf("%s answers", address)
 		}
-		_ = conn.Close()
-		return fmt.Errorf("%s answers", address)
+		return nil
 	})
 }
 

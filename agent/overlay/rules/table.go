@@ -123,7 +123,7 @@ func (c *content) isWhole(conn *nftables.Conn) (bool, error) {
 	}
 	for _, set := range c.sets() {
 		if _, err := conn.GetSetByName(c.table, set.Name); err != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // it is missing; and a table that cannot be read is written anew
 		}
 	}
 	return true, nil

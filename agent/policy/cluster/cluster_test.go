@@ -36,7 +36,7 @@ import (
 // The first error that a process logs has its goroutine wait for a time that begins now: in a
 // test whose clock begins in the year 2000, for decades.
 func TestMain(m *testing.M) {
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // the variable is the package's way to set them
 	os.Exit(m.Run())
 }
 

@@ -341,7 +341,7 @@ const maxComment = 127 - len("berth : ") - len(rulesVersion)
 
 // comment says what a rule is for. Long names of policies are cut off.
 func comment(r *ruleset.Rule) string {
-	text := ""
+	var text string
 	switch {
 	case r.Origin != nil:
 		text = r.Origin.String()

@@ -252,7 +252,7 @@ func (o *whereOptions) ofOwnPods(ctx context.Context, of *target, pod *v1.Pod, k
 	default:
 		list, err := kube.CoreV1().Pods(of.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return nil, missing //nolint:nilerr // it says what matters to the user
+			return nil, missing // it says what matters to the user
 		}
 		between := cluster.Between(ctx, kube)
 		for i := range list.Items {

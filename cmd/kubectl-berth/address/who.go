@@ -198,7 +198,7 @@ func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (A
 	missing = fmt.Errorf("get the FloatingIP of %s: %w", addr, missing)
 	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return Address{}, missing //nolint:nilerr // it says what matters to the user
+		return Address{}, missing // it says what matters to the user
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]

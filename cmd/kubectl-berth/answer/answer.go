@@ -33,11 +33,11 @@ const (
 	Found = 2
 )
 
-// Findings is the error of a command that did its work and found something that the user
+// FindingsError is the error of a command that did its work and found something that the user
 // must act on. It may have no text: the output has said all.
-type Findings string
+type FindingsError string
 
-func (f Findings) Error() string { return string(f) }
+func (f FindingsError) Error() string { return string(f) }
 
 // Answer is what a command prints.
 type Answer struct {

@@ -124,7 +124,7 @@ func (o *options) run(ctx context.Context) error {
 	}
 	switch {
 	case len(report.Findings) > 0:
-		return answer.Findings("")
+		return answer.FindingsError("")
 	case len(report.Unknown) > 0:
 		return fmt.Errorf("could not find out %s", strings.Join(report.Unknown, "; "))
 	}

@@ -179,7 +179,7 @@ func (o *releasing) run(ctx context.Context, args []string) error {
 		return err
 	}
 	if slices.ContainsFunc(releases, func(r Release) bool { return r.Outcome == Left }) {
-		return answer.Findings("")
+		return answer.FindingsError("")
 	}
 	return nil
 }

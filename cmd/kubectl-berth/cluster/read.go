@@ -67,10 +67,10 @@ func Follow(ctx context.Context, version string, start func(metav1.ListOptions) 
 }
 
 func unlessEnded(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 // relay returns the resource version of the last event.

@@ -94,7 +94,7 @@ func (o *whyOptions) run(ctx context.Context, name string) error {
 		return err
 	}
 	if told.Waits || told.Problem != "" {
-		return answer.Findings("")
+		return answer.FindingsError("")
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	case err != nil:
 		told.Problem = err.Error()
 		told.do("correct the pod, or the template of its workload")
-		return nil
+		return nil //nolint:nilerr // it is the answer
 	}
 	err = l.ask(ctx, request, told)
 	if refused := cluster.Forbidden(err); refused != "" {

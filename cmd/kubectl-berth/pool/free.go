@@ -85,9 +85,9 @@ func (o *options) free(ctx context.Context, name string, first int) error {
 	}
 	switch n := free.Size(); {
 	case n == 0:
-		return answer.Findings(fmt.Sprintf("IPPool %s has no free address: %s.", name, why))
+		return answer.FindingsError(fmt.Sprintf("IPPool %s has no free address: %s.", name, why))
 	case n < uint64(first):
-		return answer.Findings(fmt.Sprintf("IPPool %s has only %d free addresses.", name, n))
+		return answer.FindingsError(fmt.Sprintf("IPPool %s has only %d free addresses.", name, n))
 	}
 	return nil
 }

@@ -137,7 +137,7 @@ func (o *options) run(ctx context.Context, text string) error {
 		return err
 	}
 	if broken != nil {
-		return answer.Findings("")
+		return answer.FindingsError("")
 	}
 	return nil
 }

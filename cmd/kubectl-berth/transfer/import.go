@@ -138,7 +138,7 @@ func validateWorkers(n int) error {
 
 // undecided says that all went well, except items that the user must decide about.
 func undecided(items int) error {
-	return answer.Findings(fmt.Sprintf("Items that need a decision: %d (skip and conflict in the plan).", items))
+	return answer.FindingsError(fmt.Sprintf("Items that need a decision: %d (skip and conflict in the plan).", items))
 }
 
 func (o *importOptions) run(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) error {

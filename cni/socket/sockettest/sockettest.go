@@ -11,16 +11,22 @@ import (
 	"testing"
 )
 
-// Path returns a path for a socket. It is shorter than those of [testing.T.TempDir], which may
-// be too long for one.
+// Path returns a path for a socket.
 func Path(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "bc-")
+	return Folder(t) + "/agent.sock"
+}
+
+// Folder returns a folder for sockets. Its path is shorter than that of [testing.T.TempDir],
+// which may be too long for one.
+func Folder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "b-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir + "/agent.sock"
+	return dir
 }
 
 // Serve answers on the socket until the test ends.

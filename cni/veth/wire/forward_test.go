@@ -98,7 +98,7 @@ func forwardText(node *netnstest.Host) string {
 		}
 		rules, err := conn.GetRules(otherTable, otherChain)
 		for _, r := range rules {
-			b.WriteString(string(r.UserData))
+			b.Write(r.UserData)
 			b.WriteString(";")
 		}
 		return err

@@ -48,7 +48,7 @@ func TestVLAN(t *testing.T) {
 		trunk(n, 7)
 		trunk(n, 8)
 	}
-	make := func(id string) *pod {
+	create := func(id string) *pod {
 		p := w.pod(id, "10.0.70.5")
 		p.spec.Addresses = append(p.spec.Addresses, tagged("10.0.77.5", "10.0.77.0/24", 7), tagged("10.0.78.5", "10.0.78.0/24", 8),
 			tagged("2001:db8:77::5", "2001:db8:77::/64", 7))
@@ -56,7 +56,7 @@ func TestVLAN(t *testing.T) {
 		return p
 	}
 	before := snapshot(w.nodeA)
-	a := make("a")
+	a := create("a")
 	setup(w.nodeA, a)
 	everyone := func(p *pod) {
 		t.Helper()
@@ -73,7 +73,7 @@ func TestVLAN(t *testing.T) {
 	}
 	everyone(a)
 
-	b := make("b")
+	b := create("b")
 	w.nodeA.Run(func() error { return New("").Withdraw(a.spec) })
 	for from, addr := range map[*netnstest.Host]string{w.client: "10.0.70.5", seven: "10.0.77.5", eight: "10.0.78.5"} {
 		from.NoPing(addr)

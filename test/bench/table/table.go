@@ -117,12 +117,12 @@ func Seconds(times []time.Duration, quantiles ...float64) []string {
 }
 
 // cells are empty where there are no durations.
-func cells(times []time.Duration, quantiles []float64, print func(time.Duration) string) []string {
+func cells(times []time.Duration, quantiles []float64, format func(time.Duration) string) []string {
 	times = slices.Sorted(slices.Values(times))
 	cells := make([]string, len(quantiles))
 	for i, q := range quantiles {
 		if len(times) > 0 {
-			cells[i] = print(times[int(q*float64(len(times)-1))])
+			cells[i] = format(times[int(q*float64(len(times)-1))])
 		}
 	}
 	return cells

@@ -22,8 +22,8 @@ import (
 //	node    the pods on the same nodes have them again
 //	share   the workload keeps them, and its new pods share them out
 //	size    freed, but for the workload's spare addresses, the youngest first
-//	kept    kept without a pod, for the workload
-//	gone    kept without a pod, although the workload is gone
+//	kept    the workload keeps them without a pod
+//	gone    the same, although the workload is gone
 //	-x      there is no such cell; matrixCannot says why
 //
 // Pods that live on keep what they have, in every cell.

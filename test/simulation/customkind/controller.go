@@ -141,7 +141,7 @@ type workload struct {
 
 func (c *controller) reconcile(ctx context.Context, key key) error {
 	if _, err := c.listers[key.kind].ByNamespace(key.namespace).Get(key.name); err != nil {
-		return nil // deleted, or of another kind
+		return nil //nolint:nilerr // deleted, or of another kind
 	}
 	live, err := c.api.Resource(key.kind.GVR()).Namespace(key.namespace).Get(ctx, key.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -155,7 +155,7 @@ func TestWatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	lines := make(chan string)
 	ended := make(chan error, 1)
 	go func() {
