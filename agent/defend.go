@@ -320,7 +320,7 @@ func (a *Agent) confirmConflicts(ctx context.Context) {
 			return !slices.ContainsFunc(targets, func(t conflict.Target) bool { return t.Address == c.Address })
 		})
 		for _, c := range of {
-			a.tellPod(record.Pod, event.Warning("AddressConflict",
+			a.tellPod(record.Pod, event.Warning(EventAddressConflict,
 				fmt.Sprintf("%s; the pod keeps the address, which the node announces again; find that host by its MAC and take the address from it", c)), "Defend")
 		}
 		a.logConflicts(ctx, record, targets, of, err == nil)

@@ -242,7 +242,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		}
 		// The pod may have ended since the API was asked.
 		a.suspects.add(now.Key())
-		a.tellPod(now.Pod, event.Normal("AddressesRestored", "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"), "Withdraw")
+		a.tellPod(now.Pod, event.Normal(EventAddressesRestored, "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"), "Withdraw")
 		klog.FromContext(ctx).Info("A pod holds its addresses again and has its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now))
 		a.announce.soon(now)

@@ -99,7 +99,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			a.Metrics.withdrawn()
 		}
 		if len(now.Addresses()) > 0 && reason != podGone && reason != superseded {
-			a.tellPod(now.Pod, event.Warning("AddressesWithdrawn", "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
+			a.tellPod(now.Pod, event.Warning(EventAddressesWithdrawn, "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
 				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"), "Withdraw")
 		}
 		if err := a.closePorts(ctx, now); err != nil {
@@ -136,6 +136,21 @@ func (a *Agent) withdrawAgain(now *state.Container) error {
 	}
 	return err
 }
+
+// Reasons of events. docs/reference/events.md is made of the comments.
+const (
+	// EventAddressesWithdrawn (Warning on Pod): the node stopped carrying the addresses of the running
+	// pod, because its FloatingIP names another pod or node; the note says which. Do: see
+	// docs/how-to/runbooks.md#berthaddresseswithdrawn.
+	EventAddressesWithdrawn = "AddressesWithdrawn"
+	// EventAddressesRestored (Normal on Pod): the FloatingIP was corrected, and the node carries the
+	// addresses again.
+	EventAddressesRestored = "AddressesRestored"
+	// EventAddressConflict (Warning on Pod): a host outside of the cluster claims an address of the
+	// running pod, which keeps it; the note has the host's MAC. Do: see
+	// docs/how-to/address-conflict.md.
+	EventAddressConflict = "AddressConflict"
+)
 
 // tellPod records an event about a pod; action is what the agent does. It does not block.
 func (a *Agent) tellPod(pod api.Pod, e event.Event, action string) {

@@ -45,16 +45,20 @@ type Container struct {
 	ByPlugin bool
 }
 
-// Reasons of events on pods.
+// Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// ReasonNotFound: the pod or its namespace names a profile that does not exist.
-	ReasonNotFound = "NetworkProfileNotFound"
-	// ReasonNotAllowed: the profile is not for the pod's namespace.
-	ReasonNotAllowed = "NetworkProfileNotAllowed"
-	// ReasonInvalid: an annotation or the profile cannot be read.
-	ReasonInvalid = "InvalidBandwidth"
-	// ReasonNotEnforced: the node cannot enforce a limit.
-	ReasonNotEnforced = "BandwidthNotEnforced"
+	// EventNotFound (Warning on Pod): the pod or its namespace names a NetworkProfile that does not
+	// exist; the pod runs without it. Do: create the profile, or correct the annotation.
+	EventNotFound = "NetworkProfileNotFound"
+	// EventNotAllowed (Warning on Pod): the NetworkProfile is not for the pod's namespace; the pod runs
+	// without it. Do: choose another, or change the profile's namespaceSelector.
+	EventNotAllowed = "NetworkProfileNotAllowed"
+	// EventInvalid (Warning on Pod): an annotation, or a value of the NetworkProfile, cannot be read and
+	// is ignored. Do: correct it as the note says.
+	EventInvalid = "InvalidBandwidth"
+	// EventNotEnforced (Warning on Pod): the node cannot enforce a limit of the pod. Do: see
+	// docs/how-to/troubleshooting.md#a-pods-bandwidth-is-not-what-it-should-be.
+	EventNotEnforced = "BandwidthNotEnforced"
 )
 
 // problem is why a pod does not have what was asked for it.
@@ -102,7 +106,7 @@ func (o *objects) compile(c Container) (pod shaping.Pod, problems []problem, kno
 		}
 		rate, err := parseRate(value)
 		if err != nil {
-			problems = append(problems, problem{ReasonInvalid, fmt.Sprintf("The annotation %s is ignored: %v", annotation, err)})
+			problems = append(problems, problem{EventInvalid, fmt.Sprintf("The annotation %s is ignored: %v", annotation, err)})
 			continue
 		}
 		*limit = shaping.Lower(*limit, shaping.Limit{Rate: rate})
@@ -123,7 +127,7 @@ func (o *objects) choose(name string, ns namespace, wanted string) (p *v1alpha1.
 		switch {
 		case wanted == ns.profile: // below
 		case p == nil:
-			problems = append(problems, problem{ReasonNotFound, fmt.Sprintf("There is no NetworkProfile %q, which the annotation %s names; %s", wanted, v1alpha1.AnnotationNetworkProfile, instead)})
+			problems = append(problems, problem{EventNotFound, fmt.Sprintf("There is no NetworkProfile %q, which the annotation %s names; %s", wanted, v1alpha1.AnnotationNetworkProfile, instead)})
 		default:
 			admits, err := admits(p, ns)
 			if err == nil && admits {
@@ -133,14 +137,14 @@ func (o *objects) choose(name string, ns namespace, wanted string) (p *v1alpha1.
 			if err != nil {
 				note = fmt.Sprintf("NetworkProfile %q has a namespaceSelector that cannot be read (%v); %s", wanted, err, instead)
 			}
-			problems = append(problems, problem{ReasonNotAllowed, note})
+			problems = append(problems, problem{EventNotAllowed, note})
 		}
 	}
 	if ns.profile == "" {
 		return nil, problems
 	}
 	if p = o.profiles[ns.profile]; p == nil {
-		problems = append(problems, problem{ReasonNotFound, fmt.Sprintf("There is no NetworkProfile %q, which the annotation %s of namespace %q names; the pod has no profile", ns.profile, v1alpha1.AnnotationNetworkProfile, name)})
+		problems = append(problems, problem{EventNotFound, fmt.Sprintf("There is no NetworkProfile %q, which the annotation %s of namespace %q names; the pod has no profile", ns.profile, v1alpha1.AnnotationNetworkProfile, name)})
 	}
 	return p, problems
 }
@@ -162,7 +166,7 @@ func apply(p *v1alpha1.NetworkProfile, pod *shaping.Pod) (problems []problem) {
 	read := func(field string, from *v1alpha1.BandwidthLimit) shaping.Limit {
 		limit, err := limitOf(from)
 		if err != nil {
-			problems = append(problems, problem{ReasonInvalid, fmt.Sprintf("NetworkProfile %q: spec.%s is ignored: %v", p.Name, field, err)})
+			problems = append(problems, problem{EventInvalid, fmt.Sprintf("NetworkProfile %q: spec.%s is ignored: %v", p.Name, field, err)})
 		}
 		return limit
 	}
@@ -174,7 +178,7 @@ func apply(p *v1alpha1.NetworkProfile, pod *shaping.Pod) (problems []problem) {
 	}
 	if d := p.Spec.DSCP; d != nil {
 		if *d < 0 || *d > shaping.MaxDSCP {
-			return append(problems, problem{ReasonInvalid, fmt.Sprintf("NetworkProfile %q: spec.dscp is ignored: %d is not from 0 to %d", p.Name, *d, shaping.MaxDSCP)})
+			return append(problems, problem{EventInvalid, fmt.Sprintf("NetworkProfile %q: spec.dscp is ignored: %d is not from 0 to %d", p.Name, *d, shaping.MaxDSCP)})
 		}
 		pod.DSCP = new(uint8(*d))
 	}

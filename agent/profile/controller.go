@@ -196,7 +196,7 @@ func (c *Controller) Shape(ctx context.Context, container Container) {
 	pod.Links = links
 	errs, err := c.Kernel.Sync([]shaping.Pod{pod}, false)
 	if err := errors.Join(errs[pod.ID], err); err != nil {
-		more = append(more, problem{ReasonNotEnforced, err.Error()})
+		more = append(more, problem{EventNotEnforced, err.Error()})
 	}
 	c.tell(ctx, container.Pod, append(problems, more...))
 }
@@ -234,7 +234,7 @@ func (c *Controller) syncAll(ctx context.Context, all containers) {
 		logger.Error(err, "Cannot bring bandwidth limits and DSCPs into the kernel, will try again")
 	}
 	for id, err := range errs {
-		problems[id] = append(problems[id], problem{ReasonNotEnforced, err.Error()})
+		problems[id] = append(problems[id], problem{EventNotEnforced, err.Error()})
 	}
 	for id, pod := range of {
 		c.tell(ctx, pod, problems[id])
@@ -273,7 +273,7 @@ func (c *Controller) linksOf(container Container) (links []string, problems []pr
 			links = append(links, link)
 		case container.Attaching || isEnded(container.NetNS):
 		default:
-			problems = append(problems, problem{ReasonNotEnforced, fmt.Sprintf("The bandwidth of interface %s is not limited: %v", name, err)})
+			problems = append(problems, problem{EventNotEnforced, fmt.Sprintf("The bandwidth of interface %s is not limited: %v", name, err)})
 			known = known && errors.Is(err, shaping.ErrNoHostEnd)
 		}
 	}

@@ -200,19 +200,19 @@ func TestEvents(t *testing.T) {
 	shape := func(c Container) { w.controller.Shape(t.Context(), c) }
 	shape(pod("a", named("none")))
 	shape(pod("a", named("none")))
-	check("a " + ReasonNotFound)
+	check("a " + EventNotFound)
 	shape(pod("a", nil))
 	shape(pod("a", named("none")))
-	check("a "+ReasonNotFound, "a "+ReasonNotFound)
+	check("a "+EventNotFound, "a "+EventNotFound)
 	w.events = nil
 	limited := pod("b", map[string]string{AnnotationEgress: "1M"})
 	w.problems["b"] = shaping.ErrConflict
 	shape(limited)
-	check("b " + ReasonNotEnforced + ": " + shaping.ErrConflict.Error())
+	check("b " + EventNotEnforced + ": " + shaping.ErrConflict.Error())
 	w.problems, w.events = map[string]error{}, nil
 	w.hostEnd = fmt.Errorf("%w: macvlan", shaping.ErrNoHostEnd)
 	shape(limited)
-	check("b " + ReasonNotEnforced + ": The bandwidth of interface eth0")
+	check("b " + EventNotEnforced + ": The bandwidth of interface eth0")
 	// Interfaces of a container that is being attached, or has ended, need not be there.
 	w.events = nil
 	attaching, ended := pod("c", limited.Annotations), pod("d", limited.Annotations)

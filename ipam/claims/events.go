@@ -7,14 +7,24 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// Reasons of events on claims.
+// Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	EventPreallocated        = "Preallocated"
+	// EventPreallocated (Normal on IPClaim): all addresses are there.
+	EventPreallocated = "Preallocated"
+	// EventPreallocationFailed (Warning on IPClaim): some addresses cannot be taken; the note begins
+	// with the reason of the condition Ready. Do: enlarge the pools, or lower the claim's size.
 	EventPreallocationFailed = "PreallocationFailed"
-	EventUnserved            = "Unserved"
-	EventTookOver            = "TookOver"
-	EventTakeOverFailed      = "TakeOverFailed"
-	EventOversized           = "Oversized"
+	// EventUnserved (Warning on IPClaim): no pool can give any address; the note begins with the
+	// reason of the condition Ready. Do: correct the claim's pools, or the pools.
+	EventUnserved = "Unserved"
+	// EventTookOver (Normal on IPClaim): addresses of another claim were taken over.
+	EventTookOver = "TookOver"
+	// EventTakeOverFailed (Warning on IPClaim): another claim takes over the same, or claims take over
+	// each other. Do: remove takeOver from one of them, see docs/how-to/claims.md#renaming.
+	EventTakeOverFailed = "TakeOverFailed"
+	// EventOversized (Warning on IPClaim): it has more addresses than its size, because pods have
+	// them, or under Never. Do: see docs/how-to/claims.md#shrinking.
+	EventOversized = "Oversized"
 )
 
 func (c *Controller) tell(claim *v1alpha1.IPClaim, e event.Event) {

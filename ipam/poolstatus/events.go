@@ -14,20 +14,25 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// Reasons of events on pools and FloatingIPs.
+// Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// EventExhausted: the last free address was taken.
+	// EventExhausted (Warning on IPPool): the last free address was taken; pods that may use no other
+	// pool wait. Do: see docs/how-to/runbooks.md#berthpoolfull.
 	EventExhausted = "Exhausted"
-	// EventAddressesFree: there are free addresses again.
+	// EventAddressesFree (Normal on IPPool): there are free addresses again.
 	EventAddressesFree = "AddressesFree"
-	// EventInvalid: the pool cannot be used.
+	// EventInvalid (Warning on IPPool): the pool cannot be used. Do: correct it as the note says.
 	EventInvalid = "Invalid"
-	// EventOverlap: an older pool keeps some of the addresses.
+	// EventOverlap (Warning on IPPool): an older pool keeps some of its addresses. Do: remove them
+	// from one of the two.
 	EventOverlap = "Overlap"
-	// EventAddressesOutside: addresses in use are no longer in the pool's ranges.
+	// EventAddressesOutside (Warning on IPPool): addresses in use are no longer in its ranges. Do: see
+	// docs/how-to/shrink-pool.md.
 	EventAddressesOutside = "AddressesOutside"
 
-	// EventPoolGone is on a FloatingIP: no pool contains its address any longer.
+	// EventPoolGone (Warning on FloatingIP): its pool was deleted, and no other pool contains it.
+	// Reported once per start of the controller. Do: put the address into a pool, or see
+	// docs/how-to/shrink-pool.md.
 	EventPoolGone = "PoolGone"
 )
 

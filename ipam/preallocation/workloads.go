@@ -27,9 +27,14 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Reasons of events on workloads.
+// Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	EventPreallocated        = "Preallocated"
+	// EventPreallocated (Normal on Deployment, ReplicaSet): all addresses of its fixed set are there,
+	// and some were missing.
+	EventPreallocated = "Preallocated"
+	// EventPreallocationFailed (Warning on Deployment, ReplicaSet): some addresses of its fixed set
+	// cannot be taken, or the request of the pod template is invalid; the note begins with the reason.
+	// Do: enlarge the pools, or correct the template, see docs/explanation/release.md#preallocate.
 	EventPreallocationFailed = "PreallocationFailed"
 )
 

@@ -458,7 +458,7 @@ func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, 
 		// No retry: configuring an assigner restarts this program.
 		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and must detach it, but the controller has no external assigner configured.", ip.Spec.Node)
 		klog.FromContext(ctx).Info(note, "ip", ip.Spec.Address)
-		r.warn(ip, nil, ReasonNoExternalAssigner, note)
+		r.warn(ip, nil, EventNoExternalAssigner, note)
 		return false, nil
 	}
 	address, err := netip.ParseAddr(ip.Spec.Address)
@@ -470,7 +470,7 @@ func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, 
 		return false, fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
 	}
 	if err := r.detacher.Detach(ctx, address, ip.Spec.Node, revision); err != nil {
-		r.warn(ip, nil, ReasonDetachFailed, fmt.Sprintf("The address is kept, because detaching it from node %s failed: %v", ip.Spec.Node, err))
+		r.warn(ip, nil, EventDetachFailed, fmt.Sprintf("The address is kept, because detaching it from node %s failed: %v", ip.Spec.Node, err))
 		return false, fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
 	}
 	return true, nil
@@ -486,7 +486,7 @@ func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, po
 	}
 	klog.FromContext(ctx).V(2).Info("Corrected the node of a floating IP", "ip", ip.Spec.Address, "was", ip.Spec.Node, "node", spec.Node)
 	if ip.Spec.ExternallyAssigned {
-		r.warn(ip, pod, ReasonMisplaced, fmt.Sprintf("The address was recorded for node %s, but its pod is on node %s. The external assigner may have attached it to the wrong node: if the pod cannot be reached, delete it.", ip.Spec.Node, spec.Node))
+		r.warn(ip, pod, EventMisplaced, fmt.Sprintf("The address was recorded for node %s, but its pod is on node %s. The external assigner may have attached it to the wrong node: if the pod cannot be reached, delete it.", ip.Spec.Node, spec.Node))
 	}
 	return nil
 }

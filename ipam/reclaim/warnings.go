@@ -14,21 +14,26 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// Reasons of the events.
+// Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// ReasonMissingPermission: the controller may not read workloads of this kind. The
-	// note has the missing rule.
-	ReasonMissingPermission = "MissingPermission"
-	// ReasonUnknownWorkload: the workload could not be read. The address is kept.
-	ReasonUnknownWorkload = "UnknownWorkload"
-	// ReasonDetachFailed: the external assigner did not detach the address. The note has
-	// its error.
-	ReasonDetachFailed = "DetachFailed"
-	// ReasonNoExternalAssigner: an external assigner attached the address to a node, and
-	// the controller has none configured.
-	ReasonNoExternalAssigner = "NoExternalAssigner"
-	// ReasonMisplaced: the record named another node than the pod is on.
-	ReasonMisplaced = "Misplaced"
+	// EventMissingPermission (Warning on FloatingIP and its pod): the controller may not read
+	// workloads of this kind, so the address is kept, or freed late. Do: add the rule that the note
+	// has to a ClusterRole, see docs/explanation/release.md#custom-workloads.
+	EventMissingPermission = "MissingPermission"
+	// EventUnknownWorkload (Warning on FloatingIP and its pod): the workload could not be read, so
+	// the address is kept. Do: mend what the note says, mostly an API server of its kind that does
+	// not answer; or free the address, see docs/how-to/free-address.md.
+	EventUnknownWorkload = "UnknownWorkload"
+	// EventDetachFailed (Warning on FloatingIP): the external assigner did not detach the address,
+	// which is kept; the controller tries again. Do: see the assigner's error in the note, and its log.
+	EventDetachFailed = "DetachFailed"
+	// EventNoExternalAssigner (Warning on FloatingIP): an external assigner attached the address to a
+	// node, and the controller has none configured, so the address is kept. Do: configure it for the
+	// controller, too, see docs/how-to/assigner.md.
+	EventNoExternalAssigner = "NoExternalAssigner"
+	// EventMisplaced (Warning on FloatingIP and its pod): the record named another node than the pod
+	// is on, and was corrected. Do: with an external assigner, delete the pod if it cannot be reached.
+	EventMisplaced = "Misplaced"
 )
 
 // warn emits a Warning event about an address, and about pod if it is not nil.
@@ -48,9 +53,9 @@ func (r *Reclaimer) warn(ip *v1alpha1.FloatingIP, pod *v1.Pod, reason, note stri
 func (r *Reclaimer) unknown(ip *v1alpha1.FloatingIP, pod *v1.Pod, err error) error {
 	var forbidden *customkind.ForbiddenError
 	if errors.As(err, &forbidden) {
-		r.warn(ip, pod, ReasonMissingPermission, "The address is kept, because it is unknown whether its workload still wants it: "+err.Error())
+		r.warn(ip, pod, EventMissingPermission, "The address is kept, because it is unknown whether its workload still wants it: "+err.Error())
 	} else if !isBuiltIn(ip.Spec.Owner) && !errors.Is(err, customkind.ErrMoved) {
-		r.warn(ip, pod, ReasonUnknownWorkload, "The address is kept, because it is unknown whether its workload still wants it: "+err.Error())
+		r.warn(ip, pod, EventUnknownWorkload, "The address is kept, because it is unknown whether its workload still wants it: "+err.Error())
 	}
 	return err
 }
@@ -62,7 +67,7 @@ func (r *Reclaimer) unfollowed(ctx context.Context, err *customkind.ForbiddenErr
 	for _, object := range r.index.List() {
 		ip := object.(*v1alpha1.FloatingIP)
 		if needsOwnerOf(ip, err.Resource.Group) {
-			r.warn(ip, nil, ReasonMissingPermission, "When its workload is scaled down or deleted, the address is freed late: "+err.Error())
+			r.warn(ip, nil, EventMissingPermission, "When its workload is scaled down or deleted, the address is freed late: "+err.Error())
 			return
 		}
 	}

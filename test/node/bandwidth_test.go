@@ -148,7 +148,7 @@ func TestProfileNotFound(t *testing.T) {
 			return err
 		}
 		for _, e := range events.Items {
-			if e.Regarding.UID == pod.UID && e.Reason == profile.ReasonNotFound && strings.Contains(e.Note, `"none"`) {
+			if e.Regarding.UID == pod.UID && e.Reason == profile.EventNotFound && strings.Contains(e.Note, `"none"`) {
 				return nil
 			}
 		}

@@ -181,10 +181,10 @@ func TestTell(t *testing.T) {
 		}
 		return times
 	}
-	w.eventually("the pod's event", func() bool { return said("Pod db "+ReasonNotEnforced+": network policies do not hold for eth0") == 1 })
+	w.eventually("the pod's event", func() bool { return said("Pod db "+EventNotEnforced+": network policies do not hold for eth0") == 1 })
 	w.enforcer.refresh(t.Context(), w)
 	w.enforcer.refresh(t.Context(), w)
-	if said(ReasonNotEnforced) != 1 {
+	if said(EventNotEnforced) != 1 {
 		t.Errorf("events: %q", w.events.notes)
 	}
 	if in := w.enforcer.Inspect(); len(in.Unenforced) != 1 {

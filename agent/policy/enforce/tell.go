@@ -22,12 +22,16 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// Reasons of events.
+// Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// ReasonNotEnforced is on a pod whose policies do not hold for all of its packets.
-	ReasonNotEnforced = "NetworkPolicyNotEnforced"
-	// ReasonProblem is on a policy that cannot be carried out as it is written.
-	ReasonProblem = "NetworkPolicyProblem"
+	// EventNotEnforced (Warning on Pod): network policies that select the pod do not hold for all of
+	// its packets. Do: see
+	// docs/how-to/troubleshooting.md#a-network-policy-does-not-do-what-it-should.
+	EventNotEnforced = "NetworkPolicyNotEnforced"
+	// EventProblem (Warning on NetworkPolicy, ClusterNetworkPolicy): a piece of the policy cannot be
+	// carried out as it is written, and allows nothing; agents that have pods of its namespace say so.
+	// Do: correct the policy as the note says.
+	EventProblem = "NetworkPolicyProblem"
 )
 
 // action is what the agent does when it records an event.
@@ -109,7 +113,7 @@ func (e *Enforcer) tell(ctx context.Context) {
 		}
 		before[uid] = text
 		klog.FromContext(ctx).Info("The network policies of a pod are not enforced", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "problem", text)
-		e.record(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name, UID: uid}, ReasonNotEnforced, text)
+		e.record(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name, UID: uid}, EventNotEnforced, text)
 	}
 	for _, p := range found {
 		if known[p] {
@@ -120,7 +124,7 @@ func (e *Enforcer) tell(ctx context.Context) {
 		if p.Namespace == "" && len(governed) == 0 || p.Namespace != "" && !namespaces[p.Namespace] {
 			continue
 		}
-		e.record(reference(p), ReasonProblem, p.Text)
+		e.record(reference(p), EventProblem, p.Text)
 	}
 }
 

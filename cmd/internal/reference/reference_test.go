@@ -4,6 +4,7 @@ package reference
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,6 +68,60 @@ func TestReferenceMetrics(t *testing.T) {
 		t.Errorf("the page lists %d metrics, the code makes %d", listed, everywhere)
 	}
 	Page(t, root, "metrics.md", b.String())
+}
+
+func TestReferenceEvents(t *testing.T) {
+	on := map[string][]Event{}
+	var kinds []string
+	for _, folder := range []string{"ipam", "agent", "cni", "plugins", "cmd"} {
+		found, err := Events(root + "/" + folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, event := range found {
+			if on[event.On] == nil {
+				kinds = append(kinds, event.On)
+			}
+			on[event.On] = append(on[event.On], event)
+		}
+	}
+	if len(kinds) < 5 {
+		t.Fatalf("events on %v only", kinds)
+	}
+	var b strings.Builder
+	b.WriteString("# Events\n\n`kubectl describe` shows them with the object; those of objects without a namespace are in `default`:\n\n" +
+		"    kubectl get events -A --field-selector reason=AddressesWithdrawn\n\n" +
+		"What a pod waits for is in kube-scheduler's own event `FailedScheduling`: [Troubleshooting](../how-to/troubleshooting.md#a-pod-is-pending) lists its texts.\n")
+	slices.Sort(kinds)
+	for _, kind := range kinds {
+		b.WriteString("\n## On " + kind + "\n\n" + EventTable(on[kind]))
+	}
+	Page(t, root, "events.md", b.String())
+}
+
+// An event without a comment that says all, or one that is recorded as something else, is found.
+func TestEvents(t *testing.T) {
+	for name, test := range map[string]struct{ code, want string }{
+		"whole":       {"// EventA (Warning on Pod): it\n// broke. Do: mend it.\nconst EventA = \"A\"\nvar _ = event.Warning(EventA, \"\")", ""},
+		"no comment":  {"const EventA = \"A\"", "EventA: its comment must be"},
+		"no remedy":   {"// EventA (Warning on Pod): it broke.\nconst EventA = \"A\"", "EventA: its comment says not what to do"},
+		"other type":  {"// EventA (Normal on Pod): it works.\nconst EventA = \"A\"\nvar _ = event.Warning(EventA, \"\")", "recorded as Warning"},
+		"no constant": {"var _ = event.Normal(\"A\", \"\")", "\"A\" needs a constant"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			if err := os.WriteFile(folder+"/a.go", []byte("package a\n"+test.code), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			found, err := Events(folder)
+			if test.want == "" && (err != nil || len(found) != 1 || found[0] != Event{"A", "Warning", "Pod", "it broke.", "mend it."}) {
+				t.Errorf("found %+v, %v", found, err)
+			}
+			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
 }
 
 // People write where annotations stand; each stands somewhere.
