@@ -24,9 +24,12 @@ import (
 const (
 	chainEgress  = "egress"
 	chainIngress = "ingress"
-	chainInput   = "input"
-	chainOutput  = "output"
-	setDirect    = "direct"
+	// Those of the hook output, for packets that the node sends for others.
+	chainEgressOutput  = "egress-output"
+	chainIngressOutput = "ingress-output"
+	chainInput         = "input"
+	chainOutput        = "output"
+	setDirect          = "direct"
 )
 
 // Counters of packets that no policy allows, of pods that policies isolate.
@@ -91,21 +94,26 @@ func (c *compiler) init(x *Index) {
 	c.Index = x
 	c.chains = map[string]*chain{}
 	c.ranges = map[string]*rangeSet{}
-	// A packet runs through both in this order. What is accepted in one goes on to the other.
-	base := func(name string, source, destination [2]string) *ruleset.Chain {
-		return &ruleset.Chain{Name: name, Hook: ruleset.Forward, Rules: []ruleset.Rule{
-			{Established: true, Verdict: ruleset.Accept},
+	// A packet runs through both of a hook in this order. What is accepted in one goes on to the other.
+	base := func(name string, hook ruleset.Hook, source, destination [2]string, before ...ruleset.Rule) *ruleset.Chain {
+		return &ruleset.Chain{Name: name, Hook: hook, Rules: slices.Concat([]ruleset.Rule{{Established: true, Verdict: ruleset.Accept}}, before, []ruleset.Rule{
 			// Of pods on one bridge, whose packets the node sees like forwarded ones.
 			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 			{Family: ruleset.IPv4, Pair: "self4", Verdict: ruleset.Accept},
 			{Family: ruleset.IPv6, Pair: "self6", Verdict: ruleset.Accept},
 			{Family: ruleset.IPv4, SourceMap: source[0], DestinationMap: destination[0]},
 			{Family: ruleset.IPv6, SourceMap: source[1], DestinationMap: destination[1]},
-		}}
+		})}
 	}
+	egress, ingress, none := [2]string{"egress4", "egress6"}, [2]string{"ingress4", "ingress6"}, [2]string{}
+	// A packet to a Service of kube-proxy in mode ipvs comes to the node as to an address of its own, and
+	// leaves it for the pod that was chosen by the hook output, with the source of the one that sent it.
+	own := ruleset.Rule{LocalSource: true, Verdict: ruleset.Accept}
 	c.fixed = map[string]*ruleset.Chain{
-		chainEgress:  base(chainEgress, [2]string{"egress4", "egress6"}, [2]string{}),
-		chainIngress: base(chainIngress, [2]string{}, [2]string{"ingress4", "ingress6"}),
+		chainEgress:        base(chainEgress, ruleset.Forward, egress, none),
+		chainIngress:       base(chainIngress, ruleset.Forward, none, ingress),
+		chainEgressOutput:  base(chainEgressOutput, ruleset.Output, egress, none, own),
+		chainIngressOutput: base(chainIngressOutput, ruleset.Output, none, ingress, own),
 	}
 }
 

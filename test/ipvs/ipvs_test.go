@@ -29,6 +29,8 @@ const (
 	podPort = 8080
 	// patience is how long an answer may take.
 	patience = 30 * time.Second
+	// brief is how long a test waits for an answer that must not come. TCP asks again after one second.
+	brief = 3500 * time.Millisecond
 )
 
 // needIPVS skips the test where the kernel or the machine lacks what kube-proxy's mode ipvs
@@ -109,6 +111,12 @@ func (w *world) serve(h *netnstest.Host) {
 	}()
 }
 
+// reaches returns whether a server answers soon.
+func (w *world) reaches(from *netnstest.Host, to string, port int32) bool {
+	_, err := w.askWithin(brief, from, "", to, port)
+	return err == nil
+}
+
 // ask connects from a host and returns what the server says.
 func (w *world) ask(from *netnstest.Host, to string, port int32) (string, error) {
 	return w.askFrom(from, "", to, port)
@@ -116,6 +124,10 @@ func (w *world) ask(from *netnstest.Host, to string, port int32) (string, error)
 
 // askFrom is ask with one of the host's addresses.
 func (w *world) askFrom(from *netnstest.Host, source, to string, port int32) (string, error) {
+	return w.askWithin(patience, from, source, to, port)
+}
+
+func (w *world) askWithin(patience time.Duration, from *netnstest.Host, source, to string, port int32) (string, error) {
 	var answer []byte
 	err := from.Try(func() error {
 		dialer := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}

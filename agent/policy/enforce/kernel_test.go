@@ -452,6 +452,68 @@ func TestPacketsThatWait(t *testing.T) {
 	}
 }
 
+// What the node sends for others, as kube-proxy does in mode ipvs, is judged by the pods between which it goes;
+// what it sends itself always comes.
+func TestPacketsThatTheNodeSends(t *testing.T) {
+	w := newWorld(t)
+	egress := allow("web", "web")
+	egress.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
+	w.set(allow("db", "db", "web"))
+	db, web, other := w.newPod("db", "10.1.0.1"), w.newPod("web", "10.1.0.2"), w.newPod("other", "10.1.0.3")
+	for _, p := range []*pod{db, web, other} {
+		w.add(p, "routed")
+	}
+	var heard net.PacketConn
+	db.Run(func() (err error) { heard, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", discard)); return err })
+	defer heard.Close()
+	send := func(source string) {
+		t.Helper()
+		w.node.Run(func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1); err != nil {
+				return err
+			}
+			if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: netip.MustParseAddr(source).As4()}); err != nil {
+				return err
+			}
+			err = unix.Sendto(fd, []byte(source), 0, &unix.SockaddrInet4{Addr: db.Addresses[0].As4(), Port: discard})
+			if errors.Is(err, unix.EPERM) {
+				return nil // what a rule says that drops
+			}
+			return err
+		})
+	}
+	// Packets of different CPUs may overtake each other.
+	comes := func(want ...string) {
+		t.Helper()
+		left := slices.Clone(want)
+		for _, source := range []string{"10.1.0.2", "10.1.0.3", "10.0.60.11"} {
+			send(source)
+		}
+		for buffer := make([]byte, 1500); len(left) > 0; {
+			_ = heard.SetReadDeadline(time.Now().Add(time.Minute))
+			n, _, err := heard.ReadFrom(buffer)
+			if err != nil {
+				t.Fatalf("no packet comes from %q: %v", left, err)
+			}
+			source := string(buffer[:n])
+			if !slices.Contains(want, source) {
+				t.Errorf("a packet comes from %s, want those from %q alone", source, want)
+			}
+			left = slices.DeleteFunc(left, func(s string) bool { return s == source })
+		}
+	}
+	w.eventually("the rules are there", func() bool { return w.has(w.node) })
+	comes("10.1.0.2", "10.0.60.11")
+	w.set(egress)
+	w.eventually("the rules are there", func() bool { return strings.Contains(mustNFT(t, w.node), "10.1.0.2 : goto") })
+	comes("10.0.60.11")
+}
+
 // No packet of a flood that began before the ADD is answered.
 func TestFirstInstant(t *testing.T) {
 	for kind, addresses := range map[string][2]string{

@@ -199,7 +199,7 @@ func connections(n *Node, count int) []Connection {
 // compareNode compares what the node forwards.
 func compareNode(t *testing.T, n *Node, seen *statistics) {
 	world := n.World()
-	walker := ruleset.NewWalker(n.Index.Node(), ruleset.Forward)
+	walker, sent := ruleset.NewWalker(n.Index.Node(), ruleset.Forward), ruleset.NewWalker(n.Index.Node(), ruleset.Output)
 	for _, c := range connections(n, 60) {
 		if slices.Contains(n.Addresses, c.Source) || slices.Contains(n.Addresses, c.Destination) {
 			// The node does not forward these.
@@ -227,7 +227,14 @@ func compareNode(t *testing.T, n *Node, seen *statistics) {
 		} else if why := reasons(d, out, in); why != "" {
 			t.Errorf("%s: %v, as the oracle says, but %s; the oracle: from %s %+v, to %s %+v\n%s", c, d.Verdict, why, name(source), out, name(destination), in, path(n.Index.Node(), d))
 		}
-		packet.Established = true
+		if s := sent.Walk(packet); s.Verdict != d.Verdict || s.Rule != nil && d.Rule != nil && s.Rule.Origin != d.Rule.Origin {
+			t.Errorf("%s: %v where the node forwards it, and %v where it sends it for another\n%s", c, d.Verdict, s.Verdict, path(n.Index.Node(), s))
+		}
+		packet.LocalSource = true
+		if s := sent.Walk(packet); s.Verdict != ruleset.Accept {
+			t.Errorf("%s: %v where the node sends it itself\n%s", c, s.Verdict, path(n.Index.Node(), s))
+		}
+		packet.LocalSource, packet.Established = false, true
 		if d := walker.Walk(packet); d.Verdict != ruleset.Accept || len(d.Path) != len(packetBases(n.Index.Node(), ruleset.Forward)) {
 			t.Errorf("%s, established: %v\n%s", c, d.Verdict, path(n.Index.Node(), d))
 		}

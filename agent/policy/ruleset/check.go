@@ -198,6 +198,9 @@ func (c *checker) rule(chain *Chain, r *Rule) {
 	if r.Loopback && chain.Hook != Input && chain.Hook != Output {
 		c.fail("loopback means nothing but in base chains of Input and Output")
 	}
+	if r.LocalSource && chain.Hook != Output {
+		c.fail("the source is local in packets of Output only")
+	}
 	if r.InInterface != "" && chain.Hook == Output || r.OutInterface != "" && chain.Hook == Input {
 		c.fail("the hook has no such interface")
 	}
@@ -245,7 +248,7 @@ func (c *checker) mapRule(r *Rule) {
 // equalConditions compares rules without Ports.
 func equalConditions(a, b Rule) bool {
 	return a.Family == b.Family && a.Established == b.Established && a.NeighborDiscovery == b.NeighborDiscovery &&
-		a.InInterface == b.InInterface && a.OutInterface == b.OutInterface && a.Loopback == b.Loopback &&
+		a.InInterface == b.InInterface && a.OutInterface == b.OutInterface && a.Loopback == b.Loopback && a.LocalSource == b.LocalSource &&
 		a.Source == b.Source && a.Destination == b.Destination && a.Endpoint == b.Endpoint && a.Pair == b.Pair &&
 		a.Protocol == b.Protocol && a.Verdict == b.Verdict && a.Target == b.Target
 }

@@ -143,6 +143,8 @@ type Rule struct {
 	InInterface, OutInterface string
 	// Loopback matches packets to the pod itself by the interface lo, whichever way the hook has.
 	Loopback bool
+	// LocalSource matches packets whose source is an address of the network namespace.
+	LocalSource bool
 	// Source and Destination name a set of Addresses or Ranges.
 	Source, Destination string
 	// Endpoint names a set of Endpoints to which the destination belongs.

@@ -155,6 +155,9 @@ func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
 	} else if r.Loopback {
 		add("iifname %q", Loopback)
 	}
+	if r.LocalSource {
+		add("fib saddr type local")
+	}
 	if r.Pair != "" {
 		add("%s saddr . %s daddr @%s", ip, ip, r.Pair)
 	}

@@ -25,6 +25,8 @@ type Packet struct {
 	Established bool
 	// NeighborDiscovery says what the condition of this name in Rule asks.
 	NeighborDiscovery bool
+	// LocalSource says that the source is an address of the network namespace.
+	LocalSource bool
 }
 
 // Decision is what becomes of a packet at one hook.
@@ -157,7 +159,7 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 	case r.DestinationMap != "":
 		return w.lookup(r.DestinationMap, p.Destination)
 	}
-	if r.Established && !p.Established || r.NeighborDiscovery && !p.NeighborDiscovery {
+	if r.Established && !p.Established || r.NeighborDiscovery && !p.NeighborDiscovery || r.LocalSource && !p.LocalSource {
 		return 0, "", false
 	}
 	if r.Loopback && !(w.hook == Input && p.InInterface == Loopback || w.hook == Output && p.OutInterface == Loopback) {

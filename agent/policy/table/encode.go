@@ -355,6 +355,8 @@ func comment(r *ruleset.Rule) string {
 		text = "what may leave the source"
 	case r.DestinationMap != "":
 		text = "what may come to the destination"
+	case r.LocalSource:
+		text = "packets of the node itself"
 	case r.Loopback:
 		text = "packets of the pod to itself"
 	default:
@@ -393,6 +395,10 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
 			key = expr.MetaKeyOIFNAME
 		}
 		add(&expr.Meta{Key: key, Register: reg0}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: interfaceName(ruleset.Loopback)})
+	}
+	if r.LocalSource {
+		add(&expr.Fib{Register: reg0, FlagSADDR: true, ResultADDRTYPE: true},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)})
 	}
 	if r.Pair != "" {
 		// The two addresses lie side by side in both headers.
