@@ -367,6 +367,12 @@ func reaches(from *netnstest.Host, to *pod) bool {
 	return err == nil
 }
 
+// answers is reaches where the answer must come, however busy the machine is.
+func answers(from *netnstest.Host, to *pod) bool {
+	_, err := from.Command("ping", "-c", "1", "-w", "60", to.Addresses[0].String())
+	return err == nil
+}
+
 // Policies hold for pods of each kind from their ADD on, follow changes, and leave nothing.
 func TestKinds(t *testing.T) {
 	for kind, addresses := range map[string][3]string{
@@ -387,10 +393,10 @@ func TestKinds(t *testing.T) {
 			if reaches(other.Host, db) {
 				t.Error("other reaches db")
 			}
-			if !reaches(other.Host, web) || !reaches(db.Host, other) {
+			if !answers(other.Host, web) || !answers(db.Host, other) {
 				t.Error("pods without a policy are not reached")
 			}
-			if kind != "macvlan" && !reaches(w.node, db) {
+			if kind != "macvlan" && !answers(w.node, db) {
 				t.Error("the node does not reach db")
 			}
 			if direct := w.has(db.Host); direct != (kind == "macvlan") {
@@ -585,7 +591,7 @@ func TestDeletedRules(t *testing.T) {
 	if _, err := db.Command("nft", "flush", "chain", "inet", ruleset.TableName, "i4-"+chain); err != nil {
 		t.Fatal(err)
 	}
-	if !reaches(other.Host, db) {
+	if !answers(other.Host, db) {
 		t.Error("the test deleted nothing that matters")
 	}
 	w.enforcer.Recheck()
@@ -654,7 +660,7 @@ func TestPolicyComesAndGoesWithADD(t *testing.T) {
 			t.Fatal(err)
 		}
 		from := map[string]*netnstest.Host{"routed": w.node, "macvlan": other.Host}[kind]
-		if !reaches(from, late) {
+		if !answers(from, late) {
 			t.Errorf("%s: a pod is not reached whose policy went during its ADD", kind)
 		}
 	}
@@ -843,7 +849,7 @@ func TestLostRecords(t *testing.T) {
 	}
 	w.start()
 	w.eventually("no table is left", func() bool { return !w.has(w.node) && !w.has(direct.Host) })
-	if !reaches(other.Host, db) {
+	if !answers(other.Host, db) {
 		t.Error("other does not reach db without a policy")
 	}
 }
@@ -869,9 +875,7 @@ func TestConnections(t *testing.T) {
 			}
 			w.set(allow("db", "db", "other"))
 			w.eventually("the connection that is forbidden ends", func() bool { return !fromWeb() })
-			if !fromOther() {
-				t.Error("a connection ends that is still allowed")
-			}
+			w.eventually("the connection that is still allowed goes on", fromOther)
 		})
 	}
 }
