@@ -109,7 +109,7 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	suspects, unknown, err := a.look(ctx, o, nil)
+	suspects, unread, err := a.look(ctx, o, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -127,10 +127,11 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 		if o, err = a.renew(ctx, o, suspects); err != nil {
 			return nil, err
 		}
-		var again []Finding
-		if again, unknown, err = a.look(ctx, o, suspects); err != nil {
+		again, more, err := a.look(ctx, o, suspects)
+		if err != nil {
 			return nil, err
 		}
+		unread.add(more)
 		suspects = lasting(suspects, again)
 	}
 	var held []*v1alpha1.FloatingIP
@@ -140,7 +141,7 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 		}
 	}
 	return &Report{
-		Findings: sorted(suspects), Unknown: unknown, Held: held,
+		Findings: sorted(suspects), Unknown: unread.texts(), Held: held,
 		Addresses: len(o.FloatingIPs.ListKeys()), Pods: len(o.Pods.ListKeys()), Pools: len(o.IPPools.ListKeys()),
 	}, nil
 }
@@ -156,7 +157,7 @@ func lasting(suspects, again []Finding) []Finding {
 
 // look returns what does not fit. Of addresses that should have been freed it only looks at
 // those of suspects, unless that is nil. Blocking.
-func (a *Auditor) look(ctx context.Context, o *objects, suspects []Finding) (found []Finding, unknown []string, err error) {
+func (a *Auditor) look(ctx context.Context, o *objects, suspects []Finding) (found []Finding, not unread, err error) {
 	found = compare(o, time.Now())
 	var ips []*v1alpha1.FloatingIP
 	if suspects == nil {
@@ -172,15 +173,34 @@ func (a *Auditor) look(ctx context.Context, o *objects, suspects []Finding) (fou
 			ips = append(ips, object.(*v1alpha1.FloatingIP))
 		}
 	}
-	more, unknown, err := a.rehearse(ctx, o, ips)
-	return append(found, more...), unknown, err
+	more, not, err := a.rehearse(ctx, o, ips)
+	return append(found, more...), not, err
+}
+
+// unread counts the addresses whose owners may not be read, by what says so.
+type unread map[string]int
+
+// add adds what a later look could not read. That looks at some of the addresses only.
+func (u unread) add(later unread) {
+	for why, n := range later {
+		u[why] = max(u[why], n)
+	}
+}
+
+func (u unread) texts() []string {
+	var texts []string
+	for why, n := range u {
+		texts = append(texts, fmt.Sprintf("whether %d addresses are still wanted: %s", n, why))
+	}
+	slices.Sort(texts)
+	return texts
 }
 
 // workers is the number of addresses that are decided about at the same time: each may need
 // requests to the API server.
 const workers = 16
 
-func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.FloatingIP) (found []Finding, unknown []string, err error) {
+func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.FloatingIP) (found []Finding, not unread, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	rehearsal := reclaim.Rehearse(a.clients, o.Caches)
 	defer rehearsal.Close()
@@ -190,8 +210,8 @@ func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.Floa
 		mu    sync.Mutex
 		next  atomic.Int64
 		errs  []error
-		rules = map[string]int{}
 	)
+	not = unread{}
 	for range min(workers, len(ips)) {
 		group.Go(func() {
 			for ctx.Err() == nil {
@@ -207,7 +227,7 @@ func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.Floa
 				var forbidden *customkind.ForbiddenError
 				switch f, ok := rehearsed(o, ips[i], deed, err); {
 				case errors.As(err, &forbidden):
-					rules[forbidden.Error()]++
+					not[forbidden.Error()]++
 				case isPassing(err):
 					errs = append(errs, err)
 					cancel()
@@ -219,11 +239,7 @@ func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.Floa
 		})
 	}
 	group.Wait()
-	for rule, n := range rules {
-		unknown = append(unknown, fmt.Sprintf("whether %d addresses are still wanted: %s", n, rule))
-	}
-	slices.Sort(unknown)
-	return found, unknown, errors.Join(errs...)
+	return found, not, errors.Join(errs...)
 }
 
 // isPassing says whether an error is of this process's way to the API server, and not of an

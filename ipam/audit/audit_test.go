@@ -3,6 +3,7 @@
 package audit
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -11,15 +12,20 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/metadata"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
@@ -96,6 +102,24 @@ func asking() v1.PodSpec {
 // before suspects are looked at again.
 func (c *cluster) audit(t *testing.T, later func(berth *ipamtest.Server, kube *fake.Clientset)) []Code {
 	t.Helper()
+	report := c.report(t, later, nil)
+	var codes []Code
+	for _, f := range report.Findings {
+		t.Logf("%s %s: %s [%v] %s", f.Code, f.Address, f.Text, f.Objects, f.Command)
+		if f.Text == "" || f.Command == "" || len(f.Objects) == 0 {
+			t.Errorf("%s lacks a text, a command or objects", f.Code)
+		}
+		codes = append(codes, f.Code)
+	}
+	if len(report.Unknown) > 0 {
+		t.Errorf("not found out: %v", report.Unknown)
+	}
+	return slices.Compact(codes)
+}
+
+// report runs an audit of the cluster. custom has its custom kinds; nil: none are served.
+func (c *cluster) report(t *testing.T, later func(berth *ipamtest.Server, kube *fake.Clientset), custom dynamic.Interface) *Report {
+	t.Helper()
 	berth := ipamtest.NewServer(c.pool)
 	if c.other != nil {
 		berth.Put(c.other)
@@ -117,9 +141,20 @@ func (c *cluster) audit(t *testing.T, later func(berth *ipamtest.Server, kube *f
 		objects = append(objects, c.agent)
 	}
 	kube := fake.NewClientset(objects...)
-	auditor := New(reclaim.Clients{
+	clients := reclaim.Clients{
 		Kube: kube, Berth: berth.Client(), Dynamic: dynamic.NewForConfigOrDie(berth.Config()), Metadata: metadata.NewForConfigOrDie(berth.Config()),
-	}, Options{Grace: 100 * time.Millisecond, Agents: true, Namespace: "berth-system"})
+	}
+	if custom != nil {
+		clients.Dynamic = custom
+		kube.Resources = []*metav1.APIResourceList{{
+			GroupVersion: "apps.kruise.io/v1alpha1", APIResources: []metav1.APIResource{{Name: "clonesets", Kind: "CloneSet", Namespaced: true}},
+		}}
+	}
+	grace := 100 * time.Millisecond
+	if later != nil {
+		grace = time.Minute // it ends as soon as nothing is wrong
+	}
+	auditor := New(clients, Options{Grace: grace, Agents: true, Namespace: "berth-system"})
 	if later != nil {
 		auditor.renewing = func() { later(berth, kube) }
 	}
@@ -127,18 +162,7 @@ func (c *cluster) audit(t *testing.T, later func(berth *ipamtest.Server, kube *f
 	if err != nil {
 		t.Fatal(err)
 	}
-	var codes []Code
-	for _, f := range report.Findings {
-		t.Logf("%s %s: %s [%v] %s", f.Code, f.Address, f.Text, f.Objects, f.Command)
-		if f.Text == "" || f.Command == "" || len(f.Objects) == 0 {
-			t.Errorf("%s lacks a text, a command or objects", f.Code)
-		}
-		codes = append(codes, f.Code)
-	}
-	if len(report.Unknown) > 0 {
-		t.Errorf("not found out: %v", report.Unknown)
-	}
-	return slices.Compact(codes)
+	return report
 }
 
 var broken = []struct {
@@ -220,6 +244,15 @@ var broken = []struct {
 	{"no annotation", func(c *cluster) {
 		delete(c.pods[1].Annotations, v1alpha1.AnnotationFloatingIPs)
 	}, []Code{TooFew}},
+	{"a pod on Galaxy's network", func(c *cluster) {
+		delete(c.pods[1].Annotations, v1alpha1.AnnotationFloatingIPs)
+		c.pods[1].Spec.Containers[0].Resources.Limits = v1.ResourceList{galaxy.ResourceENIIP: resource.MustParse("1")}
+		c.ips = slices.Delete(c.ips, 1, 2)
+		c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
+	}, nil},
+	{"one of Galaxy's that Berth bound with too few", func(c *cluster) {
+		c.pods[1].Spec.Containers[0].Resources.Limits = v1.ResourceList{galaxy.ResourceENIIP: resource.MustParse("2")}
+	}, []Code{TooFew}},
 	{"no pool", func(c *cluster) {
 		c.pool.Spec.Ranges = []string{"10.0.71.1"}
 		c.pool.Status.Capacity, c.pool.Status.Allocated, c.pool.Status.Reserved, c.pool.Status.Free = 0, 0, 0, 0
@@ -231,6 +264,7 @@ var broken = []struct {
 	}, []Code{PoolsOverlap, StaleStatus}},
 	{"miscounted", func(c *cluster) { c.pool.Status.Allocated = 16 }, []Code{StaleStatus}},
 	{"no agent", func(c *cluster) { c.agent = nil }, []Code{NoAgent}},
+	{"no agent on the node", func(c *cluster) { c.agent.Spec.NodeName = "node2" }, []Code{NoAgent}},
 	{"the agent is not Ready", func(c *cluster) { c.agent.Status.Conditions[0].Status = v1.ConditionFalse }, []Code{AgentNotReady}},
 }
 
@@ -270,6 +304,12 @@ func TestPassing(t *testing.T) {
 		}, func(_ *ipamtest.Server, kube *fake.Clientset) {
 			_ = kube.CoreV1().Pods("shop").Delete(t.Context(), "web-1", metav1.DeleteOptions{})
 		}},
+		{"the pod in Berth's namespace ended after the addresses were listed", func(c *cluster) {
+			c.pool.Status.Allocated, c.pool.Status.Free = 1, 8
+			c.pods[1].Namespace, c.ips = "berth-system", slices.Delete(c.ips, 1, 2)
+		}, func(_ *ipamtest.Server, kube *fake.Clientset) {
+			_ = kube.CoreV1().Pods("berth-system").Delete(t.Context(), "web-1", metav1.DeleteOptions{})
+		}},
 		{"the status follows", func(c *cluster) { c.pool.Status.Allocated = 16 },
 			func(berth *ipamtest.Server, _ *fake.Clientset) { berth.Put(sound().pool) }},
 		{"the status is written anew, and is wrong for another reason", func(c *cluster) { c.pool.Status.Allocated = 16 },
@@ -286,12 +326,34 @@ func TestPassing(t *testing.T) {
 			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			c := sound()
 			test.breaks(c)
 			if codes := c.audit(t, test.later); codes != nil {
 				t.Errorf("found %v", codes)
 			}
 		})
+	}
+}
+
+// What could not be found out is not forgotten when suspects are looked at again.
+func TestUnknownStays(t *testing.T) {
+	c := sound()
+	c.pods, c.pool.Status.Allocated = c.pods[:1], 16
+	spec := &c.ips[1].Spec
+	spec.Pod, spec.Node, spec.LastPod = nil, "", "web-1"
+	spec.Owner.APIVersion, spec.Owner.Kind, spec.Owner.PodName = "apps.kruise.io/v1alpha1", "CloneSet", ""
+	custom := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
+	custom.PrependReactor("get", "clonesets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "apps.kruise.io", Resource: "clonesets"}, "web", errors.New("no right"))
+	})
+	report := c.report(t, func(berth *ipamtest.Server, _ *fake.Clientset) {
+		pool := c.pool.DeepCopy()
+		pool.Status.Allocated, pool.Status.Retained, pool.ResourceVersion = 1, 1, ""
+		berth.Put(pool)
+	}, custom)
+	if len(report.Findings) != 0 || len(report.Unknown) != 1 || !strings.Contains(report.Unknown[0], "whether 1 addresses are still wanted: Berth may not read clonesets.apps.kruise.io") {
+		t.Errorf("found %v, not found out: %q", report.Findings, report.Unknown)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/poolstatus"
@@ -276,7 +277,10 @@ func addressesOf(pod *v1.Pod) []netip.Addr {
 func (c *comparison) comparePod(pod *v1.Pod, having map[netip.Addr][]*v1.Pod) {
 	names, err := podrequest.NamesOf(pod)
 	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
-	if requested, _ := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec); err != nil || int64(len(names)) < requested {
+	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
+	// Without an annotation of Berth's, whoever asks for Galaxy's resource is on Galaxy's network.
+	galaxys := of == galaxy.ResourceENIIP && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == ""
+	if err != nil || int64(len(names)) < requested && !galaxys {
 		text := fmt.Sprintf("pod %s/%s on %s requests %d addresses, and its annotation %s names %d", pod.Namespace, pod.Name, pod.Spec.NodeName, requested, v1alpha1.AnnotationFloatingIPs, len(names))
 		if err != nil {
 			text += fmt.Sprintf(": %v", err)
@@ -356,6 +360,11 @@ func (c *comparison) compareAgents() {
 		objects := []Object{{Kind: "Node", Name: name, UID: string(node.(*v1.Node).UID)}}
 		agent := agents[name]
 		switch {
+		case len(agents) == 0:
+			c.add(Finding{
+				Code: NoAgent, Objects: objects, Command: "kubectl get pods -A -l " + agentLabels,
+				Text: fmt.Sprintf("node %s has %d addresses and no agent: there is none in namespace %s, and --berth-namespace names another", name, n, c.namespace),
+			})
 		case agent == nil:
 			c.add(Finding{
 				Code: NoAgent, Objects: objects, Command: fmt.Sprintf("kubectl -n %s describe daemonset berth-agent", c.namespace),

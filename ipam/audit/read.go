@@ -280,7 +280,7 @@ func (r *renewal) object(object Object) error {
 		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
 	case "Pod":
 		into, keep = r.o.Pods, r.slimPod
-		if r.o.agents != nil && object.Namespace == r.options.Namespace {
+		if r.isAgent(object) {
 			return nil // renewed with the agents
 		}
 		found, err = got(kube.CoreV1().Pods(object.Namespace).Get(r.ctx, object.Name, metav1.GetOptions{}))
@@ -316,6 +316,14 @@ func (r *renewal) object(object Object) error {
 		return into.Update(kept)
 	}
 	return nil
+}
+
+func (r *renewal) isAgent(pod Object) bool {
+	if r.o.agents == nil {
+		return false
+	}
+	_, is, _ := r.o.agents.GetByKey(pod.Namespace + "/" + pod.Name)
+	return is
 }
 
 // got makes the result of a typed Get a runtime.Object.

@@ -89,12 +89,12 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 			}
 		}
 	}
-	found, unknown, err := a.look(ctx, o, nil)
+	found, not, err := a.look(ctx, o, nil)
 	if err != nil {
 		return nil, err
 	}
-	if len(unknown) > 0 {
-		found = append(found, Finding{Code: OwnerUnknown, Address: spec.Address, Objects: []Object{addressOf(ip)}, Text: "it is not known " + unknown[0]})
+	for _, unknown := range not.texts() {
+		found = append(found, Finding{Code: OwnerUnknown, Address: spec.Address, Objects: []Object{addressOf(ip)}, Text: "it is not known " + unknown})
 	}
 	// One address is not all of a pool's.
 	s.Findings = sorted(slices.DeleteFunc(found, func(f Finding) bool {

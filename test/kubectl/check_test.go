@@ -20,6 +20,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/deploy"
@@ -108,7 +109,8 @@ func TestCheck(t *testing.T) {
 	for i, replicas := range []int{1, 4, 0, 3} {
 		simulation.Patch(w, w.Kube.AppsV1().StatefulSets(simulation.Namespace), "web", `{"spec":{"replicas":%d}}`, replicas)
 		if i < 3 {
-			berth(w, "viewer", "check", "--agents=false").expect(t, 0, "Nothing was found")
+			// It ends as soon as nothing is wrong.
+			berth(w, "viewer", "check", "--agents=false", "--grace=2m").expect(t, 0, "Nothing was found")
 		}
 	}
 	w.Eventually("wait for the pods", func() error { return w.CountBound(5) })
@@ -152,6 +154,16 @@ func TestCheck(t *testing.T) {
 		})
 		berth(w, "operator", "release", held, "--apply").expect(t, 2, "pod default/web-0 has it: delete the pod")
 		berth(w, "operator", "release", first).expect(t, 0, "to free", "Nothing was changed")
+		conflict := func(status string) {
+			w.T.Helper()
+			patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Heard","message":"02:00:00:00:00:01 has it","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, v1alpha1.FloatingIPConflict, status)
+			if _, err := w.Berth.FloatingIPs.Patch(w.Ctx, second, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		conflict("True")
+		berth(w, "operator", "release", second, "--apply").expect(t, 2, "a host outside of the cluster has it, and pods would get it")
+		conflict("False")
 		berth(w, "operator", "release", "--retained-longer-than=30d").expect(t, 0, "There is nothing to free.")
 		report := filepath.Join(t.TempDir(), "report.json")
 		save := func(addresses ...string) {

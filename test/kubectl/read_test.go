@@ -124,7 +124,8 @@ func fill(w *simulation.World) {
 	}
 	since := metav1.NewTime(time.Now().Add(-72 * time.Hour))
 	released := metav1.NewTime(time.Now().Add(-240 * time.Hour))
-	names := map[string]string{}
+	// It ran with what web-1 has now.
+	names := map[string]string{"shop/done": "10.0.70.9"}
 	for i, hold := range holds {
 		ip := &v1alpha1.FloatingIP{Spec: hold.spec}
 		ip.Name = v1alpha1.NameOf(netip.MustParseAddr(ip.Spec.Address))
@@ -163,6 +164,7 @@ func fill(w *simulation.World) {
 	for _, pod := range []struct{ namespace, name, node, kind, workload string }{
 		{"shop", "web-0", "node1", "StatefulSet", "web"}, {"shop", "web-1", "node2", "StatefulSet", "web"},
 		{"ads", "banner-5d8f9-x2x4z", "node1", "ReplicaSet", "banner-5d8f9"}, {"shop", "waits", "", "", ""},
+		{"shop", "done", "node1", "StatefulSet", "web"},
 	} {
 		made := simulation.NewPod(pod.name)
 		made.Namespace, made.Spec.NodeName = pod.namespace, pod.node
@@ -173,6 +175,11 @@ func fill(w *simulation.World) {
 		}
 		created, err := w.Kube.CoreV1().Pods(pod.namespace).Create(w.Ctx, made, metav1.CreateOptions{})
 		must(err)
+		if pod.name == "done" {
+			created.Status.Phase = v1.PodSucceeded
+			_, err := w.Kube.CoreV1().Pods(pod.namespace).UpdateStatus(w.Ctx, created, metav1.UpdateOptions{})
+			must(err)
+		}
 		for _, hold := range holds {
 			if hold.pod != pod.name {
 				continue

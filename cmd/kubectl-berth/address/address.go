@@ -104,7 +104,7 @@ func Of(ip *v1alpha1.FloatingIP) Address {
 // answerOf returns the answer with these addresses.
 func answerOf(addresses []Address, now time.Time) *answer.Answer {
 	table := answer.NewTable("Address", "State", "Pool", "Pod", "Node", "Owner", "Since", "+Policy", "+Last-Pod", "Note")
-	a := &answer.Answer{Table: table, Kind: "AddressList", Content: List{Items: addresses}}
+	a := &answer.Answer{Table: table, Kind: "AddressList", Content: List{Items: append([]Address{}, addresses...)}}
 	for i := range addresses {
 		of := &addresses[i]
 		table.Add(of.Address, string(of.State), of.Pool, of.Pod.String(), of.Node, of.Owner.String(), age(of.Since, now), string(of.ReleasePolicy), of.LastPod, of.Note)
@@ -132,6 +132,12 @@ func coolingNote(until time.Time, now time.Time) string {
 		return fmt.Sprintf("it was freed and cools down until %s (%s)", until.UTC().Format(time.RFC3339), duration.HumanDuration(left))
 	}
 	return "it was freed, and its cooldown is over: berth-controller is about to delete the FloatingIP"
+}
+
+// runsWith says whether a pod has the addresses that its annotation names: a finished one gave
+// them back, and others may have them.
+func runsWith(pod *v1.Pod) bool {
+	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
 // ofPod returns what a pod's annotation says of one of its addresses.

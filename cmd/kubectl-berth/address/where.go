@@ -5,6 +5,7 @@ package address
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -153,8 +154,11 @@ func (o *whereOptions) run(ctx context.Context, text string) error {
 			return err
 		}
 	}
-	if !o.watch || version == "" {
+	switch {
+	case !o.watch:
 		return nil
+	case version == "":
+		return errors.New("--watch needs the right to watch FloatingIPs: what is printed is of this moment")
 	}
 	return cluster.Follow(ctx, version, func(options metav1.ListOptions) (watch.Interface, error) {
 		options.FieldSelector = of.selector()
@@ -265,7 +269,7 @@ func (o *whereOptions) ofOwnPods(ctx context.Context, of *target, pod *v1.Pod, k
 	for i := range pods {
 		names, _ := podrequest.NamesOf(&pods[i])
 		for _, name := range names {
-			if addr, err := v1alpha1.AddrOf(name); err == nil && pods[i].Spec.NodeName != "" {
+			if addr, err := v1alpha1.AddrOf(name); err == nil && runsWith(&pods[i]) {
 				found = append(found, ofPod(&pods[i], addr))
 			}
 		}

@@ -152,7 +152,11 @@ func (l *look) who(ctx context.Context, addr netip.Addr) (Address, error) {
 // of adds to a FloatingIP when its cooldown ends.
 func (l *look) of(ctx context.Context, ip *v1alpha1.FloatingIP) (Address, error) {
 	found := Of(ip)
-	if found.State != standing.Cooling {
+	switch {
+	case found.State != standing.Cooling || found.Conflict:
+		return found, nil
+	case ip.Spec.ReleasedAt == nil:
+		found.Note = "its FloatingIP names no owner, and stays until somebody deletes it: no pod gets the address"
 		return found, nil
 	}
 	if err := l.readPools(ctx); err != nil {
@@ -202,7 +206,7 @@ func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (A
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if names, _ := podrequest.NamesOf(pod); pod.Spec.NodeName != "" && slices.Contains(names, v1alpha1.NameOf(addr)) {
+		if names, _ := podrequest.NamesOf(pod); runsWith(pod) && slices.Contains(names, v1alpha1.NameOf(addr)) {
 			return ofPod(pod, addr), nil
 		}
 	}

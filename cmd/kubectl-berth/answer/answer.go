@@ -59,6 +59,13 @@ type Format struct {
 	print     *genericclioptions.PrintFlags
 	noHeaders bool
 	printed   bool
+	// made is the printer. There is one: that of YAML separates its documents.
+	made printers.ResourcePrinter
+	// columns remembers how wide the columns are, so that the rows of a watch stand below each other.
+	columns interface {
+		io.Writer
+		Flush() error
+	}
 }
 
 // NewFormat returns a Format whose flags the command adds with AddFlags.
@@ -88,6 +95,9 @@ func (f *Format) printer() (printers.ResourcePrinter, error) {
 	if format := *f.print.OutputFormat; slices.Contains(forPeople, format) || format == "name" {
 		return nil, nil
 	}
+	if f.made != nil {
+		return f.made, nil
+	}
 	printer, err := f.print.ToPrinter()
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
 		return nil, fmt.Errorf("-o %s: there is no such format: use wide, json, yaml, name, jsonpath=… or go-template=…", *f.print.OutputFormat)
@@ -95,6 +105,7 @@ func (f *Format) printer() (printers.ResourcePrinter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-o %s: %w", *f.print.OutputFormat, err)
 	}
+	f.made = printer
 	return printer, nil
 }
 
@@ -127,7 +138,13 @@ func (f *Format) Print(out io.Writer, a *Answer) error {
 func (f *Format) printText(out io.Writer, a *Answer) error {
 	if a.Table != nil && len(a.Table.table.Rows) > 0 {
 		options := printers.PrintOptions{Wide: *f.print.OutputFormat == "wide", NoHeaders: f.noHeaders || f.printed}
-		if err := printers.NewTablePrinter(options).PrintObj(&a.Table.table, out); err != nil {
+		if f.columns == nil {
+			f.columns = printers.GetNewTabWriter(out)
+		}
+		if err := printers.NewTablePrinter(options).PrintObj(&a.Table.table, f.columns); err != nil {
+			return wrap(err)
+		}
+		if err := f.columns.Flush(); err != nil {
 			return wrap(err)
 		}
 		f.printed = true

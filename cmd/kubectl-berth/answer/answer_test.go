@@ -47,7 +47,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// The rows of a watch have one line of headers above them.
+// The rows of a watch have one line of headers above them, and stand in its columns.
 func TestPrintAgain(t *testing.T) {
 	var out strings.Builder
 	format := NewFormat()
@@ -58,7 +58,7 @@ func TestPrintAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if want := "NAME   USE\nweb    7\ndb     -\nweb   7\ndb    -\n"; out.String() != want {
+	if want := "NAME   USE\nweb    7\ndb     -\nweb    7\ndb     -\n"; out.String() != want {
 		t.Errorf("printed\n%s, want\n%s", out.String(), want)
 	}
 }
@@ -74,5 +74,24 @@ func TestUnknownFormat(t *testing.T) {
 func TestPaint(t *testing.T) {
 	if got := Paint(true).Red("x") + Paint(true).Green("") + Paint(false).Red("y") + PaintOf(io.Discard).Faint("z"); got != "\x1b[31mx\x1b[0myz" {
 		t.Errorf("painted %q", got)
+	}
+}
+
+// The documents of a watch are apart.
+func TestPrintYAMLAgain(t *testing.T) {
+	var out strings.Builder
+	format := NewFormat()
+	set := pflag.NewFlagSet("", pflag.ContinueOnError)
+	format.AddFlags(set)
+	if err := set.Parse([]string{"-oyaml"}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := format.Print(&out, sample()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if documents := strings.Split(out.String(), "---\n"); len(documents) != 2 || documents[0] != documents[1] {
+		t.Errorf("printed %q", out.String())
 	}
 }

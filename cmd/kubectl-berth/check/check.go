@@ -148,7 +148,7 @@ func answerOf(report *audit.Report) *answer.Answer {
 	table := answer.NewTable("Code", "Object", "Finding", "Command")
 	a := &answer.Answer{Table: table, Kind: Kind, Content: Report{
 		Time: time.Now().UTC().Truncate(time.Second), Addresses: report.Addresses, Pods: report.Pods, Pools: report.Pools,
-		Findings: slices.Clone(report.Findings), Unknown: report.Unknown,
+		Findings: append([]audit.Finding{}, report.Findings...), Unknown: report.Unknown,
 	}}
 	for _, f := range report.Findings {
 		table.Add(string(f.Code), f.Objects[0].String(), f.Text, f.Command)

@@ -5,6 +5,7 @@ package check
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -37,32 +38,50 @@ func (o *options) askWire(ctx context.Context, auditor *audit.Auditor, report *a
 	}
 	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
 	wire := &node.Wire{Agents: &node.Agents{Executor: o.Cluster, Namespace: o.namespace}}
-	suspects, unknown := ask(ctx, wire, agents, report.Held)
-	if len(suspects) > 0 {
+	return askTwice(ctx, wire, agents, report, func(suspects []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) {
 		// A pod that just moved is announced at once; its old node may answer for a moment.
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		case <-time.After(max(o.grace/5, time.Second)):
 		}
 		berth, err := o.Berth()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var same []*v1alpha1.FloatingIP
-		for _, ip := range report.Held {
-			if _, suspect := suspects[ip.Spec.Address]; !suspect {
-				continue
-			}
+		for _, ip := range suspects {
 			now, err := berth.FloatingIPs.Get(ctx, ip.Name, metav1.GetOptions{})
 			if err == nil && now.UID == ip.UID && now.Spec.Pod != nil && now.Spec.Pod.UID == ip.Spec.Pod.UID && now.Spec.Node == ip.Spec.Node {
 				same = append(same, now)
 			} else if err != nil && !cluster.IsNoSuch(err) {
-				return fmt.Errorf("get FloatingIP %s: %w", ip.Name, err)
+				return nil, fmt.Errorf("get FloatingIP %s: %w", ip.Name, err)
 			}
 		}
+		return same, nil
+	})
+}
+
+// askTwice asks, and then again about what is wrong. unchanged returns those of its addresses
+// that have not changed meanwhile.
+func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *audit.Report, unchanged func([]*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error)) error {
+	suspects, unknown := ask(ctx, wire, agents, report.Held)
+	if len(suspects) > 0 {
+		same, err := unchanged(slices.DeleteFunc(slices.Clone(report.Held), func(ip *v1alpha1.FloatingIP) bool {
+			_, suspect := suspects[ip.Spec.Address]
+			return !suspect
+		}))
+		if err != nil {
+			return err
+		}
 		before := suspects
-		suspects, _ = ask(ctx, wire, agents, same)
+		var still []string
+		suspects, still = ask(ctx, wire, agents, same)
+		for _, text := range still {
+			if !slices.Contains(unknown, text) {
+				unknown = append(unknown, text)
+			}
+		}
 		for address, f := range suspects {
 			if before[address].Code == f.Code {
 				report.Findings = append(report.Findings, f)
@@ -135,7 +154,7 @@ func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[p
 		}
 	}
 	if carrier == nil {
-		return nil, nil // NoAgent says it.
+		return nil, errors.New("no agent runs there")
 	}
 	var addresses []string
 	for _, ip := range ips {

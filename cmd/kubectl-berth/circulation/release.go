@@ -35,7 +35,8 @@ const releaseLong = `Frees addresses that no pod has: those that are kept for an
 --apply it says what would be freed and changes nothing.
 
 An address that a pod has is never freed: delete the pod. A reserved one is put back with
-"kubectl berth unreserve". Each address is freed only if its FloatingIP is still the one that
+"kubectl berth unreserve". One that a host outside of the cluster has stays out of
+circulation. Each address is freed only if its FloatingIP is still the one that
 was looked at, with the same UID and resourceVersion; with --from, as the report has it: an old
 report frees nothing that moved on. After the release the cooldown of the pool begins, if it has
 one and a pod had the address.
@@ -230,6 +231,9 @@ func (o *releasing) report() ([]Release, error) {
 			if !slices.Contains([]audit.Code{audit.OwnerGone, audit.RestOverdue, audit.PoolGone, audit.OutsidePool}, f.Code) {
 				continue
 			}
+			if len(f.Objects) == 0 {
+				return nil, fmt.Errorf("read the report %s: finding %s of address %q names no object", o.from, f.Code, f.Address)
+			}
 			if object := f.Objects[0]; !slices.ContainsFunc(releases, func(r Release) bool { return r.UID == object.UID }) {
 				releases = append(releases, Release{Address: f.Address, UID: object.UID, ResourceVersion: object.ResourceVersion})
 			}
@@ -256,6 +260,8 @@ func of(ip *v1alpha1.FloatingIP) Release {
 		r.Outcome, r.Note = Left, "it is reserved: use kubectl berth unreserve"
 	case spec.ExternallyAssigned:
 		r.Outcome, r.Note = Left, "the external assigner has not detached it from node "+spec.Node
+	case ip.InConflict():
+		r.Outcome, r.Note = Left, "a host outside of the cluster has it, and pods would get it: kubectl describe floatingip "+ip.Name
 	case spec.ReleasedAt != nil:
 		r.Note = "its cooldown ends early"
 	}

@@ -80,7 +80,7 @@ func relay(events watch.Interface, version string, do func(watch.Event) error) (
 		case watch.Error:
 			err := apierrors.FromObject(event.Object)
 			if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Code == http.StatusGone {
-				return "", nil // from now on
+				return "", nil // what is there now, as events are lost
 			}
 			return version, fmt.Errorf("watch: %w", err)
 		case watch.Bookmark:

@@ -153,7 +153,7 @@ type Top struct {
 func topAnswer(kind string, shares []usage.Share, now time.Time) *answer.Answer {
 	name := strings.TrimSuffix(kind, "s")
 	table := answer.NewTable(strings.ToUpper(name[:1])+name[1:], "Total", "Held", "Retained", "Oldest-Retained")
-	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: shares}}
+	a := &answer.Answer{Table: table, Kind: "Top", Content: Top{By: kind, Items: append([]usage.Share{}, shares...)}}
 	for i := range shares {
 		share := &shares[i]
 		oldest := ""

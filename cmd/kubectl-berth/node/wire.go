@@ -81,6 +81,9 @@ func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, addresses []
 			return nil, err
 		}
 		for _, answer := range probed.Answers {
+			if !slices.Contains(chunk, answer.Address) {
+				return nil, fmt.Errorf("the agent in pod %s answers for %s, which nobody asked for", agent.Name, answer.Address)
+			}
 			answers = append(answers, Answer{Address: answer.Address, MACs: answer.MACs, Asked: agent.Name, AskedNode: agent.Spec.NodeName})
 		}
 	}

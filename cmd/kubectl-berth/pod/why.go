@@ -263,5 +263,8 @@ func (l *look) events(ctx context.Context, told *Why) error {
 		return fmt.Errorf("list the events of the pod: %w", err)
 	}
 	told.addEvents(list.Items)
+	if told.Problem == "" && l.pod.Status.Phase == v1.PodPending {
+		told.Problem = "its containers have not started yet"
+	}
 	return nil
 }

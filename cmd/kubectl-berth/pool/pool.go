@@ -158,7 +158,7 @@ func count(n int64) uint64 { return uint64(max(0, n)) }
 
 func answerOf(all []Pool) *answer.Answer {
 	table := answer.NewTable("Name", "Subnet", "Capacity", "Held", "Retained", "+Reserved", "+Cooling", "Free", "Ready", "+Reason", "+VLAN", "Use")
-	a := &answer.Answer{Table: table, Kind: "PoolList", Content: List{Items: all}}
+	a := &answer.Answer{Table: table, Kind: "PoolList", Content: List{Items: append([]Pool{}, all...)}}
 	for i := range all {
 		p := &all[i]
 		table.Add(p.Name, p.Subnet, number(p.Capacity), number(p.Held), number(p.Retained), number(p.Reserved), number(p.Cooling), number(p.Free), p.Ready, p.Reason, fmt.Sprint(p.VLAN), p.bar())

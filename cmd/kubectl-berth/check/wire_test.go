@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package check
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/audit"
+)
+
+// agents are what agents say by their pods, one after another.
+type agents map[string][]string
+
+func (a agents) Exec(_ context.Context, _, pod, _ string, _ ...string) ([]byte, error) {
+	texts := a[pod]
+	if len(texts) == 0 {
+		return nil, errors.New(pod + " is gone")
+	}
+	a[pod] = texts[1:]
+	return []byte(texts[0]), nil
+}
+
+func agentOn(nodeName string) *v1.Pod {
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent-" + nodeName}, Spec: v1.PodSpec{NodeName: nodeName},
+		Status: v1.PodStatus{Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}},
+	}
+}
+
+const (
+	carried = `{"carried":[{"address":"10.0.70.12","macs":["aa"]}]}`
+	own     = `{"answers":[{"address":"10.0.70.12","macs":["aa"]}]}`
+	rogue   = `{"answers":[{"address":"10.0.70.12","macs":["cc"]}]}`
+	other   = `{"answers":[{"address":"10.0.70.99","macs":["cc"]}]}`
+)
+
+// What the network says twice is a finding; what it could not be asked about is unknown, also
+// the second time.
+func TestAskTwice(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		say     agents
+		on      []string
+		codes   []audit.Code
+		unknown string
+	}{
+		{"as it should", agents{"agent-1": {carried}, "agent-2": {own}}, []string{"1", "2"}, nil, ""},
+		{"twice", agents{"agent-1": {carried, carried}, "agent-2": {rogue, rogue}}, []string{"1", "2"}, []audit.Code{audit.OtherMAC}, ""},
+		{"once", agents{"agent-1": {carried, carried}, "agent-2": {rogue, own}}, []string{"1", "2"}, nil, ""},
+		{"nobody can be asked again", agents{"agent-1": {carried, carried}, "agent-2": {rogue}}, []string{"1", "2"}, nil, "agent-2 is gone"},
+		{"no agent", agents{}, []string{"2"}, nil, "no agent runs there"},
+		{"an answer that nobody asked for", agents{"agent-1": {carried}, "agent-2": {other}}, []string{"1", "2"}, nil, "10.0.70.99, which nobody asked for"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			report := &audit.Report{Held: []*v1alpha1.FloatingIP{{
+				ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.12"},
+				Spec:       v1alpha1.FloatingIPSpec{Address: "10.0.70.12", Node: "1", Pod: &v1alpha1.PodReference{Name: "web-0"}},
+			}}}
+			var pods []*v1.Pod
+			for _, name := range test.on {
+				pods = append(pods, agentOn(name))
+			}
+			wire := &node.Wire{Agents: &node.Agents{Executor: test.say}}
+			err := askTwice(t.Context(), wire, pods, report, func(same []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) { return same, nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			var codes []audit.Code
+			for _, f := range report.Findings {
+				codes = append(codes, f.Code)
+			}
+			if !slices.Equal(codes, test.codes) {
+				t.Errorf("found %v, want %v", codes, test.codes)
+			}
+			if text := strings.Join(report.Unknown, "; "); (text == "") != (test.unknown == "") || !strings.Contains(text, test.unknown) {
+				t.Errorf("not found out: %q, want %q", text, test.unknown)
+			}
+		})
+	}
+}
