@@ -19,7 +19,7 @@ COSIGN         := go run github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 GOVULNCHECK    := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 ACTIONLINT     := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/plugins berth-vlan:./cni/plugins berth-sriov:./cni/plugins berth-ipam:./cni/plugins berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local kubectl-berth:./cmd/kubectl-berth
+PROGRAMS := berth-scheduler:./cmd/scheduler berth-controller:./cmd/controller berth-agent:./cmd/agent berth-cni:./cni/shim berth-veth:./cni/plugins berth-vlan:./cni/plugins berth-sriov:./cni/plugins berth-ipam:./cni/plugins berth-bridge:github.com/containernetworking/plugins/plugins/main/bridge berth-host-local:github.com/containernetworking/plugins/plugins/ipam/host-local berth-iptables:./cni/iptables kubectl-berth:./cmd/kubectl-berth
 FUZZTIME ?= 30s
 FUZZ     := $(shell grep -rlE '^func Fuzz' --include='*_test.go' . | grep -v '^./test/' | sort)
 GOTEST   := go test -timeout 60m
@@ -45,7 +45,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all help build images chart krew release publish sign test-install demo lab lab-down test test-unit test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all help build images chart krew release publish sign test-install demo lab lab-down test test-unit test-release test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -106,7 +106,7 @@ clean: ## Remove what was built.
 
 ##@ Test: all of this must pass
 
-test: lint test-unit test-rules test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
+test: lint test-unit test-release test-rules test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
 
 lint: ## All of .golangci.yml, both modules, and the workflows.
 	$(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml
@@ -117,6 +117,9 @@ lint: ## All of .golangci.yml, both modules, and the workflows.
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
 	cd test/helm && CGO_ENABLED=0 $(GOTEST) -trimpath ./...
+
+test-release: ## What a release is made of: images, the packages of Debian in them, plugin archives.
+	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/...
 
 test-rules: ## Alerts and dashboards: when alerts fire, by Debian's promtool, which the first run fetches by the mirrors of the host's apt.
 	cd test && $(GOTESTPROGRAMS) ./monitoring/...

@@ -61,7 +61,7 @@ func (o *Overlay) forward(self local) error {
 	// The bridge plugin sets it for each pod, in the pod's namespace.
 	path := filepath.Join(o.PluginSysctlRoot, "net/ipv6/conf/lo/keep_addr_on_down")
 	if err := unix.Access(path, unix.W_OK); err != nil {
-		return fmt.Errorf("pods with IPv6 addresses need /proc/sys/net to be writable for CNI plugins: use the component manifests/agent/host-root: access %s: %w", path, err)
+		return fmt.Errorf("pods with IPv6 addresses need /proc/sys/net to be writable for CNI plugins: if the log says that AppArmor forbids it, use the component manifests/agent/host-root: access %s: %w", path, err)
 	}
 	return nil
 }

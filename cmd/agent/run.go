@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
@@ -47,6 +48,7 @@ func run(ctx context.Context, o *Options) error {
 	if err := exec.CheckRoot(); err != nil {
 		return fmt.Errorf("--host-root: %w; the kustomize component manifests/agent/host-root has all that the option needs", err)
 	}
+	exposeSettings(ctx, o)
 	store, err := openState(ctx, o)
 	if err != nil {
 		return err
@@ -117,6 +119,19 @@ func run(ctx context.Context, o *Options) error {
 		background = append(background, func(ctx context.Context) error { return enforcer.Run(ctx, a) })
 	}
 	return serve(ctx, o, a, node, config, background...)
+}
+
+// exposeSettings lets plugins of other projects write the kernel settings of the network, which they do at
+// /proc/sys: runtimes mount that read-only, and nothing over it. Where it cannot, plugins say what they miss.
+func exposeSettings(ctx context.Context, o *Options) {
+	const settings = "/proc/sys/net"
+	nodes := filepath.Join(o.SysctlRoot, "net")
+	if o.HostRoot != "" || nodes == settings || unix.Access(settings, unix.W_OK) == nil {
+		return
+	}
+	if err := unix.Mount(nodes, settings, "", unix.MS_BIND, ""); err != nil {
+		klog.FromContext(ctx).Info("CNI plugins cannot change kernel settings here, as some do for host ports and IPv6; where AppArmor forbids the mount, use the component manifests/agent/host-root", "mount", nodes, "at", settings, "err", err)
+	}
 }
 
 // detectNetfilter logs by which interface the agent speaks to the kernel's netfilter, and what

@@ -36,6 +36,7 @@ var packages = map[string]string{
 	"berth-sriov":      "./cni/plugins",
 	"berth-bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 	"berth-host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
+	"berth-iptables":   "./cni/iptables",
 	"kubectl-berth":    "./cmd/kubectl-berth",
 	"cnitool":          "github.com/containernetworking/cni/cnitool",
 	"macvlan":          "github.com/containernetworking/plugins/plugins/main/macvlan",

@@ -24,15 +24,17 @@ type berthImage struct {
 	about    string
 	programs []string
 	user     string
+	// netfilter says that it has iptables and nft, for plugins of other projects.
+	netfilter bool
 }
 
 // unprivileged is the user of programs that need nothing of their node.
 const unprivileged = "65532:65532"
 
 var images = []berthImage{
-	{"berth-scheduler", "kube-scheduler that gives pods floating IPs", []string{"berth-scheduler"}, unprivileged},
-	{"berth-controller", "frees floating IPs", []string{"berth-controller"}, unprivileged},
-	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-sriov", "berth-ipam", "berth-bridge", "berth-host-local"}, ""},
+	{"berth-scheduler", "kube-scheduler that gives pods floating IPs", []string{"berth-scheduler"}, unprivileged, false},
+	{"berth-controller", "frees floating IPs", []string{"berth-controller"}, unprivileged, false},
+	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-sriov", "berth-ipam", "berth-bridge", "berth-host-local", iptablesProgram}, "", true},
 }
 
 // Registry is where the chart has the images from, and Version the tag of those that are no
@@ -44,9 +46,16 @@ const (
 
 const source = "https://github.com/berth-dev/berth"
 
-// make makes the image of programs that are in a folder.
-func (i berthImage) make(root, programs, arch, version string, compression image.Compression) (v1.Image, error) {
-	files := map[string]string{"/licenses/LICENSE": filepath.Join(root, "LICENSE")}
+// make makes the image of programs that are in a folder; netfilter is a folder that fetchNetfilter made.
+func (i berthImage) make(root, programs, netfilter, arch, version string, compression image.Compression) (v1.Image, error) {
+	files := map[string]string{}
+	if i.netfilter {
+		var err error
+		if files, err = netfilterFiles(netfilter); err != nil {
+			return nil, fmt.Errorf("%s for %s: %w", i.name, arch, err)
+		}
+	}
+	files["/licenses/LICENSE"] = filepath.Join(root, "LICENSE")
 	for _, program := range i.programs {
 		files["/"+program] = filepath.Join(programs, program)
 	}
@@ -76,9 +85,13 @@ func LoadImages(ctx context.Context, cluster *lab.Cluster, progress io.Writer) e
 		return err
 	}
 	defer os.RemoveAll(dir)
+	netfilter, err := netfilterHere(ctx, progress)
+	if err != nil {
+		return fmt.Errorf("make Berth's images: %w", err)
+	}
 	var archives []string
 	for _, i := range images {
-		img, err := i.make(root, filepath.Join(root, "bin"), runtime.GOARCH, Version, image.Uncompressed)
+		img, err := i.make(root, filepath.Join(root, "bin"), netfilter, runtime.GOARCH, Version, image.Uncompressed)
 		if err != nil {
 			return err
 		}
@@ -110,6 +123,17 @@ func Images(ctx context.Context, progress io.Writer, out, registry, version stri
 		return err
 	}
 	defer os.RemoveAll(built)
+	for _, arch := range architectures {
+		dir := filepath.Join(built, "netfilter-"+arch)
+		if err := fetchNetfilter(ctx, progress, dir, arch); err != nil {
+			return fmt.Errorf("make Berth's images: %w", err)
+		}
+		packages, err := netfilterVersions(dir)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(progress, "packages for %s: %s\n", arch, strings.Join(packages, ", "))
+	}
 	for _, i := range images {
 		var all []v1.Image
 		for _, arch := range architectures {
@@ -118,7 +142,7 @@ func Images(ctx context.Context, progress io.Writer, out, registry, version stri
 			if err := compileFor(ctx, arch, dir, i.programs, "-buildvcs=false"); err != nil {
 				return err
 			}
-			img, err := i.make(root, dir, arch, version, image.Compressed)
+			img, err := i.make(root, dir, filepath.Join(built, "netfilter-"+arch), arch, version, image.Compressed)
 			if err != nil {
 				return err
 			}

@@ -24,8 +24,9 @@ func publishedAt(port int32) option {
 	}
 }
 
-// TestNodesOwnPlugins: with manifests/agent/host-root the agent runs flannel's plugin and
-// portmap, which need files and iptables of the node, for pods that start after the agent,
+// TestNodesOwnPlugins: the agent runs flannel's plugin, bridge with ipMasq and portmap with the
+// iptables of its image, which writes where the node's does; with manifests/agent/host-root it
+// runs them with files and iptables of the node, for pods that start after the agent,
 // and after its restart, too. Floating IPs, which the agent wires itself, stay as they are.
 func TestNodesOwnPlugins(t *testing.T) {
 	s := newStage(t, "10.0.70.93-10.0.70.95")
@@ -40,8 +41,6 @@ func TestNodesOwnPlugins(t *testing.T) {
 		s.must(deploy.Customize(s.ctx, s.Cluster))
 		s.settled()
 	})
-	s.must(deploy.Customize(s.ctx, s.Cluster, "agent/host-root"))
-	s.settled()
 	// As the DaemonSet kube-flannel leaves a node. The agent runs already: it reads the
 	// configuration at each ADD.
 	s.run(node.Name(), "sh", "-c", fmt.Sprintf(`mkdir -p /run/flannel && printf %%s '%s' >/run/flannel/subnet.env && printf %%s '%s' >/etc/cni/net.d/05-flannel.conflist`,
@@ -50,6 +49,14 @@ func TestNodesOwnPlugins(t *testing.T) {
 			{"type":"flannel","delegate":{"hairpinMode":true,"isDefaultGateway":true}},
 			{"type":"portmap","capabilities":{"portMappings":true}}]}`))
 
+	image := s.start("image", bound(node.Name()), publishedAt(18079))
+	s.publishes(node.IP, 18079, image, subnet)
+	s.answers(before)
+	s.delete(image.Name)
+	s.noRulesOf(node.Name(), "18079", image.Status.PodIP)
+
+	s.must(deploy.Customize(s.ctx, s.Cluster, "agent/host-root"))
+	s.settled()
 	first := s.start("first", bound(node.Name()), publishedAt(18080))
 	s.publishes(node.IP, 18080, first, subnet)
 	s.answers(before)
@@ -62,23 +69,29 @@ func TestNodesOwnPlugins(t *testing.T) {
 	s.answers(s.start("after", s.floating, on(node.Name())))
 
 	s.delete(first.Name, second.Name)
-	for _, port := range []string{"18080", "18081"} {
-		if rules := s.run(node.Name(), "iptables-save", "-t", "nat"); strings.Contains(rules, "--dport "+port) {
-			t.Errorf("rules of host port %s are left:\n%s", port, rules)
-		}
-	}
+	s.noRulesOf(node.Name(), "18080", "18081", first.Status.PodIP, second.Status.PodIP)
 	s.answers(before)
 }
 
+// noRulesOf checks that a node's iptables have no rule that names a port or an address.
+func (s *stage) noRulesOf(node string, names ...string) {
+	s.t.Helper()
+	for _, name := range names {
+		if rules := s.run(node, "iptables-save", "-t", "nat"); strings.Contains(rules, name) {
+			s.t.Errorf("rules of %s are left:\n%s", name, rules)
+		}
+	}
+}
+
 // publishes waits until the pod answers at a port of its node, and checks that flannel's
-// plugin gave it its address and that portmap wrote its rules with the node's iptables.
+// plugin gave it its address, and that portmap and bridge wrote rules that the node's iptables reads.
 func (s *stage) publishes(node netip.Addr, port uint16, pod *v1.Pod, subnet netip.Prefix) {
 	s.t.Helper()
 	if addr, err := netip.ParseAddr(pod.Status.PodIP); err != nil || !subnet.Contains(addr) {
 		s.t.Errorf("pod %s has the address %s, want one of %s", pod.Name, pod.Status.PodIP, subnet)
 	}
 	rules := s.run(pod.Spec.NodeName, "iptables-save", "-t", "nat")
-	for _, want := range []string{"CNI-HOSTPORT-DNAT", fmt.Sprintf("--dport %d", port), "CNI-HOSTPORT-MASQ"} {
+	for _, want := range []string{"CNI-HOSTPORT-DNAT", fmt.Sprintf("--dport %d", port), "CNI-HOSTPORT-MASQ", "-A POSTROUTING -s " + pod.Status.PodIP} {
 		if !strings.Contains(rules, want) {
 			s.t.Errorf("the node's iptables have no %s:\n%s", want, rules)
 		}

@@ -11,11 +11,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/berth-dev/berth/test/debian"
 	"github.com/berth-dev/berth/test/lab"
 )
 
@@ -34,13 +33,9 @@ func packages() []string {
 	}
 }
 
-const (
-	// suite is the first release of Debian whose QEMU emulates a card with SR-IOV.
-	suite = "trixie"
-	// complete is a file of a root whose preparation ended; it has packages' names, so
-	// that a root of another list is made again.
-	complete = "berth-complete"
-)
+// complete is a file of a root whose preparation ended; it has packages' names, so
+// that a root of another list is made again.
+const complete = "berth-complete"
 
 // root is a folder with the unpacked packages.
 type root struct {
@@ -94,14 +89,8 @@ func openRoot(dir string) (*root, error) {
 	return &root{dir: dir, kernel: strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")}, nil
 }
 
-// fetch replaces dir by the unpacked packages and all that they depend on. Nothing is
-// installed: no script of a package runs, and the host's packages stay as they are.
+// fetch replaces dir by the unpacked packages and all that they depend on.
 func fetch(ctx context.Context, dir string, progress io.Writer) error {
-	for _, tool := range []string{"apt-get", "dpkg-deb"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			return fmt.Errorf("%w: the host has no %s", ErrUnavailable, tool)
-		}
-	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("prepare the machine: %w", err)
 	}
@@ -110,27 +99,12 @@ func fetch(ctx context.Context, dir string, progress io.Writer) error {
 		return fmt.Errorf("prepare the machine: %w", err)
 	}
 	defer os.RemoveAll(apt)
-	archives, err := downloadFromAny(ctx, apt, progress)
+	archives, err := debian.Fetch(ctx, progress, apt, debian.Request{Arch: runtime.GOARCH, Packages: packages()})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	// Debian's packages have all in /usr, and the old folders are links.
-	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
-		if err := os.MkdirAll(filepath.Join(dir, "usr", name), 0o755); err != nil {
-			return fmt.Errorf("prepare the machine: %w", err)
-		}
-		if err := os.Symlink("usr/"+name, filepath.Join(dir, name)); err != nil {
-			return fmt.Errorf("prepare the machine: %w", err)
-		}
-	}
-	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
-	if err != nil {
+	if err := debian.Unpack(ctx, dir, archives); err != nil {
 		return fmt.Errorf("prepare the machine: %w", err)
-	}
-	for _, deb := range debs {
-		if out, err := exec.CommandContext(ctx, "dpkg-deb", "--extract", deb, dir).CombinedOutput(); err != nil {
-			return fmt.Errorf("unpack %s: %w: %s", filepath.Base(deb), err, out)
-		}
 	}
 	r, err := openRoot(dir)
 	if err != nil {
@@ -140,115 +114,6 @@ func fetch(ctx context.Context, dir string, progress io.Writer) error {
 		return fmt.Errorf("index the modules of kernel %s: %w: %s", r.kernel, err, out)
 	}
 	return nil
-}
-
-// downloadFromAny fetches the packages and all that they depend on from the first mirror of
-// the host's apt that has them, and returns the folder below dir that they are in.
-func downloadFromAny(ctx context.Context, dir string, progress io.Writer) (string, error) {
-	candidates, err := hostMirrors(ctx)
-	if err != nil {
-		return "", err
-	}
-	var errs []error
-	for i, mirror := range candidates {
-		fmt.Fprintf(progress, "fetching the emulated machine from %s: %s\n", mirror, strings.Join(packages(), ", "))
-		archives, err := download(ctx, filepath.Join(dir, strconv.Itoa(i)), mirror)
-		if err == nil {
-			return archives, nil
-		}
-		errs = append(errs, fmt.Errorf("fetch from %s: %w", mirror, err))
-	}
-	return "", errors.Join(errs...)
-}
-
-// hostMirrors lists the mirrors of the host's own release that its apt uses.
-func hostMirrors(ctx context.Context) ([]string, error) {
-	const file = "/etc/os-release"
-	release, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("find the host's release: %w", err)
-	}
-	codename := codenameOf(string(release))
-	if codename == "" {
-		return nil, fmt.Errorf("%s has no VERSION_CODENAME, by which apt's mirrors are found", file)
-	}
-	uris, err := exec.CommandContext(ctx, "apt-get", "--print-uris", "update").Output()
-	if err != nil {
-		return nil, fmt.Errorf("list apt's sources with apt-get --print-uris update: %w", err)
-	}
-	mirrors := mirrorsOf(string(uris), codename)
-	if len(mirrors) == 0 {
-		return nil, fmt.Errorf("apt has no source with the release %s; add a mirror of Debian to /etc/apt/sources.list", codename)
-	}
-	return mirrors, nil
-}
-
-// codenameOf returns VERSION_CODENAME of the text of os-release(5), empty where there is none.
-func codenameOf(release string) string {
-	for line := range strings.Lines(release) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok {
-			return strings.Trim(value, `"'`)
-		}
-	}
-	return ""
-}
-
-// mirrorsOf returns the mirrors of a release in what apt-get --print-uris update prints, each
-// once: lines that begin with the URI of a file, in quotes.
-func mirrorsOf(uris, codename string) []string {
-	var all []string
-	for line := range strings.Lines(uris) {
-		uri, _, _ := strings.Cut(strings.TrimPrefix(line, "'"), "'")
-		if mirror, ok := strings.CutSuffix(uri, "/dists/"+codename+"/InRelease"); ok && !slices.Contains(all, mirror) {
-			all = append(all, mirror)
-		}
-	}
-	return all
-}
-
-// download fetches from one mirror, with a state of apt of its own in dir.
-func download(ctx context.Context, dir, mirror string) (archives string, err error) {
-	archives = filepath.Join(dir, "cache/archives")
-	for _, folder := range []string{filepath.Join(dir, "lists/partial"), filepath.Join(archives, "partial")} {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			return "", err
-		}
-	}
-	files := map[string]string{
-		"sources.list": "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] " + mirror + " " + suite + " main\n",
-		"status":       "", // no package is installed
-		"apt.conf": `
-			Dir::State "` + dir + `";
-			Dir::State::Lists "` + dir + `/lists";
-			Dir::State::status "` + dir + `/status";
-			Dir::Cache "` + dir + `/cache";
-			Dir::Etc::SourceList "` + dir + `/sources.list";
-			Dir::Etc::SourceParts "/dev/null";
-			Dir::Etc::Preferences "/dev/null";
-			Dir::Etc::PreferencesParts "/dev/null";
-			APT::Install-Recommends "false";
-			APT::Sandbox::User "root";
-			Acquire::Languages "none";
-			Acquire::Retries "3";
-			Acquire::http::Timeout "30";
-		`,
-	}
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			return "", err
-		}
-	}
-	for _, args := range [][]string{
-		{"update", "-q", "--error-on=any"},
-		append([]string{"install", "-y", "-q", "--download-only"}, packages()...),
-	} {
-		cmd := exec.CommandContext(ctx, "apt-get", args...)
-		cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(dir, "apt.conf"), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, out)
-		}
-	}
-	return archives, nil
 }
 
 // command returns a command that runs a program of the root, and dies with this

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package debian fetches packages of Debian for any architecture, by the mirrors of the host's apt, which checks
+// them by the signatures of Debian. It installs nothing, runs no script of a package, and leaves the host's own
+// packages and apt's state as they are.
+package debian
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Suite is the release that packages are of, whichever the host has: the first whose QEMU emulates a card with SR-IOV.
+const Suite = "trixie"
+
+// Request is what to fetch.
+type Request struct {
+	// Arch is Debian's name of an architecture, which for those of Berth is Go's, too.
+	Arch string
+	// Packages come with all that they depend on, Alone without.
+	Packages, Alone []string
+}
+
+// Fetch fetches packages below the folder dir, which it makes, from the first mirror of the host's apt that has
+// them, and returns the archives, sorted.
+func Fetch(ctx context.Context, progress io.Writer, dir string, r Request) ([]string, error) {
+	for _, tool := range []string{"apt-get", "dpkg-deb"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return nil, fmt.Errorf("the host has no %s, which fetches Debian's packages: %w", tool, err)
+		}
+	}
+	candidates, err := hostMirrors(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for i, mirror := range candidates {
+		fmt.Fprintf(progress, "fetching packages of Debian %s for %s from %s: %s\n", Suite, r.Arch, mirror, strings.Join(slices.Concat(r.Packages, r.Alone), ", "))
+		archives, err := download(ctx, filepath.Join(dir, strconv.Itoa(i)), mirror, r)
+		if err == nil {
+			return archives, nil
+		}
+		errs = append(errs, fmt.Errorf("fetch from %s: %w", mirror, err))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// Unpack unpacks archives into the folder root, which it makes. As in Debian, all is in /usr, and the old folders are links.
+func Unpack(ctx context.Context, root string, archives []string) error {
+	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
+		if err := os.MkdirAll(filepath.Join(root, "usr", name), 0o755); err != nil {
+			return fmt.Errorf("unpack packages: %w", err)
+		}
+		if err := os.Symlink("usr/"+name, filepath.Join(root, name)); err != nil {
+			return fmt.Errorf("unpack packages: %w", err)
+		}
+	}
+	for _, deb := range archives {
+		if out, err := exec.CommandContext(ctx, "dpkg-deb", "--extract", deb, root).CombinedOutput(); err != nil {
+			return fmt.Errorf("unpack %s: %w: %s", filepath.Base(deb), err, out)
+		}
+	}
+	return nil
+}
+
+// hostMirrors lists the mirrors of the host's own release that its apt uses.
+func hostMirrors(ctx context.Context) ([]string, error) {
+	const file = "/etc/os-release"
+	release, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("find the host's release: %w", err)
+	}
+	codename := codenameOf(string(release))
+	if codename == "" {
+		return nil, fmt.Errorf("%s has no VERSION_CODENAME, by which apt's mirrors are found", file)
+	}
+	uris, err := exec.CommandContext(ctx, "apt-get", "--print-uris", "update").Output()
+	if err != nil {
+		return nil, fmt.Errorf("list apt's sources with apt-get --print-uris update: %w", err)
+	}
+	mirrors := mirrorsOf(string(uris), codename)
+	if len(mirrors) == 0 {
+		return nil, fmt.Errorf("apt has no source with the release %s; add a mirror of Debian to /etc/apt/sources.list", codename)
+	}
+	return mirrors, nil
+}
+
+// codenameOf returns VERSION_CODENAME of the text of os-release(5), empty where there is none.
+func codenameOf(release string) string {
+	for line := range strings.Lines(release) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok {
+			return strings.Trim(value, `"'`)
+		}
+	}
+	return ""
+}
+
+// mirrorsOf returns the mirrors of a release in what apt-get --print-uris update prints, each
+// once: lines that begin with the URI of a file, in quotes.
+func mirrorsOf(uris, codename string) []string {
+	var all []string
+	for line := range strings.Lines(uris) {
+		uri, _, _ := strings.Cut(strings.TrimPrefix(line, "'"), "'")
+		if mirror, ok := strings.CutSuffix(uri, "/dists/"+codename+"/InRelease"); ok && !slices.Contains(all, mirror) {
+			all = append(all, mirror)
+		}
+	}
+	return all
+}
+
+// download fetches from one mirror, with a state of apt of its own in dir.
+func download(ctx context.Context, dir, mirror string, r Request) ([]string, error) {
+	archives := filepath.Join(dir, "cache/archives")
+	for _, folder := range []string{filepath.Join(dir, "lists/partial"), filepath.Join(archives, "partial")} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	files := map[string]string{
+		"sources.list": "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] " + mirror + " " + Suite + " main\n",
+		"status":       "", // no package is installed
+		"apt.conf": `
+			APT::Architecture "` + r.Arch + `";
+			APT::Architectures { "` + r.Arch + `"; };
+			Dir::State "` + dir + `";
+			Dir::State::Lists "` + dir + `/lists";
+			Dir::State::status "` + dir + `/status";
+			Dir::Cache "` + dir + `/cache";
+			Dir::Etc::SourceList "` + dir + `/sources.list";
+			Dir::Etc::SourceParts "/dev/null";
+			Dir::Etc::Preferences "/dev/null";
+			Dir::Etc::PreferencesParts "/dev/null";
+			APT::Install-Recommends "false";
+			APT::Sandbox::User "root";
+			Acquire::Languages "none";
+			Acquire::Retries "3";
+			Acquire::http::Timeout "30";
+		`,
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	calls := [][]string{{"update", "-q", "--error-on=any"}, append([]string{"install", "-y", "-q", "--download-only"}, r.Packages...)}
+	if len(r.Alone) > 0 {
+		calls = append(calls, append([]string{"download", "-q"}, r.Alone...))
+	}
+	for _, args := range calls {
+		cmd := exec.CommandContext(ctx, "apt-get", args...)
+		cmd.Dir = archives // of download
+		cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(dir, "apt.conf"), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	return filepath.Glob(filepath.Join(archives, "*.deb"))
+}
