@@ -6,12 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
@@ -44,10 +44,6 @@ type Auditor struct {
 	options Options
 	// renewing is called before suspects are looked at again; nil but in tests.
 	renewing func()
-
-	mu sync.Mutex
-	// containers are shared by pods, by what they request.
-	containers map[string][]v1.Container
 }
 
 // ForConfig returns an Auditor with clients of its own. config is not modified.
@@ -89,8 +85,8 @@ type Report struct {
 	Findings []Finding
 	// Unknown says what could not be found out, and why.
 	Unknown []string
-	// Held are the addresses that pods on nodes have.
-	Held []*v1alpha1.FloatingIP
+	// Held are the addresses that pods on nodes have. Each is made anew, to save memory.
+	Held iter.Seq[*v1alpha1.FloatingIP]
 	// Addresses, Pods and Pools count what was compared. Pods are those with addresses.
 	Addresses, Pods, Pools int
 }
@@ -134,15 +130,9 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 		unread.add(more)
 		suspects = lasting(suspects, again)
 	}
-	var held []*v1alpha1.FloatingIP
-	for _, object := range o.FloatingIPs.List() {
-		if ip := object.(*v1alpha1.FloatingIP); ip.Spec.Pod != nil && ip.Spec.Node != "" {
-			held = append(held, ip)
-		}
-	}
 	return &Report{
-		Findings: sorted(suspects), Unknown: unread.texts(), Held: held,
-		Addresses: len(o.FloatingIPs.ListKeys()), Pods: len(o.Pods.ListKeys()), Pools: len(o.IPPools.ListKeys()),
+		Findings: sorted(suspects), Unknown: unread.texts(), Held: o.held(),
+		Addresses: o.FloatingIPs.Len(), Pods: o.Pods.Len(), Pools: len(o.IPPools.ListKeys()),
 	}, nil
 }
 
@@ -159,21 +149,16 @@ func lasting(suspects, again []Finding) []Finding {
 // those of suspects, unless that is nil. Blocking.
 func (a *Auditor) look(ctx context.Context, o *objects, suspects []Finding) (found []Finding, not unread, err error) {
 	found = compare(o, time.Now())
-	var ips []*v1alpha1.FloatingIP
+	var names []string
 	if suspects == nil {
-		for _, object := range o.FloatingIPs.List() {
-			ips = append(ips, object.(*v1alpha1.FloatingIP))
-		}
+		names = o.Names()
 	}
 	for _, suspect := range suspects {
-		if suspect.Objects[0].Kind != "FloatingIP" {
-			continue
-		}
-		if object, exists, _ := o.FloatingIPs.GetByKey(suspect.Objects[0].Name); exists {
-			ips = append(ips, object.(*v1alpha1.FloatingIP))
+		if suspect.Objects[0].Kind == "FloatingIP" {
+			names = append(names, suspect.Objects[0].Name)
 		}
 	}
-	more, not, err := a.rehearse(ctx, o, ips)
+	more, not, err := a.rehearse(ctx, o, names)
 	return append(found, more...), not, err
 }
 
@@ -200,7 +185,7 @@ func (u unread) texts() []string {
 // requests to the API server.
 const workers = 16
 
-func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.FloatingIP) (found []Finding, not unread, err error) {
+func (a *Auditor) rehearse(ctx context.Context, o *objects, names []string) (found []Finding, not unread, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	rehearsal := reclaim.Rehearse(a.clients, o.Caches)
 	defer rehearsal.Close()
@@ -212,20 +197,24 @@ func (a *Auditor) rehearse(ctx context.Context, o *objects, ips []*v1alpha1.Floa
 		errs  []error
 	)
 	not = unread{}
-	for range min(workers, len(ips)) {
+	for range min(workers, len(names)) {
 		group.Go(func() {
 			for ctx.Err() == nil {
 				i := int(next.Add(1)) - 1
-				if i >= len(ips) {
+				if i >= len(names) {
 					return
 				}
-				deed, err := rehearsal.Of(ctx, ips[i].Name)
+				deed, err := rehearsal.Of(ctx, names[i])
 				if err == nil && deed == reclaim.Nothing {
+					continue
+				}
+				ip, exists := o.floatingIP(names[i])
+				if !exists {
 					continue
 				}
 				mu.Lock()
 				var forbidden *customkind.ForbiddenError
-				switch f, ok := rehearsed(o, ips[i], deed, err); {
+				switch f, ok := rehearsed(o, ip, deed, err); {
 				case errors.As(err, &forbidden):
 					not[forbidden.Error()]++
 				case isPassing(err):

@@ -5,6 +5,7 @@ package audit
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,30 +37,93 @@ type objects struct {
 	namespace string
 }
 
+// none returns no objects yet.
+func (a *Auditor) none() *objects {
+	return &objects{Caches: reclaim.NewCaches(annotationNetworks), namespace: a.options.Namespace}
+}
+
+// floatingIPs returns all FloatingIPs, one after the other: there may be very many.
+func (o *objects) floatingIPs() iter.Seq[*v1alpha1.FloatingIP] {
+	return func(yield func(*v1alpha1.FloatingIP) bool) {
+		for object := range o.FloatingIPs.All() {
+			if !yield(object.(*v1alpha1.FloatingIP)) {
+				return
+			}
+		}
+	}
+}
+
+func (o *objects) floatingIP(name string) (*v1alpha1.FloatingIP, bool) {
+	object, exists, _ := o.FloatingIPs.GetByKey(name)
+	if !exists {
+		return nil, false
+	}
+	return object.(*v1alpha1.FloatingIP), true
+}
+
+// pods returns all pods that have to do with addresses, one after the other.
+func (o *objects) pods() iter.Seq[*v1.Pod] {
+	return func(yield func(*v1.Pod) bool) {
+		for object := range o.Pods.All() {
+			if !yield(object.(*v1.Pod)) {
+				return
+			}
+		}
+	}
+}
+
+func (o *objects) pod(key string) (*v1.Pod, bool) {
+	object, exists, _ := o.Pods.GetByKey(key)
+	if !exists {
+		return nil, false
+	}
+	return object.(*v1.Pod), true
+}
+
+// running returns the pods that are bound and not finished.
+func (o *objects) running() iter.Seq[*v1.Pod] {
+	return func(yield func(*v1.Pod) bool) {
+		for pod := range o.pods() {
+			if pod.Spec.NodeName != "" && !isFinished(pod) && !pod.Spec.HostNetwork && !yield(pod) {
+				return
+			}
+		}
+	}
+}
+
+// held returns the addresses that pods on nodes have.
+func (o *objects) held() iter.Seq[*v1alpha1.FloatingIP] {
+	return func(yield func(*v1alpha1.FloatingIP) bool) {
+		for ip := range o.floatingIPs() {
+			if ip.Spec.Pod != nil && ip.Spec.Node != "" && !yield(ip) {
+				return
+			}
+		}
+	}
+}
+
 // comparison compares objects at one time.
 type comparison struct {
 	*objects
 	now      time.Time
 	pools    []*v1alpha1.IPPool
-	ips      []*v1alpha1.FloatingIP
 	snapshot *pools.Snapshot
 	findings []Finding
 	// reaches caches the reach of nodes, homes the names of pools in the snapshot.
 	reaches map[string]*pools.Reach
+	// held counts the addresses of pods, by node.
+	held map[string]int
 }
 
 // compare returns what does not fit, besides what a rehearsal says. Pure.
 func compare(o *objects, now time.Time) []Finding {
-	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}}
+	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}, held: map[string]int{}}
 	for _, object := range o.IPPools.List() {
 		c.pools = append(c.pools, object.(*v1alpha1.IPPool))
 	}
-	for _, object := range o.FloatingIPs.List() {
-		c.ips = append(c.ips, object.(*v1alpha1.FloatingIP))
-	}
 	c.snapshot = pools.Compile(c.pools)
 	c.comparePools()
-	for _, ip := range c.ips {
+	for ip := range o.floatingIPs() {
 		c.compareAddress(ip)
 	}
 	c.comparePods()
@@ -83,7 +147,7 @@ func (c *comparison) add(f Finding, state ...string) {
 }
 
 func (c *comparison) comparePools() {
-	stale := poolstatus.Stale(c.pools, c.snapshot, c.ips, c.now)
+	stale := poolstatus.Stale(c.pools, c.snapshot, c.floatingIPs(), c.now)
 	for _, pool := range c.pools {
 		object := Object{Kind: "IPPool", Name: pool.Name, UID: string(pool.UID)}
 		generation := fmt.Sprint(pool.Generation)
@@ -155,6 +219,7 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 	if spec.Node == "" || spec.Pod == nil {
 		return
 	}
+	c.held[spec.Node]++
 	node, exists, _ := c.Nodes.GetByKey(spec.Node)
 	switch {
 	case !exists:
@@ -221,25 +286,25 @@ func isFinished(pod *v1.Pod) bool {
 
 // comparePods compares the pods that are bound and not finished with the addresses.
 func (c *comparison) comparePods() {
-	var pods []*v1.Pod
-	for _, object := range c.Pods.List() {
-		if pod := object.(*v1.Pod); pod.Spec.NodeName != "" && !isFinished(pod) && !pod.Spec.HostNetwork {
-			pods = append(pods, pod)
-		}
-	}
-	having := map[netip.Addr][]*v1.Pod{}
-	for _, pod := range pods {
+	// shared has the pods of each address that several pods have.
+	had, shared := map[netip.Addr]bool{}, map[netip.Addr][]*v1.Pod{}
+	for pod := range c.running() {
 		for _, addr := range addressesOf(pod) {
-			having[addr] = append(having[addr], pod)
+			if had[addr] {
+				shared[addr] = nil
+			}
+			had[addr] = true
 		}
 	}
-	for _, pod := range pods {
-		c.comparePod(pod, having)
-	}
-	for addr, several := range having {
-		if len(several) < 2 {
-			continue
+	for pod := range c.running() {
+		for _, addr := range addressesOf(pod) {
+			if pods, several := shared[addr]; several {
+				shared[addr] = append(pods, pod)
+			}
 		}
+		c.comparePod(pod, shared)
+	}
+	for addr, several := range shared {
 		slices.SortFunc(several, func(a, b *v1.Pod) int {
 			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 		})
@@ -274,7 +339,7 @@ func addressesOf(pod *v1.Pod) []netip.Addr {
 	return addrs
 }
 
-func (c *comparison) comparePod(pod *v1.Pod, having map[netip.Addr][]*v1.Pod) {
+func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	names, err := podrequest.NamesOf(pod)
 	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
 	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
@@ -294,10 +359,9 @@ func (c *comparison) comparePod(pod *v1.Pod, having map[netip.Addr][]*v1.Pod) {
 			continue
 		}
 		bound[addr] = true
-		object, exists, _ := c.FloatingIPs.GetByKey(name)
+		ip, exists := c.floatingIP(name)
 		record, version := "has no FloatingIP", ""
 		if exists {
-			ip := object.(*v1alpha1.FloatingIP)
 			if ip.Spec.Pod != nil && ip.Spec.Pod.UID == pod.UID {
 				continue
 			}
@@ -306,7 +370,7 @@ func (c *comparison) comparePod(pod *v1.Pod, having map[netip.Addr][]*v1.Pod) {
 				record = fmt.Sprintf("is of an earlier pod of that name (UID %s)", ip.Spec.Pod.UID)
 			}
 		}
-		if len(having[addr]) > 1 && !exists {
+		if _, several := shared[addr]; several && !exists {
 			continue // TwoPods says it.
 		}
 		c.add(Finding{
@@ -339,12 +403,6 @@ func (c *comparison) comparePod(pod *v1.Pod, having map[netip.Addr][]*v1.Pod) {
 
 // compareAgents looks at the agents of the nodes that have addresses.
 func (c *comparison) compareAgents() {
-	count := map[string]int{}
-	for _, ip := range c.ips {
-		if ip.Spec.Pod != nil && ip.Spec.Node != "" {
-			count[ip.Spec.Node]++
-		}
-	}
 	agents := map[string]*v1.Pod{}
 	for _, object := range c.agents.List() {
 		pod := object.(*v1.Pod)
@@ -352,7 +410,7 @@ func (c *comparison) compareAgents() {
 			agents[pod.Spec.NodeName] = pod
 		}
 	}
-	for name, n := range count {
+	for name, n := range c.held {
 		node, exists, _ := c.Nodes.GetByKey(name)
 		if !exists {
 			continue // NodeGone says it.
@@ -420,10 +478,6 @@ func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown e
 
 // isLive says whether the pod that an address records is there and not finished.
 func (o *objects) isLive(spec *v1alpha1.FloatingIPSpec) bool {
-	object, exists, _ := o.Pods.GetByKey(types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Pod.Name}.String())
-	if !exists {
-		return false
-	}
-	pod := object.(*v1.Pod)
-	return pod.UID == spec.Pod.UID && !isFinished(pod)
+	pod, exists := o.pod(types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Pod.Name}.String())
+	return exists && pod.UID == spec.Pod.UID && !isFinished(pod)
 }

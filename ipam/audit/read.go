@@ -11,7 +11,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,13 +22,22 @@ import (
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
-// pageSize is the number of objects in a page of a list: some megabytes.
-const pageSize = 2000
+// pageSize is the number of objects in a page of a list. Pods may have 10 kB and more, and
+// reading a page leaves several times its size behind.
+const pageSize = 1000
+
+// kept are objects of one kind.
+type kept interface {
+	Add(object any) error
+	Update(object any) error
+	Delete(object any) error
+	GetByKey(key string) (object any, exists bool, err error)
+}
 
 // listed is one kind of objects to list.
 type listed struct {
 	what string
-	into cache.Indexer
+	into kept
 	page pager.ListPageFunc
 	// slim returns the part of an object to keep; nil to leave it out.
 	slim func(object runtime.Object) any
@@ -37,11 +45,11 @@ type listed struct {
 
 // read lists all objects. Blocking.
 func (a *Auditor) read(ctx context.Context) (*objects, error) {
-	o := &objects{Caches: reclaim.NewCaches(), namespace: a.options.Namespace}
+	o := a.none()
 	first := []listed{
 		{"FloatingIPs", o.FloatingIPs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Berth.FloatingIPs.List(ctx, options)
-		}), slimOurs},
+		}), whole},
 		{"IPPools", o.IPPools, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Berth.IPPools.List(ctx, options)
 		}), slimOurs},
@@ -50,7 +58,7 @@ func (a *Auditor) read(ctx context.Context) (*objects, error) {
 		}), slimOurs},
 		{"pods", o.Pods, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-		}), a.slimPod},
+		}), withAddresses},
 		{"namespaces", o.Namespaces, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Kube.CoreV1().Namespaces().List(ctx, options)
 		}), slim},
@@ -88,8 +96,8 @@ func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
 // between pods and these. Others need not be read, nor may the user have to.
 func (a *Auditor) workloadsOf(ctx context.Context, o *objects) []listed {
 	kinds := map[string]bool{}
-	for _, object := range o.FloatingIPs.List() {
-		if owner := object.(*v1alpha1.FloatingIP).Spec.Owner; owner != nil {
+	for ip := range o.floatingIPs() {
+		if owner := ip.Spec.Owner; owner != nil {
 			kinds[owner.Kind] = true
 		}
 	}
@@ -175,38 +183,16 @@ func slim(object runtime.Object) any {
 	return kept
 }
 
-// slimPod keeps pods that have to do with addresses.
-func (a *Auditor) slimPod(object runtime.Object) any {
-	pod := object.(*v1.Pod)
-	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
-	if requested == 0 && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
-		return nil
-	}
-	kept := slim(pod).(*v1.Pod)
-	kept.Spec = v1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork, Containers: a.asking(requested, of)}
-	kept.Status.PodIPs = pod.Status.PodIPs
-	if networks, ok := pod.Annotations[annotationNetworks]; ok {
-		metav1.SetMetaDataAnnotation(&kept.ObjectMeta, annotationNetworks, networks)
-	}
-	return kept
-}
+// whole leaves it to a ledger what to keep.
+func whole(object runtime.Object) any { return object }
 
-// asking returns the containers of a pod that requests as many addresses. Pods share them:
-// containers are most of a pod's memory.
-func (a *Auditor) asking(requested int64, of v1.ResourceName) []v1.Container {
-	if requested == 0 {
+// withAddresses keeps pods that have to do with addresses. A ledger slims them.
+func withAddresses(object runtime.Object) any {
+	pod := object.(*v1.Pod)
+	if !(podrequest.Reader{Galaxy: true}).Asks(&pod.Spec) && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
 		return nil
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	key := fmt.Sprint(requested, of)
-	if a.containers == nil {
-		a.containers = map[string][]v1.Container{}
-	}
-	if a.containers[key] == nil {
-		a.containers[key] = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{of: *resource.NewQuantity(requested, resource.DecimalSI)}}}}
-	}
-	return a.containers[key]
+	return pod
 }
 
 func slimNode(object runtime.Object) any {
@@ -259,19 +245,19 @@ func (r *renewal) object(object Object) error {
 	r.done[key] = true
 	kube, berth := r.clients.Kube, r.clients.Berth
 	var (
-		into  cache.Indexer
+		into  kept
 		found runtime.Object
 		err   error
 		keep  = slim
 	)
 	switch object.Kind {
 	case "FloatingIP":
-		into, keep = r.o.FloatingIPs, slimOurs
-		before, _, _ := into.GetByKey(object.Name)
+		into, keep = r.o.FloatingIPs, whole
+		before, exists := r.o.floatingIP(object.Name)
 		found, err = got(berth.FloatingIPs.Get(r.ctx, object.Name, metav1.GetOptions{}))
-		if ip, ok := before.(*v1alpha1.FloatingIP); ok && ip.Spec.Owner != nil && (err == nil || apierrors.IsNotFound(err)) {
+		if exists && before.Spec.Owner != nil && (err == nil || apierrors.IsNotFound(err)) {
 			// How many addresses its owner has decides whether this is one too many.
-			if err := r.siblings(ip.Spec.Owner); err != nil {
+			if err := r.siblings(before.Spec.Owner); err != nil {
 				return err
 			}
 		}
@@ -279,7 +265,7 @@ func (r *renewal) object(object Object) error {
 		into, keep = r.o.IPPools, slimOurs
 		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
 	case "Pod":
-		into, keep = r.o.Pods, r.slimPod
+		into, keep = r.o.Pods, withAddresses
 		if r.isAgent(object) {
 			return nil // renewed with the agents
 		}
@@ -351,13 +337,13 @@ func (r *renewal) addresses(selector fields.Selector, are func(*v1alpha1.Floatin
 	pages.PageSize = pageSize
 	err := pages.EachListItem(r.ctx, metav1.ListOptions{FieldSelector: selector.String()}, func(object runtime.Object) error {
 		there[object.(*v1alpha1.FloatingIP).Name] = true
-		return r.o.FloatingIPs.Update(slimOurs(object))
+		return r.o.FloatingIPs.Update(object)
 	})
 	if err != nil {
 		return fmt.Errorf("list FloatingIPs with %s: %w", selector, err)
 	}
-	for _, object := range r.o.FloatingIPs.List() {
-		if ip := object.(*v1alpha1.FloatingIP); are(ip) && !there[ip.Name] {
+	for ip := range r.o.floatingIPs() {
+		if are(ip) && !there[ip.Name] {
 			if err := r.o.FloatingIPs.Delete(ip); err != nil {
 				return err
 			}

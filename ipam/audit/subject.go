@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
 // Subject is an address and what its traffic depends on.
@@ -36,7 +35,7 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 		return nil, fmt.Errorf("get FloatingIP %s: %w", name, err)
 	}
 	s := &Subject{IP: ip}
-	o := &objects{Caches: reclaim.NewCaches(), namespace: a.options.Namespace}
+	o := a.none()
 	if err := o.FloatingIPs.Add(ip); err != nil {
 		return nil, err
 	}

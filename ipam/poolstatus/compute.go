@@ -5,6 +5,7 @@ package poolstatus
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"math"
 	"net/netip"
 	"slices"
@@ -35,7 +36,7 @@ type uses struct {
 }
 
 // count counts the addresses of each pool in one pass. Pure.
-func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips []*v1alpha1.FloatingIP) *tally {
+func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v1alpha1.FloatingIP]) *tally {
 	t := &tally{pools: make([]uses, len(objects)), gone: map[string]int64{}}
 	position := make(map[string]int, len(objects))
 	for i, object := range objects {
@@ -53,7 +54,7 @@ func count(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips []*v1alpha1
 			homes[at] = i
 		}
 	}
-	for _, ip := range ips {
+	for ip := range ips {
 		addr, err := netip.ParseAddr(ip.Spec.Address)
 		if err != nil {
 			continue // the CRD's validation admits no such object

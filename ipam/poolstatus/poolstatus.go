@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -140,7 +141,7 @@ func (w *Writer) round(ctx context.Context) error {
 		ips = append(ips, object.(*v1alpha1.FloatingIP))
 	}
 	before := w.statuses(objects)
-	tally := count(objects, snapshot, ips)
+	tally := count(objects, snapshot, slices.Values(ips))
 	after := compute(objects, before, snapshot, tally, metav1.NewTime(w.clock.Now()).Rfc3339Copy())
 	w.metrics.publish(objects, after, tally)
 	w.tellOrphans(tally.orphans)

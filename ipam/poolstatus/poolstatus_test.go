@@ -76,7 +76,7 @@ func TestCompute(t *testing.T) {
 		ip("10.0.0.96", "gone", "held"), ip("10.0.0.95", "gone", "cooling"), ip("10.0.0.94", "", "reserved"),
 	}
 	snapshot := pools.Compile(objects)
-	tally := count(objects, snapshot, ips)
+	tally := count(objects, snapshot, slices.Values(ips))
 	got := map[string]string{}
 	for i, status := range compute(objects, make([]v1alpha1.IPPoolStatus, len(objects)), snapshot, tally, metav1.Unix(9, 0)) {
 		ready := meta.FindStatusCondition(status.Conditions, v1alpha1.PoolReady)
@@ -117,7 +117,7 @@ func TestOverlaps(t *testing.T) {
 		}
 		objects := []*v1alpha1.IPPool{pool("old", 1, "10.0.0.0/24"), pool("new", 2, ranges...)}
 		snapshot := pools.Compile(objects)
-		statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, nil), metav1.Unix(9, 0))
+		statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, slices.Values([]*v1alpha1.FloatingIP{})), metav1.Unix(9, 0))
 		ready := meta.FindStatusCondition(statuses[1].Conditions, v1alpha1.PoolReady)
 		if got := strings.Count(ready.Message, `(pool "old")`); got != min(n, 16) || !strings.HasSuffix(ready.Message, want) {
 			t.Errorf("%d ranges: %q lists %d, and ends otherwise than %q", n, ready.Message, got, want)
@@ -152,7 +152,7 @@ func TestNamespaces(t *testing.T) {
 		give(fmt.Sprintf("small-%02d", i), "held")
 	}
 	snapshot := pools.Compile(objects)
-	statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, ips), metav1.Unix(9, 0))
+	statuses := compute(objects, make([]v1alpha1.IPPoolStatus, 2), snapshot, count(objects, snapshot, slices.Values(ips)), metav1.Unix(9, 0))
 	want := []v1alpha1.NamespaceShare{{Name: "over", Allocated: 4}, {Name: "full", Allocated: 1, Retained: 2}}
 	for i := range mostNamespaces - 2 {
 		want = append(want, v1alpha1.NamespaceShare{Name: fmt.Sprintf("small-%02d", i), Allocated: 1})

@@ -4,6 +4,7 @@ package poolstatus
 
 import (
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 // Stale compares the status of each pool with what a [Writer] that saw these addresses would
 // write. It returns a text for each pool whose status differs, by pool name. Pure.
-func Stale(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips []*v1alpha1.FloatingIP, now time.Time) map[string]string {
+func Stale(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v1alpha1.FloatingIP], now time.Time) map[string]string {
 	before := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {
 		before[i] = object.Status

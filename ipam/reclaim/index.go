@@ -97,7 +97,7 @@ func (r *Reclaimer) livePod(ip *v1alpha1.FloatingIP) *v1.Pod {
 	if ip.Spec.Pod == nil || ip.Spec.Owner == nil {
 		return nil
 	}
-	pod, err := r.pods.Pods(ip.Spec.Owner.Namespace).Get(ip.Spec.Pod.Name)
+	pod, err := r.cachedPod(ip.Spec.Owner.Namespace, ip.Spec.Pod.Name)
 	if err != nil || pod.UID != ip.Spec.Pod.UID || finished(pod) {
 		return nil
 	}

@@ -4,6 +4,7 @@ package reclaim
 
 import (
 	"slices"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +18,11 @@ type purpose struct {
 	kind, namespace, name string
 	uid                   types.UID
 	podName, nodeName     string
+}
+
+// String is different for different purposes.
+func (p purpose) String() string {
+	return strings.Join([]string{p.kind, p.namespace, p.name, string(p.uid), p.podName, p.nodeName}, "/")
 }
 
 func purposeOf(owner *v1alpha1.Owner) purpose {
@@ -38,6 +44,9 @@ type rankings struct {
 	// asks returns the number of addresses that the live pod of an address requests; 0 if
 	// it has no live pod. It does not block.
 	asks func(ip *v1alpha1.FloatingIP) int64
+	// load returns the addresses of a purpose, to rank them when one of them is asked about.
+	// nil if put ranks them.
+	load func(of purpose) []*v1alpha1.FloatingIP
 
 	mu  sync.Mutex
 	all map[purpose]*ranking
@@ -181,11 +190,38 @@ func (r *rankings) putBack(cached func() *v1alpha1.FloatingIP) {
 
 // of returns the ranking that has this version of the address; nil if none has.
 func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
+	if ip.Spec.Owner == nil {
+		return nil
+	}
+	of := r.ranking(ip.Spec.Owner)
 	was, ok := r.ranked[ip.Name]
 	if !ok || was.ip.UID != ip.UID || was.ip.ResourceVersion != ip.ResourceVersion {
 		return nil
 	}
-	return r.all[purposeOf(ip.Spec.Owner)]
+	return of
+}
+
+// mostLoaded is the number of loaded addresses beyond which those of other purposes are
+// forgotten before more are loaded.
+const mostLoaded = 4096
+
+// ranking returns the addresses of an owner's purpose; nil if there are none.
+func (r *rankings) ranking(owner *v1alpha1.Owner) *ranking {
+	key := purposeOf(owner)
+	of, ok := r.all[key]
+	if ok || r.load == nil {
+		return of
+	}
+	if len(r.ranked) > mostLoaded {
+		clear(r.all)
+		clear(r.ranked)
+	}
+	ips := r.load(key)
+	slices.SortFunc(ips, order(older).compare) // They are added at the end then.
+	for _, ip := range ips {
+		r.add(ip)
+	}
+	return r.all[key]
 }
 
 // demand estimates the number of addresses of one pod from the pods of the owner: the
@@ -194,7 +230,7 @@ func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
 func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	of := r.all[purposeOf(owner)]
+	of := r.ranking(owner)
 	if of == nil || !isShared(owner) {
 		return 0
 	}
@@ -209,7 +245,7 @@ func (r *rankings) demand(owner *v1alpha1.Owner) int64 {
 func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	of := r.all[purposeOf(owner)]
+	of := r.ranking(owner)
 	if of == nil {
 		return nil
 	}
@@ -221,7 +257,7 @@ func (r *rankings) members(owner *v1alpha1.Owner) []*v1alpha1.FloatingIP {
 func (r *rankings) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	of := r.all[purposeOf(owner)]
+	of := r.ranking(owner)
 	if of == nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -225,5 +226,54 @@ func TestLeave(t *testing.T) {
 	r.putBack(func() *v1alpha1.FloatingIP { return a })
 	if now, ok := r.standing(b); !ok || now != atB {
 		t.Errorf("the first was not freed after all, and the second stands at %+v", now)
+	}
+}
+
+// Ranks do not depend on whether all addresses were ranked before, or those of an owner when
+// one of them is asked about. Loaded ones do not pile up.
+func TestLoadedRankings(t *testing.T) {
+	const each = mostLoaded/2 + 1
+	all, loads := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 }), 0
+	var ips []*v1alpha1.FloatingIP
+	of := map[purpose][]*v1alpha1.FloatingIP{}
+	for i, name := range []string{"a", "b", "c"} {
+		for j, ip := range retained(&v1alpha1.Owner{APIVersion: "apps/v1", Kind: "Deployment", Name: name, UID: types.UID(name)}, each) {
+			ip.Name = fmt.Sprintf("10.%d.%d.%d", i, j>>8, j&255)
+			if j%3 == 0 {
+				ip.Spec.Pod = &v1alpha1.PodReference{Name: ip.Spec.LastPod, UID: types.UID(ip.Name)}
+			}
+			all.put(ip)
+			ips = append(ips, ip)
+			of[purposeOf(ip.Spec.Owner)] = append(of[purposeOf(ip.Spec.Owner)], ip)
+		}
+	}
+	loaded := newRankings(all.asks)
+	loaded.load = func(p purpose) []*v1alpha1.FloatingIP {
+		loads++
+		return slices.Clone(of[p])
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 30 {
+		ip := ips[random.IntN(len(ips))]
+		want, _ := all.standing(ip)
+		got, ok := loaded.standing(ip)
+		if !ok || got != want {
+			t.Fatalf("%s of %s stands at %v (%t), want %v", ip.Name, ip.Spec.Owner.Name, got, ok, want)
+		}
+		if got, want := loaded.nextYielding(ip), all.nextYielding(ip); got != want {
+			t.Errorf("after %s comes %s, want %s", ip.Name, got, want)
+		}
+		if got, want := loaded.demand(ip.Spec.Owner), all.demand(ip.Spec.Owner); got != want {
+			t.Errorf("%s demands %d, want %d", ip.Spec.Owner.Name, got, want)
+		}
+		if got, want := len(loaded.members(ip.Spec.Owner)), each; got != want {
+			t.Errorf("%s has %d members, want %d", ip.Spec.Owner.Name, got, want)
+		}
+		if len(loaded.ranked) > mostLoaded+each {
+			t.Fatalf("%d addresses are loaded", len(loaded.ranked))
+		}
+	}
+	if loads < len(of) {
+		t.Errorf("%d loads", loads)
 	}
 }

@@ -66,6 +66,13 @@ type ips interface {
 	Delete(ctx context.Context, seen *v1alpha1.FloatingIP) error
 }
 
+// addresses are FloatingIPs as they were seen last, a cache.Indexer. They must not be modified.
+type addresses interface {
+	GetByKey(name string) (object any, exists bool, err error)
+	ByIndex(index, key string) ([]any, error)
+	List() []any
+}
+
 // queue holds names of FloatingIPs to look at.
 type queue = workqueue.TypedRateLimitingInterface[string]
 
@@ -73,10 +80,10 @@ type queue = workqueue.TypedRateLimitingInterface[string]
 type Reclaimer struct {
 	kube       kubernetes.Interface
 	ips        ips
-	index      cache.Indexer
+	index      addresses
 	pools      *client.IPPools
 	poolsOf    cache.Indexer
-	pods       corelisters.PodLister
+	cachedPod  func(namespace, name string) (*v1.Pod, error)
 	namespaces corelisters.NamespaceLister
 	rankings   *rankings
 	owners     *owners
@@ -99,12 +106,14 @@ type Reclaimer struct {
 func New(config Config) (*Reclaimer, error) {
 	apps, core := config.Factory.Apps().V1(), config.Factory.Core().V1()
 	r := &Reclaimer{
-		kube:       config.Kube,
-		ips:        store.New(config.Berth.FloatingIPs),
-		index:      config.View.FloatingIPs.GetIndexer(),
-		pools:      config.Berth.IPPools,
-		poolsOf:    config.View.IPPools.GetIndexer(),
-		pods:       core.Pods().Lister(),
+		kube:    config.Kube,
+		ips:     store.New(config.Berth.FloatingIPs),
+		index:   config.View.FloatingIPs.GetIndexer(),
+		pools:   config.Berth.IPPools,
+		poolsOf: config.View.IPPools.GetIndexer(),
+		cachedPod: func(namespace, name string) (*v1.Pod, error) {
+			return core.Pods().Lister().Pods(namespace).Get(name)
+		},
 		namespaces: core.Namespaces().Lister(),
 		detacher:   config.Detacher,
 		events:     config.Events,
@@ -505,7 +514,7 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 	if name == "" {
 		return nil, false, nil // The API server has no pod without a name.
 	}
-	pod, err := r.pods.Pods(owner.Namespace).Get(name)
+	pod, err := r.cachedPod(owner.Namespace, name)
 	if err != nil || pod.UID != uid {
 		if _, deleted := r.deleted.Get(uid); deleted {
 			return nil, false, nil

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"github.com/go-logr/logr"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -23,37 +25,45 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
+	"github.com/berth-dev/berth/ipam/ledger"
 )
 
 // Caches has the objects of a [Rehearsal] as they were listed. The caller fills them; [Slim]
 // forms are enough. An object that is missing is asked for at the API server where a
 // decision depends on its absence.
 type Caches struct {
-	FloatingIPs, IPPools, IPClaims                                     cache.Indexer
-	Pods, Namespaces, Nodes                                            cache.Indexer
+	// There are many of these.
+	FloatingIPs, Pods                                                  *ledger.Ledger
+	IPPools, IPClaims, Namespaces, Nodes                               cache.Indexer
 	StatefulSets, Deployments, ReplicaSets, DaemonSets, Jobs, CronJobs cache.Indexer
 }
 
-// NewCaches returns empty caches.
-func NewCaches() *Caches {
+// NewCaches returns empty caches. Of pods, annotations of these names are kept beside those
+// that a Rehearsal reads.
+func NewCaches(annotations ...string) *Caches {
 	empty := func() cache.Indexer {
 		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
 	return &Caches{
-		FloatingIPs: cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers()), IPPools: empty(), IPClaims: empty(),
-		Pods: empty(), Namespaces: empty(), Nodes: empty(),
+		FloatingIPs: ledger.NewFloatingIPs(cache.Indexers{byPodUID: indexers()[byPodUID], byPurpose: indexByPurpose}),
+		Pods:        ledger.NewPods(nil, append(annotations, v1alpha1.AnnotationFloatingIPs)...),
+		IPPools:     empty(), IPClaims: empty(), Namespaces: empty(), Nodes: empty(),
 		StatefulSets: empty(), Deployments: empty(), ReplicaSets: empty(), DaemonSets: empty(), Jobs: empty(), CronJobs: empty(),
 	}
 }
 
-// HeldBy returns the addresses that record a pod of this UID.
-func (c *Caches) HeldBy(uid string) []*v1alpha1.FloatingIP {
-	objects, _ := c.FloatingIPs.ByIndex(byPodUID, uid)
-	held := make([]*v1alpha1.FloatingIP, len(objects))
-	for i, object := range objects {
-		held[i] = object.(*v1alpha1.FloatingIP)
+// Names returns the names of all addresses, in an order in which a [Rehearsal] decides about
+// them with the least work: those that it compares with one another are together.
+func (c *Caches) Names() []string { return c.FloatingIPs.Grouped(byPurpose) }
+
+// byPurpose is an index of addresses that an owner has for the same purpose.
+const byPurpose = "purpose"
+
+func indexByPurpose(object any) ([]string, error) {
+	if owner := object.(*v1alpha1.FloatingIP).Spec.Owner; owner != nil {
+		return []string{purposeOf(owner).String()}, nil
 	}
-	return held
+	return nil, nil
 }
 
 // Clients are what a [Rehearsal] reads the API server with.
@@ -97,12 +107,20 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 	r := &Reclaimer{
 		kube: clients.Kube, ips: w, pools: clients.Berth.IPPools,
 		index: caches.FloatingIPs, poolsOf: caches.IPPools,
-		pods:       corelisters.NewPodLister(caches.Pods),
+		cachedPod: func(namespace, name string) (*v1.Pod, error) {
+			object, exists, err := caches.Pods.GetByKey(podKey(namespace, name))
+			if err != nil || !exists {
+				return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
+			}
+			return object.(*v1.Pod), nil
+		},
 		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
 		clocks:     clockings{}, rests: rests{}, deleted: lru.New(1),
 		queue: newQueue(""), detaching: newQueue(""),
 	}
 	r.rankings = newRankings(r.asked)
+	// Few decisions depend on ranks: those about addresses that no pod has.
+	r.rankings.load = func(of purpose) []*v1alpha1.FloatingIP { return r.indexed(byPurpose, of.String()) }
 	r.owners = &owners{
 		client: clients.Kube, api: clients.Berth,
 		statefulSets: appslisters.NewStatefulSetLister(caches.StatefulSets), deployments: appslisters.NewDeploymentLister(caches.Deployments),
@@ -115,9 +133,6 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 			Refused: func(context.Context, *customkind.ForbiddenError) {},
 			Changed: func(string, metav1.Object) {},
 		}),
-	}
-	for _, object := range caches.FloatingIPs.List() {
-		r.rankings.put(object.(*v1alpha1.FloatingIP))
 	}
 	return &Rehearsal{r, w}
 }

@@ -71,7 +71,9 @@ func Of(floatingIPs, ipPools, ipClaims cache.SharedIndexInformer) (*View, error)
 
 // Indexed returns the objects of a cache that have a key in one of its indexes. It panics
 // if there is no such index, which is an error in the program.
-func Indexed[T any](from cache.Indexer, index, key string) []T {
+func Indexed[T any](from interface {
+	ByIndex(index, key string) ([]any, error)
+}, index, key string) []T {
 	objects, err := from.ByIndex(index, key)
 	if err != nil {
 		panic(fmt.Sprintf("look into a cache's index: %v", err))

@@ -102,7 +102,8 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The lists are most of the memory, and live until the end.
+	// Pages of lists are most of the garbage, and soon gone; what is kept of them has few
+	// pointers, so that cleaning often costs little.
 	debug.SetGCPercent(gcPercent)
 	said := progress{out: o.ErrOut, began: time.Now()}
 	auditor, err := audit.ForConfig(config, audit.Options{Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: said.count})

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -24,6 +25,12 @@ import (
 type part struct {
 	node string
 	vlan int32
+}
+
+// target is an address to ask for.
+type target struct {
+	address string
+	object  audit.Object
 }
 
 // parallel is the number of nodes that are asked at the same time.
@@ -67,16 +74,19 @@ func (o *options) askWire(ctx context.Context, auditor *audit.Auditor, report *a
 func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *audit.Report, unchanged func([]*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error)) error {
 	suspects, unknown := ask(ctx, wire, agents, report.Held)
 	if len(suspects) > 0 {
-		same, err := unchanged(slices.DeleteFunc(slices.Clone(report.Held), func(ip *v1alpha1.FloatingIP) bool {
-			_, suspect := suspects[ip.Spec.Address]
-			return !suspect
-		}))
+		var wrong []*v1alpha1.FloatingIP
+		for ip := range report.Held {
+			if _, suspect := suspects[ip.Spec.Address]; suspect {
+				wrong = append(wrong, ip)
+			}
+		}
+		same, err := unchanged(wrong)
 		if err != nil {
 			return err
 		}
 		before := suspects
 		var still []string
-		suspects, still = ask(ctx, wire, agents, same)
+		suspects, still = ask(ctx, wire, agents, slices.Values(same))
 		for _, text := range still {
 			if !slices.Contains(unknown, text) {
 				unknown = append(unknown, text)
@@ -96,14 +106,14 @@ func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *au
 }
 
 // ask asks for all addresses, and returns what is wrong, by address.
-func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips []*v1alpha1.FloatingIP) (found map[string]audit.Finding, unknown []string) {
-	parts := map[part][]*v1alpha1.FloatingIP{}
-	for _, ip := range ips {
+func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v1alpha1.FloatingIP]) (found map[string]audit.Finding, unknown []string) {
+	parts := map[part][]target{}
+	for ip := range ips {
 		p := part{node: ip.Spec.Node}
 		if ip.Spec.Network != nil {
 			p.vlan = ip.Spec.Network.VLAN
 		}
-		parts[p] = append(parts[p], ip)
+		parts[p] = append(parts[p], target{ip.Spec.Address, audit.Object{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}})
 	}
 	found = map[string]audit.Finding{}
 	var (
@@ -111,23 +121,23 @@ func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips []*v1alpha1
 		group sync.WaitGroup
 	)
 	tokens := make(chan struct{}, parallel)
-	for p, ips := range parts {
+	for p, targets := range parts {
 		group.Go(func() {
 			tokens <- struct{}{}
 			defer func() { <-tokens }()
-			answers, err := askPart(ctx, wire, agents, parts, p, ips)
+			answers, err := askPart(ctx, wire, agents, parts, p, targets)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(ips), p.node, cluster.Explain(err)))
+				unknown = append(unknown, fmt.Sprintf("who answers for %d addresses of node %s: %v", len(targets), p.node, cluster.Explain(err)))
 			}
 			for i := range answers {
 				a := &answers[i]
 				if code, text := a.Judge(); code != "" {
-					ip := ips[slices.IndexFunc(ips, func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Address == a.Address })]
+					of := targets[slices.IndexFunc(targets, func(t target) bool { return t.address == a.Address })]
 					found[a.Address] = audit.Finding{
 						Code: code, Address: a.Address, Text: text, Command: "kubectl berth trace --node " + a.Address,
-						Objects: []audit.Object{{Kind: "FloatingIP", Name: ip.Name, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}, {Kind: "Node", Name: a.Node}},
+						Objects: []audit.Object{of.object, {Kind: "Node", Name: a.Node}},
 					}
 				}
 			}
@@ -139,7 +149,7 @@ func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips []*v1alpha1
 }
 
 // askPart asks from nodes that have addresses in the same VLAN first: these have a link to it.
-func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[part][]*v1alpha1.FloatingIP, p part, ips []*v1alpha1.FloatingIP) ([]node.Answer, error) {
+func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[part][]target, p part, targets []target) ([]node.Answer, error) {
 	var carrier *v1.Pod
 	var near, far []*v1.Pod
 	for _, agent := range agents {
@@ -157,8 +167,8 @@ func askPart(ctx context.Context, wire *node.Wire, agents []*v1.Pod, parts map[p
 		return nil, errors.New("no agent runs there")
 	}
 	var addresses []string
-	for _, ip := range ips {
-		addresses = append(addresses, ip.Spec.Address)
+	for _, t := range targets {
+		addresses = append(addresses, t.address)
 	}
 	return wire.Ask(ctx, carrier, append(near, far...), p.vlan, addresses...)
 }

@@ -61,10 +61,10 @@ func TestAskTwice(t *testing.T) {
 		{"an answer that nobody asked for", agents{"agent-1": {carried}, "agent-2": {other}}, []string{"1", "2"}, nil, "10.0.70.99, which nobody asked for"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			report := &audit.Report{Held: []*v1alpha1.FloatingIP{{
+			report := &audit.Report{Held: slices.Values([]*v1alpha1.FloatingIP{{
 				ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.12"},
 				Spec:       v1alpha1.FloatingIPSpec{Address: "10.0.70.12", Node: "1", Pod: &v1alpha1.PodReference{Name: "web-0"}},
-			}}}
+			}})}
 			var pods []*v1.Pod
 			for _, name := range test.on {
 				pods = append(pods, agentOn(name))
