@@ -7,6 +7,7 @@
 package netnstest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -110,7 +111,7 @@ func (h *Host) Command(name string, args ...string) (string, error) {
 	var out []byte
 	err := h.Try(func() error {
 		var err error
-		out, err = exec.Command(name, args...).CombinedOutput()
+		out, err = exec.CommandContext(context.Background(), name, args...).CombinedOutput() // also in a test's cleanup
 		if err != nil {
 			return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 		}
@@ -124,7 +125,10 @@ func (h *Host) Command(name string, args ...string) (string, error) {
 func (h *Host) IP(args ...string) string {
 	h.t.Helper()
 	var out []byte
-	err := h.Try(func() (err error) { out, err = exec.Command("ip", args...).Output(); return err })
+	err := h.Try(func() (err error) {
+		out, err = exec.CommandContext(context.Background(), "ip", args...).Output()
+		return err
+	})
 	if err != nil {
 		var failed *exec.ExitError
 		if errors.As(err, &failed) {

@@ -75,7 +75,10 @@ func sctpNetwork(addr netip.Addr) string {
 // ServeSCTP answers every association with the address that it comes from, until stop.
 func ServeSCTP(host *Host, addr netip.Addr, port uint16) (stop func(), err error) {
 	var conn net.PacketConn
-	if err := host.Try(func() error { conn, err = net.ListenPacket(sctpNetwork(addr), addr.String()); return err }); err != nil {
+	if err := host.Try(func() error {
+		conn, err = new(net.ListenConfig).ListenPacket(host.t.Context(), sctpNetwork(addr), addr.String())
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	go func() {

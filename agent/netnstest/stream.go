@@ -3,7 +3,6 @@
 package netnstest
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -33,7 +32,7 @@ func Dial(t testing.TB, from, to *Host, address string) *Stream {
 	var listener net.Listener
 	Eventually(t, func() error {
 		return to.Try(func() (err error) {
-			listener, err = net.Listen("tcp", net.JoinHostPort(address, "0"))
+			listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(address, "0"))
 			return err
 		})
 	})
@@ -47,7 +46,7 @@ func Dial(t testing.TB, from, to *Host, address string) *Stream {
 	}}
 	Eventually(t, func() error {
 		return from.Try(func() (err error) {
-			s.from, err = dialer.DialContext(context.Background(), "tcp", listener.Addr().String())
+			s.from, err = dialer.DialContext(t.Context(), "tcp", listener.Addr().String())
 			return err
 		})
 	})

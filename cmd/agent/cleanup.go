@@ -108,14 +108,14 @@ func (c *cleanup) run(ctx context.Context) error {
 		return err
 	}
 	if !c.stay {
-		return c.once()
+		return c.once(ctx)
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	tick := time.NewTicker(again)
 	defer tick.Stop()
 	said := ""
-	for err := c.once(); err != nil; err = c.once() {
+	for err := c.once(ctx); err != nil; err = c.once(ctx) {
 		if text := err.Error(); text != said {
 			fmt.Fprintf(c.out, "trying again every %s: %s\n", again, text)
 			said = text
@@ -131,14 +131,14 @@ func (c *cleanup) run(ctx context.Context) error {
 }
 
 // once cleans the node, or says why that cannot be.
-func (c *cleanup) once() error {
+func (c *cleanup) once(ctx context.Context) error {
 	c.refused = false
 	if !c.force && !c.dryRun && !c.check {
 		if err := c.unused(); err != nil {
 			return err
 		}
 	}
-	unlock, err := c.alone()
+	unlock, err := c.alone(ctx)
 	if err != nil {
 		return err
 	}
@@ -194,8 +194,8 @@ func (c *cleanup) resolve() error {
 }
 
 // alone keeps agents from starting until unlock is called.
-func (c *cleanup) alone() (unlock func() error, err error) {
-	if conn, err := net.Dial("unix", c.socket); err == nil {
+func (c *cleanup) alone(ctx context.Context) (unlock func() error, err error) {
+	if conn, err := new(net.Dialer).DialContext(ctx, "unix", c.socket); err == nil {
 		c.refused = true
 		return nil, errors.Join(errAgentRuns, conn.Close())
 	}

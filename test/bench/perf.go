@@ -41,7 +41,8 @@ func (b *bench) perf(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	test := exec.Command(program, "-test.run=^$", "-test.bench=.", "-test.benchtime=1x", "-test.timeout=0")
+	// Not of ctx: group ends it, with all that it started.
+	test := exec.CommandContext(context.Background(), program, "-test.run=^$", "-test.bench=.", "-test.benchtime=1x", "-test.timeout=0")
 	test.Dir, test.Stdout, test.Stderr = source, log, log
 	test.Env = append(os.Environ(),
 		"PATH="+bin+":"+os.Getenv("PATH"), // etcd
@@ -76,7 +77,7 @@ func group(ctx context.Context, command *exec.Cmd) error {
 	}
 	// The guard reads until the other end of its pipe, which only this process
 	// has, is closed. It is in a group of its own: Ctrl-C is not for it.
-	guard := exec.Command("/bin/sh", "-c", `read -r done; [ "$done" ] || kill -9 -- "-$1"`, "guard", fmt.Sprint(command.Process.Pid))
+	guard := exec.CommandContext(context.Background(), "/bin/sh", "-c", `read -r done; [ "$done" ] || kill -9 -- "-$1"`, "guard", fmt.Sprint(command.Process.Pid))
 	guard.Stdin, guard.SysProcAttr = alive, &syscall.SysProcAttr{Setpgid: true}
 	if err := guard.Start(); err != nil {
 		hold.Close()

@@ -67,7 +67,7 @@ func (h *Host) start(name string, argv ...string) (*daemon, error) {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(full[0], full[1:]...)
+	cmd := exec.CommandContext(context.Background(), full[0], full[1:]...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = h.Env(), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -104,7 +104,7 @@ func (t *tether) start(name string, argv ...string) (*daemon, error) {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer r.Close()
-	cmd := exec.Command("/bin/sh", append([]string{"-c", tetherScript, "sh"}, argv...)...)
+	cmd := exec.CommandContext(context.Background(), "/bin/sh", append([]string{"-c", tetherScript, "sh"}, argv...)...)
 	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = t.env, log, log, []*os.File{r}
 	// Ctrl-C is for this program, which then ends its programs in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

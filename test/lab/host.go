@@ -180,7 +180,8 @@ func (h *Host) boot(ctx context.Context, script string) error {
 	if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
 		return fmt.Errorf("boot %s: %w", h.name, err)
 	}
-	cmd := exec.Command("/bin/sh", file)
+	// It outlives ctx; only its start ends with it, see below.
+	cmd := exec.CommandContext(context.Background(), "/bin/sh", file)
 	cmd.Args[0] = "lab/" + h.cluster.name + "/" + h.name // what ps shows
 	cmd.Env = h.Env()
 	cmd.Dir = "/"

@@ -121,7 +121,7 @@ func (c *Cluster) up(ctx context.Context, opts Options) error {
 	}
 
 	core := c.control(opts)
-	if err := c.startForward(core); err != nil {
+	if err := c.startForward(ctx, core); err != nil {
 		return err
 	}
 	for _, n := range c.Nodes() {
@@ -212,8 +212,8 @@ func (c *Cluster) apiAddress() string {
 
 // startForward makes the API server reachable at a free port of 127.0.0.1
 // and writes the keys, one kubeconfig of which names that port.
-func (c *Cluster) startForward(core *control) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func (c *Cluster) startForward(ctx context.Context, core *control) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("forward to the API server: %w", err)
 	}
@@ -232,7 +232,8 @@ func (c *Cluster) startForward(core *control) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(c.bin, "forward"), "-netns", ns, "-to", c.apiAddress())
+	// It outlives ctx, and is ended with the cluster.
+	cmd := exec.CommandContext(context.Background(), filepath.Join(c.bin, "forward"), "-netns", ns, "-to", c.apiAddress())
 	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = marked(c.name, c.bin), log, log, []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

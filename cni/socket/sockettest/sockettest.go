@@ -32,7 +32,7 @@ func Folder(t *testing.T) string {
 // Serve answers on the socket until the test ends.
 func Serve(t *testing.T, path string, h http.HandlerFunc) {
 	t.Helper()
-	l, err := net.Listen("unix", path)
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -221,8 +222,8 @@ func newExec() *cobra.Command {
 				return err
 			}
 			// In this process group, so that it has the terminal, and without
-			// the context: Ctrl-C reaches it by itself.
-			command := exec.Command(argv[0], argv[1:]...)
+			// the command's context: Ctrl-C reaches it by itself.
+			command := exec.CommandContext(context.Background(), argv[0], argv[1:]...)
 			command.Env = host.Env()
 			command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 			return command.Run()

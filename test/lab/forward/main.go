@@ -7,6 +7,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -48,7 +49,7 @@ func run(netns, to string) error {
 		if err != nil {
 			return fmt.Errorf("accept: %w", err)
 		}
-		conn, err := net.Dial("tcp", to)
+		conn, err := new(net.Dialer).DialContext(context.Background(), "tcp", to)
 		if err != nil {
 			from.Close() // the caller sees what a dead server looks like
 			continue

@@ -7,6 +7,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ func run() error {
 			return fmt.Errorf("mount %s: %w", m.target, err)
 		}
 	}
-	if out, err := exec.Command("/usr/sbin/ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(context.Background(), "/usr/sbin/ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 		return fmt.Errorf("set the loopback up: %w: %s", err, out)
 	}
 	port, err := os.OpenFile(guest.ReportPort, os.O_WRONLY|unix.O_NOCTTY, 0)
@@ -70,7 +71,7 @@ func runJob(job guest.Job, report *json.Encoder) error {
 		return err
 	}
 	defer r.Close()
-	cmd := exec.Command(job.Program, job.Args...)
+	cmd := exec.CommandContext(context.Background(), job.Program, job.Args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = job.Dir, w, w
 	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin", "HOME=/tmp"}, job.Env...)
 	err = cmd.Start()

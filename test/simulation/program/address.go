@@ -3,13 +3,14 @@
 package program
 
 import (
+	"context"
 	"fmt"
 	"net"
 )
 
 // FreeAddress returns one of this host that nobody listens on.
 func FreeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", fmt.Errorf("find a free address: %w", err)
 	}

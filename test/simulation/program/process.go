@@ -5,6 +5,7 @@
 package program
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,7 +24,7 @@ type Process struct {
 // Start starts a program, which ends no later than this process. It says in its log
 // why it ended.
 func Start(log *os.File, path string, args ...string) (*Process, error) {
-	p := &Process{name: filepath.Base(path), command: exec.Command(path, args...), ended: make(chan struct{})}
+	p := &Process{name: filepath.Base(path), command: exec.CommandContext(context.Background(), path, args...), ended: make(chan struct{})}
 	p.command.Stdout, p.command.Stderr = log, log
 	p.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := p.command.Start(); err != nil {
