@@ -21,6 +21,15 @@ import (
 // saves beside.
 const wildcard = "…"
 
+// Pages whose commands are run. Every page with such a block is one of them.
+var (
+	// OnLab are followed in this order on the lab, the first of them always.
+	OnLab = []string{"docs/tutorial/first-pool.md", "docs/tutorial/node-loss.md"}
+	// OnAPIServer are followed in this order on an API server with objects and no programs: later
+	// ones change what earlier ones read.
+	OnAPIServer = []string{"docs/how-to/kubectl-berth.md", "docs/how-to/backup.md", "docs/how-to/free-address.md", "docs/how-to/shrink-pool.md"}
+)
+
 // Step is a command and what it prints.
 type Step struct {
 	Command string

@@ -71,6 +71,17 @@ func broken(all map[string]Page, file, heading string) string {
 	return ""
 }
 
+// The commands of every page that has some are run by a test of another package.
+func TestCommands(t *testing.T) {
+	run := slices.Concat(OnLab, OnAPIServer)
+	for path, page := range pages(t) {
+		has := slices.ContainsFunc(page.Blocks, func(b Block) bool { return b.Language == "console" })
+		if has != slices.Contains(run, path) {
+			t.Errorf("%s: has blocks marked console: %t; in OnLab or OnAPIServer: %t", path, has, !has)
+		}
+	}
+}
+
 var mention = regexp.MustCompile(`\bdocs/[a-z0-9/-]+\.md(#[a-z0-9_-]+)?`)
 
 // What code, messages and manifests say of a page is true as well.

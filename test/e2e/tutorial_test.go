@@ -31,12 +31,12 @@ func TestTutorial(t *testing.T) {
 	}
 	s.atEnd(s.settled)
 	s.atEnd(s.leaveTutorial)
-	names := []string{"first-pool.md"}
+	paths := docs.OnLab[:1]
 	if os.Getenv("BERTH_TEST_DOCS") != "" {
-		names = append(names, "node-loss.md")
+		paths = docs.OnLab
 	}
-	for _, name := range names {
-		page, err := docs.Read(root, filepath.Join("docs/tutorial", name))
+	for _, path := range paths {
+		page, err := docs.Read(root, path)
 		s.must(err)
 		s.must(docs.Run(ctx, page, dir, environment))
 	}

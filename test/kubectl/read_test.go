@@ -21,6 +21,7 @@ import (
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/deploy"
+	"github.com/berth-dev/berth/test/docs"
 	"github.com/berth-dev/berth/test/simulation"
 )
 
@@ -43,6 +44,26 @@ func TestReading(t *testing.T) {
 	checkCompletion(w)
 	for _, user := range []string{"viewer", "tenant", "nobody"} {
 		newUser(w, user).session(w, user+".txt")
+	}
+	// These change what the others read.
+	for _, path := range docs.OnAPIServer {
+		readPage(w, path)
+	}
+}
+
+// readPage does what a page tells an administrator, and sees what the page shows.
+func readPage(w *simulation.World, path string) {
+	w.T.Helper()
+	root, err := deploy.Root()
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	page, err := docs.Read(root, path)
+	if err == nil {
+		err = docs.Run(w.Ctx, page, w.T.TempDir(), newUser(w, "").env)
+	}
+	if err != nil {
+		w.T.Error(err)
 	}
 }
 
