@@ -206,7 +206,7 @@ mutate: ## Change the code of MUTATE, the pure packages, in small ways: some tes
 	@# Without --exclude-files gremlins would change the packages below each package too.
 	@for package in $(MUTATE); do echo "$$package"; GOFLAGS="$$GOFLAGS -ldflags=-w" $(GREMLINS) unleash --exclude-files / --timeout-coefficient 10 -S lct ./$$package || exit 1; done
 
-vulncheck: ## Vulnerabilities that are known of Go and of the modules, in code that Berth calls.
+vulncheck: ## Vulnerabilities that are known of Go and of the modules, in code that Berth calls: asks https://vuln.go.dev, and fails where it is not reached.
 	$(GOVULNCHECK) ./...
 
 ##@ Measure
