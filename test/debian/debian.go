@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package debian fetches packages of Debian for any architecture, by the mirrors of the host's apt, which checks
-// them by the signatures of Debian. It installs nothing, runs no script of a package, and leaves the host's own
+// Package debian fetches packages of Debian for any architecture, by the mirrors of the host's apt or, where the host is
+// another distribution, by Debian's own. The host's apt checks them by the signatures of Debian. It installs nothing, runs no script of a package, and leaves the host's own
 // packages and apt's state as they are.
 package debian
 
@@ -21,6 +21,12 @@ import (
 // Suite is the release that packages are of, whichever the host has: the first whose QEMU emulates a card with SR-IOV.
 const Suite = "trixie"
 
+// own is Debian's own mirror, and keyring the file of the signatures, which other distributions have, too, in a package.
+const (
+	own     = "http://deb.debian.org/debian"
+	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+)
+
 // Request is what to fetch.
 type Request struct {
 	// Arch is Debian's name of an architecture, which for those of Berth is Go's, too.
@@ -37,11 +43,17 @@ func Fetch(ctx context.Context, progress io.Writer, dir string, r Request) ([]st
 			return nil, fmt.Errorf("the host has no %s, which fetches Debian's packages: %w", tool, err)
 		}
 	}
-	candidates, err := hostMirrors(ctx)
-	if err != nil {
-		return nil, err
+	if _, err := os.Stat(keyring); err != nil {
+		return nil, fmt.Errorf("find the keys of Debian (install the package debian-archive-keyring): %w", err)
 	}
 	var errs []error
+	candidates, err := hostMirrors(ctx)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if !slices.Contains(candidates, own) {
+		candidates = append(candidates, own)
+	}
 	for i, mirror := range candidates {
 		fmt.Fprintf(progress, "fetching packages of Debian %s for %s from %s: %s\n", Suite, r.Arch, mirror, strings.Join(slices.Concat(r.Packages, r.Alone), ", "))
 		archives, err := download(ctx, filepath.Join(dir, strconv.Itoa(i)), mirror, r)
@@ -125,7 +137,7 @@ func download(ctx context.Context, dir, mirror string, r Request) ([]string, err
 		}
 	}
 	files := map[string]string{
-		"sources.list": "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] " + mirror + " " + Suite + " main\n",
+		"sources.list": "deb [signed-by=" + keyring + "] " + mirror + " " + Suite + " main\n",
 		"status":       "", // no package is installed
 		"apt.conf": `
 			APT::Architecture "` + r.Arch + `";
