@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
@@ -58,6 +59,8 @@ type Rejection struct {
 const (
 	ReasonNode     = "node(s) in no IPPool that the pod may use"
 	ReasonKeptNode = "node(s) where the pod's retained floating IP is not reachable"
+	// ReasonNodeCap is of nodes that limit their addresses: see [podrequest.Reader.WithinNode].
+	ReasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
 )
 
 // Candidates returns what can serve a request now. It fails with ErrNotSynced, or

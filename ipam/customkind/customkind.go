@@ -42,7 +42,8 @@ const AggregateLabel = "rbac." + v1alpha1.GroupName + "/aggregate-to-controller"
 type Config struct {
 	Discovery discovery.DiscoveryInterface
 	Objects   dynamic.Interface
-	Metadata  metadata.Interface
+	// Metadata is what kinds are watched with. If nil, none is watched.
+	Metadata metadata.Interface
 	// Slim returns the fields of a pod template to keep. If nil, no template is kept.
 	Slim func(*v1.PodTemplateSpec) v1.PodTemplateSpec
 	// IsPassing reports whether a workload may change without a new generation in a way
@@ -420,6 +421,9 @@ func (r *Reader) remember(kind *servedKind, uid types.UID, seen view) {
 
 // follow watches a kind until ctx ends or unfollow is called.
 func (r *Reader) follow(ctx context.Context, resource schema.GroupVersionResource, kind string) {
+	if r.config.Metadata == nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.followed[resource] != nil {

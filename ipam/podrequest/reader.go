@@ -45,6 +45,27 @@ func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 	return 0, of
 }
 
+// WithinNode says whether a node has what a pod requests. A node limits addresses only if it
+// advertises one of the resources: limits has these, and used what the pods of the node
+// request. The limit counts addresses, under whichever name pods request them.
+func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]int64) bool {
+	wanted, _ := r.Requested(spec)
+	if wanted == 0 {
+		return true
+	}
+	// A pod that requests both names counts twice: kube-scheduler reports only sums.
+	var taken int64
+	for _, name := range r.Resources() {
+		taken += used[name]
+	}
+	for _, name := range r.Resources() {
+		if limit, capped := limits[name]; capped && wanted > limit-taken {
+			return false
+		}
+	}
+	return true
+}
+
 // StrayAnnotation returns the first of Berth's annotations on a pod that requests no
 // address, or "". The author of the annotation probably expects an address.
 func StrayAnnotation(pod *v1.Pod) string {

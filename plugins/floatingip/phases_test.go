@@ -21,6 +21,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
+	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
 )
@@ -363,7 +364,7 @@ func phaseCases() map[string]phaseCase {
 		},
 		"a node gives no more": {
 			world: objects(advertising(node("n1"), "1"), node("n2"), ipPool("web", "10.0.70.2-10.0.70.9"), pod("v", bound("n1", ""))), pod: pod("a"),
-			want: want{filter: map[string]result{"n1": {code: unschedulable, text: reasonNodeCap}}, bind: result{api: []string{"10.0.70.2: " + ofPodA + ", held by a on n2", "a: on n2 with 10.0.70.2"}}},
+			want: want{filter: map[string]result{"n1": {code: unschedulable, text: ipam.ReasonNodeCap}}, bind: result{api: []string{"10.0.70.2: " + ofPodA + ", held by a on n2", "a: on n2 with 10.0.70.2"}}},
 		},
 		"a node begins to give no more": {
 			world: objects(oneWeb), pod: pod("a"),

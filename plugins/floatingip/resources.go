@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 
-	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -14,32 +14,13 @@ import (
 // NodeResourcesFit. Pools limit them; a node does only if it advertises them.
 var countedHere = podrequest.Reader{Galaxy: true}.Resources()
 
-// reasonNodeCap is the reason of a node that has too little of the resource left.
-const reasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
-
 // withinNode caps the addresses on a node that advertises Berth's extended resource
-// or, with GalaxyAliases, Galaxy's. The cap counts addresses, under whichever name pods
-// request them. NodeResourcesFit would count each name apart, and would refuse every
-// node that does not advertise the resource.
+// or, with GalaxyAliases, Galaxy's. NodeResourcesFit would count each name apart, and would
+// refuse every node that does not advertise the resource.
 func withinNode(reader podrequest.Reader, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	limits := nodeInfo.GetAllocatable().GetScalarResources()
-	if len(limits) == 0 {
+	if len(limits) == 0 || reader.WithinNode(&pod.Spec, limits, nodeInfo.GetRequested().GetScalarResources()) {
 		return nil
 	}
-	wanted, _ := reader.Requested(&pod.Spec)
-	if wanted == 0 {
-		return nil
-	}
-	names := reader.Resources()
-	// A pod that requests both names counts twice: kube-scheduler reports only sums.
-	var used int64
-	for _, name := range names {
-		used += nodeInfo.GetRequested().GetScalarResources()[name]
-	}
-	for _, name := range names {
-		if limit, capped := limits[name]; capped && wanted > limit-used {
-			return fwk.NewStatus(fwk.Unschedulable, reasonNodeCap)
-		}
-	}
-	return nil
+	return fwk.NewStatus(fwk.Unschedulable, ipam.ReasonNodeCap)
 }

@@ -9,9 +9,13 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/test/lab"
 	"github.com/berth-dev/berth/test/simulation"
+	"github.com/berth-dev/berth/test/simulation/customkind"
 )
 
 // What kubectl berth why says of pods that the real scheduler left waiting, each for
@@ -64,6 +68,46 @@ func TestWhy(t *testing.T) {
 			t.Errorf("pod %s: why says\n%s\nand the scheduler\n%s", pod.Name, printed, said[pod.Name])
 		}
 	}
+}
+
+// Limits that are not a pool's: what a node advertises, and the fixed set of a custom kind.
+func TestWhyLimits(t *testing.T) {
+	t.Parallel()
+	w := simulation.NewWith(t, simulation.Options{Patience: 2 * time.Minute, ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})
+	w.Nodes(2)
+	grant(w, "viewer-rbac.yaml", "viewer")
+	fleet := simulation.Kinds["fleet"]
+	w.DefineKinds([]customkind.Kind{{GVK: fleet.GVK, Resource: fleet.Resource}})
+	w.Scheduler(simulation.SchedulerOptions{})
+	w.Pool("web", "10.0.70.10-10.0.70.19", simulation.OnNode("node1"))
+	w.Pool("ships", "10.0.70.20-10.0.70.29", simulation.OnNode("node2"))
+	advertised := []byte(`{"status":{"capacity":{"berth.dev/ip":"1"},"allocatable":{"berth.dev/ip":"1"}}}`)
+	if _, err := w.Kube.CoreV1().Nodes().Patch(w.Ctx, "node1", types.StrategicMergePatchType, advertised, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	w.Create(simulation.NewPod("first", simulation.FromPools("web")))
+	w.Bound("first")
+	w.Create(simulation.NewPod("second", simulation.FromPools("web")))
+	w.Refused("second", ipam.ReasonNodeCap)
+	berth(w, "viewer", "why", "second").expect(t, 2, "Problem: no node can have the pod", "node1   no            "+ipam.ReasonNodeCap, "kubectl get node node1 -o")
+
+	retain := simulation.Policy(v1alpha1.ReleaseRetain)
+	object, err := fleet.Object(simulation.Namespace, "web", 1, simulation.Template("web", retain, simulation.FromPools("ships")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	object.Object["spec"].(map[string]any)["strategy"] = map[string]any{"rollingUpdate": map[string]any{"maxUnavailable": int64(1)}}
+	if object, err = w.Dynamic.Resource(fleet.GVR()).Namespace(simulation.Namespace).Create(w.Ctx, object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ofFleet := func(pod *v1.Pod) { pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(object, fleet.GVK)} }
+	w.Create(simulation.NewPod("sails", retain, simulation.FromPools("ships"), ofFleet))
+	w.Bound("sails")
+	w.Create(simulation.NewPod("waits", retain, simulation.FromPools("ships"), ofFleet))
+	const reason = `Fleet "web" has all 1 address that it keeps, all with running pods`
+	w.Refused("waits", reason)
+	berth(w, "", "why", "waits").expect(t, 2, "Problem: no node can have the pod", reason)
+	berth(w, "viewer", "why", "waits").expect(t, 2, "Berth may have an address for it: not all that decides could be read", `user "viewer" may not get fleets.example.dev in namespace default`)
 }
 
 // anyIn says whether a line is part of a text.

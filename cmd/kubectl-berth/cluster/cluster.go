@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -68,6 +69,19 @@ func (c *Cluster) Berth() (*client.Client, error) {
 		return nil, err
 	}
 	return client.NewForConfig(config)
+}
+
+// Dynamic returns the client of objects of any kind.
+func (c *Cluster) Dynamic() (dynamic.Interface, error) {
+	config, err := c.Config()
+	if err != nil {
+		return nil, err
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("create the client of objects: %w", err)
+	}
+	return objects, nil
 }
 
 // Kube returns the client of Kubernetes' objects.

@@ -6,16 +6,23 @@ import (
 	"context"
 	"fmt"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+	resourcehelper "k8s.io/component-helpers/resource"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/customkind"
 	"github.com/berth-dev/berth/ipam/fixedset"
+	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
 // fewPools is up to how many pools are listed one by one.
@@ -65,37 +72,104 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 	return listing, terms, nil
 }
 
-// limit writes into a request the size of its owner's fixed set. The sets of custom kinds
-// are not read, so that a pod that waits only for another of its own is not explained.
-func limit(ctx context.Context, kube kubernetes.Interface, request *ipam.Request) error {
-	owner := &request.Owner
-	var size fixedset.Size
-	var uid types.UID
-	switch owner.APIVersion + " " + owner.Kind {
-	case "apps/v1 Deployment":
-		deployment, err := kube.AppsV1().Deployments(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
-		if err != nil {
-			return unlessGone(err, "Deployment", owner)
-		}
-		size, uid = fixedset.OfDeployment(&deployment.Spec, request.Spare), deployment.UID
-	case "apps/v1 ReplicaSet":
-		set, err := kube.AppsV1().ReplicaSets(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
-		if err != nil {
-			return unlessGone(err, "ReplicaSet", owner)
-		}
-		size, uid = fixedset.OfReplicaSet(&set.Spec, request.Spare), set.UID
-	}
-	if string(uid) == owner.UID && uid != "" && !size.Unlimited {
+// limit writes into a request the size of its owner's fixed set, as the scheduler does.
+func (l *look) limit(ctx context.Context, request *ipam.Request) error {
+	size, known, err := l.fixedSet(ctx, &request.Owner, request.Spare)
+	if known && !size.Unlimited {
 		request.FixedSet, request.MaxPods = true, int(size.Pods())
 	}
-	return nil
+	return err
 }
 
-func unlessGone(err error, kind string, owner *ipam.Owner) error {
-	if cluster.IsNoSuch(err) {
-		return nil // no pod can exceed its set
+// fixedSet returns known false if the owner has no fixed set, or is gone: no pod can exceed it.
+func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner, spare fixedset.Spare) (size fixedset.Size, known bool, err error) {
+	var uid types.UID
+	switch kind := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind(); {
+	case kind == schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"}:
+		deployment, err := l.kube.AppsV1().Deployments(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
+		if err != nil {
+			return size, false, unlessGone(err, owner)
+		}
+		size, uid = fixedset.OfDeployment(&deployment.Spec, spare), deployment.UID
+	case kind == schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
+		set, err := l.kube.AppsV1().ReplicaSets(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
+		if err != nil {
+			return size, false, unlessGone(err, owner)
+		}
+		size, uid = fixedset.OfReplicaSet(&set.Spec, spare), set.UID
+	case kind.Group == appsv1.GroupName, kind.Group == batchv1.GroupName, spare.Unlimited:
+		return size, false, nil
+	default:
+		objects, err := l.Dynamic()
+		if err != nil {
+			return size, false, err
+		}
+		read, _, err := customkind.NewReader(customkind.Config{Discovery: l.kube.Discovery(), Objects: objects, ScalableOnly: true}).
+			Find(ctx, &v1alpha1.Owner{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID)}, true)
+		return read.Size.With(spare), err == nil && read.Exists && read.Scaled, err
 	}
-	return fmt.Errorf("get %s %s/%s: %w", kind, owner.Namespace, owner.Name, err)
+	return size, string(uid) == owner.UID && uid != "", nil
+}
+
+func unlessGone(err error, owner *ipam.Owner) error {
+	if cluster.IsNoSuch(err) {
+		return nil
+	}
+	return fmt.Errorf("get %s %s/%s: %w", owner.Kind, owner.Namespace, owner.Name, err)
+}
+
+// full returns the nodes that advertise as many addresses as their pods have, so that they can
+// have none for the pod.
+func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, error) {
+	limits, used := map[string]map[v1.ResourceName]int64{}, map[string]map[v1.ResourceName]int64{}
+	for i := range nodes {
+		if amounts := amountsOf(l.reader, nodes[i].Status.Allocatable); len(amounts) > 0 {
+			limits[nodes[i].Name], used[nodes[i].Name] = amounts, map[v1.ResourceName]int64{}
+		}
+	}
+	selectors := []string{""}
+	if len(limits) <= fewNodes {
+		selectors = nil
+		for name := range limits {
+			selectors = append(selectors, fields.OneTermEqualSelector("spec.nodeName", name).String())
+		}
+	}
+	for _, selector := range selectors {
+		pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return l.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		})
+		err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, func(object runtime.Object) error {
+			pod := object.(*v1.Pod)
+			if sums := used[pod.Spec.NodeName]; sums != nil && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed {
+				for name, amount := range amountsOf(l.reader, resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})) {
+					sums[name] += amount
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list the pods of the nodes: %w", err)
+		}
+	}
+	full := map[string]bool{}
+	for name := range limits {
+		full[name] = !l.reader.WithinNode(&l.pod.Spec, limits[name], used[name])
+	}
+	return full, nil
+}
+
+// fewNodes is up to how many nodes are asked for their pods one by one.
+const fewNodes = 8
+
+// amountsOf returns the amounts of the resources that ask for addresses.
+func amountsOf(reader podrequest.Reader, all v1.ResourceList) map[v1.ResourceName]int64 {
+	amounts := map[v1.ResourceName]int64{}
+	for _, name := range reader.Resources() {
+		if quantity, ok := all[name]; ok {
+			amounts[name] = quantity.Value()
+		}
+	}
+	return amounts
 }
 
 // known are the pods of a namespace, as listed.

@@ -146,14 +146,18 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 	}
 }
 
-// perNode adds what the scheduler's filter says of each node.
-func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node) {
+// perNode adds what the scheduler's filters say of each node; full are those that have no more
+// addresses by their own limit.
+func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, full map[string]bool) {
 	byReason := map[string]*Node{}
 	serves := false
 	for i := range nodes {
 		said := Node{Has: true, Reason: "Berth has an address for the pod there"}
 		if rejection := candidates.Rejects(ipam.ReachOf(candidates.Snapshot(), ipam.NodeOf(&nodes[i]))); rejection != nil {
 			said = Node{Reason: rejection.Reason}
+		} else if full[nodes[i].Name] {
+			said = Node{Reason: ipam.ReasonNodeCap}
+			w.do("nodes limit their addresses by what they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", nodes[i].Name)
 		}
 		serves = serves || said.Has
 		if byReason[said.Reason] == nil {
@@ -169,6 +173,8 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node) {
 	switch {
 	case len(nodes) == 0:
 		w.Problem = "there are no nodes"
+	case serves && w.Missing != "":
+		w.Says += " Berth may have an address for it: not all that decides could be read."
 	case serves:
 		w.Says += " Berth has an address for it; something else keeps it."
 		w.do("read what the scheduler said: resources, taints, affinity or quota keep the pod from those nodes, or it is about to be bound")

@@ -85,7 +85,7 @@ func (o *whyOptions) run(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 	}
-	l := &look{kube: kube, berth: berth, pod: found, reader: podrequest.Reader{Galaxy: o.galaxy}}
+	l := &look{Cluster: o.Cluster, kube: kube, berth: berth, pod: found, reader: podrequest.Reader{Galaxy: o.galaxy}}
 	told, err := l.tell(ctx)
 	if err != nil {
 		return err
@@ -101,6 +101,7 @@ func (o *whyOptions) run(ctx context.Context, name string) error {
 
 // look reads what a pod's answer depends on.
 type look struct {
+	*cluster.Cluster
 	kube   kubernetes.Interface
 	berth  *client.Client
 	pod    *v1.Pod
@@ -171,7 +172,8 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 // ask asks the scheduler's code.
 func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if request.MayHaveFixedSet() {
-		if err := limit(ctx, l.kube, &request); err != nil {
+		err := l.limit(ctx, &request)
+		if told.Missing = cluster.Forbidden(err); err != nil && told.Missing == "" {
 			return err
 		}
 	}
@@ -189,7 +191,13 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 		return told.shortage(err)
 	}
 	told.perPool(candidates, nodes.Items)
-	told.perNode(candidates, nodes.Items)
+	full, err := l.full(ctx, nodes.Items)
+	if refused := cluster.Forbidden(err); refused != "" {
+		told.Missing = refused
+	} else if err != nil {
+		return err
+	}
+	told.perNode(candidates, nodes.Items, full)
 	return nil
 }
 
