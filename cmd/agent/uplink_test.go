@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -113,6 +114,13 @@ func TestUplinkIsBack(t *testing.T) {
 	wire.Port(2, false)
 	wire.Port(2, true)
 	wire.Port(1, false)
+	// The kernel tells of carriers late, and of one that was lost and is back by then not at all.
+	netnstest.Eventually(t, func() error {
+		if link := host.IP("link", "show", "dev", "eth0"); !strings.Contains(link, "NO-CARRIER") {
+			return fmt.Errorf("the uplink still runs: %s", link)
+		}
+		return nil
+	})
 	wire.Port(1, true)
 	reach("back", &back, 1)
 	reach("changed", &changed, 2)
