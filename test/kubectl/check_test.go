@@ -228,6 +228,26 @@ func expectBundle(t *testing.T, w *simulation.World) {
 	if _, err := w.Kube.CoreV1().Secrets(w.System).Create(w.Ctx, &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "tls"}, StringData: map[string]string{"key": "hunter2"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// Berth's namespace may be that of others, too.
+	config := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Data: map[string]string{"password": "hunter2"}}
+	if _, err := w.Kube.CoreV1().ConfigMaps(w.System).Create(w.Ctx, config, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stranger := simulation.NewPod("stranger", simulation.Asking("0"))
+	stranger.Namespace, stranger.Spec.SchedulerName = w.System, "none"
+	if _, err := w.Kube.CoreV1().Pods(w.System).Create(w.Ctx, stranger, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	whole := filepath.Join(t.TempDir(), "whole.tar.gz")
+	berth(w, "", "dump", "-f", whole).expect(t, 0)
+	for name, text := range untar(t, whole) {
+		if strings.Contains(text, "hunter2") || strings.Contains(name, "stranger") {
+			t.Errorf("%s has what is not Berth's:\n%s", name, text)
+		}
+		if name == "berth-dump/berth-programs/configmaps.yaml" && !strings.Contains(text, "name: berth-scheduler") {
+			t.Errorf("the scheduler's configuration is not there:\n%s", text)
+		}
+	}
 	file := filepath.Join(t.TempDir(), "dump.tar.gz")
 	berth(w, "viewer", "dump", "-f", file).expect(t, 0, "left out: berth-programs/configmaps.yaml: user \"viewer\" may not list configmaps", "left out: secrets: never read", file+": ")
 	berth(w, "viewer", "dump", "-f", file).expect(t, 1, "file exists")

@@ -100,7 +100,9 @@ func TestWhyLimits(t *testing.T) {
 	if object, err = w.Dynamic.Resource(fleet.GVR()).Namespace(simulation.Namespace).Create(w.Ctx, object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	ofFleet := func(pod *v1.Pod) { pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(object, fleet.GVK)} }
+	ofFleet := func(pod *v1.Pod) {
+		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(object, fleet.GVK)}
+	}
 	w.Create(simulation.NewPod("sails", retain, simulation.FromPools("ships"), ofFleet))
 	w.Bound("sails")
 	w.Create(simulation.NewPod("waits", retain, simulation.FromPools("ships"), ofFleet))

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -189,8 +190,8 @@ func (o *options) addObjects(ctx context.Context, b *bundle, objects dynamic.Int
 
 // addPrograms adds Berth's own workloads, pods, ConfigMaps and leases, and returns the pods.
 func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.Interface) []v1.Pod {
-	options := metav1.ListOptions{}
-	pods, err := kube.CoreV1().Pods(o.namespace).List(ctx, options)
+	// The namespace may have other programs, too.
+	pods, err := kube.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=berth"})
 	if err != nil {
 		b.leaveOut("berth-programs/, logs/", cluster.Explain(err))
 		return nil
@@ -201,10 +202,12 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 		hide(&pod.Spec)
 		b.addYAML("berth-programs/pod-"+pod.Name+".yaml", pod)
 	}
+	options := metav1.ListOptions{}
 	configs, err := kube.CoreV1().ConfigMaps(o.namespace).List(ctx, options)
 	if err != nil {
 		b.leaveOut("berth-programs/configmaps.yaml", cluster.Explain(err))
 	} else {
+		configs.Items = slices.DeleteFunc(configs.Items, func(config v1.ConfigMap) bool { return !isOfBerth(config.Name) })
 		for i := range configs.Items {
 			configs.Items[i].ManagedFields = nil
 			delete(configs.Items[i].Annotations, v1.LastAppliedConfigAnnotation)
@@ -215,10 +218,13 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 	if err != nil {
 		b.leaveOut("berth-programs/leases.yaml", cluster.Explain(err))
 	} else {
-		b.addYAML("berth-programs/leases.yaml", leases.Items)
+		b.addYAML("berth-programs/leases.yaml", slices.DeleteFunc(leases.Items, func(lease coordinationv1.Lease) bool { return !isOfBerth(lease.Name) }))
 	}
 	return pods.Items
 }
+
+// isOfBerth says whether an object without labels has a name that the chart gives.
+func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
 
 // addLogs adds the logs of Berth's programs, and those of containers before their last restart.
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
