@@ -137,8 +137,22 @@ func fromMap[K comparable, V any](r *Random, m map[K]V, text func(K) string) (ke
 	return one(r, sorted...), true
 }
 
-// Change changes something.
+// Change changes something, and at times somebody looks at a moment when not all was told.
 func (c *Cluster) Change() {
+	c.ChangeUnseen()
+	if !c.random.often(10) {
+		return
+	}
+	for _, node := range c.Nodes {
+		node.Index.Node()
+		for _, l := range node.Locals {
+			node.Index.Pod(l.UID)
+		}
+	}
+}
+
+// ChangeUnseen changes something, and nobody looks before all is told.
+func (c *Cluster) ChangeUnseen() {
 	r := c.random
 	switch n := r.IntN(100); {
 	case n < 8:
@@ -188,15 +202,6 @@ func (c *Cluster) Change() {
 		if name, ok := fromMap(r, c.pods, types.NamespacedName.String); ok {
 			p := c.pods[name]
 			c.tell(func(x *policy.Index) { x.SetPod(p, p) })
-		}
-	}
-	if r.often(10) {
-		// Somebody looks at a moment when not all was told.
-		for _, node := range c.Nodes {
-			node.Index.Node()
-			for _, l := range node.Locals {
-				node.Index.Pod(l.UID)
-			}
 		}
 	}
 }

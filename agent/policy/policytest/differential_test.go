@@ -109,7 +109,7 @@ func compareSteps(t *testing.T, c *Cluster) {
 		before[n] = n.Index.Node()
 		texts[n] = ruleset.Text(before[n])
 	}
-	c.Change()
+	c.ChangeUnseen()
 	for _, n := range c.Nodes {
 		n.Catch()
 		was, is := before[n], n.Index.Node()
