@@ -64,7 +64,7 @@ func kept(meta *metav1.ObjectMeta) metav1.ObjectMeta {
 
 const uid = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 
-// floatingIPsOfAllKinds has FloatingIPs with all fields set, none, and those that pods have.
+// floatingIPsOfAllKinds has FloatingIPs with all fields set, one, none, and those that pods have.
 func floatingIPsOfAllKinds() []*v1alpha1.FloatingIP {
 	full := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{
 		Name: "full", UID: "odd", ResourceVersion: "12", Generation: 3, CreationTimestamp: metav1.Unix(7, 0), DeletionTimestamp: new(metav1.Unix(8, 0)),
@@ -80,7 +80,13 @@ func floatingIPsOfAllKinds() []*v1alpha1.FloatingIP {
 			Pod:   &v1alpha1.PodReference{Name: "cart", UID: "11111111-2222-3333-4444-555555555555"},
 		},
 	}
-	return []*v1alpha1.FloatingIP{full, bare, {ObjectMeta: metav1.ObjectMeta{Name: "none"}}}
+	ips := []*v1alpha1.FloatingIP{full, bare, {ObjectMeta: metav1.ObjectMeta{Name: "none"}}}
+	for field := range reflect.TypeFor[v1alpha1.FloatingIPSpec]().Fields() {
+		one := &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: field.Name}}
+		fill(reflect.ValueOf(&one.Spec).Elem().FieldByIndex(field.Index), &n)
+		ips = append(ips, one)
+	}
+	return ips
 }
 
 // No field of a FloatingIP is lost, nor will one be that is added to the API.
