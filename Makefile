@@ -160,8 +160,8 @@ test-race: ## test-unit under the race detector.
 test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets: what passes, and what the documents of the APIs say.
 	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
 
-test-trace: lab build ## Each link of kubectl berth trace broken in turn on the lab, and a rogue host that check --wire must find.
-	cd test && BERTH_TEST_TRACE=1 $(GOTESTPROGRAMS) -v -run 'TestTrace$$' ./e2e/
+test-trace: lab build ## Each link of kubectl berth trace broken in turn on the lab, rogue hosts of both families that check --wire must find, and a bundle of kubectl berth dump --nodes.
+	cd test && BERTH_TEST_TRACE=1 $(GOTESTPROGRAMS) -v -run TestTrace ./e2e/
 
 test-check-many: lab ## How long kubectl berth check takes with CHECK_ADDRESSES (150000) addresses, and how much memory.
 	cd test && BERTH_TEST_CHECK_ADDRESSES=$(or $(CHECK_ADDRESSES),150000) go test -count=1 -timeout 2h -v -run TestCheckMany ./kubectl/

@@ -3,21 +3,29 @@
 package e2e
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/audit"
 	"github.com/berth-dev/berth/test/deploy"
 )
@@ -95,28 +103,7 @@ func TestTrace(t *testing.T) {
 	s.expectBroken(address, "kernel", func() { s.try(node, "ip", "rule", "del", "priority", strconv.Itoa(wire.PriorityPods)) })
 	s.expectBroken(address, "", nil)
 
-	// A rogue host answers for the address, beside the node.
-	s.client("ip", "addr", "add", address+"/32", "dev", "eth0")
-	removed := false
-	remove := func() {
-		if !removed {
-			s.client("ip", "addr", "del", address+"/32", "dev", "eth0")
-			removed = true
-		}
-	}
-	s.atEnd(remove)
-	mac := strings.TrimSpace(s.client("cat", "/sys/class/net/eth0/address"))
-	s.expectBroken(address, "wire", nil)
-	if out, code := s.plugin("check", "--wire", "--grace=5s"); code != 2 || !strings.Contains(out, string(audit.SeveralMACs)) || !strings.Contains(out, mac) {
-		t.Errorf("check --wire with a rogue host: exit code %d\n%s", code, out)
-	}
-	remove()
-	s.eventually("nothing is found without the rogue host", func() error {
-		if out, code := s.plugin("check", "--wire", "--grace=5s"); code != 0 {
-			return fmt.Errorf("exit code %d\n%s", code, out)
-		}
-		return nil
-	})
+	s.rogue(address + "/32")
 
 	// The agent does not run: its pod is stopped, which probes of the kubelet notice.
 	s.atEnd(func() { s.signal(node, "CONT", "berth-agent"); s.settled() })
@@ -131,6 +118,80 @@ func TestTrace(t *testing.T) {
 	s.must(s.Cluster.CutOff(s.ctx, node))
 	s.must(s.Cluster.WaitNotReady(s.ctx, node))
 	s.expectBroken(address, "node", nil)
+}
+
+// TestTraceIPv6: as TestTrace, a host that answers neighbour solicitations for an address is found; and a
+// bundle has what the agents know of it.
+func TestTraceIPv6(t *testing.T) {
+	if os.Getenv(envTrace) == "" {
+		t.Skipf("%s is not set; make test-trace sets it", envTrace)
+	}
+	s := newStageOf(t, v1alpha1.IPPoolSpec{Subnet: "fd00:70::/64", Gateway: "fd00:70::1", Ranges: []string{"fd00:70::60-fd00:70::6f"}})
+	pod := s.start("traced", s.floating)
+	address := pod.Status.PodIP
+	s.expectBroken(address, "", nil)
+	s.bundle(pod)
+	s.rogue(address + "/128")
+}
+
+// rogue has a host outside of the cluster answer for an address, beside the node, until trace and check
+// have found it.
+func (s *stage) rogue(prefix string) {
+	s.t.Helper()
+	address, _, _ := strings.Cut(prefix, "/")
+	s.client("ip", "addr", "add", prefix, "dev", "eth0", "nodad")
+	removed := false
+	remove := func() {
+		if !removed {
+			s.client("ip", "addr", "del", prefix, "dev", "eth0")
+			removed = true
+		}
+	}
+	s.atEnd(remove)
+	mac := strings.TrimSpace(s.client("cat", "/sys/class/net/eth0/address"))
+	s.expectBroken(address, "wire", nil)
+	if out, code := s.plugin("check", "--wire", "--grace=5s"); code != 2 || !strings.Contains(out, string(audit.SeveralMACs)) || !strings.Contains(out, mac) || !strings.Contains(out, address) {
+		s.t.Errorf("check --wire with a rogue host: exit code %d\n%s", code, out)
+	}
+	remove()
+	s.eventually("nothing is found without the rogue host", func() error {
+		if out, code := s.plugin("check", "--wire", "--grace=5s"); code != 0 {
+			return fmt.Errorf("exit code %d\n%s", code, out)
+		}
+		return nil
+	})
+}
+
+// bundle checks that "kubectl berth dump --nodes" has what each agent knows of its node.
+func (s *stage) bundle(pod *v1.Pod) {
+	s.t.Helper()
+	out, code := s.plugin("dump", "--nodes", "-f", "-")
+	if code != 0 {
+		s.t.Fatalf("dump: exit code %d", code)
+	}
+	content, err := gzip.NewReader(strings.NewReader(out))
+	s.must(err)
+	nodes := map[string]string{}
+	for r := tar.NewReader(content); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		s.must(err)
+		if _, name, ok := strings.Cut(h.Name, "nodes/"); ok {
+			text, err := io.ReadAll(r)
+			s.must(err)
+			nodes[name] = string(text)
+		}
+	}
+	if len(nodes) != labNodes {
+		s.t.Errorf("the bundle has %d of %d nodes: %v", len(nodes), labNodes, slices.Collect(maps.Keys(nodes)))
+	}
+	for name, text := range nodes {
+		if here := name == pod.Spec.NodeName+".json"; !json.Valid([]byte(text)) || strings.Contains(text, pod.Status.PodIP) != here {
+			s.t.Errorf("%s: valid %t, has %s %t, want %t:\n%s", name, json.Valid([]byte(text)), pod.Status.PodIP, strings.Contains(text, pod.Status.PodIP), here, text)
+		}
+	}
 }
 
 // try runs a command on a node, which may fail.
