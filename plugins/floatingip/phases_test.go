@@ -121,7 +121,7 @@ func deletes(name string) func(c *cluster) {
 	}
 }
 
-// takes gives a pod an address for a pod; the plugin does not see that.
+// takes has an address taken for a pod; the plugin does not see that.
 func takes(object *v1alpha1.FloatingIP) func(c *cluster) {
 	return func(c *cluster) {
 		c.berth.Late()
