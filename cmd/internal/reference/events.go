@@ -8,10 +8,7 @@ import (
 	"fmt"
 	"go/ast"
 	"go/token"
-	"io/fs"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -33,24 +30,7 @@ var eventComment = regexp.MustCompile(`^Event\w+ \((Normal|Warning) on ([^)]+)\)
 // has a constant, whose name begins with Event and whose comment says "(TYPE on KINDS): MEANING",
 // and for a Warning "Do: REMEDY".
 func Events(folder string) ([]Event, error) {
-	var all []Event
-	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.IsDir() {
-			return err
-		}
-		files, err := parse(path)
-		if err != nil {
-			return err
-		}
-		found, err := source{constants(files)}.events(files)
-		all = append(all, found...)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		return nil
-	})
-	slices.SortStableFunc(all, func(a, b Event) int { return cmp.Compare(a.Reason, b.Reason) })
-	return all, err
+	return collect(folder, source.events, func(e Event) string { return e.Reason })
 }
 
 func (s source) events(files []*ast.File) ([]Event, error) {

@@ -25,7 +25,12 @@ type Metric struct {
 // Metrics reads the Go files below a folder and returns the metrics that they make,
 // by name. Each must be made with literals or constants of its package.
 func Metrics(folder string) ([]Metric, error) {
-	var all []Metric
+	return collect(folder, source.metrics, func(m Metric) string { return m.Name })
+}
+
+// collect reads the packages below a folder one by one and returns what is found in them, by name.
+func collect[T any](folder string, find func(source, []*ast.File) ([]T, error), name func(T) string) ([]T, error) {
+	var all []T
 	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return err
@@ -34,14 +39,14 @@ func Metrics(folder string) ([]Metric, error) {
 		if err != nil {
 			return err
 		}
-		found, err := source{constants(files)}.metrics(files)
+		found, err := find(source{constants(files)}, files)
 		all = append(all, found...)
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		return nil
 	})
-	slices.SortFunc(all, func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(name(a), name(b)) })
 	return all, err
 }
 
