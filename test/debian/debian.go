@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package debian fetches packages of Debian for any architecture, by the mirrors of the host's apt or, where the host is
-// another distribution, by Debian's own. The host's apt checks them by the signatures of Debian. It installs nothing, runs no script of a package, and leaves the host's own
-// packages and apt's state as they are.
+// another distribution, by the one of EnvMirror. The host's apt checks them by the signatures of Debian. It installs
+// nothing, runs no script of a package, and leaves the host's own packages and apt's state as they are.
 package debian
 
 import (
@@ -21,11 +21,11 @@ import (
 // Suite is the release that packages are of, whichever the host has: the first whose QEMU emulates a card with SR-IOV.
 const Suite = "trixie"
 
-// own is Debian's own mirror, and keyring the file of the signatures, which other distributions have, too, in a package.
-const (
-	own     = "http://deb.debian.org/debian"
-	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-)
+// EnvMirror names a mirror of Debian, the URI of its folder "debian". A host of another distribution needs it.
+const EnvMirror = "BERTH_DEBIAN_MIRROR"
+
+// keyring is the file of the signatures, which other distributions have, too, in a package.
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 // Request is what to fetch.
 type Request struct {
@@ -35,8 +35,7 @@ type Request struct {
 	Packages, Alone []string
 }
 
-// Fetch fetches packages below the folder dir, which it makes, from the first mirror of the host's apt that has
-// them, and returns the archives, sorted.
+// Fetch fetches packages below the folder dir, which it makes, from the first mirror that has them, and returns the archives, sorted.
 func Fetch(ctx context.Context, progress io.Writer, dir string, r Request) ([]string, error) {
 	for _, tool := range []string{"apt-get", "dpkg-deb"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -46,14 +45,11 @@ func Fetch(ctx context.Context, progress io.Writer, dir string, r Request) ([]st
 	if _, err := os.Stat(keyring); err != nil {
 		return nil, fmt.Errorf("find the keys of Debian (install the package debian-archive-keyring): %w", err)
 	}
-	var errs []error
-	candidates, err := hostMirrors(ctx)
+	candidates, err := mirrors(ctx)
 	if err != nil {
-		errs = append(errs, err)
+		return nil, err
 	}
-	if !slices.Contains(candidates, own) {
-		candidates = append(candidates, own)
-	}
+	var errs []error
 	for i, mirror := range candidates {
 		fmt.Fprintf(progress, "fetching packages of Debian %s for %s from %s: %s\n", Suite, r.Arch, mirror, strings.Join(slices.Concat(r.Packages, r.Alone), ", "))
 		archives, err := download(ctx, filepath.Join(dir, strconv.Itoa(i)), mirror, r)
@@ -62,7 +58,15 @@ func Fetch(ctx context.Context, progress io.Writer, dir string, r Request) ([]st
 		}
 		errs = append(errs, fmt.Errorf("fetch from %s: %w", mirror, err))
 	}
-	return nil, errors.Join(errs...)
+	return nil, fmt.Errorf("no mirror of the host's apt has Debian's packages; set %s to one that has: %w", EnvMirror, errors.Join(errs...))
+}
+
+// mirrors lists the mirrors to try.
+func mirrors(ctx context.Context) ([]string, error) {
+	if mirror := os.Getenv(EnvMirror); mirror != "" {
+		return []string{strings.TrimSuffix(mirror, "/")}, nil
+	}
+	return hostMirrors(ctx)
 }
 
 // Unpack unpacks archives into the folder root, which it makes. As in Debian, all is in /usr, and the old folders are links.
@@ -98,11 +102,11 @@ func hostMirrors(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list apt's sources with apt-get --print-uris update: %w", err)
 	}
-	mirrors := mirrorsOf(string(uris), codename)
-	if len(mirrors) == 0 {
-		return nil, fmt.Errorf("apt has no source with the release %s; add a mirror of Debian to /etc/apt/sources.list", codename)
+	all := mirrorsOf(string(uris), codename)
+	if len(all) == 0 {
+		return nil, fmt.Errorf("apt has no source with the release %s; add a mirror to /etc/apt/sources.list, or set %s", codename, EnvMirror)
 	}
-	return mirrors, nil
+	return all, nil
 }
 
 // codenameOf returns VERSION_CODENAME of the text of os-release(5), empty where there is none.

@@ -38,3 +38,12 @@ func TestCodenameOf(t *testing.T) {
 		}
 	}
 }
+
+// The mirror that somebody names is the only one that is asked.
+func TestNamedMirror(t *testing.T) {
+	t.Setenv(EnvMirror, "http://mirror.example/debian/")
+	all, err := mirrors(t.Context())
+	if want := []string{"http://mirror.example/debian"}; err != nil || !slices.Equal(all, want) {
+		t.Errorf("mirrors() = %q, %v, want %q", all, err, want)
+	}
+}
