@@ -14,10 +14,10 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/api"
-	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/fault"
 )
 
 // maxContainerID limits the container IDs of ADD. CNI sets no limit and runtimes use 64

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"maps"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // driverOf returns the driver of an attachment, nil where plugins do all the work.

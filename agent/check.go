@@ -6,8 +6,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // Check verifies the container's network. It returns ErrUnknownContainer for a

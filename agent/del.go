@@ -12,10 +12,10 @@ import (
 	"github.com/containernetworking/cni/pkg/ns"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
-	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/fault"
 )
 
 // Del detaches the container. It succeeds where nothing is left to detach.

@@ -9,9 +9,9 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // GC detaches every container that the runtime does not list, and removes Berth's

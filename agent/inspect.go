@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // outcomes has what came of the reconciler's work for each record. Methods are safe in

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // keyedLocks has one lock for each key. Unlike a mutex's, its wait ends with the

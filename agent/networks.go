@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
 )
 

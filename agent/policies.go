@@ -11,10 +11,10 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/api"
-	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/fault"
 )
 
 // policies enforces network policies. Methods are safe in parallel.

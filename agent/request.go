@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // podArgs names the pod of a CNI call.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 func TestParseArgs(t *testing.T) {

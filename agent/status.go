@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // syncPatience limits how long STATUS waits until an agent that has just started

@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/api"
-	"github.com/berth-dev/berth/agent/fault"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/ipam/event"
 )

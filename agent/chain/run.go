@@ -15,7 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/fault"
 )
 
 // Runner executes plugins. Safe for concurrent use.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 
-	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/overlay/rules"
+	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 )

@@ -20,8 +20,8 @@ import (
 	cachetest "k8s.io/client-go/tools/cache/testing"
 	"k8s.io/component-base/metrics"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/shaping"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )

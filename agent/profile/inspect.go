@@ -3,7 +3,7 @@
 package profile
 
 import (
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 

@@ -21,7 +21,7 @@ import (
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 var netipValues = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})

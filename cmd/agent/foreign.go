@@ -9,8 +9,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent"
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/rtnl"

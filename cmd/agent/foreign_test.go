@@ -9,9 +9,9 @@ import (
 	"testing"
 
 	"github.com/berth-dev/berth/agent"
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
 )
 

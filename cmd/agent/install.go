@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/overlay"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 func newInstallCommand() *cobra.Command {

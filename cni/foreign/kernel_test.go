@@ -19,8 +19,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
 )

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conntrack"
 )
 

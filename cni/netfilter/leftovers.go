@@ -10,7 +10,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/leftover"
 )
 
 // TablePrefix begins the name of every nftables table of Berth, of all families. It may

@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/room"
+	"github.com/berth-dev/berth/cni/leftover"
 )
 
 // BootID returns what is another text after each start of the node's kernel, which then has

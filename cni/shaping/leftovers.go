@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 
-	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 

@@ -15,8 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/agent/fault"
-	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/fault"
+	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 

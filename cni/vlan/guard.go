@@ -15,7 +15,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 )

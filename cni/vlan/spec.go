@@ -9,7 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/utils"
 
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 

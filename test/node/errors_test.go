@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/agent/api"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berth-dev/berth/agent/api"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // size counts what a ruleset has.

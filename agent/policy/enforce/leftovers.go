@@ -13,11 +13,11 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/ns"
 
-	"github.com/berth-dev/berth/agent/leftover"
 	"github.com/berth-dev/berth/agent/policy/gate"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/table"
+	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/netfilter"
 )
 

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/agent/leftover"
+	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 

@@ -13,8 +13,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 
-	"github.com/berth-dev/berth/agent/api"
-	"github.com/berth-dev/berth/agent/fault"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/fault"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 	"github.com/berth-dev/berth/cni/settings"
