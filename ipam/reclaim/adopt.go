@@ -15,36 +15,36 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// adopt writes the UID of the pod's present workload into the record, if the record has
-// another UID of the same kind and name. This happens when a workload is deleted without
-// its pods (kubectl delete --cascade=orphan) and its successor adopts them. The author of
-// a pod can write any owner reference, so the workload must exist under that UID.
-func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
+// adopt returns the record with the UID of the pod's present workload, if the record has
+// another UID of the same kind and name; else nil. They differ when a workload is deleted
+// without its pods (kubectl delete --cascade=orphan) and its successor adopts them. The
+// author of a pod can write any owner reference, so the workload must exist under that
+// UID.
+func (r *Reclaimer) adopt(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) (*correction, error) {
 	if ip.Spec.ReleasePolicy != v1alpha1.ReleaseRetain && ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever || isPod(ip.Spec.Owner) || ip.Spec.Owner.IsClaim() {
-		return nil
+		return nil, nil
 	}
 	owner, err := podrequest.OwnerOf(pod, r.owners.between())
 	if err != nil {
-		return nil //nolint:nilerr // the event of the ReplicaSet or Job triggers another look
+		return nil, nil //nolint:nilerr // the event of the ReplicaSet or Job triggers another look
 	}
 	if owner.Name != ip.Spec.Owner.Name || groupKind(owner.APIVersion, owner.Kind) != groupKind(ip.Spec.Owner.APIVersion, ip.Spec.Owner.Kind) || owner.UID == ip.Spec.Owner.UID {
-		return nil
+		return nil, nil
 	}
 	spec := ip.Spec.DeepCopy()
 	spec.Owner.APIVersion, spec.Owner.UID = owner.APIVersion, owner.UID
 	r.bind(ip, spec)
 	w, _, err := r.owners.find(ctx, spec.Owner, false)
 	if err != nil {
-		return r.unknown(ip, pod, fmt.Errorf("find the workload that adopted pod %s: %w", klog.KObj(pod), err))
+		return nil, r.unknown(ip, pod, fmt.Errorf("find the workload that adopted pod %s: %w", klog.KObj(pod), err))
 	}
 	if !w.exists {
-		return nil
+		return nil, nil
 	}
-	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
-		return err
-	}
-	klog.FromContext(ctx).V(2).Info("A floating IP follows its pod to the workload that adopted it", "ip", ip.Spec.Address, "pod", klog.KObj(pod), "kind", spec.Owner.Kind, "owner", spec.Owner.Name)
-	return nil
+	return &correction{
+		spec: spec, did: "A floating IP follows its pod to the workload that adopted it",
+		about: []any{"pod", klog.KObj(pod), "kind", spec.Owner.Kind, "owner", spec.Owner.Name},
+	}, nil
 }
 
 // awaits reports whether it is time to look up, by name, the workload that an address
@@ -54,24 +54,23 @@ func awaits(ip *v1alpha1.FloatingIP, now time.Time) bool {
 	return ip.Spec.Pod == nil && ip.Spec.Owner.IsAwaited() && !ip.Spec.Owner.IsClaim() && needsOwner(&ip.Spec) && keptFor(&ip.Spec, now) == 0
 }
 
-// findAwaited writes the UID of the workload that an address waits for. It reports
-// whether the workload exists.
-func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+// findAwaited returns the record with the UID of the workload that an address waits for,
+// or nil if the workload does not exist.
+func (r *Reclaimer) findAwaited(ctx context.Context, ip *v1alpha1.FloatingIP) (*correction, error) {
 	uid, err := r.owners.customs.UIDOf(ctx, ip.Spec.Owner)
 	if err != nil {
-		return false, r.unknown(ip, nil, err)
+		return nil, r.unknown(ip, nil, err)
 	}
 	if uid == "" {
-		return false, nil
+		return nil, nil
 	}
 	spec := ip.Spec.DeepCopy()
 	spec.Owner.UID = uid
 	r.bind(ip, spec)
-	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
-		return false, err
-	}
-	klog.FromContext(ctx).V(2).Info("Found the owner that a floating IP waited for", "ip", ip.Spec.Address, "kind", spec.Owner.Kind, "owner", spec.Owner.Name, "namespace", spec.Owner.Namespace)
-	return true, nil
+	return &correction{
+		spec: spec, did: "Found the owner that a floating IP waited for",
+		about: []any{"kind", spec.Owner.Kind, "owner", spec.Owner.Name, "namespace", spec.Owner.Namespace},
+	}, nil
 }
 
 func groupKind(apiVersion, kind string) schema.GroupKind {

@@ -9,7 +9,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -48,21 +47,21 @@ func (r *Reclaimer) bind(ip *v1alpha1.FloatingIP, spec *v1alpha1.FloatingIPSpec)
 	}
 }
 
-// endWait ends the wait of a restored address for its owner or its namespace: it binds
-// the address to the namespace that has the name now. It reports whether it wrote.
-func (r *Reclaimer) endWait(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+// endWait returns the record of a restored address whose wait for its owner or its
+// namespace is over, bound to the namespace that has the name now. nil: it still waits, or
+// never did.
+func (r *Reclaimer) endWait(ip *v1alpha1.FloatingIP) *correction {
 	if ip.NamespaceUID() != v1alpha1.NilUID {
-		return false, nil
+		return nil
 	}
 	spec := ip.Spec.DeepCopy()
 	r.bind(ip, spec)
 	if ip.Spec.KeepUntil == nil && spec.Owner.NamespaceUID == "" {
-		return false, nil // The namespace does not exist yet.
+		return nil // The namespace does not exist yet.
 	}
 	spec.KeepUntil = nil
-	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
-		return false, err
+	return &correction{
+		spec: spec, did: "The wait of a restored floating IP is over, its release policy applies",
+		about: []any{"namespace", spec.Owner.Namespace},
 	}
-	klog.FromContext(ctx).V(2).Info("The wait of a restored floating IP is over, its release policy applies", "ip", ip.Spec.Address, "namespace", spec.Owner.Namespace)
-	return true, nil
 }

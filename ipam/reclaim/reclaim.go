@@ -5,14 +5,11 @@ package reclaim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -234,8 +231,8 @@ func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	return true
 }
 
-// reconcile decides about one address and applies the decision. It returns when to look
-// again; 0 means at the next event.
+// reconcile gathers the facts about one address, decides, and applies the decision. It
+// returns when to look again; 0 means at the next event.
 func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) (time.Duration, error) {
 	object, exists, err := r.index.GetByKey(name)
 	if err != nil {
@@ -248,81 +245,20 @@ func (r *Reclaimer) reconcile(ctx context.Context, name string, mayDetach bool) 
 	if ip.Spec.Reserved {
 		return 0, nil
 	}
-	var unknown error
-	s := situation{now: time.Now(), created: ip.CreationTimestamp.Time, cooldown: r.cooldown(ip), conflict: ip.InConflict()}
-	if ip.Spec.Owner != nil {
-		pod, podExists, err := r.pod(ctx, ip)
-		if err != nil {
-			return 0, err
-		}
-		if pod != nil {
-			switch classify(ip, pod, r.recorded(pod.UID)) {
-			case itsOwn:
-				return 0, r.adopt(ctx, ip, pod)
-			case misplaced:
-				return 0, r.correctNode(ctx, ip, pod)
-			}
-			s.unused = isNew(ip)
-		} else if ip.Spec.Pod != nil && isNew(ip) {
-			bound, known := r.deleted.Get(ip.Spec.Pod.UID)
-			s.unused = known && !bound.(bool)
-		} else if ip.Spec.Pod == nil && ip.Spec.ExternallyAssigned && isNew(ip) {
-			s.unused = true // leaveNode left LastPod empty
-		}
-		if outlivesPod(&ip.Spec) && keptFor(&ip.Spec, s.now) == 0 && !s.unused {
-			if s.namespaceGone, err = r.namespaceGone(ctx, ip); err != nil {
-				return 0, err
-			}
-			if !s.namespaceGone {
-				if wrote, err := r.endWait(ctx, ip); wrote || err != nil {
-					return 0, err
-				}
-			}
-		}
-		if !s.namespaceGone && awaits(ip, s.now) && !expired(&ip.Spec, s) {
-			if found, err := r.findAwaited(ctx, ip); found || err != nil {
-				return 0, err
-			}
-		}
-		known, err := r.assess(ctx, ip, podExists, &s)
-		if err != nil && ip.Spec.RetainFor != nil && !ip.Spec.Owner.IsClaim() {
-			// retainFor runs although the owner is unknown.
-			s.unknown, unknown = true, err
-		} else if err != nil || !known {
-			return 0, err
-		}
-	}
-	v := decide(&ip.Spec, s)
-	if ip.Spec.Owner != nil && v.action != keep && yields(ip) {
-		// If one is surplus, the next may be, and no event enqueues it.
-		if next := r.rankings.nextYielding(ip); next != "" {
-			r.queue.Add(next)
-		}
-	}
-	if ip.Spec.Owner == nil && v.action == free {
-		// The process that began the cooldown may have seen a newer version of the pool.
-		if s.cooldown, err = r.cooldownNow(ctx, ip); err != nil {
-			return 0, err
-		}
-		v = decide(&ip.Spec, s)
-	}
-	if ip.Spec.ExternallyAssigned && (v.action != keep || ip.Spec.Pod == nil) {
-		return 0, r.leaveNode(ctx, ip, s.unused, v.action, mayDetach)
-	}
-	if v.action == keep {
-		return v.again, unknown
-	}
-	if (v.action == free || v.action == cool) && s.at.family != "" && yields(ip) {
-		if !r.rankings.leave(ip, s.at) {
-			return 0, fmt.Errorf("free %s: %w", ip.Name, errMovedUp)
-		}
-		if err := r.apply(ctx, ip, v.action); err != nil {
-			r.rankings.putBack(func() *v1alpha1.FloatingIP { return r.cached(name) })
-			return 0, err
-		}
+	found, err := r.gather(ctx, ip)
+	switch {
+	case err != nil:
+		return 0, err
+	case found.correction != nil:
+		return 0, r.correct(ctx, ip, found.correction)
+	case found.settled:
 		return 0, nil
 	}
-	return 0, r.apply(ctx, ip, v.action)
+	v := decide(&ip.Spec, found.situation)
+	if v.action == keep && !mustDetach(ip, v.action) {
+		return v.again, found.unread
+	}
+	return 0, r.apply(ctx, ip, found.situation, v.action, mayDetach)
 }
 
 // cached returns an address as the cache has it, or nil.
@@ -332,241 +268,4 @@ func (r *Reclaimer) cached(name string) *v1alpha1.FloatingIP {
 		return nil
 	}
 	return object.(*v1alpha1.FloatingIP)
-}
-
-// leaveNode has the external assigner detach an address before it is released or
-// retained. It first writes that no pod has the address. From this write until the
-// address is recorded as detached, the scheduler gives it to no pod: otherwise a delayed
-// Detach could take it from a new pod on the same node. An unused address keeps an empty
-// LastPod, so that it is still known as unused after it is detached.
-func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unused bool, then action, mayDetach bool) error {
-	if ip.Spec.Pod != nil {
-		now := storedNow()
-		spec := ip.Spec.DeepCopy()
-		if !unused {
-			spec.LastPod = ip.Spec.Pod.Name
-		}
-		spec.Pod, spec.Since = nil, &now
-		_, err := r.ips.Update(ctx, ip, *spec)
-		return err
-	}
-	if !mayDetach {
-		return errDetachFirst
-	}
-	if detached, err := r.detach(ctx, ip); err != nil || !detached {
-		return err
-	}
-	if then == keep {
-		then = retain
-	}
-	return r.apply(ctx, ip, then)
-}
-
-// storedNow returns the current time, rounded up to the seconds that the API stores.
-func storedNow() metav1.Time {
-	return metav1.NewTime(time.Now().Add(time.Second - 1).Truncate(time.Second))
-}
-
-// isNew reports whether an address that records a pod was created for this pod: no pod
-// had it before, and no IPClaim.
-func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
-
-// assess adds the owner's state to s, for the decision about an address without a pod. It
-// asks the API server before it concludes that a workload does not want the address,
-// because a cache may be older than the address. If known is false, the address has
-// changed and its event will trigger another look.
-func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) (known bool, err error) {
-	if s.unused || s.namespaceGone || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
-		return true, nil
-	}
-	if s.at, known = r.rankings.standing(ip); !known {
-		return false, nil
-	}
-	if ip.Spec.Owner.PodName != "" {
-		s.superseded = superseded(ip, r.rankings.members(ip.Spec.Owner), r.liveHolder)
-	}
-	if isPod(ip.Spec.Owner) {
-		s.owner = workload{exists: podExists, unbounded: true}
-		return true, nil
-	}
-	if s.superseded || !mayPreallocate(ip.Spec.Owner) && expired(&ip.Spec, *s) {
-		return true, nil // It is freed, whatever the owner wants.
-	}
-	for _, fresh := range []bool{false, true} {
-		w, live, err := r.owners.find(ctx, ip.Spec.Owner, fresh)
-		if err != nil {
-			return false, r.unknown(ip, nil, err)
-		}
-		if w.each.Total == 0 {
-			w.each.Total = r.rankings.demand(ip.Spec.Owner)
-		}
-		s.owner = w
-		if live || w.wants(&ip.Spec, s.at) {
-			break
-		}
-	}
-	return true, nil
-}
-
-// apply writes a decision.
-func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, a action) error {
-	now := storedNow()
-	did := "Freed a floating IP"
-	since, clocked := r.clocks.of(ip.Name)
-	var err error
-	switch a {
-	case free:
-		err = r.ips.Delete(ctx, ip)
-	case cool:
-		did = "Freed a floating IP, its cooldown begins"
-		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now))
-	case retain:
-		did = "Retained a floating IP for its owner"
-		spec := ip.Spec.DeepCopy()
-		if spec.Pod != nil {
-			spec.Since = &now
-		}
-		spec.Pod, spec.Node, spec.LastPod = nil, "", lastPod(&ip.Spec)
-		spec.ExternallyAssigned = false
-		r.bind(ip, spec)
-		_, err = r.ips.Update(ctx, ip, *spec)
-	}
-	if err != nil {
-		return err
-	}
-	logger := klog.FromContext(ctx)
-	if owner := ip.Spec.Owner; owner == nil {
-		did = "Ended the cooldown of a floating IP"
-		logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
-		return nil
-	}
-	if a == retain {
-		r.metrics.retain(ip.Spec.ReleasePolicy)
-	} else {
-		r.metrics.release(ip.Spec.ReleasePolicy)
-	}
-	if clocked {
-		r.metrics.late(time.Since(since))
-		r.clocks.forget(ip.Name)
-	}
-	logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
-	return nil
-}
-
-func lastPod(spec *v1alpha1.FloatingIPSpec) string {
-	if spec.Pod != nil {
-		return spec.Pod.Name
-	}
-	return spec.LastPod
-}
-
-// detach has the external assigner detach an address from its node. It reports whether
-// this is done. If it fails, nothing changes and it is retried.
-func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
-	if r.detacher == nil {
-		// No retry: configuring an assigner restarts this program.
-		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and must detach it, but the controller has no external assigner configured.", ip.Spec.Node)
-		klog.FromContext(ctx).Info(note, "ip", ip.Spec.Address)
-		r.warn(ip, nil, EventNoExternalAssigner, note)
-		return false, nil
-	}
-	address, err := netip.ParseAddr(ip.Spec.Address)
-	if err != nil {
-		return false, fmt.Errorf("read the address: %w", err)
-	}
-	revision, err := strconv.ParseUint(ip.ResourceVersion, 10, 64)
-	if err != nil {
-		return false, fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
-	}
-	if err := r.detacher.Detach(ctx, address, ip.Spec.Node, revision); err != nil {
-		r.warn(ip, nil, EventDetachFailed, fmt.Sprintf("The address is kept, because detaching it from node %s failed: %v", ip.Spec.Node, err))
-		return false, fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
-	}
-	return true, nil
-}
-
-// correctNode writes the pod's actual node. A slow scheduler wrote the node that it had
-// chosen, after another scheduler had bound the pod.
-func (r *Reclaimer) correctNode(ctx context.Context, ip *v1alpha1.FloatingIP, pod *v1.Pod) error {
-	spec := ip.Spec.DeepCopy()
-	spec.Node = pod.Spec.NodeName
-	if _, err := r.ips.Update(ctx, ip, *spec); err != nil {
-		return err
-	}
-	klog.FromContext(ctx).V(2).Info("Corrected the node of a floating IP", "ip", ip.Spec.Address, "was", ip.Spec.Node, "node", spec.Node)
-	if ip.Spec.ExternallyAssigned {
-		r.warn(ip, pod, EventMisplaced, fmt.Sprintf("The address was recorded for node %s, but its pod is on node %s. The external assigner may have attached it to the wrong node: if the pod cannot be reached, delete it.", ip.Spec.Node, spec.Node))
-	}
-	return nil
-}
-
-// pod returns the pod that holds the address if it is alive: it exists with the recorded
-// UID and is not finished. exists is also true for a finished pod, and for the pod that
-// owns a retained address.
-func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v1.Pod, exists bool, err error) {
-	owner := ip.Spec.Owner
-	name, uid := owner.Name, owner.UID
-	if ip.Spec.Pod != nil {
-		name, uid = ip.Spec.Pod.Name, ip.Spec.Pod.UID
-	} else if !isPod(owner) {
-		return nil, false, nil
-	}
-	if name == "" {
-		return nil, false, nil // The API server has no pod without a name.
-	}
-	pod, err := r.cachedPod(owner.Namespace, name)
-	if err != nil || pod.UID != uid {
-		if _, deleted := r.deleted.Get(uid); deleted {
-			return nil, false, nil
-		}
-		pod, err = r.kube.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})
-	}
-	if apierrors.IsNotFound(err) {
-		return nil, false, nil
-	}
-	if err != nil {
-		return nil, false, fmt.Errorf("get pod %s/%s: %w", owner.Namespace, name, err)
-	}
-	if pod.UID != uid {
-		return nil, false, nil
-	}
-	if ip.Spec.Pod == nil || finished(pod) {
-		return nil, true, nil
-	}
-	return pod, true, nil
-}
-
-func finished(pod *v1.Pod) bool {
-	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
-}
-
-// cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
-func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
-	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
-	if err != nil || !found {
-		return 0
-	}
-	return cooldownOf(object.(*v1alpha1.IPPool))
-}
-
-// cooldownNow is cooldown with the pool read from the API server.
-func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {
-	if ip.Spec.Pool == "" {
-		return 0, nil
-	}
-	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
-	}
-	return cooldownOf(pool), nil
-}
-
-func cooldownOf(pool *v1alpha1.IPPool) time.Duration {
-	if pool.Spec.Cooldown == nil {
-		return 0
-	}
-	return pool.Spec.Cooldown.Duration
 }

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// correction is a new record of an address that stays with its owner.
+type correction struct {
+	spec *v1alpha1.FloatingIPSpec
+	// did and about are logged after the write.
+	did   string
+	about []any
+	// warning is the note of an event Misplaced about the address and pod; empty: none.
+	warning string
+	pod     *v1.Pod
+}
+
+// correct writes a correction.
+func (r *Reclaimer) correct(ctx context.Context, ip *v1alpha1.FloatingIP, c *correction) error {
+	if _, err := r.ips.Update(ctx, ip, *c.spec); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info(c.did, append([]any{"ip", ip.Spec.Address}, c.about...)...)
+	if c.warning != "" {
+		r.warn(ip, c.pod, EventMisplaced, c.warning)
+	}
+	return nil
+}
+
+// correctNode returns the record with the pod's actual node. A slow scheduler wrote the
+// node that it had chosen, after another scheduler had bound the pod.
+func correctNode(ip *v1alpha1.FloatingIP, pod *v1.Pod) *correction {
+	spec := ip.Spec.DeepCopy()
+	spec.Node = pod.Spec.NodeName
+	c := &correction{
+		spec: spec, pod: pod,
+		did: "Corrected the node of a floating IP", about: []any{"was", ip.Spec.Node, "node", spec.Node},
+	}
+	if ip.Spec.ExternallyAssigned {
+		c.warning = fmt.Sprintf("The address was recorded for node %s, but its pod is on node %s. The external assigner may have attached it to the wrong node: if the pod cannot be reached, delete it.", ip.Spec.Node, spec.Node)
+	}
+	return c
+}
+
+// apply carries out a decision about an address without a live pod.
+func (r *Reclaimer) apply(ctx context.Context, ip *v1alpha1.FloatingIP, s situation, a action, mayDetach bool) error {
+	if ip.Spec.Owner != nil && a != keep && yields(ip) {
+		// If one is surplus, the next may be, and no event enqueues it.
+		if next := r.rankings.nextYielding(ip); next != "" {
+			r.queue.Add(next)
+		}
+	}
+	if mustDetach(ip, a) {
+		return r.leaveNode(ctx, ip, s.unused, a, mayDetach)
+	}
+	if a == retain || s.at.family == "" || !yields(ip) {
+		return r.write(ctx, ip, a)
+	}
+	if !r.rankings.leave(ip, s.at) {
+		return fmt.Errorf("free %s: %w", ip.Name, errMovedUp)
+	}
+	if err := r.write(ctx, ip, a); err != nil {
+		r.rankings.putBack(func() *v1alpha1.FloatingIP { return r.cached(ip.Name) })
+		return err
+	}
+	return nil
+}
+
+// mustDetach reports whether the external assigner has to detach an address before the
+// action, or although it is kept.
+func mustDetach(ip *v1alpha1.FloatingIP, a action) bool {
+	return ip.Spec.ExternallyAssigned && (a != keep || ip.Spec.Pod == nil)
+}
+
+// write writes a decision.
+func (r *Reclaimer) write(ctx context.Context, ip *v1alpha1.FloatingIP, a action) error {
+	now := storedNow()
+	did := "Freed a floating IP"
+	since, clocked := r.clocks.of(ip.Name)
+	var err error
+	switch a {
+	case free:
+		err = r.ips.Delete(ctx, ip)
+	case cool:
+		did = "Freed a floating IP, its cooldown begins"
+		_, err = r.ips.Update(ctx, ip, resting(&ip.Spec, now))
+	case retain:
+		did = "Retained a floating IP for its owner"
+		spec := ip.Spec.DeepCopy()
+		if spec.Pod != nil {
+			spec.Since = &now
+		}
+		spec.Pod, spec.Node, spec.LastPod = nil, "", lastPod(&ip.Spec)
+		spec.ExternallyAssigned = false
+		r.bind(ip, spec)
+		_, err = r.ips.Update(ctx, ip, *spec)
+	}
+	if err != nil {
+		return err
+	}
+	logger := klog.FromContext(ctx)
+	if owner := ip.Spec.Owner; owner == nil {
+		did = "Ended the cooldown of a floating IP"
+		logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool)
+		return nil
+	}
+	if a == retain {
+		r.metrics.retain(ip.Spec.ReleasePolicy)
+	} else {
+		r.metrics.release(ip.Spec.ReleasePolicy)
+	}
+	if clocked {
+		r.metrics.late(time.Since(since))
+		r.clocks.forget(ip.Name)
+	}
+	logger.V(2).Info(did, "ip", ip.Spec.Address, "pool", ip.Spec.Pool, "policy", ip.Spec.ReleasePolicy, "owner", ip.Spec.Owner.Name, "namespace", ip.Spec.Owner.Namespace)
+	return nil
+}
+
+// leaveNode has the external assigner detach an address before it is released or
+// retained. It first writes that no pod has the address. From this write until the
+// address is recorded as detached, the scheduler gives it to no pod: otherwise a delayed
+// Detach could take it from a new pod on the same node. An unused address keeps an empty
+// LastPod, so that it is still known as unused after it is detached.
+func (r *Reclaimer) leaveNode(ctx context.Context, ip *v1alpha1.FloatingIP, unused bool, then action, mayDetach bool) error {
+	if ip.Spec.Pod != nil {
+		now := storedNow()
+		spec := ip.Spec.DeepCopy()
+		if !unused {
+			spec.LastPod = ip.Spec.Pod.Name
+		}
+		spec.Pod, spec.Since = nil, &now
+		_, err := r.ips.Update(ctx, ip, *spec)
+		return err
+	}
+	if !mayDetach {
+		return errDetachFirst
+	}
+	if detached, err := r.detach(ctx, ip); err != nil || !detached {
+		return err
+	}
+	if then == keep {
+		then = retain
+	}
+	return r.write(ctx, ip, then)
+}
+
+// detach has the external assigner detach an address from its node. It reports whether
+// this is done. If it fails, nothing changes and it is retried.
+func (r *Reclaimer) detach(ctx context.Context, ip *v1alpha1.FloatingIP) (bool, error) {
+	if r.detacher == nil {
+		// No retry: configuring an assigner restarts this program.
+		note := fmt.Sprintf("The address is kept: an external assigner attached it to node %s and must detach it, but the controller has no external assigner configured.", ip.Spec.Node)
+		klog.FromContext(ctx).Info(note, "ip", ip.Spec.Address)
+		r.warn(ip, nil, EventNoExternalAssigner, note)
+		return false, nil
+	}
+	address, err := netip.ParseAddr(ip.Spec.Address)
+	if err != nil {
+		return false, fmt.Errorf("read the address: %w", err)
+	}
+	revision, err := strconv.ParseUint(ip.ResourceVersion, 10, 64)
+	if err != nil {
+		return false, fmt.Errorf("read the resource version of %s: %w", ip.Name, err)
+	}
+	if err := r.detacher.Detach(ctx, address, ip.Spec.Node, revision); err != nil {
+		r.warn(ip, nil, EventDetachFailed, fmt.Sprintf("The address is kept, because detaching it from node %s failed: %v", ip.Spec.Node, err))
+		return false, fmt.Errorf("detach %s from node %s: %w", address, ip.Spec.Node, err)
+	}
+	return true, nil
+}
+
+// storedNow returns the current time, rounded up to the seconds that the API stores.
+func storedNow() metav1.Time {
+	return metav1.NewTime(time.Now().Add(time.Second - 1).Truncate(time.Second))
+}
+
+func lastPod(spec *v1alpha1.FloatingIPSpec) string {
+	if spec.Pod != nil {
+		return spec.Pod.Name
+	}
+	return spec.LastPod
+}

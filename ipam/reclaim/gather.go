@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// facts are the outcome of gather: a situation to decide about, or none.
+type facts struct {
+	situation situation
+	// settled: there is nothing to decide before the next event, because a live pod has
+	// the address or the record has changed.
+	settled bool
+	// correction replaces the record; its event triggers another look. nil: none.
+	correction *correction
+	// unread is the error with which situation.unknown was set.
+	unread error
+}
+
+// gather reads all that a decision about one address needs, and writes nothing. It asks
+// the API server before a cache alone would free the address.
+func (r *Reclaimer) gather(ctx context.Context, ip *v1alpha1.FloatingIP) (facts, error) {
+	s := situation{now: time.Now(), created: ip.CreationTimestamp.Time, cooldown: r.cooldown(ip), conflict: ip.InConflict()}
+	if ip.Spec.Owner == nil {
+		var err error
+		if decide(&ip.Spec, s).action == free {
+			// The process that began the cooldown may have seen a newer version of the pool.
+			s.cooldown, err = r.cooldownNow(ctx, ip)
+		}
+		return facts{situation: s}, err
+	}
+	pod, podExists, err := r.pod(ctx, ip)
+	if err != nil {
+		return facts{}, err
+	}
+	if pod != nil {
+		switch classify(ip, pod, r.recorded(pod.UID)) {
+		case itsOwn:
+			adopted, err := r.adopt(ctx, ip, pod)
+			return facts{settled: true, correction: adopted}, err
+		case misplaced:
+			return facts{correction: correctNode(ip, pod)}, nil
+		}
+	}
+	s.unused = r.isUnusedBy(ip, pod)
+	correction, err := r.gatherPlace(ctx, ip, &s)
+	if correction != nil || err != nil {
+		return facts{correction: correction}, err
+	}
+	known, err := r.assess(ctx, ip, podExists, &s)
+	if err != nil && ip.Spec.RetainFor != nil && !ip.Spec.Owner.IsClaim() {
+		// retainFor runs although the owner is unknown.
+		s.unknown = true
+		return facts{situation: s, unread: err}, nil
+	}
+	return facts{situation: s, settled: !known}, err
+}
+
+// isUnusedBy reports whether no pod ever had an address without a live pod of its own.
+// pod is the live pod that it records and that runs with other addresses, or nil.
+func (r *Reclaimer) isUnusedBy(ip *v1alpha1.FloatingIP, pod *v1.Pod) bool {
+	switch {
+	case !isNew(ip):
+		return false
+	case pod != nil:
+		return true
+	case ip.Spec.Pod != nil:
+		bound, known := r.deleted.Get(ip.Spec.Pod.UID)
+		return known && !bound.(bool)
+	}
+	return ip.Spec.ExternallyAssigned // leaveNode left LastPod empty
+}
+
+// gatherPlace adds to s whether the namespace of an address without a pod is gone. It
+// returns a correction if the wait of a restored address for its namespace or its
+// workload is over.
+func (r *Reclaimer) gatherPlace(ctx context.Context, ip *v1alpha1.FloatingIP, s *situation) (*correction, error) {
+	if outlivesPod(&ip.Spec) && keptFor(&ip.Spec, s.now) == 0 && !s.unused {
+		var err error
+		if s.namespaceGone, err = r.namespaceGone(ctx, ip); err != nil {
+			return nil, err
+		}
+		if s.namespaceGone {
+			return nil, nil
+		}
+		if ended := r.endWait(ip); ended != nil {
+			return ended, nil
+		}
+	}
+	if awaits(ip, s.now) && !expired(&ip.Spec, *s) {
+		return r.findAwaited(ctx, ip)
+	}
+	return nil, nil
+}
+
+// isNew reports whether an address that records a pod was created for this pod: no pod
+// had it before, and no IPClaim.
+func isNew(ip *v1alpha1.FloatingIP) bool { return ip.Spec.LastPod == "" }
+
+// assess adds the owner's state to s, for the decision about an address without a pod. It
+// asks the API server before it concludes that a workload does not want the address,
+// because a cache may be older than the address. If known is false, the address has
+// changed and its event will trigger another look.
+func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExists bool, s *situation) (known bool, err error) {
+	if s.unused || s.namespaceGone || !needsOwner(&ip.Spec) || keptFor(&ip.Spec, s.now) > 0 {
+		return true, nil
+	}
+	if s.at, known = r.rankings.standing(ip); !known {
+		return false, nil
+	}
+	if ip.Spec.Owner.PodName != "" {
+		s.superseded = superseded(ip, r.rankings.members(ip.Spec.Owner), r.liveHolder)
+	}
+	if isPod(ip.Spec.Owner) {
+		s.owner = workload{exists: podExists, unbounded: true}
+		return true, nil
+	}
+	if s.superseded || !mayPreallocate(ip.Spec.Owner) && expired(&ip.Spec, *s) {
+		return true, nil // It is freed, whatever the owner wants.
+	}
+	for _, fresh := range []bool{false, true} {
+		w, live, err := r.owners.find(ctx, ip.Spec.Owner, fresh)
+		if err != nil {
+			return false, r.unknown(ip, nil, err)
+		}
+		if w.each.Total == 0 {
+			w.each.Total = r.rankings.demand(ip.Spec.Owner)
+		}
+		s.owner = w
+		if live || w.wants(&ip.Spec, s.at) {
+			break
+		}
+	}
+	return true, nil
+}
+
+// pod returns the pod that holds the address if it is alive: it exists with the recorded
+// UID and is not finished. exists is also true for a finished pod, and for the pod that
+// owns a retained address.
+func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v1.Pod, exists bool, err error) {
+	owner := ip.Spec.Owner
+	name, uid := owner.Name, owner.UID
+	if ip.Spec.Pod != nil {
+		name, uid = ip.Spec.Pod.Name, ip.Spec.Pod.UID
+	} else if !isPod(owner) {
+		return nil, false, nil
+	}
+	if name == "" {
+		return nil, false, nil // The API server has no pod without a name.
+	}
+	pod, err := r.cachedPod(owner.Namespace, name)
+	if err != nil || pod.UID != uid {
+		if _, deleted := r.deleted.Get(uid); deleted {
+			return nil, false, nil
+		}
+		pod, err = r.kube.CoreV1().Pods(owner.Namespace).Get(ctx, name, metav1.GetOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("get pod %s/%s: %w", owner.Namespace, name, err)
+	}
+	if pod.UID != uid {
+		return nil, false, nil
+	}
+	if ip.Spec.Pod == nil || finished(pod) {
+		return nil, true, nil
+	}
+	return pod, true, nil
+}
+
+func finished(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
+func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
+	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
+	if err != nil || !found {
+		return 0
+	}
+	return cooldownOf(object.(*v1alpha1.IPPool))
+}
+
+// cooldownNow is cooldown with the pool read from the API server.
+func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {
+	if ip.Spec.Pool == "" {
+		return 0, nil
+	}
+	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
+	}
+	return cooldownOf(pool), nil
+}
+
+func cooldownOf(pool *v1alpha1.IPPool) time.Duration {
+	if pool.Spec.Cooldown == nil {
+		return 0
+	}
+	return pool.Spec.Cooldown.Duration
+}
