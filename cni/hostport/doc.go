@@ -5,7 +5,7 @@
 // image needs a program for it, and which works beside iptables of either kind and beside
 // kube-proxy, whose rules it does not touch.
 //
-//	table inet berth_hostports
+//	table inet berth-hostports
 //	  map ports4, ports6          address . protocol . port : pod . port, where a hostIP is given
 //	  map any_ports4, any_ports6  protocol . port : pod . port, where none is
 //	  set services4, services6    addresses of Services that kube-proxy's mode ipvs puts on the node

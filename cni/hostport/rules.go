@@ -14,7 +14,7 @@ import (
 )
 
 // TableName is the name of the table, in the family inet.
-const TableName = "berth_hostports"
+const TableName = "berth-hostports"
 
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,

@@ -48,8 +48,22 @@
 // leads a connection to such a pod as the endpoint of a Service.
 //
 // The table is complete from its first moment: Allow makes it in one transaction with all
-// sources that it gets. An interface that an older agent, which knows no table, makes after
-// a downgrade is not in links, and its pod is not cut off.
+// sources that it gets.
+//
+// # Names of tables
+//
+// A table of Berth is called berth, or berth- and its subject. The names may never change: by
+// TablePrefix an uninstall finds the tables, and by its name each version replaces its own.
+//
+//	inet, arp  berth            this package
+//	netdev     berth            package vlan, also in network namespaces of pods
+//	inet       berth-hostports  package hostport
+//	inet       berth-profiles   package shaping
+//	inet       berth-overlay    package overlay/rules
+//	inet       berth-policy     package policy/table, also in network namespaces of pods
+//	inet       berth-gate       package policy/gate
+//
+// Tables berth-probe and berth-bridges are part of no transaction that is committed.
 //
 // # Firewalls of others
 //

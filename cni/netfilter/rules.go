@@ -15,7 +15,7 @@ import (
 const (
 	// rulesVersion is in the comment of every rule. Whoever changes a rule changes it,
 	// so that agents replace the table of an older one.
-	rulesVersion = "5"
+	rulesVersion = "1"
 	// beforeSourceNAT comes before the source NAT of iptables, kube-proxy and others.
 	beforeSourceNAT = 90
 	// beforeRouting comes after the chains of other programs, so that a mark that they
@@ -26,7 +26,7 @@ const (
 // Mark and ArrivalMark are values of two bits of the firewall mark (skb->mark), those of
 // MarkMask, of packets from pods and of packets that arrive for pods, while the node routes
 // them. Routing rules have them: whoever changes them must take over the rules of earlier
-// versions (package wire). No value or mask of the programs that we know sets bit 0x1000 alone
+// versions. No value or mask of the programs that we know sets bit 0x1000 alone
 // or with 0x10:
 //
 //	wg-quick            51820 = 0xca6c, and upward for further tunnels

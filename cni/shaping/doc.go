@@ -16,7 +16,7 @@
 // pods that send at the same time get equal parts, and a class has the pod's own limit where
 // it has one. A filter finds the class by the interface that a packet was redirected from.
 //
-// DSCPs are set by the nftables table inet berth_profiles, by the packet's source address.
+// DSCPs are set by the nftables table inet berth-profiles, by the packet's source address.
 //
 // # Other programs
 //

@@ -18,7 +18,7 @@ import (
 
 // TableName is the name of the nftables table, in the family inet, that sets DSCPs. It has a
 // set of addresses and a rule for each DSCP and family in use.
-const TableName = "berth_profiles"
+const TableName = "berth-profiles"
 
 // marksVersion is in the comment of every rule. Whoever changes a rule changes it.
 const marksVersion = "1"

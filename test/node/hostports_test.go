@@ -352,7 +352,7 @@ func isRunning(t *testing.T, pod *corev1.Pod, result *current.Result) {
 }
 
 func lacking(n *node) error {
-	if !n.hasTable("berth_hostports") {
+	if !n.hasTable("berth-hostports") {
 		return errors.New("no rules")
 	}
 	return nil
