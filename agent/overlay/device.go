@@ -3,27 +3,23 @@
 package overlay
 
 import (
-	"context"
-	"encoding/json"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
+	"os"
+	"path/filepath"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/flannel-io/flannel/pkg/backend"
-	"github.com/flannel-io/flannel/pkg/backend/hostgw"
-	"github.com/flannel-io/flannel/pkg/backend/vxlan"
-	"github.com/flannel-io/flannel/pkg/subnet"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Names that flannel gives the VTEPs, and values that it has by default: nodes with flannel
-// and nodes with this overlay must agree.
+// Flannel's names of VTEPs and its defaults: nodes with flannel and nodes with this overlay
+// must agree.
 const (
 	vni   = 1
 	port  = 8472
@@ -31,17 +27,17 @@ const (
 	link6 = "flannel-v6.1"
 )
 
-// alias marks VTEPs that this package had made.
+// alias marks VTEPs that this package made.
 const alias = "berth overlay"
 
 const (
-	// flannelOverhead is what flannel's backend takes off the MTU: the headers of Ethernet,
-	// VXLAN, UDP and IPv4. An IPv6 header is larger by moreOverhead6.
-	flannelOverhead = 50
-	moreOverhead6   = 20
+	// vxlanOverhead counts the headers of Ethernet, VXLAN, UDP and IPv4. An IPv6 header is
+	// larger by moreOverhead6.
+	vxlanOverhead = 50
+	moreOverhead6 = 20
 )
 
-// local is this node, as a backend needs it.
+// local describes this node and its uplink.
 type local struct {
 	node    *corev1.Node
 	subnets []netip.Prefix
@@ -61,21 +57,15 @@ func (l local) has(family4 bool) bool {
 	return false
 }
 
-// config is what flannel's configuration file says. Network is a check of flannel's and
-// decides which other addresses of a VTEP are removed: all.
-func (l local) config(b Backend) (*subnet.Config, error) {
-	mtu := l.uplink.Attrs().MTU
-	if l.has(false) {
-		mtu -= moreOverhead6
+// public returns the node's address on the uplink in the family of like.
+func (l local) public(like netip.Addr) netip.Addr {
+	if like.Is4() {
+		return l.public4
 	}
-	raw, err := json.Marshal(map[string]any{"Type": b, "VNI": vni, "Port": port, "MTU": mtu})
-	if err != nil {
-		return nil, fmt.Errorf("encode the configuration of flannel's backend: %w", err)
-	}
-	return &subnet.Config{EnableIPv4: l.has(true), EnableIPv6: l.has(false), BackendType: string(b), Backend: raw}, nil
+	return l.public6
 }
 
-// mtu returns the MTU of pods.
+// mtu returns the MTU of pods and VTEPs.
 func (l local) mtu(b Backend) int {
 	mtu := l.uplink.Attrs().MTU
 	if b == HostGW {
@@ -84,125 +74,146 @@ func (l local) mtu(b Backend) int {
 	if l.has(false) {
 		mtu -= moreOverhead6
 	}
-	return mtu - flannelOverhead
+	return mtu - vxlanOverhead
 }
 
-// register has flannel's backend make the VTEPs and publish this node. It is idempotent, and
-// makes a VTEP of other properties anew.
-func (l local) register(ctx context.Context, b Backend, annotate func(context.Context, map[string]string) error) error {
-	config, err := l.config(b)
+// vtep makes the VTEP of a subnet, or mends it, and returns it. Other nodes know the MAC of a
+// VTEP, so one that can be mended keeps its MAC, and a new one has the MAC that was published.
+func (l local) vtep(subnet netip.Prefix) (v *netlink.Vxlan, changed bool, err error) {
+	want := l.wanted(subnet)
+	link, err := rtnl.LinkOrNil(want.Name)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
-	iface, err := net.InterfaceByIndex(l.uplink.Attrs().Index)
-	if err != nil {
-		return fmt.Errorf("find the uplink of the overlay: %w", err)
-	}
-	out := &backend.ExternalInterface{Iface: iface, IfaceName: iface.Name}
-	if l.has(true) {
-		out.IfaceAddr, out.ExtAddr = l.public4.AsSlice(), l.public4.AsSlice()
-	}
-	if l.has(false) {
-		out.IfaceV6Addr, out.ExtV6Addr = l.public6.AsSlice(), l.public6.AsSlice()
-	}
-	construct := vxlan.New
-	if b == HostGW {
-		construct = hostgw.New
-	}
-	manager := &leases{node: l.node, annotate: annotate, config: config}
-	backend, err := construct(manager, out)
-	if err != nil {
-		return fmt.Errorf("prepare flannel's backend %s: %w", b, err)
-	}
-	if _, err := backend.RegisterNetwork(ctx, &sync.WaitGroup{}, config); err != nil {
-		return fmt.Errorf("start flannel's backend %s: %w", b, err)
-	}
-	return nil
-}
-
-// vteps returns the links to other nodes, and whether they are as they must be.
-func (l local) vteps() (w ways, right bool, err error) {
-	w, right = ways{vtep: true}, true
-	for _, s := range l.subnets {
-		name, public, index := link4, l.public4, &w.link4
-		if s.Addr().Is6() {
-			name, public, index = link6, l.public6, &w.link6
-		}
-		link, err := rtnl.LinkOrNil(name)
-		if err != nil {
-			return w, false, err
-		}
-		if link == nil {
-			right = false
-			continue
-		}
-		*index = link.Attrs().Index
-		same, err := l.isVTEP(link, s, public)
-		if err != nil {
-			return w, false, err
-		}
-		right = right && same
-	}
-	return w, right, nil
-}
-
-// isVTEP returns whether the link is the VTEP of the subnet, as published.
-func (l local) isVTEP(link netlink.Link, s netip.Prefix, public netip.Addr) (bool, error) {
 	v, ok := link.(*netlink.Vxlan)
-	if !ok {
-		return false, nil
+	if !ok || !sameTunnel(v, want) {
+		if v, err = replaceVTEP(link, want); err != nil {
+			return nil, true, err
+		}
+		changed = true
 	}
-	data := annotationData4
-	if s.Addr().Is6() {
-		data = annotationData6
+	mended, err := mendVTEP(v, want)
+	if err != nil {
+		return nil, true, err
+	}
+	assigned, err := assign(v, subnet.Addr())
+	if err != nil {
+		return nil, true, err
+	}
+	if !isUp(v) {
+		return v, true, rtnl.SetUp(v)
+	}
+	return v, changed || mended || assigned, nil
+}
+
+// wanted describes the VTEP of a subnet.
+func (l local) wanted(subnet netip.Prefix) *netlink.Vxlan {
+	name, data := link4, annotationData4
+	if subnet.Addr().Is6() {
+		name, data = link6, annotationData6
 	}
 	mac, err := vtepMAC(l.node.Annotations[data])
-	if err != nil || mac.String() != v.HardwareAddr.String() {
-		return false, nil //nolint:nilerr // an annotation that cannot be read names no link
+	if err != nil { // nothing was published, or something of another kind
+		mac = randomMAC()
 	}
-	src, _ := netip.AddrFromSlice(v.SrcAddr)
-	if v.VxlanId != vni || v.Port != port || v.VtepDevIndex != l.uplink.Attrs().Index || src.Unmap() != public ||
-		v.MTU != l.mtu(VXLAN) || !isUp(v) || v.Alias != alias {
-		return false, nil
+	return &netlink.Vxlan{
+		LinkAttrs: netlink.LinkAttrs{Name: name, Alias: alias, HardwareAddr: mac, MTU: l.mtu(VXLAN)},
+		VxlanId:   vni, Port: port, VtepDevIndex: l.uplink.Attrs().Index, SrcAddr: l.public(subnet.Addr()).AsSlice(),
 	}
-	addrs, err := netlinksafe.AddrList(link, rtnl.FamilyOf(s.Addr()))
-	if err != nil {
-		return false, fmt.Errorf("list addresses of link %s: %w", v.Name, err)
-	}
-	for _, a := range addrs {
-		if have, ok := netip.AddrFromSlice(a.IP); ok && have.Unmap() == s.Addr() {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
-// mark gives the VTEPs what flannel does not: the alias, and the MTU of VTEPs that existed.
-func (l local) mark() error {
-	for _, name := range []string{link4, link6} {
-		link, err := rtnl.LinkOrNil(name)
-		if err != nil {
-			return err
+// sameTunnel compares the properties that a VXLAN link has for life.
+func sameTunnel(a, b *netlink.Vxlan) bool {
+	return a.VxlanId == b.VxlanId && a.Port == b.Port && a.VtepDevIndex == b.VtepDevIndex && a.SrcAddr.Equal(b.SrcAddr) &&
+		a.Group.Equal(b.Group) && a.Learning == b.Learning && a.L2miss == b.L2miss && a.GBP == b.GBP
+}
+
+// replaceVTEP makes a VTEP in place of a link, which may be nil.
+func replaceVTEP(old netlink.Link, want *netlink.Vxlan) (*netlink.Vxlan, error) {
+	if old != nil {
+		if err := rtnl.DeleteLink(old); err != nil {
+			return nil, err
 		}
-		if link == nil || !l.has(name == link4) {
+	}
+	if err := netlink.LinkAdd(want); err != nil {
+		return nil, fmt.Errorf("make link %s: %w", want.Name, err)
+	}
+	link, err := netlink.LinkByName(want.Name)
+	if err != nil {
+		return nil, fmt.Errorf("find link %s after it was made: %w", want.Name, err)
+	}
+	v, ok := link.(*netlink.Vxlan)
+	if !ok {
+		return nil, fmt.Errorf("link %s is a %s link at once after it was made as vxlan", want.Name, link.Type())
+	}
+	return v, nil
+}
+
+// mendVTEP gives a VTEP the alias, which the kernel does not take with a new link, and the MTU.
+func mendVTEP(v, want *netlink.Vxlan) (changed bool, err error) {
+	if v.Alias != want.Alias {
+		if err := netlink.LinkSetAlias(v, want.Alias); err != nil {
+			return true, fmt.Errorf("name link %s: %w", v.Name, err)
+		}
+		changed = true
+	}
+	if v.MTU != want.MTU {
+		if err := netlink.LinkSetMTU(v, want.MTU); err != nil {
+			return true, fmt.Errorf("set the MTU of link %s: %w", v.Name, err)
+		}
+		changed = true
+	}
+	return changed, nil
+}
+
+// assign makes addr the only address of its family on a link, beside link-local ones. Packets
+// from the node to pods of other nodes come from it. It is alone in its prefix, so that no
+// route to a broadcast address follows from it.
+func assign(link netlink.Link, addr netip.Addr) (changed bool, err error) {
+	name := link.Attrs().Name
+	have, err := netlinksafe.AddrList(link, rtnl.FamilyOf(addr))
+	if err != nil {
+		return false, fmt.Errorf("list addresses of link %s: %w", name, err)
+	}
+	want := rtnl.SinglePrefix(addr)
+	found := false
+	for _, a := range have {
+		if rtnl.PrefixOf(a.IPNet) == want {
+			found = true
 			continue
 		}
-		if link.Attrs().Alias != alias {
-			if err := netlink.LinkSetAlias(link, alias); err != nil {
-				return fmt.Errorf("name link %s: %w", name, err)
-			}
+		if a.IP.IsLinkLocalUnicast() {
+			continue
 		}
-		if mtu := l.mtu(VXLAN); link.Attrs().MTU != mtu {
-			if err := netlink.LinkSetMTU(link, mtu); err != nil {
-				return fmt.Errorf("set the MTU of link %s: %w", name, err)
-			}
+		if err := netlink.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
+			return true, fmt.Errorf("remove address %s from link %s: %w", a.IPNet, name, err)
 		}
+		changed = true
 	}
-	return nil
+	if found {
+		return changed, nil
+	}
+	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: rtnl.IPNet(want)}); err != nil {
+		return true, fmt.Errorf("add address %s to link %s: %w", want, name, err)
+	}
+	return true, nil
 }
 
-// removeVTEPs deletes the VTEPs that this package had made, but for those of families that
-// keep says.
+// randomMAC returns a MAC that is locally administered and of one link.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac) // it never fails
+	mac[0] = mac[0]&^1 | 2
+	return mac
+}
+
+// refuseRouters keeps a VTEP from taking routes that others announce through it. Where
+// /proc/sys is not writable the setting stays: a node that forwards takes none anyway.
+func refuseRouters(sysctlRoot, link string) {
+	_ = os.WriteFile(filepath.Join(sysctlRoot, "net/ipv6/conf", link, "accept_ra"), []byte("0"), 0o644)
+}
+
+// removeVTEPs deletes the VTEPs that this package made, but for those of the families to keep.
 func removeVTEPs(keep4, keep6 bool) error {
 	var errs []error
 	for name, keep := range map[string]bool{link4: keep4, link6: keep6} {
@@ -214,28 +225,4 @@ func removeVTEPs(keep4, keep6 bool) error {
 		errs = append(errs, rtnl.DeleteLink(link))
 	}
 	return errors.Join(errs...)
-}
-
-// publish puts back annotations that were lost or changed, while the VTEPs are right. The
-// node may hold the MACs only there, so what is published follows from the VTEPs.
-func (l local) publish(ctx context.Context, annotate func(context.Context, map[string]string) error) error {
-	p, err := peerOf(l.node, VXLAN)
-	if err == nil && len(p.ends) == len(l.subnets) && l.publishes(p) {
-		return nil
-	}
-	return l.register(ctx, VXLAN, annotate)
-}
-
-// publishes returns whether what others read is this node's.
-func (l local) publishes(p peer) bool {
-	for _, e := range p.ends {
-		own, overwrite := l.public4, annotationOverwrite4
-		if e.public.Is6() {
-			own, overwrite = l.public6, annotationOverwrite6
-		}
-		if e.public.String() != public(l.node, overwrite, own.String()) {
-			return false
-		}
-	}
-	return true
 }

@@ -5,14 +5,14 @@
 // each other, annotations of their Node objects, are flannel's, so nodes with flannel and
 // nodes with this overlay can be in one cluster.
 //
-// # What comes from flannel
+// # What nodes with flannel expect
 //
-// The backend makes the VTEP (name, VNI, MAC, address, MTU) and publishes it, through a
-// subnet.Manager that is made of Node objects. Its event loop is not run. The loop ends the
-// process where it cannot subscribe to the kernel, restores nothing but the device after a
-// loss, forgets routes of nodes that vanished while it was down, and on a late event deletes
-// the entries of a node's successor. Instead the package compares the kernel with what the
-// Node objects say: periodically, and after changes of either.
+// A VTEP has flannel's name, VNI 1, UDP port 8472, and the first address of the node's pod
+// CIDR. Its MAC and the node's address stand in annotations of the Node object; a VTEP that is
+// made again has the MAC that was published. Each node has a route, a neighbour and a
+// forwarding entry for each other node, and nothing is learnt from packets. The package
+// compares the kernel with what the Node objects say: periodically, and after changes of
+// either.
 //
 // # What a node has
 //

@@ -447,6 +447,108 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// A VTEP that flanneld left is mended and keeps its MAC, which other nodes know; one that
+// cannot be mended is made again, with the MAC that was published.
+func TestVTEPsOfFlannel(t *testing.T) {
+	const mac = "02:00:00:00:00:77"
+	for name, c := range map[string]struct {
+		vtep []string
+		kept bool
+	}{
+		"as flanneld makes it":    {[]string{"type", "vxlan", "id", "1", "local", "10.0.60.11", "dev", "eth0", "dstport", "8472", "nolearning"}, true},
+		"with another VNI":        {[]string{"type", "vxlan", "id", "2", "local", "10.0.60.11", "dev", "eth0", "dstport", "8472", "nolearning"}, false},
+		"with another port":       {[]string{"type", "vxlan", "id", "1", "local", "10.0.60.11", "dev", "eth0", "dstport", "4789", "nolearning"}, false},
+		"with another address":    {[]string{"type", "vxlan", "id", "1", "local", "10.0.60.99", "dev", "eth0", "dstport", "8472", "nolearning"}, false},
+		"that learns":             {[]string{"type", "vxlan", "id", "1", "local", "10.0.60.11", "dev", "eth0", "dstport", "8472", "learning"}, false},
+		"that is no VXLAN at all": {[]string{"type", "bridge"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, VXLAN, 2)
+			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
+			w.reach(a, b)
+			n := w.nodes[0]
+			n.stop()
+			published := macOf(n)
+			n.IP("link", "del", link4)
+			n.IP(append([]string{"link", "add", link4, "address", mac, "mtu", "1300"}, c.vtep...)...)
+			n.IP("addr", "add", "10.244.77.0/24", "dev", link4)
+			n.IP("link", "set", link4, "up")
+			w.start(n, 1, VXLAN)
+			w.reach(a, b)
+			w.reach(b, a)
+			want := published
+			if c.kept {
+				want = mac
+			}
+			if got := macOf(n); got != want {
+				t.Errorf("the VTEP has the MAC %s, want %s", got, want)
+			}
+			if link := n.IP("-d", "link", "show", link4); !strings.Contains(link, alias) || !strings.Contains(link, "mtu 1430") || !strings.Contains(link, "vxlan id 1 ") {
+				t.Errorf("the VTEP is %s", link)
+			}
+			if addrs := n.IP("-4", "-br", "addr", "show", link4); !strings.Contains(addrs, "10.244.1.0/32") || strings.Contains(addrs, "10.244.77.0") {
+				t.Errorf("the VTEP has %s", addrs)
+			}
+			if node, err := w.api.CoreV1().Nodes().Get(t.Context(), n.name, metav1.GetOptions{}); err != nil || node.Annotations[annotationData4] != fmt.Sprintf(`{"VNI":1,"VtepMAC":%q}`, want) {
+				t.Errorf("published %v, %v", node.Annotations, err)
+			}
+		})
+	}
+}
+
+func macOf(n *node) string {
+	fields := strings.Fields(n.IP("-br", "link", "show", link4))
+	return fields[2]
+}
+
+// A node with flanneld: what flannel v0.28's backend vxlan makes of the annotations stands here
+// as commands.
+func TestBesideFlanneld(t *testing.T) {
+	w := newWorld(t, VXLAN, 1)
+	ours := w.nodes[0]
+	a := w.pod(ours)
+	theirs := netnstest.New(t)
+	w.wire.Plug(theirs, "eth0", netip.MustParsePrefix("10.0.60.12/24"), netip.MustParsePrefix("fd00:60::12/64"))
+	theirs.Run(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644) })
+	const mac4, mac6 = "02:00:00:00:00:04", "02:00:00:00:00:06"
+	theirs.IP("link", "add", link4, "address", mac4, "mtu", "1430", "type", "vxlan", "id", "1", "local", "10.0.60.12", "dev", "eth0", "dstport", "8472", "nolearning")
+	theirs.IP("link", "add", link6, "address", mac6, "mtu", "1430", "type", "vxlan", "id", "1", "local", "fd00:60::12", "dev", "eth0", "dstport", "8472", "nolearning")
+	theirs.IP("addr", "add", "10.244.2.0/32", "dev", link4)
+	theirs.IP("addr", "add", "fd00:244:0:2::/128", "dev", link6)
+	theirs.IP("link", "set", link4, "up")
+	theirs.IP("link", "set", link6, "up")
+	// Addresses of its pods.
+	theirs.IP("addr", "add", "10.244.2.5/32", "dev", "lo")
+	theirs.IP("addr", "add", "fd00:244:0:2::5/128", "dev", "lo")
+	_, err := w.api.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "theirs", Annotations: map[string]string{
+			annotationManaged: "true", annotationType: "vxlan", annotationPublic4: "10.0.60.12", annotationPublic6: "fd00:60::12",
+			annotationData4: fmt.Sprintf(`{"VNI":1,"VtepMAC":%q}`, mac4), annotationData6: fmt.Sprintf(`{"VNI":1,"VtepMAC":%q}`, mac6),
+		}},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.2.0/24", "fd00:244:0:2::/64"}},
+	}, metav1.CreateOptions{})
+	w.must(err)
+	node, err := w.api.CoreV1().Nodes().Get(t.Context(), ours.name, metav1.GetOptions{})
+	w.must(err)
+	for _, c := range []struct{ link, subnet, via, public, data string }{
+		{link4, "10.244.1.0/24", "10.244.1.0", annotationPublic4, annotationData4},
+		{link6, "fd00:244:0:1::/64", "fd00:244:0:1::", annotationPublic6, annotationData6},
+	} {
+		var published struct{ VtepMAC string }
+		w.must(json.Unmarshal([]byte(node.Annotations[c.data]), &published))
+		theirs.IP("neigh", "replace", c.via, "lladdr", published.VtepMAC, "nud", "permanent", "dev", c.link)
+		_, err := theirs.Command("bridge", "fdb", "append", published.VtepMAC, "dev", c.link, "dst", node.Annotations[c.public], "self", "permanent")
+		w.must(err)
+		theirs.IP("route", "replace", c.subnet, "via", c.via, "dev", c.link, "onlink")
+	}
+	for _, to := range []string{"10.244.2.5", "fd00:244:0:2::5", "10.244.2.0", "fd00:244:0:2::"} {
+		w.eventually(func() error { return ping(a.Host, to) })
+	}
+	for source, to := range map[string]string{"10.244.2.5": a.v4.String(), "fd00:244:0:2::5": a.v6.String()} {
+		w.eventually(func() error { return ping(theirs, to, "-I", source) })
+	}
+}
+
 // A cleanup removes links of the overlay, and leaves flannel's.
 func TestLeftovers(t *testing.T) {
 	w := newWorld(t, VXLAN, 1)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -242,7 +243,7 @@ func (o *Overlay) reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, o.ready(network{name: NetworkName, bridge: Bridge, subnets: self.subnets, mtu: self.mtu(o.Backend)}))...)
 }
 
-// local finds out what a backend must know of this node.
+// local describes this node, from the API and the kernel.
 func (o *Overlay) local() (local, error) {
 	l := local{node: o.cluster.node(o.Node)}
 	if l.node == nil {
@@ -312,29 +313,50 @@ func linkWith(addr netip.Addr) (netlink.Link, error) {
 	return nil, fmt.Errorf("no link of this node has the node's address %s", addr)
 }
 
-// links has the backend make what is missing, and returns the links to other nodes.
+// links makes the links to other nodes, tells other nodes how they reach this one, and returns
+// the links.
 func (o *Overlay) links(ctx context.Context, self local) (ways, error) {
-	if o.Backend == HostGW {
-		w := ways{}
-		if self.has(true) {
-			w.link4 = self.uplink.Attrs().Index
+	w := ways{vtep: o.Backend == VXLAN}
+	var ends []end
+	made := false
+	for _, subnet := range self.subnets {
+		e := end{subnet: subnet, public: self.public(subnet.Addr())}
+		index := self.uplink.Attrs().Index
+		if w.vtep {
+			v, changed, err := self.vtep(subnet)
+			if err != nil {
+				return w, err
+			}
+			if changed {
+				made = true
+				refuseRouters(o.SysctlRoot, v.Name)
+			}
+			e.mac, index = v.HardwareAddr, v.Index
 		}
-		if self.has(false) {
-			w.link6 = self.uplink.Attrs().Index
+		if subnet.Addr().Is4() {
+			w.link4 = index
+		} else {
+			w.link6 = index
 		}
-		return w, errors.Join(removeVTEPs(false, false), self.register(ctx, o.Backend, o.annotate))
+		ends = append(ends, e)
 	}
-	w, right, err := self.vteps()
-	if err == nil && !right {
-		klog.FromContext(ctx).Info("Making the overlay's links", "uplink", self.uplink.Attrs().Name, "subnets", self.subnets)
-		if err = errors.Join(self.register(ctx, o.Backend, o.annotate), self.mark()); err == nil {
-			w, _, err = self.vteps()
-		}
-	} else if err == nil {
-		// The annotations may have been lost.
-		err = self.publish(ctx, o.annotate)
+	if made {
+		klog.FromContext(ctx).Info("Made the overlay's links", "uplink", self.uplink.Attrs().Name, "subnets", self.subnets)
 	}
-	return w, errors.Join(err, removeVTEPs(self.has(true), self.has(false)))
+	return w, errors.Join(o.publish(ctx, self.node, ends), removeVTEPs(w.vtep && self.has(true), w.vtep && self.has(false)))
+}
+
+// publish sets the annotations of this node's object that are missing or differ.
+func (o *Overlay) publish(ctx context.Context, node *corev1.Node, ends []end) error {
+	want, err := annotationsOf(node, o.Backend, ends)
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(want, func(name, value string) bool { return node.Annotations[name] == value })
+	if len(want) == 0 {
+		return nil
+	}
+	return o.annotate(ctx, want)
 }
 
 // annotate sets annotations of this node's object.

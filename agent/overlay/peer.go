@@ -96,6 +96,32 @@ func peerOf(node *corev1.Node, backend Backend) (peer, error) {
 	return p, nil
 }
 
+// annotationsOf returns the annotations by which other nodes find the ends of a node: peerOf
+// reads them.
+func annotationsOf(node *corev1.Node, backend Backend, ends []end) (map[string]string, error) {
+	all := map[string]string{annotationManaged: "true", annotationType: string(backend)}
+	for _, e := range ends {
+		public, overwrite, data := annotationPublic4, annotationOverwrite4, annotationData4
+		if e.subnet.Addr().Is6() {
+			public, overwrite, data = annotationPublic6, annotationOverwrite6, annotationData6
+		}
+		all[public] = e.public.String()
+		if addr, err := netip.ParseAddr(node.Annotations[overwrite]); err == nil {
+			all[public] = addr.String()
+		}
+		// Flannel cannot read an empty text.
+		all[data] = "null"
+		if backend == VXLAN {
+			raw, err := json.Marshal(vtep{VNI: vni, MAC: e.mac.String()})
+			if err != nil {
+				return nil, fmt.Errorf("encode the VTEP of node %s: %w", node.Name, err)
+			}
+			all[data] = string(raw)
+		}
+	}
+	return all, nil
+}
+
 func vtepMAC(data string) (net.HardwareAddr, error) {
 	var v vtep
 	if err := json.Unmarshal([]byte(data), &v); err != nil {

@@ -4,6 +4,7 @@ package overlay
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -70,6 +71,55 @@ func TestPeerOf(t *testing.T) {
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("ends (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The texts are those of flannel v0.28, which other nodes may run.
+func TestAnnotationsOf(t *testing.T) {
+	mac := net.HardwareAddr{0x12, 0xc6, 0x65, 0x89, 0xb4, 0xe3}
+	ends := []end{
+		{netip.MustParsePrefix("10.244.2.0/24"), netip.MustParseAddr("10.0.60.12"), mac},
+		{netip.MustParsePrefix("fd00:244:0:2::/64"), netip.MustParseAddr("fd00:60::12"), mac},
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.2.0/24", "fd00:244:0:2::/64"}}}
+	for name, c := range map[string]struct {
+		backend   Backend
+		ends      []end
+		overwrite map[string]string
+		want      map[string]string
+	}{
+		"vxlan": {VXLAN, ends, nil, map[string]string{
+			"kube-subnet-manager": "true", "backend-type": "vxlan", "public-ip": "10.0.60.12", "public-ipv6": "fd00:60::12",
+			"backend-data": `{"VNI":1,"VtepMAC":"12:c6:65:89:b4:e3"}`, "backend-v6-data": `{"VNI":1,"VtepMAC":"12:c6:65:89:b4:e3"}`,
+		}},
+		"host-gw": {HostGW, ends, nil, map[string]string{
+			"kube-subnet-manager": "true", "backend-type": "host-gw", "public-ip": "10.0.60.12", "public-ipv6": "fd00:60::12",
+			"backend-data": "null", "backend-v6-data": "null",
+		}},
+		"one family, another address": {VXLAN, ends[:1], map[string]string{annotationOverwrite4: "192.0.2.1", annotationOverwrite6: "nonsense"}, map[string]string{
+			"kube-subnet-manager": "true", "backend-type": "vxlan", "public-ip": "192.0.2.1", "backend-data": `{"VNI":1,"VtepMAC":"12:c6:65:89:b4:e3"}`,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := node.DeepCopy()
+			node.Annotations = c.overwrite
+			got, err := annotationsOf(node, c.backend, c.ends)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]string{}
+			for name, value := range c.want {
+				want["flannel.alpha.coreos.com/"+name] = value
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			node.Annotations = got
+			read, err := peerOf(node, c.backend)
+			if err != nil || len(read.ends) != len(c.ends) {
+				t.Errorf("others read %v, %v", read, err)
 			}
 		})
 	}
