@@ -27,6 +27,11 @@ GOTEST   := go test -timeout 60m
 GOTESTPROGRAMS := $(GOTEST) -count=1
 
 # What has tests and needs neither a kernel nor an API server.
+PURE   := $(addprefix ./,$(shell find cmd/controller cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim)
+# API tests to run: a CI that runs them side by side gives each machine some.
+API    ?= ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
+# End-to-end tests to run, as go test's -run.
+E2E    ?= .
 MUTATE ?= agent/chain agent/state plugins/floatingip $(filter-out ipam/api% ipam/assigner% ipam/ipamtest,$(shell find ipam -name '*_test.go' -printf '%h\n' | sort -u))
 
 POLICY_CLUSTERS        ?= 15000
@@ -45,7 +50,7 @@ CHAOS_PODS   ?= 2000
 CHAOS_NODES  ?= 40
 CHAOS_STEPS  ?= 300
 
-.PHONY: all help build images chart krew release publish sign test-install demo lab lab-down test test-unit test-release test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
+.PHONY: all check help build images chart krew release publish sign test-install demo lab lab-down test test-unit test-release test-rules test-machine test-policy test-race test-api test-import test-check-many test-trace test-reading-many test-chaos chaos test-node test-e2e test-kube-proxy test-network-types test-netpol test-node-policy test-policy-storm fuzz mutate vulncheck bench lint generate verify clean
 
 all: build
 
@@ -104,7 +109,15 @@ lab-down: lab ## Take down every cluster, also what a crash left of one.
 clean: ## Remove what was built.
 	rm -rf bin test/bin dist
 
-##@ Test: all of this must pass
+##@ Test while you work
+
+check: ## Lint of what differs from main, who may import whom, and all tests that need neither a kernel nor an API server: minutes.
+	$(GOLANGCI_LINT) fmt --diff
+	$(GOLANGCI_LINT) run --new-from-merge-base=main ./...
+	cd test && $(GOLANGCI_LINT) run --new-from-merge-base=main ./...
+	$(GOTEST) . $(PURE)
+
+##@ Test: all of this must pass; the parts of make test may run side by side on machines of their own
 
 test: lint test-unit test-release test-rules test-machine lab test-api test-node test-chaos test-e2e ## All tests but the long forms.
 
@@ -128,7 +141,7 @@ test-machine: ## Drivers that this kernel may lack (VLAN, ipvlan, SR-IOV), on De
 	cd test && BERTH_MACHINE_PACKAGE='$(PACKAGE)' BERTH_MACHINE_RUN='$(RUN)' $(GOTESTPROGRAMS) -v $(if $(PACKAGE),-run '^TestMachine$$') ./machine/
 
 test-api: lab build ## Scheduler and controller on a real API server, and the links and the objects of the documentation.
-	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/... # four API servers at once: they wait more than they compute
+	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
 
 test-node: lab build ## Agent, shim and plugins on a real kernel.
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./node/...
@@ -137,7 +150,7 @@ test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_
 	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...
 
 test-e2e: lab build ## The lab, and Berth on it.
-	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v ./e2e/...
+	cd test && $(GOTESTPROGRAMS) ./lab/... && $(GOTESTPROGRAMS) -v -run '$(E2E)' ./e2e/...
 
 ##@ Generate
 
