@@ -141,7 +141,7 @@ func (a *Agent) withdrawAgain(now *state.Container) error {
 const (
 	// EventAddressesWithdrawn (Warning on Pod): the node stopped carrying the addresses of the running
 	// pod, because its FloatingIP names another pod or node; the note says which. Do: see
-	// docs/how-to/runbooks.md#berthaddresseswithdrawn.
+	// docs/how-to/troubleshooting.md#berthaddresseswithdrawn.
 	EventAddressesWithdrawn = "AddressesWithdrawn"
 	// EventAddressesRestored (Normal on Pod): the FloatingIP was corrected, and the node carries the
 	// addresses again.

@@ -17,7 +17,7 @@ import (
 // Reasons of events. docs/reference/events.md is made of the comments.
 const (
 	// EventExhausted (Warning on IPPool): the last free address was taken; pods that may use no other
-	// pool wait. Do: see docs/how-to/runbooks.md#berthpoolfull.
+	// pool wait. Do: see docs/how-to/troubleshooting.md#berthpoolfull.
 	EventExhausted = "Exhausted"
 	// EventAddressesFree (Normal on IPPool): there are free addresses again.
 	EventAddressesFree = "AddressesFree"

@@ -70,7 +70,7 @@ func table(alerts []Alert) string {
 			lasting = " for " + a.For
 		}
 		expr := strings.ReplaceAll(a.Expr, "|", `\|`)
-		fmt.Fprintf(&b, "| [%s](runbooks.md#%s) | %s | `%s`%s |\n", a.Alert, strings.ToLower(a.Alert), a.Labels["severity"], expr, lasting)
+		fmt.Fprintf(&b, "| [%s](troubleshooting.md#%s) | %s | `%s`%s |\n", a.Alert, strings.ToLower(a.Alert), a.Labels["severity"], expr, lasting)
 	}
 	return b.String()
 }
