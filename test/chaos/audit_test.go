@@ -5,7 +5,7 @@ package chaos
 import (
 	"time"
 
-	"github.com/berth-dev/berth/ipam/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 )
 
 // audit has what "kubectl berth check" says noted. There are no agents here.

@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berth-dev/berth/ipam/audit"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 )
 
 func TestJudge(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/iprange"
-	"github.com/berth-dev/berth/ipam/poolmap"
 )
 
 const freeLong = `Prints the free addresses of a pool as ranges, or the first few of them. Addresses that

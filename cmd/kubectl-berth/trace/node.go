@@ -10,8 +10,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
-	"github.com/berth-dev/berth/ipam/audit"
 )
 
 // fromNodes returns the links that only the nodes know: agent, kernel and wire. Blocking.

@@ -19,7 +19,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
 
-	"github.com/berth-dev/berth/ipam/backup"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 )
 
 const backupLong = `Saves all IPPools, IPClaims and FloatingIPs: the addresses, and who has them (held,

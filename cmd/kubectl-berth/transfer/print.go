@@ -15,7 +15,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
-	"github.com/berth-dev/berth/ipam/plan"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 )
 
 func newReader(text []byte) *bufio.Reader { return bufio.NewReader(strings.NewReader(string(text))) }

@@ -20,9 +20,9 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/backup"
-	"github.com/berth-dev/berth/ipam/plan"
 )
 
 const restoreLong = `Creates the missing IPPools, IPClaims and FloatingIPs of a backup.

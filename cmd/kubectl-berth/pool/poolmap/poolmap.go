@@ -9,10 +9,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/iprange"
 	"github.com/berth-dev/berth/ipam/pools"
-	"github.com/berth-dev/berth/ipam/standing"
 )
 
 // Uses are the states of addresses that have a FloatingIP.

@@ -2,7 +2,7 @@
 
 // Package plan describes what a command will do to Berth's objects at the API server,
 // with one item for each object. A command shows the plan to the user, and writes the
-// same plan. The package decides nothing; packages galaxy/migrate and backup make plans.
+// same plan. The package decides nothing; packages migrate and backup make plans.
 package plan
 
 import "github.com/berth-dev/berth/ipam/api/v1alpha1"

@@ -363,7 +363,7 @@ func TestMeanings(t *testing.T) {
 	for _, test := range broken {
 		tested = append(tested, test.codes...)
 	}
-	page, err := os.ReadFile("../../docs/reference/check.md")
+	page, err := os.ReadFile("../../../docs/reference/check.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/standing"
 )
 
 // Kinds of users.

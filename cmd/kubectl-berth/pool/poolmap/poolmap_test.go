@@ -10,9 +10,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
-	"github.com/berth-dev/berth/ipam/standing"
 )
 
 func compiled(t *testing.T, subnet string, ranges []string, exclude ...string) *pools.Pool {
