@@ -42,6 +42,7 @@ var rules = []rule{
 	{"ipam/podrequest", []string{"k8s.io/client-go", "ipam/allocator", "ipam/store"}, "what is written on a pod is read without I/O and without the book, also on nodes"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
 	{"ipam/tombstone", []string{"ipam/api"}, "informers of all kinds use it, also on nodes"},
+	{"ipam/wakeup", []string{"context", "k8s.io", "ipam", "agent", "cni"}, "loops of all programs use it"},
 	{"ipam/view", []string{"ipam/allocator", "ipam/store"}, "what is seen does not depend on who looks"},
 	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "what workloads are follows from the API server, and not from addresses"},
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},

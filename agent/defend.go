@@ -17,6 +17,7 @@ import (
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 const (
@@ -52,7 +53,7 @@ type defender struct {
 	// queue has the records whose addresses are claimed. One announcement is for all
 	// addresses of a record.
 	queue workqueue.TypedDelayingInterface[state.Key]
-	soon  chan struct{}
+	soon  wakeup.Signal
 
 	mu sync.Mutex
 	// carried has the records of the addresses that are listened for.
@@ -63,7 +64,7 @@ type defender struct {
 	// answered are the claims that were answered, and of which nobody knows yet whether they
 	// are a conflict; known is signalled when there are some.
 	answered map[state.Key]map[netip.Addr]bool
-	known    chan struct{}
+	known    wakeup.Signal
 }
 
 // defence is the last one of a record.
@@ -79,18 +80,15 @@ func (d defence) next() time.Time { return d.at.Add(defendInterval) }
 func newDefender() defender {
 	return defender{
 		queue: workqueue.NewTypedDelayingQueue[state.Key](),
-		soon:  make(chan struct{}, 1),
-		known: make(chan struct{}, 1), answered: map[state.Key]map[netip.Addr]bool{},
+		soon:  wakeup.New(),
+		known: wakeup.New(), answered: map[state.Key]map[netip.Addr]bool{},
 		claims: map[state.Key]map[netip.Addr]conflict.Conflict{}, defended: map[state.Key]defence{},
 	}
 }
 
 // listenSoon has the node listen for the addresses that it carries by then.
 func (d *defender) listenSoon() {
-	select {
-	case d.soon <- struct{}{}:
-	default:
-	}
+	d.soon.Send()
 }
 
 func (d *defender) carry(carried map[netip.Addr]state.Key) {
@@ -161,10 +159,7 @@ func (d *defender) answer(key state.Key, claims map[netip.Addr]conflict.Conflict
 	last.again = time.Now().Add(announceInterval)
 	d.defended[key] = last
 	d.queue.AddAfter(key, announceInterval)
-	select {
-	case d.known <- struct{}{}:
-	default:
-	}
+	d.known.Send()
 }
 
 // takeAnswered returns all claims that were answered since the last call.

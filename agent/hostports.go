@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // forwarder makes the node forward ports to pods. Methods are safe in parallel and block for
@@ -54,7 +55,7 @@ type hostPorts struct {
 	// adding has the mappings of ADDs that have opened their ports and are not complete.
 	adding map[state.Key][]hostport.Mapping
 	// wake has the kernel compared with the records.
-	wake chan struct{}
+	wake wakeup.Signal
 	// unrecorded are the ports of pods whose records were lost. read and podsKnown say that the
 	// kernel and the API were asked for them. These three change under the lock of the host ports;
 	// mu is for readers of unrecorded without it.
@@ -63,7 +64,7 @@ type hostPorts struct {
 }
 
 func newHostPorts() hostPorts {
-	return hostPorts{adding: map[state.Key][]hostport.Mapping{}, wake: make(chan struct{}, 1)}
+	return hostPorts{adding: map[state.Key][]hostport.Mapping{}, wake: wakeup.New()}
 }
 
 func (h *hostPorts) begin(key state.Key, mappings []hostport.Mapping) {
@@ -79,10 +80,7 @@ func (h *hostPorts) end(key state.Key) {
 }
 
 func (h *hostPorts) checkSoon() {
-	select {
-	case h.wake <- struct{}{}:
-	default:
-	}
+	h.wake.Send()
 }
 
 // lockHostPorts locks the host ports of all records. Its caller may write records and change

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // rests are addresses whose FloatingIP was deleted before their cooldown. The controller
@@ -20,7 +22,7 @@ type rests struct {
 
 	mu    sync.Mutex
 	all   map[netip.Addr]deletion
-	again chan struct{} // signals a new address or new pools
+	again wakeup.Signal // signals a new address or new pools
 }
 
 type deletion struct {
@@ -29,7 +31,7 @@ type deletion struct {
 }
 
 func newRests(cooldown func(pool string) time.Duration, over func(addr netip.Addr)) *rests {
-	return &rests{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: make(chan struct{}, 1)}
+	return &rests{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: wakeup.New()}
 }
 
 // begin notes that the cooldown of an address begins now. It does not block.
@@ -43,10 +45,7 @@ func (r *rests) begin(addr netip.Addr, pool string) {
 // review makes run check all addresses again, because pools may have changed. It does
 // not block.
 func (r *rests) review() {
-	select {
-	case r.again <- struct{}{}:
-	default:
-	}
+	r.again.Send()
 }
 
 // run ends cooldowns when they are over, until ctx ends. It blocks.

@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/iprange"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // Backend is how packets get to the pods of other nodes. Its text is flannel's.
@@ -81,7 +82,7 @@ type Overlay struct {
 	Options
 
 	cluster *cluster
-	soon    chan struct{}
+	soon    wakeup.Signal
 
 	mu sync.Mutex
 	// conflist is nil until the node can take pods, and why says why not.
@@ -91,7 +92,7 @@ type Overlay struct {
 
 // New returns an Overlay that does nothing until Run.
 func New(o Options) (*Overlay, error) {
-	overlay := &Overlay{Options: o, soon: make(chan struct{}, 1), why: errors.New("it has not seen the cluster's nodes yet")}
+	overlay := &Overlay{Options: o, soon: wakeup.New(), why: errors.New("it has not seen the cluster's nodes yet")}
 	var err error
 	overlay.cluster, err = newCluster(o, overlay.Recheck)
 	return overlay, err
@@ -110,10 +111,7 @@ func (o *Overlay) Conflist() ([]byte, error) {
 
 // Recheck has the kernel compared soon; it returns at once.
 func (o *Overlay) Recheck() {
-	select {
-	case o.soon <- struct{}{}:
-	default:
-	}
+	o.soon.Send()
 }
 
 const (
@@ -189,10 +187,7 @@ func (o *Overlay) pause(ctx context.Context, most time.Duration) bool {
 		return false
 	case <-timer.C:
 	}
-	select {
-	case <-o.soon:
-	default:
-	}
+	o.soon.Drop()
 	return true
 }
 

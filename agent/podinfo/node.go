@@ -23,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/tombstone"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // floatingIPs is the part of ipam/client that podinfo uses.
@@ -71,7 +72,7 @@ type Node struct {
 	informer cache.SharedIndexInformer
 	reader   podrequest.Reader
 	gone     workqueue.TypedRateLimitingInterface[api.Pod]
-	lost     chan struct{}
+	lost     wakeup.Signal
 	// conflicts has the addresses whose FloatingIPs say that there is a conflict.
 	conflicts sync.Map
 
@@ -86,7 +87,7 @@ func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader 
 	n := &Node{
 		name: name, pods: pods, ips: ips, reader: reader,
 		gone: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[api.Pod](50*time.Millisecond, 5*time.Second)),
-		lost: make(chan struct{}, 1),
+		lost: wakeup.New(),
 	}
 	all := pods(metav1.NamespaceAll)
 	selector := fields.OneTermEqualSelector("spec.nodeName", name).String()
@@ -139,10 +140,7 @@ func (n *Node) noteReach(err error) {
 // VerifySoon wakes the loop that calls the handler's Verify until it succeeds. It
 // returns at once.
 func (n *Node) VerifySoon() {
-	select {
-	case n.lost <- struct{}{}:
-	default:
-	}
+	n.lost.Send()
 }
 
 // WaitForSync returns true when the watch has seen every pod once, and false where

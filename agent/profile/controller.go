@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/cni/shaping"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // kernel brings limits into the kernel. Methods are safe in parallel and block for the
@@ -65,7 +66,7 @@ type Options struct {
 type Controller struct {
 	Options
 
-	soon chan struct{}
+	soon wakeup.Signal
 	// mu makes changes of the kernel one after another: a container that is not in a list
 	// of all must not get its limits before those of the list are made.
 	mu sync.Mutex
@@ -75,15 +76,12 @@ type Controller struct {
 
 // New returns a Controller that is idle until Run.
 func New(o Options) *Controller {
-	return &Controller{Options: o, soon: make(chan struct{}, 1), told: map[string]string{}}
+	return &Controller{Options: o, soon: wakeup.New(), told: map[string]string{}}
 }
 
 // Soon has all pods compared with the kernel soon; it returns at once.
 func (c *Controller) Soon() {
-	select {
-	case c.soon <- struct{}{}:
-	default:
-	}
+	c.soon.Send()
 }
 
 // Run follows the objects and keeps the kernel as they say until the context ends. The

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // Source compiles the pools of a process's view once for all callers. Safe for
@@ -21,7 +22,7 @@ type Source struct {
 	snapshot  *Snapshot
 
 	mu        sync.Mutex
-	followers []chan struct{}
+	followers []wakeup.Signal
 }
 
 // NewSource returns a Source of the pools that list returns. list must be safe for
@@ -43,10 +44,7 @@ func (s *Source) Changed(before, after *v1alpha1.IPPool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, follower := range s.followers {
-		select {
-		case follower <- struct{}{}:
-		default:
-		}
+		follower.Send()
 	}
 }
 
@@ -63,7 +61,7 @@ func Respecified(before, after *v1alpha1.IPPool) bool {
 func (s *Source) Follow() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	follower := make(chan struct{}, 1)
+	follower := wakeup.New()
 	s.followers = append(s.followers, follower)
 	return follower
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/view"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // Interval is the minimum time between two rounds of status writes. Without it, a busy
@@ -44,7 +45,7 @@ type Writer struct {
 	pools    *pools.Source
 	ips      cache.Store
 	synced   []cache.DoneChecker
-	dirty    chan struct{}
+	dirty    wakeup.Signal
 	clock    clock.Clock
 
 	// written has the statuses that the watch has not brought yet, by pool name.
@@ -69,7 +70,7 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 		pools:    seen.Pools,
 		ips:      seen.FloatingIPs.GetStore(),
 		synced:   []cache.DoneChecker{seen.PoolsSynced},
-		dirty:    make(chan struct{}, 1),
+		dirty:    wakeup.New(),
 		clock:    clock.RealClock{},
 		written:  map[string]written{},
 		orphans:  map[types.UID]bool{},
@@ -101,10 +102,7 @@ func New(patcher patcher, seen *view.View, recorder event.Recorder, metrics *Met
 
 // mark asks for another round.
 func (w *Writer) mark() {
-	select {
-	case w.dirty <- struct{}{}:
-	default:
-	}
+	w.dirty.Send()
 }
 
 // Run writes status until ctx ends. It blocks.

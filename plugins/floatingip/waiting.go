@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // waiting wakes pods that found no address when a change may help them. It wakes only
@@ -30,11 +31,11 @@ type waiting struct {
 
 	mu   sync.Mutex
 	line *line
-	news chan struct{}
+	news wakeup.Signal
 }
 
 func newWaiting(activator fwk.PodActivator, book pool, pending func(*v1.Pod) bool, clock clock.Clock) *waiting {
-	return &waiting{activator: activator, clock: clock, pending: pending, line: newLine(book), news: make(chan struct{}, 1)}
+	return &waiting{activator: activator, clock: clock, pending: pending, line: newLine(book), news: wakeup.New()}
 }
 
 // do changes the line. It signals run if pods must be woken or the deadline changed.
@@ -44,10 +45,7 @@ func (w *waiting) do(change func(l *line, now time.Time)) {
 	due := w.line.due
 	change(w.line, w.clock.Now())
 	if len(w.line.wake) > 0 || w.line.due != due {
-		select {
-		case w.news <- struct{}{}:
-		default:
-		}
+		w.news.Send()
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // Sink is told what changes; policy.Index is one. Its methods are called one at a time, and each sees
@@ -63,7 +64,7 @@ type Options struct {
 type Cluster struct {
 	o Options
 	// soon wakes Run after a change of what is needed.
-	soon chan struct{}
+	soon wakeup.Signal
 
 	// mu guards all below, and the sink is called under it: what the sink made of the cluster and
 	// the cluster are never apart.
@@ -108,7 +109,7 @@ func New(o Options) *Cluster {
 		o.Patience = DefaultPatience
 	}
 	return &Cluster{
-		o: o, soon: make(chan struct{}, 1), news: make(chan struct{}),
+		o: o, soon: wakeup.New(), news: make(chan struct{}),
 		policies: map[types.NamespacedName]*entry{}, errs: map[string]error{},
 	}
 }
@@ -212,10 +213,7 @@ func (c *Cluster) tellNews() {
 }
 
 func (c *Cluster) wake() {
-	select {
-	case c.soon <- struct{}{}:
-	default:
-	}
+	c.soon.Send()
 }
 
 // Run follows the API server and tells sink until the context ends.

@@ -25,6 +25,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/event"
+	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
 // objects are what policies see of the cluster; cluster.Cluster is one.
@@ -133,7 +134,7 @@ type Enforcer struct {
 	Options
 
 	queue workqueue.TypedRateLimitingInterface[string]
-	soon  chan struct{}
+	soon  wakeup.Signal
 	// started is closed when the containers of the node and the policies were known once.
 	started chan struct{}
 
@@ -174,7 +175,7 @@ type Enforcer struct {
 // New returns an Enforcer that is idle until Run.
 func New(o Options) *Enforcer {
 	e := &Enforcer{
-		Options: o, soon: make(chan struct{}, 1), started: make(chan struct{}),
+		Options: o, soon: wakeup.New(), started: make(chan struct{}),
 		queue:    workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
 		index:    policy.NewIndex(o.Objects),
 		policies: map[types.NamespacedName]bool{}, locals: map[types.UID]bool{},
@@ -188,10 +189,7 @@ func New(o Options) *Enforcer {
 
 // Soon has the containers listed again soon; it returns at once.
 func (e *Enforcer) Soon() {
-	select {
-	case e.soon <- struct{}{}:
-	default:
-	}
+	e.soon.Send()
 }
 
 // Recheck has all tables compared with the kernel soon; it returns at once.
