@@ -56,6 +56,9 @@ const (
 	NoneFree Cause = iota
 	// AtCap: a pool has free addresses, but gives the namespace no more.
 	AtCap
+	// AtQuota: pools have free addresses, but the namespace has as many as its
+	// ResourceQuota allows.
+	AtQuota
 	// NoSuchPool: no IPPool has the names or labels of the request.
 	NoSuchPool
 	// NoPoolFits: such pools exist, but none is enabled, admits the namespace and has

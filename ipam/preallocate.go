@@ -5,12 +5,15 @@ package ipam
 import (
 	"context"
 	"fmt"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Preallocate creates FloatingIPs of count free addresses for the owner of a request,
 // before any pod asks. The request has no pod and one part. Preallocate makes one
 // blocking write for each address and returns how many it created, also when it fails:
-// with a *ShortageError if no more are free, with ErrNotSynced until the book is read.
+// with a *ShortageError if no more are free or the namespace is at its quota, with
+// ErrNotSynced until the book is read.
 func (i *IPAM) Preallocate(ctx context.Context, request Request, count int) (made int, err error) {
 	for ; made < count; made++ {
 		if err := i.preallocate(ctx, request, made); err != nil {
@@ -37,6 +40,16 @@ func (i *IPAM) preallocate(ctx context.Context, request Request, number int) err
 	r, err := i.Reserve(c, Node{}, state.everywhere)
 	if err != nil {
 		return err
+	}
+	// After Reserve, which counts: of two that take the last address of a quota at once,
+	// none exceeds it.
+	if has := i.book.InNamespace(owner.Namespace); request.Quota != nil && has > uint64(*request.Quota) {
+		i.Unreserve(r)
+		return &ShortageError{
+			Reasons: []string{fmt.Sprintf("a ResourceQuota allows namespace %q %d addresses, and it has %d", owner.Namespace, *request.Quota, has-1)},
+			Remedy:  "raise requests." + v1alpha1.ResourceIP + " of the ResourceQuota, or give addresses up",
+			Cause:   AtQuota,
+		}
 	}
 	if err := i.Commit(ctx, r, nil); err != nil {
 		i.Unreserve(r)

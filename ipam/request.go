@@ -31,6 +31,9 @@ type Request struct {
 	MaxPods  int
 	// MaxAddresses is how many addresses of each family an IPClaim may have.
 	MaxAddresses int
+	// Quota is how many addresses the namespace may have for Preallocate to take one; nil:
+	// any number. A pod has none here, because the API server counted it.
+	Quota *int64
 	// NamespaceMeta is the metadata of the pod's namespace. The UID tells whether a kept
 	// address belongs to this namespace or to a deleted one of the same name; the labels
 	// are matched with a pool's namespaceSelector. nil: not known.

@@ -203,7 +203,7 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	}
 	if w.claims, err = claims.New(claims.Parts{
 		API: ahead, Preallocator: w.book, Recorder: recorder, Metrics: claimMetrics,
-		View: seen, Namespaces: factory.Core().V1().Namespaces(),
+		View: seen, Namespaces: factory.Core().V1().Namespaces(), Quotas: factory.Core().V1().ResourceQuotas(),
 	}); err != nil {
 		return nil, err
 	}

@@ -112,6 +112,9 @@ type Allocator struct {
 	owners map[uint64]ring
 	seed   maphash.Seed
 	shares shares
+	// inNamespace counts the addresses that are stored for an owner or promised to it, by the
+	// namespace of the owner.
+	inNamespace map[string]uint64
 }
 
 // Pods answers questions about the pods that records name. It is called under the
@@ -130,11 +133,12 @@ type Pods interface {
 // or lost.
 func New(pods Pods) *Allocator {
 	return &Allocator{
-		pods:   pods,
-		byName: map[string]*freeSpace{},
-		owners: map[uint64]ring{},
-		seed:   maphash.MakeSeed(),
-		shares: shares{},
+		pods:        pods,
+		byName:      map[string]*freeSpace{},
+		owners:      map[uint64]ring{},
+		seed:        maphash.MakeSeed(),
+		shares:      shares{},
+		inNamespace: map[string]uint64{},
 	}
 }
 
@@ -296,9 +300,13 @@ func (a *Allocator) own(key ownerKey, e *entry) {
 	list := a.owners[hash]
 	list.push(e)
 	a.owners[hash] = list
+	a.inNamespace[key.namespace]++
 }
 
 func (a *Allocator) disown(key ownerKey, e *entry) {
+	if a.inNamespace[key.namespace]--; a.inNamespace[key.namespace] == 0 {
+		delete(a.inNamespace, key.namespace)
+	}
 	hash := maphash.Comparable(a.seed, key)
 	list := a.owners[hash]
 	list.remove(e)

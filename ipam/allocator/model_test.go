@@ -117,6 +117,21 @@ func (m *model) share(pool Pool, namespace string) (share Share) {
 	return share
 }
 
+// inNamespace returns how many addresses owners in a namespace have.
+func (m *model) inNamespace(namespace string) (n uint64) {
+	for _, record := range m.stored {
+		if !record.Reserved && !record.Cooling && record.Owner.Namespace == namespace {
+			n++
+		}
+	}
+	for addr, pod := range m.reserved {
+		if _, stored := m.stored[addr]; !stored && pod != "" && m.namespaces[addr] == namespace {
+			n++
+		}
+	}
+	return n
+}
+
 // room returns how many addresses a pool can give to a namespace.
 func (m *model) room(name, namespace string) uint64 {
 	for _, pool := range m.pools {
@@ -555,6 +570,9 @@ func (s *simulation) check(after string) {
 				s.t.Fatalf("after %q: namespace %s has %+v of pool %s, want %+v", after, namespace, got, pool.Name, want[pool.Name])
 			}
 		}
+		if got, want := s.book.InNamespace(namespace), s.model.inNamespace(namespace); got != want {
+			s.t.Fatalf("after %q: namespace %s has %d addresses, want %d", after, namespace, got, want)
+		}
 		if got := s.book.Shares(namespace); !maps.Equal(got, want) {
 			s.t.Fatalf("after %q: namespace %s has %+v, want %+v", after, namespace, got, want)
 		}
@@ -582,8 +600,8 @@ func TestModel(t *testing.T) {
 		s.book.Forget(addr, record.UID, false)
 	}
 	s.book.SetPools(nil)
-	if words, owners, shares := size(&s.book.index), len(s.book.owners), len(s.book.shares); words != 0 || owners != 0 || shares != 0 {
-		t.Errorf("when all is free and no pool is left, the book keeps %d words, %d owners and shares of %d namespaces", words, owners, shares)
+	if words, owners, shares, owned := size(&s.book.index), len(s.book.owners), len(s.book.shares), len(s.book.inNamespace); words != 0 || owners != 0 || shares != 0 || owned != 0 {
+		t.Errorf("when all is free and no pool is left, the book keeps %d words, %d owners, shares of %d namespaces and counts of %d", words, owners, shares, owned)
 	}
 }
 

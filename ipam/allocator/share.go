@@ -85,6 +85,14 @@ func (a *Allocator) Share(pool, namespace string) Share {
 	return a.shares[namespace][a.byName[pool]]
 }
 
+// InNamespace returns the number of addresses that owners in a namespace have, of all pools:
+// stored for them or promised to them.
+func (a *Allocator) InNamespace(namespace string) uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.inNamespace[namespace]
+}
+
 // budget tells how many addresses pools can give to a claimant after a preemption.
 type budget struct {
 	preemption *Preemption

@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -48,6 +50,7 @@ type Parts struct {
 
 	View       *view.View
 	Namespaces coreinformers.NamespaceInformer
+	Quotas     coreinformers.ResourceQuotaInformer
 }
 
 // Controller reconciles claims. One runs at a time: the leader.
@@ -62,6 +65,7 @@ type Controller struct {
 	claims, ips cache.Indexer
 	pools       *pools.Source
 	namespaces  corelisters.NamespaceLister
+	quotas      corelisters.ResourceQuotaLister
 	synced      []cache.DoneChecker
 	queue       workqueue.TypedRateLimitingInterface[string]
 	states      preallocation.States[string, state]
@@ -118,7 +122,7 @@ func New(parts Parts) (*Controller, error) {
 func (c *Controller) watch(parts Parts) error {
 	c.claims, c.ips, c.pools = parts.View.IPClaims.GetIndexer(), parts.View.FloatingIPs.GetIndexer(), parts.View.Pools
 	c.synced = []cache.DoneChecker{parts.View.PoolsSynced}
-	c.namespaces = parts.Namespaces.Lister()
+	c.namespaces, c.quotas = parts.Namespaces.Lister(), parts.Quotas.Lister()
 	c.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](Interval, time.Minute),
 		workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
@@ -136,6 +140,7 @@ func (c *Controller) watch(parts Parts) error {
 		{parts.View.IPClaims, changesOf(c.claimChanged)},
 		{parts.View.FloatingIPs, changesOf(c.addressChanged)},
 		{parts.Namespaces.Informer(), changesOf(c.namespaceChanged)},
+		{parts.Quotas.Informer(), changesOf(c.quotaChanged)},
 	} {
 		registration, err := watched.informer.AddEventHandler(watched.handler)
 		if err != nil {
@@ -213,8 +218,20 @@ func (c *Controller) namespaceChanged(before, after *v1.Namespace) {
 	if after == nil || before != nil && before.UID == after.UID && labels.Equals(before.Labels, after.Labels) {
 		return
 	}
-	for _, claim := range view.Indexed[*v1alpha1.IPClaim](c.claims, cache.NamespaceIndex, after.Name) {
-		c.queue.Add(keyOf(after.Name, claim.Name))
+	c.enqueueIn(after.Name)
+}
+
+func (c *Controller) quotaChanged(before, after *v1.ResourceQuota) {
+	if before != nil && after != nil && equality.Semantic.DeepEqual(before.Spec, after.Spec) {
+		return
+	}
+	c.enqueueIn(cmp.Or(after, before).Namespace)
+}
+
+// enqueueIn enqueues the claims of a namespace.
+func (c *Controller) enqueueIn(namespace string) {
+	for _, claim := range view.Indexed[*v1alpha1.IPClaim](c.claims, cache.NamespaceIndex, namespace) {
+		c.queue.Add(keyOf(namespace, claim.Name))
 	}
 }
 

@@ -65,7 +65,7 @@ func simulate(t *testing.T, addresses string, test func(w *world)) {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		parts := Parts{API: w.Client(), Preallocator: w, Recorder: w, Metrics: NewMetrics(), View: seen, Namespaces: factory.Core().V1().Namespaces()}
+		parts := Parts{API: w.Client(), Preallocator: w, Recorder: w, Metrics: NewMetrics(), View: seen, Namespaces: factory.Core().V1().Namespaces(), Quotas: factory.Core().V1().ResourceQuotas()}
 		w.registry.CustomMustRegister(parts.Metrics)
 		controller, err := New(parts)
 		if err != nil {

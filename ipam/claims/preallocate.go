@@ -27,7 +27,10 @@ func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s
 	for i := range goal.Wants {
 		goal.Wants[i].Request.NamespaceMeta = namespace
 	}
-	taker := preallocation.Taker{Preallocator: c.preallocator, Pools: c.pools.Snapshot, Clock: c.clock}
+	taker := preallocation.Taker{
+		Preallocator: c.preallocator, Pools: c.pools.Snapshot, Clock: c.clock,
+		Quota: func(namespace string) *int64 { return preallocation.QuotaOf(c.quotas, namespace) },
+	}
 	return s.progress.Take(ctx, taker, goal, t.ownCount())
 }
 

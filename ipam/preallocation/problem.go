@@ -19,6 +19,9 @@ const (
 	// ReasonNamespaceAtCap: the namespace has reached the cap (spec.maxPerNamespace) of
 	// the pools that the owner may use.
 	ReasonNamespaceAtCap = "NamespaceAtCap"
+	// ReasonNamespaceAtQuota: the namespace has as many addresses as its ResourceQuota
+	// (requests.berth.dev/ip) allows.
+	ReasonNamespaceAtQuota = "NamespaceAtQuota"
 	// ReasonNoSuchPool: no IPPool has the names or labels that the owner asks for.
 	ReasonNoSuchPool = "NoSuchPool"
 	// ReasonNoPoolFits: there are such pools, but none is enabled, admits the namespace
@@ -34,6 +37,7 @@ const (
 var reasons = map[ipam.Cause]string{
 	ipam.NoneFree:   ReasonPoolsExhausted,
 	ipam.AtCap:      ReasonNamespaceAtCap,
+	ipam.AtQuota:    ReasonNamespaceAtQuota,
 	ipam.NoSuchPool: ReasonNoSuchPool,
 	ipam.NoPoolFits: ReasonNoPoolFits,
 }
@@ -59,7 +63,7 @@ func (p *Problem) Failed() bool { return p != nil && Failed(p.Reason) }
 // Failed reports whether a reason needs attention, as [Problem.Failed] does.
 func Failed(reason string) bool {
 	return slices.Contains([]string{
-		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,
+		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNamespaceAtQuota, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,
 	}, reason)
 }
 

@@ -77,6 +77,8 @@ type Taker struct {
 	Preallocator Preallocator
 	// Pools returns the pools of this process's view.
 	Pools func() *pools.Snapshot
+	// Quota returns how many addresses a namespace may have; nil: any number.
+	Quota func(namespace string) *int64
 	Clock clock.PassiveClock
 }
 
@@ -215,7 +217,9 @@ func (a *attempt) take(ctx context.Context, by Taker, goal *Goal, w *Want) error
 		}
 		a.asked = true
 	}
-	made, err := by.Preallocator.Preallocate(ctx, w.Request, min(missing, AtOnce))
+	request := w.Request
+	request.Quota = by.Quota(request.Namespace)
+	made, err := by.Preallocator.Preallocate(ctx, request, min(missing, AtOnce))
 	a.taken[w.family()] += made
 	if err == nil || passing(err) || ctx.Err() != nil {
 		return nil //nolint:nilerr // what passes is tried again, and is no problem to report

@@ -72,7 +72,7 @@ func (s *set) request() (ipam.Request, error) {
 	}}, err
 }
 
-// portion is addresses of one kind: as many as the set has pods, times n.
+// portion is addresses of one kind: as many as the workload has replicas, times n.
 type portion struct {
 	part ipam.Part
 	n    int
@@ -82,6 +82,10 @@ type portion struct {
 // goal returns the goal of the set, and the number of addresses of each family that the
 // workload has. request is the request of a pod; recorded are the addresses under the
 // workload's name. Pure.
+//
+// It asks for the addresses of the replicas, and for no spare ones: whoever may write the
+// template would otherwise hold any number of addresses without a pod, which no quota on
+// pods counts.
 //
 // It asks for no more addresses of a family than the reclaimer keeps: if addresses no
 // longer fit the template, new ones are taken only when those are freed.
@@ -97,7 +101,7 @@ func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v
 	portions, need := portionsOf(&request, snapshot, has)
 	narrow := slices.Clone(portions)
 	slices.SortStableFunc(narrow, func(a, b *portion) int { return cmp.Compare(a.width(), b.width()) })
-	pods := int(s.size.Pods())
+	pods := int(s.size.Replicas)
 	for _, addr := range owned {
 		// Where lists overlap, an address counts for the list with the fewest addresses.
 		if at := slices.IndexFunc(narrow, func(p *portion) bool { return p.has < p.n*pods && p.part.Fits(addr) }); at >= 0 {

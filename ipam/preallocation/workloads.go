@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
@@ -29,10 +30,10 @@ import (
 
 // Reasons of events. docs/reference/events.md is made of the comments.
 const (
-	// EventPreallocated (Normal on Deployment, ReplicaSet): all addresses of its fixed set are there,
-	// and some were missing.
+	// EventPreallocated (Normal on Deployment, ReplicaSet): the addresses for all its replicas are
+	// there, and some were missing.
 	EventPreallocated = "Preallocated"
-	// EventPreallocationFailed (Warning on Deployment, ReplicaSet): some addresses of its fixed set
+	// EventPreallocationFailed (Warning on Deployment, ReplicaSet): some addresses for its replicas
 	// cannot be taken, or the request of the pod template is invalid; the note begins with the reason.
 	// Do: enlarge the pools, or correct the template, see docs/explanation/release.md#preallocate.
 	EventPreallocationFailed = "PreallocationFailed"
@@ -107,7 +108,11 @@ func New(parts Parts) (*Workloads, error) {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[key](Interval, patience),
 			workqueue.TypedRateLimitingQueueConfig[key]{Name: "preallocation"}),
 	}
-	w.taker = Taker{Preallocator: parts.Preallocator, Pools: w.pools.Snapshot, Clock: clock.RealClock{}}
+	quotas := parts.Factory.Core().V1().ResourceQuotas()
+	w.taker = Taker{
+		Preallocator: parts.Preallocator, Pools: w.pools.Snapshot, Clock: clock.RealClock{},
+		Quota: func(namespace string) *int64 { return QuotaOf(quotas.Lister(), namespace) },
+	}
 	if err := parts.View.FloatingIPs.AddIndexers(cache.Indexers{byWorkload: workloadIndex}); err != nil {
 		return nil, fmt.Errorf("index FloatingIPs by workload: %w", err)
 	}
@@ -119,6 +124,7 @@ func New(parts Parts) (*Workloads, error) {
 		{apps.ReplicaSets().Informer(), func(before, after any) { w.workloadChanged(kindReplicaSet, before, after) }},
 		{parts.View.FloatingIPs, w.addressChanged},
 		{parts.Factory.Core().V1().Namespaces().Informer(), w.namespaceChanged},
+		{quotas.Informer(), w.quotaChanged},
 	} {
 		registration, err := watched.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(object any) { watched.changed(nil, object) },
@@ -181,6 +187,21 @@ func (w *Workloads) namespaceChanged(before, after any) {
 		return
 	}
 	for _, k := range w.states.Keys(func(k key, _ *state) bool { return k.namespace == is.Name }) {
+		w.queue.Add(k)
+	}
+}
+
+// quotaChanged enqueues the workloads of a namespace with another quota.
+func (w *Workloads) quotaChanged(before, after any) {
+	was, _ := before.(*v1.ResourceQuota)
+	is, _ := after.(*v1.ResourceQuota)
+	if was != nil && is != nil && equality.Semantic.DeepEqual(was.Spec, is.Spec) {
+		return
+	}
+	if is == nil {
+		is = was
+	}
+	for _, k := range w.states.Keys(func(k key, _ *state) bool { return k.namespace == is.Namespace }) {
 		w.queue.Add(k)
 	}
 }
@@ -261,7 +282,7 @@ func (w *Workloads) report(k key, found *set, s *state, goal *Goal, wrong *Probl
 	w.metrics.set(k, missing, size)
 	switch {
 	case wrong == nil && s.lacked:
-		w.tell(found, event.Normal(EventPreallocated, fmt.Sprintf("All %d addresses of the fixed set are there.", size)))
+		w.tell(found, event.Normal(EventPreallocated, fmt.Sprintf("All %d addresses of the replicas are there.", size)))
 		s.lacked, s.told = false, ""
 	case wrong.Failed() && wrong.Reason != s.told:
 		w.tell(found, event.Warning(EventPreallocationFailed, wrong.Reason+": "+wrong.Message))

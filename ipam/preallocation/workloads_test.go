@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -171,11 +172,11 @@ func (w *world) want(name string, n int, events ...string) {
 
 func TestTakesSet(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.99", func(w *world) {
-		d := newDeployment("web", 3, 1)
+		d := newDeployment("web", 4, 1)
 		w.create(d)
-		w.create(newDeployment("idle", 3, 1, v1alpha1.AnnotationPreallocate, "false"))
+		w.create(newDeployment("idle", 4, 1, v1alpha1.AnnotationPreallocate, "false"))
 		w.pass(5 * time.Second)
-		w.want("web", 4, "web Preallocated All 4 addresses of the fixed set are there.")
+		w.want("web", 4, "web Preallocated All 4 addresses of the replicas are there.")
 		w.want("idle", 0)
 		if err := testutil.GatherAndCompare(w.registry, strings.NewReader(`
 # HELP berth_fixed_set_preallocated_missing [ALPHA] How many of the addresses that a workload preallocates are missing.
@@ -188,7 +189,7 @@ berth_fixed_set_preallocated_size{kind="Deployment",namespace="shop",workload="w
 			t.Error(err)
 		}
 		d.Spec.Replicas = new(int32)
-		*d.Spec.Replicas = 9
+		*d.Spec.Replicas = 10
 		w.update(d)
 		w.pass(5 * time.Second)
 		w.want("web", 10, "web Preallocated All 10")
@@ -210,8 +211,8 @@ berth_fixed_set_preallocated_size{kind="Deployment",namespace="shop",workload="w
 // A set is taken in portions, and nothing twice while the watch is behind.
 func TestTakesMany(t *testing.T) {
 	simulate(t, "10.0.0.0/22", func(w *world) {
-		w.create(newDeployment("web", 500, 1))
-		w.create(newDeployment("small", 1, 1))
+		w.create(newDeployment("web", 501, 1))
+		w.create(newDeployment("small", 2, 1))
 		w.pass(10 * time.Second)
 		w.want("web", 501, "small Preallocated", "web Preallocated All 501")
 		w.want("small", 2)
@@ -225,7 +226,7 @@ func TestFallsShort(t *testing.T) {
 			ip.Spec.Owner.Name = "other"
 			w.Put(ip)
 		}
-		w.create(newDeployment("web", 3, 1))
+		w.create(newDeployment("web", 4, 1))
 		w.pass(10 * time.Second)
 		w.want("web", 2, "web PreallocationFailed PoolsExhausted: 2 of 4 IPv4 addresses: ")
 		// By now it is tried once a minute, and told no more; an address that is freed
@@ -241,8 +242,8 @@ func TestFallsShort(t *testing.T) {
 
 func TestPoolsChange(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		w.create(newDeployment("web", 3, 1, v1alpha1.AnnotationPools, "later"))
-		w.create(newDeployment("wrong", 3, 1, v1alpha1.AnnotationReleasePolicy, "PodDeleted"))
+		w.create(newDeployment("web", 4, 1, v1alpha1.AnnotationPools, "later"))
+		w.create(newDeployment("wrong", 4, 1, v1alpha1.AnnotationReleasePolicy, "PodDeleted"))
 		w.pass(3 * time.Minute)
 		w.want("web", 0, `web PreallocationFailed NoSuchPool: 0 of 4 IPv4 addresses: there is no IPPool "later"`, "wrong PreallocationFailed Invalid: annotation berth.dev/preallocate")
 		w.Put(pool("later", "10.0.1.0/24", "10.0.1.0/24"))
@@ -254,7 +255,7 @@ func TestPoolsChange(t *testing.T) {
 func TestTakingFails(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		w.failing(errors.New("the API server is tired"))
-		w.create(newDeployment("web", 3, 1))
+		w.create(newDeployment("web", 4, 1))
 		w.pass(10 * time.Second)
 		w.want("web", 0, "web PreallocationFailed PreallocationFailed: 0 of 4")
 		w.failing(nil)
@@ -267,7 +268,7 @@ func TestTakingFails(t *testing.T) {
 // the cache does.
 func TestGone(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		d := newDeployment("web", 3, 1)
+		d := newDeployment("web", 4, 1)
 		other := d.DeepCopy()
 		other.UID = "another"
 		w.kube.PrependReactor("get", "deployments", reactWith(other))
@@ -281,7 +282,7 @@ func TestGone(t *testing.T) {
 func TestLateWatch(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		w.Late("floatingips")
-		w.create(newDeployment("web", 1, 1))
+		w.create(newDeployment("web", 2, 1))
 		w.pass(4 * time.Second)
 		w.want("web", 2)
 	})
@@ -299,7 +300,7 @@ func TestAtCap(t *testing.T) {
 			ip.Spec.Owner.Name, ip.Spec.Owner.Namespace = "x", []string{"shop", "shop", "other"}[i]
 			w.Put(ip)
 		}
-		w.create(newDeployment("web", 1, 1))
+		w.create(newDeployment("web", 2, 1))
 		w.pass(100 * time.Second)
 		w.want("web", 0, "web PreallocationFailed NamespaceAtCap")
 		rest := func(name string) {
@@ -317,6 +318,36 @@ func TestAtCap(t *testing.T) {
 		rest("10.0.0.2")
 		w.pass(2 * Interval)
 		w.want("web", 2, "web Preallocated")
+	})
+}
+
+// At the quota of its namespace a workload waits for a larger one, or for addresses that
+// the namespace frees.
+func TestAtQuota(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		quota := &v1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "ips"}, Spec: v1.ResourceQuotaSpec{
+			Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: resource.MustParse("2")},
+		}}
+		if _, err := w.kube.CoreV1().ResourceQuotas("shop").Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range []string{"10.0.0.1", "10.0.0.2"} {
+			ip := newIP(name)
+			ip.Spec.Owner.Name, ip.Spec.Owner.Namespace = "x", []string{"shop", "other"}[i]
+			w.Put(ip)
+		}
+		w.create(newDeployment("web", 4, 1))
+		w.pass(100 * time.Second)
+		w.want("web", 1, `web PreallocationFailed NamespaceAtQuota: 1 of 4 IPv4 addresses: a ResourceQuota allows namespace "shop" 2 addresses, and it has 2 (raise requests.berth.dev/ip`)
+		quota.Spec.Hard["requests."+v1alpha1.ResourceIP] = resource.MustParse("4")
+		if _, err := w.kube.CoreV1().ResourceQuotas("shop").Update(t.Context(), quota, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(2 * Interval)
+		w.want("web", 3)
+		w.Remove(w.IP("10.0.0.1"))
+		w.pass(2 * Interval)
+		w.want("web", 4, "web Preallocated")
 	})
 }
 
@@ -356,7 +387,7 @@ func TestChangesThatMatter(t *testing.T) {
 				other := newIP("10.0.0.1")
 				other.Spec.Owner.Name = "other"
 				w.Put(other)
-				d := newDeployment("web", 3, 1)
+				d := newDeployment("web", 4, 1)
 				w.create(d)
 				w.pass(130 * time.Second) // It is tried after 127 s, and then a minute later.
 				w.tried()
@@ -385,7 +416,7 @@ func TestFollowedNoLonger(t *testing.T) {
 		return 0
 	}
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		d := newDeployment("web", 1, 1)
+		d := newDeployment("web", 2, 1)
 		r := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "rs", UID: "rs"}}
 		r.Spec = appsv1.ReplicaSetSpec{Replicas: d.Spec.Replicas, Template: d.Spec.Template}
 		w.create(d)
@@ -393,7 +424,7 @@ func TestFollowedNoLonger(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.pass(5 * time.Second)
-		w.want("rs", 1, "rs Preallocated", "web Preallocated")
+		w.want("rs", 2, "rs Preallocated", "web Preallocated")
 		if n := missing(w); n != 2 {
 			t.Errorf("%d workloads are followed, want 2", n)
 		}
@@ -425,7 +456,7 @@ func reactWith(object runtime.Object) clienttesting.ReactionFunc {
 // each look at one that waits for its next attempt.
 func TestAsksOncePerAttempt(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.2", func(w *world) {
-		w.create(newDeployment("web", 3, 1))
+		w.create(newDeployment("web", 4, 1))
 		w.pass(2 * time.Minute)
 		for i := range 100 {
 			ip := w.IP("10.0.0.1")

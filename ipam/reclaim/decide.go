@@ -120,14 +120,14 @@ func byRules(spec *v1alpha1.FloatingIPSpec, s situation) verdict {
 	if left := keptFor(spec, s.now); left > 0 {
 		return verdict{again: left}
 	}
-	preallocated := s.owner.preallocated(s.at)
+	preallocated := s.owner.preallocated(spec, s.at)
 	if expired(spec, s) && !preallocated {
 		return giveBack(spec, s)
 	}
 	switch spec.ReleasePolicy {
 	case v1alpha1.ReleaseNever:
-		// A preallocated address is kept only within the fixed set: the controller and
-		// the scheduler may have taken too many together.
+		// A preallocated address is kept only for a replica: the controller and the
+		// scheduler may have taken too many together.
 		if s.owner.exists && s.owner.ahead && isUnused(spec) && !preallocated {
 			return giveBack(spec, s)
 		}

@@ -48,7 +48,6 @@ var wantCases = []struct {
 	{"OpenKruise StatefulSet, deleted", kruise("web-0"), workload{}, oldest, false, false},
 	{"custom kind with pod names but no scale", kruise("web-9"), workload{exists: true, unbounded: true}, after(7), true, true},
 
-	{"Deployment, the spare one", shared("apps/v1", "Deployment"), sparing(2, 1), after(2), true, true},
 	{"Deployment, beyond the spare one", shared("apps/v1", "Deployment"), sparing(2, 1), after(3), false, true},
 	{"Deployment that keeps the oldest, one of them without a pod", shared("apps/v1", "Deployment"), unlimited(2), standing{family: v1alpha1.IPv4, rank: 3, age: 1, families: 1}, true, true},
 	{"Deployment that keeps the oldest, a young one with a pod that ends", shared("apps/v1", "Deployment"), unlimited(2), standing{family: v1alpha1.IPv4, rank: 0, age: 2, families: 1}, false, true},
@@ -307,8 +306,9 @@ func TestDecidePreallocated(t *testing.T) {
 	}
 }
 
-// What a workload asks for ahead stays as long as it is one of its set, whatever
-// retain-for says. Beyond that, what no pod ever had is freed, whatever else keeps it.
+// What a workload asks for ahead stays as long as a replica wants it, and what a pod had
+// as long as it is one of the set, whatever retain-for says. Beyond that, what no pod ever
+// had is freed, whatever else keeps it; so nobody holds spare addresses by asking ahead.
 func TestDecideAhead(t *testing.T) {
 	now := time.Now()
 	long := metav1.NewTime(now.Add(-time.Hour))
@@ -320,14 +320,19 @@ func TestDecideAhead(t *testing.T) {
 			retainFor                      time.Duration
 			retain, never                  action
 		}{
-			{name: "in the set", rank: 3, retain: keep, never: keep},
-			{name: "in the set, for long", rank: 3, retainFor: time.Second, retain: keep, never: keep},
+			{name: "for a replica", rank: 2, retain: keep, never: keep},
+			{name: "for a replica, for long", rank: 2, retainFor: time.Second, retain: keep, never: keep},
+			{name: "spare", rank: 3, retain: free, never: free},
+			{name: "spare, kept on scale-down", rank: 3, keepDown: true, retain: free, never: free},
+			{name: "spare, used", rank: 3, used: true, retain: keep, never: keep},
 			{name: "in the set, used, for long", rank: 3, used: true, retainFor: time.Second, retain: keep, never: keep},
 			{name: "beyond", rank: 4, retain: free, never: free},
 			{name: "beyond, kept on scale-down", rank: 4, keepDown: true, retain: free, never: free},
 			{name: "beyond, used", rank: 4, used: true, retain: free, never: keep},
 			{name: "beyond, used, kept on scale-down", rank: 4, used: true, keepDown: true, retain: keep, never: keep},
 			{name: "beyond, used, for long", rank: 4, used: true, retainFor: time.Second, retain: free, never: free},
+			{name: "not ahead, spare", rank: 3, notAhead: true, retain: free, never: keep},
+			{name: "not ahead, spare, used", rank: 3, notAhead: true, used: true, retain: keep, never: keep},
 			{name: "not ahead, beyond", rank: 4, notAhead: true, retain: free, never: keep},
 			{name: "not ahead, kept on scale-down", rank: 4, notAhead: true, keepDown: true, retain: keep, never: keep},
 			{name: "not ahead, for long", rank: 3, notAhead: true, retainFor: time.Second, retain: free, never: free},

@@ -19,7 +19,7 @@
 //
 // Kept addresses are freed when spec.retainFor has passed, except addresses that an
 // IPClaim or a workload preallocates. A preallocated address of a workload that no pod
-// ever had is kept only within the fixed set, even with Never and keepOnScaleDown: the
+// ever had is kept only for a replica, even with Never and keepOnScaleDown: the
 // controller and the scheduler may take addresses at the same time, and too many
 // together. Freed means deleted; if a pod had the address and the pool has a cooldown, it
 // means without an owner until the cooldown is over. If another client deletes the

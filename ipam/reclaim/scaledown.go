@@ -41,28 +41,33 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	case unscaled && !(w.ahead && isUnused(spec)):
 		return true
 	}
-	return w.inSet(at)
+	return w.inSet(spec, at)
 }
 
 // inSet reports whether a shared address is within the workload's fixed set: the
-// addresses for its replicas and the spare addresses.
-func (w *workload) inSet(at standing) bool {
+// addresses for its replicas and the spare addresses. A spare address is one that a pod
+// has had: what was preallocated is for replicas only.
+func (w *workload) inSet(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	each, rank := w.each.OfShared(at.family), at.rank
 	if w.oldestFirst {
 		rank = at.age
 	}
-	return each > 0 && rank/each < w.replicas+w.spare
+	pods := w.replicas
+	if !mayPreallocate(spec.Owner) || !isUnused(spec) {
+		pods += w.spare
+	}
+	return each > 0 && rank/each < pods
 }
 
 // preallocated reports whether the owner asks for the address although no pod does.
-func (w *workload) preallocated(at standing) bool {
+func (w *workload) preallocated(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	switch {
 	case !w.exists:
 		return false
 	case w.claim:
 		return at.rank < w.replicas && slices.Contains(w.preallocates, at.family)
 	}
-	return w.ahead && w.inSet(at)
+	return w.ahead && w.inSet(spec, at)
 }
 
 // mayPreallocate reports whether an owner of this kind may preallocate addresses.

@@ -55,11 +55,15 @@ type standing struct {
 }
 
 // before orders the addresses of a purpose: an owner gives up the last ones first. If
-// pods share the addresses, those with a pod come first; older ones come before younger
-// ones. The order depends on the records only.
+// pods share the addresses, those with a pod come first, and a workload's that no pod has
+// had last, which are no spare ones; older ones come before younger ones. The order
+// depends on the records only.
 func before(a, b *v1alpha1.FloatingIP) bool {
 	if isShared(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {
 		return a.Spec.Pod != nil
+	}
+	if owner := a.Spec.Owner; !owner.IsClaim() && mayPreallocate(owner) && isUnused(&a.Spec) != isUnused(&b.Spec) {
+		return isUnused(&b.Spec)
 	}
 	return older(a, b)
 }

@@ -28,8 +28,8 @@ const (
 	// AnnotationSpareAddresses says for how many pods beyond its replicas a
 	// workload with a fixed set keeps addresses: a number, or [SpareUnlimited].
 	AnnotationSpareAddresses = GroupName + "/spare-addresses"
-	// AnnotationPreallocate makes the controller take all addresses of the fixed
-	// set of a Deployment or ReplicaSet before any pod asks for one: "true".
+	// AnnotationPreallocate makes the controller take the addresses for all replicas
+	// of a Deployment or ReplicaSet before any pod asks for one: "true".
 	AnnotationPreallocate = GroupName + "/preallocate"
 	// AnnotationClaim names the IPClaim, in the pod's namespace, that the pod's
 	// addresses come from.

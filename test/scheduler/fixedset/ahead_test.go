@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/lab"
@@ -38,8 +39,21 @@ func has(w *simulation.World, name string, n int) []string {
 	return now
 }
 
-// The addresses of a fixed set are there before any pod asks, spare ones included, and
-// the pods stay on them.
+// grows waits until a workload has so many addresses, those before among them, and
+// returns them.
+func grows(w *simulation.World, name string, before []string, n int) []string {
+	w.T.Helper()
+	now := has(w, name, n)
+	for _, address := range before {
+		if !slices.Contains(now, address) {
+			w.T.Errorf("%s lost %s: it has %v", name, address, now)
+		}
+	}
+	return now
+}
+
+// The addresses for all replicas are there before any pod asks, the first update adds the
+// spare one, and the pods stay on them.
 func TestFixedSetAhead(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
@@ -52,8 +66,8 @@ func TestFixedSetAhead(t *testing.T) {
 			w.Pool("web", "10.0.70.2-10.0.70.60")
 			// Before there is a scheduler no pod gets any.
 			create3(w, "web", ahead(), simulation.Annotated(v1alpha1.AnnotationReleasePolicy, string(policy)))
-			set := has(w, "web", 4)
-			w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 4 addresses of the fixed set") })
+			set := has(w, "web", 3)
+			w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 3 addresses of the replicas") })
 			w.Scheduler(simulation.SchedulerOptions{})
 			w.RolledOut("web", 3)
 			for i := range 3 {
@@ -62,14 +76,10 @@ func TestFixedSetAhead(t *testing.T) {
 					t.Fatalf("after %d updates it has %v, it had %v", i, now, set)
 				}
 				restart(w, "web", 3)
+				set = grows(w, "web", set, 4)
 			}
 			scale(w, "web", 5)
-			six := has(w, "web", 6)
-			for _, address := range set {
-				if !slices.Contains(six, address) {
-					t.Errorf("scaled up, it lost %s: %v", address, six)
-				}
-			}
+			grows(w, "web", set, 5)
 			w.Invariants()
 			if policy == v1alpha1.ReleaseNever {
 				return
@@ -90,7 +100,8 @@ func create3(w *simulation.World, name string, options ...func(*v1.Pod)) {
 }
 
 // The scheduler and the controller take addresses for one Deployment at once, and in
-// the end it has as many as its set, whatever keeps addresses otherwise.
+// the end it has one for each replica, and after an update as many as its set, whatever
+// keeps addresses otherwise.
 func TestFixedSetAheadRaces(t *testing.T) {
 	t.Parallel()
 	w := newDeploymentWorld(t, "10.0.70.2-10.0.70.250")
@@ -112,14 +123,16 @@ func TestFixedSetAheadRaces(t *testing.T) {
 	for i := range n {
 		name := fmt.Sprintf("web%d", i)
 		w.RolledOut(name, 3)
-		size := 4
+		each := 1
 		if i%4 == 3 {
-			size = 8
+			each = 2
 		}
-		set := has(w, name, size)
+		set := has(w, name, 3*each)
 		onThe(w, name, set, "the first roll-out")
 		restart(w, name, 3)
-		has(w, name, size)
+		set = grows(w, name, set, 4*each)
+		restart(w, name, 3)
+		has(w, name, 4*each)
 		if i%4 == 2 {
 			onThe(w, name, set, "an update")
 		}
@@ -139,14 +152,14 @@ func TestFixedSetAheadFails(t *testing.T) {
 	})
 	create3(w, "lost", retain, ahead(), simulation.Annotated(v1alpha1.AnnotationPools, "none"))
 	w.Eventually("wait for the event", func() error {
-		return w.EventOf("lost", "PreallocationFailed", `NoSuchPool: 0 of 4 IPv4 addresses: there is no IPPool "none"`)
+		return w.EventOf("lost", "PreallocationFailed", `NoSuchPool: 0 of 3 IPv4 addresses: there is no IPPool "none"`)
 	})
 	w.PatchPool("small", `{"spec":{"ranges":["10.0.70.2-10.0.70.9"]}}`)
-	has(w, "web", 4)
+	has(w, "web", 3)
 	w.RolledOut("web", 3)
-	w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 4 addresses") })
+	w.Eventually("wait for the event", func() error { return w.EventOf("web", "Preallocated", "All 3 addresses") })
 	w.Pool("none", "10.0.70.20-10.0.70.29")
-	has(w, "lost", 4)
+	has(w, "lost", 3)
 	w.RolledOut("lost", 3)
 	w.Invariants()
 
@@ -159,4 +172,60 @@ func TestFixedSetAheadFails(t *testing.T) {
 	if message := w.Refused("alone"); !strings.Contains(message, "is for pods of Deployments and ReplicaSets") {
 		t.Errorf("the pod is told %q", message)
 	}
+}
+
+// What nobody wants a replica for, nobody gets by asking ahead, and a namespace's quota
+// bounds the rest.
+func TestFixedSetAheadOfNothing(t *testing.T) {
+	t.Parallel()
+	// Without Kubernetes' controllers no Deployment has a pod, as if all were paused.
+	w := simulation.New(t, lab.ControlPlaneOptions{})
+	w.Pool("web", "10.0.70.2-10.0.70.82")
+	quotas := w.Kube.CoreV1().ResourceQuotas(simulation.Namespace)
+	if _, err := quotas.Create(w.Ctx, &v1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "ips"},
+		Spec:       v1.ResourceQuotaSpec{Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: simulation.Quantity("1")}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.Controller()
+	census := newCensus(w)
+	spare := simulation.Annotated(v1alpha1.AnnotationSpareAddresses, "65535")
+	for _, policy := range []v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever} {
+		w.CreateDeployment("none-"+strings.ToLower(string(policy)), 0, strategy("100%", "0"), simulation.Policy(policy), ahead(), spare)
+	}
+	w.CreateDeployment("many", 80, strategy("100%", "0"), simulation.Policy(v1alpha1.ReleaseRetain), ahead(), spare)
+	w.Eventually("wait for the event", func() error {
+		return w.EventOf("many", "PreallocationFailed", `NamespaceAtQuota: 1 of 80 IPv4 addresses: a ResourceQuota allows namespace "default" 1 addresses, and it has 1`)
+	})
+	has(w, "many", 1)
+	w.Claim("claim", v1alpha1.IPClaimSpec{Size: 5, Preallocate: true})
+	w.ClaimBecomes("claim", "0=0+0 NamespaceAtQuota", "0 of 5 IPv4 addresses")
+
+	// A larger quota is used at once, by both, and no further.
+	simulation.Patch(w, quotas, "ips", `{"spec":{"hard":{"requests.%s":"7"}}}`, v1alpha1.ResourceIP)
+	w.Eventually("wait for the quota to be used", func() error {
+		if n := len(w.AddressesOf("many")) + len(w.AddressesOf("claim")); n != 7 {
+			return fmt.Errorf("they have %d addresses", n)
+		}
+		return nil
+	})
+	// Without the quota there are addresses for replicas, and no others.
+	if err := quotas.Delete(w.Ctx, "ips", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.PatchDeployment("many", `{"spec":{"replicas":60}}`)
+	has(w, "many", 60)
+	w.ClaimBecomes("claim", "5=0+5 Preallocated")
+	// What it has ahead it does not keep as spare ones.
+	w.PatchDeployment("many", `{"spec":{"replicas":2}}`)
+	has(w, "many", 2)
+	w.PatchDeployment("many", `{"spec":{"replicas":0}}`)
+	has(w, "many", 0)
+	for _, name := range []string{"none-retain", "none-never"} {
+		if most := census.mostOf(name); most > 0 {
+			t.Errorf("%s, which wants no replica, had %d addresses", name, most)
+		}
+	}
+	w.Invariants()
 }
