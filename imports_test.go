@@ -74,6 +74,8 @@ var direct = []rule{
 	{"agent/podinfo", []string{"agent/state", "agent/chain", "agent/server", "agent/profile"}, "the agent's parts do not know each other"},
 	{"agent/profile", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
 	{"agent/policy", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo", "agent/profile"}, "the agent's parts do not know each other"},
+	{"agent/inspection", []string{"agent", "cni/veth", "cni/vlan", "ipam"}, "an operator's command asks the agent over its socket"},
+	{"agent/linkwatch", []string{"agent", "ipam", "k8s.io/client-go"}, "links are watched without their users"},
 }
 
 // Who may import whom is the architecture; it fails here before it erodes.

@@ -19,6 +19,8 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient"    // requests to the API server
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // queues
+
+	"github.com/berth-dev/berth/agent/inspection"
 )
 
 func main() {
@@ -58,6 +60,6 @@ func newCommand(cleanup *cleanup) *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logging, command.Flags())
-	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup), newInspectCommand(), newProbeCommand(), newPolicyCommand())
+	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup), inspection.NewInspectCommand(), inspection.NewProbeCommand(), inspection.NewPolicyCommand())
 	return command
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/linkwatch"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
@@ -193,7 +194,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	group.Go(func() error { return node.Run(ctx, a) })
 	group.Go(func() error { a.Run(ctx); return nil })
 	group.Go(func() error {
-		return watchUplink(ctx, uplink, reactions{changed: a.Recheck, back: node.VerifySoon, moved: a.AnnounceAll, unshaped: a.Shaper.Soon})
+		return linkwatch.Watch(ctx, uplink, linkwatch.Reactions{Changed: a.Recheck, Back: node.VerifySoon, Moved: a.AnnounceAll, Unshaped: a.Shaper.Soon})
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.

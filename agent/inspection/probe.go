@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package inspection
 
 import (
 	"context"
@@ -24,7 +24,8 @@ type probe struct {
 	vlan           int
 }
 
-func newProbeCommand() *cobra.Command {
+// NewProbeCommand returns the command that asks a network who has addresses.
+func NewProbeCommand() *cobra.Command {
 	p := &probe{socket: api.SocketPath, output: "table"}
 	command := &cobra.Command{
 		Use:   "probe [ADDRESS...]",

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package linkwatch watches the links by which a node's pods are reached: the uplink, the VLAN
+// links on top of it, and the devices of package shaping. It says what happened to them, and
+// changes none.
+package linkwatch
 
 import (
 	"context"
@@ -17,25 +20,26 @@ import (
 // quiet is the wait after the last change of a burst.
 const quiet = 300 * time.Millisecond
 
-// reactions are what the agent does when the uplink, or a VLAN link on top of it, changes,
-// or a device of package shaping.
-type reactions struct {
-	// changed is called after a burst of changes: the kernel drops routes and proxy
+// Reactions are called when the uplink, or a VLAN link on top of it, changes, or a device of
+// package shaping.
+type Reactions struct {
+	// Changed is called after a burst of changes: the kernel drops routes and proxy
 	// entries of a link that goes down or loses its last address, and does not restore
 	// them.
-	changed func(context.Context)
-	// back is called at once when such a link comes up: the node may have been cut off.
-	back func()
-	// moved is called when such a link has another MAC, which neighbours do not know.
-	moved func(context.Context)
-	// unshaped is called when a device went away or down: the packets that were led
+	Changed func(context.Context)
+	// Back is called at once when such a link comes up: the node may have been cut off.
+	Back func()
+	// Moved is called when such a link has another MAC, which neighbours do not know.
+	Moved func(context.Context)
+	// Unshaped is called when a device went away or down: the packets that were led
 	// to it are dropped. It returns at once.
-	unshaped func()
+	Unshaped func()
 }
 
-// watchUplink follows the links until ctx ends. Where the kernel drops events, because
-// they come faster than they are read, it begins anew and acts as if all had changed.
-func watchUplink(ctx context.Context, uplink func() (string, error), r reactions) error {
+// Watch follows the links until ctx ends; uplink returns the name of the uplink. Where the
+// kernel drops events, because they come faster than they are read, it begins anew and acts as
+// if all had changed.
+func Watch(ctx context.Context, uplink func() (string, error), r Reactions) error {
 	for {
 		if err := watchLinks(ctx, uplink, r); err != nil || ctx.Err() != nil {
 			return err
@@ -46,10 +50,10 @@ func watchUplink(ctx context.Context, uplink func() (string, error), r reactions
 			return nil
 		case <-time.After(missedPause):
 		}
-		r.back()
-		r.changed(ctx)
-		r.moved(ctx)
-		r.unshaped()
+		r.Back()
+		r.Changed(ctx)
+		r.Moved(ctx)
+		r.Unshaped()
 	}
 }
 
@@ -61,7 +65,7 @@ const missedPause = time.Second
 const receiveBuffer = 4 << 20
 
 // watchLinks returns nil when events were lost.
-func watchLinks(ctx context.Context, uplink func() (string, error), r reactions) error {
+func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	missed := func(err error) {
@@ -95,7 +99,7 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 				return nil
 			}
 			if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
-				r.unshaped()
+				r.Unshaped()
 			}
 			known.note(u)
 			if !known.leadOut(int(u.Index)) {
@@ -104,12 +108,12 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 			timer.Reset(quiet)
 			running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
 			if running && down[u.Index] {
-				r.back()
+				r.Back()
 			}
 			down[u.Index] = !running
 			mac := u.Attrs().HardwareAddr.String()
 			if before, known := macs[u.Index]; known && before != mac {
-				r.moved(ctx)
+				r.Moved(ctx)
 			}
 			macs[u.Index] = mac
 		case u, ok := <-addrs:
@@ -120,7 +124,7 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r reactions)
 				timer.Reset(quiet)
 			}
 		case <-timer.C:
-			r.changed(ctx)
+			r.Changed(ctx)
 		}
 	}
 }

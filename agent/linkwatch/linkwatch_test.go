@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package linkwatch
 
 import (
 	"context"
@@ -25,7 +25,7 @@ func TestDeviceIsLost(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return watchUplink(ctx, func() (string, error) { return "lo", nil }, reactions{changed: func(context.Context) { changed.Add(1) }, back: func() { back.Add(1) }, moved: nothing, unshaped: func() { lost.Add(1) }})
+			return Watch(ctx, func() (string, error) { return "lo", nil }, Reactions{Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Moved: nothing, Unshaped: func() { lost.Add(1) }})
 		})
 		if err != nil {
 			t.Error(err)
@@ -91,8 +91,8 @@ func TestUplinkIsBack(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		err := host.Try(func() error {
-			return watchUplink(ctx, func() (string, error) { return "eth0", nil }, reactions{
-				changed: func(context.Context) { changed.Add(1) }, back: func() { back.Add(1) }, moved: func(context.Context) {}, unshaped: func() {},
+			return Watch(ctx, func() (string, error) { return "eth0", nil }, Reactions{
+				Changed: func(context.Context) { changed.Add(1) }, Back: func() { back.Add(1) }, Moved: func(context.Context) {}, Unshaped: func() {},
 			})
 		})
 		if err != nil {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package inspection has the commands by which an operator asks the agent of a node: inspect,
+// probe and policy. They ask over the agent's socket and print; they change nothing.
+package inspection
 
 import (
 	"cmp"
@@ -32,7 +34,8 @@ type inspect struct {
 	check          bool
 }
 
-func newInspectCommand() *cobra.Command {
+// NewInspectCommand returns the command that shows the containers of the node.
+func NewInspectCommand() *cobra.Command {
 	i := &inspect{socket: api.SocketPath, output: "table"}
 	command := &cobra.Command{
 		Use:   "inspect [NAMESPACE/POD]",
@@ -143,7 +146,7 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 				pod, id, phase, checked = "", "", "", ""
 			}
 			fmt.Fprintln(table, strings.Join([]string{
-				pod, id, phase, i.Name, cmp.Or(i.Definition, i.Network), cmp.Or(strings.Join(addressesOf(i), ","), "-"), cmp.Or(i.Link, "-"), checked,
+				pod, id, phase, i.Name, cmp.Or(i.Definition, i.Network), cmp.Or(strings.Join(shownAddresses(i), ","), "-"), cmp.Or(i.Link, "-"), checked,
 			}, "\t"))
 		}
 	}
@@ -243,7 +246,7 @@ func shapingLines(s api.InspectedShaping) []string {
 	return lines
 }
 
-func addressesOf(i api.InspectedInterface) []string {
+func shownAddresses(i api.InspectedInterface) []string {
 	var all []string
 	for _, a := range i.FloatingIPs {
 		all = append(all, a.Address.String())

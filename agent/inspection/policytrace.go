@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package inspection
 
 import (
 	"context"
@@ -20,7 +20,8 @@ type policyTrace struct {
 	port                       uint16
 }
 
-func newPolicyCommand() *cobra.Command {
+// NewPolicyCommand returns the command that says what network policies do.
+func NewPolicyCommand() *cobra.Command {
 	command := &cobra.Command{Use: "policy", Short: "Says what network policies do", Args: cobra.NoArgs}
 	command.AddCommand(newPolicyTraceCommand())
 	return command
