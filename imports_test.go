@@ -46,7 +46,6 @@ var rules = []rule{
 	{"ipam/view", []string{"ipam/allocator", "ipam/store"}, "what is seen does not depend on who looks"},
 	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "what workloads are follows from the API server, and not from addresses"},
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
-	{"ipam/ledger", []string{"ipam/allocator", "ipam/store", "ipam/client", "ipam/reclaim"}, "what is kept does not depend on who reads it"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
 	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},

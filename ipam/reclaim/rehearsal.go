@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	appslisters "k8s.io/client-go/listers/apps/v1"
@@ -25,28 +26,29 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/customkind"
-	"github.com/berth-dev/berth/ipam/ledger"
 )
 
 // Caches has the objects of a [Rehearsal] as they were listed. The caller fills them; [Slim]
 // forms are enough. An object that is missing is asked for at the API server where a
 // decision depends on its absence.
 type Caches struct {
-	// There are many of these.
-	FloatingIPs, Pods                                                  *ledger.Ledger
+	// FloatingIPs have the indexes of [NewCaches].
+	FloatingIPs                                                        cache.Indexer
 	IPPools, IPClaims, Namespaces, Nodes                               cache.Indexer
 	StatefulSets, Deployments, ReplicaSets, DaemonSets, Jobs, CronJobs cache.Indexer
+	// pod returns a Pod, or nil if there is none.
+	pod func(key types.NamespacedName) *v1.Pod
 }
 
-// NewCaches returns empty caches. Of pods, annotations of these names are kept beside those
-// that a Rehearsal reads.
-func NewCaches(annotations ...string) *Caches {
+// NewCaches returns empty caches. pod returns a Pod, or nil if there is none; it is called
+// concurrently.
+func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 	empty := func() cache.Indexer {
 		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
 	return &Caches{
-		FloatingIPs: ledger.NewFloatingIPs(cache.Indexers{byPodUID: indexers()[byPodUID], byPurpose: indexByPurpose}),
-		Pods:        ledger.NewPods(nil, append(annotations, v1alpha1.AnnotationFloatingIPs)...),
+		FloatingIPs: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byPodUID: indexers()[byPodUID], byPurpose: indexByPurpose}),
+		pod:         pod,
 		IPPools:     empty(), IPClaims: empty(), Namespaces: empty(), Nodes: empty(),
 		StatefulSets: empty(), Deployments: empty(), ReplicaSets: empty(), DaemonSets: empty(), Jobs: empty(), CronJobs: empty(),
 	}
@@ -54,16 +56,24 @@ func NewCaches(annotations ...string) *Caches {
 
 // Names returns the names of all addresses, in an order in which a [Rehearsal] decides about
 // them with the least work: those that it compares with one another are together.
-func (c *Caches) Names() []string { return c.FloatingIPs.Grouped(byPurpose) }
+func (c *Caches) Names() []string {
+	var names []string
+	for _, purpose := range c.FloatingIPs.ListIndexFuncValues(byPurpose) {
+		keys, _ := c.FloatingIPs.IndexKeys(byPurpose, purpose) // fails without the index only
+		names = append(names, keys...)
+	}
+	return names
+}
 
-// byPurpose is an index of addresses that an owner has for the same purpose.
+// byPurpose is an index of addresses by their owner and its purpose for them; it has
+// addresses without an owner under the empty value.
 const byPurpose = "purpose"
 
 func indexByPurpose(object any) ([]string, error) {
 	if owner := object.(*v1alpha1.FloatingIP).Spec.Owner; owner != nil {
 		return []string{purposeOf(owner).String()}, nil
 	}
-	return nil, nil
+	return []string{""}, nil
 }
 
 // Clients are what a [Rehearsal] reads the API server with.
@@ -108,11 +118,10 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 		kube: clients.Kube, ips: w, pools: clients.Berth.IPPools,
 		index: caches.FloatingIPs, poolsOf: caches.IPPools,
 		cachedPod: func(namespace, name string) (*v1.Pod, error) {
-			object, exists, err := caches.Pods.GetByKey(podKey(namespace, name))
-			if err != nil || !exists {
-				return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
+			if pod := caches.pod(types.NamespacedName{Namespace: namespace, Name: name}); pod != nil {
+				return pod, nil
 			}
-			return object.(*v1.Pod), nil
+			return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
 		},
 		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
 		clocks:     clockings{}, rests: rests{}, deleted: lru.New(1),

@@ -85,7 +85,7 @@ type Report struct {
 	Findings []Finding
 	// Unknown says what could not be found out, and why.
 	Unknown []string
-	// Held are the addresses that pods on nodes have. Each is made anew, to save memory.
+	// Held are the addresses that pods on nodes have.
 	Held iter.Seq[*v1alpha1.FloatingIP]
 	// Addresses, Pods and Pools count what was compared. Pods are those with addresses.
 	Addresses, Pods, Pools int
@@ -132,7 +132,7 @@ func (a *Auditor) Run(ctx context.Context) (*Report, error) {
 	}
 	return &Report{
 		Findings: sorted(suspects), Unknown: unread.texts(), Held: o.held(),
-		Addresses: o.FloatingIPs.Len(), Pods: o.Pods.Len(), Pools: len(o.IPPools.ListKeys()),
+		Addresses: len(o.FloatingIPs.ListKeys()), Pods: len(o.podsByName.ListKeys()), Pools: len(o.IPPools.ListKeys()),
 	}, nil
 }
 

@@ -31,6 +31,8 @@ const annotationNetworks = "k8s.v1.cni.cncf.io/networks"
 // objects are what was listed.
 type objects struct {
 	*reclaim.Caches
+	// podsByName has a pod for each Pod that has to do with addresses.
+	podsByName cache.Store
 	// agents are the agents' pods; nil if they were not asked for.
 	agents cache.Indexer
 	// namespace of Berth's programs.
@@ -39,13 +41,15 @@ type objects struct {
 
 // none returns no objects yet.
 func (a *Auditor) none() *objects {
-	return &objects{Caches: reclaim.NewCaches(annotationNetworks), namespace: a.options.Namespace}
+	o := &objects{podsByName: newPods(), namespace: a.options.Namespace}
+	o.Caches = reclaim.NewCaches(o.pod)
+	return o
 }
 
 // floatingIPs returns all FloatingIPs, one after the other: there may be very many.
 func (o *objects) floatingIPs() iter.Seq[*v1alpha1.FloatingIP] {
 	return func(yield func(*v1alpha1.FloatingIP) bool) {
-		for object := range o.FloatingIPs.All() {
+		for _, object := range o.FloatingIPs.List() {
 			if !yield(object.(*v1alpha1.FloatingIP)) {
 				return
 			}
@@ -61,29 +65,20 @@ func (o *objects) floatingIP(name string) (*v1alpha1.FloatingIP, bool) {
 	return object.(*v1alpha1.FloatingIP), true
 }
 
-// pods returns all pods that have to do with addresses, one after the other.
-func (o *objects) pods() iter.Seq[*v1.Pod] {
-	return func(yield func(*v1.Pod) bool) {
-		for object := range o.Pods.All() {
-			if !yield(object.(*v1.Pod)) {
-				return
-			}
-		}
-	}
-}
-
-func (o *objects) pod(key string) (*v1.Pod, bool) {
-	object, exists, _ := o.Pods.GetByKey(key)
+// pod returns a Pod with the fields that are known; nil if there is none.
+func (o *objects) pod(key types.NamespacedName) *v1.Pod {
+	object, exists, _ := o.podsByName.GetByKey(key.String())
 	if !exists {
-		return nil, false
+		return nil
 	}
-	return object.(*v1.Pod), true
+	return object.(*pod).whole()
 }
 
 // running returns the pods that are bound and not finished.
 func (o *objects) running() iter.Seq[*v1.Pod] {
 	return func(yield func(*v1.Pod) bool) {
-		for pod := range o.pods() {
+		for _, object := range o.podsByName.List() {
+			pod := object.(*pod).whole()
 			if pod.Spec.NodeName != "" && !isFinished(pod) && !pod.Spec.HostNetwork && !yield(pod) {
 				return
 			}
@@ -478,6 +473,6 @@ func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown e
 
 // isLive says whether the pod that an address records is there and not finished.
 func (o *objects) isLive(spec *v1alpha1.FloatingIPSpec) bool {
-	pod, exists := o.pod(types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Pod.Name}.String())
-	return exists && pod.UID == spec.Pod.UID && !isFinished(pod)
+	pod := o.pod(types.NamespacedName{Namespace: spec.Owner.Namespace, Name: spec.Pod.Name})
+	return pod != nil && pod.UID == spec.Pod.UID && !isFinished(pod)
 }

@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/podrequest"
 	"github.com/berth-dev/berth/ipam/reclaim"
 )
 
@@ -26,18 +25,10 @@ import (
 // reading a page leaves several times its size behind.
 const pageSize = 1000
 
-// kept are objects of one kind.
-type kept interface {
-	Add(object any) error
-	Update(object any) error
-	Delete(object any) error
-	GetByKey(key string) (object any, exists bool, err error)
-}
-
 // listed is one kind of objects to list.
 type listed struct {
 	what string
-	into kept
+	into cache.Store
 	page pager.ListPageFunc
 	// slim returns the part of an object to keep; nil to leave it out.
 	slim func(object runtime.Object) any
@@ -49,16 +40,16 @@ func (a *Auditor) read(ctx context.Context) (*objects, error) {
 	first := []listed{
 		{"FloatingIPs", o.FloatingIPs, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Berth.FloatingIPs.List(ctx, options)
-		}), whole},
+		}), slimAddress},
 		{"IPPools", o.IPPools, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Berth.IPPools.List(ctx, options)
 		}), slimOurs},
 		{"IPClaims", o.IPClaims, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Berth.IPClaims(metav1.NamespaceAll).List(ctx, options)
 		}), slimOurs},
-		{"pods", o.Pods, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
+		{"pods", o.podsByName, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
-		}), withAddresses},
+		}), slimPod},
 		{"namespaces", o.Namespaces, pager.SimplePageFunc(func(options metav1.ListOptions) (runtime.Object, error) {
 			return a.clients.Kube.CoreV1().Namespaces().List(ctx, options)
 		}), slim},
@@ -183,16 +174,26 @@ func slim(object runtime.Object) any {
 	return kept
 }
 
-// whole leaves it to a ledger what to keep.
-func whole(object runtime.Object) any { return object }
-
-// withAddresses keeps pods that have to do with addresses. A ledger slims them.
-func withAddresses(object runtime.Object) any {
-	pod := object.(*v1.Pod)
-	if !(podrequest.Reader{Galaxy: true}).Asks(&pod.Spec) && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
-		return nil
+// slimAddress drops the parts of a FloatingIP's metadata that nothing depends on.
+func slimAddress(object runtime.Object) any {
+	ip := object.(*v1alpha1.FloatingIP)
+	spec := &ip.Spec
+	share(&spec.Pool, &spec.Node)
+	share(&spec.ReleasePolicy)
+	if spec.Network != nil {
+		share(&spec.Network.Subnet, &spec.Network.Gateway)
 	}
-	return pod
+	if spec.Owner != nil {
+		share(&spec.Owner.APIVersion, &spec.Owner.Kind, &spec.Owner.Namespace)
+		share(&spec.Owner.NamespaceUID)
+	}
+	return &v1alpha1.FloatingIP{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: ip.Name, UID: ip.UID, ResourceVersion: ip.ResourceVersion, Generation: ip.Generation,
+			CreationTimestamp: ip.CreationTimestamp, DeletionTimestamp: ip.DeletionTimestamp,
+		},
+		Spec: ip.Spec, Status: ip.Status,
+	}
 }
 
 func slimNode(object runtime.Object) any {
@@ -245,14 +246,14 @@ func (r *renewal) object(object Object) error {
 	r.done[key] = true
 	kube, berth := r.clients.Kube, r.clients.Berth
 	var (
-		into  kept
+		into  cache.Store
 		found runtime.Object
 		err   error
 		keep  = slim
 	)
 	switch object.Kind {
 	case "FloatingIP":
-		into, keep = r.o.FloatingIPs, whole
+		into, keep = r.o.FloatingIPs, slimAddress
 		before, exists := r.o.floatingIP(object.Name)
 		found, err = got(berth.FloatingIPs.Get(r.ctx, object.Name, metav1.GetOptions{}))
 		if exists && before.Spec.Owner != nil && (err == nil || apierrors.IsNotFound(err)) {
@@ -265,7 +266,7 @@ func (r *renewal) object(object Object) error {
 		into, keep = r.o.IPPools, slimOurs
 		found, err = got(berth.IPPools.Get(r.ctx, object.Name, metav1.GetOptions{}))
 	case "Pod":
-		into, keep = r.o.Pods, withAddresses
+		into, keep = r.o.podsByName, slimPod
 		if r.isAgent(object) {
 			return nil // renewed with the agents
 		}
@@ -337,7 +338,7 @@ func (r *renewal) addresses(selector fields.Selector, are func(*v1alpha1.Floatin
 	pages.PageSize = pageSize
 	err := pages.EachListItem(r.ctx, metav1.ListOptions{FieldSelector: selector.String()}, func(object runtime.Object) error {
 		there[object.(*v1alpha1.FloatingIP).Name] = true
-		return r.o.FloatingIPs.Update(object)
+		return r.o.FloatingIPs.Update(slimAddress(object))
 	})
 	if err != nil {
 		return fmt.Errorf("list FloatingIPs with %s: %w", selector, err)

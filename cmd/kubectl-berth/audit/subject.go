@@ -57,7 +57,9 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 		case err != nil:
 			return nil, fmt.Errorf("get pod %s/%s: %w", spec.Owner.Namespace, spec.Pod.Name, err)
 		default:
-			err = o.Pods.Add(s.Pod)
+			if slim := slimPod(s.Pod); slim != nil {
+				err = o.podsByName.Add(slim)
+			}
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, err

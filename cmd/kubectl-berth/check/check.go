@@ -102,8 +102,7 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Pages of lists are most of the garbage, and soon gone; what is kept of them has few
-	// pointers, so that cleaning often costs little.
+	// Pages of lists are most of the garbage, and soon gone.
 	debug.SetGCPercent(gcPercent)
 	said := progress{out: o.ErrOut, began: time.Now()}
 	auditor, err := audit.ForConfig(config, audit.Options{Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: said.count})
