@@ -139,6 +139,17 @@ func (x *Index) SetPolicies(policies Policies) {
 	}
 }
 
+// HasPolicies returns whether there is any policy.
+func (x *Index) HasPolicies() bool { return len(x.network)+len(x.clusters) > 0 }
+
+// HasPolicy returns whether there is a policy of the name. ClusterNetworkPolicies have no namespace.
+func (x *Index) HasPolicy(name types.NamespacedName) bool {
+	if name.Namespace == "" {
+		return x.clusters[name.Name] != nil
+	}
+	return x.network[name] != nil
+}
+
 // SetNetworkPolicy adds a policy or replaces the one of its name.
 func (x *Index) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	next := readNetworkPolicy(p)
@@ -396,6 +407,22 @@ func (x *Index) SetLocal(given Local) {
 	x.locals[given.UID] = l
 	if l.present {
 		x.member(l.pod, (*collection).add)
+	}
+}
+
+// SetLocals makes these the pods of this node, all of them.
+func (x *Index) SetLocals(all []Local) {
+	now := map[types.UID]bool{}
+	for _, l := range all {
+		now[l.UID] = true
+	}
+	for uid := range x.locals {
+		if !now[uid] {
+			x.DeleteLocal(uid)
+		}
+	}
+	for _, l := range all {
+		x.SetLocal(l)
 	}
 }
 

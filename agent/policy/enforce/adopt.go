@@ -27,12 +27,12 @@ type connection struct {
 // between. Where it fails, such connections may survive a policy that forbids them, and nothing else.
 func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopted {
 	e.mu.Lock()
-	t := e.targets[key]
-	containers := map[string]string{}
+	t, _ := e.target(key)
+	namespaces := map[string]string{}
 	direct := map[string]map[netip.Addr]string{}
-	for id, c := range e.containers {
-		if c.NetNS != "" && (key == nodeKey || id == key) {
-			containers[id], direct[id] = c.NetNS, e.places[id].Addresses
+	for c := range e.live() {
+		if c.NetNS != "" && (key == nodeKey || c.ID == key) {
+			namespaces[c.ID], direct[c.ID] = c.NetNS, c.place.Addresses
 		}
 	}
 	e.mu.Unlock()
@@ -41,7 +41,7 @@ func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopte
 	}
 	now := adopted{}
 	var found []socket.Connection
-	for id, netns := range containers {
+	for id, netns := range namespaces {
 		some, err := e.Kernel.Connections(netns)
 		if err != nil && !isGone(err) {
 			klog.FromContext(ctx).Error(err, "Cannot find the connections that are older than their network policies: these may survive a policy that forbids them", "containerID", id)
@@ -90,7 +90,7 @@ func (e *Enforcer) showBridge(ctx context.Context, bridge string) error {
 	defer e.mu.Unlock()
 	e.bridges[bridge] = err
 	if !shown && err == nil {
-		e.targets[nodeKey].open = true
+		e.node.open = true
 		e.queue.Add(nodeKey)
 	}
 	return err

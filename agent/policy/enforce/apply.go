@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"net/netip"
 	"time"
 
@@ -53,6 +54,9 @@ type target struct {
 	news chan struct{}
 }
 
+// isClean returns whether the kernel is known to have no table.
+func (t *target) isClean() bool { return t.written != nil && isEmpty(t.written) }
+
 // isEmpty returns whether a ruleset lets everything pass.
 func isEmpty(rs *ruleset.Ruleset) bool { return rs == nil || len(rs.Chains) == 0 }
 
@@ -62,54 +66,69 @@ func isGone(err error) bool {
 	return errors.As(err, &missing) || errors.Is(err, place.ErrNoNamespace) || errors.Is(err, fs.ErrNotExist)
 }
 
+// targets yields all targets by their keys. The caller holds the lock.
+func (e *Enforcer) targets() iter.Seq2[string, *target] {
+	return func(yield func(string, *target) bool) {
+		if !yield(nodeKey, e.node) {
+			return
+		}
+		for id, c := range e.containers {
+			if c.target != nil && !yield(id, c.target) {
+				return
+			}
+		}
+	}
+}
+
+// target returns the target of a key, and the place of its container; nil where there is none. The caller
+// holds the lock.
+func (e *Enforcer) target(key string) (*target, place.Place) {
+	if key == nodeKey {
+		return e.node, place.Place{}
+	}
+	c := e.containers[key]
+	if c == nil {
+		return nil, place.Place{}
+	}
+	return c.target, c.place
+}
+
 // enqueue has all tables written, as far as they change. Most pods have none. What failed comes again
 // by itself, after its wait.
 func (e *Enforcer) enqueue() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for key, t := range e.targets {
-		if t.err != nil {
-			continue
-		}
-		if key == nodeKey || t.check || t.written == nil || !isEmpty(t.written) || len(e.places[key].Direct) > 0 {
-			e.queue.Add(key)
+	if e.node.err == nil {
+		e.queue.Add(nodeKey)
+	}
+	for id, c := range e.containers {
+		if t := c.target; t != nil && t.err == nil && (t.check || !t.isClean() || len(c.place.Direct) > 0) {
+			e.queue.Add(id)
 		}
 	}
 }
 
-// prune makes targets of containers that have a namespace, and ends those of others.
-func (e *Enforcer) prune() {
+// ensureTargets makes the targets of the containers that have a namespace.
+func (e *Enforcer) ensureTargets() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for id, c := range e.containers {
-		e.ensureTarget(id, c, false)
-	}
-	for id, t := range e.targets {
-		if _, there := e.containers[id]; id != nodeKey && !there && !t.gone {
-			t.gone = true
-			e.queue.Add(id)
-		}
-	}
-	for id := range e.places {
-		if _, there := e.containers[id]; !there {
-			delete(e.places, id)
-		}
+	for c := range e.live() {
+		e.ensureTarget(c, false)
 	}
 }
 
 // ensureTarget makes the target of a container; isNew says that nobody made a table in its
 // namespace before this agent. The caller holds the lock.
-func (e *Enforcer) ensureTarget(id string, c Container, isNew bool) {
-	before := e.targets[id]
-	if c.NetNS == "" || before != nil && !before.gone && before.netns == c.NetNS && before.uid == types.UID(c.Pod.UID) {
+func (e *Enforcer) ensureTarget(c *container, isNew bool) {
+	before := c.target
+	if c.NetNS == "" || before != nil && !before.gone && before.netns == c.NetNS && before.uid == c.uid() {
 		return
 	}
-	t := &target{table: e.Kernel.Table(c.NetNS), netns: c.NetNS, uid: types.UID(c.Pod.UID)}
-	if isNew && (before == nil || before.written != nil && isEmpty(before.written)) {
-		t.written = &ruleset.Ruleset{}
+	c.target = &target{table: e.Kernel.Table(c.NetNS), netns: c.NetNS, uid: c.uid()}
+	if isNew && (before == nil || before.isClean()) {
+		c.target.written = &ruleset.Ruleset{}
 	}
-	e.targets[id] = t
-	e.queue.Add(id)
+	e.queue.Add(c.ID)
 }
 
 // work writes tables until the queue is shut down.
@@ -129,53 +148,92 @@ func (e *Enforcer) work(ctx context.Context) {
 	}
 }
 
+// job is one try to write a target.
+type job struct {
+	*target
+	key string
+	// version is that of the index that has want.
+	version uint64
+	want    *ruleset.Ruleset
+	// What the target was when the try began.
+	written     *ruleset.Ruleset
+	check, gone bool
+	// direct are the addresses of a pod whose packets the target sees, with their interfaces.
+	direct map[netip.Addr]string
+}
+
 // write makes the table of a target what the index says. One worker at a time does so for a key.
 func (e *Enforcer) write(ctx context.Context, key string) error {
+	j := e.start(key)
+	if j == nil {
+		return nil
+	}
+	began := time.Now()
+	restored, err := e.bring(ctx, j)
+	if j.want != j.written || err != nil {
+		e.Metrics.applied(err, time.Since(began))
+	}
+	open, wait := e.finish(j, restored, err)
+	switch {
+	case !open:
+		return err
+	case wait > 0:
+		e.queue.AddAfter(key, wait)
+		return nil
+	case key == nodeKey:
+		return e.endConnections(ctx, j.target, addressesOf(j.want))
+	default:
+		return e.endConnections(ctx, j.target, j.direct)
+	}
+}
+
+// start returns the job of a key, nil where the key has no target any more.
+func (e *Enforcer) start(key string) *job {
+	j := &job{key: key}
 	e.mu.Lock()
-	t := e.targets[key]
-	if t == nil {
+	if j.target, _ = e.target(key); j.target == nil {
 		e.mu.Unlock()
 		return nil
 	}
-	netns, uid, gone := t.netns, t.uid, t.gone
+	j.gone = j.target.gone
 	e.mu.Unlock()
-
-	var version uint64
-	var want *ruleset.Ruleset
 	e.Objects.Do(func() {
-		version = e.version
+		j.version = e.version
 		switch {
-		case gone:
+		case j.gone:
 		case key == nodeKey:
-			want = e.index.Node()
+			j.want = e.index.Node()
 		default:
-			want = e.index.Pod(uid)
+			j.want = e.index.Pod(j.uid)
 		}
 	})
 	e.mu.Lock()
-	check, written, direct := t.check, t.written, e.places[key].Addresses
-	t.check = false
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	j.check, j.written = j.target.check, j.target.written
+	j.target.check = false
+	_, p := e.target(key)
+	j.direct = p.Addresses
+	return j
+}
 
-	began := time.Now()
-	restored, err := e.bring(ctx, key, t.table, netns, written, want, check)
-	if want != written || err != nil {
-		e.Metrics.applied(err, time.Since(began))
-	}
-
+// finish notes the outcome of a try. It returns whether connections may be open that are forbidden now, and
+// for how long they are not looked at.
+func (e *Enforcer) finish(j *job, restored bool, err error) (open bool, wait time.Duration) {
 	e.mu.Lock()
-	t.tried = version
+	defer e.mu.Unlock()
+	t := j.target
+	t.tried = j.version
 	if err == nil {
-		t.open = (t.open || restored || want != t.written) && !isEmpty(want)
-		if check || t.written == nil || isEmpty(t.written) {
+		t.open = (t.open || restored || j.want != t.written) && !isEmpty(j.want)
+		if j.check || t.written == nil || isEmpty(t.written) {
 			t.compared = time.Now()
 		}
-		t.written, t.version = want, version
-		if want == nil {
+		t.written, t.version = j.want, j.version
+		if j.want == nil {
 			t.written = &ruleset.Ruleset{}
 		}
-		if gone && e.targets[key] == t {
-			delete(e.targets, key)
+		if j.gone {
+			e.forget(j)
 		}
 	} else {
 		t.check = true
@@ -188,18 +246,19 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 		close(t.news)
 		t.news = nil
 	}
-	open, wait := t.open && err == nil, time.Until(t.quiet)
-	e.mu.Unlock()
-	switch {
-	case !open:
-		return err
-	case wait > 0:
-		e.queue.AddAfter(key, wait)
-		return nil
-	case key == nodeKey:
-		return e.endConnections(ctx, t, addressesOf(want))
-	default:
-		return e.endConnections(ctx, t, direct)
+	return t.open && err == nil, time.Until(t.quiet)
+}
+
+// forget drops a target whose table is removed, and its container unless that is there again. The
+// caller holds the lock.
+func (e *Enforcer) forget(j *job) {
+	c := e.containers[j.key]
+	if c == nil || c.target != j.target {
+		return
+	}
+	c.target = nil
+	if c.phase == going {
+		delete(e.containers, j.key)
 	}
 }
 
@@ -244,18 +303,20 @@ func addressesOf(rs *ruleset.Ruleset) map[netip.Addr]string {
 	return all
 }
 
-// bring makes the kernel's table of one ruleset that of another. It returns whether another program
-// had changed it, so that connections may have begun that it forbids.
-func (e *Enforcer) bring(ctx context.Context, key string, of Table, netns string, written, want *ruleset.Ruleset, check bool) (restored bool, err error) {
+// bring replaces the ruleset in the kernel. It returns whether another program had changed it, so
+// that connections may have begun that it forbids.
+func (e *Enforcer) bring(ctx context.Context, j *job) (restored bool, err error) {
+	isNew := j.written == nil || isEmpty(j.written)
 	switch {
-	case isEmpty(want) && written != nil && isEmpty(written):
+	case isEmpty(j.want) && isNew && j.written != nil:
 		return false, nil
-	case want == written && !check:
+	case j.want == j.written && !j.check:
 		return false, nil
 	}
-	if netns != "" {
+	inPod := j.netns != ""
+	if inPod {
 		// A path that leads to the node's namespace is one that is gone.
-		isNode, err := e.Kernel.IsNode(netns)
+		isNode, err := e.Kernel.IsNode(j.netns)
 		if isNode || isGone(err) {
 			return false, nil
 		}
@@ -263,36 +324,36 @@ func (e *Enforcer) bring(ctx context.Context, key string, of Table, netns string
 			return false, err
 		}
 	}
-	if isEmpty(want) {
-		return false, of.Remove(ctx)
+	if isEmpty(j.want) {
+		return false, j.table.Remove(ctx)
 	}
-	// A table has the kernel track connections; without one it may not.
-	isNew := written == nil || isEmpty(written)
-	if check && !isNew {
-		switch err := of.Verify(ctx); {
-		case netns != "" && isGone(err):
+	if j.check && !isNew {
+		switch err := j.table.Verify(ctx); {
+		case inPod && isGone(err):
 			return false, nil
 		case errors.Is(err, table.ErrChanged):
-			klog.FromContext(ctx).Info("Another program changed the rules of network policies, puts them back", "namespace", netns, "err", err)
+			klog.FromContext(ctx).Info("Another program changed the rules of network policies, puts them back", "namespace", j.netns, "err", err)
 			restored = true
 		case err != nil:
 			return false, err
-		case want == written:
+		case j.want == j.written:
 			return false, nil
 		}
 	}
+	// A table has the kernel track connections; without one it may not.
+	tracks := !isNew && !restored
 	var before adopted
-	if isNew || restored {
-		before = e.adopt(ctx, key, nil)
+	if !tracks {
+		before = e.adopt(ctx, j.key, nil)
 	}
 	fault.Point("policy/apply")
-	err = of.Apply(ctx, want)
-	if netns != "" && isGone(err) {
+	err = j.table.Apply(ctx, j.want)
+	if inPod && isGone(err) {
 		return false, nil
 	}
 	fault.Point("policy/applied")
-	if err == nil && (isNew || restored) {
-		e.adopt(ctx, key, before)
+	if err == nil && !tracks {
+		e.adopt(ctx, j.key, before)
 	}
 	return restored, err
 }
@@ -301,8 +362,8 @@ func (e *Enforcer) bring(ctx context.Context, key string, of Table, netns string
 func (e *Enforcer) wait(ctx context.Context, key string, version uint64) error {
 	for {
 		e.mu.Lock()
-		t := e.targets[key]
-		hasNone := t != nil && key != nodeKey && t.written != nil && isEmpty(t.written) && len(e.places[key].Direct) == 0
+		t, p := e.target(key)
+		hasNone := t != nil && key != nodeKey && t.isClean() && len(p.Direct) == 0
 		if t == nil || hasNone || t.written != nil && t.version >= version {
 			e.mu.Unlock()
 			return nil

@@ -9,8 +9,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-
-	"github.com/berth-dev/berth/agent/policy/place"
 )
 
 // foreignSettle is when the interfaces of another program are looked for, after its ADD of the
@@ -39,26 +37,34 @@ func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
 	if c.Foreign || !e.governs(c) {
 		return nil
 	}
-	e.mu.Lock()
-	e.closed[c.ID] = true
-	e.mu.Unlock()
+	e.setClosed(c, true)
 	return e.Kernel.Close(c.NetNS)
 }
 
-// open opens the gate of a container where Prepare closed it. The pod may be governed no more.
-func (e *Enforcer) open(c Container) error {
+// setClosed notes whether the gate of a container in an ADD is closed.
+func (e *Enforcer) setClosed(told Container, closed bool) {
 	e.mu.Lock()
-	closed := e.closed[c.ID]
+	defer e.mu.Unlock()
+	c := e.containers[told.ID]
+	if c == nil {
+		c = e.enter(told, adding)
+	}
+	c.closed = closed
+}
+
+// open opens the gate of a container where Prepare closed it. The pod may be governed no more.
+func (e *Enforcer) open(told Container) error {
+	e.mu.Lock()
+	c := e.containers[told.ID]
+	closed := c != nil && c.closed
 	e.mu.Unlock()
 	if !closed {
 		return nil
 	}
-	if err := e.Kernel.Open(c.NetNS); err != nil {
+	if err := e.Kernel.Open(told.NetNS); err != nil {
 		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.closed, c.ID)
+	e.setClosed(told, false)
 	return nil
 }
 
@@ -113,38 +119,24 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 // lookAgain has the place of a container found again.
 func (e *Enforcer) lookAgain(id string) {
 	e.mu.Lock()
-	delete(e.places, id)
+	if c := e.containers[id]; c != nil {
+		c.placed = false
+	}
 	e.mu.Unlock()
 	e.Soon()
 }
 
-// note remembers a container of an ADD with its place, which is nil where it is to be found.
-func (e *Enforcer) note(c Container, p *place.Place) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.attached[c.Pod.UID], e.attached[c.Pod.Identity()] = true, true
-	c.attaching = true
-	e.containers[c.ID], e.attaching[c.ID] = c, c
-	delete(e.complete, c.ID)
-	if p == nil {
-		delete(e.places, c.ID)
-	} else {
-		e.places[c.ID] = *p
-	}
-	e.ensureTarget(c.ID, c, true)
-}
-
 // governs returns whether policies select the pod.
 func (e *Enforcer) governs(c Container) (governs bool) {
-	e.Objects.Do(func() { governs = e.index.Governs(types.UID(c.Pod.UID)) })
+	e.Objects.Do(func() { governs = e.index.Governs(c.uid()) })
 	return governs
 }
 
 // Attached says that the ADD of a container is complete: it is among the listed ones from now on.
 func (e *Enforcer) Attached(id string) {
 	e.mu.Lock()
-	if _, known := e.attaching[id]; known {
-		e.complete[id] = true
+	if c := e.containers[id]; c != nil && c.phase == adding {
+		c.phase = added
 	}
 	e.mu.Unlock()
 	e.Soon()
@@ -153,9 +145,12 @@ func (e *Enforcer) Attached(id string) {
 // Detached says that the network of a container is gone, or will never be complete.
 func (e *Enforcer) Detached(id string) {
 	e.mu.Lock()
-	delete(e.attaching, id)
-	delete(e.complete, id)
-	delete(e.closed, id)
+	if c := e.containers[id]; c != nil {
+		c.closed = false
+		if c.inADD() {
+			c.phase = listed
+		}
+	}
 	e.mu.Unlock()
 	e.Soon()
 }
@@ -163,7 +158,7 @@ func (e *Enforcer) Detached(id string) {
 // Forget says that the network of a pod is gone whose containers are not known.
 func (e *Enforcer) Forget(uid string) {
 	e.mu.Lock()
-	e.attached[uid] = true
+	e.recorded[uid] = true
 	e.mu.Unlock()
 	e.Soon()
 }

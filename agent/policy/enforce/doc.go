@@ -11,6 +11,12 @@
 // target is written is written next, all at once, one target never by two at a time, and what
 // fails is tried again. A ruleset that is the same pointer as before costs nothing.
 //
+// # The life of a container
+//
+// One state holds all that is known of a container. An ADD tells it, and until a listing begins after the
+// end of the ADD, listings do not count: they may be older. From then on listings say what it is. When no
+// listing has it any more, it is going: it counts for nothing, and is forgotten when its table is removed.
+//
 // # ADD
 //
 // Prepare comes before the first interface of a container and closes the gate of a pod that
@@ -22,7 +28,7 @@
 //
 // The rules in the kernel stand until all policies, all that they need and all pods of the node are
 // known; then each table is replaced in one transaction. Pods that run without a record, because the
-// record was lost or an earlier version attached them, are taken from the API.
+// record was lost, are taken from the API.
 //
 // # Locks
 //

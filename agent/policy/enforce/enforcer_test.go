@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,10 +39,11 @@ func TestLocals(t *testing.T) {
 		"again": {Pod: db, ID: "again", NetNS: "/n/again", Addresses: addresses("10.0.0.3")},
 		"pod/3": {Pod: api.Pod{Namespace: "shop", Name: "lost", UID: "3"}, ID: "pod/3", Addresses: addresses("10.0.0.3", "10.0.0.4")},
 	}
-	taker := Container{Pod: api.Pod{Namespace: "shop", Name: "taker", UID: "4"}, ID: "taker", NetNS: "/n/taker", Addresses: addresses("10.0.0.7"), attaching: true}
-	all["taker"] = taker
+	taker := Container{Pod: api.Pod{Namespace: "shop", Name: "taker", UID: "4"}, ID: "taker", NetNS: "/n/taker", Addresses: addresses("10.0.0.7")}
 	all["holder"] = Container{Pod: web, ID: "holder", NetNS: "/n/holder", Addresses: addresses("10.0.0.7")}
 	places := map[string]place.Place{"old": {Direct: []string{"net1"}}, "again": {Direct: []string{"net1", "eth0"}}}
+	states := []*container{{Container: Container{Pod: db, ID: "left", Addresses: addresses("10.0.0.5")}, phase: going}}
+	states = append(states, &container{Container: taker, phase: adding})
 	name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: n} }
 	want := map[types.UID]policy.Local{
 		"1": {NamespacedName: name("db"), UID: "1", Addresses: addresses("10.0.0.3", "10.0.0.9"), Direct: []string{"eth0", "net1"}},
@@ -49,8 +51,11 @@ func TestLocals(t *testing.T) {
 		"4": {NamespacedName: name("taker"), UID: "4", Addresses: addresses("10.0.0.7")},
 		"3": {NamespacedName: name("lost"), UID: "3", Addresses: addresses("10.0.0.4")},
 	}
+	for id, c := range all {
+		states = append(states, &container{Container: c, place: places[id]})
+	}
 	got := map[types.UID]policy.Local{}
-	for _, l := range localsOf(all, places) {
+	for _, l := range localsOf(slices.Values(states)) {
 		got[l.UID] = l
 	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
@@ -69,13 +74,13 @@ func TestUnrecorded(t *testing.T) {
 		listed []Container
 		want   int
 	}{{[]Container{running}, 1}, {[]Container{recorded, running}, 1}, {[]Container{running}, 0}, {nil, 0}, {[]Container{running}, 1}} {
-		e.list(step.listed, nil)
+		e.list(step.listed)
 		if len(e.containers) != step.want {
 			t.Errorf("step %d: %d containers, want %d: %v", i, len(e.containers), step.want, e.containers)
 		}
 	}
 	e.Forget(lost.UID)
-	e.list([]Container{running}, nil)
+	e.list([]Container{running})
 	if len(e.containers) != 0 {
 		t.Errorf("a pod whose network is gone counts: %v", e.containers)
 	}
@@ -168,7 +173,7 @@ func TestTell(t *testing.T) {
 	db := w.newPod("db", "10.1.0.1")
 	w.add(db, "routed")
 	w.enforcer.mu.Lock()
-	w.enforcer.places[db.ID] = place.Place{Unseen: []string{"eth0"}}
+	w.enforcer.containers[db.ID].place = place.Place{Unseen: []string{"eth0"}}
 	w.enforcer.mu.Unlock()
 	broken := allow("broken", "db")
 	broken.Spec.PodSelector.MatchLabels = map[string]string{"a b": "c"}
@@ -248,19 +253,51 @@ func TestListDuringADD(t *testing.T) {
 	has := func() int { return len(e.containers[c.ID].Addresses) }
 	e.note(c, nil)
 	e.Attached(c.ID)
-	if e.list([]Container{early}, nil); has() != 1 {
+	if e.list([]Container{early}); has() != 1 {
 		t.Error("a listing of before the end of the ADD took the pod's address")
 	}
-	if e.list([]Container{c}, []string{c.ID}); has() != 1 || len(e.attaching) > 0 {
-		t.Errorf("after the ADD: %v, attaching %v", e.containers, e.attaching)
+	e.settle()
+	if e.list([]Container{c}); has() != 1 || e.containers[c.ID].phase != listed {
+		t.Errorf("after the ADD: %+v", e.containers[c.ID])
 	}
-	// A second ADD of the container, after the listing began.
-	e.note(c, nil)
-	if e.list([]Container{early}, []string{c.ID}); has() != 1 {
-		t.Error("a listing of before a second ADD took the pod's address")
+	// A second ADD of the container begins after the listing began, and may end before the listing ends.
+	for _, ends := range []bool{false, true} {
+		e.settle()
+		e.note(c, nil)
+		if ends {
+			e.Attached(c.ID)
+		}
+		if e.list([]Container{early}); has() != 1 {
+			t.Errorf("a listing of before a second ADD took the pod's address; the ADD has ended: %t", ends)
+		}
 	}
 	e.Detached(c.ID)
-	if e.list(nil, nil); len(e.containers) > 0 {
-		t.Errorf("after a failed ADD: %v", e.containers)
+	if e.list(nil); e.containers[c.ID].phase != going {
+		t.Errorf("after a failed ADD: %+v", e.containers[c.ID])
+	}
+}
+
+// A container goes with its table, and one that comes back meanwhile stays.
+func TestGoing(t *testing.T) {
+	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
+	c := Container{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "1"}, ID: "c/eth0", NetNS: "/run/none", Addresses: addresses("10.0.0.1")}
+	for _, comesBack := range []bool{false, true} {
+		e.list([]Container{c})
+		e.ensureTargets()
+		e.list(nil)
+		j := e.start(c.ID)
+		if j == nil || !j.gone {
+			t.Fatalf("the job of a container that goes is %+v", j)
+		}
+		if comesBack {
+			e.list([]Container{c})
+			e.ensureTargets()
+		}
+		if _, _ = e.finish(j, false, nil); (e.containers[c.ID] != nil) != comesBack {
+			t.Errorf("the container is known: %t, want %t", !comesBack, comesBack)
+		}
+	}
+	if s := e.containers[c.ID]; s.phase != listed || s.target == nil || s.target.gone || s.target.written != nil {
+		t.Errorf("a container that came back is %+v, its table %+v", s, s.target)
 	}
 }

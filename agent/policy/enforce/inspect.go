@@ -56,7 +56,7 @@ func (e *Enforcer) summarize() summary {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for key, t := range e.targets {
+	for key, t := range e.targets() {
 		if t.err != nil {
 			s.failing++
 			name := "the node"
@@ -91,16 +91,13 @@ func (e *Enforcer) Inspect() *api.InspectedPolicies {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, c := range e.containers {
-		if text := e.problems[uidOf(c)]; text != "" {
-			in.Unenforced = append(in.Unenforced, c.Pod.String()+": "+text)
-		}
+	for pod, text := range e.unenforced() {
+		in.Unenforced = append(in.Unenforced, pod.String()+": "+text)
 	}
-	for p := range e.policyProblems {
+	for p := range e.problems {
 		in.Problems = append(in.Problems, fmt.Sprintf("%s %s: %s", p.Kind, p.NamespacedName, p.Text))
 	}
 	slices.Sort(in.Unenforced)
-	in.Unenforced = slices.Compact(in.Unenforced)
 	slices.SortFunc(in.Problems, cmp.Compare[string])
 	return in
 }

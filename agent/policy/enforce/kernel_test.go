@@ -109,7 +109,11 @@ func (m *memory) Wait(ctx context.Context) error {
 }
 
 func (m *memory) Ensure(context.Context, types.NamespacedName, types.UID) error { return nil }
-func (m *memory) Held() cluster.Held                                            { return cluster.Held{Pods: len(m.pods)} }
+
+func (m *memory) Held() (held cluster.Held) {
+	m.Do(func() { held.Pods = len(m.pods) })
+	return held
+}
 
 // onNode is the kernel of a test's node.
 type onNode struct {

@@ -94,7 +94,7 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	}
 	gauge(comparedDesc, time.Since(s.compared).Seconds())
 	c.e.mu.Lock()
-	unenforced := len(c.e.problems)
+	unenforced := len(c.e.unenforced())
 	c.e.mu.Unlock()
 	gauge(unenforcedDesc, float64(unenforced))
 	gauge(policiesDesc, float64(held.NetworkPolicies), "NetworkPolicy")
@@ -157,7 +157,7 @@ func (r *readings) forget(isGone func(counted) bool) {
 func (e *Enforcer) packets(ctx context.Context) map[counted]uint64 {
 	tables := map[*target]*ruleset.Ruleset{}
 	e.mu.Lock()
-	for _, t := range e.targets {
+	for _, t := range e.targets() {
 		if !isEmpty(t.written) {
 			tables[t] = t.written
 		}
@@ -178,7 +178,7 @@ func (e *Enforcer) packets(ctx context.Context) map[counted]uint64 {
 	}
 	e.Objects.Do(func() {
 		e.readings.forget(func(about counted) bool {
-			return about.name != "" && !e.policies[types.NamespacedName{Namespace: about.namespace, Name: about.name}]
+			return about.name != "" && !e.index.HasPolicy(types.NamespacedName{Namespace: about.namespace, Name: about.name})
 		})
 	})
 	return e.readings.add(now, func(t *target) bool { return tables[t] != nil })

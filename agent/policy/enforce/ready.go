@@ -20,7 +20,7 @@ func (e *Enforcer) Ready() error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.targets[nodeKey].err; err != nil {
+	if err := e.node.err; err != nil {
 		return fmt.Errorf("the network policies in the kernel are not up to date: %w", err)
 	}
 	return nil

@@ -4,7 +4,6 @@ package enforce
 
 import (
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/types"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy"
@@ -20,36 +19,31 @@ func (s *sink) changed() {
 	s.enqueue()
 }
 
-// policy notes that there is a policy, or that it is gone. Nothing is known of the places of
-// pods while there is none.
-func (s *sink) policy(name types.NamespacedName, is bool) {
-	if is {
-		s.policies[name] = true
-	} else {
-		delete(s.policies, name)
-	}
+// changedPolicy notes a change of a policy. The containers are listed again, because the places of
+// pods are not known while there is no policy.
+func (s *sink) changedPolicy() {
 	s.Soon()
 	s.changed()
 }
 
 func (s *sink) SetNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	s.index.SetNetworkPolicy(p)
-	s.policy(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, true)
+	s.changedPolicy()
 }
 
 func (s *sink) DeleteNetworkPolicy(namespace, name string) {
 	s.index.DeleteNetworkPolicy(namespace, name)
-	s.policy(types.NamespacedName{Namespace: namespace, Name: name}, false)
+	s.changedPolicy()
 }
 
 func (s *sink) SetClusterPolicy(p *policyv1alpha2.ClusterNetworkPolicy) {
 	s.index.SetClusterPolicy(p)
-	s.policy(types.NamespacedName{Name: p.Name}, true)
+	s.changedPolicy()
 }
 
 func (s *sink) DeleteClusterPolicy(name string) {
 	s.index.DeleteClusterPolicy(name)
-	s.policy(types.NamespacedName{Name: name}, false)
+	s.changedPolicy()
 }
 
 func (s *sink) SetNamespace(name string, labels map[string]string) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -39,18 +40,18 @@ const action = "EnforceNetworkPolicy"
 
 // showBridges has the bridges of pods that policies select show their packets.
 func (e *Enforcer) showBridges(ctx context.Context) {
-	e.mu.Lock()
-	all := maps.Clone(e.containers)
-	places := maps.Clone(e.places)
-	e.mu.Unlock()
 	used := map[string]bool{}
-	for id, c := range all {
-		if p := places[id]; len(p.Bridges) > 0 && e.governs(c) {
-			for _, bridge := range p.Bridges {
-				used[bridge] = true
+	e.Objects.Do(func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for c := range e.live() {
+			if len(c.place.Bridges) > 0 && e.index.Governs(c.uid()) {
+				for _, bridge := range c.place.Bridges {
+					used[bridge] = true
+				}
 			}
 		}
-	}
+	})
 	for bridge := range used {
 		if err := e.showBridge(ctx, bridge); err != nil {
 			klog.FromContext(ctx).Error(err, "Pods of a bridge may reach each other whatever their network policies say", "bridge", bridge)
@@ -72,63 +73,71 @@ func (e *Enforcer) showBridgesOf(ctx context.Context, p place.Place) error {
 // tell records events about pods whose policies are not enforced, and about policies with problems,
 // each once while it lasts.
 func (e *Enforcer) tell(ctx context.Context) {
-	e.mu.Lock()
-	all := slices.Collect(maps.Values(e.containers))
-	e.mu.Unlock()
 	governed := map[types.UID]bool{}
 	namespaces := map[string]bool{}
 	var found []policy.Problem
 	e.Objects.Do(func() {
-		for _, c := range all {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for c := range e.live() {
 			namespaces[c.Pod.Namespace] = true
-			if e.index.Governs(types.UID(c.Pod.UID)) {
-				governed[types.UID(c.Pod.UID)] = true
+			if e.index.Governs(c.uid()) {
+				governed[c.uid()] = true
 			}
 		}
 		found = e.index.Problems()
 	})
-	e.mu.Lock()
-	now := map[types.UID]string{}
-	for _, c := range all {
-		if uid := types.UID(c.Pod.UID); governed[uid] {
-			if text := e.unenforced(c); text != "" && !strings.Contains(now[uid], text) {
-				now[uid] = strings.Trim(now[uid]+"; "+text, "; ")
-			}
+	e.tellPods(ctx, governed)
+	e.tellPolicies(ctx, found, func(p policy.Problem) bool {
+		if p.Namespace == "" {
+			return len(governed) > 0
 		}
-	}
-	before := e.problems
-	e.problems = now
-	known := e.policyProblems
-	e.policyProblems = map[policy.Problem]bool{}
-	for _, p := range found {
-		e.policyProblems[p] = true
-	}
-	e.mu.Unlock()
+		return namespaces[p.Namespace]
+	})
+}
 
-	for _, c := range all {
-		uid := types.UID(c.Pod.UID)
-		text := now[uid]
-		if text == "" || text == before[uid] {
-			continue
+func (e *Enforcer) tellPods(ctx context.Context, governed map[types.UID]bool) {
+	e.mu.Lock()
+	before := e.unenforced()
+	for c := range e.live() {
+		c.problem = ""
+		if governed[c.uid()] {
+			c.problem = e.problemOf(c)
 		}
-		before[uid] = text
-		klog.FromContext(ctx).Info("The network policies of a pod are not enforced", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "problem", text)
-		e.record(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name, UID: uid}, EventNotEnforced, text)
 	}
-	for _, p := range found {
-		if known[p] {
+	now := e.unenforced()
+	e.mu.Unlock()
+	for pod, text := range now {
+		if text == before[pod] {
 			continue
 		}
-		klog.FromContext(ctx).Info("A network policy cannot be carried out as it is written", "kind", p.Kind, "policy", klog.KRef(p.Namespace, p.Name), "problem", p.Text)
-		// Nodes that have none of its pods leave the event to those that do.
-		if p.Namespace == "" && len(governed) == 0 || p.Namespace != "" && !namespaces[p.Namespace] {
-			continue
-		}
-		e.record(reference(p), EventProblem, p.Text)
+		klog.FromContext(ctx).Info("The network policies of a pod are not enforced", "pod", klog.KRef(pod.Namespace, pod.Name), "problem", text)
+		e.warn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}, EventNotEnforced, text)
 	}
 }
 
-func (e *Enforcer) record(about *corev1.ObjectReference, reason, text string) {
+// tellPolicies records the problems of policies. Nodes that have none of a policy's pods leave the event
+// to those that do.
+func (e *Enforcer) tellPolicies(ctx context.Context, found []policy.Problem, concerns func(policy.Problem) bool) {
+	e.mu.Lock()
+	before := e.problems
+	e.problems = map[policy.Problem]bool{}
+	for _, p := range found {
+		e.problems[p] = true
+	}
+	e.mu.Unlock()
+	for _, p := range found {
+		if before[p] {
+			continue
+		}
+		klog.FromContext(ctx).Info("A network policy cannot be carried out as it is written", "kind", p.Kind, "policy", klog.KRef(p.Namespace, p.Name), "problem", p.Text)
+		if concerns(p) {
+			e.warn(reference(p), EventProblem, p.Text)
+		}
+	}
+}
+
+func (e *Enforcer) warn(about *corev1.ObjectReference, reason, text string) {
 	if e.Events != nil {
 		event.Warning(reason, text).Record(e.Events, about, nil, action)
 	}
@@ -142,22 +151,38 @@ func reference(p policy.Problem) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: version.String(), Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 }
 
-// unenforced says why policies do not hold for all packets of a container; empty where they do. The
-// caller holds the lock.
-func (e *Enforcer) unenforced(c Container) string {
-	var all []string
-	p := e.places[c.ID]
-	if len(p.Unseen) > 0 {
-		all = append(all, fmt.Sprintf("network policies do not hold for %s: the kernel delivers packets to ipvlan links of mode l3s where nothing sees them; use ipvlanMode l2 or l3, or another network type",
-			strings.Join(p.Unseen, ", ")))
+// unenforced returns why policies do not hold for all packets of pods, as events told it. The caller
+// holds the lock.
+func (e *Enforcer) unenforced() map[api.Pod]string {
+	all := map[api.Pod][]string{}
+	for c := range e.live() {
+		if c.problem != "" {
+			all[c.Pod] = append(all[c.Pod], c.problem)
+		}
 	}
-	for _, bridge := range p.Bridges {
+	texts := map[api.Pod]string{}
+	for pod, some := range all {
+		slices.Sort(some)
+		texts[pod] = strings.Join(slices.Compact(some), "; ")
+	}
+	return texts
+}
+
+// problemOf says why policies do not hold for all packets of a container; empty where they do. The
+// caller holds the lock.
+func (e *Enforcer) problemOf(c *container) string {
+	var all []string
+	if len(c.place.Unseen) > 0 {
+		all = append(all, fmt.Sprintf("network policies do not hold for %s: the kernel delivers packets to ipvlan links of mode l3s where nothing sees them; use ipvlanMode l2 or l3, or another network type",
+			strings.Join(c.place.Unseen, ", ")))
+	}
+	for _, bridge := range c.place.Bridges {
 		if err := e.bridges[bridge]; err != nil {
 			all = append(all, "network policies do not hold between pods on bridge "+bridge+": "+err.Error())
 		}
 	}
-	if t := e.targets[c.ID]; t != nil && t.err != nil {
-		all = append(all, "network policies are not up to date in the pod's network namespace: "+t.err.Error())
+	if c.target != nil && c.target.err != nil {
+		all = append(all, "network policies are not up to date in the pod's network namespace: "+c.target.err.Error())
 	}
 	return strings.Join(all, "; ")
 }

@@ -105,7 +105,7 @@ func (e *Enforcer) inKernel() string {
 	e.Objects.Do(func() { version = e.version })
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := e.targets[nodeKey]
+	t := e.node
 	switch {
 	case t.err != nil:
 		return fmt.Sprintf("warning: the kernel of the node does not have these rules: %v\n", t.err)
@@ -121,7 +121,7 @@ func (e *Enforcer) end(text string) (end, error) {
 	if addr, err := netip.ParseAddr(text); err == nil {
 		addr = addr.Unmap()
 		found := end{addresses: []netip.Addr{addr}}
-		for _, c := range e.containers {
+		for c := range e.live() {
 			if slices.Contains(c.Addresses, addr) && !c.Ending {
 				found.name = c.Pod.String()
 				e.fill(&found, c)
@@ -135,7 +135,7 @@ func (e *Enforcer) end(text string) (end, error) {
 		return end{}, fmt.Errorf("%w: %q is neither NAMESPACE/POD nor an address", ErrTrace, text)
 	}
 	found := end{name: text}
-	for _, c := range e.containers {
+	for c := range e.live() {
 		if c.Pod.Namespace == namespace && c.Pod.Name == name && (!c.Ending || !found.local) {
 			e.fill(&found, c)
 		}
@@ -154,16 +154,16 @@ func (e *Enforcer) end(text string) (end, error) {
 }
 
 // fill adds what the node knows of a container.
-func (e *Enforcer) fill(to *end, c Container) {
-	to.local, to.uid = true, types.UID(c.Pod.UID)
+func (e *Enforcer) fill(to *end, c *container) {
+	to.local, to.uid = true, c.uid()
 	to.addresses = slices.Clone(c.Addresses)
-	to.direct = e.places[c.ID].Direct
+	to.direct = c.place.Direct
 	to.own = e.index.Pod(to.uid)
 	to.selecting = map[ruleset.Direction][]ruleset.Origin{}
 	for _, d := range []ruleset.Direction{ruleset.Ingress, ruleset.Egress} {
 		to.selecting[d] = e.index.Selecting(to.uid, d)
 	}
-	to.bad = e.unenforced(c)
+	to.bad = e.problemOf(c)
 }
 
 // trace writes what becomes of the first packet of a connection.

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/agent/policy/place"
+	"github.com/berth-dev/berth/cni/api"
+)
+
+// Container is a container of a pod with a network of its own, or a pod whose containers are not known.
+type Container struct {
+	// Pod has the UID of the pod in the API.
+	Pod api.Pod
+	// ID tells containers apart; empty for a pod whose containers are not known.
+	ID string
+	// NetNS is the path of its network namespace, empty where that is not known or gone.
+	NetNS string
+	// Interfaces are the names of its interfaces, in their order.
+	Interfaces []string
+	Addresses  []netip.Addr
+	// Ending says that its addresses may already be another container's.
+	Ending bool
+	// Foreign says that another program makes its interfaces, when ADD has ended.
+	Foreign bool
+}
+
+// uid returns the UID of the container's pod.
+func (c Container) uid() types.UID { return types.UID(c.Pod.UID) }
+
+// phase is where a container is in its life.
+type phase int
+
+const (
+	// listed: the listings say what it is.
+	listed phase = iota
+	// adding: an ADD works on it; listings may be older than what the ADD told.
+	adding
+	// added: the ADD has ended, and no listing has begun since.
+	added
+	// going: no listing has it any more, and its table is still to be removed.
+	going
+)
+
+// container is the state of a container, or of a pod whose containers are not known. Enforcer.mu
+// guards it.
+type container struct {
+	Container
+
+	phase phase
+	// closed says that Prepare closed its gate.
+	closed bool
+	// place is where its packets can be seen; it is to be found, or found again, unless placed.
+	place  place.Place
+	placed bool
+	// target is the table in its network namespace, nil where it had no namespace so far.
+	target *target
+	// problem says why policies do not hold for all of its packets, empty where they do.
+	problem string
+}
+
+// inADD returns whether an ADD has told the container, and no listing since.
+func (c *container) inADD() bool { return c.phase == adding || c.phase == added }
+
+// live yields the containers that are not going. The caller holds the lock.
+func (e *Enforcer) live() iter.Seq[*container] {
+	return func(yield func(*container) bool) {
+		for _, c := range e.containers {
+			if c.phase != going && !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// enter takes what a listing or an ADD tells of a container. The caller holds the lock.
+func (e *Enforcer) enter(told Container, now phase) *container {
+	c := e.containers[told.ID]
+	if c == nil {
+		c = &container{}
+		e.containers[told.ID] = c
+	}
+	c.Container, c.phase = told, now
+	return c
+}
+
+// leave has the table of a container removed, and the container forgotten then. The caller holds the lock.
+func (e *Enforcer) leave(c *container) {
+	if c.target == nil {
+		delete(e.containers, c.ID)
+		return
+	}
+	c.phase, c.target.gone = going, true
+	e.queue.Add(c.ID)
+}
+
+// note takes what an ADD tells of a container with its place, which is nil where it is to be found.
+func (e *Enforcer) note(told Container, p *place.Place) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.record(told)
+	c := e.enter(told, adding)
+	c.place, c.placed = place.Place{}, p != nil
+	if p != nil {
+		c.place = *p
+	}
+	e.ensureTarget(c, true)
+}
+
+// record notes that the agent knows, or knew, a container of a pod. The caller holds the lock.
+func (e *Enforcer) record(c Container) {
+	e.recorded[c.Pod.UID], e.recorded[c.Pod.Identity()] = true, true
+}
+
+// settle comes before a listing: this has the containers whose ADD has ended.
+func (e *Enforcer) settle() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.live() {
+		if c.phase == added {
+			c.phase = listed
+		}
+	}
+}
+
+// list makes these the containers, beside those of ADDs.
+func (e *Enforcer) list(all []Container) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	pods := map[string]bool{}
+	there := map[string]bool{}
+	for _, c := range all {
+		if c.ID != "" {
+			e.record(c)
+		}
+	}
+	for _, told := range all {
+		pods[told.Pod.UID], pods[told.Pod.Identity()] = true, true
+		if told.ID == "" {
+			if e.recorded[told.Pod.UID] || e.recorded[told.Pod.Identity()] {
+				continue
+			}
+			told.ID = unrecordedPrefix + told.Pod.UID
+		}
+		there[told.ID] = true
+		if c := e.containers[told.ID]; c == nil || !c.inADD() {
+			e.enter(told, listed)
+		}
+	}
+	for c := range e.live() {
+		switch {
+		case c.inADD():
+			pods[c.Pod.UID], pods[c.Pod.Identity()] = true, true
+		case !there[c.ID]:
+			e.leave(c)
+		}
+	}
+	for identity := range e.recorded {
+		if !pods[identity] {
+			delete(e.recorded, identity)
+		}
+	}
+}
+
+// unrecordedPrefix begins the ID of a pod whose containers are not known.
+const unrecordedPrefix = "pod/"
+
+// misplace has all places found again.
+func (e *Enforcer) misplace() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.live() {
+		c.placed = false
+	}
+}
+
+// findPlaces finds the places of containers.
+func (e *Enforcer) findPlaces(ctx context.Context) {
+	e.mu.Lock()
+	var missing []Container
+	for c := range e.live() {
+		if c.NetNS != "" && !c.placed {
+			missing = append(missing, c.Container)
+		}
+	}
+	e.mu.Unlock()
+	for _, c := range missing {
+		if err := e.findPlace(c); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot find where the packets of a pod can be seen, will try again", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
+		}
+	}
+}
+
+// findPlace notes the place of a container. One without a namespace has none.
+func (e *Enforcer) findPlace(of Container) error {
+	p, err := e.Kernel.Find(of.NetNS, of.Interfaces)
+	if err != nil && !isGone(err) {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.containers[of.ID]; c != nil {
+		c.place, c.placed = p, true
+	}
+	return nil
+}
+
+// localsOf joins the containers of each pod. An address is that of the container that lives; of a
+// pod whose containers are not known only where no other has it.
+func localsOf(all iter.Seq[*container]) []policy.Local {
+	order := slices.SortedFunc(all, func(a, b *container) int { return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.ID, b.ID)) })
+	taken := map[netip.Addr]bool{}
+	position := map[types.UID]int{}
+	var locals []policy.Local
+	for _, c := range order {
+		if c.phase == going {
+			continue
+		}
+		i, known := position[c.uid()]
+		if !known {
+			i = len(locals)
+			position[c.uid()] = i
+			locals = append(locals, policy.Local{NamespacedName: types.NamespacedName{Namespace: c.Pod.Namespace, Name: c.Pod.Name}, UID: c.uid()})
+		}
+		for _, a := range c.Addresses {
+			if !taken[a] {
+				taken[a] = true
+				locals[i].Addresses = append(locals[i].Addresses, a)
+			}
+		}
+		locals[i].Direct = append(locals[i].Direct, c.place.Direct...)
+		locals[i].Seen = append(locals[i].Seen, c.place.Bridged...)
+	}
+	for i := range locals {
+		slices.SortFunc(locals[i].Addresses, netip.Addr.Compare)
+		slices.SortFunc(locals[i].Seen, netip.Addr.Compare)
+		slices.Sort(locals[i].Direct)
+		locals[i].Direct = slices.Compact(locals[i].Direct)
+	}
+	return locals
+}
+
+// rank says whose an address is that several containers have: the lowest one's. That of an ADD is
+// its own by now.
+func (c *container) rank() int {
+	switch {
+	case strings.HasPrefix(c.ID, unrecordedPrefix):
+		return 3
+	case c.Ending:
+		return 2
+	case c.inADD():
+		return 0
+	default:
+		return 1
+	}
+}
