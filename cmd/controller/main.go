@@ -133,8 +133,7 @@ type work struct {
 	broadcaster events.EventBroadcaster
 	reclaimer   *reclaim.Reclaimer
 	status      *poolstatus.Writer
-	claims      *claims.Controller
-	sets        *preallocation.Workloads
+	ahead       *preallocation.Loop
 	book        *ipam.IPAM
 	workers     int
 	ready       atomic.Bool
@@ -201,16 +200,13 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if w.book, err = ipam.New(seen, store.New(ahead.FloatingIPs), nil); err != nil {
 		return nil, err
 	}
-	if w.claims, err = claims.New(claims.Parts{
-		API: ahead, Preallocator: w.book, Recorder: recorder, Metrics: claimMetrics,
-		View: seen, Namespaces: factory.Core().V1().Namespaces(), Quotas: factory.Core().V1().ResourceQuotas(),
-	}); err != nil {
+	if w.ahead, err = preallocation.NewLoop(w.book, seen, factory); err != nil {
 		return nil, err
 	}
-	if w.sets, err = preallocation.New(preallocation.Parts{
-		Kube: kube, Preallocator: w.book, Recorder: recorder, Metrics: setMetrics,
-		View: seen, Factory: factory,
-	}); err != nil {
+	if err := errors.Join(
+		claims.Add(w.ahead, claims.Parts{API: ahead, Recorder: recorder, Metrics: claimMetrics, View: seen}),
+		preallocation.AddWorkloads(w.ahead, preallocation.Parts{Kube: kube, Recorder: recorder, Metrics: setMetrics, Factory: factory}),
+	); err != nil {
 		return nil, err
 	}
 	return w, nil
@@ -256,8 +252,7 @@ func (w *work) isReady(context.Context) error {
 func (w *work) lead(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { w.status.Run(ctx) })
-	group.Go(func() { w.claims.Run(ctx) })
-	group.Go(func() { w.sets.Run(ctx) })
+	group.Go(func() { w.ahead.Run(ctx) })
 	w.reclaimer.Run(ctx, w.workers)
 	group.Wait()
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/ipamtest"
+	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/view"
 )
 
@@ -65,10 +66,13 @@ func simulate(t *testing.T, addresses string, test func(w *world)) {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		parts := Parts{API: w.Client(), Preallocator: w, Recorder: w, Metrics: NewMetrics(), View: seen, Namespaces: factory.Core().V1().Namespaces(), Quotas: factory.Core().V1().ResourceQuotas()}
-		w.registry.CustomMustRegister(parts.Metrics)
-		controller, err := New(parts)
+		loop, err := preallocation.NewLoop(w, seen, factory)
 		if err != nil {
+			t.Fatal(err)
+		}
+		parts := Parts{API: w.Client(), Recorder: w, Metrics: NewMetrics(), View: seen}
+		w.registry.CustomMustRegister(parts.Metrics)
+		if err := Add(loop, parts); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -76,7 +80,7 @@ func simulate(t *testing.T, addresses string, test func(w *world)) {
 		factory.Start(ctx.Done())
 		group.Go(func() { seen.Run(ctx) })
 		group.Go(func() { w.book.Run(ctx) })
-		group.Go(func() { controller.Run(ctx) })
+		group.Go(func() { loop.Run(ctx) })
 		test(w)
 		cancel()
 		factory.Shutdown()
@@ -436,14 +440,14 @@ func TestPreallocateAtCap(t *testing.T) {
 		}
 		w.tried()
 		rest("10.0.0.3")
-		w.pass(2 * Interval)
+		w.pass(2 * preallocation.Interval)
 		w.want("a", "0=0+0 NamespaceAtCap")
 		if n := w.tried(); n != 0 {
 			t.Errorf("the address of another namespace woke it: %d attempts", n)
 		}
 		rest("10.0.0.1")
 		rest("10.0.0.2")
-		w.pass(2 * Interval)
+		w.pass(2 * preallocation.Interval)
 		w.want("a", "2=0+2 Preallocated")
 		w.wantEvents("a PreallocationFailed", "a Preallocated")
 	})
@@ -526,9 +530,9 @@ func TestAskingFails(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		w.Fail(ipamtest.Fault{Verb: "get", Err: errors.New("no")})
 		w.create(newClaim("a", 2, preallocating()))
-		w.pass(Interval / 2)
+		w.pass(preallocation.Interval / 2)
 		w.want("a", "0=0+0")
-		w.pass(2 * Interval)
+		w.pass(2 * preallocation.Interval)
 		w.want("a", "2=0+2 Preallocated")
 	})
 }
@@ -554,7 +558,7 @@ func TestFollow(t *testing.T) {
 		if diff := cmp.Diff([]v1alpha1.ReleasePolicy{v1alpha1.ReleaseRetain, v1alpha1.ReleaseNever, v1alpha1.ReleaseNever}, policies()); diff != "" {
 			t.Error(diff)
 		}
-		w.pass(Interval)
+		w.pass(preallocation.Interval)
 		if diff := cmp.Diff(slices.Repeat([]v1alpha1.ReleasePolicy{v1alpha1.ReleaseNever}, 3), policies()); diff != "" {
 			t.Error(diff)
 		}
@@ -728,7 +732,7 @@ func TestStatusOfAWaitingClaim(t *testing.T) {
 			w.Put(ip)
 			w.pass(2 * gather)
 		}
-		w.pass(2 * Interval)
+		w.pass(2 * preallocation.Interval)
 		w.want("a", "2=2+0 PoolsExhausted")
 	})
 }

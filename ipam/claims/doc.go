@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claims reconciles IPClaims: it preallocates their addresses, moves addresses
+// Package claims reconciles IPClaims in the loop of package preallocation: it preallocates their addresses, moves addresses
 // that a claim takes over from another, and writes the claims' status. It is a
 // level-triggered loop: its actions depend on the present state, never on an event.
 //

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"k8s.io/component-base/metrics"
+
+	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
 var (
@@ -32,19 +34,19 @@ type Metrics struct {
 	metrics.BaseStableCollector
 
 	mu     sync.Mutex
-	claims map[string]numbers
+	claims map[preallocation.Key]numbers
 }
 
 // NewMetrics returns metrics for New. The caller registers them.
-func NewMetrics() *Metrics { return &Metrics{claims: map[string]numbers{}} }
+func NewMetrics() *Metrics { return &Metrics{claims: map[preallocation.Key]numbers{}} }
 
-func (m *Metrics) set(key string, n numbers) {
+func (m *Metrics) set(key preallocation.Key, n numbers) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.claims[key] = n
 }
 
-func (m *Metrics) forget(key string) {
+func (m *Metrics) forget(key preallocation.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.claims, key)

@@ -4,7 +4,6 @@ package claims
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/berth-dev/berth/ipam"
@@ -13,25 +12,21 @@ import (
 )
 
 // preallocate takes the missing addresses.
-func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*preallocation.Problem, time.Duration, error) {
-	namespace, err := c.namespaces.Get(claim.Namespace)
+func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
+	namespace, err := c.loop.Namespace(claim.Namespace)
 	if err != nil {
-		return nil, 0, fmt.Errorf("get namespace %s: %w", claim.Namespace, err)
+		return nil, 0, err
 	}
 	goal, err := goalOf(claim, t)
 	if err != nil {
-		s.progress.Wait()
+		p.Wait()
 		return invalid(err), 0, nil
 	}
 	goal.Confirm = func(ctx context.Context) error { return c.stillThere(ctx, claim) }
 	for i := range goal.Wants {
 		goal.Wants[i].Request.NamespaceMeta = namespace
 	}
-	taker := preallocation.Taker{
-		Preallocator: c.preallocator, Pools: c.pools.Snapshot, Clock: c.clock,
-		Quota: func(namespace string) *int64 { return preallocation.QuotaOf(c.quotas, namespace) },
-	}
-	return s.progress.Take(ctx, taker, goal, t.ownCount())
+	return c.loop.Take(ctx, p, goal, t.ownCount())
 }
 
 // goalOf returns the addresses that a claim preallocates. The error is for its author.
@@ -57,7 +52,7 @@ func invalid(err error) *preallocation.Problem {
 
 // shortfall returns the problem to report while no attempt is made; nil if nothing is
 // missing.
-func shortfall(claim *v1alpha1.IPClaim, s *state, t *tally) *preallocation.Problem {
+func shortfall(claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) *preallocation.Problem {
 	if !claim.Spec.Preallocate {
 		return nil
 	}
@@ -65,5 +60,5 @@ func shortfall(claim *v1alpha1.IPClaim, s *state, t *tally) *preallocation.Probl
 	if err != nil {
 		return invalid(err)
 	}
-	return s.progress.Shortfall(goal)
+	return p.Shortfall(goal)
 }

@@ -28,10 +28,8 @@ import (
 // another claim has its turn.
 const atOnce = preallocation.AtOnce
 
-// state is remembered for a claim between reconciles.
+// state is the memory of a claim's status.
 type state struct {
-	// progress of preallocating and taking over.
-	progress preallocation.Progress
 	// written is the last written status, writtenVersion the resource version that it
 	// got, writtenAt the time.
 	written        v1alpha1.IPClaimStatus
@@ -39,26 +37,21 @@ type state struct {
 	writtenAt      time.Time
 }
 
-// reconcile reconciles one claim. It returns when to look again; 0 means at the next
-// event.
-func (c *Controller) reconcile(ctx context.Context, key string) (again time.Duration, err error) {
-	object, exists, err := c.claims.GetByKey(key)
-	if err != nil {
-		return 0, err
-	}
-	if !exists {
+// Reconcile reconciles one claim.
+func (c *Controller) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
+	claim := c.claim(key.Namespace, key.Name)
+	if claim == nil {
 		c.metrics.forget(key)
-		c.states.Forget(key)
+		c.Forget(key)
 		return 0, nil
 	}
-	claim := object.(*v1alpha1.IPClaim)
-	s := c.states.Of(key, claim.UID)
+	m := c.Of(key, claim.UID)
 	t := count(claim, c.addressesOf(claim.Namespace, claim.Name))
-	wrong, again, workErr := c.work(ctx, claim, s, &t)
+	wrong, again, workErr := c.work(ctx, claim, &m.Progress, &t)
 	if workErr != nil && wrong == nil {
 		return 0, workErr
 	}
-	later, err := c.report(ctx, claim, s, &t, wrong)
+	later, err := c.report(ctx, claim, &m.State, &t, wrong)
 	if later > 0 && (again == 0 || later < again) {
 		again = later
 	}
@@ -67,37 +60,37 @@ func (c *Controller) reconcile(ctx context.Context, key string) (again time.Dura
 
 // work moves and takes addresses. It returns the reason why the claim does not have all
 // that it asks for (nil if it has), and when to look again.
-func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally) (*preallocation.Problem, time.Duration, error) {
+func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
-		s.progress.Wait()
+		p.Wait()
 		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed when their pods end."), 0, nil
 	}
 	r := relate(claim, c)
-	if left := s.progress.Unsettled(t.ownCount(), c.clock.Now()); left > 0 {
-		return shortfall(claim, s, t), left, nil
+	if left := p.Unsettled(t.ownCount(), c.loop.Now()); left > 0 {
+		return shortfall(claim, p, t), left, nil
 	}
 	moved, more, err := c.move(ctx, claim, r, t)
 	if moved.Total() > 0 {
-		s.progress.Expect(t.ownCount(), moved, c.clock.Now())
+		p.Expect(t.ownCount(), moved, c.loop.Now())
 	}
 	if err != nil || more {
 		return problem(ReasonTakingOver, "Addresses of other claims are being taken over."), gather, err
 	}
 	if more, err := c.follow(ctx, claim, t); err != nil || more {
-		return shortfall(claim, s, t), gather, err
+		return shortfall(claim, p, t), gather, err
 	}
 	switch {
 	case r.conflict != "":
-		s.progress.Wait()
+		p.Wait()
 		return problem(ReasonTakeOverConflict, r.conflict), 0, nil
 	case !claim.Spec.Preallocate || claim.Spec.Size == 0:
-		s.progress.Wait()
+		p.Wait()
 		return c.servable(claim)
 	case r.taker != "":
-		s.progress.Wait()
+		p.Wait()
 		return problem(ReasonTakenOver, fmt.Sprintf("IPClaim %q takes the addresses over: nothing is preallocated.", r.taker)), 0, nil
 	}
-	return c.preallocate(ctx, claim, s, t)
+	return c.preallocate(ctx, claim, p, t)
 }
 
 // move makes the claim the owner of addresses that an earlier claim of its name left, and
@@ -146,7 +139,7 @@ func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relati
 // asClaimed returns the spec of an address of the claim, with the UID of the namespace.
 func (c *Controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
 	spec := asClaimed(ip, claim)
-	if namespace, err := c.namespaces.Get(claim.Namespace); err == nil {
+	if namespace, err := c.loop.Namespace(claim.Namespace); err == nil {
 		spec.Owner.NamespaceUID = namespace.UID
 	}
 	return spec
@@ -178,16 +171,16 @@ func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tal
 // servable returns the reason why a claim that does not preallocate cannot get any
 // address, or nil.
 func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, time.Duration, error) {
-	namespace, err := c.namespaces.Get(claim.Namespace)
+	namespace, err := c.loop.Namespace(claim.Namespace)
 	if err != nil {
-		return nil, 0, fmt.Errorf("get namespace %s: %w", claim.Namespace, err)
+		return nil, 0, err
 	}
 	request, err := ipam.RequestOf(claim, "")
 	if err != nil {
 		return invalid(err), 0, nil
 	}
 	request.NamespaceMeta = namespace
-	return preallocation.NoPool(&request, c.pools.Snapshot()), 0, nil
+	return preallocation.NoPool(&request, c.loop.Pools()), 0, nil
 }
 
 // report writes the status if it changed. If the last write is too recent, it returns
@@ -197,13 +190,13 @@ func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *sta
 	if order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, s.writtenVersion); err == nil && order < 0 {
 		before = s.written // the watch is behind
 	}
-	now := c.clock.Now()
+	now := c.loop.Now()
 	status := statusOf(claim, before, t, wrong, metav1.NewTime(now).Rfc3339Copy())
 	c.metrics.set(keyOf(claim.Namespace, claim.Name), numbersOf(claim, &status))
 	if equality.Semantic.DeepEqual(before, status) {
 		return 0, nil
 	}
-	if soon := s.writtenAt.Add(Interval).Sub(now); soon > 0 {
+	if soon := s.writtenAt.Add(preallocation.Interval).Sub(now); soon > 0 {
 		return soon, nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID}, "status": status})

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preallocation takes addresses before any pod asks for them: for IPClaims (on
-// behalf of package claims) and for the replicas of workloads ([Workloads]). A [Goal]
-// is the addresses that an owner should have. Missing addresses are taken in portions. If
+// Package preallocation takes addresses before any pod asks for them. One [Loop]
+// reconciles all owners that may want this: IPClaims, of which package claims has the
+// rules, and workloads ([AddWorkloads]). A [Goal] is the addresses that an owner should
+// have. Missing addresses are taken in portions, within the namespace's ResourceQuota. If
 // pools are exhausted, it retries when they change, and after a backoff.
+//
+// A workload wants addresses for its replicas only. Their author needs no right but the
+// one to create the workload, so for more there has to be an IPClaim.
 //
 // It frees nothing; package reclaim does.
 package preallocation

@@ -5,55 +5,213 @@ package preallocation
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/pools"
 	"github.com/berth-dev/berth/ipam/store"
+	"github.com/berth-dev/berth/ipam/tombstone"
+	"github.com/berth-dev/berth/ipam/view"
 )
 
-// Loop reconciles owners of one sort.
-type Loop[K comparable] struct {
-	// Name says in logs what the caches are for.
-	Name   string
-	Synced []cache.DoneChecker
-	Pools  *pools.Source
-	Queue  workqueue.TypedRateLimitingInterface[K]
-	// Keys lists the owners that a change of pools may help. Safe for concurrent use.
-	Keys func() []K
-	// Reconcile and Failed are as next has them.
-	Reconcile func(ctx context.Context, key K) (again time.Duration, err error)
-	Failed    func(key K, err error)
+// workers is the number of owners that are reconciled concurrently.
+const workers = 4
+
+// Owners are the owners of some kinds that a Loop reconciles. Safe for concurrent use.
+type Owners interface {
+	// Reconcile reconciles one owner. It returns when to look again; 0 means at the next
+	// event.
+	Reconcile(ctx context.Context, key Key) (again time.Duration, err error)
+	// Affected returns the owners to look at when the addresses of one change.
+	Affected(key Key) []Key
+	// Keys returns the owners that accept takes. accept runs under a lock.
+	Keys(accept func(Key, *Progress) bool) []Key
 }
 
-// Run works with several workers until ctx ends. It blocks until they are done.
-func (l Loop[K]) Run(ctx context.Context, workers int) {
-	if !cache.WaitFor(ctx, l.Name, l.Synced...) {
+// Loop reconciles all owners that preallocate: IPClaims and workloads. One runs at a time:
+// the leader.
+type Loop struct {
+	preallocator Preallocator
+	clock        clock.PassiveClock
+	ips          cache.Indexer
+	pools        *pools.Source
+	namespaces   corelisters.NamespaceLister
+	quotas       corelisters.ResourceQuotaLister
+
+	owners map[string]Owners // by kind
+	synced []cache.DoneChecker
+	queue  workqueue.TypedRateLimitingInterface[Key]
+}
+
+// NewLoop returns a Loop without owners. The caller runs the view and the factory. NewLoop
+// adds an index to the FloatingIP informer.
+func NewLoop(preallocator Preallocator, seen *view.View, factory informers.SharedInformerFactory) (*Loop, error) {
+	core := factory.Core().V1()
+	l := &Loop{
+		preallocator: preallocator, clock: clock.RealClock{},
+		ips: seen.FloatingIPs.GetIndexer(), pools: seen.Pools,
+		namespaces: core.Namespaces().Lister(), quotas: core.ResourceQuotas().Lister(),
+		owners: map[string]Owners{},
+		synced: []cache.DoneChecker{seen.PoolsSynced},
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](Interval, patience),
+			workqueue.TypedRateLimitingQueueConfig[Key]{Name: "preallocation"}),
+	}
+	if err := seen.FloatingIPs.AddIndexers(cache.Indexers{byOwner: ownerIndex}); err != nil {
+		return nil, fmt.Errorf("index FloatingIPs by owner: %w", err)
+	}
+	return l, errors.Join(
+		Watch(l, seen.FloatingIPs, l.addressChanged),
+		Watch(l, core.Namespaces().Informer(), l.namespaceChanged),
+		Watch(l, core.ResourceQuotas().Informer(), l.quotaChanged),
+	)
+}
+
+// Add has the loop reconcile the owners of some kinds. It must not run yet.
+func (l *Loop) Add(owners Owners, kinds ...string) {
+	for _, kind := range kinds {
+		l.owners[kind] = owners
+	}
+}
+
+// Watch calls changed with an object's states before and after each event of an informer;
+// nil if it did not exist before, or does not after. The loop begins when the events of the
+// present objects were handled.
+func Watch[T any](l *Loop, informer cache.SharedIndexInformer, changed func(before, after *T)) error {
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { changed(nil, object.(*T)) },
+		UpdateFunc: func(before, after any) { changed(before.(*T), after.(*T)) },
+		DeleteFunc: func(object any) { changed(tombstone.LastSeen(object).(*T), nil) },
+	})
+	if err != nil {
+		return fmt.Errorf("add an event handler: %w", err)
+	}
+	l.synced = append(l.synced, registration.HasSyncedChecker())
+	return nil
+}
+
+// Enqueue has an owner reconciled soon.
+func (l *Loop) Enqueue(key Key) { l.queue.Add(key) }
+
+func (l *Loop) addressChanged(before, after *v1alpha1.FloatingIP) {
+	for _, ip := range []*v1alpha1.FloatingIP{before, after} {
+		if ip == nil {
+			continue
+		}
+		if key, ok := KeyOf(ip); ok && l.owners[key.Kind] != nil {
+			for _, affected := range l.owners[key.Kind].Affected(key) {
+				l.queue.AddAfter(affected, Gather)
+			}
+		}
+	}
+	if namespace, ok := freed(before, after); ok {
+		l.each(func(key Key, p *Progress) bool {
+			return p.WaitsFor(before.Family()) && (namespace == "" || namespace == key.Namespace)
+		}, func(key Key) { l.queue.AddAfter(key, Interval) })
+	}
+}
+
+func (l *Loop) namespaceChanged(before, after *v1.Namespace) {
+	if after == nil || before != nil && before.UID == after.UID && labels.Equals(before.Labels, after.Labels) {
 		return
 	}
-	poolsChanged := l.Pools.Follow()
+	l.each(inNamespace(after.Name), l.Enqueue)
+}
+
+func (l *Loop) quotaChanged(before, after *v1.ResourceQuota) {
+	if before != nil && after != nil && equality.Semantic.DeepEqual(before.Spec, after.Spec) {
+		return
+	}
+	if after == nil {
+		after = before
+	}
+	l.each(inNamespace(after.Namespace), l.Enqueue)
+}
+
+func inNamespace(name string) func(Key, *Progress) bool {
+	return func(key Key, _ *Progress) bool { return key.Namespace == name }
+}
+
+// each calls do with the owners that accept takes.
+func (l *Loop) each(accept func(Key, *Progress) bool, do func(Key)) {
+	seen := map[Owners]bool{}
+	for _, owners := range l.owners {
+		if seen[owners] {
+			continue
+		}
+		seen[owners] = true
+		for _, key := range owners.Keys(accept) {
+			do(key)
+		}
+	}
+}
+
+// Addresses returns the addresses that are recorded under an owner's name.
+func (l *Loop) Addresses(key Key) []*v1alpha1.FloatingIP {
+	return view.Indexed[*v1alpha1.FloatingIP](l.ips, byOwner, key.String())
+}
+
+// Namespace returns a namespace from the cache.
+func (l *Loop) Namespace(name string) (*v1.Namespace, error) {
+	namespace, err := l.namespaces.Get(name)
+	if err != nil {
+		return nil, fmt.Errorf("get namespace %s: %w", name, err)
+	}
+	return namespace, nil
+}
+
+// Pools returns the pools of this process's view.
+func (l *Loop) Pools() *pools.Snapshot { return l.pools.Snapshot() }
+
+// Now returns the time.
+func (l *Loop) Now() time.Time { return l.clock.Now() }
+
+// Take takes the missing addresses of an owner, as [Progress.take] says.
+func (l *Loop) Take(ctx context.Context, p *Progress, goal Goal, has Count) (*Problem, time.Duration, error) {
+	return p.take(ctx, taker{
+		Preallocator: l.preallocator, Pools: l.pools.Snapshot, Clock: l.clock,
+		Quota: func(namespace string) *int64 { return quotaOf(l.quotas, namespace) },
+	}, goal, has)
+}
+
+// Run reconciles owners until ctx ends. It blocks until its workers are done.
+func (l *Loop) Run(ctx context.Context) {
+	if !cache.WaitFor(ctx, "the caches of preallocation", l.synced...) {
+		return
+	}
+	poolsChanged := l.pools.Follow()
 	var group sync.WaitGroup
 	group.Go(func() {
-		follow(ctx, poolsChanged, func() {
-			for _, key := range l.Keys() {
-				l.Queue.Add(key)
-			}
-		})
+		follow(ctx, poolsChanged, func() { l.each(func(Key, *Progress) bool { return true }, l.Enqueue) })
 	})
 	for range workers {
 		group.Go(func() {
-			for next(ctx, l.Queue, l.Reconcile, l.Failed) {
+			for next(ctx, l.queue, l.reconcile, func(key Key, err error) {
+				klog.FromContext(ctx).Error(err, "Failed to reconcile the addresses of an owner, will retry", "kind", key.Kind, "owner", klog.KRef(key.Namespace, key.Name))
+			}) {
 			}
 		})
 	}
 	<-ctx.Done()
-	l.Queue.ShutDown()
+	l.queue.ShutDown()
 	group.Wait()
+}
+
+func (l *Loop) reconcile(ctx context.Context, key Key) (again time.Duration, err error) {
+	return l.owners[key.Kind].Reconcile(ctx, key)
 }
 
 // follow calls do an Interval after each value from news: the book of addresses may get
@@ -75,9 +233,9 @@ func follow(ctx context.Context, news <-chan struct{}, do func()) {
 	}
 }
 
-// Freed reports whether a change of a FloatingIP may help owners that wait for an address:
+// freed reports whether a change of a FloatingIP may help owners that wait for an address:
 // those of one namespace or, if it is empty, all.
-func Freed(before, after *v1alpha1.FloatingIP) (namespace string, ok bool) {
+func freed(before, after *v1alpha1.FloatingIP) (namespace string, ok bool) {
 	switch {
 	case after == nil:
 		return "", true

@@ -23,21 +23,21 @@ type Metrics struct {
 	metrics.BaseStableCollector
 
 	mu   sync.Mutex
-	sets map[key]numbers
+	sets map[Key]numbers
 }
 
 type numbers struct{ missing, size int }
 
 // NewMetrics returns metrics for New. The caller registers them.
-func NewMetrics() *Metrics { return &Metrics{sets: map[key]numbers{}} }
+func NewMetrics() *Metrics { return &Metrics{sets: map[Key]numbers{}} }
 
-func (m *Metrics) set(k key, missing, size int) {
+func (m *Metrics) set(k Key, missing, size int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sets[k] = numbers{missing, size}
 }
 
-func (m *Metrics) forget(k key) {
+func (m *Metrics) forget(k Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.sets, k)
@@ -54,7 +54,7 @@ func (m *Metrics) CollectWithStability(ch chan<- metrics.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for k, n := range m.sets {
-		ch <- metrics.NewLazyConstMetric(sizeDesc, metrics.GaugeValue, float64(n.size), k.namespace, k.kind, k.name)
-		ch <- metrics.NewLazyConstMetric(missingDesc, metrics.GaugeValue, float64(n.missing), k.namespace, k.kind, k.name)
+		ch <- metrics.NewLazyConstMetric(sizeDesc, metrics.GaugeValue, float64(n.size), k.Namespace, k.Kind, k.Name)
+		ch <- metrics.NewLazyConstMetric(missingDesc, metrics.GaugeValue, float64(n.missing), k.Namespace, k.Kind, k.Name)
 	}
 }

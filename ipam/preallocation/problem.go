@@ -67,8 +67,8 @@ func Failed(reason string) bool {
 	}, reason)
 }
 
-// Joined joins the messages of several problems. It uses the reason of the first.
-func Joined(problems []Problem) Problem {
+// joined joins the messages of several problems. It uses the reason of the first.
+func joined(problems []Problem) Problem {
 	var messages []string
 	for _, p := range problems {
 		messages = append(messages, p.Message)

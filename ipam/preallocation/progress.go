@@ -42,7 +42,7 @@ type Goal struct {
 	Generation int64
 	Wants      []Want
 	// Confirm asks the API server, and fails if the owner is gone or not as it was when the
-	// goal was made: addresses with the policy Never would stay for it. Take calls it before
+	// goal was made: addresses with the policy Never would stay for it. take calls it before
 	// it takes any. Blocking.
 	Confirm func(ctx context.Context) error
 }
@@ -72,8 +72,8 @@ type Preallocator interface {
 	Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error)
 }
 
-// Taker has the dependencies of [Progress.Take].
-type Taker struct {
+// taker has the dependencies of [Progress.take].
+type taker struct {
 	Preallocator Preallocator
 	// Pools returns the pools of this process's view.
 	Pools func() *pools.Snapshot
@@ -138,11 +138,11 @@ func (p *Progress) Expect(has, more Count, now time.Time) {
 	p.until = now.Add(settling)
 }
 
-// Take takes the missing addresses. has is the number of all the owner's addresses in the
-// view, even if they count for no want. Take returns the reason why addresses are still
+// take takes the missing addresses. has is the number of all the owner's addresses in the
+// view, even if they count for no want. take returns the reason why addresses are still
 // missing (nil if none are), and when to try again; 0 means at the next event. It fails if
 // goal.Confirm does, and has taken nothing then.
-func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*Problem, time.Duration, error) {
+func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*Problem, time.Duration, error) {
 	now := by.Clock.Now()
 	if p.generation != goal.Generation {
 		p.generation, p.shortage, p.failures = goal.Generation, nil, 0
@@ -174,8 +174,8 @@ func (p *Progress) Take(ctx context.Context, by Taker, goal Goal, has Count) (*P
 		// The book may not have seen yet the changes that this watch brought: the claim,
 		// its size, or an address that became free. So the first failure is not shown.
 		if a.certain || p.failures > 1 || p.shortage != nil {
-			joined := Joined(a.problems)
-			p.shortage = &joined
+			shortage := joined(a.problems)
+			p.shortage = &shortage
 		}
 		return p.Shortfall(goal), min(patience, Interval<<min(p.failures-1, 10)), nil
 	case a.missing > 0:
@@ -200,7 +200,7 @@ type attempt struct {
 	certain  bool
 }
 
-func (a *attempt) take(ctx context.Context, by Taker, goal *Goal, w *Want) error {
+func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error {
 	missing := w.Size - w.Has
 	if missing <= 0 {
 		return nil
@@ -271,6 +271,6 @@ func (p *Progress) Shortfall(goal Goal) *Problem {
 	if len(problems) == 0 {
 		return nil
 	}
-	joined := Joined(problems)
-	return &joined
+	problem := joined(problems)
+	return &problem
 }

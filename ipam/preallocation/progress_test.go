@@ -65,8 +65,8 @@ func wanting(family v1alpha1.IPFamily, size, has int) Want {
 func (o *owner) take() string {
 	o.t.Helper()
 	snapshot := pools.Compile([]*v1alpha1.IPPool{pool("four", "10.0.0.0/24", "10.0.0.0/24"), pool("six", "fd00::/64", "fd00::/120")})
-	taker := Taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Quota: func(string) *int64 { return nil }, Clock: o.clock}
-	problem, again, err := o.Take(o.t.Context(), taker, o.goal, o.has)
+	by := taker{Preallocator: &o.shelf, Pools: func() *pools.Snapshot { return snapshot }, Quota: func(string) *int64 { return nil }, Clock: o.clock}
+	problem, again, err := o.Progress.take(o.t.Context(), by, o.goal, o.has)
 	switch {
 	case err != nil:
 		return err.Error()

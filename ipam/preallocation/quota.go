@@ -10,9 +10,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// QuotaOf returns how many addresses the ResourceQuotas of a namespace allow its pods to
+// quotaOf returns how many addresses the ResourceQuotas of a namespace allow its pods to
 // request; nil if none says. It ignores quotas with scopes, which are about some pods only.
-func QuotaOf(quotas corelisters.ResourceQuotaLister, namespace string) *int64 {
+func quotaOf(quotas corelisters.ResourceQuotaLister, namespace string) *int64 {
 	all, err := quotas.ResourceQuotas(namespace).List(labels.Everything())
 	if err != nil {
 		return nil // a lister reads a cache and does not fail

@@ -176,26 +176,3 @@ func (g *Goal) missing() (missing, size int) {
 	}
 	return missing, size
 }
-
-// key names a workload.
-type key struct{ kind, namespace, name string }
-
-const (
-	kindDeployment = "Deployment"
-	kindReplicaSet = "ReplicaSet"
-)
-
-// keyOf returns the key of the workload that owns an address; ok is false for other
-// owners.
-func keyOf(ip *v1alpha1.FloatingIP) (k key, ok bool) {
-	owner := ip.Spec.Owner
-	if owner == nil || owner.PodName != "" || owner.NodeName != "" {
-		return key{}, false
-	}
-	if owner.APIVersion != appsv1.SchemeGroupVersion.String() || owner.Kind != kindDeployment && owner.Kind != kindReplicaSet {
-		return key{}, false
-	}
-	return key{owner.Kind, owner.Namespace, owner.Name}, true
-}
-
-func (k key) String() string { return k.kind + "/" + k.namespace + "/" + k.name }

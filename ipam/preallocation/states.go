@@ -8,58 +8,61 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// States has what is remembered for owners between reconciles; losing it is harmless. The
-// zero value has nothing. Safe for concurrent use. Only the worker that has an owner's key
-// may use its state; others may call only methods of it that are safe for concurrent use,
-// such as [Progress.WaitsFor].
-type States[K comparable, S any] struct {
+// States has the memory of owners between reconciles, a Progress and a state of their
+// kind; losing it is harmless. The zero value has nothing. Safe for concurrent use. Only the
+// worker that has an owner's key may use its memory; others may call only methods of the
+// Progress that are safe for concurrent use, such as [Progress.WaitsFor].
+type States[S any] struct {
 	mu  sync.Mutex
-	all map[K]*remembered[S]
+	all map[Key]*Memory[S]
 }
 
-type remembered[S any] struct {
-	uid   types.UID
-	state S
+// Memory is the memory of one owner.
+type Memory[S any] struct {
+	Progress Progress
+	State    S
+
+	uid types.UID
 }
 
-// Of returns the state of an owner. It is empty at first, and after another object of the
+// Of returns the memory of an owner. It is empty at first, and after another object of the
 // same name got the key.
-func (s *States[K, S]) Of(key K, uid types.UID) *S {
+func (s *States[S]) Of(key Key, uid types.UID) *Memory[S] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.all[key]
-	if r == nil || r.uid != uid {
+	m := s.all[key]
+	if m == nil || m.uid != uid {
 		if s.all == nil {
-			s.all = map[K]*remembered[S]{}
+			s.all = map[Key]*Memory[S]{}
 		}
-		r = &remembered[S]{uid: uid}
-		s.all[key] = r
+		m = &Memory[S]{uid: uid}
+		s.all[key] = m
 	}
-	return &r.state
+	return m
 }
 
-// Has reports whether there is a state for a key.
-func (s *States[K, S]) Has(key K) bool {
+// Has reports whether there is a memory for a key.
+func (s *States[S]) Has(key Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all[key] != nil
 }
 
-// Forget removes the state of a key.
-func (s *States[K, S]) Forget(key K) {
+// Forget removes the memory of a key.
+func (s *States[S]) Forget(key Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, key)
 }
 
-// Keys returns the keys that accept takes, by the key and the owner's state, in any order.
-// accept runs under a lock.
-func (s *States[K, S]) Keys(accept func(key K, state *S) bool) []K {
+// Keys returns the keys that accept takes, by the key and the owner's progress, in any
+// order. accept runs under a lock.
+func (s *States[S]) Keys(accept func(Key, *Progress) bool) []Key {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var keys []K
-	for key, r := range s.all {
-		if accept(key, &r.state) {
+	var keys []Key
+	for key, m := range s.all {
+		if accept(key, &m.Progress) {
 			keys = append(keys, key)
 		}
 	}

@@ -33,7 +33,7 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// world is Workloads and the book of addresses on API servers in memory. Time is the
+// world is a Loop of workloads and the book of addresses on API servers in memory. Time is the
 // test's own.
 type world struct {
 	*ipamtest.Server
@@ -49,7 +49,7 @@ type world struct {
 	events    []string
 }
 
-// simulate runs a test with Workloads, as long as the test lasts. There is a pool with
+// simulate runs a test with a Loop of workloads, as long as the test lasts. There is a pool with
 // these addresses.
 func simulate(t *testing.T, addresses string, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -65,10 +65,13 @@ func simulate(t *testing.T, addresses string, test func(w *world)) {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
-		parts := Parts{Kube: w.kube, Preallocator: w, Recorder: w, Metrics: NewMetrics(), View: seen, Factory: factory}
-		w.registry.CustomMustRegister(parts.Metrics)
-		workloads, err := New(parts)
+		loop, err := NewLoop(w, seen, factory)
 		if err != nil {
+			t.Fatal(err)
+		}
+		parts := Parts{Kube: w.kube, Recorder: w, Metrics: NewMetrics(), Factory: factory}
+		w.registry.CustomMustRegister(parts.Metrics)
+		if err := AddWorkloads(loop, parts); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -76,7 +79,7 @@ func simulate(t *testing.T, addresses string, test func(w *world)) {
 		factory.Start(ctx.Done())
 		group.Go(func() { seen.Run(ctx) })
 		group.Go(func() { w.book.Run(ctx) })
-		group.Go(func() { workloads.Run(ctx) })
+		group.Go(func() { loop.Run(ctx) })
 		test(w)
 		cancel()
 		factory.Shutdown()

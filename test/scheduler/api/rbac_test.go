@@ -42,7 +42,7 @@ func TestPermissions(t *testing.T) {
 			may: []string{
 				"list berth.dev/floatingips", "watch berth.dev/floatingips", "patch berth.dev/floatingips", "delete berth.dev/floatingips",
 				"watch berth.dev/ippools", "patch berth.dev/ippools/status", "get /pods", "list /pods", "watch /pods",
-				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "create events.k8s.io/events",
+				"create berth.dev/floatingips", "get berth.dev/ipclaims", "watch /nodes", "watch /resourcequotas", "create events.k8s.io/events",
 				"get apps/statefulsets", "get apps/deployments", "get apps/replicasets", "get apps/daemonsets", "get batch/jobs", "get batch/cronjobs", "watch batch/cronjobs",
 				"update coordination.k8s.io/leases berth-system/berth-controller",
 				"delete berth.dev/floatingips/held", "create authentication.k8s.io/tokenreviews", "create authorization.k8s.io/subjectaccessreviews",
