@@ -25,7 +25,7 @@ func (e *LookupError) Unwrap() error { return e.Err }
 
 // RequestOfPod reads the request of a pod: what is written on it, its owner and its
 // namespace. It does not look up its claim, nor the size of its owner's fixed set. An error
-// is a *LookupError, or for the pod's author.
+// is podrequest.ErrNone, a *LookupError, or for the pod's author.
 func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Between, namespace func(name string) (metav1.Object, error)) (Request, error) {
 	said, err := reader.Compile(pod)
 	request := Request{Request: said}

@@ -3,6 +3,7 @@
 package podrequest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -41,7 +42,12 @@ type Request struct {
 	PoolSelector labels.Selector
 }
 
-// Compile reads the request of a pod. It is pure. The error is for the pod's author.
+// ErrNone is returned for a pod that requests no address and has none of Berth's
+// annotations.
+var ErrNone = errors.New("the pod requests no address")
+
+// Compile reads the request of a pod. It is pure. The error is ErrNone, or for the pod's
+// author.
 func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 	request := Request{
 		Namespace: pod.Namespace,
@@ -50,6 +56,12 @@ func (r Reader) Compile(pod *v1.Pod) (Request, error) {
 		Policy:    v1alpha1.ReleasePodDeleted,
 	}
 	n, resource := r.Requested(&pod.Spec)
+	if n == 0 {
+		if name := StrayAnnotation(pod); name != "" {
+			return request, fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to a container, or remove the annotation", name, v1alpha1.ResourceIP)
+		}
+		return request, ErrNone
+	}
 	if pod.Spec.HostNetwork {
 		return request, fmt.Errorf("the pod requests %s but uses the node's network (hostNetwork: true): remove one of the two", resource)
 	}

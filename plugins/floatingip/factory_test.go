@@ -107,7 +107,7 @@ func TestToStatus(t *testing.T) {
 		{&ipam.ShortageError{}, fwk.Unschedulable},
 		{fmt.Errorf("now: %w", ipam.ErrNotSynced), fwk.Unschedulable},
 		{&beingReadError{}, fwk.Unschedulable},
-		{retryError{errors.New("the cache is behind")}, fwk.Error},
+		{&ipam.LookupError{Err: errors.New("the cache is behind")}, fwk.Error},
 		{errors.New("nonsense"), fwk.UnschedulableAndUnresolvable},
 	} {
 		if got := toStatus(test.err).Code(); got != test.want {
@@ -115,8 +115,8 @@ func TestToStatus(t *testing.T) {
 		}
 	}
 	cause := errors.New("cause")
-	if !errors.Is(retryError{cause}, cause) {
-		t.Error("retryError hides its cause")
+	if !errors.Is(&ipam.LookupError{Err: cause}, cause) {
+		t.Error("LookupError hides its cause")
 	}
 }
 

@@ -5,7 +5,6 @@ package floatingip
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
@@ -71,13 +70,10 @@ func stateOf(state fwk.CycleState) *cycleState {
 // may get one by preemption, which runs only after the Filters. PreFilter skips Filter
 // if every node can serve the pod, even after all other waiting pods.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
-	if !pl.reader.Asks(&pod.Spec) {
-		if name := podrequest.StrayAnnotation(pod); name != "" {
-			return nil, toStatus(fmt.Errorf("the pod has annotation %s but no container requests %s: add resources.requests[%[2]q]: 1 to a container, or remove the annotation", name, v1alpha1.ResourceIP))
-		}
+	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, pl.namespace)
+	if errors.Is(err, podrequest.ErrNone) {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
-	request, err := pl.request(pod)
 	if err != nil {
 		pl.waiting.forget(pod.UID)
 		return nil, toStatus(err)

@@ -92,6 +92,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 	}
 	informers := handle.SharedInformerFactory()
 	replicaSets := informers.Apps().V1().ReplicaSets().Lister()
+	namespaces := informers.Core().V1().Namespaces().Lister()
 	return &Plugin{
 		handle:     handle,
 		reader:     podrequest.Reader{Galaxy: args.GalaxyAliases},
@@ -99,7 +100,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 		waiting:    shared.waiting,
 		nodes:      shared.nodes,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
-		namespaces: informers.Core().V1().Namespaces().Lister(),
+		namespace:  func(name string) (metav1.Object, error) { return namespaces.Get(name) },
 		between: podrequest.Between{
 			ReplicaSet: func(namespace, name string) (metav1.Object, error) {
 				return replicaSets.ReplicaSets(namespace).Get(name)
@@ -166,7 +167,32 @@ func (s *shared) ownerChanged(owner ipam.Owner) { s.waiting.changed(ipam.Change{
 // watch adds handlers to informers of kube-scheduler, and an informer of Deployments.
 func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFactory) error {
 	core := informers.Core().V1()
-	if _, err := core.Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	if _, err := core.Pods().Informer().AddEventHandler(s.podHandler()); err != nil {
+		return fmt.Errorf("watch pods: %w", err)
+	}
+	if _, err := core.Nodes().Informer().AddEventHandler(s.nodeHandler(ctx)); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	if err := s.sets.watch(informers, s.ownerChanged); err != nil {
+		return err
+	}
+	// A namespace's labels decide which pools admit it, and the framework has no
+	// event for them.
+	if _, err := core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(before, after any) {
+			if !maps.Equal(before.(*v1.Namespace).Labels, after.(*v1.Namespace).Labels) {
+				s.waiting.changed(ipam.Change{Everything: true})
+			}
+		},
+	}); err != nil {
+		return fmt.Errorf("watch namespaces: %w", err)
+	}
+	return nil
+}
+
+// podHandler notes pods that are not pending any more, or have ended.
+func (s *shared) podHandler() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Pod), after.(*v1.Pod)
 			if was.UID != is.UID || isPending(was) && !isPending(is) {
@@ -189,10 +215,12 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 				s.ended(pod)
 			}
 		},
-	}); err != nil {
-		return fmt.Errorf("watch pods: %w", err)
 	}
-	if _, err := core.Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+}
+
+// nodeHandler notes nodes that gained pools, or are lost.
+func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(added any) { s.nodes.changed(nil, added.(*v1.Node)) },
 		UpdateFunc: func(before, after any) {
 			was, is := before.(*v1.Node), after.(*v1.Node)
@@ -212,24 +240,7 @@ func (s *shared) watch(ctx context.Context, informers informers.SharedInformerFa
 				s.lost(ctx, node)
 			}
 		},
-	}); err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
 	}
-	if err := s.sets.watch(informers, s.ownerChanged); err != nil {
-		return err
-	}
-	// A namespace's labels decide which pools admit it, and the framework has no
-	// event for them.
-	if _, err := core.Namespaces().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(before, after any) {
-			if !maps.Equal(before.(*v1.Namespace).Labels, after.(*v1.Namespace).Labels) {
-				s.waiting.changed(ipam.Change{Everything: true})
-			}
-		},
-	}); err != nil {
-		return fmt.Errorf("watch namespaces: %w", err)
-	}
-	return nil
 }
 
 // ended wakes pods that wait for the addresses of a pod. The pod is gone or finished,
@@ -260,41 +271,28 @@ type Plugin struct {
 	waiting    *waiting
 	nodes      *nodes
 	nodeLister corelisters.NodeLister
-	namespaces corelisters.NamespaceLister
-	between    podrequest.Between
-	sets       *fixedSets
+	// namespace and between read the informers' caches.
+	namespace func(name string) (metav1.Object, error)
+	between   podrequest.Between
+	sets      *fixedSets
 }
 
 // Name of the plugin.
 func (pl *Plugin) Name() string { return Name }
 
-// request compiles the pod's request and adds its owner and namespace.
-func (pl *Plugin) request(pod *v1.Pod) (ipam.Request, error) {
-	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, func(name string) (metav1.Object, error) { return pl.namespaces.Get(name) })
-	if missing := (*ipam.LookupError)(nil); errors.As(err, &missing) {
-		return request, retryError{missing.Err}
-	}
-	return request, err
-}
-
-// retryError marks an error that a later attempt may not meet.
-type retryError struct{ error }
-
-func (e retryError) Unwrap() error { return e.error }
-
 // toStatus turns errors into scheduler statuses. A shortage is Unschedulable: a
-// cluster event can resolve it. A retryError is retried with back-off. Any other error
+// cluster event can resolve it. A LookupError is retried with back-off. Any other error
 // needs a change of the pod, so no cluster event resolves it.
 func toStatus(err error) *fwk.Status {
 	var shortage *ipam.ShortageError
-	var retry retryError
+	var missing *ipam.LookupError
 	var reading *beingReadError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &shortage), errors.Is(err, ipam.ErrNotSynced), errors.As(err, &reading):
 		return fwk.NewStatus(fwk.Unschedulable, err.Error())
-	case errors.As(err, &retry):
+	case errors.As(err, &missing):
 		return fwk.AsStatus(err)
 	}
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())

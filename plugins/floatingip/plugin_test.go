@@ -11,8 +11,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 
 	"github.com/berth-dev/berth/ipam"
@@ -51,6 +53,12 @@ func TestWatchEndsWait(t *testing.T) {
 			pod.Namespace = "shop"
 			pod.Finalizers = []string{"example.com/hold"}
 			client := fake.NewClientset(pod.DeepCopy())
+			watched := make(chan struct{}) // The fake client loses changes between a list and its watch.
+			client.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+				defer close(watched)
+				w, err := client.Tracker().Watch(action.GetResource(), action.GetNamespace())
+				return true, w, err
+			})
 			factory := informers.NewSharedInformerFactory(client, 0)
 			q := &queue{woken: make(chan []string, 1)}
 			core, apps := factory.Core().V1(), factory.Apps().V1()
@@ -64,6 +72,7 @@ func TestWatchEndsWait(t *testing.T) {
 			}
 			factory.Start(ctx.Done())
 			factory.WaitForCacheSync(ctx.Done())
+			<-watched
 			s.waiting.add(pod, request)
 			s.waiting.short(pod.UID, ipam.LackAddress)
 			if n := s.waiting.count(); n != 1 {
