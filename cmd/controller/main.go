@@ -162,27 +162,9 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, fmt.Errorf("register the objects that events are about: %w", err)
 	}
 	recorder := w.broadcaster.NewRecorder(kinds, "berth-controller")
-	// For workloads of custom kinds.
-	objects, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
-	}
-	headers, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create the metadata client of custom workloads: %w", err)
-	}
-	var detacher reclaim.Detacher
-	if options.assigner.Enabled() {
-		if detacher, err = assigner.New(options.assigner, assigner.NewMetrics(legacyregistry.MustRegister)); err != nil {
-			return nil, err
-		}
-	}
-	if w.reclaimer, err = reclaim.New(reclaim.Config{
-		Kube: kube, Berth: api, Dynamic: objects, Metadata: headers,
-		View: seen, Factory: factory,
-		Detacher: detacher,
-		Events:   recorder,
-		Metrics:  reclaim.NewMetrics(legacyregistry.MustRegister),
+	if w.reclaimer, err = newReclaimer(config, options, reclaim.Config{
+		Kube: kube, Berth: api, View: seen, Factory: factory,
+		Events: recorder, Metrics: reclaim.NewMetrics(legacyregistry.MustRegister),
 	}); err != nil {
 		return nil, err
 	}
@@ -210,6 +192,24 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 		return nil, err
 	}
 	return w, nil
+}
+
+// newReclaimer adds to parts the clients of custom workloads and the external assigner, if
+// there is one.
+func newReclaimer(config *rest.Config, options *options, parts reclaim.Config) (*reclaim.Reclaimer, error) {
+	var err error
+	if parts.Dynamic, err = dynamic.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("create the client of custom workloads: %w", err)
+	}
+	if parts.Metadata, err = metadata.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("create the metadata client of custom workloads: %w", err)
+	}
+	if options.assigner.Enabled() {
+		if parts.Detacher, err = assigner.New(options.assigner, assigner.NewMetrics(legacyregistry.MustRegister)); err != nil {
+			return nil, err
+		}
+	}
+	return reclaim.New(parts)
 }
 
 // eventScheme returns a scheme of the kinds that events are about: objects in caches have no
