@@ -33,8 +33,8 @@ type pods interface {
 	Annotations(pod api.Pod) (annotations map[string]string, known bool)
 	// Holder returns the pod of this node that holds the address.
 	Holder(ctx context.Context, addr netip.Addr) (api.Pod, error)
-	// Reach says whether the pods of the node can be followed, without blocking.
-	Reach() api.Reach
+	// Connection says whether the pods of the node can be followed, without blocking.
+	Connection() api.Connection
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool

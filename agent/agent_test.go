@@ -98,7 +98,7 @@ func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 
 func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
 
-func (w *world) Reach() api.Reach { return api.Reach{Synced: true} }
+func (w *world) Connection() api.Connection { return api.Connection{Synced: true} }
 
 // WaitForSync waits for synced where a case sets it.
 func (w *world) WaitForSync(ctx context.Context) bool {

@@ -59,7 +59,7 @@ func (o *outcomes) copy() map[state.Key]outcome {
 func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
 	records, outcomes := a.Store.List(), a.reconcile.outcomes.copy()
 	in := &api.Inspection{
-		Time: time.Now(), Started: a.started, API: a.Pods.Reach(), Records: a.phases(records), OldestCheck: oldestCheck(records, outcomes),
+		Time: time.Now(), Started: a.started, API: a.Pods.Connection(), Records: a.phases(records), OldestCheck: oldestCheck(records, outcomes),
 		Waiting: a.reconcile.waiting(), Containers: []api.InspectedContainer{},
 	}
 	for _, record := range records {
@@ -151,7 +151,7 @@ func oldestCheck(records []*state.Container, outcomes map[state.Key]outcome) tim
 // collect returns the values of the metrics that follow from the records.
 func (a *Agent) collect() gauges {
 	records, outcomes := a.Store.List(), a.reconcile.outcomes.copy()
-	g := gauges{phases: a.phases(records), reachable: a.Pods.Reach().Error == ""}
+	g := gauges{phases: a.phases(records), reachable: a.Pods.Connection().Error == ""}
 	for _, came := range outcomes {
 		if came.err != nil && !errors.Is(came.err, context.Canceled) {
 			g.failing++

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Candidates is what can serve a request at one moment: addresses that its owner
+// Candidates can serve a request at one moment: addresses that its owner
 // already has, and the pools it may use. Safe for concurrent use.
 type Candidates struct {
 	request  Request
@@ -29,13 +29,13 @@ type Candidates struct {
 	// plain: the pod wants one free address of any pool, so free counts are enough to
 	// answer.
 	plain bool
-	// shares are what the pod's namespace has of pools with a cap.
+	// shares count the addresses of the pod's namespace in pools with a cap.
 	shares map[string]allocator.Share
 	// answers caches rejections: *pools.Reach → *Rejection, nil if the reach can serve.
 	answers sync.Map
 }
 
-// candidate is what can serve one part.
+// candidate has the addresses that can serve one part.
 type candidate struct {
 	// kept are addresses that the owner had before this attempt; the part must have one
 	// of them. Empty: the part gets a free one.
@@ -51,7 +51,7 @@ type Rejection struct {
 	Reason string
 	// Unresolvable: not even preemption would help.
 	Unresolvable bool
-	// Lacks is what the pod needs to run there.
+	// Lacks says what the pod needs to run there.
 	Lacks Lack
 }
 

@@ -31,7 +31,7 @@ type Change struct {
 	Everything bool
 }
 
-// Lack is what a pod that found no address needs, as a set of bits. Empty: only other
+// Lack says what a pod that found no address needs, as a set of bits. Empty: only other
 // pools or nodes would help, not an address that comes free.
 type Lack uint8
 
@@ -80,7 +80,7 @@ type ownerKey struct {
 	maxPods int
 }
 
-// ownerState is what the owner of a request may have now.
+// ownerState says what the owner of a request may have now.
 type ownerState struct {
 	// claim is nil unless the request names one that exists and is valid.
 	claim *v1alpha1.IPClaim

@@ -4,8 +4,8 @@
 // IPPool objects, allocator is the book in memory, store writes FloatingIPs to the
 // API server.
 //
-// A [Request] has a part for each address that the pod wants. [Candidates] is what
-// can serve it at one moment: for each part the addresses that the owner has already,
+// A [Request] has a part for each address that the pod wants. [Candidates] has
+// the means to serve it at one moment: for each part the addresses that the owner has already,
 // and the pools it may use. All parts are served, or none.
 //
 // # Life of an address

@@ -21,15 +21,15 @@ var (
 	ErrNotCurrent = errors.New("the pod was bound by another scheduler or replaced")
 )
 
-// ShortageError says why no address can serve a request. Its text is what the
-// user reads in `kubectl describe pod`.
+// ShortageError says why no address can serve a request. The user reads its
+// text in `kubectl describe pod`.
 type ShortageError struct {
 	// Reasons has one text per pool that was considered, or one that says why none was.
 	Reasons []string
 	// Remedy says what the user can do.
 	Remedy string
 	Cause  Cause
-	// Lacks is what the request needs.
+	// Lacks says what the request needs.
 	Lacks Lack
 }
 

@@ -59,7 +59,7 @@ func TestShortageError(t *testing.T) {
 	}
 }
 
-// What no pool can ever serve is an error of Candidates, with the whole text.
+// Candidates refuses a request that no pool can ever serve, with the whole text.
 func TestImpossible(t *testing.T) {
 	web := testPool("web", "10.0.70.2-10.0.70.9")
 	four, six := Part{Family: v1alpha1.IPv4}, Part{Family: v1alpha1.IPv6}

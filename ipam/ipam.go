@@ -68,9 +68,9 @@ type IPAM struct {
 	book     *allocator.Allocator
 	own      *view.View // nil: the caller of New runs the view
 
-	state atomic.Pointer[state] // nil until synced
-	known atomic.Pointer[KnownPods]
-	rests *rests
+	state     atomic.Pointer[state] // nil until synced
+	known     atomic.Pointer[KnownPods]
+	cooldowns *cooldowns
 
 	mu        sync.Mutex
 	listeners []func(Change)
@@ -101,74 +101,12 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 func New(seen *view.View, ips ipStore, assigner externalAssigner) (*IPAM, error) {
 	i := &IPAM{store: ips, pools: seen.Pools, assigner: assigner}
 	i.book = allocator.New(recordedPods{&i.known})
-	i.rests = newRests(i.cooldown, i.rested)
+	i.cooldowns = newCooldowns(i.cooldown, i.rested)
 	var err error
 	if i.watch, err = store.NewWatch(seen, i.handler()); err != nil {
 		return nil, err
 	}
 	return i, nil
-}
-
-// KnownPods answers from the caller's caches. It must not block and must be safe for
-// concurrent use.
-type KnownPods interface {
-	// IsGone says whether the pod does not exist or is finished.
-	IsGone(namespace, name, uid string) bool
-	// IsTerminating says whether the pod is being deleted.
-	IsTerminating(namespace, name, uid string) bool
-	// IsLost says whether the pod is being deleted and its node is lost, so that the
-	// deletion may never end.
-	IsLost(namespace, name, uid string) bool
-	// NeverBound says whether the pod is known to have been deleted before it was bound.
-	NeverBound(uid string) bool
-}
-
-// KnowPods lets IPAM give a kept address to its owner's next pod as soon as the last
-// pod is known to be gone, before the controller has recorded it. An owner whose pod is
-// lost may have another address in the meantime. Commit checks at the API server whether
-// a pod is gone. Safe for concurrent use.
-func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
-
-// recordedPods answers the book's questions about the pods of its records.
-type recordedPods struct{ known *atomic.Pointer[KnownPods] }
-
-func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods, namespace, name, uid string) bool) bool {
-	pods := p.known.Load()
-	return pods != nil && question(*pods, record.Owner.Namespace, record.PodName, record.PodUID)
-}
-
-func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record, KnownPods.IsGone) }
-
-func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
-
-// PodEnded notes that a pod is gone or finished, or lost with its node: waiting pods of
-// its owner may have one of its addresses, or another, now. names are the FloatingIPs in
-// its annotation; only FloatingIPs that record the pod count. It does not block.
-func (i *IPAM) PodEnded(uid string, names []string) {
-	var told []Owner
-	for _, name := range names {
-		addr, err := v1alpha1.AddrOf(name)
-		if err != nil {
-			continue
-		}
-		record, ok := i.book.Stored(addr)
-		if !ok || record.PodUID != uid || record.Policy == allocator.PodDeleted || slices.Contains(told, record.Owner) {
-			continue
-		}
-		told = append(told, record.Owner)
-		change := Change{Owner: &record.Owner, More: 1}
-		if i.book.IsIdle(addr) {
-			change.Addr = addr
-		}
-		i.tell(change)
-	}
-}
-
-// unused says whether no pod ever ran with an address: it was created for its holder,
-// and the holder is known to have been deleted before it was bound.
-func (i *IPAM) unused(stored *allocator.Record) bool {
-	pods := i.known.Load()
-	return pods != nil && stored.PodUID != "" && stored.LastPod == "" && (*pods).NeverBound(stored.PodUID)
 }
 
 // OnChange adds a function that is called with every change that may help waiting
@@ -196,7 +134,7 @@ func (i *IPAM) Run(ctx context.Context) {
 	if i.own != nil {
 		group.Go(func() { i.own.Run(ctx) })
 	}
-	group.Go(func() { i.rests.run(ctx) })
+	group.Go(func() { i.cooldowns.run(ctx) })
 	defer group.Wait()
 	if !i.watch.WaitForSync(ctx) {
 		return
@@ -207,7 +145,7 @@ func (i *IPAM) Run(ctx context.Context) {
 		snapshot := i.pools.Snapshot()
 		i.setPools(snapshot)
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
-		i.rests.review()
+		i.cooldowns.review()
 		i.tell(Change{Everything: true})
 		select {
 		case <-ctx.Done():
@@ -271,7 +209,7 @@ func (i *IPAM) handler() store.Handler {
 				i.tellShare(addr, namespaceOf(ip))
 			}
 			if rests {
-				i.rests.begin(addr, ip.Spec.Pool)
+				i.cooldowns.begin(addr, ip.Spec.Pool)
 				i.tellShare(addr, namespaceOf(ip))
 			}
 			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {

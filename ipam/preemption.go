@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Preemption is what a preemption would change for a request.
+// Preemption says what a preemption would change for a request.
 type Preemption = allocator.Preemption
 
 // RejectsAfter is Rejects after a preemption.

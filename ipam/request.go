@@ -3,9 +3,10 @@
 package ipam
 
 import (
-	"net/netip"
+	"fmt"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Owner is what an address belongs to.
+// Owner is the workload, IPClaim or pod that an address belongs to.
 type Owner = allocator.Owner
 
 // Request is the addresses that a pod requests: its own terms or those of the IPClaim
@@ -38,6 +39,37 @@ type Request struct {
 	// address belongs to this namespace or to a deleted one of the same name; the labels
 	// are matched with a pool's namespaceSelector. nil: not known.
 	NamespaceMeta metav1.Object
+}
+
+// LookupError says that an object that a request needs could not be read. A later attempt
+// may not meet it.
+type LookupError struct{ Err error }
+
+func (e *LookupError) Error() string { return e.Err.Error() }
+func (e *LookupError) Unwrap() error { return e.Err }
+
+// RequestOfPod reads the request of a pod: what is written on it, its owner and its
+// namespace. It does not look up its claim, nor the size of its owner's fixed set. An error
+// is podrequest.ErrNone, a *LookupError, or for the pod's author.
+func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Between, namespace func(name string) (metav1.Object, error)) (Request, error) {
+	said, err := reader.Compile(pod)
+	request := Request{Request: said}
+	if err != nil {
+		return request, err
+	}
+	owner, err := podrequest.OwnerOf(pod, between)
+	if err != nil {
+		return request, &LookupError{err}
+	}
+	if err := said.CheckOwner(&owner); err != nil {
+		return request, err
+	}
+	request.Owner = OwnerOf(&owner)
+	if request.NamespaceMeta, err = namespace(pod.Namespace); err != nil {
+		request.NamespaceMeta = nil
+		return request, &LookupError{fmt.Errorf("find namespace %s: %w", pod.Namespace, err)}
+	}
+	return request, nil
 }
 
 // Part is one address of a request.
@@ -74,6 +106,12 @@ func (r *Request) OwnerKey() Owner {
 	return claimOwner(r.Namespace, r.Claim, "")
 }
 
+// MayHaveFixedSet says whether the pods of the request's owner share the addresses that it
+// keeps, so that their number may be fixed.
+func (r *Request) MayHaveFixedSet() bool {
+	return r.Claim == "" && r.Policy != v1alpha1.ReleasePodDeleted && r.Owner.PodName == "" && r.Owner.NodeName == ""
+}
+
 // names says whether the request may use a pool by its name and labels.
 func (r *Request) names(pool *pools.Pool) bool {
 	if len(r.Pools) > 0 && !slices.Contains(r.Pools, pool.Name) {
@@ -86,19 +124,6 @@ func (r *Request) names(pool *pools.Pool) bool {
 func (r *Request) mayUse(pool *pools.Pool) bool {
 	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels())
 }
-
-// Node is the properties of a node that matter to IPAM.
-type Node struct {
-	Name string
-	// Addresses are the node's InternalIPs.
-	Addresses []netip.Addr
-	Labels    labels.Set
-	// ProviderID is the node's spec.providerID, for the external assigner.
-	ProviderID string
-}
-
-// ReachOf returns the pools that serve a node.
-func ReachOf(s *pools.Snapshot, node Node) *pools.Reach { return s.Reach(node.Addresses, node.Labels) }
 
 // fitsPool says whether the part can be served from a pool.
 func fitsPool(p *Part, pool *pools.Pool) bool {

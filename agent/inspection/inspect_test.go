@@ -17,7 +17,7 @@ import (
 func TestPrintInspection(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	in := &api.Inspection{
-		Time: now, Started: now.Add(-time.Hour), API: api.Reach{Synced: true}, Records: map[string]int{"added": 2, "withdrawn": 1}, OldestCheck: now.Add(-20 * time.Second),
+		Time: now, Started: now.Add(-time.Hour), API: api.Connection{Synced: true}, Records: map[string]int{"added": 2, "withdrawn": 1}, OldestCheck: now.Add(-20 * time.Second),
 		Containers: []api.InspectedContainer{
 			{
 				Pod: api.Pod{Namespace: "shop", Name: "web-0"}, ContainerID: "0123456789abcdef", Phase: "added", Checked: now.Add(-20 * time.Second),

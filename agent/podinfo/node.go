@@ -76,8 +76,8 @@ type Node struct {
 	// conflicts has the addresses whose FloatingIPs say that there is a conflict.
 	conflicts sync.Map
 
-	mu    sync.Mutex
-	reach api.Reach
+	mu         sync.Mutex
+	connection api.Connection
 }
 
 // New returns a Node that knows nothing yet; Run starts the watch. pods returns the client
@@ -109,14 +109,14 @@ func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader 
 	return n
 }
 
-// Reach says whether the pods of the node can be followed, as the last list or watch
+// Connection says whether the pods of the node can be followed, as the last list or watch
 // showed. It does not block.
-func (n *Node) Reach() api.Reach {
+func (n *Node) Connection() api.Connection {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	reach := n.reach
-	reach.Synced = n.informer.HasSynced()
-	return reach
+	connection := n.connection
+	connection.Synced = n.informer.HasSynced()
+	return connection
 }
 
 // noteReach notes what came of a list or watch, and wakes the reconnect loop after a
@@ -127,10 +127,10 @@ func (n *Node) noteReach(err error) {
 		text = err.Error()
 	}
 	n.mu.Lock()
-	if n.reach.Since.IsZero() || (n.reach.Error == "") != (err == nil) {
-		n.reach.Since = time.Now()
+	if n.connection.Since.IsZero() || (n.connection.Error == "") != (err == nil) {
+		n.connection.Since = time.Now()
 	}
-	n.reach.Error = text
+	n.connection.Error = text
 	n.mu.Unlock()
 	if err != nil {
 		n.VerifySoon()

@@ -67,7 +67,7 @@ type compiler struct {
 
 	// maps are those of the node, onNode all else that it has; pairs are each pod with itself.
 	maps   map[string]*ruleset.Map
-	onNode *reach
+	onNode *contents
 	pairs  [2]*ruleset.Set
 	fixed  map[string]*ruleset.Chain
 }
@@ -128,11 +128,11 @@ func (x *Index) Node() *ruleset.Ruleset {
 		x.node = empty
 		return x.node
 	}
-	if x.node != nil && x.reach == c.onNode {
+	if x.node != nil && x.contents == c.onNode {
 		x.node = withSets(x.node, c.onNode.collections)
 		return x.node
 	}
-	x.reach = c.onNode
+	x.contents = c.onNode
 	next := &ruleset.Ruleset{Sets: make(map[string]*ruleset.Set, len(c.onNode.sets)+len(c.onNode.collections)), Maps: c.maps, Chains: c.onNode.chains}
 	maps.Copy(next.Sets, c.onNode.sets)
 	for name, collection := range c.onNode.collections {
@@ -179,7 +179,7 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	if len(l.Direct) == 0 {
 		return empty
 	}
-	r := newReach()
+	r := newContents()
 	output := []ruleset.Rule{
 		{Established: true, Verdict: ruleset.Accept},
 		{Loopback: true, Verdict: ruleset.Accept},
@@ -227,19 +227,19 @@ func (c *compiler) pod(l *local) *ruleset.Ruleset {
 	return next
 }
 
-// reach is what a ruleset has: chains with what they name.
-type reach struct {
+// contents are the chains of a ruleset, and the sets and collections that they name.
+type contents struct {
 	chains      map[string]*ruleset.Chain
 	sets        map[string]*ruleset.Set
 	collections map[string]*collection
 }
 
-func newReach() *reach {
-	return &reach{chains: map[string]*ruleset.Chain{}, sets: map[string]*ruleset.Set{}, collections: map[string]*collection{}}
+func newContents() *contents {
+	return &contents{chains: map[string]*ruleset.Chain{}, sets: map[string]*ruleset.Set{}, collections: map[string]*collection{}}
 }
 
 // add adds a chain and what it names.
-func (r *reach) add(e *chain) {
+func (r *contents) add(e *chain) {
 	if r.chains[e.Name] != nil {
 		return
 	}
@@ -287,7 +287,7 @@ func (c *compiler) reshape() {
 		}
 	}
 	var pairs [2][]ruleset.Pair
-	r := newReach()
+	r := newContents()
 	holders := c.holders()
 	for a, l := range holders {
 		family := ruleset.FamilyOf(a)

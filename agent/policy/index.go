@@ -60,9 +60,9 @@ type Index struct {
 	unfilled map[*collection]struct{}
 
 	compiler compiler
-	// node is the ruleset of the node, made of reach.
-	node  *ruleset.Ruleset
-	reach *reach
+	// node is the ruleset of the node, made of its contents.
+	node     *ruleset.Ruleset
+	contents *contents
 	// reshape is that chains and maps may have changed; else only sets have.
 	reshape     bool
 	nodeAddress [2]*ruleset.Set

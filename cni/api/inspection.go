@@ -17,8 +17,8 @@ const PathInspect = "/v1/inspect"
 type Inspection struct {
 	Time time.Time `json:"time"`
 	// Started is when the agent did.
-	Started time.Time `json:"started"`
-	API     Reach     `json:"api"`
+	Started time.Time  `json:"started"`
+	API     Connection `json:"api"`
 	// Records counts the containers by the phase of their network.
 	Records map[string]int `json:"records"`
 	// OldestCheck is when the record was compared with the kernel for which this was
@@ -75,8 +75,8 @@ type PolicyTrace struct {
 	Protocol string
 }
 
-// Reach says whether the agent can follow the API server.
-type Reach struct {
+// Connection says whether the agent can follow the API server.
+type Connection struct {
 	// Synced is true once every pod of the node is known.
 	Synced bool `json:"synced"`
 	// Error is why the last list or watch of pods failed; empty while it works.

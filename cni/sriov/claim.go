@@ -51,9 +51,9 @@ type attributes struct {
 // errClaimed is returned where another owner was faster.
 var errClaimed = errors.New("claimed by another container")
 
-// book is the folder of the claims. Its methods are safe for concurrent use, also by several
+// folder has the claims, as files. Its methods are safe for concurrent use, also by several
 // processes.
-type book struct {
+type folder struct {
 	dir string
 	// bootID is another one after each start of the node.
 	bootID string
@@ -64,12 +64,12 @@ const (
 	tempPrefix  = ".claim-"
 )
 
-func openBook(dir string) (*book, error) {
+func openFolder(dir string) (*folder, error) {
 	id, err := settings.BootID()
 	if err != nil {
 		return nil, err
 	}
-	return &book{dir: dir, bootID: id}, nil
+	return &folder{dir: dir, bootID: id}, nil
 }
 
 // Files lists the paths of what a folder of claims has when no container has a virtual
@@ -86,7 +86,7 @@ func Files(dir string) ([]string, error) {
 }
 
 // list returns the claims since the node started, and removes earlier ones.
-func (b *book) list() ([]claim, error) {
+func (b *folder) list() ([]claim, error) {
 	entries, err := os.ReadDir(b.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -123,7 +123,7 @@ func (b *book) list() ([]claim, error) {
 }
 
 // add writes a claim. It returns errClaimed where the function has one.
-func (b *book) add(c claim) (err error) {
+func (b *folder) add(c claim) (err error) {
 	c.BootID = b.bootID
 	raw, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
@@ -156,7 +156,7 @@ func (b *book) add(c claim) (err error) {
 // hold returns the claim of a device, and keeps other callers, also of other processes, from
 // holding it until the caller calls release or ends. ok is false where the device has no
 // claim. It blocks while another caller holds the claim.
-func (b *book) hold(device string) (c claim, release func(), ok bool, err error) {
+func (b *folder) hold(device string) (c claim, release func(), ok bool, err error) {
 	for {
 		file, err := os.Open(b.file(device))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -199,7 +199,7 @@ func lock(file *os.File) error {
 }
 
 // remove is idempotent.
-func (b *book) remove(device string) error {
+func (b *folder) remove(device string) error {
 	err := os.Remove(b.file(device))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -210,10 +210,10 @@ func (b *book) remove(device string) error {
 	return nil
 }
 
-func (b *book) file(device string) string { return filepath.Join(b.dir, device+claimSuffix) }
+func (b *folder) file(device string) string { return filepath.Join(b.dir, device+claimSuffix) }
 
 // sync makes the names in the folder last.
-func (b *book) sync() error {
+func (b *folder) sync() error {
 	dir, err := os.Open(b.dir)
 	if err != nil {
 		return err

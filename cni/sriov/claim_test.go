@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func newBook(t *testing.T) *book {
+func newFolder(t *testing.T) *folder {
 	t.Helper()
-	b, err := openBook(filepath.Join(t.TempDir(), "sriov"))
+	b, err := openFolder(filepath.Join(t.TempDir(), "sriov"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func newBook(t *testing.T) *book {
 }
 
 func TestClaims(t *testing.T) {
-	b := newBook(t)
+	b := newFolder(t)
 	if claims, err := b.list(); err != nil || len(claims) != 0 {
 		t.Fatalf("list() = %v, %v without a folder", claims, err)
 	}
@@ -39,7 +39,7 @@ func TestClaims(t *testing.T) {
 		t.Errorf("add() = %v for a claimed function", err)
 	}
 	// Another process sees it.
-	again, err := openBook(b.dir)
+	again, err := openFolder(b.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestClaims(t *testing.T) {
 
 // After the node started again the cards are as new, and nobody has a function.
 func TestClaimsOfEarlierStart(t *testing.T) {
-	b := newBook(t)
+	b := newFolder(t)
 	if err := b.add(claim{Device: "0000:01:10.0", Owner: "bthv1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestClaimsOfEarlierStart(t *testing.T) {
 }
 
 func TestDamagedClaim(t *testing.T) {
-	b := newBook(t)
+	b := newFolder(t)
 	if err := b.add(claim{Device: "0000:01:10.2", Owner: "bthv1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestDamagedClaim(t *testing.T) {
 
 // One of many gets a function, and one at a time holds its claim.
 func TestClaimsInParallel(t *testing.T) {
-	b := newBook(t)
+	b := newFolder(t)
 	var group sync.WaitGroup
 	var won, holding atomic.Int32
 	for range 8 {

@@ -144,7 +144,7 @@ func (w Wish) admin(before attributes) attributes {
 // claim returns the claim of the wish's owner, or makes one, and holds it until the caller
 // calls release.
 func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
-	b, err := openBook(f.dir)
+	b, err := openFolder(f.dir)
 	if err != nil {
 		return claim{}, nil, err
 	}
@@ -171,7 +171,7 @@ func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
 func (w Wish) isOf(c claim) bool { return c.Owner == w.Owner && c.IfName == w.IfName }
 
 // claimDevice returns the device that the wish's owner has claimed, or claims one.
-func (f *Functions) claimDevice(b *book, w Wish) (string, error) {
+func (f *Functions) claimDevice(b *folder, w Wish) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for {
@@ -211,7 +211,7 @@ func (f *Functions) claimDevice(b *book, w Wish) (string, error) {
 // Check returns ErrNotGiven where the container lacks its function or an attribute of it. It
 // looks for the link only where the namespace can be entered.
 func (f *Functions) Check(w Wish) error {
-	b, err := openBook(f.dir)
+	b, err := openFolder(f.dir)
 	if err != nil {
 		return err
 	}
@@ -263,7 +263,7 @@ func (f *Functions) GiveLoose(exists func(owner string) bool) error {
 }
 
 func (f *Functions) giveBack(match func(claim) bool) error {
-	b, err := openBook(f.dir)
+	b, err := openFolder(f.dir)
 	if err != nil {
 		return err
 	}
@@ -282,7 +282,7 @@ func (f *Functions) giveBack(match func(claim) bool) error {
 
 // Leftovers lists the functions whose owners do not exist.
 func (f *Functions) Leftovers(exists func(owner string) bool) ([]leftover.Item, error) {
-	b, err := openBook(f.dir)
+	b, err := openFolder(f.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -301,7 +301,7 @@ func (f *Functions) Leftovers(exists func(owner string) bool) ([]leftover.Item, 
 }
 
 // give takes the function of a claim back. It does nothing where the claim is gone.
-func (f *Functions) give(b *book, listed claim) error {
+func (f *Functions) give(b *folder, listed claim) error {
 	c, release, ok, err := b.hold(listed.Device)
 	if err != nil || !ok {
 		return err

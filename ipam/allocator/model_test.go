@@ -24,7 +24,7 @@ type model struct {
 	pools    []Pool
 	stored   map[netip.Addr]Record
 	reserved map[netip.Addr]string
-	// namespaces are those of the owners with reservations.
+	// namespaces of the owners with reservations.
 	namespaces map[netip.Addr]string
 	turns      map[string]*turns
 	// before are the addresses that were in use at the last call of settle.

@@ -23,7 +23,7 @@ type Owner struct {
 	PodName, NodeName string
 }
 
-// Record is what the API server stores of an address, in the book's terms.
+// Record is one FloatingIP as the API server stores it, in the book's terms.
 type Record struct {
 	Addr  netip.Addr
 	Pool  string

@@ -37,7 +37,7 @@ type Want struct {
 	Ranges []iprange.Range
 }
 
-// Preemption is what a preemption would change.
+// Preemption says what a preemption would change.
 type Preemption struct {
 	// Freed addresses would be free.
 	Freed []netip.Addr

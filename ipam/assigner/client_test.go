@@ -120,7 +120,7 @@ func TestDeadline(t *testing.T) {
 	options.Timeout.Duration = 200 * time.Millisecond
 	start := time.Now()
 	err := newClient(t, options).Attach(t.Context(), assignment)
-	// What follows is gRPC's, if the server noticed first.
+	// The rest is gRPC's, if the server noticed first.
 	if want := "external assigner: attach 10.0.70.2 to node1: no answer within 200ms"; err == nil || !strings.HasPrefix(err.Error(), want) || !strings.HasSuffix(err.Error(), "(DeadlineExceeded)") {
 		t.Errorf("got %v, want %s", err, want)
 	}

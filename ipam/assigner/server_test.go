@@ -45,7 +45,7 @@ func (s *server) Detach(ctx context.Context, request *assignerv1.DetachRequest) 
 	return &assignerv1.DetachResponse{}, s.answer(ctx, n)
 }
 
-// requests is how many came.
+// requests counts those that came.
 func (s *server) requests() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -42,7 +42,7 @@ const AggregateLabel = "rbac." + v1alpha1.GroupName + "/aggregate-to-controller"
 type Config struct {
 	Discovery discovery.DiscoveryInterface
 	Objects   dynamic.Interface
-	// Metadata is what kinds are watched with. If nil, none is watched.
+	// Metadata watches kinds. If nil, none is watched.
 	Metadata metadata.Interface
 	// Slim returns the fields of a pod template to keep. If nil, no template is kept.
 	Slim func(*v1.PodTemplateSpec) v1.PodTemplateSpec
@@ -117,7 +117,7 @@ func (r *Reader) Wait() { r.running.Wait() }
 // asks discovery.
 var ErrMoved = errors.New("the kind is no longer served there")
 
-// servedKind is how the API serves a kind.
+// servedKind says how the API serves a kind.
 type servedKind struct {
 	resource schema.GroupVersionResource
 	cluster  bool // its objects have no namespace

@@ -223,7 +223,7 @@ func TestKindsAreFollowedWhileNeeded(t *testing.T) {
 	}
 }
 
-// What was read is said without I/O, and whether it is what the workload is now.
+// Cached answers without I/O, and says whether the workload is still as it was read.
 func TestCached(t *testing.T) {
 	owner := &v1alpha1.Owner{APIVersion: "example.org/v1", Kind: "Thing", Namespace: "ns", Name: "web", UID: "owner"}
 	server := &things{watching: make(chan int, 8), changes: make(chan string)}
@@ -282,7 +282,7 @@ func TestCached(t *testing.T) {
 	expect(Unread, fixedset.Size{})
 }
 
-// What is cached of a workload counts only if the watch can tell that it is old.
+// The cached state of a workload counts only if the watch can tell that it is old.
 func TestUnwatched(t *testing.T) {
 	owner := &v1alpha1.Owner{APIVersion: "example.org/v1", Kind: "Thing", Namespace: "ns", Name: "web", UID: "owner"}
 	one := Workload{Exists: true, Scaled: true, Size: fixedset.Size{Replicas: 1, Spare: 2}}

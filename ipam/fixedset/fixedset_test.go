@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The sizes are those of docs/explanation/release.md. Percentages resolve as they do in the
+// The sizes are from docs/explanation/release.md. Percentages resolve as they do in the
 // Deployment controller.
 func TestOfDeployment(t *testing.T) {
 	rolling := func(surge, unavailable string) appsv1.DeploymentStrategy {

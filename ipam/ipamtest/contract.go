@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 )
 
-// Contract is what Berth relies on of an API server. [Server] keeps it, and so does a
-// real one. The API server must have a namespace default and none of Berth's objects.
+// Contract tests the behaviour of an API server that Berth relies on. [Server] passes,
+// and so does a real one. The API server must have a namespace default and none of Berth's objects.
 func Contract(t *testing.T, api *client.Client) {
 	t.Run("writes", func(t *testing.T) { contractOfWrites(t, api) })
 	t.Run("versions", func(t *testing.T) { contractOfVersions(t, api) })
@@ -293,7 +293,7 @@ func contractOfWatches(t *testing.T, api *client.Client) {
 			// From each event on, another watch goes on with the next.
 			for i, e := range events[:len(events)-1] {
 				if c.options.ResourceVersion == "" && e.Type != watch.Bookmark {
-					continue // What there was before it is not in its order.
+					continue // Objects from before it have no order.
 				}
 				resumed, err := pools.Watch(ctx, metav1.ListOptions{ResourceVersion: e.Object.(*v1alpha1.IPPool).ResourceVersion})
 				if err != nil {

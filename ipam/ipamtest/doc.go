@@ -9,6 +9,6 @@
 // It stands behind the real client ([Server.Config]), so what the code under test
 // makes of requests and answers is tested with it. It validates as the CRDs in
 // manifests/crd say. It knows nothing of admission, of selectors, of managed fields
-// and of finalizers: test/scheduler has a real API server. [Contract] is what the two
-// have in common.
+// and of finalizers: test/scheduler has a real API server. Both pass
+// [Contract].
 package ipamtest

@@ -267,7 +267,7 @@ func (r *request) conflict() error {
 	return apierrors.NewConflict(r.of(), r.name, errors.New("the object has been modified"))
 }
 
-// patched is what an update makes of an object.
+// patched returns an object after an update.
 func patched(r *request, now *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	before, err := json.Marshal(now)
 	if err != nil {

@@ -42,7 +42,7 @@ type Server struct {
 	faults []Fault
 }
 
-// key is what an object is found by.
+// key identifies an object.
 type key struct{ resource, namespace, name string }
 
 type event struct {
@@ -61,8 +61,8 @@ type Fault struct {
 	Name string
 	// Done: the request is carried out, but its answer gets lost.
 	Done bool
-	// Err is the answer. One that is an apierrors.APIStatus is what the API server says,
-	// any other is the network's.
+	// Err is the answer: of the API server if it is an apierrors.APIStatus, else of the
+	// network.
 	Err error
 	// Before is called, without a lock, before the request is carried out: somebody else
 	// is faster. With a nil Err the request does not fail for it.
@@ -85,7 +85,7 @@ func NewServer(objects ...metav1.Object) *Server {
 	return s
 }
 
-// Config is how clients reach the server. They are not limited.
+// Config lets clients reach the server. They are not limited.
 func (s *Server) Config() *rest.Config {
 	return &rest.Config{Host: "http://ipamtest", Transport: s, QPS: -1}
 }

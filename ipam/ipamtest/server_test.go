@@ -21,7 +21,7 @@ import (
 
 func TestContract(t *testing.T) { Contract(t, NewServer().Client()) }
 
-// What did not change is not judged anew: an object may be older than the rules.
+// An unchanged object is not judged anew: an object may be older than the rules.
 func TestOldObject(t *testing.T) {
 	old := addressed("10.0.70.2")
 	old.Spec.ReleasePolicy = "Forever"
@@ -185,7 +185,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// What an address is when the controller retained it, and what there is not.
+// An address that the controller retained, and an address without an object.
 func TestRetain(t *testing.T) {
 	ip := addressed("10.0.70.2")
 	ip.Spec.Pod, ip.Spec.Node, ip.Spec.LastPod = &v1alpha1.PodReference{Name: "web-0", UID: "u"}, "n1", "web-1"

@@ -28,7 +28,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// validator is what the API server makes of a CRD.
+// validator checks objects of one CRD, as the API server does.
 type validator struct {
 	structure          *structural.Structural
 	schema             validation.SchemaValidator
@@ -71,7 +71,7 @@ func admit(k key, object, before *unstructured.Unstructured) error {
 		errs = append(errs, validation.ValidateCustomResource(nil, object.Object, v.schema)...)
 	} else {
 		old = before.Object
-		// What did not change is not judged anew.
+		// An unchanged object is not judged anew.
 		same := common.NewCorrelatedObject(object.Object, old, &model.Structural{Structural: v.structure})
 		options = append(options, cel.WithRatcheting(same))
 		errs = append(errs, apivalidation.ValidateObjectMetaAccessorUpdate(object, before, meta)...)

@@ -45,9 +45,9 @@ func (r Reader) Requested(spec *v1.PodSpec) (n int64, of v1.ResourceName) {
 	return 0, of
 }
 
-// WithinNode says whether a node has what a pod requests. A node limits addresses only if it
-// advertises one of the resources: limits has these, and used what the pods of the node
-// request. The limit counts addresses, under whichever name pods request them.
+// WithinNode says whether a node has enough for a pod. A node limits addresses only if it
+// advertises one of the resources: limits has these, and used the requests of the
+// pods of the node. The limit counts addresses, under whichever name pods request them.
 func (r Reader) WithinNode(spec *v1.PodSpec, limits, used map[v1.ResourceName]int64) bool {
 	wanted, _ := r.Requested(spec)
 	if wanted == 0 {

@@ -25,7 +25,7 @@ func retained(owner *v1alpha1.Owner, n int) []*v1alpha1.FloatingIP {
 	return ips
 }
 
-// What a resync costs that finds everything as it should be: every address of one
+// BenchmarkResync finds everything as it should be: every address of one
 // owner is an event, and is looked at.
 func BenchmarkResync(b *testing.B) {
 	for _, n := range []int{1000, 10000} {

@@ -8,7 +8,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// action is what to do with an address.
+// action says what to do with an address.
 type action int
 
 const (

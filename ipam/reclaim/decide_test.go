@@ -280,7 +280,7 @@ func checkDecision(t *testing.T, spec v1alpha1.FloatingIPSpec, s situation, want
 	}
 }
 
-// What a claim preallocates stays, whatever the policy and retainFor say.
+// A preallocated address of a claim stays, whatever the policy and retainFor say.
 func TestDecidePreallocated(t *testing.T) {
 	now := time.Now()
 	long := metav1.NewTime(now.Add(-time.Hour))
@@ -306,9 +306,9 @@ func TestDecidePreallocated(t *testing.T) {
 	}
 }
 
-// What a workload asks for ahead stays as long as a replica wants it, and what a pod had
-// as long as it is one of the set, whatever retain-for says. Beyond that, what no pod ever
-// had is freed, whatever else keeps it; so nobody holds spare addresses by asking ahead.
+// A preallocated address stays as long as a replica wants it, and an address that a pod had
+// as long as it is one of the set, whatever retain-for says. Beyond that, an address that no
+// pod ever had is freed, whatever else keeps it; so nobody holds spare addresses by asking ahead.
 func TestDecideAhead(t *testing.T) {
 	now := time.Now()
 	long := metav1.NewTime(now.Add(-time.Hour))
@@ -362,7 +362,7 @@ func TestDecideAhead(t *testing.T) {
 				if got := decide(&ip.Spec, s); got.action != want {
 					t.Errorf("%s, %s: got %v, want %v", policy, test.name, got.action, want)
 				}
-				// What is freed for its rank must be found.
+				// An address that is freed for its rank must be found.
 				if s.at.family != "" && want == free && !test.gone && test.retainFor == 0 && !yields(ip) {
 					t.Errorf("%s, %s: nobody looks at it when too many come before it", policy, test.name)
 				}

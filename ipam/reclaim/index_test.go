@@ -79,7 +79,7 @@ func TestMatters(t *testing.T) {
 	}
 }
 
-// What a broken watch says of a deletion may be old: it proves nothing.
+// A deletion that a broken watch missed proves nothing: its last state may be old.
 func TestMissedDeletion(t *testing.T) {
 	ip := given("10.0.70.2", shared("apps/v1", "Deployment"), "", last("x"))
 	w := newWorld(t, pool(1))
@@ -98,7 +98,7 @@ func TestMissedDeletion(t *testing.T) {
 		if known != wants || known && !bound.(bool) {
 			t.Errorf("missed %v: the pod is known as deleted: %v, bound %v", missed, known, bound)
 		}
-		if _, known := w.rests.of(ip.Name); known != wants {
+		if _, known := w.cooldowns.of(ip.Name); known != wants {
 			t.Errorf("missed %v: the address rests: %v", missed, known)
 		}
 		if told != 2 {

@@ -207,7 +207,7 @@ func describe(ip *v1alpha1.FloatingIP) string {
 	return text
 }
 
-// What happens to addresses in a running controller, as the cluster changes.
+// TestLife runs a controller while the cluster changes.
 func TestLife(t *testing.T) {
 	const a, b, c, d = "10.0.70.2", "10.0.70.3", "10.0.70.4", "10.0.70.5"
 	const minute = time.Minute

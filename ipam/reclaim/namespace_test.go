@@ -21,7 +21,7 @@ func namespaceOf(name string, uid types.UID, made int64) *v1.Namespace {
 	}
 }
 
-// What is kept for an owner in a namespace is freed when that namespace is gone, by
+// Addresses kept for an owner in a namespace are freed when that namespace is gone, by
 // every policy, and stays in all other cases.
 func TestNamespaceGone(t *testing.T) {
 	const recorded = 100

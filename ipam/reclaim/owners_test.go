@@ -55,7 +55,7 @@ func asking(annotations map[string]string) v1.PodTemplateSpec {
 	}
 }
 
-// What is found in the caches, which is all that matters of the objects, for every
+// The slim objects of the caches have all that matters to find an owner, for every
 // kind that is built in.
 func TestOwnersFromCaches(t *testing.T) {
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "owner", Annotations: map[string]string{"other": "x"}, Labels: map[string]string{"app": "web"}}
@@ -135,7 +135,7 @@ func TestOwnersFromCaches(t *testing.T) {
 	}
 }
 
-// What a workload of a custom kind keeps depends on its template, where it has one.
+// The addresses that a workload of a custom kind keeps depend on its template, where it has one.
 func TestOfCustom(t *testing.T) {
 	sparing, none := asking(map[string]string{v1alpha1.AnnotationSpareAddresses: "4"}), template(0)
 	for name, test := range map[string]struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// rankModel is what the rankings should say, found by looking at everything.
+// rankModel finds the ranks by looking at everything.
 type rankModel map[string]*v1alpha1.FloatingIP
 
 func (m rankModel) standing(ip *v1alpha1.FloatingIP) standing {
@@ -72,7 +72,7 @@ func TestRankings(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	owners := []*v1alpha1.Owner{nil, claim, shared("apps/v1", "Deployment"), set("web-0"), set("web-1"), daemon}
-	// asked is what pods ask for, by name; none is alive where it has none.
+	// asked has the demands of pods, by name; none is alive where it has none.
 	asked := map[string]int64{}
 	asks := func(ip *v1alpha1.FloatingIP) int64 {
 		if ip.Spec.Pod == nil {
@@ -169,7 +169,7 @@ func TestRankingOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// What becomes of an address matters to others of its owner, or not.
+// The end of an address matters to others of its owner, or not.
 func TestPut(t *testing.T) {
 	deployment := shared("apps/v1", "Deployment")
 	for _, test := range []struct {

@@ -88,7 +88,7 @@ type Reclaimer struct {
 	events     event.Recorder
 	metrics    *Metrics
 	clocks     clockings
-	rests      rests
+	cooldowns  cooldowns
 	// deleted has the UIDs of recently deleted pods, and whether they had been bound.
 	deleted *lru.Cache
 	synced  []cache.DoneChecker
@@ -116,7 +116,7 @@ func New(config Config) (*Reclaimer, error) {
 		events:     config.Events,
 		metrics:    config.Metrics,
 		clocks:     clockings{since: map[string]time.Time{}},
-		rests:      rests{all: map[string]deletion{}},
+		cooldowns:  cooldowns{all: map[string]deletion{}},
 		deleted:    lru.New(rememberDeleted),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),

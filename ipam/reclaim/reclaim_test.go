@@ -90,7 +90,7 @@ func TestAnotherPodAsOwner(t *testing.T) {
 	}
 }
 
-// What the caches have of a pod is enough where it is the pod that has the address; else
+// The cached state of a pod is enough where it is the pod that has the address; else
 // the API server is asked.
 func TestPodInCache(t *testing.T) {
 	const name = "10.0.70.2"

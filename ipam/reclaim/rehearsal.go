@@ -55,7 +55,7 @@ func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 }
 
 // Names returns the names of all addresses, in an order in which a [Rehearsal] decides about
-// them with the least work: those that it compares with one another are together.
+// them with the least work: it finds addresses together that it compares with one another.
 func (c *Caches) Names() []string {
 	var names []string
 	for _, purpose := range c.FloatingIPs.ListIndexFuncValues(byPurpose) {
@@ -76,7 +76,7 @@ func indexByPurpose(object any) ([]string, error) {
 	return []string{""}, nil
 }
 
-// Clients are what a [Rehearsal] reads the API server with.
+// Clients read the API server for a [Rehearsal].
 type Clients struct {
 	Kube     kubernetes.Interface
 	Berth    *client.Client
@@ -91,7 +91,7 @@ type Rehearsal struct {
 	writes    *writes
 }
 
-// Deed is what a Reclaimer would do about an address.
+// Deed says what a Reclaimer would do about an address.
 type Deed int
 
 const (
@@ -124,7 +124,7 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 			return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
 		},
 		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
-		clocks:     clockings{}, rests: rests{}, deleted: lru.New(1),
+		clocks:     clockings{}, cooldowns: cooldowns{}, deleted: lru.New(1),
 		queue: newQueue(""), detaching: newQueue(""),
 	}
 	r.rankings = newRankings(r.asked)

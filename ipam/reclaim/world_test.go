@@ -132,7 +132,7 @@ func (w *world) find(object runtime.Object) (resource schema.GroupVersionResourc
 	return resource, named.GetNamespace(), named.GetName()
 }
 
-// cache puts objects into the caches. Of FloatingIPs, these have what the API server has.
+// cache puts objects into the caches. Of FloatingIPs, these have the state of the API server.
 func (w *world) cache(objects ...runtime.Object) {
 	w.t.Helper()
 	for _, object := range objects {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package view is what a process sees of Berth's objects: one watch and one cache for
+// Package view reads Berth's objects for a whole process: one watch and one cache for
 // each kind, and one compilation of the pools, shared by all parts of the process. It
 // writes nothing.
 //

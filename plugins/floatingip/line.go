@@ -107,7 +107,7 @@ type waiter struct {
 	request ipam.Request
 	since   time.Time
 	state   state
-	// lack is what the last attempt lacked.
+	// lack says what the last attempt lacked.
 	lack ipam.Lack
 	// narrow: the last attempt left out nodes that the owner's kept addresses do not
 	// reach.

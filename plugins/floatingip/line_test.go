@@ -302,7 +302,7 @@ func (w *world) try(p *worldPod) {
 	}
 }
 
-// lack is what the pod lacks on a node of a pool; 0: nothing.
+// lack says what the pod lacks on a node of a pool; 0: nothing.
 func (w *world) lack(p *worldPod, pool string) ipam.Lack {
 	owner := p.request.Owner.Name
 	wanted := p.n
@@ -640,7 +640,7 @@ func (lackBook) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 	}
 }
 
-// What a pod lacks is what it lacked on any node in its last attempt.
+// A pod lacks all that it lacked on any node in its last attempt.
 func TestLackOfLastAttempt(t *testing.T) {
 	now := time.Unix(0, 0)
 	pod, request := waitingPod("a", 0, "web")

@@ -374,7 +374,7 @@ func phaseCases() map[string]phaseCase {
 			want: want{unfiltered: true, reserve: result{code: fwk.Error, text: "node n1 began to cap addresses a moment ago"}},
 		},
 
-		// What an owner keeps.
+		// Addresses that an owner keeps.
 		"a kept address": {
 			world: append(racks("10.0.70.2", "10.0.70.10"), ip("10.0.70.2", dbOwner, "", "Retain")), pod: dbPod(),
 			want: want{nodes: []string{"n1"}, bind: result{api: []string{"10.0.70.2: " + ofDB + ", held by db-0 on n1, last db-0", "db-0: on n1 with 10.0.70.2"}}},
@@ -539,7 +539,7 @@ func phaseCases() map[string]phaseCase {
 			want: want{preFilter: result{code: unschedulable, text: "has none of 10.0.70.7"}},
 		},
 
-		// What an author can write.
+		// Mistakes of a pod's author.
 		"an address by name that is none": {
 			world: objects(oneWeb), pod: pod("a", with(v1alpha1.AnnotationAddresses, "10.0.70")),
 			want: want{preFilter: result{code: unresolvable, text: "annotation berth.dev/addresses: "}},

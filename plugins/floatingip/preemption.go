@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// preemption is what kube-scheduler assumes while it filters a node: the victims that
+// preemption has the assumptions of kube-scheduler while it filters a node: the victims that
 // it removes, and the nominated pods that it adds.
 type preemption struct {
 	removed map[types.UID]*v1.Pod

@@ -74,7 +74,7 @@ func (ip *FloatingIP) InConflict() bool {
 // the cluster has the address.
 const FloatingIPConflict = "Conflict"
 
-// FloatingIPStatus is what nodes found out about an address.
+// FloatingIPStatus has findings of nodes about an address.
 type FloatingIPStatus struct {
 	// conditions: Conflict. Its message has the MAC of the host that has the address.
 	// It becomes false when a pod gets the address because nobody else has it any more.
@@ -104,7 +104,7 @@ type FloatingIPSpec struct {
 	// +optional
 	Pool string `json:"pool,omitempty"`
 
-	// network is what the node needs to wire the address, copied from the pool when
+	// network says how the node wires the address, copied from the pool when
 	// the pod was bound.
 	//
 	// +optional
@@ -196,7 +196,7 @@ type FloatingIPSpec struct {
 	Since *metav1.Time `json:"since,omitempty"`
 }
 
-// Network is how an address is reached from its node.
+// Network says how an address is reached from its node.
 type Network struct {
 	// subnet of the pool, as a CIDR.
 	//
@@ -217,7 +217,7 @@ type Network struct {
 	VLAN int32 `json:"vlan,omitempty"`
 }
 
-// Owner is what an address belongs to: the IPClaim that the pod names, or the
+// Owner identifies the owner of an address: the IPClaim that the pod names, or the
 // controller at the top of the pod's chain of owners, or the pod itself if it has
 // no controller.
 type Owner struct {

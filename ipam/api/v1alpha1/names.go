@@ -13,8 +13,8 @@ const (
 	// ResourceIP is the extended resource by which a pod asks for floating IPs. The
 	// quantity is their number. A ResourceQuota can cap it.
 	ResourceIP = GroupName + "/ip"
-	// MaxAddresses is the maximum number of floating IPs of a pod, which is what
-	// the node agent can wire. FloatingIP.spec.index is always smaller.
+	// MaxAddresses is the maximum number of floating IPs of a pod: the
+	// node agent can wire no more. FloatingIP.spec.index is always smaller.
 	MaxAddresses = 8
 	// AnnotationReleasePolicy says when the pod's addresses are freed: a
 	// [ReleasePolicy].

@@ -24,10 +24,10 @@ func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.Floating
 	}
 }
 
-// rests are addresses that another client freed by deleting their FloatingIP, so that
-// their cooldown must be recorded in a new one. Until then, schedulers that saw the
+// cooldowns has the addresses that another client freed by deleting their FloatingIP, so
+// that their cooldown must be recorded in a new one. Until then, schedulers that saw the
 // deletion give the addresses to no pod. Safe for concurrent use.
-type rests struct {
+type cooldowns struct {
 	mu  sync.Mutex
 	all map[string]deletion // by FloatingIP
 }
@@ -37,23 +37,23 @@ type deletion struct {
 	since metav1.Time
 }
 
-func (r *rests) begin(ip *v1alpha1.FloatingIP) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.all[ip.Name] = deletion{ip, storedNow()}
+func (c *cooldowns) begin(ip *v1alpha1.FloatingIP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all[ip.Name] = deletion{ip, storedNow()}
 }
 
-func (r *rests) of(name string) (deletion, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	found, ok := r.all[name]
+func (c *cooldowns) of(name string) (deletion, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	found, ok := c.all[name]
 	return found, ok
 }
 
-func (r *rests) forget(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.all, name)
+func (c *cooldowns) forget(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.all, name)
 }
 
 // noteDeletion notes deleted FloatingIPs with a cooldown that has not begun, before it
@@ -65,7 +65,7 @@ func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.Resource
 		UpdateFunc: next.OnUpdate,
 		DeleteFunc: func(object any) {
 			if ip, ok := object.(*v1alpha1.FloatingIP); ok && ip.Spec.IsToRest() && r.cooldown(ip) > 0 {
-				r.rests.begin(ip)
+				r.cooldowns.begin(ip)
 			}
 			next.OnDelete(object)
 		},
@@ -74,19 +74,19 @@ func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.Resource
 
 // rest records the cooldown of an address after its FloatingIP was deleted.
 func (r *Reclaimer) rest(ctx context.Context, name string) error {
-	deleted, ok := r.rests.of(name)
+	deleted, ok := r.cooldowns.of(name)
 	if !ok {
 		return nil
 	}
 	if time.Since(deleted.since.Time) >= r.cooldown(deleted.ip) {
-		r.rests.forget(name)
+		r.cooldowns.forget(name)
 		return nil
 	}
 	_, err := r.ips.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since)})
 	if err != nil && !errors.Is(err, store.ErrTaken) {
 		return err
 	}
-	r.rests.forget(name)
+	r.cooldowns.forget(name)
 	if err == nil {
 		klog.FromContext(ctx).V(2).Info("Another client deleted a floating IP, its cooldown begins", "ip", deleted.ip.Spec.Address, "pool", deleted.ip.Spec.Pool)
 	}

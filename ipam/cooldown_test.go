@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-func TestRests(t *testing.T) {
+func TestCooldowns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var short atomic.Int64
 		short.Store(int64(time.Minute))
 		var mu sync.Mutex
 		var over []string
-		r := newRests(func(pool string) time.Duration {
+		r := newCooldowns(func(pool string) time.Duration {
 			if pool == "short" {
 				return time.Duration(short.Load())
 			}

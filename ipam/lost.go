@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"slices"
+	"sync/atomic"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berth-dev/berth/ipam/allocator"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// IsGone says whether the pod with this UID does not exist or is finished. pod is the one
+// of its name; nil: there is none.
+func IsGone(pod *v1.Pod, uid string) bool {
+	return pod == nil || pod.UID != types.UID(uid) || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// IsLost says whether a node is lost: Kubernetes has tainted it as unreachable, or an
+// operator as out of service (KEP-2268).
+func IsLost(node *v1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool {
+		return taint.Key == v1.TaintNodeUnreachable || taint.Key == v1.TaintNodeOutOfService
+	})
+}
+
+// KnownPods answers from the caller's caches. It must not block and must be safe for
+// concurrent use.
+type KnownPods interface {
+	// IsGone says whether the pod does not exist or is finished.
+	IsGone(namespace, name, uid string) bool
+	// IsTerminating says whether the pod is being deleted.
+	IsTerminating(namespace, name, uid string) bool
+	// IsLost says whether the pod is being deleted and its node is lost, so that the
+	// deletion may never end.
+	IsLost(namespace, name, uid string) bool
+	// NeverBound says whether the pod is known to have been deleted before it was bound.
+	NeverBound(uid string) bool
+}
+
+// KnowPods lets IPAM give a kept address to its owner's next pod as soon as the last
+// pod is known to be gone, before the controller has recorded it. An owner whose pod is
+// lost may have another address in the meantime. Commit checks at the API server whether
+// a pod is gone. Safe for concurrent use.
+func (i *IPAM) KnowPods(pods KnownPods) { i.known.Store(&pods) }
+
+// recordedPods answers the book's questions about the pods of its records.
+type recordedPods struct{ known *atomic.Pointer[KnownPods] }
+
+func (p recordedPods) ask(record *allocator.Record, question func(pods KnownPods, namespace, name, uid string) bool) bool {
+	pods := p.known.Load()
+	return pods != nil && question(*pods, record.Owner.Namespace, record.PodName, record.PodUID)
+}
+
+func (p recordedPods) Gone(record *allocator.Record) bool { return p.ask(record, KnownPods.IsGone) }
+
+func (p recordedPods) Lost(record *allocator.Record) bool { return p.ask(record, KnownPods.IsLost) }
+
+// PodEnded notes that a pod is gone or finished, or lost with its node: waiting pods of
+// its owner may have one of its addresses, or another, now. names are the FloatingIPs in
+// its annotation; only FloatingIPs that record the pod count. It does not block.
+func (i *IPAM) PodEnded(uid string, names []string) {
+	var told []Owner
+	for _, name := range names {
+		addr, err := v1alpha1.AddrOf(name)
+		if err != nil {
+			continue
+		}
+		record, ok := i.book.Stored(addr)
+		if !ok || record.PodUID != uid || record.Policy == allocator.PodDeleted || slices.Contains(told, record.Owner) {
+			continue
+		}
+		told = append(told, record.Owner)
+		change := Change{Owner: &record.Owner, More: 1}
+		if i.book.IsIdle(addr) {
+			change.Addr = addr
+		}
+		i.tell(change)
+	}
+}
+
+// unused says whether no pod ever ran with an address: it was created for its holder,
+// and the holder is known to have been deleted before it was bound.
+func (i *IPAM) unused(stored *allocator.Record) bool {
+	pods := i.known.Load()
+	return pods != nil && stored.PodUID != "" && stored.LastPod == "" && (*pods).NeverBound(stored.PodUID)
+}
