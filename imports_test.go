@@ -73,6 +73,10 @@ var direct = []rule{
 	{"agent/podinfo", []string{"agent/state", "agent/chain", "agent/server", "agent/profile"}, "the agent's parts do not know each other"},
 	{"agent/profile", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo"}, "the agent's parts do not know each other"},
 	{"agent/policy", []string{"agent/state", "agent/chain", "agent/server", "agent/podinfo", "agent/profile"}, "the agent's parts do not know each other"},
+	{"agent/announce", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/defence", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},
+	{"agent/defence", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/announce", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},
+	{"agent/reconcile", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/announce", "agent/defence", "agent/keylock"}, "the agent's parts do not know each other"},
+	{"agent/keylock", []string{"agent", "cni", "ipam"}, "locks do not know the things that they are for"},
 	{"agent/inspection", []string{"agent", "cni/veth", "cni/vlan", "ipam"}, "an operator's command asks the agent over its socket"},
 	{"agent/linkwatch", []string{"agent", "ipam", "k8s.io/client-go"}, "links are watched without their users"},
 }

@@ -151,7 +151,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	}
 	if err != nil {
 		if undo := a.undo(context.WithoutCancel(ctx), record); undo != nil {
-			a.reconcile.finishLater(record.Key())
+			a.reconciler.FinishLater(record.Key())
 			return nil, errors.Join(err, fmt.Errorf("undo: %w", undo))
 		}
 		return nil, err
@@ -159,9 +159,9 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	a.hostPorts.end(record.Key())
 	a.policiesAttached(record)
 	fault.Point("add/result")
-	a.announce.later(record)
+	a.announcer.Later(record)
 	steps.done("result")
-	a.defence.listenSoon()
+	a.defender.ListenSoon()
 	a.tellStatus(ctx, record)
 	steps.done("status")
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),

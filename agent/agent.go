@@ -13,9 +13,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/berth-dev/berth/agent/announce"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/defence"
+	"github.com/berth-dev/berth/agent/keylock"
 	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
@@ -146,7 +150,7 @@ type Options struct {
 	// BootTime returns when the node's kernel started, by its present clock.
 	BootTime    func() (time.Time, error)
 	Prober      prober
-	Listener    listener
+	Listener    defence.Listener
 	Shaper      shaper
 	ConflictLog conflictLog
 	Metrics     *Metrics
@@ -166,25 +170,25 @@ type Options struct {
 type Agent struct {
 	Options
 
-	started   time.Time
-	locks     keyedLocks
-	adds      adds
-	early     earlyProbes
-	announce  announcer
-	reconcile reconciler
-	suspects  suspects
+	started    time.Time
+	locks      keylock.Locks
+	adds       adds
+	early      earlyProbes
+	announcer  *announce.Announcer
+	reconciler *reconcile.Reconciler
+	suspects   suspects
 	// unseen has the keys of records that were withdrawn before their interface was seen.
 	unseen    sync.Map
 	hostPorts hostPorts
 	heard     heard
-	defence   defender
+	defender  *defence.Defender
 }
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
-	a := &Agent{Options: o, started: time.Now(), hostPorts: newHostPorts(), defence: newDefender()}
-	a.announce = newAnnouncer(a.announceAgain)
-	a.reconcile = newReconciler(a.repair, a.finish, a.tell, a.verifyOrphans)
+	a := &Agent{Options: o, started: time.Now(), hostPorts: newHostPorts(), defender: defence.New()}
+	a.announcer = announce.New(a.announceAgain)
+	a.reconciler = reconcile.New(reconcile.Work{Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans})
 	return a
 }
 

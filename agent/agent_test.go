@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -747,34 +746,6 @@ func TestPluginHangs(t *testing.T) {
 	}
 }
 
-func TestAnnouncements(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &world{}
-		n := newAnnouncer(func(_ context.Context, r *state.Container) (bool, error) {
-			return true, fakeDriver{w}.Announce(interfaceOf(r, 0))
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		go n.run(ctx)
-		n.later(record("c", state.Added, "", []api.Address{{}}))
-		n.later(record("ordinary", state.Added, "", nil))
-		for _, step := range []struct {
-			wait time.Duration
-			want int
-		}{{900 * time.Millisecond, 0}, {200 * time.Millisecond, 1}, {time.Second, 2}, {2 * time.Second, 3}, {time.Hour, 3}} {
-			synctest.Wait()
-			<-time.After(step.wait)
-			synctest.Wait()
-			w.mu.Lock()
-			if len(w.log) != step.want {
-				t.Errorf("after %v: %q, want %d", step.wait, w.log, step.want)
-			}
-			w.mu.Unlock()
-		}
-		cancel()
-		synctest.Wait()
-	})
-}
-
 // An announcement after the withdrawal would take the address from its new node.
 func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 	a, w := newAgent(t)
@@ -794,46 +765,6 @@ func TestNoAnnouncementOfWithdrawn(t *testing.T) {
 	gone := record("gone", state.Added, "", w.addrs)
 	if carried, err := a.announceAgain(t.Context(), gone); carried || err != nil {
 		t.Errorf("a detached container: announceAgain() = %v, %v", carried, err)
-	}
-}
-
-func TestLocks(t *testing.T) {
-	var l keyedLocks
-	var inside, total atomic.Int32
-	var group sync.WaitGroup
-	for range 50 {
-		group.Go(func() {
-			unlock, err := l.lock(t.Context(), "a")
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if inside.Add(1) != 1 {
-				t.Error("two hold one lock")
-			}
-			total.Add(1)
-			inside.Add(-1)
-			unlock()
-		})
-	}
-	group.Wait()
-	unlock, err := l.lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := l.lock(ctx, "a"); !errors.Is(err, context.Canceled) {
-		t.Errorf("lock() = %v for a caller that gave up", err)
-	}
-	other, err := l.lock(t.Context(), "b")
-	if err != nil {
-		t.Fatal(err)
-	}
-	other()
-	unlock()
-	if total.Load() != 50 || len(l.held) != 0 {
-		t.Errorf("%d calls, %d locks left", total.Load(), len(l.held))
 	}
 }
 

@@ -67,7 +67,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		record.NetNS = req.NetNS
 	}
 	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
-		a.reconcile.finishLater(key)
+		a.reconciler.FinishLater(key)
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Detached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
@@ -102,7 +102,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	if err := a.Store.DeleteEarly(record.Key()); err != nil {
 		return err
 	}
-	a.reconcile.outcomes.forget(record.Key())
+	a.reconciler.Forget(record.Key())
 	a.unseen.Delete(record.Key())
 	fault.Point("del/record")
 	a.policiesDetached(ctx, record)

@@ -89,7 +89,7 @@ func (h *hostPorts) checkSoon() {
 func (a *Agent) lockHostPorts(ctx context.Context) (func(), error) {
 	ctx, cancel := context.WithTimeout(ctx, kernelPatience)
 	defer cancel()
-	unlock, err := a.locks.lock(ctx, "host ports")
+	unlock, err := a.locks.Lock(ctx, "host ports")
 	if err != nil {
 		return nil, fmt.Errorf("wait for another call for host ports: %w", err)
 	}

@@ -5,62 +5,21 @@ package agent
 import (
 	"context"
 	"errors"
-	"maps"
-	"sync"
 	"time"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// outcomes has what came of the reconciler's work for each record. Methods are safe in
-// parallel.
-type outcomes struct {
-	mu  sync.Mutex
-	all map[state.Key]outcome
-}
-
-type outcome struct {
-	// checked is when the record last agreed with the kernel.
-	checked time.Time
-	// err is the last failure since; nil after a success.
-	err error
-}
-
-func (o *outcomes) note(key state.Key, checked bool, err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.all == nil {
-		o.all = map[state.Key]outcome{}
-	}
-	was := o.all[key]
-	was.err = err
-	if checked && err == nil {
-		was.checked = time.Now()
-	}
-	o.all[key] = was
-}
-
-func (o *outcomes) forget(key state.Key) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.all, key)
-}
-
-func (o *outcomes) copy() map[state.Key]outcome {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return maps.Clone(o.all)
-}
-
 // Inspect returns what the agent knows; a pod, as namespace/name, limits it to the pod's
 // containers. check has each record compared with the kernel, and changes nothing.
 func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
-	records, outcomes := a.Store.List(), a.reconcile.outcomes.copy()
+	records, outcomes := a.Store.List(), a.reconciler.Outcomes()
 	in := &api.Inspection{
 		Time: time.Now(), Started: a.started, API: a.Pods.Connection(), Records: a.phases(records), OldestCheck: oldestCheck(records, outcomes),
-		Waiting: a.reconcile.waiting(), Containers: []api.InspectedContainer{},
+		Waiting: a.reconciler.Waiting(), Containers: []api.InspectedContainer{},
 	}
 	for _, record := range records {
 		if pod == "" || record.Pod.String() == pod {
@@ -87,12 +46,12 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspect
 	return in, nil
 }
 
-func (a *Agent) inspect(record *state.Container, came outcome, check bool) api.InspectedContainer {
+func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check bool) api.InspectedContainer {
 	c := api.InspectedContainer{
-		Pod: record.Pod, ContainerID: record.ContainerID, NetNS: record.NetNS, Phase: string(record.Phase), Reason: record.Reason, Checked: came.checked,
+		Pod: record.Pod, ContainerID: record.ContainerID, NetNS: record.NetNS, Phase: string(record.Phase), Reason: record.Reason, Checked: came.Checked,
 	}
-	if came.err != nil {
-		c.Error = came.err.Error()
+	if came.Err != nil {
+		c.Error = came.Err.Error()
 	}
 	if a.Shaper != nil && check {
 		c.Shaping = a.Shaper.Inspect(a.shaped(record))
@@ -135,13 +94,13 @@ func (a *Agent) phases(records []*state.Container) map[string]int {
 
 // oldestCheck returns when the complete record was compared with the kernel for which this
 // was the longest ago: the zero Time where one never was, and the present without records.
-func oldestCheck(records []*state.Container, outcomes map[state.Key]outcome) time.Time {
+func oldestCheck(records []*state.Container, outcomes map[state.Key]reconcile.Outcome) time.Time {
 	oldest := time.Now()
 	for _, record := range records {
 		if record.Phase != state.Added {
 			continue
 		}
-		if checked := outcomes[record.Key()].checked; checked.Before(oldest) {
+		if checked := outcomes[record.Key()].Checked; checked.Before(oldest) {
 			oldest = checked
 		}
 	}
@@ -150,10 +109,10 @@ func oldestCheck(records []*state.Container, outcomes map[state.Key]outcome) tim
 
 // collect returns the values of the metrics that follow from the records.
 func (a *Agent) collect() gauges {
-	records, outcomes := a.Store.List(), a.reconcile.outcomes.copy()
+	records, outcomes := a.Store.List(), a.reconciler.Outcomes()
 	g := gauges{phases: a.phases(records), reachable: a.Pods.Connection().Error == ""}
 	for _, came := range outcomes {
-		if came.err != nil && !errors.Is(came.err, context.Canceled) {
+		if came.Err != nil && !errors.Is(came.Err, context.Canceled) {
 			g.failing++
 		}
 	}

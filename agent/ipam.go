@@ -232,7 +232,7 @@ func (a *Agent) endOfCaller(ctx context.Context, key state.Key, netns *string) e
 		record.NetNS = *netns
 	}
 	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
-		a.reconcile.finishLater(key)
+		a.reconciler.FinishLater(key)
 		return err
 	}
 	return nil

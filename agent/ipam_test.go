@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
@@ -221,10 +222,11 @@ func TestIPAMOfCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := state.Key{ContainerID: "c", IfName: "net1"}
+	_, finishes := queued(t, a)
 	if err := a.repair(t.Context(), key); err != nil {
 		t.Error(err)
 	}
-	if got, _ := a.reconcile.finishes.Get(); got != key {
+	if got := <-finishes; got != key {
 		t.Errorf("%v is to be finished, want %v", got, key)
 	}
 	if err := a.finish(t.Context(), key); err != nil || len(phases(t, a)) > 0 {
@@ -392,13 +394,14 @@ func TestIPAMWithdrawnBeforeWiring(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.alive = false
+	checks, _ := queued(t, a)
 	if err := a.Gone(t.Context(), w.pod.Pod); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[string]state.Phase{"c": state.Withdrawn}, phases(t, a)); diff != "" {
 		t.Errorf("records (-want +got):\n%s", diff)
 	}
-	key, _ := a.reconcile.checks.Get()
+	key := <-checks
 	// The reconciler repeats what fails.
 	if err := a.repair(t.Context(), key); !errors.Is(err, foreign.ErrNotSeen) {
 		t.Errorf("repair of %v: %v, want ErrNotSeen", key, err)
@@ -490,4 +493,18 @@ func TestIPAMDelOnNode(t *testing.T) {
 	if diff := cmp.Diff([]string{`withdraw in ""`, `teardown in ""`}, w.log); diff != "" || len(phases(t, a)) > 0 {
 		t.Errorf("calls (-want +got):\n%s, left %v", diff, phases(t, a))
 	}
+}
+
+// queued gives the agent a reconciler that tells which records it would check and finish.
+func queued(t *testing.T, a *Agent) (checks, finishes <-chan state.Key) {
+	t.Helper()
+	check, finish := make(chan state.Key, 10), make(chan state.Key, 10)
+	to := func(keys chan<- state.Key) func(context.Context, state.Key) error {
+		return func(_ context.Context, key state.Key) error { keys <- key; return nil }
+	}
+	a.reconciler = reconcile.New(reconcile.Work{
+		Check: to(check), Finish: to(finish), Tell: func(context.Context, state.Key) error { return nil }, Orphans: func(context.Context) error { return nil },
+	})
+	go a.reconciler.Run(t.Context())
+	return check, finish
 }

@@ -6,79 +6,17 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
-
-// keyedLocks has one lock for each key. Unlike a mutex's, its wait ends with the
-// context, so a caller that gave up does not run later.
-type keyedLocks struct {
-	mu   sync.Mutex
-	held map[string]*keyedLock
-}
-
-type keyedLock struct {
-	token chan struct{}
-	users int
-}
-
-// lock waits for the key's lock and returns the function that unlocks it.
-func (l *keyedLocks) lock(ctx context.Context, key string) (func(), error) {
-	l.mu.Lock()
-	k := l.enter(key)
-	l.mu.Unlock()
-
-	select {
-	case k.token <- struct{}{}:
-		return func() { <-k.token; l.leave(key, k) }, nil
-	case <-ctx.Done():
-		l.leave(key, k)
-		return nil, context.Cause(ctx)
-	}
-}
-
-// tryLock locks the key's lock if nobody has it or waits for it.
-func (l *keyedLocks) tryLock(key string) (unlock func(), free bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.held[key] != nil {
-		return nil, false
-	}
-	k := l.enter(key)
-	k.token <- struct{}{}
-	return func() { <-k.token; l.leave(key, k) }, true
-}
-
-// enter returns the key's lock, which its caller leaves. The caller holds l.mu.
-func (l *keyedLocks) enter(key string) *keyedLock {
-	if l.held == nil {
-		l.held = map[string]*keyedLock{}
-	}
-	k := l.held[key]
-	if k == nil {
-		k = &keyedLock{token: make(chan struct{}, 1)}
-		l.held[key] = k
-	}
-	k.users++
-	return k
-}
-
-func (l *keyedLocks) leave(key string, k *keyedLock) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if k.users--; k.users == 0 {
-		delete(l.held, key)
-	}
-}
 
 func containerLock(id string) string { return "container/" + id }
 
 // lockContainer locks a container for a call that runs plugins. Callers take this lock
 // first.
 func (a *Agent) lockContainer(ctx context.Context, id string) (func(), error) {
-	unlock, err := a.locks.lock(ctx, containerLock(id))
+	unlock, err := a.locks.Lock(ctx, containerLock(id))
 	if err != nil {
 		return nil, fmt.Errorf("wait for another call for container %s: %w", id, err)
 	}
@@ -119,7 +57,7 @@ func (a *Agent) lockAddresses(ctx context.Context, addrs []api.Address) (func(),
 		}
 	}
 	for _, key := range slices.Compact(keys) {
-		u, err := a.locks.lock(ctx, key)
+		u, err := a.locks.Lock(ctx, key)
 		if err != nil {
 			unlock()
 			return nil, fmt.Errorf("wait for another call for the pod's addresses: %w", err)

@@ -34,7 +34,7 @@ func (a *Agent) tellStatus(ctx context.Context, record *state.Container) {
 	defer cancel()
 	if err := a.writeStatus(ctx, record); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot tell a pod the status of its networks, will try again", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
-		a.reconcile.tellLater(record.Key())
+		a.reconciler.TellLater(record.Key())
 	}
 }
 

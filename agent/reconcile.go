@@ -13,131 +13,25 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-const (
-	// resync is how often every record is compared with the kernel, because other
-	// programs change it, too.
-	resync = time.Minute
-	// checkers and finishers are how many records are compared, and how many are
-	// finished, at a time. A plugin that hangs keeps a finisher busy and no checker.
-	checkers  = 4
-	finishers = 8
-	// Waits after a first failure and between later ones.
-	firstRetry, lastRetry = time.Second, time.Minute
-)
-
-type keyQueue = workqueue.TypedRateLimitingInterface[state.Key]
-
-// reconciler makes kernel and records agree, each record by itself. check compares one
-// record with the kernel and makes what is missing; it runs no plugin. finish undoes an
-// ADD and completes a DEL that nobody works on. tell says what the pod's networks gave it.
-type reconciler struct {
-	checks, finishes, tells keyQueue
-	check, finish, tell     func(ctx context.Context, key state.Key) error
-	// orphans has one key only: links without a record are looked at together.
-	orphans       keyQueue
-	verifyOrphans func(context.Context) error
-	outcomes      *outcomes
-}
-
-func newReconciler(check, finish, tell func(context.Context, state.Key) error, verifyOrphans func(context.Context) error) reconciler {
-	queue := func() keyQueue {
-		return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[state.Key](firstRetry, lastRetry))
-	}
-	return reconciler{checks: queue(), finishes: queue(), tells: queue(), orphans: queue(), check: check, finish: finish, tell: tell, verifyOrphans: verifyOrphans, outcomes: &outcomes{}}
-}
-
-// checkSoon has a record compared soon; it returns at once.
-func (r *reconciler) checkSoon(key state.Key) { r.checks.Add(key) }
-
-// checkLater has a record compared after the wait of a failure; it returns at once.
-func (r *reconciler) checkLater(key state.Key) { r.checks.AddRateLimited(key) }
-
-// finishSoon has a record finished soon, finishLater after the wait of a failure. Both
-// return at once.
-func (r *reconciler) finishSoon(key state.Key)  { r.finishes.Add(key) }
-func (r *reconciler) finishLater(key state.Key) { r.finishes.AddRateLimited(key) }
-
-// tellLater has the status of a pod's networks written after the wait of a failure; it
-// returns at once.
-func (r *reconciler) tellLater(key state.Key) { r.tells.AddRateLimited(key) }
-
-// orphansSoon has the links without a record looked at soon; it returns at once.
-func (r *reconciler) orphansSoon() { r.orphans.Add(state.Key{}) }
-
-// run works until the context ends, and waits for the work under way.
-func (r *reconciler) run(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() { r.checks.ShutDown(); r.finishes.ShutDown(); r.tells.ShutDown(); r.orphans.ShutDown() })
-	defer stop()
-	var group sync.WaitGroup
-	for range checkers {
-		group.Go(func() {
-			work(ctx, r.checks, "Cannot make the network of a container complete, will try again", r.noting(r.check, true))
-		})
-	}
-	for range finishers {
-		group.Go(func() {
-			work(ctx, r.finishes, "Cannot take the network of a container down, will try again", r.noting(r.finish, false))
-		})
-	}
-	group.Go(func() { work(ctx, r.tells, "Cannot tell a pod the status of its networks, will try again", r.tell) })
-	group.Go(func() {
-		work(ctx, r.orphans, "Cannot look at links without a record, will try again", func(ctx context.Context, _ state.Key) error { return r.verifyOrphans(ctx) })
-	})
-	group.Wait()
-}
-
-// noting returns work that notes what came of it; check says that it compares the record
-// with the kernel.
-func (r *reconciler) noting(do func(context.Context, state.Key) error, check bool) func(context.Context, state.Key) error {
-	return func(ctx context.Context, key state.Key) error {
-		err := do(ctx, key)
-		if ctx.Err() == nil {
-			r.outcomes.note(key, check, err)
-		}
-		return err
-	}
-}
-
-// waiting counts the records that wait to be compared or finished.
-func (r *reconciler) waiting() int { return r.checks.Len() + r.finishes.Len() }
-
-func work(ctx context.Context, queue keyQueue, failure string, do func(context.Context, state.Key) error) {
-	for {
-		key, shutdown := queue.Get()
-		if shutdown {
-			return
-		}
-		if ctx.Err() != nil {
-			// The next start does it.
-			queue.Done(key)
-			continue
-		}
-		if err := do(ctx, key); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, failure, "containerID", key.ContainerID, "ifName", key.IfName)
-			queue.AddRateLimited(key)
-		} else {
-			queue.Forget(key)
-		}
-		queue.Done(key)
-	}
-}
+// resync is how often every record is compared with the kernel, because other programs change
+// it, too.
+const resync = time.Minute
 
 // Run makes kernel and records agree, after a start, periodically and after changes, and
 // repeats announcements. It returns when the context ends.
 func (a *Agent) Run(ctx context.Context) {
 	var group sync.WaitGroup
-	group.Go(func() { a.announce.run(ctx) })
-	group.Go(func() { a.reconcile.run(ctx) })
+	group.Go(func() { a.announcer.Run(ctx) })
+	group.Go(func() { a.reconciler.Run(ctx) })
 	group.Go(func() { a.reconcilePorts(ctx) })
 	group.Go(func() { a.keepUnrecorded(ctx) })
-	group.Go(func() { a.runDefender(ctx) })
+	group.Go(func() { a.defender.Run(ctx, a.Listener, carrier{a}) })
 	a.noteStart(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
 	group.Wait()
@@ -151,11 +45,11 @@ func (a *Agent) Recheck(context.Context) {
 		a.Policies.Recheck()
 	}
 	for _, record := range a.Store.List() {
-		a.reconcile.checkSoon(record.Key())
+		a.reconciler.CheckSoon(record.Key())
 	}
-	a.reconcile.orphansSoon()
+	a.reconciler.OrphansSoon()
 	a.hostPorts.checkSoon()
-	a.defence.listenSoon()
+	a.defender.ListenSoon()
 }
 
 // repair makes kernel and record agree for an attachment that is complete, and hands one
@@ -174,13 +68,13 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 			return err
 		}
 		if gone {
-			a.reconcile.finishSoon(key)
+			a.reconciler.FinishSoon(key)
 			return nil
 		}
 	}
 	switch record.Phase {
 	case state.Adding, state.Deleting:
-		a.reconcile.finishSoon(key)
+		a.reconciler.FinishSoon(key)
 		return nil
 	case state.Withdrawn:
 		return a.repairWithdrawn(ctx, record)
@@ -245,8 +139,8 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		a.tellPod(now.Pod, event.Normal(EventAddressesRestored, "the pod holds its floating IPs "+strings.Join(addressList(now), ", ")+" again, and its node carries them again"), "Withdraw")
 		klog.FromContext(ctx).Info("A pod holds its addresses again and has its network back", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now))
-		a.announce.soon(now)
-		a.defence.listenSoon()
+		a.announcer.Soon(now)
+		a.defender.ListenSoon()
 		return nil
 	})
 }
@@ -276,7 +170,7 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole b
 		}
 		klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
-		a.announce.soon(now)
+		a.announcer.Soon(now)
 		a.shapeSoon() // a new link has no limits
 		return nil
 	})
@@ -286,7 +180,7 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole b
 // an attachment whose container has ended. It leaves a container to the call that works on
 // it, and ends with the agent: the next start goes on.
 func (a *Agent) finish(ctx context.Context, key state.Key) error {
-	unlock, free := a.locks.tryLock(containerLock(key.ContainerID))
+	unlock, free := a.locks.TryLock(containerLock(key.ContainerID))
 	if !free {
 		return nil
 	}
@@ -312,7 +206,7 @@ func (a *Agent) noteStart(ctx context.Context) {
 		counts[record.Phase]++
 		if record.Phase == state.Added {
 			// The agent may have died between the record and the pod's annotation.
-			a.reconcile.tellLater(record.Key())
+			a.reconciler.TellLater(record.Key())
 		}
 		gone, err := netnsGone(record.NetNS)
 		if err != nil {
@@ -320,7 +214,7 @@ func (a *Agent) noteStart(ctx context.Context) {
 		}
 		if gone {
 			// The node was restarted, and sandboxes do not survive that.
-			a.reconcile.finishSoon(record.Key())
+			a.reconciler.FinishSoon(record.Key())
 		}
 	}
 	logger.Info("Started with the records of an earlier run", "adding", counts[state.Adding], "added", counts[state.Added],

@@ -127,7 +127,7 @@ func (a *Agent) verifyRecord(ctx context.Context, key state.Key) error {
 	}
 	if err := a.setupAgain(ctx, record, true); err != nil {
 		// It has nothing to do with the API, and is tried again without it.
-		a.reconcile.checkSoon(key)
+		a.reconciler.CheckSoon(key)
 		klog.FromContext(ctx).Error(err, "Cannot repair the network of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name), "containerID", record.ContainerID)
 	}
 	return nil

@@ -44,7 +44,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 		switch {
 		case !record.Pod.Is(pod):
 		case !gone:
-			a.reconcile.tellLater(record.Key()) // the next mirror
+			a.reconciler.TellLater(record.Key()) // the next mirror
 		case hasScarce(record):
 			errs = append(errs, a.withdraw(ctx, record, podGone))
 		}
@@ -52,7 +52,7 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	if gone {
 		errs = append(errs, a.forgetPorts(ctx, func(p unrecorded) bool { return p.pod.Is(pod) }))
 	}
-	a.reconcile.orphansSoon()
+	a.reconciler.OrphansSoon()
 	return errors.Join(errs...)
 }
 
@@ -93,7 +93,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 		fault.Point("withdraw/record")
 		if unseen {
 			a.unseen.Store(now.Key(), true)
-			a.reconcile.checkLater(now.Key())
+			a.reconciler.CheckLater(now.Key())
 		}
 		if len(now.Addresses()) > 0 {
 			a.Metrics.withdrawn()
