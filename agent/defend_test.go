@@ -141,10 +141,12 @@ func TestDefend(t *testing.T) {
 						c.then(t, a, w)
 					}
 					pass(step)
+					w.mu.Lock()
 					for _, what := range w.log {
 						log = append(log, fmt.Sprintf("%.1fs %s", (now+step).Seconds(), what))
 					}
 					w.log = nil
+					w.mu.Unlock()
 				}
 				if diff := cmp.Diff(c.log, log); diff != "" {
 					t.Errorf("what happened (-want +got):\n%s", diff)
