@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// cluster is what the API says of the overlay. Safe for concurrent use.
+// cluster follows the API's objects that the overlay depends on. It is safe for concurrent use.
 type cluster struct {
 	nodes, pools, services, floating cache.SharedIndexInformer
 	all                              []cache.SharedIndexInformer

@@ -31,7 +31,7 @@ const (
 	HostLocalType = "berth-host-local"
 )
 
-// network is what the configuration of pods follows from.
+// network has the values from which the configuration of pods is made.
 type network struct {
 	name, bridge string
 	subnets      []netip.Prefix
@@ -58,7 +58,7 @@ func (n network) conflist() ([]byte, error) {
 	return raw, nil
 }
 
-// subnetFile is what a running flannel says of this node.
+// subnetFile has the network of this node, as a running flannel writes it.
 type subnetFile struct {
 	// inside are the networks of all nodes.
 	inside     []netip.Prefix

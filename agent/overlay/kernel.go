@@ -81,8 +81,8 @@ func keyOf(r netlink.Route) string {
 	return fmt.Sprintf("%s %d", r.Dst, metric)
 }
 
-// overlayRoutes lists the routes of the main table that are the overlay's: those with our
-// protocol and a gateway, and all with a gateway on a VTEP, also flannel's.
+// overlayRoutes lists the overlay's routes of the main table: routes with our protocol and a
+// gateway, and all routes with a gateway on a VTEP, also flannel's.
 func overlayRoutes(w ways, family int) ([]netlink.Route, error) {
 	ours, err := netlinksafe.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err != nil {

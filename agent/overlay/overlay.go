@@ -67,7 +67,7 @@ type Options struct {
 	SubnetFile string
 	// SysctlRoot is the path of the node's /proc/sys.
 	SysctlRoot string
-	// PluginSysctlRoot is that where the network's plugins run.
+	// PluginSysctlRoot is the path of /proc/sys where the network's plugins run.
 	PluginSysctlRoot string
 	// Settings remembers kernel settings before they are changed; it may be nil.
 	Settings *settings.Journal

@@ -34,7 +34,7 @@ type vtep struct {
 
 // end is a node's end of the overlay in one address family.
 type end struct {
-	// subnet is the node's pod CIDR; its first address is that of the VTEP.
+	// subnet is the node's pod CIDR; the VTEP has its first address.
 	subnet netip.Prefix
 	// public is where other nodes reach the node.
 	public netip.Addr

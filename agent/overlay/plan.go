@@ -33,7 +33,7 @@ func (w ways) link(addr netip.Addr) int {
 	return w.link6
 }
 
-// plan is what the kernel must have for the other nodes.
+// plan has the entries of the kernel for the other nodes.
 type plan struct {
 	routes []netlink.Route
 	// neighs are the addresses and forwarding entries of VTEPs.

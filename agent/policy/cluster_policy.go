@@ -81,7 +81,7 @@ func readNamespacesOrPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2
 	return podSelection{}, errUnknownPeer
 }
 
-// clusterRule is what the rules of both directions have.
+// clusterRule has the fields of a rule that both directions share.
 type clusterRule struct {
 	*intent
 	field, peers string
@@ -89,7 +89,7 @@ type clusterRule struct {
 	name         string
 	action       policyv1alpha2.ClusterNetworkPolicyRuleAction
 	protocols    []policyv1alpha2.ClusterNetworkPolicyProtocol
-	// closed is that the policy as a whole must not open anything.
+	// closed says that the policy as a whole must not open anything.
 	closed bool
 }
 

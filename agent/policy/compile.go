@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
@@ -24,7 +25,7 @@ import (
 const (
 	chainEgress  = "egress"
 	chainIngress = "ingress"
-	// Those of the hook output, for packets that the node sends for others.
+	// The chains of the hook output judge packets that the node sends for others.
 	chainEgressOutput  = "egress-output"
 	chainIngressOutput = "ingress-output"
 	chainInput         = "input"
@@ -62,10 +63,10 @@ type compiler struct {
 	pass   uint64
 	chains map[string]*chain
 	ranges map[string]*rangeSet
-	// combinations are those of the last pass.
+	// combinations has the chains that the last pass made for pods.
 	combinations map[combinationKey][]combination
 
-	// maps are those of the node, onNode all else that it has; pairs are each pod with itself.
+	// maps and onNode make up the ruleset of the node; pairs has each pod with itself.
 	maps   map[string]*ruleset.Map
 	onNode *contents
 	pairs  [2]*ruleset.Set
@@ -75,13 +76,13 @@ type compiler struct {
 // chain is a chain with what it names.
 type chain struct {
 	*ruleset.Chain
-	// content is what the chain was made of; equal content makes an equal chain.
+	// content identifies the rules of the chain: equal content makes an equal chain.
 	content     string
 	collections []*collection
 	ranges      []*rangeSet
 	jumps       []*chain
 	used        uint64
-	// ended is that no packet comes to the end.
+	// ended says that no packet comes to the end.
 	ended bool
 }
 
@@ -264,6 +265,7 @@ func (x *Index) settle() {
 	x.fill()
 }
 
+// reshape makes the chains of all pods anew, and of these the maps and sets of the node.
 func (c *compiler) reshape() {
 	c.pass++
 	c.combinations = map[combinationKey][]combination{}
@@ -279,15 +281,37 @@ func (c *compiler) reshape() {
 			}
 		}
 	}
-	next := map[string]*ruleset.Map{}
+	r := newContents()
+	next, pairs := c.dispatch(r)
+	c.sweep()
+	c.onNode = r
+	if len(r.chains) == 0 {
+		c.maps, c.pairs = nil, [2]*ruleset.Set{}
+		return
+	}
+	maps.Copy(r.chains, c.fixed)
+	for name, m := range next {
+		if last := c.maps[name]; last != nil && maps.Equal(last.Chains, m.Chains) {
+			next[name] = last
+		}
+	}
+	c.maps = next
+	for n, family := range families {
+		c.setPairs(n, family, pairs[n])
+		r.sets[c.pairs[n].Name] = c.pairs[n]
+	}
+}
+
+// dispatch returns the maps from the addresses of pods to their chains, which it adds to the contents of the
+// node, and each pod's pairs of its own addresses, by family.
+func (c *compiler) dispatch(r *contents) (next map[string]*ruleset.Map, pairs [2][]ruleset.Pair) {
+	next = map[string]*ruleset.Map{}
 	for _, family := range families {
 		for _, name := range []string{"egress", "ingress"} {
 			name = familyName(name, family)
 			next[name] = &ruleset.Map{Name: name, Family: family, Chains: map[netip.Addr]string{}}
 		}
 	}
-	var pairs [2][]ruleset.Pair
-	r := newContents()
 	holders := c.holders()
 	for a, l := range holders {
 		family := ruleset.FamilyOf(a)
@@ -309,32 +333,18 @@ func (c *compiler) reshape() {
 			}
 		}
 	}
-	c.sweep()
-	c.onNode = r
-	if len(r.chains) == 0 {
-		c.maps, c.pairs = nil, [2]*ruleset.Set{}
-		return
-	}
-	maps.Copy(r.chains, c.fixed)
-	for name, m := range next {
-		if last := c.maps[name]; last != nil && maps.Equal(last.Chains, m.Chains) {
-			next[name] = last
-		}
-	}
-	c.maps = next
-	for n, family := range families {
-		slices.SortFunc(pairs[n], func(a, b ruleset.Pair) int {
-			if order := a.Source.Compare(b.Source); order != 0 {
-				return order
-			}
-			return a.Destination.Compare(b.Destination)
-		})
-		// What is seen of a pod may also be on record.
-		pairs[n] = slices.Compact(pairs[n])
-		if c.pairs[n] == nil || !slices.Equal(c.pairs[n].Pairs, pairs[n]) {
-			c.pairs[n] = &ruleset.Set{Name: familyName("self", family), Family: family, Kind: ruleset.Pairs, Pairs: pairs[n]}
-		}
-		r.sets[c.pairs[n].Name] = c.pairs[n]
+	return next, pairs
+}
+
+// setPairs keeps the set of pairs of a family where it has these.
+func (c *compiler) setPairs(n int, family ruleset.Family, pairs []ruleset.Pair) {
+	slices.SortFunc(pairs, func(a, b ruleset.Pair) int {
+		return cmp.Or(a.Source.Compare(b.Source), a.Destination.Compare(b.Destination))
+	})
+	// An address that is seen of a pod may also be on record.
+	pairs = slices.Compact(pairs)
+	if c.pairs[n] == nil || !slices.Equal(c.pairs[n].Pairs, pairs) {
+		c.pairs[n] = &ruleset.Set{Name: familyName("self", family), Family: family, Kind: ruleset.Pairs, Pairs: pairs}
 	}
 }
 
@@ -381,7 +391,7 @@ func (c *compiler) sweep() {
 	}
 }
 
-// addresses are those that the record has and those that the cluster shows, each once.
+// addresses returns the addresses that the record has and that the cluster shows, each once.
 func (l *local) addresses() []netip.Addr {
 	all := l.Addresses
 	if l.pod != nil {
@@ -663,8 +673,46 @@ func (c *compiler) mark(e *chain) {
 	}
 }
 
+// rendering adds the rules of a clause to a chain.
+type rendering struct {
+	*compiler
+	chain     *chain
+	clause    clause
+	direction ruleset.Direction
+	family    ruleset.Family
+	blocks    iprange.Set
+	// anyPeer says that the clause is about every address of the family.
+	anyPeer bool
+}
+
 // render adds the rules that carry a clause out.
 func (c *compiler) render(e *chain, i *intent, cl clause, d ruleset.Direction, family ruleset.Family, resolved map[portName][]uint32) {
+	of := rendering{compiler: c, chain: e, clause: cl, direction: d, family: family, blocks: cl.blocks4}
+	if family == ruleset.IPv6 {
+		of.blocks = cl.blocks6
+	}
+	of.anyPeer = cl.anyPeer || coversFamily(of.blocks)
+	rule := ruleOf(i, cl, d)
+	if cl.anyPort {
+		of.peers(rule)
+		return
+	}
+	ports := cl.ports
+	if d == ruleset.Ingress && len(cl.names) > 0 {
+		ports = withResolved(ports, cl.names, resolved)
+	}
+	for _, p := range ports {
+		rule := rule
+		rule.Protocol, rule.Ports = p.protocol, p.ranges
+		of.peers(rule)
+	}
+	if d == ruleset.Egress {
+		of.endpoints(rule)
+	}
+}
+
+// ruleOf returns a rule with the verdict and the origin of a clause, without conditions.
+func ruleOf(i *intent, cl clause, d ruleset.Direction) ruleset.Rule {
 	rule := ruleset.Rule{Verdict: ruleset.Accept}
 	switch cl.action {
 	case accept:
@@ -675,67 +723,50 @@ func (c *compiler) render(e *chain, i *intent, cl clause, d ruleset.Direction, f
 		rule = ruleset.Rule{Verdict: ruleset.Return}
 	}
 	rule.Origin = &ruleset.Origin{Kind: i.kind, NamespacedName: i.NamespacedName, Direction: d, Rule: cl.number, RuleName: cl.name, Tier: i.tier}
+	return rule
+}
 
-	blocks := cl.blocks4
-	if family == ruleset.IPv6 {
-		blocks = cl.blocks6
-	}
-	anyPeer := cl.anyPeer || coversFamily(blocks)
-	// Addresses.
-	addressed := func(rule ruleset.Rule) {
-		if anyPeer {
-			e.add(rule)
-			return
-		}
-		to := func(set string) {
-			rule.Family = family
-			if d == ruleset.Ingress {
-				rule.Source = set
-			} else {
-				rule.Destination = set
-			}
-			e.add(rule)
-		}
-		for _, selection := range cl.peers {
-			to(c.use(e, selection, what{family: family}))
-		}
-		if len(blocks) > 0 {
-			to(c.useRanges(e, blocks, family))
-		}
-	}
-	// Ports.
-	if cl.anyPort {
-		addressed(rule)
+// peers adds a rule for each set of peers.
+func (of rendering) peers(rule ruleset.Rule) {
+	if of.anyPeer {
+		of.chain.add(rule)
 		return
 	}
-	ports := cl.ports
-	if d == ruleset.Ingress && len(cl.names) > 0 {
-		ports = withResolved(ports, cl.names, resolved)
+	to := func(set string) {
+		rule.Family = of.family
+		if of.direction == ruleset.Ingress {
+			rule.Source = set
+		} else {
+			rule.Destination = set
+		}
+		of.chain.add(rule)
 	}
-	for _, p := range ports {
+	for _, selection := range of.clause.peers {
+		to(of.use(of.chain, selection, what{family: of.family}))
+	}
+	if len(of.blocks) > 0 {
+		to(of.useRanges(of.chain, of.blocks, of.family))
+	}
+}
+
+// endpoints adds the rules for ports of destinations by their names.
+func (of rendering) endpoints(rule ruleset.Rule) {
+	rule.Family = of.family
+	for _, name := range of.clause.names {
 		rule := rule
-		rule.Protocol, rule.Ports = p.protocol, p.ranges
-		addressed(rule)
-	}
-	if d == ruleset.Ingress {
-		return
-	}
-	for _, name := range cl.names {
-		rule := rule
-		rule.Family = family
-		if anyPeer {
-			rule.Endpoint = c.use(e, everyPod, what{family, name})
-			e.add(rule)
+		if of.anyPeer {
+			rule.Endpoint = of.use(of.chain, everyPod, what{of.family, name})
+			of.chain.add(rule)
 			continue
 		}
-		for _, selection := range cl.peers {
-			rule.Endpoint = c.use(e, selection, what{family, name})
-			e.add(rule)
+		for _, selection := range of.clause.peers {
+			rule.Endpoint = of.use(of.chain, selection, what{of.family, name})
+			of.chain.add(rule)
 		}
-		if len(blocks) > 0 {
-			rule.Endpoint = c.use(e, everyPod, what{family, name})
-			rule.Destination = c.useRanges(e, blocks, family)
-			e.add(rule)
+		if len(of.blocks) > 0 {
+			rule.Endpoint = of.use(of.chain, everyPod, what{of.family, name})
+			rule.Destination = of.useRanges(of.chain, of.blocks, of.family)
+			of.chain.add(rule)
 		}
 	}
 }

@@ -18,21 +18,21 @@ import (
 // Local is a pod of this node, by the agent's own record of it.
 type Local struct {
 	types.NamespacedName
-	// UID is that of the pod in the API.
+	// UID is the UID of the pod in the API.
 	UID types.UID
-	// Addresses are those that the record has. They count as the pod's, as its own and as a peer of others,
+	// Addresses has the addresses of the record. They count as the pod's, as its own and as a peer of others,
 	// beside those that the cluster shows.
 	Addresses []netip.Addr
-	// Seen are further addresses that its interfaces on bridges of the node have. What the policies of
-	// the pod say holds for them too; but it is no peer by them, since a pod can give itself any, and
-	// they are another pod's that has them in another way.
+	// Seen has further addresses of its interfaces on bridges of the node. The policies of the pod hold
+	// for them too; but it is no peer by them, since a pod can give itself any, and they belong to
+	// another pod that has them in another way.
 	Seen []netip.Addr
 	// Direct are the interfaces of the pod whose packets do not pass the node, sorted.
 	Direct []string
 }
 
 // Index keeps the rulesets of a node up to date while policies, pods and namespaces change.
-// What it is told costs by what it changes: a pod changes the sets to which it belongs.
+// A change costs as much as it changes: a pod changes the sets to which it belongs.
 //
 // It reads pods from its Cluster when a set comes into use, and keeps none but the addresses in
 // the sets that rules of the node's own pods name. Each change of the Cluster is told to it after
@@ -63,7 +63,7 @@ type Index struct {
 	// node is the ruleset of the node, made of its contents.
 	node     *ruleset.Ruleset
 	contents *contents
-	// reshape is that chains and maps may have changed; else only sets have.
+	// reshape says that chains and maps may have changed; else only sets have.
 	reshape     bool
 	nodeAddress [2]*ruleset.Set
 }
@@ -72,23 +72,23 @@ type Index struct {
 type local struct {
 	Local
 	arrival uint64
-	// pod is what the cluster last showed; nil before it showed any. A pod that it shows no
-	// more keeps its labels until it is gone from the node.
+	// pod has the pod as the cluster last showed it; nil before it showed any. A pod that it
+	// shows no more keeps its labels until it is gone from the node.
 	pod *Pod
-	// present is that the cluster shows it.
+	// present says that the cluster shows it.
 	present bool
 
-	// selected is by which policies; valid unless stale.
+	// ingress and egress have the policies that select it; they are valid unless stale.
 	stale           bool
 	ingress, egress selected
 	ruleset         *ruleset.Ruleset
 }
 
-// selected is the policies that have a say about a pod in one direction, in their order: Admin,
+// selected has the policies that decide about a pod in one direction, in their order: Admin,
 // NetworkPolicies, Baseline.
 type selected struct {
 	policies []*intent
-	// made is their chains by family, where anybody asked. A chain is nil where none has a rule.
+	// made has their chains by family, where anybody asked. A chain is nil where none has a rule.
 	made [2]struct {
 		done  bool
 		chain *chain

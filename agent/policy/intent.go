@@ -49,7 +49,7 @@ type side struct {
 	names []portName
 	// revision differs between sides that differ.
 	revision uint64
-	// chains are those of a NetworkPolicy by family, if they were made; see compiler.policy.
+	// chains has the chains of a NetworkPolicy by family, if they were made; see compiler.policy.
 	chains [2]*chain
 }
 
@@ -179,8 +179,8 @@ func (i *intent) report(field string, format string, args ...any) {
 	i.problems = append(i.problems, field+": "+fmt.Sprintf(format, args...))
 }
 
-// selectionOf reads a pair of selectors; the namespace is that of the policy where the namespace's
-// selector is nil, and a nil selector of pods has every pod.
+// selectionOf reads a pair of selectors. A nil selector of namespaces selects the policy's namespace,
+// and a nil selector of pods every pod.
 func selectionOf(namespace string, namespaces, pods *metav1.LabelSelector) (podSelection, error) {
 	s := podSelection{scope: scope{namespace: namespace}}
 	var err error

@@ -89,9 +89,9 @@ type collection struct {
 
 	addresses members[netip.Addr]
 	endpoints members[ruleset.Endpoint]
-	// filled is that the members are those of the cluster; else they are to be read from it.
+	// filled says that the members were read from the cluster; else they are to be read.
 	filled bool
-	// set is the set as it is, but for changes when dirty.
+	// set has the members, but for changes when dirty.
 	set   *ruleset.Set
 	dirty bool
 	// used is the pass that found the set in use last.

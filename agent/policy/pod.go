@@ -12,7 +12,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// Pod is what policies see of a pod. Pods in their node's network and pods that have finished
+// Pod has the parts of a pod that policies see. Pods in their node's network and pods that have finished
 // have no network of their own: they are not in any cluster that this package sees. Values are
 // shared; nobody changes them.
 type Pod struct {

@@ -89,7 +89,7 @@ func (s selector) anchor() (key string, values []string, ok bool) {
 	return key, values, ok
 }
 
-// scope is which namespaces a selection of pods has: one, or those with certain labels.
+// scope says in which namespaces pods are selected: in one, or in all with certain labels.
 type scope struct {
 	// namespace is empty where the selector says which.
 	namespace string

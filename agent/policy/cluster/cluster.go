@@ -76,7 +76,7 @@ type Cluster struct {
 	waiting int
 	// passes count the readings of all NetworkPolicies and of all ClusterNetworkPolicies.
 	networkPass, clusterPass uint32
-	// What has been read: of each kind all, of pods those of the scope.
+	// These say which kinds have been read whole, and of which scope the pods.
 	networkRead, clusterRead, definitionsRead, namespacesRead bool
 	podsRead                                                  scope
 	// installed says whether the cluster has ClusterNetworkPolicies.
@@ -131,7 +131,7 @@ func (c *Cluster) Pods(namespace string) iter.Seq[*policy.Pod] { return c.store.
 // Pod implements policy.Cluster, within Do.
 func (c *Cluster) Pod(name types.NamespacedName) *policy.Pod { return c.store.pod(name) }
 
-// Held is what a Cluster has in memory.
+// Held counts the objects that a Cluster has in memory.
 type Held struct {
 	NetworkPolicies, ClusterPolicies, Namespaces, Pods int
 	// Shapes is how many different labels with ports the pods and namespaces have.
@@ -371,7 +371,7 @@ func (c *Cluster) clusterFeed() *feed {
 }
 
 // policyFeed completes the feed of a kind of policies: pass counts its listings, read says that there was
-// one, need is what a policy needs to be known, and tell tells the sink of it.
+// one, needOf returns which pods must be known for a policy, and tell tells the sink of it.
 func policyFeed[P interface {
 	runtime.Object
 	metav1.Object

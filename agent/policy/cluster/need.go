@@ -10,7 +10,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// scope is which pods are held. Each has those of the ones before.
+// scope says which pods are held. Each scope includes the pods of the ones before.
 type scope int
 
 const (

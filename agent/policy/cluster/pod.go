@@ -84,8 +84,8 @@ type record struct {
 	pass uint32
 }
 
-// odd is what does not fit a record, of a pod whose UID is no UUID, or that has several addresses
-// of one family. The API server makes neither.
+// odd has the UID and addresses of a pod that do not fit a record: the UID is no UUID, or several
+// addresses are of one family. The API server makes neither.
 type odd struct {
 	uid       types.UID
 	addresses []netip.Addr

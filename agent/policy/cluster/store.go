@@ -19,10 +19,10 @@ type store struct {
 	spaces map[string]*space
 	shapes shapes
 	odd    map[*record]odd
-	// ahead has the resource versions of what was read before the watch told it, by the names: what
-	// is older must not replace it.
+	// ahead has the resource versions of objects that were read before the watch told them, by their
+	// names: older ones must not replace them.
 	ahead map[types.NamespacedName]string
-	// version is that of the pods, as far as the watch has told them.
+	// version is the resource version up to which the watch has told the pods.
 	version string
 	// pass counts the readings of all pods, spacePass those of all namespaces.
 	pass, spacePass uint32
@@ -37,7 +37,7 @@ type space struct {
 	pods  map[string]*record
 }
 
-// change is what became of a pod. Both are nil where nothing did.
+// change has a pod before and after. Both are nil where nothing changed.
 type change struct{ was, is *policy.Pod }
 
 func (s *store) space(name string) *space {

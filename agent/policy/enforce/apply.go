@@ -37,9 +37,9 @@ type target struct {
 
 	// written is the ruleset that the kernel has, nil where that is not known.
 	written *ruleset.Ruleset
-	// version is that of the index when written was read from it.
+	// version is the version of the index from which written was read.
 	version uint64
-	// tried is the version of the last try, and err what came of it.
+	// tried is the version of the last try, and err its error.
 	tried uint64
 	err   error
 	// since is when err began.
@@ -152,10 +152,10 @@ func (e *Enforcer) work(ctx context.Context) {
 type job struct {
 	*target
 	key string
-	// version is that of the index that has want.
+	// version is the version of the index that has want.
 	version uint64
 	want    *ruleset.Ruleset
-	// What the target was when the try began.
+	// These are of the target when the try began.
 	written     *ruleset.Ruleset
 	check, gone bool
 	// direct are the addresses of a pod whose packets the target sees, with their interfaces.

@@ -106,7 +106,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	if err := e.Kernel.DropQueued(c.Addresses); err != nil {
 		return fmt.Errorf("drop what waits for the pod's link-layer address: %w", err)
 	}
-	// What the address's last pod had open is not this pod's.
+	// Connections of the address's last pod do not belong to this pod.
 	for _, a := range c.Addresses {
 		if _, err := e.Kernel.EndOf(a); err != nil {
 			return fmt.Errorf("end the connections of the last pod that had %s: %w", a, err)

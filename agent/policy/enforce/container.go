@@ -215,8 +215,8 @@ func (e *Enforcer) findPlace(of Container) error {
 	return nil
 }
 
-// localsOf joins the containers of each pod. An address is that of the container that lives; of a
-// pod whose containers are not known only where no other has it.
+// localsOf joins the containers of each pod. An address belongs to the container that lives, and to a
+// pod whose containers are not known only where no container has it.
 func localsOf(all iter.Seq[*container]) []policy.Local {
 	order := slices.SortedFunc(all, func(a, b *container) int { return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.ID, b.ID)) })
 	taken := map[netip.Addr]bool{}
@@ -250,8 +250,8 @@ func localsOf(all iter.Seq[*container]) []policy.Local {
 	return locals
 }
 
-// rank says whose an address is that several containers have: the lowest one's. That of an ADD is
-// its own by now.
+// rank orders containers with the same address: it belongs to the one with the lowest rank. A
+// container in an ADD has its address by now.
 func (c *container) rank() int {
 	switch {
 	case strings.HasPrefix(c.ID, unrecordedPrefix):

@@ -24,7 +24,7 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// objects are what policies see of the cluster; cluster.Cluster is one.
+// objects are the objects of the cluster that policies see; cluster.Cluster implements it.
 type objects interface {
 	policy.Cluster
 	Run(ctx context.Context, sink cluster.Sink) error
@@ -35,7 +35,7 @@ type objects interface {
 	Held() cluster.Held
 }
 
-// kernel is what the node's kernel does. Methods block for it and are safe in parallel for
+// kernel is the kernel of the node. Methods block for it and are safe in parallel for
 // different namespaces.
 type kernel interface {
 	// Table returns the table of a network namespace, of the node where the path is empty.
@@ -53,7 +53,7 @@ type kernel interface {
 	EndOf(a netip.Addr) (ended int, err error)
 	// DropQueued is rtnl.DropQueued, on the node.
 	DropQueued(addresses []netip.Addr) error
-	// Close and Open are those of package gate.
+	// Close and Open call package gate.
 	Close(netns string) error
 	Open(netns string) error
 }
@@ -123,8 +123,8 @@ type Enforcer struct {
 	mu sync.Mutex
 	// node is the table of the node.
 	node *target
-	// containers are those of the node by their IDs, from the first that an ADD or a listing tells
-	// until their tables are removed.
+	// containers has the containers of the node by their IDs, from the first ADD or listing that
+	// tells one until its table is removed.
 	containers map[string]*container
 	// recorded has the identities of pods that have or had a container: what the API says of their
 	// addresses is not needed.

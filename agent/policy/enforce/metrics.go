@@ -107,13 +107,14 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	}
 }
 
-// counted is what a counter counts.
+// counted identifies the packets that a counter counts.
 type counted struct{ kind, namespace, name, direction, verdict string }
 
 // readings make counters of tables, which come and go and begin anew, into ones that never go down.
 type readings struct {
 	mu sync.Mutex
-	// last is what each table had when it was read last, and past what is not in any more.
+	// last has the counters of each table when it was read last, and past the sum of those that
+	// are gone or began anew.
 	last map[*target]map[counted]uint64
 	past map[counted]uint64
 }

@@ -35,7 +35,7 @@ const (
 	EventProblem = "NetworkPolicyProblem"
 )
 
-// action is what the agent does when it records an event.
+// action is the action of the agent's events.
 const action = "EnforceNetworkPolicy"
 
 // showBridges has the bridges of pods that policies select show their packets.

@@ -24,12 +24,12 @@ var protocols = map[string]ruleset.Protocol{"TCP": ruleset.TCP, "UDP": ruleset.U
 
 // end is one end of a traced connection.
 type end struct {
-	// name is that of the pod, empty for an address of none.
+	// name is the pod's name, empty for an address of no pod.
 	name      string
 	uid       types.UID
 	local     bool
 	addresses []netip.Addr
-	// direct are its interfaces that are seen in its namespace, and own what is enforced there.
+	// direct has its interfaces that are seen in its namespace, and own the ruleset there.
 	direct []string
 	own    *ruleset.Ruleset
 	// selecting are the policies that select the pod, by direction.

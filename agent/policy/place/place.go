@@ -28,7 +28,7 @@ var ErrNoNamespace = errors.New("the pod has no network namespace")
 type Place struct {
 	// Direct are interfaces of the pod that are seen in its namespace, in order.
 	Direct []string
-	// Addresses are those of the direct interfaces, each with its interface.
+	// Addresses has the addresses of the direct interfaces, each with its interface.
 	Addresses map[netip.Addr]string
 	// Bridges are the bridges of the node with which other interfaces of the pod are
 	// connected, in order, and Bridged the addresses of these interfaces, in order: also those of the link
@@ -79,7 +79,7 @@ func Find(netns string, names []string) (Place, error) {
 // namespace has the interfaces of a pod.
 type namespace struct {
 	links []netlink.Link
-	// addresses are those of links by their index.
+	// addresses has the addresses of links by the link's index.
 	addresses map[int][]netip.Addr
 	// id is the number by which the node knows it, -1 where it knows none.
 	id int
@@ -95,7 +95,7 @@ func linksOf(path string, names []string) (namespace, error) {
 		return namespace{}, fmt.Errorf("open network namespace %s: %w", path, err)
 	}
 	defer netns.Close()
-	// A path that leads to the node's namespace is that of a container that is gone.
+	// Where a path leads to the node's namespace, its container is gone.
 	if isNode, err := IsNode(path); isNode || err != nil {
 		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s is that of the node", ErrNoNamespace, path))
 	}

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Ruleset is what is enforced at one place: on the node for all of its pods, or in the network
+// Ruleset has the rules of one place: of the node for all of its pods, or of the network
 // namespace of a pod whose packets do not pass the node.
 type Ruleset struct {
 	// Sets, Maps and Chains by their names, at most MaxName bytes of letters, digits, '-', '_'.
@@ -72,8 +72,8 @@ type Pair struct {
 	Source, Destination netip.Addr
 }
 
-// Set is what a rule compares a packet with. One of the lists is in use, which says the kind of
-// the set; each is sorted and without repeats, and a set with none is empty and matches nothing.
+// Set has the values that a rule compares a packet with. Kind says which of the lists is in use;
+// each is sorted and without repeats, and a set with none is empty and matches nothing.
 type Set struct {
 	Name   string
 	Family Family
@@ -87,7 +87,7 @@ type Set struct {
 	Interfaces []string
 }
 
-// Kind is what a set has.
+// Kind is the type of a set's elements.
 type Kind uint8
 
 // The kinds of sets.
@@ -169,7 +169,7 @@ type Rule struct {
 	Origin *Origin
 }
 
-// Verdict is what happens to a packet that matched.
+// Verdict decides about a packet that matched.
 type Verdict uint8
 
 // The verdicts, as nftables has them.

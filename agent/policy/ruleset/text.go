@@ -135,12 +135,38 @@ func (s *Set) elements() []string {
 
 // RuleText returns a rule of a chain in the syntax of nft.
 func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
+	words := conditionWords(c, r)
+	if r.Counter != "" {
+		words = append(words, fmt.Sprintf("counter name %q", r.Counter))
+	}
+	switch {
+	case r.SourceMap != "":
+		words = append(words, ipWord(r)+" saddr vmap @"+r.SourceMap)
+	case r.DestinationMap != "":
+		words = append(words, ipWord(r)+" daddr vmap @"+r.DestinationMap)
+	case r.Target != "":
+		words = append(words, fmt.Sprintf("%s %s", r.Verdict, r.Target))
+	case r.Verdict != Continue || len(words) == 0:
+		words = append(words, fmt.Sprint(r.Verdict))
+	}
+	if r.Origin != nil {
+		words = append(words, fmt.Sprintf("# %s", r.Origin))
+	}
+	return strings.Join(words, " ")
+}
+
+func ipWord(r *Rule) string {
+	if r.Family == IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// conditionWords returns the conditions of a rule in the syntax of nft.
+func conditionWords(c *Chain, r *Rule) []string {
 	var words []string
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
-	ip := "ip"
-	if r.Family == IPv6 {
-		ip = "ip6"
-	}
+	ip := ipWord(r)
 	if r.Established {
 		add("ct state established,related")
 	}
@@ -182,23 +208,7 @@ func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
 	if r.NeighborDiscovery {
 		add("ip6 hoplimit != 2-254 icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect, mld2-listener-report }")
 	}
-	if r.Counter != "" {
-		add("counter name %q", r.Counter)
-	}
-	switch {
-	case r.SourceMap != "":
-		add("%s saddr vmap @%s", ip, r.SourceMap)
-	case r.DestinationMap != "":
-		add("%s daddr vmap @%s", ip, r.DestinationMap)
-	case r.Target != "":
-		add("%s %s", r.Verdict, r.Target)
-	case r.Verdict != Continue || len(words) == 0:
-		add("%s", r.Verdict)
-	}
-	if r.Origin != nil {
-		add("# %s", r.Origin)
-	}
-	return strings.Join(words, " ")
+	return words
 }
 
 func portsText(ports []PortRange) string {

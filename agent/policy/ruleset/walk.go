@@ -12,7 +12,7 @@ import (
 // Loopback is the interface by which a pod reaches itself.
 const Loopback = "lo"
 
-// Packet is what rules see of a packet.
+// Packet has the properties of a packet that rules match.
 type Packet struct {
 	// Source and Destination are of one family, none in IPv6 form of IPv4 or with a zone.
 	Source, Destination netip.Addr
@@ -21,15 +21,15 @@ type Packet struct {
 	Port uint16
 	// InInterface is empty in Output, OutInterface in Input.
 	InInterface, OutInterface string
-	// Established says that conntrack knows the packet's connection or what it is related to.
+	// Established says that conntrack knows the packet's connection, or one that it is related to.
 	Established bool
-	// NeighborDiscovery says what the condition of this name in Rule asks.
+	// NeighborDiscovery says that the packet meets the condition of this name in Rule.
 	NeighborDiscovery bool
 	// LocalSource says that the source is an address of the network namespace.
 	LocalSource bool
 }
 
-// Decision is what becomes of a packet at one hook.
+// Decision is the verdict on a packet at one hook, with the rules that led to it.
 type Decision struct {
 	// Verdict is Accept or Drop.
 	Verdict Verdict
