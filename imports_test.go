@@ -19,7 +19,6 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"cmd", []string{"ipam/ipamtest", "agent/netnstest", "agent/policy/policytest", "cni/socket/sockettest"}, "fakes are for tests"},
 	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
 	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
@@ -88,6 +87,27 @@ func TestImports(t *testing.T) {
 	}
 	for _, rule := range direct {
 		check(t, rule, "{{.ImportPath}}:{{join .Imports \",\"}}")
+	}
+}
+
+// A package whose name ends in test, like net/http/httptest, helps tests and is in no program:
+// only tests and other such packages import it.
+func TestTestPackages(t *testing.T) {
+	command := exec.Command("go", "list", "-f", "{{.ImportPath}}:{{join .Imports \",\"}}", "./...")
+	output, err := command.Output()
+	if err != nil {
+		t.Fatalf("%v: %v", command, err)
+	}
+	for line := range strings.Lines(string(output)) {
+		pkg, imports, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if strings.HasSuffix(pkg, "test") {
+			continue
+		}
+		for imported := range strings.SplitSeq(imports, ",") {
+			if strings.HasPrefix(imported, module+"/") && strings.HasSuffix(imported, "test") {
+				t.Errorf("%s imports %s: it is for tests; import it in a _test.go file, or end the package's name in test", pkg, imported)
+			}
+		}
 	}
 }
 

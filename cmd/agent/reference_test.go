@@ -5,12 +5,12 @@ package main
 import (
 	"testing"
 
-	"github.com/berth-dev/berth/cmd/internal/reference"
+	"github.com/berth-dev/berth/cmd/internal/referencetest"
 )
 
 func TestReference(t *testing.T) {
 	for _, name := range []string{"NODE_NAME", "HOST_IP"} {
 		t.Setenv(name, "")
 	}
-	reference.Page(t, "../..", "berth-agent.md", reference.Command(newCommand(&cleanup{})))
+	referencetest.Page(t, "../..", "berth-agent.md", referencetest.Command(newCommand(&cleanup{})))
 }

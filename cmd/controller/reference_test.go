@@ -5,10 +5,10 @@ package main
 import (
 	"testing"
 
-	"github.com/berth-dev/berth/cmd/internal/reference"
+	"github.com/berth-dev/berth/cmd/internal/referencetest"
 )
 
 func TestReference(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
-	reference.Page(t, "../..", "berth-controller.md", reference.Command(newCommand()))
+	referencetest.Page(t, "../..", "berth-controller.md", referencetest.Command(newCommand()))
 }

@@ -7,9 +7,9 @@ import (
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
-	"github.com/berth-dev/berth/cmd/internal/reference"
+	"github.com/berth-dev/berth/cmd/internal/referencetest"
 )
 
 func TestReference(t *testing.T) {
-	reference.Page(t, "../..", "kubectl-berth.md", reference.Command(newCommand(genericiooptions.NewTestIOStreamsDiscard())))
+	referencetest.Page(t, "../..", "kubectl-berth.md", referencetest.Command(newCommand(genericiooptions.NewTestIOStreamsDiscard())))
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reference writes the generated pages of docs/reference from what they
+// Package referencetest writes the generated pages of docs/reference from what they
 // describe: commands and flags, the fields of CRDs, metrics and events in the code. It never runs
 // in a program; tests compare the pages with it, and `make generate` has these tests
 // write them.
-package reference
+package referencetest
 
 import (
 	"errors"
