@@ -13,8 +13,9 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	mdlayher "github.com/mdlayher/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	own "github.com/berth-dev/berth/cni/nftables"
 )
 
 // What every table of Berth is written and read with, also those of other packages.
@@ -50,12 +51,7 @@ func (c *Chain) IsWhole() (bool, error) {
 // marksOf lists the user data of a chain's rules, none where there is no such chain. Package
 // nftables cannot read rules that have ct expressions with a direction.
 func marksOf(c *nftables.Chain) ([][]byte, error) {
-	var marks [][]byte
-	err := dump(c.Table, "chain "+c.Name, unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, func(a attributes) error {
-		marks = append(marks, a[unix.NFTA_RULE_USERDATA])
-		return nil
-	}, nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.Name)))
-	return marks, err
+	return (&own.Table{Family: own.Family(c.Table.Family), Name: c.Table.Name}).Marks(c.Name)
 }
 
 // Open returns a connection to the nftables of the calling thread's network namespace, for

@@ -3,8 +3,9 @@
 package netfilter
 
 import (
-	"github.com/google/nftables"
-	"golang.org/x/sys/unix"
+	google "github.com/google/nftables"
+
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // view is what a Check read of the table, for those that come after it: an agent compares all of
@@ -12,18 +13,11 @@ import (
 // transactions of a network namespace, so a view with the number of the last one is what the
 // kernel has.
 type view struct {
-	at        moment
+	at        nftables.Moment
 	whole     bool
 	forwarded error
 	// keys has those of the sets that were looked at, by the set's name.
 	keys map[string]map[string]bool
-}
-
-// moment is a state of the nftables of one namespace.
-type moment struct {
-	// namespace is the kernel's cookie of it, which is never given twice.
-	namespace  uint64
-	generation uint32
 }
 
 // last is the view of the last Check; mu guards it.
@@ -33,14 +27,14 @@ var last *view
 type viewer struct {
 	*table
 	*view
-	conn *nftables.Conn
+	conn *google.Conn
 	// incomplete says that an element was missing.
 	incomplete bool
 }
 
 // view returns what the kernel has now. Its caller holds mu.
 func (t *table) view() (*viewer, error) {
-	now, known := momentNow()
+	now, known := nftables.Now()
 	if known && last != nil && last.at == now {
 		return &viewer{table: t, view: last}, nil
 	}
@@ -57,7 +51,7 @@ func (t *table) view() (*viewer, error) {
 	return v, nil
 }
 
-func (v *viewer) open() (*nftables.Conn, error) {
+func (v *viewer) open() (*google.Conn, error) {
 	if v.conn != nil {
 		return v.conn, nil
 	}
@@ -98,28 +92,7 @@ func (v *viewer) keep() {
 	if !v.whole || v.incomplete || v.forwarded != nil {
 		return
 	}
-	if now, known := momentNow(); known && now == v.at {
+	if now, known := nftables.Now(); known && now == v.at {
 		last = v.view
 	}
-}
-
-// momentNow returns the moment of the calling thread's namespace, and false where the kernel does
-// not tell: cookies of namespaces came with Linux 5.14.
-func momentNow() (moment, bool) {
-	cookie, err := namespaceCookie()
-	if err != nil {
-		return moment{}, false
-	}
-	generation, err := Generation()
-	return moment{cookie, generation}, err == nil
-}
-
-// namespaceCookie returns the cookie of the calling thread's network namespace.
-func namespaceCookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(fd)
-	return unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }

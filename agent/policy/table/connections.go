@@ -19,7 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/cni/conntrack"
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // EndConnections ends the connections of addresses whose first packet the ruleset that was applied
@@ -140,7 +140,7 @@ func (j *judge) denied() ([]*conntrack.Flow, error) {
 // cut drops what still comes of connections, in both directions. A packet without ports begins a
 // connection only in the direction that the rules forbid.
 func (t *Table) cut(flows []*conntrack.Flow) error {
-	elements := map[string][]netfilter.Element{}
+	elements := map[string][]nftables.Element{}
 	for _, flow := range flows {
 		if flow.Reply.Source.Port() == 0 {
 			continue
@@ -148,14 +148,14 @@ func (t *Table) cut(flows []*conntrack.Flow) error {
 		set := cutOf(flow.Reply.Source.Addr())
 		comment := connection{flow.Original.Source, flow.Reply.Source}.String()
 		for _, packet := range []conntrack.Tuple{{Source: flow.Original.Source, Destination: flow.Reply.Source}, flow.Reply} {
-			key := appendAddress(appendAddress(nil, packet.Source.Addr()), packet.Destination.Addr())
-			key = appendPort(appendPort(appendProtocol(key, flow.Protocol), packet.Source.Port()), packet.Destination.Port())
-			elements[set] = append(elements[set], netfilter.Element{Key: key, Comment: comment})
+			key := nftables.AppendAddr(nftables.AppendAddr(nil, packet.Source.Addr()), packet.Destination.Addr())
+			key = nftables.AppendPort(nftables.AppendPort(nftables.AppendProto(key, flow.Protocol), packet.Source.Port()), packet.Destination.Port())
+			elements[set] = append(elements[set], nftables.Element{Key: key, Comment: comment})
 		}
 	}
-	tx := netfilter.NewTransaction(t.table)
+	tx := &nftables.Transaction{}
 	for _, f := range families {
-		tx.AddElements(f.cut, slices.Values(elements[f.cut]))
+		tx.AddElements(identity, f.cut, slices.Values(elements[f.cut]))
 	}
 	if err := t.commitOne(tx); err != nil {
 		return fmt.Errorf("drop the packets of connections that end: %w", err)
@@ -164,7 +164,7 @@ func (t *Table) cut(flows []*conntrack.Flow) error {
 }
 
 // commitOne makes a change that is none of the ruleset's.
-func (t *Table) commitOne(tx *netfilter.Transaction) error {
+func (t *Table) commitOne(tx *nftables.Transaction) error {
 	if tx.IsEmpty() {
 		return nil
 	}
@@ -173,9 +173,7 @@ func (t *Table) commitOne(tx *netfilter.Transaction) error {
 	if err := tx.Commit(); err != nil {
 		return err
 	}
-	if now, err := netfilter.Generation(); err == nil && verified != 0 && now == verified+1 {
-		t.verified = now
-	}
+	t.verifiedAfter(verified, 1)
 	return nil
 }
 
@@ -203,22 +201,22 @@ const leavesSoon = 10 * time.Second
 
 // mend takes those connections out of the sets that the ruleset allows.
 func (t *Table) mend(j *judge) error {
-	tx := netfilter.NewTransaction(t.table)
+	tx := &nftables.Transaction{}
 	for _, f := range families {
 		// An element may be listed twice, and is deleted once.
-		allowed := map[string]netfilter.Element{}
-		err := netfilter.Elements(t.table, f.cut, func(e netfilter.Element) {
+		allowed := map[string]nftables.Element{}
+		err := identity.Elements(f.cut, func(e nftables.Element) {
 			c, err := parseConnection(e.Comment)
-			protocol := 2 * f.length
-			if err != nil || e.Timeout < leavesSoon || int(protocol) >= len(e.Key) || !j.knows(c) || j.drops(e.Key[protocol], c.from, c.to) {
+			protocol := 2 * f.Addr.Size()
+			if err != nil || e.Timeout < leavesSoon || protocol >= len(e.Key) || !j.knows(c) || j.drops(e.Key[protocol], c.from, c.to) {
 				return
 			}
-			allowed[string(e.Key)] = netfilter.Element{Key: e.Key}
+			allowed[string(e.Key)] = nftables.Element{Key: e.Key}
 		})
 		if err != nil {
 			return err
 		}
-		tx.DeleteElements(f.cut, maps.Values(allowed))
+		tx.DeleteElements(identity, f.cut, maps.Values(allowed))
 	}
 	if err := t.commitOne(tx); err != nil {
 		return fmt.Errorf("let connections begin again: %w", err)

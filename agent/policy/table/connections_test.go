@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/cni/conntrack"
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // locals are the pods of the node.
@@ -232,7 +232,7 @@ func TestConnectionsOfOtherProtocols(t *testing.T) {
 		w.client.NoPing(e.server.String())
 		n := 0
 		w.node.Run(func() error {
-			return netfilter.Elements(w.table.table, cutOf(e.server), func(e netfilter.Element) {
+			return identity.Elements(cutOf(e.server), func(e nftables.Element) {
 				if c, err := parseConnection(e.Comment); err != nil || c.to.Port() != openPort {
 					t.Errorf("element %x has the comment %q", e.Key, e.Comment)
 				}

@@ -14,39 +14,19 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// rulesVersion is in the mark of every rule.
-const rulesVersion = "1"
-
-// Registers of 4 bytes: the kernel's NFT_REG32_00 and those that follow. The first of 16
-// bytes, NFT_REG_1, begins at the first of them.
-const (
-	reg0     uint32 = 8
-	regLast4 uint32 = 20 // NFT_REG_4, for what must not touch a key in the first ones
-)
-
-// family is an address family and where its packets have what.
+// family is an address family with its set of connections that were ended.
 type family struct {
-	ruleset.Family
-	protocol             byte
-	addr                 nftables.SetDatatype
-	saddr, daddr, length uint32
-	// cut is the set of connections that were ended.
+	*nftables.IP
 	cut string
 }
 
-var families = []family{
-	{Family: ruleset.IPv4, protocol: unix.NFPROTO_IPV4, addr: nftables.TypeIPAddr, saddr: 12, daddr: 16, length: 4, cut: "cut4"},
-	{Family: ruleset.IPv6, protocol: unix.NFPROTO_IPV6, addr: nftables.TypeIP6Addr, saddr: 8, daddr: 24, length: 16, cut: "cut6"},
-}
+var families = []family{{nftables.V4, "cut4"}, {nftables.V6, "cut6"}}
 
 func familyOf(f ruleset.Family) family {
 	if f == ruleset.IPv4 {
@@ -54,9 +34,6 @@ func familyOf(f ruleset.Family) family {
 	}
 	return families[1]
 }
-
-// words is how many registers of 4 bytes an address has.
-func (f family) words() uint32 { return f.length / 4 }
 
 // names are the names that a ruleset's objects have in the kernel: those that they have in the
 // ruleset, with a suffix that is another one after each replacement. Base chains, counters and the
@@ -79,7 +56,7 @@ func (n names) chain(c *ruleset.Chain) string {
 }
 
 // next returns names that nothing in the kernel has.
-func next(have *netfilter.TableContents) names {
+func next(have *nftables.Contents) names {
 	used := map[names]bool{}
 	use := func(name string) {
 		// Names of rulesets have no dot; those of constants have one before something longer.
@@ -95,7 +72,7 @@ func next(have *netfilter.TableContents) names {
 		}
 	}
 	for _, c := range have.Chains {
-		if c.Hooknum == nil {
+		if c.Base == nil {
 			use(c.Name)
 		}
 	}
@@ -114,73 +91,68 @@ func isCut(set string) bool { return set == families[0].cut || set == families[1
 const cutFor = time.Hour
 
 // cutSet is the set of packets of ended connections.
-func (f family) cutSet(table *nftables.Table) *nftables.Set {
-	return &nftables.Set{
-		Table: table, Name: f.cut, Concatenation: true, HasTimeout: true, Timeout: cutFor,
-		KeyType: nftables.MustConcatSetType(f.addr, f.addr, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeInetService),
-	}
+func (f family) cutSet() *nftables.Set {
+	return &nftables.Set{Name: f.cut, Timeout: cutFor, Key: []nftables.Type{f.Addr, f.Addr, nftables.InetProto, nftables.InetService, nftables.InetService}}
 }
 
-// setOf returns what the kernel knows of a set beside its elements.
-func (n names) setOf(table *nftables.Table, s *ruleset.Set) *nftables.Set {
-	set := &nftables.Set{Table: table, Name: n.of(s.Name)}
+// setOf returns a set as the kernel has it.
+func (n names) setOf(s *ruleset.Set) *nftables.Set {
+	set := &nftables.Set{Name: n.of(s.Name), Interval: s.Kind == ruleset.Ranges, Elements: elementsOf(s)}
 	f := familyOf(s.Family)
 	switch s.Kind {
-	case ruleset.Addresses:
-		set.KeyType = f.addr
-	case ruleset.Ranges:
-		set.KeyType, set.Interval = f.addr, true
+	case ruleset.Addresses, ruleset.Ranges:
+		set.Key = []nftables.Type{f.Addr}
 	case ruleset.Endpoints:
-		set.KeyType, set.Concatenation = nftables.MustConcatSetType(f.addr, nftables.TypeInetProto, nftables.TypeInetService), true
+		set.Key = []nftables.Type{f.Addr, nftables.InetProto, nftables.InetService}
 	case ruleset.Pairs:
-		set.KeyType, set.Concatenation = nftables.MustConcatSetType(f.addr, f.addr), true
+		set.Key = []nftables.Type{f.Addr, f.Addr}
 	case ruleset.Interfaces:
-		set.KeyType = nftables.TypeIFName
+		set.Key = []nftables.Type{nftables.IfName}
 	}
 	return set
 }
 
-func (n names) mapOf(table *nftables.Table, m *ruleset.Map) *nftables.Set {
-	return &nftables.Set{Table: table, Name: n.of(m.Name), KeyType: familyOf(m.Family).addr, IsMap: true}
+func (n names) mapOf(m *ruleset.Map) *nftables.Set {
+	return &nftables.Set{Name: n.of(m.Name), Key: []nftables.Type{familyOf(m.Family).Addr}, Verdicts: true, Elements: n.elementsOfMap(m.Chains)}
 }
 
 // elementsOf yields the elements of a set as the kernel has them.
-func elementsOf(s *ruleset.Set) iter.Seq[netfilter.Element] {
-	return func(yield func(netfilter.Element) bool) {
+func elementsOf(s *ruleset.Set) iter.Seq[nftables.Element] {
+	return func(yield func(nftables.Element) bool) {
 		key := make([]byte, 0, 64)
 		for _, a := range s.Addresses {
-			key = appendAddress(key[:0], a)
-			if !yield(netfilter.Element{Key: key}) {
+			key = nftables.AppendAddr(key[:0], a)
+			if !yield(nftables.Element{Key: key}) {
 				return
 			}
 		}
 		for _, r := range s.Ranges {
-			key = appendAddress(key[:0], r.First)
-			if !yield(netfilter.Element{Key: key}) {
+			key = nftables.AppendAddr(key[:0], r.First)
+			if !yield(nftables.Element{Key: key}) {
 				return
 			}
 			if end := r.Last.Next(); end.IsValid() {
-				key = appendAddress(key[:0], end)
-				if !yield(netfilter.Element{Key: key, End: true}) {
+				key = nftables.AppendAddr(key[:0], end)
+				if !yield(nftables.Element{Key: key, End: true}) {
 					return
 				}
 			}
 		}
 		for _, e := range s.Endpoints {
-			key = appendPort(appendProtocol(appendAddress(key[:0], e.Address), byte(e.Protocol)), e.Port)
-			if !yield(netfilter.Element{Key: key}) {
+			key = nftables.AppendPort(nftables.AppendProto(nftables.AppendAddr(key[:0], e.Address), byte(e.Protocol)), e.Port)
+			if !yield(nftables.Element{Key: key}) {
 				return
 			}
 		}
 		for _, p := range s.Pairs {
-			key = appendAddress(appendAddress(key[:0], p.Source), p.Destination)
-			if !yield(netfilter.Element{Key: key}) {
+			key = nftables.AppendAddr(nftables.AppendAddr(key[:0], p.Source), p.Destination)
+			if !yield(nftables.Element{Key: key}) {
 				return
 			}
 		}
 		for _, name := range s.Interfaces {
-			key = append(key[:0], interfaceName(name)...)
-			if !yield(netfilter.Element{Key: key}) {
+			key = nftables.AppendName(key[:0], name)
+			if !yield(nftables.Element{Key: key}) {
 				return
 			}
 		}
@@ -188,64 +160,42 @@ func elementsOf(s *ruleset.Set) iter.Seq[netfilter.Element] {
 }
 
 // elementsOfMap yields the elements of a map as the kernel has them.
-func (n names) elementsOfMap(chains map[netip.Addr]string) iter.Seq[netfilter.Element] {
-	return func(yield func(netfilter.Element) bool) {
+func (n names) elementsOfMap(chains map[netip.Addr]string) iter.Seq[nftables.Element] {
+	return func(yield func(nftables.Element) bool) {
 		key := make([]byte, 0, 16)
 		for a, chain := range chains {
-			key = appendAddress(key[:0], a)
-			if !yield(netfilter.Element{Key: key, Goto: n.of(chain)}) {
+			key = nftables.AppendAddr(key[:0], a)
+			if !yield(nftables.Element{Key: key, Goto: n.of(chain)}) {
 				return
 			}
 		}
 	}
 }
 
-func appendAddress(key []byte, a netip.Addr) []byte {
-	if a.Is4() {
-		four := a.As4()
-		return append(key, four[:]...)
-	}
-	sixteen := a.As16()
-	return append(key, sixteen[:]...)
-}
-
-// appendProtocol and appendPort fill a register of 4 bytes.
-func appendProtocol(key []byte, p byte) []byte { return append(key, p, 0, 0, 0) }
-
-func appendPort(key []byte, port uint16) []byte {
-	return append(binary.BigEndian.AppendUint16(key, port), 0, 0)
-}
-
-func interfaceName(name string) []byte {
-	padded := make([]byte, unix.IFNAMSIZ)
-	copy(padded, name)
-	return padded
-}
-
 // constant is a set that follows from rules: it is there as long as a rule names it, and never
 // changes.
 type constant struct {
 	name string
-	kind nftables.SetDatatype
+	kind nftables.Type
 	// ranges are of 1 byte or 2, as the kind says.
 	ranges []ruleset.PortRange
 }
 
-func (n names) constant(table *nftables.Table, c constant) *nftables.Set {
-	return &nftables.Set{Table: table, Name: n.of(c.name), KeyType: c.kind, Interval: true, Constant: true}
+func (n names) constant(c constant) *nftables.Set {
+	return &nftables.Set{Name: n.of(c.name), Key: []nftables.Type{c.kind}, Interval: true, Constant: true, Elements: c.elements()}
 }
 
-func (c constant) elements() iter.Seq[netfilter.Element] {
+func (c constant) elements() iter.Seq[nftables.Element] {
 	key := func(n uint16) []byte {
-		if c.kind.Bytes == 1 {
+		if c.kind.Size() == 1 {
 			return []byte{byte(n)}
 		}
 		return binary.BigEndian.AppendUint16(nil, n)
 	}
-	last := uint16(1<<(8*c.kind.Bytes) - 1)
-	return func(yield func(netfilter.Element) bool) {
+	last := uint16(1<<(8*c.kind.Size()) - 1)
+	return func(yield func(nftables.Element) bool) {
 		for _, r := range c.ranges {
-			if !yield(netfilter.Element{Key: key(r.First)}) || r.Last < last && !yield(netfilter.Element{Key: key(r.Last + 1), End: true}) {
+			if !yield(nftables.Element{Key: key(r.First)}) || r.Last < last && !yield(nftables.Element{Key: key(r.Last + 1), End: true}) {
 				return
 			}
 		}
@@ -259,12 +209,12 @@ func ports(all []ruleset.PortRange) constant {
 	for _, p := range all {
 		_, _ = hash.Write(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, p.First), p.Last))
 	}
-	return constant{"ports." + hex.EncodeToString(hash.Sum(nil)[:10]), nftables.TypeInetService, all}
+	return constant{"ports." + hex.EncodeToString(hash.Sum(nil)[:10]), nftables.InetService, all}
 }
 
 // neighborDiscovery has the types of ICMPv6 messages without which there is no IPv6 on a link: of
 // multicast listeners from 130 and of neighbours to 137, and 143 of version 2 of the former.
-var neighborDiscovery = constant{"icmpv6.nd", nftables.TypeICMP6Type, []ruleset.PortRange{{First: 130, Last: 137}, {First: 143, Last: 143}}}
+var neighborDiscovery = constant{"icmpv6.nd", nftables.ICMPv6Type, []ruleset.PortRange{{First: 130, Last: 137}, {First: 143, Last: 143}}}
 
 // hopLimitOffset is where an IPv6 header has its hop limit (RFC 8200 §3).
 const hopLimitOffset = 7
@@ -281,24 +231,41 @@ func constantsOf(r *ruleset.Rule) iter.Seq[constant] {
 	}
 }
 
-var hooks = map[ruleset.Hook]*nftables.ChainHook{
-	ruleset.Forward: nftables.ChainHookForward, ruleset.Input: nftables.ChainHookInput, ruleset.Output: nftables.ChainHookOutput,
+var hooks = map[ruleset.Hook]nftables.Hook{ruleset.Forward: nftables.Forward, ruleset.Input: nftables.Input, ruleset.Output: nftables.Output}
+
+// tableOf returns the table of a ruleset, whose sets that follow from rules are constants.
+func (n names) tableOf(rs *ruleset.Ruleset, constants map[string]constant, counters map[string]int) *nftables.Table {
+	t := &nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: slices.Sorted(maps.Keys(counters))}
+	for _, f := range families {
+		t.Sets = append(t.Sets, f.cutSet())
+	}
+	for _, name := range slices.Sorted(maps.Keys(constants)) {
+		t.Sets = append(t.Sets, n.constant(constants[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
+		t.Sets = append(t.Sets, n.setOf(rs.Sets[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(rs.Maps)) {
+		t.Sets = append(t.Sets, n.mapOf(rs.Maps[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(rs.Chains)) {
+		if c := rs.Chains[name]; c.Hook == ruleset.NoHook {
+			t.Chains = append(t.Chains, n.chainOf(c))
+		}
+	}
+	inHook := map[ruleset.Hook]int32{}
+	for _, c := range baseChains(rs) {
+		base := n.chainOf(c)
+		base.Base = nftables.Filter(hooks[c.Hook], nftables.PriorityFilter+inHook[c.Hook])
+		inHook[c.Hook]++
+		t.Chains = append(t.Chains, base)
+	}
+	return t
 }
 
-// chainsOf returns what the kernel knows of chains beside their rules, by the names of the
-// ruleset.
-func (n names) chainsOf(table *nftables.Table, rs *ruleset.Ruleset) map[string]*nftables.Chain {
-	all := make(map[string]*nftables.Chain, len(rs.Chains))
-	for name, c := range rs.Chains {
-		all[name] = &nftables.Chain{Table: table, Name: n.chain(c)}
-	}
-	inHook := map[ruleset.Hook]int{}
-	for _, c := range baseChains(rs) {
-		priority := *nftables.ChainPriorityFilter + nftables.ChainPriority(inHook[c.Hook])
-		inHook[c.Hook]++
-		all[c.Name] = netfilter.NewChain(table, c.Name, nftables.ChainTypeFilter, hooks[c.Hook], priority).Chain
-	}
-	return all
+// chainOf returns a chain with its rules, without its hook.
+func (n names) chainOf(c *ruleset.Chain) *nftables.Chain {
+	return &nftables.Chain{Name: n.chain(c), Rules: n.rulesOf(c)}
 }
 
 // baseChains lists the chains with a hook by their names.
@@ -313,33 +280,42 @@ func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
 	return all
 }
 
-// rulesOf returns the rules of a chain as the kernel has them.
-func (n names) rulesOf(chain *nftables.Chain, c *ruleset.Chain) []*nftables.Rule {
-	out := netfilter.Chain{Chain: chain, Rules: make([]*nftables.Rule, 0, len(c.Rules)+len(families))}
-	cut := func() {
-		for _, f := range families {
-			out.Add(rulesVersion, "connections that were ended", f.is(), f.connection(), lookup(f.cut), verdict(expr.VerdictDrop, ""))
+// rulesOf yields the rules of a chain as the kernel has them.
+func (n names) rulesOf(c *ruleset.Chain) iter.Seq[nftables.Rule] {
+	return func(yield func(nftables.Rule) bool) {
+		cut := func() bool {
+			for _, f := range families {
+				if !yield(nftables.NewRule("connections that were ended", f.Is, f.inCut(), nftables.Drop)) {
+					return false
+				}
+			}
+			return true
 		}
-	}
-	done := c.Hook == ruleset.NoHook
-	for i := range c.Rules {
-		r := &c.Rules[i]
-		if !done && !r.Established {
+		done := c.Hook == ruleset.NoHook
+		for i := range c.Rules {
+			r := &c.Rules[i]
+			if !done && !r.Established {
+				if !cut() {
+					return
+				}
+				done = true
+			}
+			if !yield(nftables.NewRule(comment(r), append(n.conditions(c.Hook, r), n.action(r)...)...)) {
+				return
+			}
+		}
+		if !done {
 			cut()
-			done = true
 		}
-		out.Add(rulesVersion, comment(r), n.conditions(c.Hook, r), n.action(r))
 	}
-	if !done {
-		cut()
-	}
-	return out.Rules
 }
 
-// maxComment is how much of a comment nft shows, without what netfilter.Chain adds.
-const maxComment = 127 - len("berth : ") - len(rulesVersion)
+// inCut matches packets of connections that were ended.
+func (f family) inCut() nftables.Statement {
+	return nftables.In(f.cut, f.Addresses, nftables.L4Proto, nftables.SPort, nftables.DPort)
+}
 
-// comment says what a rule is for. Long names of policies are cut off.
+// comment says why a rule is there.
 func comment(r *ruleset.Rule) string {
 	var text string
 	switch {
@@ -365,146 +341,84 @@ func comment(r *ruleset.Rule) string {
 			text += " " + r.Target
 		}
 	}
-	return text[:min(len(text), maxComment)]
+	return text
 }
 
-// conditions are what a packet must have.
-func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) []expr.Any {
-	var all []expr.Any
-	add := func(some ...expr.Any) { all = append(all, some...) }
+// conditions match the packets of a rule.
+func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.Statement) {
+	add := func(some ...nftables.Statement) { all = append(all, some...) }
+	in := func(set string, fields ...nftables.Field) {
+		if set != "" {
+			add(nftables.In(n.of(set), fields...))
+		}
+	}
 	f := familyOf(r.Family)
 	if r.Family != ruleset.AnyFamily {
-		add(f.is()...)
+		add(f.Is)
 	}
 	if r.Established {
-		add(&expr.Ct{Key: expr.CtKeySTATE, Register: reg0},
-			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: make([]byte, 4)},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg0, Data: make([]byte, 4)})
+		add(nftables.Established)
 	}
-	if r.InInterface != "" {
-		add(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg0})
-		add(lookup(n.of(r.InInterface))...)
-	}
-	if r.OutInterface != "" {
-		add(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg0})
-		add(lookup(n.of(r.OutInterface))...)
-	}
+	in(r.InInterface, nftables.IIFName)
+	in(r.OutInterface, nftables.OIFName)
 	if r.Loopback {
-		key := expr.MetaKeyIIFNAME
+		link := nftables.IIFName
 		if hook == ruleset.Output {
-			key = expr.MetaKeyOIFNAME
+			link = nftables.OIFName
 		}
-		add(&expr.Meta{Key: key, Register: reg0}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: interfaceName(ruleset.Loopback)})
+		add(link.IsLink(ruleset.Loopback))
 	}
 	if r.LocalSource {
-		add(&expr.Fib{Register: reg0, FlagSADDR: true, ResultADDRTYPE: true},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)})
+		add(nftables.FromNode)
 	}
-	if r.Pair != "" {
-		// The two addresses lie side by side in both headers.
-		add(network(f.saddr, 2*f.length))
-		add(lookup(n.of(r.Pair))...)
-	}
-	if r.Source != "" {
-		add(network(f.saddr, f.length))
-		add(lookup(n.of(r.Source))...)
-	}
-	if r.Destination != "" {
-		add(network(f.daddr, f.length))
-		add(lookup(n.of(r.Destination))...)
-	}
-	if r.Endpoint != "" {
-		add(network(f.daddr, f.length), protocol(reg0+f.words()), port(2, reg0+f.words()+1))
-		add(lookup(n.of(r.Endpoint))...)
-	}
+	in(r.Pair, f.Addresses)
+	in(r.Source, f.SAddr)
+	in(r.Destination, f.DAddr)
+	in(r.Endpoint, f.DAddr, nftables.L4Proto, nftables.DPort)
 	if r.Protocol != ruleset.AnyProtocol {
-		add(protocol(reg0), equal(byte(r.Protocol)))
+		add(nftables.L4Proto.Is(byte(r.Protocol)))
 	}
-	switch {
-	case len(r.Ports) > 1:
-		add(port(2, reg0))
-		add(lookup(n.of(ports(r.Ports).name))...)
-	case len(r.Ports) == 1 && r.Ports[0].First == r.Ports[0].Last:
-		add(port(2, reg0), equal(binary.BigEndian.AppendUint16(nil, r.Ports[0].First)...))
-	case len(r.Ports) == 1:
-		add(port(2, reg0), &expr.Range{
-			Op: expr.CmpOpEq, Register: reg0,
-			FromData: binary.BigEndian.AppendUint16(nil, r.Ports[0].First), ToData: binary.BigEndian.AppendUint16(nil, r.Ports[0].Last),
-		})
+	if len(r.Ports) == 1 {
+		first, last := binary.BigEndian.AppendUint16(nil, r.Ports[0].First), binary.BigEndian.AppendUint16(nil, r.Ports[0].Last)
+		if r.Ports[0].First == r.Ports[0].Last {
+			add(nftables.DPort.Is(first...))
+		} else {
+			add(nftables.DPort.Between(first, last))
+		}
+	} else if len(r.Ports) > 1 {
+		in(ports(r.Ports).name, nftables.DPort)
 	}
 	if r.NeighborDiscovery {
 		// Of a link: routers make 254 of 255 before the hook forward, and MLD has 1.
-		add(protocol(reg0), equal(unix.IPPROTO_ICMPV6), network(hopLimitOffset, 1), &expr.Range{Op: expr.CmpOpNeq, Register: reg0, FromData: []byte{2}, ToData: []byte{254}})
-		add(&expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseTransportHeader, Len: 1})
-		add(lookup(n.of(neighborDiscovery.name))...)
+		add(nftables.L4Proto.Is(unix.IPPROTO_ICMPV6), nftables.Network(hopLimitOffset, 1).NotBetween([]byte{2}, []byte{254}))
+		in(neighborDiscovery.name, nftables.MessageType)
 	}
 	return all
 }
 
 // action is what becomes of a packet that has the conditions.
-func (n names) action(r *ruleset.Rule) []expr.Any {
-	var all []expr.Any
+func (n names) action(r *ruleset.Rule) (all []nftables.Statement) {
 	if r.Counter != "" {
-		all = append(all, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: r.Counter})
+		all = append(all, nftables.CounterNamed(r.Counter))
 	}
 	f := familyOf(r.Family)
 	switch {
 	case r.SourceMap != "":
-		return append(all, network(f.saddr, f.length), verdictOf(n.of(r.SourceMap)))
+		return append(all, nftables.Vmap(n.of(r.SourceMap), f.SAddr))
 	case r.DestinationMap != "":
-		return append(all, network(f.daddr, f.length), verdictOf(n.of(r.DestinationMap)))
+		return append(all, nftables.Vmap(n.of(r.DestinationMap), f.DAddr))
 	}
-	kinds := map[ruleset.Verdict]expr.VerdictKind{
-		ruleset.Accept: expr.VerdictAccept, ruleset.Drop: expr.VerdictDrop, ruleset.Return: expr.VerdictReturn,
-		ruleset.Jump: expr.VerdictJump, ruleset.Goto: expr.VerdictGoto,
-	}
-	if kind, ok := kinds[r.Verdict]; ok {
-		all = append(all, verdict(kind, n.of(r.Target))...)
+	switch r.Verdict {
+	case ruleset.Accept:
+		all = append(all, nftables.Accept)
+	case ruleset.Drop:
+		all = append(all, nftables.Drop)
+	case ruleset.Return:
+		all = append(all, nftables.Return)
+	case ruleset.Jump:
+		all = append(all, nftables.Jump(n.of(r.Target)))
+	case ruleset.Goto:
+		all = append(all, nftables.Goto(n.of(r.Target)))
 	}
 	return all
-}
-
-func (f family) is() []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: regLast4},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regLast4, Data: []byte{f.protocol}},
-	}
-}
-
-// connection loads the key of a set of ended connections.
-func (f family) connection() []expr.Any {
-	next := reg0 + 2*f.words()
-	return []expr.Any{network(f.saddr, 2*f.length), protocol(next), port(0, next+1), port(2, next+2)}
-}
-
-// network loads a part of the network header into the first registers.
-func network(offset, length uint32) expr.Any {
-	return &expr.Payload{DestRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
-}
-
-func protocol(register uint32) expr.Any {
-	return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}
-}
-
-// port loads the port of the source, at offset 0, or of the destination, at 2.
-func port(offset, register uint32) expr.Any {
-	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}
-}
-
-func equal(data ...byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg0, Data: data}
-}
-
-// lookup looks for the first registers in a set.
-func lookup(set string) []expr.Any {
-	return []expr.Any{&expr.Lookup{SourceRegister: reg0, SetName: set}}
-}
-
-// verdictOf takes the verdict that a map has for the first registers.
-func verdictOf(name string) expr.Any {
-	return &expr.Lookup{SourceRegister: reg0, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: name}
-}
-
-func verdict(kind expr.VerdictKind, chain string) []expr.Any {
-	return []expr.Any{&expr.Verdict{Kind: kind, Chain: chain}}
 }

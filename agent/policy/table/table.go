@@ -9,19 +9,17 @@ import (
 	"io/fs"
 
 	"github.com/containernetworking/plugins/pkg/ns"
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // Table is the table of policies in one network namespace. Methods block for the kernel; none
 // but Counters and Adopt may be called in parallel.
 type Table struct {
-	path  string
-	table *nftables.Table
+	path string
 	// applied is what the kernel has, nil where that is not known.
 	applied *applied
 	// replace is true where the kernel has more than that.
@@ -40,10 +38,13 @@ type applied struct {
 	counters  map[string]int
 }
 
+// identity is the table without its content.
+var identity = &nftables.Table{Family: nftables.INet, Name: ruleset.TableName}
+
 // New returns the table of the network namespace at a path, that of the calling process where
 // the path is empty.
 func New(netns string) *Table {
-	return &Table{path: netns, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: ruleset.TableName}}
+	return &Table{path: netns}
 }
 
 // do calls f on a thread in the table's namespace.
@@ -74,7 +75,7 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 		before := t.applied
 		t.applied = nil
 		if before != nil && !t.replace {
-			if change, after, ok := t.change(before, rs); ok {
+			if change, after, ok := change(before, rs); ok {
 				err := t.commit(ctx, change, after)
 				if err == nil {
 					return nil
@@ -89,54 +90,46 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 
 // commit makes a change and notes whether its transactions were the only ones since the
 // kernel's table was known to be as it must be.
-func (t *Table) commit(ctx context.Context, change steps, after *applied) error {
-	verified, transactions := t.verified, uint32(0)
+func (t *Table) commit(ctx context.Context, change *nftables.Change, after *applied) error {
+	verified := t.verified
 	t.verified = 0
-	for _, tx := range []*netfilter.Transaction{change.prepare, change.turn, change.clear} {
-		if tx.IsEmpty() {
-			continue
-		}
-		transactions++
-		err := tx.Commit()
-		if err != nil && tx == change.clear {
-			// Packets meet what they must.
-			klog.FromContext(ctx).Info("Could not remove what the table of policies has no use for, and replaces it next time", "namespace", t.path, "err", err)
-			t.applied, t.replace = after, true
-			return nil
-		}
-		if err != nil {
-			if tx == change.turn && !change.prepare.IsEmpty() {
-				err = errors.Join(err, change.undo.Commit())
-			}
-			return err
-		}
+	transactions, err := change.Commit()
+	if err != nil && !errors.Is(err, nftables.ErrNotCleared) {
+		return err
 	}
-	t.applied, t.replace = after, false
-	if verified == 0 {
+	t.applied, t.replace = after, err != nil
+	if t.replace {
+		klog.FromContext(ctx).Info("Could not remove what the table of policies has no use for, and replaces it next time", "namespace", t.path, "err", err)
 		return nil
 	}
-	if now, err := netfilter.Generation(); err == nil && now == verified+transactions {
+	t.verifiedAfter(verified, transactions)
+	return nil
+}
+
+// verifiedAfter notes that the table is as it was verified, but for transactions of ours, if there
+// were no others.
+func (t *Table) verifiedAfter(verified, transactions uint32) {
+	if now, err := nftables.Generation(); err == nil && verified != 0 && now == verified+transactions {
 		t.verified = now
 	}
-	return nil
 }
 
 // replaceAll makes the kernel's table that of a ruleset, whatever was there.
 func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 	var errs []error
 	for attempt := range attempts {
-		before, err := netfilter.Generation()
+		before, err := nftables.Generation()
 		if err != nil {
 			return err
 		}
-		have, err := netfilter.Contents(t.table)
+		have, err := identity.Contents()
 		if err != nil {
 			return err
 		}
 		t.verified = before
 		// What cannot be replaced piece by piece, such as a set of ours with another type, is
 		// replaced with the whole table.
-		change, after := t.whole(have, rs, attempt == attempts-1)
+		change, after := whole(have, rs, attempt == attempts-1)
 		if err = t.commit(ctx, change, after); err == nil {
 			return nil
 		}
@@ -151,13 +144,9 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 // Remove deletes the table, where there is one. A namespace that is gone has none.
 func (t *Table) Remove(context.Context) error {
 	t.applied, t.replace, t.verified = nil, false, 0
-	err := t.do(func() error {
-		tx := netfilter.NewTransaction(t.table)
-		tx.DeleteTable()
-		return tx.Commit()
-	})
+	err := t.do(func() error { return nftables.RemoveTable(identity) })
 	var gone ns.NSPathNotExistErr
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, fs.ErrNotExist) || errors.As(err, &gone) {
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, &gone) {
 		return nil
 	}
 	return err

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+)
+
+// Change is the difference of two contents of a table. Commit makes it in up to three transactions. What packets meet
+// changes in the second one alone: rules of a chain change for packets that come after it, but elements of
+// sets and maps for all packets, also for those that are on their way through the rules of before.
+// These must not be led to a chain whose rules are not there yet for them, and must find
+// maps as they were.
+type Change struct {
+	// Made has what nothing leads to yet: the first transaction makes it.
+	Made Table
+	// Chains get other rules, and Sets other elements, in the second one.
+	Chains []ChainChange
+	Sets   []SetChange
+	// Gone has what nothing leads to any more: the third one deletes it, of sets and chains by their names.
+	Gone Gone
+	// Kept are sets whose elements others own. They are made where they are missing.
+	Kept []*Set
+	// anew replaces the table by Made and Chains, in one transaction; table makes it where it is missing.
+	anew, table bool
+}
+
+// ChainChange is a chain with the rules that it gets. Exists says that the kernel has the chain, and Moves that it
+// has it at another hook.
+type ChainChange struct {
+	*Chain
+	Exists, Moves bool
+}
+
+// SetChange is a set as it becomes, and the elements that go and come.
+type SetChange struct {
+	*Set
+	Gone, Came iter.Seq[Element]
+}
+
+// Gone is what a Change deletes.
+type Gone struct {
+	Chains, Maps, Sets []string
+	Objects            []Object
+}
+
+// delete deletes objects that only others of them name.
+func (t *Transaction) deleteAll(of *Table, gone Gone) {
+	for _, name := range gone.Chains {
+		t.FlushChain(of, name)
+	}
+	for _, name := range gone.Maps {
+		// Older kernels take a chain for used to which a deleted map leads.
+		t.FlushSet(of, name)
+		t.DeleteSet(of, name)
+	}
+	for _, name := range gone.Chains {
+		t.DeleteChain(of, name)
+	}
+	for _, name := range gone.Sets {
+		t.DeleteSet(of, name)
+	}
+	for _, o := range gone.Objects {
+		t.DeleteObject(of, o.Name, o.Kind)
+	}
+}
+
+// Replacement returns the change of whatever the kernel has to a table: chains without a hook and sets of
+// the table have names that nothing in the kernel has, but sets that others fill. Base chains,
+// counters with their values and sets that others fill stay; but nothing where anew is true.
+func Replacement(have *Contents, want *Table, anew bool) *Change {
+	c := &Change{Made: Table{Family: want.Family, Name: want.Name}, anew: anew, table: true}
+	if anew {
+		have = &Contents{}
+	}
+	for _, s := range want.Sets {
+		if s.Elements == nil {
+			c.Kept = append(c.Kept, s)
+		} else {
+			c.Made.Sets = append(c.Made.Sets, s)
+		}
+	}
+	old, wanted := map[string]*Chain{}, map[string]bool{}
+	for _, k := range have.Chains {
+		old[k.Name] = k
+	}
+	for _, w := range want.Chains {
+		if w.Base == nil {
+			c.Made.Chains = append(c.Made.Chains, w)
+			continue
+		}
+		k, exists := old[w.Name]
+		c.Chains = append(c.Chains, ChainChange{w, exists, exists && !w.sameBase(k)})
+		wanted[w.Name] = true
+	}
+	for _, k := range have.Chains {
+		if !wanted[k.Name] {
+			c.Gone.Chains = append(c.Gone.Chains, k.Name)
+		}
+	}
+	for _, s := range have.Sets {
+		switch {
+		case slices.ContainsFunc(c.Kept, func(k *Set) bool { return k.Name == s.Name }):
+		case s.Data != nil:
+			c.Gone.Maps = append(c.Gone.Maps, s.Name)
+		default:
+			c.Gone.Sets = append(c.Gone.Sets, s.Name)
+		}
+	}
+	counters, stay := map[string]bool{}, map[string]bool{}
+	for _, name := range want.Counters {
+		counters[name] = true
+	}
+	for _, o := range have.Objects {
+		if o.IsCounter() && counters[o.Name] {
+			stay[o.Name] = true
+		} else {
+			c.Gone.Objects = append(c.Gone.Objects, o)
+		}
+	}
+	c.Made.Counters = slices.DeleteFunc(slices.Clone(want.Counters), func(name string) bool { return stay[name] })
+	return c
+}
+
+// ErrNotCleared is returned where packets meet what they must, and the table has more than it needs.
+var ErrNotCleared = errors.New("nftables keeps what nothing uses")
+
+// Commit makes the change and returns how many transactions the kernel made. After an error but ErrNotCleared packets
+// meet what they met before.
+func (c *Change) Commit() (transactions uint32, err error) {
+	var prepare, turn, clear Transaction
+	t := &c.Made
+	first := &prepare
+	if c.anew {
+		// The table cannot go after the new one is made.
+		first = &turn
+		first.Delete(t)
+	}
+	if c.table {
+		first.AddTable(t)
+	}
+	for _, s := range c.Kept {
+		first.AddSet(t, s)
+	}
+	first.makeContent(t)
+	c.turn(&turn)
+	clear.deleteAll(t, c.Gone)
+	for _, tx := range []*Transaction{&prepare, &turn, &clear} {
+		if tx.IsEmpty() {
+			continue
+		}
+		transactions++
+		err := tx.Commit()
+		if err != nil && tx == &clear {
+			return transactions - 1, fmt.Errorf("%w: %w", ErrNotCleared, err)
+		}
+		if err != nil && tx == &turn && !prepare.IsEmpty() {
+			err = errors.Join(err, c.undo())
+		}
+		if err != nil {
+			return transactions - 1, err
+		}
+	}
+	return transactions, nil
+}
+
+func (c *Change) turn(tx *Transaction) {
+	t := &c.Made
+	for _, chain := range c.Chains {
+		if chain.Exists {
+			tx.FlushChain(t, chain.Name)
+		}
+		if chain.Moves {
+			tx.DeleteChain(t, chain.Name)
+		}
+		if chain.Base != nil {
+			tx.AddChain(t, chain.Chain)
+		}
+		tx.AddRules(t, chain.Chain)
+	}
+	for _, s := range c.Sets {
+		tx.changeElements(t, s)
+	}
+}
+
+// undo removes what the first transaction made.
+func (c *Change) undo() error {
+	var made Gone
+	for _, chain := range c.Made.Chains {
+		made.Chains = append(made.Chains, chain.Name)
+	}
+	for _, s := range c.Made.Sets {
+		if s.Verdicts {
+			made.Maps = append(made.Maps, s.Name)
+		} else {
+			made.Sets = append(made.Sets, s.Name)
+		}
+	}
+	for _, name := range c.Made.Counters {
+		made.Objects = append(made.Objects, Object{Name: name, Kind: counterKind})
+	}
+	var tx Transaction
+	tx.deleteAll(&c.Made, made)
+	return tx.Commit()
+}
+
+func (t *Transaction) changeElements(of *Table, s SetChange) {
+	if s.Interval {
+		// The end of one may be the beginning of another.
+		t.FlushSet(of, s.Name)
+		t.AddElements(of, s.Name, s.Elements)
+		return
+	}
+	t.DeleteElements(of, s.Name, s.Gone)
+	t.AddElements(of, s.Name, s.Came)
+}
+
+func compareElements(a, b Element) int {
+	if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
+		return c
+	}
+	if a.End {
+		return -1
+	}
+	return 1
+}
+
+// difference returns what only one of two lists has, which are in order. An element with another value is in both
+// results.
+func difference(old, want []Element) (gone, came []Element) {
+	for len(old) > 0 || len(want) > 0 {
+		order := 1
+		switch {
+		case len(old) > 0 && len(want) > 0:
+			order = compareElements(old[0], want[0])
+		case len(old) > 0:
+			order = -1
+		}
+		same := order == 0 && old[0].value() == want[0].value()
+		if order <= 0 {
+			if !same {
+				gone = append(gone, old[0])
+			}
+			old = old[1:]
+		}
+		if order >= 0 {
+			if !same {
+				came = append(came, want[0])
+			}
+			want = want[1:]
+		}
+	}
+	return gone, came
+}

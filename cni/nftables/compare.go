@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrDiffers is returned, with the first object that differs, where the kernel's table is not the wanted one.
+var ErrDiffers = errors.New("nftables is not as it must be")
+
+func (t *Table) differs(format string, args ...any) error {
+	return fmt.Errorf("%w: table %s: %s", ErrDiffers, t.Name, fmt.Sprintf(format, args...))
+}
+
+// Check returns ErrDiffers where the kernel's table lacks something, or has other rules or elements, or more.
+func (t *Table) Check() error {
+	if err := t.CheckStructure(); err != nil {
+		return err
+	}
+	for _, s := range t.Sets {
+		if s.Elements == nil {
+			continue
+		}
+		if err := t.checkElements(s.Name, s.Elements); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckStructure is Check without elements.
+func (t *Table) CheckStructure() error {
+	have, err := t.Contents()
+	if err != nil {
+		return err
+	}
+	return t.compare(have)
+}
+
+// compare compares all but elements.
+func (t *Table) compare(have *Contents) error {
+	switch {
+	case !have.Exists:
+		return t.differs("it is missing")
+	case have.dormant:
+		return t.differs("it is switched off")
+	}
+	if err := t.compareChains(have.Chains); err != nil {
+		return err
+	}
+	counters := map[string]bool{}
+	for _, o := range have.Objects {
+		counters[o.Name] = o.IsCounter()
+	}
+	for _, name := range t.Counters {
+		if !counters[name] {
+			return t.differs("counter %s is missing", name)
+		}
+	}
+	return t.compareSets(have.Sets)
+}
+
+func (t *Table) compareChains(have []*Chain) error {
+	rules, err := t.rules("")
+	if err != nil {
+		return err
+	}
+	wanted := make(map[string]*Chain, len(t.Chains))
+	for _, c := range t.Chains {
+		wanted[c.Name] = c
+	}
+	for _, c := range have {
+		want, ok := wanted[c.Name]
+		switch {
+		case !ok:
+			return t.differs("chain %s is new", c.Name)
+		case !want.sameBase(c):
+			return t.differs("chain %s is at another hook", c.Name)
+		case !want.marked(rules[c.Name]):
+			return t.differs("chain %s has other rules", c.Name)
+		}
+		delete(wanted, c.Name)
+	}
+	for name := range wanted {
+		return t.differs("chain %s is missing", name)
+	}
+	return nil
+}
+
+// sameBase returns whether two chains are run at the same place. The kernel does not tell the device everywhere.
+func (c *Chain) sameBase(have *Chain) bool {
+	if c.Base == nil || have.Base == nil {
+		return c.Base == nil && have.Base == nil
+	}
+	want, is := *c.Base, *have.Base
+	want.Device, is.Device = "", ""
+	return want == is
+}
+
+// marked returns whether the kernel's rules are those of the chain, by their comments.
+func (c *Chain) marked(have []kernelRule) bool {
+	return c.eachRule(have, func(want Rule, have kernelRule) bool { return bytes.Equal(want.mark, have.mark) })
+}
+
+func (c *Chain) eachRule(have []kernelRule, same func(want Rule, have kernelRule) bool) bool {
+	if c.Rules != nil {
+		for want := range c.Rules {
+			if len(have) == 0 || !same(want, have[0]) {
+				return false
+			}
+			have = have[1:]
+		}
+	}
+	return len(have) == 0
+}
+
+func (t *Table) compareSets(have []*Set) error {
+	wanted := make(map[string]*Set, len(t.Sets))
+	for _, s := range t.Sets {
+		wanted[s.Name] = s
+	}
+	for _, s := range have {
+		want, ok := wanted[s.Name]
+		switch {
+		case !ok:
+			return t.differs("set %s is new", s.Name)
+		case want.Interval != s.Interval || want.Verdicts != s.Verdicts || (want.Data != nil || want.Verdicts) != (s.Data != nil) || concatenate(want.Key).magic != s.Key[0].magic:
+			return t.differs("set %s is of another type", s.Name)
+		}
+		delete(wanted, s.Name)
+	}
+	for name := range wanted {
+		return t.differs("set %s is missing", name)
+	}
+	return nil
+}
+
+// lists is how often a set is listed that the kernel seems to have less of than it should: it
+// may only be making room.
+const lists = 3
+
+func (t *Table) checkElements(set string, elements iter.Seq[Element]) error {
+	type place struct {
+		key string
+		end bool
+	}
+	type element struct {
+		value string
+		seen  bool
+	}
+	want := map[place]element{}
+	for e := range elements {
+		want[place{string(e.Key), e.End}] = element{value: e.value()}
+	}
+	missing := len(want)
+	for attempt := 0; attempt == 0 || missing > 0 && attempt < lists; attempt++ {
+		same := true
+		err := t.Elements(set, func(e Element) {
+			at := place{string(e.Key), e.End}
+			wanted, ok := want[at]
+			switch {
+			case !ok && e.isFirstEnd():
+			case !ok || wanted.value != e.value():
+				same = false
+			case !wanted.seen:
+				want[at] = element{wanted.value, true}
+				missing--
+			}
+		})
+		if err != nil {
+			return err
+		}
+		if !same {
+			return t.differs("set %s has other elements", set)
+		}
+	}
+	for at, wanted := range want {
+		if wanted.seen {
+			continue
+		}
+		e, found, err := t.Find(set, []byte(at.key))
+		if err != nil {
+			return err
+		}
+		if !found || e.End != at.end || e.value() != wanted.value {
+			return t.differs("set %s lacks elements", set)
+		}
+	}
+	return nil
+}
+
+// value is what an element of a map leads to or has.
+func (e Element) value() string { return e.Goto + string(e.Data) }
+
+// isFirstEnd returns whether it is the end with which the kernel begins a set of intervals.
+func (e Element) isFirstEnd() bool {
+	return e.End && !slices.ContainsFunc(e.Key, func(b byte) bool { return b != 0 })
+}
+
+// CheckRules returns ErrDiffers where the kernel lacks one of the table's chains or it does something else, or where
+// the table is switched off. It does not look at comments, which others can write, and other chains
+// may be there.
+func (t *Table) CheckRules() error {
+	have, err := t.Contents()
+	if err != nil {
+		return err
+	}
+	if !have.Exists || have.dormant {
+		return t.differs("it is missing or switched off")
+	}
+	for _, want := range t.Chains {
+		i := slices.IndexFunc(have.Chains, func(c *Chain) bool { return c.Name == want.Name })
+		if i < 0 || !want.sameBase(have.Chains[i]) {
+			return t.differs("chain %s is missing or changed", want.Name)
+		}
+		rules, err := t.rules(want.Name)
+		if err != nil {
+			return err
+		}
+		if !want.eachRule(rules[want.Name], func(want Rule, have kernelRule) bool {
+			return bytes.Equal(want.mark, have.mark) && want.covers(have.statements)
+		}) {
+			return t.differs("chain %s has other rules", want.Name)
+		}
+	}
+	return nil
+}
+
+// State is what the kernel has of a table.
+type State struct {
+	Exists bool
+	// differs is what is wrong with all but the elements.
+	differs  error
+	elements map[string][]Element
+}
+
+// Read reads a table, with the elements of the sets that t has.
+func (t *Table) Read() (*State, error) {
+	have, err := t.Contents()
+	if err != nil {
+		return nil, err
+	}
+	s := &State{Exists: have.Exists, elements: map[string][]Element{}}
+	if s.differs = t.compare(have); s.differs != nil && !errors.Is(s.differs, ErrDiffers) {
+		return nil, s.differs
+	}
+	if !s.Exists {
+		return s, nil
+	}
+	for _, set := range t.Sets {
+		var all []Element
+		err := t.Elements(set.Name, func(e Element) {
+			if !e.isFirstEnd() {
+				all = append(all, e)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		// The kernel may list one twice.
+		s.elements[set.Name] = slices.CompactFunc(sorted(slices.Values(all)), func(a, b Element) bool { return compareElements(a, b) == 0 })
+	}
+	return s, nil
+}
+
+// Check returns ErrDiffers where something but the elements is not as it must be.
+func (s *State) Check() error { return s.differs }
+
+// Elements returns the elements of a set in the order of their keys.
+func (s *State) Elements(set string) []Element { return s.elements[set] }
+
+// attempts is how often a change is tried that another program's change came before.
+const attempts = 3
+
+// Sync makes the kernel's table the wanted one, in one transaction, and returns whether anything was
+// different. It leaves alone the elements of sets that others fill, unless it must replace the table.
+func (t *Table) Sync() (changed bool, err error) {
+	for range attempts {
+		var have *State
+		if have, err = t.Read(); err != nil {
+			return false, err
+		}
+		if changed, err = t.SyncFrom(have); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
+	return changed, err
+}
+
+// SyncFrom is Sync for who has read the table. It fails where another program has changed it since.
+func (t *Table) SyncFrom(have *State) (changed bool, err error) {
+	var tx Transaction
+	if have.differs != nil {
+		tx.Replace(t)
+	} else {
+		for _, s := range t.Sets {
+			if s.Elements == nil {
+				continue
+			}
+			if gone, came := difference(have.elements[s.Name], sorted(s.Elements)); len(gone)+len(came) > 0 {
+				tx.changeElements(t, SetChange{s, slices.Values(gone), slices.Values(came)})
+			}
+		}
+	}
+	if tx.IsEmpty() {
+		return false, nil
+	}
+	return true, tx.Commit()
+}
+
+// sorted returns elements in the order of their keys.
+func sorted(elements iter.Seq[Element]) []Element {
+	var all []Element
+	for e := range elements {
+		e.Key = bytes.Clone(e.Key)
+		all = append(all, e)
+	}
+	slices.SortFunc(all, compareElements)
+	return all
+}

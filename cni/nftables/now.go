@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Moment is a state of the nftables of one network namespace: the kernel numbers the transactions
+// of each.
+type Moment struct {
+	// namespace is the kernel's cookie of it, which is never given twice.
+	namespace  uint64
+	generation uint32
+}
+
+// Now returns the moment of the calling thread's namespace, and false where the kernel does
+// not tell: cookies of namespaces came with Linux 5.14.
+func Now() (Moment, bool) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return Moment{}, false
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return Moment{}, false
+	}
+	generation, err := Generation()
+	return Moment{cookie, generation}, err == nil
+}
+
+// Generation returns the number of the kernel's last change of any nftables table, in the
+// network namespace of the calling thread.
+func Generation() (uint32, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	messages, err := req.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
+	if err != nil {
+		return 0, fmt.Errorf("read the generation of nftables: %w", err)
+	}
+	for _, m := range messages {
+		a, err := split(m[nl.SizeofNfgenmsg:])
+		if err != nil {
+			return 0, fmt.Errorf("read the generation of nftables: %w", err)
+		}
+		if len(a[unix.NFTA_GEN_ID]) == 4 {
+			return a.number(unix.NFTA_GEN_ID), nil
+		}
+	}
+	return 0, errors.New("read the generation of nftables: the kernel does not say it")
+}

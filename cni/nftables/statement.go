@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Statement is a condition of a rule, or what the rule does.
+type Statement struct{ encoded []byte }
+
+// Then returns the statement with others behind it.
+func (s Statement) Then(others ...Statement) Statement {
+	all := Statement{slices.Clone(s.encoded)}
+	for _, o := range others {
+		all.encoded = append(all.encoded, o.encoded...)
+	}
+	return all
+}
+
+// Field is a part of a packet, or what the kernel knows of a packet.
+type Field struct {
+	// load appends the expression that loads the field into a register.
+	load func(b *attributesBuilder, register uint32)
+	size int
+	// mask is nil where all bits count.
+	mask []byte
+}
+
+// register returns the number of a register of 4 bytes, counted from 0. Those that begin one of 16 bytes have
+// that one's number, which is also how the kernel lists them.
+func register(word int) uint32 {
+	if word%4 == 0 {
+		return unix.NFT_REG_1 + uint32(word/4)
+	}
+	return unix.NFT_REG32_00 + uint32(word)
+}
+
+// words is how many registers of 4 bytes the field needs.
+func (f Field) words() int { return (f.size + 3) / 4 }
+
+// expression appends an expression whose attributes data appends.
+func (b *attributesBuilder) expression(name string, data func()) {
+	element := b.nest(unix.NFTA_LIST_ELEM)
+	b.text(unix.NFTA_EXPR_NAME, name)
+	at := b.nest(unix.NFTA_EXPR_DATA)
+	data()
+	b.close(at)
+	b.close(element)
+}
+
+// value appends bytes that an expression compares with or computes with.
+func (b *attributesBuilder) value(kind uint16, data []byte) {
+	at := b.nest(kind)
+	b.bytes(unix.NFTA_DATA_VALUE, data)
+	b.close(at)
+}
+
+// statement returns what build appends.
+func statement(build func(b *attributesBuilder)) Statement {
+	var b attributesBuilder
+	build(&b)
+	return Statement{b.out}
+}
+
+func meta(key uint32, size int) Field {
+	return Field{size: size, load: func(b *attributesBuilder, register uint32) {
+		b.expression("meta", func() {
+			b.uint32(unix.NFTA_META_KEY, key)
+			b.uint32(unix.NFTA_META_DREG, register)
+		})
+	}}
+}
+
+func payload(base, offset uint32, size int) Field {
+	return Field{size: size, load: func(b *attributesBuilder, register uint32) {
+		b.expression("payload", func() {
+			b.uint32(unix.NFTA_PAYLOAD_DREG, register)
+			b.uint32(unix.NFTA_PAYLOAD_BASE, base)
+			b.uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
+			b.uint32(unix.NFTA_PAYLOAD_LEN, uint32(size))
+		})
+	}}
+}
+
+// conntrack is a field of the packet's connection; direction is -1 where the field has none.
+func conntrack(key uint32, size, direction int) Field {
+	return Field{size: size, load: func(b *attributesBuilder, register uint32) {
+		b.expression("ct", func() {
+			b.uint32(unix.NFTA_CT_KEY, key)
+			b.uint32(unix.NFTA_CT_DREG, register)
+			if direction >= 0 {
+				b.bytes(unix.NFTA_CT_DIRECTION, []byte{byte(direction)})
+			}
+		})
+	}}
+}
+
+// addressType is the type of an address of the packet, as a routing table of the node has it.
+func addressType(flags uint32) Field {
+	return Field{size: 4, load: func(b *attributesBuilder, register uint32) {
+		b.expression("fib", func() {
+			b.uint32(unix.NFTA_FIB_DREG, register)
+			b.uint32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
+			b.uint32(unix.NFTA_FIB_FLAGS, flags)
+		})
+	}}
+}
+
+// The fields that the kernel knows of a packet.
+var (
+	IIFName   = meta(unix.NFT_META_IIFNAME, unix.IFNAMSIZ)
+	OIFName   = meta(unix.NFT_META_OIFNAME, unix.IFNAMSIZ)
+	iifType   = meta(unix.NFT_META_IIFTYPE, 2)
+	EtherType = meta(unix.NFT_META_PROTOCOL, 2)
+	L4Proto   = meta(unix.NFT_META_L4PROTO, 1)
+	nfProto   = meta(unix.NFT_META_NFPROTO, 1)
+
+	CTState     = conntrack(unix.NFT_CT_STATE, 4, -1)
+	CTStatus    = conntrack(unix.NFT_CT_STATUS, 4, -1)
+	CTDirection = conntrack(unix.NFT_CT_DIRECTION, 1, -1)
+	// CTOriginalDPort is the destination port before it was translated.
+	CTOriginalDPort = conntrack(unix.NFT_CT_PROTO_DST, 2, 0)
+)
+
+// Link, Network and Transport are parts of the packet's headers.
+func Link(offset uint32, size int) Field { return payload(unix.NFT_PAYLOAD_LL_HEADER, offset, size) }
+func Network(offset uint32, size int) Field {
+	return payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, size)
+}
+func Transport(offset uint32, size int) Field {
+	return payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, size)
+}
+
+// Fields of headers.
+var (
+	EtherSAddr  = Link(6, 6)
+	SPort       = Transport(0, 2)
+	DPort       = Transport(2, 2)
+	MessageType = Transport(0, 1) // of ICMP and ICMPv6
+)
+
+// IP is nft's ip or ip6.
+type IP struct {
+	// Suffix ends the names of sets of the family.
+	Suffix string
+	Addr   Type
+	// Is matches packets of the family, in tables that see both.
+	Is           Statement
+	SAddr, DAddr Field
+	// Addresses are the source and the destination, which lie side by side.
+	Addresses Field
+	family    uint32
+}
+
+// V4 and V6 are the two families.
+var (
+	V4  = &IP{Suffix: "4", Addr: IPv4Addr, Is: nfProto.Is(unix.NFPROTO_IPV4), SAddr: Network(12, 4), DAddr: Network(16, 4), Addresses: Network(12, 8), family: unix.NFPROTO_IPV4}
+	V6  = &IP{Suffix: "6", Addr: IPv6Addr, Is: nfProto.Is(unix.NFPROTO_IPV6), SAddr: Network(8, 16), DAddr: Network(24, 16), Addresses: Network(8, 32), family: unix.NFPROTO_IPV6}
+	IPs = []*IP{V4, V6}
+)
+
+// IPOf returns the family of an address.
+func IPOf(a netip.Addr) *IP {
+	if a.Is4() {
+		return V4
+	}
+	return V6
+}
+
+// load loads the field into the registers from a word on, of which only the masked bits stay.
+func (b *attributesBuilder) load(f Field, word int) {
+	f.load(b, register(word))
+	if f.mask != nil {
+		b.bitwise(f.mask, make([]byte, len(f.mask)))
+	}
+}
+
+// bitwise computes (first register & mask) ^ xor.
+func (b *attributesBuilder) bitwise(mask, xor []byte) {
+	b.expression("bitwise", func() {
+		b.uint32(unix.NFTA_BITWISE_SREG, register(0))
+		b.uint32(unix.NFTA_BITWISE_DREG, register(0))
+		b.uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask)))
+		b.value(unix.NFTA_BITWISE_MASK, mask)
+		b.value(unix.NFTA_BITWISE_XOR, xor)
+	})
+}
+
+func (f Field) compare(op uint32, value []byte) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.load(f, 0)
+		b.expression("cmp", func() {
+			b.uint32(unix.NFTA_CMP_SREG, register(0))
+			b.uint32(unix.NFTA_CMP_OP, op)
+			b.value(unix.NFTA_CMP_DATA, value)
+		})
+	})
+}
+
+// Is matches where the field is the value, or begins with it where the value is shorter.
+func (f Field) Is(value ...byte) Statement { return f.compare(unix.NFT_CMP_EQ, value) }
+
+// IsNot matches where Is does not.
+func (f Field) IsNot(value ...byte) Statement { return f.compare(unix.NFT_CMP_NEQ, value) }
+
+// And returns the field with the bits of a mask alone.
+func (f Field) And(mask ...byte) Field {
+	f.mask, f.size = mask, len(mask)
+	return f
+}
+
+// HasAny matches where one of the bits of a number of the kernel's is set.
+func (f Field) HasAny(bits uint32) Statement {
+	return f.And(binary.NativeEndian.AppendUint32(nil, bits)...).IsNot(0, 0, 0, 0)
+}
+
+func (f Field) between(op uint32, first, last []byte) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.load(f, 0)
+		b.expression("range", func() {
+			b.uint32(unix.NFTA_RANGE_SREG, register(0))
+			b.uint32(unix.NFTA_RANGE_OP, op)
+			b.value(unix.NFTA_RANGE_FROM_DATA, first)
+			b.value(unix.NFTA_RANGE_TO_DATA, last)
+		})
+	})
+}
+
+// Between matches where the field is first or last, or between them.
+func (f Field) Between(first, last []byte) Statement {
+	return f.between(unix.NFT_RANGE_EQ, first, last)
+}
+
+// NotBetween matches where Between does not.
+func (f Field) NotBetween(first, last []byte) Statement {
+	return f.between(unix.NFT_RANGE_NEQ, first, last)
+}
+
+// IsLink matches where the field is the name of an interface.
+func (f Field) IsLink(name string) Statement { return f.Is(AppendName(nil, name)...) }
+
+// IsNotLink matches where IsLink does not.
+func (f Field) IsNotLink(name string) Statement { return f.IsNot(AppendName(nil, name)...) }
+
+// Conditions with names of their own.
+var (
+	// Established matches packets of connections that both sides know, and what relates to them.
+	Established = CTState.HasAny(1<<1 | 1<<2) // ESTABLISHED and RELATED of nf_conntrack_common.h
+	// DestinationTranslated matches packets of connections whose destination the node translates.
+	DestinationTranslated = CTStatus.HasAny(1 << 5) // IPS_DST_NAT
+	// IsReply matches packets against the direction of their connection.
+	IsReply = CTDirection.Is(1) // IP_CT_DIR_REPLY
+	// ToNode and FromNode match packets with an address of the network namespace.
+	ToNode   = addressType(unix.NFTA_FIB_F_DADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
+	FromNode = addressType(unix.NFTA_FIB_F_SADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
+	// NotByLoopback matches packets that come by another link than lo.
+	NotByLoopback = iifType.IsNot(binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)...)
+	// IPv6Fragment matches IPv6 packets with a fragment header.
+	IPv6Fragment = Field{size: 1, load: func(b *attributesBuilder, register uint32) {
+		b.expression("exthdr", func() {
+			const present = 1 // NFT_EXTHDR_F_PRESENT
+			b.uint32(unix.NFTA_EXTHDR_DREG, register)
+			b.bytes(unix.NFTA_EXTHDR_TYPE, []byte{unix.IPPROTO_FRAGMENT})
+			b.uint32(unix.NFTA_EXTHDR_OFFSET, 0)
+			b.uint32(unix.NFTA_EXTHDR_LEN, 1)
+			b.uint32(unix.NFTA_EXTHDR_FLAGS, present)
+			b.uint32(unix.NFTA_EXTHDR_OP, 0) // of IPv6
+		})
+	}}.Is(1)
+)
+
+// ICMPv6 matches messages of one type.
+func ICMPv6(kind byte) Statement {
+	return L4Proto.Is(unix.IPPROTO_ICMPV6).Then(MessageType.Is(kind))
+}
+
+// lookup looks for the fields, one after another, in a set. destination is the register for the value that a
+// map has, nil for a set.
+func lookup(set string, destination *uint32, flags uint32, fields []Field) Statement {
+	return statement(func(b *attributesBuilder) {
+		word := 0
+		for _, f := range fields {
+			b.load(f, word)
+			word += f.words()
+		}
+		b.expression("lookup", func() {
+			b.text(unix.NFTA_LOOKUP_SET, set)
+			b.uint32(unix.NFTA_LOOKUP_SREG, register(0))
+			if destination != nil {
+				b.uint32(unix.NFTA_LOOKUP_DREG, *destination)
+			}
+			b.uint32(unix.NFTA_LOOKUP_FLAGS, flags)
+		})
+	})
+}
+
+// In matches where the set has the fields.
+func In(set string, fields ...Field) Statement { return lookup(set, nil, 0, fields) }
+
+// NotIn matches where In does not.
+func NotIn(set string, fields ...Field) Statement {
+	return lookup(set, nil, unix.NFT_LOOKUP_F_INV, fields)
+}
+
+// Vmap does what the map says for the fields, and nothing where they are not in it.
+func Vmap(verdicts string, fields ...Field) Statement {
+	verdict := uint32(unix.NFT_REG_VERDICT)
+	return lookup(verdicts, &verdict, 0, fields)
+}
+
+func verdict(code int32, chain string) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.expression("immediate", func() {
+			b.uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
+			at := b.nest(unix.NFTA_IMMEDIATE_DATA)
+			b.verdict(code, chain)
+			b.close(at)
+		})
+	})
+}
+
+func (b *attributesBuilder) verdict(code int32, chain string) {
+	at := b.nest(unix.NFTA_DATA_VERDICT)
+	b.uint32(unix.NFTA_VERDICT_CODE, uint32(code))
+	if chain != "" {
+		b.text(unix.NFTA_VERDICT_CHAIN, chain)
+	}
+	b.close(at)
+}
+
+const verdictDrop, verdictAccept = 0, 1 // NF_DROP, NF_ACCEPT
+
+// The verdicts without a chain.
+var (
+	Accept = verdict(verdictAccept, "")
+	Drop   = verdict(verdictDrop, "")
+	Return = verdict(unix.NFT_RETURN, "")
+)
+
+// Jump and Goto go on with another chain.
+func Jump(chain string) Statement { return verdict(unix.NFT_JUMP, chain) }
+func Goto(chain string) Statement { return verdict(unix.NFT_GOTO, chain) }
+
+func masquerade(flags uint32) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.expression("masq", func() {
+			if flags != 0 {
+				b.uint32(unix.NFTA_MASQ_FLAGS, flags)
+			}
+		})
+	})
+}
+
+// Masquerade makes the source an address of the node; MasqueradeRandom gives connections ports that
+// two of them do not choose alike.
+var (
+	Masquerade       = masquerade(0)
+	MasqueradeRandom = masquerade(unix.NF_NAT_RANGE_PROTO_RANDOM_ALL)
+)
+
+// KeepSource translates the source to itself: the first translation of a connection counts.
+func (ip *IP) KeepSource() Statement {
+	return statement(func(b *attributesBuilder) {
+		b.load(ip.SAddr, 0)
+		b.expression("nat", func() {
+			b.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
+			b.uint32(unix.NFTA_NAT_FAMILY, ip.family)
+			b.uint32(unix.NFTA_NAT_REG_ADDR_MIN, register(0))
+			b.uint32(unix.NFTA_NAT_REG_ADDR_MAX, register(0))
+		})
+	})
+}
+
+// DNAT translates the destination to the address and port that a map has for the fields, and
+// does nothing where they are not in it.
+func (ip *IP) DNAT(addrs string, fields ...Field) Statement {
+	first := register(0)
+	return lookup(addrs, &first, 0, fields).Then(statement(func(b *attributesBuilder) {
+		b.expression("nat", func() {
+			b.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
+			b.uint32(unix.NFTA_NAT_FAMILY, ip.family)
+			b.uint32(unix.NFTA_NAT_REG_ADDR_MIN, first)
+			b.uint32(unix.NFTA_NAT_REG_PROTO_MIN, register(ip.SAddr.words()))
+		})
+	}))
+}
+
+// SetMark sets the bits of a mask in the firewall mark to a value and leaves the others.
+func SetMark(value, mask uint32) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.load(meta(unix.NFT_META_MARK, 4), 0)
+		b.bitwise(binary.NativeEndian.AppendUint32(nil, ^mask), binary.NativeEndian.AppendUint32(nil, value))
+		b.expression("meta", func() {
+			b.uint32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
+			b.uint32(unix.NFTA_META_SREG, register(0))
+		})
+	})
+}
+
+// SetDSCP sets the DSCP of the packet and leaves the two bits of ECN.
+func (ip *IP) SetDSCP(dscp uint8) Statement {
+	// The first two bytes: version, header length and DSCP with ECN. In IPv6 version, traffic class
+	// (DSCP with ECN) and the flow label's first bits, without a checksum.
+	keep, value := []byte{0xff, 0x03}, []byte{0x00, dscp << 2}
+	if ip == V6 {
+		keep, value = []byte{0xf0, 0x3f}, []byte{dscp >> 2, dscp << 6}
+	}
+	return statement(func(b *attributesBuilder) {
+		b.load(Network(0, 2), 0)
+		b.bitwise(keep, value)
+		b.expression("payload", func() {
+			b.uint32(unix.NFTA_PAYLOAD_SREG, register(0))
+			b.uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
+			b.uint32(unix.NFTA_PAYLOAD_OFFSET, 0)
+			b.uint32(unix.NFTA_PAYLOAD_LEN, 2)
+			if ip == V4 {
+				b.uint32(unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFT_PAYLOAD_CSUM_INET)
+				b.uint32(unix.NFTA_PAYLOAD_CSUM_OFFSET, 10)
+			}
+		})
+	})
+}
+
+// Counter counts packets; CounterNamed does so in an object of the table.
+var Counter = statement(func(b *attributesBuilder) { b.expression("counter", func() {}) })
+
+// CounterNamed is described at Counter.
+func CounterNamed(name string) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.expression("objref", func() {
+			b.uint32(unix.NFTA_OBJREF_IMM_TYPE, unix.NFT_OBJECT_COUNTER)
+			b.text(unix.NFTA_OBJREF_IMM_NAME, name)
+		})
+	})
+}
+
+// Match is a match of iptables, revision 0.
+func Match(name string, info []byte) Statement {
+	return statement(func(b *attributesBuilder) {
+		b.expression("match", func() {
+			b.text(unix.NFTA_MATCH_NAME, name)
+			b.uint32(unix.NFTA_MATCH_REV, 0)
+			b.bytes(unix.NFTA_MATCH_INFO, info)
+		})
+	})
+}
+
+// covers returns whether the kernel's encoding of a rule has all that ours says. The kernel adds defaults, in newer
+// versions more of them.
+func (r Rule) covers(have []byte) bool {
+	theirs, err := splitList(have)
+	ours, err2 := splitList(r.statements)
+	return err == nil && err2 == nil && slices.EqualFunc(ours, theirs, covered)
+}
+
+// covered returns whether each attribute of want is in have with the same value.
+func covered(want, have []byte) bool {
+	theirs, err := split(have)
+	for len(want) >= unix.SizeofNlAttr && err == nil {
+		size, kind := int(binary.NativeEndian.Uint16(want)), binary.NativeEndian.Uint16(want[2:])
+		value, ok := theirs[int(kind&^unix.NLA_F_NESTED)]
+		ours := want[unix.SizeofNlAttr:size]
+		if !ok || kind&unix.NLA_F_NESTED != 0 && !covered(ours, value) || kind&unix.NLA_F_NESTED == 0 && !bytes.Equal(ours, value) {
+			return false
+		}
+		want = want[min(len(want), (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+	}
+	return err == nil
+}

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+// Transaction is a change of any size that the kernel makes at once or not at all. Its zero value changes
+// nothing.
+type Transaction struct {
+	// attributesBuilder has the messages, one after another.
+	attributesBuilder
+	// objects are what the messages are about; the sequence number of a message is its
+	// index and 1.
+	objects []object
+	// last is where the last message begins.
+	last int
+	sets uint32
+	err  error
+}
+
+// object is what a message is about.
+type object struct{ table, text string }
+
+func (o object) String() string { return o.text + " of table " + o.table }
+
+// IsEmpty returns whether the transaction changes nothing.
+func (t *Transaction) IsEmpty() bool { return len(t.objects) == 0 }
+
+// begin begins a message about an object.
+func (t *Transaction) begin(kind int, flags uint16, of *Table, text string) {
+	t.objects = append(t.objects, object{of.Name, text})
+	t.header(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, uint32(len(t.objects)), byte(of.Family), 0)
+}
+
+// header begins a message.
+func (t *Transaction) header(kind int, flags uint16, sequence uint32, family byte, resource uint16) {
+	t.last = len(t.out)
+	t.out = binary.NativeEndian.AppendUint32(t.out, 0)
+	t.out = binary.NativeEndian.AppendUint16(t.out, uint16(kind))
+	t.out = binary.NativeEndian.AppendUint16(t.out, unix.NLM_F_REQUEST|flags)
+	t.out = binary.NativeEndian.AppendUint32(t.out, sequence)
+	t.out = binary.NativeEndian.AppendUint32(t.out, 0)
+	t.out = append(t.out, family, unix.NFNETLINK_V0)
+	t.out = binary.BigEndian.AppendUint16(t.out, resource)
+}
+
+// end ends the message that began last.
+func (t *Transaction) end() {
+	binary.NativeEndian.PutUint32(t.out[t.last:], uint32(len(t.out)-t.last))
+	if t.tooLong > 0 && t.err == nil {
+		t.err = fmt.Errorf("write nftables %s: an attribute of %d bytes is too long", t.objects[len(t.objects)-1], t.tooLong)
+	}
+}
+
+// Make adds a table with all that it has.
+func (t *Transaction) Make(of *Table) {
+	t.AddTable(of)
+	t.makeContent(of)
+}
+
+func (t *Transaction) makeContent(of *Table) {
+	for _, name := range of.Counters {
+		t.AddCounter(of, name)
+	}
+	for _, c := range of.Chains {
+		t.AddChain(of, c)
+	}
+	for _, s := range of.Sets {
+		t.AddSet(of, s)
+		if s.Elements != nil {
+			t.AddElements(of, s.Name, s.Elements)
+		}
+	}
+	for _, c := range of.Chains {
+		t.AddRules(of, c)
+	}
+}
+
+// Replace makes a table anew, whatever the kernel has of it.
+func (t *Transaction) Replace(of *Table) {
+	t.Delete(of)
+	t.Make(of)
+}
+
+// Delete deletes a table, which may be missing.
+func (t *Transaction) Delete(of *Table) {
+	t.AddTable(of)
+	t.DeleteTable(of)
+}
+
+// RemoveTable deletes a table, and succeeds where there is none.
+func RemoveTable(of *Table) error {
+	var tx Transaction
+	tx.DeleteTable(of)
+	if err := tx.Commit(); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// AddTable adds the table, which may be there.
+func (t *Transaction) AddTable(of *Table) {
+	t.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, of, "all")
+	t.text(unix.NFTA_TABLE_NAME, of.Name)
+	t.uint32(unix.NFTA_TABLE_FLAGS, 0)
+	t.end()
+}
+
+// DeleteTable deletes the table, which must be there.
+func (t *Transaction) DeleteTable(of *Table) {
+	t.begin(unix.NFT_MSG_DELTABLE, 0, of, "all")
+	t.text(unix.NFTA_TABLE_NAME, of.Name)
+	t.end()
+}
+
+// AddChain adds a chain without its rules, which may be there as it is.
+func (t *Transaction) AddChain(of *Table, c *Chain) {
+	t.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, of, "chain "+c.Name)
+	t.text(unix.NFTA_CHAIN_TABLE, of.Name)
+	t.text(unix.NFTA_CHAIN_NAME, c.Name)
+	if c.Base != nil {
+		hook := t.nest(unix.NFTA_CHAIN_HOOK)
+		t.uint32(unix.NFTA_HOOK_HOOKNUM, uint32(c.Base.Hook))
+		t.uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Base.Priority))
+		if c.Base.Device != "" {
+			t.text(unix.NFTA_HOOK_DEV, c.Base.Device)
+		}
+		t.close(hook)
+		t.uint32(unix.NFTA_CHAIN_POLICY, c.Base.policy())
+		t.text(unix.NFTA_CHAIN_TYPE, c.Base.Type)
+	}
+	t.end()
+}
+
+func (b *Base) policy() uint32 {
+	if b.Drops {
+		return verdictDrop
+	}
+	return verdictAccept
+}
+
+// DeleteChain deletes a chain, to which nothing leads.
+func (t *Transaction) DeleteChain(of *Table, name string) {
+	t.begin(unix.NFT_MSG_DELCHAIN, 0, of, "chain "+name)
+	t.text(unix.NFTA_CHAIN_TABLE, of.Name)
+	t.text(unix.NFTA_CHAIN_NAME, name)
+	t.end()
+}
+
+// AddRules adds the rules of a chain at its end.
+func (t *Transaction) AddRules(of *Table, c *Chain) {
+	if c.Rules != nil {
+		for r := range c.Rules {
+			t.addRule(of, c.Name, 0, r)
+		}
+	}
+}
+
+// addRule adds a rule in front of the one with a handle, or at the end of its chain where the handle is 0.
+func (t *Transaction) addRule(of *Table, chain string, before uint64, r Rule) {
+	flags := uint16(unix.NLM_F_CREATE)
+	if before == 0 {
+		flags |= unix.NLM_F_APPEND
+	}
+	t.begin(unix.NFT_MSG_NEWRULE, flags, of, "a rule of chain "+chain)
+	t.text(unix.NFTA_RULE_TABLE, of.Name)
+	t.text(unix.NFTA_RULE_CHAIN, chain)
+	if before != 0 {
+		t.uint64(unix.NFTA_RULE_POSITION, before)
+	}
+	t.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.statements)
+	t.bytes(unix.NFTA_RULE_USERDATA, r.mark)
+	t.end()
+}
+
+func (t *Transaction) deleteRule(of *Table, chain string, handle uint64) {
+	t.begin(unix.NFT_MSG_DELRULE, 0, of, "a rule of chain "+chain)
+	t.text(unix.NFTA_RULE_TABLE, of.Name)
+	t.text(unix.NFTA_RULE_CHAIN, chain)
+	t.uint64(unix.NFTA_RULE_HANDLE, handle)
+	t.end()
+}
+
+// FlushChain deletes all rules of a chain.
+func (t *Transaction) FlushChain(of *Table, name string) {
+	t.begin(unix.NFT_MSG_DELRULE, 0, of, "the rules of chain "+name)
+	t.text(unix.NFTA_RULE_TABLE, of.Name)
+	t.text(unix.NFTA_RULE_CHAIN, name)
+	t.end()
+}
+
+const (
+	// descConcat is NFTA_SET_DESC_CONCAT of linux/netfilter/nf_tables.h, and fieldLength
+	// NFTA_SET_FIELD_LEN.
+	descConcat, fieldLength = 2, 1
+	// flagConcat is NFT_SET_CONCAT.
+	flagConcat = 0x80
+	// verdictType is NFT_DATA_VERDICT, the type of what maps lead to.
+	verdictType = 0xffffff00
+	// bigEndian is the order of bytes in a key that is a number, for nft's lists.
+	bigEndian = 2
+)
+
+// AddSet adds a set or map without elements; it may be there as it is.
+func (t *Transaction) AddSet(of *Table, s *Set) {
+	t.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, of, "set "+s.Name)
+	t.text(unix.NFTA_SET_TABLE, of.Name)
+	t.text(unix.NFTA_SET_NAME, s.Name)
+	key := concatenate(s.Key)
+	t.uint32(unix.NFTA_SET_FLAGS, s.flags())
+	t.uint32(unix.NFTA_SET_KEY_TYPE, key.magic)
+	t.uint32(unix.NFTA_SET_KEY_LEN, key.size)
+	switch {
+	case s.Verdicts:
+		t.uint32(unix.NFTA_SET_DATA_TYPE, verdictType)
+	case s.Data != nil:
+		data := concatenate(s.Data)
+		t.uint32(unix.NFTA_SET_DATA_TYPE, data.magic)
+		t.uint32(unix.NFTA_SET_DATA_LEN, data.size)
+	}
+	if s.Timeout > 0 {
+		t.uint64(unix.NFTA_SET_TIMEOUT, uint64(s.Timeout.Milliseconds()))
+	}
+	if len(s.Key) > 1 {
+		desc := t.nest(unix.NFTA_SET_DESC)
+		concat := t.nest(descConcat)
+		for _, field := range s.Key {
+			at := t.nest(unix.NFTA_LIST_ELEM)
+			t.uint32(fieldLength, field.size)
+			t.close(at)
+		}
+		t.close(concat)
+		t.close(desc)
+	}
+	t.sets++
+	t.uint32(unix.NFTA_SET_ID, t.sets)
+	if len(s.Key) == 1 && key != IfName {
+		t.bytes(unix.NFTA_SET_USERDATA, userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, bigEndian))
+	}
+	t.end()
+}
+
+func (s *Set) flags() (all uint32) {
+	for flag, on := range map[uint32]bool{
+		unix.NFT_SET_CONSTANT: s.Constant, unix.NFT_SET_INTERVAL: s.Interval, unix.NFT_SET_MAP: s.Verdicts || s.Data != nil,
+		unix.NFT_SET_TIMEOUT: s.Timeout > 0, flagConcat: len(s.Key) > 1,
+	} {
+		if on {
+			all |= flag
+		}
+	}
+	return all
+}
+
+// DeleteSet deletes a set or map that no rule names.
+func (t *Transaction) DeleteSet(of *Table, name string) {
+	t.begin(unix.NFT_MSG_DELSET, 0, of, "set "+name)
+	t.text(unix.NFTA_SET_TABLE, of.Name)
+	t.text(unix.NFTA_SET_NAME, name)
+	t.end()
+}
+
+// FlushSet deletes all elements of a set or map.
+func (t *Transaction) FlushSet(of *Table, name string) {
+	t.begin(unix.NFT_MSG_DELSETELEM, 0, of, "the elements of set "+name)
+	t.text(unix.NFTA_SET_ELEM_LIST_TABLE, of.Name)
+	t.text(unix.NFTA_SET_ELEM_LIST_SET, name)
+	t.end()
+}
+
+// AddElements adds elements to a set or map, of which none may be there with another value.
+func (t *Transaction) AddElements(of *Table, set string, elements iter.Seq[Element]) {
+	t.elements(of, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, set, elements)
+}
+
+// DeleteElements deletes elements, which must be there.
+func (t *Transaction) DeleteElements(of *Table, set string, elements iter.Seq[Element]) {
+	t.elements(of, unix.NFT_MSG_DELSETELEM, 0, set, elements)
+}
+
+// fullMessage is how many bytes of elements a message has before the next one begins.
+const fullMessage = maxAttribute - 1<<10
+
+func (t *Transaction) elements(of *Table, kind int, flags uint16, set string, elements iter.Seq[Element]) {
+	list := -1
+	finish := func() {
+		if list >= 0 {
+			t.close(list)
+			t.end()
+		}
+	}
+	for e := range elements {
+		// The two ends of an interval are in one message.
+		if list < 0 || len(t.out)-list > fullMessage && !e.End {
+			finish()
+			t.begin(kind, flags, of, "the elements of set "+set)
+			t.text(unix.NFTA_SET_ELEM_LIST_TABLE, of.Name)
+			t.text(unix.NFTA_SET_ELEM_LIST_SET, set)
+			list = t.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		}
+		t.element(e)
+	}
+	finish()
+}
+
+func (t *Transaction) element(e Element) {
+	at := t.nest(unix.NFTA_LIST_ELEM)
+	t.value(unix.NFTA_SET_ELEM_KEY, e.Key)
+	if e.End {
+		t.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+	if e.Goto != "" {
+		data := t.nest(unix.NFTA_SET_ELEM_DATA)
+		t.verdict(unix.NFT_GOTO, e.Goto)
+		t.close(data)
+	}
+	if len(e.Data) > 0 {
+		t.value(unix.NFTA_SET_ELEM_DATA, e.Data)
+	}
+	if e.Timeout > 0 {
+		t.uint64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(e.Timeout.Milliseconds()))
+	}
+	if e.Comment != "" {
+		t.bytes(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, e.Comment))
+	}
+	t.close(at)
+}
+
+// AddCounter adds a counter that begins at 0.
+func (t *Transaction) AddCounter(of *Table, name string) {
+	t.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, of, "counter "+name)
+	t.text(unix.NFTA_OBJ_TABLE, of.Name)
+	t.text(unix.NFTA_OBJ_NAME, name)
+	t.uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+	t.close(t.nest(unix.NFTA_OBJ_DATA))
+	t.end()
+}
+
+// DeleteObject deletes a counter, or another object of the kind, that no rule names.
+func (t *Transaction) DeleteObject(of *Table, name string, kind uint32) {
+	t.begin(unix.NFT_MSG_DELOBJ, 0, of, "counter "+name)
+	t.text(unix.NFTA_OBJ_TABLE, of.Name)
+	t.text(unix.NFTA_OBJ_NAME, name)
+	t.uint32(unix.NFTA_OBJ_TYPE, kind)
+	t.end()
+}
+
+// Commit makes the change, in the network namespace of the calling thread. After an error
+// nothing is changed; the error names the object that the kernel refused.
+func (t *Transaction) Commit() (err error) {
+	if t.err != nil || t.IsEmpty() {
+		return t.err
+	}
+	// The kernel answers for what it refuses, and for this one.
+	flags := t.out[t.last+6:]
+	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
+	end := uint32(len(t.objects)) + 1
+	size := len(t.out)
+	var first, last Transaction
+	first.header(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	first.end()
+	last.header(unix.NFNL_MSG_BATCH_END, 0, end, 0, unix.NFNL_SUBSYS_NFTABLES)
+	last.end()
+	size += len(first.out) + len(last.out)
+
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	defer unix.Close(fd)
+	// The message must fit. Answers need not repeat what they answer.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) != nil {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size); err != nil {
+			return fmt.Errorf("prepare nftables: %w", err)
+		}
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
+		return fmt.Errorf("prepare nftables: %w", err)
+	}
+	if _, err := unix.SendmsgBuffers(fd, [][]byte{first.out, t.out, last.out}, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0); err != nil {
+		return fmt.Errorf("write nftables table %s, %d bytes: %w", t.objects[0].table, size, err)
+	}
+	return t.answer(fd)
+}
+
+// errNoAnswer is returned where the kernel took a transaction and did not say what became of it.
+var errNoAnswer = errors.New("the kernel does not say what became of the transaction")
+
+// answer reads what the kernel said of the transaction: it has said all when the message is
+// sent.
+func (t *Transaction) answer(fd int) error {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, _, err := unix.Recvfrom(fd, buffer, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("write nftables table %s: %w", t.objects[0].table, errNoAnswer)
+		case err != nil:
+			return fmt.Errorf("write nftables table %s: %w", t.objects[0].table, err)
+		}
+		for rest := buffer[:n]; len(rest) >= unix.NLMSG_HDRLEN+4; {
+			size := int(binary.NativeEndian.Uint32(rest))
+			if size < unix.NLMSG_HDRLEN+4 || size > len(rest) {
+				break
+			}
+			kind, sequence := binary.NativeEndian.Uint16(rest[4:]), binary.NativeEndian.Uint32(rest[8:])
+			code := int32(binary.NativeEndian.Uint32(rest[unix.NLMSG_HDRLEN:]))
+			rest = rest[min(len(rest), (size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
+			if kind != unix.NLMSG_ERROR {
+				continue
+			}
+			if code != 0 {
+				about := t.objects[0]
+				if sequence > 0 && int(sequence) <= len(t.objects) {
+					about = t.objects[sequence-1]
+				}
+				return fmt.Errorf("write nftables %s: %w", about, unix.Errno(-code))
+			}
+			if int(sequence) == len(t.objects) {
+				return nil
+			}
+		}
+	}
+}
