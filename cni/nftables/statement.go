@@ -261,6 +261,8 @@ var (
 	FromNode = addressType(unix.NFTA_FIB_F_SADDR).Is(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)...)
 	// NotByLoopback matches packets that come by another link than lo.
 	NotByLoopback = iifType.IsNot(binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)...)
+	// FromLinkLocal matches IPv6 packets from fe80::/10, which nothing forwards.
+	FromLinkLocal = Network(8, 2).And(0xff, 0xc0).Is(0xfe, 0x80)
 	// IPv6Fragment matches IPv6 packets with a fragment header.
 	IPv6Fragment = Field{size: 1, load: func(b *attributesBuilder, register uint32) {
 		b.expression("exthdr", func() {
@@ -273,6 +275,20 @@ var (
 			b.uint32(unix.NFTA_EXTHDR_OP, 0) // of IPv6
 		})
 	}}.Is(1)
+)
+
+// Types of ICMP (RFC 792) and ICMPv6 messages (RFC 4861, RFC 2710, RFC 3810).
+const (
+	ICMPRedirect          = 5
+	ListenerQuery         = 130
+	ListenerReport1       = 131
+	ListenerDone          = 132
+	RouterSolicitation    = 133
+	RouterAdvertisement   = 134
+	NeighborSolicitation  = 135
+	NeighborAdvertisement = 136
+	Redirect              = 137
+	ListenerReport2       = 143
 )
 
 // ICMPv6 matches messages of one type.

@@ -17,11 +17,7 @@ import (
 
 func readAll(t *testing.T) map[netip.Addr]uint8 {
 	t.Helper()
-	conn, err := nftables.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	marks, err := readMarks(conn, &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName})
+	marks, err := readMarks()
 	if err != nil {
 		t.Fatal(err)
 	}

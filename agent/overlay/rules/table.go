@@ -3,15 +3,10 @@
 package rules
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
-	"github.com/google/nftables"
-	"golang.org/x/sys/unix"
-
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
@@ -33,98 +28,77 @@ type Spec struct {
 // Put makes the table as the Spec says, in one transaction, and returns whether something
 // was missing or different. It is idempotent; the caller makes calls one after another.
 func Put(spec Spec) (changed bool, err error) {
-	conn, err := netfilter.Open()
+	changed, err = tableOf(spec).Sync()
 	if err != nil {
-		return false, err
-	}
-	c := newContent(spec)
-	whole, err := c.isWhole(conn)
-	if err != nil {
-		return false, err
-	}
-	if whole {
-		changed, err = c.fill(conn)
-	} else {
-		changed, err = true, c.make(conn)
-	}
-	if err != nil || !changed {
-		return false, err
-	}
-	if err := conn.Flush(); err != nil {
-		return false, fmt.Errorf("write nftables table %s (does the kernel have nf_tables, nft_masq and nft_set_rbtree?): %w", TableName, err)
-	}
-	return true, nil
-}
-
-// Remove deletes the table, if there is one.
-func Remove() error {
-	conn, err := netfilter.Open()
-	if err != nil {
-		return err
-	}
-	conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: TableName})
-	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("delete nftables table %s: %w", TableName, err)
-	}
-	return nil
-}
-
-// make replaces the table, in the transaction that conn flushes.
-func (c *content) make(conn *nftables.Conn) error {
-	if err := netfilter.Replace(conn, []*nftables.Table{c.table}, c.sets(), c.chains); err != nil {
-		return err
-	}
-	for _, set := range c.sets() {
-		if err := netfilter.AddElements(conn, set, c.elements[set]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fill gives the sets of a whole table their elements, in the transaction that conn
-// flushes, and returns whether any had others.
-func (c *content) fill(conn *nftables.Conn) (changed bool, err error) {
-	for _, set := range c.sets() {
-		have, err := conn.GetSetElements(set)
-		if err != nil {
-			return false, fmt.Errorf("list nftables set %s: %w", set.Name, err)
-		}
-		if sameElements(have, c.elements[set]) {
-			continue
-		}
-		changed = true
-		conn.FlushSet(set)
-		if err := netfilter.AddElements(conn, set, c.elements[set]); err != nil {
-			return false, err
-		}
+		return false, fmt.Errorf("%w (does the kernel have nf_tables, nft_masq and nft_set_rbtree?)", err)
 	}
 	return changed, nil
 }
 
-// isWhole returns whether the table has its sets and chains, and each chain its rules and
-// only these, by their marks.
-func (c *content) isWhole(conn *nftables.Conn) (bool, error) {
-	if exists, err := netfilter.Exists(conn, c.table); err != nil || !exists {
-		return false, err
+// Remove deletes the table, if there is one.
+func Remove() error {
+	return nftables.RemoveTable(&nftables.Table{Family: nftables.INet, Name: TableName})
+}
+
+func tableOf(spec Spec) *nftables.Table {
+	t := &nftables.Table{Family: nftables.INet, Name: TableName, Chains: []*nftables.Chain{
+		{Name: "sources", Base: nftables.Filter(nftables.Prerouting, nftables.PriorityRaw), Rules: nftables.Rules(sourceRules(spec.Bridge)...)},
+	}}
+	if spec.Masquerade {
+		t.Chains = append(t.Chains, &nftables.Chain{Name: "masquerade", Base: nftables.NAT(nftables.Postrouting, nftables.PrioritySrcNAT), Rules: nftables.Rules(masqueradeRules(spec.Bridge)...)})
 	}
-	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false, fmt.Errorf("list nftables chains: %w", err)
+	var subnets []iprange.Range
+	for _, p := range spec.Subnets {
+		subnets = append(subnets, iprange.OfPrefix(p.Masked()))
 	}
-	ours := slices.DeleteFunc(chains, func(have *nftables.Chain) bool { return have.Table.Name != TableName })
-	if len(ours) != len(c.chains) {
-		return false, nil
+	for _, ip := range nftables.IPs {
+		t.Sets = append(t.Sets, intervals("subnets", ip, subnets), intervals("inside", ip, spec.Inside))
 	}
-	for _, chain := range c.chains {
-		if whole, err := chain.IsWhole(); err != nil || !whole {
-			return false, err
+	return t
+}
+
+// intervals returns the set that has the ranges of one family: for each range its first address,
+// and as an end the address after its last.
+func intervals(name string, ip *nftables.IP, ranges []iprange.Range) *nftables.Set {
+	var of []iprange.Range
+	for _, r := range ranges {
+		if nftables.IPOf(r.First) == ip {
+			of = append(of, r)
 		}
 	}
-	for _, set := range c.sets() {
-		if _, err := conn.GetSetByName(c.table, set.Name); err != nil {
-			return false, nil //nolint:nilerr // it is missing; and a table that cannot be read is written anew
+	var elements []nftables.Element
+	for _, r := range iprange.SetOf(of...) {
+		elements = append(elements, nftables.Element{Key: r.First.AsSlice()})
+		if end := r.Last.Next(); end.IsValid() {
+			elements = append(elements, nftables.Element{Key: end.AsSlice(), End: true})
 		}
 	}
-	return true, nil
+	return &nftables.Set{Name: name + ip.Suffix, Key: []nftables.Type{ip.Addr}, Interval: true, Elements: nftables.Elements(elements...)}
+}
+
+func sourceRules(bridge string) []nftables.Rule {
+	from := nftables.IIFName.IsLink(bridge)
+	v6 := from.Then(nftables.V6.Is)
+	all := []nftables.Rule{
+		nftables.NewRule("no pod is a router", v6, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
+		nftables.NewRule("link-local packets are not forwarded", v6, nftables.FromLinkLocal, nftables.Accept),
+		nftables.NewRule("a pod looks for duplicates of its address", v6, nftables.V6.SAddr.Is(make([]byte, 16)...), nftables.Accept),
+	}
+	for _, ip := range nftables.IPs {
+		all = append(all, nftables.NewRule("a pod sends from the node's pod CIDRs", from, ip.Is, nftables.NotIn("subnets"+ip.Suffix, ip.SAddr), nftables.Drop))
+	}
+	return all
+}
+
+func masqueradeRules(bridge string) (all []nftables.Rule) {
+	notMulticast := map[*nftables.IP]nftables.Statement{
+		nftables.V4: nftables.V4.DAddr.And(0xf0).IsNot(224),  // 224.0.0.0/4
+		nftables.V6: nftables.V6.DAddr.And(0xff).IsNot(0xff), // ff00::/8
+	}
+	for _, ip := range nftables.IPs {
+		// Two pods' connections must not get one port.
+		all = append(all, nftables.NewRule("the network outside does not know the pods of this network", ip.Is, nftables.In("subnets"+ip.Suffix, ip.SAddr),
+			nftables.OIFName.IsNotLink(bridge), nftables.NotIn("inside"+ip.Suffix, ip.DAddr), notMulticast[ip], nftables.MasqueradeRandom))
+	}
+	return all
 }

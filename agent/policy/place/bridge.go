@@ -9,12 +9,10 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
-	"github.com/google/nftables/xt"
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
@@ -98,19 +96,17 @@ func (s *Shower) load() error {
 // loads br_netfilter, which otherwise takes a capability that the agent does not have. Nobody
 // sees the rule.
 func request() error {
-	conn, err := netfilter.Open()
-	if err != nil {
-		return err
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: netfilter.TableName + "-bridges"})
-	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "probe"})
 	// struct xt_physdev_info: two names with their masks, a byte, and that the packet is bridged.
 	const bitmask, bridged, size = 4*16 + 1, 0x04, 72
-	info := make(xt.Unknown, size)
+	info := make([]byte, size)
 	info[bitmask] = bridged
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Match{Name: "physdev", Rev: 0, Info: &info}}})
-	conn.DelTable(table)
-	if err := conn.Flush(); err != nil {
+	probe := &nftables.Table{Family: nftables.IPv4, Name: netfilter.TableName + "-bridges", Chains: []*nftables.Chain{
+		{Name: "probe", Rules: nftables.Rules(nftables.NewRule("bridged", nftables.Match("physdev", info)))},
+	}}
+	var tx nftables.Transaction
+	tx.Make(probe)
+	tx.DeleteTable(probe)
+	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("ask for br_netfilter: %w", err)
 	}
 	return nil
