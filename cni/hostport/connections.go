@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/conntrack"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // forward is one element of the maps: connections to the node's port lead to the pod.
@@ -27,10 +28,10 @@ type forward struct {
 // forwards lists the elements of the maps, in order.
 func (c content) forwards() []forward {
 	var all []forward
-	for _, f := range families {
-		for _, set := range []string{"ports" + f.suffix, "any_ports" + f.suffix} {
+	for _, ip := range nftables.IPs {
+		for _, set := range []string{"ports" + ip.Suffix, "any_ports" + ip.Suffix} {
 			for _, key := range slices.Sorted(maps.Keys(c[set])) {
-				if forward, ok := parseForward(f, []byte(key), []byte(c[set][key])); ok {
+				if forward, ok := parseForward(ip, []byte(key), []byte(c[set][key])); ok {
 					all = append(all, forward)
 				}
 			}
@@ -40,9 +41,9 @@ func (c content) forwards() []forward {
 }
 
 // parseForward reads an element. The key ends in protocol and port, 4 bytes each.
-func parseForward(f family, key, value []byte) (forward, bool) {
+func parseForward(ip *nftables.IP, key, value []byte) (forward, bool) {
 	const ofPort = 8
-	size := int(f.length)
+	size := ip.Addr.Size()
 	if len(key) != ofPort && len(key) != size+ofPort || len(value) < size+2 {
 		return forward{}, false
 	}

@@ -3,18 +3,13 @@
 package hostport
 
 import (
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/nftables"
 )
-
-// nameSize is the size of an interface's name in the kernel, which pads it with zeros.
-const nameSize = unix.IFNAMSIZ
 
 // content is what the sets have: by the set's name, values by key. The value is empty where
 // the set is no map.
@@ -37,33 +32,26 @@ func contentOf(mappings []Mapping, links map[netip.Addr]string, services []netip
 	for _, m := range mappings {
 		suffix := suffixOf(m.Pod)
 		pod := m.Pod.AsSlice()
-		hostPort := append([]byte{number(m.Protocol), 0, 0, 0}, word(m.HostPort.HostPort)...)
-		backend := append(slices.Clone(pod), word(m.ContainerPort)...)
+		hostPort := nftables.AppendPort(nftables.AppendProto(nil, number(m.Protocol)), m.HostPort.HostPort)
+		backend := nftables.AppendPort(slices.Clone(pod), m.ContainerPort)
 		if isWildcard(m.HostIP) {
 			c.add("any_ports"+suffix, hostPort, backend)
 		} else {
 			c.add("ports"+suffix, append(m.HostIP.AsSlice(), hostPort...), backend)
 		}
-		c.add("forwards"+suffix, slices.Concat(pod, []byte{number(m.Protocol), 0, 0, 0}, word(m.ContainerPort), word(m.HostPort.HostPort)), nil)
+		c.add("forwards"+suffix, nftables.AppendPort(nftables.AppendPort(nftables.AppendProto(slices.Clone(pod), number(m.Protocol)), m.ContainerPort), m.HostPort.HostPort), nil)
 		c.add("hairpin"+suffix, append(slices.Clone(pod), pod...), nil)
 		if m.Detached {
 			c.add("detached"+suffix, pod, nil)
 		}
 		if link := links[m.Pod]; link != "" {
-			name := make([]byte, nameSize)
-			copy(name, link)
-			c.add("links", append(slices.Clone(name), name...), nil)
+			c.add("links", nftables.AppendName(nftables.AppendName(nil, link), link), nil)
 		}
 	}
 	return c
 }
 
-func suffixOf(addr netip.Addr) string {
-	if addr.Is4() {
-		return families[0].suffix
-	}
-	return families[1].suffix
-}
+func suffixOf(addr netip.Addr) string { return nftables.IPOf(addr).Suffix }
 
 // mappings is the reverse of contentOf. A port of every address of a family has the unspecified
 // address as its HostIP.
@@ -86,16 +74,13 @@ func (c content) mappings() []Mapping {
 	return all
 }
 
-// word is a port as the kernel has it in a register.
-func word(port uint16) []byte {
-	return append(binary.BigEndian.AppendUint16(nil, port), 0, 0)
-}
-
 // linkNames lists the links of the set links.
 func (c content) linkNames() []string {
 	var all []string
 	for key := range maps.Keys(c["links"]) {
-		all = append(all, unix.ByteSliceToString([]byte(key)[:nameSize]))
+		if link, _, ok := nftables.CutName([]byte(key)); ok {
+			all = append(all, link)
+		}
 	}
 	slices.Sort(all)
 	return all

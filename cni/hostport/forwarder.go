@@ -9,10 +9,9 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // Forwarder writes the host ports of the network namespace that it is used in. Methods are
@@ -70,21 +69,12 @@ var ErrMissing = errors.New("host port is not forwarded")
 
 // Check returns ErrMissing where the node does not forward one of the ports.
 func (f *Forwarder) Check(mappings []Mapping) error {
-	conn, err := netfilter.Open()
+	state, have, err := read()
 	if err != nil {
 		return err
 	}
-	t := newTable()
-	_, whole, err := t.look(conn)
-	if err != nil {
-		return err
-	}
-	if !whole {
-		return fmt.Errorf("%w: nftables table %s is missing or incomplete", ErrMissing, TableName)
-	}
-	have, err := t.content(conn)
-	if err != nil {
-		return err
+	if err := state.Check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrMissing, err)
 	}
 	for _, m := range mappings {
 		if len(contentOf([]Mapping{m}, nil, nil).without(have)) > 0 {
@@ -97,16 +87,7 @@ func (f *Forwarder) Check(mappings []Mapping) error {
 // Forwarded lists what the node forwards, in order. A port of every address of a family has the
 // unspecified address as its HostIP.
 func (f *Forwarder) Forwarded() ([]Mapping, error) {
-	conn, err := netfilter.Open()
-	if err != nil {
-		return nil, err
-	}
-	t := newTable()
-	exists, _, err := t.look(conn)
-	if err != nil || !exists {
-		return nil, err
-	}
-	have, err := t.content(conn)
+	_, have, err := read()
 	if err != nil {
 		return nil, err
 	}
@@ -124,23 +105,9 @@ func write(want content) (had content, changed bool, err error) {
 }
 
 func writeOnce(want content) (had content, changed bool, err error) {
-	conn, err := netfilter.Open()
+	state, had, err := read()
 	if err != nil {
 		return nil, false, err
-	}
-	t := newTable()
-	exists, whole, err := t.look(conn)
-	if err != nil {
-		return nil, false, err
-	}
-	had = content{}
-	if exists {
-		if had, err = t.content(conn); err != nil {
-			return nil, false, err
-		}
-	}
-	if len(want) == 0 && !exists {
-		return had, false, nil
 	}
 	// Before the guard goes: nothing may come in by a link that needs it no more.
 	for _, link := range had.linkNames() {
@@ -150,74 +117,11 @@ func writeOnce(want content) (had content, changed bool, err error) {
 			}
 		}
 	}
-	switch {
-	case len(want) == 0:
-		conn.DelTable(t.table)
-		changed = true
-	case !whole:
-		if err := netfilter.Replace(conn, []*nftables.Table{t.table}, t.sets, t.chains); err != nil {
-			return nil, false, err
-		}
-		err = t.each(want.without(nil), netfilter.AddElements, conn)
-		changed = true
-	default:
-		gone, missing := had.without(want), want.without(had)
-		err = errors.Join(t.each(gone, netfilter.DeleteElements, conn), t.each(missing, netfilter.AddElements, conn))
-		changed = len(gone)+len(missing) > 0
+	if len(want) == 0 {
+		return had, state.Exists, nftables.RemoveTable(tableOf(nil))
 	}
-	if err != nil {
-		return nil, false, err
+	if changed, err = tableOf(want).SyncFrom(state); err != nil {
+		return nil, false, fmt.Errorf("%w (does the kernel have nf_tables, nft_nat, nft_masq, nft_fib_inet and nft_ct?)", err)
 	}
-	if !changed {
-		return had, false, nil
-	}
-	if err := conn.Flush(); err != nil {
-		return nil, false, fmt.Errorf("write nftables table %s (does the kernel have nf_tables, nft_nat, nft_masq, nft_fib_inet and nft_ct?): %w", TableName, err)
-	}
-	return had, true, nil
-}
-
-// look returns whether the table exists, and whether every chain has its rules, and only
-// these, by their marks.
-func (t *table) look(conn *nftables.Conn) (exists, whole bool, err error) {
-	if exists, err = netfilter.Exists(conn, t.table); err != nil || !exists {
-		return false, false, err
-	}
-	for _, chain := range t.chains {
-		if whole, err := chain.IsWhole(); err != nil || !whole {
-			return err == nil, false, err
-		}
-	}
-	return true, true, nil
-}
-
-// content reads the sets. One that is missing is empty: then the table is not whole.
-func (t *table) content(conn *nftables.Conn) (content, error) {
-	c := content{}
-	for _, set := range t.sets {
-		elements, err := conn.GetSetElements(set)
-		if err != nil && !netfilter.NotFound(err) {
-			return nil, fmt.Errorf("list nftables set %s: %w", set.Name, err)
-		}
-		for _, e := range elements {
-			c.add(set.Name, e.Key, e.Val)
-		}
-	}
-	return c, nil
-}
-
-// each calls change with the elements of each set.
-func (t *table) each(elements []element, change func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error, conn *nftables.Conn) error {
-	for _, set := range t.sets {
-		var all []nftables.SetElement
-		for _, e := range elements {
-			if e.set == set.Name {
-				all = append(all, nftables.SetElement{Key: []byte(e.key), Val: []byte(e.value)})
-			}
-		}
-		if err := change(conn, set, all); err != nil {
-			return err
-		}
-	}
-	return nil
+	return had, changed, nil
 }

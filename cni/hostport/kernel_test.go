@@ -435,7 +435,7 @@ func TestLoopbackIsGuarded(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		conn.FlushChain(&nftables.Chain{Table: newTable().table, Name: "guard"})
+		conn.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName}, Name: "guard"})
 		return conn.Flush()
 	})
 	if !reaches("not guarded", patience) {
@@ -608,12 +608,8 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Errorf("route_localnet is %q, want 0", localnet())
 	}
 	w.node.Run(func() error {
-		conn, err := nftables.New()
-		if err != nil {
-			return err
-		}
-		exists, _, err := newTable().look(conn)
-		if exists {
+		state, _, err := read()
+		if err == nil && state.Exists {
 			err = fmt.Errorf("table %s is left", TableName)
 		}
 		return err

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // Mapping leads a port of the node to a port of a pod, in one address family.
@@ -34,9 +35,9 @@ func Mappings(ports []api.HostPort, pod []netip.Addr, detached bool) ([]Mapping,
 	var all []Mapping
 	for _, port := range ports {
 		found := false
-		for _, family := range families {
-			i := slices.IndexFunc(pod, func(a netip.Addr) bool { return a.Is4() == family.is4() })
-			if i < 0 || !serves(port.HostIP, family) {
+		for _, ip := range nftables.IPs {
+			i := slices.IndexFunc(pod, func(a netip.Addr) bool { return nftables.IPOf(a) == ip })
+			if i < 0 || !serves(port.HostIP, ip) {
 				continue
 			}
 			all = append(all, Mapping{HostPort: port, Pod: pod[i], Detached: detached})
@@ -55,15 +56,17 @@ func Conflict(a, b api.HostPort) bool {
 	if a.Protocol != b.Protocol || a.HostPort != b.HostPort {
 		return false
 	}
-	return slices.ContainsFunc(families, func(f family) bool {
-		return serves(a.HostIP, f) && serves(b.HostIP, f) && (isWildcard(a.HostIP) || isWildcard(b.HostIP) || a.HostIP == b.HostIP)
+	return slices.ContainsFunc(nftables.IPs, func(ip *nftables.IP) bool {
+		return serves(a.HostIP, ip) && serves(b.HostIP, ip) && (isWildcard(a.HostIP) || isWildcard(b.HostIP) || a.HostIP == b.HostIP)
 	})
 }
 
 // isWildcard returns true for the hostIP of every address of the node, of one family or both.
 func isWildcard(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
 
-func serves(hostIP netip.Addr, f family) bool { return !hostIP.IsValid() || hostIP.Is4() == f.is4() }
+func serves(hostIP netip.Addr, ip *nftables.IP) bool {
+	return !hostIP.IsValid() || nftables.IPOf(hostIP) == ip
+}
 
 // number returns a protocol's number in packets, 0 for those that have no host ports.
 func number(protocol string) byte {

@@ -229,6 +229,13 @@ func (t *Table) Elements(set string, read func(Element)) error {
 	}, nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
 }
 
+// Keys lists the keys of a set or map, none where there is none.
+func (t *Table) Keys(set string) (map[string]bool, error) {
+	all := map[string]bool{}
+	err := t.Elements(set, func(e Element) { all[string(e.Key)] = true })
+	return all, err
+}
+
 // Find returns the element of a set or map, which is no interval, with a key, and false where
 // there is none.
 func (t *Table) Find(set string, key []byte) (e Element, found bool, err error) {

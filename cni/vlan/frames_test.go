@@ -14,12 +14,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/nftables"
+	google "github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/packet"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/frame"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 var (
@@ -380,39 +382,46 @@ func TestChangedGuard(t *testing.T) {
 	p, neighbour := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6")
 	w.setup(w.nodeA, p)
 	w.setup(w.nodeA, neighbour)
-	from := guardOf(p.spec, p.spec.segments()[0], nil).chains(guardTable())[1]
-	for name, change := range map[string]func(conn *nftables.Conn){
-		"deleted": func(conn *nftables.Conn) { conn.DelTable(guardTable()) },
-		"policy": func(conn *nftables.Conn) {
-			accepted := nftables.ChainPolicyAccept
-			from.Policy = &accepted
-			conn.AddChain(from.Chain)
+	from := guardOf(p.spec, p.spec.segments()[0], nil).chains()[1]
+	table := &google.Table{Family: google.TableFamilyNetdev, Name: TableName}
+	chain := &google.Chain{Table: table, Name: from.Name}
+	for name, change := range map[string]func(conn *google.Conn) error{
+		"deleted": func(conn *google.Conn) error {
+			conn.DelTable(table)
+			return nil
 		},
-		"rules of the same text": func(conn *nftables.Conn) {
-			conn.FlushChain(from.Chain)
-			for _, r := range from.Rules {
-				r.Exprs = accept()
-				conn.AddRule(r)
-			}
+		"policy": func(*google.Conn) error {
+			var tx nftables.Transaction
+			accepts := *from.Base
+			accepts.Drops = false
+			tx.AddChain(guardTable(), &nftables.Chain{Name: from.Name, Base: &accepts})
+			return tx.Commit()
 		},
-		"a chain that sees nothing": func(conn *nftables.Conn) {
-			conn.FlushChain(from.Chain)
-			conn.DelChain(from.Chain)
-			chain := conn.AddChain(&nftables.Chain{Table: guardTable(), Name: from.Name})
-			for _, r := range from.Rules {
-				r.Chain = chain
-				conn.AddRule(r)
+		"rules of the same text": func(conn *google.Conn) error {
+			rules, err := conn.GetRules(table, chain)
+			conn.FlushChain(chain)
+			for _, r := range rules {
+				conn.AddRule(&google.Rule{Table: table, Chain: chain, UserData: r.UserData, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
 			}
+			return err
+		},
+		"a chain that sees nothing": func(*google.Conn) error {
+			var tx nftables.Transaction
+			tx.FlushChain(guardTable(), from.Name)
+			tx.DeleteChain(guardTable(), from.Name)
+			unseen := &nftables.Chain{Name: from.Name, Rules: from.Rules}
+			tx.AddChain(guardTable(), unseen)
+			tx.AddRules(guardTable(), unseen)
+			return tx.Commit()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p.Run(func() error {
-				conn, err := nftables.New()
+				conn, err := google.New()
 				if err != nil {
 					return err
 				}
-				change(conn)
-				return conn.Flush()
+				return errors.Join(change(conn), conn.Flush())
 			})
 			w.nodeA.Run(func() error {
 				d := w.drivers[w.nodeA]
@@ -427,10 +436,10 @@ func TestChangedGuard(t *testing.T) {
 }
 
 func removeGuards() error {
-	conn, err := nftables.New()
+	conn, err := google.New()
 	if err != nil {
 		return err
 	}
-	conn.DelTable(guardTable())
+	conn.DelTable(&google.Table{Family: google.TableFamilyNetdev, Name: TableName})
 	return conn.Flush()
 }

@@ -11,18 +11,12 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
-
-// guardVersion is in the comment of every rule. Whoever changes a rule changes it, so that
-// the rules of an older version are replaced.
-const guardVersion = "1"
 
 // guard is what one interface of a container may send and receive.
 type guard struct {
@@ -53,26 +47,28 @@ var guardMu sync.Mutex
 
 // set makes the chains of the guard, complete in one transaction, in the namespace of the
 // calling thread.
-func (g guard) set() error { return setChains(g.device, g.chains(guardTable())) }
+func (g guard) set() error { return setChains(g.device, g.chains()) }
+
+// guardTable returns the table with some of its chains. All guards of a namespace share it.
+func guardTable(chains ...*nftables.Chain) *nftables.Table {
+	return &nftables.Table{Family: nftables.NetDev, Name: TableName, Chains: chains}
+}
 
 // setChains makes chains that are complete from their first moment. A chain of the name that
 // is of another kind, as a container can make it, is replaced.
-func setChains(device string, chains []netfilter.Chain) error {
+func setChains(device string, chains []*nftables.Chain) error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
 	write := func() error {
-		conn, err := netfilter.Open()
-		if err != nil {
-			return err
-		}
-		conn.AddTable(guardTable())
-		addChains(conn, chains)
-		return conn.Flush()
+		var tx nftables.Transaction
+		tx.AddTable(guardTable())
+		addChains(&tx, chains)
+		return tx.Commit()
 	}
 	err := write()
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EOPNOTSUPP) {
 		if e := deleteChains(func(name string) bool {
-			return slices.ContainsFunc(chains, func(c netfilter.Chain) bool { return c.Name == name })
+			return slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return c.Name == name })
 		}); e == nil {
 			err = write()
 		}
@@ -84,75 +80,26 @@ func setChains(device string, chains []netfilter.Chain) error {
 }
 
 // addChains adds chains to a transaction. All are there before a rule leads to one.
-func addChains(conn *nftables.Conn, chains []netfilter.Chain) {
+func addChains(tx *nftables.Transaction, chains []*nftables.Chain) {
 	for _, c := range chains {
-		conn.AddChain(c.Chain)
-		conn.FlushChain(c.Chain)
+		tx.AddChain(guardTable(), c)
+		tx.FlushChain(guardTable(), c.Name)
 	}
 	for _, c := range chains {
-		for _, r := range c.Rules {
-			conn.AddRule(r)
-		}
+		tx.AddRules(guardTable(), c)
 	}
 }
 
 // check returns wire.ErrNotWired where a chain is missing or is not as set made it: a
 // container may be able to change it.
-func (g guard) check() error { return checkChains(g.chains(guardTable())) }
+func (g guard) check() error { return checkChains(g.chains()) }
 
-func checkChains(chains []netfilter.Chain) error {
-	conn, err := netfilter.Open()
-	if err != nil {
-		return err
+func checkChains(chains []*nftables.Chain) error {
+	err := guardTable(chains...).CheckRules()
+	if errors.Is(err, nftables.ErrDiffers) {
+		return fmt.Errorf("%w: %w", ErrNotWired, err)
 	}
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyNetdev)
-	if err != nil {
-		return fmt.Errorf("list nftables tables: %w", err)
-	}
-	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName })
-	if i < 0 {
-		return fmt.Errorf("%w: nftables table %s of the family netdev is missing", ErrNotWired, TableName)
-	}
-	if tables[i].Flags != 0 {
-		return fmt.Errorf("%w: nftables table %s of the family netdev is switched off", ErrNotWired, TableName)
-	}
-	have, err := guardChains(conn)
-	if err != nil {
-		return err
-	}
-	for _, want := range chains {
-		if !slices.ContainsFunc(have, func(c *nftables.Chain) bool { return sameChain(c, want.Chain) }) {
-			return fmt.Errorf("%w: nftables chain %s is missing or changed", ErrNotWired, want.Name)
-		}
-		rules, err := conn.GetRules(want.Table, want.Chain)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("list nftables chain %s: %w", want.Name, err)
-		}
-		if err != nil || !slices.EqualFunc(rules, want.Rules, sameGuardRule) {
-			return fmt.Errorf("%w: nftables chain %s has other rules", ErrNotWired, want.Name)
-		}
-	}
-	return nil
-}
-
-func sameChain(have, want *nftables.Chain) bool {
-	if have.Name != want.Name || (have.Hooknum == nil) != (want.Hooknum == nil) {
-		return false
-	}
-	if want.Hooknum == nil {
-		return true
-	}
-	return *have.Hooknum == *want.Hooknum && have.Policy != nil && *have.Policy == *want.Policy
-}
-
-// sameGuardRule compares the rules' text and, because a container can write the same text on
-// a rule of its own, what they do.
-func sameGuardRule(have, want *nftables.Rule) bool {
-	return bytes.Equal(have.UserData, want.UserData) && slices.EqualFunc(have.Exprs, want.Exprs, func(a, b expr.Any) bool {
-		x, errX := expr.Marshal(byte(nftables.TableFamilyNetdev), a)
-		y, errY := expr.Marshal(byte(nftables.TableFamilyNetdev), b)
-		return errX == nil && errY == nil && bytes.Equal(x, y)
-	})
+	return err
 }
 
 // sweepGuards removes the chains of links that no longer exist from the table of the
@@ -181,49 +128,27 @@ func sweepGuards() error {
 // deleteChains removes the chains that match selects, and the table with the last chain. Its
 // caller holds guardMu.
 func deleteChains(match func(name string) bool) error {
-	conn, err := netfilter.Open()
-	if err != nil {
+	have, err := guardTable().Contents()
+	if err != nil || !have.Exists {
 		return err
 	}
-	chains, err := guardChains(conn)
-	if err != nil {
-		return err
+	var tx nftables.Transaction
+	gone := slices.DeleteFunc(slices.Clone(have.Chains), func(c *nftables.Chain) bool { return !match(c.Name) })
+	if len(gone) == len(have.Chains) {
+		tx.DeleteTable(guardTable())
+		gone = nil
 	}
-	gone := slices.DeleteFunc(slices.Clone(chains), func(c *nftables.Chain) bool { return !match(c.Name) })
-	switch {
-	case len(gone) == len(chains):
-		if exists, err := netfilter.Exists(conn, guardTable()); err != nil || !exists {
-			return err
-		}
-		conn.DelTable(guardTable())
-	case len(gone) == 0:
-		return nil
-	default:
-		// Rules of one lead to another.
-		for _, c := range gone {
-			conn.FlushChain(c)
-		}
-		for _, c := range gone {
-			conn.DelChain(c)
-		}
+	// Rules of one lead to another.
+	for _, c := range gone {
+		tx.FlushChain(guardTable(), c.Name)
 	}
-	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+	for _, c := range gone {
+		tx.DeleteChain(guardTable(), c.Name)
+	}
+	if err := tx.Commit(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("delete unused nftables chains: %w", err)
 	}
 	return nil
-}
-
-// guardChains lists the chains of the table.
-func guardChains(conn *nftables.Conn) ([]*nftables.Chain, error) {
-	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyNetdev)
-	if err != nil {
-		return nil, fmt.Errorf("list nftables chains: %w", err)
-	}
-	return slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != TableName }), nil
-}
-
-func guardTable() *nftables.Table {
-	return &nftables.Table{Family: nftables.TableFamilyNetdev, Name: TableName}
 }
 
 // Ends of the names of chains, after the name of their device.
@@ -244,175 +169,128 @@ func deviceOf(chain string) (device string, ok bool) {
 
 // chains returns the chain of the frames from the container, which ends in a drop, the chain
 // of its IPv6 packets, and the chain of the frames to it.
-func (g guard) chains(table *nftables.Table) []netfilter.Chain {
-	out, in := nftables.ChainHookEgress, nftables.ChainHookIngress
+func (g guard) chains() []*nftables.Chain {
+	out, in := nftables.Egress, nftables.Ingress
 	if g.incoming {
 		out, in = in, out
 	}
-	drops := nftables.ChainPolicyDrop
-	nd := inner(table, g.device+neighbourSuffix)
-	g.speaker.addNeighbourRules(&nd)
-	from, to := atDevice(table, g.device, fromSuffix, out), atDevice(table, g.device, toSuffix, in)
-	from.Policy = &drops
-	g.speaker.addRules(&from, nd.Name)
-	to.Add(guardVersion, "its gateways are those of its pools", ipv6(), icmp6(routerAdvertisement), drop())
-	return []netfilter.Chain{nd, from, to}
+	nd := inner(g.device+neighbourSuffix, g.speaker.neighbourRules())
+	from := atDevice(g.device, fromSuffix, out, g.speaker.rules(nd.Name))
+	from.Base.Drops = true
+	to := atDevice(g.device, toSuffix, in, []nftables.Rule{
+		nftables.NewRule("its gateways are those of its pools", ipv6, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
+	})
+	return []*nftables.Chain{nd, from, to}
 }
 
 // inner returns a chain to which rules of others lead.
-func inner(table *nftables.Table, name string) netfilter.Chain {
-	return netfilter.Chain{Chain: &nftables.Chain{Table: table, Name: name}}
+func inner(name string, rules []nftables.Rule) *nftables.Chain {
+	return &nftables.Chain{Name: name, Rules: nftables.Rules(rules...)}
 }
 
 // atDevice returns a chain that sees the frames of a device.
-func atDevice(table *nftables.Table, device, suffix string, hook *nftables.ChainHook) netfilter.Chain {
-	c := netfilter.NewChain(table, device+suffix, nftables.ChainTypeFilter, hook, *nftables.ChainPriorityFilter)
-	c.Device = device
+func atDevice(device, suffix string, hook nftables.Hook, rules []nftables.Rule) *nftables.Chain {
+	c := &nftables.Chain{Name: device + suffix, Base: nftables.Filter(hook, nftables.PriorityFilter), Rules: nftables.Rules(rules...)}
+	c.Base.Device = device
 	return c
 }
 
-// Types of ICMP (RFC 792) and ICMPv6 messages (RFC 4861, RFC 2710, RFC 3810), and ports that
-// answers of DHCP servers go to.
-const (
-	icmpRedirect          = 5
-	listenerReport1       = 131
-	listenerDone          = 132
-	routerSolicitation    = 133
-	routerAdvertisement   = 134
-	neighbourSolicitation = 135
-	neighbourAdvertised   = 136
-	redirect              = 137
-	listenerReport2       = 143
+// Ports that answers of DHCP servers go to.
+const dhcp4Client, dhcp6Client = 68, 546
 
-	dhcp4Client, dhcp6Client = 68, 546
+// frames matches frames without a tag that are what their sender says to the kernel.
+func frames(ethertype uint16) nftables.Statement {
+	value := []byte{byte(ethertype >> 8), byte(ethertype)}
+	return nftables.Link(12, 2).Is(value...).Then(nftables.EtherType.Is(value...))
+}
+
+// Frames of the protocols, and fields of their headers.
+var (
+	ipv4, ipv6, arp = frames(unix.ETH_P_IP), frames(unix.ETH_P_IPV6), frames(unix.ETH_P_ARP)
+	// arpSender and arpTarget are addresses in ARP (RFC 826) of Ethernet and IPv4.
+	arpSender, arpTarget = nftables.Network(14, 4), nftables.Network(24, 4)
+	// ndTarget is the address that a message of neighbour discovery is about.
+	ndTarget = nftables.Transport(8, 16)
+	// unspecified matches IPv6 packets without a source.
+	unspecified = ipv6.Then(nftables.V6.SAddr.Is(make([]byte, 16)...))
 )
 
-// addRules adds rules that accept what the container may send; the caller drops the rest. IPv6 packets from its
+// rules accept what the container may send; the caller drops the rest. IPv6 packets from its
 // addresses go on to the chain nd.
 //
 // The Ethernet header alone says what a frame is to its receiver: a socket can claim another
 // protocol to the kernel, whose reading of the headers follows the claim, and the kernel takes
 // a VLAN tag out of the protocol. So every rule wants both to be the same.
-func (s speech) addRules(c *netfilter.Chain, nd string) {
-	c.Add(guardVersion, "from "+s.mac.String()+" only", link(6, 6), isNot(s.mac...), drop())
-	addNoServer(c)
-	// ARP (RFC 826) of Ethernet and IPv4.
-	arp := slices.Concat(protocol(unix.ETH_P_ARP), network(0, 6), is(0, 1, 0x08, 0x00, 6, 4), network(8, 6), is(s.mac...))
+func (s speech) rules(nd string) []nftables.Rule {
+	all := append([]nftables.Rule{nftables.NewRule("from "+s.mac.String()+" only", nftables.EtherSAddr.IsNot(s.mac...), nftables.Drop)}, noServer()...)
+	add := func(comment string, statements ...nftables.Statement) {
+		all = append(all, nftables.NewRule(comment, statements...))
+	}
+	// Of Ethernet and IPv4.
+	ownARP := arp.Then(nftables.Network(0, 6).Is(0, 1, 0x08, 0x00, 6, 4), nftables.Network(8, 6).Is(s.mac...))
 	for _, a := range s.addrs {
 		raw := a.Address.AsSlice()
 		if a.Address.Is4() {
-			c.Add(guardVersion, "from "+a.Address.String(), ipv4(), network(12, 4), is(raw...), accept())
-			c.Add(guardVersion, "ARP of "+a.Address.String(), arp, network(14, 4), is(raw...), accept())
-			c.Add(guardVersion, "ARP probe for "+a.Address.String(), arp, network(14, 4), is(0, 0, 0, 0), network(24, 4), is(raw...), accept())
+			add("from "+a.Address.String(), ipv4, nftables.V4.SAddr.Is(raw...), nftables.Accept)
+			add("ARP of "+a.Address.String(), ownARP, arpSender.Is(raw...), nftables.Accept)
+			add("ARP probe for "+a.Address.String(), ownARP, arpSender.Is(0, 0, 0, 0), arpTarget.Is(raw...), nftables.Accept)
 			continue
 		}
-		c.Add(guardVersion, "from "+a.Address.String(), ipv6(), network(8, 16), is(raw...), goTo(nd))
-		c.Add(guardVersion, "detects duplicates of "+a.Address.String(), s.unspecified(), icmp6(neighbourSolicitation), transport(8, 16), is(raw...), accept())
+		add("from "+a.Address.String(), ipv6, nftables.V6.SAddr.Is(raw...), nftables.Goto(nd))
+		add("detects duplicates of "+a.Address.String(), unspecified, nftables.ICMPv6(nftables.NeighborSolicitation), ndTarget.Is(raw...), nftables.Accept)
 	}
 	// Receivers ignore neighbour discovery in fragments (RFC 6980), but a setting of Linux.
-	c.Add(guardVersion, "no fragments from its link-local address", ipv6(), s.linkLocal(network), fragmented(), drop())
-	c.Add(guardVersion, "from its link-local address", ipv6(), s.linkLocal(network), goTo(nd))
-	c.Add(guardVersion, "detects duplicates of its link-local address", s.unspecified(), icmp6(neighbourSolicitation), s.linkLocalTarget(), accept())
-	for _, t := range []byte{routerSolicitation, listenerReport1, listenerDone, listenerReport2} {
-		c.Add(guardVersion, fmt.Sprintf("ICMPv6 type %d before it has an address", t), s.unspecified(), icmp6(t), accept())
+	add("no fragments from its link-local address", ipv6, s.isLinkLocal(nftables.V6.SAddr), nftables.IPv6Fragment, nftables.Drop)
+	add("from its link-local address", ipv6, s.isLinkLocal(nftables.V6.SAddr), nftables.Goto(nd))
+	add("detects duplicates of its link-local address", unspecified, nftables.ICMPv6(nftables.NeighborSolicitation), s.isLinkLocal(ndTarget), nftables.Accept)
+	for _, t := range []byte{nftables.RouterSolicitation, nftables.ListenerReport1, nftables.ListenerDone, nftables.ListenerReport2} {
+		add(fmt.Sprintf("ICMPv6 type %d before it has an address", t), unspecified, nftables.ICMPv6(t), nftables.Accept)
 	}
+	return all
 }
 
-// addNoServer adds rules that drop what makes hosts use a router or another address.
-func addNoServer(c *netfilter.Chain) {
-	c.Add(guardVersion, "no DHCP server", ipv4(), l4(unix.IPPROTO_UDP), transport(2, 2), is(dhcp4Client>>8, dhcp4Client&0xff), drop())
-	c.Add(guardVersion, "no DHCPv6 server", ipv6(), l4(unix.IPPROTO_UDP), transport(2, 2), is(dhcp6Client>>8, dhcp6Client&0xff), drop())
-	c.Add(guardVersion, "no redirects", ipv4(), l4(unix.IPPROTO_ICMP), transport(0, 1), is(icmpRedirect), drop())
-	for _, t := range []byte{routerAdvertisement, redirect} {
-		c.Add(guardVersion, fmt.Sprintf("no ICMPv6 type %d", t), ipv6(), icmp6(t), drop())
+// noServer returns rules that drop what makes hosts use a router or another address.
+func noServer() []nftables.Rule {
+	udp := nftables.L4Proto.Is(unix.IPPROTO_UDP)
+	all := []nftables.Rule{
+		nftables.NewRule("no DHCP server", ipv4, udp, nftables.DPort.Is(dhcp4Client>>8, dhcp4Client&0xff), nftables.Drop),
+		nftables.NewRule("no DHCPv6 server", ipv6, udp, nftables.DPort.Is(dhcp6Client>>8, dhcp6Client&0xff), nftables.Drop),
+		nftables.NewRule("no redirects", ipv4, nftables.L4Proto.Is(unix.IPPROTO_ICMP), nftables.MessageType.Is(nftables.ICMPRedirect), nftables.Drop),
 	}
+	for _, t := range []byte{nftables.RouterAdvertisement, nftables.Redirect} {
+		all = append(all, nftables.NewRule(fmt.Sprintf("no ICMPv6 type %d", t), ipv6, nftables.ICMPv6(t), nftables.Drop))
+	}
+	return all
 }
 
-// addNeighbourRules adds rules that accept IPv6 packets from the container's own addresses, but advertisements
+// neighbourRules accept IPv6 packets from the container's own addresses, but advertisements
 // of others' addresses.
-func (s speech) addNeighbourRules(c *netfilter.Chain) {
+func (s speech) neighbourRules() (all []nftables.Rule) {
+	advertises := nftables.ICMPv6(nftables.NeighborAdvertisement)
 	for _, a := range s.addrs {
 		if a.Address.Is6() {
-			c.Add(guardVersion, "advertises "+a.Address.String(), icmp6(neighbourAdvertised), transport(8, 16), is(a.Address.AsSlice()...), accept())
+			all = append(all, nftables.NewRule("advertises "+a.Address.String(), advertises, ndTarget.Is(a.Address.AsSlice()...), nftables.Accept))
 		}
 	}
-	c.Add(guardVersion, "advertises its link-local address", icmp6(neighbourAdvertised), s.linkLocalTarget(), accept())
-	c.Add(guardVersion, "advertises another address", icmp6(neighbourAdvertised), drop())
-	c.Add(guardVersion, "other packets", accept())
+	return append(all,
+		nftables.NewRule("advertises its link-local address", advertises, s.isLinkLocal(ndTarget), nftables.Accept),
+		nftables.NewRule("advertises another address", advertises, nftables.Drop),
+		nftables.NewRule("other packets", nftables.Accept))
 }
 
-// unspecified matches IPv6 packets without a source.
-func (s speech) unspecified() []expr.Any {
-	return slices.Concat(ipv6(), network(8, 16), is(make([]byte, 16)...))
-}
-
-func (s speech) linkLocalTarget() []expr.Any {
-	return s.linkLocal(func(_, length uint32) []expr.Any { return transport(8, length) })
-}
-
-// linkLocal compares the source, or what header reads, with the link-local address that the
+// isLinkLocal compares an address with the link-local address that the
 // kernel makes of the MAC address (RFC 4291, appendix A). ipvlan links, which share one,
 // have a number of their own in the middle, and the U/L bit as it is.
-func (s speech) linkLocal(header func(offset, length uint32) []expr.Any) []expr.Any {
+func (s speech) isLinkLocal(address nftables.Field) nftables.Statement {
 	m := s.mac
 	want := []byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 0x02, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]}
 	if !s.sharesMAC {
-		return slices.Concat(header(8, 16), is(want...))
+		return address.Is(want...)
 	}
 	mask := bytes.Repeat([]byte{0xff}, 16)
 	mask[8], mask[11], mask[12] = 0xfd, 0, 0
 	for i := range want {
 		want[i] &= mask[i]
 	}
-	masked := []expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 16, Mask: mask, Xor: make([]byte, 16)}}
-	return slices.Concat(header(8, 16), masked, is(want...))
+	return address.And(mask...).Is(want...)
 }
-
-// protocol matches frames without a tag that are what their sender says to the kernel.
-func protocol(ethertype uint16) []expr.Any {
-	value := is(byte(ethertype>>8), byte(ethertype))
-	return slices.Concat(link(12, 2), value, []expr.Any{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1}}, value)
-}
-
-func ipv4() []expr.Any { return protocol(unix.ETH_P_IP) }
-func ipv6() []expr.Any { return protocol(unix.ETH_P_IPV6) }
-
-func l4(protocol byte) []expr.Any {
-	return slices.Concat([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, is(protocol))
-}
-
-func icmp6(kind byte) []expr.Any {
-	return slices.Concat(l4(unix.IPPROTO_ICMPV6), transport(0, 1), is(kind))
-}
-
-// fragmented matches IPv6 packets with a fragment header.
-func fragmented() []expr.Any {
-	const present = 1 // NFT_EXTHDR_F_PRESENT
-	return append([]expr.Any{&expr.Exthdr{DestRegister: 1, Type: unix.IPPROTO_FRAGMENT, Len: 1, Flags: present, Op: expr.ExthdrOpIpv6}}, is(1)...)
-}
-
-func link(offset, length uint32) []expr.Any {
-	return payload(expr.PayloadBaseLLHeader, offset, length)
-}
-func network(offset, length uint32) []expr.Any {
-	return payload(expr.PayloadBaseNetworkHeader, offset, length)
-}
-func transport(offset, length uint32) []expr.Any {
-	return payload(expr.PayloadBaseTransportHeader, offset, length)
-}
-
-func payload(base expr.PayloadBase, offset, length uint32) []expr.Any {
-	return []expr.Any{&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: length}}
-}
-
-func is(data ...byte) []expr.Any {
-	return []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data}}
-}
-func isNot(data ...byte) []expr.Any {
-	return []expr.Any{&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: data}}
-}
-func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
-func goTo(chain string) []expr.Any {
-	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
-}
-func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }

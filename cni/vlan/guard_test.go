@@ -36,7 +36,7 @@ func flushGuards() error {
 	if err != nil {
 		return err
 	}
-	conn.FlushTable(guardTable())
+	conn.FlushTable(&nftables.Table{Family: nftables.TableFamilyNetdev, Name: TableName})
 	return conn.Flush()
 }
 

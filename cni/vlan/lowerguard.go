@@ -13,13 +13,11 @@ import (
 	"strings"
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // lowerGuard filters on the node what macvlan and ipvlan links send to the wire: containers
@@ -50,21 +48,23 @@ const lowerSuffix, macsSuffix = "-lower", "-macs"
 type lowerSets struct {
 	// macs has the chain of each container by its MAC address.
 	macs *nftables.Set
-	// gateways4 and gateways6 are the gateways of the pools of the link's containers.
-	gateways4, gateways6 *nftables.Set
+	// gateways are the gateways of the pools of the link's containers.
+	gateways map[*nftables.IP]*nftables.Set
 }
 
 func lowerSetsOf(lower string) lowerSets {
-	table := guardTable()
-	return lowerSets{
-		macs:      &nftables.Set{Table: table, Name: lower + macsSuffix, IsMap: true, KeyType: nftables.TypeEtherAddr, DataType: nftables.TypeVerdict},
-		gateways4: &nftables.Set{Table: table, Name: lower + "-gateways4", KeyType: nftables.TypeIPAddr},
-		gateways6: &nftables.Set{Table: table, Name: lower + "-gateways6", KeyType: nftables.TypeIP6Addr},
+	s := lowerSets{
+		macs:     &nftables.Set{Name: lower + macsSuffix, Key: []nftables.Type{nftables.EtherAddr}, Verdicts: true},
+		gateways: map[*nftables.IP]*nftables.Set{},
 	}
+	for _, ip := range nftables.IPs {
+		s.gateways[ip] = &nftables.Set{Name: lower + "-gateways" + ip.Suffix, Key: []nftables.Type{ip.Addr}}
+	}
+	return s
 }
 
 func (s lowerSets) all() []*nftables.Set {
-	return []*nftables.Set{s.macs, s.gateways4, s.gateways6}
+	return []*nftables.Set{s.macs, s.gateways[nftables.V4], s.gateways[nftables.V6]}
 }
 
 // podChain returns the name of a container's chain: parsePodChain reads it.
@@ -89,31 +89,26 @@ func (l *lowerGuard) name() string { return podChain(l.pod, l.speaker.mac, l.low
 
 // chains returns those of the container and that of the lower link, which all of the link's
 // containers share.
-func (l *lowerGuard) chains() []netfilter.Chain {
-	table, sets := guardTable(), lowerSetsOf(l.lower.Attrs().Name)
-	var all []netfilter.Chain
+func (l *lowerGuard) chains() (all []*nftables.Chain) {
+	lower := l.lower.Attrs()
+	sets := lowerSetsOf(lower.Name)
 	if !l.sharesMAC() {
-		nd, from := inner(table, l.name()+neighbourSuffix), inner(table, l.name())
-		l.speaker.addNeighbourRules(&nd)
-		l.speaker.addRules(&from, nd.Name)
-		from.Add(guardVersion, "nothing else", drop())
+		nd := inner(l.name()+neighbourSuffix, l.speaker.neighbourRules())
+		from := inner(l.name(), append(l.speaker.rules(nd.Name), nftables.NewRule("nothing else", nftables.Drop)))
 		all = append(all, nd, from)
 	}
-	base := atDevice(table, l.lower.Attrs().Name, lowerSuffix, nftables.ChainHookEgress)
-	base.Add(guardVersion, "a container sends from its own addresses", link(6, 6), []expr.Any{&expr.Lookup{SourceRegister: 1, DestRegister: 0, IsDestRegSet: true, SetName: sets.macs.Name}})
-	base.Add(guardVersion, "nobody here is a pool's gateway", protocol(unix.ETH_P_ARP), network(14, 4), in(sets.gateways4), drop())
-	base.Add(guardVersion, "nobody here is a pool's gateway", ipv6(), icmp6(neighbourAdvertised), transport(8, 16), in(sets.gateways6), drop())
+	rules := []nftables.Rule{
+		nftables.NewRule("a container sends from its own addresses", nftables.Vmap(sets.macs.Name, nftables.EtherSAddr)),
+		nftables.NewRule("nobody here is a pool's gateway", arp, nftables.In(sets.gateways[nftables.V4].Name, arpSender), nftables.Drop),
+		nftables.NewRule("nobody here is a pool's gateway", ipv6, nftables.ICMPv6(nftables.NeighborAdvertisement), nftables.In(sets.gateways[nftables.V6].Name, ndTarget), nftables.Drop),
+	}
 	if isOurs(l.lower) {
 		// Only containers and the node send through a link that Berth made. The node is no router
 		// there, and no DHCP server.
-		base.Add(guardVersion, "no MAC address but those of its containers and its own", link(6, 6), isNot(l.lower.Attrs().HardwareAddr...), drop())
-		addNoServer(&base)
+		rules = append(rules, nftables.NewRule("no MAC address but those of its containers and its own", nftables.EtherSAddr.IsNot(lower.HardwareAddr...), nftables.Drop))
+		rules = append(rules, noServer()...)
 	}
-	return append(all, base)
-}
-
-func in(set *nftables.Set) []expr.Any {
-	return []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: set.Name}}
+	return append(all, atDevice(lower.Name, lowerSuffix, nftables.Egress, rules))
 }
 
 // gateways lists those of the container's pools, but the node's own addresses.
@@ -140,37 +135,24 @@ func (l *lowerGuard) set() error {
 	if err != nil {
 		return err
 	}
-	conn, err := netfilter.Open()
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrGuard, err)
-	}
 	sets := lowerSetsOf(l.lower.Attrs().Name)
-	known, err := setKeys(conn, sets.macs)
+	known, err := setKeys(sets.macs)
 	if err != nil {
 		return err
 	}
-	conn.AddTable(guardTable())
+	var tx nftables.Transaction
+	tx.AddTable(guardTable())
 	for _, s := range sets.all() {
-		if err := conn.AddSet(s, nil); err != nil {
-			return fmt.Errorf("make nftables set %s: %w", s.Name, err)
-		}
+		tx.AddSet(guardTable(), s)
 	}
-	addChains(conn, l.chains())
-	var errs []error
+	addChains(&tx, l.chains())
 	if !l.sharesMAC() {
-		errs = append(errs, lead(conn, sets.macs, l.speaker.mac, l.name(), known))
+		lead(&tx, sets.macs, l.speaker.mac, l.name(), known)
 	}
 	for _, a := range gateways {
-		set := sets.gateways6
-		if a.Is4() {
-			set = sets.gateways4
-		}
-		errs = append(errs, conn.SetAddElements(set, []nftables.SetElement{{Key: a.AsSlice()}}))
+		tx.AddElements(guardTable(), sets.gateways[nftables.IPOf(a)].Name, nftables.Keys(a.AsSlice()))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("add to the nftables sets of %s: %w", l.lower.Attrs().Name, err)
-	}
-	if err := conn.Flush(); err != nil {
+	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("%w: write nftables chains for %s on %s (the kernel must be 5.16 or newer, with nf_tables): %w", ErrGuard, l.pod, l.lower.Attrs().Name, err)
 	}
 	return nil
@@ -178,22 +160,16 @@ func (l *lowerGuard) set() error {
 
 // lead adds to a transaction that frames from a MAC address go to a chain. known are the
 // addresses that the set has.
-func lead(conn *nftables.Conn, set *nftables.Set, mac net.HardwareAddr, chain string, known [][]byte) error {
-	if slices.ContainsFunc(known, func(k []byte) bool { return bytes.Equal(k, mac) }) {
-		if err := conn.SetDeleteElements(set, []nftables.SetElement{{Key: mac}}); err != nil {
-			return err
-		}
+func lead(tx *nftables.Transaction, set *nftables.Set, mac net.HardwareAddr, chain string, known map[string]bool) {
+	if known[string(mac)] {
+		tx.DeleteElements(guardTable(), set.Name, nftables.Keys(mac))
 	}
-	return conn.SetAddElements(set, []nftables.SetElement{{Key: mac, VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}})
+	tx.AddElements(guardTable(), set.Name, nftables.Elements(nftables.Element{Key: mac, Goto: chain}))
 }
 
 // check returns wire.ErrNotWired where a piece is missing.
 func (l *lowerGuard) check() error {
 	if err := checkChains(l.chains()); err != nil {
-		return err
-	}
-	conn, err := netfilter.Open()
-	if err != nil {
 		return err
 	}
 	gateways, err := l.gateways()
@@ -206,19 +182,16 @@ func (l *lowerGuard) check() error {
 		want[sets.macs] = [][]byte{l.speaker.mac}
 	}
 	for _, a := range gateways {
-		if a.Is4() {
-			want[sets.gateways4] = append(want[sets.gateways4], a.AsSlice())
-		} else {
-			want[sets.gateways6] = append(want[sets.gateways6], a.AsSlice())
-		}
+		set := sets.gateways[nftables.IPOf(a)]
+		want[set] = append(want[set], a.AsSlice())
 	}
 	for set, elements := range want {
-		have, err := setKeys(conn, set)
+		have, err := setKeys(set)
 		if err != nil {
 			return err
 		}
 		for _, e := range elements {
-			if !slices.ContainsFunc(have, func(k []byte) bool { return bytes.Equal(k, e) }) {
+			if !have[string(e)] {
 				return fmt.Errorf("%w: nftables set %s lacks an element", ErrNotWired, set.Name)
 			}
 		}
@@ -227,20 +200,7 @@ func (l *lowerGuard) check() error {
 }
 
 // setKeys lists the keys of a set, none where it does not exist.
-func setKeys(conn *nftables.Conn, set *nftables.Set) ([][]byte, error) {
-	elements, err := conn.GetSetElements(set)
-	if netfilter.NotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list nftables set %s: %w", set.Name, err)
-	}
-	var all [][]byte
-	for _, e := range elements {
-		all = append(all, e.Key)
-	}
-	return all, nil
-}
+func setKeys(set *nftables.Set) (map[string]bool, error) { return guardTable().Keys(set.Name) }
 
 // sweepLowers removes the guards of containers whose node link no longer exists, and of lower
 // links that no node link names.
@@ -260,36 +220,26 @@ func sweepLowers() error {
 			}
 		}
 	}
-	conn, err := netfilter.Open()
+	have, err := guardTable().Contents()
 	if err != nil {
 		return err
 	}
-	chains, err := guardChains(conn)
-	if err != nil {
-		return err
-	}
-	for _, c := range chains {
+	for _, c := range have.Chains {
 		node, mac, lower, ok := parsePodChain(c.Name)
 		if !ok || nodes[node] || !used[lower] {
 			continue
 		}
-		if err := forgetMAC(conn, chains, nodes, mac, lower); err != nil {
+		if err := forgetMAC(have.Chains, nodes, mac, lower); err != nil {
 			return err
 		}
 	}
-	sets, err := conn.GetSets(guardTable())
-	if err != nil && !netfilter.NotFound(err) {
-		return fmt.Errorf("list nftables sets: %w", err)
-	}
 	// The kernel removes the chain of a link with the link, and leaves the sets.
-	gone := map[string]bool{}
-	for _, s := range sets {
+	for _, s := range have.Sets {
 		if lower, ok := strings.CutSuffix(s.Name, macsSuffix); ok && !used[lower] {
-			gone[lower] = true
+			if err := deleteLower(lower, have); err != nil {
+				return err
+			}
 		}
-	}
-	if err := deleteLowers(conn, gone, chains, sets); err != nil {
-		return err
 	}
 	return deleteChains(func(name string) bool {
 		node, _, _, ok := parsePodChain(strings.TrimSuffix(name, neighbourSuffix))
@@ -299,52 +249,43 @@ func sweepLowers() error {
 
 // forgetMAC ends that frames from a MAC address go to the chain of a container that is gone. A
 // newer container may have the address.
-func forgetMAC(conn *nftables.Conn, chains []*nftables.Chain, nodes map[string]bool, mac net.HardwareAddr, lower string) error {
+func forgetMAC(chains []*nftables.Chain, nodes map[string]bool, mac net.HardwareAddr, lower string) error {
 	set := lowerSetsOf(lower).macs
-	known, err := setKeys(conn, set)
-	if err != nil {
+	known, err := setKeys(set)
+	if err != nil || !known[string(mac)] {
 		return err
-	}
-	if !slices.ContainsFunc(known, func(k []byte) bool { return bytes.Equal(k, mac) }) {
-		return nil
 	}
 	newer := slices.IndexFunc(chains, func(c *nftables.Chain) bool {
 		n, m, l, ok := parsePodChain(c.Name)
 		return ok && nodes[n] && bytes.Equal(m, mac) && l == lower
 	})
+	var tx nftables.Transaction
 	if newer >= 0 {
-		err = lead(conn, set, mac, chains[newer].Name, known)
+		lead(&tx, set, mac, chains[newer].Name, known)
 	} else {
-		err = conn.SetDeleteElements(set, []nftables.SetElement{{Key: mac}})
+		tx.DeleteElements(guardTable(), set.Name, nftables.Keys(mac))
 	}
-	if err == nil {
-		err = conn.Flush()
-	}
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := tx.Commit(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("take %s from nftables set %s: %w", mac, set.Name, err)
 	}
 	return nil
 }
 
-// deleteLowers removes the chains and sets of lower links.
-func deleteLowers(conn *nftables.Conn, lowers map[string]bool, chains []*nftables.Chain, sets []*nftables.Set) error {
-	if len(lowers) == 0 {
-		return nil
-	}
-	for lower := range lowers {
-		for _, c := range chains {
-			if c.Name == lower+lowerSuffix {
-				conn.FlushChain(c)
-				conn.DelChain(c)
-			}
-		}
-		for _, s := range lowerSetsOf(lower).all() {
-			if slices.ContainsFunc(sets, func(h *nftables.Set) bool { return h.Name == s.Name }) {
-				conn.DelSet(s)
-			}
+// deleteLower removes the chain and the sets of a lower link.
+func deleteLower(lower string, have *nftables.Contents) error {
+	var tx nftables.Transaction
+	for _, c := range have.Chains {
+		if c.Name == lower+lowerSuffix {
+			tx.FlushChain(guardTable(), c.Name)
+			tx.DeleteChain(guardTable(), c.Name)
 		}
 	}
-	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+	for _, s := range lowerSetsOf(lower).all() {
+		if slices.ContainsFunc(have.Sets, func(h *nftables.Set) bool { return h.Name == s.Name }) {
+			tx.DeleteSet(guardTable(), s.Name)
+		}
+	}
+	if err := tx.Commit(); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("delete unused nftables chains: %w", err)
 	}
 	return nil
