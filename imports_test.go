@@ -58,6 +58,7 @@ var rules = []rule{
 	{"cni/api", []string{"agent", "ipam", "k8s.io"}, "the plugins depend on it and stay small"},
 	{"cni/fault", []string{"agent", "cni", "ipam", "k8s.io"}, "packages of the node and its plugins name their fault points with it"},
 	{"cni/leftover", []string{"agent", "cni", "ipam", "k8s.io"}, "each package of the node lists with it the things it made"},
+	{"cni/nftables", []string{"agent", "ipam", "k8s.io", "cni/netfilter"}, "tables are written without their users"},
 	{"cni/rtnl", []string{"agent", "cni", "ipam", "k8s.io"}, "what the packages of the node share knows none of them"},
 }
 
@@ -78,6 +79,9 @@ var direct = []rule{
 	{"agent/keylock", []string{"agent", "cni", "ipam"}, "locks do not know the things that they are for"},
 	{"agent/inspection", []string{"agent", "cni/veth", "cni/vlan", "ipam"}, "an operator's command asks the agent over its socket"},
 	{"agent/linkwatch", []string{"agent", "ipam", "k8s.io/client-go"}, "links are watched without their users"},
+	{"agent/policy", []string{"github.com/google/nftables"}, "cni/nftables has the words for tables, and writes them"},
+	{"agent/overlay", []string{"github.com/google/nftables"}, "cni/nftables has the words for tables, and writes them"},
+	{"cni", []string{"github.com/google/nftables/expr"}, "cni/nftables encodes expressions, and has statements for them"},
 }
 
 // Who may import whom is the architecture; it fails here before it erodes.

@@ -29,6 +29,7 @@ import (
 	"github.com/berth-dev/berth/cni/defaultroute"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/sriov"
@@ -198,7 +199,7 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	})
 	group.Go(func() error {
 		// Without events the agent looks once a minute.
-		if err := netfilter.Watch(ctx, func() { a.Recheck(ctx) }); err != nil {
+		if err := nftables.Watch(ctx, netfilter.TablePrefix, func() { a.Recheck(ctx) }); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot see at once when another program deletes Berth's rules")
 		}
 		return nil

@@ -20,6 +20,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/netfilter"
+	own "github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
@@ -545,7 +546,7 @@ func TestRulesTakenAway(t *testing.T) {
 	lost, ended := make(chan struct{}, 100), make(chan error, 1)
 	ctx := t.Context()
 	go func() {
-		ended <- w.node.Try(func() error { return netfilter.Watch(ctx, func() { lost <- struct{}{} }) })
+		ended <- w.node.Try(func() error { return own.Watch(ctx, netfilter.TablePrefix, func() { lost <- struct{}{} }) })
 	}()
 	<-lost // it has begun
 	w.node.Run(func() error {

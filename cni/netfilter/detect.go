@@ -8,9 +8,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // Interface is how Berth speaks to the node's netfilter. It needs no program of the node or
@@ -39,14 +39,13 @@ func (s Support) Err() error {
 	return fmt.Errorf("%w: kernel %s lacks %s; load the modules (modprobe) or run a kernel that has them", ErrUnsupported, s.Kernel, strings.Join(s.Needed, ", "))
 }
 
-// feature is something that a kernel may be built without. try adds what uses it to a
-// transaction.
+// feature is something that a kernel may be built without. The table uses it.
 type feature struct {
 	name, option string
 	// needed says that pods with a floating IP need it; the others are for host ports, the
 	// overlay, and interfaces in the pools' networks.
 	needed bool
-	try    func(*nftables.Conn, *nftables.Table) *nftables.Table
+	table  nftables.Table
 }
 
 // probeTable is the table that features are tried in, and that is deleted in the same
@@ -54,45 +53,26 @@ type feature struct {
 const probeTable = TableName + "-probe"
 
 func features() []feature {
-	chain := func(family nftables.TableFamily, kind nftables.ChainType, hook *nftables.ChainHook, exprs ...expr.Any) func(*nftables.Conn, *nftables.Table) *nftables.Table {
-		return func(conn *nftables.Conn, table *nftables.Table) *nftables.Table {
-			table.Family = family
-			conn.AddTable(table)
-			c := NewChain(table, "probe", kind, hook, *nftables.ChainPriorityFilter)
-			if kind == nftables.ChainTypeNAT {
-				c.Priority = nftables.ChainPriorityNATSource
-			}
-			if family == nftables.TableFamilyNetdev {
-				c.Device = "lo"
-			}
-			conn.AddChain(c.Chain)
-			if len(exprs) > 0 {
-				conn.AddRule(&nftables.Rule{Table: table, Chain: c.Chain, Exprs: exprs})
-			}
-			return table
+	table := func(family nftables.Family, base *nftables.Base, statements ...nftables.Statement) nftables.Table {
+		if family == nftables.NetDev {
+			base.Device = "lo"
 		}
+		rule := nftables.NewRule("probe", statements...)
+		return nftables.Table{Family: family, Chains: []*nftables.Chain{{Name: "probe", Base: base, Rules: nftables.Rules(rule)}}}
 	}
-	const inet = nftables.TableFamilyINet
-	filter, nat := nftables.ChainTypeFilter, nftables.ChainTypeNAT
-	ipv4 := append([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal(unix.NFPROTO_IPV4)...)
-	source := payload(expr.PayloadBaseNetworkHeader, 12, 4, 1)
+	filter := func(hook nftables.Hook) *nftables.Base { return nftables.Filter(hook, nftables.PriorityFilter) }
+	nat := func() *nftables.Base { return nftables.NAT(nftables.Postrouting, nftables.PrioritySrcNAT) }
+	sets := nftables.Table{Family: nftables.INet, Sets: []*nftables.Set{{Name: "probe", Key: arrival}}}
 	return []feature{
-		{"inet tables", "CONFIG_NF_TABLES_INET", true, chain(inet, filter, nftables.ChainHookPrerouting, source...)},
-		{"sets", "CONFIG_NF_TABLES", true, func(conn *nftables.Conn, table *nftables.Table) *nftables.Table {
-			table.Family = inet
-			conn.AddTable(table)
-			// The transaction keeps an error of it until the end.
-			_ = conn.AddSet(&nftables.Set{Table: table, Name: "probe", KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr), Concatenation: true}, nil)
-			return table
-		}},
-		{"arp tables", "CONFIG_NF_TABLES_ARP", true, chain(nftables.TableFamilyARP, filter, nftables.ChainHookPrerouting)},
-		{"ct", "CONFIG_NFT_CT", true, chain(inet, filter, nftables.ChainHookPrerouting, &expr.Ct{Key: expr.CtKeySTATUS, Register: 1})},
-		{"nat", "CONFIG_NFT_NAT", true, chain(inet, nat, nftables.ChainHookPostrouting,
-			append(append(ipv4, source...), &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 1})...)},
-		{"masquerade", "CONFIG_NFT_MASQ", false, chain(inet, nat, nftables.ChainHookPostrouting, &expr.Masq{})},
-		{"fib", "CONFIG_NFT_FIB_INET", false, chain(inet, filter, nftables.ChainHookPrerouting, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true})},
-		{"netdev ingress", "CONFIG_NF_TABLES_NETDEV", false, chain(nftables.TableFamilyNetdev, filter, nftables.ChainHookIngress)},
-		{"netdev egress", "CONFIG_NETFILTER_EGRESS", false, chain(nftables.TableFamilyNetdev, filter, nftables.ChainHookEgress)},
+		{"inet tables", "CONFIG_NF_TABLES_INET", true, table(nftables.INet, filter(nftables.Prerouting), nftables.V4.SAddr.Is(0, 0, 0, 0))},
+		{"sets", "CONFIG_NF_TABLES", true, sets},
+		{"arp tables", "CONFIG_NF_TABLES_ARP", true, table(nftables.ARP, filter(nftables.ARPInput))},
+		{"ct", "CONFIG_NFT_CT", true, table(nftables.INet, filter(nftables.Prerouting), nftables.DestinationTranslated)},
+		{"nat", "CONFIG_NFT_NAT", true, table(nftables.INet, nat(), nftables.V4.Is, nftables.V4.KeepSource())},
+		{"masquerade", "CONFIG_NFT_MASQ", false, table(nftables.INet, nat(), nftables.Masquerade)},
+		{"fib", "CONFIG_NFT_FIB_INET", false, table(nftables.INet, filter(nftables.Prerouting), nftables.ToNode)},
+		{"netdev ingress", "CONFIG_NF_TABLES_NETDEV", false, table(nftables.NetDev, filter(nftables.Ingress))},
+		{"netdev egress", "CONFIG_NETFILTER_EGRESS", false, table(nftables.NetDev, filter(nftables.Egress))},
 	}
 }
 
@@ -108,13 +88,11 @@ func detect(all []feature) (Support, error) {
 	}
 	s := Support{Kernel: unix.ByteSliceToString(name.Release[:])}
 	for _, f := range all {
-		conn, err := Open()
-		if err != nil {
-			return Support{}, err
-		}
-		table := f.try(conn, &nftables.Table{Name: probeTable})
-		conn.DelTable(table)
-		err = conn.Flush()
+		f.table.Name = probeTable
+		var tx nftables.Transaction
+		tx.Make(&f.table)
+		tx.DeleteTable(&f.table)
+		err := tx.Commit()
 		switch {
 		case err == nil:
 			s.Has = append(s.Has, f.name)

@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/nftables"
-
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // The kernel of a node that runs these tests has all that Berth needs, and the question
@@ -35,12 +34,7 @@ func TestDetectMissing(t *testing.T) {
 	// No kernel translates addresses in the family arp.
 	for i, f := range all {
 		if f.name == "nat" {
-			all[i].try = func(conn *nftables.Conn, table *nftables.Table) *nftables.Table {
-				table.Family = nftables.TableFamilyARP
-				conn.AddTable(table)
-				conn.AddChain(NewChain(table, "probe", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, 0).Chain)
-				return table
-			}
+			all[i].table = nftables.Table{Family: nftables.ARP, Chains: []*nftables.Chain{{Name: "probe", Base: nftables.NAT(nftables.Postrouting, 0)}}}
 		}
 	}
 	h.Run(func() error {
@@ -58,11 +52,7 @@ func TestDetectMissing(t *testing.T) {
 
 func leavesNothing(t *testing.T) error {
 	t.Helper()
-	conn, err := Open()
-	if err != nil {
-		return err
-	}
-	tables, err := conn.ListTables()
+	tables, err := nftables.Tables(0)
 	if len(tables) > 0 {
 		t.Errorf("%d tables are left", len(tables))
 	}

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netfilter owns the nftables table of Berth on a node, and has what all packages
-// write and read their tables with (content.go). It is written through netlink, so that
-// neither the node nor an image needs a program for it, and it works beside iptables of
+// Package netfilter owns the nftables table of Berth on a node. It works beside iptables of
 // either kind and beside kube-proxy, whose rules it does not touch.
 //
 //	table inet berth

@@ -3,15 +3,14 @@
 package netfilter
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 const (
@@ -44,7 +43,7 @@ type Source struct {
 // ErrMissing is returned by Check for a table or a source that the kernel does not have.
 var ErrMissing = errors.New("nftables rules are incomplete")
 
-// mu makes calls one after another; see locked.
+// mu makes calls one after another: Allow looks before it writes.
 var mu sync.Mutex
 
 // Allow lets pods send from sources, and keeps those source addresses in connections that
@@ -53,133 +52,137 @@ var mu sync.Mutex
 // idempotent, and one transaction. After it Allow makes other programs' firewalls forward
 // the packets of pods.
 func Allow(present func() ([]Source, error), sources ...Source) error {
-	return locked(func(conn *nftables.Conn, t *table) error {
-		whole, err := t.isWhole(conn)
+	mu.Lock()
+	defer mu.Unlock()
+	var tx nftables.Transaction
+	err := errors.Join(inetTable.CheckStructure(), arpTable.CheckStructure())
+	if err != nil && !errors.Is(err, nftables.ErrDiffers) {
+		return err
+	}
+	if err != nil {
+		others, err := present()
 		if err != nil {
 			return err
 		}
-		if !whole {
-			others, err := present()
-			if err != nil {
-				return err
-			}
-			if err := t.make(conn); err != nil {
-				return err
-			}
-			sources = append(others, sources...)
-		}
-		if err := t.add(conn, sources); err != nil {
-			return err
-		}
-		if err := conn.Flush(); err != nil {
-			return fmt.Errorf("write nftables table %s (does the kernel have nf_tables of the families inet and arp, nft_ct, nft_nat and nft_set_hash?): %w", TableName, err)
-		}
-		return acceptForwarded(conn)
-	})
+		tx.Replace(inetTable)
+		tx.Replace(arpTable)
+		sources = append(others, sources...)
+	}
+	add(&tx, sources)
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("%w (does the kernel have nf_tables of the families inet and arp, nft_ct, nft_nat and nft_set_hash?)", err)
+	}
+	return acceptForwarded()
 }
 
 // add adds the elements of sources to the transaction, each once.
-func (t *table) add(conn *nftables.Conn, sources []Source) error {
-	bySet := map[*nftables.Set][]nftables.SetElement{}
-	known := map[string]bool{}
+func add(tx *nftables.Transaction, sources []Source) {
+	type place struct {
+		table *nftables.Table
+		set   string
+	}
+	sets := map[place]map[string]bool{}
 	for _, s := range sources {
-		for _, e := range t.elements(s) {
-			if name := e.set.Name + "\x00" + string(e.key); !known[name] {
-				known[name] = true
-				bySet[e.set] = append(bySet[e.set], nftables.SetElement{Key: e.key})
+		for _, e := range elements(s) {
+			at := place{e.table, e.set}
+			if sets[at] == nil {
+				sets[at] = map[string]bool{}
 			}
+			sets[at][string(e.key)] = true
 		}
 	}
-	for set, elements := range bySet {
-		if err := AddElements(conn, set, elements); err != nil {
-			return err
-		}
+	for at, known := range sets {
+		tx.AddElements(at.table, at.set, func(yield func(nftables.Element) bool) {
+			for key := range known {
+				if !yield(nftables.Element{Key: []byte(key)}) {
+					return
+				}
+			}
+		})
 	}
-	return nil
 }
 
 // Revoke takes back what Allow did. Where another link has the address it says
 // elsewhere, and the address stays a floating IP of the node. It succeeds where nothing
 // is left to take back.
 func Revoke(s Source, elsewhere bool) error {
-	return locked(func(conn *nftables.Conn, t *table) error {
-		f := t.family(s.Address)
-		elements := []element{{f.sources, sourceKey(s)}}
-		if !elsewhere {
-			elements = append(elements, element{f.floating, addressKey(s)}, element{f.hairpin, hairpinKey(s)})
-			for _, set := range []*nftables.Set{t.arrivals, t.asked} {
-				found, err := keys(conn, set)
-				if err != nil {
-					return err
-				}
-				for _, key := range found {
-					if arrival, ok := parseSource(key); ok && arrival.Address == s.Address {
-						elements = append(elements, element{set, key})
-					}
+	mu.Lock()
+	defer mu.Unlock()
+	gone := []element{{inetTable, sourcesSet + nftables.IPOf(s.Address).Suffix, sourceKey(s.Link, s.Address)}}
+	if !elsewhere {
+		gone = append(gone, addressElements(s.Address)...)
+		for _, set := range []element{{inetTable, arrivalsSet, nil}, {arpTable, askedSet, nil}} {
+			found, err := set.table.Keys(set.set)
+			if err != nil {
+				return err
+			}
+			for key := range found {
+				if arrival, ok := parseSource([]byte(key)); ok && arrival.Address == s.Address {
+					gone = append(gone, element{set.table, set.set, []byte(key)})
 				}
 			}
 		}
-		if err := removeAll(conn, elements); err != nil {
-			return fmt.Errorf("take %s from nftables table %s: %w", s.Address, TableName, err)
-		}
-		return nil
-	})
+	}
+	if err := removeAll(gone); err != nil {
+		return fmt.Errorf("take %s from nftables table %s: %w", s.Address, TableName, err)
+	}
+	return nil
 }
 
 // Forget ends the filtering of a link that no longer exists, and with the last one the
 // rules in other programs' chains. Before, a pod whose last address was revoked can send
 // nothing.
 func Forget(link string) error {
-	return locked(func(conn *nftables.Conn, t *table) error {
-		if err := removeAll(conn, []element{{t.past, linkKey(link)}, {t.links, linkKey(link)}}); err != nil {
-			return fmt.Errorf("take link %s from nftables table %s: %w", link, TableName, err)
-		}
-		return t.removeForwarded(conn)
-	})
+	mu.Lock()
+	defer mu.Unlock()
+	key := nftables.AppendName(nil, link)
+	if err := removeAll([]element{{inetTable, pastSet, key}, {inetTable, linksSet, key}}); err != nil {
+		return fmt.Errorf("take link %s from nftables table %s: %w", link, TableName, err)
+	}
+	return removeForwarded()
 }
 
 // Sweep removes Berth's rules from other programs' chains where no pod, and no link for pods,
 // is left.
 func Sweep() error {
-	return locked(func(conn *nftables.Conn, t *table) error { return t.removeForwarded(conn) })
+	mu.Lock()
+	defer mu.Unlock()
+	return removeForwarded()
 }
 
 // removeAll deletes those of the elements that are there, in one transaction: each makes the
 // kernel wait for all processors. Where another process was faster, it deletes one by one.
-func removeAll(conn *nftables.Conn, elements []element) error {
+func removeAll(elements []element) error {
+	var there []element
 	for _, e := range elements {
-		found, err := keys(conn, e.set)
+		found, err := e.table.Keys(e.set)
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(found, func(key []byte) bool { return bytes.Equal(key, e.key) }) {
-			continue
-		}
-		if err := conn.SetDeleteElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
-			return err
+		if found[string(e.key)] {
+			there = append(there, e)
 		}
 	}
-	err := conn.Flush()
+	err := remove(there...)
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	var errs []error
-	for _, e := range elements {
-		errs = append(errs, remove(conn, e))
+	for _, e := range there {
+		if err := remove(e); !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
 
-// remove deletes an element, which may be missing, in a transaction of its own: the kernel
-// refuses one with an element that is missing.
-func remove(conn *nftables.Conn, e element) error {
-	if err := conn.SetDeleteElements(e.set, []nftables.SetElement{{Key: e.key}}); err != nil {
-		return err
+// remove deletes elements in one transaction, which the kernel refuses where one is missing.
+func remove(elements ...element) error {
+	var tx nftables.Transaction
+	for _, e := range elements {
+		tx.DeleteElements(e.table, e.set, nftables.Keys(e.key))
 	}
-	if err := conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
+	return tx.Commit()
 }
 
 // Check returns ErrMissing where the table is incomplete or lacks one of the sources, and
@@ -187,23 +190,23 @@ func remove(conn *nftables.Conn, e element) error {
 func Check(sources ...Source) error {
 	mu.Lock()
 	defer mu.Unlock()
-	v, err := newTable().view()
+	v, err := look()
 	if err != nil {
 		return err
 	}
 	defer v.keep()
-	if !v.whole {
-		return fmt.Errorf("%w: table %s", ErrMissing, TableName)
+	if v.broken != nil {
+		return fmt.Errorf("%w: %w", ErrMissing, v.broken)
 	}
 	for _, s := range sources {
-		for _, e := range v.elements(s) {
+		for _, e := range elements(s) {
 			there, err := v.has(e)
 			if err != nil {
 				return err
 			}
 			if !there {
 				v.incomplete = true
-				return fmt.Errorf("%w: %s is not in set %s", ErrMissing, s.Address, e.set.Name)
+				return fmt.Errorf("%w: %s is not in set %s", ErrMissing, s.Address, e.set)
 			}
 		}
 	}
@@ -212,76 +215,27 @@ func Check(sources ...Source) error {
 
 // Sources lists the sources of the table, none where there is no table.
 func Sources() (all []Source, err error) {
-	err = locked(func(conn *nftables.Conn, t *table) error {
-		for _, f := range t.families {
-			found, err := keys(conn, f.sources)
-			if err != nil {
-				return err
-			}
-			for _, key := range found {
-				if s, ok := parseSource(key); ok {
-					all = append(all, s)
-				}
+	for _, ip := range nftables.IPs {
+		found, err := inetTable.Keys(sourcesSet + ip.Suffix)
+		if err != nil {
+			return nil, err
+		}
+		for key := range found {
+			if s, ok := parseSource([]byte(key)); ok {
+				all = append(all, s)
 			}
 		}
-		return nil
-	})
-	return all, err
-}
-
-// Links lists the links whose packets are filtered, none where there is no table.
-func Links() (all []string, err error) {
-	err = locked(func(conn *nftables.Conn, t *table) error {
-		found, err := keys(conn, t.links)
-		for _, key := range found {
-			all = append(all, unix.ByteSliceToString(key))
-		}
-		return err
-	})
-	return all, err
-}
-
-// locked calls do alone in this process: Allow looks before it writes.
-func locked(do func(conn *nftables.Conn, t *table) error) error {
-	mu.Lock()
-	defer mu.Unlock()
-	conn, err := Open()
-	if err != nil {
-		return err
-	}
-	return do(conn, newTable())
-}
-
-// keys lists the elements of a set, none where it does not exist.
-func keys(conn *nftables.Conn, set *nftables.Set) ([][]byte, error) {
-	elements, err := conn.GetSetElements(set)
-	if NotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list nftables set %s: %w", set.Name, err)
-	}
-	all := make([][]byte, 0, len(elements))
-	for _, e := range elements {
-		all = append(all, e.Key)
 	}
 	return all, nil
 }
 
-// make replaces the tables by ones without sources, in the transaction that conn flushes.
-func (t *table) make(conn *nftables.Conn) error {
-	return Replace(conn, []*nftables.Table{t.table, t.arp}, t.sets(), t.chains)
-}
-
-// isWhole returns whether every chain has its rules, and only these, by their marks.
-func (t *table) isWhole(conn *nftables.Conn) (bool, error) {
-	if exists, err := Exists(conn, t.table); err != nil || !exists {
-		return false, err
-	}
-	for _, chain := range t.chains {
-		if whole, err := chain.IsWhole(); err != nil || !whole {
-			return false, err
+// Links lists the links whose packets are filtered, none where there is no table.
+func Links() (all []string, err error) {
+	found, err := inetTable.Keys(linksSet)
+	for key := range found {
+		if link, _, ok := nftables.CutName([]byte(key)); ok {
+			all = append(all, link)
 		}
 	}
-	return true, nil
+	return all, err
 }

@@ -3,7 +3,7 @@
 package netfilter
 
 import (
-	google "github.com/google/nftables"
+	"errors"
 
 	"github.com/berth-dev/berth/cni/nftables"
 )
@@ -13,9 +13,9 @@ import (
 // transactions of a network namespace, so a view with the number of the last one is what the
 // kernel has.
 type view struct {
-	at        nftables.Moment
-	whole     bool
-	forwarded error
+	at nftables.Moment
+	// broken is what is wrong with the tables, and forwarded with the chains of others.
+	broken, forwarded error
 	// keys has those of the sets that were looked at, by the set's name.
 	keys map[string]map[string]bool
 }
@@ -25,58 +25,38 @@ var last *view
 
 // viewer reads what the last view lacks.
 type viewer struct {
-	*table
 	*view
-	conn *google.Conn
-	// incomplete says that an element was missing.
-	incomplete bool
+	// read says that it did, and incomplete that an element was missing.
+	read, incomplete bool
 }
 
-// view returns what the kernel has now. Its caller holds mu.
-func (t *table) view() (*viewer, error) {
+// look returns what the kernel has now. Its caller holds mu.
+func look() (*viewer, error) {
 	now, known := nftables.Now()
 	if known && last != nil && last.at == now {
-		return &viewer{table: t, view: last}, nil
+		return &viewer{view: last}, nil
 	}
 	last = nil
-	v := &viewer{table: t, view: &view{at: now, keys: map[string]map[string]bool{}}}
-	conn, err := v.open()
-	if err != nil {
-		return nil, err
+	v := &viewer{view: &view{at: now, keys: map[string]map[string]bool{}}, read: true}
+	if v.broken = errors.Join(inetTable.CheckStructure(), arpTable.CheckStructure()); v.broken != nil {
+		if !errors.Is(v.broken, nftables.ErrDiffers) {
+			return nil, v.broken
+		}
+		return v, nil
 	}
-	if v.whole, err = t.isWhole(conn); err != nil || !v.whole {
-		return v, err
-	}
-	v.forwarded = checkForwarded(conn)
+	v.forwarded = checkForwarded()
 	return v, nil
-}
-
-func (v *viewer) open() (*google.Conn, error) {
-	if v.conn != nil {
-		return v.conn, nil
-	}
-	conn, err := Open()
-	v.conn = conn
-	return conn, err
 }
 
 // has returns whether the kernel has the element.
 func (v *viewer) has(e element) (bool, error) {
-	known, ok := v.keys[e.set.Name]
+	known, ok := v.keys[e.set]
 	if !ok {
-		conn, err := v.open()
-		if err != nil {
+		var err error
+		if known, err = e.table.Keys(e.set); err != nil {
 			return false, err
 		}
-		found, err := keys(conn, e.set)
-		if err != nil {
-			return false, err
-		}
-		known = make(map[string]bool, len(found))
-		for _, key := range found {
-			known[string(key)] = true
-		}
-		v.keys[e.set.Name] = known
+		v.keys[e.set], v.read = known, true
 	}
 	return known[string(e.key)], nil
 }
@@ -84,12 +64,11 @@ func (v *viewer) has(e element) (bool, error) {
 // keep has later Checks use the view where no transaction came while it was read. Where
 // something is missing, they look again.
 func (v *viewer) keep() {
-	read := v.conn != nil
-	if !read && !v.incomplete {
+	if !v.read && !v.incomplete {
 		return
 	}
 	last = nil
-	if !v.whole || v.incomplete || v.forwarded != nil {
+	if v.broken != nil || v.incomplete || v.forwarded != nil {
 		return
 	}
 	if now, known := nftables.Now(); known && now == v.at {

@@ -26,14 +26,17 @@ func allowed(t *testing.T, node *netnstest.Host, sources ...Source) {
 func TestCheckSeesChanges(t *testing.T) {
 	drop := nftables.ChainPolicyDrop
 	for name, change := range map[string]func(conn *nftables.Conn){
-		"element": func(conn *nftables.Conn) {
-			own := newTable()
-			if err := conn.SetDeleteElements(own.family(somePod.Address).sources, []nftables.SetElement{{Key: sourceKey(somePod)}}); err != nil {
+		"element": func(*nftables.Conn) {
+			if err := remove(element{inetTable, sourcesSet + "4", sourceKey(somePod.Link, somePod.Address)}); err != nil {
 				t.Error(err)
 			}
 		},
-		"rules": func(conn *nftables.Conn) { conn.FlushTable(newTable().table) },
-		"table": func(conn *nftables.Conn) { conn.DelTable(newTable().table) },
+		"rules": func(conn *nftables.Conn) {
+			conn.FlushTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: TableName})
+		},
+		"table": func(conn *nftables.Conn) {
+			conn.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: TableName})
+		},
 		"firewall": func(conn *nftables.Conn) {
 			table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "firewall"})
 			conn.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})

@@ -322,12 +322,3 @@ func only(b []byte, kind int) (found []byte, err error) {
 	})
 	return found, err
 }
-
-// Marks lists the comments of a chain's rules as the kernel has them.
-func (t *Table) Marks(chain string) (all [][]byte, err error) {
-	rules, err := t.rules(chain)
-	for _, r := range rules[chain] {
-		all = append(all, r.mark)
-	}
-	return all, err
-}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rules owns the nftables table of the overlay on a node. It is written through
-// netlink, like the table of package cni/netfilter, and beside it.
+// Package rules owns the nftables table of the overlay on a node, beside that of package
+// cni/netfilter.
 //
 //	table inet berth-overlay
 //	  set subnets4, subnets6     the node's own pod CIDRs

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/cni/leftover"
-	"github.com/berth-dev/berth/cni/netfilter"
+	"github.com/berth-dev/berth/cni/nftables"
 )
 
 // Leftovers lists the tables in the namespaces of pods, whose paths are in a folder. That of the node is
@@ -65,11 +65,7 @@ func hasTables(path string) (has bool, err error) {
 	}
 	defer netns.Close()
 	err = netns.Do(func(ns.NetNS) error {
-		conn, err := netfilter.Open()
-		if err != nil {
-			return err
-		}
-		tables, err := conn.ListTables()
+		tables, err := nftables.Tables(0)
 		for _, t := range tables {
 			has = has || strings.HasPrefix(t.Name, ruleset.TableName) || t.Name == gate.TableName
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package netfilter
+package nftables
 
 import (
 	"context"
@@ -11,12 +11,11 @@ import (
 	"github.com/google/nftables"
 )
 
-// Watch calls lost when a table of Berth is deleted, as by a flush of all rules, and when it
-// may have missed that, until ctx ends. It also calls lost where Berth itself deletes one. All
-// tables count whose names begin with TablePrefix.
-func Watch(ctx context.Context, lost func()) error {
+// Watch calls lost when a table whose name begins with a prefix is deleted, as by a flush of all rules, and when it
+// may have missed that, until ctx ends. It also calls lost where Berth itself deletes one.
+func Watch(ctx context.Context, prefix string, lost func()) error {
 	for ctx.Err() == nil {
-		if err := watch(ctx, lost); err != nil {
+		if err := watch(ctx, prefix, lost); err != nil {
 			return err
 		}
 	}
@@ -24,10 +23,10 @@ func Watch(ctx context.Context, lost func()) error {
 }
 
 // watch ends when events were lost, because they came faster than they were read.
-func watch(ctx context.Context, lost func()) error {
-	conn, err := Open()
+func watch(ctx context.Context, prefix string, lost func()) error {
+	conn, err := nftables.New()
 	if err != nil {
-		return err
+		return fmt.Errorf("watch nftables: %w", err)
 	}
 	monitor := nftables.NewMonitor(nftables.WithMonitorAction(nftables.MonitorActionAny), nftables.WithMonitorObject(nftables.MonitorObjectTables))
 	events, err := conn.AddGenerationalMonitor(monitor)
@@ -39,6 +38,7 @@ func watch(ctx context.Context, lost func()) error {
 	// What was deleted before.
 	lost()
 	for event := range events {
+		isLoss := func(e *nftables.MonitorEvent) bool { return isLoss(e, prefix) }
 		if slices.ContainsFunc(event.Changes, isLoss) && ctx.Err() == nil {
 			lost()
 		}
@@ -46,7 +46,7 @@ func watch(ctx context.Context, lost func()) error {
 	return nil
 }
 
-func isLoss(event *nftables.MonitorEvent) bool {
+func isLoss(event *nftables.MonitorEvent, prefix string) bool {
 	if event.Error != nil {
 		return true
 	}
@@ -54,5 +54,5 @@ func isLoss(event *nftables.MonitorEvent) bool {
 		return false
 	}
 	table, ok := event.Data.(*nftables.Table)
-	return !ok || strings.HasPrefix(table.Name, TablePrefix)
+	return !ok || strings.HasPrefix(table.Name, prefix)
 }
