@@ -3,6 +3,7 @@
 package ipamtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,114 +27,23 @@ func Contract(t *testing.T, api *client.Client) {
 	t.Run("watches", func(t *testing.T) { contractOfWatches(t, api) })
 }
 
+const (
+	invalid  = metav1.StatusReasonInvalid
+	conflict = metav1.StatusReasonConflict
+	missing  = metav1.StatusReasonNotFound
+)
+
 // contractOfWrites says which writes succeed on an object that changed once after it was
 // created.
 func contractOfWrites(t *testing.T, api *client.Client) {
-	ctx, ips := t.Context(), api.FloatingIPs
-	const invalid, conflict, missing = metav1.StatusReasonInvalid, metav1.StatusReasonConflict, metav1.StatusReasonNotFound
-	put := func(change func(first, now *v1alpha1.FloatingIP)) func(first, now *v1alpha1.FloatingIP) error {
-		return func(first, now *v1alpha1.FloatingIP) error {
-			now.Spec.Pool = "put"
-			change(first, now)
-			_, err := ips.Update(ctx, now, metav1.UpdateOptions{})
-			return err
-		}
-	}
-	post := func(change func(first, ip *v1alpha1.FloatingIP)) func(first, now *v1alpha1.FloatingIP) error {
-		return func(first, now *v1alpha1.FloatingIP) error {
-			ip := addressed("10.9.9.9")
-			change(first, ip)
-			created, err := ips.Create(ctx, ip, metav1.CreateOptions{})
-			if err == nil {
-				err = ips.Delete(ctx, created.Name, metav1.DeleteOptions{})
-			}
-			return err
-		}
-	}
-	patch := func(kind types.PatchType, text string) func(first, now *v1alpha1.FloatingIP) error {
-		return func(first, now *v1alpha1.FloatingIP) error {
-			text := strings.NewReplacer("FIRST", first.ResourceVersion, "NOW", now.ResourceVersion, "UID", string(now.UID)).Replace(text)
-			_, err := ips.Patch(ctx, now.Name, kind, []byte(text), metav1.PatchOptions{})
-			return err
-		}
-	}
-	remove := func(uid func(now types.UID) *types.UID, version func(first, now string) *string) func(first, now *v1alpha1.FloatingIP) error {
-		return func(first, now *v1alpha1.FloatingIP) error {
-			return ips.Delete(ctx, now.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
-				UID: uid(now.UID), ResourceVersion: version(first.ResourceVersion, now.ResourceVersion),
-			}})
-		}
-	}
-	sameUID, anyVersion := func(now types.UID) *types.UID { return &now }, func(_, _ string) *string { return nil }
-	for i, test := range []struct {
-		name  string
-		write func(first, now *v1alpha1.FloatingIP) error
-		want  metav1.StatusReason // "" if it succeeds, "Unknown" if it fails for no reason that has a name
-	}{
-		{"update", put(func(_, _ *v1alpha1.FloatingIP) {}), ""},
-		{"update, decided on the first version", put(func(first, now *v1alpha1.FloatingIP) { now.ResourceVersion = first.ResourceVersion }), conflict},
-		{"update, decided on no version", put(func(_, now *v1alpha1.FloatingIP) { now.ResourceVersion = "" }), invalid},
-		{"update, decided on another object", put(func(_, now *v1alpha1.FloatingIP) { now.UID = "another" }), conflict},
-		{"update, decided on any object", put(func(_, now *v1alpha1.FloatingIP) { now.UID = "" }), ""},
-		{"update of an unknown object", put(func(_, now *v1alpha1.FloatingIP) { now.Name = "10.9.9.8" }), missing},
-		{"update against the schema", put(func(_, now *v1alpha1.FloatingIP) { now.Spec.ReleasePolicy = "Forever" }), invalid},
-		{"update against a rule", put(func(_, now *v1alpha1.FloatingIP) { now.Spec.Address = "10.9.9.8" }), invalid},
-		{"update against the rules of names", put(func(_, now *v1alpha1.FloatingIP) { now.Labels = map[string]string{"a b": ""} }), invalid},
-
-		{"merge patch", patch(types.MergePatchType, `{"spec":{"pool":"b"}}`), ""},
-		{"merge patch, decided on the first version", patch(types.MergePatchType, `{"metadata":{"resourceVersion":"FIRST"},"spec":{"pool":"b"}}`), conflict},
-		{"merge patch of the version", patch(types.MergePatchType, `{"metadata":{"resourceVersion":null}}`), invalid},
-		{"merge patch of the name", patch(types.MergePatchType, `{"metadata":{"name":"10.9.9.8"}}`), metav1.StatusReasonBadRequest},
-		{"merge patch that is no JSON", patch(types.MergePatchType, `{`), metav1.StatusReasonBadRequest},
-		{"JSON patch", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"UID"},{"op":"replace","path":"/metadata/resourceVersion","value":"NOW"},{"op":"replace","path":"/spec/pool","value":"b"}]`), ""},
-		{"JSON patch, decided on the first version", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/resourceVersion","value":"FIRST"}]`), conflict},
-		{"JSON patch, decided on another object of another version", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"another"},{"op":"replace","path":"/metadata/resourceVersion","value":"FIRST"}]`), conflict},
-		{"JSON patch, decided on another object", patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"another"}]`), invalid},
-		{"JSON patch that finds another value", patch(types.JSONPatchType, `[{"op":"test","path":"/spec/pool","value":"b"}]`), invalid},
-		{"JSON patch of a field that is not there", patch(types.JSONPatchType, `[{"op":"remove","path":"/spec/node"}]`), invalid},
-		{"JSON patch that is no JSON", patch(types.JSONPatchType, `[`), metav1.StatusReasonBadRequest},
-		{"patch of an unknown object", func(_, _ *v1alpha1.FloatingIP) error {
-			_, err := ips.Patch(ctx, "10.9.9.8", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
-			return err
-		}, missing},
-
-		{"create", post(func(_, _ *v1alpha1.FloatingIP) {}), ""},
-		{"create an object that exists", post(func(first, ip *v1alpha1.FloatingIP) { ip.Name, ip.Spec.Address = first.Name, first.Name }), metav1.StatusReasonAlreadyExists},
-		{"create an object that exists, against the schema", post(func(first, ip *v1alpha1.FloatingIP) { ip.Name = first.Name }), invalid},
-		{"create, decided on a version", post(func(_, ip *v1alpha1.FloatingIP) { ip.ResourceVersion = "1" }), "Unknown"},
-		{"create without a name", post(func(_, ip *v1alpha1.FloatingIP) { ip.Name = "" }), invalid},
-		{"create under another name than the address", post(func(_, ip *v1alpha1.FloatingIP) { ip.Name = "10.9.9.8" }), invalid},
-		{"create an address that is none", post(func(_, ip *v1alpha1.FloatingIP) { ip.Name, ip.Spec.Address = "here", "here" }), invalid},
-		{"create against the schema", post(func(_, ip *v1alpha1.FloatingIP) { ip.Spec.Index = 8 }), invalid},
-
-		{"delete", remove(sameUID, func(_, now string) *string { return &now }), ""},
-		{"delete, decided on any version", remove(sameUID, anyVersion), ""},
-		{"delete, decided on the first version", remove(sameUID, func(first, _ string) *string { return &first }), conflict},
-		{"delete, decided on another object", remove(func(types.UID) *types.UID { another := types.UID("another"); return &another }, anyVersion), conflict},
-		{"delete, decided on an object without a UID", remove(func(types.UID) *types.UID { none := types.UID(""); return &none }, anyVersion), conflict},
-		{"delete an unknown object", func(_, now *v1alpha1.FloatingIP) error {
-			return ips.Delete(ctx, "10.9.9.8", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &now.UID}})
-		}, missing},
-
-		{"read an unknown object", func(_, _ *v1alpha1.FloatingIP) error {
-			_, err := ips.Get(ctx, "10.9.9.8", metav1.GetOptions{})
-			return err
-		}, missing},
-		{"write a subresource that the kind does not have", func(_, now *v1alpha1.FloatingIP) error {
-			_, err := ips.Patch(ctx, now.Name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{}, "scale")
-			return err
-		}, missing},
-		{"create a namespace's object in no namespace", func(_, _ *v1alpha1.FloatingIP) error {
-			_, err := api.IPClaims("default").Create(ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "other"}, Spec: v1alpha1.IPClaimSpec{Size: 1}}, metav1.CreateOptions{})
-			return err
-		}, metav1.StatusReasonBadRequest},
-	} {
+	w := writer{t.Context(), api, api.FloatingIPs}
+	for i, test := range slices.Concat(w.updates(), w.patches(), w.creations(), w.deletions(), w.misdirected()) {
 		t.Run(test.name, func(t *testing.T) {
-			first, err := ips.Create(ctx, addressed(fmt.Sprintf("10.9.0.%d", i)), metav1.CreateOptions{})
+			first, err := w.ips.Create(w.ctx, addressed(fmt.Sprintf("10.9.0.%d", i)), metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			now, err := ips.Patch(ctx, first.Name, types.MergePatchType, []byte(`{"spec":{"pool":"a"}}`), metav1.PatchOptions{})
+			now, err := w.ips.Patch(w.ctx, first.Name, types.MergePatchType, []byte(`{"spec":{"pool":"a"}}`), metav1.PatchOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -148,10 +58,147 @@ func contractOfWrites(t *testing.T, api *client.Client) {
 			if test.want == "" {
 				return
 			}
-			if after, err := ips.Get(ctx, first.Name, metav1.GetOptions{}); err != nil || after.ResourceVersion != now.ResourceVersion {
+			if after, err := w.ips.Get(w.ctx, first.Name, metav1.GetOptions{}); err != nil || after.ResourceVersion != now.ResourceVersion {
 				t.Errorf("the object is not as it was: %v, %v", after, err)
 			}
 		})
+	}
+}
+
+// writeCase is a write with its outcome.
+type writeCase struct {
+	name  string
+	write write
+	want  metav1.StatusReason // "" if it succeeds, "Unknown" if it fails for no reason that has a name
+}
+
+// write acts on an object, which it gets as it was first and as it is now.
+type write func(first, now *v1alpha1.FloatingIP) error
+
+// writer makes the writes of contractOfWrites.
+type writer struct {
+	ctx context.Context
+	api *client.Client
+	ips *client.FloatingIPs
+}
+
+func (w writer) put(change func(first, now *v1alpha1.FloatingIP)) write {
+	return func(first, now *v1alpha1.FloatingIP) error {
+		now.Spec.Pool = "put"
+		change(first, now)
+		_, err := w.ips.Update(w.ctx, now, metav1.UpdateOptions{})
+		return err
+	}
+}
+
+func (w writer) post(change func(first, ip *v1alpha1.FloatingIP)) write {
+	return func(first, _ *v1alpha1.FloatingIP) error {
+		ip := addressed("10.9.9.9")
+		change(first, ip)
+		created, err := w.ips.Create(w.ctx, ip, metav1.CreateOptions{})
+		if err == nil {
+			err = w.ips.Delete(w.ctx, created.Name, metav1.DeleteOptions{})
+		}
+		return err
+	}
+}
+
+func (w writer) patch(kind types.PatchType, text string) write {
+	return func(first, now *v1alpha1.FloatingIP) error {
+		text := strings.NewReplacer("FIRST", first.ResourceVersion, "NOW", now.ResourceVersion, "UID", string(now.UID)).Replace(text)
+		_, err := w.ips.Patch(w.ctx, now.Name, kind, []byte(text), metav1.PatchOptions{})
+		return err
+	}
+}
+
+func (w writer) remove(uid func(now types.UID) *types.UID, version func(first, now string) *string) write {
+	return func(first, now *v1alpha1.FloatingIP) error {
+		return w.ips.Delete(w.ctx, now.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+			UID: uid(now.UID), ResourceVersion: version(first.ResourceVersion, now.ResourceVersion),
+		}})
+	}
+}
+
+func sameUID(now types.UID) *types.UID { return &now }
+
+func anyVersion(_, _ string) *string { return nil }
+
+func (w writer) updates() []writeCase {
+	return []writeCase{
+		{"update", w.put(func(_, _ *v1alpha1.FloatingIP) {}), ""},
+		{"update, decided on the first version", w.put(func(first, now *v1alpha1.FloatingIP) { now.ResourceVersion = first.ResourceVersion }), conflict},
+		{"update, decided on no version", w.put(func(_, now *v1alpha1.FloatingIP) { now.ResourceVersion = "" }), invalid},
+		{"update, decided on another object", w.put(func(_, now *v1alpha1.FloatingIP) { now.UID = "another" }), conflict},
+		{"update, decided on any object", w.put(func(_, now *v1alpha1.FloatingIP) { now.UID = "" }), ""},
+		{"update of an unknown object", w.put(func(_, now *v1alpha1.FloatingIP) { now.Name = "10.9.9.8" }), missing},
+		{"update against the schema", w.put(func(_, now *v1alpha1.FloatingIP) { now.Spec.ReleasePolicy = "Forever" }), invalid},
+		{"update against a rule", w.put(func(_, now *v1alpha1.FloatingIP) { now.Spec.Address = "10.9.9.8" }), invalid},
+		{"update against the rules of names", w.put(func(_, now *v1alpha1.FloatingIP) { now.Labels = map[string]string{"a b": ""} }), invalid},
+	}
+}
+
+func (w writer) patches() []writeCase {
+	return []writeCase{
+		{"merge patch", w.patch(types.MergePatchType, `{"spec":{"pool":"b"}}`), ""},
+		{"merge patch, decided on the first version", w.patch(types.MergePatchType, `{"metadata":{"resourceVersion":"FIRST"},"spec":{"pool":"b"}}`), conflict},
+		{"merge patch of the version", w.patch(types.MergePatchType, `{"metadata":{"resourceVersion":null}}`), invalid},
+		{"merge patch of the name", w.patch(types.MergePatchType, `{"metadata":{"name":"10.9.9.8"}}`), metav1.StatusReasonBadRequest},
+		{"merge patch that is no JSON", w.patch(types.MergePatchType, `{`), metav1.StatusReasonBadRequest},
+		{"JSON patch", w.patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"UID"},{"op":"replace","path":"/metadata/resourceVersion","value":"NOW"},{"op":"replace","path":"/spec/pool","value":"b"}]`), ""},
+		{"JSON patch, decided on the first version", w.patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/resourceVersion","value":"FIRST"}]`), conflict},
+		{"JSON patch, decided on another object of another version", w.patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"another"},{"op":"replace","path":"/metadata/resourceVersion","value":"FIRST"}]`), conflict},
+		{"JSON patch, decided on another object", w.patch(types.JSONPatchType, `[{"op":"replace","path":"/metadata/uid","value":"another"}]`), invalid},
+		{"JSON patch that finds another value", w.patch(types.JSONPatchType, `[{"op":"test","path":"/spec/pool","value":"b"}]`), invalid},
+		{"JSON patch of a field that is not there", w.patch(types.JSONPatchType, `[{"op":"remove","path":"/spec/node"}]`), invalid},
+		{"JSON patch that is no JSON", w.patch(types.JSONPatchType, `[`), metav1.StatusReasonBadRequest},
+		{"patch of an unknown object", func(_, _ *v1alpha1.FloatingIP) error {
+			_, err := w.ips.Patch(w.ctx, "10.9.9.8", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
+			return err
+		}, missing},
+	}
+}
+
+func (w writer) creations() []writeCase {
+	return []writeCase{
+		{"create", w.post(func(_, _ *v1alpha1.FloatingIP) {}), ""},
+		{"create an object that exists", w.post(func(first, ip *v1alpha1.FloatingIP) { ip.Name, ip.Spec.Address = first.Name, first.Name }), metav1.StatusReasonAlreadyExists},
+		{"create an object that exists, against the schema", w.post(func(first, ip *v1alpha1.FloatingIP) { ip.Name = first.Name }), invalid},
+		{"create, decided on a version", w.post(func(_, ip *v1alpha1.FloatingIP) { ip.ResourceVersion = "1" }), "Unknown"},
+		{"create without a name", w.post(func(_, ip *v1alpha1.FloatingIP) { ip.Name = "" }), invalid},
+		{"create under another name than the address", w.post(func(_, ip *v1alpha1.FloatingIP) { ip.Name = "10.9.9.8" }), invalid},
+		{"create an address that is none", w.post(func(_, ip *v1alpha1.FloatingIP) { ip.Name, ip.Spec.Address = "here", "here" }), invalid},
+		{"create against the schema", w.post(func(_, ip *v1alpha1.FloatingIP) { ip.Spec.Index = 8 }), invalid},
+	}
+}
+
+func (w writer) deletions() []writeCase {
+	return []writeCase{
+		{"delete", w.remove(sameUID, func(_, now string) *string { return &now }), ""},
+		{"delete, decided on any version", w.remove(sameUID, anyVersion), ""},
+		{"delete, decided on the first version", w.remove(sameUID, func(first, _ string) *string { return &first }), conflict},
+		{"delete, decided on another object", w.remove(func(types.UID) *types.UID { another := types.UID("another"); return &another }, anyVersion), conflict},
+		{"delete, decided on an object without a UID", w.remove(func(types.UID) *types.UID { none := types.UID(""); return &none }, anyVersion), conflict},
+		{"delete an unknown object", func(_, now *v1alpha1.FloatingIP) error {
+			return w.ips.Delete(w.ctx, "10.9.9.8", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &now.UID}})
+		}, missing},
+	}
+}
+
+// misdirected requests name no object that is there.
+func (w writer) misdirected() []writeCase {
+	return []writeCase{
+		{"read an unknown object", func(_, _ *v1alpha1.FloatingIP) error {
+			_, err := w.ips.Get(w.ctx, "10.9.9.8", metav1.GetOptions{})
+			return err
+		}, missing},
+		{"write a subresource that the kind does not have", func(_, now *v1alpha1.FloatingIP) error {
+			_, err := w.ips.Patch(w.ctx, now.Name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{}, "scale")
+			return err
+		}, missing},
+		{"create a namespace's object in no namespace", func(_, _ *v1alpha1.FloatingIP) error {
+			_, err := w.api.IPClaims("default").Create(w.ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "other"}, Spec: v1alpha1.IPClaimSpec{Size: 1}}, metav1.CreateOptions{})
+			return err
+		}, metav1.StatusReasonBadRequest},
 	}
 }
 
@@ -222,33 +269,7 @@ func contractOfVersions(t *testing.T, api *client.Client) {
 // contractOfWatches says with what a watch begins and how it goes on.
 func contractOfWatches(t *testing.T, api *client.Client) {
 	ctx, pools := t.Context(), api.IPPools
-	list := func() *v1alpha1.IPPoolList {
-		t.Helper()
-		found, err := pools.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return found
-	}
-	create := func(name string) {
-		t.Helper()
-		if _, err := pools.Create(ctx, &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.9.9.0/24", Ranges: []string{"10.9.9.9"}}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	empty := list().ResourceVersion
-	create("b")
-	create("a")
-	two := list()
-	if len(two.Items) != 2 || two.Items[0].Name != "a" || two.Items[1].Name != "b" {
-		t.Fatalf("the list is %v", two.Items)
-	}
-	if _, err := pools.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"disabled":true}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := pools.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	empty, two := changePools(t, pools)
 	// Of other kinds, a watch is told nothing.
 	if _, err := api.FloatingIPs.Create(ctx, addressed("10.9.2.1"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -262,7 +283,7 @@ func contractOfWatches(t *testing.T, api *client.Client) {
 		got     []watch.Event
 	}{
 		{name: "all since a list", options: metav1.ListOptions{ResourceVersion: empty}, want: []string{"ADDED b", "ADDED a", "MODIFIED b", "DELETED a", "ADDED last"}},
-		{name: "all since a later list", options: metav1.ListOptions{ResourceVersion: two.ResourceVersion}, want: []string{"MODIFIED b", "DELETED a", "ADDED last"}},
+		{name: "all since a later list", options: metav1.ListOptions{ResourceVersion: two}, want: []string{"MODIFIED b", "DELETED a", "ADDED last"}},
 		{name: "all there is, and what follows", want: []string{"ADDED b", "ADDED last"}},
 		{
 			name:    "all there is, its end, and what follows",
@@ -279,7 +300,7 @@ func contractOfWatches(t *testing.T, api *client.Client) {
 		defer c.watch.Stop()
 		c.got = eventsOf(t, c.watch, len(c.want)-1)
 	}
-	create("last")
+	createPool(t, pools, "last")
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			events := append(c.got, eventsOf(t, c.watch, 1)...)
@@ -295,17 +316,59 @@ func contractOfWatches(t *testing.T, api *client.Client) {
 				if c.options.ResourceVersion == "" && e.Type != watch.Bookmark {
 					continue // Objects from before it have no order.
 				}
-				resumed, err := pools.Watch(ctx, metav1.ListOptions{ResourceVersion: e.Object.(*v1alpha1.IPPool).ResourceVersion})
-				if err != nil {
-					t.Fatal(err)
-				}
-				next := eventsOf(t, resumed, 1)[0]
-				resumed.Stop()
-				if a, b := next.Object.(*v1alpha1.IPPool), events[i+1].Object.(*v1alpha1.IPPool); next.Type != events[i+1].Type || a.Name != b.Name || a.ResourceVersion != b.ResourceVersion {
-					t.Errorf("after %s: %s, want %s", got[i], next.Type, got[i+1])
-				}
+				expectNext(t, pools, e, events[i+1])
 			}
 		})
+	}
+}
+
+// changePools creates pools b and a, changes b and deletes a. It returns the versions of the
+// list before the first and after the second.
+func changePools(t *testing.T, pools *client.IPPools) (empty, two string) {
+	t.Helper()
+	ctx := t.Context()
+	list := func() *v1alpha1.IPPoolList {
+		found, err := pools.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	empty = list().ResourceVersion
+	createPool(t, pools, "b")
+	createPool(t, pools, "a")
+	both := list()
+	if len(both.Items) != 2 || both.Items[0].Name != "a" || both.Items[1].Name != "b" {
+		t.Fatalf("the list is %v", both.Items)
+	}
+	if _, err := pools.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"disabled":true}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := pools.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return empty, both.ResourceVersion
+}
+
+func createPool(t *testing.T, pools *client.IPPools, name string) {
+	t.Helper()
+	pool := &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.9.9.0/24", Ranges: []string{"10.9.9.9"}}}
+	if _, err := pools.Create(t.Context(), pool, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// expectNext fails unless a watch from one event on begins with the next.
+func expectNext(t *testing.T, pools *client.IPPools, e, next watch.Event) {
+	t.Helper()
+	resumed, err := pools.Watch(t.Context(), metav1.ListOptions{ResourceVersion: e.Object.(*v1alpha1.IPPool).ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resumed.Stop()
+	got := eventsOf(t, resumed, 1)[0]
+	if a, b := got.Object.(*v1alpha1.IPPool), next.Object.(*v1alpha1.IPPool); got.Type != next.Type || a.Name != b.Name || a.ResourceVersion != b.ResourceVersion {
+		t.Errorf("after %s %s: %s, want %s", e.Type, e.Object.(*v1alpha1.IPPool).Name, got.Type, next.Type)
 	}
 }
 
