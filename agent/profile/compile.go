@@ -160,8 +160,8 @@ func admits(p *v1alpha1.NetworkProfile, ns namespace) (bool, error) {
 	return selector.Matches(labels.Set(ns.labels)), nil
 }
 
-// apply gives the pod what its profile says. The API server has checked the values; an
-// older CRD may not have.
+// apply gives the pod what its profile says. The API server has checked the values by
+// the CRD, which may be that of another version.
 func apply(p *v1alpha1.NetworkProfile, pod *shaping.Pod) (problems []problem) {
 	read := func(field string, from *v1alpha1.BandwidthLimit) shaping.Limit {
 		limit, err := limitOf(from)

@@ -24,6 +24,7 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // site is a node with an uplink, and the node's folders below root.
@@ -165,6 +166,7 @@ func (s *site) pod(id string, addrs ...string) wire.Spec {
 		subnet := netip.PrefixFrom(addr, bits).Masked()
 		spec.Addresses = append(spec.Addresses, api.Address{Address: addr, Subnet: subnet, Gateway: subnet.Addr().Next()})
 	}
+	spec.MAC = v1alpha1.MACOf(spec.Addresses[0].Address)
 	s.Run(func() error {
 		_, err := newWirer(s.options, newJournal(s.options)).Setup(spec)
 		return err

@@ -24,7 +24,7 @@ type veth struct {
 
 func specOf(i *agent.Interface) wire.Spec {
 	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary}
-	// An agent wrote the MAC. If it is malformed, wire takes its default.
+	// An agent wrote the MAC. Wire refuses one that cannot be read.
 	spec.MAC, _ = net.ParseMAC(i.MAC)
 	spec.Routed = isRouted(i)
 	return spec

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/cni/netfilter"
 	own "github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // world is a node with two uplink addresses of each family, and another host beside it.
@@ -88,7 +89,7 @@ func (w *world) floating(id, addr4, addr6 string) *pod {
 	w.t.Helper()
 	h := netnstest.New(w.t)
 	p := &pod{Host: h, addrs: []netip.Addr{netip.MustParseAddr(addr4), netip.MustParseAddr(addr6)}}
-	spec := wire.Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: "eth0", Addresses: []api.Address{
+	spec := wire.Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: "eth0", MAC: v1alpha1.MACOf(p.addrs[0]), Addresses: []api.Address{
 		{Address: p.addrs[0], Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")},
 		{Address: p.addrs[1], Subnet: netip.MustParsePrefix("2001:db8:70::/64"), Gateway: netip.MustParseAddr("2001:db8:70::1")},
 	}}

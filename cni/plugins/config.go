@@ -35,8 +35,7 @@ type config struct {
 
 	RuntimeConfig struct {
 		Addresses []api.Address `json:"berthAddresses"`
-		// MAC is empty in configurations of the first version of the agent.
-		MAC string `json:"mac,omitempty"`
+		MAC       string        `json:"mac,omitempty"`
 		// DeviceID goes before the one of the configuration.
 		DeviceID string `json:"deviceID,omitempty"`
 	} `json:"runtimeConfig"`

@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/veth/wire"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 const (
@@ -84,7 +85,7 @@ func (w *world) pod(id, address, uplink string) *netnstest.Host {
 	h := netnstest.New(w.t)
 	addr := netip.MustParseAddr(address)
 	subnet := netip.PrefixFrom(addr, 24)
-	spec := wire.Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: uplink, Addresses: []api.Address{{
+	spec := wire.Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: uplink, MAC: v1alpha1.MACOf(addr), Addresses: []api.Address{{
 		Address: addr, Subnet: subnet.Masked(), Gateway: subnet.Masked().Addr().Next(),
 	}}}
 	w.node.Run(func() error { _, err := wire.New("").Setup(spec); return err })

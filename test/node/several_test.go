@@ -3,23 +3,17 @@
 package node
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
-	"go.etcd.io/bbolt"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berth-dev/berth/agent/netnstest"
-	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -214,101 +208,6 @@ func TestPartialFailure(t *testing.T) {
 	n.mustAdd(c)
 	ping(t, network.client, "2001:db8:70::5")
 	n.mustDel(c)
-}
-
-// TestUpgrade: what an agent of the first version wired, with another MAC and a
-// record that names none, is valid to this one and stays as it is.
-func TestUpgrade(t *testing.T) {
-	const firstMAC = "02:42:0a:00:46:05"
-	network := newNetwork(t)
-	n := network.newNode(t, "upgrade-a", "10.0.60.11")
-	before := n.kernel()
-	pod := createPod(t, n.name, "upgrade", "10.0.70.5")
-	bind(t, "10.0.70.5", pod)
-	c := newContainer(t, "c1", pod)
-	n.mustAdd(c)
-	n.stop()
-	asFirstVersion(t, n)
-	link := strings.Fields(n.IP("route", "show", "10.0.70.5"))[2]
-	hostMAC := strings.Fields(c.IP("neigh", "show", "169.254.1.1"))[4]
-	c.IP("link", "set", "eth0", "address", firstMAC)
-	c.IP("neigh", "replace", "169.254.1.1", "lladdr", hostMAC, "dev", "eth0", "nud", "permanent")
-	n.IP("neigh", "replace", "10.0.70.5", "lladdr", firstMAC, "dev", link, "nud", "permanent")
-	during := n.kernel()
-
-	n.start()
-	if err := n.check(c); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
-	r := n.mustAdd(c) // a runtime that lost the answer asks again
-	if diff := cmp.Diff(during, n.kernel()); diff != "" {
-		t.Errorf("node after the upgrade (-before +after):\n%s", diff)
-	}
-	ping(t, network.client, "10.0.70.5")
-	n.stop()
-	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
-	n.start()
-	eventually(t, func() error { return n.check(c) })
-	if got := c.mac(); got != firstMAC || addressesOf(r) != "10.0.70.5" {
-		t.Errorf("after a repair the container has MAC %s, want %s", got, firstMAC)
-	}
-	ping(t, network.client, "10.0.70.5")
-	n.mustDel(c)
-	if diff := cmp.Diff(before, n.kernel()); diff != "" {
-		t.Errorf("node after DEL (-before +after):\n%s", diff)
-	}
-}
-
-// asFirstVersion replaces the agent's file by the one that the first version wrote: a
-// record for each interface, without the MAC.
-func asFirstVersion(t *testing.T, n *node) {
-	t.Helper()
-	path := n.dir + "/agent.db"
-	store, err := state.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := store.List()
-	if err := store.Close(); err != nil || len(all) != 1 || len(all[0].Attachments) != 1 {
-		t.Fatalf("records %+v, %v", all, err)
-	}
-	c, a := all[0], all[0].Attachments[0]
-	capabilities := maps.Clone(a.Capabilities)
-	maps.Copy(capabilities, c.Capabilities)
-	delete(capabilities, "mac")
-	network := strings.Replace(string(a.Network), `,"mac":true`, "", 1)
-	if strings.Contains(network, "mac") {
-		t.Fatalf("the record's network is %s", network)
-	}
-	value, err := json.Marshal(map[string]any{
-		"containerID": c.ContainerID, "ifName": c.IfName, "netns": c.NetNS, "pod": c.Pod, "addresses": a.Addresses, "uplink": a.Uplink,
-		"network": json.RawMessage(network), "args": c.Args, "capabilities": capabilities, "phase": c.Phase, "result": c.Result,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	db, err := bbolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		meta, err := tx.CreateBucket([]byte("meta"))
-		if err != nil {
-			return err
-		}
-		attachments, err := tx.CreateBucket([]byte("attachments"))
-		if err != nil {
-			return err
-		}
-		return errors.Join(meta.Put([]byte("magic"), []byte("berth-agent")), meta.Put([]byte("schema"), []byte("1")),
-			attachments.Put([]byte(c.ContainerID+"\x00"+c.IfName), value))
-	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestGalaxyAliases: Galaxy's resource asks for a floating IP where the agent is

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/cni/vlan"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // world is a node with an uplink, two bridges and a pod.
@@ -199,7 +200,7 @@ func TestDrivers(t *testing.T) {
 			netnstest.NeedLinks(t, test.needs...)
 			w := newWorld(t)
 			spec := vlan.Spec{Spec: wire.Spec{
-				ContainerID: "c", NetNS: w.pod.Path(), IfName: "eth0", Uplink: "uplink",
+				ContainerID: "c", NetNS: w.pod.Path(), IfName: "eth0", Uplink: "uplink", MAC: v1alpha1.MACOf(netip.MustParseAddr("10.0.70.5")),
 				Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}},
 			}, Config: test.config}
 			w.node.Run(func() error {

@@ -13,7 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
@@ -44,15 +43,6 @@ func (w *Wirer) CheckAnswer(link netlink.Link, a api.Address) error {
 		err = fmt.Errorf("%w: the node does not answer for %s on %s", ErrNotWired, a.Address, link.Attrs().Name)
 	}
 	return errors.Join(err, w.checkReversePath(link, networkOf(a, link.Attrs())))
-}
-
-// Sources lists what the pods on the node may send from, for a caller that makes the table of
-// package netfilter, and prepares the routing rules of pods for that table.
-func (w *Wirer) Sources() ([]netfilter.Source, error) {
-	if err := adoptMarks(); err != nil {
-		return nil, err
-	}
-	return w.sources()
 }
 
 // StopAnswering undoes Answer. It succeeds where the node did not answer.

@@ -22,8 +22,8 @@ import (
 const nowhere = "203.0.113.9"
 
 // manyAddresses gives a node a pod and, before it, the routing of more addresses of the
-// pool; earlier is the form with a rule and a table for each.
-func manyAddresses(b *testing.B, more int, earlier bool) (*world, *pod) {
+// pool.
+func manyAddresses(b *testing.B, more int) (*world, *pod) {
 	b.Helper()
 	w := newWorld(b)
 	w.router.IP("route", "add", "blackhole", "203.0.113.0/24")
@@ -43,60 +43,33 @@ func manyAddresses(b *testing.B, more int, earlier bool) (*world, *pod) {
 		}
 		a := first.spec.Addresses[0]
 		a.Address = netip.MustParseAddr("10.1.0.0")
-		for i := range more {
+		for range more {
 			a.Address = a.Address.Next()
 			plan := planHost(a, host.Attrs().Index, uplink.Attrs(), first.spec.MAC)
-			if !earlier {
-				if err := New("").setupRouting(plan); err != nil {
-					return err
-				}
-				continue
-			}
-			if err := addEarlier(plan, earlierTables+4*(100+i)); err != nil {
+			if err := New("").setupRouting(plan); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	setup(w.nodeA, p)
-	if earlier {
-		w.asEarlier(p)
-		w.nodeA.Run(withoutMarks)
-	}
 	return w, p
-}
-
-func addEarlier(p hostPlan, table int) error {
-	for _, r := range append(p.network.routes(table), p.hostRoutes[1]) {
-		if err := netlink.RouteReplace(&r); err != nil {
-			return err
-		}
-	}
-	rule := rtnl.NewRule(unix.AF_INET, earlierPriorityAddress, table)
-	rule.Src, rule.Protocol = rtnl.IPNet(rtnl.SinglePrefix(p.addr)), unix.RTPROT_STATIC
-	return netlink.RuleAdd(&rule)
 }
 
 // BenchmarkPackets is the time for one datagram from the pod, to it, and of the node itself,
 // through both namespaces and the network to where it is discarded.
 func BenchmarkPackets(b *testing.B) {
 	for _, more := range []int{0, 250, 1000} {
-		for _, earlier := range []bool{true, false} {
-			scheme := "now"
-			if earlier {
-				scheme = "earlier"
+		b.Run(fmt.Sprintf("addresses=%d", more), func(b *testing.B) {
+			w, p := manyAddresses(b, more)
+			for _, flow := range []struct {
+				name string
+				from *netnstest.Host
+				to   string
+			}{{"out", p.Host, nowhere}, {"own", w.nodeA, nowhere}} {
+				b.Run(flow.name, func(b *testing.B) { sendMany(b, flow.from, flow.to) })
 			}
-			b.Run(fmt.Sprintf("addresses=%d/%s", more, scheme), func(b *testing.B) {
-				w, p := manyAddresses(b, more, earlier)
-				for _, flow := range []struct {
-					name string
-					from *netnstest.Host
-					to   string
-				}{{"out", p.Host, nowhere}, {"own", w.nodeA, nowhere}} {
-					b.Run(flow.name, func(b *testing.B) { sendMany(b, flow.from, flow.to) })
-				}
-			})
-		}
+		})
 	}
 }
 

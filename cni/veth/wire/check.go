@@ -88,7 +88,7 @@ func upHostEnd(spec Spec) (netlink.Link, error) {
 }
 
 func (w *Wirer) checkHost(spec Spec, a api.Address, host, uplink netlink.Link, k *routing) error {
-	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.podMAC())
+	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
 	errs := []error{
 		w.checkForward(host, uplink, k.family),
 		w.checkReversePath(uplink, plan.network),
@@ -128,9 +128,6 @@ func (k *routing) check(p hostPlan) error {
 	}
 	if out, back := k.tableFor(p.addr), k.tableBack(p.addr); len(errs) == 0 && (out != table || back != table) {
 		errs = append(errs, fmt.Errorf("%w: packets from %s are routed by table %d, and back by %d, instead of %d", ErrNotWired, p.addr, out, back, table))
-	}
-	if slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { addr, ok := earlierAddress(r); return ok && addr == p.addr }) {
-		errs = append(errs, fmt.Errorf("%w: %s has the rule of an earlier version", ErrNotWired, p.addr))
 	}
 	return errors.Join(errs...)
 }
@@ -189,8 +186,8 @@ func (w *Wirer) checkPod(spec Spec, hostMAC net.HardwareAddr) error {
 		if link.Attrs().Flags&net.FlagUp == 0 {
 			return fmt.Errorf("%w: link is down", ErrNotWired)
 		}
-		if have := link.Attrs().HardwareAddr; !bytes.Equal(have, spec.podMAC()) {
-			return fmt.Errorf("%w: link has MAC address %s, must have %s", ErrNotWired, have, spec.podMAC())
+		if have := link.Attrs().HardwareAddr; !bytes.Equal(have, spec.MAC) {
+			return fmt.Errorf("%w: link has MAC address %s, must have %s", ErrNotWired, have, spec.MAC)
 		}
 		return checkPodPlan(planPod(spec, link.Attrs().Index, hostMAC), link)
 	})

@@ -86,15 +86,6 @@
 // The first IPv6 pod makes the node a router, and routers do not heed router advertisements.
 // Links that did, and the uplink, get accept_ra 2 before, so that the node keeps its way out.
 //
-// # Earlier versions
-//
-// They had a rule and a table for each address, or marks of one bit (earlier.go). Repair and Setup take an address
-// over without an interruption, Withdraw and RemoveLoose remove both forms. After a
-// downgrade the earlier version finds its own pieces missing and makes them, within its
-// minute of reconciliation; until then pods' packets leave by the node's routes, because
-// that version replaces the nftables table by one without marks. It leaves rules that select
-// nothing then, and host routes in P, which go with the pods' links.
-//
 // # Caveats
 //
 // Callers must not run two operations on one address at the same time, such as the

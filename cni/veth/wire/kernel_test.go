@@ -427,6 +427,7 @@ func TestSetupErrors(t *testing.T) {
 		"no interface":   {Spec{ContainerID: "a"}, nil, "must be given"},
 		"twice":          {Spec{ContainerID: "a", IfName: "eth0", Addresses: []api.Address{a.spec.Addresses[0], a.spec.Addresses[0]}}, nil, "given twice"},
 		"too many":       {Spec{ContainerID: "a", IfName: "eth0", Addresses: make([]api.Address, MaxAddresses+1)}, nil, "9 addresses given"},
+		"no MAC":         {Spec{ContainerID: "a", IfName: "eth0", Addresses: a.spec.Addresses}, nil, "not the MAC address"},
 		"multicast MAC":  {Spec{ContainerID: "a", IfName: "eth0", MAC: net.HardwareAddr{1, 0, 0, 0, 0, 1}, Addresses: a.spec.Addresses}, nil, "not the MAC address"},
 		"long MAC":       {Spec{ContainerID: "a", IfName: "eth0", MAC: make(net.HardwareAddr, 8), Addresses: a.spec.Addresses}, nil, "not the MAC address"},
 		"foreign subnet": {Spec{ContainerID: "a", IfName: "eth0", Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.71.0/24")}}}, nil, "not in its subnet"},

@@ -33,7 +33,7 @@ func (w *Wirer) List() ([]Link, error) {
 		if err != nil {
 			return nil, err
 		}
-		addresses := k.addresses()
+		addresses := addressesByLink(k.routes)
 		for i, l := range links {
 			all[i].Name = l.Attrs().Name
 			all[i].Addresses = append(all[i].Addresses, addresses[l.Attrs().Index]...)
@@ -85,9 +85,9 @@ func sourcesOf(spec Spec, uplinks []netlink.Link) []netfilter.Source {
 	return all
 }
 
-// sources lists what the pods on the node may send from, which routes, rules and proxy
-// entries say.
-func (w *Wirer) sources() ([]netfilter.Source, error) {
+// Sources lists what the pods on the node may send from, which routes, rules and proxy
+// entries say, for a caller that makes the table of package netfilter.
+func (w *Wirer) Sources() ([]netfilter.Source, error) {
 	links, err := w.List()
 	if err != nil {
 		return nil, err

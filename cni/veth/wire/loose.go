@@ -25,30 +25,13 @@ func (w *Wirer) RemoveLoose() error {
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, k.removeLoose())
+		errs = append(errs, k.sweep())
 		for _, addr := range k.present() {
 			present[addr] = true
 		}
 		errs = append(errs, removeLooseProxies(family, present))
 	}
 	return errors.Join(append(errs, removeLooseSources(present), netfilter.Sweep())...)
-}
-
-// removeLoose sweeps, also what an earlier version made for links that no longer exist.
-func (k *routing) removeLoose() error {
-	gone := map[int]bool{}
-	var errs []error
-	for _, r := range k.routes {
-		if isEarlierTable(r.table) {
-			exists, err := linkExists(earlierLink(r.table))
-			gone[r.table] = err == nil && !exists
-			errs = append(errs, err)
-		}
-	}
-	errs = append(errs,
-		k.deleteEarlier(func(netip.Addr) bool { return true }, func(int) bool { return false }),
-		k.deleteRoutes(func(r route) bool { return gone[r.table] }))
-	return errors.Join(append(errs, k.sweep())...)
 }
 
 func removeLooseSources(present map[netip.Addr]bool) error {

@@ -68,15 +68,3 @@ func hostMAC(link string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(link))
 	return append(net.HardwareAddr{0x0a, 0xbe}, sum[:4]...)
 }
-
-// unnamedMAC returns the MAC of a pod for which the caller names none. Pods of the
-// agent's first version, which named none, keep it.
-func unnamedMAC(addr netip.Addr) net.HardwareAddr {
-	if addr.Is4() {
-		b := addr.As4()
-		return append(net.HardwareAddr{0x02, 0x42}, b[:]...)
-	}
-	b := addr.As16()
-	sum := sha256.Sum256(b[:])
-	return append(net.HardwareAddr{0x02, 0x66}, sum[:4]...)
-}

@@ -50,28 +50,6 @@ func TestSpoofing(t *testing.T) {
 	}
 }
 
-// After a downgrade an agent that knows no table wires pods, and they are not cut off.
-func TestOlderAgent(t *testing.T) {
-	w := newWorld(t)
-	filtered, old := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6")
-	setup(w.nodeA, filtered)
-	setup(w.nodeA, old)
-	w.nodeA.Run(func() error {
-		return errors.Join(netfilter.Revoke(netfilter.Source{Link: old.spec.HostLink(), Address: old.spec.Addresses[0].Address}, false), netfilter.Forget(old.spec.HostLink()))
-	})
-	if got := netnstest.Seen(t, old.Host, "10.0.70.6", w.client, "10.0.70.50"); got.String() != "10.0.70.6" {
-		t.Errorf("the older agent's pod is seen as %v", got)
-	}
-	w.nodeA.Run(func() error {
-		err := errors.Join(New("").Teardown(filtered.spec), New("").Teardown(old.spec))
-		links, more := netfilter.Links()
-		if len(links) > 0 {
-			err = errors.Join(err, fmt.Errorf("left: %v", links))
-		}
-		return errors.Join(err, more)
-	})
-}
-
 // Whatever masquerades on the node, a server sees the pod's own address.
 func TestSourceIsKept(t *testing.T) {
 	for name, c := range map[string]struct{ own, node, client string }{

@@ -30,8 +30,7 @@ type Spec struct {
 	// Addresses are in the order of preference: the first of each family becomes
 	// the pod's IP in Kubernetes.
 	Addresses []api.Address
-	// MAC of the container's interface. If it is empty, the interface has the MAC
-	// that the first version gave it.
+	// MAC of the container's interface.
 	MAC net.HardwareAddr
 	// Secondary says that the pod has its default routes on another interface. Only what
 	// the pod sends from Addresses, and to their subnets, leaves by this one.
@@ -46,14 +45,6 @@ type Spec struct {
 // HostLink returns the name of the host end.
 func (s Spec) HostLink() string { return HostLink(s.ContainerID, s.IfName) }
 
-// podMAC returns the MAC of the container's interface.
-func (s Spec) podMAC() net.HardwareAddr {
-	if len(s.MAC) > 0 || len(s.Addresses) == 0 {
-		return s.MAC
-	}
-	return unnamedMAC(s.Addresses[0].Address)
-}
-
 // Validate returns an error for a Spec that Setup refuses.
 func (s Spec) Validate() error {
 	if s.ContainerID == "" || s.IfName == "" {
@@ -61,9 +52,6 @@ func (s Spec) Validate() error {
 	}
 	if err := utils.ValidateInterfaceName(s.IfName); err != nil {
 		return fmt.Errorf("interface name %q: %w", s.IfName, err)
-	}
-	if len(s.MAC) > 0 && (len(s.MAC) != 6 || s.MAC[0]&1 != 0) {
-		return fmt.Errorf("%q is not the MAC address of an interface", s.MAC)
 	}
 	if len(s.Addresses) == 0 || len(s.Addresses) > MaxAddresses {
 		return fmt.Errorf("%d addresses given, 1 to %d can be wired to one interface", len(s.Addresses), MaxAddresses)
@@ -77,6 +65,9 @@ func (s Spec) Validate() error {
 			return fmt.Errorf("address %s is given twice", a.Address)
 		}
 		seen[a.Address] = true
+	}
+	if len(s.MAC) != 6 || s.MAC[0]&1 != 0 {
+		return fmt.Errorf("%q is not the MAC address of an interface", s.MAC)
 	}
 	return nil
 }

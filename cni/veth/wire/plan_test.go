@@ -28,7 +28,7 @@ var update = flag.Bool("update", false, "write the golden file")
 func describe(spec Spec, host, uplink int) string {
 	var b strings.Builder
 	inPod := planPod(spec, 2, hostMAC("bth0"))
-	fmt.Fprintf(&b, "pod:  mac %s\n", spec.podMAC())
+	fmt.Fprintf(&b, "pod:  mac %s\n", spec.MAC)
 	for _, a := range inPod.addrs {
 		fmt.Fprintf(&b, "pod:  addr %s\n", a.IPNet)
 	}
@@ -43,7 +43,7 @@ func describe(spec Spec, host, uplink int) string {
 		if a.VLAN != 0 {
 			name = fmt.Sprintf("eth0.%d", a.VLAN)
 		}
-		plan := planHost(a, host, &netlink.LinkAttrs{Name: name, Index: uplink + a.VLAN}, spec.podMAC())
+		plan := planHost(a, host, &netlink.LinkAttrs{Name: name, Index: uplink + a.VLAN}, spec.MAC)
 		fmt.Fprintf(&b, "node: neigh %s lladdr %s dev %d\n", plan.podNeigh.IP, plan.podNeigh.HardwareAddr, plan.podNeigh.LinkIndex)
 		table := plan.network.table(0)
 		for _, r := range plan.network.routes(table) {
@@ -91,16 +91,11 @@ func TestPlanGolden(t *testing.T) {
 		{"IPv4", one(poolAddress("10.0.70.5")), "02:be:0a:00:46:05"},
 		{"IPv4 without gateway", one(noGateway), "02:be:0a:00:46:06"},
 		{"IPv6", one(poolAddress("2001:db8:70::5")), "06:ab:bd:4e:6b:d0"},
-		{"no MAC named, IPv4", one(poolAddress("10.0.70.5")), ""},
-		{"no MAC named, IPv6", one(poolAddress("2001:db8:70::5")), ""},
 		{"dual-stack", []api.Address{poolAddress("2001:db8:70::5"), poolAddress("10.0.70.5")}, "06:ab:bd:4e:6b:d0"},
 		{"two subnets, the first without gateway", []api.Address{storage, poolAddress("10.0.70.5"), poolAddress("10.0.70.6")}, "02:be:0a:00:50:05"},
 		{"eight", eight, "02:be:0a:00:46:06"},
 	} {
-		spec := Spec{ContainerID: "c", IfName: "eth0", Addresses: c.addrs}
-		if c.mac != "" {
-			spec.MAC = hardwareAddr(t, c.mac)
-		}
+		spec := Spec{ContainerID: "c", IfName: "eth0", Addresses: c.addrs, MAC: hardwareAddr(t, c.mac)}
 		if err := spec.Validate(); err != nil {
 			t.Fatal(err)
 		}
@@ -140,10 +135,8 @@ func TestHostMACIsNoPods(t *testing.T) {
 	host := hostMAC("bth0")[0]
 	for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {
 		a := netip.MustParseAddr(addr)
-		for _, pod := range []net.HardwareAddr{v1alpha1.MACOf(a), unnamedMAC(a)} {
-			if pod[0] == host {
-				t.Errorf("%s and the node's end both begin with %02x", pod, host)
-			}
+		if pod := v1alpha1.MACOf(a); pod[0] == host {
+			t.Errorf("%s and the node's end both begin with %02x", pod, host)
 		}
 	}
 }
@@ -158,7 +151,7 @@ func TestTables(t *testing.T) {
 	}
 	k := &routing{}
 	for attempt := range tries {
-		if table, err := k.tableOf(network); err != nil || table != network.table(attempt) || !isNetworkTable(table) || isEarlierTable(table) {
+		if table, err := k.tableOf(network); err != nil || table != network.table(attempt) || !isNetworkTable(table) {
 			t.Fatalf("tableOf() = %#x, %v, want %#x", table, err, network.table(attempt))
 		}
 		// Its own routes may stand there.
@@ -174,20 +167,6 @@ func TestTables(t *testing.T) {
 	for _, table := range []int{0, 254, 0x63ffffff, 0x65000000, podsTable, 0x7fffffff, 0xffffffff} {
 		if isNetworkTable(table) {
 			t.Errorf("table %#x is one of a network", table)
-		}
-	}
-}
-
-// Versions before wrote these numbers into kernels.
-func TestEarlierTables(t *testing.T) {
-	for table, link := range map[int]int{0x62000030: 12, 0x62000033: 12, 0x63000030: 12, 0x62ffffff: 1<<22 - 1} {
-		if !isEarlierTable(table) || earlierLink(table) != link {
-			t.Errorf("table %#x is of link %d", table, earlierLink(table))
-		}
-	}
-	for _, table := range []int{0, 254, 0x61ffffff, 0x64000000, 0x7fffffff, 0xffffffff} {
-		if isEarlierTable(table) {
-			t.Errorf("table %#x is of an earlier version", table)
 		}
 	}
 }

@@ -174,20 +174,6 @@ func addressesByLink(routes []route) map[int][]netip.Addr {
 	return all
 }
 
-// addresses lists, by link, the addresses that each link carries, or carried until a set-up
-// or a withdrawal was interrupted.
-func (k *routing) addresses() map[int][]netip.Addr {
-	all := addressesByLink(k.routes)
-	for _, r := range k.rules {
-		if addr, ok := earlierAddress(r); ok {
-			if link := earlierLink(r.Table); !slices.Contains(all[link], addr) {
-				all[link] = append(all[link], addr)
-			}
-		}
-	}
-	return all
-}
-
 // tableOf returns the table of a network: the one with its routes, or one that no other
 // network has.
 func (k *routing) tableOf(n poolNetwork) (int, error) {
@@ -269,7 +255,7 @@ func (k *routing) setup(p hostPlan) error {
 		}
 		fault.Point("veth/route")
 	}
-	return k.deleteRules(func(r netlink.Rule) bool { addr, ok := earlierAddress(r); return ok && addr == p.addr })
+	return nil
 }
 
 // leadTo makes the kernel use a table for packets from a pod's address, also where the
@@ -366,11 +352,7 @@ func (k *routing) sweep() error {
 	for _, addr := range k.carried() {
 		carried[addr], used[k.tableFor(addr)] = true, true
 	}
-	earlier := slices.ContainsFunc(k.rules, func(r netlink.Rule) bool { _, ok := earlierAddress(r); return ok })
 	err := k.deleteRules(func(r netlink.Rule) bool {
-		if now, ok := withMask(r); ok && k.hasRule(now) {
-			return true
-		}
 		switch r.Priority {
 		case PriorityPods, PriorityArrivals, PriorityMain:
 			return len(carried) == 0
@@ -380,14 +362,11 @@ func (k *routing) sweep() error {
 			addr := sourceOf(r).Addr()
 			shared, ok := k.first(addr, PriorityNetwork)
 			return !carried[addr] || ok && shared.Table == r.Table
-		case earlierPriorityMain:
-			return isEarlierMainRule(r) && !earlier
 		}
 		return false
 	})
 	return errors.Join(err, k.deleteRoutes(func(r route) bool {
-		ours := isNetworkTable(r.table) || isEarlierTable(r.table)
-		return ours && !slices.ContainsFunc(k.rules, func(rule netlink.Rule) bool { return rule.Table == r.table })
+		return isNetworkTable(r.table) && !slices.ContainsFunc(k.rules, func(rule netlink.Rule) bool { return rule.Table == r.table })
 	}))
 }
 

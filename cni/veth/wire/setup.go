@@ -62,7 +62,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
-	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: spec.podMAC(), MTU: mtu}
+	wired := Wired{HostLink: spec.HostLink(), HostMAC: hostMAC(spec.HostLink()), PodMAC: spec.MAC, MTU: mtu}
 	netns, err := ns.GetNS(spec.NetNS)
 	if err != nil {
 		return Wired{}, fmt.Errorf("%w: %q: %w", ErrNetNS, spec.NetNS, err)
@@ -75,7 +75,7 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	if err != nil {
 		return Wired{}, err
 	}
-	// A pair of an older version keeps its MAC, which its pod knows.
+	// A pair that was there keeps its MAC, which its pod knows.
 	wired.HostMAC = host.Attrs().HardwareAddr
 	fault.Point("veth/pair")
 	if err := w.configurePod(spec, netns, wired); err != nil {
@@ -200,7 +200,7 @@ func applyPod(plan podPlan, link netlink.Link) error {
 // setupHost makes the node's side of one address. Its last step makes the node answer
 // for the address, unless its network needs no answer.
 func (w *Wirer) setupHost(spec Spec, a api.Address, host, uplink netlink.Link) error {
-	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.podMAC())
+	plan := planHost(a, host.Attrs().Index, uplink.Attrs(), spec.MAC)
 	if err := w.readyLinks(host, uplink, plan.network); err != nil {
 		return err
 	}

@@ -98,5 +98,5 @@ func deletePodRules(spec Spec) error {
 // made, and that made Setup fail.
 func isOurPodLink(spec Spec, link netlink.Link) bool {
 	return link.Type() == "veth" && len(spec.Addresses) > 0 &&
-		bytes.Equal(link.Attrs().HardwareAddr, spec.podMAC())
+		bytes.Equal(link.Attrs().HardwareAddr, spec.MAC)
 }

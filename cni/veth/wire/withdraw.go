@@ -63,7 +63,7 @@ func withdrawFamily(family int, addrs []netip.Addr, link string, host int) error
 		return err
 	}
 	if host != 0 {
-		addrs = append(addrs, k.addresses()[host]...)
+		addrs = append(addrs, addressesByLink(k.routes)[host]...)
 		slices.SortFunc(addrs, netip.Addr.Compare)
 		addrs = slices.Compact(addrs)
 	}
@@ -71,10 +71,6 @@ func withdrawFamily(family int, addrs []netip.Addr, link string, host int) error
 	errs := []error{err}
 	for _, addr := range addrs {
 		errs = append(errs, k.withdraw(addr, link, host, proxies))
-	}
-	if host != 0 {
-		// An interrupted set-up of an earlier version leaves a table without a rule.
-		errs = append(errs, k.deleteRoutes(func(r route) bool { return isEarlierTable(r.table) && earlierLink(r.table) == host }))
 	}
 	return errors.Join(append(errs, k.sweep())...)
 }
@@ -100,37 +96,5 @@ func (k *routing) withdraw(addr netip.Addr, link string, host int, proxies []pro
 		return err
 	}
 	fault.Point("veth/source-deleted")
-	return k.deleteEarlier(func(a netip.Addr) bool { return a == addr }, func(other int) bool { return other == host })
-}
-
-// deleteEarlier removes rules and tables that an earlier version made for addresses, where
-// match or the absence of the link selects the link.
-func (k *routing) deleteEarlier(addrs func(netip.Addr) bool, match func(link int) bool) error {
-	var errs []error
-	tables := map[int]bool{}
-	for _, r := range k.rules {
-		addr, ok := earlierAddress(r)
-		if !ok || !addrs(addr) {
-			continue
-		}
-		exists, err := linkExists(earlierLink(r.Table))
-		errs = append(errs, err)
-		tables[r.Table] = match(earlierLink(r.Table)) || err == nil && !exists
-	}
-	errs = append(errs,
-		// Empty the tables first, because the rules lead to them.
-		k.deleteRoutes(func(r route) bool { return tables[r.table] }),
-		k.deleteRules(func(r netlink.Rule) bool { _, ok := earlierAddress(r); return ok && tables[r.Table] }))
-	return errors.Join(errs...)
-}
-
-func linkExists(index int) (bool, error) {
-	_, err := netlink.LinkByIndex(index)
-	if err == nil {
-		return true, nil
-	}
-	if rtnl.LinkNotFound(err) {
-		return false, nil
-	}
-	return false, fmt.Errorf("find link %d: %w", index, err)
+	return nil
 }
