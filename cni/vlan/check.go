@@ -54,13 +54,7 @@ func (d *Driver) CheckNode(spec Spec) error {
 		return err
 	}
 	errs := []error{netfilter.Check(sourcesOf(spec, segments, lowers)...), checkRoutes(spec, node)}
-	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error {
-		earlier, err := plan.earlierRules()
-		for _, r := range earlier {
-			err = errors.Join(err, fmt.Errorf("%w: rule %q is of an earlier version", ErrNotWired, r.String()))
-		}
-		return errors.Join(err, plan.check())
-	}))
+	errs = append(errs, eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.check() }))
 	for i, g := range segments {
 		errs = append(errs, d.checkSecluded(spec, lowers[i]), d.checkAnswer(spec, g, lowers[i]), d.checkInterface(spec, g, lowers[i]))
 	}

@@ -81,7 +81,7 @@ func ToCNIError(err error) error {
 }
 
 // checkSecluded returns ErrNotWired where a link that Berth made for containers has other IPv4
-// settings than those of seclude: earlier versions made none. Links of others are not checked.
+// settings than those of seclude. It does not check links of others.
 func (d *Driver) checkSecluded(spec Spec, link netlink.Link) error {
 	if !isOurs(link) {
 		return nil
@@ -106,9 +106,10 @@ func (d *Driver) checkSecluded(spec Spec, link netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-// secludeAgain secludes a link that an earlier version made. The caller holds mu. A set-up that
-// has claimed the link may be about to have the node take part there.
-func (d *Driver) secludeAgain(spec Spec, link netlink.Link) error {
+// keepSecluded gives a link of Berth the settings of seclude where it lacks them: the process
+// that made the link died before, or another program changed them. The caller holds mu. A set-up
+// that has claimed the link may be about to have the node take part there.
+func (d *Driver) keepSecluded(spec Spec, link netlink.Link) error {
 	err := d.checkSecluded(spec, link)
 	if !errors.Is(err, ErrNotWired) {
 		return err

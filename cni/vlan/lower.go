@@ -33,7 +33,7 @@ func (d *Driver) claim(spec Spec, segments []segment) (lowers []netlink.Link, re
 		if err != nil {
 			return nil, nil, fmt.Errorf("address %s: %w", g.addrs[0].Address, err)
 		}
-		if err := d.secludeAgain(spec, lower); err != nil {
+		if err := d.keepSecluded(spec, lower); err != nil {
 			return nil, nil, err
 		}
 		lowers = append(lowers, lower)

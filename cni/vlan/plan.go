@@ -21,8 +21,7 @@ const (
 	tableBase = 0x66000000
 	tableMask = 0xff000000
 	// priority is that of a container's rules to these tables, and priorityNode that of its
-	// rules for packets to its node, before them. Earlier versions had a rule of priority on
-	// the node, too.
+	// rules for packets to its node, before them.
 	priority     = 32280
 	priorityNode = 32279
 	// The node's rules, before those of package wire: for packets that a container sends and,

@@ -83,9 +83,9 @@ func TestNodeIsNotInTheVLAN(t *testing.T) {
 	}
 }
 
-// The same of a link that an earlier version made, from the first Repair on. The packets of
+// A link whose settings another program changed is secluded again by Repair. The packets of
 // containers for which the node takes part on the link go on.
-func TestSecludesEarlierLinks(t *testing.T) {
+func TestKeepsSecluded(t *testing.T) {
 	for _, name := range []string{"macvlan on a VLAN", "bridge on a VLAN", "pure on a VLAN"} {
 		c := networkTypes[name]
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestSecludesEarlierLinks(t *testing.T) {
 				return strings.Contains(w.client.IP("neigh", "show", "10.0.60.11"), "lladdr")
 			}
 			if !answersARP() {
-				t.Error("the node does not answer as with an earlier version")
+				t.Error("the node does not answer for a link that is not secluded")
 			}
 			w.client.IP("neigh", "flush", "to", "10.0.60.11")
 			d := w.drivers[w.nodeA]

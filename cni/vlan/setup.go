@@ -155,21 +155,7 @@ func (d *Driver) setupNode(spec Spec, segments []segment, node netlink.Link, low
 		}
 		fault.Point("vlan/route")
 	}
-	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error {
-		if err := plan.apply(); err != nil {
-			return err
-		}
-		earlier, err := plan.earlierRules()
-		if err != nil {
-			return err
-		}
-		for _, r := range earlier {
-			if err := rtnl.DeleteRule(r); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return eachRouted(spec, segments, node, lowers, func(_ netlink.Link, plan routePlan) error { return plan.apply() })
 }
 
 // eachRouted calls do with the node's routes for the packets of each address that the node
@@ -190,14 +176,6 @@ func eachRouted(spec Spec, segments []segment, node netlink.Link, lowers []netli
 	return nil
 }
 
-// earlierRules lists the rules to the table of an address that earlier versions made, which
-// selected also what the node link receives. p is of planRouted.
-func (p *routePlan) earlierRules() ([]netlink.Rule, error) {
-	family, table := p.rules[0].Family, p.rules[0].Table
-	have, err := ownRules(family)
-	return slices.DeleteFunc(have, func(r netlink.Rule) bool { return r.Priority != priority || r.Table != table }), err
-}
-
 // ownRules lists the node's rules of a family for addresses that the node routes for.
 func ownRules(family int) ([]netlink.Rule, error) {
 	all, err := netlinksafe.RuleList(family)
@@ -205,7 +183,7 @@ func ownRules(family int) ([]netlink.Rule, error) {
 		return nil, fmt.Errorf("list rules: %w", err)
 	}
 	all = slices.DeleteFunc(all, func(r netlink.Rule) bool {
-		return r.Protocol != rtnl.Protocol || r.Priority < priority || r.Priority > priorityBack
+		return r.Protocol != rtnl.Protocol || r.Priority < prioritySent || r.Priority > priorityBack
 	})
 	for i := range all {
 		all[i].Family = family

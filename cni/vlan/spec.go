@@ -162,8 +162,6 @@ func (s Spec) segments() []segment {
 			g := segment{vlan: a.VLAN, ifName: s.IfName, mac: s.MAC}
 			if i > 0 {
 				g.ifName = fmt.Sprintf("%s.%d", s.IfName, a.VLAN)
-			}
-			if i > 0 || len(g.mac) == 0 {
 				g.mac = derivedMAC(podMACPrefix, a.Address.String())
 			}
 			all = append(all, g)
