@@ -53,8 +53,7 @@ func settingsFile(stateFile string) string {
 	return filepath.Join(filepath.Dir(stateFile), "settings.json")
 }
 
-// functionsDir has the claims of virtual functions. It is beside the state file, where the plugin
-// berth-sriov has it, too.
+// functionsDir has the claims of virtual functions. It is beside the state file.
 func functionsDir(stateFile string) string { return filepath.Join(filepath.Dir(stateFile), "sriov") }
 
 // cleanup leaves a node as it was before the agent was installed.

@@ -16,8 +16,8 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// veth is the agent's driver for pairs of virtual Ethernet links. Package wire, which the
-// plugin berth-veth uses, too, does the work and does not know the agent's records.
+// veth is the agent's driver for pairs of virtual Ethernet links. Package wire
+// does the work and does not know the agent's records.
 type veth struct {
 	wirer *wire.Wirer
 }

@@ -16,8 +16,7 @@ import (
 )
 
 // vlanDriver is the agent's driver for interfaces in the pools' networks themselves. Package
-// vlan, which the plugin berth-vlan uses, too, does the work and does not know the agent's
-// records.
+// vlan does the work and does not know the agent's records.
 type vlanDriver struct {
 	driver *vlan.Driver
 }

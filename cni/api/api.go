@@ -26,7 +26,8 @@ const (
 	MaxRequestBytes = relay.MaxBytes
 )
 
-// Names in CNI configurations and, for programs, in /opt/cni/bin.
+// Types of plugins in CNI configurations. ShimType and IPAMType are programs in /opt/cni/bin; the
+// others are network types, whose work the agent does in its own process.
 const (
 	// ShimType is the CNI plugin that the runtime calls.
 	ShimType = "berth-cni"

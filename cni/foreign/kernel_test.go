@@ -38,7 +38,7 @@ func build(t *testing.T) (dir string) {
 		"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 		"macvlan":    "github.com/containernetworking/plugins/plugins/main/macvlan",
 		"ptp":        "github.com/containernetworking/plugins/plugins/main/ptp",
-		api.IPAMType: "github.com/berth-dev/berth/cni/plugins",
+		api.IPAMType: "github.com/berth-dev/berth/cni/ipam",
 	} {
 		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg).CombinedOutput(); err != nil {
 			t.Fatalf("build %s: %v\n%s", name, err, out)

@@ -35,9 +35,6 @@ var (
 // namespace has no path. The kernel clears namespaces one after another.
 const patience = 3 * time.Second
 
-// DefaultDir is the folder of claims beside the agent's default state file.
-const DefaultDir = "/var/lib/berth/sriov"
-
 // Functions gives and takes virtual functions in the namespace of its caller's thread, the
 // node's. Its methods are idempotent and safe for concurrent use, except that calls for one
 // owner run one after another.
@@ -49,8 +46,7 @@ type Functions struct {
 	mu sync.Mutex
 }
 
-// New returns Functions that keep their claims in the folder dir, which need not exist and
-// which all processes of the node must share.
+// New returns Functions that keep their claims in the folder dir, which need not exist.
 func New(dir string) *Functions { return &Functions{dir: dir, sysfs: "/sys"} }
 
 // Wish is what a container is to get.

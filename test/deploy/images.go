@@ -34,7 +34,7 @@ const unprivileged = "65532:65532"
 var images = []berthImage{
 	{"berth-scheduler", "kube-scheduler that gives pods floating IPs", []string{"berth-scheduler"}, unprivileged, false},
 	{"berth-controller", "frees floating IPs", []string{"berth-controller"}, unprivileged, false},
-	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-veth", "berth-vlan", "berth-sriov", "berth-ipam", "berth-bridge", "berth-host-local", iptablesProgram}, "", true},
+	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-ipam", "berth-bridge", "berth-host-local", iptablesProgram}, "", true},
 }
 
 // Registry is where the chart has the images from, and Version the tag of those that are no

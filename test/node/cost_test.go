@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/veth/wire"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/test/bench/agentlog"
 	"github.com/berth-dev/berth/test/bench/table"
@@ -79,6 +80,27 @@ func (n *node) directly(plugin string, conf func(c *container) map[string]any) w
 	}}
 }
 
+// wired makes the network of a pod with a floating IP with the package that the agent has for it,
+// in the test's process.
+func (n *node) wired(address func(c *container) netip.Addr) way {
+	wirer := wire.New("")
+	return way{"package wire directly", func(c *container, verb string) error {
+		addr := address(c)
+		spec := wire.Spec{ContainerID: c.id, IfName: "eth0", NetNS: c.Path(), Uplink: "eth0", MAC: v1alpha1.MACOf(addr), Addresses: []api.Address{{
+			Address: addr, Subnet: netip.MustParsePrefix("10.0.80.0/24"), Gateway: netip.MustParseAddr("10.0.80.1"),
+		}}}
+		return n.Try(func() error {
+			if verb == "DEL" {
+				return wirer.Teardown(spec)
+			}
+			if _, err := wirer.Setup(spec); err != nil {
+				return err
+			}
+			return wirer.Announce(spec)
+		})
+	}}
+}
+
 // pools of the pods whose network is made by the two ways.
 const (
 	costPool   = "10.0.70.%d"
@@ -111,14 +133,7 @@ func ordinary(t *testing.T, n *node, pods int) *costNode {
 func floating(t *testing.T, n *node, first, pods int) *costNode {
 	t.Helper()
 	addresses := map[string]string{}
-	c := &costNode{node: n, ways: [2]way{n.shim(), n.directly("berth-veth", func(c *container) map[string]any {
-		addr := netip.MustParseAddr(addresses[c.id])
-		return map[string]any{"type": "berth-veth", "uplink": "eth0", "runtimeConfig": map[string]any{
-			"mac": v1alpha1.MACOf(addr).String(), "berthAddresses": []api.Address{{
-				Address: addr, Subnet: netip.MustParsePrefix("10.0.80.0/24"), Gateway: netip.MustParseAddr("10.0.80.1"),
-			}},
-		}}
-	})}}
+	c := &costNode{node: n, ways: [2]way{n.shim(), n.wired(func(c *container) netip.Addr { return netip.MustParseAddr(addresses[c.id]) })}}
 	for i := range pods {
 		name := fmt.Sprintf("%s-%d", n.name, i)
 		address := fmt.Sprintf(costPool, first+i)
@@ -184,13 +199,14 @@ func (n *network) costNode(t *testing.T, name, address string, args ...string) *
 	return n.newNode(t, name, address, append([]string{"-v", "2", "--uplink=", "--node-ip=" + address}, args...)...)
 }
 
-// TestCostOfAdd compares ADD through shim and agent with the same plugins called directly.
+// TestCostOfAdd compares ADD through shim and agent with upstream's plugins called directly, and with
+// the work of package wire alone.
 func TestCostOfAdd(t *testing.T) {
 	pods := few(2, 60)
 	network := newNetwork(t)
 	report := table.Table{
 		Title: "ADD and DEL of one pod after the other, ms",
-		Note: fmt.Sprintf("%d pods each; the two ways take turns. An ordinary pod's delegates are upstream's bridge and host-local; "+
+		Note: fmt.Sprintf("%d pods each; the two ways take turns. An ordinary pod's delegates are upstream's bridge and host-local; directly, a floating IP is wired without a process; "+
 			"the default is 2 probes for address conflicts, 100 ms each.", pods),
 		Rows: table.Rows{{"pod", "way", "ADD p50", "ADD p90", "DEL p50", "DEL p90", "ADD p50, more than directly"}},
 	}

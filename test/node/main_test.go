@@ -98,11 +98,7 @@ func buildPrograms(ctx context.Context, dir string) error {
 	if table.Full() {
 		tags = "-tags="
 	}
-	if err := deploy.Compile(ctx, dir, []string{"berth-agent", "berth-cni", "berth-veth", "macvlan", "cnitool"}, tags); err != nil {
-		return err
-	}
-	// One program is all plugins.
-	if err := errors.Join(os.Symlink("berth-veth", filepath.Join(dir, "berth-vlan")), os.Symlink("berth-veth", filepath.Join(dir, "berth-ipam"))); err != nil {
+	if err := deploy.Compile(ctx, dir, []string{"berth-agent", "berth-cni", "berth-ipam", "macvlan", "cnitool"}, tags); err != nil {
 		return err
 	}
 	upstream, err := lab.BinDir()

@@ -145,11 +145,10 @@ func (n *node) driveVerbs(network *network, folder, version string, floating, or
 
 // call is what a runtime says to a plugin, where nil is the usual.
 type call struct {
-	program string
-	verb    string
-	env     map[string]string
-	conf    map[string]any
-	stdin   *string
+	verb  string
+	env   map[string]string
+	conf  map[string]any
+	stdin *string
 	// broken has standard input that cannot be read.
 	broken bool
 }
@@ -160,7 +159,7 @@ func (n *node) call(t *testing.T, c call) error {
 		"CNI_COMMAND": c.verb, "CNI_PATH": "/nowhere", "CNI_CONTAINERID": "none", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/netns",
 		"CNI_ARGS": "K8S_POD_NAMESPACE=default;K8S_POD_NAME=none;K8S_POD_UID=none",
 	}
-	conf := map[string]any{"cniVersion": "1.1.0", "name": "berth", "type": c.program, "socket": n.dir + "/run/agent.sock", "uplink": "eth0", "mode": "macvlan",
+	conf := map[string]any{"cniVersion": "1.1.0", "name": "berth", "type": "berth-cni", "socket": n.dir + "/run/agent.sock", "uplink": "eth0", "mode": "macvlan",
 		"prevResult": map[string]any{"cniVersion": "1.1.0"}}
 	if c.verb == "ADD" {
 		delete(conf, "prevResult")
@@ -179,7 +178,7 @@ func (n *node) call(t *testing.T, c call) error {
 	if c.stdin != nil {
 		raw = []byte(*c.stdin)
 	}
-	cmd := n.command(c.program)
+	cmd := n.command("berth-cni")
 	for key, value := range env {
 		if value != "" {
 			cmd.Env = append(cmd.Env, key+"="+value)
@@ -206,7 +205,7 @@ func (n *node) call(t *testing.T, c call) error {
 	return fmt.Errorf("%w: %s", err, out)
 }
 
-// TestErrorCodes: every verb of every program of Berth's fails with the codes of the CNI
+// TestErrorCodes: every verb of berth-cni fails with the codes of the CNI
 // specification, and an error of the runtime changes nothing on the node.
 func TestErrorCodes(t *testing.T) {
 	network := newNetwork(t)
@@ -221,74 +220,57 @@ func TestErrorCodes(t *testing.T) {
 		code  uint
 		text  string
 	}
-	for _, program := range []string{"berth-cni", "berth-veth", "berth-vlan"} {
-		failures := []failure{
-			{call{conf: map[string]any{"cniVersion": "9.0.0"}}, verbs, types.ErrIncompatibleCNIVersion, "version"},
-			{call{conf: map[string]any{"cniVersion": "0.3.1"}}, []string{"CHECK"}, types.ErrIncompatibleCNIVersion, "does not allow CHECK"},
-			{call{conf: map[string]any{"cniVersion": "1.0.0"}}, []string{"GC"}, types.ErrIncompatibleCNIVersion, "does not allow GC"},
-			{call{conf: map[string]any{"cniVersion": "1.0.0"}}, []string{"STATUS"}, types.ErrIncompatibleCNIVersion, "does not allow STATUS"},
-			{call{conf: map[string]any{"ipam": map[string]any{"type": "host-local"}}}, []string{"ADD"}, types.ErrUnsupportedField, "host-local"},
-			{call{env: map[string]string{"CNI_CONTAINERID": ""}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID"},
-			{call{env: map[string]string{"CNI_IFNAME": ""}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME"},
-			{call{env: map[string]string{"CNI_NETNS": ""}}, []string{"ADD", "CHECK"}, types.ErrInvalidEnvironmentVariables, "CNI_NETNS"},
-			{call{env: map[string]string{"CNI_CONTAINERID": "../none"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "containerID"},
-			{call{env: map[string]string{"CNI_IFNAME": "a/b"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "interface name"},
-			{call{verb: "UPDATE"}, []string{"UPDATE"}, types.ErrInvalidEnvironmentVariables, "CNI_COMMAND"},
-			{call{broken: true}, verbs, types.ErrIOFailure, "stdin"},
-			{call{stdin: text(`{"cniVersion":`)}, verbs, types.ErrDecodingFailure, ""},
-			{call{conf: map[string]any{"name": nil}}, verbs, types.ErrInvalidNetworkConfig, "name"},
-			{call{conf: map[string]any{"name": "a/b"}}, verbs, types.ErrInvalidNetworkConfig, "name"},
-		}
-		if program == "berth-cni" {
-			failures = append(failures,
-				failure{call{conf: map[string]any{"prevResult": map[string]any{"cniVersion": "1.1.0", "interfaces": []any{}}}}, []string{"ADD"}, types.ErrUnsupportedField, "prevResult"},
-				failure{call{}, []string{"CHECK"}, types.ErrUnknownContainer, "none"},
-				failure{call{env: map[string]string{"CNI_CONTAINERID": "../none"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID"},
-				failure{call{env: map[string]string{"CNI_IFNAME": "a/b"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME"},
-				failure{call{env: map[string]string{"CNI_ARGS": "K8S_POD_NAMESPACE=default"}}, []string{"ADD"}, types.ErrInvalidEnvironmentVariables, "CNI_ARGS"},
-				failure{call{conf: map[string]any{"runtimeConfig": 5}}, []string{"ADD"}, types.ErrDecodingFailure, "runtimeConfig"},
-				failure{call{conf: map[string]any{"cni.dev/valid-attachments": "all"}}, []string{"GC"}, types.ErrDecodingFailure, "valid-attachments"},
-				failure{call{env: map[string]string{"CNI_NETNS": n.Path()}}, []string{"ADD"}, types.ErrInvalidNetNS, "namespace is that of the node"},
-				failure{call{}, []string{"ADD"}, types.ErrTryAgainLater, "pod not found"},
-				failure{call{conf: map[string]any{"socket": n.dir + "/none.sock"}}, []string{"ADD", "DEL", "CHECK", "GC"}, types.ErrTryAgainLater, "none.sock"},
-				failure{call{conf: map[string]any{"socket": n.dir + "/none.sock"}}, []string{"STATUS"}, api.CodeNotAvailable, "none.sock"},
-			)
-		} else {
-			addresses := map[string]any{"berthAddresses": []map[string]any{{"address": "10.0.70.5", "subnet": "10.0.70.0/24", "gateway": "10.0.70.1"}}}
-			failures = append(failures,
-				failure{call{conf: map[string]any{"uplink": nil}}, verbs, types.ErrInvalidNetworkConfig, "uplink"},
-				failure{call{conf: map[string]any{"mtu": 70000}}, verbs, types.ErrInvalidNetworkConfig, "70000"},
-				failure{call{conf: map[string]any{"runtimeConfig": addresses}}, []string{"ADD"}, types.ErrInvalidNetNS, "/nowhere/netns"},
-				failure{call{conf: map[string]any{"uplink": "none0"}}, []string{"STATUS"}, api.CodeNotAvailable, "none0"},
-				failure{call{}, []string{"ADD"}, types.ErrInvalidNetworkConfig, "0 addresses"},
-			)
-		}
-		for _, f := range failures {
-			for _, verb := range f.verbs {
-				f.program, f.verb = program, verb
-				t.Run(fmt.Sprintf("%s %s %d %s", program, verb, f.code, f.text), func(t *testing.T) {
-					want(t, n.call(t, f.call), f.code, f.text)
-				})
-			}
-		}
-		t.Run(program+" VERSION", func(t *testing.T) {
-			cmd := n.command(program)
-			cmd.Env = append(cmd.Env, "CNI_COMMAND=VERSION")
-			out, err := cmd.Output()
-			for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-				if err != nil || !strings.Contains(string(out), `"`+version+`"`) {
-					t.Errorf("VERSION says %s, %v; want %s", out, err, version)
-				}
-			}
-		})
+	failures := []failure{
+		{call{conf: map[string]any{"cniVersion": "9.0.0"}}, verbs, types.ErrIncompatibleCNIVersion, "version"},
+		{call{conf: map[string]any{"cniVersion": "0.3.1"}}, []string{"CHECK"}, types.ErrIncompatibleCNIVersion, "does not allow CHECK"},
+		{call{conf: map[string]any{"cniVersion": "1.0.0"}}, []string{"GC"}, types.ErrIncompatibleCNIVersion, "does not allow GC"},
+		{call{conf: map[string]any{"cniVersion": "1.0.0"}}, []string{"STATUS"}, types.ErrIncompatibleCNIVersion, "does not allow STATUS"},
+		{call{conf: map[string]any{"ipam": map[string]any{"type": "host-local"}}}, []string{"ADD"}, types.ErrUnsupportedField, "host-local"},
+		{call{env: map[string]string{"CNI_CONTAINERID": ""}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID"},
+		{call{env: map[string]string{"CNI_IFNAME": ""}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME"},
+		{call{env: map[string]string{"CNI_NETNS": ""}}, []string{"ADD", "CHECK"}, types.ErrInvalidEnvironmentVariables, "CNI_NETNS"},
+		{call{env: map[string]string{"CNI_CONTAINERID": "../none"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "containerID"},
+		{call{env: map[string]string{"CNI_IFNAME": "a/b"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "interface name"},
+		{call{verb: "UPDATE"}, []string{"UPDATE"}, types.ErrInvalidEnvironmentVariables, "CNI_COMMAND"},
+		{call{broken: true}, verbs, types.ErrIOFailure, "stdin"},
+		{call{stdin: text(`{"cniVersion":`)}, verbs, types.ErrDecodingFailure, ""},
+		{call{conf: map[string]any{"name": nil}}, verbs, types.ErrInvalidNetworkConfig, "name"},
+		{call{conf: map[string]any{"name": "a/b"}}, verbs, types.ErrInvalidNetworkConfig, "name"},
+		{call{conf: map[string]any{"prevResult": map[string]any{"cniVersion": "1.1.0", "interfaces": []any{}}}}, []string{"ADD"}, types.ErrUnsupportedField, "prevResult"},
+		{call{}, []string{"CHECK"}, types.ErrUnknownContainer, "none"},
+		{call{env: map[string]string{"CNI_CONTAINERID": "../none"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID"},
+		{call{env: map[string]string{"CNI_IFNAME": "a/b"}}, ofContainer, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME"},
+		{call{env: map[string]string{"CNI_ARGS": "K8S_POD_NAMESPACE=default"}}, []string{"ADD"}, types.ErrInvalidEnvironmentVariables, "CNI_ARGS"},
+		{call{conf: map[string]any{"runtimeConfig": 5}}, []string{"ADD"}, types.ErrDecodingFailure, "runtimeConfig"},
+		{call{conf: map[string]any{"cni.dev/valid-attachments": "all"}}, []string{"GC"}, types.ErrDecodingFailure, "valid-attachments"},
+		{call{env: map[string]string{"CNI_NETNS": n.Path()}}, []string{"ADD"}, types.ErrInvalidNetNS, "namespace is that of the node"},
+		{call{}, []string{"ADD"}, types.ErrTryAgainLater, "pod not found"},
+		{call{conf: map[string]any{"socket": n.dir + "/none.sock"}}, []string{"ADD", "DEL", "CHECK", "GC"}, types.ErrTryAgainLater, "none.sock"},
+		{call{conf: map[string]any{"socket": n.dir + "/none.sock"}}, []string{"STATUS"}, api.CodeNotAvailable, "none.sock"},
 	}
+	for _, f := range failures {
+		for _, verb := range f.verbs {
+			f.verb = verb
+			t.Run(fmt.Sprintf("%s %d %s", verb, f.code, f.text), func(t *testing.T) {
+				want(t, n.call(t, f.call), f.code, f.text)
+			})
+		}
+	}
+	t.Run("VERSION", func(t *testing.T) {
+		cmd := n.command("berth-cni")
+		cmd.Env = append(cmd.Env, "CNI_COMMAND=VERSION")
+		out, err := cmd.Output()
+		for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+			if err != nil || !strings.Contains(string(out), `"`+version+`"`) {
+				t.Errorf("VERSION says %s, %v; want %s", out, err, version)
+			}
+		}
+	})
 	// What is gone already is no error.
-	for _, program := range []string{"berth-cni", "berth-veth", "berth-vlan"} {
-		for _, netns := range []string{"", "/nowhere/netns"} {
-			for range 2 {
-				if err := n.call(t, call{program: program, verb: "DEL", env: map[string]string{"CNI_NETNS": netns}}); err != nil {
-					t.Errorf("%s DEL of a container that never was, in namespace %q: %v", program, netns, err)
-				}
+	for _, netns := range []string{"", "/nowhere/netns"} {
+		for range 2 {
+			if err := n.call(t, call{verb: "DEL", env: map[string]string{"CNI_NETNS": netns}}); err != nil {
+				t.Errorf("DEL of a container that never was, in namespace %q: %v", netns, err)
 			}
 		}
 	}
@@ -340,7 +322,7 @@ func TestErrorsOfPlugins(t *testing.T) {
 	for code, told := range map[int]uint{51: api.CodeLimitedConnectivity, 50: api.CodeNotAvailable, 142: api.CodeNotAvailable} {
 		plugin(fails("STATUS", code) + ok)
 		netnstest.Eventually(t, func() error {
-			err := n.call(t, call{program: "berth-cni", verb: "STATUS"})
+			err := n.call(t, call{verb: "STATUS"})
 			var e *types.Error
 			if !errors.As(err, &e) || e.Code != told || !strings.Contains(e.Msg, "of my own") {
 				return fmt.Errorf("STATUS where the plugin says %d: %w, want code %d", code, err, told)
