@@ -48,7 +48,7 @@ func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 var (
 	recordsDesc = metrics.NewDesc("berth_agent_records", "Containers whose network the agent has a record of, by phase.", []string{"phase"}, nil, metrics.ALPHA, "")
 	failingDesc = metrics.NewDesc("berth_agent_failing_records", "Containers whose network the agent could not repair or take down at its last try.", nil, nil, metrics.ALPHA, "")
-	checkedDesc = metrics.NewDesc("berth_agent_since_full_check_seconds", "For how long some container's network has not been compared with the kernel; the agent does so every minute.",
+	checkedDesc = metrics.NewDesc("berth_agent_full_check_age_seconds", "For how long some container's network has not been compared with the kernel; the agent does so every minute.",
 		nil, nil, metrics.ALPHA, "")
 	reachDesc = metrics.NewDesc("berth_agent_api_reachable", "1 while the agent can watch the pods of its node, else 0.", nil, nil, metrics.ALPHA, "")
 )

@@ -276,7 +276,7 @@ func TestAddresses(t *testing.T) {
 		"missing":        {"10.0.70.99", "", ErrNotHolder, "does not exist"},
 		"none":           {"", "", ErrNotPlaced, ""},
 		"commas":         {",,", "", ErrNotPlaced, ""},
-		"no address":     {"web", "", ErrBadHint, "berth.dev/floatingips"},
+		"no address":     {"web", "", ErrBadHint, "berth.dev/floating-ips"},
 		"not canonical":  {"010.0.70.5", "", ErrBadHint, ""},
 		"too many":       {"10.0.70.1,10.0.70.2,10.0.70.3,10.0.70.4,10.0.70.5,10.0.70.6,10.0.70.7,10.0.70.8,10.0.70.9", "", ErrBadHint, "more than"},
 		"broken network": {"10.0.70.8", "", nil, "spec.network.subnet"},
@@ -324,7 +324,7 @@ func TestAddressesOfShortList(t *testing.T) {
 		if !errors.Is(err, want) || want == nil && len(got) != strings.Count(hint, ",")+1 {
 			t.Errorf("%q: Addresses() = %v, %v, want %v", hint, got, err, want)
 		}
-		if errors.Is(want, ErrTooFew) && !strings.Contains(err.Error(), `it requests 2, and berth.dev/floatingips="`+hint+`" names 1`) {
+		if errors.Is(want, ErrTooFew) && !strings.Contains(err.Error(), `it requests 2, and berth.dev/floating-ips="`+hint+`" names 1`) {
 			t.Errorf("%q: the error does not say what is wrong: %v", hint, err)
 		}
 	}

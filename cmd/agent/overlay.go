@@ -28,7 +28,7 @@ func (o *Options) validateOverlay() error {
 	switch o.Overlay {
 	case overlayOff:
 		if o.OverlayFloating || len(o.OverlayInside) > 0 {
-			errs = append(errs, errors.New("--overlay-floating-ips and --overlay-no-masquerade need --overlay"))
+			errs = append(errs, errors.New("--overlay-floating-ips and --overlay-non-masquerade-cidrs need --overlay"))
 		}
 		return errors.Join(errs...)
 	case string(overlay.VXLAN), string(overlay.HostGW):
@@ -52,7 +52,7 @@ func (o *Options) overlayInside() ([]netip.Prefix, error) {
 	for _, text := range o.OverlayInside {
 		prefix, err := iprange.ParsePrefix(text)
 		if err != nil {
-			return nil, fmt.Errorf("--overlay-no-masquerade: %w", err)
+			return nil, fmt.Errorf("--overlay-non-masquerade-cidrs: %w", err)
 		}
 		all = append(all, prefix)
 	}

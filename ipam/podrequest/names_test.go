@@ -24,7 +24,7 @@ func TestParseNames(t *testing.T) {
 		{"10.0.70.5," + six, []string{"10.0.70.5", six}, ""},
 		{" 10.0.70.6, 10.0.70.5 ,", []string{"10.0.70.6", "10.0.70.5"}, ""},
 		{"10.0.70.5,10.0.70.6,10.0.70.5", []string{"10.0.70.5", "10.0.70.6"}, ""},
-		{"web", nil, `berth.dev/floatingips="web": parse FloatingIP name`},
+		{"web", nil, `berth.dev/floating-ips="web": parse FloatingIP name`},
 		{"010.0.70.5,10.0.70.6", []string{"10.0.70.6"}, "parse FloatingIP name"},
 		{"10.0.70.5,2001:db8:70::5,10.0.70.6", []string{"10.0.70.5", "10.0.70.6"}, "is not the canonical name"},
 		{eight, strings.Split(eight, ","), ""},

@@ -66,7 +66,7 @@ func TestEditedAnnotation(t *testing.T) {
 	victim, thief := s.start("victim", s.floating, on("node1")), s.start("thief", s.floating, on("node2"))
 	tr := s.ask(victim, thief)
 	_, err := deploy.Kubectl(s.ctx, s.Cluster, "-n", s.name, "annotate", "pod", thief.Name, "--overwrite", v1alpha1.AnnotationFloatingIPs+"="+victim.Status.PodIP)
-	if err == nil || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is set by the scheduler") {
+	if err == nil || !strings.Contains(err.Error(), "annotation berth.dev/floating-ips is set by the scheduler") {
 		t.Errorf("editing the annotation of a bound pod: %v, want it refused", err)
 	}
 	s.freshAgents()

@@ -105,7 +105,7 @@ func TestAgentPermissions(t *testing.T) {
 	s.must(patch(here, status, "status"))
 	for what, err := range map[string]error{
 		"a pod of another node":        patch(elsewhere, status, "status"),
-		"another annotation":           patch(here, `{"metadata":{"annotations":{"berth.dev/floatingips":"10.0.70.95"}}}`, "status"),
+		"another annotation":           patch(here, `{"metadata":{"annotations":{"berth.dev/floating-ips":"10.0.70.95"}}}`, "status"),
 		"removal of an annotation":     patch(here, fmt.Sprintf(`{"metadata":{"annotations":{%q:"[]","example.com/a":null}}}`, networkStatus), "status"),
 		"a label":                      patch(here, `{"metadata":{"labels":{"a":"b"}}}`, "status"),
 		"the phase":                    patch(here, `{"status":{"phase":"Failed"}}`, "status"),

@@ -54,7 +54,7 @@ func TestErrors(t *testing.T) {
 			pod := createPod(t, n.name, "garbage", "10.0.70.11")
 			annotate(pod, "10.0.70.11,../../etc/passwd")
 			return pod
-		}, api.CodePodNotPlaced, []string{"annotation cannot be read", "berth.dev/floatingips"}},
+		}, api.CodePodNotPlaced, []string{"annotation cannot be read", "berth.dev/floating-ips"}},
 		{"wrong node", func() *corev1.Pod {
 			pod := createPod(t, n.name, "wrong-node", "10.0.70.12")
 			moved := pod.DeepCopy()
@@ -67,7 +67,7 @@ func TestErrors(t *testing.T) {
 			bind(t, "10.0.70.14,10.0.70.15", pod)
 			annotate(pod, "10.0.70.14")
 			return pod
-		}, api.CodePodNotPlaced, []string{"default/too-few", "it requests 2", `berth.dev/floatingips="10.0.70.14" names 1`, "delete the pod"}},
+		}, api.CodePodNotPlaced, []string{"default/too-few", "it requests 2", `berth.dev/floating-ips="10.0.70.14" names 1`, "delete the pod"}},
 		{"one of two is another's", func() *corev1.Pod {
 			pod := createPod(t, n.name, "half", "10.0.70.16,10.0.70.9")
 			bind(t, "10.0.70.16", pod)

@@ -77,7 +77,7 @@ func (c cast) pod(n *node, role, name, addresses string) *container {
 		names = append(names, nameOf(address))
 	}
 	requesting(object, "berth.dev/ip", len(names))
-	object.Annotations = map[string]string{"berth.dev/floatingips": strings.Join(names, ",")}
+	object.Annotations = map[string]string{"berth.dev/floating-ips": strings.Join(names, ",")}
 	pod := create(c.t, object)
 	bind(c.t, addresses, pod)
 	return newContainer(c.t, object.Name, pod)

@@ -25,7 +25,7 @@ type Metrics struct {
 func NewMetrics(register func(...metrics.Registerable)) *Metrics {
 	m := &Metrics{applies: metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Subsystem: "berth_agent", Name: "network_policy_apply_duration_seconds",
-		Help:           "Duration of the changes of the kernel's tables of network policies, by result: success or failure.",
+		Help:           "Duration of the changes of the kernel's tables of network policies, by result (success, error).",
 		Buckets:        metrics.ExponentialBuckets(0.001, 2, 14),
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})}
@@ -39,7 +39,7 @@ func (m *Metrics) applied(err error, took time.Duration) {
 	}
 	result := "success"
 	if err != nil {
-		result = "failure"
+		result = "error"
 	}
 	m.applies.WithLabelValues(result).Observe(took.Seconds())
 }
@@ -49,7 +49,7 @@ var (
 	failingDesc = metrics.NewDesc("berth_agent_network_policy_failing_tables", "Tables of network policies whose last change failed.", nil, nil, metrics.ALPHA, "")
 	objectsDesc = metrics.NewDesc("berth_agent_network_policy_objects", "What the tables of network policies have, by place (node or pods) and kind: rules, sets (with maps) or elements of these.",
 		[]string{"place", "kind"}, nil, metrics.ALPHA, "")
-	comparedDesc = metrics.NewDesc("berth_agent_network_policy_since_full_compare_seconds", "For how long some table of network policies has not been compared whole with the kernel; the agent does so every minute.",
+	comparedDesc = metrics.NewDesc("berth_agent_network_policy_full_compare_age_seconds", "For how long some table of network policies has not been compared whole with the kernel; the agent does so every minute.",
 		nil, nil, metrics.ALPHA, "")
 	unenforcedDesc = metrics.NewDesc("berth_agent_network_policy_unenforced_pods", "Pods of the node whose network policies do not hold for all of their packets.", nil, nil, metrics.ALPHA, "")
 	policiesDesc   = metrics.NewDesc("berth_agent_network_policies", "Network policies of the cluster by kind.", []string{"kind"}, nil, metrics.ALPHA, "")

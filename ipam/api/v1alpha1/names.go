@@ -67,7 +67,7 @@ const SpareUnlimited = "Unlimited"
 // AnnotationFloatingIPs names the FloatingIP objects of a bound pod, separated by
 // commas. The scheduler writes it with the Binding. It is only a hint where to
 // look: the pod UID in the FloatingIP proves who holds the address.
-const AnnotationFloatingIPs = GroupName + "/floatingips"
+const AnnotationFloatingIPs = GroupName + "/floating-ips"
 
 // NameOf returns the FloatingIP name of an address: the address itself for
 // IPv4, all eight groups joined by dashes for IPv6, which is a valid object

@@ -67,7 +67,7 @@ func TestBoundAnnotationIsNotChanged(t *testing.T) {
 	w.Create(simulation.NewPod("web-0"))
 	w.Bound("web-0")
 	edit := func(value string, options metav1.PatchOptions) error {
-		patch := []byte(`{"metadata":{"annotations":{"berth.dev/floatingips":` + value + `}}}`)
+		patch := []byte(`{"metadata":{"annotations":{"berth.dev/floating-ips":` + value + `}}}`)
 		_, err := w.Kube.CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.MergePatchType, patch, options)
 		return err
 	}
@@ -79,13 +79,13 @@ func TestBoundAnnotationIsNotChanged(t *testing.T) {
 		return nil
 	})
 	for _, value := range []string{`"10.0.70.3"`, `""`, "null"} {
-		if err := edit(value, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is set by the scheduler") {
+		if err := edit(value, metav1.PatchOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floating-ips is set by the scheduler") {
 			t.Errorf("changing the annotation to %s: %v, want it refused", value, err)
 		}
 	}
 	// Nor the pod's node, which may write its status.
-	patch := []byte(`{"metadata":{"annotations":{"berth.dev/floatingips":"10.0.70.3"}}}`)
-	if _, err := w.AsNode("node1").CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floatingips is set by the scheduler") {
+	patch := []byte(`{"metadata":{"annotations":{"berth.dev/floating-ips":"10.0.70.3"}}}`)
+	if _, err := w.AsNode("node1").CoreV1().Pods(simulation.Namespace).Patch(w.Ctx, "web-0", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "annotation berth.dev/floating-ips is set by the scheduler") {
 		t.Errorf("the node changes the annotation with the pod's status: %v, want it refused", err)
 	}
 	w.Annotate("web-0", "another", "one")
