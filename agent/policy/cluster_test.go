@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 // world is a cluster in memory with the Index of a node, which it tells of each change.
@@ -98,7 +99,7 @@ func addrs(texts ...string) []netip.Addr {
 // passes says whether the node forwards a new connection.
 func passes(t *testing.T, rs *ruleset.Ruleset, from, to string, protocol ruleset.Protocol, port uint16) bool {
 	t.Helper()
-	if err := ruleset.Check(rs); err != nil {
+	if err := rulesettest.Check(rs); err != nil {
 		t.Fatal(err)
 	}
 	d := ruleset.Walk(rs, ruleset.Forward, ruleset.Packet{

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 var update = flag.Bool("update", false, "writes the rulesets of testdata anew")
@@ -84,7 +85,7 @@ func golden(t *testing.T, file string) {
 		}
 	}
 	for name, rs := range rulesets {
-		if err := ruleset.Check(rs); err != nil {
+		if err := rulesettest.Check(rs); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 // envClusters is how many clusters TestDifferential draws.
@@ -138,7 +139,7 @@ func compareRulesets(t *testing.T, n *Node, seen *statistics) {
 	fresh := n.Fresh()
 	compare := func(what string, got, want *ruleset.Ruleset) {
 		seen.Rulesets++
-		if err := ruleset.Check(got); err != nil {
+		if err := rulesettest.Check(got); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		if diff := cmp.Diff(strings.Split(ruleset.Text(want), "\n"), strings.Split(ruleset.Text(got), "\n")); diff != "" {

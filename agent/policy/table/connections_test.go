@@ -14,6 +14,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 	"github.com/berth-dev/berth/cni/conntrack"
 	"github.com/berth-dev/berth/cni/nftables"
 )
@@ -329,7 +330,7 @@ func TestConnectionsOfAPod(t *testing.T) {
 	}
 	apply := func(rs *ruleset.Ruleset, want int) {
 		t.Helper()
-		if err := ruleset.Check(rs); err != nil {
+		if err := rulesettest.Check(rs); err != nil {
 			t.Fatal(err)
 		}
 		if err := table.Apply(neverRefused(t), rs); err != nil {

@@ -63,7 +63,7 @@ func (t *Table) do(f func() error) error {
 // attempts is how often a replacement is tried that another program's change came before.
 const attempts = 3
 
-// Apply brings a ruleset, which must be one that ruleset.Check accepts, into the kernel. After an
+// Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an
 // error packets meet what they met before, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	for _, f := range families {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 // verify fails the test where the kernel does not have exactly what was applied.
@@ -217,7 +218,7 @@ func TestDifferences(t *testing.T) {
 		r := &random{rand.New(rand.NewPCG(seed, 0)), of()}
 		for step := range 60 {
 			rs := r.next()
-			if err := ruleset.Check(rs); err != nil {
+			if err := rulesettest.Check(rs); err != nil {
 				t.Fatalf("seed %d, step %d: the test makes a wrong ruleset: %v", seed, step, err)
 			}
 			if before := table.applied; before != nil {

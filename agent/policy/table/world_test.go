@@ -16,6 +16,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 // world is a node that routes between two pods.
@@ -65,7 +66,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) apply(rs *ruleset.Ruleset) {
 	w.t.Helper()
-	if err := errors.Join(ruleset.Check(rs), w.table.Apply(w.t.Context(), rs)); err != nil {
+	if err := errors.Join(rulesettest.Check(rs), w.table.Apply(w.t.Context(), rs)); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ruleset
+// Package rulesettest says what is wrong with a ruleset. The compiler of policies makes none that is
+// wrong, which its tests hold with Check.
+package rulesettest
 
 import (
 	"errors"
@@ -9,6 +11,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
 // maxDepth is how many chains may lead to one another (NFT_JUMP_STACK_SIZE of
@@ -23,7 +27,7 @@ const maxCounter = 255
 
 // Check returns what is wrong with a ruleset, all of it: what the kernel would refuse, and what
 // Walk, Text and the kernel would not take the same way.
-func Check(rs *Ruleset) error {
+func Check(rs *ruleset.Ruleset) error {
 	c := checker{rs: rs}
 	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
 		c.at = "set " + name
@@ -44,7 +48,7 @@ func Check(rs *Ruleset) error {
 }
 
 type checker struct {
-	rs   *Ruleset
+	rs   *ruleset.Ruleset
 	at   string
 	errs []error
 }
@@ -57,8 +61,8 @@ func (c *checker) name(key, name string) {
 	if key != name {
 		c.fail("its name is %q", name)
 	}
-	if len(name) > MaxName {
-		c.fail("the name has %d bytes, and may have %d", len(name), MaxName)
+	if len(name) > ruleset.MaxName {
+		c.fail("the name has %d bytes, and may have %d", len(name), ruleset.MaxName)
 	}
 	if !isName(name) {
 		c.fail("the name %q is not of a letter and of letters, digits, '-', '_'", name)
@@ -77,26 +81,26 @@ func isName(name string) bool {
 	return name != ""
 }
 
-func (c *checker) set(key string, s *Set) {
+func (c *checker) set(key string, s *ruleset.Set) {
 	c.name(key, s.Name)
 	if c.rs.Maps[key] != nil {
 		c.fail("a map has the same name")
 	}
-	if (s.Family == AnyFamily) != (s.Kind == Interfaces) || s.Family > IPv6 {
+	if (s.Family == ruleset.AnyFamily) != (s.Kind == ruleset.Interfaces) || s.Family > ruleset.IPv6 {
 		c.fail("kind %d with family %d", s.Kind, s.Family)
 	}
-	for kind, n := range map[Kind]int{Addresses: len(s.Addresses), Ranges: len(s.Ranges), Endpoints: len(s.Endpoints), Pairs: len(s.Pairs), Interfaces: len(s.Interfaces)} {
+	for kind, n := range map[ruleset.Kind]int{ruleset.Addresses: len(s.Addresses), ruleset.Ranges: len(s.Ranges), ruleset.Endpoints: len(s.Endpoints), ruleset.Pairs: len(s.Pairs), ruleset.Interfaces: len(s.Interfaces)} {
 		if kind != s.Kind && n > 0 {
 			c.fail("kind %d has elements of kind %d", s.Kind, kind)
 		}
 	}
 	switch s.Kind {
-	case Addresses:
+	case ruleset.Addresses:
 		sorted(c, s.Addresses, netip.Addr.Compare)
 		for _, a := range s.Addresses {
 			c.address(s.Family, a)
 		}
-	case Ranges:
+	case ruleset.Ranges:
 		for i, r := range s.Ranges {
 			c.address(s.Family, r.First)
 			c.address(s.Family, r.Last)
@@ -108,21 +112,21 @@ func (c *checker) set(key string, s *Set) {
 				c.fail("range %v-%v is not after its predecessor and apart from it", r.First, r.Last)
 			}
 		}
-	case Endpoints:
-		sorted(c, s.Endpoints, Endpoint.Compare)
+	case ruleset.Endpoints:
+		sorted(c, s.Endpoints, ruleset.Endpoint.Compare)
 		for _, e := range s.Endpoints {
 			c.address(s.Family, e.Address)
-			if e.Protocol == AnyProtocol {
+			if e.Protocol == ruleset.AnyProtocol {
 				c.fail("endpoint %v has no protocol", e)
 			}
 		}
-	case Pairs:
-		sorted(c, s.Pairs, Pair.Compare)
+	case ruleset.Pairs:
+		sorted(c, s.Pairs, ruleset.Pair.Compare)
 		for _, p := range s.Pairs {
 			c.address(s.Family, p.Source)
 			c.address(s.Family, p.Destination)
 		}
-	case Interfaces:
+	case ruleset.Interfaces:
 		sorted(c, s.Interfaces, strings.Compare)
 		for _, name := range s.Interfaces {
 			if name == "" || len(name) > maxInterface {
@@ -142,18 +146,18 @@ func sorted[E any](c *checker, all []E, compare func(a, b E) int) {
 	}
 }
 
-func (c *checker) address(family Family, a netip.Addr) {
+func (c *checker) address(family ruleset.Family, a netip.Addr) {
 	switch {
 	case !a.IsValid() || a.Is4In6() || a.Zone() != "":
 		c.fail("%v is no plain address", a)
-	case FamilyOf(a) != family:
+	case ruleset.FamilyOf(a) != family:
 		c.fail("%v is of the other family", a)
 	}
 }
 
-func (c *checker) addressMap(key string, m *Map) {
+func (c *checker) addressMap(key string, m *ruleset.Map) {
 	c.name(key, m.Name)
-	if m.Family != IPv4 && m.Family != IPv6 {
+	if m.Family != ruleset.IPv4 && m.Family != ruleset.IPv6 {
 		c.fail("family %d", m.Family)
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(m.Chains), netip.Addr.Compare) {
@@ -165,14 +169,14 @@ func (c *checker) addressMap(key string, m *Map) {
 func (c *checker) target(name string) {
 	if chain := c.rs.Chains[name]; chain == nil {
 		c.fail("leads to chain %q, which does not exist", name)
-	} else if chain.Hook != NoHook {
+	} else if chain.Hook != ruleset.NoHook {
 		c.fail("leads to base chain %q", name)
 	}
 }
 
-func (c *checker) chain(key string, chain *Chain) {
+func (c *checker) chain(key string, chain *ruleset.Chain) {
 	c.name(key, chain.Name)
-	if chain.Hook > Output {
+	if chain.Hook > ruleset.Output {
 		c.fail("hook %d is none", chain.Hook)
 	}
 	for i := range chain.Rules {
@@ -181,33 +185,33 @@ func (c *checker) chain(key string, chain *Chain) {
 	}
 }
 
-func (c *checker) rule(chain *Chain, r *Rule) {
-	if r.Family > IPv6 {
+func (c *checker) rule(chain *ruleset.Chain, r *ruleset.Rule) {
+	if r.Family > ruleset.IPv6 {
 		c.fail("family %d", r.Family)
 	}
 	if r.SourceMap != "" || r.DestinationMap != "" {
 		c.mapRule(r)
 		return
 	}
-	c.condition(r, r.InInterface, Interfaces)
-	c.condition(r, r.OutInterface, Interfaces)
-	c.condition(r, r.Source, Addresses, Ranges)
-	c.condition(r, r.Destination, Addresses, Ranges)
-	c.condition(r, r.Endpoint, Endpoints)
-	c.condition(r, r.Pair, Pairs)
-	if r.Loopback && chain.Hook != Input && chain.Hook != Output {
+	c.condition(r, r.InInterface, ruleset.Interfaces)
+	c.condition(r, r.OutInterface, ruleset.Interfaces)
+	c.condition(r, r.Source, ruleset.Addresses, ruleset.Ranges)
+	c.condition(r, r.Destination, ruleset.Addresses, ruleset.Ranges)
+	c.condition(r, r.Endpoint, ruleset.Endpoints)
+	c.condition(r, r.Pair, ruleset.Pairs)
+	if r.Loopback && chain.Hook != ruleset.Input && chain.Hook != ruleset.Output {
 		c.fail("loopback means nothing but in base chains of Input and Output")
 	}
-	if r.LocalSource && chain.Hook != Output {
+	if r.LocalSource && chain.Hook != ruleset.Output {
 		c.fail("the source is local in packets of Output only")
 	}
-	if r.InInterface != "" && chain.Hook == Output || r.OutInterface != "" && chain.Hook == Input {
+	if r.InInterface != "" && chain.Hook == ruleset.Output || r.OutInterface != "" && chain.Hook == ruleset.Input {
 		c.fail("the hook has no such interface")
 	}
-	if r.NeighborDiscovery && (r.Family == IPv4 || r.Protocol != AnyProtocol) {
+	if r.NeighborDiscovery && (r.Family == ruleset.IPv4 || r.Protocol != ruleset.AnyProtocol) {
 		c.fail("neighbour discovery is ICMPv6")
 	}
-	if len(r.Ports) > 0 && r.Protocol != TCP && r.Protocol != UDP && r.Protocol != SCTP {
+	if len(r.Ports) > 0 && r.Protocol != ruleset.TCP && r.Protocol != ruleset.UDP && r.Protocol != ruleset.SCTP {
 		c.fail("ports of protocol %d", r.Protocol)
 	}
 	for i, ports := range r.Ports {
@@ -219,9 +223,9 @@ func (c *checker) rule(chain *Chain, r *Rule) {
 		}
 	}
 	switch r.Verdict {
-	case Jump, Goto:
+	case ruleset.Jump, ruleset.Goto:
 		c.target(r.Target)
-	case Continue, Accept, Drop, Return:
+	case ruleset.Continue, ruleset.Accept, ruleset.Drop, ruleset.Return:
 		if r.Target != "" {
 			c.fail("verdict %d with target %s", r.Verdict, r.Target)
 		}
@@ -231,8 +235,8 @@ func (c *checker) rule(chain *Chain, r *Rule) {
 	c.counter(r)
 }
 
-func (c *checker) mapRule(r *Rule) {
-	bare := Rule{Family: r.Family, SourceMap: r.SourceMap, DestinationMap: r.DestinationMap, Counter: r.Counter, Origin: r.Origin}
+func (c *checker) mapRule(r *ruleset.Rule) {
+	bare := ruleset.Rule{Family: r.Family, SourceMap: r.SourceMap, DestinationMap: r.DestinationMap, Counter: r.Counter, Origin: r.Origin}
 	if r.SourceMap != "" && r.DestinationMap != "" || len(r.Ports) > 0 || !equalConditions(*r, bare) {
 		c.fail("has a map, and other conditions or a verdict")
 	}
@@ -246,7 +250,7 @@ func (c *checker) mapRule(r *Rule) {
 }
 
 // equalConditions compares rules without Ports.
-func equalConditions(a, b Rule) bool {
+func equalConditions(a, b ruleset.Rule) bool {
 	return a.Family == b.Family && a.Established == b.Established && a.NeighborDiscovery == b.NeighborDiscovery &&
 		a.InInterface == b.InInterface && a.OutInterface == b.OutInterface && a.Loopback == b.Loopback && a.LocalSource == b.LocalSource &&
 		a.Source == b.Source && a.Destination == b.Destination && a.Endpoint == b.Endpoint && a.Pair == b.Pair &&
@@ -254,7 +258,7 @@ func equalConditions(a, b Rule) bool {
 }
 
 // condition checks a rule's set.
-func (c *checker) condition(r *Rule, name string, kinds ...Kind) {
+func (c *checker) condition(r *ruleset.Rule, name string, kinds ...ruleset.Kind) {
 	if name == "" {
 		return
 	}
@@ -266,12 +270,12 @@ func (c *checker) condition(r *Rule, name string, kinds ...Kind) {
 	if !slices.Contains(kinds, s.Kind) {
 		c.fail("set %s is of kind %d", name, s.Kind)
 	}
-	if s.Kind != Interfaces && s.Family != r.Family {
+	if s.Kind != ruleset.Interfaces && s.Family != r.Family {
 		c.fail("set %s is of another family", name)
 	}
 }
 
-func (c *checker) counter(r *Rule) {
+func (c *checker) counter(r *ruleset.Rule) {
 	if r.Counter != "" && (len(r.Counter) > maxCounter || !isName(r.Counter)) {
 		c.fail("%q cannot be a counter's name", r.Counter)
 	}
@@ -309,7 +313,7 @@ func (c *checker) depths() {
 }
 
 // targets returns the chains that a rule may lead to, each once.
-func (c *checker) targets(r Rule) []string {
+func (c *checker) targets(r ruleset.Rule) []string {
 	if name := r.SourceMap + r.DestinationMap; name != "" {
 		return slices.Compact(slices.Sorted(maps.Values(c.rs.Maps[name].Chains)))
 	}
