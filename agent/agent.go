@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/announce"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
@@ -149,10 +150,10 @@ type Options struct {
 	BootID string
 	// BootTime returns when the node's kernel started, by its present clock.
 	BootTime    func() (time.Time, error)
-	Prober      prober
+	Prober      addressconflict.Prober
 	Listener    defence.Listener
 	Shaper      shaper
-	ConflictLog conflictLog
+	ConflictLog addressconflict.Log
 	Metrics     *Metrics
 	// Events may be nil.
 	Events event.Recorder
@@ -180,13 +181,14 @@ type Agent struct {
 	// unseen has the keys of records that were withdrawn before their interface was seen.
 	unseen    sync.Map
 	hostPorts hostPorts
-	heard     heard
+	conflicts *addressconflict.Conflicts
 	defender  *defence.Defender
 }
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
 	a := &Agent{Options: o, started: time.Now(), hostPorts: newHostPorts(), defender: defence.New()}
+	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans})
 	return a

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -46,7 +47,7 @@ func code(err error) uint {
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
 		return api.CodePodNotPlaced
 	case errors.Is(err, podinfo.ErrPodNotFound), errors.Is(err, podinfo.ErrPodReplaced), errors.Is(err, ErrHostPortTaken),
-		errors.Is(err, ErrConflict), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		errors.Is(err, addressconflict.ErrConflict), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return types.ErrTryAgainLater
 	}
 	var plugin *types.Error

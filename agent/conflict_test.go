@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -69,7 +70,7 @@ func TestConflict(t *testing.T) {
 			if !c.routed {
 				a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, c.links}}
 			}
-			a.Prober = probeFunc(func(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
+			a.conflicts.Prober = probeFunc(func(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
 				for _, target := range targets {
 					w.note("probe %s on %d", target.Address, target.Link)
 				}
@@ -92,12 +93,12 @@ func TestConflict(t *testing.T) {
 			if (err == nil) != (c.code == 0) || err != nil && (ToCNIError(err).Code != c.code || !strings.Contains(err.Error(), c.text)) {
 				t.Errorf("got %v, want code %d and %q", err, c.code, c.text)
 			}
-			if c.found != nil && !c.routed && !errors.Is(err, ErrConflict) {
-				t.Errorf("got %v, want %v", err, ErrConflict)
+			if c.found != nil && !c.routed && !errors.Is(err, addressconflict.ErrConflict) {
+				t.Errorf("got %v, want %v", err, addressconflict.ErrConflict)
 			}
 			shows, inspectErr := a.Inspect(t.Context(), "", false)
 			must(t, inspectErr)
-			if errors.Is(err, ErrConflict) != (len(shows.Conflicts) == 1) || len(shows.Conflicts) == 1 && (shows.Conflicts[0].Pod != w.pod.Pod || shows.Conflicts[0].Heard != c.found[0].String()) {
+			if errors.Is(err, addressconflict.ErrConflict) != (len(shows.Conflicts) == 1) || len(shows.Conflicts) == 1 && (shows.Conflicts[0].Pod != w.pod.Pod || shows.Conflicts[0].Heard != c.found[0].String()) {
 				t.Errorf("inspect shows %+v", shows.Conflicts)
 			}
 			if diff := cmp.Diff(c.log, w.log); diff != "" {

@@ -73,7 +73,7 @@ func (c carrier) Defend(ctx context.Context, key state.Key, claims map[netip.Add
 // but it answers no probes.
 func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Addr]bool) {
 	a := c.agent
-	if a.Prober == nil {
+	if a.conflicts.Prober == nil {
 		return
 	}
 	asked := map[*state.Container][]conflict.Target{}
@@ -92,7 +92,7 @@ func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Add
 			}
 		}
 	}
-	found, err := a.Prober.Probe(ctx, all)
+	found, err := a.conflicts.Prober.Probe(ctx, all)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot ask whether hosts that claimed addresses of pods have them")
 	}
@@ -104,30 +104,6 @@ func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Add
 			a.tellPod(record.Pod, event.Warning(EventAddressConflict,
 				fmt.Sprintf("%s; the pod keeps the address, which the node announces again; find that host by its MAC and take the address from it", other)), "Defend")
 		}
-		a.logConflicts(ctx, record, targets, of, err == nil)
+		a.conflicts.Note(ctx, record.Pod, targets, of, err == nil)
 	}
-}
-
-// endConflicts asks the networks of a record's addresses that were in conflict whether the
-// other host still has them, and notes those that it has given up.
-func (a *Agent) endConflicts(ctx context.Context, record *state.Container) {
-	if a.ConflictLog == nil || a.Prober == nil {
-		return
-	}
-	var asked []conflict.Target
-	targets, err := a.targets(record, onSegment.Carried)
-	for _, t := range targets {
-		if a.ConflictLog.InConflict(t.Address) {
-			asked = append(asked, t)
-		}
-	}
-	if len(asked) == 0 {
-		return
-	}
-	conflicts, asking := a.Prober.Probe(ctx, asked)
-	if err := errors.Join(err, asking); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts still have the addresses of a pod", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name))
-		return
-	}
-	a.logConflicts(ctx, record, asked, conflicts, true)
 }

@@ -101,7 +101,7 @@ func (e *earlyProbes) foundFree(ctx context.Context, uid string, targets []confl
 // Came notes that a pod was bound to this node, and asks whether other hosts have its
 // addresses before the runtime asks for them. It returns at once.
 func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
-	if a.Prober == nil || pod.Wants == 0 || pod.Finished {
+	if a.conflicts.Prober == nil || pod.Wants == 0 || pod.Finished {
 		return
 	}
 	p := a.early.begin(pod.UID)
@@ -135,7 +135,7 @@ func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) ([]conflict.Tar
 	if err != nil || len(targets) == 0 {
 		return nil, err
 	}
-	conflicts, err := a.Prober.Probe(ctx, targets)
+	conflicts, err := a.conflicts.Prober.Probe(ctx, targets)
 	if err != nil || len(conflicts) > 0 {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func TestEarlyProbe(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
 				probes := 0
-				a.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
+				a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
 					probes++
 					time.Sleep(took) //nolint:forbidigo // the clock is the test's
 					if probes == 1 {
@@ -82,7 +82,7 @@ func TestEarlyProbesAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
 		probes := make(chan struct{}, 100)
-		a.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
+		a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
 			probes <- struct{}{}
 			time.Sleep(time.Second) //nolint:forbidigo // the clock is the test's
 			return nil, nil

@@ -32,7 +32,7 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspect
 	if a.Policies != nil {
 		in.Policies = a.Policies.Inspect()
 	}
-	in.Conflicts = a.heard.list()
+	in.Conflicts = a.conflicts.List()
 	for _, p := range a.hostPorts.listUnrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, api.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.pod, Address: p.Mapping.Pod})
 	}

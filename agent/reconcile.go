@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
 )
 
@@ -86,7 +87,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
 	if a.eachInterface(record, driver.CheckNode) == nil {
-		a.endConflicts(ctx, record)
+		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, onSegment.Carried) })
 		return nil
 	}
 	reason, err := a.lostWhy(ctx, record)

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package addressconflict asks whether other hosts have addresses of this node's pods, and keeps those
+// that do where users see them. It decides nothing about a pod but to refuse it an address that
+// another host has.
+package addressconflict
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/conflict"
+)
+
+// ErrConflict is returned where another host, which Berth does not know, has an address of
+// the pod.
+var ErrConflict = errors.New("address conflict")
+
+// Prober asks layer 2 networks whether a host has an address. Its method is safe in
+// parallel, blocks for the time of its probes, and ends with the context.
+type Prober interface {
+	// Probe returns the conflicts, and beside them an error where some network could not
+	// be asked.
+	Probe(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error)
+}
+
+// Log keeps conflicts where users see them and the scheduler's programs do, at the
+// FloatingIPs. Methods are safe in parallel and idempotent, and block for two requests.
+type Log interface {
+	// ReportConflict notes that a host has the address of the pod; what names it.
+	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
+	// ClearConflict notes that no host has it. It asks the API only where a conflict
+	// was noted.
+	ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) error
+	// InConflict returns whether a conflict was noted, as far as this node knows. It does
+	// not block.
+	InConflict(addr netip.Addr) bool
+}
+
+// logPatience limits how long an ADD waits for the Log.
+const logPatience = 5 * time.Second
+
+// Conflicts has the conflicts since the start of the agent, by address. Methods are safe in
+// parallel.
+type Conflicts struct {
+	// Prober may be nil, to look for no conflicts, and Log, to note them nowhere.
+	Prober Prober
+	Log    Log
+	// Count is called with the number of addresses that were refused.
+	Count func(addresses int)
+
+	mu    sync.Mutex
+	heard map[netip.Addr]api.InspectedConflict
+}
+
+// Refuse returns ErrConflict where another host has an address of the pod. free says that an early
+// probe found just now that none has, and unknown why some targets are not known. Where a network
+// cannot be asked the pod does not wait for it: the FloatingIP says that the address is the pod's.
+func (c *Conflicts) Refuse(ctx context.Context, pod api.Pod, targets []conflict.Target, free bool, unknown error) error {
+	var found []conflict.Conflict
+	var err error
+	if !free {
+		found, err = c.Prober.Probe(ctx, targets)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := errors.Join(unknown, err); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts have the addresses of a pod", "pod", klog.KRef(pod.Namespace, pod.Name))
+	}
+	c.hear(pod, targets, found, err == nil)
+	c.Note(ctx, pod, targets, found, err == nil)
+	if len(found) == 0 {
+		return nil
+	}
+	c.Count(len(found))
+	var errs []error
+	for _, one := range found {
+		errs = append(errs, fmt.Errorf("%w: %s; find that host by its MAC and take the address from it", ErrConflict, one))
+	}
+	return errors.Join(errs...)
+}
+
+// hear replaces the conflicts of the targets; without a conflict that needs all answers.
+func (c *Conflicts) hear(pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.heard == nil {
+		c.heard = map[netip.Addr]api.InspectedConflict{}
+	}
+	for _, t := range targets {
+		if allAsked {
+			delete(c.heard, t.Address)
+		}
+	}
+	for _, one := range found {
+		c.heard[one.Address] = api.InspectedConflict{Address: one.Address, Pod: pod, Heard: one.String(), Time: time.Now()}
+	}
+}
+
+// List returns the conflicts that refused pods an address, until nobody has it any more.
+func (c *Conflicts) List() []api.InspectedConflict {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := slices.Collect(maps.Values(c.heard))
+	slices.SortFunc(all, func(x, y api.InspectedConflict) int { return x.Address.Compare(y.Address) })
+	return all
+}
+
+// Note writes conflicts to the Log and, where all could be asked, which targets have none. The
+// pod's event has the conflict, too, so a failure fails nothing.
+func (c *Conflicts) Note(ctx context.Context, pod api.Pod, targets []conflict.Target, found []conflict.Conflict, allAsked bool) {
+	if c.Log == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, logPatience)
+	defer cancel()
+	var errs []error
+	for _, one := range found {
+		errs = append(errs, c.Log.ReportConflict(ctx, pod, one.Address, one.String()))
+	}
+	for _, t := range targets {
+		if allAsked && !slices.ContainsFunc(found, func(one conflict.Conflict) bool { return one.Address == t.Address }) {
+			errs = append(errs, c.Log.ClearConflict(ctx, pod, t.Address))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot note address conflicts", "pod", klog.KRef(pod.Namespace, pod.Name))
+	}
+}
+
+// End asks the networks of a pod's addresses that were in conflict whether the other host still
+// has them, and notes those that it has given up. carried returns the pod's targets; it is called
+// only where conflicts are looked for.
+func (c *Conflicts) End(ctx context.Context, pod api.Pod, carried func() ([]conflict.Target, error)) {
+	if c.Log == nil || c.Prober == nil {
+		return
+	}
+	targets, err := carried()
+	asked := slices.DeleteFunc(targets, func(t conflict.Target) bool { return !c.Log.InConflict(t.Address) })
+	if len(asked) == 0 {
+		return
+	}
+	found, asking := c.Prober.Probe(ctx, asked)
+	if err := errors.Join(err, asking); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot ask whether other hosts still have the addresses of a pod", "pod", klog.KRef(pod.Namespace, pod.Name))
+		return
+	}
+	c.Note(ctx, pod, asked, found, true)
+}
