@@ -94,7 +94,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	}
 	add("look", address.NewWho(of, streams), address.NewWhere(of, streams), pool.NewPool(of, streams), pool.NewFree(of, streams),
 		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), check.New(of, streams), trace.New(of, streams), dump.New(of, streams))
-	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams))
+	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams),
+		circulation.NewMoveClaim(of, streams))
 	add("move", transfer.NewBackup(flags, streams), transfer.NewRestore(flags, streams), transfer.NewImportGalaxy(flags, streams))
 	return command
 }

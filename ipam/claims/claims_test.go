@@ -349,22 +349,22 @@ func TestAsksOncePerAttempt(t *testing.T) {
 	})
 }
 
-// While the watch is late nothing is taken or moved twice, for some seconds.
+// While the watch is late nothing is taken or adopted twice, for some seconds.
 func TestLateWatch(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		w.Put(newIP("10.0.0.1", "old", "", 1))
+		w.Put(left("10.0.0.1", "new"))
 		w.pass(time.Second)
 		w.Late("floatingips")
-		w.create(newClaim("a", 2, preallocating()), newClaim("new", 2, takingOver("old")))
+		w.create(newClaim("a", 2, preallocating()), newClaim("new", 2))
 		w.pass(4 * time.Second)
 		if diff := cmp.Diff([]string{"10.0.0.1 new", "10.0.0.2 a", "10.0.0.3 a"}, w.owned()); diff != "" {
 			t.Error(diff)
 		}
 		w.want("a", "0=0+0 Preallocating")
-		w.want("new", "0=0+0 OnDemand")
+		w.want("new", "1=0+1 OnDemand")
 		writes := w.Writes()
 		if n := len(slices.DeleteFunc(writes, func(write string) bool { return !strings.Contains(write, "10.0.0.1") })); n != 1 {
-			t.Errorf("an address was moved %d times", n)
+			t.Errorf("an address was adopted %d times", n)
 		}
 	})
 }
@@ -467,64 +467,6 @@ func TestNoPool(t *testing.T) {
 	})
 }
 
-func TestTakeOver(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.14", func(w *world) {
-		for i, name := range addresses(5) {
-			w.Put(newIP(name, "old", map[int]string{3: "p", 4: "q"}[i], int64(i+1)))
-		}
-		w.create(newClaim("old", 5, preallocating()), newClaim("new", 3, takingOver("old"), preallocating()))
-		w.pass(5 * time.Second)
-		want := []string{"10.0.0.1 new", "10.0.0.2 old", "10.0.0.3 old", "10.0.0.4 new", "10.0.0.5 new"}
-		if diff := cmp.Diff(want, w.owned()); diff != "" {
-			t.Error(diff)
-		}
-		w.want("new", "3=2+1 Preallocated")
-		w.want("old", "2=0+2 TakenOver")
-		if ip := w.IP("10.0.0.4"); ip.Spec.Owner.UID != "new" || ip.Spec.Pod.Name != "p" {
-			t.Errorf("it is %+v", ip.Spec)
-		}
-		w.wantEvents(`new TookOver: Took over 3 addresses of IPClaim "old"`, "new Preallocated")
-		w.respecify("new", func(c *v1alpha1.IPClaim) { c.Spec.Size = 9 })
-		w.pass(5 * time.Second)
-		w.want("new", "9=2+7 Preallocated")
-		w.want("old", "0=0+0 TakenOver")
-		w.Remove(w.Claim(namespace, "new"))
-		w.pass(5 * time.Second)
-		// The remaining free addresses.
-		w.want("old", "5=0+5 Preallocated")
-	})
-}
-
-// A claim that adopts addresses and takes over others tells of these only.
-func TestTakeOverAndAdopt(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		for i, name := range addresses(4) {
-			ip := newIP(name, []string{"new", "new", "new", "old"}[i], "", 1)
-			ip.Spec.Owner.UID = "the one before"
-			w.Put(ip)
-		}
-		w.create(newClaim("new", 4, takingOver("old")))
-		w.pass(3 * time.Second)
-		w.want("new", "4=0+4 OnDemand")
-		w.wantEvents(`new TookOver: Took over 1 addresses of IPClaim "old"`)
-	})
-}
-
-// An address that cannot be moved is tried again, and the claim says so meanwhile.
-func TestTakeOverFails(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		for range 3 {
-			w.Fail(ipamtest.Fault{Verb: "update", Name: "10.0.0.1", Err: errors.New("no")})
-		}
-		w.Put(newIP("10.0.0.1", "old", "", 1))
-		w.create(newClaim("new", 4, takingOver("old")))
-		w.pass(5 * time.Second)
-		w.want("new", "0=0+0 TakingOver")
-		w.pass(time.Minute)
-		w.want("new", "1=0+1 OnDemand")
-	})
-}
-
 // A claim says nothing while the API server cannot be asked about it.
 func TestAskingFails(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
@@ -565,64 +507,69 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-func TestTakeOverMany(t *testing.T) {
-	simulate(t, "10.0.0.0/22", func(w *world) {
-		for _, name := range addresses(500) {
-			w.Put(newIP(name, "old", "", 1))
-		}
-		w.create(newClaim("new", 400, takingOver("old")))
-		w.pass(10 * time.Second)
-		w.want("new", "400=0+400 OnDemand")
+// left returns an address that an earlier claim of a name left.
+func left(address, claim string) *v1alpha1.FloatingIP {
+	ip := newIP(address, claim, "", 1)
+	ip.Spec.Owner.UID = "the one before"
+	return ip
+}
 
-		// What pods that name the old claim draw from it follows.
-		w.respecify("new", func(c *v1alpha1.IPClaim) { c.Spec.Size = 501 })
-		w.pass(10 * time.Second)
-		w.Put(newIP("10.0.9.9", "old", "p", 1))
-		w.pass(3 * time.Second)
-		w.want("new", "501=1+500 OnDemand")
+// ownedBy counts the addresses with the UID of a claim.
+func (w *world) ownedBy(uid types.UID) (n int) {
+	for _, ip := range w.IPs() {
+		if ip.Spec.Owner != nil && ip.Spec.Owner.UID == uid {
+			n++
+		}
+	}
+	return n
+}
+
+// An address that cannot be adopted is tried again.
+func TestAdoptFails(t *testing.T) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		for range 3 {
+			w.Fail(ipamtest.Fault{Verb: "update", Name: "10.0.0.1", Err: errors.New("no")})
+		}
+		w.Put(left("10.0.0.1", "a"))
+		w.create(newClaim("a", 4))
+		w.pass(5 * time.Second)
+		if n := w.ownedBy("a"); n != 0 {
+			t.Errorf("it has %d addresses", n)
+		}
+		w.pass(time.Minute)
+		if n := w.ownedBy("a"); n != 1 {
+			t.Errorf("it has %d addresses after a minute", n)
+		}
+		w.want("a", "1=0+1 OnDemand")
 	})
 }
 
-// Claims that take over each other neither loop nor lose anything.
-func TestTakeOverCircle(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "b", "", 1))
-		before := w.owned()
-		w.create(newClaim("a", 5, takingOver("b")), newClaim("b", 5, takingOver("c")), newClaim("c", 5, takingOver("a")))
-		w.pass(time.Minute)
-		for _, name := range []string{"a", "b", "c"} {
-			if got := w.is(name); !strings.HasSuffix(got, "TakeOverConflict") {
-				t.Errorf("%s is %q", name, got)
-			}
+func TestAdoptMany(t *testing.T) {
+	simulate(t, "10.0.0.0/22", func(w *world) {
+		for _, name := range addresses(500) {
+			w.Put(left(name, "a"))
 		}
-		if diff := cmp.Diff(before, w.owned()); diff != "" {
-			t.Error(diff)
+		w.create(newClaim("a", 400))
+		w.pass(10 * time.Second)
+		if n := w.ownedBy("a"); n != 400 {
+			t.Errorf("it has %d addresses", n)
 		}
-		if n := len(w.statuses()); n > 6 {
-			t.Errorf("%d statuses were written in a minute", n)
-		}
-		w.respecify("b", func(c *v1alpha1.IPClaim) { c.Spec.TakeOver = "" })
-		w.pass(5 * time.Second)
-		// It is a chain now: a takes over b, and c takes over a.
-		w.want("a", "0=0+0 OnDemand")
-		w.want("b", "0=0+0 OnDemand")
-		w.want("c", "2=1+1 OnDemand")
 	})
 }
 
 // The watch may still have an earlier claim of the name: addresses recorded for that
 // claim would be freed.
-func TestTakeOverByAClaimThatIsGone(t *testing.T) {
+func TestAdoptForAClaimThatIsGone(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
-		w.Put(newIP("10.0.0.1", "old", "", 1))
-		w.Fail(ipamtest.Fault{Verb: "get", Name: "new", Before: func() {
+		w.Put(left("10.0.0.1", "a"))
+		w.Fail(ipamtest.Fault{Verb: "get", Name: "a", Before: func() {
 			w.Late()
-			w.Remove(w.Claim(namespace, "new"))
-			w.create(newClaim("new", 5, takingOver("old"), func(c *v1alpha1.IPClaim) { c.UID = "another" }))
+			w.Remove(w.Claim(namespace, "a"))
+			w.create(newClaim("a", 5, func(c *v1alpha1.IPClaim) { c.UID = "another" }))
 		}})
-		w.create(newClaim("new", 5, takingOver("old")))
+		w.create(newClaim("a", 5))
 		w.pass(5 * time.Second)
-		if owner := w.IP("10.0.0.1").Spec.Owner; owner.Name != "old" || w.Claim(namespace, "new").UID != "another" {
+		if owner := w.IP("10.0.0.1").Spec.Owner; owner.UID != "the one before" || w.Claim(namespace, "a").UID != "another" {
 			t.Errorf("it went to %+v", owner)
 		}
 	})

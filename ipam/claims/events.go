@@ -17,11 +17,6 @@ const (
 	// EventUnserved (Warning on IPClaim): no pool can give any address; the note begins with the
 	// reason of the condition Ready. Do: correct the claim's pools, or the pools.
 	EventUnserved = "Unserved"
-	// EventTookOver (Normal on IPClaim): addresses of another claim were taken over.
-	EventTookOver = "TookOver"
-	// EventTakeOverFailed (Warning on IPClaim): another claim takes over the same, or claims take over
-	// each other. Do: remove takeOver from one of them, see docs/how-to/claims.md#renaming.
-	EventTakeOverFailed = "TakeOverFailed"
 	// EventOversized (Warning on IPClaim): it has more addresses than its size, because pods have
 	// them, or under Never. Do: see docs/how-to/claims.md#shrinking.
 	EventOversized = "Oversized"

@@ -19,12 +19,11 @@ import (
 
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/event"
 	"github.com/berth-dev/berth/ipam/preallocation"
 	"github.com/berth-dev/berth/ipam/store"
 )
 
-// atOnce is the number of addresses that are moved before the status is written and
+// atOnce is the number of addresses that are adopted before the status is written and
 // another claim has its turn.
 const atOnce = preallocation.AtOnce
 
@@ -46,7 +45,7 @@ func (c *Controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 		return 0, nil
 	}
 	m := c.Of(key, claim.UID)
-	t := count(claim, c.addressesOf(claim.Namespace, claim.Name))
+	t := count(claim, c.addressesOf(key))
 	wrong, again, workErr := c.work(ctx, claim, &m.Progress, &t)
 	if workErr != nil && wrong == nil {
 		return 0, workErr
@@ -58,82 +57,60 @@ func (c *Controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 	return again, errors.Join(workErr, err)
 }
 
-// work moves and takes addresses. It returns the reason why the claim does not have all
+// work adopts and takes addresses. It returns the reason why the claim does not have all
 // that it asks for (nil if it has), and when to look again.
 func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
 		p.Wait()
 		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed when their pods end."), 0, nil
 	}
-	r := relate(claim, c)
 	if left := p.Unsettled(t.ownCount(), c.loop.Now()); left > 0 {
 		return shortfall(claim, p, t), left, nil
 	}
-	moved, more, err := c.move(ctx, claim, r, t)
-	if moved.Total() > 0 {
-		p.Expect(t.ownCount(), moved, c.loop.Now())
+	adopted, more, err := c.adopt(ctx, claim, t)
+	if adopted.Total() > 0 {
+		p.Expect(t.ownCount(), adopted, c.loop.Now())
 	}
 	if err != nil || more {
-		return problem(ReasonTakingOver, "Addresses of other claims are being taken over."), gather, err
+		return shortfall(claim, p, t), gather, err
 	}
 	if more, err := c.follow(ctx, claim, t); err != nil || more {
 		return shortfall(claim, p, t), gather, err
 	}
-	switch {
-	case r.conflict != "":
-		p.Wait()
-		return problem(ReasonTakeOverConflict, r.conflict), 0, nil
-	case !claim.Spec.Preallocate || claim.Spec.Size == 0:
+	if !claim.Spec.Preallocate || claim.Spec.Size == 0 {
 		p.Wait()
 		return c.servable(claim)
-	case r.taker != "":
-		p.Wait()
-		return problem(ReasonTakenOver, fmt.Sprintf("IPClaim %q takes the addresses over: nothing is preallocated.", r.taker)), 0, nil
 	}
 	return c.preallocate(ctx, claim, p, t)
 }
 
-// move makes the claim the owner of addresses that an earlier claim of its name left, and
-// of addresses that it takes over. more says that the caller should look again.
-func (c *Controller) move(ctx context.Context, claim *v1alpha1.IPClaim, r relation, t *tally) (moved preallocation.Count, more bool, err error) {
-	moved = preallocation.Count{}
-	ownRoom, room := preallocation.Count{}, preallocation.Count{}
-	own := t.ownCount()
+// adopt makes the claim the owner of addresses that an earlier claim of its name left. more
+// says that the caller should look again.
+func (c *Controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (adopted preallocation.Count, more bool, err error) {
+	adopted = preallocation.Count{}
+	room, own := preallocation.Count{}, t.ownCount()
 	for _, family := range both {
-		ownRoom[family] = int(claim.Spec.Size) - own[family]
-		room[family] = int(claim.Spec.Size) - t.of(family)
+		room[family] = int(claim.Spec.Size) - own[family]
 	}
-	adopted := pick(t.left, ownRoom)
-	var taken []*v1alpha1.FloatingIP
-	if r.source != "" {
-		taken = pick(c.addressesOf(claim.Namespace, r.source), room)
-	}
-	all := slices.Concat(adopted, taken)
-	if len(all) == 0 {
-		return moved, false, nil
+	left := pick(t.left, room)
+	if len(left) == 0 {
+		return adopted, false, nil
 	}
 	if err := c.stillThere(ctx, claim); err != nil {
-		return moved, true, err
+		return adopted, true, err
 	}
-	tookOver := 0
-	for i, ip := range all[:min(len(all), atOnce)] {
+	for _, ip := range left[:min(len(left), atOnce)] {
 		_, err := c.store.Update(ctx, ip, c.asClaimed(ip, claim))
 		if errors.Is(err, store.ErrChanged) {
 			continue // it was freed or changed: the watch brings the change
 		}
 		if err != nil {
-			return moved, true, fmt.Errorf("make %s an address of IPClaim %s/%s: %w", ip.Name, claim.Namespace, claim.Name, err)
+			return adopted, true, fmt.Errorf("make %s an address of IPClaim %s/%s: %w", ip.Name, claim.Namespace, claim.Name, err)
 		}
-		moved[ip.Family()]++
-		if i >= len(adopted) {
-			tookOver++
-		}
-		klog.FromContext(ctx).V(2).Info("Moved a floating IP to another claim", "ip", ip.Spec.Address, "claim", klog.KObj(claim), "from", ip.Spec.Owner.Name)
+		adopted[ip.Family()]++
+		klog.FromContext(ctx).V(2).Info("Adopted a floating IP of an earlier claim", "ip", ip.Spec.Address, "claim", klog.KObj(claim))
 	}
-	if tookOver > 0 {
-		c.tell(claim, event.Normal(EventTookOver, fmt.Sprintf("Took over %d addresses of IPClaim %q", tookOver, r.source)))
-	}
-	return moved, true, nil
+	return adopted, true, nil
 }
 
 // asClaimed returns the spec of an address of the claim, with the UID of the namespace.

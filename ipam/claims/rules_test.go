@@ -4,7 +4,6 @@ package claims
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -35,14 +34,6 @@ func preallocating(families ...v1alpha1.IPFamily) func(*v1alpha1.IPClaim) {
 	return func(c *v1alpha1.IPClaim) { c.Spec.Preallocate, c.Spec.Families = true, families }
 }
 
-func takingOver(name string) func(*v1alpha1.IPClaim) {
-	return func(c *v1alpha1.IPClaim) { c.Spec.TakeOver = name }
-}
-
-func aged(seconds int64) func(*v1alpha1.IPClaim) {
-	return func(c *v1alpha1.IPClaim) { c.CreationTimestamp = metav1.Unix(seconds, 0) }
-}
-
 func deleted(c *v1alpha1.IPClaim) { c.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
 
 // newIP returns an address of a claim, with a pod unless pod is empty.
@@ -58,75 +49,6 @@ func newIP(address, claim, pod string, age int64) *v1alpha1.FloatingIP {
 		ip.Spec.Pod = &v1alpha1.PodReference{Name: pod, UID: types.UID(pod)}
 	}
 	return ip
-}
-
-// village is claims without informers.
-type village map[string]*v1alpha1.IPClaim
-
-func (v village) claim(_, name string) *v1alpha1.IPClaim { return v[name] }
-
-func (v village) takers(_, name string) []*v1alpha1.IPClaim {
-	var takers []*v1alpha1.IPClaim
-	for _, claim := range v {
-		if claim.Spec.TakeOver == name {
-			takers = append(takers, claim)
-		}
-	}
-	return takers
-}
-
-func TestRelate(t *testing.T) {
-	claim := func(name string, options ...func(*v1alpha1.IPClaim)) *v1alpha1.IPClaim {
-		return newClaim(name, 1, options...)
-	}
-	tests := []struct {
-		name   string
-		claims []*v1alpha1.IPClaim
-		// want is "source taker conflict" by claim.
-		want map[string]string
-	}{
-		{"alone", []*v1alpha1.IPClaim{claim("a")}, map[string]string{"a": `"" "" ""`}},
-		{"a source that is gone", []*v1alpha1.IPClaim{claim("b", takingOver("a"))}, map[string]string{"b": `"a" "" ""`}},
-		{"plain", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"))}, map[string]string{"a": `"" "b" ""`, "b": `"a" "" ""`}},
-		{"chain", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a")), claim("c", takingOver("b"))},
-			map[string]string{"a": `"" "b" ""`, "b": `"a" "c" ""`, "c": `"b" "" ""`}},
-		{"itself", []*v1alpha1.IPClaim{claim("a", takingOver("a"))}, map[string]string{"a": `"" "" "names the claim itself`}},
-		{"each other", []*v1alpha1.IPClaim{claim("a", takingOver("b")), claim("b", takingOver("a"))},
-			map[string]string{"a": `"" "" "the IPClaims a, b take over each other`, "b": `"" "" "the IPClaims a, b take over each other`}},
-		{"circle of three and one beside it",
-			[]*v1alpha1.IPClaim{claim("a", takingOver("b")), claim("b", takingOver("c")), claim("c", takingOver("a")), claim("d", takingOver("a"), aged(1))},
-			map[string]string{
-				"a": `"" "" "the IPClaims a, b, c`, "b": `"" "" "the IPClaims a, b, c`, "c": `"" "" "the IPClaims a, b, c`,
-				"d": `"" "" "the older IPClaim \"c\" already takes over \"a\"`,
-			}},
-		{"rivals", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"), aged(2)), claim("c", takingOver("a"), aged(1))},
-			map[string]string{"a": `"" "c" ""`, "b": `"" "" "the older IPClaim \"c\" already takes over`, "c": `"a" "" ""`}},
-		{"the older rival is being deleted", []*v1alpha1.IPClaim{claim("a"), claim("b", takingOver("a"), aged(2)), claim("c", takingOver("a"), aged(1), deleted)},
-			map[string]string{"a": `"" "b" ""`, "b": `"a" "" ""`}},
-	}
-	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			v := village{}
-			for _, claim := range tc.claims {
-				v[claim.Name] = claim
-			}
-			for name, want := range tc.want {
-				r := relate(v[name], v)
-				if got := fmt.Sprintf("%q %q %q", r.source, r.taker, r.conflict); !matches(got, want) {
-					t.Errorf("%s is %s, want %s", name, got, want)
-				}
-			}
-		})
-	}
-}
-
-// matches compares all but the end of the conflict, of which want has a part.
-func matches(got, want string) bool {
-	g, w := strings.SplitN(got, " ", 3), strings.SplitN(want, " ", 3)
-	if w[2] == `""` {
-		return got == want
-	}
-	return g[0] == w[0] && g[1] == w[1] && strings.Contains(g[2], strings.TrimPrefix(w[2], `"`))
 }
 
 func TestPick(t *testing.T) {
@@ -221,7 +143,6 @@ func TestChanges(t *testing.T) {
 		{"still", newClaim("a", 1, preallocating()), conditions(ReasonPreallocated, ReasonWithinSize), conditions(ReasonPreallocated, ReasonWithinSize), nil},
 		{"short", newClaim("a", 1, preallocating()), conditions(preallocation.ReasonPreallocating, ReasonWithinSize), conditions(preallocation.ReasonPoolsExhausted, ReasonWithinSize), []string{"PreallocationFailed"}},
 		{"no pool", newClaim("a", 1), nil, conditions(preallocation.ReasonNoSuchPool, ReasonWithinSize), []string{"Unserved"}},
-		{"conflict", newClaim("a", 1), nil, conditions(ReasonTakeOverConflict, ReasonWithinSize), []string{"TakeOverFailed"}},
 		{"shrunk", newClaim("a", 1), conditions(ReasonOnDemand, ReasonWithinSize), conditions(ReasonOnDemand, ReasonMoreThanSize), []string{"Oversized"}},
 		{"still too many", newClaim("a", 1), conditions(ReasonOnDemand, ReasonMoreThanSize), conditions(ReasonOnDemand, ReasonMoreThanSize), nil},
 	}

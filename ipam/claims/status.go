@@ -21,14 +21,6 @@ const (
 	ReasonOnDemand = "OnDemand"
 	// ReasonPreallocated: all addresses are taken.
 	ReasonPreallocated = "Preallocated"
-
-	// ReasonTakingOver: addresses of another claim are being moved.
-	ReasonTakingOver = "TakingOver"
-	// ReasonTakeOverConflict: the claim may not take over the claim that it names.
-	ReasonTakeOverConflict = "TakeOverConflict"
-	// ReasonTakenOver: another claim takes this one's addresses, so nothing is
-	// preallocated.
-	ReasonTakenOver = "TakenOver"
 	// ReasonDeleting: the claim is being deleted.
 	ReasonDeleting = "Deleting"
 )
@@ -102,8 +94,6 @@ func changes(claim *v1alpha1.IPClaim, before, after []metav1.Condition) []event.
 	case was == is:
 	case is == ReasonPreallocated:
 		events = append(events, event.Normal(EventPreallocated, message))
-	case is == ReasonTakeOverConflict:
-		events = append(events, event.Warning(EventTakeOverFailed, message))
 	case preallocation.Failed(is) && !claim.Spec.Preallocate:
 		events = append(events, event.Warning(EventUnserved, is+": "+message))
 	case preallocation.Failed(is):

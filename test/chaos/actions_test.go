@@ -75,7 +75,6 @@ func (d *driver) actions() []struct {
 		{6, d.createClaim},
 		{6, d.resizeClaim},
 		{4, d.reruleClaim},
-		{5, d.takeOverClaim},
 		{4, d.deleteClaim},
 		{3, d.reserve},
 		{2, d.unreserve},

@@ -55,7 +55,7 @@ func (d *driver) requestOfClaim(wl *workload, c *claim) {
 
 // createClaim makes a claim, or makes one anew that was deleted.
 func (d *driver) createClaim() *action {
-	size, policy, prefix, other := d.random.IntN(12), d.random.IntN(5), d.random.IntN(3), d.random.IntN(8)
+	size, policy, prefix := d.random.IntN(12), d.random.IntN(5), d.random.IntN(3)
 	var c *claim
 	for _, deleted := range d.claims {
 		if deleted.deleted && (d.elect.schedulers || deleted.kind != "cloud") {
@@ -81,11 +81,8 @@ func (d *driver) createClaim() *action {
 		c.spec.PoolSelector, c.spec.Pools = nil, []string{c.kind}
 	}
 	c.spec.ReleasePolicy, c.spec.RetainFor = rule(policy, size)
-	if others := d.claimsOf(c.namespace); other == 0 {
-		c.spec.TakeOver = others[size%len(others)].name
-	}
 	spec := *c.spec.DeepCopy()
-	return &action{fmt.Sprintf("create IPClaim %s: size %d, preallocate %t, %s, policy %s, retainFor %v, takeOver %q", c, spec.Size, spec.Preallocate, c.kind, spec.ReleasePolicy, spec.RetainFor, spec.TakeOver), func(*rand.Rand) error {
+	return &action{fmt.Sprintf("create IPClaim %s: size %d, preallocate %t, %s, policy %s, retainFor %v", c, spec.Size, spec.Preallocate, c.kind, spec.ReleasePolicy, spec.RetainFor), func(*rand.Rand) error {
 		_, err := d.w.Berth.IPClaims(c.namespace).Create(d.w.Ctx, &v1alpha1.IPClaim{ObjectMeta: metav1.ObjectMeta{Name: c.name}, Spec: spec}, metav1.CreateOptions{})
 		return err
 	}}
@@ -113,29 +110,6 @@ func (d *driver) reruleClaim() *action {
 	c := pick(d.random, d.claims)
 	return &action{fmt.Sprintf("let IPClaim %s release by %s, retainFor %v", c, policy, limit), func(*rand.Rand) error {
 		return d.patchClaim(c, map[string]any{"releasePolicy": policy, "retainFor": limit})
-	}}
-}
-
-// takeOverClaim has a claim take over another, which may take it over in turn, or
-// any more.
-func (d *driver) takeOverClaim() *action {
-	end := d.random.IntN(3) == 0
-	if len(d.claims) == 0 {
-		return nil
-	}
-	c := pick(d.random, d.claims)
-	if end {
-		return &action{fmt.Sprintf("let IPClaim %s take over none", c), func(*rand.Rand) error {
-			return d.patchClaim(c, map[string]any{"takeOver": nil})
-		}}
-	}
-	others := d.claimsOf(c.namespace)
-	other := pick(d.random, others)
-	if other == c {
-		other = pick(d.random, others) // most often another one
-	}
-	return &action{fmt.Sprintf("let IPClaim %s take over %s", c, other), func(*rand.Rand) error {
-		return d.patchClaim(c, map[string]any{"takeOver": other.name})
 	}}
 }
 

@@ -18,7 +18,6 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="!has(self.spec.takeOver) || self.spec.takeOver != self.metadata.name",message="spec.takeOver must name another claim"
 type IPClaim struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -40,8 +39,6 @@ const (
 )
 
 // IPClaimSpec is the desired state of an IPClaim.
-//
-// +kubebuilder:validation:XValidation:rule="!has(self.takeOver) || !has(self.ranges)",message="takeOver takes the addresses as they are; leave ranges out",fieldPath=".takeOver"
 type IPClaimSpec struct {
 	// size is the maximum number of addresses of each family. A pod that needs one
 	// more waits. When size is lowered, addresses without a pod are freed first,
@@ -103,14 +100,6 @@ type IPClaimSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be more than 0s"
 	// +optional
 	RetainFor *metav1.Duration `json:"retainFor,omitempty"`
-
-	// takeOver names another claim of the namespace. This claim takes over its
-	// addresses, which is how a claim is renamed. The addresses move unchanged,
-	// with their pods. When none is left, the other claim can be deleted.
-	//
-	// +kubebuilder:validation:MaxLength=253
-	// +optional
-	TakeOver string `json:"takeOver,omitempty"`
 }
 
 // Conditions of an IPClaim.

@@ -51,40 +51,6 @@ func (s *State) claimNamed(namespace, name string) *Claim {
 	return nil
 }
 
-// taker is the claim that may take over the one of a name: the oldest that wants
-// to, unless it does so in a circle. It need not exist any more.
-func (s *State) taker(namespace, name string) *Claim {
-	var oldest *Claim
-	for _, claim := range s.claims {
-		if claim.Namespace != namespace || claim.Spec.TakeOver != name || claim.Deleting {
-			continue
-		}
-		if oldest == nil || cmp.Or(claim.Created.Compare(oldest.Created), cmp.Compare(claim.Name, oldest.Name)) < 0 {
-			oldest = claim
-		}
-	}
-	if oldest == nil || s.inCircle(oldest) {
-		return nil
-	}
-	return oldest
-}
-
-// inCircle says whether a claim takes over one that takes over another …, that
-// takes over it.
-func (s *State) inCircle(claim *Claim) bool {
-	seen := map[string]bool{}
-	for next := claim; next != nil && next.Spec.TakeOver != "" && !next.Deleting; next = s.claimNamed(claim.Namespace, next.Spec.TakeOver) {
-		if next.Spec.TakeOver == claim.Name {
-			return true
-		}
-		if seen[next.Name] {
-			return false
-		}
-		seen[next.Name] = true
-	}
-	return false
-}
-
 // judgeClaim says what a claim at rest lacks, has too much, or says wrongly.
 func (s *State) judgeClaim(claim *Claim) []string {
 	var wrong []string
@@ -117,27 +83,15 @@ func (s *State) judgeClaim(claim *Claim) []string {
 			complain("does not say how %s is released: %s, for %v", t.Name, t, t.Spec.RetainFor)
 		}
 	}
-	takes := claim.Spec.TakeOver != "" && s.taker(claim.Namespace, claim.Spec.TakeOver) == claim
-	for _, family := range families {
-		if takes && countOf(recorded, family) < size {
-			if left := countOf(s.recordedFor(claim.Namespace, claim.Spec.TakeOver), family); left > 0 {
-				complain("has %d %s addresses and size %d, but does not take over %d of %s", countOf(recorded, family), family, size, left, claim.Spec.TakeOver)
-			}
-		}
-	}
-	ready := claim.Spec.TakeOver == "" || takes
-	if claim.Spec.Preallocate && size > 0 && ready {
-		if s.taker(claim.Namespace, claim.Name) != nil {
-			ready = false
-		}
+	if claim.Spec.Preallocate {
 		for _, family := range familiesOf(claim) {
-			if n := countOf(recorded, family); ready && n < size {
+			if n := countOf(recorded, family); n < size {
 				complain("preallocates %d %s addresses and has %d", size, family, n)
 			}
 		}
 	}
 	for _, condition := range claim.Status.Conditions {
-		if condition.Type == v1alpha1.ClaimReady && (condition.Status == "True") != ready {
+		if condition.Type == v1alpha1.ClaimReady && condition.Status != "True" {
 			complain("is not rightly ready: %s %s, %s", condition.Status, condition.Reason, condition.Message)
 		}
 	}

@@ -244,18 +244,6 @@ func TestGoodHistories(t *testing.T) {
 				p.Claim = "web"
 				return p
 			}()).is(&Workload{Kind: "Job", Namespace: "shop", Name: "pod-b", App: "pod-b", UID: "job", Replicas: 1, Four: 1, Top: true}),
-		"a claim takes over another's address with its pod": newFilm().
-			is(claim(2, 0), ip(ten, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", ten), pool(status(1, 0, 0))).
-			is(taker("web", 1, 1), ip(ten, byTaker(), retain, heldBy("a")), onDemand(claim(2, 0))).
-			is(status0(taker("web", 1, 1), 1)),
-		"a claim stops to take over a moment before it does": newFilm().
-			is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)).
-			is(taker("", 1, 1), ip(ten, byTaker(), retain), onDemand(claim(1, 0)), pool(status(0, 1, 0))),
-		"a claim is deleted a moment before it takes over": newFilm().
-			is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)).gone(taker("web", 1, 0)).
-			is(ip(ten, byTaker(), retain)).gone(ip(ten, byTaker(), retain)).is(onDemand(claim(1, 0)), pool()),
-		"claims in a circle": newFilm().
-			is(onDemand(claim(1, 1), "store"), ip(ten, of("IPClaim", "claim"), retain), notReady(taker("web", 1, 0)), pool(status(0, 1, 0))),
 		"a claim has more after its forerunner than its size": newFilm().
 			is(claim(1, 2), ip(ten, of("IPClaim", "claim"), retain, heldBy("a")), pod("a", "n1", ten), ip(eleven, of("IPClaim", "before"), retain, heldBy("b")), pod("b", "n1", eleven)).
 			is(status0(claim(1, 2), 2), pool(status(2, 0, 0))),
@@ -285,28 +273,11 @@ func TestGoodHistories(t *testing.T) {
 	}
 }
 
-// taker is a claim that takes over another.
-func taker(other string, size int32, retained int64) *Claim {
-	c := claim(size, retained)
-	c.Name, c.UID, c.Spec.Preallocate, c.Spec.TakeOver = "store", "store", false, other
-	return c
-}
-
-func byTaker() v1alpha1.Owner {
+// ofStore is a claim of another name.
+func ofStore() v1alpha1.Owner {
 	owner := of("IPClaim", "store")
 	owner.Name = "store"
 	return owner
-}
-
-// onDemand is a claim that preallocates nothing; one that names another to take over
-// is in conflict.
-func onDemand(c *Claim, takeOver ...string) *Claim {
-	c.Spec.Preallocate = false
-	for _, name := range takeOver {
-		c.Spec.TakeOver = name
-		notReady(c)
-	}
-	return c
 }
 
 func notReady(c *Claim) *Claim {
@@ -439,8 +410,8 @@ func TestBrokenHistories(t *testing.T) {
 		"a spare one is freed":                   {newFilm().is(sparing(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
 		"the oldest is freed for one with a pod": {newFilm().is(oldestFirst(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain, heldBy("b")), pod("b", "n1", eleven)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
 		"the older of two is freed":              {newFilm().is(deploy(1), ip(ten, of("Deployment", "deploy"), retain), ip(eleven, of("Deployment", "deploy"), retain)).gone(ip(ten, of("Deployment", "deploy"), retain)), "LOST"},
-		"taken over by one that did long ago": {newFilm().is(taker("web", 1, 0), taker("", 1, 0), claim(1, 1), ip(ten, of("IPClaim", "claim"), retain)).
-			is(ip(ten, byTaker(), retain)), "another owner"},
+		"taken by another claim": {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain)).
+			is(ip(ten, ofStore(), retain)), "another owner"},
 		"not detached before it is freed": {newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
 			gone(ip(ten, of("Pod", "a"), podDeleted, heldBy("a"), attached)), "never to be detached"},
 		"not detached before it is kept": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a"), attached), pod("a", "n1", ten)).gone(pod("a", "n1", ten)).
@@ -499,12 +470,6 @@ func TestBrokenRest(t *testing.T) {
 		"kept though the pod has another": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain), ip(eleven, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "n1", eleven)), "has others"},
 		"never used": {newFilm().is(set(1), ip(ten, ordinal("set", "web-0"), retain, heldBy("a")), pod("a", "")).gone(pod("a", "")).
 			is(ip(ten, ordinal("set", "web-0"), retain)), neverBound},
-		"a claim is ready that may not take over": {newFilm().is(onDemand(claim(1, 1), "store"), ip(ten, of("IPClaim", "claim"), retain), func() *Claim {
-			c := taker("web", 1, 0)
-			c.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ClaimReady, Status: metav1.ConditionTrue}}
-			return c
-		}()), "is not rightly ready"},
-		"not taken over":                 {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), retain), taker("web", 1, 0)), "does not take over 1 of web"},
 		"not made the claim's own":       {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "before"), never)), "an earlier claim of its name left"},
 		"not preallocated":               {newFilm().is(claim(2, 1), ip(ten, of("IPClaim", "claim"), retain)), "preallocates 2 IPv4 addresses and has 1"},
 		"not released as the claim says": {newFilm().is(claim(1, 1), ip(ten, of("IPClaim", "claim"), never)), "does not say how"},

@@ -132,11 +132,6 @@ func ordinalOf(pod, owner string) (int, bool) {
 // for the owner's name, whoever has it.
 func (s *State) sameOwner(t *tenure, next *Address) bool {
 	a, b := t.Spec.Owner, next.Spec.Owner
-	if b.Kind == "IPClaim" && a.Kind == "IPClaim" && a.Name != b.Name {
-		claim := s.claims[string(b.UID)]
-		names := claim != nil && claim.Spec.TakeOver == a.Name || s.takeOvers[string(b.UID)][a.Name] > t.written
-		return names && a.Namespace == b.Namespace
-	}
 	same := a.Kind == b.Kind && a.Namespace == b.Namespace && a.Name == b.Name && a.PodName == b.PodName && a.NodeName == b.NodeName
 	return same && (a.UID == b.UID || t.Spec.ReleasePolicy == v1alpha1.ReleaseNever)
 }

@@ -29,9 +29,6 @@ type State struct {
 	index   index
 	// spans are the ranges of the pools, by pool.
 	spans map[string][]span
-	// takeOvers are when claims last named another in takeOver, by the UID of the
-	// one and the name of the other, as a number of events.
-	takeOvers map[string]map[string]int
 	// events is how many there were.
 	events int
 	// pardoned are UIDs of FloatingIPs that an administrator may delete.
@@ -71,7 +68,6 @@ func New() *State {
 		pods: map[string]*Pod{}, addresses: map[string]*tenure{}, workloads: map[string]*Workload{}, claims: map[string]*Claim{},
 		pools: map[string]*Pool{}, nodes: map[string]*Node{},
 		runners: map[string]*Pod{}, running: map[string]*Pod{}, index: newIndex(), spans: map[string][]span{}, pardoned: map[string]bool{},
-		takeOvers: map[string]map[string]int{},
 	}
 }
 
@@ -131,7 +127,6 @@ func (s *State) Apply(e Event) []string {
 		s.index.reorder(object.UID, object.OldestFirst && !e.Deleted)
 		s.ownerChanged(object.UID)
 	case *Claim:
-		s.noteTakeOver(object)
 		put(s.claims, object.UID, object, e.Deleted)
 		s.ownerChanged(object.UID)
 	case *Pool:
@@ -147,19 +142,6 @@ func (s *State) Apply(e Event) []string {
 		s.nodeChanged(object.Name)
 	}
 	return nil
-}
-
-// noteTakeOver remembers until when a claim may have decided to take over the one
-// that it named before.
-func (s *State) noteTakeOver(next *Claim) {
-	if before := s.claims[next.UID]; before != nil && before.Spec.TakeOver != "" {
-		names := s.takeOvers[next.UID]
-		if names == nil {
-			names = map[string]int{}
-			s.takeOvers[next.UID] = names
-		}
-		names[before.Spec.TakeOver] = s.events
-	}
 }
 
 func put[T any](all map[string]*T, key string, object *T, deleted bool) {

@@ -3,7 +3,9 @@
 package claims
 
 import (
+	"errors"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -89,18 +91,41 @@ func TestClaims(t *testing.T) {
 		held, before := w.Address("pre-0"), w.AddressesOf("pre")
 		w.Delete("pre-4")
 		w.ClaimBecomes("pre", "5=4+1 Preallocated")
-		w.Claim("after", v1alpha1.IPClaimSpec{Size: 4, TakeOver: "pre"})
-		w.ClaimBecomes("after", "4=4+0 OnDemand")
-		w.ClaimBecomes("pre", "1=0+1 TakenOver", `IPClaim "after"`)
-		w.Eventually("wait for the event", func() error { return w.EventOf("after", "TookOver", `of IPClaim "pre"`) })
-		w.PatchClaim("after", `{"spec":{"size":5}}`)
-		w.ClaimBecomes("after", "5=4+1 OnDemand")
-		w.ClaimBecomes("pre", "0=0+0 TakenOver")
-		if now := w.AddressesOf("after"); !slices.Equal(now, before) {
-			t.Errorf("it has %v, it took over %v", now, before)
+		w.Claim("after", v1alpha1.IPClaimSpec{Size: 4})
+		if out, code := moveClaim(w, "pre", "after"); code != 1 || !strings.Contains(out, "set its spec.preallocate to false first") {
+			t.Fatalf("exit code %d: %s", code, out)
 		}
+		w.PatchClaim("pre", `{"spec":{"preallocate":false}}`)
+		w.ClaimBecomes("pre", "5=4+1 OnDemand")
+		if out, code := moveClaim(w, "pre", "after", "--dry-run"); code != 1 || strings.Count(out, "moved to IPClaim after (dry run)") != 4 {
+			t.Fatalf("exit code %d: %s", code, out)
+		}
+		w.ClaimBecomes("after", "0=0+0 OnDemand")
+		if out, code := moveClaim(w, "pre", "after"); code != 1 || !strings.Contains(out, "1 addresses are left with IPClaim default/pre") {
+			t.Fatalf("exit code %d: %s", code, out)
+		}
+		w.ClaimBecomes("after", "4=4+0 OnDemand")
+		w.ClaimBecomes("pre", "1=0+1 OnDemand")
+		w.PatchClaim("after", `{"spec":{"size":5,"releasePolicy":"Never"}}`)
+		if out, code := moveClaim(w, "pre", "after"); code != 0 {
+			t.Fatalf("exit code %d: %s", code, out)
+		}
+		w.ClaimBecomes("after", "5=4+1 OnDemand")
+		w.ClaimBecomes("pre", "0=0+0 OnDemand")
+		if now := w.AddressesOf("after"); !slices.Equal(now, before) {
+			t.Errorf("it has %v, %v were moved to it", now, before)
+		}
+		w.Eventually("wait for the addresses to follow the claim's policy", func() error {
+			for _, name := range before {
+				ip, err := w.Berth.FloatingIPs.Get(w.Ctx, name, metav1.GetOptions{})
+				if err != nil || ip.Spec.ReleasePolicy != v1alpha1.ReleaseNever {
+					return fmt.Errorf("%s: %v, %w", name, ip.Spec.ReleasePolicy, err)
+				}
+			}
+			return nil
+		})
+		w.PatchClaim("after", `{"spec":{"releasePolicy":"Retain"}}`)
 		w.DeleteClaim("pre")
-		w.PatchClaim("after", `{"spec":{"takeOver":null}}`)
 		w.Invariants()
 		w.Delete("pre-0")
 		w.ClaimBecomes("after", "5=3+2 OnDemand")
@@ -110,19 +135,6 @@ func TestClaims(t *testing.T) {
 			t.Errorf("its pods have %v, %s was pre-0's", got, held)
 		}
 		w.ClaimBecomes("after", "5=5+0 OnDemand")
-		w.Invariants()
-	})
-	t.Run("claims that take over each other", func(t *testing.T) {
-		w := w.On(t)
-		before := w.AddressesOf("after")
-		w.Claim("rival", v1alpha1.IPClaimSpec{Size: 9, TakeOver: "after"})
-		w.ClaimBecomes("rival", "5=5+0 OnDemand")
-		w.PatchClaim("after", `{"spec":{"takeOver":"rival"}}`)
-		w.ClaimBecomes("rival", "5=5+0 TakeOverConflict", "after, rival take over each other")
-		w.ClaimBecomes("after", "0=0+0 TakeOverConflict", "after, rival take over each other")
-		if now := w.AddressesOf("rival"); !slices.Equal(now, before) {
-			t.Errorf("it has %v, want %v", now, before)
-		}
 		w.Invariants()
 	})
 	t.Run("deleted and made again under pods", func(t *testing.T) {
@@ -153,6 +165,17 @@ func TestClaims(t *testing.T) {
 	})
 }
 
+// moveClaim runs kubectl berth move-claim, and returns its output and exit code.
+func moveClaim(w *simulation.World, args ...string) (output string, code int) {
+	w.T.Helper()
+	command := exec.CommandContext(w.Ctx, simulation.Plugin(w.T), append([]string{"move-claim", "--kubeconfig=" + w.ControlPlane.Kubeconfig(), "--cache-dir=" + w.T.TempDir()}, args...)...)
+	out, err := command.CombinedOutput()
+	if exited := new(exec.ExitError); err != nil && !errors.As(err, &exited) {
+		w.T.Fatal(err)
+	}
+	return string(out), command.ProcessState.ExitCode()
+}
+
 // A controller that is killed at any of its writes for claims is followed by one
 // that ends what it began.
 func TestClaimsControllerKilled(t *testing.T) {
@@ -162,27 +185,42 @@ func TestClaimsControllerKilled(t *testing.T) {
 	for _, at := range []proxy.Point{proxy.BeforeRequest, proxy.BeforeAnswer} {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			w := w.On(t)
-			source, taker := fmt.Sprintf("source-%d", at), fmt.Sprintf("taker-%d", at)
+			name := fmt.Sprintf("web-%d", at)
 			first := w.Controller()
 			tap := first.Tap(proxy.IsClaim, at)
-			w.Claim(source, v1alpha1.IPClaimSpec{Size: 5, Preallocate: true})
+			spec := v1alpha1.IPClaimSpec{Size: 5, Preallocate: true, ReleasePolicy: v1alpha1.ReleaseNever}
+			w.Claim(name, spec)
 			w.Await(tap)
 			first.Kill()
 			tap.Drop()
 			second := w.Controller()
-			w.ClaimBecomes(source, "5=0+5 Preallocated")
-			before := w.AddressesOf(source)
+			w.ClaimBecomes(name, "5=0+5 Preallocated")
+			before := w.AddressesOf(name)
 
+			// A claim of the name that is made again adopts the addresses.
 			tap = second.Tap(proxy.IsIPPatch, at)
-			w.Claim(taker, v1alpha1.IPClaimSpec{Size: 5, Preallocate: true, TakeOver: source})
+			w.DeleteClaim(name)
+			w.Claim(name, spec)
 			w.Await(tap)
 			second.Kill()
 			tap.Drop()
 			third := w.Controller()
-			w.ClaimBecomes(taker, "5=0+5 Preallocated")
-			w.ClaimBecomes(source, "0=0+0 TakenOver")
-			if now := w.AddressesOf(taker); !slices.Equal(now, before) {
-				t.Errorf("it has %v, it took over %v", now, before)
+			w.ClaimBecomes(name, "5=0+5 Preallocated")
+			claim, err := w.Berth.IPClaims(simulation.Namespace).Get(w.Ctx, name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.Eventually("wait for the addresses to be the claim's", func() error {
+				for _, address := range before {
+					ip, err := w.Berth.FloatingIPs.Get(w.Ctx, address, metav1.GetOptions{})
+					if err != nil || ip.Spec.Owner.UID != claim.UID {
+						return fmt.Errorf("%s: %v, %w", address, ip.Spec.Owner, err)
+					}
+				}
+				return nil
+			})
+			if now := w.AddressesOf(name); !slices.Equal(now, before) {
+				t.Errorf("it has %v, it adopted %v", now, before)
 			}
 			third.Kill()
 		})

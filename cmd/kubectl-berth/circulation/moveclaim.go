@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package circulation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+const moveClaimLong = `Moves the addresses of an IPClaim to another of the same namespace, for example to rename it.
+
+The addresses move unchanged, with their pods, those with pods first, as many of each family as
+the size of the other claim has room for. The first claim may be deleted already. If it
+preallocates, it would take new addresses: set its spec.preallocate to false first.
+
+Exit codes: 0 no address is left with the first claim; 1 some are.`
+
+const moveClaimExamples = `  # Rename: create the IPClaim store, as large as shop, then
+  kubectl berth move-claim shop store -n web`
+
+type movingClaim struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	dryRun bool
+}
+
+// NewMoveClaim returns the command move-claim.
+func NewMoveClaim(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &movingClaim{Cluster: of, IOStreams: streams}
+	command := &cobra.Command{
+		Use:     "move-claim FROM TO",
+		Short:   "Moves the addresses of an IPClaim to another",
+		Long:    moveClaimLong,
+		Example: moveClaimExamples,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(command *cobra.Command, args []string) error {
+			return o.run(command.Context(), args[0], args[1])
+		},
+	}
+	of.AddNamespace(command)
+	command.Flags().BoolVar(&o.dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
+	return command
+}
+
+func (o *movingClaim) run(ctx context.Context, from, to string) error {
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	berth, err := o.Berth()
+	if err != nil {
+		return err
+	}
+	target, err := movable(ctx, berth, namespace, from, to)
+	if err != nil {
+		return err
+	}
+	has, err := ofClaim(ctx, berth, namespace, to)
+	if err != nil {
+		return err
+	}
+	ips, err := ofClaim(ctx, berth, namespace, from)
+	if err != nil {
+		return err
+	}
+	move, left := within(ips, roomOf(target, has))
+	var options metav1.UpdateOptions
+	if o.dryRun {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	for _, ip := range move {
+		ip.Spec.Owner.Name, ip.Spec.Owner.UID = target.Name, target.UID
+		_, err := berth.FloatingIPs.Update(ctx, ip, options)
+		switch {
+		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+			fmt.Fprintf(o.Out, "%s: not moved: it changed meanwhile\n", ip.Spec.Address)
+			left++
+		case err != nil:
+			return fmt.Errorf("move %s to IPClaim %s/%s: %w", ip.Spec.Address, namespace, to, err)
+		case o.dryRun:
+			fmt.Fprintf(o.Out, "%s: moved to IPClaim %s (dry run)\n", ip.Spec.Address, to)
+		default:
+			fmt.Fprintf(o.Out, "%s: moved to IPClaim %s\n", ip.Spec.Address, to)
+		}
+	}
+	if left > 0 {
+		return fmt.Errorf("%d addresses are left with IPClaim %s/%s: raise spec.size of %s if it has no room, and run the command again", left, namespace, from, to)
+	}
+	return nil
+}
+
+// movable returns the claim that gets the addresses of another.
+func movable(ctx context.Context, berth *client.Client, namespace, from, to string) (*v1alpha1.IPClaim, error) {
+	if from == to {
+		return nil, fmt.Errorf("%q is named twice: name the IPClaim that has the addresses, and another one", from)
+	}
+	target, err := berth.IPClaims(namespace).Get(ctx, to, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get IPClaim %s/%s: %w", namespace, to, err)
+	}
+	if target.DeletionTimestamp != nil {
+		return nil, fmt.Errorf("IPClaim %s/%s is being deleted, and would free the addresses", namespace, to)
+	}
+	source, err := berth.IPClaims(namespace).Get(ctx, from, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return nil, fmt.Errorf("get IPClaim %s/%s: %w", namespace, from, err)
+	case source.Spec.Preallocate:
+		return nil, fmt.Errorf("IPClaim %s/%s preallocates, and would take new addresses: set its spec.preallocate to false first", namespace, from)
+	}
+	return target, nil
+}
+
+// ofClaim returns the addresses recorded under a claim's name, without reserved ones.
+func ofClaim(ctx context.Context, berth *client.Client, namespace, name string) ([]*v1alpha1.FloatingIP, error) {
+	selector := fields.Set{"spec.owner.kind": "IPClaim", "spec.owner.namespace": namespace, "spec.owner.name": name}
+	var ips []*v1alpha1.FloatingIP
+	err := cluster.EachFloatingIP(ctx, berth, selector.AsSelector().String(), func(ip *v1alpha1.FloatingIP) error {
+		if !ip.Spec.Reserved && ip.Spec.Owner.IsClaim() {
+			ips = append(ips, ip)
+		}
+		return nil
+	})
+	return ips, err
+}
+
+// roomOf returns how many more addresses of each family a claim may have.
+func roomOf(claim *v1alpha1.IPClaim, has []*v1alpha1.FloatingIP) map[v1alpha1.IPFamily]int {
+	room := map[v1alpha1.IPFamily]int{v1alpha1.IPv4: int(claim.Spec.Size), v1alpha1.IPv6: int(claim.Spec.Size)}
+	for _, ip := range has {
+		room[ip.Family()]--
+	}
+	return room
+}
+
+// within returns the addresses that there is room for, those with pods first, then the
+// oldest, and the number of others.
+func within(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) (move []*v1alpha1.FloatingIP, left int) {
+	slices.SortFunc(ips, func(a, b *v1alpha1.FloatingIP) int {
+		if held := a.Spec.Pod != nil; held != (b.Spec.Pod != nil) {
+			if held {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	for _, ip := range ips {
+		if room[ip.Family()]--; room[ip.Family()] < 0 {
+			left++
+			continue
+		}
+		move = append(move, ip)
+	}
+	return move, left
+}
