@@ -48,7 +48,7 @@ func (r *Request) isOfEither() bool {
 // shares says whether the owner's pods share the addresses that it keeps, so that no
 // address stands for one pod.
 func (r *Request) shares() bool {
-	return r.Claim != "" || r.Policy != v1alpha1.ReleasePodDeleted && r.Owner.PodName == "" && r.Owner.NodeName == ""
+	return r.Claim != "" || r.MayHaveFixedSet()
 }
 
 // shareFamily chooses a family for parts of either family, before they get kept
