@@ -48,7 +48,7 @@ type Gone struct {
 	Objects            []Object
 }
 
-// delete deletes objects that only others of them name.
+// deleteAll deletes objects that only others of them name.
 func (t *Transaction) deleteAll(of *Table, gone Gone) {
 	for _, name := range gone.Chains {
 		t.FlushChain(of, name)
@@ -132,7 +132,7 @@ var ErrNotCleared = errors.New("nftables keeps what nothing uses")
 // Commit makes the change and returns how many transactions the kernel made. After an error but ErrNotCleared packets
 // meet what they met before.
 func (c *Change) Commit() (transactions uint32, err error) {
-	var prepare, turn, clear Transaction
+	var prepare, turn, cleanup Transaction
 	t := &c.Made
 	first := &prepare
 	if c.anew {
@@ -148,14 +148,14 @@ func (c *Change) Commit() (transactions uint32, err error) {
 	}
 	first.makeContent(t)
 	c.turn(&turn)
-	clear.deleteAll(t, c.Gone)
-	for _, tx := range []*Transaction{&prepare, &turn, &clear} {
+	cleanup.deleteAll(t, c.Gone)
+	for _, tx := range []*Transaction{&prepare, &turn, &cleanup} {
 		if tx.IsEmpty() {
 			continue
 		}
 		transactions++
 		err := tx.Commit()
-		if err != nil && tx == &clear {
+		if err != nil && tx == &cleanup {
 			return transactions - 1, fmt.Errorf("%w: %w", ErrNotCleared, err)
 		}
 		if err != nil && tx == &turn && !prepare.IsEmpty() {

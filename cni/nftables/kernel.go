@@ -175,7 +175,7 @@ func (t *Table) setsInKernel() (all []*Set, err error) {
 	return all, err
 }
 
-// Objects lists the counters of a table, and what else rules name.
+// Objects lists the counters of a table, and its other objects that rules can name.
 func (t *Table) Objects() (all []Object, err error) {
 	err = dump(t, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, func(_ Family, a attributes) error {
 		o := Object{Name: a.text(unix.NFTA_OBJ_NAME), Kind: a.number(unix.NFTA_OBJ_TYPE)}
