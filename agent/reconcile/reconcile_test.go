@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berth-dev/berth/agent/state"
+)
+
+// A record that fails is tried again, and delays no other; its outcome says so until it succeeds.
+func TestFailureIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bad, good := state.Key{ContainerID: "bad"}, state.Key{ContainerID: "good"}
+		boom := errors.New("boom")
+		var tries, others atomic.Int32
+		r := New(Work{Check: func(_ context.Context, key state.Key) error {
+			if key == good {
+				others.Add(1)
+				return nil
+			}
+			if tries.Add(1) < 3 {
+				return boom
+			}
+			return nil
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		r.CheckSoon(bad)
+		r.CheckSoon(good)
+		synctest.Wait()
+		if others.Load() != 1 || tries.Load() != 1 {
+			t.Errorf("at once: %d checks of one and %d of the other, want one each", tries.Load(), others.Load())
+		}
+		if came := r.Outcomes()[bad]; !errors.Is(came.Err, boom) || !came.Checked.IsZero() {
+			t.Errorf("outcome after a failure: %+v", came)
+		}
+		time.Sleep(firstRetry + 2*firstRetry)
+		synctest.Wait()
+		if came := r.Outcomes()[bad]; tries.Load() != 3 || came.Err != nil || came.Checked.IsZero() {
+			t.Errorf("after %d tries: %+v", tries.Load(), came)
+		}
+		r.Forget(bad)
+		if _, has := r.Outcomes()[bad]; has {
+			t.Error("the outcome of a record that is gone stays")
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// A plugin that hangs in one finish delays no check.
+func TestHangingFinishDelaysNoCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		checked := false
+		r := New(Work{
+			Check:  func(context.Context, state.Key) error { checked = true; return nil },
+			Finish: func(ctx context.Context, _ state.Key) error { <-ctx.Done(); return ctx.Err() },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		for _, id := range []string{"1", "2", "3", "4", "5", "6", "7", "8", "9"} {
+			r.FinishSoon(state.Key{ContainerID: id})
+		}
+		synctest.Wait()
+		r.CheckSoon(state.Key{ContainerID: "c"})
+		synctest.Wait()
+		if !checked || r.Waiting() != 1 {
+			t.Errorf("checked: %v, %d wait, want a check and one that waits", checked, r.Waiting())
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
