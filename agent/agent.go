@@ -87,9 +87,7 @@ type networks interface {
 type driver interface {
 	// Setup wires the interface's addresses to the container.
 	Setup(i *Interface) (*current.Result, error)
-	// Check returns an error that names the missing pieces of the interface.
-	Check(i *Interface) error
-	// CheckNode does so for the node's side alone: a pod may change its own.
+	// CheckNode returns an error that names the missing pieces of the node's side.
 	CheckNode(i *Interface) error
 	// Repair makes the missing pieces of the node's side.
 	Repair(i *Interface) error
@@ -100,23 +98,10 @@ type driver interface {
 	Teardown(i *Interface) error
 	// Announce tells the network that the addresses are here.
 	Announce(i *Interface) error
-	// Ready returns an error where the uplink cannot carry addresses.
-	Ready(uplink string) error
-	// LinkOf returns the name of an interface's host end, which need not exist.
-	// Pure.
-	LinkOf(key state.Key) string
-	// PodEnd returns the name of the container's interface of a host end, empty where there
-	// is none any more.
-	PodEnd(link string) (string, error)
-	// Links lists the host ends on the node, with and without a record.
-	Links() ([]Link, error)
-	// Remove removes a host end and all that belongs to it.
-	Remove(link string) error
-	// RemoveLoose removes Berth's kernel state that belongs to no link.
-	RemoveLoose() error
 }
 
-// Drivers has the drivers by the names that records give them.
+// Drivers has the drivers by the names that records give them. A driver that can do more than
+// every driver must implements podChecker, uplinkChecker, linkOwner, onSegment or defended, too.
 type Drivers map[string]driver
 
 // Interface is an interface of a container as a driver sees it.

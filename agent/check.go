@@ -31,9 +31,24 @@ func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 	return a.check(ctx, record)
 }
 
+// podChecker is a driver that verifies the pod's side of an interface as well as the node's. It
+// is for CHECK alone, because a pod may change its own side.
+type podChecker interface {
+	// Check returns an error that names the missing pieces of the interface.
+	Check(i *Interface) error
+}
+
+// checkWhole verifies both sides of an interface whose driver knows both.
+func checkWhole(d driver, i *Interface) error {
+	if c, ok := d.(podChecker); ok {
+		return c.Check(i)
+	}
+	return nil
+}
+
 // check verifies the network of a complete record.
 func (a *Agent) check(ctx context.Context, record *state.Container) error {
-	if err := a.eachInterface(record, driver.Check); err != nil {
+	if err := a.eachInterface(record, checkWhole); err != nil {
 		return err
 	}
 	if err := a.checkDefaultRoute(record); err != nil {

@@ -16,19 +16,37 @@ type onSegment interface {
 	// link to its network, which may be made for it. Beside an error it has those whose
 	// link was found.
 	Targets(i *Interface) ([]conflict.Target, error)
-	// Carried does so for an interface that is set up. It makes no links.
+}
+
+// defended is a driver that knows the MACs by which the network reaches its addresses, so that the
+// claim of another host can be told from one of the pod.
+type defended interface {
+	// Carried lists the addresses of an interface that is set up, as Targets does. It makes no
+	// links.
 	Carried(i *Interface) ([]conflict.Target, error)
 }
 
+// toProbe lists the addresses that the network is asked for before an interface is set up.
+func toProbe(d driver, i *Interface) ([]conflict.Target, error) {
+	if s, ok := d.(onSegment); ok {
+		return s.Targets(i)
+	}
+	return nil, nil
+}
+
+// toDefend lists the addresses of an interface that is set up.
+func toDefend(d driver, i *Interface) ([]conflict.Target, error) {
+	if s, ok := d.(defended); ok {
+		return s.Carried(i)
+	}
+	return nil, nil
+}
+
 // targets lists the addresses of the record that are on layer 2 networks.
-func (a *Agent) targets(record *state.Container, of func(onSegment, *Interface) ([]conflict.Target, error)) ([]conflict.Target, error) {
+func (a *Agent) targets(record *state.Container, of func(driver, *Interface) ([]conflict.Target, error)) ([]conflict.Target, error) {
 	var targets []conflict.Target
 	err := a.eachInterface(record, func(d driver, i *Interface) error {
-		s, ok := d.(onSegment)
-		if !ok {
-			return nil
-		}
-		found, err := of(s, i)
+		found, err := of(d, i)
 		targets = append(targets, found...)
 		return err
 	})
@@ -41,7 +59,7 @@ func (a *Agent) probe(ctx context.Context, record *state.Container) error {
 	if a.conflicts.Prober == nil {
 		return nil
 	}
-	targets, unknown := a.targets(record, onSegment.Targets)
+	targets, unknown := a.targets(record, toProbe)
 	if len(targets) == 0 && unknown == nil {
 		return nil
 	}

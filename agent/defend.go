@@ -28,7 +28,7 @@ func (c carrier) Carried() (map[netip.Addr]state.Key, []conflict.Target, error) 
 		if record.Phase != state.Added {
 			continue
 		}
-		found, err := c.agent.targets(record, onSegment.Carried)
+		found, err := c.agent.targets(record, toDefend)
 		errs = append(errs, err)
 		for _, t := range found {
 			records[t.Address] = record.Key()
@@ -84,7 +84,7 @@ func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Add
 			continue
 		}
 		// Whoever repairs the record complains of missing links.
-		targets, _ := a.targets(record, onSegment.Carried)
+		targets, _ := a.targets(record, toDefend)
 		for _, t := range targets {
 			if claimed[t.Address] {
 				asked[record] = append(asked[record], t)

@@ -131,7 +131,7 @@ func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) ([]conflict.Tar
 	if err != nil {
 		return nil, err
 	}
-	targets, err := a.targets(&state.Container{Pod: pod.Pod, Attachments: attachments}, onSegment.Targets)
+	targets, err := a.targets(&state.Container{Pod: pod.Pod, Attachments: attachments}, toProbe)
 	if err != nil || len(targets) == 0 {
 		return nil, err
 	}

@@ -55,7 +55,7 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 			valid = append(valid, types.GCAttachment{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
 	}
-	for _, d := range a.Drivers {
+	for _, d := range a.Drivers.linkOwners() {
 		errs = append(errs, d.RemoveLoose())
 	}
 	return errors.Join(append(errs, a.gcPlugins(ctx, all, valid))...)

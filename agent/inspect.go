@@ -64,8 +64,10 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		if network, err := chain.Parse(attachment.Network); err == nil {
 			inspected.Network = network.Name()
 		}
-		if d, err := a.driverOf(record, i); err == nil && d != nil {
-			inspected.Link = d.LinkOf(state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
+		if d, err := a.driverOf(record, i); err == nil {
+			if owner, ok := d.(linkOwner); ok {
+				inspected.Link = owner.LinkOf(state.Key{ContainerID: record.ContainerID, IfName: attachment.IfName})
+			}
 		}
 		c.Interfaces = append(c.Interfaces, inspected)
 	}

@@ -20,7 +20,34 @@ import (
 // alive, so it stays while the API says that a pod of this node holds its addresses.
 type orphan struct {
 	Link
-	driver driver
+	driver linkOwner
+}
+
+// linkOwner is a driver with links of its own on the node, which say without a record whose they
+// are.
+type linkOwner interface {
+	// LinkOf returns the name of an interface's host end, which need not exist. Pure.
+	LinkOf(key state.Key) string
+	// PodEnd returns the name of the container's interface of a host end, empty where there
+	// is none any more.
+	PodEnd(link string) (string, error)
+	// Links lists the host ends on the node, with and without a record.
+	Links() ([]Link, error)
+	// Remove removes a host end and all that belongs to it.
+	Remove(link string) error
+	// RemoveLoose removes Berth's kernel state that belongs to no link.
+	RemoveLoose() error
+}
+
+// linkOwners returns the drivers with links of their own, by name.
+func (d Drivers) linkOwners() map[string]linkOwner {
+	owners := map[string]linkOwner{}
+	for name, one := range d {
+		if owner, ok := one.(linkOwner); ok {
+			owners[name] = owner
+		}
+	}
+	return owners
 }
 
 // orphans lists the links without a record and without a valid attachment: one that the
@@ -30,7 +57,7 @@ type orphan struct {
 func (a *Agent) orphans(valid []types.GCAttachment) ([]orphan, error) {
 	var all []orphan
 	var errs []error
-	for name, d := range a.Drivers {
+	for name, d := range a.Drivers.linkOwners() {
 		links, err := d.Links()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("driver %s: %w", name, err))

@@ -29,7 +29,7 @@ func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.P
 			continue
 		}
 		// What cannot be read is not carried, and shows as nobody's answer.
-		targets, _ := a.targets(record, onSegment.Carried)
+		targets, _ := a.targets(record, toDefend)
 		for _, t := range targets {
 			probed.Carried = append(probed.Carried, carried(t))
 		}

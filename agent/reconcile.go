@@ -87,7 +87,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
 	if a.eachInterface(record, driver.CheckNode) == nil {
-		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, onSegment.Carried) })
+		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, toDefend) })
 		return nil
 	}
 	reason, err := a.lostWhy(ctx, record)
@@ -151,7 +151,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole bool) error {
 	check, repair := driver.CheckNode, driver.Repair
 	if whole {
-		check, repair = driver.Check, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }
+		check, repair = checkWhole, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }
 	}
 	return a.withAddresses(ctx, record, func(now *state.Container) error {
 		if now.Phase != state.Added {
@@ -220,7 +220,7 @@ func (a *Agent) noteStart(ctx context.Context) {
 	}
 	logger.Info("Started with the records of an earlier run", "adding", counts[state.Adding], "added", counts[state.Added],
 		"deleting", counts[state.Deleting], "withdrawn", counts[state.Withdrawn])
-	for name, d := range a.Drivers {
+	for name, d := range a.Drivers.linkOwners() {
 		if err := d.RemoveLoose(); err != nil {
 			logger.Error(err, "Cannot remove kernel state that belongs to no pod", "driver", name)
 		}

@@ -18,6 +18,12 @@ import (
 // waited 10 s before.
 const syncPatience = 10 * time.Second
 
+// uplinkChecker is a driver that uses the node's uplink.
+type uplinkChecker interface {
+	// Ready returns an error where the uplink cannot carry addresses.
+	Ready(uplink string) error
+}
+
 // Status returns ErrNotReady while the agent cannot serve ADD of ordinary pods, because
 // the answer concerns every pod of the node. Ready says whether the agent can serve pods
 // with a floating IP, too.
@@ -73,8 +79,10 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if d == nil {
 		return fmt.Errorf("%w: pods with a floating IP: this agent has no driver %q", ErrNotReady, floating.Driver)
 	}
-	if err := d.Ready(floating.Uplink); err != nil {
-		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+	if c, ok := d.(uplinkChecker); ok {
+		if err := c.Ready(floating.Uplink); err != nil {
+			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
+		}
 	}
 	network := floating.Network
 	if !api.WiredByPlugins(floating.Driver) {

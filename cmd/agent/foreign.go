@@ -9,7 +9,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent"
-	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
@@ -19,7 +18,9 @@ import (
 
 // foreignDriver is the agent's driver for interfaces that plugins of other projects make and
 // that have their addresses from berth-ipam. It can only silence them and put them up again:
-// it repairs none of their pieces, and has no links of its own.
+// it repairs none of their pieces, and has no links of its own. It does
+// not defend addresses: the plugin chooses the MAC of the interface, so that a claim of the pod itself
+// would look like that of another host.
 type foreignDriver struct{}
 
 func foreignOf(i *agent.Interface) foreign.Interface {
@@ -73,18 +74,6 @@ func (foreignDriver) Announce(i *agent.Interface) error {
 // CheckNode and Repair are about the mark of the interface.
 func (foreignDriver) CheckNode(i *agent.Interface) error { return foreignOf(i).CheckMark() }
 func (foreignDriver) Repair(i *agent.Interface) error    { return foreignOf(i).Mark() }
-
-func (foreignDriver) Check(*agent.Interface) error  { return nil }
-func (foreignDriver) Ready(string) error            { return nil }
-func (foreignDriver) LinkOf(state.Key) string       { return "" }
-func (foreignDriver) Links() ([]agent.Link, error)  { return nil, nil }
-func (foreignDriver) PodEnd(string) (string, error) { return "", nil }
-func (foreignDriver) Remove(string) error           { return nil }
-func (foreignDriver) RemoveLoose() error            { return nil }
-
-// Carried is for the defence of addresses. There is none: the plugin chooses the MAC of the
-// interface, so that a claim of the pod itself would look like that of another host.
-func (foreignDriver) Carried(*agent.Interface) ([]conflict.Target, error) { return nil, nil }
 
 // Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
 // nobody has an address there.
