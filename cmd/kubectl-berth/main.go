@@ -72,8 +72,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetIn(streams.In)
 	command.SetOut(streams.Out)
 	command.SetErr(streams.ErrOut)
-	flags := genericclioptions.NewConfigFlags(true)
-	of := cluster.New(flags, command.PersistentFlags())
+	of := cluster.New(genericclioptions.NewConfigFlags(true), command.PersistentFlags())
 	verbosity := newVerbosity()
 	command.PersistentFlags().AddFlag(verbosity)
 	command.PersistentPreRun = func(*cobra.Command, []string) {
@@ -96,7 +95,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		inventory.NewTop(of, streams), inventory.NewExport(of, streams), pod.NewWhy(of, streams), check.New(of, streams), trace.New(of, streams), dump.New(of, streams))
 	add("change", circulation.NewReserve(of, streams), circulation.NewUnreserve(of, streams), circulation.NewRelease(of, streams),
 		circulation.NewMoveClaim(of, streams))
-	add("move", transfer.NewBackup(flags, streams), transfer.NewRestore(flags, streams), transfer.NewImportGalaxy(flags, streams))
+	add("move", transfer.NewBackup(of, streams), transfer.NewRestore(of, streams), transfer.NewImportGalaxy(of, streams))
 	return command
 }
 

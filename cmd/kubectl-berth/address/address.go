@@ -68,11 +68,6 @@ func (o *Owner) String() string {
 	return o.Kind + " " + o.Namespace + "/" + o.Name
 }
 
-// List is what -o json prints of several addresses.
-type List struct {
-	Items []Address `json:"items"`
-}
-
 // Of returns what a FloatingIP says.
 func Of(ip *v1alpha1.FloatingIP) Address {
 	spec := &ip.Spec
@@ -104,15 +99,12 @@ func Of(ip *v1alpha1.FloatingIP) Address {
 // answerOf returns the answer with these addresses.
 func answerOf(addresses []Address, now time.Time) *answer.Answer {
 	table := answer.NewTable("Address", "State", "Pool", "Pod", "Node", "Owner", "Since", "+Policy", "+Last-Pod", "Note")
-	a := &answer.Answer{Table: table, Kind: "AddressList", Content: List{Items: append([]Address{}, addresses...)}}
-	for i := range addresses {
-		of := &addresses[i]
-		table.Add(of.Address, string(of.State), of.Pool, of.Pod.String(), of.Node, of.Owner.String(), age(of.Since, now), string(of.ReleasePolicy), of.LastPod, of.Note)
+	return answer.List("AddressList", addresses, table, func(of *Address) (name string, cells []any) {
 		if of.object != "" {
-			a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+of.object)
+			name = "floatingip." + v1alpha1.GroupName + "/" + of.object
 		}
-	}
-	return a
+		return name, []any{of.Address, string(of.State), of.Pool, of.Pod.String(), of.Node, of.Owner.String(), age(of.Since, now), string(of.ReleasePolicy), of.LastPod, of.Note}
+	})
 }
 
 // age returns how long ago a time is, as kubectl shows it.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -17,12 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -39,29 +39,18 @@ const whereExamples = `  # A pod
   kubectl berth where sts/web -n shop
   kubectl berth where claim/front`
 
-type whereOptions struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format *answer.Format
-	watch  bool
-}
-
 // NewWhere returns the command where.
 func NewWhere(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &whereOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:     "where POD | KIND/NAME",
-		Short:   "Prints the addresses of a pod, workload or claim",
-		Long:    whereLong,
-		Example: whereExamples,
-		Args:    cobra.ExactArgs(1),
-		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
-	}
-	command.ValidArgsFunction = o.CompletePods
-	o.AddNamespace(command)
-	o.format.AddFlags(command.Flags())
-	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever one of the addresses changes.")
-	return command
+	return command.Command{
+		Use: "where POD | KIND/NAME", Short: "Prints the addresses of a pod, workload or claim", Long: whereLong, Example: whereExamples,
+		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true,
+		Watch: "Print another line whenever one of the addresses changes.",
+		Prepare: func(call *command.Call) error {
+			_, err := parseTarget(call.Args[0], "")
+			return err
+		},
+		Answer: where,
+	}.New(of, streams)
 }
 
 // kinds are the short names of kinds that own addresses.
@@ -94,95 +83,73 @@ func parseTarget(text, namespace string) (target, error) {
 	return target{kind, namespace, name}, nil
 }
 
-func (t *target) String() string { return t.kind + " " + t.namespace + "/" + t.name }
+func (of *target) String() string { return of.kind + " " + of.namespace + "/" + of.name }
 
 // isKind compares kinds as users write them: a kind or its plural.
-func (t *target) isKind(kind string) bool {
-	return strings.EqualFold(t.kind, kind) || strings.EqualFold(t.kind, kind+"s")
+func (of *target) isKind(kind string) bool {
+	return strings.EqualFold(of.kind, kind) || strings.EqualFold(of.kind, kind+"s")
 }
 
 // selector selects FloatingIPs that may be the target's.
-func (t *target) selector() string {
-	set := fields.Set{"spec.owner.namespace": t.namespace}
-	if t.kind != "Pod" {
-		set["spec.owner.name"] = t.name
+func (of *target) selector() string {
+	set := fields.Set{"spec.owner.namespace": of.namespace}
+	if of.kind != "Pod" {
+		set["spec.owner.name"] = of.name
 	}
 	return set.String()
 }
 
 // has says whether an address is the target's: of a pod, one that it holds or that is kept
 // for a pod of its name.
-func (t *target) has(ip *v1alpha1.FloatingIP) bool {
+func (of *target) has(ip *v1alpha1.FloatingIP) bool {
 	spec := &ip.Spec
 	switch {
 	case spec.Owner == nil:
 		return false
-	case t.kind != "Pod":
-		return t.isKind(spec.Owner.Kind)
+	case of.kind != "Pod":
+		return of.isKind(spec.Owner.Kind)
 	case spec.Pod != nil:
-		return spec.Pod.Name == t.name
+		return spec.Pod.Name == of.name
 	}
-	return spec.Owner.PodName == t.name || spec.Owner.PodName == "" && spec.LastPod == t.name
+	return spec.Owner.PodName == of.name || spec.Owner.PodName == "" && spec.LastPod == of.name
 }
 
-func (o *whereOptions) run(ctx context.Context, text string) error {
-	namespace, err := o.Namespace()
+func where(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	of, err := parseTarget(call.Args[0], call.Namespace)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	of, err := parseTarget(text, namespace)
-	if err != nil {
-		return err
-	}
-	if err := o.format.Check(); err != nil {
-		return err
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
-	kube, err := o.Kube()
-	if err != nil {
-		return err
-	}
-	found, version, err := o.find(ctx, &of, berth, kube)
-	if err != nil {
-		return err
-	}
-	if len(found) > 0 || !o.format.ForPeople() {
-		if err := o.format.Print(o.Out, answerOf(found, time.Now())); err != nil {
-			return err
-		}
-	}
+	found, version, err := of.find(ctx, call)
 	switch {
-	case !o.watch:
-		return nil
-	case version == "":
-		return errors.New("--watch needs the right to watch FloatingIPs: what is printed is of this moment")
+	case err != nil:
+		return nil, err
+	case call.Watching && version == "":
+		err = errors.New("--watch needs the right to watch FloatingIPs: what is printed is of this moment")
 	}
-	return cluster.Follow(ctx, version, func(options metav1.ListOptions) (watch.Interface, error) {
+	call.Follow(version, func(options metav1.ListOptions) (watch.Interface, error) {
 		options.FieldSelector = of.selector()
-		return berth.FloatingIPs.Watch(ctx, options)
-	}, func(event watch.Event) error {
+		return call.Berth.FloatingIPs.Watch(ctx, options)
+	}, func(event watch.Event) (*answer.Answer, error) {
 		ip, ok := event.Object.(*v1alpha1.FloatingIP)
 		if !ok || !of.has(ip) {
-			return nil
+			return nil, nil
 		}
 		changed := Of(ip)
 		if event.Type == watch.Deleted {
 			changed = Address{Address: ip.Spec.Address, State: "Deleted", Pool: ip.Spec.Pool, Note: "it is no longer " + of.String() + "'s"}
 		}
-		return o.format.Print(o.Out, answerOf([]Address{changed}, time.Now()))
+		return answerOf([]Address{changed}, time.Now()), nil
 	})
+	return answerOf(found, time.Now()), err
 }
 
 // find returns the target's addresses, and the resource version to follow them from: ""
 // if the user may not.
-func (o *whereOptions) find(ctx context.Context, of *target, berth *client.Client, kube kubernetes.Interface) ([]Address, string, error) {
+func (of *target) find(ctx context.Context, call *command.Call) ([]Address, string, error) {
 	var pod *v1.Pod
 	if of.kind == "Pod" {
 		var err error
-		pod, err = kube.CoreV1().Pods(of.namespace).Get(ctx, of.name, metav1.GetOptions{})
+		pod, err = call.Kube.CoreV1().Pods(of.namespace).Get(ctx, of.name, metav1.GetOptions{})
 		// Who may not read pods may still read FloatingIPs.
 		if err != nil && !cluster.IsNoSuch(err) && cluster.Forbidden(err) == "" {
 			return nil, "", fmt.Errorf("get pod %s/%s: %w", of.namespace, of.name, err)
@@ -191,9 +158,9 @@ func (o *whereOptions) find(ctx context.Context, of *target, berth *client.Clien
 			pod = nil
 		}
 	}
-	ips, version, err := cluster.FloatingIPs(ctx, berth, of.selector())
+	ips, version, err := cluster.FloatingIPs(ctx, call.Berth, of.selector())
 	if cluster.Forbidden(err) != "" {
-		found, err := o.ofOwnPods(ctx, of, pod, kube, err)
+		found, err := of.ofOwnPods(ctx, call, pod, err)
 		return found, "", err
 	}
 	if err != nil {
@@ -211,7 +178,7 @@ func (o *whereOptions) find(ctx context.Context, of *target, berth *client.Clien
 	}
 	slices.SortFunc(found, byPod)
 	if len(found) == 0 {
-		return nil, version, o.nothing(of, pod)
+		return nil, version, of.nothing(call.ErrOut, pod)
 	}
 	return found, version, nil
 }
@@ -230,23 +197,23 @@ func byPod(a, b Address) int {
 }
 
 // nothing says on stderr why nothing is found, or fails if there is no such pod.
-func (o *whereOptions) nothing(of *target, pod *v1.Pod) error {
+func (of *target) nothing(out io.Writer, pod *v1.Pod) error {
 	switch {
 	case of.kind != "Pod":
-		fmt.Fprintf(o.ErrOut, "No address belongs to %s: kubectl berth top owners lists who has addresses.\n", of)
+		fmt.Fprintf(out, "No address belongs to %s: kubectl berth top owners lists who has addresses.\n", of)
 	case pod == nil:
 		return fmt.Errorf("there is no pod %s/%s, and no address is kept for one: kubectl get pods -n %s lists them, -n chooses another namespace, KIND/NAME a workload", of.namespace, of.name, of.namespace)
 	case pod.Spec.NodeName == "":
-		fmt.Fprintf(o.ErrOut, "Pod %s/%s has no address yet: kubectl berth why %s -n %s says why.\n", of.namespace, of.name, of.name, of.namespace)
+		fmt.Fprintf(out, "Pod %s/%s has no address yet: kubectl berth why %s -n %s says why.\n", of.namespace, of.name, of.name, of.namespace)
 	default:
-		fmt.Fprintf(o.ErrOut, "Pod %s/%s has no floating IP: kubectl berth why %s -n %s says why.\n", of.namespace, of.name, of.name, of.namespace)
+		fmt.Fprintf(out, "Pod %s/%s has no floating IP: kubectl berth why %s -n %s says why.\n", of.namespace, of.name, of.name, of.namespace)
 	}
 	return nil
 }
 
 // ofOwnPods is for users who may not read FloatingIPs: it reads the annotations of the
 // target's pods.
-func (o *whereOptions) ofOwnPods(ctx context.Context, of *target, pod *v1.Pod, kube kubernetes.Interface, missing error) ([]Address, error) {
+func (of *target) ofOwnPods(ctx context.Context, call *command.Call, pod *v1.Pod, missing error) ([]Address, error) {
 	var pods []v1.Pod
 	switch {
 	case pod != nil:
@@ -254,11 +221,11 @@ func (o *whereOptions) ofOwnPods(ctx context.Context, of *target, pod *v1.Pod, k
 	case of.kind == "Pod":
 		return nil, fmt.Errorf("there is no pod %s/%s that you may read, and for retained addresses: %w", of.namespace, of.name, missing)
 	default:
-		list, err := kube.CoreV1().Pods(of.namespace).List(ctx, metav1.ListOptions{})
+		list, err := call.Kube.CoreV1().Pods(of.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, missing // it says what matters to the user
 		}
-		between := cluster.Between(ctx, kube)
+		between := cluster.Between(ctx, call.Kube)
 		for i := range list.Items {
 			if of.controls(&list.Items[i], between) {
 				pods = append(pods, list.Items[i])
@@ -274,21 +241,21 @@ func (o *whereOptions) ofOwnPods(ctx context.Context, of *target, pod *v1.Pod, k
 			}
 		}
 	}
-	fmt.Fprintf(o.ErrOut, "Retained addresses are not shown: %s.\n", cluster.Forbidden(missing))
+	fmt.Fprintf(call.ErrOut, "Retained addresses are not shown: %s.\n", cluster.Forbidden(missing))
 	if len(found) == 0 {
-		return nil, o.nothing(of, pod)
+		return nil, of.nothing(call.ErrOut, pod)
 	}
 	return found, nil
 }
 
 // controls says whether a pod belongs to the target, by its claim or by its owners.
-func (t *target) controls(pod *v1.Pod, between podrequest.Between) bool {
+func (of *target) controls(pod *v1.Pod, between podrequest.Between) bool {
 	if pod.Annotations[v1alpha1.AnnotationFloatingIPs] == "" {
 		return false
 	}
-	if claim := pod.Annotations[v1alpha1.AnnotationClaim]; claim != "" || t.isKind("IPClaim") {
-		return t.isKind("IPClaim") && claim == t.name
+	if claim := pod.Annotations[v1alpha1.AnnotationClaim]; claim != "" || of.isKind("IPClaim") {
+		return of.isKind("IPClaim") && claim == of.name
 	}
 	owner, err := podrequest.OwnerOf(pod, between)
-	return err == nil && t.isKind(owner.Kind) && owner.Name == t.name
+	return err == nil && of.isKind(owner.Kind) && owner.Name == of.name
 }

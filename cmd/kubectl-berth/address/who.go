@@ -18,9 +18,9 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -39,96 +39,60 @@ const whoExamples = `  # Who has this address?
   # Follow it
   kubectl berth who 10.0.70.12 -w`
 
-type whoOptions struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format *answer.Format
-	watch  bool
-}
-
 // NewWho returns the command who.
 func NewWho(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &whoOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:     "who ADDRESS...",
-		Short:   "Says who has an address, or why nobody has",
-		Long:    whoLong,
-		Example: whoExamples,
-		Args:    cobra.MinimumNArgs(1),
-		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args) },
-	}
-	command.ValidArgsFunction = o.CompleteAddresses
-	o.AddNamespace(command)
-	o.format.AddFlags(command.Flags())
-	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever the one address changes.")
-	return command
-}
-
-func (o *whoOptions) run(ctx context.Context, args []string) error {
 	var wanted []netip.Addr
-	for _, text := range args {
-		addr, err := standing.ParseAddr(text)
-		if err != nil {
+	return command.Command{
+		Use: "who ADDRESS...", Short: "Says who has an address, or why nobody has", Long: whoLong, Example: whoExamples,
+		Args: cobra.MinimumNArgs(1), Complete: of.CompleteAddresses, Namespaced: true,
+		Watch: "Print another line whenever the one address changes.",
+		Prepare: func(call *command.Call) (err error) {
+			if wanted, err = standing.ParseAddrs(call.Args); err == nil && call.Watching && len(wanted) > 1 {
+				err = errors.New("--watch follows one address: give one")
+			}
 			return err
-		}
-		wanted = append(wanted, addr)
-	}
-	if o.watch && len(wanted) > 1 {
-		return errors.New("--watch follows one address: give one")
-	}
-	if err := o.format.Check(); err != nil {
-		return err
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
-	look := &look{Cluster: o.Cluster, berth: berth}
-	addresses := make([]Address, 0, len(wanted))
-	for _, addr := range wanted {
-		found, err := look.who(ctx, addr)
-		if err != nil {
-			return err
-		}
-		addresses = append(addresses, found)
-	}
-	if err := o.format.Print(o.Out, answerOf(addresses, time.Now())); err != nil || !o.watch {
-		return err
-	}
-	return o.follow(ctx, berth, wanted[0], look)
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			look := &look{Call: call}
+			addresses := make([]Address, 0, len(wanted))
+			for _, addr := range wanted {
+				found, err := look.who(ctx, addr)
+				if err != nil {
+					return nil, err
+				}
+				addresses = append(addresses, found)
+			}
+			look.follow(ctx, wanted[0])
+			return answerOf(addresses, time.Now()), nil
+		},
+	}.New(of, streams)
 }
 
-// follow prints the address again whenever its FloatingIP changes, until ctx ends.
-func (o *whoOptions) follow(ctx context.Context, berth *client.Client, addr netip.Addr, look *look) error {
-	name := v1alpha1.NameOf(addr)
-	version := look.version
-	return cluster.Follow(ctx, version, func(options metav1.ListOptions) (watch.Interface, error) {
-		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-		return berth.FloatingIPs.Watch(ctx, options)
-	}, func(event watch.Event) error {
+// follow has the address printed again whenever its FloatingIP changes.
+func (l *look) follow(ctx context.Context, addr netip.Addr) {
+	l.Follow(l.version, func(options metav1.ListOptions) (watch.Interface, error) {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, v1alpha1.NameOf(addr)).String()
+		return l.Berth.FloatingIPs.Watch(ctx, options)
+	}, func(event watch.Event) (*answer.Answer, error) {
 		ip, ok := event.Object.(*v1alpha1.FloatingIP)
 		if !ok {
-			return nil
+			return nil, nil
 		}
 		var found Address
 		var err error
 		if event.Type == watch.Deleted {
-			look.pools = nil // as they are now
-			found, err = look.nobody(ctx, addr)
+			l.pools = nil // as they are now
+			found, err = l.nobody(ctx, addr)
 		} else {
-			found, err = look.of(ctx, ip)
+			found, err = l.of(ctx, ip)
 		}
-		if err != nil {
-			return err
-		}
-		return o.format.Print(o.Out, answerOf([]Address{found}, time.Now()))
+		return answerOf([]Address{found}, time.Now()), err
 	})
 }
 
 // look looks up addresses. It asks for the pools once, and only if it needs them.
 type look struct {
-	*cluster.Cluster
-	berth *client.Client
+	*command.Call
 	pools []*v1alpha1.IPPool
 	// version of the last FloatingIP that was read.
 	version string
@@ -136,7 +100,7 @@ type look struct {
 
 // who makes one request if somebody has the address.
 func (l *look) who(ctx context.Context, addr netip.Addr) (Address, error) {
-	ip, err := l.berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+	ip, err := l.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 	switch {
 	case cluster.IsNoSuch(err):
 		return l.nobody(ctx, addr)
@@ -182,7 +146,7 @@ func (l *look) readPools(ctx context.Context) error {
 	if l.pools != nil {
 		return nil
 	}
-	pools, err := cluster.Pools(ctx, l.berth)
+	pools, err := cluster.Pools(ctx, l.Berth)
 	l.pools = pools
 	return err
 }
@@ -191,16 +155,8 @@ func (l *look) readPools(ctx context.Context) error {
 // read. The annotation proves nothing, but the scheduler's admission policy keeps it true on
 // bound pods.
 func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (Address, error) {
-	namespace, err := l.Namespace()
-	if err != nil {
-		return Address{}, err
-	}
-	kube, err := l.Kube()
-	if err != nil {
-		return Address{}, err
-	}
 	missing = fmt.Errorf("get the FloatingIP of %s: %w", addr, missing)
-	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	pods, err := l.Kube.CoreV1().Pods(l.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return Address{}, missing // it says what matters to the user
 	}
@@ -210,5 +166,5 @@ func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (A
 			return ofPod(pod, addr), nil
 		}
 	}
-	return Address{}, fmt.Errorf("no pod that you may read in namespace %s has %s, and for others: %w", namespace, addr, missing)
+	return Address{}, fmt.Errorf("no pod that you may read in namespace %s has %s, and for others: %w", l.Namespace, addr, missing)
 }

@@ -204,3 +204,22 @@ func (t *Table) Add(cells ...any) {
 	}
 	t.table.Rows = append(t.table.Rows, metav1.TableRow{Cells: cells})
 }
+
+// Items are what -o json and -o yaml print of a list.
+type Items[T any] struct {
+	Items []T `json:"items"`
+}
+
+// List returns the answer of a list: row returns the cells of an item, and its name for -o
+// name, empty if it has none.
+func List[T any](kind string, items []T, table *Table, row func(item *T) (name string, cells []any)) *Answer {
+	a := &Answer{Table: table, Kind: kind, Content: Items[T]{append([]T{}, items...)}}
+	for i := range items {
+		name, cells := row(&items[i])
+		table.Add(cells...)
+		if name != "" {
+			a.Names = append(a.Names, name)
+		}
+	}
+	return a
+}

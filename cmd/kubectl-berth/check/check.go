@@ -5,7 +5,6 @@ package check
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"runtime/debug"
@@ -15,11 +14,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
@@ -45,9 +46,6 @@ const examples = `  # Is everything consistent?
   kubectl berth check -o json > report.json; kubectl berth release --from report.json`
 
 type options struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format    *answer.Format
 	grace     time.Duration
 	ignore    []string
 	namespace string
@@ -57,22 +55,19 @@ type options struct {
 
 // New returns the command check.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:     "check",
-		Short:   "Says what does not fit together; the exit code says so, too",
-		Long:    long,
-		Example: examples,
-		Args:    cobra.NoArgs,
-		RunE:    func(command *cobra.Command, _ []string) error { return o.run(command.Context()) },
-	}
-	o.format.AddFlags(command.Flags())
-	command.Flags().DurationVar(&o.grace, "grace", 20*time.Second, "How long something must be wrong, without a change, to be a finding. With 0 nothing is looked at again, and what is on its way is found, too.")
-	command.Flags().StringSliceVar(&o.ignore, "ignore", nil, "Codes of findings to leave out, such as B302.")
-	command.Flags().StringVar(&o.namespace, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
-	command.Flags().BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. This runs berth-agent probe in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the nodes.")
-	command.Flags().BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
-	return command
+	o := &options{}
+	return command.Command{
+		Use: "check", Short: "Says what does not fit together; the exit code says so, too", Long: long, Example: examples,
+		Args: cobra.NoArgs, Flags: o.addFlags, Prepare: o.validate, Answer: o.check,
+	}.New(of, streams)
+}
+
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.DurationVar(&o.grace, "grace", 20*time.Second, "How long something must be wrong, without a change, to be a finding. With 0 nothing is looked at again, and what is on its way is found, too.")
+	flags.StringSliceVar(&o.ignore, "ignore", nil, "Codes of findings to leave out, such as B302.")
+	flags.BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. This runs berth-agent probe in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the nodes.")
+	flags.BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")
+	command.AddBerthNamespace(flags, &o.namespace)
 }
 
 // Report is what -o json prints.
@@ -91,55 +86,45 @@ type Report struct {
 // Kind of a Report.
 const Kind = "CheckReport"
 
-func (o *options) run(ctx context.Context) error {
-	if err := errors.Join(o.format.Check(), o.known()); err != nil {
-		return err
-	}
-	if o.grace < 0 {
-		return fmt.Errorf("--grace: %s is less than 0", o.grace)
-	}
-	config, err := o.Config()
-	if err != nil {
-		return err
-	}
+func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	// Pages of lists are most of the garbage, and soon gone.
 	debug.SetGCPercent(gcPercent)
-	said := progress{out: o.ErrOut, began: time.Now()}
-	auditor, err := audit.ForConfig(config, audit.Options{Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: said.count})
+	said := progress{out: call.ErrOut, began: time.Now()}
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: said.count})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	report, err := auditor.Run(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if o.wire {
-		if err := o.askWire(ctx, auditor, report); err != nil {
-			return err
+		if err := o.askWire(ctx, call, auditor, report); err != nil {
+			return nil, err
 		}
 	}
 	report.Findings = slices.DeleteFunc(report.Findings, func(f audit.Finding) bool { return slices.Contains(o.ignore, string(f.Code)) })
-	if err := o.format.Print(o.Out, answerOf(report)); err != nil {
-		return err
-	}
 	switch {
 	case len(report.Findings) > 0:
-		return answer.FindingsError("")
+		err = answer.FindingsError("")
 	case len(report.Unknown) > 0:
-		return fmt.Errorf("could not find out %s", strings.Join(report.Unknown, "; "))
+		err = fmt.Errorf("could not find out %s", strings.Join(report.Unknown, "; "))
 	}
-	return nil
+	return answerOf(report), err
 }
 
 // gcPercent is how much the heap may grow before it is cleaned.
 const gcPercent = 25
 
-// known refuses codes that do not exist: a misspelt one would be ignored silently.
-func (o *options) known() error {
+// validate refuses codes that do not exist: a misspelt one would be ignored silently.
+func (o *options) validate(*command.Call) error {
 	for _, code := range o.ignore {
 		if !slices.ContainsFunc(audit.Meanings(), func(m audit.Meaning) bool { return string(m.Code) == code }) {
 			return fmt.Errorf("--ignore: there is no code %q: docs/reference/check.md lists them", code)
 		}
+	}
+	if o.grace < 0 {
+		return fmt.Errorf("--grace: %s is less than 0", o.grace)
 	}
 	return nil
 }

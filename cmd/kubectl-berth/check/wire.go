@@ -17,6 +17,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -38,13 +39,13 @@ const parallel = 8
 
 // askWire adds what the network says. What it says twice, with a pause between, about a
 // FloatingIP that did not change meanwhile, is a finding. Blocking.
-func (o *options) askWire(ctx context.Context, auditor *audit.Auditor, report *audit.Report) error {
+func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audit.Auditor, report *audit.Report) error {
 	agents, err := auditor.Agents(ctx)
 	if err != nil {
 		return err
 	}
 	slices.SortFunc(agents, func(a, b *v1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
-	wire := &node.Wire{Agents: &node.Agents{Executor: o.Cluster, Namespace: o.namespace}}
+	wire := &node.Wire{Agents: &node.Agents{Executor: call.Cluster, Namespace: o.namespace}}
 	return askTwice(ctx, wire, agents, report, func(suspects []*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error) {
 		// A pod that just moved is announced at once; its old node may answer for a moment.
 		select {
@@ -52,13 +53,9 @@ func (o *options) askWire(ctx context.Context, auditor *audit.Auditor, report *a
 			return nil, context.Cause(ctx)
 		case <-time.After(max(o.grace/5, time.Second)):
 		}
-		berth, err := o.Berth()
-		if err != nil {
-			return nil, err
-		}
 		var same []*v1alpha1.FloatingIP
 		for _, ip := range suspects {
-			now, err := berth.FloatingIPs.Get(ctx, ip.Name, metav1.GetOptions{})
+			now, err := call.Berth.FloatingIPs.Get(ctx, ip.Name, metav1.GetOptions{})
 			if err == nil && now.UID == ip.UID && now.Spec.Pod != nil && now.Spec.Pod.UID == ip.Spec.Pod.UID && now.Spec.Node == ip.Spec.Node {
 				same = append(same, now)
 			} else if err != nil && !cluster.IsNoSuch(err) {

@@ -9,12 +9,14 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 )
@@ -30,39 +32,21 @@ Exit codes: 0 no address is left with the first claim; 1 some are.`
 const moveClaimExamples = `  # Rename: create the IPClaim store, as large as shop, then
   kubectl berth move-claim shop store -n web`
 
-type movingClaim struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	dryRun bool
-}
-
 // NewMoveClaim returns the command move-claim.
 func NewMoveClaim(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &movingClaim{Cluster: of, IOStreams: streams}
-	command := &cobra.Command{
-		Use:     "move-claim FROM TO",
-		Short:   "Moves the addresses of an IPClaim to another",
-		Long:    moveClaimLong,
-		Example: moveClaimExamples,
-		Args:    cobra.ExactArgs(2),
-		RunE: func(command *cobra.Command, args []string) error {
-			return o.run(command.Context(), args[0], args[1])
+	dryRun := false
+	return command.Command{
+		Use: "move-claim FROM TO", Short: "Moves the addresses of an IPClaim to another", Long: moveClaimLong, Example: moveClaimExamples,
+		Args: cobra.ExactArgs(2), Namespaced: true,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.BoolVar(&dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
 		},
-	}
-	of.AddNamespace(command)
-	command.Flags().BoolVar(&o.dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
-	return command
+		Run: func(ctx context.Context, call *command.Call) error { return moveClaim(ctx, call, dryRun) },
+	}.New(of, streams)
 }
 
-func (o *movingClaim) run(ctx context.Context, from, to string) error {
-	namespace, err := o.Namespace()
-	if err != nil {
-		return err
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
+func moveClaim(ctx context.Context, call *command.Call, dryRun bool) error {
+	from, to, namespace, berth := call.Args[0], call.Args[1], call.Namespace, call.Berth
 	target, err := movable(ctx, berth, namespace, from, to)
 	if err != nil {
 		return err
@@ -77,7 +61,7 @@ func (o *movingClaim) run(ctx context.Context, from, to string) error {
 	}
 	move, left := within(ips, roomOf(target, has))
 	var options metav1.UpdateOptions
-	if o.dryRun {
+	if dryRun {
 		options.DryRun = []string{metav1.DryRunAll}
 	}
 	for _, ip := range move {
@@ -85,14 +69,14 @@ func (o *movingClaim) run(ctx context.Context, from, to string) error {
 		_, err := berth.FloatingIPs.Update(ctx, ip, options)
 		switch {
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-			fmt.Fprintf(o.Out, "%s: not moved: it changed meanwhile\n", ip.Spec.Address)
+			fmt.Fprintf(call.Out, "%s: not moved: it changed meanwhile\n", ip.Spec.Address)
 			left++
 		case err != nil:
 			return fmt.Errorf("move %s to IPClaim %s/%s: %w", ip.Spec.Address, namespace, to, err)
-		case o.dryRun:
-			fmt.Fprintf(o.Out, "%s: moved to IPClaim %s (dry run)\n", ip.Spec.Address, to)
+		case dryRun:
+			fmt.Fprintf(call.Out, "%s: moved to IPClaim %s (dry run)\n", ip.Spec.Address, to)
 		default:
-			fmt.Fprintf(o.Out, "%s: moved to IPClaim %s\n", ip.Spec.Address, to)
+			fmt.Fprintf(call.Out, "%s: moved to IPClaim %s\n", ip.Spec.Address, to)
 		}
 	}
 	if left > 0 {

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
@@ -27,8 +27,9 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/check"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 )
 
 const releaseLong = `Frees addresses that no pod has: those that are kept for an owner, or that cool down. Without
@@ -57,33 +58,33 @@ const releaseExamples = `  # What would be freed?
   kubectl berth release --from old.json --apply`
 
 type releasing struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format *answer.Format
-	age    string
-	pool   string
-	from   string
-	apply  bool
+	*command.Call
+	age   string
+	pool  string
+	from  string
+	apply bool
+
+	// One of these is set before the cluster is asked.
+	addrs    []netip.Addr
+	longer   time.Duration
+	reported []Release
 }
 
 // NewRelease returns the command release.
 func NewRelease(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &releasing{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:     "release [ADDRESS...] [--retained-longer-than DURATION | --from REPORT]",
-		Short:   "Frees addresses that no pod has",
-		Long:    releaseLong,
-		Example: releaseExamples,
-		Args:    cobra.ArbitraryArgs,
-		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args) },
-	}
-	o.format.AddFlags(command.Flags())
-	flags := command.Flags()
-	flags.StringVar(&o.age, "retained-longer-than", "", "Addresses that have been kept without a pod for longer than this: 30d, 12h.")
-	flags.StringVar(&o.pool, "pool", "", "With --retained-longer-than: of this pool only.")
-	flags.StringVar(&o.from, "from", "", "Addresses of a report, - for the standard input.")
-	flags.BoolVar(&o.apply, "apply", false, "Free the addresses.")
-	return command
+	o := &releasing{}
+	return command.Command{
+		Use: "release [ADDRESS...] [--retained-longer-than DURATION | --from REPORT]", Short: "Frees addresses that no pod has",
+		Long: releaseLong, Example: releaseExamples, Args: cobra.ArbitraryArgs,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringVar(&o.age, "retained-longer-than", "", "Addresses that have been kept without a pod for longer than this: 30d, 12h.")
+			flags.StringVar(&o.pool, "pool", "", "With --retained-longer-than: of this pool only.")
+			flags.StringVar(&o.from, "from", "", "Addresses of a report, - for the standard input.")
+			flags.BoolVar(&o.apply, "apply", false, "Free the addresses.")
+		},
+		Prepare: o.prepare,
+		Answer:  o.release,
+	}.New(of, streams)
 }
 
 // Outcome of an address.
@@ -115,74 +116,55 @@ type Release struct {
 	RetainedSince *metav1.Time `json:"retainedSince,omitempty"`
 }
 
-// ReleaseList is what -o json prints.
-type ReleaseList struct {
-	Items []Release `json:"items"`
-}
-
-// kind of a ReleaseList.
+// kind of the list that -o json prints.
 const kind = "ReleaseList"
 
-func (o *releasing) run(ctx context.Context, args []string) error {
-	if err := o.format.Check(); err != nil {
-		return err
-	}
+func (o *releasing) prepare(call *command.Call) (err error) {
+	o.Call = call
 	given := 0
-	for _, is := range []bool{len(args) > 0, o.age != "", o.from != ""} {
+	for _, is := range []bool{len(call.Args) > 0, o.age != "", o.from != ""} {
 		if is {
 			given++
 		}
 	}
-	if given != 1 {
+	switch {
+	case given != 1:
 		return errors.New("name addresses, or give --retained-longer-than or --from: exactly one of the three")
-	}
-	if o.pool != "" && o.age == "" {
+	case o.pool != "" && o.age == "":
 		return errors.New("--pool is for --retained-longer-than")
+	case o.from != "":
+		o.reported, err = o.report()
+	case o.age != "":
+		o.longer, err = parseAge(o.age)
+	default:
+		o.addrs, err = standing.ParseAddrs(call.Args)
 	}
-	addrs, err := parse(args)
-	if err != nil {
-		return err
-	}
-	var reported []Release
-	if o.from != "" {
-		if reported, err = o.report(); err != nil {
-			return err
-		}
-	}
-	var longer time.Duration
-	if o.age != "" {
-		if longer, err = parseAge(o.age); err != nil {
-			return err
-		}
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
+	return err
+}
+
+func (o *releasing) release(ctx context.Context, _ *command.Call) (*answer.Answer, error) {
 	var releases []Release
+	var err error
 	switch {
 	case o.from != "":
-		releases, err = o.ofReport(ctx, berth, reported)
+		releases, err = o.ofReport(ctx)
 	case o.age != "":
-		releases, err = o.retained(ctx, berth, longer)
+		releases, err = o.retained(ctx)
 	default:
-		releases, err = o.named(ctx, berth, addrs)
+		releases, err = o.named(ctx, o.addrs...)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for i := range releases {
-		if err := o.free(ctx, berth, &releases[i]); err != nil {
-			return errors.Join(o.print(releases[:i]), fmt.Errorf("free %s: %w", releases[i].Address, err))
+		if err := o.free(ctx, &releases[i]); err != nil {
+			return o.answer(releases[:i]), fmt.Errorf("free %s: %w", releases[i].Address, err)
 		}
 	}
-	if err := o.print(releases); err != nil {
-		return err
-	}
 	if slices.ContainsFunc(releases, func(r Release) bool { return r.Outcome == Left }) {
-		return answer.FindingsError("")
+		err = answer.FindingsError("")
 	}
-	return nil
+	return o.answer(releases), err
 }
 
 // parseAge reads a duration, which may be in days.
@@ -268,10 +250,10 @@ func of(ip *v1alpha1.FloatingIP) Release {
 	return r
 }
 
-func (o *releasing) named(ctx context.Context, berth *client.Client, addrs []netip.Addr) ([]Release, error) {
+func (o *releasing) named(ctx context.Context, addrs ...netip.Addr) ([]Release, error) {
 	var releases []Release
 	for _, addr := range addrs {
-		ip, err := berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+		ip, err := o.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 		switch {
 		case cluster.IsNoSuch(err):
 			releases = append(releases, Release{Address: addr.String(), Outcome: Gone, Note: "nobody has it"})
@@ -284,14 +266,14 @@ func (o *releasing) named(ctx context.Context, berth *client.Client, addrs []net
 	return releases, nil
 }
 
-func (o *releasing) ofReport(ctx context.Context, berth *client.Client, reported []Release) ([]Release, error) {
+func (o *releasing) ofReport(ctx context.Context) ([]Release, error) {
 	var releases []Release
-	for _, was := range reported {
+	for _, was := range o.reported {
 		addr, err := netip.ParseAddr(was.Address)
 		if err != nil || was.UID == "" || was.ResourceVersion == "" {
 			return nil, fmt.Errorf("read the report: the entry of address %q lacks an address, uid or resourceVersion", was.Address)
 		}
-		now, err := o.named(ctx, berth, []netip.Addr{addr})
+		now, err := o.named(ctx, addr)
 		if err != nil {
 			return nil, err
 		}
@@ -304,14 +286,10 @@ func (o *releasing) ofReport(ctx context.Context, berth *client.Client, reported
 	return releases, nil
 }
 
-func (o *releasing) retained(ctx context.Context, berth *client.Client, longer time.Duration) ([]Release, error) {
-	selector := ""
-	if o.pool != "" {
-		selector = fields.OneTermEqualSelector("spec.pool", o.pool).String()
-	}
-	before := time.Now().Add(-longer)
+func (o *releasing) retained(ctx context.Context) ([]Release, error) {
+	before := time.Now().Add(-o.longer)
 	var releases []Release
-	err := cluster.EachFloatingIP(ctx, berth, selector, func(ip *v1alpha1.FloatingIP) error {
+	err := cluster.EachFloatingIP(ctx, o.Berth, cluster.OfPool(o.pool), func(ip *v1alpha1.FloatingIP) error {
 		spec := &ip.Spec
 		if spec.Pod == nil && spec.Owner != nil && !spec.Reserved && spec.Since != nil && spec.Since.Time.Before(before) {
 			releases = append(releases, of(ip))
@@ -322,7 +300,7 @@ func (o *releasing) retained(ctx context.Context, berth *client.Client, longer t
 }
 
 // free frees an address, or asks the API server whether it would.
-func (o *releasing) free(ctx context.Context, berth *client.Client, r *Release) error {
+func (o *releasing) free(ctx context.Context, r *Release) error {
 	if r.Outcome != ToFree {
 		return nil
 	}
@@ -334,7 +312,7 @@ func (o *releasing) free(ctx context.Context, berth *client.Client, r *Release) 
 	if err != nil {
 		return err
 	}
-	err = remove(ctx, berth, v1alpha1.NameOf(addr), r.UID, r.ResourceVersion, dryRun)
+	err = remove(ctx, o.Berth, v1alpha1.NameOf(addr), r.UID, r.ResourceVersion, dryRun)
 	switch {
 	case cluster.IsNoSuch(err):
 		r.Outcome, r.Note = Gone, "it was freed a moment ago"
@@ -348,21 +326,20 @@ func (o *releasing) free(ctx context.Context, berth *client.Client, r *Release) 
 	return nil
 }
 
-func (o *releasing) print(releases []Release) error {
-	table := answer.NewTable("Address", "Outcome", "Pool", "Owner", "Last-Pod", "Retained", "Note")
-	a := &answer.Answer{Table: table, Kind: kind, Content: ReleaseList{Items: append([]Release{}, releases...)}}
+func (o *releasing) answer(releases []Release) *answer.Answer {
 	count := map[Outcome]int{}
-	for _, r := range releases {
+	table := answer.NewTable("Address", "Outcome", "Pool", "Owner", "Last-Pod", "Retained", "Note")
+	a := answer.List(kind, releases, table, func(r *Release) (name string, cells []any) {
 		age := ""
 		if r.RetainedSince != nil {
 			age = duration.HumanDuration(time.Since(r.RetainedSince.Time))
 		}
-		table.Add(r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, age, r.Note)
 		count[r.Outcome]++
 		if addr, err := netip.ParseAddr(r.Address); err == nil && (r.Outcome == ToFree || r.Outcome == Freed) {
-			a.Names = append(a.Names, "floatingip."+v1alpha1.GroupName+"/"+v1alpha1.NameOf(addr))
+			name = "floatingip." + v1alpha1.GroupName + "/" + v1alpha1.NameOf(addr)
 		}
-	}
+		return name, []any{r.Address, string(r.Outcome), r.Pool, r.Owner, r.LastPod, age, r.Note}
+	})
 	a.Text = func(out io.Writer, _ answer.Paint) {
 		switch {
 		case count[ToFree] > 0:
@@ -373,5 +350,5 @@ func (o *releasing) print(releases []Release) error {
 			fmt.Fprintf(out, "\n%d freed.\n", count[Freed])
 		}
 	}
-	return o.format.Print(o.Out, a)
+	return a
 }

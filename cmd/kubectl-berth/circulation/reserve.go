@@ -9,11 +9,13 @@ import (
 	"net/netip"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -34,28 +36,22 @@ const reserveExamples = `  # The router's second address, until the network team
   kubectl berth reserve 10.0.70.12 10.0.70.13 --dry-run`
 
 type reserving struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
+	*command.Call
+	addrs  []netip.Addr
 	reason string
 	dryRun bool
 }
 
 // NewReserve returns the command reserve.
 func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &reserving{Cluster: of, IOStreams: streams}
-	command := &cobra.Command{
-		Use:     "reserve ADDRESS...",
-		Short:   "Takes addresses out of circulation",
-		Long:    reserveLong,
-		Example: reserveExamples,
-		Args:    cobra.MinimumNArgs(1),
-		RunE: func(command *cobra.Command, args []string) error {
-			return o.each(command.Context(), args, o.reserve)
+	o := &reserving{}
+	return o.command(command.Command{
+		Use: "reserve ADDRESS...", Short: "Takes addresses out of circulation", Long: reserveLong, Example: reserveExamples,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringVar(&o.reason, "reason", "", "Why, for those who find the address reserved later.")
+			o.addFlags(flags)
 		},
-	}
-	command.Flags().StringVar(&o.reason, "reason", "", "Why, for those who find the address reserved later.")
-	o.addDryRun(command)
-	return command
+	}, o.reserve).New(of, streams)
 }
 
 const unreserveLong = `Puts reserved addresses back into circulation: pods get them again.
@@ -64,41 +60,37 @@ Exit codes: 0 none of them is reserved any more; 1 some could not be put back.`
 
 // NewUnreserve returns the command unreserve.
 func NewUnreserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &reserving{Cluster: of, IOStreams: streams}
-	command := &cobra.Command{
-		Use:     "unreserve ADDRESS...",
-		Short:   "Puts reserved addresses back into circulation",
-		Long:    unreserveLong,
-		Example: "  kubectl berth unreserve 10.0.70.12",
-		Args:    cobra.MinimumNArgs(1),
-		RunE: func(command *cobra.Command, args []string) error {
-			return o.each(command.Context(), args, o.unreserve)
-		},
-	}
-	o.addDryRun(command)
-	return command
+	o := &reserving{}
+	return o.command(command.Command{
+		Use: "unreserve ADDRESS...", Short: "Puts reserved addresses back into circulation", Long: unreserveLong,
+		Example: "  kubectl berth unreserve 10.0.70.12", Flags: o.addFlags,
+	}, o.unreserve).New(of, streams)
 }
 
-func (o *reserving) addDryRun(command *cobra.Command) {
-	command.Flags().BoolVar(&o.dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
+func (o *reserving) addFlags(flags *pflag.FlagSet) {
+	flags.BoolVar(&o.dryRun, "dry-run", false, "Ask the API server whether it would be done, and do nothing.")
+}
+
+// command completes a command that calls do with each address.
+func (o *reserving) command(c command.Command, do func(context.Context, netip.Addr) (string, error)) command.Command {
+	c.Args = cobra.MinimumNArgs(1)
+	c.Prepare = func(call *command.Call) (err error) {
+		o.Call = call
+		o.addrs, err = standing.ParseAddrs(call.Args)
+		return err
+	}
+	c.Run = func(ctx context.Context, _ *command.Call) error { return o.each(ctx, do) }
+	return c
 }
 
 // errSome says that some addresses were left as they are; the output says which and why.
 var errSome = errors.New("not all addresses: see above")
 
 // each calls do with each address, and prints what it says.
-func (o *reserving) each(ctx context.Context, args []string, do func(ctx context.Context, berth *client.Client, addr netip.Addr) (string, error)) error {
-	addrs, err := parse(args)
-	if err != nil {
-		return err
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
+func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Addr) (string, error)) error {
 	failed := false
-	for _, addr := range addrs {
-		did, err := do(ctx, berth, addr)
+	for _, addr := range o.addrs {
+		did, err := do(ctx, addr)
 		var refused refusal
 		switch {
 		case errors.As(err, &refused):
@@ -118,18 +110,6 @@ func (o *reserving) each(ctx context.Context, args []string, do func(ctx context
 	return nil
 }
 
-func parse(args []string) ([]netip.Addr, error) {
-	var addrs []netip.Addr
-	for _, text := range args {
-		addr, err := standing.ParseAddr(text)
-		if err != nil {
-			return nil, err
-		}
-		addrs = append(addrs, addr)
-	}
-	return addrs, nil
-}
-
 // refusal says why an address is left as it is.
 type refusal string
 
@@ -142,8 +122,8 @@ func (o *reserving) dryRuns() []string {
 	return nil
 }
 
-func (o *reserving) reserve(ctx context.Context, berth *client.Client, addr netip.Addr) (string, error) {
-	all, err := cluster.Pools(ctx, berth)
+func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error) {
+	all, err := cluster.Pools(ctx, o.Berth)
 	if err != nil {
 		return "", err
 	}
@@ -158,9 +138,9 @@ func (o *reserving) reserve(ctx context.Context, berth *client.Client, addr neti
 	if o.reason != "" {
 		ip.Annotations = map[string]string{v1alpha1.AnnotationReason: o.reason}
 	}
-	_, err = berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.dryRuns(), FieldValidation: metav1.FieldValidationStrict})
+	_, err = o.Berth.FloatingIPs.Create(ctx, ip, metav1.CreateOptions{DryRun: o.dryRuns(), FieldValidation: metav1.FieldValidationStrict})
 	if apierrors.IsAlreadyExists(err) {
-		return o.reserved(ctx, berth, ip)
+		return o.reserved(ctx, ip)
 	}
 	if err != nil {
 		return "", fmt.Errorf("reserve: %w", err)
@@ -172,8 +152,8 @@ func (o *reserving) reserve(ctx context.Context, berth *client.Client, addr neti
 }
 
 // reserved says what is with an address that cannot be created.
-func (o *reserving) reserved(ctx context.Context, berth *client.Client, wanted *v1alpha1.FloatingIP) (string, error) {
-	ip, err := berth.FloatingIPs.Get(ctx, wanted.Name, metav1.GetOptions{})
+func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (string, error) {
+	ip, err := o.Berth.FloatingIPs.Get(ctx, wanted.Name, metav1.GetOptions{})
 	if cluster.IsNoSuch(err) {
 		return "", refusal("it was freed a moment ago: try again")
 	}
@@ -187,14 +167,14 @@ func (o *reserving) reserved(ctx context.Context, berth *client.Client, wanted *
 		return "is reserved already", nil
 	}
 	metav1.SetMetaDataAnnotation(&ip.ObjectMeta, v1alpha1.AnnotationReason, o.reason)
-	if _, err := berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()}); err != nil {
+	if _, err := o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()}); err != nil {
 		return "", fmt.Errorf("write the reason: %w", err)
 	}
 	return "is reserved already; the reason is written", nil
 }
 
-func (o *reserving) unreserve(ctx context.Context, berth *client.Client, addr netip.Addr) (string, error) {
-	ip, err := berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
+func (o *reserving) unreserve(ctx context.Context, addr netip.Addr) (string, error) {
+	ip, err := o.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 	switch {
 	case cluster.IsNoSuch(err):
 		return "is not reserved: nobody has it", nil
@@ -206,12 +186,12 @@ func (o *reserving) unreserve(ctx context.Context, berth *client.Client, addr ne
 		// Reserved by hand over a record that somebody has: that stays.
 		ip.Spec.Reserved = false
 		delete(ip.Annotations, v1alpha1.AnnotationReason)
-		_, err = berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()})
+		_, err = o.Berth.FloatingIPs.Update(ctx, ip, metav1.UpdateOptions{DryRun: o.dryRuns()})
 		if err == nil {
 			return "not reserved any more: " + whose(ip), nil
 		}
 	default:
-		if err = remove(ctx, berth, ip.Name, string(ip.UID), ip.ResourceVersion, o.dryRuns()); err == nil {
+		if err = remove(ctx, o.Berth, ip.Name, string(ip.UID), ip.ResourceVersion, o.dryRuns()); err == nil {
 			return "free", nil
 		}
 	}

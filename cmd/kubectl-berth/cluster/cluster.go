@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -97,4 +98,15 @@ func (c *Cluster) Kube() (kubernetes.Interface, error) {
 		return nil, fmt.Errorf("create the client of Kubernetes' objects: %w", err)
 	}
 	return kube, nil
+}
+
+// Discovery returns the client that asks which kinds the API server serves, without what it
+// has on disk from earlier.
+func (c *Cluster) Discovery() (discovery.DiscoveryInterface, error) {
+	kinds, err := c.flags.ToDiscoveryClient()
+	if err != nil {
+		return nil, fmt.Errorf("create the discovery client: %w", err)
+	}
+	kinds.Invalidate()
+	return kinds, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -31,6 +32,14 @@ func Pools(ctx context.Context, berth *client.Client) ([]*v1alpha1.IPPool, error
 		pools[i] = &list.Items[i]
 	}
 	return pools, nil
+}
+
+// OfPool selects the FloatingIPs of a pool; all if the name is empty.
+func OfPool(name string) string {
+	if name == "" {
+		return ""
+	}
+	return fields.OneTermEqualSelector("spec.pool", name).String()
 }
 
 // EachFloatingIP calls do with the FloatingIPs that a field selector selects, all if it is

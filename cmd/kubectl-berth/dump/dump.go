@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +33,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -52,8 +54,7 @@ const examples = `  kubectl berth dump
   kubectl berth dump -f - | tar tz`
 
 type options struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
+	*command.Call
 	file      string
 	namespace string
 	nodes     bool
@@ -62,35 +63,30 @@ type options struct {
 
 // New returns the command dump.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{Cluster: of, IOStreams: streams}
-	command := &cobra.Command{
-		Use:     "dump",
-		Short:   "Writes a support bundle without secrets",
-		Long:    long,
-		Example: examples,
-		Args:    cobra.NoArgs,
-		RunE:    func(command *cobra.Command, _ []string) error { return o.run(command.Context()) },
-	}
-	flags := command.Flags()
-	flags.StringVarP(&o.file, "file", "f", "", "File to write, - for the standard output. By default berth-dump-TIME.tar.gz in the current folder.")
-	flags.StringVar(&o.namespace, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
-	flags.BoolVar(&o.nodes, "nodes", false, "Add what each agent knows of its node (berth-agent inspect), by pods/exec.")
-	flags.Int64Var(&o.lines, "log-lines", 20000, "Lines of each log.")
-	return command
+	o := &options{}
+	return command.Command{
+		Use: "dump", Short: "Writes a support bundle without secrets", Long: long, Example: examples, Args: cobra.NoArgs,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringVarP(&o.file, "file", "f", "", "File to write, - for the standard output. By default berth-dump-TIME.tar.gz in the current folder.")
+			flags.BoolVar(&o.nodes, "nodes", false, "Add what each agent knows of its node (berth-agent inspect), by pods/exec.")
+			flags.Int64Var(&o.lines, "log-lines", 20000, "Lines of each log.")
+			command.AddBerthNamespace(flags, &o.namespace)
+		},
+		Run: func(ctx context.Context, call *command.Call) error {
+			o.Call = call
+			return o.dump(ctx)
+		},
+	}.New(of, streams)
 }
 
-func (o *options) run(ctx context.Context) (err error) {
-	config, err := o.Config()
-	if err != nil {
-		return err
-	}
-	kube, err := kubernetes.NewForConfig(config)
+func (o *options) dump(ctx context.Context) (err error) {
+	kube, err := kubernetes.NewForConfig(o.Config) // in JSON, as it is written
 	if err != nil {
 		return fmt.Errorf("create the client of Kubernetes' objects: %w", err)
 	}
-	objects, err := dynamic.NewForConfig(config)
+	objects, err := o.Dynamic()
 	if err != nil {
-		return fmt.Errorf("create the client of objects: %w", err)
+		return err
 	}
 	// Without the cluster, or the rights to anything of Berth's, there is no bundle.
 	version, err := kube.Discovery().ServerVersion()
@@ -120,7 +116,7 @@ func (o *options) run(ctx context.Context) (err error) {
 	} else {
 		b.leaveOut("nodes/", "what the agents know of their nodes: --nodes adds it")
 	}
-	auditor, err := audit.ForConfig(config, audit.Options{Grace: grace, Agents: true, Namespace: o.namespace})
+	auditor, err := audit.ForConfig(o.Config, audit.Options{Grace: grace, Agents: true, Namespace: o.namespace})
 	if err != nil {
 		return err
 	}

@@ -14,11 +14,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/fields"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
@@ -91,66 +92,57 @@ var formats = map[string]func(io.Writer, []Row) error{"csv": writeCSV, "json": w
 // NewExport returns the command export.
 func NewExport(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	format, pool := "csv", ""
-	command := &cobra.Command{
-		Use:     "export",
-		Short:   "Prints all addresses for a spreadsheet or another program",
-		Long:    exportLong,
-		Example: exportExamples,
-		Args:    cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			write, ok := formats[format]
-			if !ok {
+	return command.Command{
+		Use: "export", Short: "Prints all addresses for a spreadsheet or another program", Long: exportLong, Example: exportExamples,
+		Args: cobra.NoArgs,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringVarP(&format, "output", "o", format, "Output format: csv, json or netbox.")
+			flags.StringVar(&pool, "pool", "", "Only the addresses that were given from this pool.")
+		},
+		Prepare: func(*command.Call) error {
+			if formats[format] == nil {
 				return fmt.Errorf("-o %s: there is no such format: use csv, json or netbox", format)
 			}
-			rows, err := readRows(command.Context(), of, pool)
-			if err != nil {
+			return nil
+		},
+		Run: func(ctx context.Context, call *command.Call) error {
+			var rows []Row
+			if err := cluster.EachFloatingIP(ctx, call.Berth, cluster.OfPool(pool), func(ip *v1alpha1.FloatingIP) error {
+				rows = append(rows, rowOf(ip))
+				return nil
+			}); err != nil {
 				return err
 			}
-			if err := write(streams.Out, rows); err != nil {
+			slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
+			if err := formats[format](call.Out, rows); err != nil {
 				return fmt.Errorf("write the addresses: %w", err)
 			}
 			return nil
 		},
-	}
-	command.Flags().StringVarP(&format, "output", "o", format, "Output format: csv, json or netbox.")
-	command.Flags().StringVar(&pool, "pool", "", "Only the addresses that were given from this pool.")
-	return command
-}
-
-func readRows(ctx context.Context, of *cluster.Cluster, pool string) ([]Row, error) {
-	berth, err := of.Berth()
-	if err != nil {
-		return nil, err
-	}
-	selector := ""
-	if pool != "" {
-		selector = fields.OneTermEqualSelector("spec.pool", pool).String()
-	}
-	var rows []Row
-	if err := cluster.EachFloatingIP(ctx, berth, selector, func(ip *v1alpha1.FloatingIP) error {
-		rows = append(rows, rowOf(ip))
-		return nil
-	}); err != nil {
-		return nil, err
-	}
-	slices.SortFunc(rows, func(a, b Row) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.Address, b.Address)) })
-	return rows, nil
+	}.New(of, streams)
 }
 
 func writeCSV(out io.Writer, rows []Row) error {
-	writer := csv.NewWriter(out)
-	cells := make([]string, len(columns))
+	head := make([]string, len(columns))
 	for i, column := range columns {
-		cells[i] = column.name
+		head[i] = column.name
 	}
-	if err := writer.Write(cells); err != nil {
+	return writeTable(out, rows, head, func(row *Row) []string {
+		cells := make([]string, len(columns))
+		for i, column := range columns {
+			cells[i] = column.of(row)
+		}
+		return cells
+	})
+}
+
+func writeTable(out io.Writer, rows []Row, head []string, cellsOf func(*Row) []string) error {
+	writer := csv.NewWriter(out)
+	if err := writer.Write(head); err != nil {
 		return err
 	}
 	for i := range rows {
-		for n, column := range columns {
-			cells[n] = column.of(&rows[i])
-		}
-		if err := writer.Write(cells); err != nil {
+		if err := writer.Write(cellsOf(&rows[i])); err != nil {
 			return err
 		}
 	}
@@ -169,22 +161,13 @@ func writeJSON(out io.Writer, rows []Row) error {
 
 // writeNetBox writes the columns that NetBox reads when it imports IP addresses.
 func writeNetBox(out io.Writer, rows []Row) error {
-	writer := csv.NewWriter(out)
-	if err := writer.Write([]string{"address", "status", "description"}); err != nil {
-		return err
-	}
-	for i := range rows {
-		row := &rows[i]
+	return writeTable(out, rows, []string{"address", "status", "description"}, func(row *Row) []string {
 		status := "active"
 		if row.Pod == "" {
 			status = "reserved"
 		}
-		if err := writer.Write([]string{row.withLength(), status, row.describe()}); err != nil {
-			return err
-		}
-	}
-	writer.Flush()
-	return writer.Error()
+		return []string{row.withLength(), status, row.describe()}
+	})
 }
 
 // withLength returns the address with the prefix length of its subnet, which NetBox wants.

@@ -14,11 +14,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/inventory/usage"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -36,11 +38,8 @@ const topExamples = `  # The fullest pools
   kubectl berth top owners --sort retained`
 
 type topOptions struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format *answer.Format
-	sort   string
-	most   int
+	sort string
+	most int
 }
 
 // byPools is the kind that is not counted here: its status has the numbers.
@@ -50,12 +49,9 @@ var topKinds = []string{byPools, usage.Nodes, usage.Namespaces, usage.Owners}
 
 // NewTop returns the command top.
 func NewTop(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &topOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:       "top pools | nodes | namespaces | owners",
-		Short:     "Prints who has most addresses",
-		Long:      topLong,
-		Example:   topExamples,
+	o := &topOptions{}
+	return command.Command{
+		Use: "top pools | nodes | namespaces | owners", Short: "Prints who has most addresses", Long: topLong, Example: topExamples,
 		ValidArgs: topKinds,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 || !slices.Contains(topKinds, args[0]) {
@@ -63,12 +59,21 @@ func NewTop(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 			}
 			return nil
 		},
-		RunE: func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
-	}
-	o.format.AddFlags(command.Flags())
-	command.Flags().StringVar(&o.sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
-	command.Flags().IntVar(&o.most, "most", 20, "Number of lines; 0: all.")
-	return command
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringVar(&o.sort, "sort", "total", "What comes first: most in total, held or retained; or oldest, by the longest retained address.")
+			flags.IntVar(&o.most, "most", 20, "Number of lines; 0: all.")
+		},
+		Prepare: func(*command.Call) error {
+			switch {
+			case sorts[o.sort] == nil:
+				return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", o.sort)
+			case o.most < 0:
+				return fmt.Errorf("--most: %d is negative: 0 prints all", o.most)
+			}
+			return nil
+		},
+		Answer: o.top,
+	}.New(of, streams)
 }
 
 // sorts are the orders of --sort. The shares are in the order of their totals already.
@@ -92,43 +97,31 @@ func present(at *time.Time) int {
 	return 1
 }
 
-func (o *topOptions) run(ctx context.Context, kind string) error {
-	order, ok := sorts[o.sort]
-	switch {
-	case !ok:
-		return fmt.Errorf("--sort: %q is none of total, held, retained, oldest", o.sort)
-	case o.most < 0:
-		return fmt.Errorf("--most: %d is negative: 0 prints all", o.most)
-	}
-	if err := o.format.Check(); err != nil {
-		return err
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
+func (o *topOptions) top(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	var shares []usage.Share
+	var err error
+	kind := call.Args[0]
 	if kind == byPools {
-		shares, err = ofPools(ctx, berth)
+		shares, err = ofPools(ctx, call.Berth)
 	} else {
 		tally := usage.By(kind)
-		err = cluster.EachFloatingIP(ctx, berth, "", func(ip *v1alpha1.FloatingIP) error {
+		err = cluster.EachFloatingIP(ctx, call.Berth, "", func(ip *v1alpha1.FloatingIP) error {
 			tally.Add(ip)
 			return nil
 		})
 		shares = tally.Most(0)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	slices.SortStableFunc(shares, order)
+	slices.SortStableFunc(shares, sorts[o.sort])
 	if o.most > 0 && len(shares) > o.most {
 		shares = shares[:o.most]
 	}
-	if len(shares) == 0 && o.format.ForPeople() {
-		fmt.Fprintln(o.ErrOut, "Nobody has an address.")
+	if len(shares) == 0 && call.ForPeople {
+		fmt.Fprintln(call.ErrOut, "Nobody has an address.")
 	}
-	return o.format.Print(o.Out, topAnswer(kind, shares, time.Now()))
+	return topAnswer(kind, shares, time.Now()), nil
 }
 
 func ofPools(ctx context.Context, berth *client.Client) ([]usage.Share, error) {

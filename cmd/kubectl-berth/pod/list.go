@@ -31,13 +31,13 @@ const fewPools = 8
 // list reads what the answer to a request depends on: pools, the claim, FloatingIPs. The
 // request comes back with the claim's terms. An error may be a *ipam.ShortageError.
 func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, ipam.Request, error) {
-	pools, err := cluster.Pools(ctx, l.berth)
+	pools, err := cluster.Pools(ctx, l.Berth)
 	if err != nil {
 		return nil, request, err
 	}
 	var claims []*v1alpha1.IPClaim
 	if request.Claim != "" {
-		claim, err := l.berth.IPClaims(request.Namespace).Get(ctx, request.Claim, metav1.GetOptions{})
+		claim, err := l.Berth.IPClaims(request.Namespace).Get(ctx, request.Claim, metav1.GetOptions{})
 		if err != nil && !cluster.IsNoSuch(err) {
 			return nil, request, fmt.Errorf("get IPClaim %s/%s: %w", request.Namespace, request.Claim, err)
 		}
@@ -62,7 +62,7 @@ func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, i
 		}
 	}
 	for _, selector := range selectors {
-		if err := cluster.EachFloatingIP(ctx, l.berth, selector, func(ip *v1alpha1.FloatingIP) error {
+		if err := cluster.EachFloatingIP(ctx, l.Berth, selector, func(ip *v1alpha1.FloatingIP) error {
 			listing.Observe(ip)
 			return nil
 		}); err != nil {
@@ -86,13 +86,13 @@ func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner, spare fixedset.S
 	var uid types.UID
 	switch kind := schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind(); {
 	case kind == schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"}:
-		deployment, err := l.kube.AppsV1().Deployments(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
+		deployment, err := l.Kube.AppsV1().Deployments(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
 		if err != nil {
 			return size, false, unlessGone(err, owner)
 		}
 		size, uid = fixedset.OfDeployment(&deployment.Spec, spare), deployment.UID
 	case kind == schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}:
-		set, err := l.kube.AppsV1().ReplicaSets(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
+		set, err := l.Kube.AppsV1().ReplicaSets(owner.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
 		if err != nil {
 			return size, false, unlessGone(err, owner)
 		}
@@ -104,7 +104,7 @@ func (l *look) fixedSet(ctx context.Context, owner *ipam.Owner, spare fixedset.S
 		if err != nil {
 			return size, false, err
 		}
-		read, _, err := customkind.NewReader(customkind.Config{Discovery: l.kube.Discovery(), Objects: objects, ScalableOnly: true}).
+		read, _, err := customkind.NewReader(customkind.Config{Discovery: l.Kube.Discovery(), Objects: objects, ScalableOnly: true}).
 			Find(ctx, &v1alpha1.Owner{APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID)}, true)
 		return read.Size.With(spare), err == nil && read.Exists && read.Scaled, err
 	}
@@ -136,7 +136,7 @@ func (l *look) full(ctx context.Context, nodes []v1.Node) (map[string]bool, erro
 	}
 	for _, selector := range selectors {
 		pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return l.kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+			return l.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
 		})
 		err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, func(object runtime.Object) error {
 			pod := object.(*v1.Pod)
@@ -181,14 +181,14 @@ type known struct {
 // known lists the pods of the namespace. Others cannot have addresses of the same owner.
 func (l *look) known(ctx context.Context) (*known, error) {
 	k := &known{pods: map[string]*v1.Pod{}, nodes: map[string]*v1.Node{}}
-	pods, err := l.kube.CoreV1().Pods(l.pod.Namespace).List(ctx, metav1.ListOptions{})
+	pods, err := l.Kube.CoreV1().Pods(l.pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of namespace %s: %w", l.pod.Namespace, err)
 	}
 	for i := range pods.Items {
 		k.pods[pods.Items[i].Name] = &pods.Items[i]
 	}
-	nodes, err := l.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, fmt.Errorf("list the nodes: %w", err)
 	}

@@ -12,16 +12,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -37,73 +37,40 @@ const whyExamples = `  kubectl berth why web-0 -n shop
   # Only what the scheduler's code says
   kubectl berth why web-0 -n shop -o jsonpath='{.problem}'`
 
-type whyOptions struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format *answer.Format
-	galaxy bool
-}
-
 // NewWhy returns the command why.
 func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &whyOptions{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:     "why POD",
-		Short:   "Says why a pod waits for an address",
-		Long:    whyLong,
-		Example: whyExamples,
-		Args:    cobra.ExactArgs(1),
-		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
-	}
-	command.ValidArgsFunction = o.CompletePods
-	o.AddNamespace(command)
-	o.format.AddFlags(command.Flags())
-	command.Flags().BoolVar(&o.galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
-	return command
-}
-
-func (o *whyOptions) run(ctx context.Context, name string) error {
-	namespace, err := o.Namespace()
-	if err != nil {
-		return err
-	}
-	if err := o.format.Check(); err != nil {
-		return err
-	}
-	kube, err := o.Kube()
-	if err != nil {
-		return err
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
-	found, err := kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-	if cluster.IsNoSuch(err) {
-		return fmt.Errorf("there is no pod %s/%s: kubectl get pods -n %s lists them, -n chooses another namespace; kubectl berth where KIND/NAME shows what is retained for a workload", namespace, name, namespace)
-	}
-	if err != nil {
-		return fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
-	}
-	l := &look{Cluster: o.Cluster, kube: kube, berth: berth, pod: found, reader: podrequest.Reader{Galaxy: o.galaxy}}
-	told, err := l.tell(ctx)
-	if err != nil {
-		return err
-	}
-	if err := o.format.Print(o.Out, told.answer(time.Now())); err != nil {
-		return err
-	}
-	if told.Waits || told.Problem != "" {
-		return answer.FindingsError("")
-	}
-	return nil
+	var reader podrequest.Reader
+	return command.Command{
+		Use: "why POD", Short: "Says why a pod waits for an address", Long: whyLong, Example: whyExamples,
+		Args: cobra.ExactArgs(1), Complete: of.CompletePods, Namespaced: true,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.BoolVar(&reader.Galaxy, "galaxy-aliases", false, "Read Galaxy's resource and annotations, too, as the scheduler does with galaxyAliases.")
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			name, namespace := call.Args[0], call.Namespace
+			found, err := call.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+			if cluster.IsNoSuch(err) {
+				return nil, fmt.Errorf("there is no pod %s/%s: kubectl get pods -n %s lists them, -n chooses another namespace; kubectl berth where KIND/NAME shows what is retained for a workload", namespace, name, namespace)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
+			}
+			l := &look{Call: call, pod: found, reader: reader}
+			told, err := l.tell(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if told.Waits || told.Problem != "" {
+				err = answer.FindingsError("")
+			}
+			return told.answer(time.Now()), err
+		},
+	}.New(of, streams)
 }
 
 // look reads what a pod's answer depends on.
 type look struct {
-	*cluster.Cluster
-	kube   kubernetes.Interface
-	berth  *client.Client
+	*command.Call
 	pod    *v1.Pod
 	reader podrequest.Reader
 }
@@ -145,8 +112,8 @@ func (l *look) waits(ctx context.Context, told *Why) error {
 	if len(pod.Spec.SchedulingGates) > 0 {
 		told.Problem = fmt.Sprintf("the pod has scheduling gates, such as %s: no scheduler looks at it", pod.Spec.SchedulingGates[0].Name)
 	}
-	request, err := ipam.RequestOfPod(l.reader, pod, cluster.Between(ctx, l.kube), func(name string) (metav1.Object, error) {
-		return l.kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	request, err := ipam.RequestOfPod(l.reader, pod, cluster.Between(ctx, l.Kube), func(name string) (metav1.Object, error) {
+		return l.Kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 	})
 	missing := (*ipam.LookupError)(nil)
 	switch {
@@ -182,7 +149,7 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	if err != nil {
 		return told.shortage(err)
 	}
-	nodes, err := l.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	nodes, err := l.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return fmt.Errorf("list the nodes: %w", err)
 	}
@@ -213,7 +180,7 @@ func (l *look) bound(ctx context.Context, told *Why) error {
 			continue
 		}
 		has := Address{Address: addr.String()}
-		ip, err := l.berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
+		ip, err := l.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case cluster.Forbidden(err) != "":
 			told.Missing = cluster.Forbidden(err)
@@ -262,7 +229,7 @@ const mostEvents = 5
 
 // events adds what the kubelet and the agent said of the pod.
 func (l *look) events(ctx context.Context, told *Why) error {
-	list, err := l.kube.CoreV1().Events(l.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(l.pod.UID) + ",type=Warning"})
+	list, err := l.Kube.CoreV1().Events(l.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(l.pod.UID) + ",type=Warning"})
 	if refused := cluster.Forbidden(err); refused != "" {
 		told.Missing = refused
 		return nil

@@ -9,10 +9,12 @@ import (
 	"net/netip"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/iprange"
 )
@@ -37,59 +39,49 @@ type Free struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
-// NewFree returns the command free.
-func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	first := 0
-	command := &cobra.Command{
-		Use:     "free POOL",
-		Short:   "Prints the free addresses of a pool",
-		Long:    freeLong,
-		Example: freeExamples,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(command *cobra.Command, args []string) error {
-			if first < 0 || first > mostFree {
-				return fmt.Errorf("-n %d: give a number from 1 to %d", first, mostFree)
-			}
-			return o.free(command.Context(), args[0], first)
-		},
-	}
-	command.ValidArgsFunction = o.CompletePools
-	o.format.AddFlags(command.Flags())
-	command.Flags().IntVarP(&first, "number", "n", 0, "Print this many single addresses.")
-	return command
-}
-
 // mostFree limits -n.
 const mostFree = 65536
 
-func (o *options) free(ctx context.Context, name string, first int) error {
-	if err := o.format.Check(); err != nil {
-		return err
-	}
-	berth, err := o.Berth()
-	if err != nil {
-		return err
-	}
-	f, err := look(ctx, berth, name)
-	if err != nil {
-		return err
-	}
+// NewFree returns the command free.
+func NewFree(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	first := 0
+	return command.Command{
+		Use: "free POOL", Short: "Prints the free addresses of a pool", Long: freeLong, Example: freeExamples,
+		Args: cobra.ExactArgs(1), Complete: of.CompletePools,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.IntVarP(&first, "number", "n", 0, "Print this many single addresses.")
+		},
+		Prepare: func(*command.Call) error {
+			if first < 0 || first > mostFree {
+				return fmt.Errorf("-n %d: give a number from 1 to %d", first, mostFree)
+			}
+			return nil
+		},
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			f, err := look(ctx, call.Berth, call.Args[0])
+			if err != nil {
+				return nil, err
+			}
+			return f.free(first)
+		},
+	}.New(of, streams)
+}
+
+// free returns the free addresses, with an error if there are fewer than asked for.
+func (f *found) free(first int) (*answer.Answer, error) {
 	free := poolmap.Untaken(f.pool, f.uses)
 	why := fmt.Sprintf("all %s addresses are taken", number(f.pool.Ranges.Size()))
 	if f.pool.Disabled {
 		free, why = nil, "spec.disabled is true"
 	}
-	if err := o.format.Print(o.Out, freeAnswer(name, free, first)); err != nil {
-		return err
-	}
+	var err error
 	switch n := free.Size(); {
 	case n == 0:
-		return answer.FindingsError(fmt.Sprintf("IPPool %s has no free address: %s.", name, why))
+		err = answer.FindingsError(fmt.Sprintf("IPPool %s has no free address: %s.", f.pool.Name, why))
 	case n < uint64(first):
-		return answer.FindingsError(fmt.Sprintf("IPPool %s has only %d free addresses.", name, n))
+		err = answer.FindingsError(fmt.Sprintf("IPPool %s has only %d free addresses.", f.pool.Name, n))
 	}
-	return nil
+	return freeAnswer(f.pool.Name, free, first), err
 }
 
 func freeAnswer(pool string, free iprange.Set, first int) *answer.Answer {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/pool/poolmap"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
@@ -55,82 +56,61 @@ type Pool struct {
 	Free uint64 `json:"free"`
 }
 
-// List is what -o json prints of several pools.
-type List struct {
-	Items []Pool `json:"items"`
-}
-
-type options struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format *answer.Format
-	watch  bool
-}
-
 // NewPool returns the command pool.
 func NewPool(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:     "pool [NAME]",
-		Aliases: []string{"pools"},
-		Short:   "Shows how full pools are, or one as a map",
-		Long:    poolLong,
-		Example: poolExamples,
-		Args:    cobra.MaximumNArgs(1),
-		RunE: func(command *cobra.Command, args []string) error {
-			if err := o.format.Check(); err != nil {
-				return err
-			}
-			berth, err := o.Berth()
-			switch {
-			case err != nil:
-				return err
-			case len(args) == 0:
-				return o.all(command.Context(), berth)
-			case o.watch:
+	return command.Command{
+		Use: "pool [NAME]", Aliases: []string{"pools"}, Short: "Shows how full pools are, or one as a map", Long: poolLong, Example: poolExamples,
+		Args: cobra.MaximumNArgs(1), Complete: of.CompletePools,
+		Watch: "Print another line whenever a pool's status changes.",
+		Prepare: func(call *command.Call) error {
+			if call.Watching && len(call.Args) > 0 {
 				return errors.New("--watch follows the counts of all pools: give no name")
 			}
-			return o.one(command.Context(), berth, args[0])
+			return nil
 		},
-	}
-	command.ValidArgsFunction = o.CompletePools
-	o.format.AddFlags(command.Flags())
-	command.Flags().BoolVarP(&o.watch, "watch", "w", false, "Print another line whenever a pool's status changes.")
-	return command
+		Answer: func(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+			if len(call.Args) == 0 {
+				return all(ctx, call)
+			}
+			f, err := look(ctx, call.Berth, call.Args[0])
+			if err != nil {
+				return nil, err
+			}
+			return f.answer(), nil
+		},
+	}.New(of, streams)
 }
 
-func (o *options) all(ctx context.Context, berth *client.Client) error {
-	list, err := berth.IPPools.List(ctx, metav1.ListOptions{})
+func all(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	list, err := call.Berth.IPPools.List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("list the IPPools: %w", err)
+		return nil, fmt.Errorf("list the IPPools: %w", err)
 	}
 	var all []Pool
 	for i := range list.Items {
 		all = append(all, statusOf(&list.Items[i]))
 	}
-	if len(all) == 0 && o.format.ForPeople() {
-		fmt.Fprintln(o.ErrOut, "There is no IPPool: kubectl explain ippool.spec says what to write; manifests/examples/pool.yaml is one.")
+	if len(all) == 0 && call.ForPeople {
+		fmt.Fprintln(call.ErrOut, "There is no IPPool: kubectl explain ippool.spec says what to write; manifests/examples/pool.yaml is one.")
 	}
-	said := answerOf(all)
-	if !o.watch && len(all) > 0 {
-		said.Text = func(out io.Writer, _ answer.Paint) { families(out, all) }
-	}
-	if err := o.format.Print(o.Out, said); err != nil || !o.watch {
-		return err
-	}
-	return cluster.Follow(ctx, list.ResourceVersion, func(options metav1.ListOptions) (watch.Interface, error) {
-		return berth.IPPools.Watch(ctx, options)
-	}, func(event watch.Event) error {
+	call.Follow(list.ResourceVersion, func(options metav1.ListOptions) (watch.Interface, error) {
+		return call.Berth.IPPools.Watch(ctx, options)
+	}, func(event watch.Event) (*answer.Answer, error) {
 		pool, ok := event.Object.(*v1alpha1.IPPool)
 		if !ok {
-			return nil
+			return nil, nil
 		}
 		changed := statusOf(pool)
 		if event.Type == watch.Deleted {
 			changed.Ready, changed.Reason = "Deleted", "Deleted"
 		}
-		return o.format.Print(o.Out, answerOf([]Pool{changed}))
+		return answerOf([]Pool{changed}), nil
 	})
+	said := answerOf(all)
+	if !call.Watching && len(all) > 0 {
+		said.Text = func(out io.Writer, _ answer.Paint) { families(out, all) }
+	}
+	return said, nil
 }
 
 // statusOf returns what a pool's status says.
@@ -158,13 +138,10 @@ func count(n int64) uint64 { return uint64(max(0, n)) }
 
 func answerOf(all []Pool) *answer.Answer {
 	table := answer.NewTable("Name", "Subnet", "Capacity", "Held", "Retained", "+Reserved", "+Cooling", "Free", "Ready", "+Reason", "+VLAN", "Use")
-	a := &answer.Answer{Table: table, Kind: "PoolList", Content: List{Items: append([]Pool{}, all...)}}
-	for i := range all {
-		p := &all[i]
-		table.Add(p.Name, p.Subnet, number(p.Capacity), number(p.Held), number(p.Retained), number(p.Reserved), number(p.Cooling), number(p.Free), p.Ready, p.Reason, fmt.Sprint(p.VLAN), p.bar())
-		a.Names = append(a.Names, "ippool."+v1alpha1.GroupName+"/"+p.Name)
-	}
-	return a
+	return answer.List("PoolList", all, table, func(p *Pool) (string, []any) {
+		return "ippool." + v1alpha1.GroupName + "/" + p.Name,
+			[]any{p.Name, p.Subnet, number(p.Capacity), number(p.Held), number(p.Retained), number(p.Reserved), number(p.Cooling), number(p.Free), p.Ready, p.Reason, fmt.Sprint(p.VLAN), p.bar()}
+	})
 }
 
 // number shortens what nobody counts: the addresses of an IPv6 subnet.
@@ -335,11 +312,7 @@ type Map struct {
 	FreeRanges []string `json:"freeRanges"`
 }
 
-func (o *options) one(ctx context.Context, berth *client.Client, name string) error {
-	f, err := look(ctx, berth, name)
-	if err != nil {
-		return err
-	}
+func (f *found) answer() *answer.Answer {
 	p := statusOf(f.object)
 	p.Counts = poolmap.Count(f.pool, f.uses)
 	p.Capacity = f.pool.Ranges.Size()
@@ -351,7 +324,7 @@ func (o *options) one(ctx context.Context, berth *client.Client, name string) er
 	a := answerOf([]Pool{p})
 	a.Kind, a.Content = "PoolMap", Map{Pool: p, FreeRanges: texts(free)}
 	a.Text = func(out io.Writer, paint answer.Paint) { f.draw(out, paint) }
-	return o.format.Print(o.Out, a)
+	return a
 }
 
 func (f *found) draw(out io.Writer, paint answer.Paint) {

@@ -163,3 +163,16 @@ func ParseAddr(text string) (netip.Addr, error) {
 	}
 	return addr.Unmap(), nil
 }
+
+// ParseAddrs reads addresses as [ParseAddr] does.
+func ParseAddrs(texts []string) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for _, text := range texts {
+		addr, err := ParseAddr(text)
+		if err != nil {
+			return nil, err
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs, nil
+}

@@ -7,10 +7,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +23,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/node"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/standing"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -43,28 +46,27 @@ const examples = `  # Does the cluster know of a reason why 10.0.70.12 cannot be
   kubectl berth trace 10.0.70.12 --node`
 
 type options struct {
-	*cluster.Cluster
-	genericiooptions.IOStreams
-	format    *answer.Format
 	namespace string
 	node      bool
+	addr      netip.Addr
 }
 
 // New returns the command trace.
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
-	o := &options{Cluster: of, IOStreams: streams, format: answer.NewFormat()}
-	command := &cobra.Command{
-		Use:     "trace ADDRESS",
-		Short:   "Names the first broken link on the way to an address",
-		Long:    long,
-		Example: examples,
-		Args:    cobra.ExactArgs(1),
-		RunE:    func(command *cobra.Command, args []string) error { return o.run(command.Context(), args[0]) },
-	}
-	o.format.AddFlags(command.Flags())
-	command.Flags().StringVar(&o.namespace, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
-	command.Flags().BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network, by pods/exec.")
-	return command
+	o := &options{}
+	return command.Command{
+		Use: "trace ADDRESS", Short: "Names the first broken link on the way to an address", Long: long, Example: examples,
+		Args: cobra.ExactArgs(1),
+		Flags: func(flags *pflag.FlagSet) {
+			command.AddBerthNamespace(flags, &o.namespace)
+			flags.BoolVar(&o.node, "node", false, "Ask the agents about the kernel and the network, by pods/exec.")
+		},
+		Prepare: func(call *command.Call) (err error) {
+			o.addr, err = standing.ParseAddr(call.Args[0])
+			return err
+		},
+		Answer: o.trace,
+	}.New(of, streams)
 }
 
 // Trace is what -o json prints.
@@ -84,62 +86,48 @@ type Moment struct {
 	Text string    `json:"text"`
 }
 
-func (o *options) run(ctx context.Context, text string) error {
-	addr, err := standing.ParseAddr(text)
+func (o *options) trace(ctx context.Context, call *command.Call) (*answer.Answer, error) {
+	auditor, err := audit.ForConfig(call.Config, audit.Options{Agents: true, Namespace: o.namespace})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := o.format.Check(); err != nil {
-		return err
-	}
-	config, err := o.Config()
-	if err != nil {
-		return err
-	}
-	auditor, err := audit.ForConfig(config, audit.Options{Agents: true, Namespace: o.namespace})
-	if err != nil {
-		return err
-	}
-	kube, err := o.Kube()
-	if err != nil {
-		return err
-	}
-	trace := Trace{Address: addr.String(), Timeline: []Moment{}}
-	s, err := auditor.About(ctx, v1alpha1.NameOf(addr))
+	name := v1alpha1.NameOf(o.addr)
+	trace := &Trace{Address: o.addr.String(), Timeline: []Moment{}}
+	s, err := auditor.About(ctx, name)
 	switch {
 	case cluster.IsNoSuch(err):
-		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", addr), Command: "kubectl berth who " + addr.String()}}
+		trace.Links = []Link{{Name: "object", State: Broken, Text: fmt.Sprintf("%s has no FloatingIP: nobody has it", o.addr), Command: "kubectl berth who " + o.addr.String()}}
 	case err != nil:
-		return err
+		return nil, err
 	default:
 		trace.Links = fromObjects(s)
 		if o.node && firstBroken(trace.Links) == nil && s.Agent != nil {
-			agents := &node.Agents{Executor: o.Cluster, Namespace: o.namespace}
+			agents := &node.Agents{Executor: call.Cluster, Namespace: o.namespace}
 			trace.Links = append(slices.DeleteFunc(trace.Links, func(l Link) bool { return l.Name == "agent" }), fromNodes(ctx, s, agents)...)
 		}
-		trace.Timeline, trace.Unknown = timeline(ctx, kube, s)
+		trace.Timeline, trace.Unknown = timeline(ctx, call.Kube, s)
+	}
+	trace.addUnasked()
+	trace.Time = time.Now().UTC().Truncate(time.Second)
+	broken := firstBroken(trace.Links)
+	if broken == nil {
+		return answerOf(trace, nil, name), nil
+	}
+	trace.Broken = broken.Name
+	return answerOf(trace, broken, name), answer.FindingsError("")
+}
+
+// addUnasked adds the links that nothing is known of.
+func (t *Trace) addUnasked() {
+	why := "not looked at: --node does it"
+	if firstBroken(t.Links) != nil {
+		why = ""
 	}
 	for _, name := range []string{"object", "pod", "node", "agent", "kernel", "wire"} {
-		if !slices.ContainsFunc(trace.Links, func(l Link) bool { return l.Name == name }) {
-			why := "not looked at: --node does it"
-			if firstBroken(trace.Links) != nil {
-				why = ""
-			}
-			trace.Links = append(trace.Links, Link{Name: name, State: NotAsked, Text: why})
+		if !slices.ContainsFunc(t.Links, func(l Link) bool { return l.Name == name }) {
+			t.Links = append(t.Links, Link{Name: name, State: NotAsked, Text: why})
 		}
 	}
-	broken := firstBroken(trace.Links)
-	if broken != nil {
-		trace.Broken = broken.Name
-	}
-	trace.Time = time.Now().UTC().Truncate(time.Second)
-	if err := o.format.Print(o.Out, answerOf(&trace, broken, v1alpha1.NameOf(addr))); err != nil {
-		return err
-	}
-	if broken != nil {
-		return answer.FindingsError("")
-	}
-	return nil
 }
 
 func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
@@ -193,11 +181,6 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 	for _, condition := range ip.Status.Conditions {
 		add(condition.LastTransitionTime.Time, "FloatingIP: %s is %s: %s", condition.Type, condition.Status, condition.Message)
 	}
-	type place struct {
-		namespace string
-		selector  fields.Set
-	}
-	find := []place{{metav1.NamespaceDefault, fields.Set{"involvedObject.kind": "FloatingIP", "involvedObject.name": ip.Name}}}
 	if pod := s.Pod; pod != nil {
 		add(pod.CreationTimestamp.Time, "pod %s/%s was created", pod.Namespace, pod.Name)
 		for _, condition := range pod.Status.Conditions {
@@ -205,9 +188,24 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 				add(condition.LastTransitionTime.Time, "pod: %s", condition.Type)
 			}
 		}
-		find = append(find, place{pod.Namespace, fields.Set{"involvedObject.uid": string(pod.UID)}})
 	}
-	for _, of := range find {
+	happened, unknown := events(ctx, kube, s)
+	moments = append(moments, happened...)
+	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time) })
+	return moments, unknown
+}
+
+// events returns what events of an address and its pod say.
+func events(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []Moment, unknown []string) {
+	type place struct {
+		namespace string
+		selector  fields.Set
+	}
+	places := []place{{metav1.NamespaceDefault, fields.Set{"involvedObject.kind": "FloatingIP", "involvedObject.name": s.IP.Name}}}
+	if s.Pod != nil {
+		places = append(places, place{s.Pod.Namespace, fields.Set{"involvedObject.uid": string(s.Pod.UID)}})
+	}
+	for _, of := range places {
 		events, err := kube.CoreV1().Events(of.namespace).List(ctx, metav1.ListOptions{FieldSelector: of.selector.String()})
 		if apierrors.IsForbidden(err) {
 			unknown = append(unknown, "the events: "+cluster.Explain(err))
@@ -224,9 +222,10 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 			if event.Count > 1 {
 				times = fmt.Sprintf(" (%d times)", event.Count)
 			}
-			add(at, "%s: %s: %s%s", event.InvolvedObject.Kind, event.Reason, event.Message, times)
+			if !at.IsZero() {
+				moments = append(moments, Moment{at.UTC(), fmt.Sprintf("%s: %s: %s%s", event.InvolvedObject.Kind, event.Reason, event.Message, times)})
+			}
 		}
 	}
-	slices.SortStableFunc(moments, func(a, b Moment) int { return a.Time.Compare(b.Time) })
 	return moments, unknown
 }

@@ -5,6 +5,7 @@ package transfer
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,12 +14,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
 
+	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 )
 
@@ -36,35 +39,30 @@ const backupExamples = `  # To a file (on failure no incomplete file is left)
   kubectl berth backup -o json | jq -r '.items[].spec.address // empty'`
 
 // NewBackup returns the command backup.
-func NewBackup(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
+func NewBackup(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	output := "yaml"
-	command := &cobra.Command{
-		Use:     "backup",
-		Short:   "Saves pools, claims and addresses",
-		Long:    backupLong,
-		Example: backupExamples,
-		Args:    cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			return runBackup(command.Context(), config, streams, output)
+	return command.Command{
+		Use: "backup", Short: "Saves pools, claims and addresses", Long: backupLong, Example: backupExamples, Args: cobra.NoArgs,
+		Flags: func(flags *pflag.FlagSet) {
+			flags.StringVarP(&output, "output", "o", output, "File to write, as JSON if its name ends in .json, else as YAML; or yaml or json: to stdout.")
 		},
-	}
-	command.Flags().StringVarP(&output, "output", "o", output, "File to write, as JSON if its name ends in .json, else as YAML; or yaml or json: to stdout.")
-	return command
+		Run: func(ctx context.Context, call *command.Call) error { return runBackup(ctx, call, output) },
+	}.New(of, streams)
 }
 
-func runBackup(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams, output string) error {
-	api, err := connect(config)
+func runBackup(ctx context.Context, call *command.Call, output string) error {
+	api, err := connect(call)
 	if err != nil {
 		return err
 	}
-	objects, err := api.readBerth(ctx, &progress{out: streams.ErrOut})
+	objects, err := api.readBerth(ctx, &progress{out: call.ErrOut})
 	if err != nil {
 		return err
 	}
 	objects = backup.Clean(objects)
 	now := time.Now()
 	if output == "yaml" || output == "json" {
-		return writeBackup(streams.Out, objects, output == "json", api.host, now)
+		return writeBackup(call.Out, objects, output == "json", api.host, now)
 	}
 	err = writeFile(output, func(file io.Writer) error {
 		return writeBackup(file, objects, strings.HasSuffix(output, ".json"), api.host, now)
@@ -72,7 +70,7 @@ func runBackup(ctx context.Context, config *genericclioptions.ConfigFlags, strea
 	if err != nil {
 		return fmt.Errorf("write the backup: %w", err)
 	}
-	fmt.Fprintf(streams.ErrOut, "Saved %d IPPools, %d IPClaims and %d FloatingIPs.\n", len(objects.Pools), len(objects.Claims), len(objects.IPs))
+	fmt.Fprintf(call.ErrOut, "Saved %d IPPools, %d IPClaims and %d FloatingIPs.\n", len(objects.Pools), len(objects.Claims), len(objects.IPs))
 	return nil
 }
 
@@ -138,20 +136,15 @@ func fieldsOf(objects *backup.Objects) ([]map[string]any, error) {
 		all = append(all, fields)
 		return nil
 	}
+	var errs []error
 	for _, pool := range objects.Pools {
-		if err := add(pool); err != nil {
-			return nil, err
-		}
+		errs = append(errs, add(pool))
 	}
 	for _, claim := range objects.Claims {
-		if err := add(claim); err != nil {
-			return nil, err
-		}
+		errs = append(errs, add(claim))
 	}
 	for _, ip := range objects.IPs {
-		if err := add(ip); err != nil {
-			return nil, err
-		}
+		errs = append(errs, add(ip))
 	}
-	return all, nil
+	return all, errors.Join(errs...)
 }

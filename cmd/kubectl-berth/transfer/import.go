@@ -11,10 +11,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/migrate"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -61,33 +62,27 @@ type importOptions struct {
 	apply              bool
 	workers            int
 	output             string
+	given              *given
 }
 
 // NewImportGalaxy returns the command import-galaxy.
-func NewImportGalaxy(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
-	options := &importOptions{
-		configMapNamespace: "kube-system",
-		configMapName:      "floatingip-config",
-		configMapKey:       "floatingips",
-		poolPrefix:         "galaxy-",
-		orphans:            "skip",
-		workers:            16,
+func NewImportGalaxy(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &importOptions{
+		configMapNamespace: "kube-system", configMapName: "floatingip-config", configMapKey: "floatingips",
+		poolPrefix: "galaxy-", orphans: "skip", workers: 16,
 	}
-	command := &cobra.Command{
-		Use:     "import-galaxy",
-		Short:   "Takes over addresses from Galaxy",
-		Long:    importLong,
-		Example: importExamples,
-		Args:    cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			if err := options.validate(); err != nil {
+	return command.Command{
+		Use: "import-galaxy", Short: "Takes over addresses from Galaxy", Long: importLong, Example: importExamples, Args: cobra.NoArgs,
+		Flags: o.addFlags,
+		Prepare: func(call *command.Call) (err error) {
+			if err := o.validate(); err != nil {
 				return err
 			}
-			return options.run(command.Context(), config, streams)
+			o.given, err = readFiles(o.files, call.In, o.configMapKey)
+			return err
 		},
-	}
-	options.addFlags(command.Flags())
-	return command
+		Run: o.run,
+	}.New(of, streams)
 }
 
 func (o *importOptions) addFlags(flags *pflag.FlagSet) {
@@ -141,17 +136,13 @@ func undecided(items int) error {
 	return answer.FindingsError(fmt.Sprintf("Items that need a decision: %d (skip and conflict in the plan).", items))
 }
 
-func (o *importOptions) run(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) error {
-	given, err := readFiles(o.files, streams.In, o.configMapKey)
+func (o *importOptions) run(ctx context.Context, call *command.Call) error {
+	api, err := connect(call)
 	if err != nil {
 		return err
 	}
-	api, err := connect(config)
-	if err != nil {
-		return err
-	}
-	progress := &progress{out: streams.ErrOut}
-	input, notes, err := o.read(ctx, api, given, progress)
+	progress := &progress{out: call.ErrOut}
+	input, notes, err := o.read(ctx, api, o.given, progress)
 	if err != nil {
 		return err
 	}
@@ -161,11 +152,11 @@ func (o *importOptions) run(ctx context.Context, config *genericclioptions.Confi
 	}
 	plan.Notes = append(notes, plan.Notes...)
 	if o.output != "" {
-		if err := printObjects(streams.Out, plan, o.output); err != nil {
+		if err := printObjects(call.Out, plan, o.output); err != nil {
 			return err
 		}
-		printRemarks(streams.ErrOut, plan)
-	} else if err := printPlan(streams.Out, plan); err != nil {
+		printRemarks(call.ErrOut, plan)
+	} else if err := printPlan(call.Out, plan); err != nil {
 		return err
 	}
 	if o.apply {
@@ -173,9 +164,9 @@ func (o *importOptions) run(ctx context.Context, config *genericclioptions.Confi
 			return err
 		}
 	}
-	out := streams.Out
+	out := call.Out
 	if o.output != "" {
-		out = streams.ErrOut
+		out = call.ErrOut
 	}
 	printSummary(out, plan, o.apply, fromGalaxy(plan))
 	if n := plan.Undecided(); n > 0 {

@@ -21,15 +21,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/migrate"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -197,34 +196,20 @@ type cluster struct {
 	host      string
 }
 
-func connect(flags *genericclioptions.ConfigFlags) (*cluster, error) {
-	config, err := flags.ToRESTConfig()
-	if err != nil {
-		return nil, fmt.Errorf("read the API server's address and credentials: %w", err)
-	}
-	config.QPS = -1 // the number of workers and the API server limit the rate
-	c := &cluster{host: config.Host}
-	protobuf := rest.CopyConfig(config)
-	protobuf.ContentType = "application/vnd.kubernetes.protobuf"
-	protobuf.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	if c.kube, err = kubernetes.NewForConfig(protobuf); err != nil {
-		return nil, fmt.Errorf("create the Kubernetes client: %w", err)
-	}
-	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
-		return nil, fmt.Errorf("create the client of Galaxy's objects: %w", err)
-	}
-	if c.metadata, err = metadata.NewForConfig(config); err != nil {
-		return nil, fmt.Errorf("create the client of workloads: %w", err)
-	}
-	if c.berth, err = client.NewForConfig(config); err != nil {
+func connect(call *command.Call) (*cluster, error) {
+	c := &cluster{kube: call.Kube, berth: call.Berth, host: call.Config.Host}
+	var err error
+	if c.dynamic, err = call.Dynamic(); err != nil {
 		return nil, err
 	}
-	found, err := flags.ToDiscoveryClient()
-	if err != nil {
-		return nil, fmt.Errorf("create the discovery client: %w", err)
+	if c.metadata, err = metadata.NewForConfig(call.Config); err != nil {
+		return nil, fmt.Errorf("create the client of workloads: %w", err)
 	}
-	found.Invalidate() // it caches on disk for hours
-	return c, c.discover(found)
+	kinds, err := call.Discovery()
+	if err != nil {
+		return nil, err
+	}
+	return c, c.discover(kinds)
 }
 
 // discover reads the kinds that the API server serves.

@@ -16,10 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/tools/pager"
 
+	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/plan"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
@@ -47,31 +48,19 @@ const restoreExamples = `  # What would be done?
 
 // restoreOptions are the flags of restore.
 type restoreOptions struct {
-	file    string
 	apply   bool
 	keepFor time.Duration
 	workers int
+	saved   backup.Objects
 }
 
 // NewRestore returns the command restore.
-func NewRestore(config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) *cobra.Command {
-	options := &restoreOptions{keepFor: 24 * time.Hour, workers: 16}
-	command := &cobra.Command{
-		Use:     "restore FILE",
-		Short:   "Restores saved pools, claims and addresses",
-		Long:    restoreLong,
-		Example: restoreExamples,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(command *cobra.Command, args []string) error {
-			options.file = args[0]
-			if err := options.validate(); err != nil {
-				return err
-			}
-			return options.run(command.Context(), config, streams)
-		},
-	}
-	options.addFlags(command.Flags())
-	return command
+func NewRestore(of *chosen.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &restoreOptions{keepFor: 24 * time.Hour, workers: 16}
+	return command.Command{
+		Use: "restore FILE", Short: "Restores saved pools, claims and addresses", Long: restoreLong, Example: restoreExamples,
+		Args: cobra.ExactArgs(1), Flags: o.addFlags, Prepare: o.prepare, Run: o.run,
+	}.New(of, streams)
 }
 
 func (o *restoreOptions) addFlags(flags *pflag.FlagSet) {
@@ -80,35 +69,38 @@ func (o *restoreOptions) addFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.workers, "workers", o.workers, "Number of concurrent requests.")
 }
 
-func (o *restoreOptions) validate() error {
+// prepare checks the flags, and reads the backup.
+func (o *restoreOptions) prepare(call *command.Call) error {
 	var errs []error
 	if o.keepFor < time.Second {
 		errs = append(errs, fmt.Errorf("--keep-for: %s is less than 1s", o.keepFor))
 	}
-	return errors.Join(append(errs, validateWorkers(o.workers))...)
-}
-
-func (o *restoreOptions) run(ctx context.Context, config *genericclioptions.ConfigFlags, streams genericiooptions.IOStreams) error {
-	saved := &backup.Objects{}
-	text, err := readFile(o.file, streams.In)
+	if err := errors.Join(append(errs, validateWorkers(o.workers))...); err != nil {
+		return err
+	}
+	text, err := readFile(call.Args[0], call.In)
 	if err == nil {
-		err = readBackup(text, saved)
+		err = readBackup(text, &o.saved)
 	}
 	if err != nil {
 		return fmt.Errorf("read the backup: %w", err)
 	}
-	api, err := connect(config)
+	return nil
+}
+
+func (o *restoreOptions) run(ctx context.Context, call *command.Call) error {
+	api, err := connect(call)
 	if err != nil {
 		return err
 	}
-	progress := &progress{out: streams.ErrOut}
-	input, notes, err := o.read(ctx, api, saved, progress)
+	progress := &progress{out: call.ErrOut}
+	input, notes, err := o.read(ctx, api, &o.saved, progress)
 	if err != nil {
 		return err
 	}
 	made := backup.Restore(input)
 	made.Notes = append(notes, made.Notes...)
-	if err := printPlan(streams.Out, made); err != nil {
+	if err := printPlan(call.Out, made); err != nil {
 		return err
 	}
 	if o.apply {
@@ -120,7 +112,7 @@ func (o *restoreOptions) run(ctx context.Context, config *genericclioptions.Conf
 			return err
 		}
 	}
-	printSummary(streams.Out, made, o.apply, keptUntil(made, input.KeepUntil))
+	printSummary(call.Out, made, o.apply, keptUntil(made, input.KeepUntil))
 	if n := made.Undecided(); n > 0 {
 		return undecided(n)
 	}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package command has the skeleton of the commands of kubectl berth. A command declares its
+// flags, reads its arguments, asks the cluster, and returns an answer; the skeleton connects,
+// prints, watches, and returns the error that the exit code follows from.
+package command
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
+	"github.com/berth-dev/berth/ipam/client"
+)
+
+// Command declares a command. It has either Answer or Run.
+type Command struct {
+	Use, Short, Long, Example string
+	Aliases, ValidArgs        []string
+	Args                      cobra.PositionalArgs
+	Complete                  cobra.CompletionFunc
+	// Flags adds flags besides those of the skeleton.
+	Flags func(flags *pflag.FlagSet)
+	// Namespaced commands have -n.
+	Namespaced bool
+	// Watch explains -w; without it the command has no such flag.
+	Watch string
+	// Prepare checks flags and arguments and reads files, before anything is asked of the
+	// cluster. It may be nil.
+	Prepare func(call *Call) error
+	// Answer asks the cluster. An answer is printed also if there is an error, such as an
+	// [answer.FindingsError]. The command has the flags of [answer.Format].
+	Answer func(ctx context.Context, call *Call) (*answer.Answer, error)
+	// Run does the work of a command that prints itself.
+	Run func(ctx context.Context, call *Call) error
+}
+
+// Call is one call of a command.
+type Call struct {
+	*cluster.Cluster
+	genericiooptions.IOStreams
+	Args []string
+	// Watching says that the user gave -w.
+	Watching bool
+	// ForPeople says that the output is a table or text.
+	ForPeople bool
+
+	// The following are set after Prepare.
+
+	Config *rest.Config
+	Berth  *client.Client
+	Kube   kubernetes.Interface
+	// Namespace of a Namespaced command.
+	Namespace string
+
+	changes *changes
+}
+
+// changes are watched after the answer was printed.
+type changes struct {
+	version string
+	start   func(metav1.ListOptions) (watch.Interface, error)
+	answer  func(watch.Event) (*answer.Answer, error)
+}
+
+// Follow has an answer printed for each event after a resource version, if the user gave -w.
+// A nil answer prints nothing.
+func (c *Call) Follow(version string, start func(metav1.ListOptions) (watch.Interface, error), answer func(watch.Event) (*answer.Answer, error)) {
+	c.changes = &changes{version, start, answer}
+}
+
+// New returns the command for cobra.
+func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
+	call, format := &Call{Cluster: of, IOStreams: streams}, answer.NewFormat()
+	command := &cobra.Command{
+		Use: c.Use, Short: c.Short, Long: c.Long, Example: c.Example, Aliases: c.Aliases, ValidArgs: c.ValidArgs,
+		Args: c.Args, ValidArgsFunction: c.Complete,
+		RunE: func(command *cobra.Command, args []string) error {
+			call.Args = args
+			return c.run(command.Context(), call, format)
+		},
+	}
+	if c.Namespaced {
+		of.AddNamespace(command)
+	}
+	if c.Answer != nil {
+		format.AddFlags(command.Flags())
+	}
+	if c.Watch != "" {
+		command.Flags().BoolVarP(&call.Watching, "watch", "w", false, c.Watch)
+	}
+	if c.Flags != nil {
+		c.Flags(command.Flags())
+	}
+	return command
+}
+
+func (c *Command) run(ctx context.Context, call *Call, format *answer.Format) error {
+	if err := format.Check(); err != nil {
+		return err
+	}
+	call.ForPeople = format.ForPeople()
+	if c.Prepare != nil {
+		if err := c.Prepare(call); err != nil {
+			return err
+		}
+	}
+	if err := call.connect(c.Namespaced); err != nil {
+		return err
+	}
+	if c.Run != nil {
+		return c.Run(ctx, call)
+	}
+	said, err := c.Answer(ctx, call)
+	if said != nil {
+		if unprinted := format.Print(call.Out, said); unprinted != nil {
+			return errors.Join(unprinted, err)
+		}
+	}
+	if err != nil || !call.Watching || call.changes == nil {
+		return err
+	}
+	return cluster.Follow(ctx, call.changes.version, call.changes.start, func(event watch.Event) error {
+		said, err := call.changes.answer(event)
+		if err != nil || said == nil {
+			return err
+		}
+		return format.Print(call.Out, said)
+	})
+}
+
+// AddBerthNamespace adds the flag for the namespace of Berth's programs.
+func AddBerthNamespace(flags *pflag.FlagSet, into *string) {
+	flags.StringVar(into, "berth-namespace", "berth-system", "Namespace of Berth's programs.")
+}
+
+// connect makes the clients. It asks the API server nothing.
+func (c *Call) connect(namespaced bool) (err error) {
+	if c.Config, err = c.Cluster.Config(); err != nil {
+		return err
+	}
+	if namespaced {
+		if c.Namespace, err = c.Cluster.Namespace(); err != nil {
+			return err
+		}
+	}
+	if c.Berth, err = c.Cluster.Berth(); err != nil {
+		return err
+	}
+	c.Kube, err = c.Cluster.Kube()
+	return err
+}
