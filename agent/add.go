@@ -112,14 +112,13 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	// Whoever takes the addresses away ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
 	defer end()
-	written, err := a.claim(ctx, record)
-	if err != nil {
+	if err := a.claim(ctx, record); err != nil {
 		return nil, err
 	}
 	fault.Point("add/intent")
 	steps.done("record")
 	// From here on the pod's deletion finds the record. One that came before found none.
-	err = a.stillThere(ctx, record)
+	err := a.stillThere(ctx, record)
 	steps.done("pod")
 	if err == nil {
 		err = a.preparePolicies(ctx, record)
@@ -142,11 +141,6 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	if err == nil {
 		fault.Point("add/ports")
 		steps.done("ports")
-		// Mostly the disk was ready long before.
-		err = written()
-		steps.done("disk")
-	}
-	if err == nil {
 		err = a.complete(ctx, record)
 	}
 	if err != nil {
@@ -189,7 +183,7 @@ func (a *Agent) run(ctx context.Context, record *state.Container, steps *steps) 
 		record.Attachments[i].Result = result
 		if i+1 < len(record.Attachments) {
 			// DEL gives plugins the result of ADD, also after a crash in the next one.
-			if _, err := a.Store.PutEarly(record); err != nil {
+			if err := a.Store.Put(record); err != nil {
 				return err
 			}
 		}

@@ -67,6 +67,9 @@ type plugins interface {
 	Check(ctx context.Context, n *chain.Network, a chain.Attachment, result json.RawMessage) error
 	Status(ctx context.Context, n *chain.Network) error
 	GC(ctx context.Context, n *chain.Network, valid []types.GCAttachment) error
+	// Attached lists the attachments of Add that Del has not ended, also those of an earlier start of
+	// the node's kernel, and what it can read beside an error. It blocks for files only.
+	Attached() ([]chain.Attached, error)
 }
 
 // networks chooses configurations. Methods are safe in parallel and read files.
@@ -131,15 +134,11 @@ type Options struct {
 	// DefaultRoutes may be nil where PodNetworks is.
 	DefaultRoutes defaultRoutes
 	Drivers       Drivers
-	// BootID tells the present start of the node's kernel from earlier ones; empty if not known.
-	BootID string
-	// BootTime returns when the node's kernel started, by its present clock.
-	BootTime    func() (time.Time, error)
-	Prober      addressconflict.Prober
-	Listener    defence.Listener
-	Shaper      shaper
-	ConflictLog addressconflict.Log
-	Metrics     *Metrics
+	Prober        addressconflict.Prober
+	Listener      defence.Listener
+	Shaper        shaper
+	ConflictLog   addressconflict.Log
+	Metrics       *Metrics
 	// Events may be nil.
 	Events event.Recorder
 	// Kernel, if given, returns what the node's kernel lacks for floating IPs.

@@ -58,6 +58,8 @@ type world struct {
 	annotateErr error
 	// running are the pods of the node.
 	running []podinfo.Running
+	// attached are the attachments that plugins may keep something for.
+	attached []chain.Attached
 	// annotations of the pod.
 	annotations map[string]string
 	// log has the calls in their order.
@@ -135,7 +137,18 @@ func (f fakePlugins) Del(ctx context.Context, n *chain.Network, a chain.Attachme
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.delErr == nil {
+		f.attached = slices.DeleteFunc(f.attached, func(one chain.Attached) bool {
+			return one.Network.Name() == n.Name() && one.ContainerID == a.ContainerID
+		})
+	}
 	return f.delErr
+}
+
+func (f fakePlugins) Attached() ([]chain.Attached, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.attached), nil
 }
 
 func (f fakePlugins) Check(context.Context, *chain.Network, chain.Attachment, json.RawMessage) error {
@@ -221,7 +234,6 @@ func newAgent(t *testing.T) (*Agent, *world) {
 	}
 	return New(Options{
 		Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}, PodNetworks: w,
-		BootTime:  func() (time.Time, error) { return booted, nil },
 		HostPorts: &fakeForwarder{}, HostPortRange: hostport.Range{First: 20000, Last: 20009},
 	}), w
 }

@@ -62,7 +62,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		}
 		return nil
 	}
-	if req != nil && !isOfOtherBoot(record, a.BootID) {
+	if req != nil {
 		// It is empty where the namespace is gone.
 		record.NetNS = req.NetNS
 	}
@@ -99,7 +99,7 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := a.Store.DeleteEarly(record.Key()); err != nil {
+	if err := a.Store.Delete(record.Key()); err != nil {
 		return err
 	}
 	a.reconciler.Forget(record.Key())
@@ -121,7 +121,7 @@ func (a *Agent) delPlugins(ctx context.Context, record *state.Container, i int, 
 }
 
 // deleting writes the record and stops answering for its addresses: no plugin that hangs
-// or fails may keep the node from that, and no disk that is full. Where the withdrawal fails,
+// or fails may keep the node from that, and no file system that is full. Where the withdrawal fails,
 // teardown tries again.
 func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	unlock, err := a.lockAddresses(ctx, record.Addresses())
@@ -131,11 +131,7 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	defer unlock()
 	deleting := *record
 	deleting.Phase = state.Deleting
-	_, unwritten := a.Store.PutEarly(&deleting)
-	if isOfOtherBoot(record, a.BootID) {
-		// The kernel has nothing of it, and the addresses may be those of a new sandbox.
-		return unwritten
-	}
+	unwritten := a.Store.Put(&deleting)
 	if err := a.eachInterface(record, driver.Withdraw); err != nil && !isUnseen(record, err) {
 		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
 	}
@@ -145,7 +141,7 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 // teardown removes the interface of an attachment that a driver wired.
 func (a *Agent) teardown(ctx context.Context, record *state.Container, i int) error {
 	d, err := a.driverOf(record, i)
-	if err != nil || d == nil || isOfOtherBoot(record, a.BootID) {
+	if err != nil || d == nil {
 		return err
 	}
 	unlock, err := a.lockAddresses(ctx, record.Addresses())
@@ -160,9 +156,9 @@ func (a *Agent) teardown(ctx context.Context, record *state.Container, i int) er
 }
 
 // detachUnknown cleans up after a container without a record: mostly this is a
-// second DEL, but the record may also have been lost with the state file. The
-// container's network is not known, so detachUnknown tries both. It only logs
-// failures, because a container that never was looks the same.
+// second DEL, but the record may also have ended with the node's kernel or with the state file. The
+// plugins of the container's networks are run again. It only logs failures, because a container that
+// never was looks the same.
 func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	logger := klog.FromContext(ctx)
 	unknown := &Interface{ContainerID: req.ContainerID, NetNS: req.NetNS, Attachment: state.Attachment{IfName: req.IfName}}
@@ -185,6 +181,13 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 		if err := a.closeUnrecorded(ctx, args, conf); err != nil {
 			logger.Error(err, "Cannot close the host ports of a container without a record", "containerID", req.ContainerID)
 		}
+	}
+	known, err := a.delUnrecorded(ctx, req.NetNS, func(one chain.Attached) bool { return one.ContainerID == req.ContainerID })
+	if err != nil {
+		logger.Error(err, "Cannot clean up after a container without a record, will try again", "containerID", req.ContainerID)
+	}
+	if known > 0 {
+		return
 	}
 	network, err := a.Networks.Default()
 	if err != nil {

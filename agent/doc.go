@@ -33,10 +33,7 @@
 //
 // After a failure in 3 to 11 the agent does a DEL.
 //
-// The record of 2 survives the agent, whenever it is killed, before anything else happens; the
-// disk has it, so that it survives a loss of power, before 11. The disk may have that of 11 a moment
-// after the runtime has its answer: after a restart of the node both mean the same (package state
-// says what is lost with the power).
+// The record of 2 survives the agent, whenever it is killed, before anything else happens.
 //
 // # DEL
 //
@@ -46,7 +43,7 @@
 //     own, and remove the interface
 //  3. remove the record; the rules of network policies for its addresses go with it
 //
-// Where the first write fails, because the disk is full, the agent stops answering all the same
+// Where the first write fails, because the file system is full, the agent stops answering all the same
 // and does no more. Where a step fails, the record stays for the runtime's next DEL, for GC and for the
 // reconciler, which tries again without the runtime.
 //
@@ -69,9 +66,9 @@
 // API has said that the pod still holds its addresses. So a crash between any two steps
 // leaves either no trace or a record of it.
 //
-// A record says by which start of the node's kernel it was made. After a restart of the node
-// the agent knows at once that nothing of it is left but what plugins keep in files: it runs
-// their DEL without a namespace, and the addresses are free for the pods' new containers.
+// Records end with the node's kernel, and with it all that they describe but what plugins keep in files,
+// such as leases. After a restart of the node the agent runs the plugins' DEL for the attachments that
+// package chain has noted, without a namespace, and the addresses are free for the pods' new containers.
 //
 // # Locks
 //

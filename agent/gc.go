@@ -55,6 +55,12 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 			valid = append(valid, types.GCAttachment{ContainerID: record.ContainerID, IfName: attachment.IfName})
 		}
 	}
+	if conf.hasAttachments {
+		_, err := a.delUnrecorded(ctx, "", func(one chain.Attached) bool {
+			return !slices.ContainsFunc(conf.ValidAttachments, func(v types.GCAttachment) bool { return v.ContainerID == one.ContainerID })
+		})
+		errs = append(errs, err)
+	}
 	for _, d := range a.Drivers.linkOwners() {
 		errs = append(errs, d.RemoveLoose())
 	}

@@ -140,22 +140,19 @@ func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([
 // that have ended. Ports that older containers of the same pod have stay theirs, too, until
 // the ADD is complete: one that fails has taken nothing. claim returns ErrHostPortTaken, with the
 // holder's name, for a port of another pod.
-//
-// The record survives the agent when claim returns. written waits until it survives the node's
-// power, too.
-func (a *Agent) claim(ctx context.Context, record *state.Container) (written func() error, err error) {
+func (a *Agent) claim(ctx context.Context, record *state.Container) error {
 	asked := map[api.Pod]bool{}
 	for {
-		written, holder, port, err := a.tryClaim(ctx, record)
+		holder, port, err := a.tryClaim(ctx, record)
 		if err != nil || holder == nil {
-			return written, err
+			return err
 		}
 		if holder.pod == (api.Pod{}) {
 			if !a.Pods.WaitForSync(ctx) {
-				return nil, fmt.Errorf("%w: host port %s may be one of a pod that is not known yet: the API server has not answered", ErrNotReady, port)
+				return fmt.Errorf("%w: host port %s may be one of a pod that is not known yet: the API server has not answered", ErrNotReady, port)
 			}
 			if err := a.findPods(ctx); err != nil {
-				return nil, err
+				return err
 			}
 			continue
 		}
@@ -164,11 +161,11 @@ func (a *Agent) claim(ctx context.Context, record *state.Container) (written fun
 			// The scheduler gives a port again when a pod has finished, which this node may
 			// hear later.
 			if alive, err = a.Pods.Alive(ctx, holder.pod); err != nil {
-				return nil, err
+				return err
 			}
 		}
 		if alive {
-			return nil, fmt.Errorf("%w: %s is a host port of pod %s on this node; choose another hostPort, or end that pod", ErrHostPortTaken, port, holder.pod)
+			return fmt.Errorf("%w: %s is a host port of pod %s on this node; choose another hostPort, or end that pod", ErrHostPortTaken, port, holder.pod)
 		}
 		asked[holder.pod] = true
 		if holder.record != nil {
@@ -177,7 +174,7 @@ func (a *Agent) claim(ctx context.Context, record *state.Container) (written fun
 			err = a.forgetPorts(ctx, func(p unrecorded) bool { return p.pod == holder.pod })
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
 }
@@ -192,27 +189,26 @@ type portHolder struct {
 
 // tryClaim writes the record, or returns another pod that has one of its ports. It
 // changes no other record.
-func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (written func() error, holder *portHolder, port state.HostPort, err error) {
+func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (holder *portHolder, port state.HostPort, err error) {
 	if len(record.HostPorts) == 0 {
-		written, err = a.Store.PutEarly(record)
-		return written, nil, port, err
+		return nil, port, a.Store.Put(record)
 	}
 	unlock, err := a.lockHostPorts(ctx)
 	if err != nil {
-		return nil, nil, port, err
+		return nil, port, err
 	}
 	defer unlock()
 	others := slices.DeleteFunc(a.Store.List(), func(r *state.Container) bool { return r.Key() == record.Key() || len(r.HostPorts) == 0 })
 	lost, err := a.unrecordedPorts()
 	if err != nil {
-		return nil, nil, port, err
+		return nil, port, err
 	}
 	for _, p := range lost {
 		// Like an older container of the pod.
 		others = append(others, &state.Container{Pod: p.pod, Phase: state.Added, HostPorts: []state.HostPort{{HostPort: p.HostPort, Random: true}}})
 	}
 	if err := a.choosePorts(record, others); err != nil {
-		return nil, nil, port, err
+		return nil, port, err
 	}
 	var older []*state.Container
 	for _, other := range others {
@@ -227,21 +223,21 @@ func (a *Agent) tryClaim(ctx context.Context, record *state.Container) (written 
 			if other.ContainerID != "" {
 				holder.record = other
 			}
-			return nil, holder, taken[0], nil
+			return holder, taken[0], nil
 		case other.Phase == state.Adding:
 			older = append(older, other)
 		}
 	}
 	if err := tellPlugins(record); err != nil {
-		return nil, nil, port, err
+		return nil, port, err
 	}
-	if written, err = a.Store.PutEarly(record); err != nil {
-		return nil, nil, port, err
+	if err := a.Store.Put(record); err != nil {
+		return nil, port, err
 	}
 	for _, other := range older {
 		a.adds.end(other.Key(), fmt.Errorf("%w: another container of the pod gets its host ports", podinfo.ErrPodReplaced))
 	}
-	return written, nil, port, nil
+	return nil, port, nil
 }
 
 // opensPorts returns true for a record whose host ports no other pod can have.
@@ -260,10 +256,9 @@ func conflicts(ours, theirs []state.HostPort) []state.HostPort {
 // older containers of the pod: their DEL, which may come later, finds nothing to close.
 func (a *Agent) putComplete(record *state.Container) error {
 	if len(record.HostPorts) == 0 {
-		_, err := a.Store.PutEarly(record)
-		return err
+		return a.Store.Put(record)
 	}
-	return a.Store.ChangeEarly(func(records map[state.Key]*state.Container) ([]*state.Container, error) {
+	return a.Store.Change(func(records map[state.Key]*state.Container) ([]*state.Container, error) {
 		changed := []*state.Container{record}
 		for key, other := range records {
 			taken := conflicts(other.HostPorts, record.HostPorts)

@@ -164,7 +164,7 @@ func (a *Agent) planForCaller(ctx context.Context, req *api.Request, args podArg
 		return nil, err
 	}
 	record := &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, BootID: a.BootID, Args: req.Args, Phase: state.Adding,
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding,
 		Attachments: []state.Attachment{{
 			IfName: req.IfName, Driver: api.DriverIPAMCaller, Addresses: addrs, Uplink: conf.Link, Network: network,
 		}},
@@ -228,7 +228,7 @@ func (a *Agent) endOfCaller(ctx context.Context, key state.Key, netns *string) e
 	if record == nil || !ofCaller(record) {
 		return nil
 	}
-	if netns != nil && !isOfOtherBoot(record, a.BootID) {
+	if netns != nil {
 		record.NetNS = *netns
 	}
 	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {

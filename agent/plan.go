@@ -36,7 +36,7 @@ func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf r
 	}
 	return &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, HostPorts: ports, GalaxyPorts: pod.HostPorts.Galaxy,
-		BootID: a.BootID, Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Phase: state.Adding,
+		Args: req.Args, Capabilities: conf.RuntimeConfig, Attachments: attachments, Phase: state.Adding,
 	}, nil
 }
 

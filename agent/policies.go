@@ -59,9 +59,7 @@ func (a *Agent) TracePolicy(_ context.Context, q api.PolicyTrace) (string, error
 func (a *Agent) Policed() []enforce.Container {
 	var all []enforce.Container
 	for _, record := range a.Store.List() {
-		if !isOfOtherBoot(record, a.BootID) {
-			all = append(all, a.policed(record))
-		}
+		all = append(all, a.policed(record))
 	}
 	for _, pod := range a.Pods.Running() {
 		all = append(all, enforce.Container{Pod: pod.Pod.Pod, Addresses: pod.Addresses})
@@ -152,7 +150,7 @@ func (a *Agent) policiesDetached(ctx context.Context, record *state.Container) {
 	if a.Policies == nil {
 		return
 	}
-	if record.Phase == state.Adding && record.NetNS != "" && !isOfOtherBoot(record, a.BootID) {
+	if record.Phase == state.Adding && record.NetNS != "" {
 		// The namespace may get another ADD.
 		if err := a.Policies.Reopen(record.NetNS); err != nil {
 			klog.FromContext(ctx).V(2).Info("Cannot look after the network namespace of a container without a network", "containerID", record.ContainerID, "err", err)

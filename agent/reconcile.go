@@ -32,6 +32,7 @@ func (a *Agent) Run(ctx context.Context) {
 	group.Go(func() { a.reconciler.Run(ctx) })
 	group.Go(func() { a.reconcilePorts(ctx) })
 	group.Go(func() { a.keepUnrecorded(ctx) })
+	group.Go(func() { a.freeEnded(ctx) })
 	group.Go(func() { a.defender.Run(ctx, a.Listener, carrier{a}) })
 	a.noteStart(ctx)
 	wait.JitterUntilWithContext(ctx, a.Recheck, resync, 0.1, true)
@@ -214,7 +215,7 @@ func (a *Agent) noteStart(ctx context.Context) {
 			logger.Error(err, "Cannot see whether a container is still there", "containerID", record.ContainerID)
 		}
 		if gone {
-			// The node was restarted, and sandboxes do not survive that.
+			// It ended while no agent ran.
 			a.reconciler.FinishSoon(record.Key())
 		}
 	}

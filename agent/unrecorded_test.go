@@ -9,10 +9,8 @@ import (
 	"net/netip"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/berth-dev/berth/agent/podinfo"
-	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
 )
@@ -27,14 +25,10 @@ func leads(number, containerPort uint16, pod string) hostport.Mapping {
 	return m
 }
 
-// booted is when the node started.
-var booted = time.Unix(1000, 0)
-
 func running(name, addr string, given ...api.HostPort) podinfo.Running {
 	return podinfo.Running{
 		Pod:       podinfo.Pod{Pod: api.Pod{Namespace: "ns", Name: name, UID: name}},
 		Addresses: []netip.Addr{netip.MustParseAddr(addr)}, Given: given,
-		Started: booted.Add(time.Second),
 	}
 }
 
@@ -47,7 +41,7 @@ func lostState(t *testing.T) (*Agent, *world, *fakeForwarder) {
 		leads(80, 8080, "10.244.0.2"), leads(20001, 81, "10.244.0.3"), leads(443, 8443, "10.244.0.9"), leads(90, 8080, "10.244.0.2"),
 	}
 	random := running("random", "10.244.0.3")
-	random.HostPorts.Random, random.Told = []api.HostPort{tcpPort(0, 81)}, []api.HostPort{tcpPort(20009, 81)}
+	random.HostPorts.Random = []api.HostPort{tcpPort(0, 81)}
 	w.running = []podinfo.Running{running("web", "10.244.0.2", tcpPort(80, 8080)), random}
 	return a, w, f
 }
@@ -79,78 +73,6 @@ func TestUnrecordedPorts(t *testing.T) {
 		stop()
 		<-done
 	})
-}
-
-// The kernel may have lost them, too: after the loss of the file the API says which ports
-// there were. Of what users can write on a pod it is only a port that the node may choose.
-func TestUnrecordedPortsOfLostRules(t *testing.T) {
-	a, w, f := lostState(t)
-	f.found, f.used = nil, []uint16{20005}
-	thief := running("thief", "10.244.0.4", tcpPort(80, 22))
-	thief.HostPorts.Random = []api.HostPort{tcpPort(0, 22)}
-	thief.Told = []api.HostPort{tcpPort(22, 22), tcpPort(20005, 22), tcpPort(20006, 23), tcpPort(20007, 22)}
-	six := running("six", "2001:db8::6", api.HostPort{HostPort: 53, ContainerPort: 53, Protocol: "UDP", HostIP: netip.MustParseAddr("2001:db8::1")})
-	recorded := running("recorded", "10.244.0.7", tcpPort(8080, 80))
-	w.running = append(w.running, thief, six, recorded)
-	old := record("c", state.Withdrawn, "", nil)
-	old.Pod, old.HostPorts = recorded.Pod.Pod, []state.HostPort{{HostPort: tcpPort(8080, 80)}}
-	must(t, a.Store.Put(old), a.findPods(t.Context()))
-	f.expect(t, "TCP 20009 to 10.244.0.3:81", "TCP 80 to 10.244.0.2:8080", "UDP [2001:db8::1]:53 to [2001:db8::6]:53")
-
-	// Nor is it one that another pod has, too, which may come later in the order of names.
-	for _, held := range []func(*podinfo.Running){
-		func(p *podinfo.Running) { p.Given = []api.HostPort{tcpPort(20003, 80)} },
-		func(p *podinfo.Running) {
-			p.HostPorts.Random, p.Told = []api.HostPort{tcpPort(0, 80)}, []api.HostPort{tcpPort(20003, 80)}
-		},
-	} {
-		early, late := running("a-thief", "10.244.0.4"), running("z-holder", "10.244.0.5")
-		early.HostPorts.Random, early.Told = []api.HostPort{tcpPort(0, 22)}, []api.HostPort{tcpPort(20003, 22)}
-		held(&late)
-		w.running = []podinfo.Running{early, late}
-		must(t, New(a.Options).findPods(t.Context()))
-		want := []string(nil)
-		if len(late.Given) > 0 {
-			want = []string{"TCP 20003 to 10.244.0.5:80"}
-		}
-		f.expect(t, want...)
-	}
-
-	// A file that was there says what is open, and a plugin opens its ports itself.
-	for name, change := range map[string]func(*Agent){
-		"another start": func(b *Agent) {
-			path := t.TempDir() + "/agent.db"
-			for range 2 {
-				store, err := state.Open(path)
-				must(t, err)
-				if b.Store = store; store.Made() {
-					must(t, store.Close())
-				}
-			}
-			t.Cleanup(func() { _ = b.Store.Close() })
-		},
-		"portmap": func(b *Agent) { b.Networks = portmapNetworks{} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			f.open = nil
-			b := New(a.Options)
-			change(b)
-			must(t, b.findPods(t.Context()))
-			f.expect(t)
-		})
-	}
-}
-
-// After a restart of the node, too, the addresses that the API has are other pods' by now, until
-// it knows of a container that started since.
-func TestUnrecordedPortsOfEarlierBoot(t *testing.T) {
-	a, w, f := lostState(t)
-	f.found = nil
-	w.running[0].Started, w.running[1].Started = booted.Add(-time.Hour), time.Time{}
-	again := running("again", "10.244.0.2", tcpPort(443, 443))
-	w.running = append(w.running, again)
-	must(t, a.findPods(t.Context()))
-	f.expect(t, "TCP 443 to 10.244.0.2:443")
 }
 
 // Another pod does not get such a port while its pod is alive, the pod's next container does,

@@ -68,7 +68,7 @@ func (a *Agent) withdraw(ctx context.Context, record *state.Container, reason st
 // record's addresses. The kernel comes first: if the agent dies after it, the next start
 // sees the same API and does it again.
 func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason string) error {
-	if now.Phase == state.Withdrawn || isOfOtherBoot(now, a.BootID) {
+	if now.Phase == state.Withdrawn {
 		return nil
 	}
 	err := a.eachInterface(now, driver.Withdraw)

@@ -2,8 +2,8 @@
 
 // Package chain runs the plugins of a network configuration list: ADD in order,
 // where each plugin gets the result of the one before, DEL backwards, CHECK, STATUS
-// and GC. It never chooses a network, and it owns no state: libcni keeps results in
-// files of its own, whereas here the caller keeps them.
+// and GC. It never chooses a network. Results are in the caller's records; what DEL needs is in files, too,
+// which outlive these (Cache).
 //
 // plan.go computes the input of plugins without I/O; run.go runs them.
 //

@@ -18,6 +18,8 @@ import (
 type Network struct {
 	list *libcni.NetworkConfigList
 	raw  []byte
+	// chained says that the list lacks the first plugin, which raw has.
+	chained bool
 }
 
 // Parse reads a configuration list with all its plugins inline.
@@ -71,7 +73,7 @@ func (n *Network) Declares(capability string) bool {
 func (n *Network) Chained() *Network {
 	list := *n.list
 	list.Plugins = list.Plugins[1:]
-	return &Network{list: &list, raw: n.raw}
+	return &Network{list: &list, raw: n.raw, chained: true}
 }
 
 // Encode returns a result as JSON in the network's version.

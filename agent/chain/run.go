@@ -20,6 +20,9 @@ import (
 
 // Runner executes plugins. Safe for concurrent use.
 type Runner struct {
+	// Cache may be nil, to keep nothing.
+	Cache *Cache
+
 	exec executor
 	path []string
 	good goodAnswers
@@ -42,6 +45,9 @@ func NewRunner(exec executor, path []string) *Runner {
 // result of an interface that the caller made; the first plugin gets it as prevResult.
 // After an error the caller runs Del.
 func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous json.RawMessage) (json.RawMessage, error) {
+	if err := r.Cache.put(n, a); err != nil {
+		return nil, err
+	}
 	result := previous
 	for i, pluginType := range n.Types() {
 		path, err := r.find(n, pluginType, "ADD")
@@ -78,8 +84,15 @@ func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.
 		errs = append(errs, r.del(ctx, n, i, pluginType, a, result))
 		fault.Point("chain/del")
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return r.Cache.remove(n, a)
 }
+
+// Attached lists the attachments of Add that Del has not ended, also those of an earlier process and of an
+// earlier start of the node's kernel. It returns what it can read beside an error.
+func (r *Runner) Attached() ([]Attached, error) { return r.Cache.list() }
 
 func (r *Runner) del(ctx context.Context, n *Network, i int, pluginType string, a Attachment, result json.RawMessage) error {
 	if deadline, limited := ctx.Deadline(); limited {

@@ -3,12 +3,10 @@
 package podinfo
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -57,11 +55,6 @@ type Running struct {
 	Addresses []netip.Addr
 	// Given are the ports with a number.
 	Given []api.HostPort
-	// Told are the ports of its annotation, which any user may have changed.
-	Told []api.HostPort
-	// Started is when the last of its containers started, zero where none did. The kubelet tells
-	// it in seconds, and together with the addresses.
-	Started time.Time
 }
 
 // Running lists the pods of the node that have addresses of their own and have not finished, as
@@ -73,35 +66,18 @@ func (n *Node) Running() []Running {
 		if !ok || p.Spec.HostNetwork {
 			continue
 		}
-		r := Running{Pod: n.fromAPI(p), Given: portsOf(&p.Spec, true), Started: startOf(&p.Status)}
+		r := Running{Pod: n.fromAPI(p), Given: portsOf(&p.Spec, true)}
 		for _, ip := range p.Status.PodIPs {
 			if addr, err := netip.ParseAddr(ip.IP); err == nil {
 				r.Addresses = append(r.Addresses, addr)
 			}
 		}
-		// An annotation that cannot be read tells nothing.
-		_ = json.Unmarshal([]byte(p.Annotations[v1alpha1.AnnotationHostPortsStatus]), &r.Told)
 		if len(r.Addresses) > 0 && !r.Finished {
 			all = append(all, r)
 		}
 	}
 	slices.SortFunc(all, func(a, b Running) int { return strings.Compare(a.String(), b.String()) })
 	return all
-}
-
-// startOf returns when the last of a pod's containers started.
-func startOf(status *corev1.PodStatus) (last time.Time) {
-	for _, c := range slices.Concat(status.InitContainerStatuses, status.ContainerStatuses) {
-		for _, s := range []corev1.ContainerState{c.State, c.LastTerminationState} {
-			if s.Running != nil && s.Running.StartedAt.After(last) {
-				last = s.Running.StartedAt.Time
-			}
-			if s.Terminated != nil && s.Terminated.StartedAt.After(last) {
-				last = s.Terminated.StartedAt.Time
-			}
-		}
-	}
-	return last
 }
 
 // portsOf lists the ports of containers and sidecars that have a hostPort, or those that have

@@ -59,29 +59,6 @@ func TestHostPortsOf(t *testing.T) {
 	}
 }
 
-// The last start counts, also of a container that has ended and is to start again.
-func TestStartOf(t *testing.T) {
-	at := func(second int64) metav1.Time { return metav1.Unix(second, 0) }
-	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(5)}}
-	ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{StartedAt: at(7), FinishedAt: at(20)}}
-	waiting := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}
-	for name, c := range map[string]struct {
-		status corev1.PodStatus
-		want   int64
-	}{
-		"running": {corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{State: waiting}, {State: running}}}, 5},
-		"crashed": {corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{State: running}, {State: waiting, LastTerminationState: ended}}}, 7},
-		"sidecar": {corev1.PodStatus{InitContainerStatuses: []corev1.ContainerStatus{{State: running}}}, 5},
-	} {
-		if got := startOf(&c.status); got.Unix() != c.want {
-			t.Errorf("%s: %v, want second %d", name, got, c.want)
-		}
-	}
-	if got := startOf(&corev1.PodStatus{StartTime: ptr.To(at(9))}); !got.IsZero() {
-		t.Errorf("no container: %v", got)
-	}
-}
-
 // The node's ports are for all of its pods.
 func TestManyRandomPorts(t *testing.T) {
 	n := &Node{}

@@ -22,10 +22,7 @@ func trim(obj any) (any, error) {
 			NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork, Overhead: p.Spec.Overhead,
 			InitContainers: trimContainers(p.Spec.InitContainers), Containers: trimContainers(p.Spec.Containers),
 		},
-		Status: corev1.PodStatus{
-			Phase: p.Status.Phase, PodIPs: p.Status.PodIPs,
-			InitContainerStatuses: trimStatuses(p.Status.InitContainerStatuses), ContainerStatuses: trimStatuses(p.Status.ContainerStatuses),
-		},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},
 	}, nil
 }
 
@@ -34,23 +31,6 @@ func trimContainers(containers []corev1.Container) []corev1.Container {
 	for i := range containers {
 		c := &containers[i]
 		trimmed = append(trimmed, corev1.Container{Resources: c.Resources, Ports: c.Ports, RestartPolicy: c.RestartPolicy})
-	}
-	return trimmed
-}
-
-// trimStatuses keeps when containers started.
-func trimStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
-	var trimmed []corev1.ContainerStatus
-	for i := range statuses {
-		trimmed = append(trimmed, corev1.ContainerStatus{State: trimState(statuses[i].State), LastTerminationState: trimState(statuses[i].LastTerminationState)})
-	}
-	return trimmed
-}
-
-func trimState(state corev1.ContainerState) corev1.ContainerState {
-	trimmed := corev1.ContainerState{Running: state.Running}
-	if state.Terminated != nil {
-		trimmed.Terminated = &corev1.ContainerStateTerminated{StartedAt: state.Terminated.StartedAt}
 	}
 	return trimmed
 }

@@ -46,27 +46,6 @@ func fill(t *testing.T, dir string) string {
 	return path
 }
 
-// The file has room for all records of a node though others fill the disk.
-func TestDiskFull(t *testing.T) {
-	dir := ownDisk(t, "16m")
-	path := filepath.Join(dir, "agent.db")
-	s := open(t, path)
-	fill(t, dir)
-	long := strings.Repeat("x", 4096)
-	for i := range 300 {
-		c := container(fmt.Sprint("c", i), Added)
-		c.Args = long
-		if err := s.Put(c); err != nil {
-			t.Fatalf("record %d: %v", i, err)
-		}
-	}
-	for i := range 300 {
-		if err := s.DeleteEarly(Key{fmt.Sprint("c", i), "eth0"}); err != nil {
-			t.Fatalf("record %d: %v", i, err)
-		}
-	}
-}
-
 // Where there is no room at all a change fails, and says why; what was written stays, in
 // memory and in the file, and room makes good again.
 func TestDiskWithoutRoom(t *testing.T) {

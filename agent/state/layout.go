@@ -16,21 +16,17 @@ import (
 //
 //	meta
 //	  magic    "berth-agent"
-//	  schema   "2"
+//	  schema   "1"
+//	  boot     the kernel's boot ID
 //	containers
 //	  <container ID> NUL <interface name>    Container as JSON
 //
-// The write-ahead log beside it, whose name ends in .wal, has the change that the next transaction
-// makes, for a few milliseconds. Only the start after a crash reads it. An older version does not: to
-// it the crash came before the change, and where that completed an ADD, it undoes the network of a pod that runs.
-//
-// A version with other records increments schema, and converts an older file when
-// it opens it (migrate.go). An older version refuses the file and leaves it as it is.
-// A field whose absence means "not known" can be added without that: an older version works
-// as it did before, and drops the field from the records that it writes.
+// A version with other records increments schema. Another version refuses the file and leaves it as it
+// is. A field whose absence means "not known" can be added without that: an older version works as it did
+// before, and drops the field from the records that it writes.
 const (
 	magic  = "berth-agent"
-	schema = "2"
+	schema = "1"
 )
 
 var (
@@ -38,6 +34,7 @@ var (
 	bucketContainers = []byte("containers")
 	keyMagic         = []byte("magic")
 	keySchema        = []byte("schema")
+	keyBoot          = []byte("boot")
 )
 
 // Phase of the work on a container's network.
@@ -74,10 +71,7 @@ type Container struct {
 	NetNS  string  `json:"netns"`
 	Pod    api.Pod `json:"pod"`
 	// Args is CNI_ARGS and Capabilities is runtimeConfig of the ADD.
-	Args string `json:"args,omitempty"`
-	// BootID says by which start of the node's kernel the container was attached; empty in
-	// records of agents that did not note it.
-	BootID       string                     `json:"bootID,omitempty"`
+	Args         string                     `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	// Attachments are in the order of ADD. DEL undoes them backwards.
 	Attachments []Attachment `json:"attachments"`

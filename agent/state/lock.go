@@ -34,18 +34,16 @@ func Lock(path string) (unlock func() error, err error) {
 	return file.Close, nil
 }
 
-// Files lists the state file, its write-ahead log, and the files that MoveAside made, that exist.
+// Files lists the state file and the files that MoveAside made, that exist.
 func Files(path string) ([]string, error) {
 	files, err := filepath.Glob(path + asideSuffix + "*")
 	if err != nil {
 		return nil, fmt.Errorf("list state files: %w", err)
 	}
-	for _, file := range []string{path + aheadSuffix, path} {
-		if _, err := os.Lstat(file); err == nil {
-			files = append(files, file)
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("look at the state file: %w", err)
-		}
+	if _, err := os.Lstat(path); err == nil {
+		files = append(files, path)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look at the state file: %w", err)
 	}
 	return files, nil
 }

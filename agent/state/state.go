@@ -4,8 +4,10 @@ package state
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,8 +17,6 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
-
-	"github.com/berth-dev/berth/agent/room"
 )
 
 var (
@@ -31,31 +31,21 @@ var (
 	ErrLocked = errors.New("state file in use")
 )
 
-// Store is the open file. Safe for concurrent use. It reads from memory; a method that
-// changes a record returns when the change is on disk, unless its name ends in Early, and
-// changes that come together go to disk together.
+// Store is the open file. Safe for concurrent use. It reads from memory; a method that changes a record
+// returns when the file has the change.
 type Store struct {
 	db *bbolt.DB
-	// ahead is nil where the disk had no room for it.
-	ahead *ahead
-	// made says that Open made the file.
-	made bool
+	// writing is held during a change, so that each one starts from the one before. bbolt, too, makes
+	// one change at a time.
+	writing sync.Mutex
 
-	mu sync.Mutex
-	// idle is signalled when writing ends.
-	idle *sync.Cond
-	// records has what the file has, and with it what the write-ahead log has.
+	mu sync.RWMutex
+	// records has what the file has.
 	records map[Key]*Container
-	// waiting are the changes that no transaction has taken yet.
-	waiting []*change
-	// writing says that a goroutine takes them. What follows is its own.
-	writing bool
-	// owed is what the log has and no transaction could write: the next one does.
-	owed []write
 }
 
-// Open opens or creates the file, converts an older one and checks every record. It
-// changes nothing in a file that it refuses.
+// Open opens or creates the file and checks every record. It changes nothing in a file that it
+// refuses.
 func Open(path string) (*Store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("create the folder of the state file: %w", err)
@@ -74,19 +64,15 @@ func Open(path string) (*Store, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnusable, path, err)
 	}
 	s := &Store{db: db}
-	s.idle = sync.NewCond(&s.mu)
-	err = s.prepare(path)
+	err = s.prepare()
 	if isOfSystem(err) {
-		return nil, errors.Join(fmt.Errorf("prepare the state file %s: %w; the agent must be able to write there", path, err), s.close())
+		return nil, errors.Join(fmt.Errorf("prepare the state file %s: %w; the agent must be able to write there", path, err), s.db.Close())
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnusable, path, err), s.close())
+		return nil, errors.Join(fmt.Errorf("%w: %s: %w", ErrUnusable, path, err), s.db.Close())
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("restrict access to %s: %w", path, err), s.close())
-	}
-	if err := reserve(path); err != nil {
-		return nil, errors.Join(err, s.close())
+		return nil, errors.Join(fmt.Errorf("restrict access to %s: %w", path, err), s.db.Close())
 	}
 	return s, nil
 }
@@ -95,19 +81,6 @@ func Open(path string) (*Store, error) {
 func isOfSystem(err error) bool {
 	var system syscall.Errno
 	return errors.As(err, &system)
-}
-
-// reserved is the size of the file from the start on: some thousands of records. A disk that
-// others fill must not keep records from being changed and removed.
-const reserved = 8 << 20
-
-func reserve(path string) error {
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return fmt.Errorf("reserve space for the state file: %w", err)
-	}
-	defer file.Close()
-	return room.Take(file, 0, reserved)
 }
 
 // openBolt opens the file. bbolt panics at some damaged pages; openBolt returns an
@@ -126,9 +99,8 @@ func openBolt(path string) (db *bbolt.DB, err error) {
 	return db, err
 }
 
-// prepare writes the layout to a new file, converts an old one, and reads the records and the
-// write-ahead log.
-func (s *Store) prepare(path string) (err error) {
+// prepare writes the layout to a new file, and reads the records.
+func (s *Store) prepare() (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %v", ErrDamaged, r)
@@ -138,33 +110,12 @@ func (s *Store) prepare(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	s.made = have == ""
-	if s.ahead, err = openAhead(path); err != nil {
-		return err
-	}
-	if s.made && s.ahead != nil {
-		// It was that of another file.
-		if err := s.ahead.clear(); err != nil {
+	if have == "" {
+		if err := s.db.Update(initialize); err != nil {
 			return err
 		}
 	}
-	last := 0
-	err = s.db.View(func(tx *bbolt.Tx) error {
-		last = tx.ID()
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	if have != schema {
-		if err := s.db.Update(func(tx *bbolt.Tx) error { return convert(tx, have) }); err != nil {
-			return err
-		}
-	}
-	if err := s.db.View(func(tx *bbolt.Tx) error { s.records, err = read(tx); return err }); err != nil {
-		return err
-	}
-	return s.repeat(last)
+	return s.db.View(func(tx *bbolt.Tx) error { s.records, err = read(tx); return err })
 }
 
 // look returns the file's schema, empty for a new file.
@@ -178,8 +129,8 @@ func (s *Store) look() (have string, err error) {
 			return errors.New("not a state file of berth-agent")
 		}
 		have = string(meta.Get(keySchema))
-		if have != schema && migrations[have] == nil {
-			return fmt.Errorf("schema %q, this version reads up to %q", have, schema)
+		if have != schema {
+			return fmt.Errorf("schema %q, this version reads %q", have, schema)
 		}
 		for err := range tx.Check() {
 			return fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -189,22 +140,14 @@ func (s *Store) look() (have string, err error) {
 	return have, err
 }
 
-// convert writes the present layout to a new file or to one of an older schema.
-func convert(tx *bbolt.Tx, have string) error {
-	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+// initialize writes the layout to a new file.
+func initialize(tx *bbolt.Tx) error {
+	meta, err := tx.CreateBucket(bucketMeta)
 	if err != nil {
 		return fmt.Errorf("create bucket %s: %w", bucketMeta, err)
 	}
-	if have == "" {
-		if _, err := tx.CreateBucket(bucketContainers); err != nil {
-			return fmt.Errorf("create bucket %s: %w", bucketContainers, err)
-		}
-		have = schema
-	}
-	for have != schema {
-		if have, err = migrations[have](tx); err != nil {
-			return err
-		}
+	if _, err := tx.CreateBucket(bucketContainers); err != nil {
+		return fmt.Errorf("create bucket %s: %w", bucketContainers, err)
 	}
 	return errors.Join(meta.Put(keyMagic, []byte(magic)), meta.Put(keySchema, []byte(schema)))
 }
@@ -225,8 +168,35 @@ func read(tx *bbolt.Tx) (map[Key]*Container, error) {
 	return records, err
 }
 
-// Made returns true where Open made the file: the node is new, or an earlier file was lost.
-func (s *Store) Made() bool { return s.made }
+// EndBoot removes the records of another start of the node's kernel, where the file is on a disk and so
+// outlives the kernel, and returns how many there were. bootID is that of the present start. Of those
+// containers nothing is left in the kernel, and the paths of their namespaces may be those of others.
+func (s *Store) EndBoot(bootID string) (ended int, err error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		if before := meta.Get(keyBoot); before != nil && string(before) != bootID {
+			ended = len(s.records)
+			if err := tx.DeleteBucket(bucketContainers); err != nil {
+				return err
+			}
+			if _, err := tx.CreateBucket(bucketContainers); err != nil {
+				return err
+			}
+		}
+		return meta.Put(keyBoot, []byte(bootID))
+	})
+	if err != nil {
+		return 0, fmt.Errorf("remove the records of before the node's restart: %w", err)
+	}
+	if ended > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.records = map[Key]*Container{}
+	}
+	return ended, nil
+}
 
 // asideSuffix comes between the name of the state file and the time in MoveAside.
 const asideSuffix = ".bak-"
@@ -245,89 +215,49 @@ func MoveAside(path string, now time.Time) (string, error) {
 	return aside, nil
 }
 
-// Close waits for transactions and closes the file. No other method may be called at the
-// same time or later.
+// Close closes the file. No other method may be called at the same time or later.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	for s.writing {
-		s.idle.Wait()
-	}
-	s.mu.Unlock()
-	if err := s.close(); err != nil {
+	if err := s.db.Close(); err != nil {
 		return fmt.Errorf("close state file: %w", err)
 	}
 	return nil
 }
 
-func (s *Store) close() error {
-	err := s.db.Close()
-	if s.ahead == nil {
-		return err
-	}
-	// Like bbolt's, a second one does nothing.
-	if closed := s.ahead.file.Close(); !errors.Is(closed, os.ErrClosed) {
-		err = errors.Join(err, closed)
-	}
-	return err
-}
-
-// Put writes the record to disk before it returns.
+// Put writes the record.
 func (s *Store) Put(c *Container) error {
 	w, err := encode(c)
 	if err != nil {
 		return err
 	}
-	if err := s.write(&change{writes: []write{w}}); err != nil {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if err := s.commit(w); err != nil {
 		return fmt.Errorf("write record of container %s, interface %s: %w", c.ContainerID, c.IfName, err)
 	}
 	return nil
 }
 
-// PutEarly writes the record so that it survives this process, and begins to write it to disk.
-// written waits for the disk; it may be called more than once, or not at all. A change that the
-// disk refuses stays in memory and in the log, and goes to disk with the next one.
-func (s *Store) PutEarly(c *Container) (written func() error, err error) {
-	w, err := encode(c)
-	if err != nil {
-		return nil, err
-	}
-	wrap := func(err error) error {
-		if err == nil {
-			return nil
-		}
-		return fmt.Errorf("write record of container %s, interface %s: %w", c.ContainerID, c.IfName, err)
-	}
-	wait, err := s.writeEarly(&change{writes: []write{w}})
-	if err != nil {
-		return nil, wrap(err)
-	}
-	return func() error { return wrap(wait()) }, nil
-}
-
-// Change writes the records that decide returns to disk, all of them or none, before it
-// returns. decide gets copies of all records, and no other change comes between. It computes
-// only, and its error is returned as it is.
+// Change writes the records that decide returns, all of them or none. decide gets copies of all records,
+// and no other change comes between. It computes only, and its error is returned as it is.
 func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Container, err error)) error {
-	return decidedBy(decide, s.write)
-}
-
-// ChangeEarly is Change for callers that need not wait for the disk: when it returns, the records
-// survive this process, and they go to disk at once, or with the next change where the disk
-// refuses them.
-func (s *Store) ChangeEarly(decide func(records map[Key]*Container) (changed []*Container, err error)) error {
-	return decidedBy(decide, func(c *change) error { _, err := s.writeEarly(c); return err })
-}
-
-func decidedBy(decide func(records map[Key]*Container) (changed []*Container, err error), write func(*change) error) error {
-	var refused error
-	err := write(&change{decide: func(records map[Key]*Container) (changed []*Container, err error) {
-		changed, refused = decide(records)
-		return changed, refused
-	}})
-	if err != nil && refused == nil {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	changed, err := decide(s.copies())
+	if err != nil {
+		return err
+	}
+	writes := make([]write, 0, len(changed))
+	for _, c := range changed {
+		w, err := encode(c)
+		if err != nil {
+			return err
+		}
+		writes = append(writes, w)
+	}
+	if err := s.commit(writes...); err != nil {
 		return fmt.Errorf("write records: %w", err)
 	}
-	return err
+	return nil
 }
 
 // Update writes what change makes of a record, unless the record is gone or change returns
@@ -344,39 +274,101 @@ func (s *Store) Update(key Key, change func(c *Container) bool) (*Container, err
 	return now, err
 }
 
-// Get returns a copy of the record, or nil where there is none.
-func (s *Store) Get(key Key) *Container {
+// Delete removes the record; a missing one is no error.
+func (s *Store) Delete(key Key) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.Get(key) == nil {
+		return nil
+	}
+	if err := s.commit(write{key: key}); err != nil {
+		return fmt.Errorf("delete record of container %s, interface %s: %w", key.ContainerID, key.IfName, err)
+	}
+	return nil
+}
+
+// write is one record that a change writes.
+type write struct {
+	key Key
+	// value and record are the new content; nil removes the record.
+	value  []byte
+	record *Container
+}
+
+// encode checks a record and returns its write.
+func encode(c *Container) (write, error) {
+	key := c.Key()
+	value, err := json.Marshal(c)
+	if err != nil {
+		return write{}, fmt.Errorf("encode record of container %s: %w", c.ContainerID, err)
+	}
+	record, err := decode(key.bytes(), value)
+	if err != nil {
+		return write{}, err
+	}
+	return write{key: key, value: value, record: record}, nil
+}
+
+// commit makes the writes in one transaction. The caller holds s.writing.
+func (s *Store) commit(writes ...write) error {
+	if len(writes) == 0 {
+		return nil
+	}
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		containers := tx.Bucket(bucketContainers)
+		for _, w := range writes {
+			var err error
+			if w.record == nil {
+				err = containers.Delete(w.key.bytes())
+			} else {
+				err = containers.Put(w.key.bytes(), w.value)
+			}
+			if err != nil {
+				return fmt.Errorf("container %.100s: %w", w.key.ContainerID, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, w := range writes {
+		if w.record == nil {
+			delete(s.records, w.key)
+		} else {
+			s.records[w.key] = w.record
+		}
+	}
+	return nil
+}
+
+// Get returns a copy of the record, or nil where there is none.
+func (s *Store) Get(key Key) *Container {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	if c := s.records[key]; c != nil {
 		return c.Clone()
 	}
 	return nil
 }
 
-// DeleteEarly removes the record; a missing one is no error. When it returns the record is gone for
-// the next process, too, and it goes from the disk at once, or with the next change where the disk
-// refuses that.
-func (s *Store) DeleteEarly(key Key) error {
-	if s.Get(key) == nil {
-		return nil
-	}
-	if _, err := s.writeEarly(&change{writes: []write{{key: key}}}); err != nil {
-		return fmt.Errorf("delete record of container %s, interface %s: %w", key.ContainerID, key.IfName, err)
-	}
-	return nil
-}
-
 // List returns copies of all records in the order of their keys.
 func (s *Store) List() []*Container {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := make([]*Container, 0, len(s.records))
-	for _, c := range s.records {
-		all = append(all, c.Clone())
-	}
+	all := slices.Collect(maps.Values(s.copies()))
 	slices.SortFunc(all, func(x, y *Container) int {
 		return cmp.Or(cmp.Compare(x.ContainerID, y.ContainerID), cmp.Compare(x.IfName, y.IfName))
 	})
+	return all
+}
+
+func (s *Store) copies() map[Key]*Container {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	all := make(map[Key]*Container, len(s.records))
+	for key, c := range s.records {
+		all[key] = c.Clone()
+	}
 	return all
 }

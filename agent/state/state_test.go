@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -93,13 +94,13 @@ func TestModelParallel(t *testing.T) {
 				for range 25 {
 					a := container(fmt.Sprintf("c%d-%d", worker, r.IntN(4)), phases[r.IntN(len(phases))])
 					if r.IntN(3) == 0 {
-						if err := s.DeleteEarly(a.Key()); err != nil {
+						if err := s.Delete(a.Key()); err != nil {
 							t.Error(err)
 						}
 						delete(model, a.Key())
 						continue
 					}
-					if err := putEither(s, a, r); err != nil {
+					if err := s.Put(a); err != nil {
 						t.Error(err)
 					}
 					model[a.Key()] = a.Phase
@@ -123,17 +124,7 @@ func TestModelParallel(t *testing.T) {
 	}
 }
 
-// putEither writes the record early, or to disk.
-func putEither(s *Store, c *Container, r *rand.Rand) error {
-	if r.IntN(2) == 0 {
-		return s.Put(c)
-	}
-	_, err := s.PutEarly(c)
-	return err
-}
-
-// A change sees what changes before it wrote, also those of the same transaction, and an
-// error of one stops no other.
+// A change sees what changes before it wrote, and an error of one stops no other.
 func TestChange(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.db")
 	s := open(t, path)
@@ -218,12 +209,12 @@ func TestModelSerial(t *testing.T) {
 		a := container(fmt.Sprintf("c%d", r.IntN(6)), phases[r.IntN(len(phases))])
 		switch r.IntN(3) {
 		case 0:
-			if err := s.DeleteEarly(a.Key()); err != nil {
+			if err := s.Delete(a.Key()); err != nil {
 				t.Fatal(err)
 			}
 			delete(model, a.Key())
 		default:
-			if err := putEither(s, a, r); err != nil {
+			if err := s.Put(a); err != nil {
 				t.Fatal(err)
 			}
 			model[a.Key()] = a.Phase
@@ -278,7 +269,7 @@ func TestOpenRefuses(t *testing.T) {
 			bolt(t, path, func(tx *bbolt.Tx) error { return layout(tx, "other", schema) })
 		},
 		"newer schema": func(t *testing.T, path string) {
-			bolt(t, path, func(tx *bbolt.Tx) error { return layout(tx, magic, "3") })
+			bolt(t, path, func(tx *bbolt.Tx) error { return layout(tx, magic, "2") })
 		},
 		"unreadable record": func(t *testing.T, path string) {
 			bolt(t, path, func(tx *bbolt.Tx) error {
@@ -315,9 +306,6 @@ func TestOpenRefuses(t *testing.T) {
 				return errors.Join(err, layout(tx, magic, schema), tx.Bucket(bucketContainers).Put(Key{"c", "eth0"}.bytes(), value))
 			})
 		},
-		"older schema with an unreadable record": func(t *testing.T, path string) {
-			bolt(t, path, func(tx *bbolt.Tx) error { return schema1(tx, map[string]string{"c\x00eth0": "{"}) })
-		},
 		"unknown phase": func(t *testing.T, path string) {
 			bolt(t, path, func(tx *bbolt.Tx) error {
 				value, err := json.Marshal(container("c", "dreaming"))
@@ -326,7 +314,7 @@ func TestOpenRefuses(t *testing.T) {
 		},
 	}
 	// Another version, or another program, can read the rest.
-	damaged := map[string]bool{"text": true, "cut off": true, "unreadable record": true, "older schema with an unreadable record": true}
+	damaged := map[string]bool{"text": true, "cut off": true, "unreadable record": true}
 	for name, prepare := range cases {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "agent.db")
@@ -351,66 +339,6 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// schema1 writes a file of the first schema.
-func schema1(tx *bbolt.Tx, records map[string]string) error {
-	meta, err := tx.CreateBucket(bucketMeta)
-	if err != nil {
-		return err
-	}
-	attachments, err := tx.CreateBucket([]byte("attachments"))
-	errs := []error{err, meta.Put(keyMagic, []byte(magic)), meta.Put(keySchema, []byte("1"))}
-	for key, value := range records {
-		errs = append(errs, attachments.Put([]byte(key), []byte(value)))
-	}
-	return errors.Join(errs...)
-}
-
-// A file of the first schema is converted once, whole; it was written by a released
-// version, so its text stays as it is here.
-func TestMigrate(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "agent.db")
-	db, err := bbolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		return schema1(tx, map[string]string{
-			"c1\x00eth0": `{"containerID":"c1","ifName":"eth0","netns":"/run/netns/c1","pod":{"namespace":"default","name":"web-0","uid":"u1"},` +
-				`"addresses":[{"address":"10.0.70.5","subnet":"10.0.70.0/24","gateway":"10.0.70.1"}],"uplink":"eth1","mtu":1400,"mac":"02:be:0a:00:46:05",` +
-				`"network":{"name":"berth-floating"},"args":"K8S_POD_NAME=web-0","capabilities":{"mac":"\"02:be:0a:00:46:05\""},"phase":"added","result":{"ips":[]}}`,
-			"c2\x00eth0": `{"containerID":"c2","ifName":"eth0","netns":"","pod":{"namespace":"default","name":"web-1","uid":"u2"},"network":{"name":"bridge"},"phase":"deleting"}`,
-		})
-	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
-	want := []*Container{
-		{
-			ContainerID: "c1", IfName: "eth0", NetNS: "/run/netns/c1", Pod: api.Pod{Namespace: "default", Name: "web-0", UID: "u1"},
-			Args: "K8S_POD_NAME=web-0", Capabilities: map[string]json.RawMessage{"mac": json.RawMessage(`"\"02:be:0a:00:46:05\""`)},
-			Attachments: []Attachment{{
-				IfName: "eth0", Driver: "veth", Uplink: "eth1", MTU: 1400, MAC: "02:be:0a:00:46:05",
-				Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}},
-				Network:   json.RawMessage(`{"name":"berth-floating"}`), Result: json.RawMessage(`{"ips":[]}`),
-			}},
-			Phase: Added, Result: json.RawMessage(`{"ips":[]}`),
-		},
-		{
-			ContainerID: "c2", IfName: "eth0", Pod: api.Pod{Namespace: "default", Name: "web-1", UID: "u2"},
-			Attachments: []Attachment{{IfName: "eth0", Network: json.RawMessage(`{"name":"bridge"}`)}}, Phase: Deleting,
-		},
-	}
-	for range 2 {
-		s := open(t, path)
-		if diff := cmp.Diff(want, s.List(), netipValues); diff != "" {
-			t.Errorf("(-want +converted):\n%s", diff)
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // A caller may change the records that it gets.
 func TestCopies(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "agent.db"))
@@ -430,19 +358,46 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// A key that bbolt refuses is refused before the disk: changes that go to disk together
-// must not fail for one of them.
+// A key that bbolt refuses leaves nothing.
 func TestLongKey(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "agent.db"))
 	long := strings.Repeat("c", bbolt.MaxKeySize)
 	if err := s.Put(container(long, Added)); !errors.Is(err, bolterrors.ErrKeyTooLarge) {
 		t.Errorf("Put() = %v", err)
 	}
-	if err := s.DeleteEarly(Key{ContainerID: long, IfName: "eth0"}); err != nil {
-		t.Errorf("DeleteEarly() = %v", err)
+	if err := s.Delete(Key{ContainerID: long, IfName: "eth0"}); err != nil {
+		t.Errorf("Delete() = %v", err)
 	}
 	if left := s.List(); len(left) != 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// The records of another start of the kernel are gone, those of the present one stay.
+func TestEndBoot(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.db")
+	for _, step := range []struct {
+		boot  string
+		ended int
+		left  []string
+	}{{"a", 0, []string{"0"}}, {"a", 0, []string{"0", "1"}}, {"b", 2, []string{"2"}}, {"b", 0, []string{"2", "3"}}, {"a", 2, []string{"4"}}} {
+		s := open(t, path)
+		if ended, err := s.EndBoot(step.boot); ended != step.ended || err != nil {
+			t.Errorf("EndBoot(%q) = %d, %v, want %d", step.boot, ended, err, step.ended)
+		}
+		if err := errors.Join(s.Put(container(step.left[len(step.left)-1], Added)), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		got := slices.Sorted(func(yield func(string) bool) {
+			for key := range phasesOf(t, path) {
+				if !yield(key.ContainerID) {
+					return
+				}
+			}
+		})
+		if diff := cmp.Diff(step.left, got); diff != "" {
+			t.Errorf("after boot %s (-want +got):\n%s", step.boot, diff)
+		}
 	}
 }
 

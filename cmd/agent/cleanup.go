@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/overlay"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
@@ -58,9 +59,9 @@ func functionsDir(stateFile string) string { return filepath.Join(filepath.Dir(s
 
 // cleanup leaves a node as it was before the agent was installed.
 type cleanup struct {
-	root                                                     string
-	socket, stateFile, confDir, confName, binDir, sysctlRoot string
-	dryRun, check, stay, force                               bool
+	root                                                               string
+	socket, stateFile, confDir, confName, binDir, cacheDir, sysctlRoot string
+	dryRun, check, stay, force                                         bool
 
 	out io.Writer
 	// refused says that nothing was done, because an agent or pods run.
@@ -98,6 +99,7 @@ pods with floating IPs run.`,
 	fs.StringVar(&c.confDir, "cni-conf-dir", o.CNIConfDir, "The agent's --cni-conf-dir.")
 	fs.StringVar(&c.confName, "cni-conf-name", o.CNIConfName, "The agent's --cni-conf-name.")
 	fs.StringVar(&c.binDir, "cni-bin-dir", o.CNIBinDir, "The agent's --cni-bin-dir.")
+	fs.StringVar(&c.cacheDir, "cni-cache-dir", o.CNICacheDir, "The agent's --cni-cache-dir.")
 	fs.StringVar(&c.sysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; below --root.")
 	return command
 }
@@ -179,7 +181,7 @@ func (c *cleanup) unused() error {
 
 // resolve makes the node's paths those of this process.
 func (c *cleanup) resolve() error {
-	for _, path := range []*string{&c.socket, &c.stateFile, &c.confDir, &c.binDir, &c.sysctlRoot} {
+	for _, path := range []*string{&c.socket, &c.stateFile, &c.confDir, &c.binDir, &c.cacheDir, &c.sysctlRoot} {
 		if !filepath.IsAbs(*path) {
 			return fmt.Errorf("%q must be an absolute path", *path)
 		}
@@ -228,7 +230,6 @@ func (c *cleanup) sweepers() []sweeper {
 		func() ([]leftover.Item, error) { return overlay.Leftovers(c.root) },
 		settings.NewJournal(settingsFile(c.stateFile), c.sysctlRoot).Leftovers,
 		c.plugins,
-		c.sockets,
 	}
 }
 
@@ -330,23 +331,15 @@ func (c *cleanup) installed(dir, name string, ours func(path string) (bool, erro
 	return fileItems(paths), nil
 }
 
-// sockets lists the agent's socket and its folder.
-func (c *cleanup) sockets() ([]leftover.Item, error) {
-	if _, err := os.Lstat(c.socket); errors.Is(err, fs.ErrNotExist) {
-		return withFolder(filepath.Dir(c.socket), nil)
-	}
-	return withFolder(filepath.Dir(c.socket), []string{c.socket})
-}
-
-// files lists the agent's state file, its journal of kernel settings, the folder of claims, which is
-// empty by now, and their folder.
+// files lists the agent's socket, its state file, its journal of kernel settings, the folder of claims,
+// which is empty by now, what plugins' DEL would need, and the folders of all these.
 func (c *cleanup) files() ([]leftover.Item, error) {
 	paths, err := state.Files(c.stateFile)
 	if err != nil {
 		return nil, err
 	}
 	settings := settingsFile(c.stateFile)
-	for _, pattern := range []string{settings, filepath.Join(filepath.Dir(settings), temporary(filepath.Base(settings)))} {
+	for _, pattern := range []string{settings, filepath.Join(filepath.Dir(settings), temporary(filepath.Base(settings))), c.socket} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			return nil, fmt.Errorf("look for %s: %w", pattern, err)
@@ -358,7 +351,15 @@ func (c *cleanup) files() ([]leftover.Item, error) {
 		return nil, err
 	}
 	paths = append(paths, claims...)
-	return withFolder(filepath.Dir(c.stateFile), paths)
+	attachments, err := chain.CacheFiles(c.cacheDir)
+	if err != nil {
+		return nil, err
+	}
+	paths = append(paths, attachments...)
+	if _, err := os.Stat(c.cacheDir); err == nil {
+		paths = append(paths, c.cacheDir)
+	}
+	return withFolders([]string{filepath.Dir(c.socket), filepath.Dir(c.stateFile), filepath.Dir(c.cacheDir)}, paths)
 }
 
 func fileItems(paths []string) []leftover.Item {
@@ -374,29 +375,35 @@ func fileItems(paths []string) []leftover.Item {
 	return items
 }
 
-// withFolder lists files, and then their folder if it is Berth's and has nothing else.
-func withFolder(dir string, paths []string) ([]leftover.Item, error) {
+// withFolders lists files, and then those of the folders that are Berth's and have nothing else.
+func withFolders(dirs, paths []string) ([]leftover.Item, error) {
 	items := fileItems(paths)
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return items, nil
-	}
-	if err != nil {
-		return items, err
-	}
-	if mounted, err := isMount(dir); mounted || err != nil {
-		return items, err
-	}
-	others := slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(paths, filepath.Join(dir, e.Name())) })
-	if others || filepath.Base(dir) != ownFolder {
-		return items, nil
-	}
-	return append(items, leftover.Item{Name: "folder " + dir, Remove: func() error {
-		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
+		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
 		}
-		return nil
-	}}), nil
+		if err != nil {
+			return items, err
+		}
+		if mounted, err := isMount(dir); err != nil {
+			return items, err
+		} else if mounted {
+			continue
+		}
+		others := slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(paths, filepath.Join(dir, e.Name())) })
+		if others || filepath.Base(dir) != ownFolder {
+			continue
+		}
+		items = append(items, leftover.Item{Name: "folder " + dir, Remove: func() error {
+			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			return nil
+		}})
+	}
+	return items, nil
 }
 
 // isMount says whether a folder is a mount, which nobody can remove: in the container of an

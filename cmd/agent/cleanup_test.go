@@ -40,7 +40,7 @@ func newSite(t *testing.T) *site {
 	netnstest.Need(t)
 	root := sockettest.Folder(t)
 	o := newOptions()
-	for _, path := range []*string{&o.Socket, &o.StateFile, &o.CNIConfDir, &o.CNIBinDir} {
+	for _, path := range []*string{&o.Socket, &o.StateFile, &o.CNIConfDir, &o.CNIBinDir, &o.CNICacheDir} {
 		*path = filepath.Join(root, *path)
 	}
 	s := &site{Host: netnstest.New(t), t: t, root: root, options: o}
@@ -116,9 +116,10 @@ func (s *site) install() {
 		s.t.Fatal(err)
 	}
 	s.write("opt/cni/bin/.berth-cni.tmp-123", "")
-	s.write("var/lib/berth/agent.db.bak-20260101T000000Z", "")
+	s.write("run/berth/state.db.bak-20260101T000000Z", "")
+	s.write("var/lib/berth/cni/0123.json", "{}")
+	s.write("var/lib/berth/cni/0123.json.tmp", "")
 	s.openState()()
-	s.Run(newJournal(o).Reserve)
 	s.write("run/berth/agent.sock", "")
 	s.pod("a", "10.0.70.10", "2001:db8:70::10")
 	withdrawn := s.pod("b", "10.0.70.11")
@@ -182,7 +183,7 @@ func (s *site) cleanup(args ...string) (out string, refused bool, err error) {
 	command.SetOut(&text)
 	command.SetErr(&text)
 	command.SetArgs(append([]string{
-		"--socket", s.options.Socket, "--state-file", s.options.StateFile, "--cni-conf-dir", s.options.CNIConfDir, "--cni-bin-dir", s.options.CNIBinDir,
+		"--socket", s.options.Socket, "--state-file", s.options.StateFile, "--cni-conf-dir", s.options.CNIConfDir, "--cni-bin-dir", s.options.CNIBinDir, "--cni-cache-dir", s.options.CNICacheDir,
 	}, args...))
 	err = s.Try(func() error { return command.ExecuteContext(s.t.Context()) })
 	return text.String(), c.refused, err
@@ -324,7 +325,7 @@ func TestCleanupRefusesPods(t *testing.T) {
 	}
 	after := s.look()
 	// The folder is that of the test, and the node's root that of this machine.
-	root := []string{"--root", s.root, "--socket", "/run/berth/agent.sock", "--state-file", "/var/lib/berth/agent.db", "--cni-conf-dir", "/etc/cni/net.d", "--cni-bin-dir", "/opt/cni/bin"}
+	root := []string{"--root", s.root, "--socket", "/run/berth/agent.sock", "--state-file", "/run/berth/state.db", "--cni-conf-dir", "/etc/cni/net.d", "--cni-bin-dir", "/opt/cni/bin", "--cni-cache-dir", "/var/lib/berth/cni"}
 	out, refused, err := s.cleanup(root...)
 	if err == nil || !refused || !strings.Contains(err.Error(), "lose their network: shop/web-0. ") {
 		t.Errorf("beside a pod: %v\n%s", err, out)

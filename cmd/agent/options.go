@@ -32,6 +32,7 @@ type Options struct {
 	CNIConfDir      string
 	CNIConfName     string
 	CNIBinDir       string
+	CNICacheDir     string
 	DefaultNetwork  string
 	Overlay         string
 	OverlayFloating bool
@@ -62,10 +63,11 @@ func newOptions() *Options {
 		NodeName:    os.Getenv("NODE_NAME"),
 		NodeIP:      os.Getenv("HOST_IP"),
 		Socket:      api.SocketPath,
-		StateFile:   "/var/lib/berth/agent.db",
+		StateFile:   "/run/berth/state.db",
 		CNIConfDir:  "/etc/cni/net.d",
 		CNIConfName: "00-berth.conflist",
 		CNIBinDir:   "/opt/cni/bin",
+		CNICacheDir: "/var/lib/berth/cni",
 		Overlay:     overlayOff,
 		SysctlRoot:  "/proc/sys",
 
@@ -83,11 +85,12 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.NodeName, "node-name", o.NodeName, "Name of this node in Kubernetes; default from the environment variable NODE_NAME.")
 	fs.StringVar(&o.NodeIP, "node-ip", o.NodeIP, "This node's own address; the link with it is the uplink. Default from the environment variable HOST_IP.")
 	fs.StringVar(&o.Socket, "socket", o.Socket, "Unix socket for the CNI plugin berth-cni, by its path on the node.")
-	fs.StringVar(&o.StateFile, "state-file", o.StateFile, "File of the records that the agent keeps across restarts.")
+	fs.StringVar(&o.StateFile, "state-file", o.StateFile, "File of the records that the agent keeps across its restarts. They end with the node's kernel: on a file system in memory, such as /run, writing them costs ADD no wait for a disk. Kernel settings and claims of virtual functions are noted in its folder, too.")
 	fs.BoolVar(&o.ResetState, "reset-state", o.ResetState, "Rename the state file (.bak-<time>) and start with an empty one.")
 	fs.StringVar(&o.CNIConfDir, "cni-conf-dir", o.CNIConfDir, "The runtime's CNI configuration folder.")
 	fs.StringVar(&o.CNIConfName, "cni-conf-name", o.CNIConfName, "Name of the file that the agent writes there; it must sort before the others.")
 	fs.StringVar(&o.CNIBinDir, "cni-bin-dir", o.CNIBinDir, "Folder of the CNI plugins that the agent runs.")
+	fs.StringVar(&o.CNICacheDir, "cni-cache-dir", o.CNICacheDir, "Folder on disk for what DEL of those plugins needs: after a restart of the node they give back what they keep in files of their own, such as leases.")
 	fs.StringVar(&o.DefaultNetwork, "default-network", o.DefaultNetwork, "CNI configuration of pods without a floating IP; if empty, the first other file of --cni-conf-dir.")
 	fs.StringVar(&o.Overlay, "overlay", o.Overlay, "The network of pods without a floating IP: off (the default network of the node, see --default-network), or the agent's own with the backend vxlan or host-gw. manifests/agent/overlay has what that needs.")
 	fs.BoolVar(&o.OverlayFloating, "overlay-floating-ips", o.OverlayFloating, "Reach floating IPs of other nodes over the overlay, for networks that do not deliver packets between pods' and floating addresses. The agent then watches all FloatingIPs.")
@@ -117,7 +120,7 @@ func (o *Options) validate() error {
 	}
 	errs = append(errs, o.validateOverlay())
 	for flag, path := range map[string]string{
-		"socket": o.Socket, "state-file": o.StateFile, "cni-conf-dir": o.CNIConfDir, "cni-bin-dir": o.CNIBinDir, "sysctl-root": o.SysctlRoot,
+		"socket": o.Socket, "state-file": o.StateFile, "cni-conf-dir": o.CNIConfDir, "cni-bin-dir": o.CNIBinDir, "cni-cache-dir": o.CNICacheDir, "sysctl-root": o.SysctlRoot,
 	} {
 		if !filepath.IsAbs(path) {
 			errs = append(errs, fmt.Errorf("--%s must be an absolute path, is %q", flag, path))

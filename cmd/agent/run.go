@@ -60,9 +60,16 @@ func run(ctx context.Context, o *Options) error {
 			logger.Error(err, "Cannot close the state file")
 		}
 	}()
-	bootID, err := endBoot(ctx, store)
+	bootID, err := settings.BootID()
 	if err != nil {
 		return err
+	}
+	ended, err := store.EndBoot(bootID)
+	if err != nil {
+		return err
+	}
+	if ended > 0 {
+		logger.Info("The node was restarted: the networks of its containers are gone", "containers", ended)
 	}
 	config, err := newConfig(o.Kubeconfig)
 	if err != nil {
@@ -77,9 +84,6 @@ func run(ctx context.Context, o *Options) error {
 	recorder := newRecorder(ctx, clients.core.Events, o.NodeName)
 	profiles := newProfiles(clients, recorder)
 	journal := newJournal(o)
-	if err := journal.Reserve(); err != nil {
-		return err
-	}
 	networks, runOverlay, err := withOverlay(ctx, o, clients, newNetworks(o), journal)
 	if err != nil {
 		return err
@@ -89,8 +93,8 @@ func run(ctx context.Context, o *Options) error {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
 	options := agent.Options{
-		Pods: node, Store: store, BootID: bootID, BootTime: settings.BootTime,
-		Plugins:  chain.NewRunner(exec, []string{o.CNIBinDir}),
+		Pods: node, Store: store,
+		Plugins:  newRunner(o, exec, bootID),
 		Networks: networks,
 
 		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
@@ -246,17 +250,10 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 	return store, err
 }
 
-// endBoot ends the records that the node's restart made void, and returns the boot ID.
-func endBoot(ctx context.Context, store *state.Store) (string, error) {
-	bootID, err := settings.BootID()
-	if err != nil {
-		return "", err
-	}
-	ended, err := agent.EndBoot(store, bootID)
-	if ended > 0 {
-		klog.FromContext(ctx).Info("The node was restarted: the networks of its containers are gone, and what their plugins keep in files is given back", "containers", ended)
-	}
-	return bootID, err
+func newRunner(o *Options, exec *chain.Exec, bootID string) *chain.Runner {
+	runner := chain.NewRunner(exec, []string{o.CNIBinDir})
+	runner.Cache = chain.NewCache(o.CNICacheDir, bootID)
+	return runner
 }
 
 func newNetworks(o *Options) *agent.Networks {

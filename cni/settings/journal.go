@@ -15,31 +15,18 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/berth-dev/berth/agent/room"
 	"github.com/berth-dev/berth/cni/leftover"
 )
 
-// BootID returns what is another text after each start of the node's kernel, which then has
-// neither the settings nor the links of before.
+// BootID returns the boot ID of the node's kernel. After another start the kernel has neither the settings
+// nor the links of before.
 func BootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("find when the node started: %w", err)
 	}
 	return string(bytes.TrimSpace(id)), nil
-}
-
-// BootTime returns when the node's kernel started, by the clock as it is now.
-func BootTime() (time.Time, error) {
-	var up unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
-		return time.Time{}, fmt.Errorf("find when the node started: %w", err)
-	}
-	return time.Now().Add(-time.Duration(up.Nano())), nil
 }
 
 // Journal is a file with the settings that Berth changed since the node started. A nil
@@ -124,54 +111,6 @@ func (j *Journal) note(c *content, key string, made change) error {
 	return nil
 }
 
-// roomFor is the size that Reserve takes for each of two files: some hundred settings.
-const roomFor = 64 << 10
-
-// Reserve takes the room on the disk that the journal needs, as far as there is room, so that a
-// disk that others fill later keeps no setting from being remembered. It is for the agent's start.
-func (j *Journal) Reserve() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	err := prepare(j.spare())
-	if _, missing := os.Lstat(j.path); err == nil && errors.Is(missing, fs.ErrNotExist) {
-		if err = os.Rename(j.spare(), j.path); err == nil {
-			err = prepare(j.spare())
-		}
-	}
-	if err == nil {
-		err = prepare(j.path)
-	}
-	if err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("reserve room for changed kernel settings: %w", err)
-	}
-	return nil
-}
-
-// prepare makes a journal without settings where there is none, with room for more.
-func prepare(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if info.Size() == 0 {
-		if _, err := f.WriteString("{}\n"); err != nil {
-			return err
-		}
-	}
-	return room.Take(f, unix.FALLOC_FL_KEEP_SIZE, roomFor)
-}
-
-// spare is the file that becomes the journal with its next change. Its name is that of a
-// temporary file.
-func (j *Journal) spare() string {
-	return filepath.Join(filepath.Dir(j.path), "."+filepath.Base(j.path)+".tmp-spare")
-}
-
 // Leftovers lists the settings that are still as Berth changed them. Removing one puts
 // it back. A setting that somebody changed meanwhile stays.
 func (j *Journal) Leftovers() ([]leftover.Item, error) {
@@ -233,45 +172,12 @@ func (j *Journal) load() (*content, error) {
 	return j.read, nil
 }
 
-// write replaces the file at once: after a crash it is the old or the new one.
-func (j *Journal) write(c *content) error {
+// write replaces the file at once: a process that is killed leaves the old or the new one.
+func (j *Journal) write(c *content) (err error) {
 	raw, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return err
 	}
-	raw = append(raw, '\n')
-	err = j.exchange(raw)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
-		// Without Reserve, or on a file system that cannot exchange names.
-		return j.replace(raw)
-	}
-	return err
-}
-
-// exchange writes to the spare file and exchanges the names of the two, which needs no room but
-// what Reserve took.
-func (j *Journal) exchange(raw []byte) error {
-	f, err := os.OpenFile(j.spare(), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return errors.Join(err, f.Close())
-	}
-	// To make the file shorter would give the room back.
-	if longer := info.Size() - int64(len(raw)); longer > 0 {
-		raw = append(raw, bytes.Repeat([]byte("\n"), int(longer))...)
-	}
-	_, err = f.WriteAt(raw, 0)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return unix.Renameat2(unix.AT_FDCWD, j.spare(), unix.AT_FDCWD, j.path, unix.RENAME_EXCHANGE)
-}
-
-// replace needs room for a file.
-func (j *Journal) replace(raw []byte) (err error) {
 	temp, err := os.CreateTemp(filepath.Dir(j.path), "."+filepath.Base(j.path)+".tmp-*")
 	if err != nil {
 		return err
@@ -281,8 +187,8 @@ func (j *Journal) replace(raw []byte) (err error) {
 			err = errors.Join(err, os.Remove(temp.Name()))
 		}
 	}()
-	_, err = temp.Write(raw)
-	if err := errors.Join(err, temp.Sync(), temp.Close()); err != nil {
+	_, err = temp.Write(append(raw, '\n'))
+	if err := errors.Join(err, temp.Close()); err != nil {
 		return err
 	}
 	return os.Rename(temp.Name(), j.path)

@@ -4,7 +4,6 @@ package settings
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,22 +108,6 @@ func TestForgetsEarlierStarts(t *testing.T) {
 	}
 }
 
-// The boot time is before this process, and the kernel says the same in seconds.
-func TestBootTime(t *testing.T) {
-	stat, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, line, _ := strings.Cut(string(stat), "\nbtime ")
-	var want int64
-	if _, err := fmt.Sscan(line, &want); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := BootTime(); err != nil || got.Unix() < want-1 || got.Unix() > want+1 {
-		t.Errorf("BootTime() = %v, %v, want second %d", got, err, want)
-	}
-}
-
 // ownDisk returns a node whose journal is on a file system of its own.
 func ownDisk(t *testing.T, settings map[string]string) *node {
 	t.Helper()
@@ -154,59 +137,11 @@ func (n *node) fill() {
 	}
 }
 
-// Others fill the disk after the agent's first start, and the node restarts: the journal has its
-// room, also where the file of before was longer.
-func TestDiskFull(t *testing.T) {
-	changed := map[string]string{}
-	for i := range 200 {
-		changed[fmt.Sprintf("net.ipv4.conf.eth%d.forwarding", i)] = "0"
-	}
-	n := ownDisk(t, changed)
-	if err := NewJournal(n.file, n.root).Reserve(); err != nil {
-		t.Fatal(err)
-	}
-	n.fill()
-	for range 2 {
-		j := NewJournal(n.file, n.root)
-		if err := j.Reserve(); err != nil {
-			t.Fatal(err)
-		}
-		for key := range changed {
-			n.keep(j, key, "1")
-			n.set(key, "1")
-		}
-		if got := len(n.putBack()); got != len(changed) {
-			t.Errorf("%d settings were put back, want %d", got, len(changed))
-		}
-		raw, err := os.ReadFile(n.file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		j = NewJournal(n.file, n.root)
-		c, err := j.load()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.BootID = "earlier"
-		if err := j.write(c); err != nil {
-			t.Fatal(err)
-		}
-		for key := range changed {
-			if !strings.Contains(string(raw), key) {
-				t.Errorf("the file lacks %s", key)
-			}
-		}
-	}
-}
-
-// A disk that was full before the first start is no error until there is something to remember.
+// A file system without room keeps a setting from being changed, and says so.
 func TestDiskWithoutRoom(t *testing.T) {
 	n := ownDisk(t, map[string]string{"key": "0"})
 	n.fill()
 	j := NewJournal(n.file, n.root)
-	if err := j.Reserve(); err != nil {
-		t.Fatal(err)
-	}
 	if err := j.Keep("key", "1"); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "key") {
 		t.Errorf("Keep() = %v", err)
 	}

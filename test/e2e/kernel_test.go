@@ -98,7 +98,7 @@ func (k *kernel) carries(address string) bool {
 // agent holds the lock of its file. A copy of a file that is being written may
 // be unusable; that is an error, and to be tried again.
 func recordsOf(ctx context.Context, t *testing.T, node *lab.Node) ([]*state.Container, error) {
-	raw, err := node.Exec(ctx, "cat", "/var/lib/berth/agent.db")
+	raw, err := node.Exec(ctx, "cat", "/run/berth/state.db")
 	if err != nil {
 		return nil, err
 	}

@@ -39,7 +39,7 @@ func TestUninstall(t *testing.T) {
 
 	for _, node := range s.Cluster.Nodes() {
 		files := s.run(node.Name(), "sh", "-c", "ls -A /etc/cni/net.d /run/berth /var/lib/berth /opt/cni/bin 2>/dev/null || true")
-		if strings.Contains(files, "berth-") || strings.Contains(files, "agent.") || strings.Contains(files, "settings") {
+		if strings.Contains(files, "berth-") || strings.Contains(files, "agent.") || strings.Contains(files, "state.") || strings.Contains(files, "settings") {
 			t.Errorf("%s has files of Berth:\n%s", node.Name(), files)
 		}
 		k, err := kernelOf(node)

@@ -3,16 +3,20 @@
 package node
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
 
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -202,9 +206,9 @@ func TestRestartKeepsPods(t *testing.T) {
 	n.mustDel(c)
 }
 
-// After a reboot the records are there and neither namespaces nor links are. By the boot ID
-// the agent knows it also where the path of a namespace is another container's by now; where
-// a record has none, because an older agent wrote it, the missing path says so.
+// After a reboot there are no records, and neither namespaces nor links; what plugins keep on disk is there. By
+// the boot ID the agent knows containers of before also where the path of their namespace is another
+// container's by now; in the other case the missing path says so.
 func TestReboot(t *testing.T) {
 	for name, known := range map[string]bool{"known": true, "unknown": false} {
 		t.Run(name, func(t *testing.T) {
@@ -232,15 +236,10 @@ func TestReboot(t *testing.T) {
 				}
 				return nil
 			})
-			n.changeRecords(func(c *state.Container) {
-				if c.ContainerID == stranger.id {
-					return
-				}
-				c.BootID = ""
-				if known {
-					c.BootID, c.NetNS = "of-the-boot-before", stranger.Path()
-				}
-			})
+			n.forget(floating, ordinary)
+			if known {
+				n.fromBefore(stranger.Path(), floating, ordinary)
+			}
 			strange := stranger.IP("-4", "address")
 			n.start()
 			n.becomes(before)
@@ -268,20 +267,119 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// changeRecords changes the records of an agent that does not run.
-func (n *node) changeRecords(change func(c *state.Container)) {
+// After a reboot plugins give back the leases of further networks, too, also where nobody knows the pod any
+// more.
+func TestRebootFreesNamedNetworks(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "reboot-networks", "10.0.60.11")
+	define(t, newNetworks(t), "default", "reboot-storage", storage(n.dir+"/storage"))
+	leases := func() int {
+		all, err := filepath.Glob(n.dir + "/storage/storage-net/10.*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	c := newContainer(t, "c1", podWith(t, n.name, "reboot-networks", "10.0.70.5", "reboot-storage"))
+	n.mustAdd(c)
+	if leases() != 1 {
+		t.Fatalf("%d leases", leases())
+	}
+	n.kill()
+	c.Remove()
+	n.forget(c)
+	n.fromBefore("/nowhere", c)
+	deletePod(t, c.pod.Name)
+	n.start()
+	eventually(t, func() error {
+		if leases() > 0 {
+			return errors.New("the lease is kept")
+		}
+		return nil
+	})
+	n.mustDel(c)
+}
+
+// On a disk the state file outlives the node's kernel, and its records count for nothing after a reboot.
+func TestRebootWithStateOnDisk(t *testing.T) {
+	net := newNetwork(t)
+	n := net.newNode(t, "reboot-disk", "10.0.60.11")
+	before := n.kernel()
+	pod := createPod(t, n.name, "reboot-disk", "10.0.70.5")
+	bind(t, "10.0.70.5", pod)
+	floating, ordinary := newContainer(t, "c1", pod), newContainer(t, "c2", createPod(t, n.name, "reboot-disk-ordinary", ""))
+	n.mustAdd(floating)
+	n.mustAdd(ordinary)
+	n.kill()
+	for _, c := range []*container{floating, ordinary} {
+		c.Remove()
+	}
+	n.fromBefore("/nowhere", ordinary)
+	db, err := bbolt.Open(n.dir+"/agent.db", 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket([]byte("meta")).Put([]byte("boot"), []byte("of-the-boot-before"))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.becomes(before)
+	again := newContainer(t, "c3", pod)
+	n.mustAdd(again)
+	for _, c := range []*container{floating, ordinary} {
+		n.mustDel(c)
+	}
+	ping(t, net.client, "10.0.70.5")
+	n.mustDel(again)
+}
+
+// forget removes the records of containers from the file of an agent that does not run.
+func (n *node) forget(containers ...*container) {
 	n.t.Helper()
 	store, err := state.Open(n.dir + "/agent.db")
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	for _, c := range store.List() {
-		change(c)
-		if err := store.Put(c); err != nil {
+	for _, c := range containers {
+		if err := store.Delete(state.Key{ContainerID: c.id, IfName: "eth0"}); err != nil {
 			n.t.Error(err)
 		}
 	}
 	if err := store.Close(); err != nil {
 		n.t.Fatal(err)
+	}
+}
+
+// fromBefore makes what the agent keeps on disk for containers that of an earlier boot, in which they had
+// the namespace of path.
+func (n *node) fromBefore(path string, containers ...*container) {
+	n.t.Helper()
+	files, err := chain.CacheFiles(n.dir + "/cni-cache")
+	if err != nil || len(files) == 0 {
+		n.t.Fatalf("the cache has %q, %v", files, err)
+	}
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		var content map[string]any
+		if err := json.Unmarshal(raw, &content); err != nil {
+			n.t.Fatal(err)
+		}
+		attachment := content["attachment"].(map[string]any)
+		if !slices.ContainsFunc(containers, func(c *container) bool { return c.id == attachment["ContainerID"] }) {
+			continue
+		}
+		content["bootID"], attachment["NetNS"] = "of-the-boot-before", path
+		if raw, err = json.Marshal(content); err == nil {
+			err = os.WriteFile(file, raw, 0o600)
+		}
+		if err != nil {
+			n.t.Fatal(err)
+		}
 	}
 }

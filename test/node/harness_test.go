@@ -159,7 +159,7 @@ func (n *node) launch() {
 	n.t.Helper()
 	args := append([]string{
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
-		"--state-file", n.dir + "/agent.db", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
+		"--state-file", n.dir + "/agent.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
 	}, n.args...)
 	p := &process{cmd: n.confined("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
@@ -318,6 +318,8 @@ func (n *node) kernel() string {
 	}
 	files, _ := filepath.Glob(n.dir + "/host-local/default-net/10.*")
 	fmt.Fprintln(&b, "leases:", len(files))
+	cached, _ := filepath.Glob(n.dir + "/cni-cache/*")
+	fmt.Fprintln(&b, "attachments of plugins:", len(cached))
 	fmt.Fprintln(&b, "host ports:", n.hasTable(hostport.TableName))
 	return b.String()
 }

@@ -231,104 +231,84 @@ func toldPorts(t *testing.T, pod *corev1.Pod) string {
 	return now.Annotations[v1alpha1.AnnotationHostPortsStatus]
 }
 
-// With its state file lost the agent finds the host ports of running pods again: in the kernel
-// or, where another program has flushed it, by the API. A pod that ended meanwhile loses its own.
+// With its state file lost the agent finds the host ports of running pods again, in the kernel. A pod that
+// ended meanwhile loses its own.
 func TestDamagedStateKeepsHostPorts(t *testing.T) {
-	for name, flushed := range map[string]bool{"rules there": false, "rules flushed": true} {
-		t.Run(name, func(t *testing.T) {
-			net := newNetwork(t)
-			n := net.newNode(t, "lost-"+strings.Fields(name)[1], "10.0.60.11")
-			before := n.kernel()
-			add := func(id, address string, change func(*corev1.Pod), ports ...map[string]any) *container {
-				object := podObject(n.name, n.name+"-"+id)
-				if address != "" {
-					requesting(object, v1alpha1.ResourceIP, 1)
-					object.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: address}
-				}
-				for _, p := range ports {
-					object.Spec.Containers[0].Ports = append(object.Spec.Containers[0].Ports, corev1.ContainerPort{ContainerPort: 80, HostPort: int32(p["hostPort"].(int))})
-				}
-				if change != nil {
-					change(object)
-				}
-				pod := create(t, object)
-				if address != "" {
-					bind(t, address, pod)
-				}
-				c := newContainer(t, id, pod)
-				c.ports = ports
-				c.serve(t)
-				isRunning(t, pod, n.mustAdd(c))
-				return c
-			}
-			floating := add("floating", "10.0.70.5", nil, tcp(8080, 80))
-			ordinary := add("ordinary", "", nil, tcp(8081, 80))
-			random := add("random", "", func(p *corev1.Pod) {
-				p.Annotations = map[string]string{v1alpha1.AnnotationHostPorts: v1alpha1.HostPortsRandom}
-				p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80}}
-			})
-			var told []struct{ HostPort int }
-			if err := json.Unmarshal([]byte(toldPorts(t, random.pod)), &told); err != nil || len(told) != 1 {
-				t.Fatalf("told %v, %v", told, err)
-			}
-			ended := add("ended", "", nil, tcp(8082, 80))
-			answer := func() {
-				t.Helper()
-				net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 floating")
-				net.expect(t, net.client, "10.0.60.11:8081", "10.0.70.50 ordinary")
-				net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 random")
-			}
-			answer()
-			n.kill()
-			n.write("agent.db", "this is not a database")
-			deletePod(t, ended.pod.Name)
-			if flushed {
-				n.Run(func() error {
-					conn, err := nftables.New()
-					if err != nil {
-						return err
-					}
-					conn.FlushRuleset()
-					return conn.Flush()
-				})
-			}
-			n.start()
-			if flushed {
-				eventually(t, func() error {
-					_, err := said(net.client, "10.0.60.11:8080")
-					return err
-				})
-			}
-			answer()
-			eventually(t, func() error { return refuses(net.client, "10.0.60.11:8082") })
-			n.kill()
-			answer()
-			n.start()
-			eventually(t, func() error {
-				if !strings.Contains(n.agent.text(), "A running pod whose record was lost keeps its host port") {
-					return errors.New("the agent has not looked for the pods of host ports")
-				}
-				return nil
-			})
-			answer()
-
-			thief := newContainer(t, "thief", createPod(t, n.name, n.name+"-thief", ""))
-			thief.ports = []map[string]any{tcp(8081, 80)}
-			if _, err := n.add(thief); err == nil || !strings.Contains(err.Error(), "default/"+ordinary.pod.Name) {
-				t.Errorf("another pod with the port: %v", err)
-			}
-			next := newContainer(t, "next", random.pod)
-			next.serve(t)
-			n.mustAdd(next)
-			net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 next")
-			deletePod(t, floating.pod.Name)
-			eventually(t, func() error { return refuses(net.client, "10.0.60.11:8080") })
-			for _, c := range []*container{floating, ordinary, random, next, ended} {
-				n.mustDel(c)
-			}
-			n.becomes(before)
-		})
+	net := newNetwork(t)
+	n := net.newNode(t, "lost-ports", "10.0.60.11")
+	before := n.kernel()
+	add := func(id, address string, change func(*corev1.Pod), ports ...map[string]any) *container {
+		object := podObject(n.name, n.name+"-"+id)
+		if address != "" {
+			requesting(object, v1alpha1.ResourceIP, 1)
+			object.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: address}
+		}
+		for _, p := range ports {
+			object.Spec.Containers[0].Ports = append(object.Spec.Containers[0].Ports, corev1.ContainerPort{ContainerPort: 80, HostPort: int32(p["hostPort"].(int))})
+		}
+		if change != nil {
+			change(object)
+		}
+		pod := create(t, object)
+		if address != "" {
+			bind(t, address, pod)
+		}
+		c := newContainer(t, id, pod)
+		c.ports = ports
+		c.serve(t)
+		isRunning(t, pod, n.mustAdd(c))
+		return c
 	}
+	floating := add("floating", "10.0.70.5", nil, tcp(8080, 80))
+	ordinary := add("ordinary", "", nil, tcp(8081, 80))
+	random := add("random", "", func(p *corev1.Pod) {
+		p.Annotations = map[string]string{v1alpha1.AnnotationHostPorts: v1alpha1.HostPortsRandom}
+		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80}}
+	})
+	var told []struct{ HostPort int }
+	if err := json.Unmarshal([]byte(toldPorts(t, random.pod)), &told); err != nil || len(told) != 1 {
+		t.Fatalf("told %v, %v", told, err)
+	}
+	ended := add("ended", "", nil, tcp(8082, 80))
+	answer := func() {
+		t.Helper()
+		net.expect(t, net.client, "10.0.60.11:8080", "10.0.70.50 floating")
+		net.expect(t, net.client, "10.0.60.11:8081", "10.0.70.50 ordinary")
+		net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 random")
+	}
+	answer()
+	n.kill()
+	n.write("agent.db", "this is not a database")
+	deletePod(t, ended.pod.Name)
+	n.start()
+	answer()
+	eventually(t, func() error { return refuses(net.client, "10.0.60.11:8082") })
+	n.kill()
+	answer()
+	n.start()
+	eventually(t, func() error {
+		if !strings.Contains(n.agent.text(), "A running pod whose record was lost keeps its host port") {
+			return errors.New("the agent has not looked for the pods of host ports")
+		}
+		return nil
+	})
+	answer()
+
+	thief := newContainer(t, "thief", createPod(t, n.name, n.name+"-thief", ""))
+	thief.ports = []map[string]any{tcp(8081, 80)}
+	if _, err := n.add(thief); err == nil || !strings.Contains(err.Error(), "default/"+ordinary.pod.Name) {
+		t.Errorf("another pod with the port: %v", err)
+	}
+	next := newContainer(t, "next", random.pod)
+	next.serve(t)
+	n.mustAdd(next)
+	net.expect(t, net.client, fmt.Sprintf("10.0.60.11:%d", told[0].HostPort), "10.0.70.50 next")
+	deletePod(t, floating.pod.Name)
+	eventually(t, func() error { return refuses(net.client, "10.0.60.11:8080") })
+	for _, c := range []*container{floating, ordinary, random, next, ended} {
+		n.mustDel(c)
+	}
+	n.becomes(before)
 }
 
 // isRunning writes what the kubelet writes on a pod whose network is there.

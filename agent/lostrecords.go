@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/agent/chain"
+)
+
+// parallelDELs is how many attachments without a record are ended at a time.
+const parallelDELs = 8
+
+// delUnrecorded runs the plugins' DEL for attachments without a record that match selects, and returns how
+// many these are. netns is the path of their namespace; empty where it is gone.
+func (a *Agent) delUnrecorded(ctx context.Context, netns string, match func(one chain.Attached) bool) (matched int, err error) {
+	all, err := a.Plugins.Attached()
+	errs := []error{err}
+	recorded := a.recordedContainers()
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	slots := make(chan struct{}, parallelDELs)
+	for _, one := range all {
+		if recorded[one.ContainerID] || !match(one) {
+			continue
+		}
+		matched++
+		group.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			ctx, cancel := context.WithTimeout(ctx, delTimeout)
+			defer cancel()
+			attachment := one.Attachment
+			if attachment.NetNS = netns; one.Earlier {
+				attachment.NetNS = ""
+			}
+			err := a.Plugins.Del(ctx, one.Network, attachment, nil)
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
+	}
+	group.Wait()
+	return matched, errors.Join(errs...)
+}
+
+// recordedContainers has the IDs of containers with a record.
+func (a *Agent) recordedContainers() map[string]bool {
+	all := map[string]bool{}
+	for _, record := range a.Store.List() {
+		all[record.ContainerID] = true
+	}
+	return all
+}
+
+// freeEnded runs the plugins' DEL for the containers that ended with their records until it succeeds: those
+// of before the node's restart, and those whose namespace is gone. Of their networks nothing is left but
+// what plugins keep in files, such as leases.
+func (a *Agent) freeEnded(ctx context.Context) {
+	_ = wait.PollUntilContextCancel(ctx, freeRetry, true, func(ctx context.Context) (done bool, err error) {
+		freed, err := a.delUnrecorded(ctx, "", func(one chain.Attached) bool {
+			gone, err := netnsGone(one.NetNS)
+			return one.Earlier || gone && err == nil
+		})
+		if ctx.Err() != nil {
+			return false, nil
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot give back what plugins keep for containers that ended, will try again")
+			return false, nil
+		}
+		if freed > 0 {
+			klog.FromContext(ctx).Info("Gave back what plugins kept in files for containers that ended before the agent started", "attachments", freed)
+		}
+		return true, nil
+	})
+}
+
+// freeRetry is the wait after a failure.
+const freeRetry = 30 * time.Second
