@@ -125,8 +125,7 @@ func (s *Server) removeLeftover(ctx context.Context) (touched time.Time, err err
 func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+relay.Path, s.serveCall)
-	mux.HandleFunc("POST "+api.PathCNI, s.serveCNI("", s.dispatch))
-	mux.HandleFunc("POST "+api.PathIPAM, s.serveCNI(ipamLabel, s.Handler.IPAM))
+	mux.HandleFunc("POST "+api.PathIPAM, s.serveIPAM)
 	mux.HandleFunc("GET "+api.PathInspect, s.serveInspect)
 	mux.HandleFunc("GET "+api.PathPolicyTrace, s.servePolicyTrace)
 	mux.HandleFunc("GET "+api.PathProbe, s.serveProbe)
@@ -161,22 +160,20 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 // ipamLabel begins the names of berth-ipam's calls where calls are counted.
 const ipamLabel = "IPAM "
 
-// serveCNI returns what serves the calls that dispatch makes; label begins their names.
-func (s *Server) serveCNI(label string, dispatch func(context.Context, *api.Request) (json.RawMessage, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var req api.Request
-		var response api.Response
-		start := time.Now()
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequestBytes)).Decode(&req); err != nil {
-			response.Error = types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the request to the agent: %v", err), "")
-		} else {
-			response.Result, response.Error = s.call(r.Context(), label, &req, dispatch)
-		}
-		s.observe(label, req.Command, response.Error, time.Since(start))
-		w.Header().Set("Content-Type", "application/json")
-		if err := json.NewEncoder(w).Encode(response); err != nil {
-			logUnread(r.Context(), label, &req, err)
-		}
+// serveIPAM serves a call of the plugin berth-ipam.
+func (s *Server) serveIPAM(w http.ResponseWriter, r *http.Request) {
+	var req api.Request
+	var response api.Response
+	start := time.Now()
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxRequestBytes)).Decode(&req); err != nil {
+		response.Error = types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the request to the agent: %v", err), "")
+	} else {
+		response.Result, response.Error = s.call(r.Context(), ipamLabel, &req, s.Handler.IPAM)
+	}
+	s.observe(ipamLabel, req.Command, response.Error, time.Since(start))
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(response); err != nil {
+		logUnread(r.Context(), ipamLabel, &req, err)
 	}
 }
 

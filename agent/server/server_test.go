@@ -22,6 +22,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/socket/sockettest"
 )
 
@@ -78,12 +79,13 @@ func run(t *testing.T, s *Server) (stop func() error) {
 	return func() error { cancel(); return <-done }
 }
 
+// post makes a call as berth-ipam does.
 func post(t *testing.T, s *Server, body string) api.Response {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", s.Socket)
 	}}}
-	answer, err := client.Post("http://agent"+api.PathCNI, "application/json", strings.NewReader(body))
+	answer, err := client.Post("http://agent"+api.PathIPAM, "application/json", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,29 +97,37 @@ func post(t *testing.T, s *Server, body string) api.Response {
 	return r
 }
 
+// codeOf returns the code of an error, 0 where there is none.
+func codeOf(e *types.Error) uint {
+	if e == nil {
+		return 0
+	}
+	return e.Code
+}
+
 func TestServe(t *testing.T) {
 	s := newServer(t, &fakeHandler{})
 	var observed []string
 	s.Observe = func(command, code string, _ time.Duration) { observed = append(observed, command+" "+code) }
 	stop := run(t, s)
+	for command, want := range map[string]uint{"ADD": 0, "DEL": 0, "CHECK": 999, "GC": 0, "STATUS": 0, "DESTROY": types.ErrInvalidEnvironmentVariables} {
+		if _, e := callAs(t, s, `{"cniVersion":"1.1.0","name":"berth"}`, map[string]string{"CNI_COMMAND": command}); codeOf(e) != want {
+			t.Errorf("%s: code %d, want %d: %v", command, codeOf(e), want, e)
+		}
+	}
 	for body, want := range map[string]uint{
-		`{"command":"ADD"}`: 0, `{"command":"DEL"}`: 0, `{"command":"CHECK"}`: 999, `{"command":"GC"}`: 0, `{"command":"STATUS"}`: 0,
-		`{"command":"DESTROY"}`: 999, `{`: types.ErrDecodingFailure, `[]`: types.ErrDecodingFailure,
+		`{"command":"ADD"}`: 0, `{`: types.ErrDecodingFailure, `[]`: types.ErrDecodingFailure,
 		`{"command":"` + strings.Repeat("x", api.MaxRequestBytes) + `"}`: types.ErrDecodingFailure,
 	} {
 		r := post(t, s, body)
-		var got uint
-		if r.Error != nil {
-			got = r.Error.Code
-		}
-		if got != want {
-			t.Errorf("%.40s: code %d, want %d: %v", body, got, want, r.Error)
+		if codeOf(r.Error) != want || want == 0 && string(r.Result) != `{"ipam":"ADD"}` {
+			t.Errorf("%.40s: %s, code %d, want %d: %v", body, r.Result, codeOf(r.Error), want, r.Error)
 		}
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	if len(observed) != 9 {
+	if len(observed) != 10 {
 		t.Errorf("observed %v", observed)
 	}
 }
@@ -169,13 +179,16 @@ func TestShutdownLetsCallsFinish(t *testing.T) {
 	h := &fakeHandler{started: make(chan struct{}), finish: make(chan struct{})}
 	s := newServer(t, h)
 	stop := run(t, s)
-	answer := make(chan api.Response, 1)
-	go func() { answer <- post(t, s, `{"command":"ADD"}`) }()
+	answer := make(chan relay.Answer, 1)
+	go func() {
+		a, _ := callAs(t, s, `{"cniVersion":"1.0.0","name":"berth"}`, nil)
+		answer <- a
+	}()
 	<-h.started
 	stopped := make(chan error, 1)
 	go func() { stopped <- stop() }()
 	close(h.finish)
-	if r := <-answer; r.Error != nil || !bytes.Contains(r.Result, []byte("1.0.0")) {
+	if r := <-answer; r.Outcome != relay.Result || !bytes.Contains(r.Body, []byte("1.0.0")) {
 		t.Errorf("the call under way was answered %+v", r)
 	}
 	if err := <-stopped; err != nil {
@@ -215,17 +228,17 @@ func TestListen(t *testing.T) {
 	}
 }
 
-func FuzzServeCNI(f *testing.F) {
+func FuzzServeIPAM(f *testing.F) {
 	f.Add([]byte(`{"command":"ADD","containerID":"c"}`))
 	f.Add([]byte(`{"command":1}`))
 	s := &Server{Handler: &fakeHandler{}, ToError: func(err error) *types.Error { return types.NewError(999, err.Error(), "") }}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		w := &recorder{header: http.Header{}}
-		r, err := http.NewRequest(http.MethodPost, "http://agent"+api.PathCNI, bytes.NewReader(body))
+		r, err := http.NewRequest(http.MethodPost, "http://agent"+api.PathIPAM, bytes.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.serveCNI("", s.dispatch)(w, r)
+		s.serveIPAM(w, r)
 		var answer api.Response
 		if err := json.Unmarshal(w.body.Bytes(), &answer); err != nil {
 			t.Errorf("%q was answered %q", body, w.body.Bytes())

@@ -15,11 +15,8 @@ import (
 const (
 	// SocketPath is the default path of the agent's socket.
 	SocketPath = relay.SocketPath
-	// PathCNI is the agent's HTTP resource for the calls of the runtime by which earlier
-	// versions of berth-cni, which may run while the agent is replaced, POST a [Request] and
-	// get a [Response]. That of this version is relay.Path.
-	PathCNI = "/v1/cni"
-	// PathIPAM is that for the calls of the plugin berth-ipam.
+	// PathIPAM is the agent's HTTP resource for the calls of the plugin berth-ipam, which POSTs a
+	// [Request] and gets a [Response]. That of berth-cni is relay.Path.
 	PathIPAM = "/v1/ipam"
 	// MaxRequestBytes is the largest request the agent reads. The kubelet's
 	// are a few kilobytes.

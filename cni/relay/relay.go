@@ -15,8 +15,9 @@ import "time"
 // SocketPath is the default path of the agent's socket.
 const SocketPath = "/run/berth/agent.sock"
 
-// Path is the agent's HTTP resource for the runtime's calls as they are.
-const Path = "/v2/cni"
+// Path is the agent's HTTP resource for the runtime's calls as they are. Its version changes with the
+// protocol: an agent of another one answers with status 404.
+const Path = "/v1/cni"
 
 // The agent touches its socket every Heartbeat. While the socket is younger than Absence,
 // an agent that does not answer is taken to be back soon: it is replaced, or its image is

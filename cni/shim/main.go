@@ -72,7 +72,7 @@ func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) 
 	case answer.Outcome == relay.Error:
 		return write(stdout, string(answer.Body), 1)
 	case answer.Status == statusNotFound:
-		return fail(stdout, codeTryAgain, "the Berth agent that answers on "+socket+" is older than its plugin berth-cni; it is probably being replaced, else install the plugin of its version")
+		return fail(stdout, codeTryAgain, "the Berth agent that answers on "+socket+" is of another version than its plugin berth-cni; it is probably being replaced, else install the plugin of its version")
 	default:
 		return fail(stdout, codeInternal, "the program that answers on "+socket+" is not the Berth agent: HTTP status "+
 			strconv.Itoa(answer.Status)+", "+strconv.Quote(string(answer.Body[:min(len(answer.Body), 200)])))
