@@ -69,16 +69,14 @@ func (a *Agent) freeEnded(ctx context.Context) {
 			return one.Earlier || gone && err == nil
 		})
 		if ctx.Err() != nil {
-			return false, nil
+			return false, ctx.Err()
 		}
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot give back what plugins keep for containers that ended, will try again")
-			return false, nil
-		}
-		if freed > 0 {
+		} else if freed > 0 {
 			klog.FromContext(ctx).Info("Gave back what plugins kept in files for containers that ended before the agent started", "attachments", freed)
 		}
-		return true, nil
+		return err == nil, nil
 	})
 }
 

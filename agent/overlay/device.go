@@ -138,7 +138,7 @@ func replaceVTEP(old netlink.Link, want *netlink.Vxlan) (*netlink.Vxlan, error) 
 	if err := netlink.LinkAdd(want); err != nil {
 		return nil, fmt.Errorf("make link %s: %w", want.Name, err)
 	}
-	link, err := netlink.LinkByName(want.Name)
+	link, err := netlinksafe.LinkByName(want.Name)
 	if err != nil {
 		return nil, fmt.Errorf("find link %s after it was made: %w", want.Name, err)
 	}

@@ -40,7 +40,7 @@ func TestFailureIsTriedAgain(t *testing.T) {
 		if came := r.Outcomes()[bad]; !errors.Is(came.Err, boom) || !came.Checked.IsZero() {
 			t.Errorf("outcome after a failure: %+v", came)
 		}
-		time.Sleep(firstRetry + 2*firstRetry)
+		<-time.After(firstRetry + 2*firstRetry)
 		synctest.Wait()
 		if came := r.Outcomes()[bad]; tries.Load() != 3 || came.Err != nil || came.Checked.IsZero() {
 			t.Errorf("after %d tries: %+v", tries.Load(), came)

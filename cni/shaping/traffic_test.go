@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
@@ -86,6 +89,18 @@ func (w *world) connect(p *testPod, n int) {
 	plug(p.Host, "eth0", p.v4+"/24", p.v6+"/64")
 	p.IP("route", "add", "default", "via", fmt.Sprintf("10.8.%d.1", n))
 	p.IP("-6", "route", "add", "default", "via", fmt.Sprintf("2001:db8:8:%d::1", n))
+	// The kernel says some time later that the link has its carrier, and tests compare the state of links.
+	netnstest.Eventually(w.t, func() error {
+		return w.node.Try(func() error { return isUp(p.Links[0]) })
+	})
+}
+
+func isUp(name string) error {
+	link, err := netlinksafe.LinkByName(name)
+	if err == nil && link.Attrs().OperState != netlink.OperUp {
+		err = fmt.Errorf("link %s is %s", name, link.Attrs().OperState)
+	}
+	return err
 }
 
 // sync makes these the only pods of the node.

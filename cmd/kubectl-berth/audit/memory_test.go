@@ -29,7 +29,7 @@ func TestMemory(t *testing.T) {
 		ip := &v1alpha1.FloatingIP{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: address(), UID: uid(i, "0001"), ResourceVersion: text("%d", 1000000+i), Generation: 1, CreationTimestamp: metav1.Now(),
-				ManagedFields: []metav1.ManagedFieldsEntry{{FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 1000)}}},
+				ManagedFields: []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(string(make([]byte, 1000)))}},
 			},
 			Spec: v1alpha1.FloatingIPSpec{
 				Address: address(), Pool: text("web"), Node: text("node%d", i%100), ReleasePolicy: v1alpha1.ReleasePodDeleted, Network: &v1alpha1.Network{Subnet: text("10.0.0.0/16")},

@@ -104,7 +104,7 @@ func (c Command) New(of *cluster.Cluster, streams genericiooptions.IOStreams) *c
 	return command
 }
 
-func (c *Command) run(ctx context.Context, call *Call, format *answer.Format) error {
+func (c Command) run(ctx context.Context, call *Call, format *answer.Format) error {
 	if err := format.Check(); err != nil {
 		return err
 	}
