@@ -88,8 +88,7 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 	}()
 	timer := time.NewTimer(quiet)
 	defer timer.Stop()
-	down, macs := map[int32]bool{}, map[int32]string{}
-	known := links{uplink: uplink, byIndex: map[int]link{}}
+	known := links{uplink: uplink, byIndex: map[int]link{}, down: map[int32]bool{}, macs: map[int32]string{}}
 	for {
 		select {
 		case <-ctx.Done():
@@ -98,24 +97,9 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 			if !ok {
 				return nil
 			}
-			if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
-				r.Unshaped()
+			if known.change(ctx, u, r) {
+				timer.Reset(quiet)
 			}
-			known.note(u)
-			if !known.leadOut(int(u.Index)) {
-				continue
-			}
-			timer.Reset(quiet)
-			running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
-			if running && down[u.Index] {
-				r.Back()
-			}
-			down[u.Index] = !running
-			mac := u.Attrs().HardwareAddr.String()
-			if before, known := macs[u.Index]; known && before != mac {
-				r.Moved(ctx)
-			}
-			macs[u.Index] = mac
 		case u, ok := <-addrs:
 			if !ok {
 				return nil
@@ -129,6 +113,29 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 	}
 }
 
+// change notes the change of a link and reacts to it at once. It returns whether the link leads out
+// of the node.
+func (l *links) change(ctx context.Context, u netlink.LinkUpdate, r Reactions) bool {
+	if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
+		r.Unshaped()
+	}
+	l.note(u)
+	if !l.leadOut(int(u.Index)) {
+		return false
+	}
+	running := u.IfInfomsg.Flags&unix.IFF_RUNNING != 0
+	if running && l.down[u.Index] {
+		r.Back()
+	}
+	l.down[u.Index] = !running
+	mac := u.Attrs().HardwareAddr.String()
+	if before, known := l.macs[u.Index]; known && before != mac {
+		r.Moved(ctx)
+	}
+	l.macs[u.Index] = mac
+	return true
+}
+
 func drain[T any](events <-chan T) {
 	for range events {
 	}
@@ -139,6 +146,9 @@ func drain[T any](events <-chan T) {
 type links struct {
 	uplink  func() (string, error)
 	byIndex map[int]link
+	// down and macs are those of links that lead out of the node, by their index.
+	down map[int32]bool
+	macs map[int32]string
 	// name is the uplink's, as it was asked for at asked.
 	name  string
 	asked time.Time

@@ -45,37 +45,21 @@ const grace = 25 * time.Second
 // run builds the parts of the agent and serves until the context ends. Pods then keep
 // their network.
 func run(ctx context.Context, o *Options) error {
-	logger := klog.FromContext(ctx)
-	exec := &chain.Exec{Root: o.HostRoot}
-	if err := exec.CheckRoot(); err != nil {
-		return fmt.Errorf("--host-root: %w; the kustomize component manifests/agent/host-root has all that the option needs", err)
+	exec, err := newExec(o)
+	if err != nil {
+		return err
 	}
 	exposeSettings(ctx, o)
 	store, err := openState(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err := store.Close(); err != nil {
-			logger.Error(err, "Cannot close the state file")
-		}
-	}()
-	bootID, err := settings.BootID()
+	defer closeState(ctx, store)
+	bootID, err := endBoot(ctx, store)
 	if err != nil {
 		return err
 	}
-	ended, err := store.EndBoot(bootID)
-	if err != nil {
-		return err
-	}
-	if ended > 0 {
-		logger.Info("The node was restarted: the networks of its containers are gone", "containers", ended)
-	}
-	config, err := newConfig(o.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	clients, err := newClients(config)
+	config, clients, err := connect(o)
 	if err != nil {
 		return err
 	}
@@ -93,16 +77,12 @@ func run(ctx context.Context, o *Options) error {
 		return fmt.Errorf("--host-port-range: %w", err)
 	}
 	options := agent.Options{
-		Pods: node, Store: store,
-		Plugins:  newRunner(o, exec, bootID),
-		Networks: networks,
-
+		Pods: node, ConflictLog: node, Store: store,
+		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: newDrivers(o, journal),
 		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
 		DefaultRoutes: defaultroute.Kernel{},
-		Drivers:       newDrivers(o, journal),
 		Prober:        &o.Conflicts,
 		Shaper:        profiles,
-		ConflictLog:   node,
 		Metrics:       agent.NewMetrics(legacyregistry.MustRegister),
 		Events:        recorder,
 		Kernel:        detectNetfilter(ctx).Ready,
@@ -111,20 +91,58 @@ func run(ctx context.Context, o *Options) error {
 	if o.Conflicts.Probes > 0 {
 		options.Listener = conflict.NewListener()
 	}
-	background := []func(context.Context) error{runOverlay}
 	enforcer := newEnforcer(o, clients, recorder, journal)
 	if enforcer != nil {
 		options.Policies = enforcer
-	} else {
-		background = append(background, func(ctx context.Context) error { return sweepPolicies(ctx, store) })
 	}
 	a := agent.New(options)
 	legacyregistry.CustomMustRegister(a.Collector())
-	background = append(background, func(ctx context.Context) error { return profiles.Run(ctx, a) })
-	if enforcer != nil {
-		background = append(background, func(ctx context.Context) error { return enforcer.Run(ctx, a) })
+	return serve(ctx, o, a, node, config, runOverlay,
+		func(ctx context.Context) error { return profiles.Run(ctx, a) },
+		func(ctx context.Context) error {
+			if enforcer == nil {
+				return sweepPolicies(ctx, store)
+			}
+			return enforcer.Run(ctx, a)
+		})
+}
+
+func closeState(ctx context.Context, store *state.Store) {
+	if err := store.Close(); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot close the state file")
 	}
-	return serve(ctx, o, a, node, config, background...)
+}
+
+// newExec returns what runs plugins.
+func newExec(o *Options) (*chain.Exec, error) {
+	exec := &chain.Exec{Root: o.HostRoot}
+	if err := exec.CheckRoot(); err != nil {
+		return nil, fmt.Errorf("--host-root: %w; the kustomize component manifests/agent/host-root has all that the option needs", err)
+	}
+	return exec, nil
+}
+
+// connect returns clients of the API server.
+func connect(o *Options) (*rest.Config, *clients, error) {
+	config, err := newConfig(o.Kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	clients, err := newClients(config)
+	return config, clients, err
+}
+
+// endBoot ends the records of earlier starts of the node's kernel, and returns the ID of this one.
+func endBoot(ctx context.Context, store *state.Store) (string, error) {
+	bootID, err := settings.BootID()
+	if err != nil {
+		return "", err
+	}
+	ended, err := store.EndBoot(bootID)
+	if ended > 0 {
+		klog.FromContext(ctx).Info("The node was restarted: the networks of its containers are gone", "containers", ended)
+	}
+	return bootID, err
 }
 
 // exposeSettings lets plugins of other projects write the kernel settings of the network, which they do at

@@ -22,60 +22,83 @@ var (
 
 // socketOf returns the value of socket in the object config, or the default path.
 func socketOf(config []byte) (string, error) {
-	socket := relay.SocketPath
-	depth, key := 0, ""
-	for i := 0; i < len(config); i++ {
-		switch c := config[i]; c {
-		case ' ', '\t', '\r', '\n':
-		case '{', '[':
-			if depth == 0 && c == '[' {
-				return "", errNoObject
-			}
-			depth++
-			key = ""
-		case '}', ']':
-			depth--
-			if depth < 0 {
-				return "", errNoObject
-			}
-			key = ""
-		case '"':
-			end := endOfString(config, i)
-			if end < 0 || depth == 0 {
-				return "", errNoObject
-			}
-			text := string(config[i+1 : end])
-			i = end
-			switch {
-			case depth != 1:
-			case isKey(config[end+1:]):
-				key = text
-			case key == "socket":
-				var err error
-				if socket, err = unquote(text); err != nil {
-					return "", errNoString
-				}
-			}
-		case ':':
-			value := strings.TrimLeft(string(config[i+1:]), " \t\r\n")
-			if depth == 1 && key == "socket" && !strings.HasPrefix(value, `"`) && !strings.HasPrefix(value, "null") {
-				return "", errNoString
-			}
-		case ',':
-			key = ""
-		default:
-			if depth == 0 {
-				return "", errNoObject
-			}
+	r := reader{config: config, socket: relay.SocketPath}
+	for r.at = 0; r.at < len(config); r.at++ {
+		if err := r.step(config[r.at]); err != nil {
+			return "", err
 		}
 	}
-	if depth != 0 || len(config) == 0 {
+	if r.depth != 0 || len(config) == 0 {
 		return "", errNoObject
 	}
-	if socket == "" {
-		socket = relay.SocketPath
+	if r.socket == "" {
+		return relay.SocketPath, nil
 	}
-	return socket, nil
+	return r.socket, nil
+}
+
+// reader follows a configuration as far as it takes to find the outer object's "socket".
+type reader struct {
+	config []byte
+	at     int
+	depth  int
+	// key is that of the value which follows, in the outer object.
+	key    string
+	socket string
+}
+
+func (r *reader) step(c byte) error {
+	switch c {
+	case ' ', '\t', '\r', '\n':
+	case '{', '[':
+		if r.depth == 0 && c == '[' {
+			return errNoObject
+		}
+		r.depth++
+		r.key = ""
+	case '}', ']':
+		r.depth--
+		if r.depth < 0 {
+			return errNoObject
+		}
+		r.key = ""
+	case '"':
+		return r.text()
+	case ':':
+		value := strings.TrimLeft(string(r.config[r.at+1:]), " \t\r\n")
+		if r.depth == 1 && r.key == "socket" && !strings.HasPrefix(value, `"`) && !strings.HasPrefix(value, "null") {
+			return errNoString
+		}
+	case ',':
+		r.key = ""
+	default:
+		if r.depth == 0 {
+			return errNoObject
+		}
+	}
+	return nil
+}
+
+// text reads a string: a key, or a value of the outer object.
+func (r *reader) text() error {
+	end := endOfString(r.config, r.at)
+	if end < 0 || r.depth == 0 {
+		return errNoObject
+	}
+	text := string(r.config[r.at+1 : end])
+	r.at = end
+	switch {
+	case r.depth != 1:
+	case isKey(r.config[end+1:]):
+		r.key = text
+	case r.key == "socket":
+		socket, err := unquote(text)
+		if err != nil {
+			return errNoString
+		}
+		r.socket = socket
+	}
+	return nil
 }
 
 // endOfString returns the index of the quote that ends the string that begins at i, -1 where

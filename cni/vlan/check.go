@@ -207,15 +207,11 @@ func (d *Driver) checkPod(spec Spec) error {
 				errs = append(errs, fmt.Errorf("%w: link %s is down", ErrNotWired, g.ifName))
 			}
 			links = append(links, link.Attrs().Index)
-			have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+			missing, err := missingAddresses(link, g)
 			if err != nil {
-				return fmt.Errorf("list addresses: %w", err)
+				return err
 			}
-			for _, a := range g.addrs {
-				if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return h.IP.Equal(a.Address.AsSlice()) }) {
-					errs = append(errs, fmt.Errorf("%w: address %s is missing", ErrNotWired, a.Address))
-				}
-			}
+			errs = append(errs, missing...)
 		}
 		inside, err := rtnl.LinkOrNil(node.Attrs().Name)
 		if err == nil && inside == nil {
@@ -230,6 +226,20 @@ func (d *Driver) checkPod(spec Spec) error {
 		plan := planPod(spec, segments, links, backs)
 		return errors.Join(append(errs, plan.check())...)
 	})
+}
+
+// missingAddresses returns an error for each address of the segment that its link lacks.
+func missingAddresses(link netlink.Link, g segment) (errs []error, err error) {
+	have, err := netlinksafe.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range g.addrs {
+		if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return h.IP.Equal(a.Address.AsSlice()) }) {
+			errs = append(errs, fmt.Errorf("%w: address %s is missing", ErrNotWired, a.Address))
+		}
+	}
+	return errs, nil
 }
 
 // insideOf calls do in the container's namespace.

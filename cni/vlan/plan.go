@@ -53,35 +53,18 @@ type routePlan struct {
 func planPod(spec Spec, segments []segment, links []int, backs []back) routePlan {
 	var plan routePlan
 	for _, is4 := range []bool{true, false} {
-		chosen := false
-		var first api.Address
-		var firstLink int
 		position := 0
+		var first *hop
 		for i, g := range segments {
 			for _, a := range g.addrs {
 				if a.Address.Is4() != is4 {
 					continue
 				}
 				position++
-				if spec.routed() {
-					if !chosen {
-						plan.routes = append(plan.routes, toLink(a.Address, links[i], rtnl.AnyPrefix(a.Address), unix.RT_TABLE_MAIN))
-						chosen, first, firstLink = true, a, links[i]
-					} else if links[i] != firstLink {
-						plan.add(a, tableBase+position, toLink(a.Address, links[i], rtnl.AnyPrefix(a.Address), tableBase+position))
-					}
-					continue
-				}
-				if !a.Gateway.IsValid() {
-					continue
-				}
-				switch {
-				case !chosen:
-					plan.routes = append(plan.routes, viaGateway(a, links[i], unix.RT_TABLE_MAIN))
-					chosen, first, firstLink = true, a, links[i]
-				case a.Gateway != first.Gateway || links[i] != firstLink:
-					plan.add(a, tableBase+position,
-						toLink(a.Address, links[i], a.Subnet.Masked(), tableBase+position), viaGateway(a, links[i], tableBase+position))
+				if here := (hop{a, links[i]}); spec.routed() {
+					first = plan.addRouted(first, here, tableBase+position)
+				} else if a.Gateway.IsValid() {
+					first = plan.addGateway(first, here, tableBase+position)
 				}
 			}
 		}
@@ -94,6 +77,37 @@ func planPod(spec Spec, segments []segment, links []int, backs []back) routePlan
 		}
 	}
 	return plan
+}
+
+// hop is an address and the index of the pod's link that has it.
+type hop struct {
+	api.Address
+	link int
+}
+
+// addRouted adds the routes of an address whose link leads to a router, and returns the hop of the
+// default route: the first.
+func (p *routePlan) addRouted(first *hop, here hop, table int) *hop {
+	if first == nil {
+		p.routes = append(p.routes, toLink(here.Address.Address, here.link, rtnl.AnyPrefix(here.Address.Address), unix.RT_TABLE_MAIN))
+		return &here
+	}
+	if here.link != first.link {
+		p.add(here.Address, table, toLink(here.Address.Address, here.link, rtnl.AnyPrefix(here.Address.Address), table))
+	}
+	return first
+}
+
+// addGateway does so for an address whose packets go to a gateway.
+func (p *routePlan) addGateway(first *hop, here hop, table int) *hop {
+	if first == nil {
+		p.routes = append(p.routes, viaGateway(here.Address, here.link, unix.RT_TABLE_MAIN))
+		return &here
+	}
+	if here.Gateway != first.Gateway || here.link != first.link {
+		p.add(here.Address, table, toLink(here.Address.Address, here.link, here.Subnet.Masked(), table), viaGateway(here.Address, here.link, table))
+	}
+	return first
 }
 
 // add gives the packets from an address a table.

@@ -30,87 +30,109 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 // change returns the change of the table of one ruleset to that of another, and false where it must
 // be replaced.
 func change(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
-	old := before.rs
-	if !slices.EqualFunc(baseChains(old), baseChains(rs), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
+	d, ok := deltaOf(before.rs, rs)
+	if !ok {
 		return nil, nil, false
 	}
-	sets, verdicts, chains := compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)
-	for _, c := range sets.changed {
-		if c.old.Kind != c.new.Kind || c.old.Family != c.new.Family {
-			return nil, nil, false
-		}
-	}
-	for _, c := range verdicts.changed {
-		if c.old.Family != c.new.Family {
-			return nil, nil, false
-		}
-	}
-	for _, c := range chains.changed {
-		if (c.old.Hook == ruleset.NoHook) != (c.new.Hook == ruleset.NoHook) {
-			return nil, nil, false
-		}
-	}
-	// The same rules, made anew.
-	chains.changed = slices.DeleteFunc(chains.changed, func(c pair[*ruleset.Chain]) bool { return reflect.DeepEqual(c.old.Rules, c.new.Rules) })
-
+	after, constants := before.after(rs, d.chains)
 	n := before.names
-	after := &applied{rs: rs, names: n, constants: before.constants, counters: before.counters}
-	constants := map[string]constant{}
-	if len(chains.changed)+len(chains.came)+len(chains.gone) > 0 {
-		after.constants, after.counters = maps.Clone(before.constants), maps.Clone(before.counters)
-		for _, c := range chains.changed {
-			after.count(c.old, -1, nil)
-			after.count(c.new, 1, constants)
-		}
-		for _, c := range chains.came {
-			after.count(c, 1, constants)
-		}
-		for _, c := range chains.gone {
-			after.count(c, -1, nil)
-		}
-	}
-
 	all := &nftables.Change{Made: nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: missing(after.counters, before.counters)}}
-	made, gone := &all.Made, &all.Gone
-	for _, s := range sets.came {
-		made.Sets = append(made.Sets, n.setOf(s))
+	for _, s := range d.sets.came {
+		all.Made.Sets = append(all.Made.Sets, n.setOf(s))
 	}
 	for _, name := range missing(after.constants, before.constants) {
-		made.Sets = append(made.Sets, n.constant(constants[name]))
+		all.Made.Sets = append(all.Made.Sets, n.constant(constants[name]))
 	}
-	for _, m := range verdicts.came {
-		made.Sets = append(made.Sets, n.mapOf(m))
+	for _, m := range d.maps.came {
+		all.Made.Sets = append(all.Made.Sets, n.mapOf(m))
+	}
+	for _, c := range d.chains.came {
+		all.Made.Chains = append(all.Made.Chains, n.chainOf(c))
+	}
+	d.turn(n, all)
+	d.clear(n, &all.Gone)
+	for _, name := range missing(before.constants, after.constants) {
+		all.Gone.Sets = append(all.Gone.Sets, n.of(name))
+	}
+	for _, name := range missing(before.counters, after.counters) {
+		all.Gone.Objects = append(all.Gone.Objects, nftables.NewCounter(name))
+	}
+	return all, after, true
+}
+
+// delta is the difference of two rulesets whose tables differ in content only.
+type delta struct {
+	sets   comparison[*ruleset.Set]
+	maps   comparison[*ruleset.Map]
+	chains comparison[*ruleset.Chain]
+}
+
+// deltaOf returns false where the kernel cannot turn the table of one ruleset into that of the other:
+// it changes no hook, and no type of a set or map.
+func deltaOf(old, rs *ruleset.Ruleset) (delta, bool) {
+	if !slices.EqualFunc(baseChains(old), baseChains(rs), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
+		return delta{}, false
+	}
+	d := delta{compare(old.Sets, rs.Sets), compare(old.Maps, rs.Maps), compare(old.Chains, rs.Chains)}
+	if slices.ContainsFunc(d.sets.changed, func(c pair[*ruleset.Set]) bool { return c.old.Kind != c.new.Kind || c.old.Family != c.new.Family }) ||
+		slices.ContainsFunc(d.maps.changed, func(c pair[*ruleset.Map]) bool { return c.old.Family != c.new.Family }) ||
+		slices.ContainsFunc(d.chains.changed, func(c pair[*ruleset.Chain]) bool {
+			return (c.old.Hook == ruleset.NoHook) != (c.new.Hook == ruleset.NoHook)
+		}) {
+		return delta{}, false
+	}
+	// The same rules, made anew.
+	d.chains.changed = slices.DeleteFunc(d.chains.changed, func(c pair[*ruleset.Chain]) bool { return reflect.DeepEqual(c.old.Rules, c.new.Rules) })
+	return d, true
+}
+
+// after returns the record of the table once it has rs, and the constant sets that new rules name.
+func (a *applied) after(rs *ruleset.Ruleset, chains comparison[*ruleset.Chain]) (*applied, map[string]constant) {
+	after := &applied{rs: rs, names: a.names, constants: a.constants, counters: a.counters}
+	constants := map[string]constant{}
+	if len(chains.changed)+len(chains.came)+len(chains.gone) == 0 {
+		return after, constants
+	}
+	after.constants, after.counters = maps.Clone(a.constants), maps.Clone(a.counters)
+	for _, c := range chains.changed {
+		after.count(c.old, -1, nil)
+		after.count(c.new, 1, constants)
 	}
 	for _, c := range chains.came {
-		made.Chains = append(made.Chains, n.chainOf(c))
+		after.count(c, 1, constants)
 	}
-	for _, c := range chains.changed {
+	for _, c := range chains.gone {
+		after.count(c, -1, nil)
+	}
+	return after, constants
+}
+
+// turn adds to the change the chains, sets and maps that stay, with their new content.
+func (d *delta) turn(n names, all *nftables.Change) {
+	for _, c := range d.chains.changed {
 		all.Chains = append(all.Chains, nftables.ChainChange{Chain: n.chainOf(c.new), Exists: true})
 	}
-	for _, c := range sets.changed {
+	for _, c := range d.sets.changed {
 		if change, ok := n.setChange(c.old, c.new); ok {
 			all.Sets = append(all.Sets, change)
 		}
 	}
-	for _, c := range verdicts.changed {
+	for _, c := range d.maps.changed {
 		all.Sets = append(all.Sets, n.mapChange(c.old, c.new))
 	}
-	for _, c := range chains.gone {
+}
+
+// clear adds the chains, maps and sets that nothing leads to any more.
+func (d *delta) clear(n names, gone *nftables.Gone) {
+	for _, c := range d.chains.gone {
 		gone.Chains = append(gone.Chains, n.chain(c))
 	}
-	for _, m := range verdicts.gone {
+	for _, m := range d.maps.gone {
 		gone.Maps = append(gone.Maps, n.of(m.Name))
 	}
-	for _, s := range sets.gone {
+	for _, s := range d.sets.gone {
 		gone.Sets = append(gone.Sets, n.of(s.Name))
 	}
-	for _, name := range missing(before.constants, after.constants) {
-		gone.Sets = append(gone.Sets, n.of(name))
-	}
-	for _, name := range missing(before.counters, after.counters) {
-		gone.Objects = append(gone.Objects, nftables.NewCounter(name))
-	}
-	return all, after, true
 }
 
 // count adds n for each rule of a chain to what it names, and notes the sets that follow from

@@ -120,43 +120,33 @@ func (n names) mapOf(m *ruleset.Map) *nftables.Set {
 func elementsOf(s *ruleset.Set) iter.Seq[nftables.Element] {
 	return func(yield func(nftables.Element) bool) {
 		key := make([]byte, 0, 64)
-		for _, a := range s.Addresses {
-			key = nftables.AppendAddr(key[:0], a)
-			if !yield(nftables.Element{Key: key}) {
-				return
-			}
+		put := func(k []byte, end bool) bool {
+			key = k
+			return yield(nftables.Element{Key: key, End: end})
 		}
-		for _, r := range s.Ranges {
-			key = nftables.AppendAddr(key[:0], r.First)
-			if !yield(nftables.Element{Key: key}) {
-				return
-			}
-			if end := r.Last.Next(); end.IsValid() {
-				key = nftables.AppendAddr(key[:0], end)
-				if !yield(nftables.Element{Key: key, End: true}) {
-					return
-				}
-			}
-		}
-		for _, e := range s.Endpoints {
-			key = nftables.AppendPort(nftables.AppendProto(nftables.AppendAddr(key[:0], e.Address), byte(e.Protocol)), e.Port)
-			if !yield(nftables.Element{Key: key}) {
-				return
-			}
-		}
-		for _, p := range s.Pairs {
-			key = nftables.AppendAddr(nftables.AppendAddr(key[:0], p.Source), p.Destination)
-			if !yield(nftables.Element{Key: key}) {
-				return
-			}
-		}
-		for _, name := range s.Interfaces {
-			key = nftables.AppendName(key[:0], name)
-			if !yield(nftables.Element{Key: key}) {
-				return
-			}
+		_ = each(s.Addresses, func(a netip.Addr) bool { return put(nftables.AppendAddr(key[:0], a), false) }) &&
+			each(s.Ranges, func(r ruleset.AddressRange) bool {
+				end := r.Last.Next()
+				return put(nftables.AppendAddr(key[:0], r.First), false) && (!end.IsValid() || put(nftables.AppendAddr(key[:0], end), true))
+			}) &&
+			each(s.Endpoints, func(e ruleset.Endpoint) bool {
+				return put(nftables.AppendPort(nftables.AppendProto(nftables.AppendAddr(key[:0], e.Address), byte(e.Protocol)), e.Port), false)
+			}) &&
+			each(s.Pairs, func(p ruleset.Pair) bool {
+				return put(nftables.AppendAddr(nftables.AppendAddr(key[:0], p.Source), p.Destination), false)
+			}) &&
+			each(s.Interfaces, func(name string) bool { return put(nftables.AppendName(key[:0], name), false) })
+	}
+}
+
+// each calls f for the elements until it returns false, and returns whether it never did.
+func each[E any](all []E, f func(E) bool) bool {
+	for _, e := range all {
+		if !f(e) {
+			return false
 		}
 	}
+	return true
 }
 
 // elementsOfMap yields the elements of a map as the kernel has them.

@@ -373,9 +373,13 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 			Text: fmt.Sprintf("pod %s/%s on %s is bound with %s, which %s", pod.Namespace, pod.Name, pod.Spec.NodeName, addr, record),
 		}, version)
 	}
-	if len(names) == 0 {
-		return
+	if len(names) > 0 {
+		c.compareOther(pod, names, bound, about)
 	}
+}
+
+// compareOther looks at the addresses that the pod has beside those that it is bound with.
+func (c *comparison) compareOther(pod *v1.Pod, names []string, bound map[netip.Addr]bool, about string) {
 	_, networks := pod.Annotations[annotationNetworks]
 	var other []string
 	for _, ip := range pod.Status.PodIPs {

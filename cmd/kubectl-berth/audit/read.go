@@ -287,20 +287,25 @@ func (r *renewal) object(object Object) error {
 		return nil // The rehearsal asks the API server itself before it finds that an owner wants no address.
 	}
 	if apierrors.IsNotFound(err) {
-		name := object.Name
-		if object.Namespace != "" {
-			name = object.Namespace + "/" + name
-		}
-		if gone, exists, _ := into.GetByKey(name); exists {
-			return into.Delete(gone)
-		}
-		return nil
+		return forget(into, object)
 	}
 	if err != nil {
 		return fmt.Errorf("get %s %s: %w", object.Kind, object.Name, err)
 	}
 	if kept := keep(found); kept != nil {
 		return into.Update(kept)
+	}
+	return nil
+}
+
+// forget removes an object that no longer exists.
+func forget(from cache.Store, object Object) error {
+	name := object.Name
+	if object.Namespace != "" {
+		name = object.Namespace + "/" + name
+	}
+	if gone, exists, _ := from.GetByKey(name); exists {
+		return from.Delete(gone)
 	}
 	return nil
 }

@@ -39,55 +39,9 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 	if err := o.FloatingIPs.Add(ip); err != nil {
 		return nil, err
 	}
-	all, err := a.clients.Berth.IPPools.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("list IPPools: %w", err)
-	}
-	for i := range all.Items {
-		if err := o.IPPools.Add(&all.Items[i]); err != nil {
+	for _, read := range []func(context.Context, *Subject, *objects) error{a.readPools, a.readPod, a.readNode, a.readAgents} {
+		if err := read(ctx, s, o); err != nil {
 			return nil, err
-		}
-	}
-	spec := &ip.Spec
-	if spec.Pod != nil && spec.Owner != nil {
-		s.Pod, err = a.clients.Kube.CoreV1().Pods(spec.Owner.Namespace).Get(ctx, spec.Pod.Name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			s.Pod = nil
-		case err != nil:
-			return nil, fmt.Errorf("get pod %s/%s: %w", spec.Owner.Namespace, spec.Pod.Name, err)
-		default:
-			if slim := slimPod(s.Pod); slim != nil {
-				err = o.podsByName.Add(slim)
-			}
-		}
-		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, err
-		}
-	}
-	if spec.Node != "" {
-		s.Node, err = a.clients.Kube.CoreV1().Nodes().Get(ctx, spec.Node, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			s.Node = nil
-		case err != nil:
-			return nil, fmt.Errorf("get node %s: %w", spec.Node, err)
-		default:
-			if err := o.Nodes.Add(s.Node); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if a.options.Agents {
-		if err := a.list(ctx, []listed{a.agentsInto(ctx, o)}); err != nil {
-			return nil, err
-		}
-		for _, object := range o.agents.List() {
-			agent := object.(*v1.Pod)
-			s.Agents = append(s.Agents, agent)
-			if agent.Spec.NodeName == spec.Node {
-				s.Agent = agent
-			}
 		}
 	}
 	found, not, err := a.look(ctx, o, nil)
@@ -95,13 +49,79 @@ func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 		return nil, err
 	}
 	for _, unknown := range not.texts() {
-		found = append(found, Finding{Code: OwnerUnknown, Address: spec.Address, Objects: []Object{addressOf(ip)}, Text: "it is not known " + unknown})
+		found = append(found, Finding{Code: OwnerUnknown, Address: ip.Spec.Address, Objects: []Object{addressOf(ip)}, Text: "it is not known " + unknown})
 	}
 	// One address is not all of a pool's.
 	s.Findings = sorted(slices.DeleteFunc(found, func(f Finding) bool {
-		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != spec.Address
+		return slices.Contains([]Code{PoolInvalid, PoolsOverlap, StaleStatus}, f.Code) || len(f.Objects) > 0 && f.Code == NotRecorded && f.Address != ip.Spec.Address
 	}))
 	return s, nil
+}
+
+func (a *Auditor) readPools(ctx context.Context, _ *Subject, o *objects) error {
+	all, err := a.clients.Berth.IPPools.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list IPPools: %w", err)
+	}
+	for i := range all.Items {
+		if err := o.IPPools.Add(&all.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readPod and readNode leave out a pod and a node that do not exist.
+func (a *Auditor) readPod(ctx context.Context, s *Subject, o *objects) error {
+	spec := &s.IP.Spec
+	if spec.Pod == nil || spec.Owner == nil {
+		return nil
+	}
+	pod, err := a.clients.Kube.CoreV1().Pods(spec.Owner.Namespace).Get(ctx, spec.Pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get pod %s/%s: %w", spec.Owner.Namespace, spec.Pod.Name, err)
+	}
+	s.Pod = pod
+	if slim := slimPod(pod); slim != nil {
+		return o.podsByName.Add(slim)
+	}
+	return nil
+}
+
+func (a *Auditor) readNode(ctx context.Context, s *Subject, o *objects) error {
+	name := s.IP.Spec.Node
+	if name == "" {
+		return nil
+	}
+	node, err := a.clients.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", name, err)
+	}
+	s.Node = node
+	return o.Nodes.Add(node)
+}
+
+func (a *Auditor) readAgents(ctx context.Context, s *Subject, o *objects) error {
+	if !a.options.Agents {
+		return nil
+	}
+	if err := a.list(ctx, []listed{a.agentsInto(ctx, o)}); err != nil {
+		return err
+	}
+	for _, object := range o.agents.List() {
+		agent := object.(*v1.Pod)
+		s.Agents = append(s.Agents, agent)
+		if agent.Spec.NodeName == s.IP.Spec.Node {
+			s.Agent = agent
+		}
+	}
+	return nil
 }
 
 // IsReady says whether a pod is Ready.

@@ -173,15 +173,7 @@ func (w *world) releases(ctx context.Context) ([]Requests, error) {
 	if err != nil {
 		return nil, err
 	}
-	replicas := int32(n)
-	labels := map[string]string{"app": "set"}
-	set, err := w.kube.AppsV1().StatefulSets(measured).Create(ctx, &appsv1.StatefulSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "set"},
-		Spec: appsv1.StatefulSetSpec{
-			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: load.Pod(profile, true).Spec},
-		},
-	}, metav1.CreateOptions{})
+	set, err := w.createSet(ctx, n)
 	if err != nil {
 		return nil, err
 	}
@@ -227,6 +219,17 @@ func (w *world) releases(ctx context.Context) ([]Requests, error) {
 		all = append(all, between(fmt.Sprintf("release addresses, policy %s", step.policy), n, measure.Interval{Before: before, After: after}))
 	}
 	return all, nil
+}
+
+func (w *world) createSet(ctx context.Context, replicas int32) (*appsv1.StatefulSet, error) {
+	labels := map[string]string{"app": "set"}
+	return w.kube.AppsV1().StatefulSets(measured).Create(ctx, &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "set"},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: load.Pod(profile, true).Spec},
+		},
+	}, metav1.CreateOptions{})
 }
 
 // status is what the controller says of the one pool.

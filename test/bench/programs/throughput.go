@@ -36,12 +36,7 @@ func Throughput(ctx context.Context, options Options, c load.Case, round int) (*
 }
 
 func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) error {
-	if c.Pools != nil {
-		if err := load.CreatePools(ctx, w.config, c.Pools(w.Nodes)); err != nil {
-			return err
-		}
-	}
-	scheduler, err := w.scheduler(ctx, c.Berth)
+	scheduler, err := w.schedulerWithPools(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -56,14 +51,7 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	newPod := func(int) *v1.Pod { return load.Pod(profile, c.Asks) }
 
 	warmPods := max(w.Pods/10, 100)
-	warmed, err := load.Count(ctx, w.config, warm, warmPods, hooks)
-	if err != nil {
-		return err
-	}
-	if err := w.createPods(ctx, warm, warmPods, newPod); err != nil {
-		return err
-	}
-	if _, _, err := warmed.Wait(ctx); err != nil {
+	if err := w.warm(ctx, warmPods, newPod, hooks); err != nil {
 		return err
 	}
 	if c.Claims {
@@ -104,11 +92,40 @@ func (w *world) throughput(ctx context.Context, c load.Case, run *measure.Run) e
 	}
 	run.Seconds = last.Sub(first).Seconds()
 	run.PodsPerSecond = float64(w.Pods) / run.Seconds
-	run.Scheduler(measure.Interval{Before: before[0], After: after[0]})
-	run.Server(measure.Interval{Before: before[1], After: after[1]})
-	run.CPU("scheduler", measure.Interval{Before: before[0], After: after[0]})
-	run.CPU("API server", measure.Interval{Before: before[1], After: after[1]})
+	cost(run, before, after)
 	return nil
+}
+
+// cost notes what the scheduler and the API server used between two snapshots of both.
+func cost(run *measure.Run, before, after [2]*measure.Snapshot) {
+	scheduling, serving := measure.Interval{Before: before[0], After: after[0]}, measure.Interval{Before: before[1], After: after[1]}
+	run.Scheduler(scheduling)
+	run.Server(serving)
+	run.CPU("scheduler", scheduling)
+	run.CPU("API server", serving)
+}
+
+// schedulerWithPools creates the case's pools and starts its scheduler.
+func (w *world) schedulerWithPools(ctx context.Context, c load.Case) (*process, error) {
+	if c.Pools != nil {
+		if err := load.CreatePools(ctx, w.config, c.Pools(w.Nodes)); err != nil {
+			return nil, err
+		}
+	}
+	return w.scheduler(ctx, c.Berth)
+}
+
+// warm has the scheduler bind pods before anything is measured.
+func (w *world) warm(ctx context.Context, pods int, newPod func(int) *v1.Pod, hooks load.Hooks) error {
+	warmed, err := load.Count(ctx, w.config, warm, pods, hooks)
+	if err != nil {
+		return err
+	}
+	if err := w.createPods(ctx, warm, pods, newPod); err != nil {
+		return err
+	}
+	_, _, err = warmed.Wait(ctx)
+	return err
 }
 
 // snapshots are the metrics of the scheduler and of the API server.

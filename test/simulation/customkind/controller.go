@@ -218,31 +218,11 @@ func (c *controller) replace(ctx context.Context, w *workload) error {
 			missing[fmt.Sprintf("%s-%d", w.Name, i)] = true
 		}
 	}
-	var old, current, surplus []*v1.Pod
-	status := Status{ObservedGeneration: w.Generation}
-	for i := range list.Items {
-		pod := &list.Items[i]
-		ours, err := owns(ctx, c, w, api, pod)
-		switch {
-		case err != nil:
-			return err
-		case !ours || pod.DeletionTimestamp != nil:
-			continue
-		case kubelet.Finished(pod) || w.kind.Numbered && !missing[pod.Name]:
-			surplus = append(surplus, pod)
-			continue
-		case pod.Labels[hashLabel] == w.hash:
-			current = append(current, pod)
-			status.Updated++
-		default:
-			old = append(old, pod)
-		}
-		delete(missing, pod.Name)
-		status.Replicas++
-		if kubelet.IsReady(pod) {
-			status.Ready++
-		}
+	g, err := c.group(ctx, w, api, list.Items, missing)
+	if err != nil {
+		return err
 	}
+	old, current, surplus, status := g.old, g.current, g.surplus, g.status
 	surge := w.kind.Surge
 	if len(old) == 0 || replicas == 0 {
 		surge = 0
@@ -257,14 +237,8 @@ func (c *controller) replace(ctx context.Context, w *workload) error {
 	case more == 0 && len(old) > 0 && status.Ready == status.Replicas:
 		surplus = append(surplus, old[0])
 	}
-	if w.kind.Status && w.Status != status {
-		patch, err := json.Marshal(map[string]any{"status": status})
-		if err != nil {
-			return err
-		}
-		if _, err := c.api.Resource(w.kind.GVR()).Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-			return err
-		}
+	if err := c.setStatus(ctx, w, status); err != nil {
+		return err
 	}
 	for _, pod := range surplus {
 		err := api.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
@@ -272,19 +246,63 @@ func (c *controller) replace(ctx context.Context, w *workload) error {
 			return err
 		}
 	}
+	names := slices.Collect(maps.Keys(missing))
 	if !w.kind.Numbered {
-		for range min(replicas+surge-len(old), replicas) - len(current) {
-			if err := c.create(ctx, w, ""); err != nil {
-				return err
-			}
-		}
+		names = make([]string, max(0, min(replicas+surge-len(old), replicas)-len(current)))
 	}
-	for name := range missing {
+	for _, name := range names {
 		if err := c.create(ctx, w, name); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// groups are a workload's pods: of an older template, of the current one, and too many.
+type groups struct {
+	old, current, surplus []*v1.Pod
+	status                Status
+}
+
+// group sorts the pods, and removes the names that they have from missing.
+func (c *controller) group(ctx context.Context, w *workload, api patcher[*v1.Pod], pods []v1.Pod, missing map[string]bool) (*groups, error) {
+	g := &groups{status: Status{ObservedGeneration: w.Generation}}
+	for i := range pods {
+		pod := &pods[i]
+		ours, err := owns(ctx, c, w, api, pod)
+		switch {
+		case err != nil:
+			return nil, err
+		case !ours || pod.DeletionTimestamp != nil:
+			continue
+		case kubelet.Finished(pod) || w.kind.Numbered && !missing[pod.Name]:
+			g.surplus = append(g.surplus, pod)
+			continue
+		case pod.Labels[hashLabel] == w.hash:
+			g.current = append(g.current, pod)
+			g.status.Updated++
+		default:
+			g.old = append(g.old, pod)
+		}
+		delete(missing, pod.Name)
+		g.status.Replicas++
+		if kubelet.IsReady(pod) {
+			g.status.Ready++
+		}
+	}
+	return g, nil
+}
+
+func (c *controller) setStatus(ctx context.Context, w *workload, status Status) error {
+	if !w.kind.Status || w.Status == status {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"status": status})
+	if err != nil {
+		return err
+	}
+	_, err = c.api.Resource(w.kind.GVR()).Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
 }
 
 // create makes a pod; without a name it gets a random one.

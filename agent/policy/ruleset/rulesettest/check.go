@@ -101,17 +101,7 @@ func (c *checker) set(key string, s *ruleset.Set) {
 			c.address(s.Family, a)
 		}
 	case ruleset.Ranges:
-		for i, r := range s.Ranges {
-			c.address(s.Family, r.First)
-			c.address(s.Family, r.Last)
-			if r.Last.Less(r.First) {
-				c.fail("range %v-%v ends before it begins", r.First, r.Last)
-			}
-			// The last address of all has no next one, and Next returns one that is less than all.
-			if i > 0 && !(s.Ranges[i-1].Last.Next().IsValid() && s.Ranges[i-1].Last.Next().Less(r.First)) {
-				c.fail("range %v-%v is not after its predecessor and apart from it", r.First, r.Last)
-			}
-		}
+		c.ranges(s)
 	case ruleset.Endpoints:
 		sorted(c, s.Endpoints, ruleset.Endpoint.Compare)
 		for _, e := range s.Endpoints {
@@ -135,6 +125,20 @@ func (c *checker) set(key string, s *ruleset.Set) {
 		}
 	default:
 		c.fail("kind %d is none", s.Kind)
+	}
+}
+
+func (c *checker) ranges(s *ruleset.Set) {
+	for i, r := range s.Ranges {
+		c.address(s.Family, r.First)
+		c.address(s.Family, r.Last)
+		if r.Last.Less(r.First) {
+			c.fail("range %v-%v ends before it begins", r.First, r.Last)
+		}
+		// The last address of all has no next one, and Next returns one that is less than all.
+		if i > 0 && !(s.Ranges[i-1].Last.Next().IsValid() && s.Ranges[i-1].Last.Next().Less(r.First)) {
+			c.fail("range %v-%v is not after its predecessor and apart from it", r.First, r.Last)
+		}
 	}
 }
 
