@@ -26,7 +26,7 @@ import (
 // limit, because a runtime repeats a DEL that fails.
 const maxContainerID = 1024
 
-// checkADD refuses what an ADD cannot be.
+// checkADD refuses invalid parameters of an ADD.
 func checkADD(req *api.Request) error {
 	if err := checkIDs(req); err != nil {
 		return err
@@ -109,7 +109,7 @@ func sameAttachments(x, y *state.Container) bool {
 
 // attach does the steps 2 to 11 of ADD (doc.go). The caller holds the lock of the container.
 func (a *Agent) attach(ctx context.Context, record *state.Container, steps *steps) (json.RawMessage, error) {
-	// Whoever takes the addresses away ends the ADD.
+	// A withdrawal of the addresses ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
 	defer end()
 	if err := a.claim(ctx, record); err != nil {
@@ -164,8 +164,8 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 	return record.Result, nil
 }
 
-// run makes the attachments in their order and puts their results into the record. The
-// result of the first is that of ADD.
+// run makes the attachments in their order and puts their results into the record. The first
+// attachment's result is the result of ADD.
 func (a *Agent) run(ctx context.Context, record *state.Container, steps *steps) error {
 	if err := a.supersede(ctx, record); err != nil {
 		return err
@@ -238,7 +238,7 @@ func (a *Agent) setup(ctx context.Context, d driver, record *state.Container, i 
 		return nil, err
 	}
 	defer unlock()
-	// Whoever took the addresses away has ended the context before it got the lock.
+	// A withdrawal of the addresses ended the context before it got the lock.
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -337,7 +337,7 @@ func (a *Agent) stillThere(ctx context.Context, record *state.Container) error {
 	return nil
 }
 
-// hasScarce returns whether the record has what another pod may get when its pod is gone:
+// hasScarce returns whether the record has resources that another pod may get when its pod is gone:
 // floating IPs or host ports.
 func hasScarce(record *state.Container) bool {
 	return len(record.Addresses()) > 0 || len(record.HostPorts) > 0

@@ -34,7 +34,7 @@ type pods interface {
 	Addresses(ctx context.Context, pod podinfo.Pod) ([]api.Address, error)
 	Alive(ctx context.Context, pod api.Pod) (bool, error)
 	Holds(ctx context.Context, pod api.Pod, addr api.Address) error
-	// Annotations returns those of a pod that the watch has seen, without blocking.
+	// Annotations returns a pod's annotations that the watch has seen, without blocking.
 	Annotations(pod api.Pod) (annotations map[string]string, known bool)
 	// Holder returns the pod of this node that holds the address.
 	Holder(ctx context.Context, addr netip.Addr) (api.Pod, error)
@@ -67,8 +67,8 @@ type plugins interface {
 	Check(ctx context.Context, n *chain.Network, a chain.Attachment, result json.RawMessage) error
 	Status(ctx context.Context, n *chain.Network) error
 	GC(ctx context.Context, n *chain.Network, valid []types.GCAttachment) error
-	// Attached lists the attachments of Add that Del has not ended, also those of an earlier start of
-	// the node's kernel, and what it can read beside an error. It blocks for files only.
+	// Attached lists the attachments of Add that Del has not ended, also from an earlier start of
+	// the node's kernel; beside an error, the readable ones. It blocks for files only.
 	Attached() ([]chain.Attached, error)
 }
 
@@ -141,12 +141,12 @@ type Options struct {
 	Metrics       *Metrics
 	// Events may be nil.
 	Events event.Recorder
-	// Kernel, if given, returns what the node's kernel lacks for floating IPs.
+	// Kernel, if given, returns an error where the node's kernel lacks a feature for floating IPs.
 	Kernel func() error
 	// Policies may be nil, to enforce no network policies.
 	Policies policies
-	// HostPorts forwards ports of the node to pods, and HostPortRange has those that the
-	// node chooses from where a pod leaves it the choice.
+	// HostPorts forwards ports of the node to pods, and HostPortRange has the ports that the node
+	// chooses from where a pod leaves it the choice.
 	HostPorts     forwarder
 	HostPortRange hostport.Range
 }

@@ -43,17 +43,17 @@ type world struct {
 	synced  chan struct{}
 	// hang, if given, is called in ADD and DEL of plugins.
 	hang func(context.Context)
-	// links are those of the node.
+	// links of the node.
 	links []Link
 	// podEnds are their other ends' names.
 	podEnds map[string]string
 	// podIP, if given, is the address that plugins give.
 	podIP string
-	// missing is what Check of the driver returns.
+	// missing is the error of the driver's Check.
 	missing error
 	// named are the networks that the pod's annotation names.
 	named []attachdef.Network
-	// annotated has what was written on the pod, annotateErr what this returns.
+	// annotated has the annotations written on the pod, annotateErr is the error of the writing.
 	annotated   map[string]string
 	annotateErr error
 	// running are the pods of the node.
@@ -477,7 +477,7 @@ func TestFloatingNetwork(t *testing.T) {
 	}
 }
 
-// After a start the agent finishes what was interrupted, and looks at the rest.
+// After a start the agent finishes interrupted work, and checks the other records.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w := newAgent(t)
@@ -650,7 +650,7 @@ func TestWithdrawnComesBack(t *testing.T) {
 	}
 }
 
-// Inspect shows what was done for each record and what failed.
+// Inspect shows each record, and the error of its last work.
 func TestInspect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w := newAgent(t)

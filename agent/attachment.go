@@ -42,9 +42,9 @@ func (a *Agent) eachInterface(record *state.Container, do func(d driver, i *Inte
 	return errors.Join(errs...)
 }
 
-// networkOf returns the network of an attachment with the plugins that the agent runs: a
-// driver does the work of the first plugin, and another program that of the only one where
-// berth-ipam was called by it.
+// networkOf returns the network of an attachment with the plugins that the agent runs. It leaves
+// out the first one where a driver does its work, or where the program that called berth-ipam runs
+// it.
 func networkOf(record *state.Container, i int) (*chain.Network, error) {
 	network, err := chain.Parse(record.Attachments[i].Network)
 	if err != nil {

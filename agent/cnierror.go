@@ -57,8 +57,8 @@ func code(err error) uint {
 	return types.ErrInternal
 }
 
-// statusCode returns the code of a failed STATUS: that of the plugin that failed where
-// it says more than that ADD cannot be served.
+// statusCode returns the code of a failed STATUS: the code of the failed plugin where it says more
+// than that ADD cannot be served.
 func statusCode(err error) uint {
 	var plugin *types.Error
 	if errors.As(err, &plugin) && plugin.Code == api.CodeLimitedConnectivity {

@@ -12,9 +12,8 @@ import (
 // onSegment is a driver whose addresses are on layer 2 networks, where another host may
 // have them. The addresses of other drivers are not probed.
 type onSegment interface {
-	// Targets lists the interface's addresses before it is set up, each with the node's
-	// link to its network, which may be made for it. Beside an error it has those whose
-	// link was found.
+	// Targets lists the interface's addresses before it is set up, each with the node's link to its
+	// network, which may be made for it. Beside an error it has the addresses whose link was found.
 	Targets(i *Interface) ([]conflict.Target, error)
 }
 

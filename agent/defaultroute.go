@@ -156,8 +156,8 @@ func isDefault(r *types.Route) bool {
 	return ones == 0
 }
 
-// rerouted returns an attachment's result without default routes of the families of lost, and
-// with those by gateways.
+// rerouted returns an attachment's result without default routes of the families of lost, and with
+// default routes by gateways.
 func rerouted(record *state.Container, i int, lost, gateways []netip.Addr) (json.RawMessage, error) {
 	result, err := resultOf(&record.Attachments[i])
 	if err != nil {

@@ -111,7 +111,7 @@ func (f vlanNetworks) Floating() (*Floating, error) {
 	return floating, err
 }
 
-// What is told of the networks follows the default route: their plugins check by it.
+// The networks' results follow the default route: their plugins check by them.
 func TestRerouted(t *testing.T) {
 	r := record("c", state.Adding, "/n", nil)
 	r.Attachments[0].Driver = ""

@@ -68,9 +68,9 @@ func (c carrier) Defend(ctx context.Context, key state.Key, claims map[netip.Add
 	return true, nil
 }
 
-// Confirm asks the networks whether hosts that claimed addresses go on answering for
-// them, and tells users of those. A node from which an address just moved away claims it, too,
-// but it answers no probes.
+// Confirm asks the networks whether hosts that claimed addresses go on answering for them, and
+// tells users of hosts that do. A node from which an address just moved away claims it, too, but it
+// answers no probes.
 func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Addr]bool) {
 	a := c.agent
 	if a.conflicts.Prober == nil {
@@ -83,7 +83,7 @@ func (c carrier) Confirm(ctx context.Context, claims map[state.Key]map[netip.Add
 		if record == nil || record.Phase != state.Added {
 			continue
 		}
-		// Whoever repairs the record complains of missing links.
+		// The repair of the record reports missing links.
 		targets, _ := a.targets(record, toDefend)
 		for _, t := range targets {
 			if claimed[t.Address] {

@@ -19,7 +19,7 @@ import (
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
-// fakeListener hears what a test says.
+// fakeListener hears the claims that a test sends.
 type fakeListener struct {
 	*world
 	claims chan conflict.Conflict
@@ -70,7 +70,7 @@ func TestDefend(t *testing.T) {
 	for name, c := range map[string]struct {
 		phase state.Phase
 		holds error
-		// claimed is the address; empty is that of the pod.
+		// claimed is the address; empty means the pod's.
 		claimed string
 		// at is when the other host claims it.
 		at []time.Duration

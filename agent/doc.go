@@ -19,7 +19,7 @@
 //     since the pod was bound to the node
 //  7. for each attachment: wire its addresses and announce them, run the plugins; then
 //     give the default route to the attachment that the pod chose for it
-//  8. bring the network policies of the pod into the kernel, and let in what they allow
+//  8. bring the network policies of the pod into the kernel, and let in allowed packets
 //  9. give the container its bandwidth limits
 //  10. open its host ports
 //  11. write the result (added)
@@ -66,9 +66,10 @@
 // API has said that the pod still holds its addresses. So a crash between any two steps
 // leaves either no trace or a record of it.
 //
-// Records end with the node's kernel, and with it all that they describe but what plugins keep in files,
-// such as leases. After a restart of the node the agent runs the plugins' DEL for the attachments that
-// package chain has noted, without a namespace, and the addresses are free for the pods' new containers.
+// Records end with the node's kernel, and so does everything that they describe except files of
+// plugins, such as leases. After a restart of the node the agent runs the plugins' DEL for the
+// attachments that package chain has noted, without a namespace, and the addresses are free for the
+// pods' new containers.
 //
 // # Locks
 //

@@ -27,19 +27,19 @@ const (
 	earlyParallel = 8
 )
 
-// earlyProbes ask for the addresses of pods that were just bound to this node, while kubelet
-// and runtime prepare their ADDs, which then need not wait for probes. Only what an early probe
-// found free counts: whatever else comes of it, ADD asks itself. Methods are safe in parallel.
+// earlyProbes ask for the addresses of pods that were just bound to this node, while kubelet and
+// runtime prepare their ADDs, which then need not wait for probes. Only addresses that an early
+// probe found free count: after any other outcome ADD asks itself. Methods are safe in parallel.
 type earlyProbes struct {
 	mu sync.Mutex
-	// byPod has those that no ADD has taken, by the UID of the pod.
+	// byPod has the probes that no ADD has taken, by the UID of the pod.
 	byPod   map[string]*earlyProbe
 	running int
 }
 
 type earlyProbe struct {
 	done chan struct{}
-	// What follows is written before done is closed. free are the targets if no host has one
+	// The fields below are written before done is closed. free are the targets if no host has one
 	// of them.
 	free  []conflict.Target
 	ended time.Time
@@ -62,7 +62,7 @@ func (e *earlyProbes) begin(uid string) *earlyProbe {
 	return p
 }
 
-// end notes what the probe found.
+// end notes the result of the probe.
 func (e *earlyProbes) end(uid string, p *earlyProbe, free []conflict.Target) {
 	p.free, p.ended = free, time.Now()
 	close(p.done)

@@ -25,7 +25,7 @@ func TestEarlyProbe(t *testing.T) {
 	cases := map[string]struct {
 		// wait is the time from the bind to the ADD.
 		wait time.Duration
-		// early is what the early probe finds.
+		// early is the result of the early probe.
 		early  []conflict.Conflict
 		err    error
 		before func(a *Agent, w *world)

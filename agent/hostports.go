@@ -34,7 +34,7 @@ type forwarder interface {
 	Apply(mappings []hostport.Mapping) (changed bool, err error)
 	// Check returns an error that names a mapping that the node does not forward.
 	Check(mappings []hostport.Mapping) error
-	// Forwarded lists what the node forwards.
+	// Forwarded lists the ports that the node forwards.
 	Forwarded() ([]hostport.Mapping, error)
 	// Unused returns true where no program of the node has the port or gets it unasked.
 	Unused(protocol string, port uint16) (bool, error)
@@ -46,10 +46,10 @@ var ErrHostPortTaken = errors.New("host port is taken")
 // capabilityPortMappings is the capability of CNI by which plugins get host ports.
 const capabilityPortMappings = "portMappings"
 
-// hostPorts are what the node forwards beyond the records of complete containers. A record
-// has a port from the first write of ADD (claim), which is when other pods are refused. The
-// port is open from openPorts on, as long as the phase is added. Older containers of the same
-// pod lose it when the ADD is complete.
+// hostPorts has the forwards of the node that no record of a complete container has. A record has a
+// port from the first write of ADD (claim); from then on other pods are refused. The port is open
+// from openPorts on, as long as the phase is added. Older containers of the same pod lose it when
+// the ADD is complete.
 type hostPorts struct {
 	mu sync.Mutex
 	// adding has the mappings of ADDs that have opened their ports and are not complete.
@@ -83,9 +83,9 @@ func (h *hostPorts) checkSoon() {
 	h.wake.Send()
 }
 
-// lockHostPorts locks the host ports of all records. Its caller may write records and change
-// the kernel, and runs no plugin and asks no API meanwhile. Callers that need locks of
-// addresses, too, take those first.
+// lockHostPorts locks the host ports of all records. Its caller may write records and change the
+// kernel, and runs no plugin and asks no API meanwhile. Callers that need locks of addresses, too,
+// take the address locks first.
 func (a *Agent) lockHostPorts(ctx context.Context) (func(), error) {
 	ctx, cancel := context.WithTimeout(ctx, kernelPatience)
 	defer cancel()
@@ -96,9 +96,9 @@ func (a *Agent) lockHostPorts(ctx context.Context) (func(), error) {
 	return unlock, nil
 }
 
-// requestedPorts returns the host ports that a pod asks for: those of the runtime's
-// portMappings, and, with the annotation, one of the node's choice for every other port of
-// its containers, which has the number 0.
+// requestedPorts returns the host ports that a pod asks for: the ports of the runtime's
+// portMappings, and, with the annotation, one of the node's choice for every other port of its
+// containers, which has the number 0.
 func requestedPorts(pod podinfo.Pod, capabilities map[string]json.RawMessage) ([]state.HostPort, error) {
 	var all []state.HostPort
 	var given []struct {
@@ -245,7 +245,7 @@ func opensPorts(record *state.Container) bool {
 	return record.Phase == state.Added || record.Phase == state.Adding
 }
 
-// conflicts lists those of ours that the node cannot have beside theirs.
+// conflicts lists the ports of ours that the node cannot have beside theirs.
 func conflicts(ours, theirs []state.HostPort) []state.HostPort {
 	return slices.DeleteFunc(slices.Clone(ours), func(our state.HostPort) bool {
 		return !slices.ContainsFunc(theirs, func(their state.HostPort) bool { return hostport.Conflict(our.HostPort, their.HostPort) })
@@ -363,8 +363,8 @@ func portsOf(ports []state.HostPort) []api.HostPort {
 // node's ports do not pass the node unless the pod sees the node as its client.
 var detachedTypes = []string{"macvlan", "ipvlan", "vlan", "sriov", "host-device"}
 
-// mappingsOf returns what the node must forward for a record with the results of its
-// plugins: nothing where a plugin does.
+// mappingsOf returns the mappings that the node must forward for a record with the results of its
+// plugins: none where a plugin forwards.
 func mappingsOf(record *state.Container) ([]hostport.Mapping, error) {
 	if len(record.HostPorts) == 0 {
 		return nil, nil
@@ -414,7 +414,7 @@ func (a *Agent) openPorts(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	defer unlock()
-	// Whoever took a port or the pod away has ended the context before it got the lock.
+	// A withdrawal of a port or of the pod ended the context before it got the lock.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -459,14 +459,14 @@ func (a *Agent) reopenPorts(ctx context.Context, record *state.Container) error 
 		return err
 	}
 	if _, err := a.apply(ctx); err != nil {
-		// The record says what is open, and the reconciler makes it so.
+		// The record lists the open ports, and the reconciler opens them.
 		a.hostPorts.checkSoon()
 		return fmt.Errorf("open the host ports of pod %s: %w", record.Pod, err)
 	}
 	return nil
 }
 
-// applyPorts makes the kernel forward what the records say.
+// applyPorts makes the kernel forward the ports of the records.
 func (a *Agent) applyPorts(ctx context.Context) (changed bool, err error) {
 	unlock, err := a.lockHostPorts(ctx)
 	if err != nil {
@@ -490,8 +490,8 @@ func (a *Agent) apply(ctx context.Context) (changed bool, err error) {
 	return a.HostPorts.Apply(append(mappings, without(more, mappings)...))
 }
 
-// allMappings lists what the node must forward for the records. A record that cannot be read must not close
-// the ports of others. The caller holds the lock of the host ports.
+// allMappings lists the ports that the node must forward for the records. A record that cannot be
+// read must not close the ports of others. The caller holds the lock of the host ports.
 func (a *Agent) allMappings(ctx context.Context) []hostport.Mapping {
 	records := a.Store.List()
 	var opening []hostport.Mapping
@@ -518,7 +518,7 @@ func (a *Agent) allMappings(ctx context.Context) []hostport.Mapping {
 	return all
 }
 
-// without lists the mappings whose ports the node can have beside those of others.
+// without lists the mappings whose ports the node can have beside the ports of others.
 func without(mappings, others []hostport.Mapping) []hostport.Mapping {
 	return slices.DeleteFunc(mappings, func(m hostport.Mapping) bool {
 		return slices.ContainsFunc(others, func(o hostport.Mapping) bool { return hostport.Conflict(m.HostPort, o.HostPort) })

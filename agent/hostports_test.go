@@ -24,14 +24,14 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// fakeForwarder remembers what the node forwards.
+// fakeForwarder remembers the ports that the node forwards.
 type fakeForwarder struct {
 	mu   sync.Mutex
 	open []string
 	err  error
 	// used has the ports of the node's programs.
 	used []uint16
-	// found is what an earlier agent left.
+	// found are the forwards of an earlier agent.
 	found []hostport.Mapping
 	// applied, if given, is called after a change.
 	applied func()
@@ -138,7 +138,7 @@ func TestHostPorts(t *testing.T) {
 	f.expect(t)
 }
 
-// Another pod does not get the port, and learns who has it.
+// Another pod does not get the port, and its error names the pod that has it.
 func TestHostPortConflict(t *testing.T) {
 	a, w, f := ordinary(t)
 	must(t, add(t, a, ports("c", web)))
@@ -371,7 +371,8 @@ func TestHostPortsOfFailedADD(t *testing.T) {
 	f.expect(t, "TCP 8080 to 10.244.0.5:80")
 }
 
-// What another program closes is opened again, and what a crash left is closed.
+// The agent opens a port again that another program closes, and closes a port that a crash left
+// open.
 func TestHostPortsAreReconciled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, f := ordinary(t)
@@ -453,7 +454,7 @@ func TestRandomHostPortsAreLimited(t *testing.T) {
 	}
 }
 
-// A network whose plugin opens host ports is told those that the node chose.
+// A network whose plugin opens host ports gets the ports that the node chose.
 func TestPluginOpensHostPorts(t *testing.T) {
 	a, w, f := ordinary(t)
 	a.Networks = portmapNetworks{}
@@ -494,6 +495,6 @@ func TestHostPortsThatAreRefused(t *testing.T) {
 	}
 }
 
-// aliveNS is a namespace that exists, as that of a running container, and is not the network
-// of this process.
+// aliveNS is a namespace that exists, as a running container's, and is not the network of this
+// process.
 const aliveNS = "/proc/self/ns/uts"

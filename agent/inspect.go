@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// Inspect returns what the agent knows; a pod, as namespace/name, limits it to the pod's
-// containers. check has each record compared with the kernel, and changes nothing.
+// Inspect reports the agent's state; a pod, as namespace/name, limits it to the pod's containers.
+// check has each record compared with the kernel, and changes nothing.
 func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
 	records, outcomes := a.Store.List(), a.reconciler.Outcomes()
 	in := &api.Inspection{

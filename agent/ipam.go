@@ -28,7 +28,7 @@ var ErrNoFloatingIP = errors.New("no floating IP for this interface")
 //   - Plugins that another program runs, such as the runtime itself. IPAM then does all that
 //     Add does but for the wiring, with a record of its own for the interface.
 //
-// The addresses are those that the API says the pod holds on this node, in both.
+// In both cases the API lists the addresses: the pod holds them on this node.
 func (a *Agent) IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error) {
 	switch req.Command {
 	case "ADD":
@@ -51,7 +51,7 @@ func ofCaller(record *state.Container) bool {
 	return record.Attachments[0].Driver == api.DriverIPAMCaller
 }
 
-// ipamResult is what berth-ipam answers for an attachment.
+// ipamResult returns berth-ipam's result for an attachment.
 func ipamResult(record *state.Container, i int) (json.RawMessage, error) {
 	network, err := chain.Parse(record.Attachments[i].Network)
 	if err != nil {
@@ -199,8 +199,8 @@ func listOf(conf *foreign.Config, plugin json.RawMessage) (json.RawMessage, erro
 	return network.Raw(), nil
 }
 
-// ipamDel ends an attachment whose plugins another program runs. Those of the agent's own end
-// with its DEL, which runs the plugin that calls.
+// ipamDel ends an attachment whose plugins another program runs. An attachment whose plugins the
+// agent runs ends with its DEL, which runs the plugin that calls.
 func (a *Agent) ipamDel(ctx context.Context, req *api.Request) error {
 	if err := checkIDs(req); err != nil {
 		return err
@@ -238,7 +238,7 @@ func (a *Agent) endOfCaller(ctx context.Context, key state.Key, netns *string) e
 	return nil
 }
 
-// ipamCheck returns what the interface was given.
+// ipamCheck returns the addresses that the interface was given.
 func (a *Agent) ipamCheck(req *api.Request) (json.RawMessage, error) {
 	if err := checkIDs(req); err != nil {
 		return nil, err

@@ -104,7 +104,7 @@ func TestIPAMOfChain(t *testing.T) {
 		if err := a.Check(t.Context(), addRequest("c")); err != nil {
 			t.Errorf("Check() = %v", err)
 		}
-		// GC of the plugin's network leaves what the agent runs.
+		// GC of the plugin's network leaves attachments whose plugins the agent runs.
 		if _, err := a.IPAM(t.Context(), &api.Request{Command: "GC", Config: json.RawMessage(`{"name":"floating","cni.dev/valid-attachments":[]}`)}); err != nil {
 			t.Errorf("GC: %v", err)
 		}
@@ -207,7 +207,7 @@ func TestIPAMOfCaller(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 
-	// GC ends what the network does not list; so does the end of the namespace.
+	// GC ends attachments that the network does not list; so does the end of the namespace.
 	if _, err := a.IPAM(t.Context(), request("ADD")); err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestIPAMOfCaller(t *testing.T) {
 	}
 }
 
-// What berth-ipam is told where it gets no address, and nothing stays.
+// berth-ipam gets an error that says why it gets no address, and nothing stays.
 func TestIPAMRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		world func(*world)
@@ -402,7 +402,7 @@ func TestIPAMWithdrawnBeforeWiring(t *testing.T) {
 		t.Errorf("records (-want +got):\n%s", diff)
 	}
 	key := <-checks
-	// The reconciler repeats what fails.
+	// The reconciler repeats failed work.
 	if err := a.repair(t.Context(), key); !errors.Is(err, foreign.ErrNotSeen) {
 		t.Errorf("repair of %v: %v, want ErrNotSeen", key, err)
 	}
@@ -478,7 +478,7 @@ type nodeDriver struct{ fakeDriver }
 func (d nodeDriver) Withdraw(i *Interface) error { d.note("withdraw in %q", i.NetNS); return nil }
 func (d nodeDriver) Teardown(i *Interface) error { d.note("teardown in %q", i.NetNS); return nil }
 
-// The path of DEL may lead to the node by now, as that of a process whose ID was used again.
+// The path of DEL may lead to the node by now, as after its process ID was used again.
 func TestIPAMDelOnNode(t *testing.T) {
 	a, w := newForeignAgent(t, "")
 	a.Drivers[api.DriverIPAMCaller] = nodeDriver{fakeDriver{w}}

@@ -59,9 +59,9 @@ func (a *Agent) recordedContainers() map[string]bool {
 	return all
 }
 
-// freeEnded runs the plugins' DEL for the containers that ended with their records until it succeeds: those
-// of before the node's restart, and those whose namespace is gone. Of their networks nothing is left but
-// what plugins keep in files, such as leases.
+// freeEnded runs the plugins' DEL for the containers that ended with their records until it
+// succeeds: containers from before the node's restart, and containers whose namespace is gone. Of
+// their networks nothing is left but the plugins' files, such as leases.
 func (a *Agent) freeEnded(ctx context.Context) {
 	_ = wait.PollUntilContextCancel(ctx, freeRetry, true, func(ctx context.Context) (done bool, err error) {
 		freed, err := a.delUnrecorded(ctx, "", func(one chain.Attached) bool {
@@ -72,9 +72,9 @@ func (a *Agent) freeEnded(ctx context.Context) {
 			return false, ctx.Err()
 		}
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot give back what plugins keep for containers that ended, will try again")
+			klog.FromContext(ctx).Error(err, "Cannot run the plugins' DEL for containers that ended, will try again")
 		} else if freed > 0 {
-			klog.FromContext(ctx).Info("Gave back what plugins kept in files for containers that ended before the agent started", "attachments", freed)
+			klog.FromContext(ctx).Info("Ran the plugins' DEL for containers that ended before the agent started", "attachments", freed)
 		}
 		return err == nil, nil
 	})

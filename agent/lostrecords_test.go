@@ -37,9 +37,9 @@ func (w *world) dels() []string {
 	return all
 }
 
-// After a restart of the node there are no records. The agent gives back what the plugins of all networks
-// keep for the containers of before, and does nothing else for them; new containers have addresses and ports
-// at once.
+// After a restart of the node there are no records. The agent has the plugins of all networks free
+// their files for the containers of before, and does nothing else for them; new containers have
+// addresses and ports at once.
 func TestAfterBoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w := newAgent(t)
@@ -82,8 +82,8 @@ func TestAfterBoot(t *testing.T) {
 	})
 }
 
-// The plugins of a container of before get no namespace, whose path may be that of another container; those
-// of one whose record alone is lost get that of the runtime's call.
+// The plugins of a container of before get no namespace, whose path may belong to another
+// container; a container that lost its record alone gets the namespace of the runtime's call.
 func TestUnrecordedNamespace(t *testing.T) {
 	for _, earlier := range []bool{true, false} {
 		a, w := newAgent(t)
@@ -120,7 +120,7 @@ func (n netnsSeen) Del(ctx context.Context, network *chain.Network, a chain.Atta
 	return n.fakePlugins.Del(ctx, network, a, result)
 }
 
-// GC gives back what plugins keep for containers that neither the runtime nor a record knows.
+// GC frees the plugins' files for containers that neither the runtime nor a record knows.
 func TestGCUnrecorded(t *testing.T) {
 	a, w := newAgent(t)
 	must(t, add(t, a, addRequest("recorded")))

@@ -19,8 +19,8 @@ import (
 // later.
 const statusPatience = 2 * time.Second
 
-// hasStatus returns whether annotations tell what the pod was given. Pods that name no
-// networks have none of networks: their address is in the pod's status.
+// hasStatus returns whether the pod gets annotations about its networks and host ports. Pods that
+// name no networks get none about networks: their address is in the pod's status.
 func hasStatus(record *state.Container) bool {
 	return len(record.Attachments) > 1 || hasRandomPorts(record)
 }

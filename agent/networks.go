@@ -22,14 +22,14 @@ type Networks struct {
 	OwnFile string
 	// Overlay, if given, returns the configuration of pods without a floating IP.
 	Overlay func() ([]byte, error)
-	// DefaultFile, if given, is that configuration; otherwise it is the first other
-	// file of ConfDir.
+	// DefaultFile, if given, has that configuration; otherwise the first other file of ConfDir has
+	// it.
 	DefaultFile string
 	// FloatingFile, if given, is the configuration of pods with a floating IP:
 	// a list that begins with the plugin berth-veth, berth-vlan or berth-sriov, or with one
 	// whose ipam is berth-ipam.
 	FloatingFile string
-	// Socket is that of the agent, for berth-ipam.
+	// Socket of the agent, for berth-ipam.
 	Socket string
 	// Uplink returns the node's link to the pools' networks.
 	Uplink func() (string, error)
@@ -78,7 +78,7 @@ type Floating struct {
 	Driver string
 	// Uplink is the node's link to the pools' networks.
 	Uplink string
-	// MTU of the pods' interfaces; 0 means that of the uplink.
+	// MTU of the pods' interfaces; 0 means the uplink's MTU.
 	MTU int
 	// Optional says that the network is for pods without a floating IP, too.
 	Optional bool
@@ -129,11 +129,10 @@ func (n *Networks) load(named *attachdef.Network) (*chain.Network, error) {
 	})
 }
 
-// drivers are those of the plugins that take floating IPs.
+// drivers has the driver of each plugin that takes floating IPs.
 var drivers = map[string]string{api.VethType: api.DriverVeth, api.VlanType: api.DriverVlan, api.SriovType: api.DriverVlan}
 
-// floating returns what a driver does of the network, nil where no driver knows its first
-// plugin.
+// floating returns how a driver serves the network, nil where no driver knows its first plugin.
 func (n *Networks) floating(network *chain.Network) (*Floating, error) {
 	plugin := network.Types()[0]
 	driver, ok := drivers[plugin]

@@ -40,9 +40,9 @@ func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf r
 	}, nil
 }
 
-// planAttachments returns the attachment to the pod's first network, and those to the
-// networks that its annotation names. The pod's floating IPs are on the network that takes
-// floating IPs: one of the annotation, or the first.
+// planAttachments returns the attachment to the pod's first network, and the attachments to the
+// networks that its annotation names. The pod's floating IPs are on the network that takes floating
+// IPs: one of the annotation, or the first.
 func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
 	named, err := a.planNamed(ctx, pod, ifName)
 	if err != nil {

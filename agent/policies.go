@@ -28,7 +28,8 @@ type policies interface {
 	Attached(id string)
 	Detached(id string)
 	Forget(uid string)
-	// Reopen removes what an interrupted ADD left in a network namespace. It blocks for the kernel.
+	// Reopen removes the rules that an interrupted ADD left in a network namespace. It blocks for
+	// the kernel.
 	Reopen(netns string) error
 	// Soon has the containers listed again, and Recheck the kernel compared whole; they return at
 	// once.
@@ -37,7 +38,7 @@ type policies interface {
 	// Ready returns an error while the policies are not known or not in the kernel. It does not
 	// block.
 	Ready() error
-	// Inspect returns what is enforced, without blocking.
+	// Inspect reports the enforcement, without blocking.
 	Inspect() *api.InspectedPolicies
 	// Trace says which policies decide on a connection.
 	Trace(q api.PolicyTrace) (string, error)

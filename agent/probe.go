@@ -20,15 +20,15 @@ import (
 // own answers.
 var ErrCarried = errors.New("this node carries the address: ask another one")
 
-// Probe asks the network of a VLAN who has addresses, and says which this node carries. It
-// changes nothing, and blocks for a second if there are addresses.
+// Probe asks the network of a VLAN which hosts have addresses, and lists the addresses that this
+// node carries. It changes nothing, and blocks for a second if there are addresses.
 func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.Probed, error) {
 	probed := &api.Probed{Carried: []api.CarriedAddress{}}
 	for _, record := range a.Store.List() {
 		if record.Phase != state.Added {
 			continue
 		}
-		// What cannot be read is not carried, and shows as nobody's answer.
+		// Addresses that cannot be read are missing here, and show as nobody's answer.
 		targets, _ := a.targets(record, toDefend)
 		for _, t := range targets {
 			probed.Carried = append(probed.Carried, carried(t))

@@ -95,7 +95,7 @@ func (c *requestConfig) supported() error {
 	return nil
 }
 
-// checkIDs refuses names that no runtime sends. Package server has checked those of the shim's
+// checkIDs refuses names that no runtime sends. Package server has checked the names of the shim's
 // calls, but older shims and berth-ipam write to the socket, too.
 func checkIDs(req *api.Request) error {
 	if err := utils.ValidateContainerID(req.ContainerID); err != nil {

@@ -38,8 +38,7 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// The rules for container IDs are those of the CNI specification, for interface names
-// those of the kernel.
+// The CNI specification has the rules for container IDs, the kernel for interface names.
 func TestCheckIDs(t *testing.T) {
 	cases := map[string]struct {
 		containerID, ifName string

@@ -23,7 +23,7 @@ type shaper interface {
 	Shape(ctx context.Context, c profile.Container)
 	// Soon has all containers compared with the kernel; it returns at once.
 	Soon()
-	// Inspect returns what a container has, and changes nothing. It blocks for the kernel.
+	// Inspect returns a container's limits, and changes nothing. It blocks for the kernel.
 	Inspect(c profile.Container) api.InspectedShaping
 }
 
@@ -50,7 +50,7 @@ func (a *Agent) Changed() {
 func (a *Agent) Shaped() []profile.Container {
 	var all []profile.Container
 	for _, record := range a.Store.List() {
-		// What another program wires it also limits.
+		// Another program limits the interfaces that it wires.
 		if (record.Phase == state.Adding || record.Phase == state.Added) && !ofCaller(record) {
 			all = append(all, a.shaped(record))
 		}
@@ -79,7 +79,7 @@ func (a *Agent) shaped(record *state.Container) profile.Container {
 }
 
 // addressesOf returns the container's addresses in the result of plugins, none where it
-// cannot be read: that is for CHECK and DEL to tell.
+// cannot be read: CHECK and DEL report it.
 func addressesOf(raw json.RawMessage) []netip.Addr {
 	if len(raw) == 0 {
 		return nil

@@ -16,9 +16,9 @@ import (
 	"github.com/berth-dev/berth/cni/hostport"
 )
 
-// unrecorded is a host port of a running pod that has no record, because the state file was
-// lost. What the kernel forwards at the start of the agent stays until the pods of the node
-// are known, and then where it is a port of one of them. It closes when the pod ends, at its
+// unrecorded is a host port of a running pod that has no record, because the state file was lost. A
+// port that the kernel forwards at the start of the agent stays until the pods of the node are
+// known, and then where it is a port of one of them. It closes when the pod ends, at its
 // container's DEL, and when its next container is complete.
 type unrecorded struct {
 	hostport.Mapping
@@ -26,8 +26,8 @@ type unrecorded struct {
 	pod api.Pod
 }
 
-// unrecordedPorts reads what the kernel forwards once, before the first change. The caller
-// holds the lock of the host ports.
+// unrecordedPorts reads the kernel's forwards once, before the first change. The caller holds the
+// lock of the host ports.
 func (a *Agent) unrecordedPorts() ([]unrecorded, error) {
 	h := &a.hostPorts
 	if h.read {
@@ -58,8 +58,8 @@ func (a *Agent) recordedPorts() []api.HostPort {
 	return all
 }
 
-// findPods gives the host ports without a record their pods, and closes those that no pod has. It does so
-// once, when the pods of the node are known.
+// findPods gives the host ports without a record their pods, and closes ports that no pod has. It
+// does so once, when the pods of the node are known.
 func (a *Agent) findPods(ctx context.Context) error {
 	unlock, err := a.lockHostPorts(ctx)
 	if err != nil {
@@ -137,8 +137,8 @@ func (h *hostPorts) listUnrecorded() []unrecorded {
 	return h.unrecorded
 }
 
-// closeUnrecorded closes the host ports of a container without a record: those that lead to the
-// addresses that its ADD returned or, where the runtime does not say them, those of its pod.
+// closeUnrecorded closes the host ports of a container without a record: the ports that lead to the
+// addresses that its ADD returned or, where the runtime does not pass them, to its pod.
 func (a *Agent) closeUnrecorded(ctx context.Context, args podArgs, conf requestConfig) error {
 	addrs := addressesOf(conf.PrevResult)
 	return a.forgetPorts(ctx, func(p unrecorded) bool {

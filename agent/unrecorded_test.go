@@ -51,8 +51,8 @@ const (
 	randomOpen = "TCP 0.0.0.0:20001 to 10.244.0.3:81"
 )
 
-// Host ports of running pods stay open without records, from the first change on; what no pod
-// has is closed when the pods are known, and a port that a pod lost before the file was closes.
+// Host ports of running pods stay open without records, from the first change on; a port that no
+// pod has is closed when the pods are known, and a port that a pod lost before the file was closes.
 func TestUnrecordedPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w, f := lostState(t)
@@ -115,7 +115,7 @@ func TestUnrecordedPortsHaveAnOwner(t *testing.T) {
 	f.expect(t, randomOpen)
 }
 
-// Where the kernel does not say what it forwards, nothing is closed.
+// Where the kernel's forwards cannot be read, nothing is closed.
 func TestUnrecordedPortsUnread(t *testing.T) {
 	a, _, f := lostState(t)
 	f.open, f.err = []string{webOpen}, errors.New("no netfilter")

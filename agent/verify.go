@@ -98,7 +98,7 @@ func (a *Agent) Verify(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// errNoAnswer is returned where the API did not say who holds an address.
+// errNoAnswer is returned where the API did not name the pod that holds an address.
 var errNoAnswer = errors.New("cannot ask the API server")
 
 // verifyOne asks about one record, which stays a suspect after an error.

@@ -26,10 +26,10 @@ const podGone = "the pod is deleted, replaced or finished"
 // superseded is the reason of a withdrawal that is final: the pod has a new container.
 const superseded = "another container of this node has the address now"
 
-// Gone withdraws the addresses of a pod that is deleted, replaced or finished, in every
-// phase of its records: it waits neither for an ADD or DEL under way nor for a plugin.
-// Pods of the default network lose their host ports, and keep their addresses until DEL:
-// those belong to the node. A static pod runs on when its mirror is deleted.
+// Gone withdraws the addresses of a pod that is deleted, replaced or finished, in every phase of
+// its records: it waits neither for an ADD or DEL under way nor for a plugin. Pods of the default
+// network lose their host ports, and keep their addresses, which belong to the node, until DEL. A
+// static pod runs on when its mirror is deleted.
 func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 	gone := pod.Static == ""
 	if !gone {
@@ -152,7 +152,7 @@ const (
 	EventAddressConflict = "AddressConflict"
 )
 
-// tellPod records an event about a pod; action is what the agent does. It does not block.
+// tellPod records an event about a pod; action names the agent's action. It does not block.
 func (a *Agent) tellPod(pod api.Pod, e event.Event, action string) {
 	if a.Events != nil {
 		e.Record(a.Events, &corev1.ObjectReference{

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package addressconflict asks whether other hosts have addresses of this node's pods, and keeps those
-// that do where users see them. It decides nothing about a pod but to refuse it an address that
-// another host has.
+// Package addressconflict asks whether other hosts have addresses of this node's pods, and shows
+// users the hosts that do. It decides nothing about a pod but to refuse it an address that another
+// host has.
 package addressconflict
 
 import (
@@ -36,7 +36,7 @@ type Prober interface {
 // Log keeps conflicts where users see them and the scheduler's programs do, at the
 // FloatingIPs. Methods are safe in parallel and idempotent, and block for two requests.
 type Log interface {
-	// ReportConflict notes that a host has the address of the pod; what names it.
+	// ReportConflict notes that a host has the address of the pod; the text what names the host.
 	ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error
 	// ClearConflict notes that no host has it. It asks the API only where a conflict
 	// was noted.
@@ -138,9 +138,9 @@ func (c *Conflicts) Note(ctx context.Context, pod api.Pod, targets []conflict.Ta
 	}
 }
 
-// End asks the networks of a pod's addresses that were in conflict whether the other host still
-// has them, and notes those that it has given up. carried returns the pod's targets; it is called
-// only where conflicts are looked for.
+// End asks the networks of a pod's addresses that were in conflict whether the other host still has
+// them, and notes the addresses that it has given up. carried returns the pod's targets; it is
+// called only where conflicts are looked for.
 func (c *Conflicts) End(ctx context.Context, pod api.Pod, carried func() ([]conflict.Target, error)) {
 	if c.Log == nil || c.Prober == nil {
 		return

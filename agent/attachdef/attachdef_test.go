@@ -85,8 +85,8 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// A pod gets no networks at all where one cannot be served: it would run without what it
-// asks for.
+// A pod gets no networks at all where one cannot be served: otherwise it would run without one that
+// it asks for.
 func TestNetworksRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		annotation string

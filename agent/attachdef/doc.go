@@ -6,7 +6,7 @@
 // configuration or names one on the node's disk. It also writes the annotation
 // k8s.v1.cni.cncf.io/network-status.
 //
-// Whoever may create a pod writes the annotation, so it chooses among networks only: a pod
+// Any user that may create a pod writes the annotation, so it chooses among networks only: a pod
 // may use the NetworkAttachmentDefinitions of its own namespace and of namespaces that the
 // administrator shares.
 package attachdef

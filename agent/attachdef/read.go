@@ -50,7 +50,7 @@ type Network struct {
 	// Name of the network where its configuration names none, and of the network on
 	// the node's disk where Config is empty.
 	Name string
-	// Config is a CNI configuration list or that of one plugin.
+	// Config is a CNI configuration list, or the configuration of one plugin.
 	Config json.RawMessage
 	// IfName is the interface in the container.
 	IfName string
@@ -123,7 +123,7 @@ func parse(annotation, namespace string) ([]*nadv1.NetworkSelectionElement, erro
 	return selections, nil
 }
 
-// label is what each part of the short form consists of.
+// label matches each part of the short form.
 var label = regexp.MustCompile("^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
 // parseShort reads one network of the short form, namespace/name@interface, of which only
@@ -227,8 +227,7 @@ func interfaceNames(selections []*nadv1.NetworkSelectionElement, first string) (
 		names[i] = s.InterfaceRequest
 	}
 	for i := range names {
-		// The number is that of the position, so that a name does not change with
-		// those of others.
+		// The number follows from the position, so that a name does not change with other names.
 		for number := i + 1; names[i] == ""; number += len(names) {
 			if name := fmt.Sprintf("net%d", number); !taken[name] {
 				taken[name], names[i] = true, name

@@ -12,7 +12,7 @@ import (
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 )
 
-// StatusAnnotation is the annotation of a pod that says what its networks gave it.
+// StatusAnnotation is the annotation of a pod that lists its networks' interfaces and addresses.
 const StatusAnnotation = nadv1.NetworkStatusAnnot
 
 // Attached is a network of a pod with the CNI result of its ADD.
@@ -45,8 +45,8 @@ func Status(networks []Attached) (string, error) {
 	return string(value), nil
 }
 
-// statusOf returns the status of each interface that a network gave the container, or, as
-// plugins need not list interfaces, of the network. It is what Multus writes.
+// statusOf returns the status of each interface that a network gave the container, or, as plugins
+// need not list interfaces, of the network. It writes the same as Multus.
 func statusOf(result *types100.Result, network string, isDefault bool) []nadv1.NetworkStatus {
 	common := nadv1.NetworkStatus{Name: network, Gateway: gatewaysIn(result.Routes), DNS: nadv1.DNS{
 		Nameservers: result.DNS.Nameservers, Domain: result.DNS.Domain, Search: result.DNS.Search, Options: result.DNS.Options,

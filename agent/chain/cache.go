@@ -23,8 +23,8 @@ type Cache struct {
 	dir, bootID string
 }
 
-// NewCache returns the cache in a folder, which need not exist. bootID is that of the present start of the
-// node's kernel.
+// NewCache returns the cache in a folder, which need not exist. bootID identifies the present start
+// of the node's kernel.
 func NewCache(dir, bootID string) *Cache { return &Cache{dir: dir, bootID: bootID} }
 
 const (
@@ -45,8 +45,8 @@ type cached struct {
 type Attached struct {
 	Network *Network
 	Attachment
-	// Earlier says that it was made before the node's kernel started: nothing of it is left but files,
-	// and the path of its namespace may be that of another container.
+	// Earlier says that it was made before the node's kernel started: nothing of it is left but
+	// files, and the path of its namespace may belong to another container.
 	Earlier bool
 }
 
@@ -75,7 +75,7 @@ func (c *Cache) put(n *Network, a Attachment) error {
 		err = os.Rename(unfinished, path)
 	}
 	if err != nil {
-		return fmt.Errorf("keep what DEL of network %q needs: %w", n.Name(), err)
+		return fmt.Errorf("keep the input of DEL of network %q: %w", n.Name(), err)
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func (c *Cache) remove(n *Network, a Attachment) error {
 		return nil
 	}
 	if err := os.Remove(c.file(n, a)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove what DEL of network %q needed: %w", n.Name(), err)
+		return fmt.Errorf("remove the input of DEL of network %q: %w", n.Name(), err)
 	}
 	return nil
 }
@@ -139,7 +139,8 @@ func (c *Cache) parse(raw []byte) (Attached, error) {
 	return Attached{Network: network, Attachment: one.Attachment, Earlier: one.BootID != c.bootID}, nil
 }
 
-// CacheFiles lists the files of the cache in a folder, also those that a killed process did not finish.
+// CacheFiles lists the files of the cache in a folder, also files that a killed process did not
+// finish.
 func CacheFiles(dir string) ([]string, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*"+cacheSuffix+"*"))
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The file of an attachment is there from before the first plugin's ADD until all DELs have succeeded, for
-// other processes and after a restart of the node, and DEL gets from it what it got from the caller.
+// The file of an attachment is there from before the first plugin's ADD until all DELs have
+// succeeded, for other processes and after a restart of the node, and DEL gets the same input from
+// it as from the caller.
 func TestCache(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "sub", "cache")
 	f := &fakeExec{fail: map[string]error{"ADD second": types.NewError(120, "no", ""), "DEL second": types.NewError(120, "no", "")}}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chain runs the plugins of a network configuration list: ADD in order,
-// where each plugin gets the result of the one before, DEL backwards, CHECK, STATUS
-// and GC. It never chooses a network. Results are in the caller's records; what DEL needs is in files, too,
-// which outlive these (Cache).
+// Package chain runs the plugins of a network configuration list: ADD in order, where each plugin
+// gets the result of the one before, DEL backwards, CHECK, STATUS and GC. It never chooses a
+// network. Results are in the caller's records; the input of DEL is in files, too, which outlive
+// these (Cache).
 //
 // plan.go computes the input of plugins without I/O; run.go runs them.
 //

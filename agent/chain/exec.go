@@ -29,10 +29,9 @@ var _ invoke.Exec = (*Exec)(nil)
 type Exec struct {
 	version.PluginDecoder
 
-	// Root is the folder where the node's file system is mounted. Plugins run in
-	// it, with the node's iptables, /proc/sys and plugin data; all paths that they get
-	// are the node's. If Root is empty or "/", they run in the agent's own file system.
-	// CheckRoot says what else they need.
+	// Root is the folder where the node's file system is mounted. Plugins run in it, with the
+	// node's iptables, /proc/sys and plugin data; all paths that they get are the node's. If Root
+	// is empty or "/", they run in the agent's own file system. CheckRoot checks their other needs.
 	Root string
 }
 

@@ -31,7 +31,7 @@ func (e *Exec) resolve(file string) (string, error) {
 	return securejoin.SecureJoin(e.Root, file)
 }
 
-// environment adds what plugins in the node's file system need.
+// environment adds the PATH that plugins in the node's file system need.
 func (e *Exec) environment(environ []string) []string {
 	if !e.inNode() {
 		return environ
@@ -44,9 +44,9 @@ func (e *Exec) environment(environ []string) []string {
 	return append(environ, "PATH="+nodePath)
 }
 
-// CheckRoot returns an error that says what the agent's container lacks to run plugins in
-// Root. Without it the first ADD would fail, or the first one of a pod that started after
-// the agent. The caller calls it at start.
+// CheckRoot returns an error that names the things that the agent's container lacks to run plugins
+// in Root. Without it the first ADD would fail, or the first one of a pod that started after the
+// agent. The caller calls it at start.
 func (e *Exec) CheckRoot() error {
 	if !e.inNode() {
 		return nil

@@ -71,10 +71,9 @@ func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous jso
 	return result, nil
 }
 
-// Del runs DEL of every plugin, last first, and returns all errors. Each plugin has its
-// share of the time that the context has left: one that hangs must not take the time of
-// the others, which have to remove what they made. result is that of Add, nil if Add did
-// not finish.
+// Del runs DEL of every plugin, last first, and returns all errors. Each plugin has its share of
+// the time that the context has left: one that hangs must not take the time of the others, which
+// have to remove things that they made. result is Add's, nil if Add did not finish.
 func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.RawMessage) error {
 	if !n.atLeast("0.4.0") {
 		result = nil
@@ -90,8 +89,8 @@ func (r *Runner) Del(ctx context.Context, n *Network, a Attachment, result json.
 	return r.Cache.remove(n, a)
 }
 
-// Attached lists the attachments of Add that Del has not ended, also those of an earlier process and of an
-// earlier start of the node's kernel. It returns what it can read beside an error.
+// Attached lists the attachments of Add that Del has not ended, also from an earlier process and an
+// earlier start of the node's kernel. Beside an error it returns the readable ones.
 func (r *Runner) Attached() ([]Attached, error) { return r.Cache.list() }
 
 func (r *Runner) del(ctx context.Context, n *Network, i int, pluginType string, a Attachment, result json.RawMessage) error {

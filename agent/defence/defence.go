@@ -23,17 +23,16 @@ const (
 	// defendInterval is the least time between two defences of an address (RFC 5227,
 	// section 2.4: DEFEND_INTERVAL).
 	defendInterval = 10 * time.Second
-	// announceInterval is the time between the two announcements of a defence. Section 2.4 has
-	// one; two at this interval are what section 2.3 has for a host that takes an address
-	// (ANNOUNCE_NUM, ANNOUNCE_INTERVAL), and what the other host may have sent. Frames get lost,
-	// and Linux ignores ARP for a second after it changed a neighbour (locktime; since Linux
-	// 4.13 it heeds announcements nevertheless). RFC 4861, section 7.2.6 allows three of
-	// IPv6, a second apart.
+	// announceInterval is the time between the two announcements of a defence. Section 2.4 has one;
+	// section 2.3 has two at this interval for a host that takes an address (ANNOUNCE_NUM,
+	// ANNOUNCE_INTERVAL), and the other host may have sent two. Frames get lost, and Linux ignores
+	// ARP for a second after it changed a neighbour (locktime; since Linux 4.13 it heeds
+	// announcements nevertheless). RFC 4861, section 7.2.6 allows three of IPv6, a second apart.
 	announceInterval = 2 * time.Second
 	// together is the time between a host's claims of several addresses of a pod: they are
 	// answered at once.
 	together = 100 * time.Millisecond
-	// listenInterval is the least time between two looks at what to listen for.
+	// listenInterval is the least time between two looks for addresses to listen for.
 	listenInterval = time.Second
 )
 
@@ -49,8 +48,8 @@ type Listener interface {
 // carrier knows the addresses that this node carries, and answers for them. Its methods block for
 // the kernel, the networks and the API.
 type carrier interface {
-	// Carried returns the addresses to listen for, with their records; beside an error those that
-	// it could find.
+	// Carried returns the addresses to listen for, with their records; beside an error the
+	// addresses that it could find.
 	Carried() (records map[netip.Addr]state.Key, targets []conflict.Target, err error)
 	// Defend announces the addresses of a record, of which another host claims some, and returns
 	// true where the node carries them still. again says that it is the second announcement.
@@ -131,9 +130,9 @@ func (d *Defender) hear(claim conflict.Conflict) {
 	d.queue.AddAfter(key, max(together, time.Until(d.defended[key].next())))
 }
 
-// take returns the claims against a record, and notes that they are answered now. It returns
-// none where the last answer is not long enough ago; again is then true if its second
-// announcement is due. What is due later is queued.
+// take returns the claims against a record, and notes that they are answered now. It returns none
+// where the last answer is not long enough ago; again is then true if its second announcement is
+// due. take queues the record for a later answer or announcement.
 func (d *Defender) take(key state.Key) (claims map[netip.Addr]conflict.Conflict, again bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

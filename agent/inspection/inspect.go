@@ -28,7 +28,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// inspect shows what the agent of this node knows.
+// inspect shows the state of this node's agent.
 type inspect struct {
 	socket, output string
 	check          bool
@@ -192,7 +192,7 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 	return err
 }
 
-// policyLines says what is enforced of network policies.
+// policyLines shows the enforcement of network policies.
 func policyLines(in *api.Inspection) []string {
 	p := in.Policies
 	if p == nil {
@@ -218,7 +218,7 @@ func policyLines(in *api.Inspection) []string {
 	return append(lines, fmt.Sprintf("%s; %d rules and %d elements in %d tables, compared with the kernel within %s", line, p.Rules, p.Elements, p.Tables, age(in.Time, p.Compared)))
 }
 
-// shapingLines says what bandwidth a pod has.
+// shapingLines shows the bandwidth of a pod.
 func shapingLines(s api.InspectedShaping) []string {
 	var lines []string
 	if s.Profile != "" {

@@ -20,7 +20,7 @@ type policyTrace struct {
 	port                       uint16
 }
 
-// NewPolicyCommand returns the command that says what network policies do.
+// NewPolicyCommand returns the command that explains the decisions of network policies.
 func NewPolicyCommand() *cobra.Command {
 	command := &cobra.Command{Use: "policy", Short: "Says what network policies do", Args: cobra.NoArgs}
 	command.AddCommand(newPolicyTraceCommand())

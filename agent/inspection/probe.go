@@ -18,13 +18,13 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// probe asks the network who has addresses.
+// probe asks the network which hosts have addresses.
 type probe struct {
 	socket, output string
 	vlan           int
 }
 
-// NewProbeCommand returns the command that asks a network who has addresses.
+// NewProbeCommand returns the command that asks a network which hosts have addresses.
 func NewProbeCommand() *cobra.Command {
 	p := &probe{socket: api.SocketPath, output: "table"}
 	command := &cobra.Command{

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package linkwatch watches the links by which a node's pods are reached: the uplink, the VLAN
-// links on top of it, and the devices of package shaping. It says what happened to them, and
-// changes none.
+// links on top of it, and the devices of package shaping. It reports their changes, and changes
+// none.
 package linkwatch
 
 import (
@@ -141,8 +141,8 @@ func drain[T any](events <-chan T) {
 	}
 }
 
-// links are those of the node, as its events tell: an ADD causes a dozen of them, and to ask
-// the kernel at each would delay the plugins, which wait for the same lock of the kernel.
+// links has the node's links, as its events tell: an ADD causes a dozen of them, and to ask the
+// kernel at each would delay the plugins, which wait for the same lock of the kernel.
 type links struct {
 	uplink  func() (string, error)
 	byIndex map[int]link
@@ -162,8 +162,8 @@ type link struct {
 // askAgain is how long the name of the uplink is used. It is in the node's configuration.
 const askAgain = time.Second
 
-// note learns from an event. Those of bridges' ports tell less of the link, and their end is
-// not that of the link.
+// note learns from an event. Events of bridge ports tell less of the link, and the end of a port is
+// not the end of the link.
 func (l *links) note(u netlink.LinkUpdate) {
 	switch {
 	case u.Family == unix.AF_BRIDGE:

@@ -79,8 +79,8 @@ func TestDeviceIsLost(t *testing.T) {
 	more(before)
 }
 
-// The agent learns at once that the uplink is back. What other links do is not told, however
-// they are related to the uplink's name.
+// The agent learns at once that the uplink is back. It does not learn of changes of other links,
+// even if their names resemble the uplink's.
 func TestUplinkIsBack(t *testing.T) {
 	netnstest.Need(t)
 	host, wire := netnstest.New(t), netnstest.NewWire(t)

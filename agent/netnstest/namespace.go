@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder has the paths of the namespaces of all test processes: agents and plugins under test
-// need paths. It is not that of "ip netns", since ip looks into all namespaces there, also into
-// those of other tests.
+// folder has the paths of the namespaces of all test processes: agents and plugins under test need
+// paths. It differs from the folder of "ip netns", since ip looks into all namespaces there, also
+// of other tests.
 const folder = "/run/berth-netnstest"
 
 var (
@@ -28,8 +28,8 @@ var (
 	prepared = sync.OnceValue(prepare)
 )
 
-// prepare makes the folder a mount that other mount namespaces see the namespaces in, and
-// removes what killed processes left there.
+// prepare makes the folder a mount that other mount namespaces see the namespaces in, and removes
+// the remains of killed processes there.
 func prepare() error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -56,7 +56,7 @@ func prepare() error {
 	return sweep()
 }
 
-// sweep removes the namespaces of processes that have ended, and only those.
+// sweep removes only the namespaces of processes that have ended.
 func sweep() error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -130,7 +130,7 @@ func newNamespace() (netns ns.NetNS, err error) {
 // remove removes the path of a namespace, which ends with its last process and open file. It
 // does nothing where there is none.
 func remove(path string) error {
-	// A path that is no mount is what a process left that was killed before it mounted.
+	// A process that was killed before the mount leaves a path that is no mount.
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount the namespace at %s: %w", path, err)
 	}

@@ -72,7 +72,7 @@ func isNamespace(t *testing.T, path string) bool {
 	return false
 }
 
-// What a killed process leaves is removed, and nothing else.
+// sweep removes the remains of a killed process, and nothing else.
 func TestKilled(t *testing.T) {
 	if os.Getenv(envOther) != "" {
 		fmt.Println(New(t).Path())

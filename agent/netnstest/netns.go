@@ -25,8 +25,8 @@ import (
 // EnvRequire turns "cannot make namespaces here" from a skip into a failure.
 const EnvRequire = "REQUIRE_NETNS"
 
-// Need skips the test where it cannot make namespaces. It fails the test for root, who
-// always can, and where EnvRequire is set.
+// Need skips the test where it cannot make namespaces. It fails the test for root, which always
+// can, and where EnvRequire is set.
 func Need(t testing.TB) {
 	t.Helper()
 	netns, err := newNamespace()

@@ -98,7 +98,7 @@ func ServeSCTP(host *Host, addr netip.Addr, port uint16) (stop func(), err error
 	return func() { _ = conn.Close() }, nil
 }
 
-// AskSCTP begins an association and returns what the answer says.
+// AskSCTP begins an association and returns the text of the answer.
 func AskSCTP(host *Host, source uint16, to netip.AddrPort, patience time.Duration) (string, error) {
 	var conn *net.IPConn
 	err := host.Try(func() error {

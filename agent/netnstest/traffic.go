@@ -72,7 +72,7 @@ func Seen(t testing.TB, from *Host, source string, server *Host, address string)
 	return client.Addr().Unmap()
 }
 
-// Masquerade makes the namespace that it is called in masquerade what it can, as another
+// Masquerade makes the namespace that it is called in masquerade every connection, as another
 // program may.
 func Masquerade() error {
 	conn, err := nftables.New()
@@ -86,13 +86,13 @@ func Masquerade() error {
 }
 
 // Redirect makes the namespace that it is called in lead a port of an address, by TCP and UDP, to
-// the same port of another address of the family, as kube-proxy and host ports do, also for what
-// the namespace itself sends.
+// the same port of another address of the family, as kube-proxy and host ports do, also for packets
+// that the namespace itself sends.
 func Redirect(address string, port uint16, to string) error {
 	return RedirectPort(address, port, to, port)
 }
 
-// RedirectPort does what Redirect does, to another port.
+// RedirectPort is Redirect to another port.
 func RedirectPort(address string, port uint16, to string, toPort uint16) error {
 	conn, err := nftables.New()
 	if err != nil {

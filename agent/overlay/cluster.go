@@ -96,7 +96,7 @@ func (c *cluster) node(name string) *corev1.Node {
 	return node
 }
 
-// peers returns the other nodes that use the backend, and what is wrong with nodes.
+// peers returns the other nodes that use the backend, and an error for each node at fault.
 func (c *cluster) peers(self string, backend Backend) (peers []peer, wrong []error) {
 	for _, node := range listOf[*corev1.Node](c.nodes) {
 		if node.Name == self {
@@ -165,7 +165,7 @@ func listOf[T any](informer cache.SharedIndexInformer) []T {
 	return all
 }
 
-// trimNode keeps what the overlay reads: a Node is large and changes often.
+// trimNode keeps the fields that the overlay reads: a Node is large and changes often.
 func trimNode(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)
 	if !ok {

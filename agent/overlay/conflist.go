@@ -74,7 +74,7 @@ func readSubnetFile(path string) (*subnetFile, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what flannel says of this node: %w", err)
+		return nil, fmt.Errorf("read flannel's settings of this node: %w", err)
 	}
 	file, err := parseSubnetFile(raw)
 	if err != nil {
@@ -115,7 +115,7 @@ func parseSubnetFile(raw []byte) (*subnetFile, error) {
 	return &file, nil
 }
 
-// prefixes appends those of a list, without host bits: a subnet is written with the address
+// prefixes appends the prefixes of a list, without host bits: a subnet is written with the address
 // of its bridge.
 func prefixes(to []netip.Prefix, list string) ([]netip.Prefix, error) {
 	for text := range strings.SplitSeq(list, ",") {

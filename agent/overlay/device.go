@@ -213,7 +213,7 @@ func refuseRouters(sysctlRoot, link string) {
 	_ = os.WriteFile(filepath.Join(sysctlRoot, "net/ipv6/conf", link, "accept_ra"), []byte("0"), 0o644)
 }
 
-// removeVTEPs deletes the VTEPs that this package made, but for those of the families to keep.
+// removeVTEPs deletes the VTEPs that this package made, except in the families to keep.
 func removeVTEPs(keep4, keep6 bool) error {
 	var errs []error
 	for name, keep := range map[string]bool{link4: keep4, link6: keep6} {

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package overlay is the network of pods without a floating IP: a bridge on every node with
-// the node's pod CIDRs, and routes between the nodes. Its wire format and what nodes tell
-// each other, annotations of their Node objects, are flannel's, so nodes with flannel and
-// nodes with this overlay can be in one cluster.
+// Package overlay makes the network of pods without a floating IP: a bridge on every node with the
+// node's pod CIDRs, and routes between the nodes. Its wire format and the annotations of Node
+// objects by which nodes find each other are flannel's, so nodes with flannel and nodes with this
+// overlay can be in one cluster.
 //
-// # What nodes with flannel expect
+// # Requirements of nodes with flannel
 //
-// A VTEP has flannel's name, VNI 1, UDP port 8472, and the first address of the node's pod
-// CIDR. Its MAC and the node's address stand in annotations of the Node object; a VTEP that is
-// made again has the MAC that was published. Each node has a route, a neighbour and a
-// forwarding entry for each other node, and nothing is learnt from packets. The package
-// compares the kernel with what the Node objects say: periodically, and after changes of
-// either.
+// A VTEP has flannel's name, VNI 1, UDP port 8472, and the first address of the node's pod CIDR.
+// Its MAC and the node's address stand in annotations of the Node object; a VTEP that is made again
+// has the MAC that was published. Each node has a route, a neighbour and a forwarding entry for
+// each other node, and nothing is learnt from packets. The package compares the kernel with the
+// Node objects: periodically, and after changes of either.
 //
-// # What a node has
+// # Objects of a node
 //
 //	flannel.1, flannel-v6.1     the VTEPs, with the alias "berth overlay" (vxlan)
 //	route   <pod CIDR>          via the VTEP of the node that has it, onlink (vxlan), or via
@@ -25,8 +24,8 @@
 //	table   inet berth-overlay  see package rules
 //	bth-overlay                 the bridge; the plugin makes it with the first pod
 //
-// Routes have protocol 98 and a gateway, which no other route of Berth in the main table has.
-// Whatever else is on the VTEPs, and routes of that kind to nowhere, are removed.
+// Routes have protocol 98 and a gateway, which no other route of Berth in the main table has. The
+// package removes anything else on the VTEPs, and routes of that kind to nowhere.
 //
 // # Floating IPs
 //

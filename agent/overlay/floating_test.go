@@ -105,7 +105,7 @@ func TestFloatingIPs(t *testing.T) {
 	}
 }
 
-// Destinations inside the cluster and those that the administrator names see pods' own
+// Destinations inside the cluster and destinations that the administrator names see pods' own
 // addresses; the others, also of a pool's subnet, see the node.
 func TestMasquerade(t *testing.T) {
 	w := newWorld(t, VXLAN, 1)
@@ -136,7 +136,7 @@ func TestMasquerade(t *testing.T) {
 		}
 		w.expectSeen(a.Host, w.outside, address, want)
 	}
-	// Another program's flush is mended, whatever it takes.
+	// The overlay mends another program's flush of any part.
 	for _, lose := range []func(*nftables.Conn, *nftables.Table){
 		func(c *nftables.Conn, t *nftables.Table) { c.DelTable(t) },
 		func(c *nftables.Conn, t *nftables.Table) { c.FlushTable(t) },
@@ -163,8 +163,8 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-// Firewalls of other programs that drop what they do not know, by policy or a last rule, also
-// ones that come later, let the packets of pods through.
+// The packets of pods pass firewalls of other programs that drop unknown packets, by policy or a
+// last rule, also firewalls that come later.
 func TestForwardPolicy(t *testing.T) {
 	for name, lines := range map[string][]string{
 		"policy":    {"-P FORWARD DROP"},
@@ -234,8 +234,8 @@ func TestSpoofing(t *testing.T) {
 	}
 }
 
-// arrives sends from a source address, and then from the pod's own: what came first had its
-// chance.
+// arrives sends from a source address, and then from the pod's own: by then the first packet had
+// its chance.
 func arrives(t *testing.T, from *pod, source netip.Addr, server *netnstest.Host, to netip.Addr) bool {
 	t.Helper()
 	var listener *net.UDPConn

@@ -76,7 +76,7 @@ func applyRoutes(w ways, family int, want []netlink.Route) (changed int, err err
 func keyOf(r netlink.Route) string {
 	metric := r.Priority
 	if r.Family == unix.AF_INET6 && metric == 0 {
-		metric = 1024 // what the kernel makes of it
+		metric = 1024 // the kernel's default
 	}
 	return fmt.Sprintf("%s %d", r.Dst, metric)
 }

@@ -292,7 +292,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// What is lost in the kernel comes back by itself, and traffic with it.
+// Anything lost in the kernel comes back by itself, and traffic with it.
 func TestRepair(t *testing.T) {
 	for name, c := range map[string]struct {
 		backend Backend
@@ -326,7 +326,7 @@ func flap(n *node) {
 	n.IP("link", "set", "eth0", "down")
 	n.IP("link", "set", "eth0", "up")
 	n.IP("route", "replace", "default", "via", "10.0.60.1")
-	// The kernel drops the link's IPv6 addresses; whoever configured them puts them back.
+	// The kernel drops the link's IPv6 addresses; the program that configured them puts them back.
 	n.IP("-6", "addr", "replace", fmt.Sprintf("fd00:60::1%s/64", strings.TrimPrefix(n.name, "node")), "dev", "eth0", "nodad")
 }
 
@@ -411,7 +411,8 @@ func TestNodeGone(t *testing.T) {
 	}
 }
 
-// A restarted agent has the same VTEP, and what flannel or an administrator left on it goes.
+// A restarted agent has the same VTEP, and removes everything that flannel or an administrator left
+// on it.
 func TestRestart(t *testing.T) {
 	w := newWorld(t, VXLAN, 2)
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
@@ -501,8 +502,8 @@ func macOf(n *node) string {
 	return fields[2]
 }
 
-// A node with flanneld: what flannel v0.28's backend vxlan makes of the annotations stands here
-// as commands.
+// A node with flanneld: the commands here do the same as flannel v0.28's backend vxlan does for the
+// annotations.
 func TestBesideFlanneld(t *testing.T) {
 	w := newWorld(t, VXLAN, 1)
 	ours := w.nodes[0]

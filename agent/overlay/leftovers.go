@@ -47,9 +47,9 @@ func Sweep() (pods int, err error) {
 	return 0, errors.Join(err, removeVTEPs(false, false), rules.Remove(), netfilter.Sweep())
 }
 
-// Leftovers lists what the overlay has on a node but for what carries Berth's marks, routes
-// and the nftables table: links, and the list of pods' addresses. root is where the node's
-// file system is.
+// Leftovers lists the overlay's objects on a node that carry no mark of Berth: links, and the list
+// of pods' addresses; routes and the nftables table carry one. root is the folder of the node's
+// file system.
 func Leftovers(root string) ([]leftover.Item, error) {
 	var items []leftover.Item
 	for _, name := range []string{link4, link6, Bridge} {

@@ -31,7 +31,7 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Backend is how packets get to the pods of other nodes. Its text is flannel's.
+// Backend carries packets to the pods of other nodes. Its text is flannel's.
 type Backend string
 
 // The backends.
@@ -63,7 +63,7 @@ type Options struct {
 	FloatingIPs bool
 	// Inside are destinations outside the cluster that see the pods' own addresses.
 	Inside []netip.Prefix
-	// SubnetFile is where flannel says that it runs on the node.
+	// SubnetFile is the file that flannel writes where it runs on the node.
 	SubnetFile string
 	// SysctlRoot is the path of the node's /proc/sys.
 	SysctlRoot string
@@ -126,9 +126,9 @@ const (
 // errFlannel is returned by Run where flannel has started on the node.
 var errFlannel = errors.New("flannel has started on this node, whose network the agent then uses instead of its own overlay; pods that started before must be deleted")
 
-// Run makes the kernel as the cluster says until the context ends. What it made stays: pods
-// keep their network while the agent is away. It ends with an error, so that the agent starts
-// again, where flannel starts on the node.
+// Run makes the kernel match the cluster until the context ends. Its objects stay: pods keep their
+// network while the agent is away. It ends with an error, so that the agent starts again, where
+// flannel starts on the node.
 func (o *Overlay) Run(ctx context.Context) error {
 	if used, err := o.useFlannel(ctx); err != nil || used {
 		return err
@@ -152,7 +152,7 @@ func (o *Overlay) loop(ctx context.Context) error {
 		err := o.reconcile(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return nil //nolint:nilerr // what ended with the context did not fail
+			return nil //nolint:nilerr // the end of the context is no failure
 		case err != nil:
 			wait, retry = retry, min(2*retry, lastRetry)
 			if failing != err.Error() {
@@ -210,8 +210,7 @@ func (o *Overlay) useFlannel(ctx context.Context) (bool, error) {
 	return true, o.ready(network{name: flannelNetwork, bridge: flannelBridge, subnets: file.subnets, mtu: file.mtu})
 }
 
-// reconcile makes the kernel as the cluster says, as far as it can, and returns what it
-// cannot.
+// reconcile makes the kernel match the cluster, as far as it can, and returns errors for the rest.
 func (o *Overlay) reconcile(ctx context.Context) error {
 	self, err := o.local()
 	if err != nil {
@@ -266,7 +265,7 @@ func (o *Overlay) local() (local, error) {
 	return l, nil
 }
 
-// publicAddress returns the node's address in the family of like: its own, or that of the
+// publicAddress returns the node's address in the family of like: its own, or an address of the
 // Node object that the uplink has, or the first of the uplink.
 func (o *Overlay) publicAddress(l local, like netip.Addr) (netip.Addr, error) {
 	if o.Address.Is4() == like.Is4() {

@@ -36,7 +36,7 @@ type vtep struct {
 type end struct {
 	// subnet is the node's pod CIDR; the VTEP has its first address.
 	subnet netip.Prefix
-	// public is where other nodes reach the node.
+	// public is the address at which other nodes reach the node.
 	public netip.Addr
 	// mac of the VTEP; only with the backend vxlan.
 	mac net.HardwareAddr
@@ -59,8 +59,8 @@ func (p peer) end(addr netip.Addr) (end, bool) {
 	return end{}, false
 }
 
-// peerOf reads what a node published. It returns no error and no ends for a node that
-// published nothing, and an error beside the ends that are right.
+// peerOf reads a node's annotations. It returns no error and no ends for a node that published
+// nothing, and an error beside the ends that are right.
 func peerOf(node *corev1.Node, backend Backend) (peer, error) {
 	p := peer{node: node.Name}
 	if node.Annotations[annotationManaged] != "true" {

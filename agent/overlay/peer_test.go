@@ -76,7 +76,7 @@ func TestPeerOf(t *testing.T) {
 	}
 }
 
-// The texts are those of flannel v0.28, which other nodes may run.
+// The texts are flannel v0.28's, which other nodes may run.
 func TestAnnotationsOf(t *testing.T) {
 	mac := net.HardwareAddr{0x12, 0xc6, 0x65, 0x89, 0xb4, 0xe3}
 	ends := []end{

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// floatingMetric is worse than that of a floating IP's route on its own node: 0, and for
+	// floatingMetric is worse than the metric of a floating IP's route on its own node: 0, and for
 	// IPv6 1024.
 	floatingMetric = 2048
 )

@@ -24,9 +24,9 @@ const (
 	reasonFree  = "Free"
 )
 
-// ReportConflict writes to the FloatingIP of a pod's address that a host outside of the
-// cluster has it; what names the host. It writes nothing where the FloatingIP says so
-// already, or the pod does not hold the address here any more.
+// ReportConflict writes to the FloatingIP of a pod's address that a host outside of the cluster has
+// it; the text what names the host. It writes nothing where the FloatingIP says so already, or the
+// pod does not hold the address here any more.
 func (n *Node) ReportConflict(ctx context.Context, pod api.Pod, addr netip.Addr, what string) error {
 	condition := metav1.Condition{Type: v1alpha1.FloatingIPConflict, Status: metav1.ConditionTrue, Reason: reasonInUse, Message: "node " + n.name + ": " + what}
 	if err := n.setCondition(ctx, pod, addr, condition); err != nil {
@@ -56,7 +56,7 @@ func (n *Node) ClearConflict(ctx context.Context, pod api.Pod, addr netip.Addr) 
 	return nil
 }
 
-// noteConflict remembers for ClearConflict what a FloatingIP says.
+// noteConflict remembers a FloatingIP's conflict for ClearConflict.
 func (n *Node) noteConflict(ip *v1alpha1.FloatingIP, addr netip.Addr) {
 	if ip.InConflict() {
 		n.conflicts.Store(addr, struct{}{})
@@ -75,7 +75,7 @@ func (n *Node) setCondition(ctx context.Context, pod api.Pod, addr netip.Addr, c
 		return err
 	}
 	if holds(ip, pod.UID, n.name) != nil {
-		return nil //nolint:nilerr // the condition is the business of who has it now
+		return nil //nolint:nilerr // the node of the present holder writes the condition
 	}
 	conditions := slices.Clone(ip.Status.Conditions)
 	if !meta.SetStatusCondition(&conditions, condition) {

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-// HostPorts is what a pod's annotations say about host ports.
+// HostPorts has the requests for host ports in a pod's annotations.
 type HostPorts struct {
 	// Random are the ports of the containers for which the node chooses a host port; their
 	// HostPort is 0.
@@ -30,7 +30,7 @@ type HostPorts struct {
 // range is for all of its pods.
 const maxRandomPorts = 64
 
-// hostPortsOf reads the annotations. Galaxy's asks whatever its value is.
+// hostPortsOf reads the annotations. Galaxy's asks with any value.
 func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	_, asked := p.Annotations[galaxy.AnnotationPortMapping]
 	h := HostPorts{Galaxy: asked && n.reader.Galaxy}
@@ -47,11 +47,11 @@ func (n *Node) hostPortsOf(p *corev1.Pod) HostPorts {
 	return h
 }
 
-// Running is a pod of the node whose containers may run, with what it asked for in host ports.
+// Running is a pod of the node whose containers may run, with the host ports that it asked for.
 type Running struct {
 	Pod
 
-	// Addresses are those that the kubelet has told.
+	// Addresses has the addresses that the kubelet has told.
 	Addresses []netip.Addr
 	// Given are the ports with a number.
 	Given []api.HostPort
@@ -80,8 +80,8 @@ func (n *Node) Running() []Running {
 	return all
 }
 
-// portsOf lists the ports of containers and sidecars that have a hostPort, or those that have
-// none, each once.
+// portsOf lists the ports of containers and sidecars with a hostPort, or the ports without one,
+// each once.
 func portsOf(spec *corev1.PodSpec, given bool) []api.HostPort {
 	var all []api.HostPort
 	add := func(c *corev1.Container) {

@@ -50,8 +50,8 @@ type Handler interface {
 	// Gone handles a pod that is deleted, replaced by another of its name, or
 	// finished. After an error Node calls it again.
 	Gone(ctx context.Context, pod api.Pod) error
-	// Came notes that a pod was bound to this node since the start of the watch. It does not
-	// block. ctx is that of Run.
+	// Came notes that a pod was bound to this node since the start of the watch. It does not block.
+	// ctx is Run's.
 	Came(ctx context.Context, pod Pod)
 	// Changed notes that a pod came, or that the annotations of one changed. It does
 	// not block.
@@ -119,8 +119,7 @@ func (n *Node) Connection() api.Connection {
 	return connection
 }
 
-// noteReach notes what came of a list or watch, and wakes the reconnect loop after a
-// failure.
+// noteReach notes the result of a list or watch, and wakes the reconnect loop after a failure.
 func (n *Node) noteReach(err error) {
 	text := ""
 	if err != nil {

@@ -141,8 +141,8 @@ func TestPod(t *testing.T) {
 	}
 }
 
-// A static pod is known by what the kubelet calls it: its mirror may be deleted and made anew
-// while it runs.
+// The kubelet's name for a static pod identifies it: its mirror may be deleted and made anew while
+// it runs.
 func TestStaticPod(t *testing.T) {
 	named := func(hash string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Annotations = map[string]string{annotationMirror: hash} }

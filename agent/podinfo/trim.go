@@ -7,8 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// trim keeps of a pod what this package reads, which is a small part: the watch has every
-// pod of the node.
+// trim keeps the fields of a pod that this package reads, a small part: the watch has every pod of
+// the node.
 func trim(obj any) (any, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {

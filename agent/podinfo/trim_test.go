@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// What the watch keeps of a pod says the same as the pod.
+// The trimmed pod gives the same results as the pod.
 func TestTrim(t *testing.T) {
 	always := corev1.ContainerRestartPolicyAlways
 	container := func(port int32, policy *corev1.ContainerRestartPolicy) corev1.Container {

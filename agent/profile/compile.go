@@ -61,7 +61,7 @@ const (
 	EventNotEnforced = "BandwidthNotEnforced"
 )
 
-// problem is why a pod does not have what was asked for it.
+// problem says why a pod lacks a requested limit.
 type problem struct {
 	reason, note string
 }
@@ -72,16 +72,16 @@ type namespace struct {
 	profile string
 }
 
-// objects are what the watches have seen.
+// objects has the objects that the watches have seen.
 type objects struct {
 	// namespaces and profiles by name; profiles is nil until their watch has synced.
 	namespaces map[string]namespace
 	profiles   map[string]*v1alpha1.NetworkProfile
 }
 
-// compile returns what the container's pod should have, without links. It returns false
-// where that is not known. Only what a pod's author cannot write counts for more than the
-// pod: a pod's annotations lower limits and choose among the profiles of its namespace.
+// compile returns the limits and the DSCP of the container's pod, without links. It returns false
+// where they are not known. Only objects that a pod's author cannot write overrule the pod: a pod's
+// annotations lower limits and choose among the profiles of its namespace.
 func (o *objects) compile(c Container) (pod shaping.Pod, problems []problem, known bool) {
 	pod = shaping.Pod{ID: c.Pod.UID, Addresses: c.Addresses}
 	ns, seen := o.namespaces[c.Pod.Namespace]
@@ -160,8 +160,8 @@ func admits(p *v1alpha1.NetworkProfile, ns namespace) (bool, error) {
 	return selector.Matches(labels.Set(ns.labels)), nil
 }
 
-// apply gives the pod what its profile says. The API server has checked the values by
-// the CRD, which may be that of another version.
+// apply gives the pod the limits of its profile. The API server has checked the values by the CRD,
+// which may have another version.
 func apply(p *v1alpha1.NetworkProfile, pod *shaping.Pod) (problems []problem) {
 	read := func(field string, from *v1alpha1.BandwidthLimit) shaping.Limit {
 		limit, err := limitOf(from)

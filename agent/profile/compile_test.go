@@ -88,7 +88,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// What is not known yet changes nothing.
+// Objects that are not known yet change nothing.
 func TestCompileUnknown(t *testing.T) {
 	pod := api.Pod{Namespace: "plain", UID: "u"}
 	named := map[string]string{v1alpha1.AnnotationNetworkProfile: "slow"}

@@ -67,8 +67,8 @@ type Controller struct {
 	Options
 
 	soon wakeup.Signal
-	// mu makes changes of the kernel one after another: a container that is not in a list
-	// of all must not get its limits before those of the list are made.
+	// mu makes changes of the kernel one after another: a container that is missing in a list of
+	// all must not get its limits before the containers of the list.
 	mu sync.Mutex
 	// told has the last problems of each pod that an event told, by the pod's UID.
 	told map[string]string
@@ -133,7 +133,7 @@ func (c *Controller) Run(ctx context.Context, all containers) error {
 	return nil
 }
 
-// trim drops what nobody here reads.
+// trim drops fields that nobody here reads.
 func trim(obj any) (any, error) {
 	if o, ok := obj.(metav1.Object); ok {
 		o.SetManagedFields(nil)
@@ -151,7 +151,7 @@ func sameObject(was, is any) bool {
 	return maps.Equal(before.Labels, after.Labels) && before.Annotations[v1alpha1.AnnotationNetworkProfile] == after.Annotations[v1alpha1.AnnotationNetworkProfile]
 }
 
-// objects returns what the watches have seen.
+// objects returns the objects that the watches have seen.
 func (c *Controller) objects() *objects {
 	o := &objects{}
 	if c.Namespaces.HasSynced() {

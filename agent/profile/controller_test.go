@@ -34,7 +34,7 @@ type world struct {
 
 	mu         sync.Mutex
 	containers []Container
-	// syncs are the calls of Sync as text; problems are what they return.
+	// syncs are the calls of Sync as text; problems are its results.
 	syncs    []string
 	problems map[string]error
 	hostEnd  error
@@ -147,7 +147,7 @@ func TestChanges(t *testing.T) {
 	w.eventually("prune true: b [host-eth0] ingress 7000000 egress 1000000")
 	w.profiles.Delete(slow("7M"))
 	w.eventually("prune true: b [host-eth0] ingress 0 egress 1000000")
-	// A pod that is not known keeps what it has: nothing is removed.
+	// A pod that is not known keeps its limits: nothing is removed.
 	w.set(pod("b", nil), Container{Pod: api.Pod{Namespace: "default", Name: "c", UID: "c"}})
 	w.eventually("prune false: b [] ingress 0 egress 0")
 }
@@ -231,8 +231,8 @@ func TestLinksUnknown(t *testing.T) {
 	w.eventually("prune false: b [] ingress 0 egress 0")
 }
 
-// An operator sees which profile a pod has, with whom it shares its limits, what the kernel
-// has of it, and why it lacks what it asked for.
+// Inspect shows which profile a pod has, the group that shares its limits, its limits in the
+// kernel, and why it lacks a requested limit.
 func TestInspect(t *testing.T) {
 	w := newWorld(t)
 	w.run()

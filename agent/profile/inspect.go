@@ -7,8 +7,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Inspect returns the profile of a container, why it lacks what was asked for it, and what the
-// kernel has of it. It changes nothing.
+// Inspect returns the profile of a container, why it lacks a requested limit, and its limits in the
+// kernel. It changes nothing.
 func (c *Controller) Inspect(container Container) api.InspectedShaping {
 	var in api.InspectedShaping
 	seen := c.objects()

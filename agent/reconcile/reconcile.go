@@ -27,9 +27,9 @@ const (
 
 type keyQueue = workqueue.TypedRateLimitingInterface[state.Key]
 
-// Work is what the Reconciler does for one record.
+// Work has the Reconciler's functions for one record.
 type Work struct {
-	// Check compares a record with the kernel and makes what is missing; it runs no plugin.
+	// Check compares a record with the kernel and makes the missing pieces; it runs no plugin.
 	Check func(ctx context.Context, key state.Key) error
 	// Finish undoes an ADD and completes a DEL that nobody works on.
 	Finish func(ctx context.Context, key state.Key) error
@@ -97,8 +97,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 	group.Wait()
 }
 
-// noting returns work that notes what came of it; check says that it compares the record
-// with the kernel.
+// noting returns work that notes its outcome; check says that it compares the record with the
+// kernel.
 func (r *Reconciler) noting(do func(context.Context, state.Key) error, check bool) func(context.Context, state.Key) error {
 	return func(ctx context.Context, key state.Key) error {
 		err := do(ctx, key)
@@ -109,7 +109,7 @@ func (r *Reconciler) noting(do func(context.Context, state.Key) error, check boo
 	}
 }
 
-// Outcomes returns what came of the work for each record.
+// Outcomes returns the outcome of the work for each record.
 func (r *Reconciler) Outcomes() map[state.Key]Outcome { return r.outcomes.copy() }
 
 // Forget drops the outcome of a record that is gone.

@@ -23,7 +23,7 @@ import (
 	"github.com/berth-dev/berth/cni/relay"
 )
 
-// serveCall serves a call of the runtime as berth-cni got it, and answers what berth-cni prints.
+// serveCall serves a call of the runtime as berth-cni got it; berth-cni prints its answer.
 func (s *Server) serveCall(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	var result []byte
@@ -51,12 +51,12 @@ func (s *Server) serveCall(w http.ResponseWriter, r *http.Request) {
 type call struct {
 	api.Request
 
-	// version is that of the configuration.
+	// version of the configuration.
 	version string
 }
 
-// readCall reads a call and refuses what is none by the specification. The call that it returns
-// always names the command.
+// readCall reads a call and refuses one that the specification does not allow. The call that it
+// returns always names the command.
 func readCall(w http.ResponseWriter, r *http.Request) (call, *types.Error) {
 	var c call
 	values := map[string]*string{
@@ -151,8 +151,8 @@ func (c *call) checkConfig() *types.Error {
 	return nil
 }
 
-// answer makes the call. Its result is in the version of the call, which may differ from that of
-// the network.
+// answer makes the call. Its result is in the version of the call, which may differ from the
+// network's.
 func (s *Server) answer(ctx context.Context, c call) ([]byte, *types.Error) {
 	raw, e := s.call(ctx, "", &c.Request, s.dispatch)
 	if e != nil && c.Command == "STATUS" && e.Code == types.ErrTryAgainLater {

@@ -46,8 +46,8 @@ func fill(t *testing.T, dir string) string {
 	return path
 }
 
-// Where there is no room at all a change fails, and says why; what was written stays, in
-// memory and in the file, and room makes good again.
+// Where there is no room at all a change fails, and says why; earlier changes stay, in memory and
+// in the file, and with room again changes succeed.
 func TestDiskWithoutRoom(t *testing.T) {
 	dir := ownDisk(t, "256k")
 	path := filepath.Join(dir, "agent.db")

@@ -8,10 +8,10 @@
 // after the last one is undone; Put replaces a record whole; Open changes no file
 // that this version does not understand.
 //
-// A record describes containers and their network in the kernel, and ends with both. So the file belongs
-// on a file system in memory, where a change costs no sync of a disk. On a disk it works as well: each
-// change then takes some milliseconds, and EndBoot removes the records of before a restart of the node.
-// Package chain remembers in files on disk what plugins must give back after one.
+// A record describes containers and their network in the kernel, and ends with both. So the file
+// belongs on a file system in memory, where a change costs no sync of a disk. On a disk it works as
+// well: each change then takes some milliseconds, and EndBoot removes the records of before a
+// restart of the node. Package chain remembers in files on disk the input of DEL after a restart.
 //
 // # Caveats
 //

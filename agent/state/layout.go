@@ -66,7 +66,7 @@ type Key struct {
 // and GC concern all its attachments.
 type Container struct {
 	ContainerID string `json:"containerID"`
-	// IfName is the interface that the runtime asked for: that of the first attachment.
+	// IfName is the interface that the runtime asked for: the first attachment's.
 	IfName string  `json:"ifName"`
 	NetNS  string  `json:"netns"`
 	Pod    api.Pod `json:"pod"`
@@ -114,8 +114,8 @@ type Attachment struct {
 	MAC string `json:"mac,omitempty"`
 	// Network is the complete configuration list that ADD used.
 	Network json.RawMessage `json:"network"`
-	// Capabilities is the runtimeConfig of this network alone; the first attachment
-	// has that of the runtime, too.
+	// Capabilities is the runtimeConfig of this network alone; the first attachment has the
+	// runtime's, too.
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	// DefaultRoute has the gateways of the pod's default route, if it is on this interface by
 	// the pod's choice.

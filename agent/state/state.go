@@ -40,7 +40,7 @@ type Store struct {
 	writing sync.Mutex
 
 	mu sync.RWMutex
-	// records has what the file has.
+	// records has the records of the file.
 	records map[Key]*Container
 }
 
@@ -168,9 +168,10 @@ func read(tx *bbolt.Tx) (map[Key]*Container, error) {
 	return records, err
 }
 
-// EndBoot removes the records of another start of the node's kernel, where the file is on a disk and so
-// outlives the kernel, and returns how many there were. bootID is that of the present start. Of those
-// containers nothing is left in the kernel, and the paths of their namespaces may be those of others.
+// EndBoot removes the records of another start of the node's kernel, where the file is on a disk
+// and so outlives the kernel, and returns how many there were. bootID identifies the present start.
+// Of the removed containers nothing is left in the kernel, and the paths of their namespaces may
+// lead to others.
 func (s *Store) EndBoot(bootID string) (ended int, err error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -260,7 +261,7 @@ func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Conta
 	return nil
 }
 
-// Update writes what change makes of a record, unless the record is gone or change returns
+// Update changes a record with change and writes it, unless the record is gone or change returns
 // false. It returns the record as it then is, nil where it is gone.
 func (s *Store) Update(key Key, change func(c *Container) bool) (*Container, error) {
 	var now *Container

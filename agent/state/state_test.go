@@ -124,7 +124,7 @@ func TestModelParallel(t *testing.T) {
 	}
 }
 
-// A change sees what changes before it wrote, and an error of one stops no other.
+// A change sees the writes of changes before it, and an error of one stops no other.
 func TestChange(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.db")
 	s := open(t, path)
@@ -373,7 +373,7 @@ func TestLongKey(t *testing.T) {
 	}
 }
 
-// The records of another start of the kernel are gone, those of the present one stay.
+// The records of another start of the kernel are gone, records of the present one stay.
 func TestEndBoot(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.db")
 	for _, step := range []struct {

@@ -112,9 +112,9 @@ type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
-	// Static is the UID that the kubelet gives a static pod; empty for other pods. UID is
-	// then that of its mirror in the API, which the kubelet makes again when somebody deletes
-	// it, while the pod runs on.
+	// Static is the UID that the kubelet gives a static pod; empty for other pods. UID is then the
+	// UID of its mirror in the API, which the kubelet makes again when somebody deletes it, while
+	// the pod runs on.
 	Static string `json:"static,omitempty"`
 }
 
@@ -126,7 +126,7 @@ func (p Pod) Is(other Pod) bool {
 	return p.Namespace == other.Namespace && p.Name == other.Name && (p.UID == other.UID || p.Identity() == other.Identity())
 }
 
-// Identity returns what no other pod of the name has: the UID by which the kubelet knows the pod.
+// Identity returns the UID by which the kubelet knows the pod. No other pod of the name has it.
 func (p Pod) Identity() string {
 	if p.Static != "" {
 		return p.Static

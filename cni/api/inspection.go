@@ -13,16 +13,16 @@ import (
 // with the kernel.
 const PathInspect = "/v1/inspect"
 
-// Inspection is what the agent knows.
+// Inspection reports the state of the agent and of its containers.
 type Inspection struct {
 	Time time.Time `json:"time"`
-	// Started is when the agent did.
+	// Started is the time of the agent's start.
 	Started time.Time  `json:"started"`
 	API     Connection `json:"api"`
 	// Records counts the containers by the phase of their network.
 	Records map[string]int `json:"records"`
-	// OldestCheck is when the record was compared with the kernel for which this was
-	// the longest ago; the zero Time before each was.
+	// OldestCheck is the oldest of the records' last comparisons with the kernel; the zero Time
+	// until each record was compared.
 	OldestCheck time.Time `json:"oldestCheck,omitzero"`
 	// Waiting counts the records that wait to be compared or finished.
 	Waiting    int                  `json:"waiting"`
@@ -30,35 +30,35 @@ type Inspection struct {
 	Orphans    []InspectedOrphan    `json:"orphans,omitempty"`
 	// OrphanPorts are host ports that lead to running pods without a record.
 	OrphanPorts []InspectedOrphanPort `json:"orphanPorts,omitempty"`
-	// Conflicts are those heard since the agent started, one for each address, until nobody
-	// has it any more.
+	// Conflicts lists the conflicts heard since the agent started, one for each address, until
+	// nobody has the address any more.
 	Conflicts []InspectedConflict `json:"conflicts,omitempty"`
 	Problems  []string            `json:"problems,omitempty"`
-	// Policies is what is enforced of network policies; nil where they are off, or one pod was asked
-	// for.
+	// Policies reports the enforcement of network policies; nil where they are off, or the query
+	// names a pod.
 	Policies *InspectedPolicies `json:"policies,omitempty"`
 }
 
-// InspectedPolicies is what a node enforces of network policies.
+// InspectedPolicies reports how a node enforces network policies.
 type InspectedPolicies struct {
-	// Known is false while the policies, or what they select, have not been read once.
+	// Known is false until the agent has read the policies and the objects that they select.
 	Known bool `json:"known"`
-	// NetworkPolicies and ClusterNetworkPolicies count those of the cluster, and Pods the pods that
-	// the agent holds for them.
+	// NetworkPolicies and ClusterNetworkPolicies count the policies of the cluster, and Pods the
+	// pods that the agent holds for them.
 	NetworkPolicies        int `json:"networkPolicies"`
 	ClusterNetworkPolicies int `json:"clusterNetworkPolicies"`
 	Pods                   int `json:"pods"`
-	// Tables counts those in the kernel: that of the node, and those in the namespaces of pods.
+	// Tables counts the tables in the kernel: the node's, and the tables in the namespaces of pods.
 	Tables   int `json:"tables"`
 	Rules    int `json:"rules"`
 	Elements int `json:"elements"`
-	// Compared is when the table was compared whole with the kernel for which this was the longest ago.
+	// Compared is the oldest of the tables' last whole comparisons with the kernel.
 	Compared time.Time `json:"compared"`
 	// Failures are the tables that could not be written, and why.
 	Failures []string `json:"failures,omitempty"`
 	// Unenforced are the pods whose policies do not hold for all of their packets, and why.
 	Unenforced []string `json:"unenforced,omitempty"`
-	// Problems are of policies that cannot be carried out as they are written.
+	// Problems lists the policies that cannot be enforced as they are written.
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -81,7 +81,7 @@ type Connection struct {
 	Synced bool `json:"synced"`
 	// Error is why the last list or watch of pods failed; empty while it works.
 	Error string `json:"error,omitempty"`
-	// Since is when this began.
+	// Since is the time when this began.
 	Since time.Time `json:"since,omitzero"`
 }
 
@@ -98,12 +98,11 @@ type InspectedContainer struct {
 	HostPorts []HostPort `json:"hostPorts,omitempty"`
 	// Shaping is the pod's profile and its limits, if the kernel was asked.
 	Shaping InspectedShaping `json:"shaping"`
-	// Checked is when the record was last compared with the kernel, and Error what
-	// failed since in that or in a DEL.
+	// Checked is the time of the last comparison of the record with the kernel, and Error the
+	// failure since then, of a comparison or a DEL.
 	Checked time.Time `json:"checked,omitzero"`
 	Error   string    `json:"error,omitempty"`
-	// Missing says what the kernel lacks, if it was asked for and the kernel lacks
-	// anything.
+	// Missing names a piece that the kernel lacks, if the query asked for it.
 	Missing string `json:"missing,omitempty"`
 }
 
@@ -113,12 +112,11 @@ type InspectedShaping struct {
 	// only. Group is where pods of the node share its limits.
 	Profile string `json:"profile,omitempty"`
 	Group   string `json:"group,omitempty"`
-	// DSCP is that of the pod's packets.
+	// DSCP marks the pod's packets.
 	DSCP *uint8 `json:"dscp,omitempty"`
-	// Limits are those that the kernel has.
+	// Limits lists the limits in the kernel.
 	Limits []InspectedLimit `json:"limits,omitempty"`
-	// Problem says why the pod lacks what was asked for it, and Error why the kernel could not
-	// be read.
+	// Problem says why the pod lacks a requested limit, and Error why the kernel could not be read.
 	Problem string `json:"problem,omitempty"`
 	Error   string `json:"error,omitempty"`
 }
@@ -130,8 +128,7 @@ type InspectedLimit struct {
 	Direction string `json:"direction"`
 	// Device is the link that the packets pass.
 	Device string `json:"device"`
-	// Rate is what the pod can have, Shared what its group can have together, in bits per
-	// second.
+	// Rate is the pod's limit, Shared the limit of its group together, in bits per second.
 	Rate   uint64 `json:"rate"`
 	Shared uint64 `json:"shared,omitempty"`
 }

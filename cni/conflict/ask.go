@@ -30,10 +30,10 @@ const (
 	questionWait = 300 * time.Millisecond
 )
 
-// Ask asks a network who has addresses, as any of its hosts would: proxies answer, too, whom a
-// [Prober] does not find. An IPv4 question needs an address of this node as its sender, and
-// leaves the memory of hosts as it is, or with what is true. The node itself does not hear
-// its own answers. It returns an entry for each address, in their order. It takes a second.
+// Ask asks a network which hosts have addresses, as any of its hosts would: proxies answer, too,
+// which a [Prober] does not find. An IPv4 question needs an address of this node as its sender; it
+// leaves the neighbour tables of hosts as they are, or correct. The node itself does not hear its
+// own answers. It returns an entry for each address, in their order. It takes a second.
 func Ask(ctx context.Context, link int, addrs []netip.Addr) ([]Answers, error) {
 	answers := make([]Answers, len(addrs))
 	var targets []Target
@@ -111,7 +111,7 @@ func (s *segment) anyAnswer(f []byte) (addr netip.Addr, mac net.HardwareAddr, ok
 	return a.Target, a.MAC, ok && !bytes.Equal(a.MAC, s.link.HardwareAddr)
 }
 
-// sendersOn returns the IPv4 addresses of a link and then those of the node's other links.
+// sendersOn returns the IPv4 addresses of a link, then of the node's other links.
 func sendersOn(link *net.Interface) ([]netip.Prefix, error) {
 	var senders []netip.Prefix
 	own, err := link.Addrs()

@@ -5,7 +5,7 @@
 // detection for IPv6 (RFC 4862, section 5.4). It takes nothing, announces nothing, and
 // changes no neighbour's memory: a probe has no sender address.
 //
-// # What is a conflict
+// # When an address is in conflict
 //
 // An answer of the owner of the address, and again answers until the Prober's patience is
 // over. A moving address is none:
@@ -30,7 +30,7 @@
 // RFC 5227 takes 4 to 7 seconds, RFC 4862 one, for hosts that may sit behind slow links and
 // come up together after a power loss. A pod's start waits for the probes, and its network
 // is one segment of Ethernet, whose hosts answer in about a millisecond; so the defaults are
-// 2 probes 100 ms apart: 200 ms for addresses that are free, whatever their number. The agent
+// 2 probes 100 ms apart: 200 ms for any number of addresses that are free. The agent
 // begins them when a pod is bound to its node, so that they mostly end before the runtime asks
 // for the pod's network.
 package conflict

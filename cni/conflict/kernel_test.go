@@ -143,7 +143,7 @@ func advertised(t *testing.T, h *netnstest.Host) int {
 	t.Helper()
 	var sent int
 	h.Run(func() error {
-		// This process's /proc/net is that of its first thread.
+		// This process's /proc/net shows the namespace of its first thread.
 		counters, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/net/snmp6", unix.Gettid()))
 		for line := range strings.Lines(string(counters)) {
 			if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "Icmp6OutNeighborAdvertisements" {
@@ -204,7 +204,7 @@ func TestOwnMAC(t *testing.T) {
 	}
 }
 
-// Whoever ends the ADD does not wait for the patience.
+// A caller that ends the ADD does not wait for the patience.
 func TestEnds(t *testing.T) {
 	w, a, _ := nodes(t)
 	foreign(t, w, addr4, addr6)
@@ -252,8 +252,8 @@ func TestBrokenLinks(t *testing.T) {
 	}
 }
 
-// What another host says of the addresses that are listened for is heard, with its MAC, and
-// nothing else; the addresses may change meanwhile.
+// A Listener hears other hosts claim its addresses, with the host's MAC, and hears nothing else;
+// the addresses may change meanwhile.
 func TestListener(t *testing.T) {
 	w, a, b := nodes(t)
 	mac := macOf(b)

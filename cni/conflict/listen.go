@@ -37,12 +37,11 @@ func NewListener() *Listener {
 	return &Listener{claims: make(chan Conflict, waitingClaims), ears: map[segmentKey]*ear{}}
 }
 
-// Claims are what is heard. A host that repeats itself is heard again.
+// Claims returns the claims heard. A host that repeats itself is heard again.
 func (l *Listener) Claims() <-chan Conflict { return l.claims }
 
-// Listen hears claims of exactly these targets from now on. It blocks for the kernel only.
-// Beside an error it hears those whose link could be opened; a link that is no Ethernet has
-// no claims.
+// Listen hears claims of exactly these targets from now on. It blocks for the kernel only. Beside
+// an error it hears the targets whose link it could open; a link that is no Ethernet has no claims.
 func (l *Listener) Listen(targets []Target) error {
 	groups := group(targets)
 	var errs []error
@@ -90,7 +89,7 @@ type ear struct {
 	broken atomic.Bool
 }
 
-// hearing is what an ear hears: link is as it was at the last Listen.
+// hearing has an ear's targets, and their link as it was at the last Listen.
 type hearing struct {
 	link    *net.Interface
 	targets []Target

@@ -130,8 +130,8 @@ func ethernet(index int) (*net.Interface, error) {
 	return link, nil
 }
 
-// onEthernet calls do, which does what, with each group whose link is Ethernet. A group that
-// fails keeps no other from its call.
+// onEthernet calls do with each group whose link is Ethernet. Errors begin with the text what. A
+// group that fails keeps no other from its call.
 func onEthernet(groups map[segmentKey][]Target, what string, do func(k segmentKey, link *net.Interface, targets []Target) error) error {
 	var errs []error
 	for k, targets := range groups {
@@ -169,7 +169,7 @@ func (s *segment) listen() (*packet.Conn, error) {
 	return packet.Listen(s.link, packet.Raw, unix.ETH_P_IPV6, &packet.Config{Filter: filter})
 }
 
-// again times the interval is that of later rounds, which wait for the end of answers.
+// again times the interval is the interval of later rounds, which wait for the end of answers.
 const again = 5
 
 // probe asks until nobody answers, or the patience is over.
@@ -255,8 +255,8 @@ func (s *segment) receive(ctx context.Context, until time.Time, each func(f []by
 	}
 }
 
-// answer reads who has which address. ok is false for frames of this link itself and for
-// those that prove nothing.
+// answer reads an address and the MAC that has it. ok is false for frames of this link itself and
+// for frames that prove nothing.
 func (s *segment) answer(f []byte) (addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	if s.is4 {
 		// Announcements go to all. Nodes of Berth repeat theirs, maybe a moment too long.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package conntrack lists connections as the kernel tracks them, ends them, and tells the kernel of
-// those that began before it tracked any, in the network namespace of the calling thread. It decides
-// nothing: which connections must end is of its callers. Connections of the kernel's zone 0 are listed only; others are of programs that gave
-// them a zone.
+// connections that began before it tracked any, in the network namespace of the calling thread. It
+// decides nothing: its callers choose the connections to end. It lists connections of the kernel's
+// zone 0 only: a connection in another zone belongs to the program that gave it the zone.
 package conntrack
 
 import (
@@ -23,8 +23,8 @@ import (
 // Flow is a connection.
 type Flow struct {
 	Protocol byte
-	// Original is what the first packet had before the kernel translated it, Reply what answers
-	// have. So the source of Reply is where the connection really leads.
+	// Original has the addresses of the first packet before the kernel translated it, Reply has the
+	// answers' addresses. So the connection really leads to the source of Reply.
 	Original, Reply Tuple
 
 	// tuple and id are the kernel's name for it.
@@ -41,7 +41,7 @@ const attempts = 5
 // may come twice where the kernel's table changes meanwhile. Flows are valid for good.
 func List(family int, yield func(*Flow) bool) error { return list(family, yield) }
 
-// list yields those that pass a filter.
+// list yields the connections that pass a filter.
 func list(family int, yield func(*Flow) bool, filter ...*nl.RtAttr) error {
 	var err error
 	for range attempts {
@@ -126,7 +126,7 @@ func request(family, operation, flags int) *nl.NetlinkRequest {
 
 var errShort = errors.New("a part is too short")
 
-// parse reads what package netlink does not: ports of SCTP.
+// parse reads a flow, with SCTP's ports, which package netlink omits.
 func parse(m []byte) (f *Flow, zone uint16, err error) {
 	if len(m) < nl.SizeofNfgenmsg {
 		return nil, 0, errShort
@@ -196,10 +196,10 @@ const (
 	adoptedOther = 2 * time.Minute
 )
 
-// Adopt has the kernel know of a connection that began when nothing tracked it, so that it does not
-// take the side whose packet it sees next for the one that began. It returns false where the kernel
-// knows the connection already, whoever began it. It ends what the kernel knows where that is the same
-// connection begun by the other side, untranslated, and replace is true.
+// Adopt tells the kernel of a connection that began when nothing tracked it, so that the kernel
+// does not take the side whose packet it sees next for the one that began. It returns false where
+// the kernel tracks the connection already, begun by either side. Where replace is true and the
+// kernel tracks it, untranslated, as begun by the other side, Adopt ends that entry first.
 func Adopt(protocol byte, original Tuple, replace bool) (adopted bool, err error) {
 	reply := Tuple{Source: original.Destination, Destination: original.Source}
 	for range attempts {

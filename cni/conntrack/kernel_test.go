@@ -12,7 +12,8 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// What the kernel tracks stays as it is, but for a connection that it takes to have begun at the other side.
+// Adopt leaves the kernel's connections as they are, except one that the kernel takes to have begun
+// at the other side.
 func TestAdopt(t *testing.T) {
 	netnstest.Need(t)
 	h := netnstest.New(t)

@@ -40,7 +40,7 @@ type IPAM struct {
 	Type string `json:"type"`
 	// Socket of the agent.
 	Socket string `json:"socket,omitempty"`
-	// Gateways replace those of the pools, at most one for each family.
+	// Gateways replace the gateways of the pools, at most one for each family.
 	Gateways []netip.Addr `json:"gateways,omitempty"`
 	// Routes replace the default routes.
 	Routes []*types.Route `json:"routes,omitempty"`
@@ -49,8 +49,8 @@ type IPAM struct {
 	Delegate json.RawMessage `json:"delegate,omitempty"`
 }
 
-// ParseConfig reads the configuration of one plugin, without the rules of [Config.Result]:
-// DEL must work with what ADD refuses. ours is false where it does not name berth-ipam.
+// ParseConfig reads the configuration of one plugin, without the rules of [Config.Result]: DEL must
+// work with a configuration that ADD refuses. ours is false where it does not name berth-ipam.
 func ParseConfig(raw []byte) (c *Config, ours bool, err error) {
 	var plugin struct {
 		CNIVersion       string          `json:"cniVersion"`
@@ -107,8 +107,8 @@ func (c *Config) validateDelegate() error {
 	return nil
 }
 
-// Result returns what berth-ipam answers for the addresses of a pod. It returns ErrConfig
-// where the plugin would do harm to their network.
+// Result returns the result of berth-ipam for the addresses of a pod. It returns ErrConfig where
+// the plugin would do harm to their network.
 func (c *Config) Result(addrs []api.Address) (*current.Result, error) {
 	if c.gateway && len(c.IPAM.Gateways) == 0 {
 		return nil, fmt.Errorf("%w %q: plugin %s would put the pool's gateway on this node, and answer for the router: remove isGateway and isDefaultGateway, or name in ipam.gateways addresses of the pools' subnets that no other host has",

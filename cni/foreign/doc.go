@@ -19,14 +19,13 @@
 // The interface keeps its addresses and its name, so that the DEL of its plugin finds what it
 // made, and Restore can put it up again.
 //
-// # What a container may change
-//
-// A container with CAP_NET_ADMIN may rename and move its links, and choose their indices. The
-// node's end of a veth is therefore found by what the node knows: an alias that Mark gives it
-// soon after ADD ("berth-ipam ‹hash of container and interface›"), its name and MAC in the
-// plugin's result, and the namespace to which the kernel says it leads. What the container
-// shows finds further links; one with the interface's name counts only if it has no global
-// address but the interface's. A path that leads to the node's namespace is one that is gone.
+// # Links that a container changes
+// A container with CAP_NET_ADMIN may rename and move its links, and choose their indices. So the
+// node's end of a veth is found on the node: by an alias that Mark gives it soon after ADD
+// ("berth-ipam ‹hash of container and interface›"), by its name and MAC in the plugin's result, and
+// by the namespace to which the kernel says it leads. The container's links show further links; one
+// with the interface's name counts only if it has no global address but the interface's. A path
+// that leads to the node's namespace counts as gone.
 //
 // # Caveats
 //

@@ -302,8 +302,8 @@ func TestSilenceOfHidden(t *testing.T) {
 	}
 }
 
-// TestSilenceLeavesOthers: links of other pods and of the node stay up, whatever a container
-// or a path says.
+// TestSilenceLeavesOthers: links of other pods and of the node stay up, even if a container or a
+// path points at them.
 func TestSilenceLeavesOthers(t *testing.T) {
 	netnstest.Need(t)
 	s := newSite(t, "", bridged)
@@ -339,7 +339,7 @@ func TestSilenceLeavesOthers(t *testing.T) {
 	}
 	s.node.IP("link", "set", "pod0", "master", "br0")
 
-	// The path is that of the node by now.
+	// The path leads to the node by now.
 	stale := foreign.Interface{ContainerID: "stale", NetNS: s.node.Path(), Name: "eth0", Addresses: []netip.Addr{addresses[0].Address}}
 	s.node.Run(stale.Silence)
 	s.node.Run(stale.Announce)
@@ -348,7 +348,7 @@ func TestSilenceLeavesOthers(t *testing.T) {
 		t.Error("Restore on the node succeeds")
 	}
 
-	// The path is that of another pod by now.
+	// The path leads to another pod by now.
 	s.pod.IP("addr", "replace", "10.0.70.5/24", "dev", "eth0")
 	stale.NetNS, stale.Addresses = s.pod.Path(), []netip.Addr{netip.MustParseAddr("10.0.70.6")}
 	if err := s.node.Try(stale.Silence); !errors.Is(err, foreign.ErrNotSeen) {

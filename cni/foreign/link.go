@@ -39,8 +39,8 @@ var ErrNotSeen = errors.New("interface not seen")
 
 const kindVeth = "veth"
 
-// open returns the container's network namespace, nil where it is gone. A path that leads to
-// the node's namespace by now, as that of a process whose ID was used again, is gone, too.
+// open returns the container's network namespace, nil where it is gone. A path that leads to the
+// node's namespace by now, as after its process ID was used again, counts as gone, too.
 func (i Interface) open() (ns.NetNS, error) {
 	netns, err := wire.OpenNetNS(i.NetNS)
 	if err != nil || netns == nil {
@@ -53,7 +53,7 @@ func (i Interface) open() (ns.NetNS, error) {
 	return nil, errors.Join(err, netns.Close())
 }
 
-// isCurrent returns whether a namespace is that of the calling thread.
+// isCurrent returns whether the calling thread is in the namespace.
 func isCurrent(netns ns.NetNS) (bool, error) {
 	var own, other unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
@@ -72,7 +72,7 @@ func (i Interface) Silence() error {
 	if err != nil {
 		return err
 	}
-	// What the node knows itself does not depend on what the container shows.
+	// Look on the node first: this does not depend on the container.
 	hosts, err := i.nodeLinks()
 	if err != nil {
 		return err
@@ -107,8 +107,8 @@ type insideLink struct {
 	hasAddress bool
 }
 
-// find returns the links that lead to the container: ends on the node, and those inside that
-// have none. They have one of the addresses, since a container may rename its links, or the
+// find returns the links that lead to the container: ends on the node, and links inside without
+// such an end. They have one of the addresses, since a container may rename its links, or the
 // interface's name and no other global address.
 func (i Interface) find(netns ns.NetNS) (hosts []netlink.Link, inside []insideLink, err error) {
 	err = netns.Do(func(ns.NetNS) error {
@@ -163,9 +163,9 @@ func (i Interface) has(link netlink.Link) (own, other bool, err error) {
 	return own, other, nil
 }
 
-// endsOf returns the node's ends of the veths in a namespace, by the indices of the ends
-// inside. A container chooses the indices of its own links, and what they say of their other
-// ends; so only the node's links count, by the namespace that the kernel says they lead to.
+// endsOf returns the node's ends of the veths in a namespace, by the indices of the ends inside. A
+// container chooses the indices of its links and of their peers; so endsOf asks the node's links
+// alone, by the namespace that the kernel says they lead to.
 func endsOf(netns ns.NetNS) (map[int]netlink.Link, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -196,8 +196,8 @@ func (i Interface) alias() string {
 // ErrNotMarked is returned by CheckMark.
 var ErrNotMarked = errors.New("link without mark")
 
-// CheckMark returns ErrNotMarked where the interface is a veth whose end on the node has not
-// the mark yet by which Silence finds it whatever the container does to its own end.
+// CheckMark returns ErrNotMarked where the interface is a veth whose end on the node lacks the
+// mark. By it Silence finds the end even if the container changes its own.
 func (i Interface) CheckMark() error {
 	return i.unmarked(func(l netlink.Link) error { return fmt.Errorf("%w: %s", ErrNotMarked, l.Attrs().Name) })
 }

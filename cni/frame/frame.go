@@ -67,7 +67,7 @@ func ParseARP(f []byte) (a ARP, destination net.HardwareAddr, ok bool) {
 
 func clone(mac []byte) net.HardwareAddr { return append(net.HardwareAddr(nil), mac...) }
 
-// Types of ICMPv6 messages and the flag of an advertisement that overrides what its
+// Types of ICMPv6 messages and the flag of an advertisement that replaces a MAC address its
 // receivers know.
 const (
 	NeighborSolicitation  = 135
@@ -128,10 +128,10 @@ func DuplicateProbe(mac net.HardwareAddr, target netip.Addr) []byte {
 	return ICMPv6(mac, groupMAC, netip.IPv6Unspecified(), netip.AddrFrom16(group), message)
 }
 
-// Advertisement is what a neighbour advertisement says.
+// Advertisement has the fields of a neighbour advertisement.
 type Advertisement struct {
 	Target netip.Addr
-	// MAC is that of the option, or of the frame where it has none.
+	// MAC comes from the option, or from the frame where it has none.
 	MAC   net.HardwareAddr
 	Flags byte
 }

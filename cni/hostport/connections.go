@@ -56,8 +56,7 @@ func parseForward(ip *nftables.IP, key, value []byte) (forward, bool) {
 	}, true
 }
 
-// changes returns the forwards that want has and had has not, and those that are the other
-// way round.
+// changes returns the forwards that only want has, and the forwards that only had has.
 func changes(had, want content) (began, ended []forward) {
 	before, after := had.forwards(), want.forwards()
 	missing := func(from, in []forward) []forward {
@@ -75,7 +74,7 @@ type stale struct {
 }
 
 // has returns true for connections to a port that lead elsewhere since before the port was
-// forwarded, and for those that lead to a pod that has the port no more.
+// forwarded, and for connections to a pod that lost the port.
 func (s stale) has(flow *conntrack.Flow) bool {
 	dst := flow.Original.Destination
 	to := func(f forward) bool { return flow.Protocol == f.protocol && dst.Port() == f.hostPort }

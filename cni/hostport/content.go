@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// content is what the sets have: by the set's name, values by key. The value is empty where
+// content has the elements of each set, by the set's name: values by key. The value is empty where
 // the set is no map.
 type content map[string]map[string]string
 
@@ -22,8 +22,8 @@ func (c content) add(set string, key []byte, value []byte) {
 	c[set][string(key)] = string(value)
 }
 
-// contentOf returns what the sets must have. links has the node's link to each pod's address,
-// services the addresses that are on the node only so that kube-proxy gets their packets.
+// contentOf returns the elements that the sets must have. links has the node's link to each pod's
+// address, services the addresses that are on the node only so that kube-proxy gets their packets.
 func contentOf(mappings []Mapping, links map[netip.Addr]string, services []netip.Addr) content {
 	c := content{}
 	for _, addr := range services {

@@ -12,7 +12,7 @@
 //	  set forwards4, forwards6    pod . protocol . port . node's port
 //	  set hairpin4, hairpin6      pod . pod
 //	  set detached4, detached6    pods whose replies do not pass the node
-//	  set links                   interface . the same interface, of those that lead to the pods
+//	  set links                   interface . the same interface; these interfaces lead to the pods
 //
 //	  chain prerouting, output (destination NAT, after kube-proxy):
 //	    destination in services                    return
@@ -25,9 +25,9 @@
 //	  chain guard (prerouting, raw):
 //	    from or to 127.0.0.0/8, not by loopback    drop
 //
-// A pod therefore sees the client's address, whatever else masquerades on the node, except
-// where the reply would not come back: it never does from the pod to itself or to
-// 127.0.0.1, and not from a pod to another on the same bridge.
+// A pod therefore sees the client's address, even if other programs masquerade on the node, except
+// where the reply would not come back: it never does from the pod to itself or to 127.0.0.1, and
+// not from a pod to another on the same bridge.
 //
 // So that 127.0.0.1 can be forwarded, the kernel must route such packets on the links that
 // lead to the pods (net.ipv4.conf.LINK.route_localnet), and would then also take packets for

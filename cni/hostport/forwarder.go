@@ -84,8 +84,8 @@ func (f *Forwarder) Check(mappings []Mapping) error {
 	return nil
 }
 
-// Forwarded lists what the node forwards, in order. A port of every address of a family has the
-// unspecified address as its HostIP.
+// Forwarded lists the ports that the node forwards, in order. A port of every address of a family
+// has the unspecified address as its HostIP.
 func (f *Forwarder) Forwarded() ([]Mapping, error) {
 	_, have, err := read()
 	if err != nil {
@@ -94,7 +94,7 @@ func (f *Forwarder) Forwarded() ([]Mapping, error) {
 	return have.mappings(), nil
 }
 
-// write makes the sets of the table those of want, and returns what was there.
+// write gives the table's sets the elements of want, and returns the old ones.
 func write(want content) (had content, changed bool, err error) {
 	for range attempts {
 		if had, changed, err = writeOnce(want); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {

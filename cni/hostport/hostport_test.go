@@ -75,7 +75,7 @@ func TestMappings(t *testing.T) {
 	}
 }
 
-// What is written is read again, and only what differs is changed.
+// mappings reads the content of contentOf back, and changes returns the difference alone.
 func TestContent(t *testing.T) {
 	pod := netip.MustParseAddr("2001:db8:70::5")
 	mappings := []Mapping{

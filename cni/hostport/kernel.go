@@ -91,7 +91,7 @@ func addresses(link netlink.Link) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// metricLoopback is that of our route to ::1, after the kernel's own.
+// metricLoopback puts our route to ::1 after the kernel's own.
 const metricLoopback = 2048
 
 // routeLoopback lets packets with a loopback address leave by a link and their replies come
@@ -108,8 +108,8 @@ func routeLoopback(name string, on bool) error {
 	if err := rtnl.SetIPv4(link, localnet); err != nil && !errors.Is(err, unix.ENODEV) {
 		return err
 	}
-	// For packets from a link, the kernel takes ::1 only from routes with this link. Those that
-	// come with this address it drops before.
+	// For packets from a link, the kernel takes ::1 only from routes with this link. It drops
+	// packets that come with this address before.
 	route := &netlink.Route{
 		LinkIndex: link.Attrs().Index, Dst: rtnl.IPNet(rtnl.SinglePrefix(netip.IPv6Loopback())),
 		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Protocol: rtnl.Protocol, Priority: metricLoopback,

@@ -265,9 +265,9 @@ var testFamilies = []struct {
 	{"IPv6", node6, other6, outside6, loopback6},
 }
 
-// Everybody reaches a pod through its node's port, and the pod sees them by their own
-// addresses, whatever masquerades on the node. Only where the reply would not come back does
-// it see the node.
+// Every client reaches a pod through its node's port, and the pod sees the client's own address,
+// even if other programs masquerade on the node. Only where the reply would not come back does it
+// see the node.
 func TestForwarding(t *testing.T) {
 	w := newWorld(t)
 	server, neighbour := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")

@@ -4,8 +4,8 @@ package hostport
 
 import "github.com/berth-dev/berth/cni/leftover"
 
-// Leftovers lists the links that route loopback addresses, which must end before the table
-// with the guard goes. The table itself is among those of package netfilter.
+// Leftovers lists the links that route loopback addresses, which must end before the table with the
+// guard goes. Package netfilter lists the table itself.
 func Leftovers() ([]leftover.Item, error) {
 	_, had, err := read()
 	if err != nil {

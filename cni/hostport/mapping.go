@@ -24,7 +24,7 @@ type Mapping struct {
 	Detached bool
 }
 
-// String names the port of the node and that of the pod.
+// String names the port of the node and the port of the pod.
 func (m Mapping) String() string {
 	return fmt.Sprintf("%s to %s", m.HostPort, netip.AddrPortFrom(m.Pod, m.ContainerPort))
 }
@@ -68,7 +68,7 @@ func serves(hostIP netip.Addr, ip *nftables.IP) bool {
 	return !hostIP.IsValid() || nftables.IPOf(hostIP) == ip
 }
 
-// number returns a protocol's number in packets, 0 for those that have no host ports.
+// number returns a protocol's number in packets, 0 where it has no host ports.
 func number(protocol string) byte {
 	switch protocol {
 	case "TCP":

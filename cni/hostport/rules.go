@@ -16,12 +16,12 @@ const (
 	// afterServices comes after the destination NAT of kube-proxy: a NodePort stays a
 	// NodePort.
 	afterServices = -95
-	// beforeSourceNAT comes before the source NAT of kube-proxy and others, also before
-	// that of the table berth.
+	// beforeSourceNAT comes before the source NAT of kube-proxy and others, also before the table
+	// berth.
 	beforeSourceNAT = 85
 )
 
-// tableOf returns the table with what its sets have.
+// tableOf returns the table with the elements of c.
 func tableOf(c content) *nftables.Table {
 	t := &nftables.Table{Family: nftables.INet, Name: TableName, Chains: []*nftables.Chain{
 		{Name: "guard", Base: nftables.Filter(nftables.Prerouting, nftables.PriorityRaw), Rules: nftables.Rules(guardRules()...)},
@@ -50,7 +50,7 @@ func tableOf(c content) *nftables.Table {
 	return t
 }
 
-// read reads the table and what its sets have.
+// read reads the table and the elements of its sets.
 func read() (*nftables.State, content, error) {
 	t := tableOf(nil)
 	state, err := t.Read()

@@ -98,11 +98,11 @@ func ipamAdd(args *skel.CmdArgs) error {
 	})
 }
 
-// ipamDel runs the delegate's DEL for every container: which pods had a floating IP is not
-// known after the first DEL, and a DEL of what never was succeeds.
+// ipamDel runs the delegate's DEL for every container: after the first DEL nobody knows which pods
+// had a floating IP, and a DEL without an earlier ADD succeeds.
 func ipamDel(args *skel.CmdArgs) error { return askBoth(args, "DEL", invoke.DelegateDel) }
 
-// askBoth calls the agent and the delegate, whatever the agent answers.
+// askBoth calls the agent and the delegate, also after an error of the agent.
 func askBoth(args *skel.CmdArgs, command string, delegate delegateFunc) error {
 	p, err := openIPAM(args)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backend is one of the two programs, which do what the name says that they are called by.
+// backend is one of the two programs. Each acts as the command that its first argument names.
 type backend string
 
 // These are Debian's programs of the package iptables.
@@ -36,8 +36,8 @@ func main() {
 	os.Exit(1)
 }
 
-// choose returns what the network namespace has rules of: kubelet's say it for certain. Without these it is
-// legacy where that has rules, for nothing but an iptables that is called would make them.
+// choose returns the program whose rules the network namespace has: kubelet's chains decide.
+// Without them it is legacy where legacy has rules, since only an iptables command makes them.
 func choose() backend {
 	if !hinted() && hasLegacyRules() {
 		return legacy
@@ -45,7 +45,7 @@ func choose() backend {
 	return nft
 }
 
-// hinted says whether kubelet's chains are nftables'. An error is for the program to say that comes next.
+// hinted says whether kubelet's chains are nftables'. The program that runs next reports errors.
 func hinted() bool {
 	conn, err := nftables.New()
 	if err != nil {
@@ -76,7 +76,8 @@ func hasLegacyRules() bool {
 	return false
 }
 
-// hasRules reads what iptables-save prints: a chain with "-" for its policy is none of the kernel's own.
+// hasRules reads the output of iptables-save: the policy "-" marks a chain that the kernel did not
+// make.
 func hasRules(saved []byte) bool {
 	for lines := bufio.NewScanner(bytes.NewReader(saved)); lines.Scan(); {
 		if line := lines.Text(); strings.HasPrefix(line, "-A ") || strings.HasPrefix(line, ":") && strings.Contains(line, " - ") {

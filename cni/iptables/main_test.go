@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// The node's iptables is found by what the two real ones wrote.
+// choose finds the node's iptables by the rules that the two programs wrote.
 func TestChoose(t *testing.T) {
 	for _, program := range []backend{nft, legacy} {
 		if _, err := os.Stat(string(program)); err != nil {

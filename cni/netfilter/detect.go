@@ -13,25 +13,25 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// Interface is how Berth speaks to the node's netfilter. It needs no program of the node or
-// of an image.
+// Interface names Berth's way to the node's netfilter. It needs no program of the node or of an
+// image.
 const Interface = "nftables over netlink"
 
-// ErrUnsupported is returned where the kernel lacks what pods with a floating IP need.
+// ErrUnsupported is returned where the kernel lacks a feature that pods with a floating IP need.
 var ErrUnsupported = errors.New("the kernel's nftables is not complete")
 
-// Support is what the kernel of the node has of nftables.
+// Support lists the nftables features of the node's kernel.
 type Support struct {
 	// Kernel is the kernel's release.
 	Kernel string
 	// Has and Lacks name features.
 	Has, Lacks []string
-	// Needed names those of Lacks without which no pod gets a floating IP, with the kernel's
+	// Needed names the features of Lacks without which no pod gets a floating IP, with the kernel's
 	// options for them.
 	Needed []string
 }
 
-// Err returns ErrUnsupported with what is missing, nil where nothing that is needed is.
+// Err returns ErrUnsupported with the needed features that are missing, nil without any.
 func (s Support) Err() error {
 	if len(s.Needed) == 0 {
 		return nil
@@ -39,7 +39,7 @@ func (s Support) Err() error {
 	return fmt.Errorf("%w: kernel %s lacks %s; load the modules (modprobe) or run a kernel that has them", ErrUnsupported, s.Kernel, strings.Join(s.Needed, ", "))
 }
 
-// feature is something that a kernel may be built without. The table uses it.
+// feature is used by the table, and a kernel may be built without it.
 type feature struct {
 	name, option string
 	// needed says that pods with a floating IP need it; the others are for host ports, the
@@ -76,9 +76,9 @@ func features() []feature {
 	}
 }
 
-// Detect tries what Berth's rules need, each feature in a transaction that leaves nothing. It
-// blocks for the kernel, which loads modules for it. It returns an error where nftables
-// cannot be written at all.
+// Detect tries each feature that Berth's rules need, in a transaction that leaves nothing. It
+// blocks for the kernel, which loads modules for it. It returns an error where nftables cannot be
+// written at all.
 func Detect() (Support, error) { return detect(features()) }
 
 func detect(all []feature) (Support, error) {
@@ -108,8 +108,8 @@ func detect(all []feature) (Support, error) {
 	return s, nil
 }
 
-// Detector remembers what the kernel has. It looks again as long as something is missing that
-// pods with a floating IP need: a module may be loaded later. Methods are safe in parallel.
+// Detector remembers the kernel's features. It looks again while one is missing that pods with a
+// floating IP need: a module may be loaded later. Methods are safe in parallel.
 type Detector struct {
 	// Detect is [Detect] but in tests.
 	Detect func() (Support, error)
@@ -118,7 +118,7 @@ type Detector struct {
 	ok bool
 }
 
-// Ready returns an error that says what is missing.
+// Ready returns an error that names the missing features.
 func (d *Detector) Ready() error {
 	d.mu.Lock()
 	ok := d.ok

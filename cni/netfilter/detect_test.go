@@ -26,7 +26,7 @@ func TestDetect(t *testing.T) {
 	})
 }
 
-// What the kernel refuses is named with the option that it needs, and leaves nothing, too.
+// Detect names each feature that the kernel refuses with its option, and leaves nothing, too.
 func TestDetectMissing(t *testing.T) {
 	netnstest.Need(t)
 	h := netnstest.New(t)

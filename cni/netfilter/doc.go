@@ -5,8 +5,8 @@
 //
 //	table inet berth
 //	  set links                  the interfaces that lead to pods
-//	  set past                   those of them whose pods talk to others past the node
-//	  set sources4, sources6     interface . address: what a pod may send from
+//	  set past                   the links whose pods talk to others past the node
+//	  set sources4, sources6     interface . address: the sources of a pod's packets
 //	  set floating4, floating6   the floating IPs of this node's pods
 //	  set hairpin4, hairpin6     address . address: the same, for traffic of a pod to itself
 //
@@ -65,12 +65,11 @@
 //
 // # Firewalls of others
 //
-// An accept in one table does not overrule a drop in another. So where a base chain of
-// another program drops forwarded packets that it does not know, by its policy (Docker, ufw)
-// or by a last rule without conditions, Allow adds two rules to it, as flannel does: accept
-// what comes from or goes to links with the prefix bth. They come after the owner's rules and
-// so overrule none of them, carry a comment that begins with "berth", have the form that
-// iptables writes and reads, are put back by Repair, and go with the last pod. A table that
-// its owner locked stays as it is. The kernel's older iptables (iptables-legacy) cannot be
-// reached by nftables.
+// An accept in one table does not overrule a drop in another. So where a base chain of another
+// program drops forwarded packets that it does not know, by its policy (Docker, ufw) or by a last
+// rule without conditions, Allow adds two rules to it, as flannel does: accept packets from and to
+// links with the prefix bth. They come after the owner's rules and so overrule none of them, carry
+// a comment that begins with "berth", have the form that iptables writes and reads, are put back by
+// Repair, and go with the last pod. A table that its owner locked stays as it is. The kernel's
+// older iptables (iptables-legacy) cannot be reached by nftables.
 package netfilter

@@ -25,13 +25,13 @@ func forwardRules() []nftables.Rule {
 	}
 }
 
-// forwardChain is a base chain of another program that drops what it does not know: by its
-// policy, or by a last rule without conditions.
+// forwardChain is a base chain of another program that drops unknown packets: by its policy, or by
+// a last rule without conditions.
 type forwardChain struct {
 	chain nftables.KernelChain
 	// last is the last rule, nil where the policy drops.
 	last *nftables.KernelRule
-	// ours are the rules in front of last, misplaced are those behind.
+	// ours are our rules in front of last, misplaced our rules behind it.
 	ours, misplaced []nftables.KernelRule
 }
 
@@ -79,8 +79,8 @@ func (f forwardChain) whole() bool {
 	return len(f.ours) == len(forwardRules()) && len(f.misplaced) == 0
 }
 
-// accept puts our rules behind those of the chain's owner, so that these decide first, and
-// in front of a last rule that drops the rest.
+// accept puts our rules behind the rules of the chain's owner, so that these decide first, and in
+// front of a last rule that drops the rest.
 func (f forwardChain) accept() error {
 	if f.whole() {
 		return nil
@@ -106,8 +106,8 @@ func (f forwardChain) replace(rules ...nftables.Rule) error {
 	return nil
 }
 
-// acceptForwarded makes the node forward pods' packets where the firewall of another
-// program drops what it does not know.
+// acceptForwarded makes the node forward pods' packets where the firewall of another program drops
+// unknown packets.
 func acceptForwarded() error {
 	chains, err := forwardChains()
 	errs := []error{err}

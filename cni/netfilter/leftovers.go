@@ -14,8 +14,8 @@ import (
 // never change.
 const TablePrefix = "berth"
 
-// Leftovers lists the nftables tables of Berth, also those of other packages, and Berth's
-// rules in tables of others.
+// Leftovers lists the nftables tables of Berth, also of other packages, and Berth's rules in tables
+// of other programs.
 func Leftovers() ([]leftover.Item, error) {
 	tables, err := nftables.Tables(0)
 	if err != nil {

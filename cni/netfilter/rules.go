@@ -18,11 +18,10 @@ const (
 	beforeRouting = 290
 )
 
-// Mark and ArrivalMark are values of two bits of the firewall mark (skb->mark), those of
-// MarkMask, of packets from pods and of packets that arrive for pods, while the node routes
-// them. Routing rules have them: whoever changes them must take over the rules of earlier
-// versions. No value or mask of the programs that we know sets bit 0x1000 alone
-// or with 0x10:
+// Mark and ArrivalMark are values of the two bits MarkMask of the firewall mark (skb->mark). While
+// the node routes them, packets from pods have Mark, and packets that arrive for pods ArrivalMark.
+// Routing rules match them: a change of the values must take over the rules of earlier versions. No
+// value or mask of the programs that we know sets bit 0x1000 alone or with 0x10:
 //
 //	wg-quick            51820 = 0xca6c, and upward for further tunnels
 //	kube-proxy          0x4000, 0x8000
@@ -43,7 +42,7 @@ const (
 	MarkMask    = 0x1010
 )
 
-// Names of sets; those of the two families end in 4 or 6.
+// Names of sets; the sets of one family end in 4 or 6.
 const (
 	linksSet, pastSet, arrivalsSet, askedSet = "links", "past", "arrivals", "asked"
 	sourcesSet, floatingSet, hairpinSet      = "sources", "floating", "hairpin"
@@ -102,9 +101,9 @@ func sourceRules() []nftables.Rule {
 	return all
 }
 
-// secludedRules close the node to the networks of links that Berth made: it has no address
-// there, and would answer for those of its other links. What it hears for its pods is
-// neighbour discovery and, with ipvlan links in mode l3s, their packets.
+// secludedRules close the node to the networks of links that Berth made: it has no address there,
+// and would answer for addresses of its other links. For its pods it hears neighbour discovery and,
+// with ipvlan links in mode l3s, their packets.
 func secludedRules() []nftables.Rule {
 	all := []nftables.Rule{nftables.NewRule("other links", nftables.IIFName.IsNot([]byte(LinkPrefix)...), nftables.Accept)}
 	for _, prefix := range []string{VLANPrefix, BridgePrefix} {
@@ -146,7 +145,7 @@ type element struct {
 	key   []byte
 }
 
-// elements lists what the sets have for a source.
+// elements lists the elements of the sets for a source.
 func elements(s Source) []element {
 	suffix := nftables.IPOf(s.Address).Suffix
 	link := nftables.AppendName(nil, s.Link)
@@ -164,7 +163,7 @@ func elements(s Source) []element {
 	return all
 }
 
-// addressElements lists what the sets have for an address, whatever link leads to it.
+// addressElements lists the elements of the sets for an address, for any link.
 func addressElements(a netip.Addr) []element {
 	suffix, key := nftables.IPOf(a).Suffix, a.AsSlice()
 	return []element{{inetTable, floatingSet + suffix, key}, {inetTable, hairpinSet + suffix, slices.Concat(key, key)}}

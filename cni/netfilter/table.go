@@ -102,9 +102,8 @@ func add(tx *nftables.Transaction, sources []Source) {
 	}
 }
 
-// Revoke takes back what Allow did. Where another link has the address it says
-// elsewhere, and the address stays a floating IP of the node. It succeeds where nothing
-// is left to take back.
+// Revoke reverses Allow. Where another link has the address elsewhere is true, and the address
+// stays a floating IP of the node. It succeeds where nothing is left to reverse.
 func Revoke(s Source, elsewhere bool) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -150,8 +149,8 @@ func Sweep() error {
 	return removeForwarded()
 }
 
-// removeAll deletes those of the elements that are there, in one transaction: each makes the
-// kernel wait for all processors. Where another process was faster, it deletes one by one.
+// removeAll deletes the elements that exist, in one transaction: each makes the kernel wait for all
+// processors. Where another process was faster, it deletes one by one.
 func removeAll(elements []element) error {
 	var there []element
 	for _, e := range elements {

@@ -8,29 +8,28 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// view is what a Check read of the table, for those that come after it: an agent compares all of
-// its pods one after another, and each would list the elements of all. The kernel numbers the
-// transactions of a network namespace, so a view with the number of the last one is what the
-// kernel has.
+// view keeps the table as a Check read it, for later Checks: an agent compares all of its pods one
+// after another, and each would list the elements of all. The kernel numbers the transactions of a
+// network namespace, so a view with the number of the last one is still current.
 type view struct {
 	at nftables.Moment
-	// broken is what is wrong with the tables, and forwarded with the chains of others.
+	// broken says how the tables are wrong, and forwarded how other programs' chains are.
 	broken, forwarded error
-	// keys has those of the sets that were looked at, by the set's name.
+	// keys has the keys of each set that was read, by the set's name.
 	keys map[string]map[string]bool
 }
 
 // last is the view of the last Check; mu guards it.
 var last *view
 
-// viewer reads what the last view lacks.
+// viewer reads the sets that the last view lacks.
 type viewer struct {
 	*view
 	// read says that it did, and incomplete that an element was missing.
 	read, incomplete bool
 }
 
-// look returns what the kernel has now. Its caller holds mu.
+// look returns a current view. Its caller holds mu.
 func look() (*viewer, error) {
 	now, known := nftables.Now()
 	if known && last != nil && last.at == now {

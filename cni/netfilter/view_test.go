@@ -22,7 +22,7 @@ func allowed(t *testing.T, node *netnstest.Host, sources ...Source) {
 	})
 }
 
-// A Check may use what an earlier one read, and must see each change since, whoever made it.
+// A Check may use the view of an earlier one, and must see each change since, by any process.
 func TestCheckSeesChanges(t *testing.T) {
 	drop := nftables.ChainPolicyDrop
 	for name, change := range map[string]func(conn *nftables.Conn){

@@ -10,18 +10,20 @@ import (
 	"slices"
 )
 
-// Change is the difference of two contents of a table. Commit makes it in up to three transactions. What packets meet
-// changes in the second one alone: rules of a chain change for packets that come after it, but elements of
-// sets and maps for all packets, also for those that are on their way through the rules of before.
-// These must not be led to a chain whose rules are not there yet for them, and must find
-// maps as they were.
+// Change is the difference of two contents of a table. Commit makes it in up to three transactions.
+// The second one alone changes the verdict on packets: new rules of a chain apply to packets that
+// come later, but elements of sets and maps to all packets, also to packets that are in the old
+// rules. These packets must not be led to a chain that has no rules for them yet, and must find
+// maps unchanged.
 type Change struct {
-	// Made has what nothing leads to yet: the first transaction makes it.
+	// Made has the chains, sets and counters that nothing uses yet: the first transaction makes
+	// them.
 	Made Table
 	// Chains get other rules, and Sets other elements, in the second one.
 	Chains []ChainChange
 	Sets   []SetChange
-	// Gone has what nothing leads to any more: the third one deletes it, of sets and chains by their names.
+	// Gone has the objects that nothing uses any more: the third one deletes them, sets and chains
+	// by name.
 	Gone Gone
 	// Kept are sets whose elements others own. They are made where they are missing.
 	Kept []*Set
@@ -42,7 +44,7 @@ type SetChange struct {
 	Gone, Came iter.Seq[Element]
 }
 
-// Gone is what a Change deletes.
+// Gone lists the objects that a Change deletes.
 type Gone struct {
 	Chains, Maps, Sets []string
 	Objects            []Object
@@ -69,9 +71,10 @@ func (t *Transaction) deleteAll(of *Table, gone Gone) {
 	}
 }
 
-// Replacement returns the change of whatever the kernel has to a table: chains without a hook and sets of
-// the table have names that nothing in the kernel has, but sets that others fill. Base chains,
-// counters with their values and sets that others fill stay; but nothing where anew is true.
+// Replacement returns the change from any content of the kernel's table to want. The kernel must
+// not have the names of want's chains without a hook and of its sets, except sets that others fill.
+// Base chains, counters with their values and sets that others fill stay; but nothing where anew is
+// true.
 func Replacement(have *Contents, want *Table, anew bool) *Change {
 	c := &Change{Made: Table{Family: want.Family, Name: want.Name}, anew: anew, table: true}
 	if anew {
@@ -126,11 +129,11 @@ func Replacement(have *Contents, want *Table, anew bool) *Change {
 	return c
 }
 
-// ErrNotCleared is returned where packets meet what they must, and the table has more than it needs.
-var ErrNotCleared = errors.New("nftables keeps what nothing uses")
+// ErrNotCleared is returned where the new rules apply, and the table still has unused objects.
+var ErrNotCleared = errors.New("nftables keeps unused objects")
 
-// Commit makes the change and returns how many transactions the kernel made. After an error but ErrNotCleared packets
-// meet what they met before.
+// Commit makes the change and returns how many transactions the kernel made. After any other error
+// than ErrNotCleared the old rules apply.
 func (c *Change) Commit() (transactions uint32, err error) {
 	var prepare, turn, cleanup Transaction
 	t := &c.Made
@@ -187,7 +190,7 @@ func (c *Change) turn(tx *Transaction) {
 	}
 }
 
-// undo removes what the first transaction made.
+// undo removes the objects that the first transaction made.
 func (c *Change) undo() error {
 	var made Gone
 	for _, chain := range c.Made.Chains {
@@ -229,8 +232,8 @@ func compareElements(a, b Element) int {
 	return 1
 }
 
-// difference returns what only one of two lists has, which are in order. An element with another value is in both
-// results.
+// difference returns the elements of two ordered lists that only one of them has. An element with
+// another value is in both results.
 func difference(old, want []Element) (gone, came []Element) {
 	for len(old) > 0 || len(want) > 0 {
 		order := 1

@@ -104,7 +104,7 @@ func (c *Chain) sameBase(have *Chain) bool {
 	return want == is
 }
 
-// marked returns whether the kernel's rules are those of the chain, by their comments.
+// marked returns whether the kernel has the chain's rules, by their comments.
 func (c *Chain) marked(have []kernelRule) bool {
 	return c.eachRule(have, func(want Rule, have kernelRule) bool { return bytes.Equal(want.mark, have.mark) })
 }
@@ -142,8 +142,8 @@ func (t *Table) compareSets(have []*Set) error {
 	return nil
 }
 
-// lists is how often a set is listed that the kernel seems to have less of than it should: it
-// may only be making room.
+// lists is how often a set is listed that seems to lack elements in the kernel: it may only be
+// making room.
 const lists = 3
 
 func (t *Table) checkElements(set string, elements iter.Seq[Element]) error {
@@ -196,7 +196,7 @@ func (t *Table) checkElements(set string, elements iter.Seq[Element]) error {
 	return nil
 }
 
-// value is what an element of a map leads to or has.
+// value is the chain that an element leads to, or its data.
 func (e Element) value() string { return e.Goto + string(e.Data) }
 
 // isFirstEnd returns whether it is the end with which the kernel begins a set of intervals.
@@ -233,10 +233,10 @@ func (t *Table) CheckRules() error {
 	return nil
 }
 
-// State is what the kernel has of a table.
+// State is a table as the kernel has it.
 type State struct {
 	Exists bool
-	// differs is what is wrong with all but the elements.
+	// differs says how the table differs, except in its elements.
 	differs  error
 	elements map[string][]Element
 }
@@ -294,7 +294,8 @@ func (t *Table) Sync() (changed bool, err error) {
 	return changed, err
 }
 
-// SyncFrom is Sync for who has read the table. It fails where another program has changed it since.
+// SyncFrom is Sync for a caller that has read the table. It fails where another program has changed
+// it since.
 func (t *Table) SyncFrom(have *State) (changed bool, err error) {
 	var tx Transaction
 	if have.differs != nil {

@@ -14,8 +14,8 @@
 //
 //	iifname @links meta nfproto ipv4 iifname . ip saddr != @sources4 drop
 //
-// A rule's comment begins with a hash of what the rule does. So a table is compared with the kernel's
-// by the comments, and a rule that changes in the code replaces the one in the kernel.
+// A rule's comment begins with a hash of the rule's statements. So a table is compared with the
+// kernel's by the comments, and a rule that changes in the code replaces the one in the kernel.
 //
 // # How the kernel's table becomes the wanted one
 //

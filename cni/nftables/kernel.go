@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// Contents is what the kernel's table has beside rules and elements.
+// Contents has the kernel's table without rules and elements.
 type Contents struct {
 	// Exists is false where there is no such table; dormant says that its chains are switched off.
 	Exists, dormant bool
@@ -26,11 +26,11 @@ type Contents struct {
 	Objects []Object
 }
 
-// Object is a counter, or another of what rules name.
+// Object is a counter, or another object that rules name.
 type Object struct {
 	Name string
 	Kind uint32
-	// Packets and Bytes are what a counter counted.
+	// Packets and Bytes are the values of a counter.
 	Packets, Bytes uint64
 }
 
@@ -43,7 +43,7 @@ func NewCounter(name string) Object { return Object{Name: name, Kind: counterKin
 // IsCounter returns whether it is a counter.
 func (o Object) IsCounter() bool { return o.Kind == counterKind }
 
-// Contents lists what the kernel's table has; nothing where there is no table.
+// Contents reads the kernel's table; it returns empty Contents where there is none.
 func (t *Table) Contents() (*Contents, error) {
 	c := &Contents{}
 	tables, err := Tables(t.Family)
@@ -76,7 +76,7 @@ type KernelTable struct {
 	dormant, owned bool
 }
 
-// Tables lists the tables of a family, and those of all families where it is 0. A kernel without nftables
+// Tables lists the tables of a family, and of all families where it is 0. A kernel without nftables
 // has none.
 func Tables(family Family) (all []KernelTable, err error) {
 	err = dump(&Table{Family: family}, "tables", unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, func(of Family, a attributes) error {
@@ -121,7 +121,7 @@ func dump(table *Table, what string, get, kind int, read func(Family, attributes
 	}
 	for _, m := range messages {
 		a, err := split(m[nl.SizeofNfgenmsg:])
-		// Some kernels list those of all tables.
+		// Some kernels list the objects of all tables.
 		if err == nil && (table.Name == "" || a.text(nftaTable) == table.Name) {
 			err = read(Family(m[0]), a)
 		}
@@ -138,7 +138,7 @@ type kernelChain struct {
 	table Table
 }
 
-// chainsOf lists the chains of a table, and those of all where it has no name.
+// chainsOf lists the chains of a table, and of all tables where it has no name.
 func chainsOf(table *Table) (all []*kernelChain, err error) {
 	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, func(of Family, a attributes) error {
 		c := &kernelChain{Chain{Name: a.text(unix.NFTA_CHAIN_NAME)}, Table{Family: of, Name: a.text(unix.NFTA_CHAIN_TABLE)}}
@@ -303,8 +303,8 @@ func readElement(value []byte) (Element, error) {
 	return e, err
 }
 
-// verdictName is empty for what maps of ours lead by, so that an element of another verdict is
-// not taken for one.
+// verdictName is empty for the verdict of our maps, goto, so that an element of another verdict
+// does not equal one of ours.
 func verdictName(code int32) string {
 	if code == unix.NFT_GOTO {
 		return ""

@@ -41,7 +41,7 @@ func sample() *Table {
 	}
 }
 
-// What the kernel lists of each statement is what was written, and a second Sync changes nothing.
+// The kernel lists each statement as it was written, and a second Sync changes nothing.
 func TestSync(t *testing.T) {
 	node := netnstest.New(t)
 	node.Run(func() error {
@@ -62,7 +62,8 @@ func TestSync(t *testing.T) {
 	})
 }
 
-// Whatever differs, Check says so and Sync mends it; elements that others own stay where the rules are right.
+// Check reports every difference and Sync mends it; elements that others own stay where the rules
+// are right.
 func TestSyncMends(t *testing.T) {
 	link := AppendName(nil, "eth0")
 	other := Element{Key: []byte{10, 0, 0, 9}}

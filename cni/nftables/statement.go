@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Statement is a condition of a rule, or what the rule does.
+// Statement is a condition or an action of a rule.
 type Statement struct{ encoded []byte }
 
 // Then returns the statement with others behind it.
@@ -23,7 +23,7 @@ func (s Statement) Then(others ...Statement) Statement {
 	return all
 }
 
-// Field is a part of a packet, or what the kernel knows of a packet.
+// Field is a part of a packet, or of the kernel's data about a packet.
 type Field struct {
 	// load appends the expression that loads the field into a register.
 	load func(b *attributesBuilder, register uint32)
@@ -32,8 +32,8 @@ type Field struct {
 	mask []byte
 }
 
-// register returns the number of a register of 4 bytes, counted from 0. Those that begin one of 16 bytes have
-// that one's number, which is also how the kernel lists them.
+// register returns the number of a register of 4 bytes, counted from 0. The first one in a register
+// of 16 bytes has that one's number; the kernel lists it so, too.
 func register(word int) uint32 {
 	if word%4 == 0 {
 		return unix.NFT_REG_1 + uint32(word/4)
@@ -61,7 +61,7 @@ func (b *attributesBuilder) value(kind uint16, data []byte) {
 	b.close(at)
 }
 
-// statement returns what build appends.
+// statement returns the expressions that build appends.
 func statement(build func(b *attributesBuilder)) Statement {
 	var b attributesBuilder
 	build(&b)
@@ -250,7 +250,7 @@ func (f Field) IsNotLink(name string) Statement { return f.IsNot(AppendName(nil,
 
 // Conditions with names of their own.
 var (
-	// Established matches packets of connections that both sides know, and what relates to them.
+	// Established matches packets of connections that both sides know, and of related connections.
 	Established = CTState.HasAny(1<<1 | 1<<2) // ESTABLISHED and RELATED of nf_conntrack_common.h
 	// DestinationTranslated matches packets of connections whose destination the node translates.
 	DestinationTranslated = CTStatus.HasAny(1 << 5) // IPS_DST_NAT
@@ -324,7 +324,7 @@ func NotIn(set string, fields ...Field) Statement {
 	return lookup(set, nil, unix.NFT_LOOKUP_F_INV, fields)
 }
 
-// Vmap does what the map says for the fields, and nothing where they are not in it.
+// Vmap gives the verdict that the map has for the fields, and none where it lacks them.
 func Vmap(verdicts string, fields ...Field) Statement {
 	verdict := uint32(unix.NFT_REG_VERDICT)
 	return lookup(verdicts, &verdict, 0, fields)

@@ -37,7 +37,7 @@ func (f Family) String() string {
 	return fmt.Sprintf("family %d", uint8(f))
 }
 
-// Table is a table by its name, with what it has.
+// Table is a table with its sets, chains and counters.
 type Table struct {
 	Family Family
 	Name   string
@@ -76,7 +76,7 @@ type Element struct {
 	Goto string
 	// Timeout is when the element leaves its set, 0 where it is as the set says.
 	Timeout time.Duration
-	// Comment is what the element is for.
+	// Comment says why the element exists.
 	Comment string
 }
 
@@ -172,16 +172,16 @@ type Base struct {
 	Type     string
 	Hook     Hook
 	Priority int32
-	// Drops says that the chain drops what no rule decides.
+	// Drops says that the chain drops packets that no rule decides.
 	Drops bool
 	// Device is the link of a chain of the family NetDev.
 	Device string
 }
 
-// Hook is where packets pass.
+// Hook is a point that packets pass.
 type Hook uint32
 
-// The hooks. Those of the families ARP and NetDev have numbers of their own.
+// The hooks. The families ARP and NetDev have numbers of their own.
 const (
 	Prerouting  Hook = unix.NF_INET_PRE_ROUTING
 	Input       Hook = unix.NF_INET_LOCAL_IN

@@ -17,8 +17,7 @@ import (
 type Transaction struct {
 	// attributesBuilder has the messages, one after another.
 	attributesBuilder
-	// objects are what the messages are about; the sequence number of a message is its
-	// index and 1.
+	// objects name the object of each message; the sequence number of a message is its index and 1.
 	objects []object
 	// last is where the last message begins.
 	last int
@@ -26,7 +25,7 @@ type Transaction struct {
 	err  error
 }
 
-// object is what a message is about.
+// object is the target of a message.
 type object struct{ table, text string }
 
 func (o object) String() string { return o.text + " of table " + o.table }
@@ -84,7 +83,7 @@ func (t *Transaction) makeContent(of *Table) {
 	}
 }
 
-// Replace makes a table anew, whatever the kernel has of it.
+// Replace makes a table anew, and drops the kernel's content of it.
 func (t *Transaction) Replace(of *Table) {
 	t.Delete(of)
 	t.Make(of)
@@ -203,7 +202,7 @@ const (
 	descConcat, fieldLength = 2, 1
 	// flagConcat is NFT_SET_CONCAT.
 	flagConcat = 0x80
-	// verdictType is NFT_DATA_VERDICT, the type of what maps lead to.
+	// verdictType is NFT_DATA_VERDICT, the data type of maps that lead to chains.
 	verdictType = 0xffffff00
 	// bigEndian is the order of bytes in a key that is a number, for nft's lists.
 	bigEndian = 2
@@ -359,7 +358,7 @@ func (t *Transaction) Commit() (err error) {
 	if t.err != nil || t.IsEmpty() {
 		return t.err
 	}
-	// The kernel answers for what it refuses, and for this one.
+	// The kernel answers for messages that it refuses, and for this one.
 	flags := t.out[t.last+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 	end := uint32(len(t.objects)) + 1
@@ -376,7 +375,7 @@ func (t *Transaction) Commit() (err error) {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	defer unix.Close(fd)
-	// The message must fit. Answers need not repeat what they answer.
+	// The message must fit. Answers need not repeat the message.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) != nil {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size); err != nil {
 			return fmt.Errorf("prepare nftables: %w", err)
@@ -391,11 +390,10 @@ func (t *Transaction) Commit() (err error) {
 	return t.answer(fd)
 }
 
-// errNoAnswer is returned where the kernel took a transaction and did not say what became of it.
-var errNoAnswer = errors.New("the kernel does not say what became of the transaction")
+// errNoAnswer is returned where the kernel took a transaction and did not say how it ended.
+var errNoAnswer = errors.New("the kernel does not say how the transaction ended")
 
-// answer reads what the kernel said of the transaction: it has said all when the message is
-// sent.
+// answer reads the kernel's answers to the transaction: all are there when the message is sent.
 func (t *Transaction) answer(fd int) error {
 	buffer := make([]byte, 1<<16)
 	for {

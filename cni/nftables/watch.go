@@ -35,7 +35,7 @@ func watch(ctx context.Context, prefix string, lost func()) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = monitor.Close() })
 	defer stop()
-	// What was deleted before.
+	// Tell of earlier deletions.
 	lost()
 	for event := range events {
 		isLoss := func(e *nftables.MonitorEvent) bool { return isLoss(e, prefix) }

@@ -15,7 +15,7 @@ import (
 
 // Answer of the agent.
 type Answer struct {
-	// Status is that of HTTP, 0 where no HTTP server answers.
+	// Status is the HTTP status, 0 where no HTTP server answers.
 	Status int
 	// Outcome is the value of HeaderOutcome.
 	Outcome string
@@ -66,8 +66,8 @@ func Line(variable, value string) string {
 	return HeaderOf(variable) + ": " + escape(value) + "\r\n"
 }
 
-// escape escapes as in URLs what would end a line or begin an escape, and blanks, which readers of
-// headers remove at the ends.
+// escape escapes, as in URLs, characters that would end a line or begin an escape, and blanks,
+// which readers of headers remove at the ends.
 func escape(value string) string {
 	const hex = "0123456789ABCDEF"
 	var b strings.Builder
@@ -121,7 +121,7 @@ func parse(raw []byte) (Answer, error) {
 	answer := Answer{Body: body}
 	var err error
 	if answer.Status, err = strconv.Atoi(status[:3]); err != nil || answer.Status < 0 {
-		return Answer{Body: raw}, nil //nolint:nilerr // what has no status is not from the agent, and is shown as it is
+		return Answer{Body: raw}, nil //nolint:nilerr // an answer without a status is not the agent's, and is shown as it is
 	}
 	length := ""
 	for _, line := range lines[1:] {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package relay is how CNI plugins reach the node agent over its unix socket, and how berth-cni
-// passes the runtime's call on: the variables as headers of an HTTP request, the configuration as
-// its body, and the answer as the plugin is to print it. It knows when to wait for an agent and
-// what to say where none answers. It reads nothing of a call or an answer.
+// Package relay carries calls of CNI plugins to the node agent over its unix socket, also the
+// runtime's call that berth-cni passes on: the variables as headers of an HTTP request, the
+// configuration as its body, and the answer as the plugin prints it. It decides when to wait for an
+// agent and how to report that none answers. It reads nothing of a call or an answer.
 //
 // Berth-cni starts for every pod, and each package that it imports makes its start longer, used
 // or not: this one imports no more than files need. Package net, encoding/json or fmt would take
@@ -31,7 +31,7 @@ const (
 // MaxBytes is the largest body that agent and plugins read. The kubelet's are a few kilobytes.
 const MaxBytes = 4 << 20
 
-// HeaderOutcome of an answer says what its body is. An answer without it is not the agent's.
+// HeaderOutcome of an answer names the kind of its body. An answer without it is not the agent's.
 const (
 	HeaderOutcome = "Cni-Outcome"
 	// Result is the result of ADD, or nothing.
@@ -57,5 +57,5 @@ func HeaderOf(variable string) string {
 	return string(name)
 }
 
-// Versions are those of the CNI specification that berth-cni serves, oldest first.
+// Versions lists the versions of the CNI specification that berth-cni serves, oldest first.
 func Versions() []string { return []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LinksIn lists the links in a namespace that the kernel knows by a number (nsid), whether or
-// not a path leads there: that of the other end of a pair, for instance.
+// LinksIn lists the links in a namespace that the kernel knows by a number (nsid), whether or not a
+// path leads there: the namespace of a pair's other end, for instance.
 func LinksIn(nsid int) ([]netlink.Link, error) {
 	messages, err := Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)

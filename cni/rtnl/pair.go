@@ -14,7 +14,7 @@ import (
 
 // Pair is a veth pair with one end on the node and the other in a container's namespace.
 type Pair struct {
-	// Host is the name of the node's end, Inside that of the container's.
+	// Host names the node's end, Inside the container's.
 	Host, Inside       string
 	HostMAC, InsideMAC net.HardwareAddr
 	// KeepMAC keeps a pair whose container's end has another MAC address than InsideMAC.

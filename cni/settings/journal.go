@@ -44,7 +44,7 @@ type content struct {
 	Settings map[string]change `json:"settings"`
 }
 
-// change is what Berth did to one setting.
+// change has the value of a setting before and after Berth changed it.
 type change struct {
 	Was string `json:"was"`
 	Is  string `json:"is"`
@@ -77,7 +77,7 @@ func (j *Journal) KeepWas(key, was, value string) error {
 	return j.keep(key, value, func() (string, bool, error) { return was, true, nil })
 }
 
-// keep remembers a setting with what read returns of it, if that says that it changes.
+// keep remembers a setting with the value that read returns, if read says that it changes.
 func (j *Journal) keep(key, value string, read func() (was string, changes bool, err error)) error {
 	if j == nil {
 		return nil
@@ -143,8 +143,8 @@ func (j *Journal) Leftovers() ([]leftover.Item, error) {
 	return items, nil
 }
 
-// load reads the file once. What it has of an earlier start of the node is forgotten. With
-// errDamaged it returns an empty content.
+// load reads the file once. It forgets settings of an earlier start of the node. With errDamaged it
+// returns an empty content.
 func (j *Journal) load() (*content, error) {
 	if j.read != nil {
 		return j.read, nil

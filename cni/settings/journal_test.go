@@ -52,7 +52,7 @@ func (n *node) keep(j *Journal, key, value string) {
 	}
 }
 
-// putBack does so with what another process reads in the file, and returns the names.
+// putBack puts back the settings as another process reads them in the file, and returns the names.
 func (n *node) putBack() (names []string) {
 	n.t.Helper()
 	items, err := NewJournal(n.file, n.root).Leftovers()
@@ -96,7 +96,7 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// After a start of the node its settings are those of its administrator.
+// After a start of the node its administrator's settings apply.
 func TestForgetsEarlierStarts(t *testing.T) {
 	n := newNode(t, map[string]string{"key": "1"})
 	if err := os.WriteFile(n.file, []byte(`{"bootID":"earlier","settings":{"key":{"was":"0","is":"1"}}}`), 0o600); err != nil {

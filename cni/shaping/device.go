@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// rootMajor is of the HTB's handle, and of its classes'.
+	// rootMajor is the major number of the handles of the HTB and its classes.
 	rootMajor = 1
-	// quantum is how many bytes a class may send in its turn: about what a pod hands the
+	// quantum is how many bytes a class may send in its turn: about as much as a pod hands the
 	// kernel at a time.
 	quantum = 60_000
 	// queueLength of a device. With 0, which an ifb gets from netlink, HTB would drop
@@ -125,7 +125,7 @@ func (c class) htbClass(link netlink.Link) *netlink.HtbClass {
 	burst := c.ceil.burst()
 	own := burst
 	if c.rate != c.ceil.Rate {
-		// What a class has without borrowing is nothing to speak of.
+		// A class may send hardly anything without borrowing.
 		own = 1
 	}
 	return netlink.NewHtbClass(attrs, netlink.HtbClassAttrs{Rate: c.rate, Ceil: c.ceil.Rate, Buffer: own, Cbuffer: burst, Quantum: quantum})

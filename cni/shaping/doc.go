@@ -11,10 +11,10 @@
 //	veth of the pod, clsact egress hook  ──▶ bth-i… ──▶ the pod       (ingress of the pod)
 //	veth of the pod, clsact ingress hook ──▶ bth-e… ──▶ the node      (egress of the pod)
 //
-// A pod with a limit of its own alone has devices of its own. The pods of a group share a
-// device: its HTB has a class for each pod, which borrows from that of the group, so that
-// pods that send at the same time get equal parts, and a class has the pod's own limit where
-// it has one. A filter finds the class by the interface that a packet was redirected from.
+// A pod with a limit of its own alone has devices of its own. The pods of a group share a device:
+// its HTB has a class for each pod, which borrows from the group's class, so that pods that send at
+// the same time get equal parts, and a class has the pod's own limit where it has one. A filter
+// finds the class by the interface that a packet was redirected from.
 //
 // DSCPs are set by the nftables table inet berth-profiles, by the packet's source address.
 //

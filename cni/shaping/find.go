@@ -17,8 +17,8 @@ type Found struct {
 	Direction string
 	// Device is the link that the packets pass.
 	Device string
-	// Rate is what the pod can have, and Shared what all members of its group can have
-	// together, in bits per second; 0 without a group.
+	// Rate limits the pod, and Shared all members of its group together, in bits per second; 0
+	// without a group.
 	Rate, Shared uint64
 }
 

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstPriority is that of the first of our four filters. It may never change: by it a new
-// version finds the filters of an old one. They come after all others, also those for which
-// the kernel chooses the priority.
+// firstPriority is the priority of the first of our four filters. It may never change: by it a new
+// version finds the filters of an old one. They come after all others, also after filters whose
+// priority the kernel chooses.
 const firstPriority = 0xc098
 
 // protocols that are limited. ARP is not: a full queue must not make neighbours forget the
@@ -33,7 +33,7 @@ func (d direction) priority(protocol uint16) uint16 {
 	return priority
 }
 
-// parent of the filters: what goes to the pod leaves the node's end of its interface.
+// parent of the filters: packets to the pod leave the node's end of its interface.
 func (d direction) parent() uint32 {
 	if d == ingress {
 		return netlink.HANDLE_MIN_EGRESS

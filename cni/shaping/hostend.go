@@ -36,7 +36,7 @@ func HostEnd(netns, ifName string) (string, error) {
 	}
 	outside, err := netlink.LinkByIndex(inside.Attrs().ParentIndex)
 	if err != nil || !rtnl.IsPair(inside, outside) {
-		// Indexes are of namespaces, and the other end may be in a third one.
+		// Each namespace has its own indexes, and the other end may be in a third one.
 		return "", fmt.Errorf("%w: the other end of %s is elsewhere", ErrNoHostEnd, ifName)
 	}
 	return outside.Attrs().Name, nil

@@ -51,7 +51,7 @@ func TestLiveChange(t *testing.T) {
 	for _, limit := range []uint64{20 * mbit, 60 * mbit, 10 * mbit} {
 		p.Ingress, p.Egress = Limit{Rate: limit}, Limit{Rate: limit}
 		w.sync(p)
-		// The queue may still have what was sent under the limit before.
+		// The queue may still have bytes sent under the limit before.
 		up.Rate(256 << 10)
 		down.Rate(256 << 10)
 		w.near(t, "egress", up.Rate(int64(limit/8*3/2)), limit)
@@ -59,7 +59,7 @@ func TestLiveChange(t *testing.T) {
 	}
 }
 
-// What a burst lets pass is beyond the limit.
+// A burst lets bytes pass beyond the limit.
 func TestBurst(t *testing.T) {
 	w := newWorld(t)
 	p := w.pod("a")
@@ -129,7 +129,7 @@ func TestGroupSharesItsLimit(t *testing.T) {
 	}
 }
 
-// Whatever another program removes or changes comes back.
+// A limit comes back after another program removes or changes any part of it.
 func TestRepair(t *testing.T) {
 	w := newWorld(t)
 	group := &Group{Name: "bulk", Ingress: Limit{Rate: 20 * mbit}, Egress: Limit{Rate: 20 * mbit}}
@@ -198,8 +198,8 @@ func (w *world) tc(args ...string) {
 	}
 }
 
-// Nothing stays of pods that ended, and of those whose limits were taken away only the
-// empty hook, which has no effect.
+// Nothing stays of pods that ended; of a pod that lost its limits only the empty hook stays, which
+// has no effect.
 func TestPrune(t *testing.T) {
 	w := newWorld(t)
 	a, b, c := w.pod("a"), w.pod("b"), w.pod("c")
@@ -288,7 +288,7 @@ func TestOtherPrograms(t *testing.T) {
 				w.near(t, "egress", netnstest.Dial(w.t, p.Host, w.server, server4).Rate(3<<20), 20*mbit)
 				w.near(t, "ingress", netnstest.Dial(w.t, w.server, p.Host, p.v4).Rate(3<<20), 20*mbit)
 			} else {
-				// What can be limited is.
+				// Sync limits the direction that it can.
 				host, from, to := p.Host, w.server, p.v4
 				if name == "one-way hook" {
 					host, from, to = w.server, p.Host, server4
@@ -307,7 +307,7 @@ func TestOtherPrograms(t *testing.T) {
 	}
 }
 
-// clean does what an uninstall does.
+// clean removes everything, as an uninstall does.
 func (w *world) clean() {
 	w.t.Helper()
 	w.node.Run(func() error {

@@ -15,14 +15,14 @@ import (
 type Limit struct {
 	// Rate in bits per second; 0: unlimited.
 	Rate uint64 `json:"rate,omitempty"`
-	// Burst is how many bytes may pass at once after a pause; 0: what takes 50 ms at the
-	// rate, at least 64 KiB.
+	// Burst is how many bytes may pass at once after a pause; 0: the bytes of 50 ms at the rate, at
+	// least 64 KiB.
 	Burst uint64 `json:"burst,omitempty"`
 }
 
-// Limits of what is accepted as a limit.
+// Bounds of a limit.
 const (
-	// MinRate and MaxRate in bits per second are those of the kubelet's annotations.
+	// MinRate and MaxRate in bits per second are the bounds of the kubelet's annotations.
 	MinRate = 1_000
 	// MaxRate is the greatest rate.
 	MaxRate = 1_000_000_000_000_000
@@ -78,9 +78,9 @@ type Group struct {
 	Ingress, Egress Limit
 }
 
-// Pod is what a pod's traffic gets. Without limits and DSCP it gets nothing.
+// Pod has the limits and the DSCP of a pod's traffic. Both may be absent.
 type Pod struct {
-	// ID differs from that of every other pod of the node, also earlier ones.
+	// ID differs from the ID of every other pod of the node, also earlier ones.
 	ID string
 	// Links are the names of the node's ends of the pod's interfaces. Limits are for
 	// the traffic of all of them together.
@@ -91,11 +91,11 @@ type Pod struct {
 	Ingress, Egress Limit
 	// Group is nil for a pod that shares nothing.
 	Group *Group
-	// DSCP of the pod's packets, 0 to MaxDSCP; nil leaves what the pod sets.
+	// DSCP of the pod's packets, 0 to MaxDSCP; nil leaves the pod's own value.
 	DSCP *uint8
 }
 
-// direction is that of packets, from the pod's view.
+// direction of packets, from the pod's view.
 type direction byte
 
 const (
@@ -137,7 +137,7 @@ type hook struct {
 	device    string
 }
 
-// plan is what the kernel should have for some pods.
+// plan describes the kernel's devices, hooks and marks for some pods.
 type plan struct {
 	devices []device
 	// hooks of a pod, by its ID.
@@ -201,7 +201,7 @@ func join(devices map[string]*device, d direction, pod Pod, group string, own, s
 // class is an HTB class.
 type class struct {
 	minor, parent uint16
-	// rate is what the class has in any case, ceil what it may borrow up to.
+	// rate is the class's guaranteed rate, ceil its limit with borrowing.
 	rate uint64
 	ceil Limit
 	// leaf classes have a queue.
@@ -212,8 +212,8 @@ const (
 	// minorShared is the class of a shared device's whole limit, and minorDefault that
 	// of packets that no filter matches: on a device of one pod, of all.
 	minorShared, minorDefault, minorFirst = 1, 2, 3
-	// guaranteedParts: a pod's class has this part of the shared rate without
-	// borrowing. HTB needs a rate, and those of all pods should not exceed the shared.
+	// guaranteedParts: a pod's class has this part of the shared rate without borrowing. HTB needs
+	// a rate, and the rates of all pods should not exceed the shared.
 	guaranteedParts = 1024
 )
 

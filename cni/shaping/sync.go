@@ -25,10 +25,10 @@ type Shaper struct {
 	mu sync.Mutex
 }
 
-// Sync gives pods what they should have and takes from them what they should not have. With
-// prune it also removes what belongs to none of them; so pods must then be all pods of the
-// node. It is idempotent. The errors are by Pod.ID: a pod that fails delays no other and has
-// no limit that would drop its packets. The last error is about the node.
+// Sync gives pods their limits and DSCPs and takes others from them. With prune it also removes the
+// limits of every other pod; so pods must then be all pods of the node. It is idempotent. The
+// errors are by Pod.ID: a pod that fails delays no other and has no limit that would drop its
+// packets. The last error is about the node.
 func (s *Shaper) Sync(pods []Pod, prune bool) (map[string]error, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -138,8 +138,8 @@ func together(bytes int64, all ...*netnstest.Stream) (each []float64, sum float6
 	return each, float64(bytes) * float64(len(all)) * 8 / time.Since(start).Seconds()
 }
 
-// near fails the test where a rate is not that of a limit. The bounds are wide: the burst
-// passes at once, headers count, and the machine is busy.
+// near fails the test where a rate is far from a limit. The bounds are wide: the burst passes at
+// once, headers count, and the machine is busy.
 func (w *world) near(t *testing.T, what string, rate float64, limit uint64) {
 	t.Helper()
 	t.Logf("%s: %.1f Mbit/s of %d", what, rate/mbit, limit/mbit)
@@ -148,7 +148,7 @@ func (w *world) near(t *testing.T, what string, rate float64, limit uint64) {
 	}
 }
 
-// state is what the node's kernel has of links, queues and filters, without counters.
+// state returns the links, queues and filters of the node's kernel, without counters.
 func (w *world) state() string {
 	var all string
 	for _, args := range [][]string{{"ip", "-o", "-br", "link"}, {"tc", "qdisc", "show"}} {

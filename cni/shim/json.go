@@ -115,13 +115,13 @@ func endOfString(config []byte, i int) int {
 	return -1
 }
 
-// isKey returns whether a string is a key by what follows it.
+// isKey returns whether a string is a key, by the text after it.
 func isKey(rest []byte) bool {
 	return strings.HasPrefix(strings.TrimLeft(string(rest), " \t\r\n"), ":")
 }
 
-// unquote returns a JSON string without its escapes, which are those of Go but for one. It knows
-// no escapes of characters beyond the first 65,536, which have two.
+// unquote returns a JSON string without its escapes, which equal Go's except one. It knows no
+// escapes of characters beyond the first 65,536, which have two.
 func unquote(text string) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {

@@ -4,8 +4,8 @@
 // call to the node agent over the agent's socket and prints the answer. It makes no
 // decision and changes nothing, so an upgrade can replace it at any time.
 //
-// It is a process for every pod, so it is small: package relay says what that forbids. What is
-// wrong with a call the agent finds, except where no agent can be asked.
+// It runs once for every pod, so it is small: package relay says which imports that forbids. The
+// agent finds the faults of a call, except where no agent can be asked.
 package main
 
 import (
@@ -26,7 +26,7 @@ const (
 	codeDecoding     = 6
 	codeTryAgain     = 11
 	codeNotAvailable = 50
-	// codeInternal is that of CNI's Go package.
+	// codeInternal is defined by CNI's Go package.
 	codeInternal = 999
 )
 
@@ -79,7 +79,7 @@ func run(getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) 
 	}
 }
 
-// statusNotFound is that of HTTP.
+// statusNotFound is defined by HTTP.
 const statusNotFound = 404
 
 // fail prints an error of CNI and returns the exit status.

@@ -25,7 +25,7 @@ import (
 	"github.com/berth-dev/berth/cni/socket/sockettest"
 )
 
-// called runs a call of berth-cni and returns what it prints and its exit status.
+// called runs a call of berth-cni and returns its output and its exit status.
 func called(env map[string]string, stdin io.Reader) (stdout, stderr string, status int) {
 	var out, err bytes.Buffer
 	status = run(func(name string) string { return env[name] }, stdin, &out, &err)
@@ -194,7 +194,7 @@ func FuzzSocketOf(f *testing.F) {
 		if want == "" {
 			want = relay.SocketPath
 		}
-		// What encoding/json replaces is no path of a runtime.
+		// No runtime has a path with bytes that encoding/json replaces.
 		if err == nil && got != want && !strings.Contains(want, "\ufffd") {
 			t.Errorf("socketOf(%q) = %q, want %q", config, got, want)
 		}
@@ -214,7 +214,7 @@ func FuzzQuote(f *testing.F) {
 	})
 }
 
-// What berth-cni is made of starts with it for every pod.
+// Every pod starts all packages of berth-cni.
 func TestStaysSmall(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {

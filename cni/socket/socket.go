@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package socket asks the node agent over its unix socket, for plugins that other plugins run.
-// Package relay sends and waits; this one encodes what the agent is asked, and its errors. It
-// makes no decision about a pod.
+// Package relay sends and waits; this one encodes the question and the errors. It makes no decision
+// about a pod.
 package socket
 
 import (
@@ -68,8 +68,8 @@ func (a Agent) Status(req api.Request) error {
 	return types.NewError(api.CodeNotAvailable, e.Msg, e.Details)
 }
 
-// PrintResult prints a result of the agent in the caller's version, which may differ from
-// that of the result.
+// PrintResult prints a result of the agent in the caller's version, which may differ from the
+// result's version.
 func PrintResult(raw []byte, version string) error {
 	result, err := create.CreateFromBytes(raw)
 	if err != nil {
@@ -78,7 +78,7 @@ func PrintResult(raw []byte, version string) error {
 	return types.PrintResult(result, version)
 }
 
-// statusOK is that of HTTP. Package net/http would take long to start.
+// statusOK is defined by HTTP. Package net/http would take long to start.
 const statusOK = 200
 
 func decode(socket string, answer relay.Answer) (*api.Response, error) {

@@ -31,7 +31,7 @@ type function struct {
 	driver string
 	// link is its link on the node, empty where there is none.
 	link string
-	// usedFor is what the node uses the link for, empty for nothing.
+	// usedFor names the node's use of the link, empty for none.
 	usedFor string
 	// owner has claimed it; empty for none.
 	owner string

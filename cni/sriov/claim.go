@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/cni/settings"
 )
 
-// claim says who has a virtual function, and how it was before.
+// claim names the owner of a virtual function, and has its attributes of before.
 type claim struct {
 	BootID string `json:"bootID"`
 	// Device is the function's PCI address, PF the link of its physical function, and Index
@@ -72,8 +72,8 @@ func openFolder(dir string) (*folder, error) {
 	return &folder{dir: dir, bootID: id}, nil
 }
 
-// Files lists the paths of what a folder of claims has when no container has a virtual
-// function any more, last the folder: files that killed processes left.
+// Files lists the paths that a folder of claims has when no container has a virtual function any
+// more, last the folder: files that killed processes left.
 func Files(dir string) ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(dir, tempPrefix+"*"))
 	if err != nil {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov gives containers virtual functions (VFs) of the node's network cards, and
-// takes them back. It owns the choice of a VF, the VF's attributes, and the claims in which it
-// remembers who has which VF; it makes no routes, and never decides which pod has an address.
+// Package sriov gives containers virtual functions (VFs) of the node's network cards, and takes
+// them back. It owns the choice of a VF, the VF's attributes, and the claims in which it remembers
+// the owner of each VF; it makes no routes, and never decides which pod has an address.
 //
-// A container's frames go from its VF to the card and never through the node. So the card
-// does the node's part, by what the physical function (PF) says of the VF: its VLAN tag and
-// its MAC address, which a VF that is not trusted cannot change, and no frames from another
-// MAC address (spoof check).
+// A container's frames go from its VF to the card and never through the node. So the card does the
+// node's part, by the physical function's (PF) settings for the VF: its VLAN tag and its MAC
+// address, which a VF that is not trusted cannot change, and no frames from another MAC address
+// (spoof check).
 //
 // # Claims
 //
@@ -18,11 +18,10 @@
 //
 // # The way back
 //
-// A container's namespace is entered by its path. Where the path is gone, the PF shuts the VF
-// off (link state, and the MAC address, so that the spoof check drops what the container
-// sends), and the kernel moves the VF to the node once the namespace is gone: Give
-// waits for that. A VF comes back with the name, MAC address and MTU that the container gave
-// it, and the claim has the right ones.
+// A container's namespace is entered by its path. Where the path is gone, the PF shuts the VF off
+// (link state, and the MAC address, so that the spoof check drops the container's frames), and the
+// kernel moves the VF to the node once the namespace is gone: Give waits for that. A VF comes back
+// with the name, MAC address and MTU that the container gave it, and the claim has the right ones.
 //
 // # Caveats
 //

@@ -49,7 +49,7 @@ type Functions struct {
 // New returns Functions that keep their claims in the folder dir, which need not exist.
 func New(dir string) *Functions { return &Functions{dir: dir, sysfs: "/sys"} }
 
-// Wish is what a container is to get.
+// Wish describes the function that a container is to get.
 type Wish struct {
 	// Owner is the container's node link, and IfName the name of the function in the
 	// container; together they are the container's name for it.
@@ -63,7 +63,7 @@ type Wish struct {
 	// VLAN is the tag that the card gives the container's frames; 0 means none.
 	VLAN int
 	MAC  net.HardwareAddr
-	// MTU 0 means that of the function.
+	// MTU 0 keeps the function's MTU.
 	MTU int
 }
 
@@ -126,7 +126,7 @@ func (f *Functions) Take(w Wish) error {
 	})
 }
 
-// admin returns what the physical function is to say of the container's function.
+// admin returns the attributes to set on the physical function for the container's function.
 func (w Wish) admin(before attributes) attributes {
 	a := before
 	a.AdminMAC, a.VLAN, a.QoS, a.Protocol = w.MAC.String(), w.VLAN, 0, unix.ETH_P_8021Q
@@ -163,7 +163,7 @@ func (f *Functions) claim(w Wish) (c claim, release func(), err error) {
 	}
 }
 
-// isOf returns whether a claim is that of the wish.
+// isOf returns whether a claim belongs to the wish's container and interface.
 func (w Wish) isOf(c claim) bool { return c.Owner == w.Owner && c.IfName == w.IfName }
 
 // claimDevice returns the device that the wish's owner has claimed, or claims one.
@@ -348,7 +348,7 @@ func (f *Functions) give(b *folder, listed claim) error {
 	return b.remove(c.Device)
 }
 
-// pfOf finds the physical function of a claim, and what it says of the virtual one.
+// pfOf finds the physical function of a claim, and its data of the virtual one.
 func pfOf(c claim) (netlink.Link, netlink.VfInfo, error) {
 	pf, err := rtnl.LinkOrNil(c.PF)
 	if err == nil && pf == nil {

@@ -23,8 +23,8 @@ import (
 // number, so that no name on either side is in the way.
 const movedName = "bthf%d"
 
-// setAdmin makes the physical function say of a virtual one what want has, where it says
-// something else. Not every driver has a link state or trust.
+// setAdmin sets the attributes of a virtual function on the physical one, where they differ from
+// want. Not every driver has a link state or trust.
 func setAdmin(pf netlink.Link, info netlink.VfInfo, want attributes) error {
 	have := attributesOf(pf, info)
 	mac, err := net.ParseMAC(want.AdminMAC)
@@ -163,8 +163,8 @@ func moveTo(link netlink.Link, fd int) error {
 	return err
 }
 
-// fetch moves the claim's function from its container's namespace to that of the calling
-// thread. It does nothing where no path leads to the namespace or the function is not there.
+// fetch moves the claim's function from its container's namespace to the calling thread's. It does
+// nothing where no path leads to the namespace or the function is not there.
 func fetch(c claim) error {
 	netns, err := ns.GetNS(c.NetNS)
 	var gone ns.NSPathNotExistErr

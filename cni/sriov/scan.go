@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scan lists the virtual functions of the physical ones, by their links. The order is that of
-// pfs and of the functions' numbers.
+// scan lists the virtual functions of the physical ones, by their links, in the order of pfs and of
+// the functions' numbers.
 func (f *Functions) scan(pfs []string, claims []claim) ([]function, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -100,7 +100,7 @@ func byDevice(links []netlink.Link, device string) netlink.Link {
 	return links[i]
 }
 
-// usedFor returns what the node uses a link for.
+// usedFor names the node's use of a link, empty for none.
 func usedFor(links []netlink.Link, link netlink.Link) (string, error) {
 	if link.Attrs().MasterIndex != 0 {
 		return "a bridge or bond", nil
@@ -130,7 +130,7 @@ func linkOf(device string) (netlink.Link, error) {
 	return byDevice(links, device), nil
 }
 
-// infoOf returns what the physical function says of a virtual one.
+// infoOf returns the physical function's data of a virtual one.
 func infoOf(pf netlink.Link, index int) (netlink.VfInfo, error) {
 	i := slices.IndexFunc(pf.Attrs().Vfs, func(v netlink.VfInfo) bool { return v.ID == index })
 	if i < 0 {

@@ -26,9 +26,9 @@ func (d *Driver) Check(spec Spec) error {
 	return errors.Join(d.CheckNode(spec), d.checkPod(spec))
 }
 
-// CheckNode verifies the pieces that Repair makes: the node's side, the container's
-// interfaces and what filters them. A container may change its addresses and routes: a VPN
-// takes the default route.
+// CheckNode verifies the pieces that Repair makes: the node's side, the container's interfaces and
+// the filters at them. A container may change its addresses and routes: a VPN takes the default
+// route.
 func (d *Driver) CheckNode(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
@@ -255,9 +255,8 @@ func insideOf(spec Spec, do func() error) error {
 	return nil
 }
 
-// Repair makes the pieces that CheckNode verifies, and what of the container's side belongs
-// to an interface that was missing. What the container made of its own routes stays where its
-// interfaces are there.
+// Repair makes the pieces that CheckNode verifies. Where an interface is missing, it sets up the
+// container's side, too; otherwise the container's own changes of its routes stay.
 func (d *Driver) Repair(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err

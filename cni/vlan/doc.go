@@ -6,7 +6,7 @@
 // them by their names and aliases; it keeps no state outside the kernel and never
 // decides which pod has an address.
 //
-// The modes, by what an interface of a container is:
+// The modes, each with the interface of a container:
 //
 //	bridge   one end of a veth pair; the other is a port of a bridge with the VLAN link
 //	macvlan  a macvlan link (mode bridge) on the uplink or VLAN link
@@ -34,16 +34,16 @@
 //	      10.0.60.11 dev bthv… scope link                      the node's address
 //	node  10.0.70.5 dev bthv… scope link src 10.0.60.11
 //
-// What the node translates for or to the container takes the node link too, such as connections
-// to NodePorts and from Services: package netfilter masquerades these, so that answers come back
-// to the node and not past it.
+// Packets that the node translates for or to the container take the node link too, such as
+// connections to NodePorts and from Services: package netfilter masquerades these, so that answers
+// come back to the node and not past it.
 //
 // # Routes of ipvlan l3 and l3s
 //
-// What the container sends through an ipvlan link in mode l3 or l3s is to the node as if the node
-// sent it by the link below. The kernel's output hook translates it, so a container can call
-// Services; then the kernel routes it anew, for any link. For the address 10.0.70.5 and the
-// link below eth1.7:
+// To the node, packets that the container sends through an ipvlan link in mode l3 or l3s look as if
+// the node sent them by the link below. The kernel's output hook translates them, so a container
+// can call Services; then the kernel routes them anew, for any link. For the address 10.0.70.5 and
+// the link below eth1.7:
 //
 //	rule 32281: from 10.0.70.5 iif lo oif eth1.7 lookup T
 //	rule 32282: from 10.0.70.5 iif lo lookup main suppress_prefixlength 0
@@ -68,7 +68,7 @@
 //
 // Answers of endpoints on the node come by the node link, from the Service's address. So reverse
 // path filtering on the container's end of it is loose in these modes, and the end has the
-// container's address, too, because Linux drops what a loose filter should accept on a link without one.
+// container's address, too, because Linux applies a loose filter strictly on a link without one.
 //
 // # How a withdrawal finds the container
 //
@@ -84,22 +84,21 @@
 // and the VLAN, and removed with their last user. Addresses of the uplink are never moved: in
 // mode bridge, addresses without a VLAN need a bridge that the configuration names.
 //
-// # What a container may send
+// # Packets that a container may send
 //
-// An nftables chain at each interface accepts what the container says in its own name, and
+// An nftables chain at each interface accepts packets that the container sends in its own name, and
 // drops the rest (speech): frames with another MAC address or a VLAN tag, packets of other
-// addresses, ARP and neighbour discovery for them, router advertisements, redirects and
-// answers of DHCP servers. Another chain drops router advertisements to the container, whose
-// addresses and gateways are those of its pools. In mode bridge the chains are on the node,
-// at the port. In the other modes they are in the container's namespace, where a container
-// with CAP_NET_ADMIN can change them and an AF_XDP socket passes them by; CheckNode compares
-// them.
+// addresses, ARP and neighbour discovery for them, router advertisements, redirects and answers of
+// DHCP servers. Another chain drops router advertisements to the container, whose pools give its
+// addresses and gateways. In mode bridge the chains are on the node, at the port. In the other
+// modes they are in the container's namespace, where a container with CAP_NET_ADMIN can change them
+// and an AF_XDP socket passes them by; CheckNode compares them.
 //
-// So there is a second guard for what leaves the node in the modes macvlan and ipvlan l2
+// So there is a second guard for packets that leave the node in the modes macvlan and ipvlan l2
 // (lowerGuard): a chain on the node at the egress of the link below. It knows the containers'
-// macvlan links by their MAC address. An unknown MAC address is refused only where the link
-// below is Berth's own: others may have macvlan links or virtual routers on the uplink. No MAC
-// address may claim the pool's gateway.
+// macvlan links by their MAC address. An unknown MAC address is refused only where the link below
+// is Berth's own: others may have macvlan links or virtual routers on the uplink. No MAC address
+// may claim the pool's gateway.
 //
 // # Caveats
 //

@@ -23,9 +23,9 @@ import (
 // ErrNotWired is returned where a piece of the set-up is missing.
 var ErrNotWired = wire.ErrNotWired
 
-// Driver changes the kernel in the network namespace of its caller's thread. Calls for
-// different addresses may run in parallel; those of different processes are not kept apart
-// where they make or remove the VLAN link of one VLAN.
+// Driver changes the kernel in the network namespace of its caller's thread. Calls for different
+// addresses may run in parallel; calls of different processes are not kept apart where they make or
+// remove the VLAN link of one VLAN.
 type Driver struct {
 	wirer     *wire.Wirer
 	functions *sriov.Functions
@@ -81,7 +81,7 @@ func ToCNIError(err error) error {
 }
 
 // checkSecluded returns ErrNotWired where a link that Berth made for containers has other IPv4
-// settings than those of seclude. It does not check links of others.
+// settings than seclude gives. It does not check links of others.
 func (d *Driver) checkSecluded(spec Spec, link netlink.Link) error {
 	if !isOurs(link) {
 		return nil
@@ -175,8 +175,8 @@ func nodeAddress(uplink string, to netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, nil
 }
 
-// sources lists what containers may send through their node links and the links of package
-// wire, which share a table.
+// sources lists the addresses that containers may send from, by their node links and the links of
+// package wire, which share a table.
 func (d *Driver) sources() ([]netfilter.Source, error) {
 	all, err := d.wirer.Sources()
 	if err != nil {
@@ -198,8 +198,9 @@ func (d *Driver) sources() ([]netfilter.Source, error) {
 	return all, nil
 }
 
-// sourcesOf lists what a container may send through its node link. Also one that the node routes
-// for talks past the node: its packets to others, even of its node, take the way of its pool.
+// sourcesOf lists the addresses that a container may send from by its node link. Also a container
+// that the node routes for talks past the node: its packets to others, even of its node, take the
+// way of its pool.
 func sourcesOf(spec Spec, segments []segment, lowers []netlink.Link) []netfilter.Source {
 	var all []netfilter.Source
 	for i, g := range segments {

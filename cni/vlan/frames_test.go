@@ -128,7 +128,7 @@ func (s speaker) last() []byte {
 	return s.arp(frame.ARPRequest, s.mac, s.v4, netip.MustParseAddr("10.0.70.51"))
 }
 
-// frames are what a container may and may not send.
+// frames lists frames that a container may and may not send.
 func (s speaker) frames() map[string]sent {
 	const request, reply = frame.ARPRequest, frame.ARPReply
 	const solicits, advertises = frame.NeighborSolicitation, frame.NeighborAdvertisement
@@ -141,8 +141,8 @@ func (s speaker) frames() map[string]sent {
 	plain := func(port uint16) []byte { return s.ipv4(s.v4, unix.IPPROTO_UDP, udp(1000, port)) }
 	hopByHop := []byte{unix.IPPROTO_ICMPV6, 0, 1, 4, 0, 0, 0, 0}
 	fragment := []byte{unix.IPPROTO_ICMPV6, 0, 0, 1, 0, 0, 0, 9}
-	// An ARP reply for the router whose bytes are those of an IPv4 packet of the container, to
-	// a kernel that believes the socket: the source address is at bytes 12 to 15.
+	// An ARP reply for the router with the bytes of an IPv4 packet of the container, for a kernel
+	// that believes the socket: the source address is at bytes 12 to 15.
 	own := s.v4.As4()
 	asIPv4 := s.arp(reply, net.HardwareAddr{s.mac[0], s.mac[1], s.mac[2], s.mac[3], own[0], own[1]}, netip.AddrFrom4([4]byte{own[2], own[3], 0, 1}), peer)
 	return map[string]sent{
@@ -247,7 +247,7 @@ func arrived(t *testing.T, p *pod, bypass bool, frames map[string]sent, last []b
 	return got
 }
 
-// untagged identifies a frame: the kernel takes tags from what it receives.
+// untagged identifies a frame: the kernel takes tags from frames that it receives.
 func untagged(f []byte) string {
 	addresses := string(f[:12])
 	for f = f[12:]; len(f) > 4 && (f[0] == 0x81 && f[1] == 0 || f[0] == 0x88 && f[1] == 0xa8); {
@@ -284,7 +284,7 @@ func send(f []byte, protocol uint16, bypass bool) error {
 	return nil
 }
 
-// compare sends the frames and compares what arrives.
+// compare sends the frames and checks which of them arrive.
 func compare(t *testing.T, p *pod, bypass bool, at *netnstest.Host, link string, may func(name string, f sent) bool) {
 	t.Helper()
 	s := speakerOf(t, p)
@@ -297,8 +297,8 @@ func compare(t *testing.T, p *pod, bypass bool, at *netnstest.Host, link string,
 	}
 }
 
-// A container sends frames of its own addresses alone, whatever it tells its kernel that they
-// are: it is no router, no DHCP server, and in no other VLAN.
+// A container sends frames of its own addresses alone, with any protocol that it claims to its
+// kernel: it is no router, no DHCP server, and in no other VLAN.
 func TestFrames(t *testing.T) {
 	eachPlain(t, func(t *testing.T, w *world) {
 		p, neighbour := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6")

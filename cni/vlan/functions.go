@@ -8,7 +8,7 @@ import (
 	"github.com/berth-dev/berth/cni/sriov"
 )
 
-// wishOf returns what a segment is in mode sriov.
+// wishOf describes the virtual function of a segment in mode sriov.
 func wishOf(spec Spec, g segment) sriov.Wish {
 	pfs := spec.PhysicalFunctions
 	if len(pfs) == 0 {

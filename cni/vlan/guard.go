@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/cni/rtnl"
 )
 
-// guard is what one interface of a container may send and receive.
+// guard filters the packets of one interface of a container.
 type guard struct {
 	// device is the interface, or in mode bridge the node's end of it: there its
 	// container's frames come in.
@@ -27,9 +27,9 @@ type guard struct {
 	speaker  speech
 }
 
-// speech is what a container may say on a network: it has one MAC address, and speaks for
-// its own addresses alone. It is no router (RFC 6105) and no DHCP server (RFC 7610), and sends
-// no frames of other VLANs.
+// speech lists the MAC address and the addresses in whose name a container may send on a network.
+// The container is no router (RFC 6105) and no DHCP server (RFC 7610), and sends no frames of other
+// VLANs.
 type speech struct {
 	mac   net.HardwareAddr
 	addrs []api.Address
@@ -38,10 +38,10 @@ type speech struct {
 	sharesMAC bool
 }
 
-// ErrGuard is returned where the kernel cannot filter what a container sends.
-var ErrGuard = errors.New("cannot filter what the container sends")
+// ErrGuard is returned where the kernel cannot filter a container's packets.
+var ErrGuard = errors.New("cannot filter the container's packets")
 
-// guardMu makes changes of guards one after another: those of the node share a table, which goes
+// guardMu makes changes of guards one after another: the node's guards share a table, which goes
 // with its last chain.
 var guardMu sync.Mutex
 
@@ -102,9 +102,9 @@ func checkChains(chains []*nftables.Chain) error {
 	return err
 }
 
-// sweepGuards removes the chains of links that no longer exist from the table of the
-// namespace of the calling thread, and the table with its last chain. It leaves those of lower
-// links to sweepLowers.
+// sweepGuards removes the chains of links that no longer exist from the table of the namespace of
+// the calling thread, and the table with its last chain. It leaves chains of lower links to
+// sweepLowers.
 func sweepGuards() error {
 	guardMu.Lock()
 	defer guardMu.Unlock()
@@ -198,7 +198,7 @@ func atDevice(device, suffix string, hook nftables.Hook, rules []nftables.Rule) 
 // Ports that answers of DHCP servers go to.
 const dhcp4Client, dhcp6Client = 68, 546
 
-// frames matches frames without a tag that are what their sender says to the kernel.
+// frames matches untagged frames of the protocol that their sender claims to the kernel.
 func frames(ethertype uint16) nftables.Statement {
 	value := []byte{byte(ethertype >> 8), byte(ethertype)}
 	return nftables.Link(12, 2).Is(value...).Then(nftables.EtherType.Is(value...))
@@ -215,10 +215,10 @@ var (
 	unspecified = ipv6.Then(nftables.V6.SAddr.Is(make([]byte, 16)...))
 )
 
-// rules accept what the container may send; the caller drops the rest. IPv6 packets from its
-// addresses go on to the chain nd.
+// rules accept the packets that the container may send; the caller drops the rest. IPv6 packets
+// from its addresses go on to the chain nd.
 //
-// The Ethernet header alone says what a frame is to its receiver: a socket can claim another
+// The receiver takes the protocol from the Ethernet header alone: a socket can claim another
 // protocol to the kernel, whose reading of the headers follows the claim, and the kernel takes
 // a VLAN tag out of the protocol. So every rule wants both to be the same.
 func (s speech) rules(nd string) []nftables.Rule {
@@ -249,7 +249,7 @@ func (s speech) rules(nd string) []nftables.Rule {
 	return all
 }
 
-// noServer returns rules that drop what makes hosts use a router or another address.
+// noServer returns rules that drop packets that make hosts use a router or another address.
 func noServer() []nftables.Rule {
 	udp := nftables.L4Proto.Is(unix.IPPROTO_UDP)
 	all := []nftables.Rule{

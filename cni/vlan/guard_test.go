@@ -78,7 +78,7 @@ func TestSpoofing(t *testing.T) {
 			}
 			return errors.Join(errs...)
 		})
-		// What the container sent before has arrived when this has.
+		// Earlier packets of the container have arrived when this one has.
 		for source, to := range map[string]string{"10.0.70.5": "10.0.70.50", "2001:db8:70::5": "2001:db8:70::50"} {
 			if out, err := p.Command("ping", "-c", "1", "-w", "60", "-I", source, to); err != nil {
 				t.Errorf("%v\n%s", err, out)

@@ -155,7 +155,7 @@ func (w *world) setup(node *netnstest.Host, p *pod) {
 	})
 }
 
-// snapshot is what a node's kernel has of links, rules, routes and answers.
+// snapshot returns the links, rules, routes and answers of a node's kernel.
 func snapshot(node *netnstest.Host) string {
 	var b strings.Builder
 	for _, args := range [][]string{

@@ -122,7 +122,7 @@ func TestRemoveWithoutRecord(t *testing.T) {
 	}
 }
 
-// What is missing is found, and made again.
+// CheckNode finds missing pieces, and Repair makes them again.
 func TestRepair(t *testing.T) {
 	breakage := map[string][]string{
 		"node link":      {"link", "del", "NODE"},
@@ -198,8 +198,8 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// A container has an interface for each VLAN of its addresses. VLAN links that the node had
-// stay, those that it had not are gone with their last user.
+// A container has an interface for each VLAN of its addresses. VLAN links that the node had stay,
+// links that it had not are gone with their last user.
 func TestSeveralVLANs(t *testing.T) {
 	for name, c := range map[string]struct {
 		Config

@@ -57,8 +57,8 @@ func isNodeLink(l netlink.Link) bool {
 	return strings.HasPrefix(l.Attrs().Name, nodeLinkPrefix) && l.Type() == "veth"
 }
 
-// Remove removes a node link and all that belongs to it. It needs no record: the link's
-// alias says what there is.
+// Remove removes a node link and all that belongs to it. It needs no record: the link's alias names
+// the interfaces.
 func (d *Driver) Remove(name string) error {
 	node, err := rtnl.LinkOrNil(name)
 	if err != nil || node == nil {
@@ -176,8 +176,7 @@ type Network struct {
 	Address netip.Addr
 	// Link is the index of the node's link to it.
 	Link int
-	// MAC is that of the container's interface, nil where the interface has that of the
-	// node's link.
+	// MAC of the container's interface, nil where the interface has the MAC of the node's link.
 	MAC net.HardwareAddr
 }
 
@@ -199,7 +198,7 @@ func (d *Driver) Networks(spec Spec) ([]Network, error) {
 	return networksOn(spec, segments, lowers), nil
 }
 
-// NetworksNow lists those of the networks whose links exist. It makes none.
+// NetworksNow lists the networks whose links exist. It makes none.
 func (d *Driver) NetworksNow(spec Spec) ([]Network, error) {
 	if err := spec.Validate(); err != nil || spec.routed() && !spec.answers() {
 		return nil, err

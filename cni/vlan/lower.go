@@ -253,7 +253,7 @@ func hasForeignPort(links []netlink.Link, bridge int) bool {
 	})
 }
 
-// lowerAlias tells an administrator what a link is for.
+// lowerAlias tells an administrator the purpose of a link.
 func lowerAlias(uplink netlink.Link, vlan int) string {
 	return fmt.Sprintf("%sVLAN %d of %s", aliasPrefix, vlan, uplink.Attrs().Name)
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// lowerGuard filters on the node what macvlan and ipvlan links send to the wire: containers
-// reach no rule of the node, and every frame to the wire leaves through the node's link, also
-// those of sockets that pass the rules in the container by (AF_XDP). Frames from one container
-// of the link to another do not.
+// lowerGuard filters on the node the frames that macvlan and ipvlan links send to the wire:
+// containers reach no rule of the node, and every frame to the wire leaves through the node's link,
+// also frames of sockets that pass the rules in the container by (AF_XDP). Frames from one
+// container of the link to another do not.
 type lowerGuard struct {
 	lower netlink.Link
 	// pod is the container's node link.
@@ -87,7 +87,7 @@ func (l *lowerGuard) sharesMAC() bool { return l.speaker.sharesMAC }
 
 func (l *lowerGuard) name() string { return podChain(l.pod, l.speaker.mac, l.lower.Attrs().Name) }
 
-// chains returns those of the container and that of the lower link, which all of the link's
+// chains returns the chains of the container and of the lower link, which all of the link's
 // containers share.
 func (l *lowerGuard) chains() (all []*nftables.Chain) {
 	lower := l.lower.Attrs()
@@ -111,7 +111,7 @@ func (l *lowerGuard) chains() (all []*nftables.Chain) {
 	return append(all, atDevice(lower.Name, lowerSuffix, nftables.Egress, rules))
 }
 
-// gateways lists those of the container's pools, but the node's own addresses.
+// gateways lists the gateways of the container's pools, but not the node's own addresses.
 func (l *lowerGuard) gateways() ([]netip.Addr, error) {
 	own, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {

@@ -29,8 +29,8 @@ const (
 // TableName is the name of the nftables tables, in the family netdev.
 const TableName = "berth"
 
-// Prefixes of locally administered MAC addresses, which differ from those of package
-// wire and of pods.
+// Prefixes of locally administered MAC addresses, which differ from the prefixes of package wire
+// and of pods.
 const (
 	hostMACPrefix = 0xb0
 	nodeMACPrefix = 0xb1
@@ -43,8 +43,8 @@ func NodeLink(containerID, ifName string) string { return nodeLinkPrefix + diges
 // portOf returns the name of the node's end of a segment in mode bridge.
 func portOf(containerID, ifName string) string { return portPrefix + digest(containerID, ifName) }
 
-// newName returns the name of a segment's interface until it is in the container: the kernel
-// makes it on the node, where the interface's name may be that of another link.
+// newName returns the name of a segment's interface until it is in the container: the kernel makes
+// it on the node, where another link may have the interface's name.
 func newName(containerID, ifName string) string { return newPrefix + digest(containerID, ifName) }
 
 func digest(containerID, ifName string) string {
@@ -62,7 +62,7 @@ func derivedMAC(prefix byte, text string) net.HardwareAddr {
 	return append(net.HardwareAddr{0x0a, prefix}, sum[:4]...)
 }
 
-// use is what the alias of a node link says of one of the container's interfaces.
+// use is an interface of a container, as the alias of its node link names it.
 type use struct {
 	ifName string
 	// lower is the link that the interface is on; in mode bridge, the bridge.

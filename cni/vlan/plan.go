@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// tableBase begins our routing tables. On the node one is for an address of a node
-	// link, in a container for an address whose gateway is not that of the default route.
+	// tableBase begins our routing tables. On the node one is for an address of a node link, in a
+	// container for an address with another gateway than the default route.
 	tableBase = 0x66000000
 	tableMask = 0xff000000
-	// priority is that of a container's rules to these tables, and priorityNode that of its
-	// rules for packets to its node, before them.
+	// A container's rules to these tables have priority, and before them its rules for packets to
+	// its node have priorityNode.
 	priority     = 32280
 	priorityNode = 32279
-	// The node's rules, before those of package wire: for packets that a container sends and,
-	// where the node translated their destination, the main table without its default
-	// route, and the address's table.
+	// The node's rules, before package wire's: for packets that a container sends and, where the
+	// node translated their destination, the main table without its default route, and the
+	// address's table.
 	prioritySent       = 32281
 	priorityMain       = 32282
 	priorityTranslated = 32283
-	// priorityBack is that of the node's rule for the way back from an address, where reverse
-	// path filtering looks it up for a request that asks who has the address.
+	// priorityBack is the priority of the node's rule for the way back from an address, where
+	// reverse path filtering looks it up for a request that asks for the address.
 	priorityBack = 32284
 	// loopback is the link by which packets come for a rule that were not received.
 	loopback = "lo"
@@ -118,12 +118,12 @@ func (p *routePlan) add(a api.Address, table int, routes ...netlink.Route) {
 
 // planRouted computes the node's routes for the packets that the address's container sends
 // through an ipvlan link in mode l3 or l3s. node is the index of the node link, lower is the
-// link that the container's is on. In mode l3 they take the gateway, also to addresses of
-// the subnet: other nodes answer for none of these.
+// link below the container's. In mode l3 they take the gateway, also to addresses of the
+// subnet: other nodes answer for none of these.
 //
-// All rules but that of priorityBack are for packets that the node itself sends, as which the
-// kernel counts those of ipvlan links; doc.go says why. The rule to the main table comes after
-// those to the address's: it does not say itself whose it is.
+// All rules except priorityBack's are for packets that the node itself sends; the kernel counts
+// the packets of ipvlan links as such (doc.go says why). The rule to the main table comes after
+// the rules to the address's: it does not say itself which address it belongs to.
 func planRouted(spec Spec, a api.Address, position, node int, lower netlink.LinkAttrs) routePlan {
 	table := tableOf(node, position)
 	sent, translated, main := fromRule(a.Address, table), fromRule(a.Address, table), fromRule(a.Address, unix.RT_TABLE_MAIN)

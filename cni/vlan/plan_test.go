@@ -49,8 +49,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// What an ipvlan link sends leaves by the pool's network, and what the node translated of it by
-// the node's routes first; what the node link receives is left to the node's own rules.
+// Packets of an ipvlan link leave by the pool's network, but translated ones by the node's routes
+// first; packets from the node link take the node's own rules.
 func TestRoutedRules(t *testing.T) {
 	a := api.Address{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}
 	for mode, want := range map[IPvlanMode][]string{

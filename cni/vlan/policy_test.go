@@ -104,9 +104,9 @@ func connects(from *netnstest.Host, to netip.Addr, port uint16, within time.Dura
 	})
 }
 
-// TestPolicies: network policies hold for pods of every network type but ipvlan in mode l3s, which
-// nothing sees: what comes from pods of the same node, from another node and from other hosts, and
-// what leaves; and the node reaches its pods whatever the policies say.
+// TestPolicies: network policies hold for pods of every network type except ipvlan in mode l3s,
+// whose packets no policy table sees: for packets from pods of the same node, from another node and
+// from other hosts, and for packets that leave; and the node reaches its pods under every policy.
 func TestPolicies(t *testing.T) {
 	eachType(t, func(t *testing.T, w *world) {
 		server, friend, stranger := w.pod("server", "10.0.70.5", "2001:db8:70::5"), w.pod("friend", "10.0.70.6", "2001:db8:70::6"), w.pod("stranger", "10.0.70.7", "2001:db8:70::7")

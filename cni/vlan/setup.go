@@ -404,9 +404,9 @@ func ensurePort(spec Spec, netns ns.NetNS, g segment, bridge netlink.Link) (netl
 // loose is a value of rp_filter: a source is good that a route leads to, by any link.
 const loose = 2
 
-// acceptAnswers lets answers of Services pass the container's end of its node link: they come
-// from addresses that its default route leads to. On a link without an address Linux drops what
-// a loose filter should accept.
+// acceptAnswers lets answers of Services pass the container's end of its node link: they come from
+// addresses that its default route leads to. On a link without an address Linux applies a loose
+// filter strictly.
 func acceptAnswers(inside netlink.Link, backs []back) error {
 	for _, b := range backs {
 		if !b.source.Is4() {

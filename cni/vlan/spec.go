@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// Mode is what a container's interface is.
+// Mode is the kind of a container's interface.
 type Mode string
 
 // The modes; doc.go describes them.
@@ -22,7 +22,7 @@ const (
 	Macvlan Mode = "macvlan"
 	IPvlan  Mode = "ipvlan"
 	Pure    Mode = api.VlanModePure
-	// SRIOV is that of the plugin berth-sriov alone.
+	// SRIOV is for the plugin berth-sriov alone.
 	SRIOV Mode = "sriov"
 )
 
@@ -36,7 +36,7 @@ const (
 	L3S IPvlanMode = "l3s"
 )
 
-// Config is what the network's configuration says.
+// Config is the network's configuration.
 type Config struct {
 	// Mode must be given.
 	Mode Mode `json:"mode"`
@@ -107,9 +107,9 @@ func (c Config) takesPart() bool { return c.Mode == Pure || c.routed() }
 // answers returns whether the node answers for the container's addresses on the uplink.
 func (c Config) answers() bool { return c.Mode == IPvlan && c.IPvlanMode == L3S }
 
-// Spec describes an interface of a container and its addresses. Its MTU is that of the
-// container's interfaces, and 0 means those of the links that they are on. A MAC address is
-// for the first of the interfaces, and ipvlan links have that of the uplink.
+// Spec describes an interface of a container and its addresses. Its MTU applies to the container's
+// interfaces, and 0 means the MTUs of the links below them. A MAC address is for the first of the
+// interfaces, and ipvlan links have the uplink's.
 type Spec struct {
 	wire.Spec
 	Config

@@ -110,7 +110,7 @@ func (c *cards) links() []string {
 	return names
 }
 
-// state is what there is of the functions, and whether a claim is left.
+// state describes the functions, and says whether a claim is left.
 func (c *cards) state() string {
 	var b strings.Builder
 	for i := range 2 {
@@ -149,9 +149,9 @@ func (c *cards) on(pf string, p *pod) *pod {
 	return p
 }
 
-// A pod on a virtual function: its VLAN and MAC address are set by the card, it sends from
-// no other ones, is silent at once when it is withdrawn, and its function comes back as it was,
-// whatever becomes of the namespace or of the process that set it up.
+// A pod on a virtual function: its VLAN and MAC address are set by the card, it sends from no other
+// ones, is silent at once when it is withdrawn, and its function comes back as it was, also after
+// the end of the namespace or of the process that set it up.
 func TestSRIOV(t *testing.T) {
 	if task := os.Getenv(envTask); task != "" {
 		runTask(t, task)
@@ -208,7 +208,7 @@ func functionTraffic(t *testing.T, c *cards) {
 	p.IP("link", "del", "forged")
 	c.client.Ping("10.0.70.5")
 
-	// What the administrator or another program breaks is put back.
+	// Repair reverses a change by the administrator or another program.
 	c.nodeA.IP("link", "set", "eth0", "vf", "0", "vlan", "8")
 	if err := c.driver.CheckNode(p.spec); !errors.Is(err, ErrNotWired) {
 		t.Errorf("CheckNode() = %v with another VLAN on the function", err)
@@ -326,7 +326,7 @@ func functionChoice(t *testing.T, c *cards) {
 	c.client.Ping("10.0.70.6")
 	// Two functions of one card reach each other.
 	a.Ping("10.0.70.6")
-	// Without a record: the links and claims say what to take back.
+	// Without a record: the links and claims name the things to take back.
 	for _, p := range []*pod{a, b} {
 		if err := c.driver.Remove(NodeLink(p.spec.ContainerID, "eth0")); err != nil {
 			t.Error(err)

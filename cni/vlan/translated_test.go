@@ -15,14 +15,15 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// What the node translates, as kube-proxy does for Services and NodePorts: who answers, and which
-// source the server sees. Answers must come to the node, which translates them back. So a
-// server sees the node where the container talks to others past it, and else the caller.
+// TestTranslatedConnections: the node translates connections, as kube-proxy does for Services and
+// NodePorts; the test checks which server answers, and which source it sees. Answers must come to
+// the node, which translates them back. So a server sees the node where the container talks to
+// others past it, and else the caller.
 func TestTranslatedConnections(t *testing.T) {
 	eachType(t, translatedConnections)
 }
 
-// Ports: that of every server, and NodePorts that lead to the servers.
+// Ports: every server's, and NodePorts that lead to the servers.
 const (
 	servicePort = 30080 + iota
 	portToSame
@@ -32,7 +33,7 @@ const (
 	portToSelf
 )
 
-// nobody is what is seen where no answer comes.
+// nobody is the server's name where no answer comes.
 const nobody = ""
 
 func translatedConnections(t *testing.T, w *world) {
@@ -47,7 +48,8 @@ func translatedConnections(t *testing.T, w *world) {
 		beside.spec.Uplink = w.config.Bridge
 	}
 	sysctl(t, w.nodeA, "net/ipv4/ip_forward", "1") // as kube-proxy needs it
-	// Where the kernel has bridge filters, the node would translate also what passes its bridges.
+	// Where the kernel has bridge filters, the node would also translate packets that pass its
+	// bridges.
 	for _, family := range []string{"iptables", "ip6tables"} {
 		key := "net/bridge/bridge-nf-call-" + family
 		if _, err := os.Stat("/proc/sys/" + key); err == nil {
@@ -113,8 +115,8 @@ type translatedCase struct {
 }
 
 func (w *world) translatedCases(f translatedFamily, a, beside *pod) []translatedCase {
-	// What a container's server sees, and what one elsewhere sees of a container, where the
-	// node translates: of one of package wire, and of the network type.
+	// The callers that a container's server sees, and that a server elsewhere sees of a container,
+	// where the node translates: of a container of package wire, and of the network type.
 	seen, elsewhere, fromBeside := f.node, f.node, f.node
 	if w.config.Mode == Pure {
 		seen, elsewhere, fromBeside = f.own, f.own, f.beside
@@ -176,7 +178,7 @@ func serve(t *testing.T, h *netnstest.Host, port int) {
 	}()
 }
 
-// ask returns what a server answers; it waits longer where an answer is expected.
+// ask returns a server's answer; it waits longer where it expects one.
 func ask(from *netnstest.Host, to netip.AddrPort, expected bool) (string, error) {
 	patience := time.Second
 	if expected {

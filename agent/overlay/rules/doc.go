@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rules owns the nftables table of the overlay on a node, beside that of package
+// Package rules owns the nftables table of the overlay on a node, beside the table of package
 // cni/netfilter.
 //
 //	table inet berth-overlay
 //	  set subnets4, subnets6     the node's own pod CIDRs
-//	  set inside4, inside6       what is never masqueraded: the pods of all nodes, the pools'
-//	                             ranges, Services, and what the administrator names
+//	  set inside4, inside6       destinations never masqueraded: the pods of all nodes, the pools'
+//	                             ranges, Services, and networks that the administrator names
 //
 //	  chain sources (prerouting, raw), of packets from the bridge:
 //	    router advertisements              drop

@@ -13,7 +13,7 @@ import (
 // TableName is the name of the table, in the family inet.
 const TableName = "berth-overlay"
 
-// Spec is what the table follows from.
+// Spec describes the table.
 type Spec struct {
 	// Bridge is the link of the node's pods.
 	Bridge string

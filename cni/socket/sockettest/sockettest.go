@@ -17,7 +17,7 @@ func Path(t *testing.T) string {
 	return Folder(t) + "/agent.sock"
 }
 
-// Folder returns a folder for sockets. Its path is shorter than that of [testing.T.TempDir],
+// Folder returns a folder for sockets. Its path is shorter than the path of [testing.T.TempDir],
 // which may be too long for one.
 func Folder(t *testing.T) string {
 	t.Helper()

@@ -27,14 +27,14 @@
 //
 // # Which packets the rules select
 //
-// A rule cannot name the links of pods, only one link. A rule for a subnet alone would catch
-// what is not from a pod: the node may have an address in the subnet, and forward for other
-// hosts of it. So packets from pods get a firewall mark before they are routed
-// ([netfilter.Mark]), by the link on which they come; the subnet then only chooses the table.
-// What has no mark of ours is routed as without Berth, but for packets to pods, which
-// rule 32290 gives to their pod: a node with several uplinks has rules by source, which would
-// send its own packets to a pod, and answers, out. If all marks are lost with the nftables
-// table, pods' packets leave by the node's routes until the table is made again, at once.
+// A rule cannot name the links of pods, only one link. A rule for a subnet alone would also catch
+// packets of others: the node may have an address in the subnet, and forward for other hosts of it.
+// So packets from pods get a firewall mark before they are routed ([netfilter.Mark]), by the link
+// on which they come; the subnet then only chooses the table. Packets without our mark are routed
+// as without Berth, except packets to pods, which rule 32290 gives to their pod: a node with several
+// uplinks has rules by source, which would send its own packets to a pod, and answers, out. If all
+// marks are lost with the nftables table, pods' packets leave by the node's routes until the table
+// is made again, at once.
 //
 // Replies of a connection whose destination the node translated to the pod, such as to a
 // NodePort or host port, have no mark either: they leave with the node's address, and so by
@@ -56,11 +56,11 @@
 //	rule 32291: fwmark arrival lookup main suppress_prefixlength 31   to the pod
 //	rule 32293: from 10.0.70.0/24 fwmark arrival lookup T             the way back
 //
-// Then the pool's link is right for every sender, also for hosts that the node itself reaches
-// by another link. The filter is as strict as before for all other packets; rp_filter is never
-// changed. (A loose filter would not do: on links without an address Linux drops what a loose
-// filter should accept.) A program that sets firewall marks on such a link for transparent
-// proxies must know that src_valid_mark is 1.
+// Then the pool's link is right for every sender, also for hosts that the node itself reaches by
+// another link. The filter is as strict as before for all other packets; rp_filter is never
+// changed. (A loose filter would not do: on links without an address Linux applies it strictly.) A
+// program that sets firewall marks on such a link for transparent proxies must know that
+// src_valid_mark is 1.
 //
 // # Several addresses
 //
@@ -88,7 +88,7 @@
 //
 // # Caveats
 //
-// Callers must not run two operations on one address at the same time, such as the
-// teardown of an old link and the set-up of a new one. One process does not remove what
-// another just begins to share only if both use one Wirer; otherwise the next check finds it.
+// Callers must not run two operations on one address at the same time, such as the teardown of an
+// old link and the set-up of a new one. A teardown spares things that another set-up just begins to
+// share only if both use one Wirer; otherwise the next check finds it.
 package wire

@@ -16,9 +16,9 @@ import (
 	"github.com/berth-dev/berth/cni/netfilter"
 )
 
-// firewall is one that drops forwarded packets, as another program makes it on a node.
+// firewall drops forwarded packets, as another program makes it on a node.
 type firewall struct {
-	// make turns it on, reset takes away what is in its chains but not the refusal.
+	// make turns it on, reset empties its chains but keeps the refusal.
 	make, reset func(t *testing.T, node *netnstest.Host)
 	// text lists its rules.
 	text func(node *netnstest.Host) string
@@ -149,7 +149,7 @@ func TestFirewallThatDrops(t *testing.T) {
 			if after := f.text(w.nodeA); strings.Contains(after, "berth") {
 				t.Errorf("after the last pod:\n%s\nbefore:\n%s", after, before)
 			}
-			// What a crash left goes with the rest.
+			// The remains of a crash go with the rest.
 			setup(w.nodeA, p)
 			w.nodeA.IP("link", "del", p.spec.HostLink())
 			w.nodeA.Run(func() error { return New("").RemoveLoose() })

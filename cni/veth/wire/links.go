@@ -75,8 +75,8 @@ func Routed() (map[int][]netip.Addr, error) {
 	return addressesByLink(routes), nil
 }
 
-// sourcesOf lists what the pod may send from, and where packets to it arrive. uplinks
-// are those of the addresses.
+// sourcesOf lists the addresses that the pod may send from, and the links where packets to it
+// arrive. uplinks has the uplink of each address.
 func sourcesOf(spec Spec, uplinks []netlink.Link) []netfilter.Source {
 	var all []netfilter.Source
 	for i, a := range spec.Addresses {
@@ -85,8 +85,8 @@ func sourcesOf(spec Spec, uplinks []netlink.Link) []netfilter.Source {
 	return all
 }
 
-// Sources lists what the pods on the node may send from, which routes, rules and proxy
-// entries say, for a caller that makes the table of package netfilter.
+// Sources lists the addresses that the pods on the node may send from, by its routes, rules and
+// proxy entries, for a caller that makes the table of package netfilter.
 func (w *Wirer) Sources() ([]netfilter.Source, error) {
 	links, err := w.List()
 	if err != nil {

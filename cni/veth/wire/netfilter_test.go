@@ -50,7 +50,7 @@ func TestSpoofing(t *testing.T) {
 	}
 }
 
-// Whatever masquerades on the node, a server sees the pod's own address.
+// A server sees the pod's own address, even if other programs masquerade on the node.
 func TestSourceIsKept(t *testing.T) {
 	for name, c := range map[string]struct{ own, node, client string }{
 		"IPv4": {"10.0.70.5", "10.0.60.11", "10.0.70.50"},

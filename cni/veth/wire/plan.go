@@ -32,8 +32,8 @@ type Spec struct {
 	Addresses []api.Address
 	// MAC of the container's interface.
 	MAC net.HardwareAddr
-	// Secondary says that the pod has its default routes on another interface. Only what
-	// the pod sends from Addresses, and to their subnets, leaves by this one.
+	// Secondary says that the pod has its default routes on another interface. Only packets from
+	// Addresses, and to their subnets, leave by this one.
 	Secondary bool
 	// Routed says that the network leads packets for the addresses to this node without asking
 	// for them: the node neither answers for them nor announces them.
@@ -242,8 +242,8 @@ func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 	return plan
 }
 
-// prioritySecondary is the rule in the pod that sends what has a floating IP as its source
-// to tableSecondary; it comes before the kernel's main rule.
+// prioritySecondary is the rule in the pod that sends packets from a floating IP to tableSecondary;
+// it comes before the kernel's main rule.
 const prioritySecondary = 32301
 
 // onlink is the flag of a route whose gateway has no route in the main table, where the

@@ -130,7 +130,7 @@ func hardwareAddr(t *testing.T, text string) net.HardwareAddr {
 	return mac
 }
 
-// A pod's MAC and that of its node's end must differ, or the pod talks to itself.
+// A pod's MAC must differ from the MAC of its node's end, or the pod talks to itself.
 func TestHostMACIsNoPods(t *testing.T) {
 	host := hostMAC("bth0")[0]
 	for _, addr := range []string{"10.0.70.5", "2001:db8:70::5"} {

@@ -67,7 +67,7 @@ func (w *Wirer) reversePathDrops(uplink netlink.Link, n poolNetwork) (bool, erro
 	if err != nil {
 		return false, fmt.Errorf("list addresses of link %s: %w", name, err)
 	}
-	// Hosts of the subnet, and those behind its gateway.
+	// Hosts of the subnet, and hosts behind its gateway.
 	neighbour := n.gateway
 	if !neighbour.IsValid() {
 		neighbour = n.subnet.Addr().Next()

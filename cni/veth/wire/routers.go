@@ -16,9 +16,9 @@ import (
 // KeepRouters before. See keepRouters.
 func (w *Wirer) KeepRouters(uplink string) error { return w.keepRouters(uplink) }
 
-// keepRouters lets the node keep what it learned by router advertisements when it starts to
-// forward IPv6: a router heeds them only on links with accept_ra 2. It changes the uplink
-// and the links that learned something; pods' links have no router.
+// keepRouters lets the node keep the routes and addresses that it learned by router advertisements
+// when it starts to forward IPv6: a router heeds them only on links with accept_ra 2. It changes
+// the uplink and the links with learned ones; pods' links have no router.
 func (w *Wirer) keepRouters(uplink string) error {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
@@ -39,7 +39,7 @@ func (w *Wirer) keepRouters(uplink string) error {
 		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addrs {
-		// One that is not for ever, as those from router advertisements.
+		// An address with a lifetime, as router advertisements give.
 		if a.Flags&unix.IFA_F_PERMANENT == 0 {
 			learned[a.LinkIndex] = true
 		}

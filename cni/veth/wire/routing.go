@@ -91,8 +91,7 @@ func addressRules(addr netip.Addr, table int) []netlink.Rule {
 	return sourceRules(rtnl.SinglePrefix(addr), PriorityAddress, PriorityBackAddress, table)
 }
 
-// routing is what the kernel has of our rules and routes of one family. Its methods change
-// both.
+// routing has our rules and routes of one family in the kernel. Its methods change both.
 type routing struct {
 	family int
 	// rules are in the kernel's order.
@@ -116,14 +115,14 @@ func readRouting(family int) (*routing, error) {
 	return k, err
 }
 
-// ownRoutes lists the routes with our protocol number but for those of the overlay, to pods of
-// other nodes, which have a gateway.
+// ownRoutes lists the routes with our protocol number, but not the overlay's to pods of other
+// nodes, which have a gateway.
 func ownRoutes(family int) ([]route, error) {
 	routes, err := listRoutes(family)
 	return slices.DeleteFunc(routes, func(r route) bool { return r.table == unix.RT_TABLE_MAIN && r.gateway.IsValid() }), err
 }
 
-// toPod returns the address whose pod a route leads to, also those of package vlan.
+// toPod returns the address whose pod a route leads to, also for routes of package vlan.
 func (r route) toPod() (netip.Addr, bool) {
 	return r.dst.Addr(), (r.table == unix.RT_TABLE_MAIN || r.table == podsTable) && r.dst.IsSingleIP()
 }
@@ -133,8 +132,8 @@ func (k *routing) carried() []netip.Addr {
 	return addressesOf(k.routes, func(r route) bool { return r.table == podsTable })
 }
 
-// present lists the addresses of pods on this node, also those that package vlan leads to
-// their pod.
+// present lists the addresses of pods on this node, also addresses that package vlan leads to their
+// pod.
 func (k *routing) present() []netip.Addr {
 	return addressesOf(k.routes, func(route) bool { return true })
 }
@@ -152,7 +151,7 @@ func addressesOf(routes []route, match func(route) bool) []netip.Addr {
 	return all
 }
 
-// links returns the links that lead to an address, also those of package vlan.
+// links returns the links that lead to an address, also package vlan's.
 func (k *routing) links(addr netip.Addr) []int {
 	var all []int
 	for _, r := range k.routes {

@@ -119,9 +119,9 @@ func setting(t *testing.T, h *netnstest.Host, key string) string {
 	return strings.TrimSpace(string(value))
 }
 
-// TestRoutedUplink: the second uplink is a cloud's, which leads packets for the addresses to
-// the node by itself, drops what comes with a source that is not the link's, and answers ARP
-// for every address. Its own address there has no subnet.
+// TestRoutedUplink: the second uplink is a cloud's, which leads packets for the addresses to the
+// node by itself, drops packets whose source is not the link's address, and answers ARP for every
+// address. Its own address there has no subnet.
 func TestRoutedUplink(t *testing.T) {
 	for name, own := range map[string][]netip.Prefix{
 		"an address without a subnet": {netip.MustParsePrefix("10.0.80.11/32"), netip.MustParsePrefix("2001:db8:80::11/128")},
@@ -171,9 +171,9 @@ func TestRoutedUplink(t *testing.T) {
 	}
 }
 
-// answerFrom asks at a port of address, behind the router's outside, and returns the
-// address that answers. The pod serves; the router drops what comes with the node's address
-// from the pool's network.
+// answerFrom asks at a port of address, behind the router's outside, and returns the address that
+// answers. The pod serves; the router drops packets with the node's address from the pool's
+// network.
 func (w *world) answerFrom(server *pod, port int, address string) string {
 	w.t.Helper()
 	sysctl(w.t, w.router, "net/ipv4/conf/eth1/rp_filter", "1")
@@ -233,9 +233,9 @@ var othersMarks = []uint32{
 	1337, 0x111, 0x3f0, 0xd0c, 0xff, // Istio, OVN-Kubernetes, Docker, small numbers
 }
 
-// What does not come from a pod is routed as before: the node has two uplinks with a rule
-// that its administrator made, an address in the pool's subnet, and a guest of somebody
-// else's with one.
+// Packets that do not come from a pod are routed as before: the node has two uplinks with a rule
+// that its administrator made, an address in the pool's subnet, and a guest of another program with
+// one.
 func TestOtherTrafficIsNotRerouted(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the rule comes after the pods %v", late), func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestOtherTrafficIsNotRerouted(t *testing.T) {
 			}{
 				{w.nodeA, "10.0.60.11", outside4}, {w.nodeA, "10.0.70.2", outside4}, {w.nodeA, "10.0.80.11", outside4},
 				{w.nodeA, "10.0.80.11", "10.0.60.12"}, {guest, "10.0.70.77", outside4},
-				// Pods and their own node reach each other whatever the rules are.
+				// Pods and their own node reach each other with any rules.
 				{w.nodeA, "10.0.60.11", "10.0.70.5"}, {w.nodeA, "10.0.70.2", "10.0.70.5"}, {p.Host, "10.0.70.5", "10.0.70.2"},
 			} {
 				netnstest.Eventually(t, func() error { return from(c.host, c.source, c.to) })
@@ -294,7 +294,7 @@ func TestOtherTrafficIsNotRerouted(t *testing.T) {
 					t.Errorf("%s leaves by the pool's gateway", source)
 				}
 			}
-			// Nor does what other programs mark: the socket of wg-quick, and those below.
+			// Nor does a mark of another program: the socket of wg-quick, and the marks below.
 			if out, err := w.nodeA.Command("ping", "-c", "1", "-W", "1", "-m", "51820", "-I", "10.0.70.2", secondOutside); err == nil {
 				t.Errorf("a packet with wg-quick's mark leaves by the pool's gateway\n%s", out)
 			}

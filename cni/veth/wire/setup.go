@@ -85,8 +85,8 @@ func (w *Wirer) Setup(spec Spec) (Wired, error) {
 	return wired, w.setupNode(spec, host, uplinks)
 }
 
-// Repair makes the missing pieces of the node's side, and the pair with all that belongs to
-// it where the pair is missing. What the pod made of its own side stays.
+// Repair makes the missing pieces of the node's side, and the pair with all that belongs to it
+// where the pair is missing. The pod's changes of its own side stay.
 func (w *Wirer) Repair(spec Spec) error {
 	host, err := hostEnd(spec)
 	if err != nil {

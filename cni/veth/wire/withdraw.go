@@ -75,8 +75,8 @@ func withdrawFamily(family int, addrs []netip.Addr, link string, host int) error
 	return errors.Join(append(errs, k.sweep())...)
 }
 
-// withdraw removes proxy entries, routes and rules of one address on the host link, and
-// those of links that no longer exist. host is 0 where the host link no longer exists.
+// withdraw removes proxy entries, routes and rules of one address on the host link, and of links
+// that no longer exist. host is 0 where the host link no longer exists.
 func (k *routing) withdraw(addr netip.Addr, link string, host int, proxies []proxy) error {
 	elsewhere := slices.ContainsFunc(k.links(addr), func(other int) bool { return other != host })
 	if !elsewhere {
