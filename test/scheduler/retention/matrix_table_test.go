@@ -15,7 +15,7 @@ import (
 
 // matrixTable says what becomes of the addresses whose pods ended, for every
 // kind of workload, release policy and event. It follows from what
-// docs/explanation/concepts.md promises:
+// docs/explanation/release.md promises:
 //
 //	freed   nobody has them
 //	name    the pods of the same names have them again
