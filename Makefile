@@ -5,8 +5,7 @@
 #
 # make help lists all.
 #
-# What ships is built and tested with GOWORK=off, so that no dependency of test/
-# raises a version in it.
+# With GOWORK=off no dependency of test/ raises a version in the programs.
 
 export GOWORK := off
 
@@ -26,7 +25,7 @@ GOTEST   := go test -timeout 60m
 # Tests that run programs as processes: Go's cache of results does not see these change.
 GOTESTPROGRAMS := $(GOTEST) -count=1
 
-# What has tests and needs neither a kernel nor an API server.
+# Packages with tests that need neither a kernel nor an API server.
 PURE   := $(addprefix ./,$(shell find cmd/controller cmd/internal cmd/kubectl-berth plugins ipam manifests -name '*_test.go' -printf '%h\n' | sort -u) agent/attachdef agent/chain agent/policy agent/policy/ruleset agent/profile agent/state cni/relay cni/shim)
 # API tests to run: a CI that runs them side by side gives each machine some.
 API    ?= ./assigner/... ./docs/... ./simulation/... ./policy/... ./kubectl/... ./scheduler/...
@@ -92,7 +91,7 @@ publish: ## Push the images and the chart of dist/ to REGISTRY.
 	rm -r dist/.layout
 	test/bin/helm push $(if $(filter localhost%,$(REGISTRY)),--plain-http) dist/berth-$(CHART_VERSION).tgz oci://$(REGISTRY)/charts
 
-sign: ## Sign what publish pushed, and the checksums, as the workflow that runs this (cosign, keyless).
+sign: ## Sign the images and the chart that publish pushed, and the checksums, as the workflow that runs this (cosign, keyless).
 	for i in berth-scheduler:$(VERSION) berth-controller:$(VERSION) berth-agent:$(VERSION) charts/berth:$(CHART_VERSION); do \
 		$(COSIGN) sign --yes $(REGISTRY)/$${i%%:*}@$$($(CRANE) digest $(REGISTRY)/$$i) || exit 1; done
 	$(COSIGN) sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
@@ -103,15 +102,15 @@ demo: ## Show the main job on a real cluster; KEEP=1 leaves it up.
 lab: ## Build the command that runs clusters: test/bin/lab.
 	cd test && go build -trimpath -o bin/lab ./cmd/lab && bin/lab prepare
 
-lab-down: lab ## Take down every cluster, also what a crash left of one.
+lab-down: lab ## Take down every cluster, also the rest of a crashed one.
 	test/bin/lab down --all
 
-clean: ## Remove what was built.
+clean: ## Remove build results.
 	rm -rf bin test/bin dist
 
 ##@ Test while you work
 
-check: ## Lint of what differs from main, who may import whom, and all tests that need neither a kernel nor an API server: minutes.
+check: ## Lint of changes since main, import rules, and all tests that need neither a kernel nor an API server: minutes.
 	$(GOLANGCI_LINT) fmt --diff
 	$(GOLANGCI_LINT) run --new-from-merge-base=main ./...
 	cd test && $(GOLANGCI_LINT) run --new-from-merge-base=main ./...
@@ -131,7 +130,7 @@ test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
 	cd test/helm && CGO_ENABLED=0 $(GOTEST) -trimpath ./...
 
-test-release: ## What a release is made of: images, the packages of Debian in them, plugin archives.
+test-release: ## The parts of a release: images, the packages of Debian in them, plugin archives.
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/...
 
 test-rules: ## Alerts and dashboards: when alerts fire, by Debian's promtool, which the first run fetches by the mirrors of the host's apt.
@@ -146,7 +145,7 @@ test-api: lab build ## Scheduler and controller on a real API server, and the li
 test-node: lab build ## Agent, shim and plugins on a real kernel.
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./node/...
 
-test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of what comes of it.
+test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
 	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...
 
 test-e2e: lab build ## The lab, and Berth on it.
@@ -170,7 +169,7 @@ verify: generate ## Fail if generated files or go.mod are not up to date.
 test-race: ## test-unit under the race detector.
 	REQUIRE_NETNS=1 $(GOTEST) -race ./...
 
-test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets: what passes, and what the documents of the APIs say.
+test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets, against the documents of the APIs.
 	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
 
 test-trace: lab build ## Each link of kubectl berth trace broken in turn on the lab, rogue hosts of both families that check --wire must find, and a bundle of kubectl berth dump --nodes.
@@ -196,7 +195,7 @@ test-kube-proxy: lab build ## Pods beside kube-proxy in each of its modes: iptab
 test-install: lab ## The life of an installation, with Helm on the lab: install, upgrade, rollback, uninstall, install again, clean the nodes, with traffic throughout.
 	cd test && BERTH_TEST_INSTALL=1 $(GOTESTPROGRAMS) -v ./install/
 
-test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also those that are alike here, and more moves.
+test-network-types: lab build ## Pods of each network type that this kernel has, on the lab: also types that are alike here, and more moves.
 	cd test && BERTH_TEST_NETWORK_TYPES=1 $(GOTESTPROGRAMS) -v -run TestNetworkTypes ./e2e/
 
 test-netpol: lab build ## All of Kubernetes' own tests of NetworkPolicy on the lab; with BERTH_NETPOL_FLOATING=1 their pods have floating IPs; BERTH_NETPOL_CASES are parts of names, separated by |.
@@ -205,7 +204,7 @@ test-netpol: lab build ## All of Kubernetes' own tests of NetworkPolicy on the l
 test-node-policy: lab build ## Policies on a node with a real API server, for pods of each wiring: some 20 minutes, since the agent looks for damage once a minute.
 	cd test && BERTH_TEST_NODE_POLICY=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicy ./node/
 
-test-policy-storm: lab build ## 1,000 policies and 500 pods that change for a minute, and a judge of what the kernel has in the end.
+test-policy-storm: lab build ## 1,000 policies and 500 pods that change for a minute, and a judge of the kernel's rules in the end.
 	cd test && BERTH_TEST_POLICY_STORM=1 REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -v -run TestPolicyStorm ./node/
 
 chaos: lab ## Hours of it: CHAOS_ROUNDS, CHAOS_PODS, CHAOS_NODES, CHAOS_STEPS in a round; drawn anew each time but for BERTH_CHAOS_SEED.

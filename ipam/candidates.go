@@ -51,7 +51,7 @@ type Rejection struct {
 	Reason string
 	// Unresolvable: not even preemption would help.
 	Unresolvable bool
-	// Lacks says what the pod needs to run there.
+	// Lacks has the changes that would let the pod run there.
 	Lacks Lack
 }
 
@@ -63,8 +63,9 @@ const (
 	ReasonNodeCap = "node(s) that advertise " + v1alpha1.ResourceIP + " and have no more of it"
 )
 
-// Candidates returns what can serve a request now. It fails with ErrNotSynced, or
-// with a *ShortageError if nothing can, whatever comes free. It does not block.
+// Candidates returns the addresses that can serve a request now. It fails with
+// ErrNotSynced, or with a *ShortageError if none can, even if others come free. It
+// does not block.
 func (i *IPAM) Candidates(request Request) (*Candidates, error) {
 	state := i.state.Load()
 	if state == nil {
@@ -198,7 +199,8 @@ func (c *Candidates) rejection(nodePools []int, preemption *Preemption) *Rejecti
 	}
 }
 
-// check says why no node can have the pod, whatever comes free; nil if one may.
+// check says why no node can have the pod, even if addresses come free; nil if one
+// may.
 func (c *Candidates) check() error {
 	for part := range c.parts {
 		if !c.isWithin(part, c.state.everywhere.Positions()) {

@@ -31,8 +31,8 @@ type Change struct {
 	Everything bool
 }
 
-// Lack says what a pod that found no address needs, as a set of bits. Empty: only other
-// pools or nodes would help, not an address that comes free.
+// Lack has the kinds of changes that help a pod which found no address, as a set of
+// bits. Empty: only other pools or nodes would help, not an address that comes free.
 type Lack uint8
 
 const (
@@ -80,7 +80,7 @@ type ownerKey struct {
 	maxPods int
 }
 
-// ownerState says what the owner of a request may have now.
+// ownerState has the limits of a request's owner at present.
 type ownerState struct {
 	// claim is nil unless the request names one that exists and is valid.
 	claim *v1alpha1.IPClaim

@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// The terms of a claim replace those of its pods.
+// The terms of a claim replace the terms of its pods.
 func TestClaimTerms(t *testing.T) {
 	rack := testPool("rack", "10.0.70.20-10.0.70.29")
 	rack.Labels = map[string]string{"rack": "7"}
@@ -82,8 +82,8 @@ func TestRecordedTerms(t *testing.T) {
 	}
 }
 
-// Whoever shares addresses gets one family, and whoever has addresses of both gets the
-// default.
+// An owner that shares addresses gets one family, and an owner with addresses of both
+// gets the default.
 func TestSharedFamilyOf(t *testing.T) {
 	four, six := testPool("four", "10.0.70.2"), poolOfSix("six", "2001:db8::2")
 	both, onlySix := pools.Compile([]*v1alpha1.IPPool{four, six}), pools.Compile([]*v1alpha1.IPPool{six})

@@ -222,7 +222,7 @@ func (i *IPAM) create(ctx context.Context, r *Reservation, a *address, spec v1al
 	return i.takeOver(ctx, r, a, spec, pods)
 }
 
-// Abandon takes back what Commit wrote for a pod that is gone or bound by another
+// Abandon takes back Commit's writes for a pod that is gone or bound by another
 // scheduler: it deletes the FloatingIPs that Commit created, and retains addresses for
 // their owner that were retained before. It leaves alone
 //

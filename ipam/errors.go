@@ -26,10 +26,10 @@ var (
 type ShortageError struct {
 	// Reasons has one text per pool that was considered, or one that says why none was.
 	Reasons []string
-	// Remedy says what the user can do.
+	// Remedy is advice to the user.
 	Remedy string
 	Cause  Cause
-	// Lacks says what the request needs.
+	// Lacks has the changes that would help the request.
 	Lacks Lack
 }
 

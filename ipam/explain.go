@@ -15,7 +15,8 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// impossible says why no node can have the pod, whatever comes free; nil if one may.
+// impossible says why no node can have the pod, even if addresses come free; nil if one
+// may.
 func (c *Candidates) impossible() error {
 	if err := c.homeless(); err != nil {
 		return err
@@ -28,7 +29,7 @@ func (c *Candidates) impossible() error {
 		if len(c.parts[part].kept) > 0 {
 			continue
 		}
-		// A disabled pool is not ruled out: Filter says what is wrong with it.
+		// A disabled pool is not ruled out: Filter reports it.
 		shortage := c.request.noPool(part, snapshot, func(*pools.Pool) bool { return true })
 		if shortage == nil {
 			continue
@@ -133,7 +134,7 @@ func rangesText(ranges []iprange.Range) string {
 	return strings.Join(texts, ", ")
 }
 
-// lackOf returns what a request lacks that the book cannot serve.
+// lackOf returns the Lack of a request that the book cannot serve.
 func lackOf(err error) Lack {
 	if errors.Is(err, allocator.ErrExhausted) {
 		return LackAddress
@@ -175,8 +176,8 @@ func (c *Candidates) explain(err error, nodePools []int) string {
 	return c.describePart(part, (&ShortageError{Reasons: reasons, Remedy: remedy}).Error())
 }
 
-// shortOf returns what a pool that serves a part is short of, and a remedy if the user has
-// one.
+// shortOf returns why a pool that serves a part has no address, and a remedy if the user
+// has one.
 func (c *Candidates) shortOf(part int, pool *pools.Pool) (reason, remedy string) {
 	switch {
 	case pool.Disabled:

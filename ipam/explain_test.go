@@ -89,7 +89,7 @@ func TestImpossible(t *testing.T) {
 	}
 }
 
-// A pod that wants a certain address is told who has it.
+// A pod that wants a certain address is told its owner.
 func TestWhoHas(t *testing.T) {
 	owner := &v1alpha1.Owner{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: "shop", Name: "db", UID: "db", PodName: "db-0"}
 	now := metav1.Now()
@@ -123,7 +123,7 @@ func TestWhoHas(t *testing.T) {
 	}
 }
 
-// The text counts what is free and what the cap leaves.
+// The text counts the free addresses and the rest of the cap.
 func TestTooFew(t *testing.T) {
 	s := newServer()
 	i := open(t, s, cappedPool(1, "web", "10.0.70.2"), testPool("db", "10.0.70.20-10.0.70.21"))
@@ -212,7 +212,8 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// An IPAM of its own view reads the API server and gives what is free there.
+// An IPAM with a view of its own reads the API server and gives addresses that are
+// free there.
 func TestNewForConfig(t *testing.T) {
 	s := newServer()
 	s.Put(testPool("web", "10.0.70.2-10.0.70.3"))

@@ -444,7 +444,7 @@ func TestDeletedAddressRests(t *testing.T) {
 	// The controller creates a FloatingIP for the cooldown, and somebody deletes it.
 	remove(v1alpha1.FloatingIPSpec{LastPod: "web-0", ReleasedAt: &now})
 	free()
-	// A process that missed the deletion relies on those that saw it.
+	// A process that missed the deletion relies on others that saw it.
 	made, err := s.Create(t.Context(), &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.2"}, Spec: v1alpha1.FloatingIPSpec{Address: "10.0.70.2", Pool: "web", Owner: owner, LastPod: "web-0"}})
 	if err != nil {
 		t.Fatal(err)

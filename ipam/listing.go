@@ -11,8 +11,8 @@ import (
 )
 
 // Listing answers as the scheduler does, from objects that somebody listed. It follows
-// nothing, gives no addresses and writes nothing. What the scheduler promised to pods that
-// it is binding at this moment is not in any object, so a Listing does not know it.
+// nothing, gives no addresses and writes nothing. The scheduler's promises to pods that it
+// is binding at this moment are in no object, so a Listing does not know them.
 type Listing struct{ ipam *IPAM }
 
 // NewListing returns a Listing of these pools and claims, without any FloatingIP. pods
@@ -28,7 +28,7 @@ func NewListing(all []*v1alpha1.IPPool, claims []*v1alpha1.IPClaim, pods KnownPo
 	return &Listing{i}
 }
 
-// Observe adds a FloatingIP. Only those in the pools that a request may use, and those of
+// Observe adds a FloatingIP. Only FloatingIPs in the pools that a request may use, and of
 // its owner, matter to its answer.
 func (l *Listing) Observe(ip *v1alpha1.FloatingIP) { l.ipam.handler().Observed(ip) }
 

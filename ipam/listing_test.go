@@ -35,7 +35,7 @@ func listed() ([]*v1alpha1.IPPool, []*v1alpha1.IPClaim, []*v1alpha1.FloatingIP) 
 		}
 }
 
-// A Listing says of every request what the scheduler's book says.
+// A Listing answers every request as the scheduler's book does.
 func TestListing(t *testing.T) {
 	pools, claims, ips := listed()
 	listing := NewListing(pools, claims, nil)

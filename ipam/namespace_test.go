@@ -114,7 +114,7 @@ func TestKeptInAPoolThatDoesNotAdmit(t *testing.T) {
 	if why := rejected(t, i, pod("b", in)); why != "" {
 		t.Errorf("with the labels back the pod is rejected because %q", why)
 	}
-	// Of several kept addresses, those in pools that admit the namespace are served.
+	// Of several kept addresses, only the ones in pools that admit the namespace are served.
 	shared := func(uid string, namespace *metav1.ObjectMeta) Request {
 		r := pod(uid, namespace)
 		r.Name = "web-" + uid

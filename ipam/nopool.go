@@ -8,8 +8,8 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// NoPool says why a request of one part can have no address of any pool, whatever
-// comes free; nil if it can. A disabled pool gives none. Safe for concurrent use.
+// NoPool says why a request of one part can have no address of any pool, even if some
+// come free; nil if it can. A disabled pool gives none. Safe for concurrent use.
 func NoPool(request *Request, snapshot *pools.Snapshot) *ShortageError {
 	return request.noPool(0, snapshot, func(pool *pools.Pool) bool { return !pool.Disabled })
 }
@@ -60,8 +60,8 @@ func (r *Request) noPool(number int, snapshot *pools.Snapshot, enabled func(*poo
 	return shortage
 }
 
-// refusal says why a part can have no address of a pool, whatever comes free, though the
-// request names the pool; empty if it can.
+// refusal says why a part can have no address of a pool, even if some come free, though
+// the request names the pool; empty if it can.
 func (r *Request) refusal(part *Part, pool *pools.Pool) string {
 	switch {
 	case !pool.AdmitsNamespace(r.NamespaceLabels()):

@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// PoolAnswer says what one pool has for a request.
+// PoolAnswer says whether one pool has an address for a request.
 type PoolAnswer struct {
 	Pool *pools.Pool
 	// Named: the request may use the pool by its name and labels. Serves: it could have an
@@ -22,8 +22,8 @@ type PoolAnswer struct {
 	Reason, Remedy string
 }
 
-// PerPool says of each pool what it has for the request, in the words with which Rejects
-// speaks of nodes.
+// PerPool returns each pool's answer to the request, in the words that Rejects uses for
+// nodes.
 func (c *Candidates) PerPool() []PoolAnswer {
 	answers := make([]PoolAnswer, len(c.state.snapshot.Pools()))
 	for position, pool := range c.state.snapshot.Pools() {

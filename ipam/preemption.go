@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Preemption says what a preemption would change for a request.
+// Preemption has the changes that a preemption would bring to a request.
 type Preemption = allocator.Preemption
 
 // RejectsAfter is Rejects after a preemption.
@@ -44,9 +44,9 @@ func (c *Candidates) wantsAfter(nodePools []int, preemption *Preemption) []alloc
 	return wants
 }
 
-// AddVictim adds to a preemption what the end of a pod would give to this request. names
-// are the FloatingIPs in the pod's annotation; only FloatingIPs that record the pod
-// count.
+// AddVictim adds to a preemption the changes that the end of a pod would bring to this
+// request. names are the FloatingIPs in the pod's annotation; only FloatingIPs that
+// record the pod count.
 func (c *Candidates) AddVictim(preemption *Preemption, podUID string, names []string) {
 	for _, name := range names {
 		addr, err := v1alpha1.AddrOf(name)

@@ -20,7 +20,7 @@ import (
 // Owner is the workload, IPClaim or pod that an address belongs to.
 type Owner = allocator.Owner
 
-// Request is the addresses that a pod requests: its own terms or those of the IPClaim
+// Request is the addresses that a pod requests: its own terms or the terms of the IPClaim
 // that it names, completed from other objects. Immutable.
 type Request struct {
 	// Request has no Name if a claim makes it for itself.
@@ -48,7 +48,7 @@ type LookupError struct{ Err error }
 func (e *LookupError) Error() string { return e.Err.Error() }
 func (e *LookupError) Unwrap() error { return e.Err }
 
-// RequestOfPod reads the request of a pod: what is written on it, its owner and its
+// RequestOfPod reads the request of a pod: its annotations and spec, its owner and its
 // namespace. It does not look up its claim, nor the size of its owner's fixed set. An error
 // is podrequest.ErrNone, a *LookupError, or for the pod's author.
 func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Between, namespace func(name string) (metav1.Object, error)) (Request, error) {

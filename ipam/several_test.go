@@ -214,7 +214,7 @@ func TestSharedFamily(t *testing.T) {
 	})
 }
 
-// A pod does not get a kept address that is not among those it asks for now.
+// A pod does not get a kept address that it does not ask for now.
 func TestChangedAddresses(t *testing.T) {
 	s := newServer()
 	i := open(t, s, testPool("web", "10.0.70.2-10.0.70.9"))

@@ -19,8 +19,8 @@ import (
 
 var valueName = regexp.MustCompile(`\.Values((?:\.[a-zA-Z]+)+)`)
 
-// Whoever reads values.yaml sees all that can be set, and what is set does something: the
-// values that the templates use, those of values.yaml and those of its schema are the same.
+// A reader of values.yaml sees all values, and each does something: the templates,
+// values.yaml and its schema have the same values.
 func TestChartValues(t *testing.T) {
 	used := map[string]bool{}
 	err := filepath.WalkDir("chart/templates", func(path string, entry fs.DirEntry, err error) error {
@@ -81,7 +81,7 @@ func schemaLeaves(t *testing.T, name string, s schema, to map[string]bool) {
 	}
 }
 
-// leaves adds the names of values down to those that known has, or to what has no keys.
+// leaves adds the names of values down to the ones in known, or to values without keys.
 func leaves(name string, value any, known, to map[string]bool) {
 	object, ok := value.(map[string]any)
 	if !ok || known[name] {
@@ -125,7 +125,7 @@ func readJSON[T any](t *testing.T, file string) (v T) {
 	return v
 }
 
-// What Artifact Hub shows of the chart is what the chart has.
+// The annotations for Artifact Hub match the content of the chart.
 func TestChartAnnotations(t *testing.T) {
 	chart := readYAML[struct {
 		AppVersion  string            `json:"appVersion"`

@@ -123,7 +123,7 @@ func TestKustomizationHasEveryFile(t *testing.T) {
 			continue
 		}
 		dir := filepath.Dir(path)
-		// The right to read metrics is of use without what else is there.
+		// The right to read metrics is of use without the other objects there.
 		if _, err := os.Stat(filepath.Join(dir, kustomization)); err != nil || path == "monitoring/rbac.yaml" {
 			dir = "."
 		}

@@ -166,7 +166,7 @@ func BenchmarkLocalPod(b *testing.B) {
 	})
 }
 
-// A policy changes what it says, and back.
+// A policy changes, and back.
 func BenchmarkPolicy(b *testing.B) {
 	both(b, func(b *testing.B, of *benchmark) {
 		p := of.policies.Network[0]

@@ -56,10 +56,11 @@ func hash(identity string) string {
 
 func (n portName) text() string { return fmt.Sprintf("%d/%s", n.protocol, n.name) }
 
-// compiler makes chains and keeps those that did not change.
+// compiler makes chains and keeps unchanged ones.
 type compiler struct {
 	*Index
-	// pass counts how often the chains were looked through. What a pass does not use goes.
+	// pass counts how often the chains were looked through. A pass drops the chains and sets that it does not
+	// use.
 	pass   uint64
 	chains map[string]*chain
 	ranges map[string]*rangeSet
@@ -73,7 +74,7 @@ type compiler struct {
 	fixed  map[string]*ruleset.Chain
 }
 
-// chain is a chain with what it names.
+// chain is a chain with the sets and chains that it names.
 type chain struct {
 	*ruleset.Chain
 	// content identifies the rules of the chain: equal content makes an equal chain.
@@ -95,10 +96,10 @@ func (c *compiler) init(x *Index) {
 	c.Index = x
 	c.chains = map[string]*chain{}
 	c.ranges = map[string]*rangeSet{}
-	// A packet runs through both of a hook in this order. What is accepted in one goes on to the other.
+	// A packet runs through both of a hook in this order. A packet that one accepts goes on to the other.
 	base := func(name string, hook ruleset.Hook, source, destination [2]string, before ...ruleset.Rule) *ruleset.Chain {
 		return &ruleset.Chain{Name: name, Hook: hook, Rules: slices.Concat([]ruleset.Rule{{Established: true, Verdict: ruleset.Accept}}, before, []ruleset.Rule{
-			// Of pods on one bridge, whose packets the node sees like forwarded ones.
+			// Pods on one bridge send these; the node sees them like forwarded packets.
 			{Family: ruleset.IPv6, NeighborDiscovery: true, Verdict: ruleset.Accept},
 			{Family: ruleset.IPv4, Pair: "self4", Verdict: ruleset.Accept},
 			{Family: ruleset.IPv6, Pair: "self6", Verdict: ruleset.Accept},
@@ -239,7 +240,7 @@ func newContents() *contents {
 	return &contents{chains: map[string]*ruleset.Chain{}, sets: map[string]*ruleset.Set{}, collections: map[string]*collection{}}
 }
 
-// add adds a chain and what it names.
+// add adds a chain, and the sets and chains that it names.
 func (r *contents) add(e *chain) {
 	if r.chains[e.Name] != nil {
 		return
@@ -348,8 +349,8 @@ func (c *compiler) setPairs(n int, family ruleset.Family, pairs []ruleset.Pair) 
 	}
 }
 
-// holders says whose packets those of an address are: of a pod that has it on record; else of one that
-// has it as the cluster shows; else of one that is seen to have it. Of several the newest pod counts.
+// holders returns the pod to which the packets of each address belong: a pod with the address on record;
+// else in the cluster; else on an interface. Of several such pods the newest counts.
 func (c *compiler) holders() map[netip.Addr]*local {
 	all := map[netip.Addr]*local{}
 	for _, addresses := range []func(*local) []netip.Addr{
@@ -370,7 +371,7 @@ func (c *compiler) holders() map[netip.Addr]*local {
 	return all
 }
 
-// sweep drops what the last pass did not use.
+// sweep drops the chains and sets that the last pass did not use.
 func (c *compiler) sweep() {
 	for name, e := range c.chains {
 		if e.used != c.pass {
@@ -570,7 +571,7 @@ func letter(d ruleset.Direction) string {
 	return "e"
 }
 
-// isolation is the rule for what no NetworkPolicy allows.
+// isolation returns the rule that drops packets which no NetworkPolicy allows.
 func isolation(d ruleset.Direction) ruleset.Rule {
 	counter := CounterIsolationIngress
 	if d == ruleset.Egress {
@@ -593,8 +594,8 @@ func (c *compiler) policy(i *intent, pod *Pod, d ruleset.Direction, family rules
 	return e
 }
 
-// policies is the chain of policies in their order. What no rule decides returns from it, and what a
-// rule passes to the next tier.
+// policies returns the chain of policies in their order. A packet returns from it if no rule decides, or if
+// a rule passes it to the next tier.
 func (c *compiler) policies(prefix string, policies []*intent, pod *Pod, d ruleset.Direction, family ruleset.Family) *chain {
 	var identity, content strings.Builder
 	resolved := make([]map[portName][]uint32, len(policies))
@@ -656,7 +657,7 @@ func (c *compiler) ensure(name, content string, jumps []*chain, fill func(*chain
 	return next
 }
 
-// mark says that a chain and what it names are in use.
+// mark notes that a chain, and the sets and chains that it names, are in use.
 func (c *compiler) mark(e *chain) {
 	if e.used == c.pass {
 		return
@@ -771,7 +772,7 @@ func (of rendering) endpoints(rule ruleset.Rule) {
 	}
 }
 
-// withResolved adds to ports those of names.
+// withResolved adds the port numbers of names to ports.
 func withResolved(ports []protocolPorts, names []portName, resolved map[portName][]uint32) []protocolPorts {
 	all := portsOf{}
 	for _, p := range ports {

@@ -32,8 +32,8 @@ import (
 
 var update = flag.Bool("update", false, "writes the rulesets of testdata anew")
 
-// Files of an archive. The last two are written by -update; the packets are not, so that each
-// case says what it wants.
+// Files of an archive. The last two are written by -update; the packets are not, so that each case states its
+// own expectations.
 const (
 	fileObjects  = "objects.yaml"
 	filePackets  = "packets.txt"
@@ -44,8 +44,8 @@ const (
 // annotationDirect names the interfaces of a pod that do not pass the node.
 const annotationDirect = "test/direct"
 
-// Each archive has objects, packets with what is to become of them, and the rulesets. Its pods of
-// node "node" are local.
+// Each archive has objects, packets with their expected verdicts, and the rulesets. Its pods of node "node" are
+// local.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {

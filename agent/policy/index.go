@@ -21,7 +21,7 @@ type Local struct {
 	// UID is the UID of the pod in the API.
 	UID types.UID
 	// Addresses has the addresses of the record. They count as the pod's, as its own and as a peer of others,
-	// beside those that the cluster shows.
+	// beside its addresses in the cluster.
 	Addresses []netip.Addr
 	// Seen has further addresses of its interfaces on bridges of the node. The policies of the pod hold
 	// for them too; but it is no peer by them, since a pod can give itself any, and they belong to
@@ -68,7 +68,7 @@ type Index struct {
 	nodeAddress [2]*ruleset.Set
 }
 
-// local is a pod of this node, joined with what the cluster has of it.
+// local is a pod of this node, joined with the cluster's pod.
 type local struct {
 	Local
 	arrival uint64
@@ -219,7 +219,7 @@ func comparePolicies(a, b *intent) int {
 	return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.Name, b.Name))
 }
 
-// revise numbers the sides of a policy; one that says what it said keeps its number.
+// revise numbers the sides of a policy; an unchanged one keeps its number.
 func (x *Index) revise(last, next *intent) {
 	side := func(last, next *side) {
 		switch {
@@ -257,7 +257,7 @@ func (x *Index) selects(i *intent, l *local) bool {
 	return i.subject.scope.matches(l.Namespace, labels, known) && i.subject.pods.matches(l.pod.Labels)
 }
 
-// Problems returns what is wrong in policies, sorted by policy.
+// Problems returns the errors in policies, sorted by policy.
 func (x *Index) Problems() []Problem {
 	var problems []Problem
 	for _, policies := range []([]*intent){slices.Collect(maps.Values(x.network)), slices.Collect(maps.Values(x.clusters))} {
@@ -347,7 +347,7 @@ func (x *Index) SetPod(was, is *Pod) {
 	x.member(is, (*collection).add)
 }
 
-// shown has a local pod be what the cluster shows.
+// shown updates a local pod to the pod in the cluster.
 func (x *Index) shown(l *local, pod *Pod) {
 	last := l.pod
 	l.pod, l.present = clonePod(pod), true

@@ -23,7 +23,7 @@ func networkPolicy(t testing.TB, text string) *networkingv1.NetworkPolicy {
 	return &p
 }
 
-// What a first policy changes: before it there is nothing.
+// Before the first policy there is no ruleset.
 func TestNoPolicy(t *testing.T) {
 	w := newWorld()
 	w.namespace("a", nil)
@@ -153,7 +153,7 @@ func TestLocalPodSharesChains(t *testing.T) {
 	}
 }
 
-// rules are those of the chain of a pod's address and of all that it leads to.
+// rules counts the rules of the chain of a pod's address and of all chains that it leads to.
 func rules(rs *ruleset.Ruleset, of string) int {
 	var count func(name string) int
 	count = func(name string) int {
@@ -290,7 +290,7 @@ func TestUnknownPod(t *testing.T) {
 	}
 }
 
-// The policies can be told all at once, and those that are not among them go.
+// The policies can be told all at once, and all others go.
 func TestSetPolicies(t *testing.T) {
 	w := served(t)
 	n := w.index.Node()

@@ -30,7 +30,7 @@ const (
 	KindClusterNetworkPolicy = "ClusterNetworkPolicy"
 )
 
-// intent is a policy of either kind in one form: what is written is read, nothing is looked up.
+// intent is a policy of either kind in one form: it is parsed, and nothing is looked up.
 type intent struct {
 	kind string
 	types.NamespacedName
@@ -85,7 +85,7 @@ type protocolPorts struct {
 	ranges   []ruleset.PortRange
 }
 
-// portName is a named port; AnyProtocol matches it whatever its protocol.
+// portName is a named port; AnyProtocol matches it with any protocol.
 type portName struct {
 	protocol ruleset.Protocol
 	name     string
@@ -142,7 +142,7 @@ func (p portsOf) list() []protocolPorts {
 	return list
 }
 
-// finish sorts what a clause has got, so that equal meanings are equal values.
+// finish sorts the lists of a clause, so that equal meanings are equal values.
 func (c *clause) finish() {
 	slices.SortFunc(c.peers, func(a, b podSelection) int { return cmp.Compare(a.key(), b.key()) })
 	c.peers = slices.CompactFunc(c.peers, func(a, b podSelection) bool { return a.key() == b.key() })

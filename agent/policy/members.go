@@ -14,7 +14,7 @@ import (
 )
 
 // owner stands for a pod by its UID in the memberships of sets: an address that belongs to two
-// pods for a moment stays until both are gone, and what is told twice counts once.
+// pods for a moment stays until both are gone, and an address told twice counts once.
 type owner uint64
 
 var ownerSeed = maphash.MakeSeed()
@@ -75,7 +75,7 @@ func compareEndpoints(a, b ruleset.Endpoint) int {
 	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
-// what is the things of a peer that a set has: addresses of a family, or the endpoints of a named port.
+// what selects the elements of a peer's set: addresses of a family, or endpoints of a named port.
 type what struct {
 	family ruleset.Family
 	port   portName
@@ -98,7 +98,7 @@ type collection struct {
 	used uint64
 }
 
-// each calls do for what a pod has of the collection's kind.
+// each calls address or endpoint for each element that a pod adds to the collection.
 func (c *collection) each(pod *Pod, extra []netip.Addr, address func(netip.Addr), endpoint func(ruleset.Endpoint)) {
 	for _, list := range [2][]netip.Addr{pod.Addresses, extra} {
 		for _, a := range list {
@@ -183,7 +183,7 @@ type directory struct {
 	found map[string][]*scopePeers
 }
 
-// scopePeers are the peers of one scope. Those which want a label of their pods are found by it.
+// scopePeers are the peers of one scope. Peers that want a label of their pods are found by it.
 type scopePeers struct {
 	scope
 	byLabel map[label][]*peer
@@ -238,7 +238,7 @@ func (d *directory) remove(p *peer) {
 	}
 }
 
-// forget drops what was found of namespaces that a scope may have.
+// forget drops the found scopes of the namespaces that a scope may have.
 func (d *directory) forget(s scope) {
 	if s.namespace != "" {
 		delete(d.found, s.namespace)

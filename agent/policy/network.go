@@ -18,9 +18,9 @@ import (
 	"github.com/berth-dev/berth/ipam/iprange"
 )
 
-// readNetworkPolicy reads a NetworkPolicy. What is not valid in it allows nothing: a peer or a port
-// is left out; a policy of which it cannot be told which pods or which directions it isolates,
-// isolates all pods of its namespace, or both directions.
+// readNetworkPolicy reads a NetworkPolicy. An invalid piece of it allows nothing: a peer or a port
+// is left out; a policy with an invalid pod selector or invalid directions isolates all pods of its
+// namespace, or both directions.
 func readNetworkPolicy(p *networkingv1.NetworkPolicy) *intent {
 	i := &intent{
 		kind:           KindNetworkPolicy,

@@ -115,7 +115,7 @@ func (s scope) matches(name string, labels map[string]string, known bool) bool {
 	return s.selector.matches(labels)
 }
 
-// selection of pods: those with certain labels in certain namespaces.
+// podSelection selects the pods with certain labels in certain namespaces.
 type podSelection struct {
 	scope scope
 	pods  selector

@@ -46,7 +46,7 @@ const again = 5 * time.Second
 
 var errAgentRuns = errors.New("an agent runs on this node and would make everything again: end it first (kubectl -n berth-system delete daemonset berth-agent)")
 
-// errLeft is what --check returns.
+// errLeft is the error of --check.
 var errLeft = errors.New("there is something of Berth on this node, see above")
 
 // settingsFile is beside the state file.
@@ -154,14 +154,14 @@ func (c *cleanup) unused() error {
 	}
 	store, err := state.Open(c.stateFile)
 	if err != nil {
-		return nil //nolint:nilerr // a damaged file must not keep what the node has for ever
+		return nil //nolint:nilerr // a damaged file must not block the cleanup for ever
 	}
 	var pods []string
 	for _, container := range store.List() {
 		if len(container.Addresses()) == 0 || container.Phase == state.Withdrawn {
 			continue
 		}
-		// The namespaces of containers that ended, and of those before a restart of the node, are gone.
+		// Ended containers, and containers from before a restart of the node, have no namespace.
 		if path, err := securejoin.SecureJoin(c.root, container.NetNS); err == nil {
 			if _, err := os.Stat(path); err == nil {
 				pods = append(pods, container.Pod.Namespace+"/"+container.Pod.Name)
@@ -179,7 +179,7 @@ func (c *cleanup) unused() error {
 	return fmt.Errorf("pods with floating IPs run on this node and would lose their network: %s. Let the agent run here (agent.mode=run), delete them, and clean again", strings.Join(pods, ", "))
 }
 
-// resolve makes the node's paths those of this process.
+// resolve turns the node's paths into paths of this process.
 func (c *cleanup) resolve() error {
 	for _, path := range []*string{&c.socket, &c.stateFile, &c.confDir, &c.binDir, &c.cacheDir, &c.sysctlRoot} {
 		if !filepath.IsAbs(*path) {
@@ -211,7 +211,7 @@ func (c *cleanup) alone(ctx context.Context) (unlock func() error, err error) {
 // netnsDir is where runtimes keep the network namespaces of pods.
 const netnsDir = "/run/netns"
 
-// sweeper lists what one part of Berth left on the node.
+// sweeper lists the objects that one part of Berth left on the node.
 type sweeper func() ([]leftover.Item, error)
 
 // sweepers are in the order of removal; the runtime stops to call Berth first. A package
@@ -308,8 +308,8 @@ func (c *cleanup) plugins() ([]leftover.Item, error) {
 	return all, nil
 }
 
-// installed lists a file that writeAtomically wrote, if it is there and ours, and what an
-// interrupted call left of it.
+// installed lists a file that writeAtomically wrote, if it is there and ours, and the temporary
+// files of interrupted calls.
 func (c *cleanup) installed(dir, name string, ours func(path string) (bool, error)) ([]leftover.Item, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, temporary(name)))
 	if err != nil {
@@ -331,8 +331,9 @@ func (c *cleanup) installed(dir, name string, ours func(path string) (bool, erro
 	return fileItems(paths), nil
 }
 
-// files lists the agent's socket, its state file, its journal of kernel settings, the folder of claims,
-// which is empty by now, what plugins' DEL would need, and the folders of all these.
+// files lists the agent's socket, its state file, its journal of kernel settings, the folder of
+// claims, which is empty by now, the files that plugins' DEL would need, and the folders of all
+// these.
 func (c *cleanup) files() ([]leftover.Item, error) {
 	paths, err := state.Files(c.stateFile)
 	if err != nil {
@@ -375,7 +376,7 @@ func fileItems(paths []string) []leftover.Item {
 	return items
 }
 
-// withFolders lists files, and then those of the folders that are Berth's and have nothing else.
+// withFolders lists files, and then Berth's own folders that have no other files.
 func withFolders(dirs, paths []string) ([]leftover.Item, error) {
 	items := fileItems(paths)
 	slices.Sort(dirs)

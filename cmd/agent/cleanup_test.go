@@ -35,7 +35,7 @@ type site struct {
 	options *Options
 }
 
-// newSite makes a node that has what other programs make, near to what Berth makes.
+// newSite makes a node with objects of other programs that resemble Berth's.
 func newSite(t *testing.T) *site {
 	netnstest.Need(t)
 	root := sockettest.Folder(t)
@@ -96,7 +96,7 @@ func (s *site) write(name, content string) {
 	}
 }
 
-// install does on the node what an agent does there, and ends as if it were killed.
+// install makes an agent's objects on the node, and ends as if it were killed.
 func (s *site) install() {
 	s.t.Helper()
 	image, err := os.Executable()
@@ -175,7 +175,7 @@ func (s *site) pod(id string, addrs ...string) wire.Spec {
 	return spec
 }
 
-// cleanup runs the command and returns what it printed.
+// cleanup runs the command and returns its output.
 func (s *site) cleanup(args ...string) (out string, refused bool, err error) {
 	c := &cleanup{}
 	command := newCleanupCommand(c)
@@ -228,7 +228,7 @@ func settingsBelow(dir string, seen map[string]string) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		// What the kernel counts there is no setting.
+		// The kernel's counts there are no settings.
 		if strings.Contains(path, "conntrack") {
 			return nil
 		}
@@ -324,7 +324,7 @@ func TestCleanupRefusesPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := s.look()
-	// The folder is that of the test, and the node's root that of this machine.
+	// The folder belongs to the test, and the node's root to this machine.
 	root := []string{"--root", s.root, "--socket", "/run/berth/agent.sock", "--state-file", "/run/berth/state.db", "--cni-conf-dir", "/etc/cni/net.d", "--cni-bin-dir", "/opt/cni/bin", "--cni-cache-dir", "/var/lib/berth/cni"}
 	out, refused, err := s.cleanup(root...)
 	if err == nil || !refused || !strings.Contains(err.Error(), "lose their network: shop/web-0. ") {

@@ -28,7 +28,7 @@ import (
 )
 
 // clients are the typed clients of the agent. They share connections: each node has one to the
-// API server, beside that for the reviews of those who ask for metrics.
+// API server, and another for reviews of clients that ask for metrics.
 type clients struct {
 	core     *kube.Client
 	berth    *client.Client
@@ -97,7 +97,7 @@ func newClusterPolicies(config *rest.Config, connections *http.Client) (*cluster
 		func() *policyv1alpha2.ClusterNetworkPolicyList { return &policyv1alpha2.ClusterNetworkPolicyList{} }), nil
 }
 
-// newPolicyCluster returns what network policies need of the cluster, on the node of that name.
+// newPolicyCluster returns the objects of the cluster that network policies need on a node.
 func newPolicyCluster(clients *clients, node string) *cluster.Cluster {
 	return cluster.New(cluster.Options{
 		Node:                      node,

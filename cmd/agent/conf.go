@@ -23,7 +23,7 @@ func writeConf(path, socket string) error {
 		"name":        api.NetworkName,
 		"plugins": []map[string]any{{
 			"type": api.ShimType, "socket": socket,
-			// All that runtimes give. The plugins get those that they declare.
+			// All that runtimes give. Each plugin gets the ones that it declares.
 			"capabilities": map[string]bool{
 				"portMappings": true, "bandwidth": true, "dns": true, "ipRanges": true, "cgroupPath": true, "io.kubernetes.cri.pod-annotations": true,
 			},

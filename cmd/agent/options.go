@@ -41,7 +41,7 @@ type Options struct {
 	Uplink          string
 	HostRoot        string
 	SysctlRoot      string
-	// NetworkNamespaces are those whose NetworkAttachmentDefinitions every pod may use.
+	// NetworkNamespaces are namespaces whose NetworkAttachmentDefinitions every pod may use.
 	NetworkNamespaces []string
 	Conflicts         conflict.Prober
 	GalaxyAliases     bool

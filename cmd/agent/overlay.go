@@ -20,7 +20,7 @@ import (
 // overlayOff is the value of --overlay with which the node's own default network is used.
 const overlayOff = "off"
 
-// flannelFile is where flannel says that it runs on a node.
+// flannelFile is the file by which flannel shows that it runs on a node.
 const flannelFile = "/run/flannel/subnet.env"
 
 func (o *Options) validateOverlay() error {
@@ -59,8 +59,8 @@ func (o *Options) overlayInside() ([]netip.Prefix, error) {
 	return all, nil
 }
 
-// withOverlay makes networks those of the overlay, and returns what runs it. Where the node's
-// own default network is used it removes an overlay that the node had before.
+// withOverlay adds the overlay to networks, and returns the function that runs it. Where the
+// node's own default network is used it removes an overlay that the node had before.
 func withOverlay(ctx context.Context, o *Options, clients *clients, networks *agent.Networks, journal *settings.Journal) (*agent.Networks, func(context.Context) error, error) {
 	if o.Overlay == overlayOff {
 		sweepOverlay(ctx)
@@ -90,11 +90,11 @@ func withOverlay(ctx context.Context, o *Options, clients *clients, networks *ag
 	return networks, own.Run, nil
 }
 
-// sweepOverlay removes an overlay that is off. What it cannot remove disturbs no pod.
+// sweepOverlay removes an overlay that is off. Parts that it cannot remove disturb no pod.
 func sweepOverlay(ctx context.Context) {
 	pods, err := overlay.Sweep()
 	if pods > 0 {
-		klog.FromContext(ctx).Info("Pods of the overlay, which is off, still run on this node; delete them, and what is left of it goes with the next start of the agent", "pods", pods)
+		klog.FromContext(ctx).Info("Pods of the overlay, which is off, still run on this node; delete them, and the next start of the agent removes the rest of it", "pods", pods)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot remove the overlay, which is off")

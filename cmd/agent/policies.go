@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// newEnforcer returns what enforces network policies, nil where it is off.
+// newEnforcer returns the enforcer of network policies, nil where they are off.
 func newEnforcer(o *Options, clients *clients, recorder event.Recorder, journal *settings.Journal) *enforce.Enforcer {
 	if !o.NetworkPolicy {
 		return nil

@@ -113,7 +113,7 @@ func closeState(ctx context.Context, store *state.Store) {
 	}
 }
 
-// newExec returns what runs plugins.
+// newExec returns the runner of plugins.
 func newExec(o *Options) (*chain.Exec, error) {
 	exec := &chain.Exec{Root: o.HostRoot}
 	if err := exec.CheckRoot(); err != nil {
@@ -146,7 +146,8 @@ func endBoot(ctx context.Context, store *state.Store) (string, error) {
 }
 
 // exposeSettings lets plugins of other projects write the kernel settings of the network, which they do at
-// /proc/sys: runtimes mount that read-only, and nothing over it. Where it cannot, plugins say what they miss.
+// /proc/sys: runtimes mount that read-only, and nothing over it. Where it cannot, plugins report the missing
+// setting.
 func exposeSettings(ctx context.Context, o *Options) {
 	const settings = "/proc/sys/net"
 	nodes := filepath.Join(o.SysctlRoot, "net")
@@ -158,9 +159,8 @@ func exposeSettings(ctx context.Context, o *Options) {
 	}
 }
 
-// detectNetfilter logs by which interface the agent speaks to the kernel's netfilter, and what
-// that has. Pods without a floating IP do not depend on it, so the agent starts anyway, and
-// is not ready.
+// detectNetfilter logs the interface by which the agent speaks to the kernel's netfilter, and its features.
+// Pods without a floating IP do not depend on it, so the agent starts anyway, and is not ready.
 func detectNetfilter(ctx context.Context) *netfilter.Detector {
 	logger := klog.FromContext(ctx)
 	s, err := netfilter.Detect()
@@ -174,8 +174,8 @@ func detectNetfilter(ctx context.Context) *netfilter.Detector {
 	return &netfilter.Detector{Detect: netfilter.Detect}
 }
 
-// newJournal returns the journal of the kernel settings. An agent has one, which all that change
-// settings share: of two each would lose what the other writes.
+// newJournal returns the journal of the kernel settings. An agent has one, which all writers of settings
+// share: each of two would lose the other's entries.
 func newJournal(o *Options) *settings.Journal {
 	return settings.NewJournal(settingsFile(o.StateFile), o.SysctlRoot)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/ipam/event"
 )
 
-// newProfiles returns what limits the bandwidth of pods.
+// newProfiles returns the controller that limits the bandwidth of pods.
 func newProfiles(clients *clients, recorder event.Recorder) *profile.Controller {
 	return profile.New(profile.Options{
 		Namespaces: client.NewInformer(clients.core.Namespaces, &corev1.Namespace{}, 0, cache.Indexers{}),

@@ -38,7 +38,7 @@ func isRouted(i *agent.Interface) bool {
 			Routed bool `json:"routed"`
 		} `json:"plugins"`
 	}
-	// What cannot be read has a value that ADD refused.
+	// ADD refused an unreadable value.
 	return json.Unmarshal(i.Network, &list) == nil && len(list.Plugins) > 0 && list.Plugins[0].Routed
 }
 

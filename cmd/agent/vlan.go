@@ -22,7 +22,7 @@ type vlanDriver struct {
 }
 
 // vlanSpecOf reads the mode from the configuration that ADD used, and that the record has.
-// An interface without a record has no configuration: its links say what it is.
+// An interface without a record has no configuration: its links show its mode.
 func vlanSpecOf(i *agent.Interface) (vlan.Spec, error) {
 	spec := vlan.Spec{Spec: specOf(i)}
 	if len(i.Network) == 0 {

@@ -99,7 +99,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return command
 }
 
-// withUsage adds to what is wrong with the arguments how the command is written.
+// withUsage adds the usage of the command to errors about its arguments.
 func withUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		err := check(command, args)

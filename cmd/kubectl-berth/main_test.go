@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 )
 
-// What the program prints where it cannot work.
+// The program prints a hint where it cannot work.
 func TestWithoutCluster(t *testing.T) {
 	plugin := filepath.Join(t.TempDir(), "kubectl-berth")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", plugin, ".").CombinedOutput(); err != nil {
@@ -31,7 +31,7 @@ func TestWithoutCluster(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		args  []string
-		lines []string // what each begins with
+		lines []string // the beginning of each
 	}{
 		{"no cluster", []string{"--server=" + down.URL}, []string{refused + "cannot reach the API server " + down.URL + " (connection refused): check --context"}},
 		{"no cluster configured", nil, []string{refused + "no cluster is configured: set KUBECONFIG, or name a file with --kubeconfig"}},

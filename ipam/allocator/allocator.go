@@ -370,8 +370,8 @@ func (a *Allocator) Stored(addr netip.Addr) (Record, bool) {
 	return Record{}, false
 }
 
-// RecordsOf returns the records of an owner's addresses, whatever the owner's UID, in no
-// order.
+// RecordsOf returns the records of an owner's addresses, regardless of the owner's UID,
+// in no order.
 func (a *Allocator) RecordsOf(owner Owner) []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -404,8 +404,8 @@ func (a *Allocator) IsIdle(addr netip.Addr) bool {
 	return record.Policy != PodDeleted && a.pods.Gone(&record)
 }
 
-// Owned counts the addresses of each family that are stored for an owner or
-// promised to it, whatever its UID.
+// Owned counts the addresses of each family that are stored for an owner or promised to
+// it, regardless of its UID.
 func (a *Allocator) Owned(owner Owner) (v4, v6 int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -162,7 +162,8 @@ func TestIsIdle(t *testing.T) {
 	}
 }
 
-// The book finds what is stored for an owner, and counts what its pods may have.
+// The book finds the addresses stored for an owner, and counts the addresses that its
+// pods may have.
 func TestOwnersAddresses(t *testing.T) {
 	web := Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "n", Name: "web", UID: "1"}
 	claim := Owner{APIVersion: "berth.dev/v1alpha1", Kind: "IPClaim", Namespace: "n", Name: "c", UID: "1"}

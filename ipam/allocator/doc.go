@@ -4,11 +4,11 @@
 // pod, and which are free, all in memory under one mutex. It does no I/O and does not
 // know Kubernetes; it imports the standard library and package iprange only.
 //
-// The state of an address has two layers. The record is what the API server stores; it
-// arrives by [Allocator.Observe] and [Allocator.Forget] and is the truth. A reservation
-// is a promise of this process to a pod that is being scheduled; it is taken by
-// [Allocator.Reserve] and given back by [Allocator.Release]. An address is free when it
-// has neither.
+// The state of an address has two layers. The record is the part that the API server
+// stores; it arrives by [Allocator.Observe] and [Allocator.Forget] and is the truth. A
+// reservation is a promise of this process to a pod that is being scheduled; it is
+// taken by [Allocator.Reserve] and given back by [Allocator.Release]. An address is
+// free when it has neither.
 //
 // # Cost
 //
@@ -21,8 +21,8 @@
 // large that it is never used up, only addresses in use do: an IPv6 /64 costs as little
 // as one address. Data that many records repeat is stored once.
 //
-// For a pool with a cap per namespace, every change of an address updates what its
-// namespace has. Other pools have no such cost.
+// For a pool with a cap per namespace, every change of an address updates the counts of
+// its namespace. Other pools have no such cost.
 //
 // # Caveats
 //

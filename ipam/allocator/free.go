@@ -21,7 +21,7 @@ const inexhaustible = 1 << 33
 // Pool is a pool in the allocator's terms.
 type Pool struct {
 	Name string
-	// Ranges do not overlap with those of another pool.
+	// Ranges do not overlap with another pool's ranges.
 	Ranges   iprange.Set
 	Capacity uint64
 	// Disabled pools give no new addresses.
@@ -35,7 +35,7 @@ type Pool struct {
 // [Allocator.SetPools]. After the next call it stays valid, but is out of date. Safe for
 // concurrent use.
 type View struct {
-	// free are the counts, in one array: every pod reads those of all pools.
+	// free are the counts, in one array: every pod reads the counts of all pools.
 	free []atomic.Uint64
 	// names map positions to pools after the book got other pools.
 	names []string

@@ -99,7 +99,7 @@ func (m *model) reserve(addr netip.Addr, pod, namespace string) {
 	m.reserved[addr], m.namespaces[addr] = pod, namespace
 }
 
-// share returns what a namespace has of a pool, whether the pool has a cap or not.
+// share returns a namespace's share of a pool, whether the pool has a cap or not.
 func (m *model) share(pool Pool, namespace string) (share Share) {
 	for _, r := range pool.Ranges {
 		for addr := r.First; addr.IsValid() && !r.Last.Less(addr); addr = addr.Next() {
@@ -587,7 +587,7 @@ func (s *simulation) check(after string) {
 	}
 }
 
-// The book does what the model does, operation by operation.
+// The book agrees with the model, operation by operation.
 func TestModel(t *testing.T) {
 	s := newSimulation(t, seed(t))
 	for range 40_000 {

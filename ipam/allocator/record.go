@@ -10,8 +10,8 @@ import (
 
 // Owner is the workload, IPClaim or pod that an address belongs to. Comparable.
 type Owner struct {
-	// APIVersion and Kind say what the owner is. The version in APIVersion is not part
-	// of its identity.
+	// APIVersion and Kind are the owner's own. The version in APIVersion is not part of
+	// its identity.
 	APIVersion, Kind string
 	Namespace, Name  string
 	// UID tells an owner from an earlier one of the same name. In a record it may be
@@ -33,7 +33,7 @@ type Record struct {
 	PodName, PodUID string
 	// LastPod is the name of the holder before the present one.
 	LastPod string
-	// Index is the address's position among those of its pod.
+	// Index is the address's position among its pod's addresses.
 	Index  int32
 	Policy Policy
 	// Reserved marks an address that an administrator took out of circulation.
@@ -83,7 +83,7 @@ func (o Owner) key() ownerKey {
 	return ownerKey{group: group, kind: o.Kind, namespace: o.Namespace, name: o.Name, podName: o.PodName, nodeName: o.NodeName}
 }
 
-// SameWorkload says whether two owners are the same workload by name, whatever
+// SameWorkload says whether two owners are the same workload by name, regardless of
 // their UIDs.
 func (o Owner) SameWorkload(other Owner) bool {
 	return o.key() == other.key()

@@ -37,7 +37,7 @@ type Want struct {
 	Ranges []iprange.Range
 }
 
-// Preemption says what a preemption would change.
+// Preemption has the changes that a preemption would bring.
 type Preemption struct {
 	// Freed addresses would be free.
 	Freed []netip.Addr

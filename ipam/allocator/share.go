@@ -5,8 +5,7 @@ package allocator
 import "math"
 
 // Share counts the addresses of a pool that one namespace has: stored for an owner in
-// the namespace, or promised to one. Reserved addresses and those cooling down count
-// for no namespace.
+// the namespace, or promised to one. Reserved and cooling addresses count for no namespace.
 type Share struct {
 	// Allocated includes addresses promised to pods that are being scheduled.
 	Allocated, Retained uint64

@@ -63,7 +63,7 @@ func TestWhatIsSent(t *testing.T) {
 	}
 }
 
-// The codes that the protocol promises to repeat, and those it does not.
+// The client repeats the codes that the protocol promises to repeat, and no others.
 func TestRepeats(t *testing.T) {
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		repeated := code == codes.Unavailable || code == codes.ResourceExhausted || code == codes.Aborted || code == codes.DeadlineExceeded
@@ -156,7 +156,7 @@ func (d deadline) Err() error {
 	}
 }
 
-// That the time is up says less than what the provider said before.
+// The provider's last error tells more than the end of the time.
 func TestWordsOutliveTheDeadline(t *testing.T) {
 	ctx := deadline{t.Context(), make(chan struct{})}
 	s := &server{answer: func(request context.Context, n int) error {

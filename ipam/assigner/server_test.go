@@ -18,7 +18,7 @@ import (
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 )
 
-// server answers as a test says, and remembers what it was asked.
+// server answers as a test says, and remembers the requests.
 type server struct {
 	assignerv1.UnimplementedAssignerServer
 
@@ -45,7 +45,7 @@ func (s *server) Detach(ctx context.Context, request *assignerv1.DetachRequest) 
 	return &assignerv1.DetachResponse{}, s.answer(ctx, n)
 }
 
-// requests counts those that came.
+// requests counts the received requests.
 func (s *server) requests() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

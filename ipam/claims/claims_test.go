@@ -479,8 +479,8 @@ func TestAskingFails(t *testing.T) {
 	})
 }
 
-// All addresses follow the claim's release policy at once, but those that changed in the
-// meantime follow later.
+// All addresses follow the claim's release policy at once, but addresses that changed in
+// the meantime follow later.
 func TestFollow(t *testing.T) {
 	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
 		for _, name := range addresses(3) {
@@ -590,7 +590,7 @@ func TestClaimMadeAgain(t *testing.T) {
 		got := map[string]string{}
 		for _, ip := range w.IPs() {
 			got[ip.Name] = fmt.Sprint(ip.Spec.Owner.UID, ", ", ip.Spec.ReleasePolicy)
-			if !keepUntil.Equal(ip.Spec.KeepUntil) { // What was restored stays so long, whatever retainFor says.
+			if !keepUntil.Equal(ip.Spec.KeepUntil) { // A restored address stays so long, regardless of retainFor.
 				t.Errorf("%s is kept until %v, want %v", ip.Name, ip.Spec.KeepUntil, keepUntil)
 			}
 			if ip.Spec.RetainFor != nil {

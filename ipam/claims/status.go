@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/preallocation"
 )
 
-// Reasons of the condition Ready, besides those of package preallocation.
+// Reasons of the condition Ready, besides package preallocation's.
 const (
 	// ReasonOnDemand: addresses are taken as pods ask for them.
 	ReasonOnDemand = "OnDemand"

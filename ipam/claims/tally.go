@@ -17,8 +17,8 @@ var both = []v1alpha1.IPFamily{v1alpha1.IPv4, v1alpha1.IPv6}
 type tally struct {
 	// own have the claim's UID, left have the UID of an earlier claim of the name.
 	own, left []*v1alpha1.FloatingIP
-	// allocated counts the addresses with a pod, retained those without; both count own
-	// and left.
+	// allocated counts the addresses with a pod, retained the others; both count own and
+	// left.
 	allocated, retained map[v1alpha1.IPFamily]int
 }
 

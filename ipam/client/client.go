@@ -44,8 +44,8 @@ type Client struct {
 	ipClaims func(namespace string) *IPClaims
 }
 
-// IPClaims returns the client of a namespace's IPClaims. With metav1.NamespaceAll it
-// reads those of all namespaces.
+// IPClaims returns the client of a namespace's IPClaims. With metav1.NamespaceAll it reads the
+// claims of all namespaces.
 func (c *Client) IPClaims(namespace string) *IPClaims { return c.ipClaims(namespace) }
 
 // NewForConfig returns a Client with connections of its own. It opens none.
@@ -133,7 +133,7 @@ func NewInformer[L runtime.Object](client ListWatcher[L], example runtime.Object
 	return cache.NewSharedIndexInformer(NewSource[L](client), example, resync, indexers)
 }
 
-// NewSource returns what reflectors list and watch of a typed client.
+// NewSource lets a reflector list and watch with a typed client.
 func NewSource[L runtime.Object](client ListWatcher[L]) cache.ListerWatcher {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

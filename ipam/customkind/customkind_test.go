@@ -221,7 +221,7 @@ func TestReadOrdinals(t *testing.T) {
 	}
 }
 
-// While pods may be made of an older template, what the new one asks for does not
+// While pods may be made of an older template, the requests in the new one do not
 // decide.
 func TestIsUpdating(t *testing.T) {
 	for _, test := range []struct {

@@ -269,7 +269,7 @@ func TestCached(t *testing.T) {
 	if w, standing := r.Cached(&other); standing != Unread {
 		t.Errorf("another workload under its UID: standing %d, %+v", standing, w)
 	}
-	// It is read before the watch tells: what is known is newer.
+	// It is read before the watch tells: the known object is newer.
 	server.generation.Add(1)
 	if _, _, err := r.Find(ctx, owner, true); err != nil {
 		t.Fatal(err)
@@ -331,7 +331,7 @@ func TestChanged(t *testing.T) {
 		name      string
 		uncounted bool
 		passing   func(*Workload) bool
-		updates   int64 // 0: the watch repeats what it told
+		updates   int64 // 0: the watch repeats the last object
 		told      bool
 	}{
 		{"an update", false, nil, 1, false},

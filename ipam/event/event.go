@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package event records the controller's events about Berth's and Kubernetes' objects.
-// Its callers decide what events say and when.
+// Its callers choose the text and the time of events.
 package event
 
 import (
@@ -31,7 +31,7 @@ func Normal(reason, note string) Event { return Event{v1.EventTypeNormal, reason
 func Warning(reason, note string) Event { return Event{v1.EventTypeWarning, reason, note} }
 
 // Record makes a Recorder write an event about regarding. related is a second object, or
-// nil. action is what the controller was doing.
+// nil. action is the controller's action.
 func (e Event) Record(to Recorder, regarding, related runtime.Object, action string) {
 	const most = 1000 // The API server accepts 1024.
 	if len(e.Note) > most {

@@ -23,14 +23,14 @@ const (
 	// AnnotationReleasePolicy is "immutable" or "never"; anything else frees the
 	// address with the pod.
 	AnnotationReleasePolicy = "k8s.v1.cni.galaxy.io/release-policy"
-	// AnnotationPool names the Pool that the pod's address belongs to, whatever the
-	// release policy is.
+	// AnnotationPool names the Pool that the pod's address belongs to, regardless of the
+	// release policy.
 	AnnotationPool = "tke.cloud.tencent.com/eni-ip-pool"
 	// AnnotationArgs is JSON: the user writes "request_ip_range", Galaxy writes the
 	// assigned addresses into "common.ipinfos".
 	AnnotationArgs = "k8s.v1.cni.galaxy.io/args"
-	// AnnotationPortMapping asks for host ports of the node's choice, whatever its value
-	// is. The node writes the result there: a JSON list of [PortMapping].
+	// AnnotationPortMapping asks for host ports of the node's choice, regardless of its
+	// value. The node writes the result there: a JSON list of [PortMapping].
 	AnnotationPortMapping = "tkestack.io/portmapping"
 )
 

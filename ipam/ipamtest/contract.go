@@ -206,8 +206,8 @@ func addressed(address string) *v1alpha1.FloatingIP {
 	return &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.FloatingIPSpec{Address: address}}
 }
 
-// contractOfVersions says what an API server makes of an object, and which writes lead to
-// another version and generation.
+// contractOfVersions tests the fields that an API server sets, and which writes lead to another
+// version and generation.
 func contractOfVersions(t *testing.T, api *client.Client) {
 	ctx, claims := t.Context(), api.IPClaims("default")
 	claim, err := claims.Create(ctx, &v1alpha1.IPClaim{
@@ -266,7 +266,7 @@ func contractOfVersions(t *testing.T, api *client.Client) {
 	}
 }
 
-// contractOfWatches says with what a watch begins and how it goes on.
+// contractOfWatches tests the first events of a watch and the following ones.
 func contractOfWatches(t *testing.T, api *client.Client) {
 	ctx, pools := t.Context(), api.IPPools
 	empty, two := changePools(t, pools)

@@ -82,7 +82,8 @@ func failed(h *http.Request, err error) (*http.Response, error) {
 	return nil, err
 }
 
-// parse says what a request is for: /apis/GROUP/VERSION[/namespaces/NAMESPACE]/RESOURCE[/NAME[/SUBRESOURCE]].
+// parse reads the path of a request:
+// /apis/GROUP/VERSION[/namespaces/NAMESPACE]/RESOURCE[/NAME[/SUBRESOURCE]].
 func parse(h *http.Request) (*request, error) {
 	r := &request{http: h}
 	path := strings.Split(strings.Trim(h.URL.Path, "/"), "/")

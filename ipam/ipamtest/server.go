@@ -69,8 +69,7 @@ type Fault struct {
 	Before func()
 }
 
-// kinds that the server knows, by resource. Of Jobs it has what the metadata client
-// asks for.
+// kinds that the server knows, by resource. Of Jobs it has the metadata only.
 var kinds = map[string]schema.GroupVersionKind{
 	"ippools":     v1alpha1.SchemeGroupVersion.WithKind("IPPool"),
 	"ipclaims":    v1alpha1.SchemeGroupVersion.WithKind("IPClaim"),
@@ -189,7 +188,8 @@ func typed[T any](object *unstructured.Unstructured) *T {
 	return t
 }
 
-// Retain does what the controller does of a FloatingIP whose pod is gone.
+// Retain takes the pod from a FloatingIP, as the controller does when the pod is
+// gone.
 func (s *Server) Retain(name string) {
 	ip := s.IP(name)
 	if ip == nil {
@@ -219,8 +219,8 @@ func (s *Server) faultOf(verb, name string) (Fault, bool) {
 	return Fault{}, false
 }
 
-// Writes returns the requests that write, also those that failed, since it was called
-// last: "create 10.0.70.2".
+// Writes returns the requests that write, also failed ones, since it was called last:
+// "create 10.0.70.2".
 func (s *Server) Writes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,7 +250,7 @@ func (s *Server) Follow(handler store.Handler) {
 	s.follow = append(s.follow, handler)
 }
 
-// Late holds back what watches and followers are told of, for good; if resources are
+// Late holds back all news for watches and followers, for good; if resources are
 // named ("ippools"), only of these, and only from watches.
 func (s *Server) Late(resources ...string) {
 	s.mu.Lock()
@@ -305,8 +305,8 @@ func (s *Server) delete(k key) {
 	s.changed(watch.Deleted, k, object)
 }
 
-// changed stores an object, or what was last seen of it, under the next version, and
-// tells of it.
+// changed stores an object, or its last state if it was deleted, under the next
+// version, and sends the event.
 func (s *Server) changed(kind watch.EventType, k key, object *unstructured.Unstructured) {
 	s.version++
 	object.SetResourceVersion(strconv.Itoa(s.version))

@@ -105,7 +105,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Somebody else is faster than a request, which meets what they left.
+// Another client is faster than a request, which meets that client's objects.
 func TestBefore(t *testing.T) {
 	ip := addressed("10.0.70.2")
 	s := NewServer(ip)

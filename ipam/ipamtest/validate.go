@@ -54,7 +54,7 @@ func hasStatus(resource string) bool {
 }
 
 // admit prunes an object that is created (before is nil) or updated, writes the defaults
-// into it, and says what the API server has against it.
+// into it, and returns the API server's objections.
 func admit(k key, object, before *unstructured.Unstructured) error {
 	v := validatorFor(k.resource)
 	if v == nil {

@@ -150,7 +150,7 @@ func TestCountAsKubeScheduler(t *testing.T) {
 }
 
 // A slim copy has nothing of the containers that ask for no address, and of the others
-// nothing but what they ask for.
+// nothing but their requests.
 func TestSlim(t *testing.T) {
 	ip, eni := v1.ResourceName(v1alpha1.ResourceIP), v1.ResourceName("tke.cloud.tencent.com/eni-ip")
 	only := func(name v1.ResourceName) v1.ResourceList { return v1.ResourceList{name: resource.MustParse("1")} }

@@ -130,8 +130,8 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// round computes the status of every pool in one pass over the addresses, writes
-// those that changed and publishes the numbers.
+// round computes the status of every pool in one pass over the addresses, writes changed
+// ones and publishes the numbers.
 func (w *Writer) round(ctx context.Context) error {
 	objects, snapshot := w.pools.Look()
 	var ips []*v1alpha1.FloatingIP

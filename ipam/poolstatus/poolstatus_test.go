@@ -125,8 +125,8 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// Where a pool has a cap, its status says who has most, and how many have all that
-// they may; without one it says nothing.
+// Where a pool has a cap, its status names the namespaces with most addresses, and
+// counts the ones at the cap; without one it says nothing.
 func TestNamespaces(t *testing.T) {
 	capped, open := pool("capped", 1, "10.0.0.10-10.0.0.99"), pool("open", 2, "10.0.0.100-10.0.0.199")
 	capped.Spec.MaxPerNamespace = 3
@@ -168,8 +168,8 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// A cap that is lifted takes what was shown away: by a merge patch, which leaves
-// what it does not name.
+// A lifted cap removes its fields from the status: by a merge patch, which leaves
+// fields that it does not name.
 func TestNamespacesAreTakenBack(t *testing.T) {
 	simulate(t, func(w *world) {
 		capped := pool("a", 1, "10.0.0.1-10.0.0.5")
@@ -461,7 +461,7 @@ berth_pool_outside_addresses{gone} 1`)
 	})
 }
 
-// discard loses what is written.
+// discard drops all writes.
 type discard struct{}
 
 func (discard) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*v1alpha1.IPPool, error) {

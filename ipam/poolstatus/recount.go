@@ -14,8 +14,8 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// Stale compares the status of each pool with what a [Writer] that saw these addresses would
-// write. It returns a text for each pool whose status differs, by pool name. Pure.
+// Stale compares the status of each pool with the one that a [Writer] would write from these
+// addresses. It returns a text for each pool whose status differs, by pool name. Pure.
 func Stale(objects []*v1alpha1.IPPool, snapshot *pools.Snapshot, ips iter.Seq[*v1alpha1.FloatingIP], now time.Time) map[string]string {
 	before := make([]v1alpha1.IPPoolStatus, len(objects))
 	for i, object := range objects {
@@ -47,7 +47,7 @@ func differences(was, is *v1alpha1.IPPoolStatus) string {
 		}
 	}
 	if len(texts) == 0 {
-		return "conditions or namespaces are not those of the addresses"
+		return "conditions or namespaces do not match the addresses"
 	}
 	return strings.Join(texts, "; ")
 }

@@ -234,7 +234,7 @@ func follow(ctx context.Context, news <-chan struct{}, do func()) {
 }
 
 // freed reports whether a change of a FloatingIP may help owners that wait for an address:
-// those of one namespace or, if it is empty, all.
+// owners of one namespace or, if it is empty, all.
 func freed(before, after *v1alpha1.FloatingIP) (namespace string, ok bool) {
 	switch {
 	case after == nil:

@@ -47,8 +47,8 @@ type Problem struct {
 	Reason, Message string
 }
 
-// NoPool returns the reason why no address can ever serve a request of one part, whatever
-// becomes free; nil if one can. Pure.
+// NoPool returns the reason why no address can ever serve a request of one part, even if
+// some become free; nil if one can. Pure.
 func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 	shortage := ipam.NoPool(request, snapshot)
 	if shortage == nil {

@@ -127,7 +127,7 @@ func (p *Progress) Unsettled(has Count, now time.Time) time.Duration {
 	return 0
 }
 
-// Expect notes that the owner got more addresses than those that it has in the view.
+// Expect notes that the owner got more addresses than the view shows.
 func (p *Progress) Expect(has, more Count, now time.Time) {
 	if p.expected == nil {
 		p.expected = Count{}
@@ -222,7 +222,7 @@ func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error
 	made, err := by.Preallocator.Preallocate(ctx, request, min(missing, AtOnce))
 	a.taken[w.family()] += made
 	if err == nil || passing(err) || ctx.Err() != nil {
-		return nil //nolint:nilerr // what passes is tried again, and is no problem to report
+		return nil //nolint:nilerr // a passing error is tried again, and is no problem to report
 	}
 	now := *w
 	now.Has += made

@@ -195,7 +195,8 @@ func TestTakeAsks(t *testing.T) {
 	}
 }
 
-// It waits for what it took until the watch brings it, but no longer than five seconds.
+// It waits for its new addresses until the watch brings them, but no longer than five
+// seconds.
 func TestUnsettled(t *testing.T) {
 	for _, test := range []struct {
 		name  string

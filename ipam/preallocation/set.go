@@ -83,12 +83,12 @@ type portion struct {
 // workload has. request is the request of a pod; recorded are the addresses under the
 // workload's name. Pure.
 //
-// It asks for the addresses of the replicas, and for no spare ones: whoever may write the
-// template would otherwise hold any number of addresses without a pod, which no quota on
-// pods counts.
+// It asks for the addresses of the replicas, and for no spare ones: a user who may write
+// the template could otherwise hold any number of addresses without a pod, which no quota
+// on pods counts.
 //
 // It asks for no more addresses of a family than the reclaimer keeps: if addresses no
-// longer fit the template, new ones are taken only when those are freed.
+// longer fit the template, new ones are taken only when the old ones are freed.
 func (s *set) goal(request ipam.Request, snapshot *pools.Snapshot, recorded []*v1alpha1.FloatingIP) (Goal, Count) {
 	var owned []netip.Addr
 	has := Count{}

@@ -29,7 +29,7 @@ func TestAsksForNone(t *testing.T) {
 	}
 }
 
-// While pods may be made of an older template, what the new one asks for does not
+// While pods may be made of an older template, the requests in the new one do not
 // decide.
 func TestIsUpdating(t *testing.T) {
 	meta := metav1.ObjectMeta{Name: "web", Generation: 3}

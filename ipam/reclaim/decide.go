@@ -8,7 +8,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// action says what to do with an address.
+// action is a decision on an address.
 type action int
 
 const (

@@ -208,7 +208,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// checkDecision looks at a cell, and at what may come on top of it.
+// checkDecision checks a cell, alone and with further conditions.
 func checkDecision(t *testing.T, spec v1alpha1.FloatingIPSpec, s situation, want action) {
 	t.Helper()
 	check := func(what string, spec v1alpha1.FloatingIPSpec, s situation, want verdict) {
@@ -280,7 +280,7 @@ func checkDecision(t *testing.T, spec v1alpha1.FloatingIPSpec, s situation, want
 	}
 }
 
-// A preallocated address of a claim stays, whatever the policy and retainFor say.
+// A preallocated address of a claim stays, regardless of its policy and retainFor.
 func TestDecidePreallocated(t *testing.T) {
 	now := time.Now()
 	long := metav1.NewTime(now.Add(-time.Hour))
@@ -307,8 +307,9 @@ func TestDecidePreallocated(t *testing.T) {
 }
 
 // A preallocated address stays as long as a replica wants it, and an address that a pod had
-// as long as it is one of the set, whatever retain-for says. Beyond that, an address that no
-// pod ever had is freed, whatever else keeps it; so nobody holds spare addresses by asking ahead.
+// as long as it is one of the set, regardless of retain-for. Beyond that, an address that no pod
+// ever had is freed, against all else that keeps it; so nobody holds spare addresses by asking
+// ahead.
 func TestDecideAhead(t *testing.T) {
 	now := time.Now()
 	long := metav1.NewTime(now.Add(-time.Hour))

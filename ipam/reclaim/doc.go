@@ -29,20 +29,19 @@
 // docs/explanation/release.md says when each kind of workload wants an address ([workload.wants]
 // here) in every situation.
 //
-// Of addresses that any of its pods can take, an owner keeps those with pods first, then
+// Of addresses that any of its pods can take, an owner keeps the ones with pods first, then
 // the oldest, as many as its fixed set has ([fixedset.Size]). An address that is freed
-// because of its rank leaves the ranking at once ([rankings.leave]), so that two
-// concurrent decisions do not both free an address where one is surplus.
+// because of its rank leaves the ranking at once ([rankings.leave]), so that two concurrent
+// decisions do not both free an address where one is surplus.
 //
-// An address that was restored from a backup is kept without a pod until
-// spec.keepUntil, whatever the rules say. After that the reclaimer looks up its workload
-// by name, unless its UID was written before ([Reclaimer.findAwaited]), and the rules
-// apply.
+// An address that was restored from a backup is kept without a pod until spec.keepUntil,
+// even if the rules free it. After that the reclaimer looks up its workload by name, unless
+// its UID was written before ([Reclaimer.findAwaited]), and the rules apply.
 //
 // An address belongs to a namespace by UID. If that namespace is gone, even if another
-// has its name, all addresses kept in it are freed, whatever their policy
-// ([Reclaimer.namespaceGone]). Restored addresses wait for the first namespace of the
-// name, and are bound to it when keepUntil is over ([Reclaimer.endWait]).
+// has its name, all addresses kept in it are freed, under any policy
+// ([Reclaimer.namespaceGone]). Restored addresses wait for the first namespace of the name,
+// and are bound to it when keepUntil is over ([Reclaimer.endWait]).
 //
 // # Several addresses of a pod
 //

@@ -125,7 +125,7 @@ func (r *Reclaimer) assess(ctx context.Context, ip *v1alpha1.FloatingIP, podExis
 		return true, nil
 	}
 	if s.superseded || !mayPreallocate(ip.Spec.Owner) && expired(&ip.Spec, *s) {
-		return true, nil // It is freed, whatever the owner wants.
+		return true, nil // It is freed, even if the owner wants it.
 	}
 	for _, fresh := range []bool{false, true} {
 		w, live, err := r.owners.find(ctx, ip.Spec.Owner, fresh)

@@ -175,7 +175,7 @@ func ipClaim(size int32) *v1alpha1.IPClaim {
 	return &v1alpha1.IPClaim{ObjectMeta: web(0), Spec: v1alpha1.IPClaimSpec{Size: size}}
 }
 
-// describe says who has an address.
+// describe names the pod that has an address, or its state.
 func describe(ip *v1alpha1.FloatingIP) string {
 	spec, text := &ip.Spec, "kept"
 	switch {

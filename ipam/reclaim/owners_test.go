@@ -22,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-// cacheOf returns what an informer with the transform Slim would have.
+// cacheOf returns the cache of an informer with the transform Slim.
 func cacheOf(t *testing.T, objects ...any) cache.Indexer {
 	t.Helper()
 	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})

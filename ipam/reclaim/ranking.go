@@ -201,8 +201,8 @@ func (r *rankings) of(ip *v1alpha1.FloatingIP) *ranking {
 	return of
 }
 
-// mostLoaded is the number of loaded addresses beyond which those of other purposes are
-// forgotten before more are loaded.
+// mostLoaded is the number of loaded addresses beyond which other purposes' addresses
+// are forgotten before more are loaded.
 const mostLoaded = 4096
 
 // ranking returns the addresses of an owner's purpose; nil if there are none.

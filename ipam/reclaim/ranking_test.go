@@ -66,7 +66,7 @@ func (m rankModel) lastYielding(owner *v1alpha1.Owner) (names []string) {
 	return names
 }
 
-// The rankings say after any changes what looking at all addresses says.
+// After any changes the rankings agree with a look at all addresses.
 func TestRankings(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -200,8 +200,8 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// Of two addresses of which one is too many, one is freed, whoever looks at them at
-// the same time.
+// Of two addresses of which one is too many, one is freed, even if two decisions look at
+// them at the same time.
 func TestLeave(t *testing.T) {
 	r := newRankings(func(*v1alpha1.FloatingIP) int64 { return 0 })
 	owner := shared("apps/v1", "Deployment")
@@ -229,7 +229,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// Ranks do not depend on whether all addresses were ranked before, or those of an owner when
+// Ranks do not depend on whether all addresses were ranked before, or only an owner's when
 // one of them is asked about. Loaded ones do not pile up.
 func TestLoadedRankings(t *testing.T) {
 	const each = mostLoaded/2 + 1

@@ -200,7 +200,7 @@ var errDetachFirst = errors.New("the address has to be detached first")
 
 // errMovedUp is returned when the rank of an address changed while the decision was made
 // that it is surplus.
-var errMovedUp = errors.New("the rank of the address among those of its owner has changed")
+var errMovedUp = errors.New("the rank of the address among its owner's has changed")
 
 func (r *Reclaimer) next(ctx context.Context, queue queue) bool {
 	name, shutdown := queue.Get()

@@ -20,8 +20,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// While nobody knows what a workload wants its addresses are kept, but no longer than
-// they may be.
+// While it is unknown which addresses a workload wants, they are kept, but no longer
+// than allowed.
 func TestRetainForWhileTheWorkloadIsUnknown(t *testing.T) {
 	const name = "10.0.70.2"
 	for _, owner := range []*v1alpha1.Owner{shared("apps/v1", "Deployment"), set("web-0"), shared("batch/v1", "Job"), shared("example.org/v1", "Thing")} {

@@ -84,14 +84,14 @@ type Clients struct {
 	Metadata metadata.Interface
 }
 
-// Rehearsal says what a [Reclaimer] that saw the caches would do about an address. It runs
-// the Reclaimer's own code and writes nothing. Safe for concurrent use.
+// Rehearsal predicts the deed of a [Reclaimer] that sees the caches. It runs the Reclaimer's
+// own code and writes nothing. Safe for concurrent use.
 type Rehearsal struct {
 	reclaimer *Reclaimer
 	writes    *writes
 }
 
-// Deed says what a Reclaimer would do about an address.
+// Deed is an action of a Reclaimer on an address.
 type Deed int
 
 const (
@@ -128,7 +128,7 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 		queue: newQueue(""), detaching: newQueue(""),
 	}
 	r.rankings = newRankings(r.asked)
-	// Few decisions depend on ranks: those about addresses that no pod has.
+	// Few decisions depend on ranks: only the ones about addresses without a pod.
 	r.rankings.load = func(of purpose) []*v1alpha1.FloatingIP { return r.indexed(byPurpose, of.String()) }
 	r.owners = &owners{
 		client: clients.Kube, api: clients.Berth,
@@ -146,7 +146,8 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 	return &Rehearsal{r, w}
 }
 
-// Close waits for watches that ended with their context, and frees what the Rehearsal has.
+// Close waits for watches that ended with their context, and frees the Rehearsal's
+// resources.
 func (r *Rehearsal) Close() {
 	r.reclaimer.queue.ShutDown()
 	r.reclaimer.detaching.ShutDown()
@@ -156,8 +157,8 @@ func (r *Rehearsal) Close() {
 // attempts bounds how often a decision is made anew because the rank of the address changed.
 const attempts = 100
 
-// Of says what a Reclaimer would do about an address now. An error says that it would keep
-// the address because it could not find out. Blocking.
+// Of returns a Reclaimer's deed on an address at this moment. An error says that it would
+// keep the address because it could not find out. Blocking.
 func (r *Rehearsal) Of(ctx context.Context, name string) (Deed, error) {
 	ctx = klog.NewContext(ctx, logr.Discard())
 	var err error
@@ -176,7 +177,7 @@ func (r *Rehearsal) Of(ctx context.Context, name string) (Deed, error) {
 	return r.writes.of(name), nil
 }
 
-// writes notes what would be written.
+// writes notes writes instead of making them.
 type writes struct {
 	mu  sync.Mutex
 	all map[string]Deed

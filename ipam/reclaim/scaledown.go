@@ -46,7 +46,7 @@ func (w *workload) wants(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 
 // inSet reports whether a shared address is within the workload's fixed set: the
 // addresses for its replicas and the spare addresses. A spare address is one that a pod
-// has had: what was preallocated is for replicas only.
+// has had: preallocated ones are for replicas only.
 func (w *workload) inSet(spec *v1alpha1.FloatingIPSpec, at standing) bool {
 	each, rank := w.each.OfShared(at.family), at.rank
 	if w.oldestFirst {

@@ -19,8 +19,8 @@ type workload struct {
 	// replicas is the number of pods that it wants at once; for an IPClaim, the number
 	// of addresses of each family.
 	replicas int64
-	// spare is the number of further pods that it keeps addresses for. oldestFirst: it
-	// keeps the oldest addresses instead of those with pods ([fixedset.Size]).
+	// spare is the number of further pods that it keeps addresses for. oldestFirst: it keeps
+	// the oldest addresses instead of the ones with pods ([fixedset.Size]).
 	spare       int64
 	oldestFirst bool
 	// start is the first ordinal of its pods, reserved are ordinals without a pod.
@@ -55,8 +55,8 @@ type standing struct {
 }
 
 // before orders the addresses of a purpose: an owner gives up the last ones first. If
-// pods share the addresses, those with a pod come first, and a workload's that no pod has
-// had last, which are no spare ones; older ones come before younger ones. The order
+// pods share the addresses, the ones with a pod come first, and a workload's that no pod
+// has had last, which are no spare ones; older ones come before younger ones. The order
 // depends on the records only.
 func before(a, b *v1alpha1.FloatingIP) bool {
 	if isShared(a.Spec.Owner) && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {

@@ -34,8 +34,8 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// world is a Reclaimer on two API servers in memory: berth has Berth's objects, kube has
-// those of Kubernetes.
+// world is a Reclaimer on two API servers in memory: berth has Berth's objects, kube the
+// objects of Kubernetes.
 type world struct {
 	*Reclaimer
 	t       testing.TB
@@ -47,8 +47,8 @@ type world struct {
 	registry metrics.KubeRegistry
 
 	mu sync.Mutex
-	// detached are the calls of the external assigner, detachFails what it answers to
-	// the first ones, detachTakes how long it takes for that. emitted are the events.
+	// detached are the calls of the external assigner, detachFails its answers to the first ones,
+	// detachTakes the time that it takes for each. emitted are the events.
 	detached    []string
 	detachFails []error
 	detachTakes time.Duration

@@ -62,8 +62,8 @@ func (pl *Plugin) Bind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, n
 // fail, the pod keeps the addresses until it ends or the controller frees them.
 var abandonBackoff = wait.Backoff{Steps: 5, Duration: 100 * time.Millisecond, Factor: 3, Jitter: 0.1}
 
-// abandon takes back what was committed for a pod that will not be scheduled again.
-// It returns because, joined with its own error if it fails.
+// abandon takes back the commit for a pod that will not be scheduled again. It
+// returns because, joined with its own error if it fails.
 func (pl *Plugin) abandon(ctx context.Context, pod *v1.Pod, r *ipam.Reservation, because error) error {
 	err := retry.OnError(abandonBackoff, func(error) bool { return ctx.Err() == nil }, func() error {
 		boundWith, err := pl.boundWith(ctx, pod)

@@ -130,7 +130,7 @@ func newCluster(t *testing.T, objects ...runtime.Object) *cluster {
 // settle returns when all goroutines wait.
 func (c *cluster) settle() { synctest.Wait() }
 
-// bind does what the API server does with a Binding.
+// bind handles a Binding as the API server does.
 func (c *cluster) bind(action clienttesting.Action) (bool, runtime.Object, error) {
 	if action.GetSubresource() != "binding" {
 		return false, nil, nil

@@ -66,9 +66,9 @@ func stateOf(state fwk.CycleState) *cycleState {
 }
 
 // PreFilter compiles the pod's request and finds its candidates. It rejects the pod
-// only if nothing can serve it, whatever comes free: a pod that finds no address now
-// may get one by preemption, which runs only after the Filters. PreFilter skips Filter
-// if every node can serve the pod, even after all other waiting pods.
+// only if no address can serve it, even if some come free: a pod that finds no address
+// now may get one by preemption, which runs only after the Filters. PreFilter skips
+// Filter if every node can serve the pod, even after all other waiting pods.
 func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	request, err := ipam.RequestOfPod(pl.reader, pod, pl.between, pl.namespace)
 	if errors.Is(err, podrequest.ErrNone) {
@@ -124,7 +124,7 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	return &fwk.PreFilterResult{NodeNames: names}, nil
 }
 
-// lackOf returns what a request without candidates lacks.
+// lackOf returns the Lack of a request without candidates.
 func lackOf(err error) ipam.Lack {
 	var shortage *ipam.ShortageError
 	if errors.As(err, &shortage) {
@@ -165,7 +165,7 @@ func (pl *Plugin) Filter(_ context.Context, state fwk.CycleState, pod *v1.Pod, n
 }
 
 // SignPod lets kube-scheduler batch pods without a floating IP. It must not batch pods
-// with one: each address taken changes what the next pod can have.
+// with one: each address taken changes the choice of the next pod.
 func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *fwk.Status) {
 	if pl.reader.Asks(&pod.Spec) || podrequest.StrayAnnotation(pod) != "" {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with a floating IP are scheduled one by one")

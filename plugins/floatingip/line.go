@@ -107,7 +107,7 @@ type waiter struct {
 	request ipam.Request
 	since   time.Time
 	state   state
-	// lack says what the last attempt lacked.
+	// lack is the Lack of the last attempt.
 	lack ipam.Lack
 	// narrow: the last attempt left out nodes that the owner's kept addresses do not
 	// reach.
@@ -158,7 +158,8 @@ func (d demand) within(other demand) bool {
 	return true
 }
 
-// needs returns what may help the pod; ok is false if no change may wake it now.
+// needs returns the changes that may help the pod; ok is false if no change may wake it
+// now.
 func (w *waiter) needs() (lack ipam.Lack, ok bool) {
 	switch {
 	case w.state == short:

@@ -302,7 +302,7 @@ func (w *world) try(p *worldPod) {
 	}
 }
 
-// lack says what the pod lacks on a node of a pool; 0: nothing.
+// lack returns the Lack of the pod on a node of a pool; 0: none.
 func (w *world) lack(p *worldPod, pool string) ipam.Lack {
 	owner := p.request.Owner.Name
 	wanted := p.n
@@ -655,7 +655,7 @@ func TestLackOfLastAttempt(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		do   func(l *line)
-		// what wakes the pod.
+		// addr and owner are the changes that wake the pod.
 		addr, owner bool
 	}{
 		{"an address", lacks(ipam.LackAddress), true, false},

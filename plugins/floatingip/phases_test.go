@@ -306,7 +306,7 @@ func dbPod() *v1.Pod { return pod("db-0", of("apps/v1", "StatefulSet", "db"), re
 
 const dbOwner = "apps/v1 StatefulSet db/db-0"
 
-// webOf is a Deployment of one pod that keeps addresses, and what it has.
+// webOf returns Deployment web with one pod, its ReplicaSet and its pool.
 func webOf(more ...runtime.Object) []runtime.Object {
 	return append(objects(deployment("web", 1), replicaSet("web-1", "web"), ipPool("web", "10.0.70.2-10.0.70.9")), more...)
 }

@@ -80,7 +80,7 @@ func openBook(config *rest.Config, args Args) (*ipam.IPAM, error) {
 // New makes the plugin of one profile. The first call starts to follow the API
 // server until ctx ends: the framework has no later hook. It does not wait until the
 // book is read: that happens while another scheduler may still be the leader. It fails
-// if the arguments are invalid or differ from those of another profile.
+// if the arguments are invalid or differ from another profile's.
 func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args, err := decodeArgs(object)
 	if err != nil {

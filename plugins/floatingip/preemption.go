@@ -35,8 +35,8 @@ func (r *preemption) clone() *preemption {
 	return &preemption{removed: maps.Clone(r.removed), nominated: maps.Clone(r.nominated)}
 }
 
-// sum returns what the preemption changes for the pod that is being scheduled.
-// AddVictim checks the names in the victims' annotations against the book.
+// sum returns the preemption's changes for the pod that is being scheduled. AddVictim checks
+// the names in the victims' annotations against the book.
 func (r *preemption) sum(candidates *ipam.Candidates, namespace string) *ipam.Preemption {
 	sum := &ipam.Preemption{}
 	for uid, pod := range r.removed {

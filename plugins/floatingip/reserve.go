@@ -46,7 +46,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	return nil
 }
 
-// Unreserve gives back what Reserve took.
+// Unreserve gives back the addresses that Reserve took.
 func (pl *Plugin) Unreserve(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) {
 	if s := stateOf(state); s != nil && s.reservation != nil {
 		pl.addresses.Unreserve(s.reservation)

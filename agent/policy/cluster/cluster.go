@@ -25,9 +25,9 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// Sink is told what changes; policy.Index is one. Its methods are called one at a time, and each sees
-// the cluster as it is just after the change that it is told. They do no I/O, and call neither
-// Do, Ensure nor Wait. The values are the sink's: nobody changes them.
+// Sink receives each change; policy.Index is one. Its methods are called one at a time, and each sees
+// the cluster as it is just after the change that it receives. They do no I/O, and call neither Do,
+// Ensure nor Wait. The values are the sink's: nobody changes them.
 type Sink interface {
 	SetNetworkPolicy(p *networkingv1.NetworkPolicy)
 	DeleteNetworkPolicy(namespace, name string)
@@ -63,11 +63,10 @@ type Options struct {
 // read in Do and by the Sink only; its other methods are safe in parallel.
 type Cluster struct {
 	o Options
-	// soon wakes Run after a change of what is needed.
+	// soon wakes Run when other objects are needed.
 	soon wakeup.Signal
 
-	// mu guards all below, and the sink is called under it: what the sink made of the cluster and
-	// the cluster are never apart.
+	// mu guards all fields below. The sink is called under it, so that cluster and sink always agree.
 	mu       sync.Mutex
 	sink     Sink
 	store    store
@@ -114,8 +113,8 @@ func New(o Options) *Cluster {
 	}
 }
 
-// Do calls f while nothing of the cluster changes. f may read the cluster and what the sink made
-// of it. It does no I/O.
+// Do calls f while nothing of the cluster changes. f may read the cluster and the sink. It does no
+// I/O.
 func (c *Cluster) Do(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,8 +160,8 @@ func (c *Cluster) HasSynced() bool {
 	return c.missing() == ""
 }
 
-// Wait returns nil when HasSynced, and where the context ends before, an error that says what is
-// missing.
+// Wait returns nil when HasSynced, and an error that names the missing objects when the context ends
+// before.
 func (c *Cluster) Wait(ctx context.Context) error {
 	for {
 		c.mu.Lock()
@@ -206,7 +205,7 @@ func (c *Cluster) missing() string {
 	return pods
 }
 
-// tellNews wakes those who wait.
+// tellNews wakes all calls of Wait.
 func (c *Cluster) tellNews() {
 	close(c.news)
 	c.news = make(chan struct{})
@@ -469,7 +468,7 @@ func (c *Cluster) tellPolicy(e *entry) {
 	c.waiting--
 }
 
-// tellPolicies tells those that have waited for what was read.
+// tellPolicies tells the policies that have waited for objects which are read by now.
 func (c *Cluster) tellPolicies() {
 	if c.waiting > 0 {
 		for _, e := range c.policies {
@@ -647,8 +646,8 @@ func (c *Cluster) noteReach(kind string) func(error) {
 }
 
 // Ensure has the sink know a pod of this node and its namespace, where policies need them: a pod's
-// ADD may come before the watch tells the pod. It reads from the API server what is not known.
-// It returns an error if the pod has another UID by now.
+// ADD may come before the watch tells the pod. It reads unknown objects from the API server. It
+// returns an error if the pod has another UID by now.
 func (c *Cluster) Ensure(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
 	c.mu.Lock()
 	idle := c.need() == nothing

@@ -47,10 +47,10 @@ type server struct {
 	streams bool
 
 	mu sync.Mutex
-	// err is what every request gets.
+	// err is the answer to every request.
 	err   error
 	calls int
-	// gate, where it is not nil, is what lists wait for.
+	// Lists wait for gate, if it is not nil.
 	gate chan struct{}
 }
 
@@ -121,7 +121,7 @@ func (s *server) WatchWithContext(ctx context.Context, options metav1.ListOption
 type world struct {
 	*testing.T
 	networkPolicies, clusterPolicies, definitions, namespaces, pods *server
-	// live is what single pods and namespaces are read from.
+	// live has the objects for reads of single pods and namespaces.
 	live    map[types.NamespacedName]runtime.Object
 	cluster *Cluster
 	sink    *mirror
@@ -192,7 +192,8 @@ func (w *world) after(d time.Duration) {
 	synctest.Wait()
 }
 
-// expect waits until nothing happens, and compares what the sink was told and what the cluster holds.
+// expect waits until nothing happens, and compares the objects that the sink was told with the
+// cluster's.
 func (w *world) expect(what string, policies, namespaces, pods []string) {
 	w.Helper()
 	synctest.Wait()
@@ -222,7 +223,7 @@ func (w *world) pod(name string) (pod policy.Pod) {
 	return pod
 }
 
-// mirror is a sink that repeats the cluster from what it is told.
+// mirror is a sink that rebuilds the cluster from its calls.
 type mirror struct {
 	t          *testing.T
 	cluster    *Cluster
@@ -392,7 +393,7 @@ func TestHeld(t *testing.T) {
 	})
 }
 
-// A policy is not told before what it needs is known; others go on meanwhile.
+// A policy is not told before the objects that it needs are known; others go on meanwhile.
 func TestPolicyWaitsForPods(t *testing.T) {
 	run(t, func(w *world) {
 		w.twoNodes()
@@ -430,7 +431,7 @@ func TestPolicyWaitsForPods(t *testing.T) {
 	})
 }
 
-// While the API server does not answer, all stays; after it, what is gone is gone.
+// While the API server does not answer, all stays; after it, deleted objects are gone.
 func TestOutage(t *testing.T) {
 	run(t, func(w *world) {
 		w.twoNodes()
@@ -515,7 +516,7 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// A pod is known from Ensure on, whatever the watch tells late.
+// A pod is known from Ensure on, also while the watch tells late.
 func TestEnsure(t *testing.T) {
 	run(t, func(w *world) {
 		w.twoNodes()
@@ -543,7 +544,7 @@ func TestEnsure(t *testing.T) {
 		withIt, spaces := []string{"bank/far", "new/web", "shop/here", "shop/there"}, []string{"bank", "new", "shop"}
 		w.expect("ensured", []string{"shop/allow"}, spaces, withIt)
 
-		// What the watch and a list know is older.
+		// The watch and a list have older objects.
 		w.pods.Add(podObject("new", "web", "", ""))
 		w.expect("its creation", []string{"shop/allow"}, spaces, withIt)
 		w.pods.ResetWatch()

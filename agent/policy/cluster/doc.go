@@ -4,7 +4,7 @@
 // policies need them, and tells each change of them. Every node has it in memory, so it holds
 // little: see Memory. It decides nothing about packets.
 //
-// # What is watched
+// # Watches
 //
 // NetworkPolicies always. ClusterNetworkPolicies where their kind is installed, which a watch of
 // that one CustomResourceDefinition tells. Namespaces and the node's own pods from the first policy
@@ -13,8 +13,8 @@
 // are dropped then.
 //
 // A policy is told only when all that it needs is known: one that came a moment ago does not cut
-// its pods off from peers that are still being read, and meanwhile all others go on. What was seen
-// stays while the API server does not answer.
+// its pods off from peers that are still being read, and meanwhile all others go on. Known objects stay
+// while the API server does not answer.
 //
 // # Which pods count
 //

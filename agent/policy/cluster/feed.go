@@ -33,14 +33,14 @@ type feed struct {
 	// optional says that the cluster may lack the kind; it has no objects then.
 	optional bool
 
-	// begin is called before all objects are read, end after it with the version that was read:
-	// what was not put between is gone. live says that the watch tells an object, in the order of
-	// versions; objects of a list have none.
+	// begin is called before all objects are read, end after it with the version that was read: an
+	// object that was not put in between is gone. live says that the watch tells an object, in the
+	// order of versions; objects of a list have none.
 	begin  func()
 	put    func(object runtime.Object, live bool)
 	remove func(object runtime.Object, live bool)
 	end    func(resourceVersion string)
-	// reached is called with what came of each list and watch.
+	// reached is called with the result of each list and watch.
 	reached func(error)
 
 	// list is held while all objects are read.
@@ -112,7 +112,7 @@ func (f *feed) all(ctx context.Context) (version string, err error) {
 	return f.readPages(ctx)
 }
 
-// stream reads the objects with a watch that begins with those that exist.
+// stream reads the objects with a watch that begins with all existing ones.
 func (f *feed) stream(ctx context.Context) (version string, err error) {
 	w, err := cache.ToWatcherWithContext(f.source).WatchWithContext(ctx, metav1.ListOptions{
 		FieldSelector: f.selector, AllowWatchBookmarks: true, TimeoutSeconds: ptr.To[int64](streamSeconds),

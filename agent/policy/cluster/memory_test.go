@@ -142,8 +142,8 @@ func heap(collect bool) float64 {
 	return float64(m.HeapAlloc) / 1e6
 }
 
-// BenchmarkMemory has what an agent holds of the largest cluster: after garbage collection, and at
-// most while it is read; and what it holds there without policies.
+// BenchmarkMemory measures the memory of an agent in the largest cluster: after garbage
+// collection, and at most while it reads; and without policies.
 func BenchmarkMemory(b *testing.B) {
 	for _, policies := range []int{0, 1} {
 		b.Run(fmt.Sprintf("policies=%d", policies), func(b *testing.B) {
@@ -203,7 +203,8 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// What happens with most events of a large cluster: nothing that policies see has changed.
+// BenchmarkUnchanged measures most events of a large cluster: nothing that policies see has
+// changed.
 func BenchmarkUnchanged(b *testing.B) {
 	c := New(Options{Node: "node-0001"})
 	c.sink = deaf{}
@@ -219,7 +220,7 @@ func BenchmarkUnchanged(b *testing.B) {
 	}
 }
 
-// What reading all pods costs, as for the set of a new policy.
+// BenchmarkPods measures the reading of all pods, as for the set of a new policy.
 func BenchmarkPods(b *testing.B) {
 	var s store
 	for i := range manyPods / manyNamespaces {

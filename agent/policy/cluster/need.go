@@ -21,7 +21,7 @@ const (
 	allNodes
 )
 
-func (s scope) String() string { return [...]string{"none", "those of the node", "all"}[s] }
+func (s scope) String() string { return [...]string{"none", "the node's", "all"}[s] }
 
 // needOf returns which pods a policy needs: all if it selects peers, or ports of destinations by
 // their names.

@@ -91,7 +91,7 @@ type odd struct {
 	addresses []netip.Addr
 }
 
-// pack returns a record without its shape, and with fits what did not fit it.
+// pack returns a record without its shape, or an odd and fits false if the pod does not fit one.
 func pack(uid types.UID, addresses []netip.Addr) (r record, rest odd, fits bool) {
 	fits = parseUID(uid, &r.uid)
 	for _, a := range addresses {
@@ -110,7 +110,7 @@ func pack(uid types.UID, addresses []netip.Addr) (r record, rest odd, fits bool)
 	return r, odd{}, true
 }
 
-// dashes is where a UUID has them.
+// dashes are the positions of the dashes in a UUID.
 var dashes = [...]int{8, 13, 18, 23}
 
 func parseUID(uid types.UID, into *[16]byte) bool {

@@ -69,10 +69,10 @@ func (s *shapes) write(name string, labels map[string]string, ports []policy.Nam
 	}
 }
 
-// indexOf returns what follows the last dash of a pod's name.
+// indexOf returns the part of a pod's name after the last dash.
 func indexOf(name string) string { return name[strings.LastIndexByte(name, '-')+1:] }
 
-// swap returns the shape that was written, for the one who had the other, which may be nil.
+// swap gives up a shape, which may be nil, for the shape of the written text and returns that.
 func (s *shapes) swap(had *shape) *shape {
 	if had != nil && had.text == string(s.text) {
 		return had

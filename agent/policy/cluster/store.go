@@ -24,7 +24,7 @@ type store struct {
 	ahead map[types.NamespacedName]string
 	// version is the resource version up to which the watch has told the pods.
 	version string
-	// pass counts the readings of all pods, spacePass those of all namespaces.
+	// pass counts the readings of all pods, spacePass of all namespaces.
 	pass, spacePass uint32
 	pods            int
 }
@@ -164,7 +164,7 @@ func (s *store) uidOf(r *record) types.UID {
 	return formatUID(r.uid)
 }
 
-// addresses appends those of a pod.
+// addresses appends the addresses of a pod.
 func (s *store) addresses(r *record, to []netip.Addr) []netip.Addr {
 	if r.uid == [16]byte{} {
 		return append(to, s.odd[r].addresses...)
@@ -186,7 +186,7 @@ func (s *store) read(name types.NamespacedName, r *record) *policy.Pod {
 	return pod
 }
 
-// namespaces yields those whose labels are known.
+// namespaces yields the namespaces with known labels.
 func (s *store) namespaces() iter.Seq2[string, map[string]string] {
 	return func(yield func(string, map[string]string) bool) {
 		for name, sp := range s.spaces {
@@ -235,8 +235,8 @@ func (s *store) podsOf(namespace string) iter.Seq[*policy.Pod] {
 	}
 }
 
-// isNewer returns whether an object is not older than what was read ahead of the watch, which
-// has caught up then.
+// isNewer returns whether an object is not older than its version that was read ahead of the watch; if
+// so, the watch has caught up.
 func (s *store) isNewer(name types.NamespacedName, version string) bool {
 	read, ok := s.ahead[name]
 	if !ok {

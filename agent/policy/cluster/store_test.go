@@ -124,7 +124,7 @@ func TestNeed(t *testing.T) {
 	}
 }
 
-// Pods of a workload share their labels, also those of a StatefulSet.
+// Pods of a workload share their labels, also a StatefulSet's.
 func TestShapesAreShared(t *testing.T) {
 	var s store
 	pod := func(name string, labels map[string]string) *policy.Pod {
@@ -150,7 +150,7 @@ func TestShapesAreShared(t *testing.T) {
 	}
 }
 
-// A store is what a plain map is, and forgets what nobody has.
+// A store behaves like a plain map, and forgets shapes that no object has.
 func TestStoreIsAMap(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

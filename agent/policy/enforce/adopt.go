@@ -21,10 +21,10 @@ type connection struct {
 	from, to netip.AddrPort
 }
 
-// adopt tells the kernel, where it begins to track connections for a target, of those that the pods
-// have there: policies judge a connection by the side that began it. It is called before the kernel begins,
-// and once more after that with what the first call returned, for connections that began in
-// between. Where it fails, such connections may survive a policy that forbids them, and nothing else.
+// adopt tells the kernel, where it begins to track connections for a target, which ones the pods already
+// have: policies judge a connection by the side that began it. It is called before the kernel begins, and
+// once more afterwards with the first call's result, for connections that began in between. Where it fails,
+// such connections may survive a policy that forbids them, and nothing else.
 func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopted {
 	e.mu.Lock()
 	t, _ := e.target(key)
@@ -57,7 +57,7 @@ func (e *Enforcer) adopt(ctx context.Context, key string, before adopted) adopte
 			}
 		}
 	}
-	// Of two pods' sockets the one counts that shows who began.
+	// Of two pods' sockets the one counts that shows which side began.
 	slices.SortStableFunc(found, func(a, b socket.Connection) int { return cmp.Compare(rank(a), rank(b)) })
 	if err := t.table.Adopt(ctx, found, before != nil); err != nil && !isGone(err) {
 		klog.FromContext(ctx).Error(err, "Cannot have connections tracked that are older than their network policies: these may survive a policy that forbids them", "namespace", t.netns)
@@ -72,7 +72,7 @@ func rank(c socket.Connection) int {
 	return 1
 }
 
-// showBridge has a bridge show its packets, also those of connections that began before.
+// showBridge has a bridge show its packets, also packets of older connections.
 func (e *Enforcer) showBridge(ctx context.Context, bridge string) error {
 	e.mu.Lock()
 	err, known := e.bridges[bridge]

@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/cni/fault"
 )
 
-// nodeKey is the key of the node's target; those of pods have that of the container.
+// nodeKey is the key of the node's target; a pod's target has the ID of its container.
 const nodeKey = ""
 
 // target is a network namespace with a table. All but table is guarded by Enforcer.mu.
@@ -42,13 +42,13 @@ type target struct {
 	// tried is the version of the last try, and err its error.
 	tried uint64
 	err   error
-	// since is when err began.
+	// since is the time when err began.
 	since time.Time
 	// open says that connections may be open that written forbids. They are looked at not before
 	// quiet.
 	open  bool
 	quiet time.Time
-	// compared is when the kernel last had all of written.
+	// compared is the time when the kernel last had all of written.
 	compared time.Time
 	// news is closed when a try has ended; nil while nobody waits.
 	news chan struct{}
@@ -93,8 +93,8 @@ func (e *Enforcer) target(key string) (*target, place.Place) {
 	return c.target, c.place
 }
 
-// enqueue has all tables written, as far as they change. Most pods have none. What failed comes again
-// by itself, after its wait.
+// enqueue has all tables written, as far as they change. Most pods have none. A table that failed comes
+// again by itself, after its wait.
 func (e *Enforcer) enqueue() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -162,7 +162,8 @@ type job struct {
 	direct map[netip.Addr]string
 }
 
-// write makes the table of a target what the index says. One worker at a time does so for a key.
+// write brings the ruleset of the index into the table of a target. One worker at a time does so for a
+// key.
 func (e *Enforcer) write(ctx context.Context, key string) error {
 	j := e.start(key)
 	if j == nil {

@@ -94,7 +94,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	e.queue.Add(nodeKey)
 	e.queue.Add(c.ID)
 	if err := e.showBridgesOf(ctx, found); err != nil {
-		klog.FromContext(ctx).Error(err, "Pods of one bridge may reach each other whatever their network policies say", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
+		klog.FromContext(ctx).Error(err, "Pods of one bridge may reach each other against their network policies", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
 	}
 	if err := e.wait(ctx, nodeKey, version); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 	}
 	// They passed the node before the rules were there, and would come to the pod after its gate is open.
 	if err := e.Kernel.DropQueued(c.Addresses); err != nil {
-		return fmt.Errorf("drop what waits for the pod's link-layer address: %w", err)
+		return fmt.Errorf("drop packets that wait for the pod's link-layer address: %w", err)
 	}
 	// Connections of the address's last pod do not belong to this pod.
 	for _, a := range c.Addresses {
@@ -112,7 +112,7 @@ func (e *Enforcer) Enforce(ctx context.Context, c Container) error {
 			return fmt.Errorf("end the connections of the last pod that had %s: %w", a, err)
 		}
 	}
-	e.Soon() // tells what cannot be enforced
+	e.Soon() // tells which policies cannot be enforced
 	return e.open(c)
 }
 
@@ -163,7 +163,7 @@ func (e *Enforcer) Forget(uid string) {
 	e.Soon()
 }
 
-// Reopen removes what an ADD that was interrupted left in the namespace of a container. It blocks for the
+// Reopen opens the gate that an interrupted ADD left in the namespace of a container. It blocks for the
 // kernel.
 func (e *Enforcer) Reopen(netns string) error {
 	isNode, err := e.Kernel.IsNode(netns)

@@ -42,9 +42,9 @@ func (c Container) uid() types.UID { return types.UID(c.Pod.UID) }
 type phase int
 
 const (
-	// listed: the listings say what it is.
+	// listed: the listings describe it.
 	listed phase = iota
-	// adding: an ADD works on it; listings may be older than what the ADD told.
+	// adding: an ADD works on it; listings may be older than the ADD's values.
 	adding
 	// added: the ADD has ended, and no listing has begun since.
 	added
@@ -83,7 +83,7 @@ func (e *Enforcer) live() iter.Seq[*container] {
 	}
 }
 
-// enter takes what a listing or an ADD tells of a container. The caller holds the lock.
+// enter stores a container as a listing or an ADD tells it. The caller holds the lock.
 func (e *Enforcer) enter(told Container, now phase) *container {
 	c := e.containers[told.ID]
 	if c == nil {
@@ -104,7 +104,7 @@ func (e *Enforcer) leave(c *container) {
 	e.queue.Add(c.ID)
 }
 
-// note takes what an ADD tells of a container with its place, which is nil where it is to be found.
+// note stores a container as an ADD tells it, with its place; nil means that the place is to be found.
 func (e *Enforcer) note(told Container, p *place.Place) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -133,7 +133,7 @@ func (e *Enforcer) settle() {
 	}
 }
 
-// list makes these the containers, beside those of ADDs.
+// list replaces all containers but the ones of ADDs.
 func (e *Enforcer) list(all []Container) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -2,27 +2,27 @@
 
 // Package enforce keeps the network policies of a node in its kernel. It joins the parts below:
 // cluster follows the objects, an Index compiles them, place says where a pod's packets can be
-// seen, and table brings rulesets there. It owns when what is done.
+// seen, and table brings rulesets there. It owns the order and time of all steps.
 //
 // # Tables
 //
 // There is one table for the node, and one in the network namespace of each pod with
-// interfaces that the node does not see. Each is a target of a queue: what changes while a
-// target is written is written next, all at once, one target never by two at a time, and what
-// fails is tried again. A ruleset that is the same pointer as before costs nothing.
+// interfaces that the node does not see. Each is a target of a queue: changes during a write are written
+// next, all at once, one target never by two at a time, and a failed write is tried again. A ruleset that
+// is the same pointer as before costs nothing.
 //
 // # The life of a container
 //
 // One state holds all that is known of a container. An ADD tells it, and until a listing begins after the
-// end of the ADD, listings do not count: they may be older. From then on listings say what it is. When no
+// end of the ADD, listings do not count: they may be older. From then on listings describe it. When no
 // listing has it any more, it is going: it counts for nothing, and is forgotten when its table is removed.
 //
 // # ADD
 //
 // Prepare comes before the first interface of a container and closes the gate of a pod that
 // policies select; Enforce comes after the last one, brings the pod's rules into the kernel, and opens
-// the gate. So no packet is ever accepted that a policy forbids. Both fail while the policies are
-// not known. A pod that no policy selects waits for nothing.
+// the gate. So no packet is ever accepted that a policy forbids. Both fail until the policies are known. A
+// pod that no policy selects waits for nothing.
 //
 // # Restart
 //

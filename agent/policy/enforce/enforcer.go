@@ -64,15 +64,15 @@ type Table interface {
 	Apply(ctx context.Context, rs *ruleset.Ruleset) error
 	// Remove deletes the table, where there is one.
 	Remove(ctx context.Context) error
-	// Verify returns an error where the kernel does not have what was applied; Apply then replaces
-	// all.
+	// Verify returns an error where the kernel's table differs from the applied ruleset; Apply then
+	// replaces all.
 	Verify(ctx context.Context) error
-	// EndConnections ends the connections of addresses whose first packet what was applied last would
-	// drop, and lets those begin again that it would let pass. Each address has the name of its
-	// interface in the namespace of a pod.
+	// EndConnections ends the connections of addresses whose first packet the applied ruleset would
+	// drop, and lets ended ones begin again whose first packet it would accept. Each address has the
+	// name of its interface in the namespace of a pod.
 	EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error)
-	// Adopt has the kernel track connections that it may not know; what it knows it replaces where
-	// asked to.
+	// Adopt has the kernel track connections that it may not know; known ones it replaces where asked
+	// to.
 	Adopt(ctx context.Context, connections []socket.Connection, replace bool) error
 	// Counters returns the counters by the names that the rulesets give them.
 	Counters(ctx context.Context) (map[string]table.Counter, error)
@@ -80,8 +80,8 @@ type Table interface {
 
 // containers are the containers of the node. Methods are safe in parallel.
 type containers interface {
-	// Policed lists those whose packets policies concern, and the running pods that have
-	// none. It does not block.
+	// Policed lists the containers whose packets policies concern, and the running pods without any.
+	// It does not block.
 	Policed() []Container
 	// WaitForPods returns true when Policed is complete, and false where the context ends before.
 	WaitForPods(ctx context.Context) bool
@@ -126,10 +126,10 @@ type Enforcer struct {
 	// containers has the containers of the node by their IDs, from the first ADD or listing that
 	// tells one until its table is removed.
 	containers map[string]*container
-	// recorded has the identities of pods that have or had a container: what the API says of their
-	// addresses is not needed.
+	// recorded has the identities of pods that have or had a container: their addresses in the API
+	// are not needed.
 	recorded map[string]bool
-	// bridges has why a bridge does not show its packets; nil where it does.
+	// bridges has the error that keeps a bridge from showing its packets; nil where it shows them.
 	bridges map[string]error
 	// problems has the problems of policies that were told.
 	problems map[policy.Problem]bool
@@ -218,8 +218,7 @@ func (e *Enforcer) active() (active bool) {
 	return active
 }
 
-// refresh lists the containers and tells the index, and finds the places of those that have
-// none.
+// refresh lists the containers, finds missing places and tells the index.
 func (e *Enforcer) refresh(ctx context.Context, all containers) {
 	e.settle()
 	e.list(all.Policed())

@@ -30,7 +30,7 @@ func addresses(texts ...string) []netip.Addr {
 	return all
 }
 
-// An address that several containers have is that of the one that lives.
+// An address that several containers have belongs to the one that lives.
 func TestLocals(t *testing.T) {
 	db, web := api.Pod{Namespace: "shop", Name: "db", UID: "1"}, api.Pod{Namespace: "shop", Name: "web", UID: "2"}
 	all := map[string]Container{
@@ -63,8 +63,8 @@ func TestLocals(t *testing.T) {
 	}
 }
 
-// A pod without a container counts by what the API says of it until the agent knows a container of it;
-// afterwards that is not heeded, also when the container is gone.
+// A pod without a container counts by its status in the API until the agent knows a container of it;
+// afterwards its status does not count, also when the container is gone.
 func TestUnrecorded(t *testing.T) {
 	lost := api.Pod{Namespace: "shop", Name: "lost", UID: "3"}
 	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
@@ -86,8 +86,8 @@ func TestUnrecorded(t *testing.T) {
 	}
 }
 
-// What decides is said with the policy, the rule and the rules of the kernel; what is enforced is
-// shown and counted.
+// Trace names the deciding policy and rule, and the rules of the kernel; rules in force are shown and
+// counted.
 func TestTraceAndShow(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newWorld(t)
@@ -243,8 +243,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// What a listing has that began before the end of an ADD does not count: it is older than what the
-// ADD told.
+// A listing that began before the end of an ADD does not count: its containers are older than the
+// ADD's.
 func TestListDuringADD(t *testing.T) {
 	e := New(Options{Objects: &memory{}, Kernel: Kernel{}})
 	c := Container{Pod: api.Pod{Namespace: "shop", Name: "db", UID: "1"}, ID: "c/eth0", NetNS: "/run/none", Addresses: addresses("10.0.0.1")}

@@ -17,7 +17,7 @@ import (
 
 const discard = 9
 
-// flood sends datagrams until the test ends, and counts those that the kernel took or refused.
+// flood sends datagrams until the test ends, and counts the datagrams that the kernel took or refused.
 func flood(t *testing.T, from *netnstest.Host, to string) *atomic.Int64 {
 	t.Helper()
 	var socket net.PacketConn

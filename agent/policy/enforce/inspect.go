@@ -12,7 +12,7 @@ import (
 	"github.com/berth-dev/berth/cni/api"
 )
 
-// size counts what a ruleset has.
+// size counts the content of a ruleset.
 type size struct{ rules, sets, elements int }
 
 func sizeOf(rs *ruleset.Ruleset) (s size) {
@@ -82,7 +82,8 @@ func (e *Enforcer) summarize() summary {
 	return s
 }
 
-// Inspect returns what is enforced, and what is not. It does not block.
+// Inspect returns the state of enforcement, with unenforced pods and problems of policies. It does
+// not block.
 func (e *Enforcer) Inspect() *api.InspectedPolicies {
 	s, held := e.summarize(), e.Objects.Held()
 	in := &api.InspectedPolicies{

@@ -119,7 +119,7 @@ func (m *memory) Held() (held cluster.Held) {
 type onNode struct {
 	*netnstest.Host
 	place.Shower
-	// refuse, where it is not nil and returns an error, is what the kernel answers.
+	// refuse, where it is not nil, returns the kernel's error.
 	refuse func() error
 }
 
@@ -293,7 +293,7 @@ func (w *world) wire(p *pod, kind string) {
 	}
 }
 
-// add does what an ADD does.
+// add makes the calls of an ADD.
 func (w *world) add(p *pod, kind string) {
 	w.t.Helper()
 	if err := w.enforcer.Prepare(w.t.Context(), p.Container); err != nil {
@@ -313,7 +313,7 @@ func (w *world) list(p *pod) {
 	w.listed = append(w.listed, p.Container)
 }
 
-// del does what a DEL does.
+// del makes the calls of a DEL.
 func (w *world) del(p *pod) {
 	w.mu.Lock()
 	w.listed = slices.DeleteFunc(w.listed, func(c Container) bool { return c.ID == p.ID })
@@ -321,7 +321,7 @@ func (w *world) del(p *pod) {
 	w.enforcer.Detached(p.ID)
 }
 
-// allow is a policy that lets come to the pods of an app those of others only.
+// allow is a policy that lets only pods of certain apps reach the pods of an app.
 func allow(name, to string, from ...string) *networkingv1.NetworkPolicy {
 	p := &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
@@ -462,8 +462,8 @@ func TestPacketsThatWait(t *testing.T) {
 	}
 }
 
-// What the node sends for others, as kube-proxy does in mode ipvs, is judged by the pods between which it goes;
-// what it sends itself always comes.
+// Packets that the node sends for others, as kube-proxy does in mode ipvs, are judged by the pods at their
+// ends; the node's own packets always arrive.
 func TestPacketsThatTheNodeSends(t *testing.T) {
 	w := newWorld(t)
 	egress := allow("web", "web")
@@ -492,7 +492,7 @@ func TestPacketsThatTheNodeSends(t *testing.T) {
 			}
 			err = unix.Sendto(fd, []byte(source), 0, &unix.SockaddrInet4{Addr: db.Addresses[0].As4(), Port: discard})
 			if errors.Is(err, unix.EPERM) {
-				return nil // what a rule says that drops
+				return nil // the error of a rule that drops
 			}
 			return err
 		})
@@ -573,7 +573,7 @@ func TestFirstInstant(t *testing.T) {
 
 const podMAC = "0a:58:00:00:00:01"
 
-// What another program deletes comes back, also in the namespace of a pod.
+// Rules that another program deletes come back, also in the namespace of a pod.
 func TestDeletedRules(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newWorld(t)
@@ -670,7 +670,7 @@ func TestPolicyComesAndGoesWithADD(t *testing.T) {
 	}
 }
 
-// within is like eventually, with a limit that says what is promised.
+// within is like eventually, with the promised limit.
 func within(t *testing.T, limit time.Duration, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !is(); {
@@ -680,7 +680,7 @@ func within(t *testing.T, limit time.Duration, what string, is func() bool) {
 	}
 }
 
-// What the last pod with an address had open does not reach the next one.
+// Open connections of the last pod with an address do not reach the next one.
 func TestConnectionsOfPredecessor(t *testing.T) {
 	w := newWorld(t)
 	// Somebody else on the node has connections tracked.
@@ -762,8 +762,7 @@ func TestLinkLocal(t *testing.T) {
 	w.eventually("other reaches db at its own address", func() bool { return reaches(other.Host, db) })
 }
 
-// What the kernel refuses fails the ADD, is shown, and is tried again; pods keep the rules of
-// before.
+// A change that the kernel refuses fails the ADD, is shown, and is tried again; pods keep the old rules.
 func TestRefused(t *testing.T) {
 	w := newWorld(t)
 	w.end()
@@ -1000,7 +999,7 @@ func (c *chatter) stop() error {
 	return <-c.ended
 }
 
-// echo opens a connection to a pod, and returns what says whether it still works.
+// echo opens a connection to a pod, and returns a function that tells whether it still works.
 func echo(t *testing.T, from *netnstest.Host, to *pod) (goes func() bool) {
 	t.Helper()
 	var listener net.Listener

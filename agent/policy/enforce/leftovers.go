@@ -21,8 +21,8 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// Leftovers lists the tables in the namespaces of pods, whose paths are in a folder. That of the node is
-// among those of package netfilter.
+// Leftovers lists the tables in the namespaces of pods, whose paths are in a folder. Package netfilter
+// lists the node's table.
 func Leftovers(folder string) ([]leftover.Item, error) {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {

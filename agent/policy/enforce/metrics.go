@@ -113,13 +113,13 @@ type counted struct{ kind, namespace, name, direction, verdict string }
 // readings make counters of tables, which come and go and begin anew, into ones that never go down.
 type readings struct {
 	mu sync.Mutex
-	// last has the counters of each table when it was read last, and past the sum of those that
-	// are gone or began anew.
+	// last has the counters of each table when it was read last, and past the sum of counters that are
+	// gone or began anew.
 	last map[*target]map[counted]uint64
 	past map[counted]uint64
 }
 
-// add takes what a table has now, and returns the same as a sum of all readings.
+// add takes the present counters of all tables, and returns their sums over all readings.
 func (r *readings) add(now map[*target]map[counted]uint64, exists func(*target) bool) map[counted]uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,7 +147,7 @@ func (r *readings) add(now map[*target]map[counted]uint64, exists func(*target) 
 	return all
 }
 
-// forget drops what is counted of policies that are gone.
+// forget drops the counters of policies that are gone.
 func (r *readings) forget(isGone func(counted) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -185,7 +185,7 @@ func (e *Enforcer) packets(ctx context.Context) map[counted]uint64 {
 	return e.readings.add(now, func(t *target) bool { return tables[t] != nil })
 }
 
-// add adds the counters of a table, whose rules say what they count.
+// add adds the counters of a table by the origins of its rules.
 func add(all map[counted]uint64, rs *ruleset.Ruleset, counters map[string]table.Counter) {
 	seen := map[string]bool{}
 	for _, chain := range rs.Chains {

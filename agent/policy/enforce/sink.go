@@ -9,8 +9,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy"
 )
 
-// sink passes what changes on to the index and has the tables written. Its methods are called
-// within Objects.Do.
+// sink passes changes on to the index and has the tables written. Its methods are called within
+// Objects.Do.
 type sink struct{ *Enforcer }
 
 // changed notes a change of the index.

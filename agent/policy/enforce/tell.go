@@ -54,7 +54,7 @@ func (e *Enforcer) showBridges(ctx context.Context) {
 	})
 	for bridge := range used {
 		if err := e.showBridge(ctx, bridge); err != nil {
-			klog.FromContext(ctx).Error(err, "Pods of a bridge may reach each other whatever their network policies say", "bridge", bridge)
+			klog.FromContext(ctx).Error(err, "Pods of a bridge may reach each other against their network policies", "bridge", bridge)
 		}
 	}
 	e.mu.Lock()
@@ -116,8 +116,8 @@ func (e *Enforcer) tellPods(ctx context.Context, governed map[types.UID]bool) {
 	}
 }
 
-// tellPolicies records the problems of policies. Nodes that have none of a policy's pods leave the event
-// to those that do.
+// tellPolicies records the problems of policies. A node leaves the event to the nodes that have pods of
+// the policy.
 func (e *Enforcer) tellPolicies(ctx context.Context, found []policy.Problem, concerns func(policy.Problem) bool) {
 	e.mu.Lock()
 	before := e.problems

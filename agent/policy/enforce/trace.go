@@ -99,7 +99,7 @@ func (e *Enforcer) Trace(q api.PolicyTrace) (string, error) {
 	return b.String(), nil
 }
 
-// inKernel says whether the kernel has what was traced.
+// inKernel says whether the kernel has the traced rules.
 func (e *Enforcer) inKernel() string {
 	var version uint64
 	e.Objects.Do(func() { version = e.version })
@@ -153,7 +153,7 @@ func (e *Enforcer) end(text string) (end, error) {
 	return found, nil
 }
 
-// fill adds what the node knows of a container.
+// fill adds the node's knowledge of a container.
 func (e *Enforcer) fill(to *end, c *container) {
 	to.local, to.uid = true, c.uid()
 	to.addresses = slices.Clone(c.Addresses)
@@ -166,7 +166,7 @@ func (e *Enforcer) fill(to *end, c *container) {
 	to.bad = e.problemOf(c)
 }
 
-// trace writes what becomes of the first packet of a connection.
+// trace writes the verdict on the first packet of a connection.
 func trace(b *strings.Builder, node *ruleset.Ruleset, from, to end, p ruleset.Packet, protocol string) {
 	fmt.Fprintf(b, "%s (%s) to %s (%s), %s port %d, the first packet of a connection:\n", from, p.Source, to, p.Destination, strings.ToUpper(protocol), p.Port)
 	if from.uid != "" && from.uid == to.uid {
@@ -177,7 +177,7 @@ func trace(b *strings.Builder, node *ruleset.Ruleset, from, to end, p ruleset.Pa
 	side(b, node, to, p, ruleset.Ingress)
 }
 
-// side writes what becomes of a packet at the pod on one side of it.
+// side writes the verdict on a packet at the pod on one side of it.
 func side(b *strings.Builder, node *ruleset.Ruleset, pod end, p ruleset.Packet, d ruleset.Direction) {
 	word := "egress from "
 	if d == ruleset.Ingress {
@@ -218,7 +218,7 @@ func only(node *ruleset.Ruleset, d ruleset.Direction) *ruleset.Ruleset {
 	return &part
 }
 
-// decide writes what a ruleset does with a packet, and by which rules.
+// decide writes the verdict of a ruleset on a packet, and the rules that decide.
 func decide(b *strings.Builder, where string, rs *ruleset.Ruleset, hook ruleset.Hook, p ruleset.Packet) {
 	if isEmpty(rs) {
 		fmt.Fprintf(b, "  %s: passes: no policy selects the pod\n", where)

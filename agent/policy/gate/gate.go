@@ -30,8 +30,8 @@ var closed = &nftables.Table{Family: nftables.INet, Name: TableName, Chains: []*
 	),
 }}}
 
-// Close lets nothing into the namespace but what it sends to itself, and the neighbour discovery without
-// which plugins cannot make addresses. It blocks for the kernel and is idempotent.
+// Close lets no packets into the namespace but its own, and neighbour discovery, without which plugins
+// cannot make addresses. It blocks for the kernel and is idempotent.
 func Close(netns string) error {
 	err := inside(netns, func(tx *nftables.Transaction) { tx.Replace(closed) })
 	if err != nil {
@@ -40,7 +40,7 @@ func Close(netns string) error {
 	return nil
 }
 
-// Open removes what Close made, if it is there. It blocks for the kernel.
+// Open removes the table that Close made, if it is there. It blocks for the kernel.
 func Open(netns string) error {
 	err := inside(netns, func(tx *nftables.Transaction) { tx.Delete(closed) })
 	var gone ns.NSPathNotExistErr

@@ -17,7 +17,7 @@ import (
 )
 
 // ErrNoBridgeFilter is returned by Show where the kernel cannot show the packets of bridges.
-var ErrNoBridgeFilter = errors.New("the node cannot see what pods on one bridge say to each other: load the kernel module br_netfilter (modprobe br_netfilter)")
+var ErrNoBridgeFilter = errors.New("the node cannot see packets between pods on one bridge: load the kernel module br_netfilter (modprobe br_netfilter)")
 
 // journal remembers kernel settings as they were. Its methods are safe in parallel and block
 // for a file.

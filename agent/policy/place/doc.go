@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package place finds out where the packets of a pod can be seen, so that policies hold for
-// them: on the node, or in the pod's own network namespace. What the kernel says of an
-// interface decides, and not who made it:
+// them: on the node, or in the pod's own network namespace. The kernel's description of an
+// interface decides, and not its maker:
 //
 //	veth whose end on the node is no port     the node routes: its hook forward
 //	veth on a bridge where the node has an    the node's hook forward, as long as the bridge
-//	address (upstream's plugin bridge, cni0)  shows it what its ports say to each other
-//	veth on any other bridge, also those of   the pod's namespace, hooks input and output
+//	address (upstream's plugin bridge, cni0)  shows it the packets between its ports
+//	veth on any other bridge, also of         the pod's namespace, hooks input and output
 //	package cni/vlan
 //	macvlan, ipvlan l2 and l3, a network      the pod's namespace, hooks input and output
 //	card or one of its virtual functions
-//	ipvlan l3s                                nowhere: the kernel delivers what comes to the
+//	ipvlan l3s                                nowhere: the kernel delivers packets to the
 //	                                          pod past the hooks of its namespace
 //
 // An interface whose packets are seen in the pod's namespace is called direct. Packets to
 // Services that leave by one are translated by nobody on the node, so that the pod's namespace
 // sees the same destination that the network does.
 //
-// Only what a CNI plugin made counts: interfaces with a name that the caller knows, and links
-// whose other end or parent is in another namespace. What a pod makes inside, such as a
-// tunnel or the bridge of a container engine, carries packets that are the pod's own affair.
+// Only links of CNI plugins count: interfaces with a name that the caller knows, and links
+// whose other end or parent is in another namespace. Links that a pod makes inside, such as a
+// tunnel or the bridge of a container engine, are the pod's own affair.
 //
 // The package changes one thing: Show has a bridge show its packets to netfilter.
 package place

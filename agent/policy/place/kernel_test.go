@@ -232,7 +232,7 @@ func TestFindGone(t *testing.T) {
 	})
 }
 
-// A bridge shows its packets, and the journal knows what was before.
+// A bridge shows its packets, and the journal knows the old value.
 func TestShow(t *testing.T) {
 	w := newWorld(t)
 	root := t.TempDir()
@@ -295,7 +295,7 @@ func TestRequest(t *testing.T) {
 	})
 }
 
-// The node's addresses are those of all its links.
+// The node's addresses are the addresses of all its links.
 func TestNodeAddresses(t *testing.T) {
 	w := newWorld(t)
 	w.node.Run(func() error {

@@ -31,8 +31,8 @@ type Place struct {
 	// Addresses has the addresses of the direct interfaces, each with its interface.
 	Addresses map[netip.Addr]string
 	// Bridges are the bridges of the node with which other interfaces of the pod are
-	// connected, in order, and Bridged the addresses of these interfaces, in order: also those of the link
-	// alone and those that a router announced, by which the ports of a bridge reach each other.
+	// connected, in order, and Bridged the addresses of these interfaces, in order: also link-local
+	// addresses and addresses that a router announced, by which the ports of a bridge reach each other.
 	Bridges []string
 	Bridged []netip.Addr
 	// Unseen are interfaces of the pod that are seen nowhere, in order.

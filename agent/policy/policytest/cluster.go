@@ -26,7 +26,7 @@ type Cluster struct {
 	network    map[types.NamespacedName]*networkingv1.NetworkPolicy
 	cluster    map[string]*policyv1alpha2.ClusterNetworkPolicy
 	Nodes      []*Node
-	// History is what happened, for people.
+	// History lists the changes, for people.
 	History []string
 }
 
@@ -45,9 +45,9 @@ type Node struct {
 // Local is a pod of a node.
 type Local struct {
 	policy.Local
-	// Pod is what the cluster last showed of it, or will show.
+	// Pod is the pod as the cluster last showed it, or will show it.
 	Pod *policy.Pod
-	// Unknown is that the cluster has never shown it.
+	// Unknown says that the cluster has never shown it.
 	Unknown bool
 }
 
@@ -120,7 +120,7 @@ func (c *Cluster) tell(call func(*policy.Index)) {
 	}
 }
 
-// Catch tells the Index what is still to be told.
+// Catch makes all late calls of the Index.
 func (n *Node) Catch() {
 	for _, call := range n.late {
 		call(n.Index)
@@ -447,8 +447,8 @@ func (n *Node) shown(l *Local) bool {
 	return p != nil && p.UID == l.UID
 }
 
-// Subject returns the local pod as its own policies see it: with those addresses whose packets
-// are its own.
+// Subject returns the local pod as its own policies see it: with the addresses whose packets are
+// its own.
 func (n *Node) Subject(l *Local) *policy.Pod {
 	p := l.merged()
 	p.Addresses = append(p.Addresses, l.Seen...)
@@ -458,8 +458,8 @@ func (n *Node) Subject(l *Local) *policy.Pod {
 	return p
 }
 
-// merged returns the pod with the addresses of the node's record and those that the cluster shows
-// or, of a pod that is deleted, showed last.
+// merged returns the pod with the addresses of the node's record and of the cluster or, if it is
+// deleted, the cluster's last ones.
 func (l *Local) merged() *policy.Pod {
 	p := *l.Pod
 	if p.Addresses = l.Addresses; !l.Unknown {
@@ -471,7 +471,8 @@ func (l *Local) merged() *policy.Pod {
 	return &p
 }
 
-// World returns what decides on the node: the cluster, with what the node knows of its own pods.
+// World returns the objects that decide on the node: the cluster's, joined with the node's own
+// pods.
 func (n *Node) World() *World {
 	w := &World{Namespaces: n.cluster.namespaces, Node: n.Addresses}
 	local := map[types.UID]bool{}

@@ -23,8 +23,8 @@ import (
 // envClusters is how many clusters TestDifferential draws.
 const envClusters = "BERTH_TEST_POLICY_CLUSTERS"
 
-// However a cluster came about, its nodes' rulesets let pass what the oracle allows, for the reason
-// that the oracle has, and are those of an Index that was told everything at once.
+// However a cluster came about, its nodes' rulesets pass the packets that the oracle allows, for the
+// oracle's reason, and equal the rulesets of an Index that was told everything at once.
 func TestDifferential(t *testing.T) {
 	clusters := 150
 	if text := os.Getenv(envClusters); text != "" {
@@ -45,7 +45,7 @@ func TestDifferential(t *testing.T) {
 	seen.check(t)
 }
 
-// statistics say whether what was drawn is worth comparing.
+// statistics show whether the random clusters are worth comparing.
 type statistics struct {
 	Comparisons, Rulesets                        int
 	Denied, ByCluster, ByNetwork, ByNone, Passed int
@@ -197,7 +197,7 @@ func connections(n *Node, count int) []Connection {
 	return all
 }
 
-// compareNode compares what the node forwards.
+// compareNode compares the packets that the node forwards.
 func compareNode(t *testing.T, n *Node, seen *statistics) {
 	world := n.World()
 	walker, sent := ruleset.NewWalker(n.Index.Node(), ruleset.Forward), ruleset.NewWalker(n.Index.Node(), ruleset.Output)
@@ -219,7 +219,7 @@ func compareNode(t *testing.T, n *Node, seen *statistics) {
 		packet := packetOf(c)
 		d := walker.Walk(packet)
 		if source != nil && source.Unknown || destination != nil && destination.Unknown {
-			// Policies may select it or not. What passes must be what will pass.
+			// Policies may select it or not. A packet that passes now must pass then.
 			if d.Verdict == ruleset.Accept && !(out.Allowed && in.Allowed) {
 				t.Errorf("%s: %v; the oracle: from %s %+v, to %s %+v\n%s", c, d.Verdict, name(source), out, name(destination), in, path(n.Index.Node(), d))
 			}
@@ -253,7 +253,7 @@ func packetBases(rs *ruleset.Ruleset, hook ruleset.Hook) []string {
 	return all
 }
 
-// comparePods compares what pass the interfaces of pods that do not lead to the node.
+// comparePods compares the packets on interfaces of pods that do not lead to the node.
 func comparePods(t *testing.T, n *Node, seen *statistics) {
 	world := n.World()
 	for _, l := range n.Locals {
@@ -263,7 +263,7 @@ func comparePods(t *testing.T, n *Node, seen *statistics) {
 				direct := slices.Contains(l.Direct, link)
 				for _, hook := range []ruleset.Hook{ruleset.Input, ruleset.Output} {
 					if peer := map[ruleset.Hook]netip.Addr{ruleset.Input: c.Source, ruleset.Output: c.Destination}[hook]; slices.Contains(subject.Addresses, peer) {
-						// What the pod sends to itself goes by lo.
+						// A pod's packets to itself go by lo.
 						continue
 					}
 					want := Verdict{Allowed: true}
@@ -354,7 +354,7 @@ func path(rs *ruleset.Ruleset, d ruleset.Decision) string {
 	return b.String()
 }
 
-// reasons returns in what the origins of rules that decided differ from the oracle's reasons.
+// reasons returns the differences between the origins of the deciding rules and the oracle's reasons.
 func reasons(d ruleset.Decision, out, in Verdict) string {
 	deciding := map[ruleset.Direction]*ruleset.Origin{}
 	for _, s := range d.Path {

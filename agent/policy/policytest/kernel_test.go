@@ -28,9 +28,9 @@ import (
 // envKernelClusters is how many clusters TestKernel draws.
 const envKernelClusters = "BERTH_TEST_POLICY_KERNEL_CLUSTERS"
 
-// Real packets between namespaces reach whom the oracle lets them, where the rulesets are in the
-// kernel: first that of the node, which routes between its pods and the rest of the world, then those of
-// the pods' own namespaces.
+// Real packets between namespaces arrive where the oracle allows it, with the rulesets in the kernel:
+// first the node's, which routes between its pods and the rest of the world, then the rulesets of the
+// pods' own namespaces.
 func TestKernel(t *testing.T) {
 	netnstest.Need(t)
 	clusters := 5
@@ -76,12 +76,11 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// kernelStatistics say whether what was drawn is worth comparing.
+// kernelStatistics show whether the random clusters are worth comparing.
 type kernelStatistics struct{ Passed, Dropped int }
 
 // stayOnOneCPU binds the test to one thread on one CPU. Packets between namespaces of one CPU stay in
-// order, whatever is between: when a later one has arrived, an earlier one has arrived
-// or will not.
+// order on any path: when a later one has arrived, an earlier one has arrived or will not.
 func stayOnOneCPU(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -116,7 +115,7 @@ type kernelWorld struct {
 	pods    map[types.UID]*kernelHost
 	owners  map[netip.Addr]*kernelHost
 	table   *table.Table
-	// inPods is that the pods' own rulesets are in the kernel, and not the node's.
+	// inPods says that the pods' own rulesets are in the kernel, and not the node's.
 	inPods bool
 	// last is the source port or identifier of the last packet. None is used again: conntrack may know it.
 	last uint16
@@ -285,7 +284,7 @@ func addrOf(s unix.Sockaddr) netip.Addr {
 	return netip.Addr{}
 }
 
-// apply brings the rulesets into the kernel, as changes of what is there.
+// apply brings the rulesets into the kernel, as changes of the old ones.
 func (w *kernelWorld) apply() {
 	w.Helper()
 	w.node.Catch()
@@ -415,8 +414,8 @@ func (w *kernelWorld) send(from, to *kernelHost, c Connection, id uint16) (arriv
 	return arrived, answered, nil
 }
 
-// pass sends packets behind those that are on their way from one host to another, and back, and
-// waits for them. They are from and to the node itself, which no policy forbids.
+// pass sends packets behind others that are on their way from one host to another, and back, and waits
+// for its own. They are from and to the node itself, which no policy forbids.
 func (w *kernelWorld) pass(from, to *kernelHost) error {
 	node := w.node.Addresses[0]
 	for _, hop := range []struct {
@@ -433,7 +432,7 @@ func (w *kernelWorld) pass(from, to *kernelHost) error {
 	return nil
 }
 
-// arrivals returns the socket that sees what comes to a host.
+// arrivals returns the socket that sees the packets which come to a host.
 func (w *kernelWorld) arrivals(h *kernelHost, c Connection) int {
 	family := unix.AF_INET
 	if c.Source.Is6() {
@@ -449,7 +448,7 @@ func (w *kernelWorld) arrivals(h *kernelHost, c Connection) int {
 	return fd
 }
 
-// drain reads what a raw socket has: its source and what is behind the IP header.
+// drain reads all packets of a raw socket: the source, and the data behind the IP header.
 func drain(fd int, seen func(source netip.Addr, packet []byte)) error {
 	b := make([]byte, 2048)
 	for {
@@ -471,8 +470,8 @@ func drain(fd int, seen func(source netip.Addr, packet []byte)) error {
 	}
 }
 
-// payload is what a socket of the connection's protocol sends: with a port of its own, or an
-// identifier.
+// payload returns the data that a socket of the connection's protocol sends: with a port of its own,
+// or an identifier.
 func payload(c Connection, id uint16) []byte {
 	switch c.Protocol {
 	case ruleset.SCTP:
@@ -505,7 +504,7 @@ func payload(c Connection, id uint16) []byte {
 	return []byte("who is there?")
 }
 
-// idOf returns what payload or the source port has.
+// idOf returns the identifier in payload or the source port.
 func idOf(p ruleset.Protocol, packet []byte) uint16 {
 	at := 0
 	if p == 1 || p == 58 {

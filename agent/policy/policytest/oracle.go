@@ -20,19 +20,18 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// World is what decides about connections: all objects of a cluster, as one node sees them.
+// World has the objects that decide about connections: all of a cluster, as one node sees them.
 type World struct {
 	// Namespaces are their labels by name. Each pod's namespace is there.
 	Namespaces map[string]map[string]string
 	Pods       []*policy.Pod
 	Network    []*networkingv1.NetworkPolicy
 	Cluster    []*policyv1alpha2.ClusterNetworkPolicy
-	// Node is the node's own addresses. Its pods talk to them and are reached from them whatever
-	// policies say.
+	// Node is the node's own addresses. No policy stops connections between them and its pods.
 	Node []netip.Addr
 }
 
-// Connection is what policies see of a connection's first packet.
+// Connection has the fields of a connection's first packet that policies match.
 type Connection struct {
 	Source, Destination netip.Addr
 	Protocol            ruleset.Protocol
@@ -45,17 +44,17 @@ func (c Connection) String() string {
 	return fmt.Sprintf("%s -> %s %s/%d", c.Source, c.Destination, c.Protocol, c.Port)
 }
 
-// Verdict is what the oracle says of one end of a connection.
+// Verdict is the oracle's decision on one end of a connection.
 type Verdict struct {
 	Allowed bool
-	// Kind is that of the policy which decided, empty if none did.
+	// Kind is the kind of the policy which decided, empty if none did.
 	Kind string
 	// Policies are the ClusterNetworkPolicy that decided, or all NetworkPolicies that allow the
 	// connection: namespace and name, and the number of the rule.
 	Policies []string
 }
 
-// direction has what one end of a connection is to the policies of the pod at that end.
+// direction is a connection as the policies of the pod at one of its ends see it.
 type direction struct {
 	egress bool
 	Connection
@@ -312,8 +311,8 @@ func unknownPeer(p policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
 }
 
 // unknownProtocol returns whether a protocol has no field. The document wants one ("Exactly one field must be
-// set", MinProperties=1), also below TCP, UDP and SCTP, and says of peers only what follows from none; it
-// can mean nothing else here.
+// set", MinProperties=1), also below TCP, UDP and SCTP, and for peers gives only the consequence of none;
+// it can mean nothing else here.
 func unknownProtocol(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool {
 	none := func(p *policyv1alpha2.Port) bool { return p == nil || p.Number == 0 && p.Range == nil }
 	switch {

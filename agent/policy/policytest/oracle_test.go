@@ -19,7 +19,7 @@ func pod(namespace, name, address string, labels map[string]string, ports ...pol
 	return &policy.Pod{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Labels: labels, Addresses: []netip.Addr{netip.MustParseAddr(address)}, Ports: ports}
 }
 
-// What documents say in examples, the oracle says.
+// The oracle agrees with the examples in the documents.
 func TestOracle(t *testing.T) {
 	const (
 		web, db, other, outside = "10.0.0.1", "10.0.0.2", "10.0.0.3", "192.0.2.1"

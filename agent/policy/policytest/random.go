@@ -54,7 +54,7 @@ func one[T any](r *Random, values ...T) T {
 // often is true n of 100 times.
 func (r *Random) often(n int) bool { return r.IntN(100) < n }
 
-// few draws up to n of what draw draws, fewer more often.
+// few calls draw up to n times, fewer more often.
 func few[T any](r *Random, n int, draw func() T) []T {
 	var all []T
 	for range r.IntN(r.IntN(n+1) + 1) {
@@ -123,7 +123,7 @@ func (r *Random) NamespaceSelector() metav1.LabelSelector {
 	return r.Selector()
 }
 
-// optional draws nothing or what draw draws.
+// optional returns nil or draws a value.
 func optional[T any](r *Random, draw func() T) *T {
 	if r.often(50) {
 		return nil

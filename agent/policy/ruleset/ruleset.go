@@ -132,8 +132,7 @@ type Chain struct {
 // matches every packet. A rule with a condition on addresses has a family.
 type Rule struct {
 	Family Family
-	// Established matches packets of connections that were accepted before, and what relates
-	// to them.
+	// Established matches packets of connections that were accepted before, and related ones.
 	Established bool
 	// NeighborDiscovery matches ICMPv6 messages of neighbour discovery (RFC 4861) and of
 	// multicast listeners (RFC 2710, 3810), without which there is no IPv6 on a link, where their hop
@@ -141,7 +140,7 @@ type Rule struct {
 	NeighborDiscovery bool
 	// InInterface, OutInterface name a set of Interfaces.
 	InInterface, OutInterface string
-	// Loopback matches packets to the pod itself by the interface lo, whichever way the hook has.
+	// Loopback matches packets to the pod itself by the interface lo, in or out as the hook has it.
 	Loopback bool
 	// LocalSource matches packets whose source is an address of the network namespace.
 	LocalSource bool
@@ -162,10 +161,9 @@ type Rule struct {
 	Verdict                   Verdict
 	// Target is the chain of Jump and Goto.
 	Target string
-	// Counter names what counts the rule's packets, the same in several rules; empty counts
-	// nowhere.
+	// Counter names the counter of the rule's packets, which several rules may share; empty is none.
 	Counter string
-	// Origin is why the rule is there; nil for rules that are always there.
+	// Origin is the policy that made the rule; nil for rules that are always there.
 	Origin *Origin
 }
 
@@ -181,14 +179,14 @@ const (
 	// Return goes on after the Jump that led here; in a base chain it accepts.
 	Return
 	Jump
-	// Goto is Jump, but what would return here returns to where this chain would have.
+	// Goto is Jump, but a packet that returns does so to where this chain would have returned.
 	Goto
 )
 
 // Origin is the piece of a policy that a rule carries out.
 type Origin struct {
-	// Kind is NetworkPolicy or ClusterNetworkPolicy, or empty in the rule that drops
-	// what no policy allows.
+	// Kind is NetworkPolicy or ClusterNetworkPolicy, or empty in the rule that drops packets which
+	// no policy allows.
 	Kind string
 	types.NamespacedName
 	// Direction of the rule, as seen from the pod that the policy selects.

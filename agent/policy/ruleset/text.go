@@ -15,7 +15,7 @@ import (
 const TableName = "berth-policy"
 
 // Text returns a ruleset in the syntax of nft, as "nft -f" reads it and "nft list table" shows
-// it, but for the comments that say what a rule is there for. Equal rulesets have equal texts.
+// it, but for the comments with the origins of rules. Equal rulesets have equal texts.
 func Text(rs *Ruleset) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table inet %s {\n", TableName)
@@ -93,7 +93,7 @@ func writeMap(b *strings.Builder, m *Map) {
 	b.WriteString("\t}\n\n")
 }
 
-// writeElements writes one element a line, so that a difference of two texts shows what came and went.
+// writeElements writes one element a line, so that a difference of two texts shows single elements.
 func writeElements(b io.Writer, elements []string) {
 	if len(elements) == 0 {
 		return

@@ -48,7 +48,7 @@ type Step struct {
 	// Index counts the rules of the chain, from 0.
 	Index int
 	Rule  *Rule
-	// Next is the chain where the packet went on: of Jump, Goto and of what a map led to.
+	// Next is the chain where the packet went on: of Jump, Goto or a verdict of a map.
 	Next string
 }
 
@@ -61,7 +61,7 @@ func (d Decision) Origin() *Origin {
 	return d.Rule.Origin
 }
 
-// Walk returns what the kernel does with a packet at a hook. The ruleset must be one that Check
+// Walk returns the kernel's decision on a packet at a hook. The ruleset must be one that Check
 // accepts.
 func Walk(rs *Ruleset, hook Hook, p Packet) Decision {
 	return NewWalker(rs, hook).Walk(p)
@@ -148,7 +148,7 @@ func (w *Walker) run(base *Chain, p Packet, path *[]Step) (Verdict, *Rule) {
 	}
 }
 
-// apply returns what a rule does with a packet, and whether it matches.
+// apply returns the verdict of a rule on a packet, and whether it matches.
 func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, matches bool) {
 	if r.Family != AnyFamily && r.Family != FamilyOf(p.Source) {
 		return 0, "", false

@@ -2,12 +2,12 @@
 
 // Package socket says which connections the sockets of a network namespace have, and which side
 // began each. The kernel tracks connections only where somebody asks for it, in the namespace of a
-// pod from its first policy on; the sockets know those that are older.
+// pod from its first policy on; the sockets know older connections.
 //
 // A connection began at the other side if a socket of the namespace listens at its local port, or
 // takes datagrams of anybody there; else at this side. So a connection whose listener is closed by
-// now counts as begun by this side. Connections of SCTP, and those of UDP sockets that are not
-// connected to anybody, are not known.
+// now counts as begun by this side. Connections of SCTP, and of unconnected UDP sockets, are not
+// known.
 package socket
 
 import (
@@ -27,7 +27,7 @@ type Connection struct {
 	From, To netip.AddrPort
 	// Local is the address of this side.
 	Local netip.Addr
-	// Certain says that a socket that listens shows who began.
+	// Certain says that a listening socket shows which side began.
 	Certain bool
 }
 
@@ -70,7 +70,7 @@ const (
 	closing     = 11
 )
 
-// connections lists those of a protocol's sockets.
+// connections lists the connections of a protocol's sockets.
 func connections(protocol byte, sockets []*netlink.Socket) []Connection {
 	listens := map[uint16]bool{}
 	for _, s := range sockets {

@@ -16,7 +16,8 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// Of real sockets between two namespaces each side says the same: who began.
+// For real sockets between two namespaces, each side names the same side as the one
+// that began.
 func TestConnections(t *testing.T) {
 	netnstest.Need(t)
 	client, server := netnstest.New(t), netnstest.New(t)
@@ -83,7 +84,7 @@ func TestConnections(t *testing.T) {
 		want    []string
 	}{
 		{client, false, want},
-		// A server of datagrams does not know who sends.
+		// A server of datagrams does not know its senders.
 		{server, true, slices.DeleteFunc(slices.Clone(want), func(s string) bool { return s[:3] == "udp" })},
 	} {
 		all, err := Connections(side.Path())

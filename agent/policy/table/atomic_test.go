@@ -44,15 +44,15 @@ func (w *world) sink(at netip.AddrPort) *atomic.Int64 {
 // them.
 type traffic struct {
 	w *world
-	// leaked are what came to denied ports, and arrived what came to allowed ones.
+	// leaked counts the packets that came to denied ports, and arrived the packets to allowed ones.
 	leaked, arrived []*atomic.Int64
 	denied, sent    atomic.Int64
 	stop            context.CancelFunc
 	done            sync.WaitGroup
 }
 
-// flood sends to a denied port as fast as it can, and to an allowed one as fast as what it sent
-// arrives.
+// flood sends to a denied port as fast as it can, and to an allowed one as fast as its packets
+// arrive.
 func (w *world) flood() *traffic {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(w.t.Context())
@@ -153,8 +153,8 @@ func variants() []*ruleset.Ruleset {
 	}
 }
 
-// Whatever is changed or replaced, no packet passes that neither the old rules nor the new ones
-// let pass, and none is lost that both let pass.
+// During any change or replacement, no packet passes that both the old and the new rules drop,
+// and none is lost that both accept.
 func TestAtomic(t *testing.T) {
 	w := newWorld(t)
 	all := variants()
@@ -177,7 +177,7 @@ func TestAtomic(t *testing.T) {
 // until it is killed.
 const envApply = "BERTH_TEST_APPLY"
 
-// A process that is killed at any time leaves the rules of before or those of after.
+// A process that is killed at any time leaves the old rules or the new ones.
 func TestKilled(t *testing.T) {
 	if path := os.Getenv(envApply); path != "" {
 		table := New(path)
@@ -217,7 +217,7 @@ func TestKilled(t *testing.T) {
 		_ = agent.Process.Kill()
 		_ = agent.Wait()
 		if kill%5 == 0 {
-			// The next one takes over what it left.
+			// The next one takes over its table.
 			w.table = New(w.node.Path())
 			w.apply(variants()[kill%len(variants())])
 			verify(t, w.table)

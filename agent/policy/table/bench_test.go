@@ -106,7 +106,7 @@ func processor(b *testing.B) {
 
 var selections = []int{0, 100, 1000}
 
-// A process that begins: everything is compiled and replaces what the kernel has.
+// A process that begins: everything is compiled and replaces the kernel's table.
 func BenchmarkFull(b *testing.B) {
 	for _, all := range selections {
 		b.Run(fmt.Sprintf("%d policies for all pods", all), func(b *testing.B) {
@@ -130,7 +130,7 @@ func BenchmarkFull(b *testing.B) {
 	}
 }
 
-// The same without the compiler: what the kernel takes.
+// The same without the compiler: the kernel's time.
 func BenchmarkReplace(b *testing.B) {
 	for _, all := range selections {
 		b.Run(fmt.Sprintf("%d policies for all pods", all), func(b *testing.B) {
@@ -200,7 +200,8 @@ func BenchmarkPeer(b *testing.B) {
 	}
 }
 
-// What it costs to look whether the kernel has what was applied, all of it or nobody's change.
+// BenchmarkVerify measures the check that the kernel has the applied table: of all of it, or of
+// its generation.
 func BenchmarkVerify(b *testing.B) {
 	netnstest.Need(b)
 	table := New(netnstest.New(b).Path())

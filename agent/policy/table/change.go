@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// whole returns the change of the kernel's table to that of a ruleset, whatever it is now: all is
-// made anew by other names, then the base chains lead to it, and then the rest goes.
+// whole returns the change of any table in the kernel to a ruleset's: new objects are made by other
+// names, then the base chains lead to them, and then the old objects go.
 func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.Change, *applied) {
 	after := &applied{rs: rs, names: next(have), constants: map[string]int{}, counters: map[string]int{}}
 	if anew {
@@ -135,8 +135,8 @@ func (d *delta) clear(n names, gone *nftables.Gone) {
 	}
 }
 
-// count adds n for each rule of a chain to what it names, and notes the sets that follow from
-// rules.
+// count adds n to the counters and sets that a rule names, for each rule of a chain, and notes the
+// sets that follow from rules.
 func (a *applied) count(c *ruleset.Chain, n int, constants map[string]constant) {
 	for i := range c.Rules {
 		r := &c.Rules[i]
@@ -158,7 +158,7 @@ func add(counts map[string]int, name string, n int) {
 	}
 }
 
-// missing lists what is counted in one and not in the other, in order.
+// missing lists the names that are counted in from and not in the other, in order.
 func missing(from, in map[string]int) []string {
 	var all []string
 	for name := range from {
@@ -170,7 +170,7 @@ func missing(from, in map[string]int) []string {
 	return all
 }
 
-// setChange returns what a set gets and loses, and false where that is nothing.
+// setChange returns the elements that a set gets and loses, and false where there are none.
 func (n names) setChange(old, want *ruleset.Set) (nftables.SetChange, bool) {
 	gone, came := &ruleset.Set{}, &ruleset.Set{}
 	gone.Addresses, came.Addresses = difference(old.Addresses, want.Addresses, netip.Addr.Compare)
@@ -196,7 +196,7 @@ func (n names) mapChange(old, want *ruleset.Map) nftables.SetChange {
 	}
 }
 
-// difference returns what only one of two sorted lists has.
+// difference returns the elements that only one of two sorted lists has.
 func difference[E any](old, want []E, compare func(a, b E) int) (gone, came []E) {
 	for len(old) > 0 && len(want) > 0 {
 		switch c := compare(old[0], want[0]); {
@@ -213,13 +213,14 @@ func difference[E any](old, want []E, compare func(a, b E) int) (gone, came []E)
 
 type pair[V any] struct{ old, new V }
 
-// comparison is what two rulesets have of one kind, each list in the order of names.
+// comparison has the differences of two rulesets in one kind of objects, each list in the order of
+// names.
 type comparison[V any] struct {
 	came, gone []V
 	changed    []pair[V]
 }
 
-// compare finds what is not the same pointer.
+// compare finds the objects that are not the same pointer.
 func compare[V comparable](old, want map[string]V) comparison[V] {
 	var c comparison[V]
 	var changed, came, gone []string

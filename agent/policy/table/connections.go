@@ -23,10 +23,10 @@ import (
 )
 
 // EndConnections ends the connections of addresses whose first packet the ruleset that was applied
-// last would drop, and lets those begin again that an earlier call ended and that it would let
-// pass. Connections that it still allows are not touched. It is for the time after each Apply that may
-// forbid or allow something; it reads all connections of the namespace. Each address has the
-// name of its interface in the namespace of a pod; on the node the names are empty.
+// last would drop, and lets connections begin again that an earlier call ended and that it would allow.
+// Connections that it still allows are not touched. It is for the time after each Apply that may forbid or
+// allow something; it reads all connections of the namespace. Each address has the name of its interface in the
+// namespace of a pod; on the node the names are empty.
 func (t *Table) EndConnections(_ context.Context, addresses map[netip.Addr]string) (ended int, err error) {
 	if t.applied == nil {
 		return 0, fmt.Errorf("end connections: %w: nothing was applied", ErrChanged)
@@ -137,8 +137,8 @@ func (j *judge) denied() ([]*conntrack.Flow, error) {
 	return all, nil
 }
 
-// cut drops what still comes of connections, in both directions. A packet without ports begins a
-// connection only in the direction that the rules forbid.
+// cut drops further packets of connections, in both directions. A packet without ports begins a connection only
+// in the direction that the rules forbid.
 func (t *Table) cut(flows []*conntrack.Flow) error {
 	elements := map[string][]nftables.Element{}
 	for _, flow := range flows {
@@ -199,7 +199,7 @@ func parseConnection(text string) (c connection, err error) {
 // a list and a transaction, which would fail.
 const leavesSoon = 10 * time.Second
 
-// mend takes those connections out of the sets that the ruleset allows.
+// mend takes the connections that the ruleset allows out of the sets.
 func (t *Table) mend(j *judge) error {
 	tx := &nftables.Transaction{}
 	for _, f := range families {
@@ -232,9 +232,9 @@ func (j *judge) knows(c connection) bool {
 	return j.onNode || from || to
 }
 
-// Adopt has the kernel track connections that began when nothing tracked any there, each as begun by
-// the side that began it: else the kernel takes the side whose packet comes next for that. What it tracks
-// already stays as it is; with replace unless it has the other side as the one that began. It may be called in parallel.
+// Adopt has the kernel track connections that began before tracking, each as begun by the side that began it:
+// else the kernel takes the side whose packet comes next for that. A tracked connection stays as it is, unless
+// replace is true and the kernel has the other side as the one that began. It may be called in parallel.
 func (t *Table) Adopt(_ context.Context, connections []socket.Connection, replace bool) error {
 	if len(connections) == 0 {
 		return nil

@@ -50,7 +50,7 @@ func (w *world) open(protocol string, to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// Connections that a ruleset forbids end, those that it allows go on, and those that a later one
+// Connections that a ruleset forbids end, allowed ones go on, and connections that a later one
 // allows again go on again.
 func TestConnections(t *testing.T) {
 	for _, e := range both {
@@ -163,7 +163,7 @@ func TestPickUp(t *testing.T) {
 				if out, err := w.node.Command("nft", "flush set inet berth-policy "+cutOf(e.client)); err != nil {
 					t.Fatal(err, out)
 				}
-				// TCP sends again what was not confirmed.
+				// TCP sends unconfirmed data again.
 				netnstest.Eventually(t, func() error {
 					if err := sent("not cut"); err != nil {
 						return err
@@ -187,7 +187,7 @@ func (w *world) flows() []*conntrack.Flow {
 	return all
 }
 
-// SCTP ends as well, and what has no ports.
+// Connections of SCTP and of protocols without ports end as well.
 func TestConnectionsOfOtherProtocols(t *testing.T) {
 	w := newWorld(t)
 	w.apply(with(isolated(), chain("i-server", ruleset.NoHook)))

@@ -6,34 +6,33 @@
 //
 // # Changes
 //
-// A change is what one transaction does, of however many objects: a packet meets the old rules or
-// the new ones. Two others, which change nothing for packets, may come with it: the one before
-// makes new sets, maps and chains, and the one after removes old ones. All in one would be
-// less: rules change for the packets that come after a transaction, but maps for those also that
-// are on their way through the old rules. A map would lead such a packet to a chain that
-// has no rules yet in its eyes, and it would pass.
+// One transaction changes any number of objects: a packet meets the old rules or the new ones. Two
+// other transactions, which change nothing for packets, may come with it: the one before makes new
+// sets, maps and chains, and the one after removes old ones. One for all would be simpler, but wrong:
+// rules change for packets that come after a transaction, but maps also for packets on their way
+// through the old rules. A map would lead such a packet to a chain that has no rules yet in its eyes,
+// and it would pass.
 //
-// The first change of a process, and each after an error, replaces what the kernel has: everything
-// is made by new names, then the base chains lead to it, and then the old goes. Later ones are
-// the difference to the ruleset before, which follows from comparing pointers. Base chains
-// stay the same throughout. With new ones both would be in the path of packets for a moment, and a
-// packet between the two could meet the one while it is still empty and the other when it is
-// empty already.
+// The first change of a process, and each after an error, replaces the kernel's table: everything is
+// made by new names, then the base chains lead to it, and then the old goes. Later ones are the
+// difference to the ruleset before, which follows from comparing pointers. Base chains stay the same
+// throughout. With new ones both would be in the path of packets for a moment, and a packet between
+// the two could meet the one while it is still empty and the other when it is empty already.
 //
-// What is left: a packet that is on its way through several sets of which one transaction changes
-// some sees each as it is at that moment, which is old ones and then new ones.
+// One gap is left: a packet on its way through several sets, some of which one transaction changes,
+// may see old sets first and new ones then.
 //
 // # Names
 //
 // Sets, maps and chains have the names of the ruleset, after a replacement with a number behind
-// them: i-abc, i-abc.1. Nobody has both for longer than a change takes.
+// them: i-abc, i-abc.1. Both exist only while a change takes place.
 //
-// # What is beside the ruleset
+// # Sets beside the ruleset
 //
 //	set ports.<hash>      the ports of rules with several; rules with the same share one
 //	set icmpv6.nd         the types of neighbour discovery
 //	set cut4, cut6        source . destination . protocol . port . port: packets of connections
-//	                      that were ended, in both directions. Rules after that of the established
+//	                      that were ended, in both directions. Rules behind the one for established
 //	                      connections drop them. Without them conntrack would take the next
 //	                      packet of the other side for the beginning of a connection in that direction,
 //	                      which may be allowed. An element leaves after an hour, or when

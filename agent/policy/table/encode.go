@@ -35,9 +35,9 @@ func familyOf(f ruleset.Family) family {
 	return families[1]
 }
 
-// names are the names that a ruleset's objects have in the kernel: those that they have in the
-// ruleset, with a suffix that is another one after each replacement. Base chains, counters and the
-// sets of ended connections, which outlive replacements, have none.
+// names is the suffix by which the names of a ruleset's objects in the kernel differ from the
+// names in the ruleset; each replacement changes it. Base chains, counters and the sets of ended
+// connections, which outlive replacements, have none.
 type names string
 
 func (n names) of(name string) string {
@@ -59,7 +59,7 @@ func (n names) chain(c *ruleset.Chain) string {
 func next(have *nftables.Contents) names {
 	used := map[names]bool{}
 	use := func(name string) {
-		// Names of rulesets have no dot; those of constants have one before something longer.
+		// Names of rulesets have no dot; in names of constants a longer part follows the dot.
 		at := strings.LastIndexByte(name, '.')
 		if at < 0 || len(name)-at > len(".999999") || strings.Trim(name[at+1:], "0123456789") != "" {
 			at = len(name)
@@ -192,8 +192,8 @@ func (c constant) elements() iter.Seq[nftables.Element] {
 	}
 }
 
-// ports returns the set of several ports. Its name has a dot, which those of rulesets never
-// have, and says what is in it: a set of another content is another set.
+// ports returns the set of several ports. Its name has a dot, which names of rulesets never have,
+// and a hash of the content: another content makes another set.
 func ports(all []ruleset.PortRange) constant {
 	hash := fnv.New128a()
 	for _, p := range all {
@@ -386,7 +386,7 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.St
 	return all
 }
 
-// action is what becomes of a packet that has the conditions.
+// action returns the statements for a packet that meets the conditions.
 func (n names) action(r *ruleset.Rule) (all []nftables.Statement) {
 	if r.Counter != "" {
 		all = append(all, nftables.CounterNamed(r.Counter))

@@ -20,12 +20,12 @@ import (
 // but Counters and Adopt may be called in parallel.
 type Table struct {
 	path string
-	// applied is what the kernel has, nil where that is not known.
+	// applied is the ruleset in the kernel, nil if unknown.
 	applied *applied
-	// replace is true where the kernel has more than that.
+	// replace is true where the kernel's table has more than that.
 	replace bool
-	// verified is the generation of the kernel's nftables at which it had what was applied, 0
-	// where that is not known.
+	// verified is the generation of the kernel's nftables at which its table was the applied one, 0 if
+	// unknown.
 	verified uint32
 }
 
@@ -64,7 +64,7 @@ func (t *Table) do(f func() error) error {
 const attempts = 3
 
 // Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an
-// error packets meet what they met before, and the next Apply replaces all.
+// error packets meet the old rules, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	for _, f := range families {
 		if rs.Sets[f.cut] != nil || rs.Maps[f.cut] != nil {
@@ -80,7 +80,7 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 				if err == nil {
 					return nil
 				}
-				// Another program changed the table, or it is not what we think.
+				// Another program changed the table, or its content is not as expected.
 				klog.FromContext(ctx).Info("Replaces the table of policies, because the kernel refused a change of it", "namespace", t.path, "err", err)
 			}
 		}
@@ -99,7 +99,7 @@ func (t *Table) commit(ctx context.Context, change *nftables.Change, after *appl
 	}
 	t.applied, t.replace = after, err != nil
 	if t.replace {
-		klog.FromContext(ctx).Info("Could not remove what the table of policies has no use for, and replaces it next time", "namespace", t.path, "err", err)
+		klog.FromContext(ctx).Info("Could not remove unused objects from the table of policies, and replaces the table next time", "namespace", t.path, "err", err)
 		return nil
 	}
 	t.verifiedAfter(verified, transactions)
@@ -114,7 +114,7 @@ func (t *Table) verifiedAfter(verified, transactions uint32) {
 	}
 }
 
-// replaceAll makes the kernel's table that of a ruleset, whatever was there.
+// replaceAll makes the table of a ruleset in the kernel, in place of any other.
 func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 	var errs []error
 	for attempt := range attempts {
@@ -127,8 +127,8 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 			return err
 		}
 		t.verified = before
-		// What cannot be replaced piece by piece, such as a set of ours with another type, is
-		// replaced with the whole table.
+		// Pieces that cannot be replaced one by one, such as a set of ours with another type, are replaced
+		// with the whole table.
 		change, after := whole(have, rs, attempt == attempts-1)
 		if err = t.commit(ctx, change, after); err == nil {
 			return nil

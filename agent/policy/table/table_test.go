@@ -9,8 +9,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 )
 
-// Packets meet what was applied, changes and replacements alike, and all pass when the table
-// is gone.
+// Packets meet the applied rules, changes and replacements alike, and all pass when the table is
+// gone.
 func TestApply(t *testing.T) {
 	w := newWorld(t)
 	w.serve(openPort, otherPort)

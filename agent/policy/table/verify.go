@@ -10,8 +10,8 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// ErrChanged is returned by Verify where the kernel does not have what was applied.
-var ErrChanged = errors.New("the kernel's table of policies is not what was applied")
+// ErrChanged is returned by Verify where the kernel's table differs from the applied one.
+var ErrChanged = errors.New("the kernel's table of policies differs from the applied one")
 
 // Verify returns ErrChanged, with the first object that differs, where another program took
 // something of the table away, changed it or added to it. Apply then replaces all. Where nobody has
@@ -45,7 +45,7 @@ func (t *Table) Verify(context.Context) error {
 	})
 }
 
-// table returns what the kernel must have.
+// table returns the table that the kernel must have.
 func (a *applied) table() *nftables.Table {
 	constants := map[string]constant{}
 	for _, c := range a.rs.Chains {
@@ -58,7 +58,7 @@ func (a *applied) table() *nftables.Table {
 	return a.names.tableOf(a.rs, constants, a.counters)
 }
 
-// Counter is what the rules with one counter matched.
+// Counter has the packets and bytes that the rules with one counter matched.
 type Counter struct{ Packets, Bytes uint64 }
 
 // Counters returns the counters by the names that the rulesets give them. It may be called in

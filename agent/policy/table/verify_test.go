@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
-// verify fails the test where the kernel does not have exactly what was applied.
+// verify fails the test where the kernel's table is not exactly the applied one.
 func verify(t *testing.T, table *Table) {
 	t.Helper()
 	table.verified = 0
@@ -182,7 +182,7 @@ func (r *random) next() *ruleset.Ruleset {
 	return r.rs
 }
 
-// sweep takes some of what nothing needs.
+// sweep removes some of the objects that nothing needs.
 func (r *random) sweep() {
 	used := map[string]bool{}
 	for _, c := range r.rs.Chains {
@@ -242,7 +242,7 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// What another program does to the table is noticed, and repaired by the next Apply.
+// Verify notices another program's changes of the table, and the next Apply repairs them.
 func TestVerify(t *testing.T) {
 	netnstest.Need(t)
 	node := netnstest.New(t)
@@ -352,7 +352,7 @@ func TestRefused(t *testing.T) {
 	verify(t, table)
 }
 
-// What an older version, or another program, left by our name is replaced, whatever it is.
+// Apply replaces any table that an older version, or another program, left by our name.
 func TestReplaceAnything(t *testing.T) {
 	netnstest.Need(t)
 	for _, tc := range []struct{ name, commands string }{

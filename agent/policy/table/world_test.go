@@ -71,7 +71,7 @@ func (w *world) apply(rs *ruleset.Ruleset) {
 	}
 }
 
-// serve answers by TCP and UDP with what it is asked, on each port, in both families.
+// serve echoes TCP and UDP on each port, in both families.
 func (w *world) serve(ports ...uint16) {
 	w.t.Helper()
 	for _, p := range ports {
@@ -202,7 +202,7 @@ func chain(name string, hook ruleset.Hook, rules ...ruleset.Rule) *ruleset.Chain
 	return &ruleset.Chain{Name: name, Hook: hook, Rules: rules}
 }
 
-// with returns a ruleset like another, of which it shares all but what is given.
+// with returns a ruleset that shares all objects of another but the given changes.
 func with(rs *ruleset.Ruleset, changes ...any) *ruleset.Ruleset {
 	next := &ruleset.Ruleset{Sets: map[string]*ruleset.Set{}, Maps: map[string]*ruleset.Map{}, Chains: map[string]*ruleset.Chain{}}
 	maps.Copy(next.Sets, rs.Sets)

@@ -47,7 +47,7 @@ type Client struct {
 	Nodes        *Nodes
 	Namespaces   *Namespaces
 	ServiceCIDRs *ServiceCIDRs
-	// NetworkPolicies are those of all namespaces.
+	// NetworkPolicies is the client for all namespaces.
 	NetworkPolicies      *NetworkPolicies
 	TokenReviews         *TokenReviews
 	SubjectAccessReviews *SubjectAccessReviews
@@ -56,14 +56,14 @@ type Client struct {
 	events func(namespace string) *Events
 }
 
-// Pods returns the client of a namespace's pods. With metav1.NamespaceAll it reads those of
+// Pods returns the client of a namespace's pods. With metav1.NamespaceAll it reads the pods of
 // all namespaces.
 func (c *Client) Pods(namespace string) *Pods { return c.pods(namespace) }
 
 // Events returns the client of a namespace's events.
 func (c *Client) Events(namespace string) *Events { return c.events(namespace) }
 
-// kinds are those of the client.
+// kinds are the kinds of the client.
 var kinds = map[schema.GroupVersion][]runtime.Object{
 	corev1.SchemeGroupVersion: {
 		&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.Namespace{}, &corev1.NamespaceList{}, &corev1.Event{},

@@ -29,15 +29,15 @@ import (
 // access authenticates and authorizes clients at the API server. Safe for concurrent use.
 type access struct {
 	api *kube.Client
-	// decided has the user of each token, by its hash, and what these may do, by right.
-	// What the API server could not decide is not in it.
+	// decided has the user of each token, by its hash, and the users' permissions, by right, as
+	// far as the API server could decide.
 	decided *cache.LRUExpireCache
 }
 
 // token is the hash of a bearer token, so that no tokens are kept.
 type token [sha256.Size]byte
 
-// right is what a client asks for.
+// right is the access that a client asks for.
 type right struct {
 	token      token
 	verb, path string

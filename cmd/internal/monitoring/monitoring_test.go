@@ -139,8 +139,8 @@ func TestAccess(t *testing.T) {
 			}
 		})
 	}
-	// What a client without a token asks costs the API server nothing, nor what
-	// was decided: good, poor and bad once.
+	// Requests without a token cost the API server nothing, nor do decided ones: good,
+	// poor and bad once.
 	if n := reviews.Load(); n != 3 {
 		t.Errorf("%d TokenReviews, want 3", n)
 	}

@@ -12,8 +12,8 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 )
 
-// Command is a page of a command and all below it: what each does, how it is called,
-// its examples and its flags.
+// Command is a page of a command and all below it: the purpose, usage, examples and
+// flags of each.
 func Command(command *cobra.Command) string {
 	var b strings.Builder
 	section(&b, command, "#")
@@ -102,7 +102,7 @@ func flags(b *strings.Builder, set *pflag.FlagSet) {
 	}
 }
 
-// byDefault is the default of a flag, without what is this machine's.
+// byDefault is the default of a flag, without values of this machine.
 func byDefault(flag *pflag.Flag) string {
 	switch flag.DefValue {
 	case "", "[]", "0", "0s", "false":

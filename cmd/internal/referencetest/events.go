@@ -15,10 +15,9 @@ import (
 // Event is a kind of events that the code records.
 type Event struct {
 	Reason, Type string
-	// On is what it is about: kinds of objects.
+	// On lists the kinds of its objects.
 	On string
-	// Means says what happened, and Do what to do about it. Nothing is to be done about events of
-	// type Normal.
+	// Means says what happened, and Do gives the remedy. Events of type Normal need none.
 	Means, Do string
 }
 
@@ -84,8 +83,8 @@ func (s source) event(constant *ast.ValueSpec, comment string) (Event, error) {
 	return e, err
 }
 
-// recorded says what is wrong with a call that makes an event: its reason is no constant, or the
-// constant's comment has another type. What a variable has is not known here.
+// recorded returns an error if a call that makes an event has a reason that is no constant, or if the
+// constant's comment has another type. Values of variables are not known here.
 func recorded(call *ast.CallExpr, types map[string]string) error {
 	function, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) != 2 {

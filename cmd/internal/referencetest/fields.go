@@ -12,7 +12,7 @@ import (
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// Fields says what a kind is and which fields it has, as its CRD does.
+// Fields describes a kind and its fields, as its CRD does.
 func Fields(crd *apiextensions.CustomResourceDefinition) string {
 	names, version := crd.Spec.Names, crd.Spec.Versions[0]
 	scope := "namespaced"

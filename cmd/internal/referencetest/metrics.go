@@ -28,7 +28,7 @@ func Metrics(folder string) ([]Metric, error) {
 	return collect(folder, source.metrics, func(m Metric) string { return m.Name })
 }
 
-// collect reads the packages below a folder one by one and returns what is found in them, by name.
+// collect reads the packages below a folder one by one and returns all findings, sorted by name.
 func collect[T any](folder string, find func(source, []*ast.File) ([]T, error), name func(T) string) ([]T, error) {
 	var all []T
 	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
@@ -115,7 +115,7 @@ func (s source) metrics(files []*ast.File) ([]Metric, error) {
 	return all, errors.Join(errs...)
 }
 
-// called is the last name of what a call calls.
+// called is the last name of the called function.
 func called(call *ast.CallExpr) string {
 	switch function := call.Fun.(type) {
 	case *ast.SelectorExpr:

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package referencetest writes the generated pages of docs/reference from what they
-// describe: commands and flags, the fields of CRDs, metrics and events in the code. It never runs
-// in a program; tests compare the pages with it, and `make generate` has these tests
-// write them.
+// Package referencetest writes the generated pages of docs/reference from the commands, flags,
+// CRDs, metrics and events in the code. It never runs in a program; tests compare the pages with
+// it, and `make generate` has these tests write them.
 package referencetest
 
 import (
@@ -30,7 +29,7 @@ func Page(t testing.TB, root, name, content string) {
 	compare(t, root, name, func(string) (string, error) { return head + content, nil })
 }
 
-// Section is [Page] for what stands between "<!-- generated: section -->" and
+// Section is [Page] for the part between "<!-- generated: section -->" and
 // "<!-- end: section -->"; people write the rest of the page.
 func Section(t testing.TB, root, name, section, content string) {
 	t.Helper()

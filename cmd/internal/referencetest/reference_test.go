@@ -55,7 +55,7 @@ func TestReferenceMetrics(t *testing.T) {
 		}
 		b.WriteString("\n## " + part.title + "\n\n" + Table(all))
 	}
-	// What no part above has would be missing from the page.
+	// Metrics of no part above would be missing from the page.
 	everywhere := 0
 	for _, folder := range []string{"plugins", "ipam", "agent", "cni", "cmd"} {
 		found, err := Metrics(root + "/" + folder)

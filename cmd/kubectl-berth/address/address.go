@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package address has the commands about single addresses: who has one, and which ones a
-// pod or a workload has.
+// Package address has the commands about single addresses: they find the owner of an address,
+// and the addresses of a pod or a workload.
 package address
 
 import (
@@ -34,7 +34,7 @@ type Address struct {
 	CoolsUntil *metav1.Time `json:"coolsUntil,omitempty"`
 	// Conflict: a host outside of the cluster has the address, too.
 	Conflict bool `json:"conflict,omitempty"`
-	// Note says in a sentence why nobody has the address, or what is not known of it.
+	// Note says in a sentence why nobody has the address, or which facts about it are unknown.
 	Note string `json:"note,omitempty"`
 
 	// object is the name of the FloatingIP; empty if there is none.
@@ -54,7 +54,7 @@ func (p *Pod) String() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Owner is what an address belongs to.
+// Owner is the object that an address belongs to.
 type Owner struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
@@ -68,7 +68,7 @@ func (o *Owner) String() string {
 	return o.Kind + " " + o.Namespace + "/" + o.Name
 }
 
-// Of returns what a FloatingIP says.
+// Of returns the address of a FloatingIP.
 func Of(ip *v1alpha1.FloatingIP) Address {
 	spec := &ip.Spec
 	a := Address{
@@ -132,7 +132,7 @@ func runsWith(pod *v1.Pod) bool {
 	return pod.Spec.NodeName != "" && pod.Status.Phase != v1.PodSucceeded && pod.Status.Phase != v1.PodFailed
 }
 
-// ofPod returns what a pod's annotation says of one of its addresses.
+// ofPod returns one of the addresses in a pod's annotation.
 func ofPod(pod *v1.Pod, addr netip.Addr) Address {
 	a := Address{
 		Address: addr.String(), State: standing.Held, Pod: &Pod{pod.Namespace, pod.Name}, Node: pod.Spec.NodeName,

@@ -65,7 +65,7 @@ var kinds = map[string]string{
 	"claim": "IPClaim", "claims": "IPClaim", "ipclaim": "IPClaim", "ipclaims": "IPClaim",
 }
 
-// target is what the user asks about.
+// target is the pod or workload that the user asks about.
 type target struct{ kind, namespace, name string }
 
 func parseTarget(text, namespace string) (target, error) {
@@ -150,7 +150,7 @@ func (of *target) find(ctx context.Context, call *command.Call) ([]Address, stri
 	if of.kind == "Pod" {
 		var err error
 		pod, err = call.Kube.CoreV1().Pods(of.namespace).Get(ctx, of.name, metav1.GetOptions{})
-		// Who may not read pods may still read FloatingIPs.
+		// A user who may not read pods may still read FloatingIPs.
 		if err != nil && !cluster.IsNoSuch(err) && cluster.Forbidden(err) == "" {
 			return nil, "", fmt.Errorf("get pod %s/%s: %w", of.namespace, of.name, err)
 		}
@@ -183,7 +183,7 @@ func (of *target) find(ctx context.Context, call *command.Call) ([]Address, stri
 	return found, version, nil
 }
 
-// byPod is the order of pods, and what has none at the end.
+// byPod orders addresses by their pods; addresses without one come last.
 func byPod(a, b Address) int {
 	if (a.Pod == nil) != (b.Pod == nil) {
 		if a.Pod == nil {
@@ -223,7 +223,7 @@ func (of *target) ofOwnPods(ctx context.Context, call *command.Call, pod *v1.Pod
 	default:
 		list, err := call.Kube.CoreV1().Pods(of.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
-			return nil, missing // it says what matters to the user
+			return nil, missing // it gives the user the cause
 		}
 		between := cluster.Between(ctx, call.Kube)
 		for i := range list.Items {

@@ -98,7 +98,7 @@ type look struct {
 	version string
 }
 
-// who makes one request if somebody has the address.
+// who makes one request if the address has a FloatingIP.
 func (l *look) who(ctx context.Context, addr netip.Addr) (Address, error) {
 	ip, err := l.Berth.FloatingIPs.Get(ctx, v1alpha1.NameOf(addr), metav1.GetOptions{})
 	switch {
@@ -158,7 +158,7 @@ func (l *look) ofOwnPods(ctx context.Context, addr netip.Addr, missing error) (A
 	missing = fmt.Errorf("get the FloatingIP of %s: %w", addr, missing)
 	pods, err := l.Kube.CoreV1().Pods(l.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return Address{}, missing // it says what matters to the user
+		return Address{}, missing // it gives the user the cause
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]

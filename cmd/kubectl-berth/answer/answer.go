@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package answer prints the answers of commands as kubectl prints objects: as a table, or
-// with -o wide, json, yaml, name, jsonpath and the like. What json and yaml have is of the
+// with -o wide, json, yaml, name, jsonpath and the like. The content of json and yaml is of the
 // API version [APIVersion] and documented in docs/how-to/kubectl-berth.md. It also has the exit
 // codes of commands.
 package answer
@@ -21,8 +21,8 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 )
 
-// APIVersion of what -o json and -o yaml print. Fields are added, and not renamed or
-// removed, within a version.
+// APIVersion is the version of the objects that -o json and -o yaml print. Fields are added,
+// and not renamed or removed, within a version.
 const APIVersion = "cli.berth.dev/v1alpha1"
 
 // Exit codes of the plugin besides 0.
@@ -39,9 +39,9 @@ type FindingsError string
 
 func (f FindingsError) Error() string { return string(f) }
 
-// Answer is what a command prints.
+// Answer is the output of a command.
 type Answer struct {
-	// Table is for people. Its rows and those of [Answer.Names] need not correspond.
+	// Table is for people. Its rows and [Answer.Names] need not correspond.
 	Table *Table
 	// Text is for people, after the table or in place of it. After a table it is left out
 	// with --no-headers.
@@ -180,8 +180,8 @@ func (a *Answer) object() (*unstructured.Unstructured, error) {
 // Table is rows below columns.
 type Table struct{ table metav1.Table }
 
-// NewTable returns a table with these columns. Those whose name begins with "+" are for
-// -o wide only.
+// NewTable returns a table with these columns. A column whose name begins with "+" is for -o
+// wide only.
 func NewTable(columns ...string) *Table {
 	t := &Table{}
 	for _, name := range columns {
@@ -205,7 +205,7 @@ func (t *Table) Add(cells ...any) {
 	t.table.Rows = append(t.table.Rows, metav1.TableRow{Cells: cells})
 }
 
-// Items are what -o json and -o yaml print of a list.
+// Items is a list as -o json and -o yaml print it.
 type Items[T any] struct {
 	Items []T `json:"items"`
 }

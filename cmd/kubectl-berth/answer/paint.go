@@ -24,13 +24,13 @@ func PaintOf(out io.Writer) Paint {
 // Red, Yellow, Green and Faint colour text.
 func (p Paint) Red(text string) string { return p.with("31", text) }
 
-// Yellow is for what may become a problem.
+// Yellow marks possible problems.
 func (p Paint) Yellow(text string) string { return p.with("33", text) }
 
-// Green is for what is well.
+// Green marks healthy states.
 func (p Paint) Green(text string) string { return p.with("32", text) }
 
-// Faint is for what matters less.
+// Faint marks less important text.
 func (p Paint) Faint(text string) string { return p.with("2", text) }
 
 func (p Paint) with(code, text string) string {

@@ -38,7 +38,7 @@ type Options struct {
 	Progress func(what string, n int)
 }
 
-// Auditor looks for what does not fit.
+// Auditor looks for objects that contradict each other.
 type Auditor struct {
 	clients reclaim.Clients
 	options Options
@@ -79,15 +79,15 @@ func New(clients reclaim.Clients, options Options) *Auditor {
 	return &Auditor{clients: clients, options: options}
 }
 
-// Report is what an audit found.
+// Report has the results of an audit.
 type Report struct {
 	// Findings in the order of their codes.
 	Findings []Finding
-	// Unknown says what could not be found out, and why.
+	// Unknown lists open questions, and why they are open.
 	Unknown []string
 	// Held are the addresses that pods on nodes have.
 	Held iter.Seq[*v1alpha1.FloatingIP]
-	// Addresses, Pods and Pools count what was compared. Pods are those with addresses.
+	// Addresses, Pods and Pools count the compared objects. Pods counts pods with addresses.
 	Addresses, Pods, Pools int
 }
 
@@ -145,8 +145,8 @@ func lasting(suspects, again []Finding) []Finding {
 	return slices.DeleteFunc(again, func(f Finding) bool { return !before[f.key] })
 }
 
-// look returns what does not fit. Of addresses that should have been freed it only looks at
-// those of suspects, unless that is nil. Blocking.
+// look returns the contradictions. It looks for addresses that should have been freed among
+// suspects only, unless that is nil. Blocking.
 func (a *Auditor) look(ctx context.Context, o *objects, suspects []Finding) (found []Finding, not unread, err error) {
 	found = compare(o, time.Now())
 	var names []string
@@ -162,10 +162,10 @@ func (a *Auditor) look(ctx context.Context, o *objects, suspects []Finding) (fou
 	return append(found, more...), not, err
 }
 
-// unread counts the addresses whose owners may not be read, by what says so.
+// unread counts the addresses whose owners may not be read, by the text of the refusal.
 type unread map[string]int
 
-// add adds what a later look could not read. That looks at some of the addresses only.
+// add adds the unread addresses of a later look, which sees some of the addresses only.
 func (u unread) add(later unread) {
 	for why, n := range later {
 		u[why] = max(u[why], n)

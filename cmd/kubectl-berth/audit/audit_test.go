@@ -280,7 +280,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// What is on its way is no finding: the lists are of different moments.
+// A change on its way is no finding: the lists are of different moments.
 func TestPassing(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -336,7 +336,7 @@ func TestPassing(t *testing.T) {
 	}
 }
 
-// What could not be found out is not forgotten when suspects are looked at again.
+// Open questions are not forgotten when suspects are looked at again.
 func TestUnknownStays(t *testing.T) {
 	c := sound()
 	c.pods, c.pool.Status.Allocated = c.pods[:1], 16

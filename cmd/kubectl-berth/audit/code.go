@@ -38,7 +38,7 @@ const (
 	SeveralMACs Code = "B503"
 )
 
-// Meaning is what a code says, for tables.
+// Meaning explains a code, for tables.
 type Meaning struct {
 	Code Code
 	Text string

@@ -28,7 +28,7 @@ import (
 // of them, and then its podIPs are others.
 const annotationNetworks = "k8s.v1.cni.cncf.io/networks"
 
-// objects are what was listed.
+// objects are the listed objects.
 type objects struct {
 	*reclaim.Caches
 	// podsByName has a pod for each Pod that has to do with addresses.
@@ -110,7 +110,7 @@ type comparison struct {
 	held map[string]int
 }
 
-// compare returns what does not fit, besides what a rehearsal says. Pure.
+// compare returns the contradictions, besides the findings of a rehearsal. Pure.
 func compare(o *objects, now time.Time) []Finding {
 	c := &comparison{objects: o, now: now, reaches: map[string]*pools.Reach{}, held: map[string]int{}}
 	for _, object := range o.IPPools.List() {
@@ -232,7 +232,7 @@ func (c *comparison) compareAddress(ip *v1alpha1.FloatingIP) {
 	}
 }
 
-// state says in a few words who has an address.
+// state describes the owner of an address in a few words.
 func state(spec *v1alpha1.FloatingIPSpec) string {
 	switch {
 	case spec.Reserved:
@@ -338,7 +338,8 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	names, err := podrequest.NamesOf(pod)
 	about := "kubectl -n " + pod.Namespace + " describe pod " + pod.Name
 	requested, of := (podrequest.Reader{Galaxy: true}).Requested(&pod.Spec)
-	// Without an annotation of Berth's, whoever asks for Galaxy's resource is on Galaxy's network.
+	// Without an annotation of Berth's, a pod that asks for Galaxy's resource is on Galaxy's
+	// network.
 	galaxys := of == galaxy.ResourceENIIP && pod.Annotations[v1alpha1.AnnotationFloatingIPs] == ""
 	if err != nil || int64(len(names)) < requested && !galaxys {
 		text := fmt.Sprintf("pod %s/%s on %s requests %d addresses, and its annotation %s names %d", pod.Namespace, pod.Name, pod.Spec.NodeName, requested, v1alpha1.AnnotationFloatingIPs, len(names))
@@ -378,7 +379,7 @@ func (c *comparison) comparePod(pod *v1.Pod, shared map[netip.Addr][]*v1.Pod) {
 	}
 }
 
-// compareOther looks at the addresses that the pod has beside those that it is bound with.
+// compareOther looks at the pod's addresses beside the ones that it is bound with.
 func (c *comparison) compareOther(pod *v1.Pod, names []string, bound map[netip.Addr]bool, about string) {
 	_, networks := pod.Annotations[annotationNetworks]
 	var other []string
@@ -445,7 +446,7 @@ func isReady(pod *v1.Pod) bool {
 	return false
 }
 
-// rehearsed returns what a controller would do about an address by now, as a finding.
+// rehearsed returns a controller's next action on an address, as a finding.
 func rehearsed(o *objects, ip *v1alpha1.FloatingIP, deed reclaim.Deed, unknown error) (Finding, bool) {
 	spec := &ip.Spec
 	f := Finding{Address: spec.Address, Objects: []Object{addressOf(ip)}, Command: controllerLogs(o.namespace)}

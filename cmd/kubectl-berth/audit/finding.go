@@ -15,7 +15,7 @@ type Finding struct {
 	Address string `json:"address,omitempty"`
 	// Text says what is wrong, with the names of the objects.
 	Text string `json:"text"`
-	// Objects are those that it follows from, the first is the one to look at.
+	// Objects are the objects that it follows from, the most important first.
 	Objects []Object `json:"objects"`
 	// Command shows more, or mends it.
 	Command string `json:"command"`
@@ -30,7 +30,7 @@ type Object struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	UID       string `json:"uid,omitempty"`
-	// ResourceVersion is set for FloatingIPs: what is done about one can be limited to this state.
+	// ResourceVersion is set for FloatingIPs: an action on one can be limited to this state.
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 

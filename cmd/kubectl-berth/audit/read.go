@@ -83,8 +83,8 @@ func (a *Auditor) agentsInto(ctx context.Context, o *objects) listed {
 	}}
 }
 
-// workloadsOf returns the kinds of workloads that the addresses have as owners, and those
-// between pods and these. Others need not be read, nor may the user have to.
+// workloadsOf returns the kinds of workloads that the addresses have as owners, and the
+// kinds between these and pods. Others need not be read, nor may the user have to.
 func (a *Auditor) workloadsOf(ctx context.Context, o *objects) []listed {
 	kinds := map[string]bool{}
 	for ip := range o.floatingIPs() {
@@ -141,7 +141,7 @@ func (a *Auditor) list(ctx context.Context, kinds []listed) error {
 	group.Wait()
 	for _, err := range errs {
 		if err != nil {
-			return err // One is enough to know what to do: they mostly have one cause.
+			return err // One is enough: they mostly have one cause.
 		}
 	}
 	return nil
@@ -161,7 +161,7 @@ func (a *Auditor) listOne(ctx context.Context, kind listed) error {
 	})
 }
 
-// slimOurs drops what is large and not read.
+// slimOurs drops large fields that are not read.
 func slimOurs(object runtime.Object) any {
 	if accessor, err := meta.Accessor(object); err == nil {
 		accessor.SetManagedFields(nil)

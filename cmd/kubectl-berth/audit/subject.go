@@ -14,7 +14,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Subject is an address and what its traffic depends on.
+// Subject is an address and the objects that its traffic depends on.
 type Subject struct {
 	IP *v1alpha1.FloatingIP
 	// Pod, Node and Agent are nil if there are none.
@@ -23,12 +23,12 @@ type Subject struct {
 	Agent *v1.Pod
 	// Agents are the agents' pods of all nodes.
 	Agents []*v1.Pod
-	// Findings are those about the address, its pod and its node.
+	// Findings concern the address, its pod and its node.
 	Findings []Finding
 }
 
 // About looks at one address, once. It reads the address, the pools, its pod, its node and the
-// agents. The error is that of a Get if there is no such FloatingIP. Blocking.
+// agents. The error is a Get's if there is no such FloatingIP. Blocking.
 func (a *Auditor) About(ctx context.Context, name string) (*Subject, error) {
 	ip, err := a.clients.Berth.FloatingIPs.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

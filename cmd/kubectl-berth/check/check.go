@@ -70,16 +70,16 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	command.AddBerthNamespace(flags, &o.namespace)
 }
 
-// Report is what -o json prints.
+// Report is the content of -o json.
 type Report struct {
 	// Time is when the check ended.
 	Time time.Time `json:"time"`
-	// Addresses, Pods and Pools count what was compared.
+	// Addresses, Pods and Pools count the compared objects.
 	Addresses int             `json:"addresses"`
 	Pods      int             `json:"pods"`
 	Pools     int             `json:"pools"`
 	Findings  []audit.Finding `json:"findings"`
-	// Unknown says what could not be found out.
+	// Unknown lists open questions.
 	Unknown []string `json:"unknown,omitempty"`
 }
 

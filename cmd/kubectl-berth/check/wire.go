@@ -37,8 +37,8 @@ type target struct {
 // parallel is the number of nodes that are asked at the same time.
 const parallel = 8
 
-// askWire adds what the network says. What it says twice, with a pause between, about a
-// FloatingIP that did not change meanwhile, is a finding. Blocking.
+// askWire adds findings of the network: wrong answers that it gives twice, with a pause
+// between, about a FloatingIP that did not change meanwhile. Blocking.
 func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audit.Auditor, report *audit.Report) error {
 	agents, err := auditor.Agents(ctx)
 	if err != nil {
@@ -66,8 +66,8 @@ func (o *options) askWire(ctx context.Context, call *command.Call, auditor *audi
 	})
 }
 
-// askTwice asks, and then again about what is wrong. unchanged returns those of its addresses
-// that have not changed meanwhile.
+// askTwice asks, and then again about wrong answers. unchanged returns the addresses that have
+// not changed meanwhile.
 func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *audit.Report, unchanged func([]*v1alpha1.FloatingIP) ([]*v1alpha1.FloatingIP, error)) error {
 	suspects, unknown := ask(ctx, wire, agents, report.Held)
 	if len(suspects) > 0 {
@@ -102,7 +102,7 @@ func askTwice(ctx context.Context, wire *node.Wire, agents []*v1.Pod, report *au
 	return nil
 }
 
-// ask asks for all addresses, and returns what is wrong, by address.
+// ask asks for all addresses, and returns findings by address.
 func ask(ctx context.Context, wire *node.Wire, agents []*v1.Pod, ips iter.Seq[*v1alpha1.FloatingIP]) (found map[string]audit.Finding, unknown []string) {
 	parts := map[part][]target{}
 	for ip := range ips {

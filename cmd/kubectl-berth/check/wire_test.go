@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// agents are what agents say by their pods, one after another.
+// agents are the answers of agents by their pods, one after another.
 type agents map[string][]string
 
 func (a agents) Exec(_ context.Context, _, pod, _ string, _ ...string) ([]byte, error) {
@@ -43,8 +43,8 @@ const (
 	other   = `{"answers":[{"address":"10.0.70.99","macs":["cc"]}]}`
 )
 
-// What the network says twice is a finding; what it could not be asked about is unknown, also
-// the second time.
+// A wrong answer that the network gives twice is a finding; an address that could not be
+// asked about is unknown, also the second time.
 func TestAskTwice(t *testing.T) {
 	for _, test := range []struct {
 		name    string

@@ -130,8 +130,8 @@ func roomOf(claim *v1alpha1.IPClaim, has []*v1alpha1.FloatingIP) map[v1alpha1.IP
 	return room
 }
 
-// within returns the addresses that there is room for, those with pods first, then the
-// oldest, and the number of others.
+// within returns the addresses that there is room for, addresses with pods first, then
+// the oldest, and the number of others.
 func within(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) (move []*v1alpha1.FloatingIP, left int) {
 	slices.SortFunc(ips, func(a, b *v1alpha1.FloatingIP) int {
 		if held := a.Spec.Pod != nil; held != (b.Spec.Pod != nil) {

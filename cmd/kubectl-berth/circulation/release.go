@@ -102,7 +102,7 @@ const (
 	Left Outcome = "left"
 )
 
-// Release is what is done with an address, as -o json prints it.
+// Release is the outcome for an address, as -o json prints it.
 type Release struct {
 	Address         string  `json:"address"`
 	Outcome         Outcome `json:"outcome"`
@@ -222,10 +222,10 @@ func (o *releasing) report() ([]Release, error) {
 		}
 		return releases, nil
 	}
-	return nil, fmt.Errorf("%s is no report: it must be what \"kubectl berth check -o json\" or \"kubectl berth release -o json\" wrote", o.from)
+	return nil, fmt.Errorf("%s is no report: it must be the output of \"kubectl berth check -o json\" or \"kubectl berth release -o json\"", o.from)
 }
 
-// of says what can be done with an address that exists.
+// of returns the possible outcome for an address that exists.
 func of(ip *v1alpha1.FloatingIP) Release {
 	spec := &ip.Spec
 	r := Release{Address: spec.Address, Outcome: ToFree, Pool: spec.Pool, LastPod: spec.LastPod, UID: string(ip.UID), ResourceVersion: ip.ResourceVersion}

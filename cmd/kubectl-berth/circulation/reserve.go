@@ -86,7 +86,7 @@ func (o *reserving) command(c command.Command, do func(context.Context, netip.Ad
 // errSome says that some addresses were left as they are; the output says which and why.
 var errSome = errors.New("not all addresses: see above")
 
-// each calls do with each address, and prints what it says.
+// each calls do with each address, and prints the returned text.
 func (o *reserving) each(ctx context.Context, do func(context.Context, netip.Addr) (string, error)) error {
 	failed := false
 	for _, addr := range o.addrs {
@@ -151,7 +151,8 @@ func (o *reserving) reserve(ctx context.Context, addr netip.Addr) (string, error
 	return "reserved in pool " + pool, nil
 }
 
-// reserved says what is with an address that cannot be created.
+// reserved handles an address that exists already: it writes the reason if that is
+// reserved.
 func (o *reserving) reserved(ctx context.Context, wanted *v1alpha1.FloatingIP) (string, error) {
 	ip, err := o.Berth.FloatingIPs.Get(ctx, wanted.Name, metav1.GetOptions{})
 	if cluster.IsNoSuch(err) {
@@ -209,7 +210,7 @@ func remove(ctx context.Context, berth *client.Client, name, uid, version string
 	return berth.FloatingIPs.Delete(ctx, name, *options)
 }
 
-// whose says who has an address.
+// whose names the pod or owner that has an address.
 func whose(ip *v1alpha1.FloatingIP) string {
 	spec := &ip.Spec
 	switch {

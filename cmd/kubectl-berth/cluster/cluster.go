@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster is the cluster that the user chose: its clients, made only when a
-// command asks for one, and what an error of its API server means for the user. It does no
+// command asks for one, and the meaning of its API server's errors for the user. It does no
 // discovery, so a command that needs one object makes one request.
 package cluster
 
@@ -100,8 +100,8 @@ func (c *Cluster) Kube() (kubernetes.Interface, error) {
 	return kube, nil
 }
 
-// Discovery returns the client that asks which kinds the API server serves, without what it
-// has on disk from earlier.
+// Discovery returns the client that asks which kinds the API server serves, without its
+// cache on disk.
 func (c *Cluster) Discovery() (discovery.DiscoveryInterface, error) {
 	kinds, err := c.flags.ToDiscoveryClient()
 	if err != nil {

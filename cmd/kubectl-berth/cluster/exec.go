@@ -15,7 +15,7 @@ import (
 )
 
 // Exec runs a command in a container and returns its standard output. If it fails, the error
-// has what it wrote to the standard error.
+// includes its standard error.
 func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, argv ...string) ([]byte, error) {
 	config, err := c.Config()
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 const ViewerRole = "berth-viewer"
 
 // Explain returns the text of an error for the user. Where a user meets the error first
-// (no cluster, no rights, no CRDs), it says what to do in place of what the library says,
-// after the words that the program itself put before it.
+// (no cluster, no rights, no CRDs), the text advises the user in place of the library's
+// words, after the words that the program put before them.
 func Explain(err error) string {
 	text := err.Error()
 	inner, advice := advise(err)
@@ -39,7 +39,8 @@ func Explain(err error) string {
 	return before + advice
 }
 
-// advise returns the text of the innermost error that it knows, and what to say instead.
+// advise returns the text of the innermost error that it knows, and the advice in its
+// place.
 func advise(err error) (inner, advice string) {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -63,7 +64,7 @@ func lastOf(err error) string {
 	}
 }
 
-// noCluster is what client-go asks if the user configured no cluster.
+// noCluster is the server that client-go asks if the user configured no cluster.
 const noCluster = "http://localhost:8080"
 
 func ofConnection(request *url.Error) string {
@@ -129,7 +130,7 @@ func IsNoSuch(err error) bool {
 	return known.Reason == metav1.StatusReasonNotFound && !isNotServed(&known)
 }
 
-// refused is how the API server's authorizer says no.
+// refused matches the refusal of the API server's authorizer.
 var refused = regexp.MustCompile(`User "(.*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"(?: (?:at the cluster scope|in the namespace "([^"]*)"))?`)
 
 // Forbidden returns the sentence that says which right is missing and how to ask for it;

@@ -15,8 +15,8 @@ import (
 	"github.com/berth-dev/berth/ipam/client"
 )
 
-// What the API server, or the lack of one, makes the user read. The bodies are those of a
-// real one; test/kubectl asks it.
+// Explain tells the user about errors of the API server, and about the lack of one.
+// The bodies come from a real one; test/kubectl asks it.
 func TestExplain(t *testing.T) {
 	const forbidden = `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"floatingips.berth.dev \"10.0.70.1\" is forbidden: User \"%s\" cannot get resource \"floatingips\" in API group \"berth.dev\" at the cluster scope","reason":"Forbidden","details":{"name":"10.0.70.1","group":"berth.dev","kind":"floatingips"},"code":403}`
 	for _, test := range []struct {
@@ -54,7 +54,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// What a user reads whose cluster cannot be reached.
+// Explain tells the user that the cluster cannot be reached.
 func TestExplainConnection(t *testing.T) {
 	down := httptest.NewServer(nil)
 	down.Close()

@@ -14,7 +14,7 @@ import (
 )
 
 // A watch that the API server ends is begun again where it ended, and, when the API server
-// has forgotten that, with what is there now.
+// has forgotten that, with the present objects.
 func TestFollow(t *testing.T) {
 	at := func(version string) *v1.Pod {
 		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-0", ResourceVersion: version}}

@@ -89,7 +89,7 @@ func relay(events watch.Interface, version string, do func(watch.Event) error) (
 		case watch.Error:
 			err := apierrors.FromObject(event.Object)
 			if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Code == http.StatusGone {
-				return "", nil // what is there now, as events are lost
+				return "", nil // begin with the present state, as events are lost
 			}
 			return version, fmt.Errorf("watch: %w", err)
 		case watch.Bookmark:
@@ -105,8 +105,8 @@ func relay(events watch.Interface, version string, do func(watch.Event) error) (
 	return version, nil
 }
 
-// FloatingIPs lists those that a field selector selects, and returns the resource version
-// of the list.
+// FloatingIPs lists the FloatingIPs that a field selector selects, and returns the
+// resource version of the list.
 func FloatingIPs(ctx context.Context, berth *client.Client, selector string) ([]v1alpha1.FloatingIP, string, error) {
 	list, err := berth.FloatingIPs.List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
@@ -115,7 +115,7 @@ func FloatingIPs(ctx context.Context, berth *client.Client, selector string) ([]
 	return list.Items, list.ResourceVersion, nil
 }
 
-// Between finds what stands between pods and their workloads.
+// Between finds the objects between pods and their workloads.
 func Between(ctx context.Context, kube kubernetes.Interface) podrequest.Between {
 	return podrequest.Between{
 		ReplicaSet: func(namespace, name string) (metav1.Object, error) {

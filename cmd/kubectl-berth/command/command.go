@@ -28,7 +28,7 @@ type Command struct {
 	Aliases, ValidArgs        []string
 	Args                      cobra.PositionalArgs
 	Complete                  cobra.CompletionFunc
-	// Flags adds flags besides those of the skeleton.
+	// Flags adds flags to the skeleton's flags.
 	Flags func(flags *pflag.FlagSet)
 	// Namespaced commands have -n.
 	Namespaced bool

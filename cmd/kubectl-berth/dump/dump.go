@@ -222,7 +222,7 @@ func (o *options) addPrograms(ctx context.Context, b *bundle, kube kubernetes.In
 // isOfBerth says whether an object without labels has a name that the chart gives.
 func isOfBerth(name string) bool { return strings.HasPrefix(name, "berth-") }
 
-// addLogs adds the logs of Berth's programs, and those of containers before their last restart.
+// addLogs adds the logs of Berth's programs, also from before their containers' last restart.
 func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interface, pods []v1.Pod) {
 	for i := range pods {
 		pod := &pods[i]
@@ -248,7 +248,7 @@ func (o *options) addLogs(ctx context.Context, b *bundle, kube kubernetes.Interf
 	}
 }
 
-// addNodes adds what the agents know.
+// addNodes adds the agents' state.
 func (o *options) addNodes(ctx context.Context, b *bundle, pods []v1.Pod) {
 	for i := range pods {
 		pod := &pods[i]
@@ -280,7 +280,7 @@ func isOurs(event *unstructured.Unstructured) bool {
 // kept are the annotations that stay, beside Berth's.
 var kept = []string{"k8s.v1.cni.cncf.io/networks", "k8s.v1.cni.cncf.io/network-status"}
 
-// scrub leaves what Berth reads of an object. It modifies it.
+// scrub removes all fields of an object that Berth does not read. It modifies the object.
 func scrub(object *unstructured.Unstructured) *unstructured.Unstructured {
 	object.SetManagedFields(nil)
 	object.SetAnnotations(ours(object.GetAnnotations()))
@@ -307,7 +307,7 @@ func ours(annotations map[string]string) map[string]string {
 	return annotations
 }
 
-// podFields and containerFields are those that stay of pods.
+// podFields and containerFields are the fields of pods that stay.
 var (
 	podFields       = []string{"nodeName", "schedulerName", "nodeSelector", "affinity", "tolerations", "hostNetwork", "priority", "priorityClassName", "overhead", "schedulingGates", "topologySpreadConstraints"}
 	containerFields = []string{"name", "image", "resources", "ports", "restartPolicy"}
@@ -355,7 +355,7 @@ func hide(spec *v1.PodSpec) {
 	}
 }
 
-// bundle is an archive that is being written. After an error it ignores what is added.
+// bundle is an archive that is being written. After an error it ignores additions.
 type bundle struct {
 	zip   *gzip.Writer
 	tar   *tar.Writer
@@ -400,7 +400,7 @@ func (b *bundle) addYAML(name string, content any) {
 	b.add(name, text)
 }
 
-// leaveOut notes what is not in the bundle.
+// leaveOut notes a thing that is not in the bundle.
 func (b *bundle) leaveOut(what, why string) { b.left = append(b.left, what+": "+why) }
 
 func (b *bundle) close() error {

@@ -51,7 +51,7 @@ type Row struct {
 	addr netip.Addr
 }
 
-// columns are the header of the CSV, and what is below it.
+// columns have the header of the CSV, and the values below it.
 var columns = []struct {
 	name string
 	of   func(*Row) string

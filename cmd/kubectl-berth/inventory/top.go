@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory has the commands that read every address: who has most, and all of
-// them as a table for other programs. They read page by page.
+// Package inventory has the commands that read every address: they rank the largest
+// users, and export all addresses to other programs. They read page by page.
 package inventory
 
 import (
@@ -137,7 +137,7 @@ func ofPools(ctx context.Context, berth *client.Client) ([]usage.Share, error) {
 	return shares, nil
 }
 
-// Top is what -o json prints.
+// Top is the content of -o json.
 type Top struct {
 	By    string        `json:"by"`
 	Items []usage.Share `json:"items"`

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node asks the agents of nodes what they know, with the right pods/exec in Berth's
+// Package node asks the agents of nodes for their state, with the right pods/exec in Berth's
 // namespace, which is root on the nodes: commands do it only when a flag says so.
 package node
 
@@ -44,7 +44,7 @@ type Container struct {
 	Phase       string `json:"phase"`
 	Reason      string `json:"reason"`
 	Error       string `json:"error"`
-	// Missing says what the kernel lacks.
+	// Missing names features that the kernel lacks.
 	Missing    string `json:"missing"`
 	Interfaces []struct {
 		FloatingIPs []struct {
@@ -71,7 +71,7 @@ func (a *Agents) Inspect(ctx context.Context, agent, namespace, pod string) (*In
 	return &in, a.ask(ctx, agent, &in, "inspect", namespace+"/"+pod, "-o", "json")
 }
 
-// Probed is what "berth-agent probe" says.
+// Probed is the output of "berth-agent probe".
 type Probed struct {
 	Carried []MACs `json:"carried"`
 	Answers []MACs `json:"answers"`
@@ -83,7 +83,8 @@ type MACs struct {
 	MACs    []string `json:"macs"`
 }
 
-// Probe asks the network of a VLAN who has addresses, and which ones the agent's node carries.
+// Probe asks the network of a VLAN for the MACs of addresses, and the agent for the addresses
+// that its node carries.
 func (a *Agents) Probe(ctx context.Context, agent string, vlan int32, addresses ...string) (*Probed, error) {
 	var probed Probed
 	return &probed, a.ask(ctx, agent, &probed, append([]string{"probe", "-o", "json", "--vlan", strconv.Itoa(int(vlan))}, addresses...)...)

@@ -14,12 +14,12 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/audit"
 )
 
-// Wire asks networks who answers for addresses of a node.
+// Wire finds out which MACs answer for addresses of a node.
 type Wire struct {
 	Agents *Agents
 }
 
-// Answer is who answered for an address, and who should.
+// Answer has the MACs that answered for an address, and the MACs that should.
 type Answer struct {
 	Address string
 	// Node carries the address; Expected are the MACs that may answer for it.
@@ -34,8 +34,8 @@ type Answer struct {
 const most = 500
 
 // Ask asks for addresses of one node and VLAN, from another node. It leaves out addresses that
-// are on no layer 2 network, such as those that are routed to the node. Of others it uses the
-// first that can ask. Blocking.
+// are on no layer 2 network, such as addresses that are routed to the node. Of others it uses
+// the first that can ask. Blocking.
 func (w *Wire) Ask(ctx context.Context, carrier *v1.Pod, others []*v1.Pod, vlan int32, addresses ...string) ([]Answer, error) {
 	carries, err := w.Agents.Probe(ctx, carrier.Name, vlan)
 	if err != nil {
@@ -90,7 +90,7 @@ func (w *Wire) from(ctx context.Context, agent *v1.Pod, vlan int32, addresses []
 	return answers, nil
 }
 
-// Judge compares who answered with who should. code is empty if all is well.
+// Judge compares the MACs that answered with the expected ones. code is empty if all is well.
 func (a *Answer) Judge() (code audit.Code, text string) {
 	foreign := slices.DeleteFunc(slices.Clone(a.MACs), func(mac string) bool { return slices.Contains(a.Expected, mac) })
 	should := strings.Join(a.Expected, " or ")

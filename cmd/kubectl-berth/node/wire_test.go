@@ -34,7 +34,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// answering is what agents say, by pod.
+// answering has the answers of agents, by pod.
 type answering map[string]string
 
 func (a answering) Exec(_ context.Context, _, pod, _ string, argv ...string) ([]byte, error) {

@@ -28,8 +28,8 @@ import (
 // fewPools is up to how many pools are listed one by one.
 const fewPools = 8
 
-// list reads what the answer to a request depends on: pools, the claim, FloatingIPs. The
-// request comes back with the claim's terms. An error may be a *ipam.ShortageError.
+// list reads the objects that decide a request: pools, the claim, FloatingIPs. The request
+// comes back with the claim's terms. An error may be a *ipam.ShortageError.
 func (l *look) list(ctx context.Context, request ipam.Request) (*ipam.Listing, ipam.Request, error) {
 	pools, err := cluster.Pools(ctx, l.Berth)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/berth-dev/berth/ipam"
 )
 
-// Why is what -o json prints.
+// Why is the content of -o json.
 type Why struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
@@ -30,13 +30,14 @@ type Why struct {
 	Says  string `json:"says"`
 	// Problem is the cause, if one alone is enough.
 	Problem string `json:"problem,omitempty"`
-	// Asks says what the pod asks for.
+	// Asks describes the pod's request.
 	Asks string `json:"asks,omitempty"`
-	// Pools are those that the pod's pools and labels name, and Others the number of others.
+	// Pools are the pools that the pod may use by their names and labels, and Others the number of
+	// others.
 	Pools  []Pool `json:"pools,omitempty"`
 	Others int    `json:"otherPools,omitempty"`
 	Nodes  []Node `json:"nodes,omitempty"`
-	// Scheduler is what the scheduler said last.
+	// Scheduler is the scheduler's last message.
 	Scheduler *Said     `json:"scheduler,omitempty"`
 	Addresses []Address `json:"addresses,omitempty"`
 	Events    []Said    `json:"events,omitempty"`
@@ -47,7 +48,7 @@ type Why struct {
 	pod *v1.Pod
 }
 
-// Pool says what a pool has for the pod.
+// Pool says whether a pool has an address for the pod.
 type Pool struct {
 	Name string `json:"name"`
 	// Nodes is the number of nodes where it is reachable.
@@ -65,7 +66,7 @@ type Node struct {
 	Reason string   `json:"reason"`
 }
 
-// Said is what a program said of the pod.
+// Said is a program's message about the pod.
 type Said struct {
 	At     *metav1.Time `json:"at,omitempty"`
 	Reason string       `json:"reason"`
@@ -85,7 +86,7 @@ func (w *Why) do(format string, args ...any) {
 	}
 }
 
-// asks says what a request is.
+// asks describes a request.
 func (w *Why) asks(r *ipam.Request) {
 	text := fmt.Sprintf("%d address", len(r.Parts))
 	if len(r.Parts) > 1 {
@@ -112,7 +113,7 @@ func (w *Why) asks(r *ipam.Request) {
 	w.Asks = text + ", release policy " + string(r.Policy)
 }
 
-// shortage adds why nothing can serve the request, whatever comes free.
+// shortage adds why nothing can serve the request, even if addresses come free.
 func (w *Why) shortage(err error) error {
 	var shortage *ipam.ShortageError
 	if !errors.As(err, &shortage) {
@@ -128,7 +129,7 @@ func (w *Why) shortage(err error) error {
 	return nil
 }
 
-// perPool adds what each pool has.
+// perPool adds each pool's answer to the request.
 func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 	reached := map[string]int{}
 	all := candidates.Snapshot().Pools()
@@ -146,8 +147,8 @@ func (w *Why) perPool(candidates *ipam.Candidates, nodes []v1.Node) {
 	}
 }
 
-// perNode adds what the scheduler's filters say of each node; full are those that have no more
-// addresses by their own limit.
+// perNode adds the verdict of the scheduler's filters on each node; full are the nodes at
+// their own limit of addresses.
 func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, full map[string]bool) {
 	byReason := map[string]*Node{}
 	serves := false
@@ -157,7 +158,7 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, full map[str
 			said = Node{Reason: rejection.Reason}
 		} else if full[nodes[i].Name] {
 			said = Node{Reason: ipam.ReasonNodeCap}
-			w.do("nodes limit their addresses by what they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", nodes[i].Name)
+			w.do("nodes limit their addresses by the number that they advertise: kubectl get node %s -o jsonpath='{.status.allocatable}'", nodes[i].Name)
 		}
 		serves = serves || said.Has
 		if byReason[said.Reason] == nil {
@@ -184,7 +185,7 @@ func (w *Why) perNode(candidates *ipam.Candidates, nodes []v1.Node, full map[str
 	}
 }
 
-// perPoolToDo adds what would make a pool serve the pod.
+// perPoolToDo adds changes that would let a pool serve the pod.
 func (w *Why) perPoolToDo() {
 	for i := range w.Pools {
 		pool := &w.Pools[i]
@@ -205,7 +206,7 @@ func (w *Why) noneFree() {
 	w.do("free addresses that nobody uses: kubectl berth top owners --sort retained, then kubectl berth release; or add ranges to a pool: kubectl edit ippool")
 }
 
-// schedulerSaid returns what the scheduler wrote on the pod.
+// schedulerSaid returns the scheduler's message in the pod's conditions.
 func schedulerSaid(pod *v1.Pod) *Said {
 	for i := range pod.Status.Conditions {
 		condition := &pod.Status.Conditions[i]
@@ -222,7 +223,7 @@ func ready(pod *v1.Pod) bool {
 	})
 }
 
-// addEvents adds the last warnings, and what they say to do.
+// addEvents adds the last warnings, and their advice.
 func (w *Why) addEvents(events []v1.Event) {
 	slices.SortFunc(events, func(a, b v1.Event) int { return lastSeen(&b).Compare(lastSeen(&a).Time) })
 	for i := range events[:min(len(events), mostEvents)] {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pod has the command that says of one pod why it waits or what it has. What it
-// says of a waiting pod is what the scheduler's own code says of the objects that the
-// command reads: this package has no opinion of its own.
+// Package pod has the command that explains why a pod waits or which addresses it has.
+// The scheduler's own code judges a waiting pod, from the objects that the command
+// reads: this package has no opinion of its own.
 package pod
 
 import (
@@ -68,7 +68,7 @@ func NewWhy(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Comm
 	}.New(of, streams)
 }
 
-// look reads what a pod's answer depends on.
+// look reads the objects that the answer about a pod depends on.
 type look struct {
 	*command.Call
 	pod    *v1.Pod
@@ -168,7 +168,7 @@ func (l *look) ask(ctx context.Context, request ipam.Request, told *Why) error {
 	return nil
 }
 
-// bound says what a bound pod has, and what was said of it.
+// bound adds the addresses of a bound pod, and its events.
 func (l *look) bound(ctx context.Context, told *Why) error {
 	names, err := podrequest.NamesOf(l.pod)
 	if err != nil {
@@ -227,7 +227,7 @@ func (l *look) disagreement(ip *v1alpha1.FloatingIP) string {
 // mostEvents is how many events are shown.
 const mostEvents = 5
 
-// events adds what the kubelet and the agent said of the pod.
+// events adds the events of the kubelet and the agent about the pod.
 func (l *look) events(ctx context.Context, told *Why) error {
 	list, err := l.Kube.CoreV1().Events(l.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(l.pod.UID) + ",type=Warning"})
 	if refused := cluster.Forbidden(err); refused != "" {

@@ -31,7 +31,7 @@ const freeExamples = `  # The free ranges of a pool
   # Three free addresses
   kubectl berth free web -n 3 -o name`
 
-// Free is what -o json prints.
+// Free is the content of -o json.
 type Free struct {
 	Pool      string       `json:"pool"`
 	Free      uint64       `json:"free"`

@@ -113,7 +113,7 @@ func all(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	return said, nil
 }
 
-// statusOf returns what a pool's status says.
+// statusOf returns a pool from its status.
 func statusOf(object *v1alpha1.IPPool) Pool {
 	status := &object.Status
 	p := Pool{
@@ -144,7 +144,7 @@ func answerOf(all []Pool) *answer.Answer {
 	})
 }
 
-// number shortens what nobody counts: the addresses of an IPv6 subnet.
+// number shortens huge numbers: the addresses of an IPv6 subnet.
 func number(n uint64) string {
 	if n >= 1_000_000_000 {
 		return fmt.Sprintf("%.1e", float64(n))
@@ -169,7 +169,7 @@ func (p *Pool) bar() string {
 		upTo += part.n
 		end := min(cells, int(math.Round(float64(upTo)*cells/float64(p.Capacity))))
 		if part.n > 0 && end == drawn && end < cells {
-			end++ // what exists is shown
+			end++ // each part gets a cell
 		}
 		for ; drawn < end; drawn++ {
 			bar.WriteByte(part.letter)
@@ -230,7 +230,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// found is one pool and who has its addresses.
+// found is one pool and the uses of its addresses.
 type found struct {
 	object *v1alpha1.IPPool
 	pool   *pools.Pool
@@ -249,7 +249,7 @@ func look(ctx context.Context, berth *client.Client, name string) (*found, error
 	} else {
 		return nil, noSuchPool(name, all)
 	}
-	snapshot := pools.Compile(all) // an older pool keeps what both list
+	snapshot := pools.Compile(all) // an older pool keeps addresses that both list
 	at, ok := snapshot.Index(name)
 	if !ok {
 		return nil, fmt.Errorf("IPPool %s gives no addresses, because it is invalid: %w", name, snapshot.Invalid(name))
@@ -278,7 +278,7 @@ func look(ctx context.Context, berth *client.Client, name string) (*found, error
 	return f, nil
 }
 
-// noSuchPool names the pools that there are, those with a similar name first.
+// noSuchPool names the existing pools, similar names first.
 func noSuchPool(name string, all []*v1alpha1.IPPool) error {
 	if len(all) == 0 {
 		return fmt.Errorf("there is no IPPool %q, nor any other: kubectl explain ippool.spec says what to write", name)
@@ -305,7 +305,7 @@ func unlike(a, b string) int {
 	return 1
 }
 
-// Map is what -o json prints of one pool.
+// Map is the content of -o json for one pool.
 type Map struct {
 	Pool
 	// FreeRanges are the free addresses.

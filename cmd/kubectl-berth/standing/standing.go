@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package standing says what an address is to Berth: who has it, or, if nobody has, which
-// pool it is of and whether a pod can get it. It follows from the address's FloatingIP and
-// from the pools; the package asks nobody, and decides nothing: the scheduler does.
+// Package standing finds the state of an address: its owner or, if it has none, its pool
+// and whether a pod can get it. It follows from the address's FloatingIP and from the
+// pools; the package asks nobody, and decides nothing: the scheduler does.
 package standing
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/ipam/pools"
 )
 
-// State is what an address is to Berth.
+// State is the state of an address in Berth.
 type State string
 
 // States of addresses that have a FloatingIP.
@@ -77,7 +77,7 @@ func RestsUntil(ip *v1alpha1.FloatingIP, all []*v1alpha1.IPPool) time.Time {
 	return time.Time{}
 }
 
-// Nobody is what the pools say of an address that has no FloatingIP.
+// Nobody is the state of an address without a FloatingIP, by the pools.
 type Nobody struct {
 	State State
 	// Pool is the pool that the address is of, or the first in whose subnet it is.
@@ -86,7 +86,7 @@ type Nobody struct {
 	Because string
 }
 
-// OfNobody returns what the pools say of an address that has no FloatingIP.
+// OfNobody returns the state of an address that has no FloatingIP.
 func OfNobody(addr netip.Addr, all []*v1alpha1.IPPool) Nobody {
 	snapshot := pools.Compile(all)
 	if home, ok := snapshot.Home(addr); ok {

@@ -102,7 +102,7 @@ func ofPod(s *audit.Subject) Link {
 	return Link{Name: "pod", State: OK, Text: text}
 }
 
-// waiting says what the containers of a pod wait for.
+// waiting returns the reasons why the containers of a pod wait.
 func waiting(pod *v1.Pod) string {
 	var reasons []string
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {

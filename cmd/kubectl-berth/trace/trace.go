@@ -69,7 +69,7 @@ func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command
 	}.New(of, streams)
 }
 
-// Trace is what -o json prints.
+// Trace is the content of -o json.
 type Trace struct {
 	Address string `json:"address"`
 	// Broken is the first broken link.
@@ -159,7 +159,8 @@ func answerOf(trace *Trace, broken *Link, name string) *answer.Answer {
 	}
 }
 
-// timeline returns what objects and events say happened, the oldest first. Blocking.
+// timeline returns the moments that objects and events record, the oldest first.
+// Blocking.
 func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []Moment, unknown []string) {
 	add := func(at time.Time, format string, args ...any) {
 		if !at.IsZero() {
@@ -195,7 +196,7 @@ func timeline(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) 
 	return moments, unknown
 }
 
-// events returns what events of an address and its pod say.
+// events returns the events of an address and its pod.
 func events(ctx context.Context, kube kubernetes.Interface, s *audit.Subject) (moments []Moment, unknown []string) {
 	type place struct {
 		namespace string

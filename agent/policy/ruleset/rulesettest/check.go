@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rulesettest says what is wrong with a ruleset. The compiler of policies makes none that is
-// wrong, which its tests hold with Check.
+// Package rulesettest finds the errors in a ruleset. Tests of the compiler of policies prove with
+// Check that it makes none.
 package rulesettest
 
 import (
@@ -25,8 +25,8 @@ const maxInterface = 15
 // maxCounter is the longest name of a counter (NFT_OBJ_MAXNAMELEN without its end).
 const maxCounter = 255
 
-// Check returns what is wrong with a ruleset, all of it: what the kernel would refuse, and what
-// Walk, Text and the kernel would not take the same way.
+// Check returns all errors of a ruleset: values that the kernel would refuse, or that Walk, Text and
+// the kernel would not take the same way.
 func Check(rs *ruleset.Ruleset) error {
 	c := checker{rs: rs}
 	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {

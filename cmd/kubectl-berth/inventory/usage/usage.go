@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package usage counts who has how many addresses. It sees one FloatingIP after another
+// Package usage counts addresses by their users. It sees one FloatingIP after another
 // and keeps none.
 package usage
 
@@ -20,12 +20,12 @@ const (
 	Owners     = "owners"
 )
 
-// Share is what one of them has.
+// Share counts the addresses of one user.
 type Share struct {
 	Name     string `json:"name"`
 	Held     int64  `json:"held"`
 	Retained int64  `json:"retained"`
-	// OldestRetained is since when the longest retained address has no pod.
+	// OldestRetained is the time since which the longest retained address has had no pod.
 	OldestRetained *time.Time `json:"oldestRetained,omitempty"`
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package poolmap draws the addresses of a pool, and finds the free ones. It follows from
-// the compiled pool and from the FloatingIPs, as the scheduler's book does; what is promised
-// to pods that are being bound at this moment is in the scheduler's memory only.
+// the compiled pool and from the FloatingIPs, as the scheduler's book does; promises to pods
+// that are being bound at this moment are in the scheduler's memory only.
 package poolmap
 
 import (
@@ -137,7 +137,8 @@ func Draw(pool *pools.Pool, uses Uses) (drawn Map, ok bool) {
 	return drawn, true
 }
 
-// spansOf returns what the map shows: a small subnet whole, of a large one the ranges.
+// spansOf returns the spans that the map shows: a small subnet whole, of a large one the
+// ranges.
 func spansOf(pool *pools.Pool) []iprange.Range {
 	whole := iprange.OfPrefix(pool.Subnet)
 	if whole.Size() <= mostCells {

@@ -130,13 +130,13 @@ func text(item *plan.Item) string {
 	return joined(strings.Join(words, " "), item.Note)
 }
 
-// What becomes of each kind of record, in each kind of cluster.
+// Each kind of record is restored, in each kind of cluster, or left out.
 func TestRestoreAddress(t *testing.T) {
 	kruise := workload("apps.kruise.io/v1beta1", "CloneSet", "web")
 	for _, test := range []struct {
 		name  string
 		saved *v1alpha1.FloatingIP
-		// what there is
+		// the cluster's objects
 		pods      []*v1.Pod
 		workloads []Workload
 		claims    []*v1alpha1.IPClaim // existing
@@ -287,7 +287,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// What kubectl prints can be read, too, and what is read is as it was written.
+// The output of kubectl can be read, too, and objects are read as they were
+// written.
 func TestAdd(t *testing.T) {
 	deleted := claim(false, "x")
 	deleted.Name, deleted.DeletionTimestamp = "ending", &then

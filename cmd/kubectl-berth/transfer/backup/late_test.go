@@ -12,8 +12,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// Pods that say by their annotation which addresses they have: what counts is what
-// the kubelet says.
+// Pods name their addresses in an annotation: the kubelet's report counts.
 func TestLate(t *testing.T) {
 	says := func(names string, podIPs ...string) func(*v1.Pod) {
 		return func(pod *v1.Pod) {

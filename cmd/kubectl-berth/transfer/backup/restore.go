@@ -22,7 +22,7 @@ import (
 
 // Input is the input of a plan.
 type Input struct {
-	// Saved has the objects of the backup, Existing those of the cluster.
+	// Saved has the objects of the backup, Existing the objects of the cluster.
 	Saved, Existing *Objects
 	// Namespaces of the cluster.
 	Namespaces []string
@@ -100,12 +100,12 @@ type planner struct {
 	namespaces map[string]bool
 	owners     map[ownerName]types.UID
 	pods       map[types.NamespacedName]*v1.Pod
-	// pools, claims and ips are the existing objects, savedPools and savedClaims those
-	// of the backup.
+	// pools, claims and ips are the existing objects, savedPools and savedClaims come from
+	// the backup.
 	pools, savedPools   map[string]*v1alpha1.IPPool
 	claims, savedClaims map[types.NamespacedName]*v1alpha1.IPClaim
 	ips                 map[string]*v1alpha1.FloatingIP
-	// snapshot has the existing pools, and those of the backup that do not exist.
+	// snapshot has the existing pools, and pools of the backup that do not exist.
 	snapshot *pools.Snapshot
 }
 

@@ -23,7 +23,7 @@ import (
 const someTime = "2024-01-02T03:04:05Z"
 
 // input is a cluster with pools 10.0.70.2-10.0.70.99 and 10.0.71.2-10.0.71.9,
-// VLAN 7, of which the options change what they want.
+// VLAN 7, which the options change.
 func input(t *testing.T, options ...func(*Input)) *Input {
 	t.Helper()
 	subnets, err := galaxy.ParseConfig([]byte(`[
@@ -93,7 +93,7 @@ func annotated(name, value string) func(*v1.Pod) {
 	return func(pod *v1.Pod) { pod.Annotations[name] = value }
 }
 
-// assigned is what Galaxy writes at bind.
+// assigned writes the annotation that Galaxy writes at bind.
 func assigned(addresses ...string) func(*v1.Pod) {
 	var infos []string
 	for _, addr := range addresses {
@@ -192,7 +192,7 @@ func lines(plan *Plan, kind string) string {
 	return strings.Join(texts, "\n")
 }
 
-// What becomes of one address.
+// The plan migrates one address.
 func TestAddress(t *testing.T) {
 	const (
 		podDeleted = galaxy.PolicyPodDeleted
@@ -393,7 +393,7 @@ func TestObject(t *testing.T) {
 	}
 }
 
-// What is said of an address that Berth has already. Galaxy's is of pod web-0 of
+// The plan judges an address that Berth has already. Galaxy's is of pod web-0 of
 // StatefulSet web, which is live or not.
 func TestExistingAddress(t *testing.T) {
 	const addr = "10.0.70.5"
@@ -469,7 +469,7 @@ func TestExistingAddress(t *testing.T) {
 	}
 }
 
-// With a cloud provider, what live pods have is assigned, and nothing else.
+// With a cloud provider, the addresses of live pods are assigned, and no others.
 func TestExternalAssigner(t *testing.T) {
 	plan := make1(t, input(t, func(in *Input) { in.Options.ExternalAssigner = true },
 		record("10.0.70.5", "sts_shop_web_web-0", galaxy.PolicyImmutable, of("uid-web-0", "node1")),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan describes what a command will do to Berth's objects at the API server,
+// Package plan describes a command's changes of Berth's objects at the API server,
 // with one item for each object. A command shows the plan to the user, and writes the
 // same plan. The package decides nothing; packages migrate and backup make plans.
 package plan
@@ -39,7 +39,7 @@ type Item struct {
 	Kind            string // IPPool, IPClaim or FloatingIP
 	Namespace, Name string
 	Note            string
-	// Decide says that the user must decide about the item, whatever the action.
+	// Decide says that the user must decide about the item, regardless of the action.
 	Decide bool
 
 	Pool  *v1alpha1.IPPool
