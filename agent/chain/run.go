@@ -45,20 +45,24 @@ func NewRunner(exec executor, path []string) *Runner {
 // result of an interface that the caller made; the first plugin gets it as prevResult.
 // After an error the caller runs Del.
 func (r *Runner) Add(ctx context.Context, n *Network, a Attachment, previous json.RawMessage) (json.RawMessage, error) {
+	// A network that lacks a plugin keeps nothing for the container, so there is nothing to note.
+	paths := make([]string, len(n.Types()))
+	for i, pluginType := range n.Types() {
+		var err error
+		if paths[i], err = r.find(n, pluginType, "ADD"); err != nil {
+			return nil, err
+		}
+	}
 	if err := r.Cache.put(n, a); err != nil {
 		return nil, err
 	}
 	result := previous
 	for i, pluginType := range n.Types() {
-		path, err := r.find(n, pluginType, "ADD")
-		if err != nil {
-			return nil, err
-		}
 		conf, err := n.configOf(i, a, result)
 		if err != nil {
 			return nil, err
 		}
-		res, err := invoke.ExecPluginWithResult(ctx, path, conf, r.args("ADD", a), r.exec)
+		res, err := invoke.ExecPluginWithResult(ctx, paths[i], conf, r.args("ADD", a), r.exec)
 		if err != nil {
 			r.good.forget()
 			return nil, failed(n, pluginType, "ADD", err)
