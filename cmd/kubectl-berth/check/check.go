@@ -89,7 +89,6 @@ const Kind = "CheckReport"
 func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	// Pages of lists are most of the garbage, and soon gone.
 	debug.SetGCPercent(gcPercent)
-	debug.SetMemoryLimit(memoryLimit)
 	said := progress{out: call.ErrOut, began: time.Now()}
 	auditor, err := audit.ForConfig(call.Config, audit.Options{Grace: o.grace, Agents: o.agents, Namespace: o.namespace, Progress: said.count})
 	if err != nil {
@@ -116,10 +115,6 @@ func (o *options) check(ctx context.Context, call *command.Call) (*answer.Answer
 
 // gcPercent is how much the heap may grow before it is cleaned.
 const gcPercent = 25
-
-// memoryLimit has the heap cleaned more often before it grows beyond: 150,000 addresses and
-// their pods take 330 MB. The program itself takes some 40 MB besides.
-const memoryLimit = 430 << 20
 
 // validate refuses codes that do not exist: a misspelt one would be ignored silently.
 func (o *options) validate(*command.Call) error {
