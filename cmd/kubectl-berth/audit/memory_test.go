@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// With 150,000 addresses and pods, check stays below 500 MB.
+// With 150,000 addresses and pods, check stays below 600 MB.
 func TestMemory(t *testing.T) {
 	const n, most = 20000, 2500
 	text := func(format string, args ...any) string { return fmt.Sprintf(format, args...) }
