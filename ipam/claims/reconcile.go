@@ -92,7 +92,7 @@ func (c *Controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tall
 	for _, family := range both {
 		room[family] = int(claim.Spec.Size) - own[family]
 	}
-	left := pick(t.left, room)
+	left := Pick(t.left, room)
 	if len(left) == 0 {
 		return adopted, false, nil
 	}

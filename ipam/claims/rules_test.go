@@ -70,7 +70,7 @@ func TestPick(t *testing.T) {
 	}
 	for _, tc := range tests {
 		var got []string
-		for _, ip := range pick(ips, map[v1alpha1.IPFamily]int{v1alpha1.IPv4: tc.four, v1alpha1.IPv6: tc.six}) {
+		for _, ip := range Pick(ips, map[v1alpha1.IPFamily]int{v1alpha1.IPv4: tc.four, v1alpha1.IPv6: tc.six}) {
 			got = append(got, ip.Name)
 		}
 		if diff := cmp.Diff(tc.want, got); diff != "" {

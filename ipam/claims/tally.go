@@ -61,9 +61,9 @@ func (t *tally) ownCount() preallocation.Count {
 	return n
 }
 
-// pick returns the addresses that there is room for: addresses with a pod first, then the
-// oldest.
-func pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha1.FloatingIP {
+// Pick returns the addresses, without reserved ones, that a claim with room for so many of each
+// family gets: addresses with a pod first, then the oldest. Pure.
+func Pick(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) []*v1alpha1.FloatingIP {
 	ips = slices.DeleteFunc(slices.Clone(ips), func(ip *v1alpha1.FloatingIP) bool { return ip.Spec.Reserved })
 	slices.SortFunc(ips, func(a, b *v1alpha1.FloatingIP) int {
 		if held := a.Spec.Pod != nil; held != (b.Spec.Pod != nil) {

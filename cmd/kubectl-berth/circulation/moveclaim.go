@@ -3,10 +3,8 @@
 package circulation
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -18,6 +16,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/claims"
 	"github.com/berth-dev/berth/ipam/client"
 )
 
@@ -59,7 +58,8 @@ func moveClaim(ctx context.Context, call *command.Call, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	move, left := within(ips, roomOf(target, has))
+	move := claims.Pick(ips, roomOf(target, has))
+	left := len(ips) - len(move)
 	var options metav1.UpdateOptions
 	if dryRun {
 		options.DryRun = []string{metav1.DryRunAll}
@@ -128,26 +128,4 @@ func roomOf(claim *v1alpha1.IPClaim, has []*v1alpha1.FloatingIP) map[v1alpha1.IP
 		room[ip.Family()]--
 	}
 	return room
-}
-
-// within returns the addresses that there is room for, addresses with pods first, then
-// the oldest, and the number of others.
-func within(ips []*v1alpha1.FloatingIP, room map[v1alpha1.IPFamily]int) (move []*v1alpha1.FloatingIP, left int) {
-	slices.SortFunc(ips, func(a, b *v1alpha1.FloatingIP) int {
-		if held := a.Spec.Pod != nil; held != (b.Spec.Pod != nil) {
-			if held {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
-	for _, ip := range ips {
-		if room[ip.Family()]--; room[ip.Family()] < 0 {
-			left++
-			continue
-		}
-		move = append(move, ip)
-	}
-	return move, left
 }

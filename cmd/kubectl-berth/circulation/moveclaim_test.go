@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/claims"
 )
 
 // Addresses with pods move first, then the oldest, as many of each family as there is
@@ -35,7 +36,8 @@ func TestWithin(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ips := []*v1alpha1.FloatingIP{ip("10.0.0.1", 2, false), ip("10.0.0.2", 1, false), ip("10.0.0.3", 3, true), ip(six, 4, false)}
-			move, left := within(ips, roomOf(claim, test.has))
+			move := claims.Pick(ips, roomOf(claim, test.has))
+			left := len(ips) - len(move)
 			var got []string
 			for _, ip := range move {
 				got = append(got, ip.Name)
