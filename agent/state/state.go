@@ -226,12 +226,17 @@ func (s *Store) Close() error {
 
 // Put writes the record.
 func (s *Store) Put(c *Container) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	return s.put(c)
+}
+
+// put is Put for a caller that holds s.writing.
+func (s *Store) put(c *Container) error {
 	w, err := encode(c)
 	if err != nil {
 		return err
 	}
-	s.writing.Lock()
-	defer s.writing.Unlock()
 	if err := s.commit(w); err != nil {
 		return fmt.Errorf("write record of container %s, interface %s: %w", c.ContainerID, c.IfName, err)
 	}
@@ -264,15 +269,13 @@ func (s *Store) Change(decide func(records map[Key]*Container) (changed []*Conta
 // Update changes a record with change and writes it, unless the record is gone or change returns
 // false. It returns the record as it then is, nil where it is gone.
 func (s *Store) Update(key Key, change func(c *Container) bool) (*Container, error) {
-	var now *Container
-	err := s.Change(func(records map[Key]*Container) ([]*Container, error) {
-		now = records[key]
-		if now == nil || !change(now) {
-			return nil, nil
-		}
-		return []*Container{now}, nil
-	})
-	return now, err
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	now := s.Get(key)
+	if now == nil || !change(now) {
+		return now, nil
+	}
+	return now, s.put(now)
 }
 
 // Delete removes the record; a missing one is no error.
