@@ -63,8 +63,8 @@ Exit codes: 0 all is well; 1 the agent does not answer, or something is wrong.`,
 var errUnwell = errors.New("not all is well on this node; see above")
 
 func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
-	if i.output != "table" && i.output != "json" {
-		return fmt.Errorf("--output must be table or json, is %q", i.output)
+	if err := checkOutput(i.output); err != nil {
+		return err
 	}
 	query := url.Values{"check": {strconv.FormatBool(i.check)}}
 	if len(args) > 0 {
@@ -73,7 +73,7 @@ func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
 		}
 		query.Set("pod", args[0])
 	}
-	raw, err := i.get(ctx, query)
+	raw, err := ask(ctx, i.socket, api.PathInspect, query)
 	if err != nil {
 		return err
 	}
@@ -85,10 +85,7 @@ func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
 		return fmt.Errorf("the agent has no container of pod %s: either the pod is on another node, or its network was not made yet or is gone", args[0])
 	}
 	if i.output == "json" {
-		if _, err := out.Write(raw); err != nil {
-			return fmt.Errorf("print: %w", err)
-		}
-		return nil
+		return printRaw(out, raw)
 	}
 	if err := printInspection(out, &in); err != nil {
 		return fmt.Errorf("print: %w", err)
@@ -99,8 +96,20 @@ func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
 	return nil
 }
 
-func (i *inspect) get(ctx context.Context, query url.Values) ([]byte, error) {
-	return ask(ctx, i.socket, api.PathInspect, query)
+// checkOutput checks a value of --output.
+func checkOutput(output string) error {
+	if output != "table" && output != "json" {
+		return fmt.Errorf("--output must be table or json, is %q", output)
+	}
+	return nil
+}
+
+// printRaw prints an answer of the agent as it came.
+func printRaw(out io.Writer, raw []byte) error {
+	if _, err := out.Write(raw); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	return nil
 }
 
 // ask returns the agent's answer at a path of its socket.

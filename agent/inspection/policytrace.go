@@ -4,7 +4,6 @@ package inspection
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/url"
 	"strconv"
@@ -63,8 +62,5 @@ func (p *policyTrace) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if _, err := out.Write(text); err != nil {
-		return fmt.Errorf("print: %w", err)
-	}
-	return nil
+	return printRaw(out, text)
 }

@@ -47,8 +47,8 @@ Exit codes: 0 there is an answer, whatever it is; 1 the network could not be ask
 }
 
 func (p *probe) run(ctx context.Context, out io.Writer, args []string) error {
-	if p.output != "table" && p.output != "json" {
-		return fmt.Errorf("--output must be table or json, is %q", p.output)
+	if err := checkOutput(p.output); err != nil {
+		return err
 	}
 	query := url.Values{"vlan": {strconv.Itoa(p.vlan)}}
 	for _, text := range args {
@@ -63,10 +63,7 @@ func (p *probe) run(ctx context.Context, out io.Writer, args []string) error {
 		return err
 	}
 	if p.output == "json" {
-		if _, err := out.Write(raw); err != nil {
-			return fmt.Errorf("print: %w", err)
-		}
-		return nil
+		return printRaw(out, raw)
 	}
 	var probed api.Probed
 	if err := json.Unmarshal(raw, &probed); err != nil {
