@@ -6,12 +6,10 @@
 //
 // # Changes
 //
-// One transaction changes any number of objects: a packet meets the old rules or the new ones. Two
-// other transactions, which change nothing for packets, may come with it: the one before makes new
-// sets, maps and chains, and the one after removes old ones. One for all would be simpler, but wrong:
-// rules change for packets that come after a transaction, but maps also for packets on their way
-// through the old rules. A map would lead such a packet to a chain that has no rules yet in its eyes,
-// and it would pass.
+// A change takes up to three transactions, of which the second alone changes the verdict on packets;
+// nftables.Change says why one would be wrong. A map changed together with the rules would lead a
+// packet on its way through the old ones to a chain that has no rules yet in its eyes, and it would
+// pass.
 //
 // The first change of a process, and each after an error, replaces the kernel's table: everything is
 // made by new names, then the base chains lead to it, and then the old goes. Later ones are the
