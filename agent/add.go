@@ -14,6 +14,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -206,17 +207,16 @@ func (a *Agent) runOne(ctx context.Context, record *state.Container, i int, step
 		return nil, err
 	}
 	defer steps.done("plugins")
-	switch record.Attachments[i].Driver {
-	case "":
-		return a.Plugins.Add(ctx, network, forPlugins(record, i), nil)
-	case api.DriverIPAM:
+	switch wiring(record, i) {
+	case nettype.ByPlugins:
 		result, err := a.Plugins.Add(ctx, network, forPlugins(record, i), nil)
-		if err == nil {
+		if err == nil && d != nil {
 			announceNow(ctx, d, record, i)
 		}
 		return result, err
-	case api.DriverIPAMCaller:
+	case nettype.ByCaller:
 		return ipamResult(record, i)
+	case nettype.ByDriver:
 	}
 	wired, err := a.setup(ctx, d, record, i)
 	if err != nil {

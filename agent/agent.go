@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/defence"
 	"github.com/berth-dev/berth/agent/keylock"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
@@ -76,12 +77,11 @@ type plugins interface {
 type networks interface {
 	// Default returns the network of pods without a floating IP.
 	Default() (*chain.Network, error)
-	// Floating returns the network of pods with a floating IP. A driver does the
-	// work of its first plugin.
-	Floating() (*Floating, error)
+	// Floating returns the network of pods with a floating IP.
+	Floating() (*nettype.Floating, error)
 	// Named returns a network that a pod names; floating is nil where the network takes
 	// no floating IPs.
-	Named(n *attachdef.Network) (network *chain.Network, floating *Floating, err error)
+	Named(n *attachdef.Network) (network *chain.Network, floating *nettype.Floating, err error)
 }
 
 // driver wires floating IPs to containers in the agent's own process: it must stop

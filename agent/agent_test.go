@@ -24,6 +24,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -199,9 +200,9 @@ func (fakeNetworks) Default() (*chain.Network, error) {
 	return chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"default","plugins":[{"type":"p"}]}`))
 }
 
-func (fakeNetworks) Floating() (*Floating, error) {
+func (fakeNetworks) Floating() (*nettype.Floating, error) {
 	n, err := chain.Parse([]byte(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"},{"type":"chained"}]}`))
-	return &Floating{Network: n, Driver: api.DriverVeth, Uplink: "eth0"}, err
+	return &nettype.Floating{Network: n, Driver: nettype.Veth, Uplink: "eth0"}, err
 }
 
 // portmapNetworks has a default network that opens host ports itself.
@@ -211,7 +212,7 @@ func (portmapNetworks) Default() (*chain.Network, error) {
 	return chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"default","plugins":[{"type":"p"},{"type":"portmap","capabilities":{"portMappings":true}}]}`))
 }
 
-func (f fakeNetworks) Named(n *attachdef.Network) (*chain.Network, *Floating, error) {
+func (f fakeNetworks) Named(n *attachdef.Network) (*chain.Network, *nettype.Floating, error) {
 	if n.Name == "floating" {
 		floating, err := f.Floating()
 		return floating.Network, floating, err
@@ -233,7 +234,7 @@ func newAgent(t *testing.T) (*Agent, *world) {
 		alive: true,
 	}
 	return New(Options{
-		Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{api.DriverVeth: fakeDriver{w}}, PodNetworks: w,
+		Pods: w, Store: store, Plugins: fakePlugins{w}, Networks: fakeNetworks{}, Drivers: Drivers{nettype.Veth: fakeDriver{w}}, PodNetworks: w,
 		HostPorts: &fakeForwarder{}, HostPortRange: hostport.Range{First: 20000, Last: 20009},
 	}), w
 }
@@ -449,7 +450,7 @@ func TestFloatingNetwork(t *testing.T) {
 		file, uplink string
 		mtu          int
 	}{"built in": {"", "eth0", 0}, "of a file": {file, "bond0", 1400}} {
-		n := &Networks{FloatingFile: c.file, Uplink: func() (string, error) { return "eth0", nil }}
+		n := &Networks{FloatingFile: c.file, Node: nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}}
 		floating, err := n.Floating()
 		if err != nil || floating.Uplink != c.uplink || floating.MTU != c.mtu {
 			t.Fatalf("%s: Floating() = %+v, %v", name, floating, err)
@@ -521,7 +522,7 @@ func record(id string, phase state.Phase, netns string, addrs []api.Address) *st
 	return &state.Container{
 		ContainerID: id, IfName: "eth0", NetNS: netns, Phase: phase, Pod: api.Pod{Namespace: "ns", Name: "p", UID: "u"},
 		Attachments: []state.Attachment{{
-			IfName: "eth0", Driver: api.DriverVeth, Addresses: addrs,
+			IfName: "eth0", Driver: nettype.Veth, Addresses: addrs,
 			Network: json.RawMessage(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"berth-veth"}]}`),
 		}},
 	}

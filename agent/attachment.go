@@ -8,8 +8,8 @@ import (
 	"maps"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // driverOf returns the driver of an attachment, nil where plugins do all the work.
@@ -42,18 +42,18 @@ func (a *Agent) eachInterface(record *state.Container, do func(d driver, i *Inte
 	return errors.Join(errs...)
 }
 
-// networkOf returns the network of an attachment with the plugins that the agent runs. It leaves
-// out the first one where a driver does its work, or where the program that called berth-ipam runs
-// it.
+// wiring says which program makes the interface of an attachment.
+func wiring(record *state.Container, i int) nettype.Wiring {
+	return nettype.Of(record.Attachments[i].Driver).Wired
+}
+
+// networkOf returns the network of an attachment with the plugins that the agent runs.
 func networkOf(record *state.Container, i int) (*chain.Network, error) {
 	network, err := chain.Parse(record.Attachments[i].Network)
 	if err != nil {
 		return nil, fmt.Errorf("the record of container %s, interface %s: %w", record.ContainerID, record.Attachments[i].IfName, err)
 	}
-	if d := record.Attachments[i].Driver; d != "" && d != api.DriverIPAM {
-		network = network.Chained()
-	}
-	return network, nil
+	return nettype.Of(record.Attachments[i].Driver).Chain(network), nil
 }
 
 // forPlugins describes an attachment to its plugins.

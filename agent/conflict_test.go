@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/addressconflict"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
@@ -68,7 +68,7 @@ func TestConflict(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, w := newAgent(t)
 			if !c.routed {
-				a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, c.links}}
+				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, c.links}}
 			}
 			a.conflicts.Prober = probeFunc(func(ctx context.Context, targets []conflict.Target) ([]conflict.Conflict, error) {
 				for _, target := range targets {

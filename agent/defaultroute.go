@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/defaultroute"
@@ -51,9 +52,9 @@ func planDefaultRoute(all []state.Attachment) error {
 	if floating == nil || len(floating.Addresses) == 0 {
 		return nil
 	}
-	if floating.Driver != api.DriverVeth {
+	if !nettype.Of(floating.Driver).NodeIsGateway {
 		return fmt.Errorf("%w: network %s: default-route: a pod with its floating IPs on a network of another plugin than %s has its default route there; remove default-route",
-			attachdef.ErrAnnotation, all[holder].Definition, api.VethType)
+			attachdef.ErrAnnotation, all[holder].Definition, nettype.Plugins(func(t *nettype.Type) bool { return t.NodeIsGateway }))
 	}
 	for _, a := range floating.Addresses {
 		i := slices.IndexFunc(gateways, func(g netip.Addr) bool { return g.Is4() == a.Address.Is4() })
@@ -85,7 +86,7 @@ func (a *Agent) setDefaultRoute(record *state.Container) error {
 		return err
 	}
 	for i := range record.Attachments {
-		keep := i == holder && record.Attachments[i].Driver == api.DriverVeth
+		keep := i == holder && nettype.Of(record.Attachments[i].Driver).NodeIsGateway
 		if keep || len(record.Attachments[i].Result) == 0 {
 			continue
 		}
@@ -117,12 +118,12 @@ func defaultWay(record *state.Container) (holder int, way defaultroute.Way, err 
 	return holder, way, err
 }
 
-// wayOf returns the default route as it is in the container: a driver has made its own, by
+// wayOf returns the default route as it is in the container: some network types have made it, by
 // gateways that are the node.
 func wayOf(record *state.Container, holder int) (defaultroute.Way, error) {
 	attachment := &record.Attachments[holder]
 	way := defaultroute.Way{NetNS: record.NetNS, IfName: attachment.IfName, Gateways: attachment.DefaultRoute}
-	if attachment.Driver != api.DriverVeth {
+	if !nettype.Of(attachment.Driver).NodeIsGateway {
 		return way, nil
 	}
 	result, err := resultOf(attachment)

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/defaultroute"
 )
 
@@ -74,7 +74,7 @@ func TestDefaultRouteOfPod(t *testing.T) {
 			w.pod.Wants, w.named = c.wants, c.named
 			if c.wants == 2 {
 				a.Networks = vlanNetworks{}
-				a.Drivers[api.DriverVlan] = fakeDriver{w}
+				a.Drivers[nettype.Vlan] = fakeDriver{w}
 			}
 			_, err := a.Add(t.Context(), addRequest("c"))
 			if (err == nil) != (c.text == "") || err != nil && !strings.Contains(err.Error(), c.text) {
@@ -105,9 +105,9 @@ func TestDefaultRouteOfPod(t *testing.T) {
 // vlanNetworks has floating IPs on interfaces in the pools' networks.
 type vlanNetworks struct{ fakeNetworks }
 
-func (f vlanNetworks) Floating() (*Floating, error) {
+func (f vlanNetworks) Floating() (*nettype.Floating, error) {
 	floating, err := f.fakeNetworks.Floating()
-	floating.Driver = api.DriverVlan
+	floating.Driver = nettype.Vlan
 	return floating, err
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -107,7 +108,7 @@ func TestDefend(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, w := newAgent(t)
-				a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
+				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 				l := fakeListener{w, make(chan conflict.Conflict, 10)}
 				a.Listener, a.conflicts.Log = l, noted{w, map[netip.Addr]bool{}}
 				a.conflicts.Prober = probeFunc(func(_ context.Context, targets []conflict.Target) (all []conflict.Conflict, _ error) {
@@ -168,7 +169,7 @@ func TestEndOfConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w := newAgent(t)
 		addr := w.addrs[0].Address
-		a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
+		a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 		a.conflicts.Log = noted{w, map[netip.Addr]bool{addr: true}}
 		still := []conflict.Conflict{{Address: addr, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Link: "eth0"}}
 		a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) { return still, nil })

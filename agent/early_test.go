@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/cni/conflict"
 )
 
@@ -45,7 +45,7 @@ func TestEarlyProbe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, w := newAgent(t) // its queues outlive the bubble
 			synctest.Test(t, func(t *testing.T) {
-				a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
+				a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 				probes := 0
 				a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
 					probes++
@@ -80,7 +80,7 @@ func TestEarlyProbe(t *testing.T) {
 func TestEarlyProbesAreFew(t *testing.T) {
 	a, w := newAgent(t)
 	synctest.Test(t, func(t *testing.T) {
-		a.Drivers = Drivers{api.DriverVeth: segmentDriver{fakeDriver{w}, nil}}
+		a.Drivers = Drivers{nettype.Veth: segmentDriver{fakeDriver{w}, nil}}
 		probes := make(chan struct{}, 100)
 		a.conflicts.Prober = probeFunc(func(context.Context, []conflict.Target) ([]conflict.Conflict, error) {
 			probes <- struct{}{}

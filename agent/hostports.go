@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -359,10 +360,6 @@ func portsOf(ports []state.HostPort) []api.HostPort {
 	return all
 }
 
-// detachedTypes are the CNI plugins whose pods send by the uplink, so that replies to the
-// node's ports do not pass the node unless the pod sees the node as its client.
-var detachedTypes = []string{"macvlan", "ipvlan", "vlan", "sriov", "host-device"}
-
 // mappingsOf returns the mappings that the node must forward for a record with the results of its
 // plugins: none where a plugin forwards.
 func mappingsOf(record *state.Container) ([]hostport.Mapping, error) {
@@ -377,30 +374,11 @@ func mappingsOf(record *state.Container) ([]hostport.Mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
 	}
-	detached, err := isDetached(first.Driver, network)
+	detached, err := nettype.Of(first.Driver).Detached(network)
 	if err != nil {
 		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
 	}
 	return hostport.Mappings(portsOf(record.HostPorts), addressesOf(first.Result), detached)
-}
-
-// isDetached returns true where the replies of the network's pods do not pass the node. driver
-// does the work of the first plugin; empty where the plugin does.
-func isDetached(driver string, network *chain.Network) (bool, error) {
-	switch driver {
-	case "":
-		return slices.Contains(detachedTypes, network.Types()[0]), nil
-	case api.DriverVeth:
-		return false, nil
-	case api.DriverVlan:
-	default:
-		return true, nil
-	}
-	var conf struct {
-		Mode string `json:"mode"`
-	}
-	err := network.Plugin(&conf)
-	return conf.Mode != api.VlanModePure, err
 }
 
 // openPorts opens the host ports of an ADD whose plugins have ended.

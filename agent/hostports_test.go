@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -162,29 +161,6 @@ func TestHostPortConflict(t *testing.T) {
 	w.alive = true
 	must(t, add(t, a, ports("d", web)))
 	f.expect(t, "TCP 8080 to 10.244.0.6:80", "UDP 8080 to 10.244.0.6:80")
-}
-
-// A pod sees its node as the client where its replies would not pass the node, and the client
-// itself where they do.
-func TestDetached(t *testing.T) {
-	for config, c := range map[string]struct {
-		driver string
-		want   bool
-	}{
-		`{"type":"berth-veth"}`:                 {api.DriverVeth, false},
-		`{"type":"berth-vlan","mode":"pure"}`:   {api.DriverVlan, false},
-		`{"type":"berth-vlan","mode":"bridge"}`: {api.DriverVlan, true},
-		`{"type":"berth-sriov"}`:                {api.DriverVlan, true},
-		`{"type":"macvlan","mode":"bridge"}`:    {"", true},
-		`{"type":"bridge"}`:                     {"", false},
-		`{"type":"foreign","mode":7}`:           {api.DriverIPAM, true},
-	} {
-		network, err := chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"n","plugins":[` + config + `]}`))
-		must(t, err)
-		if got, err := isDetached(c.driver, network); got != c.want || err != nil {
-			t.Errorf("%s: isDetached() = %v, %v, want %v", config, got, err, c.want)
-		}
-	}
 }
 
 // A new sandbox takes the port over, and the DEL of the old one, which comes later, does not

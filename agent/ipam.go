@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -48,7 +49,12 @@ func (a *Agent) IPAM(ctx context.Context, req *api.Request) (json.RawMessage, er
 
 // ofCaller returns whether another program than the agent runs the record's plugins.
 func ofCaller(record *state.Container) bool {
-	return record.Attachments[0].Driver == api.DriverIPAMCaller
+	return wiring(record, 0) == nettype.ByCaller
+}
+
+// asksIPAM returns whether the plugin that makes an interface gets floating IPs from berth-ipam.
+func asksIPAM(record *state.Container, i int) bool {
+	return len(record.Attachments[i].Addresses) > 0 && wiring(record, i) != nettype.ByDriver
 }
 
 // ipamResult returns berth-ipam's result for an attachment.
@@ -57,14 +63,7 @@ func ipamResult(record *state.Container, i int) (json.RawMessage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the record of container %s: %w", record.ContainerID, err)
 	}
-	conf, ours, err := foreignConfig(network)
-	if err != nil {
-		return nil, err
-	}
-	if !ours {
-		return nil, fmt.Errorf("%w %q: the plugin %s does not name %s as its ipam.type", foreign.ErrConfig, network.Name(), network.Types()[0], api.IPAMType)
-	}
-	result, err := conf.Result(record.Attachments[i].Addresses)
+	result, err := nettype.IPAMResult(network, record.Attachments[i].Addresses)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +128,7 @@ func ipamOfChain(record *state.Container, i int, args podArgs) (json.RawMessage,
 		return nil, fmt.Errorf("%w: container %s is of pod %s, CNI_ARGS names %s/%s", ErrRequest, record.ContainerID, record.Pod, args.namespace, args.name)
 	case record.Phase != state.Adding && record.Phase != state.Added:
 		return nil, fmt.Errorf("%w: the network of container %s of pod %s is %s", podinfo.ErrPodReplaced, record.ContainerID, record.Pod, record.Phase)
-	case attachment.Driver != api.DriverIPAM:
+	case !asksIPAM(record, i):
 		return nil, fmt.Errorf("%w: interface %s of pod %s", ErrNoFloatingIP, attachment.IfName, record.Pod)
 	}
 	return ipamResult(record, i)
@@ -159,15 +158,15 @@ func (a *Agent) planForCaller(ctx context.Context, req *api.Request, args podArg
 	if err != nil {
 		return nil, err
 	}
-	network, err := listOf(conf, req.Config)
+	floating, err := nettype.OfCaller(conf, req.Config)
 	if err != nil {
 		return nil, err
 	}
+	attachment := floating.Attachment()
+	attachment.IfName, attachment.Addresses = req.IfName, addrs
 	record := &state.Container{
 		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding,
-		Attachments: []state.Attachment{{
-			IfName: req.IfName, Driver: api.DriverIPAMCaller, Addresses: addrs, Uplink: conf.Link, Network: network,
-		}},
+		Attachments: []state.Attachment{attachment},
 	}
 	return record, a.onOneInterface(record)
 }
@@ -184,19 +183,6 @@ func (a *Agent) onOneInterface(record *state.Container) error {
 		}
 	}
 	return nil
-}
-
-// listOf returns the configuration of one plugin as a list.
-func listOf(conf *foreign.Config, plugin json.RawMessage) (json.RawMessage, error) {
-	list, err := json.Marshal(map[string]any{"cniVersion": conf.CNIVersion, "name": conf.Name, "plugins": []json.RawMessage{plugin}})
-	if err != nil {
-		return nil, fmt.Errorf("encode the configuration of network %q: %w", conf.Name, err)
-	}
-	network, err := chain.Parse(list)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", foreign.ErrConfig, err)
-	}
-	return network.Raw(), nil
 }
 
 // ipamDel ends an attachment whose plugins another program runs. An attachment whose plugins the
@@ -244,7 +230,7 @@ func (a *Agent) ipamCheck(req *api.Request) (json.RawMessage, error) {
 		return nil, err
 	}
 	record, i := a.attachmentOf(req.ContainerID, req.IfName)
-	if record == nil || !api.WiredByPlugins(record.Attachments[i].Driver) {
+	if record == nil || !asksIPAM(record, i) {
 		return nil, fmt.Errorf("%w: %s, interface %s has no floating IP", ErrUnknownContainer, req.ContainerID, req.IfName)
 	}
 	if record.Phase != state.Added {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
@@ -31,15 +32,15 @@ type foreignNetworks struct {
 	delegate string
 }
 
-func (f foreignNetworks) Floating() (*Floating, error) {
+func (f foreignNetworks) Floating() (*nettype.Floating, error) {
 	n, err := chain.Parse([]byte(`{"cniVersion":"1.1.0","name":"floating","plugins":[{"type":"bridge","ipam":{"type":"berth-ipam"` + f.delegate + `}}]}`))
 	if err != nil {
 		return nil, err
 	}
-	return (&Networks{Socket: "/s"}).foreign(n)
+	return nettype.Read(n, nettype.Node{Socket: "/s"})
 }
 
-func (f foreignNetworks) Named(n *attachdef.Network) (*chain.Network, *Floating, error) {
+func (f foreignNetworks) Named(n *attachdef.Network) (*chain.Network, *nettype.Floating, error) {
 	floating, err := f.Floating()
 	return floating.Network, floating, err
 }
@@ -84,7 +85,7 @@ func newForeignAgent(t *testing.T, delegate string) (*Agent, *world) {
 	a, w := newAgent(t)
 	plugins := &calling{fakePlugins{w}, a}
 	a.Plugins, a.Networks = plugins, foreignNetworks{delegate: delegate}
-	a.Drivers[api.DriverIPAM], a.Drivers[api.DriverIPAMCaller] = fakeDriver{w}, fakeDriver{w}
+	a.Drivers[nettype.IPAM], a.Drivers[nettype.IPAMCaller] = fakeDriver{w}, fakeDriver{w}
 	return a, w
 }
 
@@ -282,7 +283,7 @@ func TestIPAMRefuses(t *testing.T) {
 // the lock that Add holds.
 func TestIPAMInsideOfAdd(t *testing.T) {
 	a, w := newAgent(t)
-	a.Drivers[api.DriverIPAMCaller] = fakeDriver{w}
+	a.Drivers[nettype.IPAMCaller] = fakeDriver{w}
 	synctest.Test(t, func(t *testing.T) {
 		var err error
 		w.hang = func(ctx context.Context) {
@@ -333,7 +334,7 @@ func TestNetworksNameTheSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := &Networks{ConfDir: dir, OwnFile: "00", FloatingFile: filepath.Join(dir, "10.conflist"), Socket: "/agent.sock"}
+	n := &Networks{ConfDir: dir, OwnFile: "00", FloatingFile: filepath.Join(dir, "10.conflist"), Node: nettype.Node{Socket: "/agent.sock"}}
 	for ipam, want := range map[string]string{
 		`{"type":"berth-ipam"}`:                   "/agent.sock",
 		`{"type":"berth-ipam","socket":"/other"}`: "/other",
@@ -348,11 +349,13 @@ func TestNetworksNameTheSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, network := range []*chain.Network{floating.Network, def} {
-			if conf, ours, err := foreignConfig(network); err != nil || !ours || conf.IPAM.Socket != want {
+			var plugin json.RawMessage
+			must(t, network.Plugin(&plugin))
+			if conf, ours, err := foreign.ParseConfig(plugin); err != nil || !ours || conf.IPAM.Socket != want {
 				t.Errorf("%s: %+v, %v", ipam, conf, err)
 			}
 		}
-		if floating.Driver != api.DriverIPAM || floating.Uplink != "br0" || floating.Optional {
+		if floating.Driver != nettype.IPAM || floating.Uplink != "br0" || floating.Optional {
 			t.Errorf("%s: %+v", ipam, floating)
 		}
 	}
@@ -384,7 +387,7 @@ func (d unseenDriver) Withdraw(i *Interface) error {
 func TestIPAMWithdrawnBeforeWiring(t *testing.T) {
 	a, w := newForeignAgent(t, "")
 	made := false
-	a.Drivers[api.DriverIPAMCaller] = unseenDriver{fakeDriver{w}, &made}
+	a.Drivers[nettype.IPAMCaller] = unseenDriver{fakeDriver{w}, &made}
 	req := ipamRequest("ADD", "c", "net1")
 	req.NetNS = filepath.Join(t.TempDir(), "netns")
 	if err := os.WriteFile(req.NetNS, nil, 0o600); err != nil {
@@ -481,7 +484,7 @@ func (d nodeDriver) Teardown(i *Interface) error { d.note("teardown in %q", i.Ne
 // The path of DEL may lead to the node by now, as after its process ID was used again.
 func TestIPAMDelOnNode(t *testing.T) {
 	a, w := newForeignAgent(t, "")
-	a.Drivers[api.DriverIPAMCaller] = nodeDriver{fakeDriver{w}}
+	a.Drivers[nettype.IPAMCaller] = nodeDriver{fakeDriver{w}}
 	if _, err := a.IPAM(t.Context(), ipamRequest("ADD", "c", "eth0")); err != nil {
 		t.Fatal(err)
 	}

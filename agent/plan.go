@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -93,7 +94,7 @@ func (a *Agent) planFirst(pod podinfo.Pod, named []state.Attachment) (state.Atta
 		if err != nil {
 			return state.Attachment{}, err
 		}
-		return floating.attachment(), nil
+		return floating.Attachment(), nil
 	}
 	network, err := a.Networks.Default()
 	if errors.Is(err, chain.ErrNoNetwork) {
@@ -150,7 +151,7 @@ func (a *Agent) planOne(n *attachdef.Network, wants int) (state.Attachment, erro
 			return state.Attachment{}, fmt.Errorf("%w: network %s: ips %q: the scheduler chooses floating IPs; remove ips and name the addresses in the annotation %s",
 				attachdef.ErrAnnotation, n.Definition, n.IPs, v1alpha1.AnnotationAddresses)
 		}
-		attachment = floating.attachment()
+		attachment = floating.Attachment()
 	}
 	attachment.IfName, attachment.Definition, attachment.Capabilities, attachment.Args = n.IfName, n.Definition, n.Capabilities, n.Args
 	attachment.DefaultRoute = n.DefaultRoute
@@ -167,15 +168,11 @@ func floatingOf(all []state.Attachment) *state.Attachment {
 	return nil
 }
 
-func (f *Floating) attachment() state.Attachment {
-	return state.Attachment{Driver: f.Driver, Uplink: f.Uplink, MTU: f.MTU, Network: f.Network.Raw()}
-}
-
 // giveAddresses puts the pod's floating IPs on the attachment, for the driver and for the
 // plugins. The MAC follows from the address, so that it moves with it.
 func giveAddresses(attachment *state.Attachment, addrs []api.Address) error {
 	attachment.Addresses, attachment.MAC = addrs, v1alpha1.MACOf(addrs[0].Address).String()
-	if api.WiredByPlugins(attachment.Driver) {
+	if nettype.Of(attachment.Driver).Wired != nettype.ByDriver {
 		network, err := chain.Parse(attachment.Network)
 		if err != nil {
 			return err

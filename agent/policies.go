@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -90,25 +91,13 @@ func (a *Agent) policed(record *state.Container) enforce.Container {
 				c.Addresses = append(c.Addresses, addr.Address)
 			}
 		}
-		// A driver makes an interface for each VLAN.
-		c.Interfaces = append(c.Interfaces, interfacesOf(attachment)...)
+		c.Interfaces = append(c.Interfaces, nettype.Of(attachment.Driver).FurtherInterfaces(attachment.IfName, attachment.Addresses)...)
 	}
 	slices.Sort(c.Interfaces)
 	c.Interfaces = slices.Compact(c.Interfaces)
 	slices.SortFunc(c.Addresses, netip.Addr.Compare)
 	c.Addresses = slices.Compact(c.Addresses)
 	return c
-}
-
-// interfacesOf lists further interfaces that an attachment may have made in the container.
-func interfacesOf(attachment state.Attachment) []string {
-	var all []string
-	for _, addr := range attachment.Addresses {
-		if addr.VLAN > 0 {
-			all = append(all, fmt.Sprintf("%s.%d", attachment.IfName, addr.VLAN))
-		}
-	}
-	return all
 }
 
 // policedID tells the record's container from others.

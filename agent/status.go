@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/agent/chain"
-	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/agent/nettype"
 )
 
 // syncPatience limits how long STATUS waits until an agent that has just started
@@ -84,11 +84,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 		}
 	}
-	network := floating.Network
-	if !api.WiredByPlugins(floating.Driver) {
-		network = network.Chained()
-	}
-	if err := a.Plugins.Status(ctx, network); err != nil {
+	if err := a.Plugins.Status(ctx, nettype.Of(floating.Driver).Chain(floating.Network)); err != nil {
 		return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
@@ -313,7 +314,7 @@ func TestCleanupRefusesPods(t *testing.T) {
 	} {
 		c.IfName = "eth0"
 		for i := range c.Attachments {
-			c.Attachments[i].IfName, c.Attachments[i].Network, c.Attachments[i].Driver = "eth0", []byte(`{}`), api.DriverVeth
+			c.Attachments[i].IfName, c.Attachments[i].Network, c.Attachments[i].Driver = "eth0", []byte(`{}`), nettype.Veth
 		}
 		c.Result = []byte(`{}`)
 		if err := store.Put(&c); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent"
-	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/cni/rtnl"
@@ -47,7 +47,7 @@ func (foreignDriver) Setup(i *agent.Interface) (*current.Result, error) {
 // that the agent runs is over.
 func (foreignDriver) Withdraw(i *agent.Interface) error {
 	err := foreignOf(i).Silence()
-	if i.Driver != api.DriverIPAMCaller && errors.Is(err, foreign.ErrNotSeen) {
+	if i.Driver != nettype.IPAMCaller && errors.Is(err, foreign.ErrNotSeen) {
 		return nil
 	}
 	return err

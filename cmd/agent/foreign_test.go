@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/netnstest"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
@@ -24,13 +25,13 @@ func TestForeignDriver(t *testing.T) {
 	} {
 		node, pod := netnstest.New(t), netnstest.New(t)
 		i := &agent.Interface{ContainerID: "c", NetNS: pod.Path(), Attachment: state.Attachment{
-			IfName: "eth0", Driver: api.DriverIPAMCaller, Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}},
+			IfName: "eth0", Driver: nettype.IPAMCaller, Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}},
 		}}
 		if err := node.Try(func() error { return foreignDriver{}.Withdraw(i) }); !errors.Is(err, foreign.ErrNotSeen) {
 			t.Errorf("Withdraw before there is an interface: %v, want ErrNotSeen", err)
 		}
 		ofAgent := *i
-		ofAgent.Driver = api.DriverIPAM
+		ofAgent.Driver = nettype.IPAM
 		node.Run(func() error { return errors.Join(foreignDriver{}.Withdraw(&ofAgent), foreignDriver{}.Teardown(i)) })
 
 		node.IP("link", "add", "pod0", "type", "veth", "peer", "name", "eth0", "netns", pod.Path())

@@ -146,11 +146,3 @@ func (o *Options) validate() error {
 	}
 	return errors.Join(errs...)
 }
-
-// pluginSysctlRoot returns the path by which plugins find the node's /proc/sys.
-func (o *Options) pluginSysctlRoot() string {
-	if o.HostRoot != "" {
-		return "/proc/sys"
-	}
-	return o.SysctlRoot
-}

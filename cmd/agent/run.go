@@ -20,11 +20,11 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/linkwatch"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/server"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/defaultroute"
 	"github.com/berth-dev/berth/cni/hostport"
@@ -183,8 +183,8 @@ func newJournal(o *Options) *settings.Journal {
 func newDrivers(o *Options, journal *settings.Journal) agent.Drivers {
 	wirer := newWirer(o, journal)
 	return agent.Drivers{
-		api.DriverVeth: &veth{wirer: wirer}, api.DriverVlan: &vlanDriver{driver: vlan.New(wirer, sriov.New(functionsDir(o.StateFile)))},
-		api.DriverIPAM: &foreignDriver{}, api.DriverIPAMCaller: &foreignDriver{},
+		nettype.Veth: &veth{wirer: wirer}, nettype.Vlan: &vlanDriver{driver: vlan.New(wirer, sriov.New(functionsDir(o.StateFile)))},
+		nettype.IPAM: &foreignDriver{}, nettype.IPAMCaller: &foreignDriver{},
 	}
 }
 
@@ -276,9 +276,8 @@ func newRunner(o *Options, exec *chain.Exec, bootID string) *chain.Runner {
 
 func newNetworks(o *Options) *agent.Networks {
 	return &agent.Networks{
-		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName, Socket: o.Socket,
-		DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork, SysctlRoot: o.pluginSysctlRoot(),
-		Uplink: func() (string, error) {
+		ConfDir: o.CNIConfDir, OwnFile: o.CNIConfName, DefaultFile: o.DefaultNetwork, FloatingFile: o.FloatingNetwork,
+		Node: nettype.Node{Socket: o.Socket, Uplink: func() (string, error) {
 			if o.Uplink != "" {
 				return o.Uplink, nil
 			}
@@ -287,6 +286,6 @@ func newNetworks(o *Options) *agent.Networks {
 				return "", fmt.Errorf("parse the node's address: %w", err)
 			}
 			return wire.UplinkFor(addr)
-		},
+		}},
 	}
 }

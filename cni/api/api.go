@@ -23,18 +23,11 @@ const (
 	MaxRequestBytes = relay.MaxBytes
 )
 
-// Types of plugins in CNI configurations. ShimType and IPAMType are programs in /opt/cni/bin; the
-// others are network types, whose work the agent does in its own process.
+// Names of plugins, networks and capabilities in CNI configurations. ShimType and IPAMType are programs in
+// /opt/cni/bin.
 const (
 	// ShimType is the CNI plugin that the runtime calls.
 	ShimType = "berth-cni"
-	// VethType is the plugin that wires a floating IP.
-	VethType = "berth-veth"
-	// VlanType is the plugin that gives a pod an interface in the network of its floating
-	// IP itself.
-	VlanType = "berth-vlan"
-	// VlanModePure is its mode in which the node answers and routes as with VethType.
-	VlanModePure = "pure"
 	// IPAMType is the IPAM plugin that hands floating IPs to plugins of other projects.
 	IPAMType = "berth-ipam"
 	// SriovType is the plugin that gives a pod a virtual function of a network card.
@@ -53,21 +46,6 @@ const (
 	// string in runtimeConfig, by CNI's conventions.
 	CapabilityMAC = "mac"
 )
-
-// The drivers wire floating IPs as the plugins do.
-const (
-	DriverVeth = "veth" // berth-veth
-	DriverVlan = "vlan" // berth-vlan, berth-sriov
-	// DriverIPAM leaves the wiring to the network's plugins, which get the addresses from
-	// berth-ipam.
-	DriverIPAM = "ipam"
-	// DriverIPAMCaller does so for plugins that another program than the agent runs, such as
-	// the runtime itself.
-	DriverIPAMCaller = "ipam-caller"
-)
-
-// WiredByPlugins returns whether plugins wire the addresses of a driver's attachments.
-func WiredByPlugins(driver string) bool { return driver == DriverIPAM || driver == DriverIPAMCaller }
 
 // CNI error codes (CNI specification, section Error) that CNI's Go package
 // does not name in the version we use.

@@ -47,6 +47,10 @@ func portOf(containerID, ifName string) string { return portPrefix + digest(cont
 // it on the node, where another link may have the interface's name.
 func newName(containerID, ifName string) string { return newPrefix + digest(containerID, ifName) }
 
+// FurtherInterface returns the name of a container's interface for a VLAN, if it is not the VLAN of
+// the first address: that has the interface ifName.
+func FurtherInterface(ifName string, vlan int) string { return fmt.Sprintf("%s.%d", ifName, vlan) }
+
 func digest(containerID, ifName string) string {
 	sum := sha256.Sum256([]byte(containerID + "\x00" + ifName))
 	return hex.EncodeToString(sum[:])[:11]

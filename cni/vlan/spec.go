@@ -21,7 +21,7 @@ const (
 	Bridge  Mode = "bridge"
 	Macvlan Mode = "macvlan"
 	IPvlan  Mode = "ipvlan"
-	Pure    Mode = api.VlanModePure
+	Pure    Mode = "pure"
 	// SRIOV is for the plugin berth-sriov alone.
 	SRIOV Mode = "sriov"
 )
@@ -161,7 +161,7 @@ func (s Spec) segments() []segment {
 			position[a.VLAN] = i
 			g := segment{vlan: a.VLAN, ifName: s.IfName, mac: s.MAC}
 			if i > 0 {
-				g.ifName = fmt.Sprintf("%s.%d", s.IfName, a.VLAN)
+				g.ifName = FurtherInterface(s.IfName, a.VLAN)
 				g.mac = derivedMAC(podMACPrefix, a.Address.String())
 			}
 			all = append(all, g)

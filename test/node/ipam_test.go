@@ -17,6 +17,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/cni/api"
 )
 
@@ -133,7 +134,7 @@ func TestIPAMInChain(t *testing.T) {
 			if err := a.check(c); err != nil {
 				t.Errorf("CHECK: %v", err)
 			}
-			if got := a.inspection(); len(got.Containers) != 1 || len(got.Containers[0].Interfaces[0].FloatingIPs) != 1 || got.Containers[0].Interfaces[0].Driver != api.DriverIPAM {
+			if got := a.inspection(); len(got.Containers) != 1 || len(got.Containers[0].Interfaces[0].FloatingIPs) != 1 || got.Containers[0].Interfaces[0].Driver != nettype.IPAM {
 				t.Errorf("inspect shows %+v", got.Containers)
 			}
 			a.kill()

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nettype
+
+import (
+	"encoding/json"
+	"fmt"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/foreign"
+)
+
+// Names of the types of interfaces that plugins of other projects make, with addresses from
+// berth-ipam.
+const (
+	// IPAM is for plugins that the agent runs.
+	IPAM = "ipam"
+	// IPAMCaller is for plugins that another program than the agent runs, such as the runtime itself.
+	IPAMCaller = "ipam-caller"
+)
+
+var (
+	ipam       = &Type{Name: IPAM, Wired: ByPlugins}
+	ipamCaller = &Type{Name: IPAMCaller, Wired: ByCaller}
+)
+
+// readIPAM returns a network whose first plugin gets the floating IPs from berth-ipam, nil for
+// any other.
+func readIPAM(network *chain.Network, node Node) (*Floating, error) {
+	conf, ours, err := ipamConfig(network)
+	if err != nil || !ours {
+		return nil, err
+	}
+	network, err = WithSocket(network, node)
+	if err != nil {
+		return nil, err
+	}
+	return &Floating{Network: network, Driver: IPAM, Uplink: conf.Link, Optional: len(conf.IPAM.Delegate) > 0}, nil
+}
+
+func ipamConfig(network *chain.Network) (conf *foreign.Config, ours bool, err error) {
+	var raw json.RawMessage
+	if err := network.Plugin(&raw); err != nil {
+		return nil, false, err
+	}
+	conf, ours, err = foreign.ParseConfig(raw)
+	if err != nil {
+		return nil, ours, fmt.Errorf("network configuration %q: %w", network.Name(), err)
+	}
+	return conf, ours, nil
+}
+
+// WithSocket returns the network with the agent's socket in its configuration of berth-ipam,
+// if it has one.
+func WithSocket(network *chain.Network, node Node) (*chain.Network, error) {
+	_, ours, err := ipamConfig(network)
+	if err != nil || !ours {
+		return network, err
+	}
+	var conf struct {
+		IPAM map[string]json.RawMessage `json:"ipam"`
+	}
+	if err := network.Plugin(&conf); err != nil {
+		return nil, err
+	}
+	if _, given := conf.IPAM["socket"]; given || node.Socket == "" {
+		return network, nil
+	}
+	socket, err := json.Marshal(node.Socket)
+	if err != nil {
+		return nil, fmt.Errorf("encode the socket's path: %w", err)
+	}
+	conf.IPAM["socket"] = socket
+	return network.WithPlugin(network.Types()[0], map[string]any{"ipam": conf.IPAM})
+}
+
+// OfCaller returns the network of a plugin that another program runs: a list of that plugin.
+func OfCaller(conf *foreign.Config, plugin json.RawMessage) (*Floating, error) {
+	list, err := json.Marshal(map[string]any{"cniVersion": conf.CNIVersion, "name": conf.Name, "plugins": []json.RawMessage{plugin}})
+	if err != nil {
+		return nil, fmt.Errorf("encode the configuration of network %q: %w", conf.Name, err)
+	}
+	network, err := chain.Parse(list)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", foreign.ErrConfig, err)
+	}
+	return &Floating{Network: network, Driver: IPAMCaller, Uplink: conf.Link}, nil
+}
+
+// IPAMResult returns the result of berth-ipam for the addresses of a pod on the network.
+func IPAMResult(network *chain.Network, addrs []api.Address) (*current.Result, error) {
+	conf, ours, err := ipamConfig(network)
+	if err != nil {
+		return nil, err
+	}
+	if !ours {
+		return nil, fmt.Errorf("%w %q: the plugin %s does not name %s as its ipam.type", foreign.ErrConfig, network.Name(), network.Types()[0], api.IPAMType)
+	}
+	return conf.Result(addrs)
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nettype
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/cni/api"
+)
+
+// types are the network types; a new one joins with a line here.
+var types = []*Type{
+	veth,
+	vlanType,
+	ipam,
+	ipamCaller,
+	ordinary,
+}
+
+// Default is the plugin of the floating network where the node's administrator chose none.
+const Default = VethPlugin
+
+// Of returns the type that a record names. For a name that only another version of the agent knows
+// it returns a type without a driver.
+func Of(name string) *Type {
+	i := slices.IndexFunc(types, func(t *Type) bool { return t.Name == name })
+	if i < 0 {
+		return &Type{Name: name}
+	}
+	return types[i]
+}
+
+// Read returns how a type serves the network, nil where none does: the type that the first plugin
+// names, or ipam, which serves plugins of other projects.
+func Read(network *chain.Network, node Node) (*Floating, error) {
+	plugin := network.Types()[0]
+	for _, t := range types {
+		if slices.Contains(t.Plugins, plugin) {
+			return t.read(network, node)
+		}
+	}
+	return readIPAM(network, node)
+}
+
+// ErrorOf returns the error of a floating network that no type serves.
+func ErrorOf(network *chain.Network) error {
+	return fmt.Errorf("network configuration %q: the first plugin must be %s, or name %s as its ipam.type, is %s",
+		network.Name(), Plugins(func(*Type) bool { return true }), api.IPAMType, network.Types()[0])
+}
+
+// Plugins names the plugins that choose one of some types, such as "x, y or z".
+func Plugins(some func(*Type) bool) string {
+	var all []string
+	for _, t := range types {
+		if some(t) {
+			all = append(all, t.Plugins...)
+		}
+	}
+	if last := len(all) - 1; last > 0 {
+		return strings.Join(all[:last], ", ") + " or " + all[last]
+	}
+	return strings.Join(all, "")
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nettype_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
+)
+
+func parse(t *testing.T, plugin string) *chain.Network {
+	t.Helper()
+	network, err := chain.Parse([]byte(`{"cniVersion":"1.0.0","name":"n","plugins":[` + plugin + `,{"type":"chained"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return network
+}
+
+// A pod sees its node as the client where its replies would not pass the node, and the client
+// itself where they do.
+func TestDetached(t *testing.T) {
+	for config, c := range map[string]struct {
+		driver string
+		want   bool
+	}{
+		`{"type":"berth-veth"}`:                 {nettype.Veth, false},
+		`{"type":"berth-vlan","mode":"pure"}`:   {nettype.Vlan, false},
+		`{"type":"berth-vlan","mode":"bridge"}`: {nettype.Vlan, true},
+		`{"type":"berth-sriov"}`:                {nettype.Vlan, true},
+		`{"type":"macvlan","mode":"bridge"}`:    {"", true},
+		`{"type":"bridge"}`:                     {"", false},
+		`{"type":"foreign","mode":7}`:           {nettype.IPAM, true},
+		`{"type":"later"}`:                      {"later", true},
+	} {
+		if got, err := nettype.Of(c.driver).Detached(parse(t, config)); got != c.want || err != nil {
+			t.Errorf("%s: Detached() = %v, %v, want %v", config, got, err, c.want)
+		}
+	}
+}
+
+// The first plugin, or its IPAM plugin, chooses the type, by which follow the plugins that the
+// agent runs.
+func TestRead(t *testing.T) {
+	node := nettype.Node{Uplink: func() (string, error) { return "eth0", nil }}
+	for plugin, c := range map[string]struct {
+		driver, uplink string
+		plugins        int
+	}{
+		`{"type":"berth-veth"}`:                                        {nettype.Veth, "eth0", 1},
+		`{"type":"berth-veth","ipam":{"type":"berth-ipam"}}`:           {nettype.Veth, "eth0", 1},
+		`{"type":"berth-vlan","uplink":"eth1"}`:                        {nettype.Vlan, "eth1", 1},
+		`{"type":"berth-sriov"}`:                                       {nettype.Vlan, "eth0", 1},
+		`{"type":"macvlan","master":"e","ipam":{"type":"berth-ipam"}}`: {nettype.IPAM, "e", 2},
+		`{"type":"macvlan","master":"e"}`:                              {"", "", 2},
+	} {
+		network := parse(t, plugin)
+		floating, err := nettype.Read(network, node)
+		if err != nil {
+			t.Errorf("%s: %v", plugin, err)
+			continue
+		}
+		if floating == nil {
+			floating = &nettype.Floating{Network: network}
+		}
+		run := nettype.Of(floating.Driver).Chain(floating.Network).Types()
+		if floating.Driver != c.driver || floating.Uplink != c.uplink || len(run) != c.plugins {
+			t.Errorf("%s: driver %q, uplink %q, runs %v, want %+v", plugin, floating.Driver, floating.Uplink, run, c)
+		}
+	}
+	const want = "the first plugin must be berth-veth, berth-vlan or berth-sriov, or name berth-ipam as its ipam.type, is macvlan"
+	if err := nettype.ErrorOf(parse(t, `{"type":"macvlan"}`)); !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("ErrorOf() = %v, want %s", err, want)
+	}
+}

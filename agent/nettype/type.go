@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nettype
+
+import (
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/cni/api"
+)
+
+// Type is a network type.
+type Type struct {
+	// Name stands in records, so it never changes.
+	Name string
+	// Plugins choose the type as the first plugin of a network.
+	Plugins []string
+	// Wired says which program makes the interfaces.
+	Wired Wiring
+	// NodeIsGateway is true where the container's default route is made with the interface, by
+	// gateways that are the node. Others can then give the container another default route.
+	NodeIsGateway bool
+
+	// read returns a network that has one of Plugins, completed with values of the node.
+	read func(network *chain.Network, node Node) (*Floating, error)
+	// detached is for Detached; nil where no replies pass the node.
+	detached func(network *chain.Network) (bool, error)
+	// furtherInterfaces is for FurtherInterfaces; nil where there are none.
+	furtherInterfaces func(ifName string, addrs []api.Address) []string
+}
+
+// Wiring says which program makes the interfaces of a network type's pods.
+type Wiring int
+
+// The programs that make interfaces.
+const (
+	// ByDriver: the agent does the work of the network's first plugin, and runs the others.
+	ByDriver Wiring = iota
+	// ByPlugins: the agent runs all plugins of the network.
+	ByPlugins
+	// ByCaller: another program, such as the runtime, runs the network's plugins.
+	ByCaller
+)
+
+// Chain returns the network with the plugins that the agent runs.
+func (t *Type) Chain(network *chain.Network) *chain.Network {
+	if t.Wired == ByPlugins {
+		return network
+	}
+	return network.Chained()
+}
+
+// Detached returns whether the replies of the network's pods do not pass the node, so that a host
+// port works only where the pod sees the node as its client.
+func (t *Type) Detached(network *chain.Network) (bool, error) {
+	if t.detached == nil {
+		return true, nil
+	}
+	return t.detached(network)
+}
+
+// FurtherInterfaces lists the interfaces that the container may have for the addresses beside the
+// interface ifName.
+func (t *Type) FurtherInterfaces(ifName string, addrs []api.Address) []string {
+	if t.furtherInterfaces == nil {
+		return nil
+	}
+	return t.furtherInterfaces(ifName, addrs)
+}
