@@ -56,6 +56,7 @@ var rules = []rule{
 	{"cni", []string{"k8s.io", "ipam"}, "plugins start for every pod and stay small"},
 	{"cni", []string{"agent"}, "the agent uses the node's packages, never the reverse"},
 	{"cni/api", []string{"agent", "ipam", "k8s.io"}, "the plugins depend on it and stay small"},
+	{"cni/atomicfile", []string{"agent", "cni", "ipam", "k8s.io"}, "packages of the node write their files with it"},
 	{"cni/fault", []string{"agent", "cni", "ipam", "k8s.io"}, "packages of the node and its plugins name their fault points with it"},
 	{"cni/leftover", []string{"agent", "cni", "ipam", "k8s.io"}, "each package of the node lists with it the things it made"},
 	{"cni/nftables", []string{"agent", "ipam", "k8s.io", "cni/netfilter"}, "tables are written without their users"},

@@ -3,6 +3,7 @@
 package chain
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -10,7 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+
+	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
 // Cache has a file for each attachment that plugins may keep something for in files of their own, such as
@@ -27,10 +29,7 @@ type Cache struct {
 // of the node's kernel.
 func NewCache(dir, bootID string) *Cache { return &Cache{dir: dir, bootID: bootID} }
 
-const (
-	cacheSuffix      = ".json"
-	unfinishedSuffix = ".tmp"
-)
+const cacheSuffix = ".json"
 
 // cached is the content of a file.
 type cached struct {
@@ -62,17 +61,12 @@ func (c *Cache) put(n *Network, a Attachment) error {
 	if err != nil {
 		return fmt.Errorf("encode an attachment to network %q: %w", n.Name(), err)
 	}
-	path := c.file(n, a)
-	// A reader of the folder finds whole files only.
-	unfinished := path + unfinishedSuffix
-	err = os.WriteFile(unfinished, raw, 0o600)
+	write := func() error { return atomicfile.Replace(c.file(n, a), bytes.NewReader(raw), 0o600) }
+	err = write()
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = os.MkdirAll(c.dir, 0o700); err == nil {
-			err = os.WriteFile(unfinished, raw, 0o600)
+			err = write()
 		}
-	}
-	if err == nil {
-		err = os.Rename(unfinished, path)
 	}
 	if err != nil {
 		return fmt.Errorf("keep the input of DEL of network %q: %w", n.Name(), err)
@@ -96,16 +90,13 @@ func (c *Cache) list() ([]Attached, error) {
 	if c == nil {
 		return nil, nil
 	}
-	paths, err := CacheFiles(c.dir)
+	paths, err := filepath.Glob(filepath.Join(c.dir, "*"+cacheSuffix))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list the attachments in %s: %w", c.dir, err)
 	}
 	var all []Attached
 	var errs []error
 	for _, path := range paths {
-		if strings.HasSuffix(path, unfinishedSuffix) {
-			continue
-		}
 		raw, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -142,9 +133,11 @@ func (c *Cache) parse(raw []byte) (Attached, error) {
 // CacheFiles lists the files of the cache in a folder, also files that a killed process did not
 // finish.
 func CacheFiles(dir string) ([]string, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, "*"+cacheSuffix+"*"))
+	files := filepath.Join(dir, "*"+cacheSuffix)
+	paths, err := filepath.Glob(files)
 	if err != nil {
 		return nil, fmt.Errorf("list the attachments in %s: %w", dir, err)
 	}
-	return paths, nil
+	unfinished, err := atomicfile.Unfinished(files)
+	return append(paths, unfinished...), err
 }

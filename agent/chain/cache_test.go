@@ -86,7 +86,7 @@ func TestCacheDamaged(t *testing.T) {
 	}
 	for _, content := range []string{"", "\x00\x00", `{"network":{}}`} {
 		path := filepath.Join(dir, "x"+cacheSuffix)
-		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.WriteFile(path+unfinishedSuffix, nil, 0o600)); err != nil {
+		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.WriteFile(filepath.Join(dir, "."+filepath.Base(path)+".tmp-1"), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		if all, err := r.Attached(); len(all) != 1 || err == nil || !strings.Contains(err.Error(), path) {

@@ -28,6 +28,7 @@ import (
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/atomicfile"
 	"github.com/berth-dev/berth/cni/hostport"
 	"github.com/berth-dev/berth/cni/leftover"
 	"github.com/berth-dev/berth/cni/netfilter"
@@ -308,14 +309,14 @@ func (c *cleanup) plugins() ([]leftover.Item, error) {
 	return all, nil
 }
 
-// installed lists a file that writeAtomically wrote, if it is there and ours, and the temporary
+// installed lists a file that putFile wrote, if it is there and ours, and the temporary
 // files of interrupted calls.
 func (c *cleanup) installed(dir, name string, ours func(path string) (bool, error)) ([]leftover.Item, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, temporary(name)))
-	if err != nil {
-		return nil, fmt.Errorf("look for %s in %s: %w", name, dir, err)
-	}
 	path := filepath.Join(dir, name)
+	paths, err := atomicfile.Unfinished(path)
+	if err != nil {
+		return nil, err
+	}
 	is, err := ours(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -340,12 +341,15 @@ func (c *cleanup) files() ([]leftover.Item, error) {
 		return nil, err
 	}
 	settings := settingsFile(c.stateFile)
-	for _, pattern := range []string{settings, filepath.Join(filepath.Dir(settings), temporary(filepath.Base(settings))), c.socket} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, fmt.Errorf("look for %s: %w", pattern, err)
+	unfinished, err := atomicfile.Unfinished(settings)
+	if err != nil {
+		return nil, err
+	}
+	paths = append(paths, unfinished...)
+	for _, path := range []string{settings, c.socket} {
+		if _, err := os.Lstat(path); err == nil {
+			paths = append(paths, path)
 		}
-		paths = append(paths, found...)
 	}
 	claims, err := sriov.Files(functionsDir(c.stateFile))
 	if err != nil {

@@ -119,7 +119,7 @@ func (s *site) install() {
 	s.write("opt/cni/bin/.berth-cni.tmp-123", "")
 	s.write("run/berth/state.db.bak-20260101T000000Z", "")
 	s.write("var/lib/berth/cni/0123.json", "{}")
-	s.write("var/lib/berth/cni/0123.json.tmp", "")
+	s.write("var/lib/berth/cni/.0123.json.tmp-1", "")
 	s.openState()()
 	s.write("run/berth/agent.sock", "")
 	s.pod("a", "10.0.70.10", "2001:db8:70::10")

@@ -3,14 +3,16 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/atomicfile"
 )
 
 // writeConf writes the configuration that makes the runtime call berth-cni.
@@ -32,32 +34,17 @@ func writeConf(path, socket string) error {
 	if err != nil {
 		return fmt.Errorf("encode the CNI configuration: %w", err)
 	}
-	if err := writeAtomically(path, 0o644, func(w io.Writer) error { _, err := w.Write(append(conf, '\n')); return err }); err != nil {
+	if err := putFile(path, bytes.NewReader(append(conf, '\n')), 0o644); err != nil {
 		return fmt.Errorf("write the CNI configuration: %w", err)
 	}
 	return nil
 }
 
-// writeAtomically replaces the file at once, because runtimes watch its folder.
-func writeAtomically(path string, mode os.FileMode, write func(io.Writer) error) (err error) {
+// putFile writes a file of the node, and its folder where it is missing. It replaces the file at
+// once, because runtimes watch their folders.
+func putFile(path string, content io.Reader, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path)))
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temp.Name()))
-		}
-	}()
-	if err := errors.Join(write(temp), temp.Chmod(mode), temp.Sync(), temp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(temp.Name(), path)
+	return atomicfile.ReplaceSynced(path, content, mode)
 }
-
-// temporary returns the pattern of the names that a file has before it is complete. A
-// leading dot and another ending keep runtimes from reading it.
-func temporary(name string) string { return "." + name + ".tmp-*" }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,5 +48,5 @@ func copyFile(from, to string) error {
 		return err
 	}
 	defer source.Close()
-	return writeAtomically(to, 0o755, func(w io.Writer) error { _, err := io.Copy(w, source); return err })
+	return putFile(to, source, 0o755)
 }

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/berth-dev/berth/cni/atomicfile"
 	"github.com/berth-dev/berth/cni/leftover"
 )
 
@@ -173,25 +174,12 @@ func (j *Journal) load() (*content, error) {
 }
 
 // write replaces the file at once: a process that is killed leaves the old or the new one.
-func (j *Journal) write(c *content) (err error) {
+func (j *Journal) write(c *content) error {
 	raw, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(filepath.Dir(j.path), "."+filepath.Base(j.path)+".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temp.Name()))
-		}
-	}()
-	_, err = temp.Write(append(raw, '\n'))
-	if err := errors.Join(err, temp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(temp.Name(), j.path)
+	return atomicfile.Replace(j.path, bytes.NewReader(append(raw, '\n')), 0o600)
 }
 
 func get(root, key string) (string, error) {

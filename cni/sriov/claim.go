@@ -3,6 +3,7 @@
 package sriov
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/cni/atomicfile"
 	"github.com/berth-dev/berth/cni/settings"
 )
 
@@ -59,10 +61,7 @@ type folder struct {
 	bootID string
 }
 
-const (
-	claimSuffix = ".json"
-	tempPrefix  = ".claim-"
-)
+const claimSuffix = ".json"
 
 func openFolder(dir string) (*folder, error) {
 	id, err := settings.BootID()
@@ -75,9 +74,9 @@ func openFolder(dir string) (*folder, error) {
 // Files lists the paths that a folder of claims has when no container has a virtual function any
 // more, last the folder: files that killed processes left.
 func Files(dir string) ([]string, error) {
-	found, err := filepath.Glob(filepath.Join(dir, tempPrefix+"*"))
+	found, err := atomicfile.Unfinished(filepath.Join(dir, "*"+claimSuffix))
 	if err != nil {
-		return nil, fmt.Errorf("look for %s in %s: %w", tempPrefix, dir, err)
+		return nil, err
 	}
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -137,20 +136,11 @@ func (b *folder) add(c claim) (err error) {
 	if err := os.MkdirAll(b.dir, 0o700); err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(b.dir, tempPrefix+"*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temp.Name())
-	_, err = temp.Write(append(raw, '\n'))
-	if err := errors.Join(err, temp.Sync(), temp.Close()); err != nil {
-		return err
-	}
-	err = os.Link(temp.Name(), b.file(c.Device))
+	err = atomicfile.CreateSynced(b.file(c.Device), bytes.NewReader(append(raw, '\n')), 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		return errClaimed
 	}
-	return errors.Join(err, b.sync())
+	return err
 }
 
 // hold returns the claim of a device, and keeps other callers, also of other processes, from
@@ -204,19 +194,10 @@ func (b *folder) remove(device string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := errors.Join(err, b.sync()); err != nil {
+	if err := errors.Join(err, atomicfile.SyncFolder(b.dir)); err != nil {
 		return fmt.Errorf("remove the claim of virtual function %s: %w", device, err)
 	}
 	return nil
 }
 
 func (b *folder) file(device string) string { return filepath.Join(b.dir, device+claimSuffix) }
-
-// sync makes the names in the folder last.
-func (b *folder) sync() error {
-	dir, err := os.Open(b.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}

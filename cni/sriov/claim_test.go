@@ -48,7 +48,7 @@ func TestClaims(t *testing.T) {
 		t.Errorf("list() (-want +got): %v\n%s", err, diff)
 	}
 	// A process that was killed while it claimed leaves a file that is no claim.
-	if err := os.WriteFile(filepath.Join(b.dir, tempPrefix+"1"), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(b.dir, ".0000:00:00.1.json.tmp-1"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if claims, err := b.list(); len(claims) != 1 || err != nil {
@@ -60,7 +60,7 @@ func TestClaims(t *testing.T) {
 		}
 	}
 	files, err := Files(b.dir)
-	if diff := cmp.Diff([]string{filepath.Join(b.dir, tempPrefix+"1"), b.dir}, files); diff != "" || err != nil {
+	if diff := cmp.Diff([]string{filepath.Join(b.dir, ".0000:00:00.1.json.tmp-1"), b.dir}, files); diff != "" || err != nil {
 		t.Errorf("Files() (-want +got): %v\n%s", err, diff)
 	}
 	if _, _, ok, err := b.hold(want.Device); ok || err != nil {
