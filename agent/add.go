@@ -11,10 +11,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/ns"
-	current "github.com/containernetworking/cni/pkg/types/100"
 	"k8s.io/klog/v2"
 
-	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -68,19 +66,19 @@ func (a *Agent) Add(ctx context.Context, req *api.Request) (json.RawMessage, err
 	}
 	defer unlock()
 
-	steps := startSteps()
+	watch := startWatch()
 	record, err := a.plan(ctx, req, args, conf)
 	if err != nil {
 		return nil, err
 	}
-	steps.done("plan")
+	watch.done("plan")
 	if err := a.onOneInterface(record); err != nil {
 		return nil, err
 	}
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
-	return a.attach(ctx, record, steps)
+	return a.attach(ctx, record, watch)
 }
 
 // earlier returns the result of an earlier ADD of the same container if its network
@@ -108,8 +106,33 @@ func sameAttachments(x, y *state.Container) bool {
 	})
 }
 
+// step is one of the steps of ADD. Its name is the name of the fault point after it, and of its
+// time in the log.
+type step struct {
+	name string
+	do   func(ctx context.Context, record *state.Container) error
+}
+
+// steps lists the steps 3 to 11 of ADD (doc.go) in their order.
+func (a *Agent) steps(watch *stopwatch) []step {
+	return []step{
+		{"alive", a.stillThere},
+		{"policies-prepared", a.preparePolicies},
+		{"superseded", a.supersede},
+		{"probed", a.probe},
+		{"plugins", func(ctx context.Context, record *state.Container) error {
+			return a.attachInterfaces(ctx, record, watch)
+		}},
+		{"default-route", a.setDefaultRoute},
+		{"policies", a.enforcePolicies},
+		{"shaped", func(ctx context.Context, record *state.Container) error { a.shape(ctx, record); return nil }},
+		{"ports", a.ports.Open},
+		{"result", a.complete},
+	}
+}
+
 // attach does the steps 2 to 11 of ADD (doc.go). The caller holds the lock of the container.
-func (a *Agent) attach(ctx context.Context, record *state.Container, steps *steps) (json.RawMessage, error) {
+func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stopwatch) (json.RawMessage, error) {
 	// A withdrawal of the addresses ends the ADD.
 	ctx, end := a.adds.begin(ctx, record.Key())
 	defer end()
@@ -117,176 +140,38 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, steps *step
 		return nil, err
 	}
 	fault.Point("add/intent")
-	steps.done("record")
-	// From here on the pod's deletion finds the record. One that came before found none.
-	err := a.stillThere(ctx, record)
-	steps.done("pod")
-	if err == nil {
-		err = a.preparePolicies(ctx, record)
-		steps.done("policies")
-	}
-	if err == nil {
-		err = a.run(ctx, record, steps)
-	}
-	if err == nil {
-		err = a.enforcePolicies(ctx, record)
-		steps.done("policies")
-	}
-	if err == nil {
-		fault.Point("add/plugins")
-		a.shape(ctx, record)
-		fault.Point("add/shaped")
-		steps.done("shape")
-		err = a.openPorts(ctx, record)
-	}
-	if err == nil {
-		fault.Point("add/ports")
-		steps.done("ports")
-		err = a.complete(ctx, record)
-	}
-	if err != nil {
-		if undo := a.undo(context.WithoutCancel(ctx), record); undo != nil {
-			a.reconciler.FinishLater(record.Key())
-			return nil, errors.Join(err, fmt.Errorf("undo: %w", undo))
+	watch.done("record")
+	// From here on the pod's deletion finds the record.
+	for _, step := range a.steps(watch) {
+		if err := step.do(ctx, record); err != nil {
+			return nil, errors.Join(err, a.rollBack(ctx, record))
 		}
-		return nil, err
+		fault.Point("add/" + step.name)
+		watch.done(step.name)
 	}
-	a.hostPorts.end(record.Key())
-	a.policiesAttached(record)
-	fault.Point("add/result")
-	a.announcer.Later(record)
-	steps.done("result")
-	a.defender.ListenSoon()
-	a.tellStatus(ctx, record)
-	steps.done("status")
+	a.attached(ctx, record)
+	watch.done("status")
 	klog.FromContext(ctx).V(2).Info("Attached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
 		"containerID", record.ContainerID, "interfaces", interfaceNames(record), "ips", addressList(record),
-		"took", time.Since(steps.began), "steps", steps.String())
+		"took", time.Since(watch.began), "steps", watch.String())
 	return record.Result, nil
 }
 
-// run makes the attachments in their order and puts their results into the record. The first
-// attachment's result is the result of ADD.
-func (a *Agent) run(ctx context.Context, record *state.Container, steps *steps) error {
-	if err := a.supersede(ctx, record); err != nil {
-		return err
-	}
-	steps.done("supersede")
-	if err := a.probe(ctx, record); err != nil {
-		return err
-	}
-	steps.done("probe")
-	for i := range record.Attachments {
-		result, err := a.runOne(ctx, record, i, steps)
-		if err != nil {
-			return err
-		}
-		record.Attachments[i].Result = result
-		if i+1 < len(record.Attachments) {
-			// DEL gives plugins the result of ADD, also after a crash in the next one.
-			if err := a.Store.Put(record); err != nil {
-				return err
-			}
-		}
-	}
-	if err := a.setDefaultRoute(record); err != nil {
-		return err
-	}
-	record.Result = record.Attachments[0].Result
-	return nil
+// attached comes after the ADD of a container is complete: nothing here can fail it.
+func (a *Agent) attached(ctx context.Context, record *state.Container) {
+	a.policiesAttached(record)
+	a.announcer.Later(record)
+	a.defender.ListenSoon()
+	a.tellStatus(ctx, record)
 }
 
-// runOne wires the floating IPs of an attachment and runs the plugins of its network.
-func (a *Agent) runOne(ctx context.Context, record *state.Container, i int, steps *steps) (json.RawMessage, error) {
-	network, err := networkOf(record, i)
-	if err != nil {
-		return nil, err
-	}
-	d, err := a.driverOf(record, i)
-	if err != nil {
-		return nil, err
-	}
-	defer steps.done("plugins")
-	switch wiring(record, i) {
-	case nettype.ByPlugins:
-		result, err := a.Plugins.Add(ctx, network, forPlugins(record, i), nil)
-		if err == nil && d != nil {
-			announceNow(ctx, d, record, i)
-		}
-		return result, err
-	case nettype.ByCaller:
-		return ipamResult(record, i)
-	case nettype.ByDriver:
-	}
-	wired, err := a.setup(ctx, d, record, i)
-	if err != nil {
-		return nil, err
-	}
-	steps.done("wire")
-	fault.Point("add/wired")
-	result, err := network.Encode(wired)
-	if err != nil {
-		return nil, err
-	}
-	return a.Plugins.Add(ctx, network, forPlugins(record, i), result)
-}
-
-// setup wires the floating IPs of an attachment.
-func (a *Agent) setup(ctx context.Context, d driver, record *state.Container, i int) (*current.Result, error) {
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	// A withdrawal of the addresses ended the context before it got the lock.
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	result, err := d.Setup(interfaceOf(record, i))
-	if err != nil {
-		return nil, fmt.Errorf("wire the floating IPs: %w", err)
-	}
-	announceNow(ctx, d, record, i)
-	return result, nil
-}
-
-// announceNow announces the addresses of an attachment. A lost announcement leaves stale
-// neighbour entries, and the announcer repeats it: the pod's network is complete and must
-// not fail for it.
-func announceNow(ctx context.Context, d driver, record *state.Container, i int) {
-	if err := d.Announce(interfaceOf(record, i)); err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
-	}
-}
-
-// supersede takes the record's addresses from older containers of this node: the API says
-// that they are this pod's.
-func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
-	for _, old := range a.sharing(record) {
-		err := a.withdraw(ctx, old, superseded)
-		if err != nil {
-			return err
-		}
+// rollBack undoes an ADD that failed, now or later.
+func (a *Agent) rollBack(ctx context.Context, record *state.Container) error {
+	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
+		a.reconciler.FinishLater(record.Key())
+		return fmt.Errorf("undo: %w", err)
 	}
 	return nil
-}
-
-// sharing lists the other records with an address of the record that this node may still
-// carry for them.
-func (a *Agent) sharing(record *state.Container) []*state.Container {
-	addrs := record.Addresses()
-	if len(addrs) == 0 {
-		return nil
-	}
-	return slices.DeleteFunc(a.Store.List(), func(old *state.Container) bool {
-		return old.Key() == record.Key() || old.Phase == state.Withdrawn || !shareAddress(old.Addresses(), addrs)
-	})
-}
-
-func shareAddress(x, y []api.Address) bool {
-	return slices.ContainsFunc(x, func(p api.Address) bool {
-		return slices.ContainsFunc(y, func(q api.Address) bool { return p.Address == q.Address })
-	})
 }
 
 // complete writes the result, if nobody took the addresses or host ports away meanwhile.
@@ -296,23 +181,12 @@ func (a *Agent) complete(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	defer unlock()
-	if len(record.HostPorts) > 0 {
-		unlockPorts, err := a.lockHostPorts(ctx)
-		if err != nil {
-			return err
-		}
-		defer unlockPorts()
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
+	// The runtime knows the first interface.
+	record.Result = record.Attachments[0].Result
 	done := *record
 	done.Phase = state.Added
-	if err := a.putComplete(&done); err != nil {
+	if err := a.ports.Complete(ctx, &done); err != nil {
 		return err
-	}
-	if len(record.HostPorts) > 0 && a.hostPorts.drop(func(p unrecorded) bool { return p.pod.Is(record.Pod) }) {
-		a.hostPorts.checkSoon()
 	}
 	if len(record.Addresses()) == 0 && len(record.HostPorts) > 0 {
 		// No lock kept the pod's end from coming during the write.

@@ -18,6 +18,7 @@ import (
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/defence"
+	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/keylock"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -147,7 +148,7 @@ type Options struct {
 	Policies policies
 	// HostPorts forwards ports of the node to pods, and HostPortRange has the ports that the node
 	// chooses from where a pod leaves it the choice.
-	HostPorts     forwarder
+	HostPorts     hostports.Forwarder
 	HostPortRange hostport.Range
 }
 
@@ -164,14 +165,15 @@ type Agent struct {
 	suspects   suspects
 	// unseen has the keys of records that were withdrawn before their interface was seen.
 	unseen    sync.Map
-	hostPorts hostPorts
+	ports     *hostports.Ports
 	conflicts *addressconflict.Conflicts
 	defender  *defence.Defender
 }
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
-	a := &Agent{Options: o, started: time.Now(), hostPorts: newHostPorts(), defender: defence.New()}
+	a := &Agent{Options: o, started: time.Now(), defender: defence.New()}
+	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}
 	a.announcer = announce.New(a.announceAgain)
 	a.reconciler = reconcile.New(reconcile.Work{Check: a.repair, Finish: a.finish, Tell: a.tell, Orphans: a.verifyOrphans})

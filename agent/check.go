@@ -54,7 +54,7 @@ func (a *Agent) check(ctx context.Context, record *state.Container) error {
 	if err := a.checkDefaultRoute(record); err != nil {
 		return err
 	}
-	if err := a.checkPorts(record); err != nil {
+	if err := a.ports.Check(record); err != nil {
 		return err
 	}
 	for i, attachment := range record.Attachments {

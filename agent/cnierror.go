@@ -11,6 +11,7 @@ import (
 	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/foreign"
@@ -46,7 +47,7 @@ func code(err error) uint {
 		return types.ErrInvalidNetworkConfig
 	case errors.Is(err, podinfo.ErrNotPlaced), errors.Is(err, podinfo.ErrNotHolder), errors.Is(err, podinfo.ErrTooFew), errors.Is(err, podinfo.ErrBadHint):
 		return api.CodePodNotPlaced
-	case errors.Is(err, podinfo.ErrPodNotFound), errors.Is(err, podinfo.ErrPodReplaced), errors.Is(err, ErrHostPortTaken),
+	case errors.Is(err, podinfo.ErrPodNotFound), errors.Is(err, podinfo.ErrPodReplaced), errors.Is(err, hostports.ErrTaken),
 		errors.Is(err, addressconflict.ErrConflict), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return types.ErrTryAgainLater
 	}

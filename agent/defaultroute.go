@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -77,7 +78,7 @@ func planDefaultRoute(all []state.Attachment) error {
 
 // setDefaultRoute gives the pod's default route to the interface that it is for, and takes it
 // from the results of the others, by which their plugins check them.
-func (a *Agent) setDefaultRoute(record *state.Container) error {
+func (a *Agent) setDefaultRoute(_ context.Context, record *state.Container) error {
 	holder, way, err := defaultWay(record)
 	if err != nil || holder < 0 {
 		return err

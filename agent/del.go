@@ -4,10 +4,7 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/ns"
 	"k8s.io/klog/v2"
@@ -15,7 +12,6 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/fault"
 )
 
 // Del detaches the container. It succeeds where nothing is left to detach.
@@ -72,86 +68,6 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 	}
 	klog.FromContext(ctx).V(2).Info("Detached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),
 		"containerID", record.ContainerID, "ips", addressList(record))
-	return nil
-}
-
-// delTimeout limits the plugins' DEL, which may outlive the runtime's call.
-const delTimeout = 90 * time.Second
-
-// undo takes the network of a container down and removes its record: it withdraws all
-// addresses and closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
-// interface. The caller holds the container's lock. undo goes on after a failure, but then
-// keeps the record.
-func (a *Agent) undo(ctx context.Context, record *state.Container) error {
-	if err := a.deleting(ctx, record); err != nil {
-		return err
-	}
-	fault.Point("del/intent")
-	errs := []error{a.closePorts(ctx, record)}
-	deadline := time.Now().Add(delTimeout)
-	for i := range slices.Backward(record.Attachments) {
-		// A network that hangs must not take the time of the others.
-		share := time.Until(deadline) / time.Duration(i+1)
-		errs = append(errs, a.delPlugins(ctx, record, i, share))
-		fault.Point("del/plugins")
-		errs = append(errs, a.teardown(ctx, record, i))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if err := a.Store.Delete(record.Key()); err != nil {
-		return err
-	}
-	a.reconciler.Forget(record.Key())
-	a.unseen.Delete(record.Key())
-	fault.Point("del/record")
-	a.policiesDetached(ctx, record)
-	a.shapeSoon()
-	return nil
-}
-
-func (a *Agent) delPlugins(ctx context.Context, record *state.Container, i int, limit time.Duration) error {
-	network, err := networkOf(record, i)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	return a.Plugins.Del(ctx, network, forPlugins(record, i), record.Attachments[i].Result)
-}
-
-// deleting writes the record and stops answering for its addresses: no plugin that hangs
-// or fails may keep the node from that, and no file system that is full. Where the withdrawal fails,
-// teardown tries again.
-func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	deleting := *record
-	deleting.Phase = state.Deleting
-	unwritten := a.Store.Put(&deleting)
-	if err := a.eachInterface(record, driver.Withdraw); err != nil && !isUnseen(record, err) {
-		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
-	}
-	return unwritten
-}
-
-// teardown removes the interface of an attachment that a driver wired.
-func (a *Agent) teardown(ctx context.Context, record *state.Container, i int) error {
-	d, err := a.driverOf(record, i)
-	if err != nil || d == nil {
-		return err
-	}
-	unlock, err := a.lockAddresses(ctx, record.Addresses())
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := d.Teardown(interfaceOf(record, i)); err != nil {
-		return fmt.Errorf("remove the interface %s of container %s: %w", record.Attachments[i].IfName, record.ContainerID, err)
-	}
 	return nil
 }
 

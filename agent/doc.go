@@ -2,8 +2,8 @@
 
 // Package agent gives the pods of one node their network and takes it away. It
 // owns the order of side effects, and its parts do them: podinfo asks the API,
-// profile limits bandwidth, policy/enforce enforces network policies, state keeps records in a file, chain runs plugins,
-// cni/veth/wire changes the kernel.
+// profile limits bandwidth, policy/enforce enforces network policies, hostports has the node's ports,
+// state keeps records in a file, chain runs plugins, cni/veth/wire changes the kernel.
 //
 // # ADD
 //
@@ -31,7 +31,7 @@
 // they have the addresses from berth-ipam, whose calls IPAM answers (ipam.go); the driver then
 // only silences the interface when the addresses are withdrawn.
 //
-// After a failure in 3 to 11 the agent does a DEL.
+// The steps are a list in the code (steps in add.go). After a failure in 3 to 11 the agent does a DEL.
 //
 // The record of 2 survives the agent, whenever it is killed, before anything else happens.
 //

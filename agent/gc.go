@@ -27,7 +27,7 @@ func (a *Agent) GC(ctx context.Context, req *api.Request) error {
 		orphans, err := a.orphans(conf.ValidAttachments)
 		errs = append(errs, err)
 		for _, o := range orphans {
-			errs = append(errs, o.driver.Remove(o.Name), a.forgetPorts(ctx, func(p unrecorded) bool { return slices.Contains(o.Addresses, p.Mapping.Pod) }))
+			errs = append(errs, o.driver.Remove(o.Name), a.ports.EndAddresses(ctx, o.Addresses))
 		}
 	}
 	all := a.Store.List()

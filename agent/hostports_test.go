@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -143,7 +144,7 @@ func TestHostPortConflict(t *testing.T) {
 	must(t, add(t, a, ports("c", web)))
 	w.pod.Pod, w.podIP = api.Pod{Namespace: "ns", Name: "other", UID: "v"}, "10.244.0.6"
 	err := add(t, a, ports("d", `{"hostPort":8080,"containerPort":81,"protocol":"TCP","hostIP":"10.0.60.11"}`))
-	if !errors.Is(err, ErrHostPortTaken) || !strings.Contains(err.Error(), "ns/p") || !strings.Contains(err.Error(), "8080") {
+	if !errors.Is(err, hostports.ErrTaken) || !strings.Contains(err.Error(), "ns/p") || !strings.Contains(err.Error(), "8080") {
 		t.Errorf("a second pod: %v", err)
 	}
 	f.expect(t, "TCP 8080 to 10.244.0.5:80")
@@ -172,7 +173,7 @@ func TestHostPortTakeover(t *testing.T) {
 	must(t, add(t, a, ports("new", web)))
 	f.expect(t, "TCP 8080 to 10.244.0.6:80", "UDP 10.0.60.11:53 to 10.244.0.5:53")
 	b := New(a.Options)
-	_, err := b.applyPorts(t.Context())
+	_, err := b.ports.Apply(t.Context())
 	must(t, err)
 	f.expect(t, "TCP 8080 to 10.244.0.6:80", "UDP 10.0.60.11:53 to 10.244.0.5:53")
 	must(t, b.Del(t.Context(), addRequest("old")))
@@ -203,7 +204,7 @@ func TestHostPortsOfStaticPods(t *testing.T) {
 		t.Errorf("the new sandbox has %v, want %v", got, had)
 	}
 	w.pod.Pod = api.Pod{Namespace: "ns", Name: "other", UID: "v"}
-	if err := add(t, a, ports("other", web)); !errors.Is(err, ErrHostPortTaken) {
+	if err := add(t, a, ports("other", web)); !errors.Is(err, hostports.ErrTaken) {
 		t.Errorf("another pod: %v", err)
 	}
 	w.alive = false
@@ -227,7 +228,7 @@ func TestHostPortTakeoverFails(t *testing.T) {
 			t.Errorf("the old container has the host ports %v", got)
 		}
 	}
-	if err := add(t, a, ports("new", web+`,{"hostPort":9090,"containerPort":91}`)); !errors.Is(err, ErrHostPortTaken) {
+	if err := add(t, a, ports("new", web+`,{"hostPort":9090,"containerPort":91}`)); !errors.Is(err, hostports.ErrTaken) {
 		t.Errorf("a port of another pod: %v", err)
 	}
 	keeps()
@@ -380,7 +381,7 @@ func TestRandomHostPorts(t *testing.T) {
 	}
 	var told []api.HostPort
 	must(t, json.Unmarshal([]byte(w.annotated[v1alpha1.AnnotationHostPortsStatus]), &told))
-	if !slices.Equal(told, portsOf(chosen)) {
+	if !slices.Equal(told, hostPortsOf(chosen)) {
 		t.Errorf("told %v, want %v", told, chosen)
 	}
 	if w.annotated[galaxy.AnnotationPortMapping] != "" {
@@ -439,12 +440,12 @@ func TestPluginOpensHostPorts(t *testing.T) {
 	f.expect(t)
 	record := a.Store.Get(state.Key{ContainerID: "c", IfName: "eth0"})
 	want := fmt.Sprintf(`[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":%d,"containerPort":81,"protocol":"udp"}]`, record.HostPorts[1].HostPort.HostPort)
-	if got := string(record.Capabilities[capabilityPortMappings]); got != want {
+	if got := string(record.Capabilities["portMappings"]); got != want {
 		t.Errorf("the plugin gets %s, want %s", got, want)
 	}
 	// Conflicts are refused all the same.
 	w.pod.Pod = api.Pod{Namespace: "ns", Name: "other", UID: "v"}
-	if err := add(t, a, ports("d", web)); !errors.Is(err, ErrHostPortTaken) {
+	if err := add(t, a, ports("d", web)); !errors.Is(err, hostports.ErrTaken) {
 		t.Errorf("a second pod: %v", err)
 	}
 }
@@ -474,3 +475,12 @@ func TestHostPortsThatAreRefused(t *testing.T) {
 // aliveNS is a namespace that exists, as a running container's, and is not the network of this
 // process.
 const aliveNS = "/proc/self/ns/uts"
+
+// hostPortsOf returns the ports without the way in which each was chosen.
+func hostPortsOf(ports []state.HostPort) []api.HostPort {
+	var all []api.HostPort
+	for _, port := range ports {
+		all = append(all, port.HostPort)
+	}
+	return all
+}

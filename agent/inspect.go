@@ -33,8 +33,8 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspect
 		in.Policies = a.Policies.Inspect()
 	}
 	in.Conflicts = a.conflicts.List()
-	for _, p := range a.hostPorts.listUnrecorded() {
-		in.OrphanPorts = append(in.OrphanPorts, api.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.pod, Address: p.Mapping.Pod})
+	for _, p := range a.ports.Unrecorded() {
+		in.OrphanPorts = append(in.OrphanPorts, api.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
 	}
 	orphans, err := a.orphans(nil)
 	if err != nil {

@@ -117,7 +117,7 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 	if result, done, err := a.earlier(ctx, record); done || err != nil {
 		return result, err
 	}
-	return a.attach(ctx, record, startSteps())
+	return a.attach(ctx, record, startWatch())
 }
 
 // ipamOfChain answers a plugin that Add runs for the record.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -22,7 +23,7 @@ const statusPatience = 2 * time.Second
 // hasStatus returns whether the pod gets annotations about its networks and host ports. Pods that
 // name no networks get none about networks: their address is in the pod's status.
 func hasStatus(record *state.Container) bool {
-	return len(record.Attachments) > 1 || hasRandomPorts(record)
+	return len(record.Attachments) > 1 || hostports.HasRandom(record)
 }
 
 // tellStatus writes the status of a pod's networks and host ports, or has it written later.
@@ -48,7 +49,7 @@ func (a *Agent) tell(ctx context.Context, key state.Key) error {
 }
 
 func (a *Agent) writeStatus(ctx context.Context, record *state.Container) error {
-	annotations, err := hostPortStatus(record)
+	annotations, err := hostports.Annotations(record)
 	if err != nil {
 		return fmt.Errorf("pod %s: %w", record.Pod, err)
 	}

@@ -11,11 +11,11 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/fault"
 )
 
 // policies enforces network policies. Methods are safe in parallel.
@@ -85,7 +85,7 @@ func (a *Agent) policed(record *state.Container) enforce.Container {
 		c.Interfaces = append(c.Interfaces, attachment.IfName)
 		switch {
 		case len(attachment.Addresses) == 0:
-			c.Addresses = append(c.Addresses, addressesOf(attachment.Result)...)
+			c.Addresses = append(c.Addresses, chain.Addresses(attachment.Result)...)
 		case record.Phase != state.Withdrawn:
 			for _, addr := range attachment.Addresses {
 				c.Addresses = append(c.Addresses, addr.Address)
@@ -111,7 +111,6 @@ func (a *Agent) preparePolicies(ctx context.Context, record *state.Container) er
 	if err := a.Policies.Prepare(ctx, a.policed(record)); err != nil {
 		return fmt.Errorf("prepare the network policies of pod %s: %w", record.Pod, err)
 	}
-	fault.Point("add/policies-prepared")
 	return nil
 }
 
@@ -123,7 +122,6 @@ func (a *Agent) enforcePolicies(ctx context.Context, record *state.Container) er
 	if err := a.Policies.Enforce(ctx, a.policed(record)); err != nil {
 		return fmt.Errorf("enforce the network policies of pod %s: %w", record.Pod, err)
 	}
-	fault.Point("add/policies")
 	return nil
 }
 

@@ -30,8 +30,7 @@ func (a *Agent) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { a.announcer.Run(ctx) })
 	group.Go(func() { a.reconciler.Run(ctx) })
-	group.Go(func() { a.reconcilePorts(ctx) })
-	group.Go(func() { a.keepUnrecorded(ctx) })
+	group.Go(func() { a.ports.Run(ctx) })
 	group.Go(func() { a.freeEnded(ctx) })
 	group.Go(func() { a.defender.Run(ctx, a.Listener, carrier{a}) })
 	a.noteStart(ctx)
@@ -50,7 +49,7 @@ func (a *Agent) Recheck(context.Context) {
 		a.reconciler.CheckSoon(record.Key())
 	}
 	a.reconciler.OrphansSoon()
-	a.hostPorts.checkSoon()
+	a.ports.CheckSoon()
 	a.defender.ListenSoon()
 }
 
@@ -133,7 +132,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		}
 		now.Phase, now.Reason = state.Added, ""
 		a.unseen.Delete(now.Key())
-		if err := a.reopenPorts(ctx, now); err != nil {
+		if err := a.ports.Reopen(ctx, now); err != nil {
 			return err
 		}
 		// The pod may have ended since the API was asked.

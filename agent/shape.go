@@ -4,12 +4,8 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
-	"net/netip"
 
-	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
-
+	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -67,7 +63,7 @@ func (a *Agent) shaped(record *state.Container) profile.Container {
 			c.Addresses = append(c.Addresses, addr.Address)
 		}
 		if len(attachment.Addresses) == 0 {
-			c.Addresses = append(c.Addresses, addressesOf(attachment.Result)...)
+			c.Addresses = append(c.Addresses, chain.Addresses(attachment.Result)...)
 		}
 		if i == 0 {
 			// The runtime passes the annotations to the first network.
@@ -76,27 +72,4 @@ func (a *Agent) shaped(record *state.Container) profile.Container {
 		}
 	}
 	return c
-}
-
-// addressesOf returns the container's addresses in the result of plugins, none where it
-// cannot be read: CHECK and DEL report it.
-func addressesOf(raw json.RawMessage) []netip.Addr {
-	if len(raw) == 0 {
-		return nil
-	}
-	versioned, err := create.CreateFromBytes(raw)
-	if err != nil {
-		return nil
-	}
-	result, err := current.NewResultFromResult(versioned)
-	if err != nil {
-		return nil
-	}
-	var all []netip.Addr
-	for _, ip := range result.IPs {
-		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			all = append(all, addr.Unmap())
-		}
-	}
-	return all
 }

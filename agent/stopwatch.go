@@ -8,25 +8,26 @@ import (
 	"time"
 )
 
-// steps knows how long the steps of one ADD took, for its line in the log.
-type steps struct {
+// stopwatch knows how long the steps of one ADD took, for its line in the log.
+type stopwatch struct {
 	began, last time.Time
-	took        []step
+	took        []lap
 }
 
-type step struct {
+// lap is the time of a step.
+type lap struct {
 	name string
 	took time.Duration
 }
 
-func startSteps() *steps {
+func startWatch() *stopwatch {
 	now := time.Now()
-	return &steps{began: now, last: now}
+	return &stopwatch{began: now, last: now}
 }
 
 // done notes the end of a step, which began at the end of the one before. The times of steps
 // of one name add up.
-func (s *steps) done(name string) {
+func (s *stopwatch) done(name string) {
 	now := time.Now()
 	took := now.Sub(s.last)
 	s.last = now
@@ -36,11 +37,11 @@ func (s *steps) done(name string) {
 			return
 		}
 	}
-	s.took = append(s.took, step{name, took})
+	s.took = append(s.took, lap{name, took})
 }
 
 // String lists the steps in milliseconds, as in "plan=0.8 record=1.2".
-func (s *steps) String() string {
+func (s *stopwatch) String() string {
 	var parts []string
 	for _, one := range s.took {
 		parts = append(parts, fmt.Sprintf("%s=%.1f", one.name, one.took.Seconds()*1000))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/berth-dev/berth/agent/hostports"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/hostport"
@@ -80,7 +81,7 @@ func TestUnrecordedPorts(t *testing.T) {
 func TestUnrecordedPortsHaveAnOwner(t *testing.T) {
 	const mine = `{"hostPort":80,"containerPort":8080}`
 	a, w, f := lostState(t)
-	if err := add(t, a, ports("other", mine)); !errors.Is(err, ErrHostPortTaken) {
+	if err := add(t, a, ports("other", mine)); !errors.Is(err, hostports.ErrTaken) {
 		t.Errorf("another pod: %v", err)
 	}
 	w.pod.Pod, w.pod.HostPorts, w.podIP = w.running[1].Pod.Pod, w.running[1].HostPorts, "10.244.0.6"
@@ -100,14 +101,14 @@ func TestUnrecordedPortsHaveAnOwner(t *testing.T) {
 
 	// Without the result the pod's UID says which.
 	b, _, f := lostState(t)
-	must(t, b.findPods(t.Context()))
+	must(t, b.ports.FindPods(t.Context()))
 	del.Config = nil
 	must(t, b.Del(t.Context(), del))
 	f.expect(t, randomOpen)
 
 	// The API knows first that the pod is gone.
 	c, w, f := lostState(t)
-	must(t, c.findPods(t.Context()))
+	must(t, c.ports.FindPods(t.Context()))
 	w.alive = false
 	if err := add(t, c, ports("other", mine)); !errors.Is(err, podinfo.ErrPodReplaced) {
 		t.Errorf("a pod that is gone, too: %v", err)
@@ -119,11 +120,11 @@ func TestUnrecordedPortsHaveAnOwner(t *testing.T) {
 func TestUnrecordedPortsUnread(t *testing.T) {
 	a, _, f := lostState(t)
 	f.open, f.err = []string{webOpen}, errors.New("no netfilter")
-	if _, err := a.applyPorts(t.Context()); !errors.Is(err, f.err) {
-		t.Errorf("applyPorts() = %v", err)
+	if _, err := a.ports.Apply(t.Context()); !errors.Is(err, f.err) {
+		t.Errorf("Apply() = %v", err)
 	}
 	f.expect(t, webOpen)
 	f.err = nil
-	must(t, a.findPods(t.Context()))
+	must(t, a.ports.FindPods(t.Context()))
 	f.expect(t, randomOpen, webOpen)
 }

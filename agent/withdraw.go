@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,10 +51,40 @@ func (a *Agent) Gone(ctx context.Context, pod api.Pod) error {
 		}
 	}
 	if gone {
-		errs = append(errs, a.forgetPorts(ctx, func(p unrecorded) bool { return p.pod.Is(pod) }))
+		errs = append(errs, a.ports.EndPod(ctx, pod))
 	}
 	a.reconciler.OrphansSoon()
 	return errors.Join(errs...)
+}
+
+// supersede takes the record's addresses from older containers of this node: the API says
+// that they are this pod's.
+func (a *Agent) supersede(ctx context.Context, record *state.Container) error {
+	for _, old := range a.sharing(record) {
+		err := a.withdraw(ctx, old, superseded)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sharing lists the other records with an address of the record that this node may still
+// carry for them.
+func (a *Agent) sharing(record *state.Container) []*state.Container {
+	addrs := record.Addresses()
+	if len(addrs) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(a.Store.List(), func(old *state.Container) bool {
+		return old.Key() == record.Key() || old.Phase == state.Withdrawn || !shareAddress(old.Addresses(), addrs)
+	})
+}
+
+func shareAddress(x, y []api.Address) bool {
+	return slices.ContainsFunc(x, func(p api.Address) bool {
+		return slices.ContainsFunc(y, func(q api.Address) bool { return p.Address == q.Address })
+	})
 }
 
 // withdraw stops the node from answering for the addresses of the record, as the caller
@@ -102,9 +133,9 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			a.tellPod(now.Pod, event.Warning(EventAddressesWithdrawn, "the node no longer carries the pod's floating IPs "+strings.Join(addressList(now), ", ")+
 				", so the pod has no network: "+reason+"; delete the pod, so that it gets addresses again"), "Withdraw")
 		}
-		if err := a.closePorts(ctx, now); err != nil {
+		if err := a.ports.Close(ctx, now); err != nil {
 			// The record says that they are closed.
-			a.hostPorts.checkSoon()
+			a.ports.CheckSoon()
 			return err
 		}
 	}

@@ -109,8 +109,7 @@ type Attachment struct {
 	Uplink string `json:"uplink,omitempty"`
 	// MTU of the container's interface; 0 means the smallest of the uplinks.
 	MTU int `json:"mtu,omitempty"`
-	// MAC of the container's interface; empty in records of the first version, which
-	// named none.
+	// MAC of the container's interface; empty where a plugin chooses it.
 	MAC string `json:"mac,omitempty"`
 	// Network is the complete configuration list that ADD used.
 	Network json.RawMessage `json:"network"`
