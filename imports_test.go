@@ -47,6 +47,7 @@ var rules = []rule{
 	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
 	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
+	{"agent/inquiry", []string{"k8s.io", "ipam", "agent"}, "an operator's questions and their answers are plain values"},
 	{"agent/state", []string{"k8s.io", "ipam"}, "state is plain records"},
 	{"agent/chain", []string{"k8s.io/client-go", "ipam"}, "the chain executor knows CNI only"},
 	{"agent/policy/ruleset", []string{"k8s.io/client-go", "agent/state", "agent/server", "cni", "ipam"}, "rulesets are plain values"},

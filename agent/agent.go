@@ -19,6 +19,7 @@ import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/defence"
 	"github.com/berth-dev/berth/agent/hostports"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/keylock"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
@@ -41,7 +42,7 @@ type pods interface {
 	// Holder returns the pod of this node that holds the address.
 	Holder(ctx context.Context, addr netip.Addr) (api.Pod, error)
 	// Connection says whether the pods of the node can be followed, without blocking.
-	Connection() api.Connection
+	Connection() inquiry.Connection
 	// WaitForSync returns true when every pod of the node is known, and false
 	// where the context ends before.
 	WaitForSync(ctx context.Context) bool

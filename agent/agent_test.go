@@ -24,6 +24,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/attachdef"
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
@@ -100,7 +101,7 @@ func (w *world) Mirror(pod api.Pod) api.Pod { return pod }
 
 func (w *world) Annotations(api.Pod) (map[string]string, bool) { return w.annotations, true }
 
-func (w *world) Connection() api.Connection { return api.Connection{Synced: true} }
+func (w *world) Connection() inquiry.Connection { return inquiry.Connection{Synced: true} }
 
 // WaitForSync waits for synced where a case sets it.
 func (w *world) WaitForSync(ctx context.Context) bool {

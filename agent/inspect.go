@@ -8,18 +8,18 @@ import (
 	"time"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // Inspect reports the agent's state; a pod, as namespace/name, limits it to the pod's containers.
 // check has each record compared with the kernel, and changes nothing.
-func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
+func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*inquiry.Inspection, error) {
 	records, outcomes := a.Store.List(), a.reconciler.Outcomes()
-	in := &api.Inspection{
+	in := &inquiry.Inspection{
 		Time: time.Now(), Started: a.started, API: a.Pods.Connection(), Records: a.phases(records), OldestCheck: oldestCheck(records, outcomes),
-		Waiting: a.reconciler.Waiting(), Containers: []api.InspectedContainer{},
+		Waiting: a.reconciler.Waiting(), Containers: []inquiry.InspectedContainer{},
 	}
 	for _, record := range records {
 		if pod == "" || record.Pod.String() == pod {
@@ -34,20 +34,20 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*api.Inspect
 	}
 	in.Conflicts = a.conflicts.List()
 	for _, p := range a.ports.Unrecorded() {
-		in.OrphanPorts = append(in.OrphanPorts, api.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
+		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
 	}
 	orphans, err := a.orphans(nil)
 	if err != nil {
 		in.Problems = append(in.Problems, err.Error())
 	}
 	for _, o := range orphans {
-		in.Orphans = append(in.Orphans, api.InspectedOrphan{Link: o.Name, Addresses: o.Addresses})
+		in.Orphans = append(in.Orphans, inquiry.InspectedOrphan{Link: o.Name, Addresses: o.Addresses})
 	}
 	return in, nil
 }
 
-func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check bool) api.InspectedContainer {
-	c := api.InspectedContainer{
+func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check bool) inquiry.InspectedContainer {
+	c := inquiry.InspectedContainer{
 		Pod: record.Pod, ContainerID: record.ContainerID, NetNS: record.NetNS, Phase: string(record.Phase), Reason: record.Reason, Checked: came.Checked,
 	}
 	if came.Err != nil {
@@ -57,7 +57,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		c.Shaping = a.Shaper.Inspect(a.shaped(record))
 	}
 	for i, attachment := range record.Attachments {
-		inspected := api.InspectedInterface{
+		inspected := inquiry.InspectedInterface{
 			Name: attachment.IfName, Definition: attachment.Definition, Driver: attachment.Driver, Uplink: attachment.Uplink, MAC: attachment.MAC,
 			FloatingIPs: attachment.Addresses, Result: attachment.Result,
 		}

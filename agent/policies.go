@@ -12,10 +12,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // policies enforces network policies. Methods are safe in parallel.
@@ -40,16 +40,16 @@ type policies interface {
 	// block.
 	Ready() error
 	// Inspect reports the enforcement, without blocking.
-	Inspect() *api.InspectedPolicies
+	Inspect() *inquiry.InspectedPolicies
 	// Trace says which policies decide on a connection.
-	Trace(q api.PolicyTrace) (string, error)
+	Trace(q inquiry.PolicyTrace) (string, error)
 }
 
 // ErrNoPolicies is returned by TracePolicy where network policies are off.
 var ErrNoPolicies = errors.New("this agent enforces no network policies (--network-policy=false)")
 
 // TracePolicy says which network policies decide on a connection of a pod of this node.
-func (a *Agent) TracePolicy(_ context.Context, q api.PolicyTrace) (string, error) {
+func (a *Agent) TracePolicy(_ context.Context, q inquiry.PolicyTrace) (string, error) {
 	if a.Policies == nil {
 		return "", ErrNoPolicies
 	}

@@ -10,8 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
@@ -22,8 +22,8 @@ var ErrCarried = errors.New("this node carries the address: ask another one")
 
 // Probe asks the network of a VLAN which hosts have addresses, and lists the addresses that this
 // node carries. It changes nothing, and blocks for a second if there are addresses.
-func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.Probed, error) {
-	probed := &api.Probed{Carried: []api.CarriedAddress{}}
+func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error) {
+	probed := &inquiry.Probed{Carried: []inquiry.CarriedAddress{}}
 	for _, record := range a.Store.List() {
 		if record.Phase != state.Added {
 			continue
@@ -34,12 +34,12 @@ func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.P
 			probed.Carried = append(probed.Carried, carried(t))
 		}
 	}
-	slices.SortFunc(probed.Carried, func(x, y api.CarriedAddress) int { return x.Address.Compare(y.Address) })
+	slices.SortFunc(probed.Carried, func(x, y inquiry.CarriedAddress) int { return x.Address.Compare(y.Address) })
 	if len(addrs) == 0 {
 		return probed, nil
 	}
 	for _, addr := range addrs {
-		if slices.ContainsFunc(probed.Carried, func(c api.CarriedAddress) bool { return c.Address == addr }) {
+		if slices.ContainsFunc(probed.Carried, func(c inquiry.CarriedAddress) bool { return c.Address == addr }) {
 			return nil, fmt.Errorf("%s: %w", addr, ErrCarried)
 		}
 	}
@@ -56,7 +56,7 @@ func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.P
 		return nil, err
 	}
 	for _, answer := range answers {
-		one := api.ProbedAddress{Address: answer.Address, MACs: []string{}}
+		one := inquiry.ProbedAddress{Address: answer.Address, MACs: []string{}}
 		for _, mac := range answer.MACs {
 			one.MACs = append(one.MACs, mac.String())
 		}
@@ -65,8 +65,8 @@ func (a *Agent) Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.P
 	return probed, nil
 }
 
-func carried(t conflict.Target) api.CarriedAddress {
-	c := api.CarriedAddress{Address: t.Address, MACs: []string{}}
+func carried(t conflict.Target) inquiry.CarriedAddress {
+	c := inquiry.CarriedAddress{Address: t.Address, MACs: []string{}}
 	if link, err := net.InterfaceByIndex(t.Link); err == nil {
 		c.MACs = append(c.MACs, link.HardwareAddr.String())
 	}

@@ -6,9 +6,9 @@ import (
 	"context"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/state"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // shaper limits the bandwidth of containers and marks their packets. Methods are safe in
@@ -20,7 +20,7 @@ type shaper interface {
 	// Soon has all containers compared with the kernel; it returns at once.
 	Soon()
 	// Inspect returns a container's limits, and changes nothing. It blocks for the kernel.
-	Inspect(c profile.Container) api.InspectedShaping
+	Inspect(c profile.Container) inquiry.InspectedShaping
 }
 
 func (a *Agent) shape(ctx context.Context, record *state.Container) {

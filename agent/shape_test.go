@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/profile"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -31,8 +32,8 @@ func (f *fakeShaper) Shape(_ context.Context, c profile.Container) {
 
 func (f *fakeShaper) Soon() { f.soon++ }
 
-func (f *fakeShaper) Inspect(c profile.Container) api.InspectedShaping {
-	return api.InspectedShaping{Profile: "of " + c.Pod.Name}
+func (f *fakeShaper) Inspect(c profile.Container) inquiry.InspectedShaping {
+	return inquiry.InspectedShaping{Profile: "of " + c.Pod.Name}
 }
 
 // A container has its limits before its ADD returns, and its place is swept after DEL.

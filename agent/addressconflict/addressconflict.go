@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
 )
@@ -59,7 +60,7 @@ type Conflicts struct {
 	Count func(addresses int)
 
 	mu    sync.Mutex
-	heard map[netip.Addr]api.InspectedConflict
+	heard map[netip.Addr]inquiry.InspectedConflict
 }
 
 // Refuse returns ErrConflict where another host has an address of the pod. free says that an early
@@ -95,7 +96,7 @@ func (c *Conflicts) hear(pod api.Pod, targets []conflict.Target, found []conflic
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.heard == nil {
-		c.heard = map[netip.Addr]api.InspectedConflict{}
+		c.heard = map[netip.Addr]inquiry.InspectedConflict{}
 	}
 	for _, t := range targets {
 		if allAsked {
@@ -103,16 +104,16 @@ func (c *Conflicts) hear(pod api.Pod, targets []conflict.Target, found []conflic
 		}
 	}
 	for _, one := range found {
-		c.heard[one.Address] = api.InspectedConflict{Address: one.Address, Pod: pod, Heard: one.String(), Time: time.Now()}
+		c.heard[one.Address] = inquiry.InspectedConflict{Address: one.Address, Pod: pod, Heard: one.String(), Time: time.Now()}
 	}
 }
 
 // List returns the conflicts that refused pods an address, until nobody has it any more.
-func (c *Conflicts) List() []api.InspectedConflict {
+func (c *Conflicts) List() []inquiry.InspectedConflict {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := slices.Collect(maps.Values(c.heard))
-	slices.SortFunc(all, func(x, y api.InspectedConflict) int { return x.Address.Compare(y.Address) })
+	slices.SortFunc(all, func(x, y inquiry.InspectedConflict) int { return x.Address.Compare(y.Address) })
 	return all
 }
 

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 )
 
@@ -73,11 +74,11 @@ func (i *inspect) run(ctx context.Context, out io.Writer, args []string) error {
 		}
 		query.Set("pod", args[0])
 	}
-	raw, err := ask(ctx, i.socket, api.PathInspect, query)
+	raw, err := ask(ctx, i.socket, inquiry.PathInspect, query)
 	if err != nil {
 		return err
 	}
-	var in api.Inspection
+	var in inquiry.Inspection
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return fmt.Errorf("decode the agent's answer: %w", err)
 	}
@@ -136,16 +137,16 @@ func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, er
 	return body, nil
 }
 
-func unwell(in *api.Inspection) bool {
+func unwell(in *inquiry.Inspection) bool {
 	if p := in.Policies; p != nil && (!p.Known || len(p.Failures)+len(p.Unenforced) > 0) {
 		return true
 	}
-	return len(in.Problems) > 0 || !in.API.Synced || in.API.Error != "" || slices.ContainsFunc(in.Containers, func(c api.InspectedContainer) bool {
+	return len(in.Problems) > 0 || !in.API.Synced || in.API.Error != "" || slices.ContainsFunc(in.Containers, func(c inquiry.InspectedContainer) bool {
 		return c.Error != "" || c.Missing != ""
 	})
 }
 
-func printInspection(out io.Writer, in *api.Inspection) error {
+func printInspection(out io.Writer, in *inquiry.Inspection) error {
 	table := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(table, "POD\tCONTAINER\tPHASE\tINTERFACE\tNETWORK\tADDRESSES\tLINK\tCHECKED")
 	for _, c := range in.Containers {
@@ -202,7 +203,7 @@ func printInspection(out io.Writer, in *api.Inspection) error {
 }
 
 // policyLines shows the enforcement of network policies.
-func policyLines(in *api.Inspection) []string {
+func policyLines(in *inquiry.Inspection) []string {
 	p := in.Policies
 	if p == nil {
 		return nil
@@ -228,7 +229,7 @@ func policyLines(in *api.Inspection) []string {
 }
 
 // shapingLines shows the bandwidth of a pod.
-func shapingLines(s api.InspectedShaping) []string {
+func shapingLines(s inquiry.InspectedShaping) []string {
 	var lines []string
 	if s.Profile != "" {
 		line := "profile " + s.Profile
@@ -255,7 +256,7 @@ func shapingLines(s api.InspectedShaping) []string {
 	return lines
 }
 
-func shownAddresses(i api.InspectedInterface) []string {
+func shownAddresses(i inquiry.InspectedInterface) []string {
 	var all []string
 	for _, a := range i.FloatingIPs {
 		all = append(all, a.Address.String())
@@ -274,7 +275,7 @@ func shownAddresses(i api.InspectedInterface) []string {
 	return all
 }
 
-func reach(in *api.Inspection) string {
+func reach(in *inquiry.Inspection) string {
 	switch {
 	case in.API.Error != "":
 		return fmt.Sprintf("not reached for %s: %s", age(in.Time, in.API.Since), in.API.Error)

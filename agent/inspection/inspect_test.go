@@ -11,39 +11,40 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 )
 
 func TestPrintInspection(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	in := &api.Inspection{
-		Time: now, Started: now.Add(-time.Hour), API: api.Connection{Synced: true}, Records: map[string]int{"added": 2, "withdrawn": 1}, OldestCheck: now.Add(-20 * time.Second),
-		Containers: []api.InspectedContainer{
+	in := &inquiry.Inspection{
+		Time: now, Started: now.Add(-time.Hour), API: inquiry.Connection{Synced: true}, Records: map[string]int{"added": 2, "withdrawn": 1}, OldestCheck: now.Add(-20 * time.Second),
+		Containers: []inquiry.InspectedContainer{
 			{
 				Pod: api.Pod{Namespace: "shop", Name: "web-0"}, ContainerID: "0123456789abcdef", Phase: "added", Checked: now.Add(-20 * time.Second),
-				Shaping: api.InspectedShaping{Profile: "gold", Group: "gold", DSCP: new(uint8(46)), Limits: []api.InspectedLimit{
+				Shaping: inquiry.InspectedShaping{Profile: "gold", Group: "gold", DSCP: new(uint8(46)), Limits: []inquiry.InspectedLimit{
 					{Link: "bth1", Direction: "egress", Device: "bth-e1", Rate: 20_000_000, Shared: 100_000_000}, {Link: "bth1", Direction: "ingress", Device: "bth-i1", Rate: 1_500_000},
 				}},
 				HostPorts: []api.HostPort{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}},
-				Interfaces: []api.InspectedInterface{
+				Interfaces: []inquiry.InspectedInterface{
 					{Name: "eth0", Network: "berth-floating", Link: "bth1", FloatingIPs: []api.Address{{Address: netip.MustParseAddr("10.0.70.5")}}},
 					{Name: "net1", Network: "n", Definition: "shop/storage", Result: json.RawMessage(`{"ips":[{"address":"10.9.0.2/24"}]}`)},
 				},
 			},
 			{
-				Pod: api.Pod{Namespace: "shop", Name: "web-1"}, ContainerID: "c2", Phase: "withdrawn", Reason: "another pod holds it", Error: "boom", Shaping: api.InspectedShaping{Problem: "no such profile"},
-				Interfaces: []api.InspectedInterface{{Name: "eth0", Network: "berth-floating", Link: "bth2"}},
+				Pod: api.Pod{Namespace: "shop", Name: "web-1"}, ContainerID: "c2", Phase: "withdrawn", Reason: "another pod holds it", Error: "boom", Shaping: inquiry.InspectedShaping{Problem: "no such profile"},
+				Interfaces: []inquiry.InspectedInterface{{Name: "eth0", Network: "berth-floating", Link: "bth2"}},
 			},
 		},
-		Conflicts: []api.InspectedConflict{
+		Conflicts: []inquiry.InspectedConflict{
 			{Address: netip.MustParseAddr("10.0.70.6"), Pod: api.Pod{Namespace: "shop", Name: "web-2"}, Heard: "10.0.70.6 is used by the host 02:00:00:00:00:01", Time: now.Add(-time.Minute)},
 		},
-		Policies: &api.InspectedPolicies{
+		Policies: &inquiry.InspectedPolicies{
 			Known: true, NetworkPolicies: 3, ClusterNetworkPolicies: 1, Pods: 200, Tables: 2, Rules: 40, Elements: 300, Compared: now.Add(-30 * time.Second),
 			Unenforced: []string{"shop/fast-0: ipvlan"}, Problems: []string{"NetworkPolicy shop/db: odd"},
 		},
-		Orphans: []api.InspectedOrphan{{Link: "bth3", Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.9")}}},
-		OrphanPorts: []api.InspectedOrphanPort{
+		Orphans: []inquiry.InspectedOrphan{{Link: "bth3", Addresses: []netip.Addr{netip.MustParseAddr("10.0.70.9")}}},
+		OrphanPorts: []inquiry.InspectedOrphanPort{
 			{HostPort: api.HostPort{HostPort: 53, ContainerPort: 53, Protocol: "UDP"}, Pod: api.Pod{Namespace: "shop", Name: "dns"}, Address: netip.MustParseAddr("10.9.0.3")},
 			{HostPort: api.HostPort{HostPort: 80, ContainerPort: 81, Protocol: "TCP"}, Address: netip.MustParseAddr("10.9.0.4")},
 		},

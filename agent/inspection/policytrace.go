@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 )
 
@@ -58,7 +59,7 @@ Exit codes: 0 there is an answer, whatever it is; 1 there is none.`,
 
 func (p *policyTrace) run(ctx context.Context, out io.Writer) error {
 	query := url.Values{"from": {p.from}, "to": {p.to}, "port": {strconv.Itoa(int(p.port))}, "protocol": {p.protocol}}
-	text, err := ask(ctx, p.socket, api.PathPolicyTrace, query)
+	text, err := ask(ctx, p.socket, inquiry.PathPolicyTrace, query)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 )
 
@@ -58,14 +59,14 @@ func (p *probe) run(ctx context.Context, out io.Writer, args []string) error {
 		}
 		query.Add("address", addr.Unmap().String())
 	}
-	raw, err := ask(ctx, p.socket, api.PathProbe, query)
+	raw, err := ask(ctx, p.socket, inquiry.PathProbe, query)
 	if err != nil {
 		return err
 	}
 	if p.output == "json" {
 		return printRaw(out, raw)
 	}
-	var probed api.Probed
+	var probed inquiry.Probed
 	if err := json.Unmarshal(raw, &probed); err != nil {
 		return fmt.Errorf("decode the agent's answer: %w", err)
 	}

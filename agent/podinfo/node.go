@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/podrequest"
@@ -77,7 +78,7 @@ type Node struct {
 	conflicts sync.Map
 
 	mu         sync.Mutex
-	connection api.Connection
+	connection inquiry.Connection
 }
 
 // New returns a Node that knows nothing yet; Run starts the watch. pods returns the client
@@ -111,7 +112,7 @@ func New(name string, pods func(namespace string) Pods, ips floatingIPs, reader 
 
 // Connection says whether the pods of the node can be followed, as the last list or watch
 // showed. It does not block.
-func (n *Node) Connection() api.Connection {
+func (n *Node) Connection() inquiry.Connection {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	connection := n.connection

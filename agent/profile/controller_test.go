@@ -20,6 +20,7 @@ import (
 	cachetest "k8s.io/client-go/tools/cache/testing"
 	"k8s.io/component-base/metrics"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/shaping"
@@ -245,9 +246,9 @@ func TestInspect(t *testing.T) {
 			Annotations: map[string]string{v1alpha1.AnnotationNetworkProfile: profile},
 		}
 	}
-	limits := []api.InspectedLimit{{Link: "host-eth0", Direction: "egress", Device: "bth-e1", Rate: 1e6, Shared: 2e6}}
+	limits := []inquiry.InspectedLimit{{Link: "host-eth0", Direction: "egress", Device: "bth-e1", Rate: 1e6, Shared: 2e6}}
 	netnstest.Eventually(t, func() error {
-		want := api.InspectedShaping{Profile: "gold", Group: "gold", DSCP: new(uint8(46)), Limits: limits}
+		want := inquiry.InspectedShaping{Profile: "gold", Group: "gold", DSCP: new(uint8(46)), Limits: limits}
 		if diff := cmp.Diff(want, w.controller.Inspect(with("gold"))); diff != "" {
 			return fmt.Errorf("(-want +got):\n%s", diff)
 		}

@@ -3,14 +3,14 @@
 package profile
 
 import (
-	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
 // Inspect returns the profile of a container, why it lacks a requested limit, and its limits in the
 // kernel. It changes nothing.
-func (c *Controller) Inspect(container Container) api.InspectedShaping {
-	var in api.InspectedShaping
+func (c *Controller) Inspect(container Container) inquiry.InspectedShaping {
+	var in inquiry.InspectedShaping
 	seen := c.objects()
 	if ns, ok := seen.namespaces[container.Pod.Namespace]; ok && container.Known {
 		if p, _ := seen.choose(container.Pod.Namespace, ns, container.Annotations[v1alpha1.AnnotationNetworkProfile]); p != nil {
@@ -31,7 +31,7 @@ func (c *Controller) Inspect(container Container) api.InspectedShaping {
 		in.Error = err.Error()
 	}
 	for _, f := range found {
-		in.Limits = append(in.Limits, api.InspectedLimit{Link: f.Link, Direction: f.Direction, Device: f.Device, Rate: f.Rate, Shared: f.Shared})
+		in.Limits = append(in.Limits, inquiry.InspectedLimit{Link: f.Link, Direction: f.Direction, Device: f.Device, Rate: f.Rate, Shared: f.Shared})
 	}
 	return in
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/relay"
 )
@@ -33,9 +34,9 @@ type Handler interface {
 	Status(ctx context.Context) error
 	// IPAM serves the plugin berth-ipam. It answers also while Add and Del run plugins.
 	IPAM(ctx context.Context, req *api.Request) (json.RawMessage, error)
-	Inspect(ctx context.Context, pod string, check bool) (*api.Inspection, error)
-	TracePolicy(ctx context.Context, q api.PolicyTrace) (string, error)
-	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*api.Probed, error)
+	Inspect(ctx context.Context, pod string, check bool) (*inquiry.Inspection, error)
+	TracePolicy(ctx context.Context, q inquiry.PolicyTrace) (string, error)
+	Probe(ctx context.Context, vlan int, addrs []netip.Addr) (*inquiry.Probed, error)
 }
 
 // ErrBusy is returned by Listen where another process answers on the socket.
@@ -126,9 +127,9 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+relay.Path, s.serveCall)
 	mux.HandleFunc("POST "+api.PathIPAM, s.serveIPAM)
-	mux.HandleFunc("GET "+api.PathInspect, s.serveInspect)
-	mux.HandleFunc("GET "+api.PathPolicyTrace, s.servePolicyTrace)
-	mux.HandleFunc("GET "+api.PathProbe, s.serveProbe)
+	mux.HandleFunc("GET "+inquiry.PathInspect, s.serveInspect)
+	mux.HandleFunc("GET "+inquiry.PathPolicyTrace, s.servePolicyTrace)
+	mux.HandleFunc("GET "+inquiry.PathProbe, s.serveProbe)
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		// Calls go on when ctx ends: Shutdown waits for them.
@@ -254,7 +255,7 @@ func (s *Server) servePolicyTrace(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), inspectTimeout)
 	defer cancel()
-	text, err := s.Handler.TracePolicy(ctx, api.PolicyTrace{From: query.Get("from"), To: query.Get("to"), Port: uint16(port), Protocol: query.Get("protocol")})
+	text, err := s.Handler.TracePolicy(ctx, inquiry.PolicyTrace{From: query.Get("from"), To: query.Get("to"), Port: uint16(port), Protocol: query.Get("protocol")})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
 		return

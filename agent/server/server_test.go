@@ -20,6 +20,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/relay"
@@ -46,15 +47,15 @@ func (f *fakeHandler) IPAM(_ context.Context, req *api.Request) (json.RawMessage
 	return fmt.Appendf(nil, `{"ipam":%q}`, req.Command), nil
 }
 
-func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*api.Inspection, error) {
-	return &api.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
+func (f *fakeHandler) Inspect(_ context.Context, pod string, check bool) (*inquiry.Inspection, error) {
+	return &inquiry.Inspection{Problems: []string{fmt.Sprintf("%s %v", pod, check)}}, nil
 }
 
-func (f *fakeHandler) Probe(context.Context, int, []netip.Addr) (*api.Probed, error) {
-	return &api.Probed{}, nil
+func (f *fakeHandler) Probe(context.Context, int, []netip.Addr) (*inquiry.Probed, error) {
+	return &inquiry.Probed{}, nil
 }
 
-func (f *fakeHandler) TracePolicy(_ context.Context, q api.PolicyTrace) (string, error) {
+func (f *fakeHandler) TracePolicy(_ context.Context, q inquiry.PolicyTrace) (string, error) {
 	if q.From == "" {
 		return "", errors.New("boom")
 	}
@@ -264,7 +265,7 @@ func TestPolicyTrace(t *testing.T) {
 		"from=a/b&port=65536":                            "port=\"65536\" is no port\n",
 	} {
 		answer := httptest.NewRecorder()
-		s.servePolicyTrace(answer, httptest.NewRequest(http.MethodGet, api.PathPolicyTrace+"?"+query, nil))
+		s.servePolicyTrace(answer, httptest.NewRequest(http.MethodGet, inquiry.PathPolicyTrace+"?"+query, nil))
 		if got := answer.Body.String(); got != want {
 			t.Errorf("%s: %q, want %q", query, got, want)
 		}
@@ -293,11 +294,11 @@ func TestInspect(t *testing.T) {
 		"?pod=a/b&check=true":  {http.StatusOK, "a/b true"},
 		"?pod=a/b&check=maybe": {http.StatusBadRequest, ""},
 	} {
-		answer, err := client.Get("http://agent" + api.PathInspect + query)
+		answer, err := client.Get("http://agent" + inquiry.PathInspect + query)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var in api.Inspection
+		var in inquiry.Inspection
 		if answer.StatusCode == http.StatusOK {
 			if err := json.NewDecoder(answer.Body).Decode(&in); err != nil || len(in.Problems) != 1 || in.Problems[0] != want.problem {
 				t.Errorf("%q: %+v, %v", query, in, err)

@@ -17,8 +17,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/nettype"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 const dual = "10.0.70.5,2001:db8:70::5"
@@ -174,13 +174,13 @@ func TestIPAMInChain(t *testing.T) {
 }
 
 // inspection returns what the agent knows.
-func (n *node) inspection() *api.Inspection {
+func (n *node) inspection() *inquiry.Inspection {
 	n.t.Helper()
 	out, err := n.command("berth-agent", "inspect", "--socket", n.dir+"/run/agent.sock", "-o", "json").Output()
 	if err != nil {
 		n.t.Fatalf("inspect: %v %s", err, out)
 	}
-	var in api.Inspection
+	var in inquiry.Inspection
 	if err := json.Unmarshal(out, &in); err != nil {
 		n.t.Fatalf("inspect: %v in %s", err, out)
 	}

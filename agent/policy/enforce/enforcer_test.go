@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/policy"
 	"github.com/berth-dev/berth/agent/policy/gate"
@@ -91,7 +92,7 @@ func TestUnrecorded(t *testing.T) {
 func TestTraceAndShow(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
 	w := newWorld(t)
-	if text, err := w.enforcer.Trace(api.PolicyTrace{From: "shop/db", To: "10.0.0.1", Port: 80, Protocol: "TCP"}); err == nil || !strings.Contains(err.Error(), "not known here") {
+	if text, err := w.enforcer.Trace(inquiry.PolicyTrace{From: "shop/db", To: "10.0.0.1", Port: 80, Protocol: "TCP"}); err == nil || !strings.Contains(err.Error(), "not known here") {
 		t.Errorf("Trace() = %q, %v", text, err)
 	}
 	w.set(allow("db", "db", "web"))
@@ -117,7 +118,7 @@ func TestTraceAndShow(t *testing.T) {
 		{"shop/other", "shop/direct", []string{"in the pod's namespace, by eth0 past the node: dropped", "chain input: "}},
 		{"shop/db", "192.0.2.1", []string{"passes: no policy selects the pod in this direction", "ingress to 192.0.2.1: not a pod of this node"}},
 	} {
-		text, err := w.enforcer.Trace(api.PolicyTrace{From: test.from, To: test.to, Port: 80, Protocol: "tcp"})
+		text, err := w.enforcer.Trace(inquiry.PolicyTrace{From: test.from, To: test.to, Port: 80, Protocol: "tcp"})
 		if err != nil {
 			t.Errorf("from %s to %s: %v", test.from, test.to, err)
 			continue
@@ -129,7 +130,7 @@ func TestTraceAndShow(t *testing.T) {
 			}
 		}
 	}
-	for _, wrong := range []api.PolicyTrace{
+	for _, wrong := range []inquiry.PolicyTrace{
 		{From: "192.0.2.1", To: "192.0.2.2", Protocol: "TCP"}, {From: "shop/none", To: "shop/db", Protocol: "TCP"}, {From: "db", To: "shop/db", Protocol: "TCP"},
 		{From: "shop/web", To: "shop/db", Protocol: "ICMP"}, {From: "2001:db8::1", To: "shop/db", Protocol: "TCP"},
 	} {

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // size counts the content of a ruleset.
@@ -84,9 +84,9 @@ func (e *Enforcer) summarize() summary {
 
 // Inspect returns the state of enforcement, with unenforced pods and problems of policies. It does
 // not block.
-func (e *Enforcer) Inspect() *api.InspectedPolicies {
+func (e *Enforcer) Inspect() *inquiry.InspectedPolicies {
 	s, held := e.summarize(), e.Objects.Held()
-	in := &api.InspectedPolicies{
+	in := &inquiry.InspectedPolicies{
 		Known: !s.unknown && e.Objects.HasSynced(), NetworkPolicies: held.NetworkPolicies, ClusterNetworkPolicies: held.ClusterPolicies,
 		Pods: held.Pods, Tables: s.tables, Rules: s.node.plus(s.pods).rules, Elements: s.node.plus(s.pods).elements, Compared: s.compared, Failures: s.failures,
 	}

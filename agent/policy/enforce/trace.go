@@ -12,8 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berth-dev/berth/agent/inquiry"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
-	"github.com/berth-dev/berth/cni/api"
 )
 
 // ErrTrace is returned by Trace for a question that has no answer on this node.
@@ -48,7 +48,7 @@ func (e end) String() string {
 
 // Trace says which policy and which rule decide whether a connection may begin, by the rulesets that
 // this node has of the policies. It does not ask the kernel.
-func (e *Enforcer) Trace(q api.PolicyTrace) (string, error) {
+func (e *Enforcer) Trace(q inquiry.PolicyTrace) (string, error) {
 	protocol, ok := protocols[strings.ToUpper(q.Protocol)]
 	if !ok {
 		return "", fmt.Errorf("%w: protocol %q is none of TCP, UDP and SCTP", ErrTrace, q.Protocol)

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package inquiry
 
 import (
 	"encoding/json"
 	"net/netip"
 	"time"
+
+	"github.com/berth-dev/berth/cni/api"
 )
 
 // PathInspect is the agent's resource for operators: GET an [Inspection]. The query
@@ -87,15 +89,15 @@ type Connection struct {
 
 // InspectedContainer is the network of a container.
 type InspectedContainer struct {
-	Pod         Pod    `json:"pod"`
-	ContainerID string `json:"containerID"`
-	NetNS       string `json:"netns,omitempty"`
-	Phase       string `json:"phase"`
+	Pod         api.Pod `json:"pod"`
+	ContainerID string  `json:"containerID"`
+	NetNS       string  `json:"netns,omitempty"`
+	Phase       string  `json:"phase"`
 	// Reason says why addresses were withdrawn.
 	Reason     string               `json:"reason,omitempty"`
 	Interfaces []InspectedInterface `json:"interfaces"`
 	// HostPorts are the ports of the node that lead to the pod.
-	HostPorts []HostPort `json:"hostPorts,omitempty"`
+	HostPorts []api.HostPort `json:"hostPorts,omitempty"`
 	// Shaping is the pod's profile and its limits, if the kernel was asked.
 	Shaping InspectedShaping `json:"shaping"`
 	// Checked is the time of the last comparison of the record with the kernel, and Error the
@@ -136,7 +138,7 @@ type InspectedLimit struct {
 // InspectedConflict is an address of a pod that another host had.
 type InspectedConflict struct {
 	Address netip.Addr `json:"address"`
-	Pod     Pod        `json:"pod"`
+	Pod     api.Pod    `json:"pod"`
 	// Heard names the host, and Time is when.
 	Heard string    `json:"heard"`
 	Time  time.Time `json:"time"`
@@ -147,21 +149,21 @@ type InspectedInterface struct {
 	Name    string `json:"name"`
 	Network string `json:"network"`
 	// Definition is namespace/name of the NetworkAttachmentDefinition.
-	Definition  string    `json:"definition,omitempty"`
-	Driver      string    `json:"driver,omitempty"`
-	Link        string    `json:"link,omitempty"`
-	Uplink      string    `json:"uplink,omitempty"`
-	MAC         string    `json:"mac,omitempty"`
-	FloatingIPs []Address `json:"floatingIPs,omitempty"`
+	Definition  string        `json:"definition,omitempty"`
+	Driver      string        `json:"driver,omitempty"`
+	Link        string        `json:"link,omitempty"`
+	Uplink      string        `json:"uplink,omitempty"`
+	MAC         string        `json:"mac,omitempty"`
+	FloatingIPs []api.Address `json:"floatingIPs,omitempty"`
 	// Result is the CNI result: addresses and routes of the interface.
 	Result json.RawMessage `json:"result,omitempty"`
 }
 
 // InspectedOrphanPort is a host port of a running pod without a record.
 type InspectedOrphanPort struct {
-	HostPort
+	api.HostPort
 	// Pod is empty until the pods of the node are known.
-	Pod     Pod        `json:"pod"`
+	Pod     api.Pod    `json:"pod"`
 	Address netip.Addr `json:"address"`
 }
 

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package inquiry is the protocol by which an operator asks the agent of a node over its socket:
+// the state of its containers, the hosts that answer for addresses, and the decisions of network
+// policies. It owns no behaviour and does no I/O.
+package inquiry
