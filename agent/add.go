@@ -159,7 +159,7 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 
 // attached comes after the ADD of a container is complete: nothing here can fail it.
 func (a *Agent) attached(ctx context.Context, record *state.Container) {
-	a.policiesAttached(record)
+	a.Policies.Attached(policedID(record))
 	a.announcer.Later(record)
 	a.defender.ListenSoon()
 	a.tellStatus(ctx, record)

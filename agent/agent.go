@@ -173,6 +173,12 @@ type Agent struct {
 
 // New returns an Agent that is idle until Run and the first call.
 func New(o Options) *Agent {
+	if o.Policies == nil {
+		o.Policies = noPolicies{}
+	}
+	if o.Shaper == nil {
+		o.Shaper = noShaper{}
+	}
 	a := &Agent{Options: o, started: time.Now(), defender: defence.New()}
 	a.ports = hostports.New(hostports.Options{Store: o.Store, Pods: o.Pods, Forwarder: o.HostPorts, Range: o.HostPortRange})
 	a.conflicts = &addressconflict.Conflicts{Prober: o.Prober, Log: o.ConflictLog, Count: o.Metrics.conflicted}

@@ -89,11 +89,9 @@ func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	}
 	// A runtime that names no pod has no host ports either.
 	if args, err := parseArgs(req.Args); err == nil {
-		defer func() {
-			if a.Policies != nil && args.uid != "" {
-				a.Policies.Forget(args.uid)
-			}
-		}()
+		if args.uid != "" {
+			defer a.Policies.Forget(args.uid)
+		}
 		if err := a.closeUnrecorded(ctx, args, conf); err != nil {
 			logger.Error(err, "Cannot close the host ports of a container without a record", "containerID", req.ContainerID)
 		}

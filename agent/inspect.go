@@ -29,9 +29,7 @@ func (a *Agent) Inspect(_ context.Context, pod string, check bool) (*inquiry.Ins
 	if pod != "" {
 		return in, nil
 	}
-	if a.Policies != nil {
-		in.Policies = a.Policies.Inspect()
-	}
+	in.Policies = a.Policies.Inspect()
 	in.Conflicts = a.conflicts.List()
 	for _, p := range a.ports.Unrecorded() {
 		in.OrphanPorts = append(in.OrphanPorts, inquiry.InspectedOrphanPort{HostPort: p.HostPort, Pod: p.Pod, Address: p.Mapping.Pod})
@@ -53,7 +51,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 	if came.Err != nil {
 		c.Error = came.Err.Error()
 	}
-	if a.Shaper != nil && check {
+	if check {
 		c.Shaping = a.Shaper.Inspect(a.shaped(record))
 	}
 	for i, attachment := range record.Attachments {

@@ -45,14 +45,26 @@ type policies interface {
 	Trace(q inquiry.PolicyTrace) (string, error)
 }
 
-// ErrNoPolicies is returned by TracePolicy where network policies are off.
+// ErrNoPolicies is the error of TracePolicy where network policies are off.
 var ErrNoPolicies = errors.New("this agent enforces no network policies (--network-policy=false)")
+
+// noPolicies is an agent that enforces none.
+type noPolicies struct{}
+
+func (noPolicies) Prepare(context.Context, enforce.Container) error { return nil }
+func (noPolicies) Enforce(context.Context, enforce.Container) error { return nil }
+func (noPolicies) Attached(string)                                  {}
+func (noPolicies) Detached(string)                                  {}
+func (noPolicies) Forget(string)                                    {}
+func (noPolicies) Reopen(string) error                              { return nil }
+func (noPolicies) Soon()                                            {}
+func (noPolicies) Recheck()                                         {}
+func (noPolicies) Ready() error                                     { return nil }
+func (noPolicies) Inspect() *inquiry.InspectedPolicies              { return nil }
+func (noPolicies) Trace(inquiry.PolicyTrace) (string, error)        { return "", ErrNoPolicies }
 
 // TracePolicy says which network policies decide on a connection of a pod of this node.
 func (a *Agent) TracePolicy(_ context.Context, q inquiry.PolicyTrace) (string, error) {
-	if a.Policies == nil {
-		return "", ErrNoPolicies
-	}
 	return a.Policies.Trace(q)
 }
 
@@ -105,9 +117,6 @@ func policedID(record *state.Container) string { return record.ContainerID + "/"
 
 // preparePolicies comes before the container has an interface.
 func (a *Agent) preparePolicies(ctx context.Context, record *state.Container) error {
-	if a.Policies == nil {
-		return nil
-	}
 	if err := a.Policies.Prepare(ctx, a.policed(record)); err != nil {
 		return fmt.Errorf("prepare the network policies of pod %s: %w", record.Pod, err)
 	}
@@ -116,28 +125,15 @@ func (a *Agent) preparePolicies(ctx context.Context, record *state.Container) er
 
 // enforcePolicies comes when the container has all interfaces, and before anything runs in it.
 func (a *Agent) enforcePolicies(ctx context.Context, record *state.Container) error {
-	if a.Policies == nil {
-		return nil
-	}
 	if err := a.Policies.Enforce(ctx, a.policed(record)); err != nil {
 		return fmt.Errorf("enforce the network policies of pod %s: %w", record.Pod, err)
 	}
 	return nil
 }
 
-// policiesAttached says that an ADD is complete.
-func (a *Agent) policiesAttached(record *state.Container) {
-	if a.Policies != nil {
-		a.Policies.Attached(policedID(record))
-	}
-}
-
-// policiesDetached says that the record is gone. The rules for its addresses go with it, after
-// its network.
-func (a *Agent) policiesDetached(ctx context.Context, record *state.Container) {
-	if a.Policies == nil {
-		return
-	}
+// endPolicies comes when the record is gone. The rules for its addresses go with it, after its
+// network.
+func (a *Agent) endPolicies(ctx context.Context, record *state.Container) {
 	if record.Phase == state.Adding && record.NetNS != "" {
 		// The namespace may get another ADD.
 		if err := a.Policies.Reopen(record.NetNS); err != nil {
@@ -145,11 +141,4 @@ func (a *Agent) policiesDetached(ctx context.Context, record *state.Container) {
 		}
 	}
 	a.Policies.Detached(policedID(record))
-}
-
-// policiesSoon comes after a change of the containers or their addresses.
-func (a *Agent) policiesSoon() {
-	if a.Policies != nil {
-		a.Policies.Soon()
-	}
 }

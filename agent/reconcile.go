@@ -41,10 +41,8 @@ func (a *Agent) Run(ctx context.Context) {
 // Recheck compares every record with the kernel soon; it returns at once. Its caller calls
 // it after a change of the node's links.
 func (a *Agent) Recheck(context.Context) {
-	a.shapeSoon()
-	if a.Policies != nil {
-		a.Policies.Recheck()
-	}
+	a.Shaper.Soon()
+	a.Policies.Recheck()
 	for _, record := range a.Store.List() {
 		a.reconciler.CheckSoon(record.Key())
 	}
@@ -126,7 +124,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 		if err := a.enforcePolicies(ctx, restored); err != nil {
 			return err
 		}
-		defer a.policiesAttached(restored)
+		defer a.Policies.Attached(policedID(restored))
 		if err := a.eachInterface(now, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }); err != nil {
 			return err
 		}
@@ -172,7 +170,7 @@ func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole b
 		klog.FromContext(ctx).Info("Repaired the network of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 			"containerID", now.ContainerID, "ips", addressList(now), "missing", missing)
 		a.announcer.Soon(now)
-		a.shapeSoon() // a new link has no limits
+		a.Shaper.Soon() // a new link has no limits
 		return nil
 	})
 }

@@ -24,22 +24,25 @@ type shaper interface {
 }
 
 func (a *Agent) shape(ctx context.Context, record *state.Container) {
-	if a.Shaper != nil && !ofCaller(record) {
+	if !ofCaller(record) {
 		a.Shaper.Shape(ctx, a.shaped(record))
 	}
 }
 
-// shapeSoon comes after a change of the containers or their links.
-func (a *Agent) shapeSoon() {
-	if a.Shaper != nil {
-		a.Shaper.Soon()
-	}
+// noShaper limits nothing.
+type noShaper struct{}
+
+func (noShaper) Shape(context.Context, profile.Container) {}
+func (noShaper) Soon()                                    {}
+
+func (noShaper) Inspect(profile.Container) inquiry.InspectedShaping {
+	return inquiry.InspectedShaping{}
 }
 
 // Changed notes that the annotations of a pod changed, or that a pod came.
 func (a *Agent) Changed() {
-	a.shapeSoon()
-	a.policiesSoon()
+	a.Shaper.Soon()
+	a.Policies.Soon()
 }
 
 // Shaped lists the containers whose traffic may have limits.

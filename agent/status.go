@@ -66,10 +66,8 @@ func (a *Agent) Ready(ctx context.Context) error {
 			return fmt.Errorf("%w: pods with a floating IP: %w", ErrNotReady, err)
 		}
 	}
-	if a.Policies != nil {
-		if err := a.Policies.Ready(); err != nil {
-			return fmt.Errorf("%w: %w", ErrNotReady, err)
-		}
+	if err := a.Policies.Ready(); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
 	}
 	floating, err := a.Networks.Floating()
 	if err != nil {

@@ -45,8 +45,8 @@ func (a *Agent) undo(ctx context.Context, record *state.Container) error {
 	a.reconciler.Forget(record.Key())
 	a.unseen.Delete(record.Key())
 	fault.Point("del/record")
-	a.policiesDetached(ctx, record)
-	a.shapeSoon()
+	a.endPolicies(ctx, record)
+	a.Shaper.Soon()
 	return nil
 }
 

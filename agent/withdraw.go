@@ -139,7 +139,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 			return err
 		}
 	}
-	a.policiesSoon()
+	a.Policies.Soon()
 	klog.FromContext(ctx).Info("Withdrew the addresses and host ports of a pod", "pod", klog.KRef(now.Pod.Namespace, now.Pod.Name),
 		"podUID", now.Pod.UID, "containerID", now.ContainerID, "phase", now.Phase, "ips", addressList(now), "reason", reason)
 	return nil
