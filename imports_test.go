@@ -131,6 +131,10 @@ func check(t *testing.T, rule rule, format string) {
 				continue
 			}
 			for imported := range strings.SplitSeq(imports, ",") {
+				// An operator's questions are plain values that each part of the agent may answer.
+				if imported == module+"/agent/inquiry" && !strings.HasPrefix(pkg, module+"/cni/") {
+					continue
+				}
 				if slices.ContainsFunc(rule.never, func(never string) bool { return within(imported, never) }) {
 					t.Errorf("%s imports %s: %s", pkg, imported, rule.why)
 				}
