@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -24,16 +25,14 @@ func (a *Agent) delUnrecorded(ctx context.Context, netns string, match func(one 
 	errs := []error{err}
 	recorded := a.recordedContainers()
 	var mu sync.Mutex
-	var group sync.WaitGroup
-	slots := make(chan struct{}, parallelDELs)
+	var group errgroup.Group
+	group.SetLimit(parallelDELs)
 	for _, one := range all {
 		if recorded[one.ContainerID] || !match(one) {
 			continue
 		}
 		matched++
-		group.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
+		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, delTimeout)
 			defer cancel()
 			attachment := one.Attachment
@@ -44,9 +43,10 @@ func (a *Agent) delUnrecorded(ctx context.Context, netns string, match func(one 
 			mu.Lock()
 			defer mu.Unlock()
 			errs = append(errs, err)
+			return nil // one failure ends no other DEL
 		})
 	}
-	group.Wait()
+	_ = group.Wait()
 	return matched, errors.Join(errs...)
 }
 

@@ -81,20 +81,35 @@ func readCall(w http.ResponseWriter, r *http.Request) (call, *types.Error) {
 	return c, c.checkConfig()
 }
 
-// required are the variables that commands need.
-var required = map[string][]string{
-	"ADD":    {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
-	"CHECK":  {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
-	"DEL":    {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"},
-	"GC":     {"CNI_PATH"},
-	"STATUS": {"CNI_PATH"},
+// command is one of the specification's.
+type command struct {
+	// needs are the variables that it needs.
+	needs []string
+	// since is the version of the specification that brought it; empty for the first.
+	since string
+	run   func(h Handler, ctx context.Context, req *api.Request) (json.RawMessage, error)
+}
+
+var commands = map[string]command{
+	"ADD":    {[]string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}, "", Handler.Add},
+	"CHECK":  {[]string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}, "0.4.0", silently(Handler.Check)},
+	"DEL":    {[]string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}, "", silently(Handler.Del)},
+	"GC":     {[]string{"CNI_PATH"}, "1.1.0", silently(Handler.GC)},
+	"STATUS": {[]string{"CNI_PATH"}, "1.1.0", silently(func(h Handler, ctx context.Context, _ *api.Request) error { return h.Status(ctx) })},
+}
+
+// silently adds an empty result to a call that has none.
+func silently(call func(Handler, context.Context, *api.Request) error) func(Handler, context.Context, *api.Request) (json.RawMessage, error) {
+	return func(h Handler, ctx context.Context, req *api.Request) (json.RawMessage, error) {
+		return nil, call(h, ctx, req)
+	}
 }
 
 // checkVariables refuses values that no runtime may give.
 func checkVariables(command string, get func(variable string) string) *types.Error {
 	validate := map[string]func(string) *types.Error{"CNI_CONTAINERID": utils.ValidateContainerID, "CNI_IFNAME": utils.ValidateInterfaceName}
 	var missing []string
-	for _, variable := range required[command] {
+	for _, variable := range commands[command].needs {
 		value := get(variable)
 		if value == "" {
 			missing = append(missing, variable)
@@ -111,9 +126,6 @@ func checkVariables(command string, get func(variable string) string) *types.Err
 	return nil
 }
 
-// since says which commands came with which version of the specification.
-var since = map[string]string{"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
-
 // checkConfig refuses configurations that are none, and commands that their version does not know.
 func (c *call) checkConfig() *types.Error {
 	var conf struct {
@@ -128,14 +140,15 @@ func (c *call) checkConfig() *types.Error {
 	if e := utils.ValidateNetworkName(conf.Name); e != nil {
 		return e
 	}
-	if required[c.Command] == nil {
+	command, known := commands[c.Command]
+	if !known {
 		return types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("unknown CNI_COMMAND: %.100q", c.Command), "")
 	}
 	var err error
 	if c.version, err = (&version.ConfigDecoder{}).Decode(c.Config); err != nil {
 		return types.NewError(types.ErrDecodingFailure, err.Error(), "")
 	}
-	if first := since[c.Command]; first != "" {
+	if first := command.since; first != "" {
 		known, err := version.GreaterThanOrEqualTo(c.version, first)
 		if err != nil {
 			return types.NewError(types.ErrDecodingFailure, err.Error(), "")

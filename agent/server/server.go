@@ -277,30 +277,16 @@ func logFailure(ctx context.Context, err error, label string, req *api.Request) 
 	logger.Error(err, "CNI call failed", "command", label+req.Command, "containerID", req.ContainerID, "args", req.Args)
 }
 
+// dispatch makes a call with a command that checkConfig knows.
 func (s *Server) dispatch(ctx context.Context, req *api.Request) (json.RawMessage, error) {
-	switch req.Command {
-	case "ADD":
-		return s.Handler.Add(ctx, req)
-	case "DEL":
-		return nil, s.Handler.Del(ctx, req)
-	case "CHECK":
-		return nil, s.Handler.Check(ctx, req)
-	case "GC":
-		return nil, s.Handler.GC(ctx, req)
-	case "STATUS":
-		return nil, s.Handler.Status(ctx)
-	default:
-		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("unknown command %.100q", req.Command), "")
-	}
+	return commands[req.Command].run(s.Handler, ctx, req)
 }
 
 func (s *Server) observe(label, command string, err *types.Error, took time.Duration) {
 	if s.Observe == nil {
 		return
 	}
-	switch command {
-	case "ADD", "DEL", "CHECK", "GC", "STATUS":
-	default:
+	if _, known := commands[command]; !known {
 		command = "other"
 	}
 	code := "0"
