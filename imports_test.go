@@ -22,7 +22,7 @@ var rules = []rule{
 	{"cmd/scheduler", []string{"agent", "cni"}, "the scheduler runs in the control plane"},
 	{"cmd/controller", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the controller is a plain API client"},
 	{"cmd/kubectl-berth", []string{"plugins", "agent", "cni", "k8s.io/kubernetes"}, "the kubectl plugin is a plain API client"},
-	{"cmd/kubectl-berth/audit", []string{"ipam/allocator", "k8s.io/cli-runtime"}, "what does not fit follows from the API server, not from the book"},
+	{"cmd/kubectl-berth/audit", []string{"ipam/allocator", "k8s.io/cli-runtime"}, "contradictions follow from the API server, not from the book"},
 	{"cmd/kubectl-berth/standing", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "an address's state follows from objects, without I/O"},
 	{"cmd/kubectl-berth/pool/poolmap", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "a map is drawn from objects, without I/O"},
 	{"cmd/kubectl-berth/inventory/usage", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "addresses are counted without I/O"},
@@ -31,20 +31,20 @@ var rules = []rule{
 	{"cmd/kubectl-berth/transfer/plan", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "backup and migrate make plans, others write them"},
 	{"cmd/agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
 	{"cmd/agent", []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/apiserver", "google.golang.org/grpc"}, "every node keeps it in memory: clients of single kinds are in cmd/internal/kube"},
-	{"cmd/internal/monitoring", []string{"plugins", "ipam", "agent", "cni", "k8s.io/kubernetes", "k8s.io/apiserver"}, "who may see metrics has nothing to do with addresses, and needs no API server's libraries"},
+	{"cmd/internal/monitoring", []string{"plugins", "ipam", "agent", "cni", "k8s.io/kubernetes", "k8s.io/apiserver"}, "the right to see metrics has nothing to do with addresses, and needs no API server's libraries"},
 	{"plugins/floatingip", []string{"agent", "cni", "k8s.io/kubernetes"}, "plugin code stays on the published framework"},
 	{"ipam", []string{"cmd", "plugins", "agent", "cni", "k8s.io/kube-scheduler", "k8s.io/kubernetes"}, "addresses know no scheduler"},
 	{"ipam/allocator", []string{"context", "k8s.io", "ipam/pools", "ipam/api", "ipam/store"}, "the book is pure memory: standard library only"},
 	{"ipam/iprange", []string{"context", "k8s.io", "ipam/api", "ipam/pools"}, "ranges are plain values: standard library only"},
 	{"ipam/pools", []string{"k8s.io/client-go"}, "pools are compiled without I/O"},
 	{"ipam/galaxy", []string{"k8s.io/client-go", "k8s.io/cli-runtime"}, "Galaxy's formats are read without I/O, also in the scheduler and on nodes"},
-	{"ipam/podrequest", []string{"k8s.io/client-go", "ipam/allocator", "ipam/store"}, "what is written on a pod is read without I/O and without the book, also on nodes"},
+	{"ipam/podrequest", []string{"k8s.io/client-go", "ipam/allocator", "ipam/store"}, "a pod's annotations are read without I/O and without the book, also on nodes"},
 	{"ipam/store", []string{"ipam/allocator"}, "the store decides nothing"},
 	{"ipam/tombstone", []string{"ipam/api"}, "informers of all kinds use it, also on nodes"},
 	{"ipam/wakeup", []string{"context", "k8s.io", "ipam", "agent", "cni"}, "loops of all programs use it"},
-	{"ipam/view", []string{"ipam/allocator", "ipam/store"}, "what is seen does not depend on who looks"},
-	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "what workloads are follows from the API server, and not from addresses"},
-	{"ipam/reclaim", []string{"ipam/allocator"}, "what is freed follows from the API server, not from the book"},
+	{"ipam/view", []string{"ipam/allocator", "ipam/store"}, "the view is the same for each process that looks"},
+	{"ipam/customkind", []string{"ipam/allocator", "ipam/store", "ipam/client"}, "kinds of workloads follow from the API server, and not from addresses"},
+	{"ipam/reclaim", []string{"ipam/allocator"}, "decisions to free follow from the API server, not from the book"},
 	{"ipam/poolstatus", []string{"ipam/allocator"}, "status follows from the API server, not from the book"},
 	{"agent", []string{"plugins", "ipam/allocator", "ipam/store", "k8s.io/kubernetes"}, "nodes give no addresses"},
 	{"agent/inquiry", []string{"k8s.io", "ipam", "agent"}, "an operator's questions and their answers are plain values"},
@@ -53,7 +53,7 @@ var rules = []rule{
 	{"agent/policy/ruleset", []string{"k8s.io/client-go", "agent/state", "agent/server", "cni", "ipam"}, "rulesets are plain values"},
 	{"agent/policy/place", []string{"k8s.io", "ipam", "agent/state", "agent/server", "agent/policy/ruleset"}, "where packets are seen follows from the kernel alone"},
 	{"agent/policy/table", []string{"k8s.io/client-go", "ipam", "agent/state", "agent/policy/cluster"}, "the kernel gets rulesets, and knows no policies"},
-	{"agent/policy/cluster", []string{"cni", "agent/state", "agent/policy/table"}, "what is seen of the cluster does not depend on the kernel"},
+	{"agent/policy/cluster", []string{"cni", "agent/state", "agent/policy/table"}, "the view of the cluster does not depend on the kernel"},
 	{"cni", []string{"k8s.io", "ipam"}, "plugins start for every pod and stay small"},
 	{"cni", []string{"agent"}, "the agent uses the node's packages, never the reverse"},
 	{"cni/api", []string{"agent", "ipam", "k8s.io"}, "the plugins depend on it and stay small"},
@@ -61,7 +61,7 @@ var rules = []rule{
 	{"cni/fault", []string{"agent", "cni", "ipam", "k8s.io"}, "packages of the node and its plugins name their fault points with it"},
 	{"cni/leftover", []string{"agent", "cni", "ipam", "k8s.io"}, "each package of the node lists with it the things it made"},
 	{"cni/nftables", []string{"agent", "ipam", "k8s.io", "cni/netfilter"}, "tables are written without their users"},
-	{"cni/rtnl", []string{"agent", "cni", "ipam", "k8s.io"}, "what the packages of the node share knows none of them"},
+	{"cni/rtnl", []string{"agent", "cni", "ipam", "k8s.io"}, "the packages of the node share it, and it knows none of them"},
 }
 
 // direct says what a folder's packages must not import themselves, though what
@@ -87,7 +87,7 @@ var direct = []rule{
 	{"cni", []string{"github.com/google/nftables/expr"}, "cni/nftables encodes expressions, and has statements for them"},
 }
 
-// Who may import whom is the architecture; it fails here before it erodes.
+// The architecture says which package may import which. It fails here before it erodes.
 func TestImports(t *testing.T) {
 	for _, rule := range rules {
 		check(t, rule, "{{.ImportPath}}:{{join .Deps \",\"}}")

@@ -96,7 +96,7 @@ func TestEarlyProbesAreFew(t *testing.T) {
 		a.Came(t.Context(), w.pod) // the watch is late
 		synctest.Wait()
 		if len(probes) != 1 {
-			t.Errorf("%d probes, want that of the ADD alone", len(probes))
+			t.Errorf("%d probes, want the ADD's own", len(probes))
 		}
 		for i := range 2 * earlyParallel {
 			pod := w.pod

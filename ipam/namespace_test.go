@@ -52,7 +52,7 @@ func TestKeptInANamespaceMadeAgain(t *testing.T) {
 		t.Errorf("in another namespace of the name the pod is to have %s", got)
 	}
 
-	// A record of an older version has no UID of the namespace. It gets one when it is
+	// A record that somebody wrote by hand has no UID of the namespace. It gets one when it is
 	// written.
 	object := s.IP("10.0.70.2")
 	spec := object.DeepCopy().Spec

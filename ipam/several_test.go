@@ -224,7 +224,7 @@ func TestChangedAddresses(t *testing.T) {
 	s.Retain("10.0.70.5")
 	r.UID, r.Parts = "b", []Part{exactly("10.0.70.7", "10.0.70.8")}
 	if got := reserve(t, i, r).Names(); got != "10.0.70.7" {
-		t.Errorf("the pod has %s, want one of those it asks for", got)
+		t.Errorf("the pod has %s, want one that it asks for", got)
 	}
 }
 

@@ -164,7 +164,7 @@ func TestProgramsAreServed(t *testing.T) {
 		}
 		container := template.Spec.Containers[0]
 		if len(container.Ports) != 1 || container.Ports[0].Name != "https" || !slices.Contains(container.Args, fmt.Sprintf("--secure-port=%d", container.Ports[0].ContainerPort)) {
-			t.Errorf("%s: the one port is not https and that of --secure-port", path)
+			t.Errorf("%s: the one port is not named https, or not the port of --secure-port", path)
 		}
 		for _, probe := range []*corev1.Probe{container.LivenessProbe, container.ReadinessProbe} {
 			if probe.HTTPGet.Port.StrVal != "https" || probe.HTTPGet.Scheme != corev1.URISchemeHTTPS || probe.HTTPGet.Host != "" {

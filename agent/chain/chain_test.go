@@ -90,7 +90,7 @@ func TestAdd(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if !strings.Contains(string(result), `"second"`) {
-		t.Errorf("result %s is not that of the last plugin", result)
+		t.Errorf("result %s does not come from the last plugin", result)
 	}
 }
 

@@ -109,7 +109,7 @@ func TestKilled(t *testing.T) {
 		}
 	}
 	if _, err := os.Lstat(foreign); err != nil {
-		t.Errorf("what another program made is gone: %v", err)
+		t.Errorf("another program's link is gone: %v", err)
 	}
 	for _, path := range []string{own.Path(), runs.path} {
 		if !isNamespace(t, path) {

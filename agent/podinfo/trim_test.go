@@ -68,7 +68,7 @@ func TestTrim(t *testing.T) {
 				t.Errorf("the pod (-whole +trimmed):\n%s", diff)
 			}
 			if diff := cmp.Diff(wantRunning, gotRunning, equal); diff != "" {
-				t.Errorf("what runs (-whole +trimmed):\n%s", diff)
+				t.Errorf("the pod that runs (-whole +trimmed):\n%s", diff)
 			}
 			if (len(wantRunning) > 0) != (name == "running") || wantPod.Wants != 4 {
 				t.Errorf("the test's pod wants %d addresses, and runs: %v", wantPod.Wants, wantRunning)

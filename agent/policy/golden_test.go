@@ -101,7 +101,7 @@ func golden(t *testing.T, file string) {
 			}
 			return
 		}
-		t.Errorf("%s is not what is made of it (go test -update writes it):\n%s", file, got)
+		t.Errorf("%s does not match the ruleset of its policies (go test -update writes it):\n%s", file, got)
 	}
 }
 

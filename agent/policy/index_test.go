@@ -296,7 +296,7 @@ func TestSetPolicies(t *testing.T) {
 	n := w.index.Node()
 	w.index.SetPolicies(Policies{Network: []*networkingv1.NetworkPolicy{networkPolicy(t, fromClients)}})
 	if w.index.Node() != n {
-		t.Error("a policy that says what it said changed the ruleset")
+		t.Error("a policy that was written without a change changed the ruleset")
 	}
 	w.index.SetPolicies(Policies{})
 	if n := w.index.Node(); len(n.Chains) > 0 || len(w.index.peers) > 0 || len(w.index.compiler.chains) > 0 {

@@ -138,7 +138,7 @@ func (s *site) install() {
 		_, err = new(hostport.Forwarder).Apply(mappings)
 		return err
 	})
-	// Of another package than that of pods' links.
+	// Of another package than the package of pods' links.
 	s.IP("link", "add", "bth-e1", "type", "ifb")
 }
 

@@ -68,7 +68,7 @@ func TestFixedSet(t *testing.T) {
 			}
 		}
 	})
-	t.Run("what is promised counts", func(t *testing.T) {
+	t.Run("promised addresses count", func(t *testing.T) {
 		book := New(nil)
 		view := book.SetPools([]Pool{testPool("a", "10.0.0.1", "10.0.0.20")})
 		for i, pod := range []string{"a", "b", "c"} {

@@ -212,7 +212,7 @@ func TestRelief(t *testing.T) {
 		{"the victim's address is freed", free, &Preemption{Freed: addrs("10.0.0.1")}, true},
 		{"but a pod with precedence needs it", free, &Preemption{Freed: addrs("10.0.0.1"), Demand: 1}, false},
 		{"the victim's address stays with the owner of both", either, &Preemption{Held: addrs("10.0.0.1")}, true},
-		{"it is one of those that the pod must have", Want{Held: addrs("10.0.0.1")}, &Preemption{Held: addrs("10.0.0.1")}, true},
+		{"it is one that the pod must have", Want{Held: addrs("10.0.0.1")}, &Preemption{Held: addrs("10.0.0.1")}, true},
 		{"the pod cannot have it", free, &Preemption{Held: addrs("10.0.0.1")}, false},
 	} {
 		if err := book.Feasible(pod, []Want{test.want}, test.preemption); (err == nil) != test.ok {

@@ -297,8 +297,8 @@ func TestPreallocateFails(t *testing.T) {
 	})
 }
 
-// A claim that the watch still has, as that of a new leader may, gets nothing when it is
-// gone or smaller.
+// A new leader's watch may still have a claim that is gone or smaller by now. Such a claim
+// gets no address.
 func TestPreallocateForWhatWas(t *testing.T) {
 	for name, change := range map[string]func(w *world){
 		"gone": func(w *world) { w.Remove(w.Claim(namespace, "a")) },

@@ -159,7 +159,7 @@ func TestFollow(t *testing.T) {
 	a.Spec.Pool = "q"
 	s.Put(a, &v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "r"}})
 	s.Remove(a)
-	check("what nobody can stop", []string{"10.0.70.2 of q", "10.0.70.2 is gone"}, nil)
+	check("an event that nobody can stop", []string{"10.0.70.2 of q", "10.0.70.2 is gone"}, nil)
 	if _, err := ips.Create(ctx, addressed("10.0.70.4"), metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
 		t.Error(err)
 	}
@@ -181,7 +181,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("the watch is told of %v", e)
 	}
 	if s.IP(a.Name) == nil {
-		t.Error("what is told to nobody was not done")
+		t.Error("a write that no watch is told of was not done")
 	}
 }
 

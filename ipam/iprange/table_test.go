@@ -37,7 +37,7 @@ func TestTable(t *testing.T) {
 		for both, value := range table.Common(within) {
 			for ; host(next) != both.First; next++ {
 				if _, ok := want[next]; ok {
-					t.Fatalf("what is common with %s lacks %s", within, host(next))
+					t.Fatalf("the intersection with %s lacks %s", within, host(next))
 				}
 			}
 			for ; !both.Last.Less(host(next)); next++ {

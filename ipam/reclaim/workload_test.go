@@ -52,9 +52,9 @@ func TestStanding(t *testing.T) {
 			[]standing{{v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 0, 0, 1}}},
 		{"each pod name by itself", []*v1alpha1.FloatingIP{record("10.0.70.3", set("web-0"), 1, ""), record("10.0.70.4", set("web-1"), 2, ""), record("10.0.70.5", set("web-0"), 3, "")},
 			[]standing{{v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 0, 0, 1}, {v1alpha1.IPv4, 1, 1, 1}}},
-		{"of a claim, those with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", claim, 1, ""), record("10.0.70.4", claim, 2, "a")},
+		{"of a claim, addresses with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", claim, 1, ""), record("10.0.70.4", claim, 2, "a")},
 			[]standing{{v1alpha1.IPv4, 1, 0, 1}, {v1alpha1.IPv4, 0, 1, 1}}},
-		{"of a Deployment, those with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), record("10.0.70.4", deployment, 2, "a"), record("10.0.70.5", deployment, 3, "")},
+		{"of a Deployment, addresses with pods first", []*v1alpha1.FloatingIP{record("10.0.70.3", deployment, 1, ""), record("10.0.70.4", deployment, 2, "a"), record("10.0.70.5", deployment, 3, "")},
 			[]standing{{v1alpha1.IPv4, 1, 0, 1}, {v1alpha1.IPv4, 0, 1, 1}, {v1alpha1.IPv4, 2, 2, 1}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -235,5 +235,5 @@ func TestServesNewcomer(t *testing.T) {
 	w.serves("web")
 	w.lacks("a", 0, "web")
 	w.pass(nodeSettles)
-	w.expect("who came since", "a")
+	w.expect("pods that came since", "a")
 }

@@ -168,8 +168,8 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// Requests for one address wait for each other; those for others do not wait for
-// them. One that was given up does nothing after a later one.
+// Requests for one address wait for each other, and requests for different addresses do not. A
+// request that its caller gave up does nothing after a later one.
 func TestTurns(t *testing.T) {
 	p := newProvider(t)
 	started, release := make(chan struct{}), make(chan struct{})

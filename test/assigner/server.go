@@ -2,7 +2,7 @@
 
 // Package assigner is a small external assigner, as a pattern for one of your
 // own and for Berth's tests. [Server] speaks the protocol and keeps its promises;
-// [Network] is what it moves addresses in, and [Memory] an imitation of one.
+// [Network] moves the addresses, and [Memory] imitates a network.
 // docs/how-to/assigner.md tells the rest.
 package assigner
 
@@ -17,7 +17,7 @@ import (
 	assignerv1 "github.com/berth-dev/berth/ipam/assigner/v1"
 )
 
-// Network is what delivers addresses to nodes: in a real assigner, a cloud's API.
+// Network delivers addresses to nodes: in a real assigner, by a cloud's API.
 // Server calls it for one address at a time, and for different addresses in
 // parallel. A method that returns because ctx ended must have nothing left in
 // progress. Errors that are gRPC statuses reach Berth as they are, others as
@@ -41,7 +41,7 @@ type Server struct {
 	addresses map[netip.Addr]*address
 }
 
-// address is what the server remembers of one.
+// address has everything that the server remembers of one address.
 type address struct {
 	// turn is held by the request that is worked on; others queue.
 	turn chan struct{}

@@ -65,7 +65,7 @@ func parse(args []string) (*options, error) {
 	flags.IntVar(&o.rollout.Replicas, "replicas", 10, "Pods of each of these Deployments.")
 	flags.IntVar(&o.rollout.Nodes, "lab-nodes", 5, "Nodes of the rollout's lab.")
 	flags.IntVar(&o.rollout.Rounds, "rollout-rounds", 1, "How often each way of the rollout is run.")
-	flags.DurationVar(&o.rollout.Limit, "rollout-limit", 10*time.Minute, "How long one way of the rollout may take; what runs by then is reported.")
+	flags.DurationVar(&o.rollout.Limit, "rollout-limit", 10*time.Minute, "How long one way of the rollout may take; pods that run by then are reported.")
 	flags.BoolVar(&o.small, "small", false, "A quick look: 500 nodes, 1,000 pods, one round; a rollout of 10 pods.")
 	if err := flags.Parse(args); err != nil {
 		return nil, err

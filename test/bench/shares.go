@@ -13,7 +13,7 @@ import (
 	"github.com/berth-dev/berth/test/bench/report"
 )
 
-// functions are those whose share of a profile is worth a look.
+// functions are the functions whose share of a profile is worth a look.
 var functions = []struct{ what, expression string }{
 	{"Berth: plugin and book", `berth/(plugins|ipam)`},
 	{"Berth: claim an address (Commit)", `berth/ipam\.\(\*IPAM\)\.Commit`},

@@ -27,8 +27,8 @@ import (
 
 var everything = labels.Everything()
 
-// driver draws what is done next and does it. What it draws depends on the seed
-// and on what it drew before, never on what the cluster made of it.
+// driver draws the next action and does it. Its draws depend on the seed and on
+// earlier draws, never on the state of the cluster.
 type driver struct {
 	w         *world
 	random    *rand.Rand
@@ -36,11 +36,11 @@ type driver struct {
 	pools     []*pool
 	claims    []*claim
 	serial    int
-	// elect is what the present round does.
+	// elect has the actions of the present round.
 	elect    election
 	reserved []string
 
-	later sync.WaitGroup // what ends by itself
+	later sync.WaitGroup // actions that end by themselves
 	calm  chan struct{}  // closed when it has to end now; nil between rounds
 }
 
@@ -166,8 +166,8 @@ func (d *driver) after(delay time.Duration, do func()) {
 	})
 }
 
-// expected says whether an error is a part of the game: what the action meant is
-// gone or changed, or may not be done now.
+// expected returns whether an error is a part of the game: the object of the action
+// is gone or changed, or refuses the action now.
 func expected(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsTooManyRequests(err) ||
 		apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
@@ -345,8 +345,8 @@ func (d *driver) deleteWorkload() *action {
 	return &action{fmt.Sprintf("delete %s, %s", wl, how), func(*rand.Rand) error { return d.delete(wl, how) }}
 }
 
-// delete deletes a workload. What orphans leave behind is deleted when the round
-// is over.
+// delete deletes a workload. Objects that orphans leave behind are deleted when the
+// round is over.
 func (d *driver) delete(wl *workload, how metav1.DeletionPropagation) error {
 	return d.w.Dynamic.Resource(wl.resource()).Namespace(wl.namespace).Delete(d.w.Ctx, wl.name, metav1.DeleteOptions{PropagationPolicy: &how})
 }
@@ -408,7 +408,7 @@ func (d *driver) evictPod(pod *v1.Pod) error {
 	return d.w.Kube.CoreV1().Pods(pod.Namespace).EvictV1(d.w.Ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}})
 }
 
-// failPod is what a kubelet does that runs out of memory.
+// failPod fails a pod as a kubelet does that runs out of memory.
 func (d *driver) failPod(pod *v1.Pod) error {
 	if pod.Spec.NodeName == "" || kubelet.Finished(pod) || metav1.GetControllerOf(pod) != nil && metav1.GetControllerOf(pod).Kind == daemonSet {
 		return nil // the controller of DaemonSets waits long after failures

@@ -128,8 +128,8 @@ func (d *driver) readdressPod(wl *workload, annotations map[string]any) error {
 	return err
 }
 
-// partsOf reads which n addresses annotations ask for: those that this test
-// writes.
+// partsOf reads which n addresses annotations ask for. It knows the annotations that
+// this test writes.
 func partsOf(annotations map[string]string, n int) []judge.Part {
 	parts := make([]judge.Part, n)
 	families := strings.Split(annotations[v1alpha1.AnnotationFamilies], ",")

@@ -24,8 +24,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation/kubelet"
 )
 
-// network is what the external assigner moves addresses in, and a witness: for
-// every change it asks the API server who has the address. Safe for concurrent use.
+// network is the network of the external assigner, and a witness: for every change it
+// asks the API server which pod has the address. Safe for concurrent use.
 type network struct {
 	*assigner.Memory
 	w *world
@@ -48,7 +48,7 @@ type networkFaults struct {
 	Delay                  time.Duration
 }
 
-// attachment is what became of an address last.
+// attachment is the last change of an address.
 type attachment struct {
 	node     string // "": detached
 	revision uint64

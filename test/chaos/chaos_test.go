@@ -75,7 +75,7 @@ func (d *driver) round(round int, elect election) {
 	w.check()
 }
 
-// end deletes everything: what is left is what policy Never keeps.
+// end deletes everything. Only addresses that policy Never keeps are left.
 func (d *driver) end(round int) {
 	w := d.w
 	w.T.Helper()

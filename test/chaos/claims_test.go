@@ -26,7 +26,7 @@ type claim struct {
 
 func (c *claim) String() string { return c.namespace + "/" + c.name }
 
-// claimsOf returns the claims of a namespace, also those that were deleted: pods
+// claimsOf returns the claims of a namespace, also deleted claims: pods
 // that name one wait for it.
 func (d *driver) claimsOf(namespace string) []*claim {
 	var claims []*claim

@@ -7,8 +7,8 @@
 // nothing wrong.
 //
 // One seed draws everything that is done. It is printed, and given as
-// BERTH_CHAOS_SEED draws the same again; what was done when stands in
-// operations.log. A round that fails leaves its logs in a folder that it names:
+// BERTH_CHAOS_SEED draws the same again; operations.log has each action with
+// its time. A round that fails leaves its logs in a folder that it names:
 // operations.log, the history of all addresses, the logs of all programs, the
 // API server's audit log.
 package chaos

@@ -117,7 +117,7 @@ func (d *driver) patchPool(name string, fields ...map[string]any) error {
 	return err
 }
 
-// poolEdits are what may happen to a pool.
+// poolEdits are the edits of a pool that the driver may draw.
 var poolEdits = []string{"shrink", "shrink", "grow", "exclude", "disable", "enable", "delete", "create", "overlap", "cool", "cool"}
 
 func (d *driver) editPool() *action {
@@ -163,7 +163,7 @@ func (d *driver) editPool() *action {
 
 // reserve takes an address out of circulation.
 func (d *driver) reserve() *action {
-	p := pick(d.random, d.pools[:4]) // those of IPv4
+	p := pick(d.random, d.pools[:4]) // the pools of IPv4
 	addr := netip.MustParsePrefix(p.spec.Subnet).Addr().As4()
 	addr[3] = byte(16 + d.random.IntN(6))
 	name := netip.AddrFrom4(addr).String()

@@ -152,8 +152,8 @@ func (p *restarted) signal(signal syscall.Signal) {
 
 func (p *restarted) resume() { p.signal(syscall.SIGCONT) }
 
-// schedulerConfig is that of the manifests, but for the lease, which is renewed
-// more often, so that the test need not wait. It is kept with the logs.
+// schedulerConfig returns the scheduler's configuration of the manifests, with a lease
+// that is renewed more often, so that the test need not wait. It is kept with the logs.
 func (w *world) schedulerConfig(p *restarted, elect bool) string {
 	w.T.Helper()
 	config, err := program.SchedulerConfig()

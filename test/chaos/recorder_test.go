@@ -48,7 +48,7 @@ type recorder struct {
 	judge *judge.State
 }
 
-// kinds are what is recorded.
+// kinds are the kinds of objects that are recorded.
 func (w *world) kinds() map[string]cache.ListerWatcher {
 	core, apps, batch := w.Kube.CoreV1(), w.Kube.AppsV1(), w.Kube.BatchV1()
 	all := metav1.NamespaceAll
@@ -200,7 +200,7 @@ func (r *recorder) now() *judge.State {
 func byVersion(a, b judge.Event) int { return cmp.Compare(a.Version, b.Version) }
 
 // caughtUp asks the API server whether the watches have brought everything. It is
-// called when nothing happens: what is created and deleted in between is not seen.
+// called when nothing happens: an object that is created and deleted in between is not seen.
 // The version is one until which all is there.
 func (r *recorder) caughtUp() (version uint64, err error) {
 	for kind, client := range r.w.kinds() {
@@ -227,7 +227,7 @@ func (r *recorder) caughtUp() (version uint64, err error) {
 			return 0, failed
 		}
 		if !same {
-			return 0, fmt.Errorf("the recorder's %s are not yet those of the API server", kind)
+			return 0, fmt.Errorf("the recorder's %s do not match the API server's yet", kind)
 		}
 	}
 	return version, nil

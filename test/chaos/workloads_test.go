@@ -34,7 +34,7 @@ type workload struct {
 	// start is the first ordinal of a StatefulSet.
 	start       int
 	annotations map[string]string
-	// shape is that of the addresses annotation; nil: there is none.
+	// shape is the shape of the addresses annotation; nil: there is none.
 	shape shape
 	asks  int
 	// variant chooses between ways to update.

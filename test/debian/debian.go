@@ -27,9 +27,9 @@ const EnvMirror = "BERTH_DEBIAN_MIRROR"
 // keyring is the file of the signatures, which other distributions have, too, in a package.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// Request is what to fetch.
+// Request says which packages to fetch.
 type Request struct {
-	// Arch is Debian's name of an architecture, which for those of Berth is Go's, too.
+	// Arch is Debian's name of an architecture. For Berth's architectures Go has the same names.
 	Arch string
 	// Packages come with all that they depend on, Alone without.
 	Packages, Alone []string

@@ -24,7 +24,7 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// packages are those of Berth's programs, and of plugins that tests use with them.
+// packages are the packages of Berth's programs, and of plugins that tests use with them.
 var packages = map[string]string{
 	"berth-scheduler":  "./cmd/scheduler",
 	"berth-controller": "./cmd/controller",

@@ -17,8 +17,7 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// berthImage is one of Berth's images: programs at the root, of which the first is what it
-// runs.
+// berthImage is one of Berth's images: programs at the root. It runs the first.
 type berthImage struct {
 	name     string
 	about    string
@@ -37,7 +36,7 @@ var images = []berthImage{
 	{"berth-agent", "wires pods with floating IPs, on every node", []string{"berth-agent", "berth-cni", "berth-ipam", "berth-bridge", "berth-host-local", iptablesProgram}, "", true},
 }
 
-// Registry is where the chart has the images from, and Version the tag of those that are no
+// Registry is the registry of the chart's images, and Version the tag of images that are no
 // release.
 const (
 	Registry = "ghcr.io/berth-dev"
@@ -138,7 +137,7 @@ func Images(ctx context.Context, progress io.Writer, out, registry, version stri
 		var all []v1.Image
 		for _, arch := range architectures {
 			dir := filepath.Join(built, arch)
-			// What git knows of the folder is no part of a program.
+			// The program shall not depend on git's state of the folder.
 			if err := compileFor(ctx, arch, dir, i.programs, "-buildvcs=false"); err != nil {
 				return err
 			}

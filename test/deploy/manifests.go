@@ -28,7 +28,7 @@ import (
 
 // Manifests reads the objects that `kubectl apply -k manifests` applies, but for the
 // programs, which a test runs itself. Where folders of manifests/ are named it reads
-// those only.
+// these folders only.
 func Manifests(folders ...string) ([]*unstructured.Unstructured, error) {
 	kustomization, err := Manifest("kustomization.yaml")
 	if err != nil {

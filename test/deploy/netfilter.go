@@ -35,7 +35,7 @@ var netfilterWanted = regexp.MustCompile(`^/usr/sbin/(xtables-(nft|legacy)-multi
 	`|^/(s?bin|lib|lib64)$|^/etc/(protocols|services|os-release|debian_version)$|^/usr/lib/os-release$` +
 	`|^/usr/share/doc/[^/]+(/copyright)?$|^/usr/share/common-licenses/|^/var/lib/dpkg/status\.d/`)
 
-// iptablesProgram chooses between the two iptables, and iptablesNames are those that it has in the image.
+// iptablesProgram chooses between the two iptables, and iptablesNames are its names in the image.
 const iptablesProgram = "berth-iptables"
 
 var iptablesNames = []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"}

@@ -58,8 +58,8 @@ func unpacked(t *testing.T) string {
 	}
 }
 
-// Plugins in the agent's container find both iptables, for both families, and nft; what they call
-// iptables is what the node has.
+// Plugins in the agent's container find both iptables, for both address families, and nft. The name
+// iptables leads to the one that the node uses.
 func TestNetfilterInImage(t *testing.T) {
 	netnstest.Need(t)
 	root := unpacked(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// What the kubelet calls it when a pod gets no network: its sandbox was tried,
+// The kubelet's reasons of events for a pod that gets no network: its sandbox was tried,
 // or CNI's STATUS had told already that there is no point.
 const (
 	sandboxFailed   = "FailedCreatePodSandBox"
@@ -148,7 +148,7 @@ func TestAgentUpgrade(t *testing.T) {
 	s.agree()
 }
 
-// ofService is in rules that come and go with Services, also with those of a test before.
+// ofService is in rules that come and go with Services, also with Services of a test before.
 var ofService = regexp.MustCompile(`KUBE-(SVC|SVL|SEP|EXT|FW)-| -d `)
 
 // kubeProxyRules are kube-proxy's rules on each node for all Services.

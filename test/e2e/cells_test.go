@@ -68,7 +68,7 @@ func separated(a, b *member) bool {
 // cell is one question of the matrix.
 type cell struct {
 	from, to *member
-	// by is what of the asked one is asked.
+	// by says by which of its addresses the server is asked.
 	by       string
 	protocol string
 	at       netip.AddrPort
@@ -263,7 +263,7 @@ func (s *stage) byService(from, to *member, service *v1.Service) (cells []*cell)
 		at := netip.MustParseAddrPort(addr + ":" + port)
 		cells = append(cells, &cell{from: from, to: to, by: by, protocol: "http", at: at, seen: seen})
 	}
-	// own is what is seen where node translates and keeps the source, if the answer comes back to it.
+	// own is the source that the server sees where node translates and keeps the source, if the answer comes back to it.
 	own := func(node *lab.Node) []netip.Addr {
 		if from == to || to.past() && to.on(node) {
 			return s.ofNode(node)

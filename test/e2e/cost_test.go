@@ -61,7 +61,7 @@ func TestCostOfMove(t *testing.T) {
 		old, node, name := nodes[(round+1)%2], nodes[round%2], fmt.Sprintf("web-%d", round)
 		s.delete(fmt.Sprintf("web-%d", round-1))
 		if mac, err := s.Neighbour(s.ctx, address); err != nil || mac != s.macOf(old) {
-			t.Fatalf("the client has MAC %q for %s (%v), want that of %s", mac, address, err, old)
+			t.Fatalf("the client has MAC %q for %s (%v), want the MAC of %s", mac, address, err, old)
 		}
 		bound := make(chan time.Time, 1)
 		go func() {

@@ -143,7 +143,7 @@ func (s *stage) podsOf(app string) []v1.Pod {
 	return list.Items
 }
 
-// rolledOut waits until a Deployment has no pods but those that it wants, all
+// rolledOut waits until a Deployment has exactly the pods that it wants, all
 // available.
 func (s *stage) rolledOut(name string, replicas int32) {
 	s.t.Helper()

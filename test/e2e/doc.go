@@ -13,7 +13,7 @@
 //	go test -timeout 60m ./e2e
 //	go test -timeout 60m -run TestPartition ./e2e
 //
-// What the cluster knew when a test failed goes to a file in ARTIFACTS, or in
+// When a test fails, the state of the cluster goes to a file in ARTIFACTS, or in
 // the temporary folder; the test says where. With BERTH_E2E_LAB=NAME the tests
 // use a lab that is up and has Berth on it, and leave it up.
 package e2e

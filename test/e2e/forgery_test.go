@@ -76,7 +76,7 @@ func TestEditedAnnotation(t *testing.T) {
 	s.expectOneAnswer(thief.Status.PodIP, "node2")
 }
 
-// TestUserPermissions: who may do anything in a namespace may still write no
+// TestUserPermissions: a user with all rights in a namespace may still write no
 // FloatingIP, no IPPool, and bind no pod.
 func TestUserPermissions(t *testing.T) {
 	s := newStage(t, "10.0.70.80-10.0.70.82")

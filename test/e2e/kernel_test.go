@@ -22,12 +22,12 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// kernel is what a node's kernel carries for floating addresses. Addresses are
-// sorted.
+// kernel has everything that a node's kernel carries for floating addresses. Addresses
+// are sorted.
 type kernel struct {
 	// Answered are the addresses that the node answers ARP and ND for.
 	Answered []string
-	// Routed lead to a pod, Out are those whose traffic has a way out.
+	// Routed are addresses that lead to a pod, Out addresses whose traffic has a way out.
 	Routed, Out []string
 	// Links are the host ends, with true where they are up.
 	Links map[string]bool

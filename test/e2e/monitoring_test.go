@@ -34,7 +34,7 @@ import (
 // component are the files of manifests/monitoring that its kustomization adds to an installation.
 var component = []string{"account.yaml", "monitors.yaml", "rules.yaml", "dashboards.yaml"}
 
-// rare are what series of a cluster without faults do not have: alerts and panels ask for it.
+// rare are series that alerts and panels ask for, and that a cluster without faults does not have.
 var rare = []string{`result="conflict"`, `result="error"`, `code!="0"`, `verdict="drop"`}
 
 // unseen begin the names of metrics that need not be there: of the external assigner, which the lab

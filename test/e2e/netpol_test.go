@@ -17,9 +17,9 @@ import (
 	"github.com/berth-dev/berth/test/netpol/result"
 )
 
-// someCases are what TestNetpol runs where it does not run all: each direction, named ports,
-// what follows a change of a namespace, of a pod and of a policy, addresses, UDP, and SCTP where
-// only the object is.
+// someCases are the cases that TestNetpol runs where it does not run all: each direction, named
+// ports, changes of a namespace, of a pod and of a policy, addresses, UDP, and the object alone for
+// SCTP.
 var someCases = []string{
 	"Netpol NetworkPolicy between server and client should enforce policy to allow traffic from pods within server namespace based on PodSelector",
 	"Netpol NetworkPolicy between server and client should deny egress from pods based on PodSelector",

@@ -20,11 +20,11 @@ import (
 	"github.com/berth-dev/berth/test/witness"
 )
 
-// networkType is a network type that the lab's kernel has. Those with VLANs, ipvlan links and
-// virtual functions are tested in the machine of package machine, without a kubelet.
+// networkType is a network type that the lab's kernel has. Network types with VLANs, ipvlan links
+// and virtual functions are tested in the machine of package machine, without a kubelet.
 type networkType struct {
 	name string
-	// plugin is that of the nodes' floating network.
+	// plugin is the plugin of the nodes' floating network.
 	plugin string
 	// past says that pods and other hosts talk past the pods' node.
 	past bool
@@ -47,7 +47,7 @@ var (
 // longForm is for make test-network-types.
 var longForm = os.Getenv("BERTH_TEST_NETWORK_TYPES") != ""
 
-// networkTypes are those of the test.
+// networkTypes are the network types of the test.
 func networkTypes() []*networkType {
 	all := []*networkType{veth, macvlan, bridge}
 	if longForm {
@@ -65,8 +65,8 @@ const (
 )
 
 // TestNetworkTypes: pods of each network type that the lab's kernel has, side by side on the same
-// nodes: who reaches whom in which way, and by which address each is seen; and pods move between
-// nodes with their addresses.
+// nodes. The test asks which pod reaches which in which way, and by which address each is seen;
+// and pods move between nodes with their addresses.
 func TestNetworkTypes(t *testing.T) {
 	network := shared.Cluster.Network()
 	s := newStageOf(t,
@@ -113,7 +113,7 @@ func (s *stage) networkTypesByFile() {
 	s.freshAgents()
 }
 
-// use makes a network type that of the node's next floating pods.
+// use has the node's next floating pods get a network type.
 func (s *stage) use(node string, kind *networkType) {
 	s.t.Helper()
 	s.run(node, "sh", "-c", fmt.Sprintf(`printf %%s '{"cniVersion":"1.1.0","name":"floating","plugins":[%s]}' >%[2]s.new && mv %[2]s.new %[2]s`, kind.plugin, floatingFile))

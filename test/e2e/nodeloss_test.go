@@ -72,8 +72,8 @@ func TestNodeLoss(t *testing.T) {
 }
 
 // TestPowerLoss: all nodes restart before Kubernetes has given them up. The
-// sandboxes of their pods are made anew, with the same addresses; so are those
-// of Berth's own pods, which need the agents.
+// sandboxes of their pods are made anew, with the same addresses, and the sandboxes
+// of Berth's own pods, which need the agents, too.
 func TestPowerLoss(t *testing.T) {
 	s := newStage(t, "10.0.70.25-10.0.70.29")
 	pods := s.statefulSet(s.pod("web", s.floating, retaining), 2)

@@ -53,7 +53,7 @@ func (s *stage) macInside(pod *v1.Pod) string {
 	return ""
 }
 
-// expectMAC checks that the MAC in the pod is that of its first address.
+// expectMAC checks that the pod has the MAC of its first address.
 func (s *stage) expectMAC(pod *v1.Pod) {
 	s.t.Helper()
 	first := s.addressesOf(pod)[0]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package image makes container images of files of this machine, without an engine, a
-// registry or another image. Equal files make equal images, to the byte. What a release has
-// and what the lab runs come from here.
+// registry or another image. Equal files make equal images, to the byte. The images of a release
+// and of the lab come from here.
 package image
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Config is what an image says about running it.
+// Config says how to run the image.
 type Config struct {
 	Entrypoint []string
 	Cmd        []string
@@ -39,13 +39,13 @@ type Config struct {
 // Compression of an image's layer.
 type Compression int
 
-// Of images that travel, and of those that stay on this machine.
+// Compression of images that travel, and of images that stay on this machine.
 const (
 	Compressed   Compression = gzip.BestCompression
 	Uncompressed Compression = gzip.NoCompression
 )
 
-// searchPath is that of the images' processes. Programs are at the root.
+// searchPath is the PATH of the images' processes. Programs are at the root.
 const searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/"
 
 // Make makes an image of one layer for an architecture, as Go calls it. files maps absolute
@@ -117,7 +117,7 @@ func Write(out, ref string, images ...v1.Image) (err error) {
 	if err != nil {
 		return fmt.Errorf("write image %q: %w", ref, err)
 	}
-	// The one is containerd's and Docker's, the other that of the OCI.
+	// containerd and Docker read the one, the OCI specifies the other.
 	names := map[string]string{"io.containerd.image.name": tag.Name(), "org.opencontainers.image.ref.name": tag.TagStr()}
 	if err := root.AppendIndex(index, layout.WithAnnotations(names)); err != nil {
 		return fmt.Errorf("write image %q: %w", ref, err)

@@ -172,7 +172,7 @@ func checkImage(t *testing.T, index v1.ImageIndex, arch string) {
 	}
 }
 
-// Who builds a release again gets the same bytes, whenever it was and whoever it is.
+// Building a release again makes the same bytes, at any time and on any machine.
 func TestEqualFilesMakeEqualImages(t *testing.T) {
 	files := source(t)
 	first, err := os.ReadFile(both(t, files, Compressed))

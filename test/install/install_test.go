@@ -39,7 +39,7 @@ const (
 	replicas = 30
 	// pause between two requests to one pod.
 	pause = 200 * time.Millisecond
-	// system is another namespace than that of manifests/.
+	// system is another namespace than the one of manifests/.
 	system  = "network"
 	release = "addresses"
 	// again takes over the kinds, and so the addresses, that release leaves.
@@ -454,7 +454,7 @@ func (s *site) step(tr *traffic, name string, do func()) {
 	s.t.Logf("%s: %d requests, %d failed", name, asked, len(failed))
 }
 
-// looks are what of a node Berth changes, as the node's own programs say it.
+// looks read each thing on a node that Berth changes, with the node's own programs.
 var looks = map[string]string{
 	"links":      `ip -o link show | sed 's/^[0-9]*: \([^:@]*\).*/\1/' | grep -v '^veth' | sort`,
 	"rules":      `ip rule; ip -6 rule`,

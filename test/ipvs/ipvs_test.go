@@ -204,7 +204,7 @@ func TestServices(t *testing.T) {
 				}
 			}
 			if s.MasqueradeAll {
-				// Without the rule of ours others' addresses are what kube-proxy makes of them.
+				// Without our rule kube-proxy's translation of others' addresses remains.
 				w.node.Run(func() error {
 					return netfilter.Revoke(netfilter.Source{Link: "none", Address: netip.MustParseAddr(first)}, false)
 				})

@@ -35,7 +35,7 @@ type service struct {
 	Local bool
 }
 
-// settings are those of a kube-proxy.
+// settings are the settings of a kube-proxy.
 type settings struct {
 	MasqueradeAll bool
 	Prefix        string // of interfaces of the node's own pods; empty means that all pods are
@@ -45,7 +45,7 @@ type settings struct {
 // environment has the settings for a process that is a kube-proxy.
 const environment = "BERTH_TEST_KUBE_PROXY"
 
-// started is what it says when the kernel has its rules.
+// started is the line that it logs when the kernel has its rules.
 const started = "kube-proxy has started"
 
 func TestMain(m *testing.M) {

@@ -23,7 +23,7 @@ import (
 // Platform is an operating system and an architecture, as Go calls them.
 type Platform struct{ OS, Arch string }
 
-// Platforms are those for which there is a kubectl.
+// Platforms are the platforms for which there is a kubectl.
 var Platforms = []Platform{
 	{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}, {"windows", "amd64"}, {"windows", "arm64"},
 }
@@ -38,7 +38,7 @@ func (p Platform) Program() string {
 	return "kubectl-berth"
 }
 
-// Release is what is packed.
+// Release names the programs and the version that are packed.
 type Release struct {
 	// Version begins with a v, as krew requires.
 	Version string
@@ -80,7 +80,7 @@ const (
 	shortDescription = "Work with Berth's floating IPs of pods"
 	description      = `Berth gives pods floating IPs: addresses of your own network that a pod keeps through
 restarts, rescheduling, node loss and rolling updates. The plugin says who has an
-address, why a pod waits for one, which are free, and what does not fit together; it
+address, why a pod waits for one, which are free, and which objects contradict each other; it
 takes addresses out of circulation, frees what is kept, and makes backups.
 `
 	caveats = `For completion put a script kubectl_complete-berth on the PATH:

@@ -27,7 +27,7 @@ import (
 // envMany is the number of addresses of TestCheckMany.
 const envMany = "BERTH_TEST_CHECK_ADDRESSES"
 
-// mostMemory is what check may take, in MB, with 150,000 addresses.
+// mostMemory is the memory that check may take, in MB, with 150,000 addresses.
 const mostMemory = 600
 
 // TestCheckMany says how long check takes, and how much memory, with many addresses that pods

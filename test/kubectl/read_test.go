@@ -25,8 +25,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// What users read, each with their rights: an administrator, a viewer with the ClusterRole
-// of the example, a tenant with Kubernetes' role view in a namespace, and nobody.
+// Output of the commands that read, for users with different rights: an administrator, a viewer
+// with the ClusterRole of the example, a tenant with Kubernetes' role view in a namespace, and
+// nobody.
 func TestReading(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: time.Minute})

@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation/customkind"
 )
 
-// What kubectl berth why says of pods that the real scheduler left waiting, each for
-// another reason, and that it says what the scheduler says.
+// Output of kubectl berth why for pods that the real scheduler left waiting, each for
+// another reason. It gives the same reason as the scheduler.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: 2 * time.Minute})

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// kubernetesVersion is what the Kubernetes programs say they are; the module
+// kubernetesVersion is the version that the Kubernetes programs print; the module
 // requires the same.
 const kubernetesVersion = "v1.36.3"
 
@@ -192,7 +192,7 @@ func buildLocked(ctx context.Context, bin string, programs []program, progress *
 	return nil
 }
 
-// pinned is what a program must have been built with.
+// pinned has the versions that a program must have been built with.
 type pinned struct {
 	goVersion string
 	versions  map[string]string // by module path

@@ -225,8 +225,7 @@ func (c *control) startClients(ctx context.Context, controllers, scheduler bool)
 	})
 }
 
-// restConfig reads a kubeconfig. The limits are those of a test that is in a
-// hurry.
+// restConfig reads a kubeconfig. The limits suit a test that is in a hurry.
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

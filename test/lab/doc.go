@@ -16,7 +16,7 @@
 //   - the cgroups below /berth-lab-<name>;
 //   - one process that forwards a free port of 127.0.0.1 to the API server;
 //   - mount points in the machine's root that did not exist before
-//     (such as /opt/cni); [Down] removes those that the lab made.
+//     (such as /opt/cni); [Down] removes the mount points that the lab made.
 //
 // Invariants:
 //
@@ -30,6 +30,5 @@
 //
 // Caveats: needs root; a namespaced node shares the machine's kernel, clock
 // and boot ID, so kubelet does not report a reboot after [Cluster.StartNode].
-// Machines with cgroup v1 are what this is tested on; v2 is handled but was
-// not tried.
+// It is tested on machines with cgroup v1; v2 is handled but was not tried.
 package lab

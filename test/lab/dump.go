@@ -16,8 +16,8 @@ import (
 const dumpLimit = time.Minute
 
 // Dump writes what a person wants to see when a test has failed: state,
-// events, pods, the hosts' networks and the ends of all logs. What cannot be
-// had is said in its place.
+// events, pods, the hosts' networks and the ends of all logs. In place of a part
+// that cannot be read, it writes the error.
 func (c *Cluster) Dump(ctx context.Context, w io.Writer) {
 	kubectl := func(args ...string) []string {
 		return append([]string{filepath.Join(c.bin, "kubectl"), "--request-timeout=30s"}, args...)

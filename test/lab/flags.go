@@ -27,7 +27,7 @@ rules:
 - level: None
 `
 
-// controlFlags is what the command lines of the control plane depend on.
+// controlFlags has everything that the command lines of the control plane depend on.
 type controlFlags struct {
 	dir       string // keys, data, audit log
 	bind      netip.Addr

@@ -182,7 +182,7 @@ func (h *Host) boot(ctx context.Context, script string) error {
 	}
 	// It outlives ctx; only its start ends with it, see below.
 	cmd := exec.CommandContext(context.Background(), "/bin/sh", file)
-	cmd.Args[0] = "lab/" + h.cluster.name + "/" + h.name // what ps shows
+	cmd.Args[0] = "lab/" + h.cluster.name + "/" + h.name // the name that ps shows
 	cmd.Env = h.Env()
 	cmd.Dir = "/"
 	cmd.Stderr = log

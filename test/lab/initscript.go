@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// initReady is what a host's init prints when the host can be used.
+// initReady is the line that a host's init prints when the host can be used.
 const initReady = "ready"
 
 // initReap is the rest of an init's life. A shell that waits reaps whatever

@@ -34,7 +34,7 @@ func requireRoot(t *testing.T) {
 	}
 }
 
-// machine is what a lab must leave as it was.
+// machine has the state that a lab must leave as it was.
 func machine(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}

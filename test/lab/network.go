@@ -80,7 +80,7 @@ type route struct {
 	via netip.Addr
 }
 
-// links is what a host's network namespace has: one interface, eth0, joined
+// links makes the links of a host's network namespace: one interface, eth0, joined
 // to the lab's bridge.
 type links struct {
 	addrs  []netip.Prefix

@@ -116,7 +116,7 @@ func (n *Node) turnOn(ctx context.Context) error {
 }
 
 // RestartKubeProxy replaces kube-proxy on every node that runs by one with these flags after
-// those that it has in every lab, and returns when all of them serve. Another mode's rules go
+// the flags of every lab, and returns when all of them serve. Another mode's rules go
 // as kube-proxy removes them. Nodes that start later have the flags, too.
 func (c *Cluster) RestartKubeProxy(ctx context.Context, flags ...string) error {
 	unlock, err := lock(ctx, c.name, true)
@@ -210,7 +210,7 @@ func (c *Cluster) AddCable(ctx context.Context, node, link string) error {
 }
 
 // withCable calls change with the processes whose network namespaces the ends of a node's
-// cables are in: that of the node and that of the switch.
+// cables are in: the node's and the switch's.
 func (c *Cluster) withCable(ctx context.Context, node string, change func(pid, sw int) error) error {
 	n, unlock, err := c.change(ctx, node)
 	if err != nil {

@@ -19,7 +19,7 @@ const PauseImage = "berth.dev/pause:lab"
 // containerdSocket is the same on every node, in the node's own /run.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// nodeConfig is what the configuration of a node's programs depends on.
+// nodeConfig has everything that the configuration of a node's programs depends on.
 type nodeConfig struct {
 	name    string
 	dir     string // of the configuration files

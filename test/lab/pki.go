@@ -27,7 +27,7 @@ type pki struct {
 	key  *ecdsa.PrivateKey
 }
 
-// identity is what a certificate says.
+// identity is the subject and the names of a certificate.
 type identity struct {
 	name   string // of the files
 	user   string // common name

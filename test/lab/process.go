@@ -56,7 +56,7 @@ func (p process) kill() {
 	}
 }
 
-// stat is what /proc/PID/stat says of a process.
+// stat has the fields of /proc/PID/stat that the lab reads.
 type stat struct {
 	name  string // of the program, the first 15 bytes of it
 	state byte
@@ -67,7 +67,7 @@ type stat struct {
 // CPUTime is how long processes have computed, in user and in kernel mode.
 type CPUTime struct {
 	Own time.Duration
-	// Ended is that of their children that have ended, and of the children's
+	// Ended is the CPU time of their children that have ended, and of the children's
 	// ended children.
 	Ended time.Duration
 }

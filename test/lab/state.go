@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// state is what the lab's folder remembers, so that another program can use
+// state is the record in the lab's folder, so that another program can use
 // the lab or end it. It is read afresh for every operation.
 type state struct {
 	Name  string `json:"name"`
@@ -30,7 +30,7 @@ type state struct {
 	Daemons map[string]process `json:"daemons"`
 	// Stopped are the nodes that StopNode ended.
 	Stopped map[string]bool `json:"stopped"`
-	// KubeProxyFlags are added to those that every kube-proxy has.
+	// KubeProxyFlags are added to the flags that every kube-proxy has.
 	KubeProxyFlags []string `json:"kubeProxyFlags,omitempty"`
 }
 

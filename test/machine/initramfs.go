@@ -79,7 +79,7 @@ func (r *root) base() (tree, error) {
 	}
 	// ipset reads names of protocols.
 	t.file("etc/protocols", filepath.Join(r.dir, "etc/protocols"))
-	// What iptables loads for each kind of match and target.
+	// Modules that iptables loads for each kind of match and target.
 	if err := t.folder(extensions, filepath.Join(r.dir, extensions)); err != nil {
 		return nil, fmt.Errorf("pack the extensions of iptables: %w", err)
 	}

@@ -118,7 +118,7 @@ func report(t *testing.T, all []Suite) {
 	}
 }
 
-// What a machine says of tests that pass, fail, are skipped, or panic.
+// The results of tests that pass, fail, are skipped, or panic in a machine.
 func TestResults(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

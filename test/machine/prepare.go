@@ -22,7 +22,7 @@ import (
 // Debian's package tools, or where the packages cannot be fetched.
 var ErrUnavailable = errors.New("no emulated machine here")
 
-// packages are what a machine is made of, without what they depend on.
+// packages are the packages that a machine is made of, without their dependencies.
 func packages() []string {
 	return []string{
 		"qemu-system-x86",

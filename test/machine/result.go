@@ -19,12 +19,12 @@ const (
 	Skip Outcome = "SKIP"
 )
 
-// Result is what one test, or subtest, reported.
+// Result is the result of one test, or subtest.
 type Result struct {
 	Suite   string
 	Test    string
 	Outcome Outcome
-	// Output is what the test printed. For a suite that failed outside its tests, Test
+	// Output is the output of the test. For a suite that failed outside its tests, Test
 	// is empty and Output says why.
 	Output string
 }
@@ -88,7 +88,7 @@ func (p *parser) print(text string) {
 	fmt.Fprintln(p.output[p.current], text)
 }
 
-// results returns the results of the suite's tests, also of those that did not end, and one
+// results returns the results of the suite's tests, also of tests that did not end, and one
 // without a test for a suite that failed although no test did. failure is empty where the
 // suite's program succeeded.
 func (p *parser) results(failure string) []Result {

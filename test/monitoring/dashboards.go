@@ -18,7 +18,7 @@ import (
 // DashboardsFolder has the dashboards, from the root of the repository.
 const DashboardsFolder = "manifests/chart/monitoring/dashboards"
 
-// Dashboard is what is read of one of Grafana's.
+// Dashboard has the fields of a Grafana dashboard that the tests read.
 type Dashboard struct {
 	File       string `json:"-"`
 	UID        string `json:"uid"`
@@ -29,7 +29,7 @@ type Dashboard struct {
 	Panels []Panel `json:"panels"`
 }
 
-// Variable is what a reader chooses at the top of a dashboard.
+// Variable is a choice at the top of a dashboard.
 type Variable struct {
 	Name       string      `json:"name"`
 	Type       string      `json:"type"`
@@ -103,8 +103,8 @@ type Expression struct {
 	Text  string
 }
 
-// Expressions returns those of all alerts and panels, with what Grafana puts in place of variables
-// where a reader has chosen nothing.
+// Expressions returns the expressions of all alerts and panels, with the values that Grafana puts
+// in place of variables where a reader has chosen nothing.
 func Expressions() ([]Expression, error) {
 	alerts, err := Alerts()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// units are Grafana's names of those that are in use.
+// units are Grafana's names of the units that are in use.
 var units = []string{"none", "percentunit", "s", "bytes", "reqps", "pps"}
 
 // many are labels of which a cluster has more values than a panel has room for.
@@ -28,7 +28,7 @@ func dashboards(t *testing.T) []Dashboard {
 	return all
 }
 
-// No Grafana runs here: what breaks a dashboard there is looked for.
+// No Grafana runs here, so the test looks for mistakes that break a dashboard there.
 func TestDashboards(t *testing.T) {
 	uids := map[string]bool{}
 	for _, d := range dashboards(t) {

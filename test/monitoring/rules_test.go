@@ -108,7 +108,7 @@ func alerts(t *testing.T) []Alert {
 	return all
 }
 
-// Who is woken knows how urgent it is, what happened, and where to read what to do.
+// Each alert says how urgent it is, what happened, and which page says what to do.
 func TestAlertsSayWhatToDo(t *testing.T) {
 	manual, err := docs.Read(root, runbooks)
 	if err != nil {

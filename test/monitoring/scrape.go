@@ -50,7 +50,7 @@ func Pods(pods []corev1.Pod) ([]byte, error) {
 	return json.Marshal(groups)
 }
 
-// podLabel is what Prometheus calls a label of a pod.
+// podLabel returns Prometheus' name for a label of a pod.
 func podLabel(name string) string {
 	return "__meta_kubernetes_pod_label_" + notInLabels.ReplaceAllString(name, "_")
 }

@@ -31,7 +31,7 @@ func TestMonitors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Without it a claim's namespace is that of the controller.
+		// Without it the controller's namespace takes the place of a claim's namespace.
 		for _, want := range []string{"honor_labels: true", "target_label: node", "__meta_kubernetes_pod_label_app_kubernetes_io_name\n  target_label: job"} {
 			if !strings.Contains(string(text), want) {
 				t.Errorf("%s: no %q in\n%s", monitor.GetName(), want, text)

@@ -50,7 +50,7 @@ type Options struct {
 }
 
 // Run runs the cases one after the other on a lab and calls each with every result, also of
-// those that are left out. Cases that fail are no error.
+// cases that are left out. Cases that fail are no error.
 func Run(ctx context.Context, cluster *lab.Cluster, opts Options, each func(result.Result)) error {
 	program, err := lab.BuildProgram(ctx, nil, "netpol/suite")
 	if err != nil {

@@ -58,7 +58,7 @@ func create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	return created
 }
 
-// nameOf returns the FloatingIP name of an address; what is none stays as it is.
+// nameOf returns the FloatingIP name of an address, and any other text unchanged.
 func nameOf(text string) string {
 	addr, err := netip.ParseAddr(text)
 	if err != nil {

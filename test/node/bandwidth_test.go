@@ -21,7 +21,7 @@ import (
 
 const mbit = 1_000_000
 
-// becomes waits until the rate is about that of the limit. 0 is no limit.
+// becomes waits until the rate is about the rate of the limit. 0 is no limit.
 func becomes(t *testing.T, s *netnstest.Stream, what string, limit float64) {
 	t.Helper()
 	netnstest.Eventually(t, func() error {
@@ -106,7 +106,7 @@ func TestBandwidth(t *testing.T) {
 	}
 	becomes(t, up6, "floating pod's egress after a repair", 60*mbit)
 
-	// The agent starts and the API does not answer: what is in the kernel stays.
+	// The agent starts and the API does not answer: the kernel keeps the limits.
 	n.kill()
 	n.IP("route", "add", "blackhole", apiAddress+"/32")
 	n.launch()

@@ -239,7 +239,7 @@ func TestMoveIsNotDefended(t *testing.T) {
 	})
 	ping(t, network.client, "10.0.70.5")
 	if known := neighbour(network.client, "10.0.70.5"); known != mac(b) {
-		t.Errorf("the client knows the address by %s, want that of the new node, %s", known, mac(b))
+		t.Errorf("the client knows the address by %s, want the MAC of the new node, %s", known, mac(b))
 	}
 	if says := conflictOf(t, "10.0.70.5"); says != nil {
 		t.Errorf("the FloatingIP says %+v", says)

@@ -192,8 +192,8 @@ func (c *costNode) atOnce(t *testing.T, side int, verb string) time.Duration {
 	return took
 }
 
-// costNode makes a node whose agent has the arguments of manifests/agent where those of other
-// tests cost more or less.
+// costNode makes a node whose agent has the arguments of manifests/agent where the arguments of
+// other tests cost more or less.
 func (n *network) costNode(t *testing.T, name, address string, args ...string) *node {
 	t.Helper()
 	return n.newNode(t, name, address, append([]string{"-v", "2", "--uplink=", "--node-ip=" + address}, args...)...)

@@ -21,7 +21,7 @@ import (
 )
 
 // points returns the fault points that were passed since the last call, each
-// with its number among those of its name.
+// with its number among the points of its name.
 func (n *node) points() []string {
 	n.t.Helper()
 	file := filepath.Join(n.dir, "points")
@@ -86,7 +86,7 @@ func TestCrash(t *testing.T) {
 			}
 			before := n.kernel()
 
-			// What there is to interrupt.
+			// The steps that can be interrupted.
 			container := func(id string) *container {
 				made := newContainer(t, id, pod)
 				made.ports = c.ports
@@ -199,14 +199,14 @@ func TestRestartKeepsPods(t *testing.T) {
 	}
 	n.stop()
 	ping(t, net.client, "10.0.70.5")
-	// What went missing meanwhile is made again.
+	// Links and rules that went missing meanwhile are made again.
 	n.IP("neigh", "del", "proxy", "10.0.70.5", "dev", "eth0")
 	n.start()
 	eventually(t, func() error { return n.check(c) })
 	n.mustDel(c)
 }
 
-// After a reboot there are no records, and neither namespaces nor links; what plugins keep on disk is there. By
+// After a reboot there are no records, and neither namespaces nor links; the files of plugins are there. By
 // the boot ID the agent knows containers of before also where the path of their namespace is another
 // container's by now; in the other case the missing path says so.
 func TestReboot(t *testing.T) {
@@ -353,8 +353,8 @@ func (n *node) forget(containers ...*container) {
 	}
 }
 
-// fromBefore makes what the agent keeps on disk for containers that of an earlier boot, in which they had
-// the namespace of path.
+// fromBefore changes the agent's files of containers as if they came from an earlier boot, in which the
+// containers had the namespace of path.
 func (n *node) fromBefore(path string, containers ...*container) {
 	n.t.Helper()
 	files, err := chain.CacheFiles(n.dir + "/cni-cache")

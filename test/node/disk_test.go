@@ -46,7 +46,7 @@ func fill(t *testing.T, dir string) (file string) {
 }
 
 // There is no room at all for the next record. ADD says why and leaves nothing; the pod that
-// runs keeps its network; what loses its address is silent, though DEL cannot be noted. With
+// runs keeps its network; a pod that loses its address is silent, though DEL cannot be noted. With
 // room again all is as if nothing had been.
 func TestDiskWithoutRoom(t *testing.T) {
 	net := newNetwork(t)

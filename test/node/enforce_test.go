@@ -31,7 +31,7 @@ func createPolicy(t *testing.T, p *networkingv1.NetworkPolicy) *networkingv1.Net
 	return created
 }
 
-// ingressFrom is a policy that lets come to pods with a label app those with others only.
+// ingressFrom returns a policy: only pods with some labels app reach pods with another.
 func ingressFrom(name, app string, from ...string) *networkingv1.NetworkPolicy {
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.NetworkPolicySpec{
 		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},

@@ -22,7 +22,7 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// TestErrors: what a user reads in the pod's events, and that nothing is left.
+// TestErrors checks the texts that a user reads in the pod's events, and that nothing is left.
 func TestErrors(t *testing.T) {
 	net := newNetwork(t)
 	n := net.newNode(t, "errors-a", "10.0.60.11")
@@ -225,7 +225,7 @@ func (n *node) gc(keep ...*container) {
 
 // TestGCOfFurtherInterfaces: the runtime does not know the interfaces of a container but the
 // first, and after the loss of the state file nor do records. Links of containers that the
-// runtime knows stay; those of others go, also where their pod is alive.
+// runtime knows stay; links of other containers go, also where their pod is alive.
 func TestGCOfFurtherInterfaces(t *testing.T) {
 	for name, plugin := range map[string]string{"veth": `{"type":"berth-veth"}`, "macvlan": `{"type":"berth-vlan","mode":"macvlan"}`} {
 		t.Run(name, func(t *testing.T) {

@@ -100,7 +100,7 @@ func (n *network) newNode(t *testing.T, name, address string, args ...string) *n
 	h.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
 	// As on every node of Kubernetes; the floating network would do without.
 	sysctl(h, "net/ipv4/ip_forward", "1")
-	// What the agent cannot set where /proc/sys is read-only.
+	// Settings that the agent cannot make where /proc/sys is read-only.
 	sysctl(h, "net/ipv6/conf/all/forwarding", "1")
 	sysctl(h, "net/ipv6/conf/eth0/proxy_ndp", "1")
 	dir := sockettest.Folder(t)
@@ -309,7 +309,7 @@ func (n *node) kernel() string {
 		{"-6", "rule"}, {"-6", "route", "show", "table", "all"}, {"-6", "neigh", "show", "proxy"},
 	} {
 		for line := range strings.SplitSeq(n.IP(args...), "\n") {
-			// What the kernel does on its own time.
+			// The kernel does this on its own time.
 			if strings.Contains(line, "fe80") || strings.Contains(line, "ff00::/8") {
 				continue
 			}

@@ -27,7 +27,7 @@ func tcp(hostPort, containerPort int) map[string]any {
 	return map[string]any{"hostPort": hostPort, "containerPort": containerPort, "protocol": "tcp", "hostIP": ""}
 }
 
-// config is what the runtime adds to the network's configuration.
+// config is the part that the runtime adds to the network's configuration.
 func (c *container) config() map[string]any {
 	if len(c.ports) == 0 {
 		return nil
@@ -179,7 +179,7 @@ func TestHostPorts(t *testing.T) {
 }
 
 // A static pod runs on when somebody deletes its mirror, and so do its ports; the next mirror
-// is told those of the node's choice.
+// is told the ports of the node's choice.
 func TestStaticPodHostPorts(t *testing.T) {
 	net := newNetwork(t)
 	n := net.newNode(t, "static-ports", "10.0.60.11")
@@ -375,7 +375,7 @@ func TestRandomHostPorts(t *testing.T) {
 		t.Errorf("Galaxy's annotation is %s, want %s", got, want)
 	}
 
-	// What a user writes there decides nothing.
+	// A user's annotation decides nothing.
 	pod.Annotations[v1alpha1.AnnotationHostPortsStatus] = `[{"hostPort":22,"containerPort":80,"protocol":"TCP"}]`
 	if _, err := shared.kube.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ func codeOf(err error) uint {
 	return 0
 }
 
-// TestIPAMRefuses: what berth-ipam answers where it gives no address.
+// TestIPAMRefuses checks berth-ipam's errors where it gives no address.
 func TestIPAMRefuses(t *testing.T) {
 	net := newNetwork(t)
 	n := net.newNode(t, "ipam-refuses", "10.0.60.11")

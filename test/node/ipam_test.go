@@ -40,7 +40,7 @@ func (n *node) bridged(address string) {
 	n.start()
 }
 
-// client is who asks for the addresses of pods: where the plugin routes, a host of another
+// client calls the addresses of pods: where the plugin routes, it is a host of another
 // subnet that has routes to the nodes.
 func (n *network) reaches(t *testing.T, plugin string, nd *node, nodeAddress string) func(address string) bool {
 	t.Helper()

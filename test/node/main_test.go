@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// env is what all tests share: programs and an API server. Every test has its
+// env has the programs and the API server that all tests share. Every test has its
 // own node.
 type env struct {
 	bin        string

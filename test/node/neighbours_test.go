@@ -17,11 +17,11 @@ import (
 	"github.com/berth-dev/berth/cni/frame"
 )
 
-// announcements are what a host hears of another: the ARP requests and unsolicited neighbour
-// advertisements by which it announces addresses.
+// announcements are the ARP requests and unsolicited neighbour advertisements, as one host hears
+// them, by which another announces addresses.
 type announcements map[string]chan struct{}
 
-// hearAnnouncements has a host hear those of the host with a MAC until the test ends.
+// hearAnnouncements has a host hear the announcements of the host with a MAC until the test ends.
 func hearAnnouncements(t *testing.T, h *netnstest.Host, mac net.HardwareAddr) announcements {
 	t.Helper()
 	heard := announcements{"10.0.70.5": make(chan struct{}, 100), "2001:db8:70::5": make(chan struct{}, 100)}

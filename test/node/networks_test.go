@@ -207,9 +207,9 @@ func TestNetworksRefused(t *testing.T) {
 	}
 }
 
-// TestDefaultRoute: a pod gives its default route to another network than the first, which
-// may be that of its floating IP. What it sends elsewhere leaves there, its answers by its
-// floating IP leave by that, and plugins' CHECK agrees.
+// TestDefaultRoute: a pod gives its default route to another network than the first, maybe to the
+// network of its floating IP. Its packets to elsewhere leave there, its answers from its floating
+// IP leave by the floating IP's interface, and plugins' CHECK agrees.
 func TestDefaultRoute(t *testing.T) {
 	net := newNetwork(t)
 	n := net.newNode(t, "default-route-a", "10.0.60.11")

@@ -166,7 +166,7 @@ func peer(has labels) networkingv1.NetworkPolicyPeer {
 	return networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: has}}
 }
 
-// onPort80 is what the servers of this test are asked at.
+// onPort80 is the port of this test's servers.
 var onPort80 = []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromInt32(80)), Protocol: ptr.To(corev1.ProtocolTCP)}}
 
 // isolated lets nothing in, or out.
@@ -354,7 +354,7 @@ type wiring struct {
 	// apart says that a node does not reach its own pods: macvlan without Berth's link to the node.
 	apart bool
 	// onLink says that the node has a route to the pods on its bridge. Without one it asks its
-	// router, whose frames to the pod are as those of any other host, and policies drop them.
+	// router, whose frames to the pod look like any other host's, and policies drop them.
 	onLink bool
 	// inside says that packets pass the node by, so that the rules are in the pod.
 	inside bool
@@ -486,7 +486,7 @@ func TestPolicyWirings(t *testing.T) {
 			}
 		}
 
-		// What may leave.
+		// Egress.
 		to := tellOf(t, friend)
 		allowed(t, stranger.Host, at(to, 80))
 		cast.policy("stranger", cast.role("stranger"), letsOut(onPort80, peer(cast.role("server"))))
@@ -701,7 +701,7 @@ func TestPolicyFlows(t *testing.T) {
 		goOn(kept)
 		denied(t, stranger.Host, to)
 
-		// The agent dies. What it did stays.
+		// The agent dies. Its rules stay.
 		n.kill()
 		goOn(kept)
 		denied(t, stranger.Host, to)
@@ -726,7 +726,7 @@ func TestPolicyFlows(t *testing.T) {
 		end(again)
 		goOn(kept)
 
-		// What may leave: the same flows, ended at their other end.
+		// Egress: the same flows, ended at their other end.
 		cast.policy("friend", cast.role("friend"), isolated(networkingv1.PolicyTypeEgress))
 		end(kept)
 		denied(t, friend.Host, to)
@@ -744,8 +744,8 @@ func TestPolicyFlows(t *testing.T) {
 	})
 }
 
-// TestPolicyFlushed: what another program takes away comes back, on the node and in a pod, at the
-// next comparison of the agent, which is a minute away.
+// TestPolicyFlushed: rules that another program takes away come back, on the node and in a pod, at
+// the next comparison of the agent, which is a minute away.
 func TestPolicyFlushed(t *testing.T) {
 	onlyAsked(t)
 	for _, name := range []string{"veth", "macvlan"} {
@@ -859,7 +859,7 @@ func TestPolicyNamespaces(t *testing.T) {
 	becomesDenied(t, network.client, to)
 }
 
-// TestPolicyServices: what may leave to a Service is decided by the endpoint that the connection
+// TestPolicyServices: for a packet to a Service, policies decide by the endpoint that the connection
 // is led to, and a pod reaches itself through its own Service whatever its policies say.
 func TestPolicyServices(t *testing.T) {
 	onlyAsked(t)

@@ -41,14 +41,14 @@ type storm struct {
 	pods       []*corev1.Pod
 	local      []*container
 	runs       []bool
-	// addresses are those that the local pods had last.
+	// addresses are the last addresses of the local pods.
 	addresses [][]string
 	changes   map[string]int
 }
 
 // TestPolicyStorm: while many policies and pods change at once for a while, and the agent is
-// killed now and then, it keeps up; what is in the kernel in the end is what an agent computes that
-// knows nothing but the end.
+// killed now and then, it keeps up. In the end the kernel has the rules that a new agent would
+// compute from the last state alone.
 func TestPolicyStorm(t *testing.T) {
 	if os.Getenv(envStorm) == "" {
 		onlyAsked(t)
@@ -269,7 +269,7 @@ func (s *storm) settle() {
 		if !strings.Contains(table, "198.51.100.77") {
 			return errors.New("the agent has not seen the last changes yet")
 		}
-		// The last policy selects all local pods, and those that are gone have left no address.
+		// The last policy selects all local pods, and pods that are gone have left no address.
 		has := map[string]bool{}
 		for i, addresses := range s.addresses {
 			for _, a := range addresses {
@@ -304,7 +304,7 @@ func (s *storm) clear() {
 	}
 }
 
-// round is what ends names in a table that was replaced.
+// round is the ending of names in a table that was replaced.
 var round = regexp.MustCompile(`\.[0-9]{1,6}$`)
 
 // tableIn is the policies' table of a host, without what the kernel numbers and counts, without

@@ -23,7 +23,7 @@ import (
 )
 
 // cnitool runs CNI's own tool, as another runtime, with the configurations of a folder. Its
-// cache of results is the node's, and not that of the machine of the test.
+// cache of results is the node's, and not the cache of the machine that runs the test.
 func (n *node) cnitool(folder string, c *container, args ...string) (string, error) {
 	n.t.Helper()
 	const enter = `mkdir -p /var/lib/cni && mount --bind "$CACHE" /var/lib/cni && exec "$0" "$@"`
@@ -143,7 +143,7 @@ func (n *node) driveVerbs(network *network, folder, version string, floating, or
 	}
 }
 
-// call is what a runtime says to a plugin, where nil is the usual.
+// call is a runtime's call of a plugin, where nil is the usual.
 type call struct {
 	verb  string
 	env   map[string]string
@@ -266,7 +266,7 @@ func TestErrorCodes(t *testing.T) {
 			}
 		}
 	})
-	// What is gone already is no error.
+	// A namespace that is gone already is no error.
 	for _, netns := range []string{"", "/nowhere/netns"} {
 		for range 2 {
 			if err := n.call(t, call{verb: "DEL", env: map[string]string{"CNI_NETNS": netns}}); err != nil {

@@ -288,7 +288,7 @@ func TestPartition(t *testing.T) {
 			bind(t, "10.0.70.5", again)
 			cb := newContainer(t, "b", again)
 			b.mustAdd(cb)
-			// No flush: the announcement is what updates the client.
+			// No flush: the announcement alone updates the client.
 			eventually(t, func() error {
 				_, err := net.client.Command("ping", "-c", "1", "-W", "1", "10.0.70.5")
 				return err

@@ -59,7 +59,7 @@ func newClusterPolicies(t *testing.T, config *rest.Config) *clusterPolicies {
 		func() *policyv1alpha2.ClusterNetworkPolicyList { return &policyv1alpha2.ClusterNetworkPolicyList{} })
 }
 
-// options are those of an agent whose requests pass the proxy.
+// options returns the options of an agent whose requests pass the proxy.
 func options(t *testing.T, w *simulation.World, p *proxy.Proxy) cluster.Options {
 	t.Helper()
 	config := &rest.Config{Host: p.URL(), QPS: -1}

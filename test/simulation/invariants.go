@@ -18,8 +18,8 @@ import (
 // Invariants waits until the API objects agree with each other and the test's
 // world is at rest:
 //
-//   - every live pod that is bound has exactly as many addresses as it asked for,
-//     those that its annotation names, recorded for its UID and node;
+//   - every live pod that is bound has exactly as many addresses as it asked for.
+//     Its annotation names them, and they are recorded for its UID and node;
 //   - every address in use is recorded for such a pod, or kept for an owner by
 //     policy, or reserved: none is leaked.
 //

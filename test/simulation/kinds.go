@@ -18,7 +18,7 @@ type Kind struct {
 	// Replicas is the field of the spec that says how many pods there are; "" if
 	// there is none.
 	Replicas string
-	// Stands is what an address stands for: the pod's "name", its "node", or ""
+	// Stands says what an address belongs to: the pod's "name", its "node", or ""
 	// where pods share the addresses out.
 	Stands string
 	// Spare is for how many more pods than one to three replicas the kind keeps
@@ -32,7 +32,7 @@ type Kind struct {
 	More map[string]any
 }
 
-// Kinds are those that the tests know, by their column.
+// Kinds are the kinds that the tests know, by their column.
 var Kinds = map[string]Kind{
 	"sts": {
 		GVK: kindOf("apps/v1", "StatefulSet"), Resource: "statefulsets", Replicas: "replicas", Stands: "name", template: true,

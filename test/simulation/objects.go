@@ -18,7 +18,7 @@ type DiffError string
 
 func (e DiffError) Error() string { return "(-want +got):\n" + string(e) }
 
-// SchedulerName is what manifests/scheduler/config.yaml says.
+// SchedulerName is the name in manifests/scheduler/config.yaml.
 const SchedulerName = "berth-scheduler"
 
 // Quantity parses one.

@@ -33,7 +33,7 @@ type SchedulerOptions struct {
 	Elect bool
 	// Profiles are the names of more profiles, all like the first.
 	Profiles []string
-	// Args are those of the plugin.
+	// Args are the arguments of the plugin.
 	Args map[string]any
 	// Serve is the address where it is asked about its health and metrics;
 	// empty: none.

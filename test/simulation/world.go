@@ -11,7 +11,7 @@
 // kubelet trusts what the agent trusts, and fails the test at once if two live pods
 // have one address.
 //
-// A [World] belongs to a test: what goes wrong fails it, and all ends with it.
+// A [World] belongs to a test: an error fails the test, and the World ends with it.
 package simulation
 
 import (
@@ -74,7 +74,7 @@ type World struct {
 // Options of a world.
 type Options struct {
 	lab.ControlPlaneOptions
-	// System is the namespace that Berth is installed in; empty: that of manifests/.
+	// System is the namespace that Berth is installed in; empty: the namespace of manifests/.
 	System string
 	// Lasts is how long the test may take, and Patience how long it waits for
 	// anything; 0: as the constants say.
@@ -348,7 +348,7 @@ func (w *World) Refused(name string, texts ...string) string {
 	return message
 }
 
-// ConditionTexts are what the conditions of a pod say.
+// ConditionTexts are the messages of a pod's conditions.
 func ConditionTexts(pod *v1.Pod) []string {
 	var texts []string
 	for _, c := range pod.Status.Conditions {

@@ -153,7 +153,7 @@ func TestFind(t *testing.T) {
 			pod: "link add eth0 type veth peer name other\nlink set eth0 up", names: []string{"eth0"},
 			want: Place{Direct: []string{"eth0"}},
 		},
-		"what the pod made inside": {
+		"addresses that the pod made inside": {
 			pod: "link add docker0 type bridge\nlink set docker0 up\nlink add inner0 type veth peer name inner1\nlink set inner0 master docker0 up\nlink set inner1 up\n" +
 				"link add tun0 type ifb\nlink set tun0 up\naddr add 10.9.0.1/24 dev tun0",
 		},

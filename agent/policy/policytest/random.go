@@ -27,7 +27,7 @@ type Random struct {
 	*rand.Rand
 }
 
-// Seed returns a seed of the time, which the test prints, or that of BERTH_TEST_SEED.
+// Seed returns BERTH_TEST_SEED, or else a seed from the time. The test prints it.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())

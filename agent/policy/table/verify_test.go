@@ -352,7 +352,7 @@ func TestRefused(t *testing.T) {
 	verify(t, table)
 }
 
-// Apply replaces any table that an older version, or another program, left by our name.
+// Apply replaces a table of our name that another program left.
 func TestReplaceAnything(t *testing.T) {
 	netnstest.Need(t)
 	for _, tc := range []struct{ name, commands string }{

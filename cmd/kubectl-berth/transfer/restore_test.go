@@ -70,7 +70,7 @@ func TestWriteBackup(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(backup.Clean(savedObjects()), read); diff != "" {
-			t.Errorf("%s: what is read is not what was written:\n%s", format, diff)
+			t.Errorf("%s: the backup that is read differs from the one that was written:\n%s", format, diff)
 		}
 	}
 }

@@ -33,8 +33,8 @@ const (
 	rounds = 200_000
 )
 
-// Fill is what an address takes from one pool of a million that is so full, in
-// microseconds. The addresses in use are scattered over the pool.
+// Fill has the time in microseconds to take an address from a pool of a million that is
+// so full. The addresses in use are scattered over the pool.
 type Fill struct {
 	PercentFull      float64
 	First            float64 // the first reservation after the start
@@ -44,8 +44,8 @@ type Fill struct {
 // Micros are the quantiles of measured times.
 type Micros struct{ P50, P99, P999, Max float64 }
 
-// Cluster is what the book of the largest cluster takes: 10,000 pools of 100
-// addresses, 15 of each in use.
+// Cluster has the times and the memory of the book of the largest cluster: 10,000 pools
+// of 100 addresses, 15 of each in use.
 type Cluster struct {
 	CompileMillis, SetPoolsMillis, ObserveMillis float64
 	BytesPerAddress                              float64
@@ -65,7 +65,7 @@ func ownerOf(podUID string) allocator.Owner {
 	return allocator.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "bench", Name: podUID, UID: podUID, PodName: podUID}
 }
 
-// record is what the API server would store of an address in use.
+// record returns the record that the API server would have of an address in use.
 func record(i int, pool string) allocator.Record {
 	pod := fmt.Sprintf("web-%d", i)
 	return allocator.Record{
@@ -104,7 +104,7 @@ func MeasureFills() ([]Fill, error) {
 // cycle reserves and releases, and times each.
 func cycle(book *allocator.Allocator, view *allocator.View, n int, pools func(i int) []int) (reserving, releasing Micros, err error) {
 	reserves, releases := make([]time.Duration, n), make([]time.Duration, n)
-	runtime.GC() // what was made before is not to be collected now
+	runtime.GC() // so that earlier garbage is not collected while the clock runs
 	for i := range n {
 		positions := pools(i)
 		start := time.Now()
@@ -195,7 +195,7 @@ func MeasureCluster() (*Cluster, error) {
 	return c, nil
 }
 
-// cpu is what this process computed so far.
+// cpu returns the CPU time of this process so far.
 func cpu() time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

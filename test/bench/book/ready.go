@@ -28,7 +28,7 @@ import (
 // from the request for everything to the first address it can give.
 type Ready struct {
 	Seconds float64
-	// CPUSeconds is what the process computed meanwhile, with what answered it.
+	// CPUSeconds is the CPU time of the process meanwhile, with the server that answered it.
 	CPUSeconds float64
 	// How the client asked: "LIST" or "WATCH", which tells everything first.
 	How string

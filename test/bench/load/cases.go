@@ -25,7 +25,7 @@ type Case struct {
 	// Claims says that another client creates a minimal custom resource for each
 	// pod that is bound.
 	Claims bool
-	// Pools are those of the case, for a number of nodes. Nil: none.
+	// Pools returns the pools of the case, for a number of nodes. Nil: none.
 	Pools func(nodes int) []*v1alpha1.IPPool
 }
 

@@ -20,7 +20,7 @@ import (
 type Hooks struct {
 	// First is called when the first of the pods that count is seen.
 	First func()
-	// Bound is called for each pod that is bound, also those that do not count.
+	// Bound is called for each pod that is bound, also if it does not count.
 	Bound func(pod *v1.Pod)
 	// Last is called when all pods that count are bound.
 	Last func()

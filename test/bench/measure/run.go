@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Run is what was measured while one case scheduled its pods.
+// Run has the measurements of one case while it scheduled its pods.
 type Run struct {
 	Case        string
 	Round       int
@@ -21,7 +21,7 @@ type Run struct {
 	PodsPerSecond float64
 	// ClaimedPerSecond counts to the last claim, for the case with claims.
 	ClaimedPerSecond float64 `json:",omitempty"`
-	// Upstream is what scheduler_perf itself reports as the average throughput.
+	// Upstream is the average throughput that scheduler_perf itself reports.
 	Upstream float64 `json:",omitempty"`
 	// CPUPerPod is milliseconds by process. In scheduler_perf scheduler, API server
 	// and test are one process.
@@ -29,10 +29,10 @@ type Run struct {
 	Algorithm Timing
 	// Points are the scheduling framework's extension points, with all plugins of
 	// each; Plugins one call of one plugin ("plugin point"), which the scheduler
-	// samples, and "all" those of the scheduling cycle.
+	// samples, and "all" the calls of the scheduling cycle.
 	Points, Plugins map[string]Timing
-	// RequestsPerPod is what the API server answered, by verb and resource, also
-	// what the benchmark itself asked.
+	// RequestsPerPod are the requests that the API server answered, by verb and
+	// resource, also the benchmark's own.
 	RequestsPerPod map[string]float64
 	// Load is the machine's load average of one minute before the run.
 	Load float64

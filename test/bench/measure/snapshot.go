@@ -58,14 +58,14 @@ func read(r io.Reader) (*Snapshot, error) {
 	return &Snapshot{Time: time.Now(), families: families}, nil
 }
 
-// Interval is what happened between two snapshots of one process.
+// Interval is the time between two snapshots of one process.
 type Interval struct{ Before, After *Snapshot }
 
 // Labels of a metric.
 type Labels map[string]string
 
 // Counters returns by how much the counters of a name grew, summed by the key
-// that is made of their labels. Those that did not grow are left out.
+// that is made of their labels. Counters that did not grow are left out.
 func (i Interval) Counters(name string, key func(Labels) string) map[string]float64 {
 	sums := map[string]float64{}
 	add := func(s *Snapshot, sign float64) {

@@ -106,7 +106,7 @@ func BenchmarkPerfScheduling(b *testing.B) {
 	}
 }
 
-// write keeps the results, also those of an unfinished benchmark.
+// write keeps the results, also of an unfinished benchmark.
 func (s settings) write(runs []*measure.Run) error {
 	text, err := json.MarshalIndent(runs, "", "  ")
 	if err != nil {

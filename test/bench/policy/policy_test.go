@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy measures network policies by themselves, without an API server: what an agent
-// does between an event and the kernel, and what packets pay.
+// Package policy measures network policies by themselves, without an API server: the agent's
+// work between an event and the kernel, and the cost for packets.
 package policy
 
 import (
@@ -161,7 +161,7 @@ func (c *crowd) index(n int) *policy.Index {
 	return x
 }
 
-// heap is what Go's objects take after a collection.
+// heap returns the memory of Go's objects after a collection.
 func heap() float64 {
 	runtime.GC()
 	runtime.GC()
@@ -177,7 +177,7 @@ func TestCostPolicySync(t *testing.T) {
 	full := benchtable.Table{
 		Title: fmt.Sprintf("Policies: full sync for %d local pods with %d pods in the cluster", local, peers),
 		Note: "From objects in memory to the kernel: compiled, and applied as one transaction where there was no table. Every local pod is selected by a hundredth of the policies; each policy lets " +
-			"the pods of one app of all namespaces in or out. Median of 3. `same again` is a sync in which nothing has changed; heap is what the index and the ruleset take.",
+			"the pods of one app of all namespaces in or out. Median of 3. `same again` is a sync in which nothing has changed; heap is the memory of the index and the ruleset.",
 		Rows: benchtable.Rows{{"policies", "compile, ms", "apply, ms", "both, ms", "same again, ms", "heap, MB", "chains", "rules", "sets", "elements"}},
 	}
 	events := benchtable.Table{
@@ -351,7 +351,7 @@ func TestCostPolicyTraffic(t *testing.T) {
 		}
 	}
 	report := benchtable.Table{
-		Title: "Policies: what packets pay",
+		Title: "Policies: cost for packets",
 		Note: fmt.Sprintf("One client and one pod in namespaces, a node between them that forwards; the node has %d pods, and policies select each of them in turn, the measured one with one policy more that lets the client in. "+
 			"0 policies is no table of policies; connections are followed in each case, as by kube-proxy on every node. %d rounds of %s each, in which the numbers take turns; medians, and the ratios to that without policies in the same round.", local, rounds, length),
 		Rows: benchtable.Rows{{"policies", "new connections/s", "ratio", "its quartiles", "one stream, Gbit/s", "ratio", "its quartiles"}},

@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/test/bench/measure"
 )
 
-// Requests is what something cost the API server.
+// Requests are the requests that something cost the API server.
 type Requests struct {
 	What string
 	// N pods were bound or addresses released.
@@ -232,7 +232,7 @@ func (w *world) createSet(ctx context.Context, replicas int32) (*appsv1.Stateful
 	}, metav1.CreateOptions{})
 }
 
-// status is what the controller says of the one pool.
+// status is the status of the one pool.
 type status struct {
 	mu      sync.Mutex
 	now     v1alpha1.IPPoolStatus

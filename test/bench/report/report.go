@@ -31,11 +31,11 @@ type Report struct {
 	Cluster       *book.Cluster       `json:",omitempty"`
 	Ready         *book.Ready         `json:",omitempty"`
 	Profiles      map[string][]Share  `json:",omitempty"`
-	// Tables are what the tests of the node and of the lab, and rollouts measured.
+	// Tables have the measurements of the tests of the node and of the lab, and of rollouts.
 	Tables []table.Table `json:",omitempty"`
 }
 
-// Share is what part of a CPU profile's time was spent below some functions.
+// Share is the part of a CPU profile's time that was spent below some functions.
 type Share struct {
 	What    string
 	Percent float64

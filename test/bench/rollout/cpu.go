@@ -96,7 +96,7 @@ func works() []work {
 		{"API server and etcd", own("kube-apiserver", "etcd")},
 		{"kubelets", own("kubelet")},
 		{"containerds", own(containerd)},
-		{"what they ran: CNI plugins or Berth's shim, and starts of pods' shims", ended(containerd)},
+		{"their children: CNI plugins or Berth's shim, and starts of pods' shims", ended(containerd)},
 		{"pods' shims, and runc", func(u usage) time.Duration { return u.programs[shim].Own + u.programs[shim].Ended }},
 		{"all of the machine", func(u usage) time.Duration { return u.machine }},
 	}

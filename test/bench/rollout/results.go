@@ -10,7 +10,7 @@ import (
 	"github.com/berth-dev/berth/test/bench/table"
 )
 
-// Results are what the runs took.
+// Results are the times of the runs.
 type Results struct {
 	Options
 	runs []*run
@@ -27,7 +27,7 @@ func (r *Results) Tables() []table.Table {
 func (r *Results) times() table.Table {
 	t := table.Table{
 		Title: fmt.Sprintf("%d Deployments of %d pods each until all pods run", r.Deployments, r.Replicas),
-		Note: fmt.Sprintf("On %d nodes of the lab, which share the machine; each way has a lab of its own. Times are in s, those of ADDs in ms, with p50 and p99. "+
+		Note: fmt.Sprintf("On %d nodes of the lab, which share the machine; each way has a lab of its own. Times are in s, of ADDs in ms, with p50 and p99. "+
 			"Ratios are to the first way in the same round. A pod is Running when a watch tells so; \"bound\" and \"Running\" are from its creation on.", r.Nodes),
 		Rows: table.Rows{{"round", "pods", "all Running after", "ratio", "pods/s", "one Running: p50", "p99", "bound: p50", "p99", "ADD in the agent: p50", "p99"}},
 	}
@@ -48,7 +48,7 @@ func (r *Results) times() table.Table {
 	return t
 }
 
-// ratio compares a run with that of the first way in the same round, where both are complete.
+// ratio compares a run with the first way's run in the same round, where both are complete.
 func (r *Results) ratio(of *run) string {
 	for _, run := range r.runs {
 		if run.round == of.round && run.way == ways()[0] && run.running == run.pods && of.running == of.pods {

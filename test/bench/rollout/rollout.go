@@ -60,28 +60,28 @@ func (o Options) check() error {
 // does not spread evenly.
 const spare = 30
 
-// name of the lab and of the namespace of the pods; warm is that of the first pods.
+// name of the lab and of the namespace of the pods; warm is the namespace of the first pods.
 const (
 	name = "rollout"
 	warm = "warm"
 )
 
-// run is what one way of one round took.
+// run has the times of one way of one round.
 type run struct {
 	way
 	round         int
 	running, pods int
 	took          time.Duration // from before the first Deployment's creation to the last pod that ran
 	// starts and bindings are the times from the creation of a pod until it runs and until
-	// it is bound; adds those of Berth's agents for its network.
+	// it is bound; adds are the times that Berth's agents need for its network.
 	starts, bindings, adds []time.Duration
 	before, after          usage
 	memory                 int64 // bytes that the machine has less than before
 	restarts               int32 // of containers of Berth
 }
 
-// Measure runs all ways, each on a lab of its own, by turns. What was measured before an
-// error is returned with it.
+// Measure runs all ways, each on a lab of its own, by turns. It returns an error together
+// with the measurements before it.
 func Measure(ctx context.Context, options Options) (*Results, error) {
 	results := &Results{Options: options}
 	if err := options.check(); err != nil {

@@ -46,7 +46,7 @@ func (r Rows) Print(b *strings.Builder) {
 	}
 }
 
-// Table is what one test measured.
+// Table has the measurements of one test.
 type Table struct {
 	Title string
 	// Note says what was compared.

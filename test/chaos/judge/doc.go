@@ -17,7 +17,7 @@
 // [State.AtRest] complains about what may not stay: addresses without a reason,
 // pods without a node, counts that are wrong.
 //
-// Whoever frees an address decides a moment earlier than he writes. What counts is
-// therefore whether policy allowed it at any moment since the FloatingIP was
+// A program that frees an address decides a moment earlier than it writes. So the judge
+// asks whether policy allowed it at any moment since the FloatingIP was
 // written last: the API server refuses a write that was decided on an older one.
 package judge

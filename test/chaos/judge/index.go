@@ -17,15 +17,15 @@ type index struct {
 
 type ownerName struct{ namespace, name string }
 
-// owned are the addresses of one owner. Those of a purpose are alike: the owner wants a
-// number of them, and gives up the last ones first.
+// owned are the addresses of one owner. The addresses of one purpose are alike: the owner
+// wants a number of them, and gives up the last ones first.
 type owned struct {
 	oldestFirst bool
 	alike       map[purpose][]*tenure
 }
 
-// purpose is what an address stands for. Where it names neither pod nor node, pods share
-// the addresses out.
+// purpose says what an owner wants an address for: one pod, or the pods of one node. Where it
+// names neither, pods share the addresses out.
 type purpose struct {
 	podName, nodeName string
 	six               bool
@@ -40,7 +40,7 @@ func newIndex() index {
 }
 
 // compare orders addresses that are alike: the older come first, and where pods share
-// them out, first of all those with pods.
+// them out, addresses with pods come first of all.
 func (o *owned) compare(a, b *tenure) int {
 	shared := a.Spec.Owner.PodName+a.Spec.Owner.NodeName == ""
 	if shared && !o.oldestFirst && (a.Spec.Pod == nil) != (b.Spec.Pod == nil) {

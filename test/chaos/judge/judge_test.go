@@ -170,7 +170,7 @@ const (
 	six    = "fd00-0070-0000-0000-0000-0000-0000-0010"
 )
 
-// What may happen, and must not be complained about.
+// Histories that are allowed: the judge does not complain.
 func TestGoodHistories(t *testing.T) {
 	for name, f := range map[string]*film{
 		"a pod comes and goes": newFilm().
@@ -341,7 +341,7 @@ func TestFamilyOfClaim(t *testing.T) {
 	}
 }
 
-// What must never happen: complained about at once.
+// Histories that must never happen: the judge complains at once.
 func TestBrokenHistories(t *testing.T) {
 	bound := func() *film {
 		return newFilm().is(ip(ten, of("Pod", "a"), podDeleted, heldBy("a")), pod("a", "n1", ten))
@@ -435,7 +435,7 @@ func expect(t *testing.T, wrong []string, want string) {
 	t.Errorf("does not complain of %q, but of:\n%s", want, strings.Join(wrong, "\n"))
 }
 
-// What may not last: complained about at rest, and not before.
+// States that may not last: the judge complains at rest, and not before.
 func TestBrokenRest(t *testing.T) {
 	held := ip(ten, of("Pod", "a"), podDeleted, heldBy("a"))
 	for name, test := range map[string]struct {
@@ -498,7 +498,7 @@ func TestBrokenRest(t *testing.T) {
 
 const neverBound = "no pod was ever bound with it"
 
-// What the external assigner has must be what is recorded.
+// The external assigner has exactly the addresses that are recorded.
 func TestAttached(t *testing.T) {
 	addr := netip.MustParseAddr
 	f := newFilm().is(pool(func(p *Pool) { p.Spec.ExternalAssigner = true })).

@@ -22,7 +22,7 @@ type Event struct {
 	Object any
 }
 
-// Pod is what matters of a pod.
+// Pod has the fields of a pod that the judge reads.
 type Pod struct {
 	Namespace, Name, UID string
 	// Node it is bound to.
@@ -61,7 +61,7 @@ func (p *Pod) String() string { return p.Namespace + "/" + p.Name + " (" + p.UID
 type Address struct {
 	Name, UID string
 	Created   time.Time
-	// Writer is who wrote it last, as the object says.
+	// Writer is the program that wrote it last, as the object says.
 	Writer string
 	Spec   v1alpha1.FloatingIPSpec
 }
@@ -69,13 +69,13 @@ type Address struct {
 // Workload is a controller of pods.
 type Workload struct {
 	Kind, Namespace, Name, UID string
-	// App is what its pods say in theirs.
+	// App is the label that its pods have.
 	App string
 	// Replicas that are wanted: parallelism of a Job, 0 when it is over.
 	Replicas int
 	// Spare is for how many more pods it keeps addresses.
 	Spare int
-	// OldestFirst: it keeps its oldest addresses, and not first those with pods.
+	// OldestFirst: it keeps its oldest addresses, and not addresses with pods first.
 	OldestFirst bool
 	// Start is the first ordinal of a StatefulSet.
 	Start int
@@ -108,7 +108,7 @@ type Claim struct {
 	Status               v1alpha1.IPClaimStatus
 }
 
-// Node is what matters of a node.
+// Node has the fields of a node that the judge reads.
 type Node struct {
 	Name    string
 	Address netip.Addr

@@ -64,7 +64,7 @@ func (s *State) wrongFamily(pod *Pod, at time.Time) string {
 	return ""
 }
 
-// suits says whether a pod's addresses are those that it asks for, in any order.
+// suits returns whether a pod has the addresses that it asks for, in any order.
 func (p *Pod) suits() bool {
 	var addrs []netip.Addr
 	for _, name := range p.Addresses {

@@ -92,7 +92,7 @@ func lastOf(prefix netip.Prefix) netip.Addr {
 	return addr
 }
 
-// homes returns the pool that gives each address: the oldest of those that have it.
+// homes returns the pool that gives each address: the oldest pool that lists it.
 func (s *State) homes() (home map[netip.Addr]*Pool, wrong []string) {
 	home = map[netip.Addr]*Pool{}
 	for _, pool := range s.oldest() {

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// slack is how much the clocks of those who write and of the one who watches may
-// differ, and what a time in whole seconds loses.
+// slack allows for the difference between the clocks of the writers and of the
+// recorder, and for times that are rounded to whole seconds.
 const slack = 1500 * time.Millisecond
 
 // unlimited is the number of pods of an owner that has no number.

@@ -46,8 +46,8 @@ type tenure struct {
 	ran bool
 	// owned is since when it has this owner, by name.
 	owned time.Time
-	// written is when it was written, as a number of events. All that follows is what
-	// was the case at any moment since.
+	// written is the time of the last write, as a number of events. Each field below is
+	// true if its condition held at any moment since.
 	written int
 	// unwanted: its owner did not want the pod that it stands for.
 	unwanted bool
@@ -214,7 +214,7 @@ func (s *State) bound(pod *Pod, at time.Time) []string {
 			s.runners[name], s.running[pod.UID] = pod, pod
 		}
 	}
-	// What else its name has is given up.
+	// Other addresses of its name are given up.
 	for _, name := range pod.Addresses {
 		if t := s.addresses[name]; t != nil && t.Spec.Owner != nil {
 			for _, other := range s.index.ofPod(t.Spec.Owner) {

@@ -81,7 +81,7 @@ func newUp() *cobra.Command {
 		Use:   "up",
 		Short: "Make the lab, and return when all nodes are Ready",
 		Long: `Make the lab, and return when all nodes are Ready. The cluster runs until
-"lab down". Ctrl-C takes down what was made. What an earlier lab of the same name
+"lab down". Ctrl-C takes down what was made. Anything that an earlier lab of the same name
 that died has left is removed first. A lab that is up already is left as it is.`,
 		Args: args(cobra.NoArgs),
 	}

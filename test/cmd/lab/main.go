@@ -23,7 +23,7 @@ func main() {
 }
 
 // run returns the exit code: 0 success, 1 failure, 2 wrong usage, 130
-// interrupted; of `exec`, that of the command that it ran.
+// interrupted. For `exec` it returns the exit code of the command that it ran.
 func run(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)

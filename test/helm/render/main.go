@@ -24,7 +24,7 @@ import (
 	"helm.sh/helm/v4/pkg/engine"
 )
 
-// namespace is that of manifests/namespace.yaml.
+// namespace is the namespace of manifests/namespace.yaml.
 const namespace = "berth-system"
 
 // rendering is a part of manifests/: the templates below a folder, with values.
@@ -33,8 +33,8 @@ type rendering struct {
 	values map[string]any
 }
 
-// renderings are what manifests/ has: the chart's defaults, and what kustomizations of parts name.
-// Later ones replace nothing.
+// renderings are the sources of manifests/: the chart's defaults, and the values of kustomizations of
+// parts. A later rendering replaces no file of an earlier one.
 var renderings = []rendering{
 	{"", nil},
 	{"agent/overlay", map[string]any{"overlay": map[string]any{"enabled": true}}},

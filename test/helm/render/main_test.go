@@ -17,7 +17,7 @@ import (
 
 const manifests = "../../../manifests"
 
-// What kubectl applies is what Helm installs.
+// kubectl applies the same objects that Helm installs.
 func TestManifestsAreRendered(t *testing.T) {
 	out := t.TempDir()
 	if err := run(filepath.Join(manifests, "chart"), out, "", "", io.Discard); err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guest is what a host and the first process of an emulated machine say to
-// each other; see package machine.
+// Package guest is the protocol of a host and the first process of an emulated machine; see
+// package machine.
 package guest
 
 import "fmt"
@@ -22,7 +22,7 @@ type Job struct {
 	Env     []string `json:"env"`
 }
 
-// Kind is that of an event.
+// Kind is the kind of an event.
 type Kind string
 
 const (

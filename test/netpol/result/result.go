@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package result is what the suite's program and its caller tell each other.
+// Package result is the protocol of the suite's program and its caller.
 package result
 
 // State says how a case ended.

@@ -27,7 +27,7 @@ import (
 	_ "k8s.io/kubernetes/test/e2e/network/netpol"
 )
 
-// verdict is what Ginkgo tells of the whole suite.
+// verdict is Ginkgo's result of the whole suite.
 type verdict struct{ failed bool }
 
 func (v *verdict) Fail() { v.failed = true }

@@ -34,7 +34,7 @@ func spec6(change func(*v1alpha1.IPPoolSpec)) v1alpha1.IPPoolSpec {
 	return s
 }
 
-// What the API server accepts of an IPPool, and what it says of what it does not.
+// The API server accepts these IPPools, or refuses them with these messages.
 func TestPoolValidation(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

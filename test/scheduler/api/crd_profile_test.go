@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// What the API server accepts of a NetworkProfile, and what it says of what it does not.
+// The API server accepts these NetworkProfiles, or refuses them with these messages.
 func TestProfileValidation(t *testing.T) {
 	t.Parallel()
 	w := simulation.New(t, lab.ControlPlaneOptions{})

@@ -57,7 +57,7 @@ func TestHeldAddressIsNotDeleted(t *testing.T) {
 	w.Invariants()
 }
 
-// What came with a pod's Binding stays: nobody makes a bound pod name other
+// The annotation that came with a pod's Binding stays: nobody makes a bound pod name other
 // addresses, so that its own are taken for surplus.
 func TestBoundAnnotationIsNotChanged(t *testing.T) {
 	t.Parallel()

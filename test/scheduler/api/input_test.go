@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// What is wrong with a pod is said on the pod, and once it is put right the pod
-// starts.
+// The pod's condition says which of its annotations is wrong, and once it is put right
+// the pod starts.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)
@@ -69,8 +69,8 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// An annotation that names addresses is the scheduler's to write; what a user
-// wrote there gives nothing.
+// Only the scheduler writes the annotation that names addresses. A user who writes it gets
+// nothing by it.
 func TestForgedAnnotation(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 1)

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// What somebody can do who has a node's credentials: get the node into a pool by
+// Somebody who has a node's credentials can get the node into a pool by
 // an InternalIP that it reports, and by a label, but not by one that is the
 // administrator's. docs/explanation/security.md says so.
 func TestNodeCannotJoinProtectedPool(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// What the controller says of pools.
+// The controller writes the status of pools.
 func TestPoolStatus(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 3)

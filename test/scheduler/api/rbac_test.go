@@ -9,7 +9,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// What the manifests allow. That it is enough, every other test shows: there the
+// The rights that the manifests give. Every other test shows that they are enough: there the
 // programs have these permissions and no others, and start fails the test where
 // one of their requests is forbidden.
 func TestPermissions(t *testing.T) {

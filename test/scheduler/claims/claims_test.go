@@ -21,7 +21,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation/proxy"
 )
 
-// What the controller does with claims, and says of them.
+// The controller preallocates for claims, and writes their status.
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)

@@ -92,7 +92,7 @@ func TestLateScheduler(t *testing.T) {
 }
 
 // Two schedulers are about to bind the same pod to different nodes. The first to
-// have claimed wins; what the other wrote meanwhile is put right.
+// have taken the address wins, and the other's write is put right.
 func TestOvertakenScheduler(t *testing.T) {
 	t.Parallel()
 	w := withPools(t)

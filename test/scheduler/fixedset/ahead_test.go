@@ -140,7 +140,7 @@ func TestFixedSetAheadRaces(t *testing.T) {
 	w.Invariants()
 }
 
-// What cannot be had is told on the Deployment, and taken when it can be had.
+// The Deployment's event says which addresses it cannot have. It gets them once they are free.
 func TestFixedSetAheadFails(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{Controllers: true}, 2)
@@ -174,7 +174,7 @@ func TestFixedSetAheadFails(t *testing.T) {
 	}
 }
 
-// What nobody wants a replica for, nobody gets by asking ahead, and a namespace's quota
+// Preallocation takes no address without a replica that wants it, and a namespace's quota
 // bounds the rest.
 func TestFixedSetAheadOfNothing(t *testing.T) {
 	t.Parallel()
@@ -217,7 +217,7 @@ func TestFixedSetAheadOfNothing(t *testing.T) {
 	w.PatchDeployment("many", `{"spec":{"replicas":60}}`)
 	has(w, "many", 60)
 	w.ClaimBecomes("claim", "5=0+5 Preallocated")
-	// What it has ahead it does not keep as spare ones.
+	// Its preallocated addresses are not kept as spare ones.
 	w.PatchDeployment("many", `{"spec":{"replicas":2}}`)
 	has(w, "many", 2)
 	w.PatchDeployment("many", `{"spec":{"replicas":0}}`)

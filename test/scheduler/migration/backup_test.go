@@ -168,7 +168,7 @@ func makeWorkloads(w *simulation.World) {
 	}
 }
 
-// A cluster is lost with its etcd, and another is built. What was saved comes back
+// A cluster is lost with its etcd, and another is built. The backup's addresses come back
 // before the workloads do, and their pods get their addresses, while scheduler and
 // controller run.
 func TestRestoreIntoANewCluster(t *testing.T) {
@@ -233,7 +233,7 @@ func TestRestoreIntoANewCluster(t *testing.T) {
 	if want := fmt.Sprintf("FloatingIP: %d created, 1 stale", len(saved)); !strings.Contains(out, want) {
 		t.Errorf("it does not say %q:\n%s", want, out)
 	}
-	become(w, "what is restored", saved)
+	become(w, "restored", saved)
 	if again := runBackup(w, 0, "restore", "restore", file, "--apply"); !strings.Contains(again, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(saved))) {
 		t.Errorf("the second run says\n%s", again)
 	}
@@ -371,7 +371,7 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 	w.ClaimBecomes("used", "2=1+1 Preallocated")
 	file := filepath.Join(t.TempDir(), "berth.json")
 	runBackup(w, 0, "backup", "backup", "-o", file)
-	// What the backup does not know.
+	// Objects that the backup does not know.
 	w.Create(simulation.NewPod("after"))
 	says(w, "after", w.Address("after"))
 	w.DeletePods("shop")
@@ -399,7 +399,7 @@ func TestRestoreUnderRunningPods(t *testing.T) {
 		}
 	})
 	if diff := cmp.Diff(restored, records(w)); diff != "" {
-		t.Errorf("what is restored is not what was there (-was +is):\n%s", diff)
+		t.Errorf("the restored objects differ from the saved ones (-was +is):\n%s", diff)
 	}
 	if out := runBackup(w, 0, "restore", "restore", file, "--apply"); !strings.Contains(out, fmt.Sprintf("FloatingIP: %d same, 1 stale", len(restored))) {
 		t.Errorf("the second run says\n%s", out)

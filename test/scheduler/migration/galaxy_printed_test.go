@@ -21,9 +21,9 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// What "kubectl berth import-galaxy -o yaml" prints cannot have the UIDs of claims
+// The objects that "kubectl berth import-galaxy -o yaml" prints have no UIDs of claims
 // that do not exist yet. Made by "kubectl create -f -", while the controller runs,
-// the addresses become those of the claim of that name.
+// the addresses get the claim of that name as their owner.
 func TestImportGalaxyPrinted(t *testing.T) {
 	t.Parallel()
 	g := newGalaxyCluster(t)
@@ -124,7 +124,7 @@ func (g *galaxyCluster) kubectl(stdin string, args ...string) string {
 	return stdout.String()
 }
 
-// boundOf counts those of some pods that are bound.
+// boundOf counts the pods that are bound.
 func (g *galaxyCluster) boundOf(names ...string) (int, error) {
 	n := 0
 	for _, name := range names {

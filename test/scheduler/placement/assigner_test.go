@@ -154,8 +154,8 @@ func (p *provider) tooEarly(ctx context.Context, change assigner.Change) error {
 	return nil
 }
 
-// What the provider says is what the pod's owner reads; the pod starts when the
-// provider has mended it.
+// The pod's owner reads the provider's own words. The pod starts when the provider
+// has mended the cause.
 func TestAssignerRefuses(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, lab.ControlPlaneOptions{}, nil)

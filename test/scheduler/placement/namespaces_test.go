@@ -81,8 +81,8 @@ func shares(w *simulation.World, pool, want string) {
 	})
 }
 
-// What a namespace may have of a pool: pods that leave an address each can take no
-// more, nor can claims; what it gives back, and a higher cap, wake who waits.
+// A pool's cap for a namespace: once its pods have that many addresses, neither pods nor claims
+// get more. An address that it gives back, and a higher cap, wake waiting pods.
 func TestMaxPerNamespace(t *testing.T) {
 	t.Parallel()
 	w := simulation.Start(t, lab.ControlPlaneOptions{}, 2)

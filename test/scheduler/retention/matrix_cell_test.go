@@ -141,14 +141,14 @@ type cell struct {
 	template v1.PodTemplateSpec
 	// uid of the workload.
 	uid types.UID
-	// before is who had which address before the event.
+	// before has the address of each pod before the event.
 	before []slot
 	// gates is where the cell waits for others; see [gate].
 	gates  []*gate
 	passed int
 	// jobs is how many Jobs a CronJob's cell has made.
 	jobs int
-	// outcome is what it came to, looked at again when all cells are done.
+	// outcome is the result, looked at again when all cells are done.
 	outcome func() error
 }
 
@@ -159,11 +159,11 @@ type slot struct {
 	made               time.Time
 }
 
-// state is what is there of a cell at one moment.
+// state has the objects of a cell at one moment.
 type state struct {
 	pods []v1.Pod // all
 	live []v1.Pod // bound, neither finished nor being deleted
-	// coming are those that are to be live.
+	// coming are pods that are to be live.
 	coming []v1.Pod
 	ips    map[string]*v1alpha1.FloatingIP
 }
@@ -369,7 +369,7 @@ const (
 var outcomes = []outcome{isFreed, isNamed, isOnNode, isShared, isSized, isKept, isGone}
 
 // became complains unless, with n pods running, the addresses whose pods ended
-// are what the table says and the others are with their pods.
+// are as the table says and the others are with their pods.
 func (c *cell) became(s *state, want outcome, n int) error {
 	if err := c.runs(s, n); err != nil {
 		return err
@@ -523,8 +523,8 @@ func (c *cell) patch(text string, values ...any) {
 	simulation.Patch(c.On(c.t), c.objects(), c.name, text, values...)
 }
 
-// scale sets how many pods there are, of a CronJob also those of its last Job: by taking nodes from a DaemonSet, whose
-// nodes the test has labelled.
+// scale sets the number of pods. Pods of a CronJob's last Job count, too. It scales a DaemonSet by taking nodes from
+// it, which the test has labelled.
 func (c *cell) scale(n int) {
 	c.t.Helper()
 	if c.kind.Resource == "cronjobs" {

@@ -17,7 +17,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// matrixEvent is what happens to a workload that runs.
+// matrixEvent is an event of a workload that runs.
 type matrixEvent struct {
 	// short is part of the names of objects.
 	short string

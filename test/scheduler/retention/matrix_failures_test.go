@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// failures is what failed in a test of many parts. The logs of the programs come
+// failures has the failures of a test of many parts. The logs of the programs come
 // after the parts' own words, and often only the end of an output is shown, so a
 // summary ends it. Safe for concurrent use.
 type failures struct {
@@ -46,7 +46,7 @@ func (f *failures) summarize(t testing.TB) {
 	}
 }
 
-// noting is a test, or the part of one that of names, whose failures are noted.
+// noting is a test, or a part of one, whose failures are noted under the name of.
 type noting struct {
 	testing.TB
 	of       string

@@ -27,7 +27,7 @@ import (
 const atOnce = 32
 
 // TestMatrix tries every cell of the table under the real controllers of
-// Kubernetes. What is not in the table follows in matrix_more_test.go.
+// Kubernetes. Cases outside of the table follow in matrix_more_test.go.
 func TestMatrix(t *testing.T) {
 	t.Parallel()
 	table, err := matrixCells()
@@ -65,7 +65,7 @@ func TestMatrix(t *testing.T) {
 	}
 	m.cooldownSurvivesRestarts(t)
 
-	// What was so must have stayed so.
+	// The outcomes must have lasted.
 	for _, c := range cells {
 		if c.outcome == nil { // it failed, or was not selected
 			continue
@@ -140,7 +140,7 @@ func (m *matrix) cell(of matrixCell) *cell {
 	}
 	room := 12
 	if slices.Contains([]outcome{isNamed, isOnNode, isShared}, of.want) {
-		// No address but those that are to be had again.
+		// No address but the ones that are to be had again.
 		room = c.n + event.surge
 	}
 	c.try = func() {

@@ -76,8 +76,7 @@ func TestReleaseOfPods(t *testing.T) {
 	}
 }
 
-// A controller that is killed at any of its writes is followed by one that ends
-// what it began.
+// After a controller that was killed at any of its writes, the next one finishes the work.
 func TestControllerKilled(t *testing.T) {
 	t.Parallel()
 	w := simulation.WithNodes(t, lab.ControlPlaneOptions{}, 3)

@@ -31,10 +31,10 @@ func TestStatefulSet(t *testing.T) {
 	tests := []struct {
 		name   string
 		policy v1alpha1.ReleasePolicy
-		// happen is what happens to a set with three pods.
+		// happen is an event of a set with three pods.
 		happen func(w *simulation.World, set string)
 		// pods are the ordinals that run in the end; same of them have the address
-		// that the ordinal had before; kept are those without a pod whose address
+		// that the ordinal had before; kept are ordinals without a pod whose address
 		// still is there.
 		pods, same, kept []int
 	}{

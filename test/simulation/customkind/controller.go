@@ -48,8 +48,8 @@ type key struct {
 const hashLabel = "hash"
 
 // Run runs the controllers of kinds until ctx ends or stop is called, which waits for
-// them. report is told of requests that failed and are repeated, but for those that
-// others came before.
+// them. report is told of requests that failed and are repeated, unless they failed because
+// another write came first.
 func Run(ctx context.Context, api dynamic.Interface, kube kubernetes.Interface, kinds []Kind, report func(workload string, err error)) (stop func(), err error) {
 	c := &controller{
 		api: api, kube: kube, report: report, listers: map[Kind]cache.GenericLister{},
@@ -132,7 +132,7 @@ func (c *controller) next(ctx context.Context) bool {
 	return true
 }
 
-// workload is what is to be reconciled.
+// workload names the workload to be reconciled.
 type workload struct {
 	*Object
 	kind Kind
@@ -180,7 +180,7 @@ func owns[T any](ctx context.Context, c *controller, w *workload, objects patche
 	if !w.kind.Adopts || object.GetDeletionTimestamp() != nil {
 		return false, nil
 	}
-	// The workload itself may be what was deleted and left the orphan.
+	// Maybe the workload itself was deleted, and left the orphan.
 	now, err := c.api.Resource(w.kind.GVR()).Namespace(w.Namespace).Get(ctx, w.Name, metav1.GetOptions{})
 	if err != nil || now.GetUID() != w.UID || now.GetDeletionTimestamp() != nil {
 		return false, err
@@ -230,7 +230,7 @@ func (c *controller) replace(ctx context.Context, w *workload) error {
 	byName := func(a, b *v1.Pod) int { return strings.Compare(a.Name, b.Name) }
 	slices.SortFunc(old, byName)
 	slices.SortFunc(current, byName)
-	pods := slices.Concat(old, current) // those of an older template go first
+	pods := slices.Concat(old, current) // pods of an older template go first
 	switch more := len(pods) - replicas - surge; {
 	case more > 0:
 		surplus = append(surplus, pods[:more]...)
@@ -317,7 +317,7 @@ func (c *controller) create(ctx context.Context, w *workload, name string) error
 }
 
 // rollOut keeps the ReplicaSets of a Rollout: one of the present template, and
-// those before it until they are empty.
+// earlier ones until they are empty.
 func (c *controller) rollOut(ctx context.Context, w *workload) error {
 	api := c.kube.AppsV1().ReplicaSets(w.Namespace)
 	list, err := api.List(ctx, metav1.ListOptions{LabelSelector: "app=" + w.Name})

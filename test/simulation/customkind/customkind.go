@@ -16,7 +16,7 @@ import (
 )
 
 // Kind is a custom kind. Its controller keeps as many pods as are wanted, and
-// replaces those of an older template one by one, when all are ready.
+// replaces pods of an older template one by one, when all are ready.
 type Kind struct {
 	GVK      schema.GroupVersionKind
 	Resource string
@@ -74,7 +74,7 @@ func Role(kinds []Kind) *rbacv1.ClusterRole {
 	return role
 }
 
-// Object is what the controllers read and write of a workload.
+// Object has the fields of a workload that the controllers read and write.
 type Object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`

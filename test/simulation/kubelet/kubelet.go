@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubelet imitates the kubelets and agents of all nodes: it keeps the nodes'
-// leases, starts pods that are bound, ends those that are to be deleted, and gives
+// leases, starts pods that are bound, ends pods that are to be deleted, and gives
 // them addresses by the agent's rule, that a FloatingIP counts only if the pod's UID
 // and node are in it. It says so if two live pods are bound with one address, however
 // shortly: it compares pods in the order in which the API server wrote them.
@@ -60,7 +60,7 @@ type Options struct {
 // back. Safe for concurrent use.
 type Kubelets struct {
 	Options
-	// Pods and Nodes are what the kubelets know.
+	// Pods and Nodes are the kubelets' view of the cluster.
 	Pods  corelisters.PodLister
 	Nodes corelisters.NodeLister
 	// Unrecorded: the test deleted all records, so that a pod that ends has none.
@@ -223,8 +223,8 @@ func namesOf(pod *v1.Pod) []string {
 	return strings.Split(text, ",")
 }
 
-// take notes which FloatingIPs a live pod is bound with, and complains of those that
-// another has too.
+// take notes which FloatingIPs a live pod is bound with, and complains if another pod
+// has one of them, too.
 func (k *Kubelets) take(pod *v1.Pod, names ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -397,8 +397,8 @@ func (k *Kubelets) alive(pod *v1.Pod) bool {
 	return err == nil && now.UID == pod.UID && !Finished(now)
 }
 
-// report says whether an answer is the last word; what a pod that is gone or was
-// replaced meanwhile answers is.
+// report returns whether an answer is the last one. The answer of a pod that is gone or
+// was replaced meanwhile is.
 func (k *Kubelets) report(err error) bool {
 	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) || k.ctx.Err() != nil {
 		return true

@@ -52,7 +52,7 @@ func newStage(t *testing.T, ips ...metav1.Object) *stage {
 	return s
 }
 
-// found compares the findings with the beginnings of those that are wanted.
+// found compares the findings with the beginnings of the wanted ones.
 func (s *stage) found(want ...string) {
 	s.t.Helper()
 	synctest.Wait()

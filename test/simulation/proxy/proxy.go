@@ -183,7 +183,7 @@ func (p *Proxy) Refuse(match func(*http.Request) bool) (accept func()) {
 	return func() { set(nil) }
 }
 
-// Seen returns the answered requests that match, of those that are remembered.
+// Seen returns the remembered requests that were answered and match.
 func (p *Proxy) Seen(match func(Call) bool) []Call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,7 +216,7 @@ func (p *Proxy) Count() map[string]int {
 	return maps.Clone(p.count)
 }
 
-// fate is what befalls one request.
+// fate is the fault, if any, that a request meets.
 type fate struct {
 	code  int // answer with it and do nothing; 0: pass on
 	lost  bool

@@ -111,7 +111,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// What a proxy remembers of the requests that it passed on and those that it refused.
+// A proxy remembers the requests that it passed on and the requests that it refused.
 func TestSeen(t *testing.T) {
 	for name, test := range map[string]struct {
 		keeps func(Call) bool
