@@ -41,7 +41,7 @@ func NewInspectCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "inspect [NAMESPACE/POD]",
 		Short: "Shows what the agent of this node knows",
-		Long: `Shows the containers of the node, or those of one pod, with their networks: phase, interfaces,
+		Long: `Shows the containers of the node, or of one pod, with their networks: phase, interfaces,
 addresses, what failed last, and what the kernel lacks; then links without a record, and whether the
 agent reaches the API server. Run it as root on the node, or in the agent's container:
 

@@ -146,7 +146,7 @@ func drain[T any](events <-chan T) {
 type links struct {
 	uplink  func() (string, error)
 	byIndex map[int]link
-	// down and macs are those of links that lead out of the node, by their index.
+	// down and macs have the states and MAC addresses of links that lead out of the node, by index.
 	down map[int32]bool
 	macs map[int32]string
 	// name is the uplink's, as it was asked for at asked.

@@ -743,7 +743,7 @@ func (of rendering) peers(rule ruleset.Rule) {
 		of.chain.add(rule)
 	}
 	for _, selection := range of.clause.peers {
-		to(of.use(of.chain, selection, what{family: of.family}))
+		to(of.use(of.chain, selection, elementKind{family: of.family}))
 	}
 	if len(of.blocks) > 0 {
 		to(of.useRanges(of.chain, of.blocks, of.family))
@@ -756,16 +756,16 @@ func (of rendering) endpoints(rule ruleset.Rule) {
 	for _, name := range of.clause.names {
 		rule := rule
 		if of.anyPeer {
-			rule.Endpoint = of.use(of.chain, everyPod, what{of.family, name})
+			rule.Endpoint = of.use(of.chain, everyPod, elementKind{of.family, name})
 			of.chain.add(rule)
 			continue
 		}
 		for _, selection := range of.clause.peers {
-			rule.Endpoint = of.use(of.chain, selection, what{of.family, name})
+			rule.Endpoint = of.use(of.chain, selection, elementKind{of.family, name})
 			of.chain.add(rule)
 		}
 		if len(of.blocks) > 0 {
-			rule.Endpoint = of.use(of.chain, everyPod, what{of.family, name})
+			rule.Endpoint = of.use(of.chain, everyPod, elementKind{of.family, name})
 			rule.Destination = of.useRanges(of.chain, of.blocks, of.family)
 			of.chain.add(rule)
 		}
@@ -802,7 +802,7 @@ func (e *chain) add(rule ruleset.Rule) {
 }
 
 // use has a chain use a set of a peer and returns its name.
-func (c *compiler) use(e *chain, selection podSelection, w what) string {
+func (c *compiler) use(e *chain, selection podSelection, w elementKind) string {
 	collection := c.collection(selection, w)
 	collection.used = c.pass
 	e.collections = append(e.collections, collection)

@@ -505,7 +505,7 @@ func (x *Index) peer(selection podSelection) *peer {
 	key := selection.key()
 	p := x.peers[key]
 	if p == nil {
-		p = &peer{podSelection: selection, name: key, collections: map[what]*collection{}}
+		p = &peer{podSelection: selection, name: key, collections: map[elementKind]*collection{}}
 		x.peers[key] = p
 		x.directory.add(p)
 	}
@@ -513,7 +513,7 @@ func (x *Index) peer(selection podSelection) *peer {
 }
 
 // collection returns a set of a peer, which may be new.
-func (x *Index) collection(selection podSelection, w what) *collection {
+func (x *Index) collection(selection podSelection, w elementKind) *collection {
 	p := x.peer(selection)
 	c := p.collections[w]
 	if c == nil {
@@ -523,7 +523,7 @@ func (x *Index) collection(selection podSelection, w what) *collection {
 			prefix = "n"
 			identity += "|" + w.port.text()
 		}
-		c = &collection{what: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
+		c = &collection{elementKind: w, peer: p, name: familyName(prefix, w.family) + "-" + hash(identity)}
 		c.addresses.compare = netip.Addr.Compare
 		c.endpoints.compare = compareEndpoints
 		p.collections[w] = c
@@ -535,7 +535,7 @@ func (x *Index) collection(selection podSelection, w what) *collection {
 // drop removes a collection that is not in use any more.
 func (x *Index) drop(c *collection) {
 	delete(x.unfilled, c)
-	delete(c.peer.collections, c.what)
+	delete(c.peer.collections, c.elementKind)
 	if len(c.peer.collections) == 0 {
 		delete(x.peers, c.peer.name)
 		x.directory.remove(c.peer)

@@ -75,15 +75,15 @@ func compareEndpoints(a, b ruleset.Endpoint) int {
 	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
-// what selects the elements of a peer's set: addresses of a family, or endpoints of a named port.
-type what struct {
+// elementKind selects the elements of a peer's set: addresses of a family, or endpoints of a named port.
+type elementKind struct {
 	family ruleset.Family
 	port   portName
 }
 
 // collection is a set of a peer while it is kept up to date.
 type collection struct {
-	what
+	elementKind
 	peer *peer
 	name string
 
@@ -173,7 +173,7 @@ func (c *collection) current() *ruleset.Set {
 type peer struct {
 	podSelection
 	name        string // its key
-	collections map[what]*collection
+	collections map[elementKind]*collection
 }
 
 // directory finds the peers to which a pod belongs.

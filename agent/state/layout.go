@@ -158,7 +158,7 @@ func decode(key, value []byte) (*Container, error) {
 		return nil, fmt.Errorf("decode record %q: %w: %w", key, ErrDamaged, err)
 	}
 	if string(c.Key().bytes()) != string(key) {
-		return nil, fmt.Errorf("record %q is that of container %q, interface %q", key, c.ContainerID, c.IfName)
+		return nil, fmt.Errorf("record %q belongs to container %q, interface %q", key, c.ContainerID, c.IfName)
 	}
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("record %q %w", key, err)

@@ -30,7 +30,7 @@ func TestSpecOfSRIOV(t *testing.T) {
 		"device of the runtime":    {plugin: plugin, args: raw(`"0000:01:10.2"`), capabilities: raw(`"0000:01:10.4"`), device: "0000:01:10.4"},
 		"device that is no string": {plugin: plugin, args: raw(`7`), device: "7"},
 		"mode of another plugin":   {plugin: `{"type":"berth-sriov","mode":"macvlan"}`, wrong: `berth-sriov has no "mode"`},
-		"mode without its plugin":  {plugin: `{"type":"berth-vlan","mode":"sriov"}`, wrong: "mode sriov is that of the plugin berth-sriov"},
+		"mode without its plugin":  {plugin: `{"type":"berth-vlan","mode":"sriov"}`, wrong: "mode sriov needs the plugin berth-sriov"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec, err := vlanSpecOf(&agent.Interface{Attachment: state.Attachment{

@@ -130,7 +130,7 @@ func ethernet(index int) (*net.Interface, error) {
 	return link, nil
 }
 
-// onEthernet calls do with each group whose link is Ethernet. Errors begin with the text what. A
+// onEthernet calls do with each group whose link is Ethernet. Errors begin with the text in what. A
 // group that fails keeps no other from its call.
 func onEthernet(groups map[segmentKey][]Target, what string, do func(k segmentKey, link *net.Interface, targets []Target) error) error {
 	var errs []error

@@ -16,7 +16,7 @@
 //	all others (macvlan,      the interface itself, in the container's network namespace
 //	ipvlan, host-device, …)
 //
-// The interface keeps its addresses and its name, so that the DEL of its plugin finds what it
+// The interface keeps its addresses and its name, so that the DEL of its plugin finds everything that it
 // made, and Restore can put it up again.
 //
 // # Links that a container changes

@@ -42,7 +42,7 @@ type reader struct {
 	config []byte
 	at     int
 	depth  int
-	// key is that of the value which follows, in the outer object.
+	// key is the key of the value that follows, in the outer object.
 	key    string
 	socket string
 }

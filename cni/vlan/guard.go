@@ -178,7 +178,7 @@ func (g guard) chains() []*nftables.Chain {
 	from := atDevice(g.device, fromSuffix, out, g.speaker.rules(nd.Name))
 	from.Base.Drops = true
 	to := atDevice(g.device, toSuffix, in, []nftables.Rule{
-		nftables.NewRule("its gateways are those of its pools", ipv6, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
+		nftables.NewRule("gateways come from its pools only", ipv6, nftables.ICMPv6(nftables.RouterAdvertisement), nftables.Drop),
 	})
 	return []*nftables.Chain{nd, from, to}
 }

@@ -105,7 +105,7 @@ func (l *lowerGuard) chains() (all []*nftables.Chain) {
 	if isOurs(l.lower) {
 		// Only containers and the node send through a link that Berth made. The node is no router
 		// there, and no DHCP server.
-		rules = append(rules, nftables.NewRule("no MAC address but those of its containers and its own", nftables.EtherSAddr.IsNot(lower.HardwareAddr...), nftables.Drop))
+		rules = append(rules, nftables.NewRule("no MAC address but its own and its containers'", nftables.EtherSAddr.IsNot(lower.HardwareAddr...), nftables.Drop))
 		rules = append(rules, noServer()...)
 	}
 	return append(all, atDevice(lower.Name, lowerSuffix, nftables.Egress, rules))

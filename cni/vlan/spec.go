@@ -63,7 +63,7 @@ func (p PluginConfig) ForType() (Config, error) {
 	c := p.Config
 	switch {
 	case p.Type != api.SriovType && c.Mode == SRIOV:
-		return c, fmt.Errorf("mode %s is that of the plugin %s", SRIOV, api.SriovType)
+		return c, fmt.Errorf("mode %s needs the plugin %s", SRIOV, api.SriovType)
 	case p.Type != api.SriovType:
 		return c, nil
 	case c.Mode != "" && c.Mode != SRIOV:

@@ -152,8 +152,8 @@ func (s *stored) available() bool { return s.podUID == "" && s.owned() && !s.att
 // owned says whether the address is neither reserved nor cooling down.
 func (s *stored) owned() bool { return !s.reserved && !s.cooling }
 
-// isFor says whether the address's owner UID is empty or that of owner, which has the
-// same key.
+// isFor returns whether the address's owner UID is empty or the UID of owner, which has
+// the same key.
 func (s *stored) isFor(owner Owner) bool { return s.ownerUID == owner.UID || s.ownerUID == "" }
 
 // heldBy says whether owner may use the stored address for the pod podUID: the pod has

@@ -29,9 +29,9 @@ import (
 
 var namespaces = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 
-// What the pages tell users to apply is accepted by an API server that has Berth's
-// kinds and policies. What the objects have in common is not kept: each is applied to
-// the cluster as it was.
+// An API server that has Berth's kinds and policies accepts each object that the pages tell
+// users to apply. Objects do not see each other: each is applied to the cluster as it was
+// before the first.
 func TestApply(t *testing.T) {
 	w := simulation.New(t, lab.ControlPlaneOptions{})
 	if _, err := deploy.NewNetworks(w.Ctx, w.Config); err != nil {

@@ -54,7 +54,7 @@ func Steps(block Block) ([]Step, error) {
 	return steps, nil
 }
 
-// Mismatch is nil if output is what the step says.
+// Mismatch returns nil if output matches the output of the step.
 func (s Step) Mismatch(output string) error {
 	var pattern strings.Builder
 	for _, line := range s.Prints {

@@ -84,7 +84,7 @@ func TestCommands(t *testing.T) {
 
 var mention = regexp.MustCompile(`\bdocs/[a-z0-9/-]+\.md(#[a-z0-9_-]+)?`)
 
-// What code, messages and manifests say of a page is true as well.
+// Links to pages in code, messages and manifests lead somewhere as well.
 func TestMentions(t *testing.T) {
 	all := pages(t)
 	mentions := 0

@@ -29,7 +29,7 @@ import (
 	"github.com/berth-dev/berth/test/simulation"
 )
 
-// ran is what a command printed.
+// ran has the output of a command.
 type ran struct {
 	code     int
 	out, err string
@@ -180,7 +180,7 @@ func TestCheck(t *testing.T) {
 			})
 		}
 		save(first, second)
-		// What moved on since the report is left.
+		// Addresses that changed since the report are left.
 		simulation.Patch(w, w.Berth.FloatingIPs, first, `{"metadata":{"labels":{"moved":"%s"}}}`, "on")
 		berth(w, "operator", "release", "--from="+report, "--apply").expect(t, 2, "it has changed since the report", "1 freed")
 		if _, err := w.Berth.FloatingIPs.Get(w.Ctx, first, metav1.GetOptions{}); err != nil {
@@ -234,7 +234,7 @@ func expectBundle(t *testing.T, w *simulation.World) {
 	if _, err := w.Kube.CoreV1().Secrets(w.System).Create(w.Ctx, &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "tls"}, StringData: map[string]string{"key": "hunter2"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// Berth's namespace may be that of others, too.
+	// Berth's namespace may have programs of others, too.
 	config := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Data: map[string]string{"password": "hunter2"}}
 	if _, err := w.Kube.CoreV1().ConfigMaps(w.System).Create(w.Ctx, config, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -265,7 +265,7 @@ func expectBundle(t *testing.T, w *simulation.World) {
 	}
 	for name, text := range map[string]string{
 		"berth/ippools.yaml": "name: web", "kubernetes/pods.yaml": v1alpha1.AnnotationPools + ": web", "kubernetes/nodes.yaml": "kind: Node",
-		"check.json": `"pools": 1`, "contents.txt": "nodes/: what the agents know of their nodes: --nodes adds it",
+		"check.json": `"pools": 1`, "contents.txt": "nodes/: the agents' view of their nodes: --nodes adds it",
 	} {
 		if !strings.Contains(files["berth-dump/"+name], text) {
 			t.Errorf("%s has no %q:\n%s", name, text, files["berth-dump/"+name])

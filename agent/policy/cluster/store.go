@@ -148,7 +148,7 @@ func (s *store) remove(name string, sp *space) {
 	}
 }
 
-// uid returns that of a pod, empty where it is not known.
+// uid returns the UID of a pod. It is empty where the pod is not known.
 func (s *store) uid(name types.NamespacedName) types.UID {
 	sp := s.spaces[name.Namespace]
 	if sp == nil || sp.pods[name.Name] == nil {

@@ -112,7 +112,7 @@ func TestTraceAndShow(t *testing.T) {
 			"shop/web (10.1.0.2) to shop/db (10.1.0.1), TCP port 80", "egress from shop/web, on the node: passes: no policy selects the pod in this direction",
 			"ingress to shop/db: policies that select it: NetworkPolicy shop/db\n", "ingress to shop/db, on the node: passes: by NetworkPolicy shop/db, Ingress rule 0", "chain ingress:", "ip saddr @a4-",
 		}},
-		{"10.1.0.3", "shop/db", []string{"shop/other (10.1.0.3) to", "ingress to shop/db, on the node: dropped: by what no NetworkPolicy allows, Ingress", "drop"}},
+		{"10.1.0.3", "shop/db", []string{"shop/other (10.1.0.3) to", "ingress to shop/db, on the node: dropped: by default deny of NetworkPolicies, Ingress", "drop"}},
 		{"192.0.2.1", "10.1.0.1", []string{"egress from 192.0.2.1: not a pod of this node", "dropped"}},
 		{"shop/db", "shop/db", []string{"a pod always reaches itself"}},
 		{"shop/other", "shop/direct", []string{"in the pod's namespace, by eth0 past the node: dropped", "chain input: "}},

@@ -45,9 +45,9 @@ func (m *Metrics) applied(err error, took time.Duration) {
 }
 
 var (
-	tablesDesc  = metrics.NewDesc("berth_agent_network_policy_tables", "Tables of network policies in the kernel: that of the node, and those in the namespaces of pods.", nil, nil, metrics.ALPHA, "")
+	tablesDesc  = metrics.NewDesc("berth_agent_network_policy_tables", "Tables of network policies in the kernel: of the node, and in the network namespaces of pods.", nil, nil, metrics.ALPHA, "")
 	failingDesc = metrics.NewDesc("berth_agent_network_policy_failing_tables", "Tables of network policies whose last change failed.", nil, nil, metrics.ALPHA, "")
-	objectsDesc = metrics.NewDesc("berth_agent_network_policy_objects", "What the tables of network policies have, by place (node or pods) and kind: rules, sets (with maps) or elements of these.",
+	objectsDesc = metrics.NewDesc("berth_agent_network_policy_objects", "Content of the tables of network policies, by place (node or pods) and kind: rules, sets (with maps) or elements of sets.",
 		[]string{"place", "kind"}, nil, metrics.ALPHA, "")
 	comparedDesc = metrics.NewDesc("berth_agent_network_policy_full_compare_age_seconds", "For how long some table of network policies has not been compared whole with the kernel; the agent does so every minute.",
 		nil, nil, metrics.ALPHA, "")
@@ -55,7 +55,7 @@ var (
 	policiesDesc   = metrics.NewDesc("berth_agent_network_policies", "Network policies of the cluster by kind.", []string{"kind"}, nil, metrics.ALPHA, "")
 	heldDesc       = metrics.NewDesc("berth_agent_network_policy_held_pods", "Pods of the cluster that the agent holds in memory for network policies.", nil, nil, metrics.ALPHA, "")
 	packetsDesc    = metrics.NewDesc("berth_agent_network_policy_packets_total",
-		"First packets of connections on which rules of a policy decided on this node; without a policy's name, those dropped because no NetworkPolicy of an isolated pod allows them.",
+		"First packets of connections on which rules of a policy decided on this node. Without a policy's name: packets that were dropped because no NetworkPolicy of an isolated pod allows them.",
 		[]string{"kind", "policy_namespace", "policy", "direction", "verdict"}, nil, metrics.ALPHA, "")
 )
 

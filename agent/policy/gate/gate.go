@@ -3,7 +3,7 @@
 // Package gate keeps packets from a pod while its network is made: from before its first
 // interface until the rules of its policies are in the kernel. Nothing runs in the pod then, but
 // its kernel would answer. The gate is a table of its own in the pod's network namespace, beside
-// that of package table.
+// the table of package table.
 package gate
 
 import (

@@ -97,7 +97,7 @@ func linksOf(path string, names []string) (namespace, error) {
 	defer netns.Close()
 	// Where a path leads to the node's namespace, its container is gone.
 	if isNode, err := IsNode(path); isNode || err != nil {
-		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s is that of the node", ErrNoNamespace, path))
+		return namespace{}, cmp.Or(err, fmt.Errorf("%w: %s leads to the node's network namespace", ErrNoNamespace, path))
 	}
 	n := namespace{addresses: map[int][]netip.Addr{}}
 	if n.id, err = netlink.GetNetNsIdByFd(int(netns.Fd())); err != nil {

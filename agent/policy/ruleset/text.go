@@ -326,7 +326,7 @@ func (o *Origin) Policy() string {
 func (o *Origin) String() string {
 	var b strings.Builder
 	if o.Kind == "" {
-		b.WriteString("what no NetworkPolicy allows")
+		b.WriteString("default deny of NetworkPolicies")
 		if o.Direction != "" {
 			fmt.Fprintf(&b, ", %s", o.Direction)
 		}

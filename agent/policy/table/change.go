@@ -27,8 +27,8 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 	return nftables.Replacement(have, after.names.tableOf(rs, constants, after.counters), anew), after
 }
 
-// change returns the change of the table of one ruleset to that of another, and false where it must
-// be replaced.
+// change returns the change that turns the table of one ruleset into the table of another. It
+// returns false where the table must be replaced.
 func change(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
 	d, ok := deltaOf(before.rs, rs)
 	if !ok {
@@ -67,8 +67,8 @@ type delta struct {
 	chains comparison[*ruleset.Chain]
 }
 
-// deltaOf returns false where the kernel cannot turn the table of one ruleset into that of the other:
-// it changes no hook, and no type of a set or map.
+// deltaOf returns the differences of two rulesets. It returns false where the kernel cannot turn the
+// table of one into the table of the other: it changes no hook, and no type of a set or map.
 func deltaOf(old, rs *ruleset.Ruleset) (delta, bool) {
 	if !slices.EqualFunc(baseChains(old), baseChains(rs), func(a, b *ruleset.Chain) bool { return a.Name == b.Name && a.Hook == b.Hook }) {
 		return delta{}, false

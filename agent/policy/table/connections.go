@@ -60,7 +60,7 @@ type judge struct {
 	// addresses have their interfaces.
 	addresses map[netip.Addr]string
 	// onNode is true for a ruleset of hook forward, and node has the addresses of the node then:
-	// packets from and to them do not come to that hook.
+	// packets from and to them do not pass hook forward.
 	onNode bool
 	node   map[netip.Addr]bool
 }
@@ -91,7 +91,7 @@ func (j *judge) readNode() error {
 }
 
 // drops returns whether the first packet of a connection would be dropped, as the hooks see it:
-// after the translation of its destination and before that of its source.
+// after the translation of its destination and before the translation of its source.
 func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
 	packet := ruleset.Packet{Source: from.Addr(), Destination: to.Addr(), Protocol: ruleset.Protocol(protocol), Port: to.Port()}
 	if j.onNode {

@@ -318,9 +318,9 @@ func comment(r *ruleset.Rule) string {
 	case r.Pair != "":
 		text = "a pod that calls itself"
 	case r.SourceMap != "":
-		text = "what may leave the source"
+		text = "egress rules of the source"
 	case r.DestinationMap != "":
-		text = "what may come to the destination"
+		text = "ingress rules of the destination"
 	case r.LocalSource:
 		text = "packets of the node itself"
 	case r.Loopback:

@@ -41,8 +41,8 @@ type applied struct {
 // identity is the table without its content.
 var identity = &nftables.Table{Family: nftables.INet, Name: ruleset.TableName}
 
-// New returns the table of the network namespace at a path, that of the calling process where
-// the path is empty.
+// New returns the table of the network namespace at a path. An empty path stands for the network
+// namespace of the calling process.
 func New(netns string) *Table {
 	return &Table{path: netns}
 }
@@ -68,7 +68,7 @@ const attempts = 3
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 	for _, f := range families {
 		if rs.Sets[f.cut] != nil || rs.Maps[f.cut] != nil {
-			return fmt.Errorf("apply a ruleset: the name of set %s is that of ended connections", f.cut)
+			return fmt.Errorf("apply a ruleset: set %s has the name of the set of ended connections", f.cut)
 		}
 	}
 	return t.do(func() error {

@@ -89,9 +89,9 @@ func TestReferenceEvents(t *testing.T) {
 		t.Fatalf("events on %v only", kinds)
 	}
 	var b strings.Builder
-	b.WriteString("# Events\n\n`kubectl describe` shows them with the object; those of objects without a namespace are in `default`:\n\n" +
+	b.WriteString("# Events\n\n`kubectl describe` shows them with the object. Events of objects without a namespace are in the namespace `default`:\n\n" +
 		"    kubectl get events -A --field-selector reason=AddressesWithdrawn\n\n" +
-		"What a pod waits for is in kube-scheduler's own event `FailedScheduling`: [Troubleshooting](../how-to/troubleshooting.md#a-pod-is-pending) lists its texts.\n")
+		"kube-scheduler's own event `FailedScheduling` says why a pod waits: [Troubleshooting](../how-to/troubleshooting.md#a-pod-is-pending) lists its texts.\n")
 	slices.Sort(kinds)
 	for _, kind := range kinds {
 		b.WriteString("\n## On " + kind + "\n\n" + EventTable(on[kind]))

@@ -26,7 +26,7 @@ import (
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
-const whereLong = `Prints the addresses of a pod, a workload or an IPClaim, also those that are retained
+const whereLong = `Prints the addresses of a pod, a workload or an IPClaim, also addresses that are retained
 for it while it has no pod.
 
 Users who may not read FloatingIPs learn of the addresses of the pods that they may read,
@@ -124,7 +124,7 @@ func where(ctx context.Context, call *command.Call) (*answer.Answer, error) {
 	case err != nil:
 		return nil, err
 	case call.Watching && version == "":
-		err = errors.New("--watch needs the right to watch FloatingIPs: what is printed is of this moment")
+		err = errors.New("--watch needs the right to watch FloatingIPs: this output is of this moment")
 	}
 	call.Follow(version, func(options metav1.ListOptions) (watch.Interface, error) {
 		options.FieldSelector = of.selector()

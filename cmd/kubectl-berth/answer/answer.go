@@ -59,7 +59,7 @@ type Format struct {
 	print     *genericclioptions.PrintFlags
 	noHeaders bool
 	printed   bool
-	// made is the printer. There is one: that of YAML separates its documents.
+	// made is the printer. There is one for all answers, because YAML's separates its documents.
 	made printers.ResourcePrinter
 	// columns remembers how wide the columns are, so that the rows of a watch stand below each other.
 	columns interface {

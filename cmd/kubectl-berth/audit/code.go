@@ -65,7 +65,7 @@ func Meanings() []Meaning {
 		{TooFew, "a pod is bound with fewer addresses than it requests"},
 		{PoolInvalid, "the pool cannot be used as it is written"},
 		{PoolsOverlap, "the pool lists addresses that an older pool has"},
-		{StaleStatus, "the status of the pool is not that of its addresses"},
+		{StaleStatus, "the status of the pool does not match its addresses"},
 		{NoAgent, "there are addresses on a node without an agent"},
 		{AgentNotReady, "there are addresses on a node whose agent is not Ready"},
 		{NoAnswer, "nobody answers for the address on the network"},

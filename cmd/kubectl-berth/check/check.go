@@ -25,13 +25,13 @@ import (
 )
 
 const long = `Compares FloatingIPs, IPPools, pods, nodes, the owners of addresses and the agents, and
-lists what does not fit, each with a stable code, the objects and a command to run.
+lists contradictions, each with a stable code, the objects and a command to run.
 docs/reference/check.md explains the codes.
 
 With --wire it also asks the network who answers for the address of each pod: nobody, another
 host, or several.
 
-It changes nothing and locks nothing. Pods may come and go meanwhile: what does not fit is
+It changes nothing and locks nothing. Pods may come and go meanwhile: a contradiction is
 looked at again until it is mended, or has lasted unchanged for --grace.
 
 Exit codes: 0 nothing was found; 1 not everything could be read; 2 something was found.`
@@ -57,13 +57,13 @@ type options struct {
 func New(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &options{}
 	return command.Command{
-		Use: "check", Short: "Says what does not fit together; the exit code says so, too", Long: long, Example: examples,
+		Use: "check", Short: "Finds contradictions between objects; the exit code tells whether there are some", Long: long, Example: examples,
 		Args: cobra.NoArgs, Flags: o.addFlags, Prepare: o.validate, Answer: o.check,
 	}.New(of, streams)
 }
 
 func (o *options) addFlags(flags *pflag.FlagSet) {
-	flags.DurationVar(&o.grace, "grace", 20*time.Second, "How long something must be wrong, without a change, to be a finding. With 0 nothing is looked at again, and what is on its way is found, too.")
+	flags.DurationVar(&o.grace, "grace", 20*time.Second, "How long something must be wrong, without a change, to be a finding. With 0 nothing is looked at again, and changes on their way are found, too.")
 	flags.StringSliceVar(&o.ignore, "ignore", nil, "Codes of findings to leave out, such as B302.")
 	flags.BoolVar(&o.wire, "wire", false, "Ask the network who answers for the addresses of pods, too. This runs berth-agent probe in the agents' pods, and needs the right pods/exec in Berth's namespace, which is root on the nodes.")
 	flags.BoolVar(&o.agents, "agents", true, "Look at the agents of the nodes, too.")

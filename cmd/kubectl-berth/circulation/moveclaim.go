@@ -22,8 +22,8 @@ import (
 
 const moveClaimLong = `Moves the addresses of an IPClaim to another of the same namespace, for example to rename it.
 
-The addresses move unchanged, with their pods, those with pods first, as many of each family as
-the size of the other claim has room for. The first claim may be deleted already. If it
+The addresses move unchanged, with their pods: addresses with pods first, and as many of each
+family as the size of the other claim has room for. The first claim may be deleted already. If it
 preallocates, it would take new addresses: set its spec.preallocate to false first.
 
 Exit codes: 0 no address is left with the first claim; 1 some are.`

@@ -32,15 +32,14 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-const releaseLong = `Frees addresses that no pod has: those that are kept for an owner, or that cool down. Without
+const releaseLong = `Frees addresses that no pod has: addresses that are kept for an owner, or that cool down. Without
 --apply it says what would be freed and changes nothing.
 
 An address that a pod has is never freed: delete the pod. A reserved one is put back with
-"kubectl berth unreserve". One that a host outside of the cluster has stays out of
-circulation. Each address is freed only if its FloatingIP is still the one that
-was looked at, with the same UID and resourceVersion; with --from, as the report has it: an old
-report frees nothing that moved on. After the release the cooldown of the pool begins, if it has
-one and a pod had the address.
+"kubectl berth unreserve". An address that a host outside of the cluster has stays out of
+circulation. Each address is freed only if its FloatingIP still has the UID and resourceVersion
+that were read, or that the report of --from has: an old report frees no address that has changed
+since. After the release the cooldown of the pool begins, if it has one and a pod had the address.
 
 --from reads what "kubectl berth check -o json" or "kubectl berth release -o json" wrote. Of the
 findings of a check it takes addresses that no pod has: codes B102, B103, B106 and B107.
@@ -53,7 +52,7 @@ const releaseExamples = `  # What would be freed?
   # Free it
   kubectl berth release 10.0.70.12 --apply
 
-  # What has been kept for more than a month: look, then free exactly that
+  # Find what has been kept for more than a month, then free exactly that
   kubectl berth release --retained-longer-than 30d -o json > old.json
   kubectl berth release --from old.json --apply`
 

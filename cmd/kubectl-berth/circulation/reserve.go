@@ -32,7 +32,7 @@ Exit codes: 0 all are reserved; 1 some are not.`
 const reserveExamples = `  # The router's second address, until the network team is done
   kubectl berth reserve 10.0.70.12 --reason "VRRP, ticket 4711"
 
-  # Who could not be reserved, without a change
+  # Which of them could not be reserved? Changes nothing
   kubectl berth reserve 10.0.70.12 10.0.70.13 --dry-run`
 
 type reserving struct {
@@ -48,7 +48,7 @@ func NewReserve(of *cluster.Cluster, streams genericiooptions.IOStreams) *cobra.
 	return o.command(command.Command{
 		Use: "reserve ADDRESS...", Short: "Takes addresses out of circulation", Long: reserveLong, Example: reserveExamples,
 		Flags: func(flags *pflag.FlagSet) {
-			flags.StringVar(&o.reason, "reason", "", "Why, for those who find the address reserved later.")
+			flags.StringVar(&o.reason, "reason", "", "Why, for a person who finds the address reserved later.")
 			o.addFlags(flags)
 		},
 	}, o.reserve).New(of, streams)

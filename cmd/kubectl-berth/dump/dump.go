@@ -39,14 +39,14 @@ import (
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
-const long = `Writes a bundle for those who help with a problem: Berth's objects, nodes, pods that have to do with
-addresses, workloads, events, Berth's own programs with their logs, versions, and what "kubectl
-berth check" finds.
+const long = `Writes a bundle for a person who helps with a problem: Berth's objects, nodes, pods that have to
+do with addresses, workloads, events, Berth's own programs with their logs, versions, and the
+findings of "kubectl berth check".
 
-It reads no Secrets. Of pods and workloads it keeps what Berth reads, so no environment variables,
-commands or volumes; of annotations only Berth's and those that name networks. Logs and events are as
-they were written. Names and addresses stay: look at the bundle before you give it away. The file
-contents.txt in it says what was left out, and why.
+It reads no Secrets. Of pods and workloads it keeps the fields that Berth reads, so no environment
+variables, commands or volumes. Of annotations it keeps Berth's and annotations that name networks.
+Logs and events are as they were written. Names and addresses stay: look at the bundle before you
+give it away. The file contents.txt in it says what was left out, and why.
 
 Exit codes: 0 the bundle is written, also if parts had to be left out; 1 it is not.`
 
@@ -114,7 +114,7 @@ func (o *options) dump(ctx context.Context) (err error) {
 	if o.nodes {
 		o.addNodes(ctx, b, pods)
 	} else {
-		b.leaveOut("nodes/", "what the agents know of their nodes: --nodes adds it")
+		b.leaveOut("nodes/", "the agents' view of their nodes: --nodes adds it")
 	}
 	auditor, err := audit.ForConfig(o.Config, audit.Options{Grace: grace, Agents: true, Namespace: o.namespace})
 	if err != nil {

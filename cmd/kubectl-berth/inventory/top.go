@@ -34,7 +34,7 @@ has had no pod.`
 const topExamples = `  # The fullest pools
   kubectl berth top pools
 
-  # Who retains addresses without using them
+  # Which owners retain addresses without using them?
   kubectl berth top owners --sort retained`
 
 type topOptions struct {

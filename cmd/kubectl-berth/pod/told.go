@@ -124,7 +124,7 @@ func (w *Why) shortage(err error) error {
 		w.do("%s", shortage.Remedy)
 	}
 	if shortage.Cause == ipam.NoPoolFits || shortage.Cause == ipam.NoSuchPool {
-		w.do("see which pools there are: kubectl berth pool -o wide; what the pod asks for is in its annotations berth.dev/pools, pool-selector, families and addresses")
+		w.do("see which pools there are: kubectl berth pool -o wide; the pod's annotations berth.dev/pools, pool-selector, families and addresses say which it asks for")
 	}
 	return nil
 }

@@ -243,7 +243,7 @@ func fromGalaxy(plan *migrate.Plan) string {
 	if live == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d addresses are those of live pods, which stay on Galaxy's network until they are deleted.\n", live)
+	return fmt.Sprintf("%d addresses belong to live pods, which stay on Galaxy's network until they are deleted.\n", live)
 }
 
 // configError adds advice to the error about an invalid configuration.

@@ -91,7 +91,7 @@ type FloatingIPStatus struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.keepUntil) || !has(self.pod)",message="says how long the address is kept without a pod: leave it out while a pod has the address",fieldPath=".keepUntil"
 type FloatingIPSpec struct {
-	// address in its canonical form; the object's name follows from it.
+	// address in its canonical form. The object's name follows from it.
 	//
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self)",message="must be an IP address in canonical form, such as 10.0.70.2 or 2001:db8::1"
@@ -138,7 +138,7 @@ type FloatingIPSpec struct {
 	// +optional
 	LastPod string `json:"lastPod,omitempty"`
 
-	// node is where the pod was bound.
+	// node is the node that the pod was bound to.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
@@ -170,8 +170,8 @@ type FloatingIPSpec struct {
 	// +optional
 	KeepUntil *metav1.Time `json:"keepUntil,omitempty"`
 
-	// releasedAt is when the address was freed. The address has no owner, and no
-	// pod gets it until the cooldown of its pool is over.
+	// releasedAt is the time at which the address was freed. The address has no
+	// owner, and no pod gets it until the cooldown of its pool is over.
 	//
 	// +optional
 	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
@@ -189,8 +189,8 @@ type FloatingIPSpec struct {
 	// +optional
 	Reserved bool `json:"reserved,omitempty"`
 
-	// since is when the holder was bound or, without a holder, when the address was
-	// retained.
+	// since is the time at which the holder was bound or, without a holder, at which
+	// the address was retained.
 	//
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
@@ -235,8 +235,9 @@ type Owner struct {
 	Namespace string `json:"namespace"`
 	// namespaceUID is the UID of the namespace. A namespace that is deleted and
 	// created again has another UID, may belong to somebody else, and does not get
-	// the address. Absent if an older version recorded the address: it then belongs
-	// to the namespace of this name, unless that was created after the FloatingIP.
+	// the address. Absent, as in a FloatingIP that somebody wrote by hand: the
+	// address belongs to the namespace of this name, unless the namespace was
+	// created after the FloatingIP.
 	//
 	// +optional
 	NamespaceUID types.UID `json:"namespaceUID,omitempty"`

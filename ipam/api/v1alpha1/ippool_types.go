@@ -120,8 +120,8 @@ type IPPoolSpec struct {
 	// +optional
 	MaxPerNamespace int32 `json:"maxPerNamespace,omitempty"`
 
-	// cooldown is how long a freed address stays unused before another pod gets it.
-	// Choose it as long as neighbours and firewalls may remember the address. An
+	// cooldown is the time that a freed address stays unused before another pod gets
+	// it. Choose it as long as neighbours and firewalls may remember the address. An
 	// address that is cooling down is a FloatingIP with spec.releasedAt, so the
 	// cooldown survives restarts. A change also applies to addresses that are
 	// cooling down already. Absent or 0: none.

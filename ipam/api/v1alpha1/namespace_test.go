@@ -20,9 +20,9 @@ func TestIsOfNamespace(t *testing.T) {
 	}{
 		{"its own", "now", nil, 101, true},
 		{"of the namespace before", "before", nil, 101, false},
-		{"of an older version", "", nil, 101, true},
-		{"of an older version, in the same second", "", nil, 100, true},
-		{"of an older version, of the namespace before", "", nil, 99, false},
+		{"without a UID", "", nil, 101, true},
+		{"without a UID, in the same second", "", nil, 100, true},
+		{"without a UID, of the namespace before", "", nil, 99, false},
 		{"waits for the namespace", NilUID, nil, 99, true},
 		{"restored", "before", &metav1.Time{}, 99, true},
 	} {

@@ -7,8 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// AnnotationNetworkProfile names the NetworkProfile of a pod. On a namespace it names that
-// of the namespace's pods that name none.
+// AnnotationNetworkProfile names the NetworkProfile of a pod. On a namespace it names the
+// NetworkProfile of the namespace's pods without this annotation.
 const AnnotationNetworkProfile = GroupName + "/network-profile"
 
 // NetworkProfile limits the bandwidth of the pods that use it, and marks their packets. A
@@ -28,7 +28,7 @@ type NetworkProfile struct {
 	Spec NetworkProfileSpec `json:"spec"`
 }
 
-// ProfileScope says who shares the limits of a NetworkProfile.
+// ProfileScope says which pods share the limits of a NetworkProfile.
 //
 // +kubebuilder:validation:Enum=Pod;Node
 type ProfileScope string
@@ -43,26 +43,27 @@ const (
 
 // NetworkProfileSpec is the desired state of a NetworkProfile.
 type NetworkProfileSpec struct {
-	// scope says who shares the limits: Pod (each pod has them for itself) or Node
-	// (the pods of the profile on one node share them; those that send at the same
-	// time get equal parts).
+	// scope is Pod (each pod has the limits for itself) or Node (the pods of the
+	// profile that run on one node share the limits; pods that send at the same time
+	// get equal parts).
 	//
 	// +kubebuilder:default=Pod
 	// +optional
 	Scope ProfileScope `json:"scope,omitempty"`
 
-	// ingress limits what pods receive. Absent: unlimited.
+	// ingress limits the traffic that pods receive. Absent: no limit.
 	//
 	// +optional
 	Ingress *BandwidthLimit `json:"ingress,omitempty"`
 
-	// egress limits what pods send. Absent: unlimited.
+	// egress limits the traffic that pods send. Absent: no limit.
 	//
 	// +optional
 	Egress *BandwidthLimit `json:"egress,omitempty"`
 
 	// dscp is the Differentiated Services code point (RFC 2474) of the packets that
-	// pods send, for the network's switches and routers. Absent: the pods' own.
+	// pods send, for the network's switches and routers. Absent: Berth leaves the
+	// code point that a pod sets.
 	//
 	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 63",message="must be a code point from 0 to 63, such as 46 (expedited forwarding)"
 	// +optional
@@ -83,8 +84,9 @@ type BandwidthLimit struct {
 	// +kubebuilder:validation:XValidation:rule="!isQuantity(string(self)) || (quantity(string(self)).compareTo(quantity('1k')) >= 0 && quantity(string(self)).compareTo(quantity('1P')) <= 0)",message="must be from 1k to 1P bits per second, such as 100M"
 	Rate resource.Quantity `json:"rate"`
 
-	// burst is how many bytes may pass at once after a pause, such as 1Mi, from 1k
-	// to 4G. Absent: what takes 50 ms at the rate, but at least 64Ki.
+	// burst is the number of bytes that may pass at once after a pause, such as 1Mi,
+	// from 1k to 4G. Absent: as many bytes as pass in 50 ms at the rate, but at
+	// least 64Ki.
 	//
 	// +kubebuilder:validation:XValidation:rule="!isQuantity(string(self)) || (quantity(string(self)).compareTo(quantity('1k')) >= 0 && quantity(string(self)).compareTo(quantity('4G')) <= 0)",message="must be from 1k to 4G bytes, such as 1Mi"
 	// +optional

@@ -25,7 +25,7 @@ const (
 
 // AttachRequest says which address goes where and for whom. Only address and
 // node.name decide what happens; the rest is there for servers to whom it is of
-// use. Names and UIDs are those of the Kubernetes objects.
+// use. Names and UIDs come from the Kubernetes objects.
 type AttachRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// address in canonical form, such as 10.0.70.2 or 2001:db8::1.
@@ -341,7 +341,7 @@ func (x *Node) GetInternalIps() []string {
 	return nil
 }
 
-// Pod is what gets an address.
+// Pod identifies the pod that gets an address.
 type Pod struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`

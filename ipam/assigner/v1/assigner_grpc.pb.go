@@ -46,8 +46,8 @@ const (
 // DEADLINE_EXCEEDED, or lets the client do so.
 //
 // A failed call has a gRPC status. The message of a failed Attach is shown to
-// whoever looks at the pod, in its FailedScheduling event, so it says in words
-// what is wrong and what helps, and has no secrets. The code says whether to
+// users of the pod, in its FailedScheduling event, so it says in words which error
+// there is and what helps, and has no secrets. The code says whether to
 // try again at once:
 //
 //	UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED, DEADLINE_EXCEEDED
@@ -127,8 +127,8 @@ func (c *assignerClient) Detach(ctx context.Context, in *DetachRequest, opts ...
 // DEADLINE_EXCEEDED, or lets the client do so.
 //
 // A failed call has a gRPC status. The message of a failed Attach is shown to
-// whoever looks at the pod, in its FailedScheduling event, so it says in words
-// what is wrong and what helps, and has no secrets. The code says whether to
+// users of the pod, in its FailedScheduling event, so it says in words which error
+// there is and what helps, and has no secrets. The code says whether to
 // try again at once:
 //
 //	UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED, DEADLINE_EXCEEDED

@@ -372,7 +372,7 @@ func TestImportGalaxy(t *testing.T) {
 		"create   IPPool       galaxy-10.0.70.2", "create   IPClaim      default/front", "size 3",
 		"stale    FloatingIP   10.0.70.40", "stale    FloatingIP   10.0.70.41", "skip     FloatingIP   10.0.70.42",
 		"IPPool:     2 to create", "FloatingIP: 13 to create, 2 stale, 1 skipped", "outside of every pool",
-		"6 addresses are those of live pods", "Nothing was changed. Use --apply to apply the plan.",
+		"6 addresses belong to live pods", "Nothing was changed. Use --apply to apply the plan.",
 	} {
 		if !strings.Contains(plan, want) {
 			t.Errorf("the plan does not say %q:\n%s", want, plan)
@@ -452,7 +452,7 @@ func TestImportGalaxy(t *testing.T) {
 	g.wantHeld(imported)
 }
 
-// wantUIDs checks that owners are those that exist.
+// wantUIDs checks that owners have the UIDs of existing objects.
 func (g *galaxyCluster) wantUIDs() {
 	g.T.Helper()
 	set, err := g.Kube.AppsV1().StatefulSets(simulation.Namespace).Get(g.Ctx, "web", metav1.GetOptions{})

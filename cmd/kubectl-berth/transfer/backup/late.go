@@ -142,7 +142,7 @@ func (p *planner) successor(saved *v1alpha1.FloatingIP, late lateHolder) *v1alph
 	if uid, found := p.owners[ownerName{kindOf(spec.Owner), spec.Owner.Namespace, spec.Owner.Name}]; found {
 		spec.Owner.UID = uid
 	}
-	spec.Owner.NamespaceUID = "" // The pod's namespace may be another than that of the backup.
+	spec.Owner.NamespaceUID = "" // The pod's namespace may have another UID than the one in the backup.
 	return ip
 }
 
