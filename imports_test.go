@@ -79,6 +79,8 @@ var direct = []rule{
 	{"agent/announce", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/defence", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},
 	{"agent/defence", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/announce", "agent/keylock", "agent/reconcile"}, "the agent's parts do not know each other"},
 	{"agent/reconcile", []string{"agent/chain", "agent/server", "agent/podinfo", "agent/profile", "agent/policy", "agent/announce", "agent/defence", "agent/keylock"}, "the agent's parts do not know each other"},
+	{"agent/hostports", []string{"agent/server", "agent/policy", "agent/profile", "agent/reconcile", "agent/cleanup"}, "a port is given without the other parts of the agent"},
+	{"agent/cleanup", []string{"agent/server", "agent/podinfo", "agent/profile", "agent/reconcile", "k8s.io/client-go"}, "a cleanup needs no agent and no API server"},
 	{"agent/keylock", []string{"agent", "cni", "ipam"}, "locks do not know the things that they are for"},
 	{"agent/inspection", []string{"agent", "cni/veth", "cni/vlan", "ipam"}, "an operator's command asks the agent over its socket"},
 	{"agent/linkwatch", []string{"agent", "ipam", "k8s.io/client-go"}, "links are watched without their users"},

@@ -18,6 +18,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/agent/cleanup"
 	"github.com/berth-dev/berth/agent/netnstest"
 	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
@@ -178,8 +179,7 @@ func (s *site) pod(id string, addrs ...string) wire.Spec {
 
 // cleanup runs the command and returns its output.
 func (s *site) cleanup(args ...string) (out string, refused bool, err error) {
-	c := &cleanup{}
-	command := newCleanupCommand(c)
+	command := newCleanupCommand(&refused)
 	var text bytes.Buffer
 	command.SetOut(&text)
 	command.SetErr(&text)
@@ -187,7 +187,7 @@ func (s *site) cleanup(args ...string) (out string, refused bool, err error) {
 		"--socket", s.options.Socket, "--state-file", s.options.StateFile, "--cni-conf-dir", s.options.CNIConfDir, "--cni-bin-dir", s.options.CNIBinDir, "--cni-cache-dir", s.options.CNICacheDir,
 	}, args...))
 	err = s.Try(func() error { return command.ExecuteContext(s.t.Context()) })
-	return text.String(), c.refused, err
+	return text.String(), refused, err
 }
 
 // look returns everything on the node that Berth could have changed.
@@ -251,7 +251,7 @@ func TestCleanup(t *testing.T) {
 
 	// Nothing happens while an agent has the state file, or answers.
 	closeIt := s.openState()
-	if out, refused, err := s.cleanup(); !refused || !errors.Is(err, errAgentRuns) {
+	if out, refused, err := s.cleanup(); !refused || !errors.Is(err, cleanup.ErrAgentRuns) {
 		t.Errorf("beside an agent: %v\n%s", err, out)
 	}
 	closeIt()
@@ -263,7 +263,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
-	if out, refused, err := s.cleanup(); !refused || !errors.Is(err, errAgentRuns) {
+	if out, refused, err := s.cleanup(); !refused || !errors.Is(err, cleanup.ErrAgentRuns) {
 		t.Errorf("beside an agent without its state file: %v\n%s", err, out)
 	}
 	if err := listener.Close(); err != nil {
@@ -334,7 +334,7 @@ func TestCleanupRefusesPods(t *testing.T) {
 	if diff := cmp.Diff(after, s.look()); diff != "" {
 		t.Errorf("a cleanup that was refused changed the node:\n%s", diff)
 	}
-	if out, refused, err := s.cleanup("--check"); refused || !errors.Is(err, errLeft) {
+	if out, refused, err := s.cleanup("--check"); refused || !errors.Is(err, cleanup.ErrLeft) {
 		t.Errorf("--check: %v\n%s", err, out)
 	}
 	if diff := cmp.Diff(after, s.look()); diff != "" {
@@ -371,7 +371,7 @@ func TestCleanupOfMountedFolder(t *testing.T) {
 		t.Errorf("--check: %v\n%s", err, out)
 	}
 	s.Run(func() error { return unix.Unmount(dir, 0) })
-	if out, _, err := s.cleanup("--check"); !errors.Is(err, errLeft) {
+	if out, _, err := s.cleanup("--check"); !errors.Is(err, cleanup.ErrLeft) {
 		t.Errorf("--check of a folder that is no mount any more: %v\n%s", err, out)
 	}
 }

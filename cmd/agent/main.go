@@ -29,15 +29,15 @@ func main() {
 
 // runCommand returns the exit code.
 func runCommand() int {
-	cleanup := &cleanup{}
-	code := cli.Run(newCommand(cleanup))
-	if cleanup.refused {
+	refused := false
+	code := cli.Run(newCommand(&refused))
+	if refused {
 		return codeRefused
 	}
 	return code
 }
 
-func newCommand(cleanup *cleanup) *cobra.Command {
+func newCommand(cleanupRefused *bool) *cobra.Command {
 	options, logging := newOptions(), logs.NewOptions()
 	command := &cobra.Command{
 		Use:          "berth-agent",
@@ -60,6 +60,6 @@ func newCommand(cleanup *cleanup) *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	logsapi.AddFlags(logging, command.Flags())
-	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanup), inspection.NewInspectCommand(), inspection.NewProbeCommand(), inspection.NewPolicyCommand())
+	command.AddCommand(newInstallCommand(), newCleanupCommand(cleanupRefused), inspection.NewInspectCommand(), inspection.NewProbeCommand(), inspection.NewPolicyCommand())
 	return command
 }

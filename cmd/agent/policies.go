@@ -4,14 +4,12 @@ package main
 
 import (
 	"context"
-	"errors"
 
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/policy/place"
-	"github.com/berth-dev/berth/agent/policy/table"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/ipam/event"
@@ -32,17 +30,13 @@ func newEnforcer(o *Options, clients *clients, recorder event.Recorder, journal 
 	return enforcer
 }
 
-// sweepPolicies removes the rules that an agent made which enforced policies: nobody would follow
-// changes of the policies any more.
+// sweepPolicies removes the rules that an agent made which enforced policies.
 func sweepPolicies(ctx context.Context, store *state.Store) error {
-	errs := []error{table.New("").Remove(ctx)}
+	var namespaces []string
 	for _, record := range store.List() {
-		if isNode, err := place.IsNode(record.NetNS); record.NetNS == "" || isNode || err != nil {
-			continue
-		}
-		errs = append(errs, table.New(record.NetNS).Remove(ctx))
+		namespaces = append(namespaces, record.NetNS)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := enforce.Sweep(ctx, namespaces); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot remove the rules of network policies, which are off")
 	}
 	return nil

@@ -12,5 +12,5 @@ func TestReference(t *testing.T) {
 	for _, name := range []string{"NODE_NAME", "HOST_IP"} {
 		t.Setenv(name, "")
 	}
-	referencetest.Page(t, "../..", "berth-agent.md", referencetest.Command(newCommand(&cleanup{})))
+	referencetest.Page(t, "../..", "berth-agent.md", referencetest.Command(newCommand(new(bool))))
 }

@@ -177,13 +177,13 @@ func detectNetfilter(ctx context.Context) *netfilter.Detector {
 // newJournal returns the journal of the kernel settings. An agent has one, which all writers of settings
 // share: each of two would lose the other's entries.
 func newJournal(o *Options) *settings.Journal {
-	return settings.NewJournal(settingsFile(o.StateFile), o.SysctlRoot)
+	return settings.NewJournal(settings.FileBeside(o.StateFile), o.SysctlRoot)
 }
 
 func newDrivers(o *Options, journal *settings.Journal) agent.Drivers {
 	wirer := newWirer(o, journal)
 	return agent.Drivers{
-		nettype.Veth: &veth{wirer: wirer}, nettype.Vlan: &vlanDriver{driver: vlan.New(wirer, sriov.New(functionsDir(o.StateFile)))},
+		nettype.Veth: &veth{wirer: wirer}, nettype.Vlan: &vlanDriver{driver: vlan.New(wirer, sriov.New(sriov.DirBeside(o.StateFile)))},
 		nettype.IPAM: &foreignDriver{}, nettype.IPAMCaller: &foreignDriver{},
 	}
 }
@@ -244,6 +244,8 @@ func serve(ctx context.Context, o *Options, a *agent.Agent, node *podinfo.Node, 
 	return nil
 }
 
+// openState opens the state file. It moves one aside that the operator wants to be rid of, or that
+// nobody can read: without an agent the node withdraws nothing.
 func openState(ctx context.Context, o *Options) (*state.Store, error) {
 	if o.ResetState {
 		aside, err := state.MoveAside(o.StateFile, time.Now())
@@ -254,7 +256,6 @@ func openState(ctx context.Context, o *Options) (*state.Store, error) {
 	}
 	store, err := state.Open(o.StateFile)
 	if errors.Is(err, state.ErrDamaged) {
-		// Nobody can read it, and without an agent the node withdraws nothing.
 		aside, moved := state.MoveAside(o.StateFile, time.Now())
 		if moved != nil {
 			return nil, errors.Join(err, moved)

@@ -51,6 +51,11 @@ type change struct {
 	Is  string `json:"is"`
 }
 
+// FileBeside returns the path of the agent's journal, which is beside its state file.
+func FileBeside(stateFile string) string {
+	return filepath.Join(filepath.Dir(stateFile), "settings.json")
+}
+
 // NewJournal returns the journal in the file path, which need not exist. root is the path of
 // the node's /proc/sys.
 func NewJournal(path, root string) *Journal { return &Journal{path: path, root: root} }

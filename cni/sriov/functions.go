@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -45,6 +46,9 @@ type Functions struct {
 	// mu makes choices one after another.
 	mu sync.Mutex
 }
+
+// DirBeside returns the folder of the agent's claims, which is beside its state file.
+func DirBeside(stateFile string) string { return filepath.Join(filepath.Dir(stateFile), "sriov") }
 
 // New returns Functions that keep their claims in the folder dir, which need not exist.
 func New(dir string) *Functions { return &Functions{dir: dir, sysfs: "/sys"} }

@@ -52,6 +52,20 @@ func Leftovers(folder string) ([]leftover.Item, error) {
 	return items, errors.Join(errs...)
 }
 
+// Sweep removes the rules of policies from the node and from the network namespaces of its pods, for an
+// agent that enforces none: nobody would follow changes of the policies any more. It leaves a path that
+// leads to no namespace of a pod.
+func Sweep(ctx context.Context, namespaces []string) error {
+	errs := []error{table.New("").Remove(ctx)}
+	for _, path := range namespaces {
+		if isNode, err := place.IsNode(path); path == "" || isNode || err != nil {
+			continue
+		}
+		errs = append(errs, table.New(path).Remove(ctx))
+	}
+	return errors.Join(errs...)
+}
+
 // hasTables returns whether a path leads to a namespace with tables of policies.
 func hasTables(path string) (has bool, err error) {
 	netns, err := ns.GetNS(path)
