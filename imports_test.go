@@ -89,58 +89,77 @@ var direct = []rule{
 	{"cni", []string{"github.com/google/nftables/expr"}, "cni/nftables encodes expressions, and has statements for them"},
 }
 
+// pkg is a package of the module; deps has its imports and theirs.
+type pkg struct {
+	path          string
+	imports, deps []string
+}
+
+// packages lists the module's packages without their tests.
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	command := exec.Command("go", "list", "-f", `{{.ImportPath}};{{join .Imports ","}};{{join .Deps ","}}`, "./...")
+	output, err := command.Output()
+	if err != nil {
+		t.Fatalf("%v: %v", command, err)
+	}
+	var all []pkg
+	for line := range strings.Lines(string(output)) {
+		fields := strings.Split(strings.TrimSpace(line), ";")
+		all = append(all, pkg{fields[0], strings.Split(fields[1], ","), strings.Split(fields[2], ",")})
+	}
+	return all
+}
+
 // The architecture says which package may import which. It fails here before it erodes.
 func TestImports(t *testing.T) {
+	all := packages(t)
 	for _, rule := range rules {
-		check(t, rule, "{{.ImportPath}}:{{join .Deps \",\"}}")
+		check(t, rule, all, func(p pkg) []string { return p.deps })
 	}
 	for _, rule := range direct {
-		check(t, rule, "{{.ImportPath}}:{{join .Imports \",\"}}")
+		check(t, rule, all, func(p pkg) []string { return p.imports })
 	}
 }
 
 // A package whose name ends in test, like net/http/httptest, helps tests and is in no program:
 // only tests and other such packages import it.
 func TestTestPackages(t *testing.T) {
-	command := exec.Command("go", "list", "-f", "{{.ImportPath}}:{{join .Imports \",\"}}", "./...")
-	output, err := command.Output()
-	if err != nil {
-		t.Fatalf("%v: %v", command, err)
-	}
-	for line := range strings.Lines(string(output)) {
-		pkg, imports, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if strings.HasSuffix(pkg, "test") {
+	for _, p := range packages(t) {
+		if strings.HasSuffix(p.path, "test") {
 			continue
 		}
-		for imported := range strings.SplitSeq(imports, ",") {
+		for _, imported := range p.imports {
 			if strings.HasPrefix(imported, module+"/") && strings.HasSuffix(imported, "test") {
-				t.Errorf("%s imports %s: it is for tests; import it in a _test.go file, or end the package's name in test", pkg, imported)
+				t.Errorf("%s imports %s: it is for tests; import it in a _test.go file, or end the package's name in test", p.path, imported)
 			}
 		}
 	}
 }
 
-func check(t *testing.T, rule rule, format string) {
+func check(t *testing.T, rule rule, all []pkg, importsOf func(p pkg) []string) {
 	t.Run(rule.folder, func(t *testing.T) {
-		command := exec.Command("go", "list", "-f", format, "./"+rule.folder+"/...")
-		output, err := command.Output()
-		if err != nil {
-			t.Fatalf("%v: %v", command, err)
-		}
-		for line := range strings.Lines(string(output)) {
-			pkg, imports, _ := strings.Cut(strings.TrimSpace(line), ":")
-			if rule.folder == "ipam" && strings.HasPrefix(pkg, module+"/ipam/client") {
+		some := false
+		for _, p := range all {
+			if !within(p.path, rule.folder) {
 				continue
 			}
-			for imported := range strings.SplitSeq(imports, ",") {
+			some = true
+			if rule.folder == "ipam" && strings.HasPrefix(p.path, module+"/ipam/client") {
+				continue
+			}
+			for _, imported := range importsOf(p) {
 				// An operator's questions are plain values that each part of the agent may answer.
-				if imported == module+"/agent/inquiry" && strings.HasPrefix(pkg, module+"/agent/") {
+				if imported == module+"/agent/inquiry" && strings.HasPrefix(p.path, module+"/agent/") {
 					continue
 				}
 				if slices.ContainsFunc(rule.never, func(never string) bool { return within(imported, never) }) {
-					t.Errorf("%s imports %s: %s", pkg, imported, rule.why)
+					t.Errorf("%s imports %s: %s", p.path, imported, rule.why)
 				}
 			}
+		}
+		if !some {
+			t.Errorf("no package is in %s: the rule is about a folder that is gone", rule.folder)
 		}
 	})
 }
