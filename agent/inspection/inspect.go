@@ -198,7 +198,7 @@ func printInspection(out io.Writer, in *inquiry.Inspection) error {
 		phases = append(phases, fmt.Sprintf("%d %s", in.Records[phase], phase))
 	}
 	fmt.Fprintf(out, "records: %s; %d wait for work; every record was compared with the kernel within %s\n", strings.Join(phases, ", "), in.Waiting, age(in.Time, in.OldestCheck))
-	_, err := fmt.Fprintf(out, "API server: %s; the agent has run for %s\n", reach(in), age(in.Time, in.Started))
+	_, err := fmt.Fprintf(out, "API server: %s; the agent has run for %s\n", serverState(in), age(in.Time, in.Started))
 	return err
 }
 
@@ -275,7 +275,7 @@ func shownAddresses(i inquiry.InspectedInterface) []string {
 	return all
 }
 
-func reach(in *inquiry.Inspection) string {
+func serverState(in *inquiry.Inspection) string {
 	switch {
 	case in.API.Error != "":
 		return fmt.Sprintf("not reached for %s: %s", age(in.Time, in.API.Since), in.API.Error)

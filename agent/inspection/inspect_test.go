@@ -90,7 +90,7 @@ API server: reached; the agent has run for 60m
 		t.Error("a withdrawn pod alone makes the node unwell")
 	}
 	in.API.Error = "no route to host"
-	if !unwell(in) || !strings.Contains(reach(in), "no route to host") {
-		t.Errorf("the API server cannot be reached: %q", reach(in))
+	if !unwell(in) || !strings.Contains(serverState(in), "no route to host") {
+		t.Errorf("the API server cannot be reached: %q", serverState(in))
 	}
 }

@@ -97,7 +97,7 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 			if !ok {
 				return nil
 			}
-			if known.change(ctx, u, r) {
+			if known.apply(ctx, u, r) {
 				timer.Reset(quiet)
 			}
 		case u, ok := <-addrs:
@@ -113,9 +113,9 @@ func watchLinks(ctx context.Context, uplink func() (string, error), r Reactions)
 	}
 }
 
-// change notes the change of a link and reacts to it at once. It returns whether the link leads out
+// apply notes the change of a link and reacts to it at once. It returns whether the link leads out
 // of the node.
-func (l *links) change(ctx context.Context, u netlink.LinkUpdate, r Reactions) bool {
+func (l *links) apply(ctx context.Context, u netlink.LinkUpdate, r Reactions) bool {
 	if shaping.IsDevice(u.Link) && (u.Header.Type == unix.RTM_DELLINK || u.IfInfomsg.Flags&unix.IFF_UP == 0) {
 		r.Unshaped()
 	}

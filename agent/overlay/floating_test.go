@@ -27,7 +27,7 @@ type floatingPod struct {
 }
 
 // move wires the pod to a node as its driver does, and has the API say so.
-func (w *world) move(p *floatingPod, to *node) {
+func (w *topology) move(p *floatingPod, to *node) {
 	w.t.Helper()
 	_, _ = p.Command("ip", "link", "del", "eth0")
 	to.IP("link", "add", "bthfloating", "type", "veth", "peer", "name", "eth0", "netns", p.Path())
@@ -68,7 +68,7 @@ func (w *world) move(p *floatingPod, to *node) {
 func TestFloatingIPs(t *testing.T) {
 	for _, backend := range []Backend{VXLAN, HostGW} {
 		t.Run(string(backend), func(t *testing.T) {
-			w := newWorld(t, backend, 0)
+			w := newTopology(t, backend, 0)
 			w.berth.Put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "four"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{"10.0.70.5-10.0.70.9"}}},
 				&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "six"}, Spec: v1alpha1.IPPoolSpec{Subnet: "2001:db8:70::/64", Ranges: []string{"2001:db8:70::5-2001:db8:70::9"}}})
 			for range 3 {
@@ -84,8 +84,8 @@ func TestFloatingIPs(t *testing.T) {
 			p := &floatingPod{Host: netnstest.New(t), v4: netip.MustParseAddr("10.0.70.5"), v6: netip.MustParseAddr("2001:db8:70::5")}
 			for _, i := range []int{1, 2, 0, 1} {
 				w.move(p, w.nodes[i])
-				w.reach(a, &pod{Host: p.Host, v4: p.v4, v6: p.v6})
-				w.reach(&pod{Host: p.Host}, a)
+				w.expectReached(a, &pod{Host: p.Host, v4: p.v4, v6: p.v6})
+				w.expectReached(&pod{Host: p.Host}, a)
 				w.expectSeen(a.Host, p.Host, p.v4, a.v4)
 				w.expectSeen(a.Host, p.Host, p.v6, a.v6)
 				w.expectSeen(p.Host, a.Host, a.v4, p.v4)
@@ -108,7 +108,7 @@ func TestFloatingIPs(t *testing.T) {
 // Destinations inside the cluster and destinations that the administrator names see pods' own
 // addresses; the others, also of a pool's subnet, see the node.
 func TestMasquerade(t *testing.T) {
-	w := newWorld(t, VXLAN, 1)
+	w := newTopology(t, VXLAN, 1)
 	w.berth.Put(&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "four"}, Spec: v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{"10.0.70.5-10.0.70.9"}}},
 		&v1alpha1.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "six"}, Spec: v1alpha1.IPPoolSpec{Subnet: "2001:db8:70::/64", Ranges: []string{"2001:db8:70::5-2001:db8:70::9"}}})
 	n := w.nodes[0]
@@ -171,9 +171,9 @@ func TestForwardPolicy(t *testing.T) {
 		"last rule": {"-A FORWARD -i wg0 -j ACCEPT", "-A FORWARD -j REJECT"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, VXLAN, 2)
+			w := newTopology(t, VXLAN, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
-			w.reach(a, b)
+			w.expectReached(a, b)
 			n := w.nodes[0]
 			run := func(args string) {
 				t.Helper()
@@ -187,11 +187,11 @@ func TestForwardPolicy(t *testing.T) {
 				run(line)
 			}
 			n.overlay.Recheck()
-			w.reach(a, b)
-			w.reach(b, a)
+			w.expectReached(a, b)
+			w.expectReached(b, a)
 			// The end of the last pod with a floating IP takes nothing away.
 			n.Run(netfilter.Sweep)
-			w.reach(a, b)
+			w.expectReached(a, b)
 			w.expectSeen(a.Host, w.outside, netip.MustParseAddr(outside4), netip.MustParseAddr("10.0.60.11"))
 			// Their owner writes its chain anew.
 			run("-F FORWARD")
@@ -199,7 +199,7 @@ func TestForwardPolicy(t *testing.T) {
 				run(line)
 			}
 			n.overlay.Recheck()
-			w.reach(b, a)
+			w.expectReached(b, a)
 			a.IP("link", "del", "eth0")
 			n.stop()
 			n.Run(func() error { _, err := Sweep(); return err })
@@ -213,9 +213,9 @@ func TestForwardPolicy(t *testing.T) {
 // A pod of the overlay cannot send from a floating IP or from the address of a pod of
 // another node.
 func TestSpoofing(t *testing.T) {
-	w := newWorld(t, VXLAN, 2)
+	w := newTopology(t, VXLAN, 2)
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
-	w.reach(a, b)
+	w.expectReached(a, b)
 	for _, n := range w.nodes {
 		for _, key := range []string{"all", "default", "eth0", Bridge, link4} {
 			n.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/"+key+"/rp_filter", []byte("0"), 0o644) })

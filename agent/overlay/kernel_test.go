@@ -56,9 +56,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// world is three nodes in 10.0.60.0/24 and an outside host, on one layer 2 network. The
+// topology is three nodes in 10.0.60.0/24 and an outside host, on one layer 2 network. The
 // outside host knows no pods.
-type world struct {
+type topology struct {
 	t       *testing.T
 	wire    *netnstest.Wire
 	api     *fake.Clientset
@@ -97,10 +97,10 @@ const (
 	outside6 = "2001:db8:99::1"
 )
 
-func newWorld(t *testing.T, backend Backend, nodes int) *world {
+func newTopology(t *testing.T, backend Backend, nodes int) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &world{t: t, wire: netnstest.NewWire(t), berth: ipamtest.NewServer(), outside: netnstest.New(t)}
+	w := &topology{t: t, wire: netnstest.NewWire(t), berth: ipamtest.NewServer(), outside: netnstest.New(t)}
 	w.api = fake.NewClientset(&networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}},
 	})
@@ -114,7 +114,7 @@ func newWorld(t *testing.T, backend Backend, nodes int) *world {
 }
 
 // join adds a node with its overlay.
-func (w *world) join(backend Backend) *node {
+func (w *topology) join(backend Backend) *node {
 	w.t.Helper()
 	i := len(w.nodes) + 1
 	n := &node{Host: netnstest.New(w.t), name: fmt.Sprintf("node%d", i)}
@@ -133,7 +133,7 @@ func (w *world) join(backend Backend) *node {
 }
 
 // start starts the node's overlay.
-func (w *world) start(n *node, i int, backend Backend, change ...func(*Options)) {
+func (w *topology) start(n *node, i int, backend Backend, change ...func(*Options)) {
 	w.t.Helper()
 	o := Options{
 		Node: n.name, Address: netip.MustParseAddr(fmt.Sprintf("10.0.60.1%d", i)), Backend: backend,
@@ -164,7 +164,7 @@ func (w *world) start(n *node, i int, backend Backend, change ...func(*Options))
 }
 
 // pod starts a pod with the network's own plugins.
-func (w *world) pod(n *node) *pod {
+func (w *topology) pod(n *node) *pod {
 	w.t.Helper()
 	dir, err := plugins()
 	w.must(err)
@@ -196,20 +196,20 @@ func (w *world) pod(n *node) *pod {
 	return p
 }
 
-func (w *world) must(err error) {
+func (w *topology) must(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) eventually(f func() error) {
+func (w *topology) eventually(f func() error) {
 	w.t.Helper()
 	netnstest.Eventually(w.t, f)
 }
 
-// reach checks that one pod reaches the other with both families, in time.
-func (w *world) reach(from, to *pod) {
+// expectReached checks that one pod reaches the other with both families, in time.
+func (w *topology) expectReached(from, to *pod) {
 	w.t.Helper()
 	for _, addr := range []netip.Addr{to.v4, to.v6} {
 		w.eventually(func() error { return ping(from.Host, addr.String()) })
@@ -222,7 +222,7 @@ func ping(from *netnstest.Host, to string, args ...string) error {
 }
 
 // seen asks server at its address from a host and returns the source that the server saw.
-func (w *world) seen(from, server *netnstest.Host, address netip.Addr) netip.Addr {
+func (w *topology) seen(from, server *netnstest.Host, address netip.Addr) netip.Addr {
 	w.t.Helper()
 	var listener *net.UDPConn
 	server.Run(func() error {
@@ -257,7 +257,7 @@ func (w *world) seen(from, server *netnstest.Host, address netip.Addr) netip.Add
 	return source
 }
 
-func (w *world) expectSeen(from, server *netnstest.Host, address, want netip.Addr) {
+func (w *topology) expectSeen(from, server *netnstest.Host, address, want netip.Addr) {
 	w.t.Helper()
 	if got := w.seen(from, server, address); got != want {
 		w.t.Errorf("the server at %s sees %s, want %s", address, got, want)
@@ -272,11 +272,11 @@ func TestTraffic(t *testing.T) {
 		mtu     int
 	}{{VXLAN, 1430}, {HostGW, 1500}} {
 		t.Run(string(c.backend), func(t *testing.T) {
-			w := newWorld(t, c.backend, 3)
+			w := newTopology(t, c.backend, 3)
 			a, neighbour, b, third := w.pod(w.nodes[0]), w.pod(w.nodes[0]), w.pod(w.nodes[1]), w.pod(w.nodes[2])
 			for _, to := range []*pod{neighbour, b, third} {
-				w.reach(a, to)
-				w.reach(to, a)
+				w.expectReached(a, to)
+				w.expectReached(to, a)
 				w.expectSeen(a.Host, to.Host, to.v4, a.v4)
 				w.expectSeen(a.Host, to.Host, to.v6, a.v6)
 			}
@@ -312,12 +312,12 @@ func TestRepair(t *testing.T) {
 		"host-gw: routes flushed": {HostGW, flushRoutes},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, c.backend, 2)
+			w := newTopology(t, c.backend, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
-			w.reach(a, b)
+			w.expectReached(a, b)
 			c.lose(w.nodes[0])
-			w.reach(a, b)
-			w.reach(b, a)
+			w.expectReached(a, b)
+			w.expectReached(b, a)
 		})
 	}
 }
@@ -365,10 +365,10 @@ func (n *node) fdb() string {
 func TestNodeGone(t *testing.T) {
 	for _, backend := range []Backend{VXLAN, HostGW} {
 		t.Run(string(backend), func(t *testing.T) {
-			w := newWorld(t, backend, 3)
+			w := newTopology(t, backend, 3)
 			a, b, c := w.pod(w.nodes[0]), w.pod(w.nodes[1]), w.pod(w.nodes[2])
-			w.reach(a, c)
-			w.reach(b, c)
+			w.expectReached(a, c)
+			w.expectReached(b, c)
 			w.nodes[1].stop()
 			gone, err := w.api.CoreV1().Nodes().Get(t.Context(), "node3", metav1.GetOptions{})
 			w.must(err)
@@ -390,7 +390,7 @@ func TestNodeGone(t *testing.T) {
 			}
 			w.start(w.nodes[1], 2, backend)
 			w.eventually(func() error { return traces(w.nodes[1]) })
-			w.reach(a, b)
+			w.expectReached(a, b)
 
 			// A node of another address and MAC gets the pod CIDRs.
 			heir := w.nodes[2]
@@ -405,8 +405,8 @@ func TestNodeGone(t *testing.T) {
 			w.must(err)
 			heir.name = "heir"
 			w.start(heir, 4, backend)
-			w.reach(a, c)
-			w.reach(c, b)
+			w.expectReached(a, c)
+			w.expectReached(c, b)
 		})
 	}
 }
@@ -414,13 +414,13 @@ func TestNodeGone(t *testing.T) {
 // A restarted agent has the same VTEP, and removes everything that flannel or an administrator left
 // on it.
 func TestRestart(t *testing.T) {
-	w := newWorld(t, VXLAN, 2)
+	w := newTopology(t, VXLAN, 2)
 	a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
-	w.reach(a, b)
+	w.expectReached(a, b)
 	n := w.nodes[0]
 	mac := n.IP("link", "show", link4)
 	n.stop()
-	w.reach(a, b)
+	w.expectReached(a, b)
 	n.IP("route", "add", "10.244.9.0/24", "via", "10.244.9.0", "dev", link4, "onlink")
 	n.IP("neigh", "add", "10.244.9.0", "lladdr", "02:00:00:00:00:09", "nud", "permanent", "dev", link4)
 	w.start(n, 1, VXLAN)
@@ -433,13 +433,13 @@ func TestRestart(t *testing.T) {
 	if now := n.IP("link", "show", link4); now != mac {
 		t.Errorf("the VTEP was\n%s and is\n%s", mac, now)
 	}
-	w.reach(a, b)
+	w.expectReached(a, b)
 	// Another backend takes the links of the former away.
 	for i, n := range w.nodes {
 		n.stop()
 		w.start(n, i+1, HostGW)
 	}
-	w.reach(a, b)
+	w.expectReached(a, b)
 	for _, n := range w.nodes {
 		n.stop()
 		if out := n.IP("link"); strings.Contains(out, link4) || strings.Contains(out, link6) {
@@ -464,9 +464,9 @@ func TestVTEPsOfFlannel(t *testing.T) {
 		"that is no VXLAN at all": {[]string{"type", "bridge"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, VXLAN, 2)
+			w := newTopology(t, VXLAN, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
-			w.reach(a, b)
+			w.expectReached(a, b)
 			n := w.nodes[0]
 			n.stop()
 			published := macOf(n)
@@ -475,8 +475,8 @@ func TestVTEPsOfFlannel(t *testing.T) {
 			n.IP("addr", "add", "10.244.77.0/24", "dev", link4)
 			n.IP("link", "set", link4, "up")
 			w.start(n, 1, VXLAN)
-			w.reach(a, b)
-			w.reach(b, a)
+			w.expectReached(a, b)
+			w.expectReached(b, a)
 			want := published
 			if c.kept {
 				want = mac
@@ -505,7 +505,7 @@ func macOf(n *node) string {
 // A node with flanneld: the commands here do the same as flannel v0.28's backend vxlan does for the
 // annotations.
 func TestBesideFlanneld(t *testing.T) {
-	w := newWorld(t, VXLAN, 1)
+	w := newTopology(t, VXLAN, 1)
 	ours := w.nodes[0]
 	a := w.pod(ours)
 	theirs := netnstest.New(t)
@@ -552,7 +552,7 @@ func TestBesideFlanneld(t *testing.T) {
 
 // A cleanup removes links of the overlay, and leaves flannel's.
 func TestLeftovers(t *testing.T) {
-	w := newWorld(t, VXLAN, 1)
+	w := newTopology(t, VXLAN, 1)
 	n := w.nodes[0]
 	w.pod(n)
 	n.stop()
@@ -579,9 +579,9 @@ func TestLeftovers(t *testing.T) {
 func TestSweep(t *testing.T) {
 	for _, backend := range []Backend{VXLAN, HostGW} {
 		t.Run(string(backend), func(t *testing.T) {
-			w := newWorld(t, backend, 2)
+			w := newTopology(t, backend, 2)
 			a, b := w.pod(w.nodes[0]), w.pod(w.nodes[1])
-			w.reach(a, b)
+			w.expectReached(a, b)
 			n := w.nodes[0]
 			n.stop()
 			sweep := func() (pods int) {
@@ -595,7 +595,7 @@ func TestSweep(t *testing.T) {
 			if pods := sweep(); pods != 1 {
 				t.Errorf("found %d pods, want 1", pods)
 			}
-			w.reach(a, b)
+			w.expectReached(a, b)
 			a.IP("link", "del", "eth0")
 			if pods := sweep(); pods != 0 {
 				t.Errorf("found %d pods, want none", pods)
@@ -624,7 +624,7 @@ func TestSweep(t *testing.T) {
 // Where flannel runs on a node its network is used, and no backend is run; where it starts
 // later the overlay ends.
 func TestFlannelOnTheNode(t *testing.T) {
-	w := newWorld(t, VXLAN, 0)
+	w := newTopology(t, VXLAN, 0)
 	n := &node{Host: netnstest.New(t), name: "node1"}
 	w.wire.Plug(n.Host, "eth0", netip.MustParsePrefix("10.0.60.11/24"), netip.MustParsePrefix("fd00:60::11/64"))
 	n.IP("route", "add", "default", "via", "10.0.60.1")

@@ -16,7 +16,7 @@ import (
 
 // benchmark is a cluster of 10,000 pods, of which 100 are local, and 1,000 policies.
 type benchmark struct {
-	*world
+	*fakeCluster
 	policies Policies
 	locals   []Local
 }
@@ -29,7 +29,7 @@ const (
 // spread has each policy select the pods of one application of one of the namespaces, as users
 // write them. Otherwise each policy selects each local pod, and each has peers of its own.
 func newBenchmark(spread bool) *benchmark {
-	b := &benchmark{world: &world{namespaces: map[string]map[string]string{}, pods: map[string]map[string]*Pod{}}}
+	b := &benchmark{fakeCluster: &fakeCluster{namespaces: map[string]map[string]string{}, pods: map[string]map[string]*Pod{}}}
 	for i := range benchNamespaces {
 		name := fmt.Sprintf("ns-%d", i)
 		b.namespaces[name] = map[string]string{corev1.LabelMetadataName: name, "team": fmt.Sprint(i % 5)}

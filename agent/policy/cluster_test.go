@@ -14,24 +14,26 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
-// world is a cluster in memory with the Index of a node, which it tells of each change.
-type world struct {
+// fakeCluster is a cluster in memory with the Index of a node, which it tells of each change.
+type fakeCluster struct {
 	namespaces map[string]map[string]string
 	pods       map[string]map[string]*Pod
 	index      *Index
 }
 
-func newWorld() *world {
-	w := &world{namespaces: map[string]map[string]string{}, pods: map[string]map[string]*Pod{}}
+func newFakeCluster() *fakeCluster {
+	w := &fakeCluster{namespaces: map[string]map[string]string{}, pods: map[string]map[string]*Pod{}}
 	w.index = NewIndex(w)
 	return w
 }
 
 // Namespaces implements Cluster.
-func (w *world) Namespaces() iter.Seq2[string, map[string]string] { return maps.All(w.namespaces) }
+func (w *fakeCluster) Namespaces() iter.Seq2[string, map[string]string] {
+	return maps.All(w.namespaces)
+}
 
 // Pod implements Cluster.
-func (w *world) Pod(name types.NamespacedName) *Pod {
+func (w *fakeCluster) Pod(name types.NamespacedName) *Pod {
 	for _, pod := range w.pods[name.Namespace] {
 		if pod.Name == name.Name {
 			return clonePod(pod)
@@ -41,7 +43,7 @@ func (w *world) Pod(name types.NamespacedName) *Pod {
 }
 
 // Pods implements Cluster. It gives each time the same value, as real ones may.
-func (w *world) Pods(namespace string) iter.Seq[*Pod] {
+func (w *fakeCluster) Pods(namespace string) iter.Seq[*Pod] {
 	return func(yield func(*Pod) bool) {
 		var shared Pod
 		for _, pod := range w.pods[namespace] {
@@ -55,18 +57,18 @@ func (w *world) Pods(namespace string) iter.Seq[*Pod] {
 	}
 }
 
-func (w *world) namespace(name string, labels map[string]string) {
+func (w *fakeCluster) namespace(name string, labels map[string]string) {
 	w.namespaces[name] = labels
 	w.index.SetNamespace(name, labels)
 }
 
-func (w *world) pod(namespace, name string, labels map[string]string, addresses ...string) *Pod {
+func (w *fakeCluster) pod(namespace, name string, labels map[string]string, addresses ...string) *Pod {
 	p := &Pod{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, UID: types.UID(namespace + "/" + name), Labels: labels, Addresses: addrs(addresses...)}
 	w.set(p)
 	return p
 }
 
-func (w *world) set(p *Pod) {
+func (w *fakeCluster) set(p *Pod) {
 	was := w.pods[p.Namespace][p.Name]
 	if w.pods[p.Namespace] == nil {
 		w.pods[p.Namespace] = map[string]*Pod{}
@@ -75,14 +77,14 @@ func (w *world) set(p *Pod) {
 	w.index.SetPod(was, p)
 }
 
-func (w *world) remove(namespace, name string) {
+func (w *fakeCluster) remove(namespace, name string) {
 	was := w.pods[namespace][name]
 	delete(w.pods[namespace], name)
 	w.index.SetPod(was, nil)
 }
 
 // local has pods of the cluster run on the node, with the addresses that the cluster shows.
-func (w *world) local(pods ...*Pod) {
+func (w *fakeCluster) local(pods ...*Pod) {
 	for _, p := range pods {
 		w.index.SetLocal(Local{NamespacedName: p.NamespacedName, UID: p.UID, Addresses: p.Addresses})
 	}

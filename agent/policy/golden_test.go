@@ -106,9 +106,9 @@ func golden(t *testing.T, file string) {
 }
 
 // load reads the objects of a cluster, in the order of the file.
-func load(t *testing.T, text string) (*world, []Local) {
+func load(t *testing.T, text string) (*fakeCluster, []Local) {
 	t.Helper()
-	w := newWorld()
+	w := newFakeCluster()
 	var locals []Local
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
 	for {
@@ -191,7 +191,7 @@ func podOf(p *corev1.Pod) *Pod {
 
 // packets walks packets: "accept|drop [RULESET input|output INTERFACE] FROM TO PROTOCOL[/PORT]", where FROM and TO are addresses
 // or names of pods, which stand for their first one, or with /6 for their IPv6 one.
-func packets(t *testing.T, text string, w *world, rulesets map[string]*ruleset.Ruleset) {
+func packets(t *testing.T, text string, w *fakeCluster, rulesets map[string]*ruleset.Ruleset) {
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(strings.TrimSpace(line), "#")
 		fields := strings.Fields(line)
@@ -228,7 +228,7 @@ func packets(t *testing.T, text string, w *world, rulesets map[string]*ruleset.R
 	}
 }
 
-func (w *world) address(t *testing.T, text string) netip.Addr {
+func (w *fakeCluster) address(t *testing.T, text string) netip.Addr {
 	t.Helper()
 	if a, err := netip.ParseAddr(text); err == nil {
 		return a

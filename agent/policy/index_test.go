@@ -25,7 +25,7 @@ func networkPolicy(t testing.TB, text string) *networkingv1.NetworkPolicy {
 
 // Before the first policy there is no ruleset.
 func TestNoPolicy(t *testing.T) {
-	w := newWorld()
+	w := newFakeCluster()
 	w.namespace("a", nil)
 	w.local(w.pod("a", "server", map[string]string{"app": "server"}, "10.0.0.1"))
 	if n := w.index.Node(); len(n.Chains)+len(n.Maps)+len(n.Sets) > 0 {
@@ -34,7 +34,7 @@ func TestNoPolicy(t *testing.T) {
 }
 
 func TestFirstPolicy(t *testing.T) {
-	w := newWorld()
+	w := newFakeCluster()
 	w.namespace("a", nil)
 	w.namespace("b", map[string]string{"team": "b"})
 	w.local(w.pod("a", "server", map[string]string{"app": "server"}, "10.0.0.1"), w.pod("a", "free", nil, "10.0.0.2"))
@@ -91,8 +91,8 @@ spec:
 `
 
 // served is a server of the node, its policy and a client.
-func served(t *testing.T) *world {
-	w := newWorld()
+func served(t *testing.T) *fakeCluster {
+	w := newFakeCluster()
 	w.namespace("a", nil)
 	w.namespace("b", map[string]string{"team": "b"})
 	w.index.SetNetworkPolicy(networkPolicy(t, fromClients))

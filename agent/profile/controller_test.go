@@ -27,8 +27,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// world is a Controller among imitations: an API server, a kernel, an agent.
-type world struct {
+// fixture is a Controller among imitations: an API server, a kernel, an agent.
+type fixture struct {
 	t                    *testing.T
 	namespaces, profiles *cachetest.FakeControllerSource
 	controller           *Controller
@@ -42,8 +42,8 @@ type world struct {
 	events   []string
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{t: t, namespaces: cachetest.NewFakeControllerSource(), profiles: cachetest.NewFakeControllerSource(), problems: map[string]error{}}
+func newFixture(t *testing.T) *fixture {
+	w := &fixture{t: t, namespaces: cachetest.NewFakeControllerSource(), profiles: cachetest.NewFakeControllerSource(), problems: map[string]error{}}
 	w.namespaces.Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
 	w.controller = New(Options{
 		Namespaces: cache.NewSharedIndexInformer(w.namespaces, &corev1.Namespace{}, 0, nil),
@@ -53,7 +53,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) run() {
+func (w *fixture) run() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -64,20 +64,20 @@ func (w *world) run() {
 	w.t.Cleanup(func() { cancel(); group.Wait() })
 }
 
-func (w *world) Shaped() []Container {
+func (w *fixture) Shaped() []Container {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.containers)
 }
 
-func (w *world) set(all ...Container) {
+func (w *fixture) set(all ...Container) {
 	w.mu.Lock()
 	w.containers = all
 	w.mu.Unlock()
 	w.controller.Soon()
 }
 
-func (w *world) Sync(pods []shaping.Pod, prune bool) (map[string]error, error) {
+func (w *fixture) Sync(pods []shaping.Pod, prune bool) (map[string]error, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []string
@@ -88,13 +88,13 @@ func (w *world) Sync(pods []shaping.Pod, prune bool) (map[string]error, error) {
 	return w.problems, nil
 }
 
-func (w *world) HostEnd(_, ifName string) (string, error) {
+func (w *fixture) HostEnd(_, ifName string) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return "host-" + ifName, w.hostEnd
 }
 
-func (w *world) Find(links []string) ([]shaping.Found, error) {
+func (w *fixture) Find(links []string) ([]shaping.Found, error) {
 	var all []shaping.Found
 	for _, link := range links {
 		all = append(all, shaping.Found{Link: link, Direction: "egress", Device: "bth-e1", Rate: 1e6, Shared: 2e6})
@@ -102,14 +102,14 @@ func (w *world) Find(links []string) ([]shaping.Found, error) {
 	return all, nil
 }
 
-func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
+func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, regarding.(*corev1.Pod).Name+" "+reason+": "+fmt.Sprintf(note, args...))
 }
 
 // eventually waits for the last Sync.
-func (w *world) eventually(want string) {
+func (w *fixture) eventually(want string) {
 	w.t.Helper()
 	netnstest.Eventually(w.t, func() error {
 		w.mu.Lock()
@@ -134,7 +134,7 @@ func slow(rate string) *v1alpha1.NetworkProfile {
 }
 
 func TestChanges(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.profiles.Add(slow("5M"))
 	w.run()
 	w.eventually("prune true: ")
@@ -155,7 +155,7 @@ func TestChanges(t *testing.T) {
 
 // Without the API nothing changes.
 func TestAPISilent(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.namespaces.ListError = errors.New("down")
 	w.containers = []Container{pod("a", map[string]string{AnnotationEgress: "1M"})}
 	w.controller.syncAll(t.Context(), w)
@@ -171,7 +171,7 @@ func TestAPISilent(t *testing.T) {
 }
 
 func TestShapeOne(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.profiles.Add(slow("5M"))
 	w.run()
 	w.eventually("prune true: ")
@@ -184,7 +184,7 @@ func TestShapeOne(t *testing.T) {
 
 // An event tells each problem once, and again when it comes again.
 func TestEvents(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.run()
 	w.eventually("prune true: ")
 	check := func(want ...string) {
@@ -225,7 +225,7 @@ func TestEvents(t *testing.T) {
 
 // Where the kernel does not say which link is a pod's, no limit is removed.
 func TestLinksUnknown(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.hostEnd = errors.New("interrupted")
 	w.containers = []Container{pod("a", map[string]string{AnnotationEgress: "1M"}), pod("b", nil)}
 	w.run()
@@ -235,7 +235,7 @@ func TestLinksUnknown(t *testing.T) {
 // Inspect shows which profile a pod has, the group that shares its limits, its limits in the
 // kernel, and why it lacks a requested limit.
 func TestInspect(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.run()
 	w.profiles.Add(&v1alpha1.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, Spec: v1alpha1.NetworkProfileSpec{
 		Scope: v1alpha1.ScopeNode, Egress: &v1alpha1.BandwidthLimit{Rate: resource.MustParse("2M")}, DSCP: new(int32(46)),

@@ -25,8 +25,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// world is a node with two uplink addresses of each family, and another host beside it.
-type world struct {
+// topology is a node with two uplink addresses of each family, and another host beside it.
+type topology struct {
 	t             *testing.T
 	node, outside *netnstest.Host
 	forwarder     *Forwarder
@@ -45,10 +45,10 @@ const (
 	containerPort = 80
 )
 
-func newWorld(t *testing.T) *world {
+func newTopology(t *testing.T) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &world{t: t, node: netnstest.New(t), outside: netnstest.New(t), forwarder: &Forwarder{}}
+	w := &topology{t: t, node: netnstest.New(t), outside: netnstest.New(t), forwarder: &Forwarder{}}
 	network := netnstest.NewWire(t)
 	for _, h := range []*netnstest.Host{w.node, w.outside} {
 		// Without waiting for duplicate address detection of each link.
@@ -69,7 +69,7 @@ func newWorld(t *testing.T) *world {
 
 func prefix(addr netip.Addr, bits int) netip.Prefix { return netip.PrefixFrom(addr, bits) }
 
-func (w *world) sysctl(h *netnstest.Host, key, value string) {
+func (w *topology) sysctl(h *netnstest.Host, key, value string) {
 	w.t.Helper()
 	h.Run(func() error { return os.WriteFile("/proc/sys/"+key, []byte(value), 0o644) })
 }
@@ -85,7 +85,7 @@ func (p *pod) addr(v4 bool) netip.Addr {
 }
 
 // floating makes a pod with floating IPs, with all that comes with them.
-func (w *world) floating(id, addr4, addr6 string) *pod {
+func (w *topology) floating(id, addr4, addr6 string) *pod {
 	w.t.Helper()
 	h := netnstest.New(w.t)
 	p := &pod{Host: h, addrs: []netip.Addr{netip.MustParseAddr(addr4), netip.MustParseAddr(addr6)}}
@@ -98,7 +98,7 @@ func (w *world) floating(id, addr4, addr6 string) *pod {
 }
 
 // bridged makes a pod as the plugin bridge does.
-func (w *world) bridged(n int) *pod {
+func (w *topology) bridged(n int) *pod {
 	w.t.Helper()
 	h := netnstest.New(w.t)
 	if _, err := w.node.Command("ip", "link", "show", "cni0"); err != nil {
@@ -121,7 +121,7 @@ func (w *world) bridged(n int) *pod {
 }
 
 // serve answers clients with the address that the pod sees them by, and with the pod's own.
-func (w *world) serve(p *pod) {
+func (w *topology) serve(p *pod) {
 	w.t.Helper()
 	serveAt(w.t, p.Host, netip.IPv6Unspecified(), containerPort)
 	for _, addr := range p.addrs {
@@ -178,7 +178,7 @@ const (
 )
 
 // ask connects from a host and returns the address that the server sees.
-func (w *world) ask(from *netnstest.Host, protocol string, to netip.AddrPort, limit time.Duration) (netip.Addr, error) {
+func (w *topology) ask(from *netnstest.Host, protocol string, to netip.AddrPort, limit time.Duration) (netip.Addr, error) {
 	var text string
 	var err error
 	switch protocol {
@@ -225,7 +225,7 @@ func askUDP(conn net.Conn, limit time.Duration) (string, error) {
 	return "", err
 }
 
-func (w *world) apply(mappings ...Mapping) (changed bool) {
+func (w *topology) apply(mappings ...Mapping) (changed bool) {
 	w.t.Helper()
 	w.node.Run(func() error {
 		var err error
@@ -269,7 +269,7 @@ var testFamilies = []struct {
 // even if other programs masquerade on the node. Only where the reply would not come back does it
 // see the node.
 func TestForwarding(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	server, neighbour := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 	w.serve(server)
 	w.node.Run(netnstest.Masquerade)
@@ -307,7 +307,7 @@ func TestForwarding(t *testing.T) {
 func TestBridge(t *testing.T) {
 	for name, filtered := range map[string]string{"bridge": "0", "filtered bridge": "1"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			server, neighbour := w.bridged(5), w.bridged(6)
 			for _, key := range []string{"iptables", "ip6tables"} {
 				w.sysctl(w.node, "net/bridge/bridge-nf-call-"+key, filtered)
@@ -355,7 +355,7 @@ func TestBridge(t *testing.T) {
 // A port of one address of the node is not a port of the others, and the other addresses
 // may lead to another pod.
 func TestHostIP(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a, b := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 	w.serve(a)
 	mappings := all(t, a, node4, node6)
@@ -384,7 +384,7 @@ func TestHostIP(t *testing.T) {
 // Programs that listen on 127.0.0.1 are not reached from a pod, though the kernel routes that
 // address on the pod's link (CVE-2020-8558).
 func TestLoopbackIsGuarded(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	w.serve(p)
 	w.apply(all(t, p)...)
@@ -456,7 +456,7 @@ func TestLoopbackIsGuarded(t *testing.T) {
 func TestConnectionsFollow(t *testing.T) {
 	for _, f := range testFamilies {
 		t.Run(f.name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			a, b := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 			for name, p := range map[string]*pod{"a": a, "b": b, "node": {Host: w.node}} {
 				at := netip.AddrPortFrom(netip.IPv6Unspecified(), containerPort)
@@ -508,7 +508,7 @@ func TestConnectionsFollow(t *testing.T) {
 
 // Connections that have not changed go on: to a port that stays while others begin and end.
 func TestOthersAreUndisturbed(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a, b := w.floating("a", "10.0.70.5", "2001:db8:70::5"), w.floating("b", "10.0.70.6", "2001:db8:70::6")
 	w.serve(a)
 	stays := all(t, a)
@@ -540,7 +540,7 @@ func TestOthersAreUndisturbed(t *testing.T) {
 
 // Another program takes the rules away: Watch tells, Apply puts them back.
 func TestRulesTakenAway(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	w.serve(p)
 	w.apply(all(t, p)...)
@@ -581,7 +581,7 @@ func TestRulesTakenAway(t *testing.T) {
 
 // After the last port nothing of the package is left on the node.
 func TestNothingIsLeft(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	localnet := func() string {
 		var values string
@@ -624,7 +624,7 @@ func TestNothingIsLeft(t *testing.T) {
 // kube-proxy's mode ipvs adds the addresses of all Services to a link of the node. They keep
 // their ports.
 func TestServicesOfIPVS(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.floating("a", "10.0.70.5", "2001:db8:70::5")
 	w.serve(p)
 	service := netip.MustParseAddr("10.96.0.10")
@@ -648,7 +648,7 @@ func TestServicesOfIPVS(t *testing.T) {
 
 // A port that a program of the node has is not given away.
 func TestUnused(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	for _, protocol := range []string{"TCP", "UDP"} {
 		for _, addr := range []netip.Addr{node4, node6, loopback4, loopback6} {
 			w.node.Run(func() error {

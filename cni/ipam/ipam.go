@@ -171,7 +171,7 @@ func compare(given, stdin []byte) error {
 	if err := version.ParsePrevResult(&conf); err != nil {
 		return types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode prevResult: %v", err), "")
 	}
-	previous, err := addressesOf(conf.PrevResult)
+	previous, err := resultAddresses(conf.PrevResult)
 	if err != nil {
 		return err
 	}
@@ -188,10 +188,10 @@ func addressesIn(raw []byte) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("decode the result from the agent: %v", err), "")
 	}
-	return addressesOf(result)
+	return resultAddresses(result)
 }
 
-func addressesOf(versioned types.Result) ([]netip.Addr, error) {
+func resultAddresses(versioned types.Result) ([]netip.Addr, error) {
 	result, err := current.NewResultFromResult(versioned)
 	if err != nil {
 		return nil, types.NewError(types.ErrDecodingFailure, fmt.Sprintf("convert a result: %v", err), "")

@@ -53,7 +53,7 @@ type feature struct {
 const probeTable = TableName + "-probe"
 
 func features() []feature {
-	table := func(family nftables.Family, base *nftables.Base, statements ...nftables.Statement) nftables.Table {
+	table := func(family nftables.TableFamily, base *nftables.Base, statements ...nftables.Statement) nftables.Table {
 		if family == nftables.NetDev {
 			base.Device = "lo"
 		}

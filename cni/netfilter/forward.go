@@ -70,7 +70,7 @@ func forwardChains() ([]forwardChain, error) {
 	return all, nil
 }
 
-func isRouted(f nftables.Family) bool {
+func isRouted(f nftables.TableFamily) bool {
 	return f == nftables.INet || f == nftables.IPv4 || f == nftables.IPv6
 }
 

@@ -30,7 +30,7 @@ func BaseChains(hook Hook) (all []KernelChain, err error) {
 		return nil, nil
 	}
 	type id struct {
-		family Family
+		family TableFamily
 		name   string
 	}
 	owned := map[id]bool{}

@@ -78,8 +78,8 @@ type KernelTable struct {
 
 // Tables lists the tables of a family, and of all families where it is 0. A kernel without nftables
 // has none.
-func Tables(family Family) (all []KernelTable, err error) {
-	err = dump(&Table{Family: family}, "tables", unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, func(of Family, a attributes) error {
+func Tables(family TableFamily) (all []KernelTable, err error) {
+	err = dump(&Table{Family: family}, "tables", unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, func(of TableFamily, a attributes) error {
 		const dormant, owner = 1, 2 // NFT_TABLE_F_DORMANT, NFT_TABLE_F_OWNER
 		flags := a.number(unix.NFTA_TABLE_FLAGS)
 		all = append(all, KernelTable{Table{Family: of, Name: a.text(unix.NFTA_TABLE_NAME)}, flags&dormant != 0, flags&owner != 0})
@@ -96,7 +96,7 @@ const nftaTable = unix.NFTA_RULE_TABLE
 
 // dump reads the objects of one kind in a table, or in all where it has no name. There are none where there is no
 // table.
-func dump(table *Table, what string, get, kind int, read func(Family, attributes) error, more ...*nl.RtAttr) error {
+func dump(table *Table, what string, get, kind int, read func(TableFamily, attributes) error, more ...*nl.RtAttr) error {
 	// Another transaction interrupts the list.
 	messages, err := rtnl.Dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|get, unix.NLM_F_DUMP)
@@ -123,7 +123,7 @@ func dump(table *Table, what string, get, kind int, read func(Family, attributes
 		a, err := split(m[nl.SizeofNfgenmsg:])
 		// Some kernels list the objects of all tables.
 		if err == nil && (table.Name == "" || a.text(nftaTable) == table.Name) {
-			err = read(Family(m[0]), a)
+			err = read(TableFamily(m[0]), a)
 		}
 		if err != nil {
 			return fmt.Errorf("read nftables %s%s: %w", what, of, err)
@@ -140,7 +140,7 @@ type kernelChain struct {
 
 // chainsOf lists the chains of a table, and of all tables where it has no name.
 func chainsOf(table *Table) (all []*kernelChain, err error) {
-	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, func(of Family, a attributes) error {
+	err = dump(table, "chains", unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, func(of TableFamily, a attributes) error {
 		c := &kernelChain{Chain{Name: a.text(unix.NFTA_CHAIN_NAME)}, Table{Family: of, Name: a.text(unix.NFTA_CHAIN_TABLE)}}
 		if hook := a[unix.NFTA_CHAIN_HOOK]; hook != nil {
 			place, err := split(hook)
@@ -159,7 +159,7 @@ func chainsOf(table *Table) (all []*kernelChain, err error) {
 }
 
 func (t *Table) setsInKernel() (all []*Set, err error) {
-	err = dump(t, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, func(_ Family, a attributes) error {
+	err = dump(t, "sets", unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, func(_ TableFamily, a attributes) error {
 		flags := a.number(unix.NFTA_SET_FLAGS)
 		if flags&unix.NFT_SET_ANONYMOUS != 0 {
 			return nil
@@ -177,7 +177,7 @@ func (t *Table) setsInKernel() (all []*Set, err error) {
 
 // Objects lists the counters of a table, and its other objects that rules can name.
 func (t *Table) Objects() (all []Object, err error) {
-	err = dump(t, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, func(_ Family, a attributes) error {
+	err = dump(t, "objects", unix.NFT_MSG_GETOBJ, unix.NFT_MSG_NEWOBJ, func(_ TableFamily, a attributes) error {
 		o := Object{Name: a.text(unix.NFTA_OBJ_NAME), Kind: a.number(unix.NFTA_OBJ_TYPE)}
 		if o.IsCounter() {
 			data, err := split(a[unix.NFTA_OBJ_DATA])
@@ -206,7 +206,7 @@ func (t *Table) rules(chain string) (map[string][]kernelRule, error) {
 	if chain != "" {
 		of = append(of, nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain)))
 	}
-	err := dump(t, "rules", unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, func(_ Family, a attributes) error {
+	err := dump(t, "rules", unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, func(_ TableFamily, a attributes) error {
 		name := a.text(unix.NFTA_RULE_CHAIN)
 		all[name] = append(all[name], kernelRule{a.number64(unix.NFTA_RULE_HANDLE), a[unix.NFTA_RULE_USERDATA], a[unix.NFTA_RULE_EXPRESSIONS]})
 		return nil
@@ -218,7 +218,7 @@ func (t *Table) rules(chain string) (map[string][]kernelRule, error) {
 // the kernel makes more room for a large set, which it does some time after a transaction, it
 // lists some elements twice and others not at all; Find does not miss any.
 func (t *Table) Elements(set string, read func(Element)) error {
-	return dump(t, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, func(_ Family, a attributes) error {
+	return dump(t, "set "+set, unix.NFT_MSG_GETSETELEM, unix.NFT_MSG_NEWSETELEM, func(_ TableFamily, a attributes) error {
 		return rtnl.Attributes(a[unix.NFTA_SET_ELEM_LIST_ELEMENTS], func(_ int, value []byte) error {
 			e, err := readElement(value)
 			if err == nil {

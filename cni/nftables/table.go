@@ -15,22 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Family is the kind of packets that a table sees.
-type Family uint8
+// TableFamily is the kind of packets that a table sees.
+type TableFamily uint8
 
 // The families of tables. INet sees IPv4 and IPv6.
 const (
-	INet   Family = unix.NFPROTO_INET
-	IPv4   Family = unix.NFPROTO_IPV4
-	IPv6   Family = unix.NFPROTO_IPV6
-	ARP    Family = unix.NFPROTO_ARP
-	Bridge Family = unix.NFPROTO_BRIDGE
-	NetDev Family = unix.NFPROTO_NETDEV
+	INet   TableFamily = unix.NFPROTO_INET
+	IPv4   TableFamily = unix.NFPROTO_IPV4
+	IPv6   TableFamily = unix.NFPROTO_IPV6
+	ARP    TableFamily = unix.NFPROTO_ARP
+	Bridge TableFamily = unix.NFPROTO_BRIDGE
+	NetDev TableFamily = unix.NFPROTO_NETDEV
 )
 
 // String returns nft's word for the family.
-func (f Family) String() string {
-	names := map[Family]string{INet: "inet", IPv4: "ip", IPv6: "ip6", ARP: "arp", Bridge: "bridge", NetDev: "netdev"}
+func (f TableFamily) String() string {
+	names := map[TableFamily]string{INet: "inet", IPv4: "ip", IPv6: "ip6", ARP: "arp", Bridge: "bridge", NetDev: "netdev"}
 	if name, ok := names[f]; ok {
 		return name
 	}
@@ -39,7 +39,7 @@ func (f Family) String() string {
 
 // Table is a table with its sets, chains and counters.
 type Table struct {
-	Family Family
+	Family TableFamily
 	Name   string
 	Sets   []*Set
 	Chains []*Chain

@@ -16,7 +16,7 @@ import (
 )
 
 func TestRateOfOnePod(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.pod("a")
 	const limit = 20 * mbit
 	for name, addrs := range map[string][2]string{"IPv4": {server4, p.v4}, "IPv6": {server6, p.v6}} {
@@ -45,7 +45,7 @@ func TestRateOfOnePod(t *testing.T) {
 
 // A connection that is open sees the new limit.
 func TestLiveChange(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.pod("a")
 	up, down := netnstest.Dial(w.t, p.Host, w.server, server4), netnstest.Dial(w.t, w.server, p.Host, p.v4)
 	for _, limit := range []uint64{20 * mbit, 60 * mbit, 10 * mbit} {
@@ -61,7 +61,7 @@ func TestLiveChange(t *testing.T) {
 
 // A burst lets bytes pass beyond the limit.
 func TestBurst(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.pod("a")
 	p.Egress = Limit{Rate: 10 * mbit, Burst: 8 << 20}
 	up := netnstest.Dial(w.t, p.Host, w.server, server4)
@@ -72,7 +72,7 @@ func TestBurst(t *testing.T) {
 }
 
 func TestGroupSharesItsLimit(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	const limit = 30 * mbit
 	group := &Group{Name: "bulk", Ingress: Limit{Rate: limit}, Egress: Limit{Rate: limit}}
 	a, b, other := w.pod("a"), w.pod("b"), w.pod("c")
@@ -131,7 +131,7 @@ func TestGroupSharesItsLimit(t *testing.T) {
 
 // A limit comes back after another program removes or changes any part of it.
 func TestRepair(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	group := &Group{Name: "bulk", Ingress: Limit{Rate: 20 * mbit}, Egress: Limit{Rate: 20 * mbit}}
 	a, b := w.pod("a"), w.pod("b")
 	a.Group, b.Ingress, b.Egress = group, Limit{Rate: 20 * mbit}, Limit{Rate: 20 * mbit}
@@ -191,7 +191,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-func (w *world) tc(args ...string) {
+func (w *topology) tc(args ...string) {
 	w.t.Helper()
 	if _, err := w.node.Command("tc", args...); err != nil {
 		w.t.Fatal(err)
@@ -201,7 +201,7 @@ func (w *world) tc(args ...string) {
 // Nothing stays of pods that ended; of a pod that lost its limits only the empty hook stays, which
 // has no effect.
 func TestPrune(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a, b, c := w.pod("a"), w.pod("b"), w.pod("c")
 	before := w.state()
 	group := &Group{Name: "bulk", Ingress: Limit{Rate: mbit}, Egress: Limit{Rate: mbit}}
@@ -229,7 +229,7 @@ func TestPrune(t *testing.T) {
 
 // Without prune a pod gets its limits and loses them, and other pods keep theirs.
 func TestSyncOfOnePod(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	group := &Group{Name: "bulk", Egress: Limit{Rate: 20 * mbit}}
 	dscp := uint8(46)
@@ -270,7 +270,7 @@ func TestOtherPrograms(t *testing.T) {
 		"another filter": {[]string{"filter", "add", "dev", "vetha", "ingress", "protocol", "ip", "pref", "7", "u32", "match", "u32", "0", "0", "classid", "1:9"}, "flowid 1:9", true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			p := w.pod("a")
 			if c.made[0] == "filter" {
 				w.tc("qdisc", "add", "dev", "vetha", "clsact")
@@ -308,7 +308,7 @@ func TestOtherPrograms(t *testing.T) {
 }
 
 // clean removes everything, as an uninstall does.
-func (w *world) clean() {
+func (w *topology) clean() {
 	w.t.Helper()
 	w.node.Run(func() error {
 		items, err := Leftovers()
@@ -321,7 +321,7 @@ func (w *world) clean() {
 
 // An uninstall leaves nothing, and pods keep their network at every step.
 func TestLeftovers(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	before := w.state()
 	a.Group, b.Ingress, b.Egress = &Group{Name: "bulk", Ingress: Limit{Rate: 20 * mbit}}, Limit{Rate: 20 * mbit}, Limit{Rate: 20 * mbit}
@@ -357,7 +357,7 @@ func TestLeftovers(t *testing.T) {
 
 // A pod that fails has its network, and so have others.
 func TestPodWithoutLink(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	a.Ingress, b.Egress = Limit{Rate: 20 * mbit}, Limit{Rate: 20 * mbit}
 	a.Links = []string{"none"}
@@ -375,7 +375,7 @@ func TestPodWithoutLink(t *testing.T) {
 }
 
 func TestHostEnd(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p, elsewhere := w.pod("a"), netnstest.New(t)
 	p.IP("link", "add", "br0", "type", "bridge")
 	p.IP("link", "add", "far", "type", "veth", "peer", "name", "far", "netns", elsewhere.Path())

@@ -26,7 +26,7 @@ func readAll(t *testing.T) map[netip.Addr]uint8 {
 
 // class sends a datagram and returns the traffic class (DSCP and ECN) that arrives. The
 // sender sets its own.
-func (w *world) class(from *testPod, to string, sent int) int {
+func (w *topology) class(from *testPod, to string, sent int) int {
 	w.t.Helper()
 	var receiver *net.UDPConn
 	v6 := netip.MustParseAddr(to).Is6()
@@ -88,7 +88,7 @@ func configure(t *testing.T, c *net.UDPConn, level, option, value int) {
 }
 
 func TestDSCP(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a, b := w.pod("a"), w.pod("b")
 	const capable, own = 2, 8 << 2 // of ECN; class selector 1
 	for step, dscp := range []*uint8{nil, new(uint8(46)), new(uint8(10)), new(uint8(0)), nil} {

@@ -18,8 +18,8 @@ import (
 	"github.com/berth-dev/berth/agent/netnstest"
 )
 
-// world is a node that routes between its pods and a server.
-type world struct {
+// topology is a node that routes between its pods and a server.
+type topology struct {
 	t            *testing.T
 	node, server *netnstest.Host
 	shaper       Shaper
@@ -38,10 +38,10 @@ type testPod struct {
 	v4, v6 string
 }
 
-func newWorld(t *testing.T) *world {
+func newTopology(t *testing.T) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &world{t: t, node: netnstest.New(t), server: netnstest.New(t)}
+	w := &topology{t: t, node: netnstest.New(t), server: netnstest.New(t)}
 	for _, h := range []*netnstest.Host{w.node, w.server} {
 		sysctl(h, "net/ipv6/conf/default/accept_dad", "0")
 	}
@@ -71,7 +71,7 @@ func plug(h *netnstest.Host, link string, addrs ...string) {
 	}
 }
 
-func (w *world) pod(id string) *testPod {
+func (w *topology) pod(id string) *testPod {
 	w.t.Helper()
 	w.pods++
 	h := netnstest.New(w.t)
@@ -82,7 +82,7 @@ func (w *world) pod(id string) *testPod {
 	return p
 }
 
-func (w *world) connect(p *testPod, n int) {
+func (w *topology) connect(p *testPod, n int) {
 	w.t.Helper()
 	w.node.IP("link", "add", p.Links[0], "type", "veth", "peer", "name", "eth0", "netns", p.Path())
 	plug(w.node, p.Links[0], fmt.Sprintf("10.8.%d.1/24", n), fmt.Sprintf("2001:db8:8:%d::1/64", n))
@@ -104,7 +104,7 @@ func isUp(name string) error {
 }
 
 // sync makes these the only pods of the node.
-func (w *world) sync(pods ...*testPod) {
+func (w *topology) sync(pods ...*testPod) {
 	w.t.Helper()
 	problems, err := w.trySync(true, pods...)
 	if err != nil || len(problems) > 0 {
@@ -112,7 +112,7 @@ func (w *world) sync(pods ...*testPod) {
 	}
 }
 
-func (w *world) trySync(prune bool, pods ...*testPod) (problems map[string]error, err error) {
+func (w *topology) trySync(prune bool, pods ...*testPod) (problems map[string]error, err error) {
 	var all []Pod
 	for _, p := range pods {
 		all = append(all, p.Pod)
@@ -140,7 +140,7 @@ func together(bytes int64, all ...*netnstest.Stream) (each []float64, sum float6
 
 // near fails the test where a rate is far from a limit. The bounds are wide: the burst passes at
 // once, headers count, and the machine is busy.
-func (w *world) near(t *testing.T, what string, rate float64, limit uint64) {
+func (w *topology) near(t *testing.T, what string, rate float64, limit uint64) {
 	t.Helper()
 	t.Logf("%s: %.1f Mbit/s of %d", what, rate/mbit, limit/mbit)
 	if rate < 0.5*float64(limit) || rate > 1.3*float64(limit) {
@@ -149,7 +149,7 @@ func (w *world) near(t *testing.T, what string, rate float64, limit uint64) {
 }
 
 // state returns the links, queues and filters of the node's kernel, without counters.
-func (w *world) state() string {
+func (w *topology) state() string {
 	var all string
 	for _, args := range [][]string{{"ip", "-o", "-br", "link"}, {"tc", "qdisc", "show"}} {
 		out, err := w.node.Command(args[0], args[1:]...)

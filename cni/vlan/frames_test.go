@@ -300,7 +300,7 @@ func compare(t *testing.T, p *pod, bypass bool, at *netnstest.Host, link string,
 // A container sends frames of its own addresses alone, with any protocol that it claims to its
 // kernel: it is no router, no DHCP server, and in no other VLAN.
 func TestFrames(t *testing.T) {
-	eachPlain(t, func(t *testing.T, w *world) {
+	eachPlain(t, func(t *testing.T, w *topology) {
 		p, neighbour := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6")
 		w.setup(w.nodeA, p)
 		w.setup(w.nodeA, neighbour)
@@ -333,7 +333,7 @@ func TestFramesWithoutGuard(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, c.needs...)
-			w := newWorld(t, c.Config, c.vlan)
+			w := newTopology(t, c.Config, c.vlan)
 			before := snapshot(w.nodeA)
 			p, neighbour := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6")
 			w.setup(w.nodeA, neighbour)
@@ -378,7 +378,7 @@ func claimsGateway(f sent) bool {
 // A container with privileges changes the guard in it, and the agent notices.
 func TestChangedGuard(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t, Config{Mode: Macvlan}, 0)
+	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	p, neighbour := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("b", "10.0.70.6")
 	w.setup(w.nodeA, p)
 	w.setup(w.nodeA, neighbour)

@@ -43,7 +43,7 @@ func flushGuards() error {
 // A container sends from its own addresses and claims no others; nothing makes it use a
 // router that is not its pool's.
 func TestSpoofing(t *testing.T) {
-	eachPlain(t, func(t *testing.T, w *world) {
+	eachPlain(t, func(t *testing.T, w *topology) {
 		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 		w.setup(w.nodeA, p)
 		p.IP("addr", "add", "10.0.70.9/32", "dev", "eth0")
@@ -95,7 +95,7 @@ func TestSpoofing(t *testing.T) {
 // A false announcement works where nothing filters it, or TestSpoofing would prove nothing.
 func TestSpoofingWithoutGuard(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t, Config{Mode: Macvlan}, 0)
+	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	p := w.pod("a", "10.0.70.5")
 	w.setup(w.nodeA, p)
 	p.Run(removeGuards)

@@ -19,9 +19,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// world is two nodes in 10.0.60.0/24 on a trunk, and on the same trunk a client and the
+// topology is two nodes in 10.0.60.0/24 on a trunk, and on the same trunk a client and the
 // router of the pool's 10.0.70.0/24, which is untagged or has the VLAN of the test.
-type world struct {
+type topology struct {
 	t                            *testing.T
 	wire                         *netnstest.Wire
 	config                       Config
@@ -35,10 +35,10 @@ const (
 	outside6 = "2001:db8:99::1"
 )
 
-func newWorld(t *testing.T, config Config, vlan int) *world {
+func newTopology(t *testing.T, config Config, vlan int) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &world{t: t, wire: netnstest.NewWire(t), config: config, vlan: vlan, drivers: map[*netnstest.Host]*Driver{}}
+	w := &topology{t: t, wire: netnstest.NewWire(t), config: config, vlan: vlan, drivers: map[*netnstest.Host]*Driver{}}
 	w.nodeA, w.nodeB, w.client, w.router = netnstest.New(t), netnstest.New(t), netnstest.New(t), netnstest.New(t)
 	for _, h := range []*netnstest.Host{w.nodeA, w.nodeB, w.client, w.router} {
 		sysctl(t, h, "net/ipv6/conf/default/accept_dad", "0")
@@ -88,7 +88,7 @@ func newWorld(t *testing.T, config Config, vlan int) *world {
 }
 
 // poolLinkName is the name of a client's link to the pool's network.
-func (w *world) poolLinkName() string {
+func (w *topology) poolLinkName() string {
 	if w.vlan == 0 {
 		return "eth0"
 	}
@@ -96,7 +96,7 @@ func (w *world) poolLinkName() string {
 }
 
 // poolLink makes the host's link to the pool's network.
-func (w *world) poolLink(h *netnstest.Host) string {
+func (w *topology) poolLink(h *netnstest.Host) string {
 	if w.vlan == 0 {
 		return "eth0"
 	}
@@ -125,7 +125,7 @@ type pod struct {
 	spec Spec
 }
 
-func (w *world) pod(id string, addrs ...string) *pod {
+func (w *topology) pod(id string, addrs ...string) *pod {
 	w.t.Helper()
 	h := netnstest.New(w.t)
 	p := &pod{Host: h, spec: Spec{Config: w.config, Spec: wire.Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: "eth0"}}}
@@ -136,7 +136,7 @@ func (w *world) pod(id string, addrs ...string) *pod {
 	return p
 }
 
-func (w *world) poolAddress(a string) api.Address {
+func (w *topology) poolAddress(a string) api.Address {
 	addr := netip.MustParseAddr(a)
 	if addr.Is4() {
 		return api.Address{Address: addr, Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1"), VLAN: w.vlan}
@@ -144,7 +144,7 @@ func (w *world) poolAddress(a string) api.Address {
 	return api.Address{Address: addr, Subnet: netip.MustParsePrefix("2001:db8:70::/64"), Gateway: netip.MustParseAddr("2001:db8:70::1"), VLAN: w.vlan}
 }
 
-func (w *world) setup(node *netnstest.Host, p *pod) {
+func (w *topology) setup(node *netnstest.Host, p *pod) {
 	w.t.Helper()
 	node.Run(func() error {
 		d := w.drivers[node]
@@ -201,17 +201,17 @@ var networkTypes = map[string]struct {
 }
 
 // eachType runs a test for every network type.
-func eachType(t *testing.T, run func(t *testing.T, w *world)) {
+func eachType(t *testing.T, run func(t *testing.T, w *topology)) {
 	for name, c := range networkTypes {
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, c.needs...)
-			run(t, newWorld(t, c.Config, c.vlan))
+			run(t, newTopology(t, c.Config, c.vlan))
 		})
 	}
 }
 
 // route makes the network route the pod to its node, where nobody answers for it.
-func (w *world) route(p *pod, node *netnstest.Host) {
+func (w *topology) route(p *pod, node *netnstest.Host) {
 	if w.config.IPvlanMode != L3 {
 		return
 	}
@@ -229,7 +229,7 @@ func (w *world) route(p *pod, node *netnstest.Host) {
 // Everyone reaches everyone, both families; the address moves to another node and the client
 // goes on; nothing is left on a node without pods.
 func TestTraffic(t *testing.T) {
-	eachType(t, func(t *testing.T, w *world) {
+	eachType(t, func(t *testing.T, w *topology) {
 		before := snapshot(w.nodeA)
 		a, a2, b := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("a2", "10.0.70.6", "2001:db8:70::6"), w.pod("b", "10.0.70.7", "2001:db8:70::7")
 		for p, node := range map[*pod]*netnstest.Host{a: w.nodeA, a2: w.nodeA, b: w.nodeB} {

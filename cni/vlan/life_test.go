@@ -29,18 +29,18 @@ var plain = map[string]struct {
 	"ipvlan l2": {Config{Mode: IPvlan}, []string{"ipvlan"}},
 }
 
-func eachPlain(t *testing.T, run func(t *testing.T, w *world)) {
+func eachPlain(t *testing.T, run func(t *testing.T, w *topology)) {
 	for name, c := range plain {
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, c.needs...)
-			run(t, newWorld(t, c.Config, 0))
+			run(t, newTopology(t, c.Config, 0))
 		})
 	}
 }
 
 // A container whose namespace no path leads to any more goes silent at once.
 func TestWithdrawWithoutPath(t *testing.T) {
-	eachPlain(t, func(t *testing.T, w *world) {
+	eachPlain(t, func(t *testing.T, w *topology) {
 		p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 		w.setup(w.nodeA, p)
 		w.client.Ping("10.0.70.5")
@@ -56,7 +56,7 @@ func TestWithdrawWithoutPath(t *testing.T) {
 // the node withdraws it. Such a route is no container of this node: nothing of the address
 // is left.
 func TestWithdrawWithOverlay(t *testing.T) {
-	eachType(t, func(t *testing.T, w *world) {
+	eachType(t, func(t *testing.T, w *topology) {
 		before := snapshot(w.nodeA)
 		p := w.pod("a", "10.0.70.5")
 		w.setup(w.nodeA, p)
@@ -100,7 +100,7 @@ func TestRemoveWithoutRecord(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachPlain(t, func(t *testing.T, w *world) {
+			eachPlain(t, func(t *testing.T, w *topology) {
 				before := snapshot(w.nodeA)
 				p := w.pod("a", "10.0.70.5")
 				w.setup(w.nodeA, p)
@@ -132,7 +132,7 @@ func TestRepair(t *testing.T) {
 		"interface":      {"POD", "link", "del", "eth0"},
 		"alias":          {"link", "set", "NODE", "alias", ""},
 	}
-	eachPlain(t, func(t *testing.T, w *world) {
+	eachPlain(t, func(t *testing.T, w *topology) {
 		p := w.pod("a", "10.0.70.5")
 		w.setup(w.nodeA, p)
 		d := w.drivers[w.nodeA]
@@ -210,7 +210,7 @@ func TestSeveralVLANs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, c.needs...)
-			w := newWorld(t, c.Config, 7)
+			w := newTopology(t, c.Config, 7)
 			eight := netnstest.New(t)
 			w.wire.Plug(eight, "eth0")
 			eight.IP("link", "add", "link", "eth0", "name", "pool0", "type", "vlan", "id", "8")
@@ -254,15 +254,15 @@ func TestSeveralVLANs(t *testing.T) {
 func TestParallel(t *testing.T) {
 	t.Run("macvlan", func(t *testing.T) {
 		netnstest.NeedLinks(t, "macvlan")
-		inParallel(t, newWorld(t, Config{Mode: Macvlan}, 0))
+		inParallel(t, newTopology(t, Config{Mode: Macvlan}, 0))
 	})
 	t.Run("macvlan on a VLAN", func(t *testing.T) {
 		netnstest.NeedLinks(t, "vlan", "macvlan")
-		inParallel(t, newWorld(t, Config{Mode: Macvlan}, 7))
+		inParallel(t, newTopology(t, Config{Mode: Macvlan}, 7))
 	})
 }
 
-func inParallel(t *testing.T, w *world) {
+func inParallel(t *testing.T, w *topology) {
 	t.Helper()
 	before := snapshot(w.nodeA)
 	var pods []*pod
@@ -298,7 +298,7 @@ func inParallel(t *testing.T, w *world) {
 
 func TestSetupErrors(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t, Config{Mode: Macvlan}, 0)
+	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	before := snapshot(w.nodeA)
 	base := w.pod("a", "10.0.70.5")
 	taken := w.pod("taken", "10.0.70.6")

@@ -24,9 +24,9 @@ import (
 	"github.com/berth-dev/berth/agent/policy/table"
 )
 
-// policed is the pods of a world as policies see them, in one namespace.
+// policed is the pods of a topology as policies see them, in one namespace.
 type policed struct {
-	w     *world
+	w     *topology
 	pods  map[*pod]*policy.Pod
 	index *policy.Index
 }
@@ -108,7 +108,7 @@ func connects(from *netnstest.Host, to netip.Addr, port uint16, within time.Dura
 // whose packets no policy table sees: for packets from pods of the same node, from another node and
 // from other hosts, and for packets that leave; and the node reaches its pods under every policy.
 func TestPolicies(t *testing.T) {
-	eachType(t, func(t *testing.T, w *world) {
+	eachType(t, func(t *testing.T, w *topology) {
 		server, friend, stranger := w.pod("server", "10.0.70.5", "2001:db8:70::5"), w.pod("friend", "10.0.70.6", "2001:db8:70::6"), w.pod("stranger", "10.0.70.7", "2001:db8:70::7")
 		elsewhere := w.pod("elsewhere", "10.0.70.8", "2001:db8:70::8")
 		for p, node := range map[*pod]*netnstest.Host{server: w.nodeA, friend: w.nodeA, stranger: w.nodeA, elsewhere: w.nodeB} {

@@ -19,7 +19,7 @@ func TestNodeIsNotInTheVLAN(t *testing.T) {
 		c := networkTypes[name]
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, c.needs...)
-			w := newWorld(t, c.Config, c.vlan)
+			w := newTopology(t, c.Config, c.vlan)
 			for _, n := range []*netnstest.Host{w.nodeA, w.nodeB} {
 				sysctl(t, n, "net/ipv4/ip_forward", "1")
 				sysctl(t, n, "net/ipv6/conf/all/forwarding", "1")
@@ -90,7 +90,7 @@ func TestKeepsSecluded(t *testing.T) {
 		c := networkTypes[name]
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, c.needs...)
-			w := newWorld(t, c.Config, c.vlan)
+			w := newTopology(t, c.Config, c.vlan)
 			for _, of := range []string{"all", "default"} {
 				sysctl(t, w.nodeA, "net/ipv4/conf/"+of+"/rp_filter", "0")
 			}

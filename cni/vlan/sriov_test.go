@@ -29,11 +29,11 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// cards is a world with real cards: the node is the namespace of the test. The physical
+// cards is a topology with real cards: the node is the namespace of the test. The physical
 // functions eth0 and eth1 have two virtual functions each and stand for two nodes; a third
 // card is the client's, on the same network with the VLAN of the pool.
 type cards struct {
-	*world
+	*topology
 	functions *sriov.Functions
 	driver    *Driver
 	dir       string
@@ -63,7 +63,7 @@ func newCards(t *testing.T) *cards {
 	c.functions = sriov.New(c.dir)
 	c.driver = New(wire.New(""), c.functions)
 	node := netnstest.Current(t)
-	c.world = &world{t: t, config: Config{Mode: SRIOV}, vlan: 7, nodeA: node, client: netnstest.New(t), drivers: map[*netnstest.Host]*Driver{node: c.driver}}
+	c.topology = &topology{t: t, config: Config{Mode: SRIOV}, vlan: 7, nodeA: node, client: netnstest.New(t), drivers: map[*netnstest.Host]*Driver{node: c.driver}}
 	for i := range 2 {
 		if err := os.WriteFile(fmt.Sprintf(capable, i), []byte("2"), 0); err != nil {
 			t.Fatal(err)
@@ -246,7 +246,7 @@ func functionTranslated(t *testing.T, c *cards) {
 	address(c.client, "eth2", "10.0.60.1/24", "2001:db8:60::1/64")
 	c.nodeA.IP("route", "add", "default", "via", "10.0.60.1")
 	c.nodeA.IP("-6", "route", "add", "default", "via", "2001:db8:60::1")
-	translatedConnections(t, c.world)
+	translatedConnections(t, c.topology)
 	c.nodeA.IP("route", "del", "default")
 	c.nodeA.IP("-6", "route", "del", "default")
 	if out, err := c.nodeA.Command("nft", "flush", "ruleset"); err != nil {

@@ -36,7 +36,7 @@ const (
 // nobody is the server's name where no answer comes.
 const nobody = ""
 
-func translatedConnections(t *testing.T, w *world) {
+func translatedConnections(t *testing.T, w *topology) {
 	a, same, beside := w.pod("a", "10.0.70.5", "2001:db8:70::5"), w.pod("same", "10.0.70.7", "2001:db8:70::7"), w.pod("beside", "10.0.80.6", "2001:db8:80::6")
 	// Of another pool, on the uplink itself.
 	for i, gateway := range []string{"10.0.60.1", "2001:db8:60::1"} {
@@ -114,7 +114,7 @@ type translatedCase struct {
 	want string
 }
 
-func (w *world) translatedCases(f translatedFamily, a, beside *pod) []translatedCase {
+func (w *topology) translatedCases(f translatedFamily, a, beside *pod) []translatedCase {
 	// The callers that a container's server sees, and that a server elsewhere sees of a container,
 	// where the node translates: of a container of package wire, and of the network type.
 	seen, elsewhere, fromBeside := f.node, f.node, f.node

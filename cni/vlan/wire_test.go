@@ -17,7 +17,7 @@ import (
 // the new one.
 func TestBesideWire(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t, Config{Mode: Macvlan}, 0)
+	w := newTopology(t, Config{Mode: Macvlan}, 0)
 	routed, later, veth := w.pod("routed", "10.0.70.5"), w.pod("later", "10.0.70.5"), wire.New("")
 	beside := w.pod("beside", "10.0.70.6")
 	w.setup(w.nodeA, beside)

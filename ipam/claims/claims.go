@@ -76,9 +76,9 @@ func (c *Controller) claim(namespace, name string) *v1alpha1.IPClaim {
 	return object.(*v1alpha1.IPClaim)
 }
 
-// addressesOf returns the addresses recorded under a claim's name in the present
+// recordedFor returns the addresses recorded under a claim's name in the present
 // namespace. It ignores addresses of an earlier namespace of the same name.
-func (c *Controller) addressesOf(key preallocation.Key) []*v1alpha1.FloatingIP {
+func (c *Controller) recordedFor(key preallocation.Key) []*v1alpha1.FloatingIP {
 	in, err := c.loop.Namespace(key.Namespace)
 	if err != nil {
 		return nil // the event of the namespace enqueues its claims

@@ -34,9 +34,9 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// world is a Controller and the book of addresses on an API server in memory. Time is the
+// fixture is a Controller and the book of addresses on an API server in memory. Time is the
 // test's own.
-type world struct {
+type fixture struct {
 	*ipamtest.Server
 	t        *testing.T
 	kube     *fake.Clientset
@@ -52,9 +52,9 @@ type world struct {
 
 // simulate runs a test with a Controller, as long as the test lasts. There is a pool with
 // these addresses.
-func simulate(t *testing.T, addresses string, test func(w *world)) {
+func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{
+		w := &fixture{
 			t: t, registry: metrics.NewKubeRegistry(), Server: ipamtest.NewServer(newPool("web", addresses)),
 			kube: fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, UID: "now"}}),
 		}
@@ -98,7 +98,7 @@ func newPool(name, addresses string) *v1alpha1.IPPool {
 }
 
 // Preallocate is the book's, unless it is to fail.
-func (w *world) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
+func (w *fixture) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
 	w.mu.Lock()
 	w.attempts++
 	err = w.bookFails
@@ -109,21 +109,21 @@ func (w *world) Preallocate(ctx context.Context, request ipam.Request, count int
 	return w.book.Preallocate(ctx, request, count)
 }
 
-func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
+func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, regarding.(metav1.Object).GetName()+" "+reason+": "+fmt.Sprintf(note, args...))
 }
 
 // failing lets the book fail from now on, or not.
-func (w *world) failing(err error) {
+func (w *fixture) failing(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.bookFails = err
 }
 
 // tried returns how often the book was asked since its last call.
-func (w *world) tried() int {
+func (w *fixture) tried() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := w.attempts
@@ -131,20 +131,20 @@ func (w *world) tried() int {
 	return n
 }
 
-func (w *world) create(claims ...*v1alpha1.IPClaim) {
+func (w *fixture) create(claims ...*v1alpha1.IPClaim) {
 	for _, claim := range claims {
 		w.Put(claim)
 	}
 }
 
-func (w *world) respecify(name string, edit func(*v1alpha1.IPClaim)) {
+func (w *fixture) respecify(name string, edit func(*v1alpha1.IPClaim)) {
 	claim := w.Claim(namespace, name)
 	edit(claim)
 	w.Put(claim)
 }
 
 // statuses returns the names of the claims whose status was written since its last call.
-func (w *world) statuses() []string {
+func (w *fixture) statuses() []string {
 	var names []string
 	for _, write := range w.Writes() {
 		verb, name, _ := strings.Cut(write, " ")
@@ -156,13 +156,13 @@ func (w *world) statuses() []string {
 }
 
 // pass advances the time until nothing happens any more.
-func (w *world) pass(d time.Duration) {
+func (w *fixture) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
 // is returns a claim's status as "addresses=allocated+retained reason".
-func (w *world) is(name string) string {
+func (w *fixture) is(name string) string {
 	s := w.Claim(namespace, name).Status
 	text := fmt.Sprintf("%d=%d+%d", s.Addresses, s.Allocated, s.Retained)
 	for _, c := range s.Conditions {
@@ -173,7 +173,7 @@ func (w *world) is(name string) string {
 	return text
 }
 
-func (w *world) want(name, status string) {
+func (w *fixture) want(name, status string) {
 	w.t.Helper()
 	if got := w.is(name); got != status {
 		w.t.Errorf("%s is %q, want %q", name, got, status)
@@ -181,7 +181,7 @@ func (w *world) want(name, status string) {
 }
 
 // wantEvents compares the events since its last call by their beginnings.
-func (w *world) wantEvents(events ...string) {
+func (w *fixture) wantEvents(events ...string) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -193,7 +193,7 @@ func (w *world) wantEvents(events ...string) {
 }
 
 // owned lists the addresses of claims, "address claim", sorted.
-func (w *world) owned() []string {
+func (w *fixture) owned() []string {
 	var all []string
 	for _, ip := range w.IPs() {
 		all = append(all, ip.Name+" "+ip.Spec.Owner.Name)
@@ -212,7 +212,7 @@ func addresses(n int) []string {
 }
 
 func TestPreallocate(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.4", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.4", func(w *fixture) {
 		w.Put(newIP("10.0.0.3", "nobody", "", 1), newIP("10.0.0.4", "nobody", "", 1))
 		w.create(newClaim("a", 3, preallocating()), newClaim("idle", 3))
 		w.pass(5 * time.Second)
@@ -241,7 +241,7 @@ func TestPreallocate(t *testing.T) {
 // Nothing may be taken twice while the watch is behind, nor one claim keep others
 // waiting.
 func TestPreallocateMany(t *testing.T) {
-	simulate(t, "10.0.0.0/22", func(w *world) {
+	simulate(t, "10.0.0.0/22", func(w *fixture) {
 		w.create(newClaim("big", 600, preallocating()), newClaim("small", 1, preallocating()))
 		w.pass(5 * time.Second)
 		w.want("big", "600=0+600 Preallocated")
@@ -256,7 +256,7 @@ func TestPreallocateMany(t *testing.T) {
 }
 
 func TestPreallocateFamilies(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Put(newPool("six", "2001:db8::1"))
 		w.create(newClaim("a", 2, preallocating(v1alpha1.IPv4, v1alpha1.IPv6)))
 		w.pass(5 * time.Second)
@@ -271,7 +271,7 @@ func TestPreallocateFamilies(t *testing.T) {
 // A failure that may be due to a book that is behind is not shown.
 func TestPreallocateWithABookBehind(t *testing.T) {
 	for _, err := range []error{ipam.ErrNotSynced, ipam.ErrConflict, &ipam.ShortageError{Reasons: []string{"there is no such claim"}}} {
-		simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+		simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 			w.failing(err)
 			w.create(newClaim("a", 2, preallocating()))
 			w.pass(500 * time.Millisecond)
@@ -285,7 +285,7 @@ func TestPreallocateWithABookBehind(t *testing.T) {
 }
 
 func TestPreallocateFails(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.failing(errors.New("the API server is tired"))
 		w.create(newClaim("a", 2, preallocating()))
 		w.pass(10 * time.Second)
@@ -300,17 +300,17 @@ func TestPreallocateFails(t *testing.T) {
 // A new leader's watch may still have a claim that is gone or smaller by now. Such a claim
 // gets no address.
 func TestPreallocateForWhatWas(t *testing.T) {
-	for name, change := range map[string]func(w *world){
-		"gone": func(w *world) { w.Remove(w.Claim(namespace, "a")) },
-		"made again": func(w *world) {
+	for name, change := range map[string]func(w *fixture){
+		"gone": func(w *fixture) { w.Remove(w.Claim(namespace, "a")) },
+		"made again": func(w *fixture) {
 			w.Remove(w.Claim(namespace, "a"))
 			w.create(newClaim("a", 2, preallocating(), func(c *v1alpha1.IPClaim) { c.UID = "another" }))
 		},
-		"being deleted": func(w *world) { w.respecify("a", deleted) },
-		"smaller":       func(w *world) { w.respecify("a", func(c *v1alpha1.IPClaim) { c.Spec.Size = 1 }) },
+		"being deleted": func(w *fixture) { w.respecify("a", deleted) },
+		"smaller":       func(w *fixture) { w.respecify("a", func(c *v1alpha1.IPClaim) { c.Spec.Size = 1 }) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+			simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 				w.failing(&ipam.ShortageError{Reasons: []string{"none is free"}})
 				w.create(newClaim("a", 2, preallocating()))
 				w.pass(5 * time.Second)
@@ -329,7 +329,7 @@ func TestPreallocateForWhatWas(t *testing.T) {
 // The API server is asked about a claim once for each attempt to take addresses, not at
 // each look at a claim that waits for its next attempt or cannot be served.
 func TestAsksOncePerAttempt(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.2", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.2", func(w *fixture) {
 		w.create(newClaim("a", 3, preallocating()))
 		w.create(newClaim("b", 3, preallocating(), func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"none"} }))
 		w.pass(2 * time.Minute)
@@ -351,7 +351,7 @@ func TestAsksOncePerAttempt(t *testing.T) {
 
 // While the watch is late nothing is taken or adopted twice, for some seconds.
 func TestLateWatch(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Put(left("10.0.0.1", "new"))
 		w.pass(time.Second)
 		w.Late("floatingips")
@@ -372,7 +372,7 @@ func TestLateWatch(t *testing.T) {
 // A change of a claim's or a namespace's metadata does not make a waiting claim try again;
 // others do.
 func TestChangesThatMatter(t *testing.T) {
-	label := func(w *world, name string) {
+	label := func(w *fixture, name string) {
 		shop := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, UID: "now", Labels: map[string]string{name: ""}}}
 		if _, err := w.kube.CoreV1().Namespaces().Update(w.t.Context(), shop, metav1.UpdateOptions{}); err != nil {
 			w.t.Fatal(err)
@@ -380,25 +380,25 @@ func TestChangesThatMatter(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name   string
-		change func(w *world)
+		change func(w *fixture)
 		tries  bool
 		status string
 	}{
-		{"nothing", func(*world) {}, false, "0=0+0 PoolsExhausted"},
-		{"an annotation", func(w *world) {
+		{"nothing", func(*fixture) {}, false, "0=0+0 PoolsExhausted"},
+		{"an annotation", func(w *fixture) {
 			w.respecify("a", func(c *v1alpha1.IPClaim) { c.Annotations = map[string]string{"note": ""} })
 		}, false, "0=0+0 PoolsExhausted"},
-		{"the size", func(w *world) { w.respecify("a", func(c *v1alpha1.IPClaim) { c.Spec.Size = 5 }) }, true, "0=0+0 PoolsExhausted"},
-		{"deletion", func(w *world) { w.respecify("a", deleted) }, false, "0=0+0 Deleting"},
-		{"made again", func(w *world) {
+		{"the size", func(w *fixture) { w.respecify("a", func(c *v1alpha1.IPClaim) { c.Spec.Size = 5 }) }, true, "0=0+0 PoolsExhausted"},
+		{"deletion", func(w *fixture) { w.respecify("a", deleted) }, false, "0=0+0 Deleting"},
+		{"made again", func(w *fixture) {
 			w.Remove(w.Claim(namespace, "a"))
 			w.create(newClaim("a", 2, preallocating(), func(c *v1alpha1.IPClaim) { c.UID = "another" }))
 		}, true, "0=0+0 PoolsExhausted"},
-		{"a label of the namespace", func(w *world) { label(w, "new") }, true, "0=0+0 PoolsExhausted"},
-		{"the same labels of the namespace", func(w *world) { label(w, "old") }, false, "0=0+0 PoolsExhausted"},
+		{"a label of the namespace", func(w *fixture) { label(w, "new") }, true, "0=0+0 PoolsExhausted"},
+		{"the same labels of the namespace", func(w *fixture) { label(w, "old") }, false, "0=0+0 PoolsExhausted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			simulate(t, "10.0.0.1", func(w *world) {
+			simulate(t, "10.0.0.1", func(w *fixture) {
 				label(w, "old")
 				w.Put(newIP("10.0.0.1", "other", "", 1))
 				w.create(newClaim("a", 2, preallocating()))
@@ -418,7 +418,7 @@ func TestChangesThatMatter(t *testing.T) {
 // At the cap of its namespace a claim waits for addresses that the namespace frees, with
 // or without a cooldown.
 func TestPreallocateAtCap(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		capped := w.Pool("web")
 		capped.Spec.MaxPerNamespace = 2
 		w.Put(capped)
@@ -454,7 +454,7 @@ func TestPreallocateAtCap(t *testing.T) {
 }
 
 func TestNoPool(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		from := func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"later"} }
 		w.create(newClaim("a", 2, preallocating(), from), newClaim("b", 2, from))
 		w.pass(3 * time.Second)
@@ -469,7 +469,7 @@ func TestNoPool(t *testing.T) {
 
 // A claim says nothing while the API server cannot be asked about it.
 func TestAskingFails(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Fail(ipamtest.Fault{Verb: "get", Err: errors.New("no")})
 		w.create(newClaim("a", 2, preallocating()))
 		w.pass(preallocation.Interval / 2)
@@ -482,7 +482,7 @@ func TestAskingFails(t *testing.T) {
 // All addresses follow the claim's release policy at once, but addresses that changed in
 // the meantime follow later.
 func TestFollow(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		for _, name := range addresses(3) {
 			w.Put(newIP(name, "a", "", 1))
 		}
@@ -515,7 +515,7 @@ func left(address, claim string) *v1alpha1.FloatingIP {
 }
 
 // ownedBy counts the addresses with the UID of a claim.
-func (w *world) ownedBy(uid types.UID) (n int) {
+func (w *fixture) ownedBy(uid types.UID) (n int) {
 	for _, ip := range w.IPs() {
 		if ip.Spec.Owner != nil && ip.Spec.Owner.UID == uid {
 			n++
@@ -526,7 +526,7 @@ func (w *world) ownedBy(uid types.UID) (n int) {
 
 // An address that cannot be adopted is tried again.
 func TestAdoptFails(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		for range 3 {
 			w.Fail(ipamtest.Fault{Verb: "update", Name: "10.0.0.1", Err: errors.New("no")})
 		}
@@ -545,7 +545,7 @@ func TestAdoptFails(t *testing.T) {
 }
 
 func TestAdoptMany(t *testing.T) {
-	simulate(t, "10.0.0.0/22", func(w *world) {
+	simulate(t, "10.0.0.0/22", func(w *fixture) {
 		for _, name := range addresses(500) {
 			w.Put(left(name, "a"))
 		}
@@ -560,7 +560,7 @@ func TestAdoptMany(t *testing.T) {
 // The watch may still have an earlier claim of the name: addresses recorded for that
 // claim would be freed.
 func TestAdoptForAClaimThatIsGone(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Put(left("10.0.0.1", "a"))
 		w.Fail(ipamtest.Fault{Verb: "get", Name: "a", Before: func() {
 			w.Late()
@@ -578,7 +578,7 @@ func TestAdoptForAClaimThatIsGone(t *testing.T) {
 // A claim that is created again adopts the addresses of its predecessor, also restored
 // ones, with its own release policy.
 func TestClaimMadeAgain(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		keepUntil := metav1.NewTime(time.Now().Add(48 * time.Hour))
 		for i, name := range addresses(3) {
 			ip := newIP(name, "a", "", int64(i+1))
@@ -622,7 +622,7 @@ func TestClaimMadeAgain(t *testing.T) {
 
 // A claim of a namespace that was created again inherits nothing from its predecessor.
 func TestClaimInANamespaceMadeAgain(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		for i, name := range addresses(3) {
 			ip := newIP(name, "a", "", int64(i+1))
 			ip.Spec.Owner.UID, ip.Spec.ReleasePolicy = "the one before", v1alpha1.ReleaseNever
@@ -648,7 +648,7 @@ func TestClaimInANamespaceMadeAgain(t *testing.T) {
 
 // However often the numbers change, the status is written once a second.
 func TestStatusWrites(t *testing.T) {
-	simulate(t, "10.0.0.0/22", func(w *world) {
+	simulate(t, "10.0.0.0/22", func(w *fixture) {
 		w.create(newClaim("a", 500))
 		w.pass(10 * time.Second)
 		w.statuses()
@@ -670,7 +670,7 @@ func TestStatusWrites(t *testing.T) {
 
 // A claim whose next attempt is far away has its numbers written soon.
 func TestStatusOfAWaitingClaim(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.2", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.2", func(w *fixture) {
 		w.create(newClaim("a", 3, preallocating()))
 		w.pass(130 * time.Second)
 		for _, name := range addresses(2) {
@@ -686,7 +686,7 @@ func TestStatusOfAWaitingClaim(t *testing.T) {
 
 // A watch that is behind does not make it write, or tell, the same again.
 func TestStatusWithAWatchBehind(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "a", "q", 1))
 		w.Fail(ipamtest.Fault{Verb: "update", Name: "a", Before: func() { w.Late("ipclaims") }})
 		w.create(newClaim("a", 1))
@@ -705,7 +705,7 @@ func TestStatusWithAWatchBehind(t *testing.T) {
 
 // A claim whose status cannot be written keeps no other waiting.
 func TestStatusFails(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		for range 3 {
 			w.Fail(ipamtest.Fault{Verb: "update", Name: "a", Err: errors.New("no")})
 		}
@@ -719,7 +719,7 @@ func TestStatusFails(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.create(newClaim("a", 2), newClaim("b", 2, func(c *v1alpha1.IPClaim) { c.Spec.Pools = []string{"none"} }))
 		w.Put(newIP("10.0.0.1", "a", "p", 1), newIP("10.0.0.2", "a", "", 1))
 		w.pass(3 * time.Second)

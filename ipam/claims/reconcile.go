@@ -45,7 +45,7 @@ func (c *Controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 		return 0, nil
 	}
 	m := c.Of(key, claim.UID)
-	t := count(claim, c.addressesOf(key))
+	t := count(claim, c.recordedFor(key))
 	wrong, again, workErr := c.work(ctx, claim, &m.Progress, &t)
 	if workErr != nil && wrong == nil {
 		return 0, workErr

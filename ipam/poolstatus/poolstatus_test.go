@@ -171,7 +171,7 @@ func TestNamespaces(t *testing.T) {
 // A lifted cap removes its fields from the status: by a merge patch, which leaves
 // fields that it does not name.
 func TestNamespacesAreTakenBack(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, func(w *fixture) {
 		capped := pool("a", 1, "10.0.0.1-10.0.0.5")
 		capped.Spec.MaxPerNamespace = 1
 		w.Put(capped, ip("10.0.0.1", "a", "held"))
@@ -229,9 +229,9 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// world is a Writer on an API server in memory, and the events it writes. Time is the
+// fixture is a Writer on an API server in memory, and the events it writes. Time is the
 // test's own.
-type world struct {
+type fixture struct {
 	*ipamtest.Server
 	t        *testing.T
 	view     *view.View
@@ -243,9 +243,9 @@ type world struct {
 }
 
 // simulate runs a test with a Writer, as long as the test lasts.
-func simulate(t *testing.T, test func(w *world)) {
+func simulate(t *testing.T, test func(w *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, Server: ipamtest.NewServer(), registry: metrics.NewKubeRegistry()}
+		w := &fixture{t: t, Server: ipamtest.NewServer(), registry: metrics.NewKubeRegistry()}
 		var err error
 		if w.view, err = view.New(w.Client(), 0); err != nil {
 			t.Fatal(err)
@@ -269,12 +269,12 @@ func simulate(t *testing.T, test func(w *world)) {
 }
 
 // pass lets time pass until nothing happens any more.
-func (w *world) pass(d time.Duration) {
+func (w *fixture) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
-func (w *world) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
+func (w *fixture) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.told = append(w.told, time.Now())
@@ -286,7 +286,7 @@ func (w *world) Eventf(regarding, _ runtime.Object, kind, reason, _, note string
 
 // want lets time pass, and compares the pools whose status was written and the events
 // since its last call, sorted.
-func (w *world) want(what string, d time.Duration, want ...string) {
+func (w *fixture) want(what string, d time.Duration, want ...string) {
 	w.t.Helper()
 	w.pass(d)
 	w.mu.Lock()
@@ -303,7 +303,7 @@ func (w *world) want(what string, d time.Duration, want ...string) {
 }
 
 func TestRun(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, func(w *fixture) {
 		w.Put(pool("a", 1, "10.0.0.1-10.0.0.2"), pool("b", 2, "10.0.0.11"))
 		w.want("two pools", Interval, "a", "b")
 		w.want("nothing changed", time.Hour)
@@ -325,7 +325,7 @@ func TestRun(t *testing.T) {
 
 // A watch that is behind does not make it write, or tell, the same again.
 func TestRunWithAWatchBehind(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, func(w *fixture) {
 		w.Fail(ipamtest.Fault{Verb: "update", Before: func() { w.Late("ippools") }})
 		w.Put(pool("a", 1, "10.0.0.1-10.0.0.2"), pool("b", 2, "10.0.0.11"))
 		w.want("two pools", 2*Interval, "a", "b")
@@ -343,7 +343,7 @@ func TestRunWithAWatchBehind(t *testing.T) {
 
 // Of a deleted pool with many addresses it tells in portions.
 func TestRunWithManyOrphans(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, func(w *fixture) {
 		for i := range 2*orphansAtOnce + 5 {
 			w.Put(ip(fmt.Sprintf("10.0.0.%d", i+1), "gone", "held"))
 		}
@@ -361,7 +361,7 @@ func TestRunWithManyOrphans(t *testing.T) {
 
 // A pool created or deleted since the snapshot was compiled must not confuse.
 func TestRunBetweenTwoSnapshots(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, func(w *fixture) {
 		w.Put(pool("a", 1, "10.0.0.1"))
 		w.want("one pool", 5*Interval, "a")
 		w.Put(ip("10.0.0.1", "a", "held"))
@@ -380,7 +380,7 @@ func TestRunBetweenTwoSnapshots(t *testing.T) {
 
 // After some failures in a round it waits for the next.
 func TestRunFails(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, func(w *fixture) {
 		for range mostErrors {
 			w.Fail(ipamtest.Fault{Err: errors.New("not now")})
 		}
@@ -400,7 +400,7 @@ func TestRunFails(t *testing.T) {
 	})
 }
 
-func (w *world) wantMetrics(what, want string) {
+func (w *fixture) wantMetrics(what, want string) {
 	w.t.Helper()
 	gathered, err := w.registry.Gather()
 	if err != nil {
@@ -422,7 +422,7 @@ func (w *world) wantMetrics(what, want string) {
 }
 
 func TestMetrics(t *testing.T) {
-	simulate(t, func(w *world) {
+	simulate(t, func(w *fixture) {
 		full := pool("a", 1, "10.0.0.1-10.0.0.5")
 		full.Spec.MaxPerNamespace = 2
 		w.Put(full)

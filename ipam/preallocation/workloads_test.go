@@ -33,9 +33,9 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// world is a Loop of workloads and the book of addresses on API servers in memory. Time is the
+// fixture is a Loop of workloads and the book of addresses on API servers in memory. Time is the
 // test's own.
-type world struct {
+type fixture struct {
 	*ipamtest.Server
 	t        *testing.T
 	kube     *fake.Clientset
@@ -51,9 +51,9 @@ type world struct {
 
 // simulate runs a test with a Loop of workloads, as long as the test lasts. There is a pool with
 // these addresses.
-func simulate(t *testing.T, addresses string, test func(w *world)) {
+func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{
+		w := &fixture{
 			t: t, Server: ipamtest.NewServer(pool("web", "10.0.0.0/16", addresses)), registry: metrics.NewKubeRegistry(),
 			kube: fake.NewClientset(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", UID: "shop"}}),
 		}
@@ -88,7 +88,7 @@ func simulate(t *testing.T, addresses string, test func(w *world)) {
 }
 
 // Preallocate is the book's, unless it is to fail.
-func (w *world) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
+func (w *fixture) Preallocate(ctx context.Context, request ipam.Request, count int) (made int, err error) {
 	w.mu.Lock()
 	w.attempts++
 	err = w.bookFails
@@ -99,21 +99,21 @@ func (w *world) Preallocate(ctx context.Context, request ipam.Request, count int
 	return w.book.Preallocate(ctx, request, count)
 }
 
-func (w *world) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
+func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, fmt.Sprintf("%s %s %s", regarding.(metav1.Object).GetName(), reason, fmt.Sprintf(note, args...)))
 }
 
 // failing lets the book fail from now on, or not.
-func (w *world) failing(err error) {
+func (w *fixture) failing(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.bookFails = err
 }
 
 // tried returns how often the book was asked since its last call.
-func (w *world) tried() int {
+func (w *fixture) tried() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := w.attempts
@@ -121,7 +121,7 @@ func (w *world) tried() int {
 	return n
 }
 
-func (w *world) create(deployments ...*appsv1.Deployment) {
+func (w *fixture) create(deployments ...*appsv1.Deployment) {
 	w.t.Helper()
 	for _, d := range deployments {
 		if _, err := w.kube.AppsV1().Deployments("shop").Create(w.t.Context(), d, metav1.CreateOptions{}); err != nil {
@@ -130,7 +130,7 @@ func (w *world) create(deployments ...*appsv1.Deployment) {
 	}
 }
 
-func (w *world) update(d *appsv1.Deployment) {
+func (w *fixture) update(d *appsv1.Deployment) {
 	w.t.Helper()
 	d.Generation++
 	if _, err := w.kube.AppsV1().Deployments("shop").Update(w.t.Context(), d, metav1.UpdateOptions{}); err != nil {
@@ -139,13 +139,13 @@ func (w *world) update(d *appsv1.Deployment) {
 }
 
 // pass lets time pass until nothing happens any more.
-func (w *world) pass(d time.Duration) {
+func (w *fixture) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
 // of returns the names of a workload's addresses, sorted.
-func (w *world) of(name string) []string {
+func (w *fixture) of(name string) []string {
 	var names []string
 	for _, ip := range w.IPs() {
 		if ip.Spec.Owner != nil && ip.Spec.Owner.Name == name {
@@ -158,7 +158,7 @@ func (w *world) of(name string) []string {
 
 // want compares how many addresses a workload has, and the events since the last
 // time, sorted, by their beginnings.
-func (w *world) want(name string, n int, events ...string) {
+func (w *fixture) want(name string, n int, events ...string) {
 	w.t.Helper()
 	if has := len(w.of(name)); has != n {
 		w.t.Errorf("%s has %d addresses, want %d", name, has, n)
@@ -174,7 +174,7 @@ func (w *world) want(name string, n int, events ...string) {
 }
 
 func TestTakesSet(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.99", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.99", func(w *fixture) {
 		d := newDeployment("web", 4, 1)
 		w.create(d)
 		w.create(newDeployment("idle", 4, 1, v1alpha1.AnnotationPreallocate, "false"))
@@ -213,7 +213,7 @@ berth_fixed_set_preallocated_size{kind="Deployment",namespace="shop",workload="w
 
 // A set is taken in portions, and nothing twice while the watch is behind.
 func TestTakesMany(t *testing.T) {
-	simulate(t, "10.0.0.0/22", func(w *world) {
+	simulate(t, "10.0.0.0/22", func(w *fixture) {
 		w.create(newDeployment("web", 501, 1))
 		w.create(newDeployment("small", 2, 1))
 		w.pass(10 * time.Second)
@@ -223,7 +223,7 @@ func TestTakesMany(t *testing.T) {
 }
 
 func TestFallsShort(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.4", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.4", func(w *fixture) {
 		for _, name := range []string{"10.0.0.3", "10.0.0.4"} {
 			ip := newIP(name)
 			ip.Spec.Owner.Name = "other"
@@ -244,7 +244,7 @@ func TestFallsShort(t *testing.T) {
 }
 
 func TestPoolsChange(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.create(newDeployment("web", 4, 1, v1alpha1.AnnotationPools, "later"))
 		w.create(newDeployment("wrong", 4, 1, v1alpha1.AnnotationReleasePolicy, "PodDeleted"))
 		w.pass(3 * time.Minute)
@@ -256,7 +256,7 @@ func TestPoolsChange(t *testing.T) {
 }
 
 func TestTakingFails(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.failing(errors.New("the API server is tired"))
 		w.create(newDeployment("web", 4, 1))
 		w.pass(10 * time.Second)
@@ -270,7 +270,7 @@ func TestTakingFails(t *testing.T) {
 // Nothing is taken for a workload that the API server does not have any more, though
 // the cache does.
 func TestGone(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		d := newDeployment("web", 4, 1)
 		other := d.DeepCopy()
 		other.UID = "another"
@@ -283,7 +283,7 @@ func TestGone(t *testing.T) {
 
 // While the watch is late nothing is taken twice, for some seconds.
 func TestLateWatch(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		w.Late("floatingips")
 		w.create(newDeployment("web", 2, 1))
 		w.pass(4 * time.Second)
@@ -294,7 +294,7 @@ func TestLateWatch(t *testing.T) {
 // At the cap of its namespace a workload waits for addresses that the namespace frees,
 // with or without a cooldown.
 func TestAtCap(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		capped := w.Pool("web")
 		capped.Spec.MaxPerNamespace = 2
 		w.Put(capped)
@@ -327,7 +327,7 @@ func TestAtCap(t *testing.T) {
 // At the quota of its namespace a workload waits for a larger one, or for addresses that
 // the namespace frees.
 func TestAtQuota(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		quota := &v1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "ips"}, Spec: v1.ResourceQuotaSpec{
 			Hard: v1.ResourceList{"requests." + v1alpha1.ResourceIP: resource.MustParse("2")},
 		}}
@@ -357,32 +357,32 @@ func TestAtQuota(t *testing.T) {
 // A change of a workload's status or of a namespace's metadata does not make a waiting
 // workload try again; others do.
 func TestChangesThatMatter(t *testing.T) {
-	label := func(w *world, namespace, name string) {
+	label := func(w *fixture, namespace, name string) {
 		shop := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, UID: types.UID(namespace), Labels: map[string]string{name: ""}}}
 		if _, err := w.kube.CoreV1().Namespaces().Update(w.t.Context(), shop, metav1.UpdateOptions{}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
-	write := func(w *world, d *appsv1.Deployment) {
+	write := func(w *fixture, d *appsv1.Deployment) {
 		if _, err := w.kube.AppsV1().Deployments("shop").Update(w.t.Context(), d, metav1.UpdateOptions{}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
 	for _, test := range []struct {
 		name   string
-		change func(w *world, d *appsv1.Deployment)
+		change func(w *fixture, d *appsv1.Deployment)
 		tries  bool
 	}{
-		{"nothing", func(*world, *appsv1.Deployment) {}, false},
-		{"the status", func(w *world, d *appsv1.Deployment) { d.Status.Replicas = 3; write(w, d) }, false},
-		{"the replicas", func(w *world, d *appsv1.Deployment) { *d.Spec.Replicas = 5; w.update(d) }, true},
-		{"a replacement", func(w *world, d *appsv1.Deployment) { d.UID = "another"; write(w, d) }, true},
-		{"a label of the namespace", func(w *world, _ *appsv1.Deployment) { label(w, "shop", "new") }, true},
-		{"the same labels of the namespace", func(w *world, _ *appsv1.Deployment) { label(w, "shop", "old") }, false},
-		{"a label of another namespace", func(w *world, _ *appsv1.Deployment) { label(w, "other", "new") }, false},
+		{"nothing", func(*fixture, *appsv1.Deployment) {}, false},
+		{"the status", func(w *fixture, d *appsv1.Deployment) { d.Status.Replicas = 3; write(w, d) }, false},
+		{"the replicas", func(w *fixture, d *appsv1.Deployment) { *d.Spec.Replicas = 5; w.update(d) }, true},
+		{"a replacement", func(w *fixture, d *appsv1.Deployment) { d.UID = "another"; write(w, d) }, true},
+		{"a label of the namespace", func(w *fixture, _ *appsv1.Deployment) { label(w, "shop", "new") }, true},
+		{"the same labels of the namespace", func(w *fixture, _ *appsv1.Deployment) { label(w, "shop", "old") }, false},
+		{"a label of another namespace", func(w *fixture, _ *appsv1.Deployment) { label(w, "other", "new") }, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			simulate(t, "10.0.0.1", func(w *world) {
+			simulate(t, "10.0.0.1", func(w *fixture) {
 				if err := w.kube.Tracker().Add(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other", UID: "other"}}); err != nil {
 					t.Fatal(err)
 				}
@@ -406,7 +406,7 @@ func TestChangesThatMatter(t *testing.T) {
 
 // A workload that is being deleted, or that a controller adopts, is followed no longer.
 func TestFollowedNoLonger(t *testing.T) {
-	missing := func(w *world) int {
+	missing := func(w *fixture) int {
 		families, err := w.registry.Gather()
 		if err != nil {
 			w.t.Fatal(err)
@@ -418,7 +418,7 @@ func TestFollowedNoLonger(t *testing.T) {
 		}
 		return 0
 	}
-	simulate(t, "10.0.0.1-10.0.0.9", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.9", func(w *fixture) {
 		d := newDeployment("web", 2, 1)
 		r := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "rs", UID: "rs"}}
 		r.Spec = appsv1.ReplicaSetSpec{Replicas: d.Spec.Replicas, Template: d.Spec.Template}
@@ -458,7 +458,7 @@ func reactWith(object runtime.Object) clienttesting.ReactionFunc {
 // The API server is asked about a workload once for each attempt to take addresses, not at
 // each look at one that waits for its next attempt.
 func TestAsksOncePerAttempt(t *testing.T) {
-	simulate(t, "10.0.0.1-10.0.0.2", func(w *world) {
+	simulate(t, "10.0.0.1-10.0.0.2", func(w *fixture) {
 		w.create(newDeployment("web", 4, 1))
 		w.pass(2 * time.Minute)
 		for i := range 100 {

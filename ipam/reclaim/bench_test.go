@@ -37,7 +37,7 @@ func BenchmarkResync(b *testing.B) {
 		} {
 			b.Run(fmt.Sprintf("%s of %d", owner.Kind, n), func(b *testing.B) {
 				ips := retained(owner, n)
-				w := newWorld(b)
+				w := newFixture(b)
 				w.mustNotBeAsked()
 				w.cache(&v1alpha1.IPClaim{ObjectMeta: meta, Spec: v1alpha1.IPClaimSpec{Size: size}},
 					&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: &size, Template: asking(nil)}})

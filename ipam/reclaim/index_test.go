@@ -82,7 +82,7 @@ func TestMatters(t *testing.T) {
 // A deletion that a broken watch missed proves nothing: its last state may be old.
 func TestMissedDeletion(t *testing.T) {
 	ip := given("10.0.70.2", shared("apps/v1", "Deployment"), "", last("x"))
-	w := newWorld(t, pool(1))
+	w := newFixture(t, pool(1))
 	w.cache(pool(1))
 	pod := with("x", ip.Name)
 	for _, missed := range []bool{true, false} {

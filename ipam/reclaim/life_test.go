@@ -214,19 +214,19 @@ func TestLife(t *testing.T) {
 	type all = []runtime.Object
 	type ips = map[string]string
 	type counts = map[string]float64
-	puts := func(objects ...runtime.Object) func(*world) { return func(w *world) { w.put(objects...) } }
-	removes := func(objects ...runtime.Object) func(*world) { return func(w *world) { w.remove(objects...) } }
-	after := func(d time.Duration) func(*world) { return func(w *world) { w.after(d) } }
+	puts := func(objects ...runtime.Object) func(*fixture) { return func(w *fixture) { w.put(objects...) } }
+	removes := func(objects ...runtime.Object) func(*fixture) { return func(w *fixture) { w.remove(objects...) } }
+	after := func(d time.Duration) func(*fixture) { return func(w *fixture) { w.after(d) } }
 	settles := after(0)
-	fails := func(fault ipamtest.Fault, then func(*world)) func(*world) {
-		return func(w *world) {
+	fails := func(fault ipamtest.Fault, then func(*fixture)) func(*fixture) {
+		return func(w *fixture) {
 			w.berth.Fail(fault)
 			then(w)
 			w.after(time.Second)
 		}
 	}
-	both := func(first, second func(*world)) func(*world) {
-		return func(w *world) {
+	both := func(first, second func(*fixture)) func(*fixture) {
+		return func(w *fixture) {
 			first(w)
 			synctest.Wait()
 			second(w)
@@ -249,8 +249,8 @@ func TestLife(t *testing.T) {
 		name  string
 		given all
 		// before is called before the controller starts; nil: it is to leave all as it is until does is called.
-		before   func(*world)
-		does     func(*world)
+		before   func(*fixture)
+		does     func(*fixture)
 		want     ips
 		counted  counts
 		emitted  []string
@@ -275,7 +275,7 @@ func TestLife(t *testing.T) {
 		{name: "the pod was deleted before the start", given: all{statefulSet(1), given(a, ofSet, "web-0")},
 			before: settles, want: ips{a: "kept since 0s, last of web-0"}, counted: counts{"retained_total Retain": 1}},
 		{name: "the pod was made again before the start", given: all{statefulSet(1), given(a, ofSet, "old"), with("old", b)},
-			before: func(w *world) {
+			before: func(w *fixture) {
 				pod := with("old", b)
 				pod.UID = "another"
 				w.put(pod)
@@ -331,7 +331,7 @@ func TestLife(t *testing.T) {
 		{name: "a restored address finds its owner", given: all{job(), &metav1.PartialObjectMetadata{ObjectMeta: web(1)}, given(a, ofJob, "", last("x"), awaited, until(minute))},
 			does: after(minute), want: ips{a: "kept, last of x"}},
 		{name: "a restored address finds its owner, and the record of that fails", given: all{job(), &metav1.PartialObjectMetadata{ObjectMeta: web(1)}, given(a, ofJob, "", last("x"), awaited)},
-			before: func(w *world) { w.berth.Fail(ipamtest.Fault{Verb: "update", Err: refused}) },
+			before: func(w *fixture) { w.berth.Fail(ipamtest.Fault{Verb: "update", Err: refused}) },
 			does:   after(time.Second), want: ips{a: "kept, last of x"}},
 		{name: "a restored address finds no owner", given: all{given(a, ofJob, "", last("x"), awaited, until(minute))},
 			does: after(minute), want: ips{}, counted: counts{"released_total Retain": 1}},
@@ -339,7 +339,7 @@ func TestLife(t *testing.T) {
 		{name: "the pod is on another node", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", onNode("node2"))},
 			before: settles, want: ips{a: "of pod web-0 on node1"}},
 		{name: "the pod is on another node, and the record of that fails", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", onNode("node2"))},
-			before: func(w *world) { w.berth.Fail(ipamtest.Fault{Verb: "update", Err: refused}) },
+			before: func(w *fixture) { w.berth.Fail(ipamtest.Fault{Verb: "update", Err: refused}) },
 			does:   after(time.Second), want: ips{a: "of pod web-0 on node1"}},
 		{name: "the pod is on another node than the external assigner knows", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", onNode("node2"), attached)},
 			before: settles, want: ips{a: "of pod web-0 on node1, attached"},
@@ -392,13 +392,13 @@ func TestLife(t *testing.T) {
 		{name: "somebody deletes an address, and the record of its cooldown fails until that is over", given: all{pool(time.Millisecond), deployment(1), given(a, ofDeployment, "", last("x"))},
 			does: fails(ipamtest.Fault{Verb: "create", Err: refused}, removes(given(a, ofDeployment, ""))), want: ips{}},
 		{name: "somebody deletes an address, and a pod takes it", given: all{pool(minute), deployment(1), given(a, ofDeployment, "", last("x")), with("y", a)},
-			does: func(w *world) {
+			does: func(w *fixture) {
 				w.berth.Fail(ipamtest.Fault{Verb: "create", Before: func() { w.put(given(a, ofDeployment, "y")) }})
 				w.remove(given(a, ofDeployment, ""))
 			}, want: ips{a: "of pod y on node1"}},
 
 		{name: "somebody changes an address first", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0")},
-			does: func(w *world) {
+			does: func(w *fixture) {
 				w.berth.Fail(ipamtest.Fault{Verb: "update", Before: func() { w.put(given(a, ofSet, "web-0", last("web-1"))) }})
 				w.remove(with("web-0", a))
 			}, want: ips{a: "kept since 0s, last of web-0"}, counted: counts{"conflicts_total": 1, "retained_total Retain": 1}},
@@ -416,27 +416,27 @@ func TestLife(t *testing.T) {
 		{name: "an attached address whose pod was never bound is freed", given: all{pool(minute), statefulSet(1), pending(with("web-0", a)), given(a, ofSet, "web-0", attached)},
 			does: removes(with("web-0", a)), want: ips{}, counted: counts{"released_total Retain": 1}, detached: []string{a + " from node1"}},
 		{name: "the external assigner is slow", given: all{deployment(0), with("w", a), with("x", b), with("y", c), given(a, ofDeployment, "w", attached), given(b, ofDeployment, "x", attached), given(c, ofDeployment, "y")},
-			does: func(w *world) {
+			does: func(w *fixture) {
 				w.detachTakes = time.Hour
 				w.remove(with("w", a), with("x", b))
 				synctest.Wait()
 				w.remove(with("y", c))
 			}, want: ips{a: "kept since 0s on node1, attached, last of w", b: "kept since 0s on node1, attached, last of x"}, counted: counts{"released_total Retain": 1}},
 		{name: "the external assigner fails once", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", attached)},
-			does: func(w *world) {
+			does: func(w *fixture) {
 				w.detachFails = []error{errors.New("try later")}
 				w.remove(with("web-0", a))
 				w.after(time.Second)
 			}, want: ips{a: "kept since 0s, last of web-0"}, counted: counts{"retained_total Retain": 1}, detached: []string{a + " from node1", a + " from node1"},
 			emitted: []string{"DetachFailed of 10.0.70.2: The address is kept, because detaching it from node node1 failed: try later"}},
 		{name: "there is no external assigner", given: all{statefulSet(1), with("web-0", a), given(a, ofSet, "web-0", attached)},
-			before: func(w *world) { w.detacher = nil },
+			before: func(w *fixture) { w.detacher = nil },
 			does:   removes(with("web-0", a)), want: ips{a: "kept since 0s on node1, attached, last of web-0"},
 			emitted: []string{"NoExternalAssigner of 10.0.70.2: The address is kept: an external assigner attached it to node node1 and must detach it, but the controller has no external assigner configured."}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, test.given...)
+				w := newFixture(t, test.given...)
 				if test.before != nil {
 					test.before(w)
 				}

@@ -73,7 +73,7 @@ func TestNamespaceGone(t *testing.T) {
 			if test.live != nil {
 				objects = append(objects, test.live)
 			}
-			w := newWorld(t, objects...)
+			w := newFixture(t, objects...)
 			w.cache(objects[:2]...)
 			if test.fails != nil {
 				w.failsReads(test.fails)

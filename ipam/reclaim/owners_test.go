@@ -69,7 +69,7 @@ func TestOwnersFromCaches(t *testing.T) {
 	three := int32(3)
 	dual := asking(map[string]string{v1alpha1.AnnotationFamilies: "IPv4, IPv6"})
 	done := batchv1.JobStatus{Conditions: []batchv1.JobCondition{{Type: batchv1.JobFailureTarget, Status: v1.ConditionTrue}, {Type: batchv1.JobFailed, Status: v1.ConditionTrue}}}
-	w := newWorld(t)
+	w := newFixture(t)
 	w.mustNotBeAsked()
 	o := &owners{
 		client: w.kube, api: w.berth.Client(),

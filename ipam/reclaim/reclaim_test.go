@@ -51,7 +51,7 @@ func TestRetainForWhileTheWorkloadIsUnknown(t *testing.T) {
 				if test.limit > 0 {
 					ip.Spec.RetainFor = &metav1.Duration{Duration: test.limit}
 				}
-				w := newWorld(t, ip)
+				w := newFixture(t, ip)
 				w.cache(ip)
 				w.failsReads(apierrors.NewInternalError(errUnreachable))
 				if test.held {
@@ -74,7 +74,7 @@ func TestAnotherPodAsOwner(t *testing.T) {
 			t.Run(fmt.Sprintf("%q %s", named, policy), func(t *testing.T) {
 				ip := record("10.0.70.2", &v1alpha1.Owner{APIVersion: "v1", Kind: "Pod", Namespace: "ns", Name: named}, 1, "")
 				ip.Spec.ReleasePolicy, ip.Spec.LastPod = policy, "executor"
-				w := newWorld(t, ip)
+				w := newFixture(t, ip)
 				w.cache(ip)
 				if named != "" && len(w.indexed(byPodName, podKey("ns", named))) != 1 {
 					t.Error("the end of the pod does not lead to the address")
@@ -110,7 +110,7 @@ func TestPodInCache(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ip := given(name, set("web-0"), "web-0", under(v1alpha1.ReleasePodDeleted))
-			w := newWorld(t, ip)
+			w := newFixture(t, ip)
 			w.cache(ip)
 			if test.knows != nil {
 				w.cache(test.knows)
@@ -147,7 +147,7 @@ func TestEndOfCooldown(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ip := given(name, set("web-0"), "", last("web-0"))
 			ip.Spec.Owner, ip.Spec.Pool, ip.Spec.ReleasedAt = nil, test.pool, &metav1.Time{Time: time.Now().Add(-90 * time.Second)}
-			w := newWorld(t, ip, pool(test.lives))
+			w := newFixture(t, ip, pool(test.lives))
 			w.cache(ip, pool(test.knows))
 			if err := w.look(name); err != nil {
 				t.Error(err)
@@ -167,7 +167,7 @@ func TestMovedUp(t *testing.T) {
 		for i := range 3 {
 			ips = append(ips, given(fmt.Sprintf("10.0.70.%d", 2+i), shared("apps/v1", "Deployment"), "", last("x")))
 		}
-		w := newWorld(t, append(ips, deployment(1), pool(cooldown))...)
+		w := newFixture(t, append(ips, deployment(1), pool(cooldown))...)
 		w.cache(append(ips, deployment(1), pool(cooldown))...)
 		for i := range 3 {
 			w.addressChanged(w.cached(fmt.Sprintf("10.0.70.%d", 2+i)), false)
@@ -191,7 +191,7 @@ func TestNextSurplus(t *testing.T) {
 	const a, b, c, d = "10.0.70.2", "10.0.70.3", "10.0.70.4", "10.0.70.5"
 	owner := shared("apps/v1", "Deployment")
 	objects := []runtime.Object{deployment(1), given(a, owner, "", last("x")), given(b, owner, "", last("x")), given(c, owner, "y"), given(d, owner, "z")}
-	w := newWorld(t, objects...)
+	w := newFixture(t, objects...)
 	w.cache(objects...)
 	for _, name := range []string{a, b, c, d} {
 		w.addressChanged(w.cached(name), false)
@@ -223,7 +223,7 @@ func TestNeededKinds(t *testing.T) {
 	never.Spec.ReleasePolicy = v1alpha1.ReleaseNever
 	thing, controller := record("10.0.70.2", shared("example.org/v1", "Thing"), 1, ""), record("10.0.70.3", shared("v1", "ReplicationController"), 1, "")
 	thing.Spec.ReleasePolicy, controller.Spec.ReleasePolicy = v1alpha1.ReleaseRetain, v1alpha1.ReleaseRetain
-	w := newWorld(t, never, thing, controller)
+	w := newFixture(t, never, thing, controller)
 	w.cache(never, thing, controller)
 	w.mustNotBeAsked()
 	want := map[schema.GroupKind]bool{{Group: "example.org", Kind: "Thing"}: true, {Kind: "ReplicationController"}: true}

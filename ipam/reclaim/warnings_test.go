@@ -36,7 +36,7 @@ func TestUnknown(t *testing.T) {
 		{"of a custom kind that may not be read", shared("example.org/v1", "Thing"), nil, fmt.Errorf("get it: %w", forbidden), []string{"MissingPermission of 10.0.70.2" + kept + "get it: " + forbidden.Error()}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			if err := w.unknown(given("10.0.70.2", test.owner, ""), test.pod, test.err); !errors.Is(err, test.err) {
 				t.Errorf("it returns %v", err)
 			}
@@ -64,7 +64,7 @@ func TestUnfollowed(t *testing.T) {
 			"MissingPermission of 10.0.70.2: When its workload is scaled down or deleted, the address is freed late: " + forbidden.Error(),
 		}},
 	} {
-		w := newWorld(t)
+		w := newFixture(t)
 		for _, ip := range test.ips {
 			w.put(ip)
 			w.cache(ip)

@@ -172,9 +172,9 @@ func TestLineStates(t *testing.T) {
 	}
 }
 
-// world is pools, pods that want addresses, and a scheduler that tries them one at
+// fixture is pools, pods that want addresses, and a scheduler that tries them one at
 // a time.
-type world struct {
+type fixture struct {
 	t    *testing.T
 	now  time.Time
 	line *line
@@ -200,8 +200,8 @@ type worldPod struct {
 	n       int
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{
+func newFixture(t *testing.T) *fixture {
+	w := &fixture{
 		t: t, now: time.Unix(0, 0), between: func() {},
 		free: map[string][]netip.Addr{}, retained: map[netip.Addr]string{}, limits: map[string]int{},
 		home: map[netip.Addr]string{}, pods: map[types.UID]*worldPod{},
@@ -214,7 +214,7 @@ func ownerNamed(name string) *ipam.Owner {
 	return &ipam.Owner{APIVersion: "apps/v1", Kind: "Deployment", Name: name}
 }
 
-func (w *world) create(name, owner string, n int, pools ...string) *worldPod {
+func (w *fixture) create(name, owner string, n int, pools ...string) *worldPod {
 	p := &worldPod{
 		pod:     &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}},
 		request: ipam.Request{Request: podrequest.Request{Name: name, UID: name, Pools: pools, Parts: make([]ipam.Part, n)}, Owner: *ownerNamed(owner)},
@@ -229,7 +229,7 @@ func (w *world) create(name, owner string, n int, pools ...string) *worldPod {
 }
 
 // Helps acts like the book's; owners with a limit act like claims.
-func (w *world) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
+func (w *fixture) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 	return func(request *ipam.Request, lack ipam.Lack) bool {
 		limit, limited := w.limits[request.Owner.Name]
 		if change.Owner != nil {
@@ -243,26 +243,26 @@ func (w *world) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 	}
 }
 
-func (w *world) IsIdle(addr netip.Addr) bool {
+func (w *fixture) IsIdle(addr netip.Addr) bool {
 	_, retained := w.retained[addr]
 	return retained || slices.Contains(w.free[w.home[addr]], addr)
 }
 
-func (w *world) hasFree(pool string) bool { return len(w.free[pool]) > 0 }
+func (w *fixture) hasFree(pool string) bool { return len(w.free[pool]) > 0 }
 
 // giveBack frees an address; the line is told of it later.
-func (w *world) giveBack(addr netip.Addr) {
+func (w *fixture) giveBack(addr netip.Addr) {
 	pool := w.home[addr]
 	w.free[pool] = append(w.free[pool], addr)
 	w.untold = append(w.untold, ipam.Change{Pool: pool, Addr: addr})
 }
 
-func (w *world) retain(addr netip.Addr, owner string) {
+func (w *fixture) retain(addr netip.Addr, owner string) {
 	w.retained[addr] = owner
 	w.untold = append(w.untold, ipam.Change{Owner: ownerNamed(owner), Addr: addr, More: 1})
 }
 
-func (w *world) tell() {
+func (w *fixture) tell() {
 	for len(w.untold) > 0 {
 		change := w.untold[0]
 		w.untold = w.untold[1:]
@@ -271,7 +271,7 @@ func (w *world) tell() {
 }
 
 // try makes one attempt to schedule a pod.
-func (w *world) try(p *worldPod) {
+func (w *fixture) try(p *worldPod) {
 	uid := p.pod.UID
 	w.attempts++
 	w.line.begin(p.pod, p.request, w.now)
@@ -303,7 +303,7 @@ func (w *world) try(p *worldPod) {
 }
 
 // lack returns the Lack of the pod on a node of a pool; 0: none.
-func (w *world) lack(p *worldPod, pool string) ipam.Lack {
+func (w *fixture) lack(p *worldPod, pool string) ipam.Lack {
 	owner := p.request.Owner.Name
 	wanted := p.n
 	for addr, of := range w.retained {
@@ -324,7 +324,7 @@ func (w *world) lack(p *worldPod, pool string) ipam.Lack {
 }
 
 // take gives the pod its addresses; kept: all were its owner's.
-func (w *world) take(p *worldPod, pool string) (taken []netip.Addr, kept bool) {
+func (w *fixture) take(p *worldPod, pool string) (taken []netip.Addr, kept bool) {
 	owner := p.request.Owner.Name
 	for addr, of := range w.retained {
 		if of == owner && w.home[addr] == pool && len(taken) < p.n {
@@ -342,7 +342,7 @@ func (w *world) take(p *worldPod, pool string) (taken []netip.Addr, kept bool) {
 }
 
 // activate puts the pods that the line wakes into the scheduler's queue.
-func (w *world) activate() {
+func (w *fixture) activate() {
 	var names []types.UID
 	for uid := range w.line.wake {
 		names = append(names, uid)
@@ -357,7 +357,7 @@ func (w *world) activate() {
 }
 
 // step tries the next pod of the scheduler's queue.
-func (w *world) step() {
+func (w *fixture) step() {
 	uid := w.active[0]
 	w.active = w.active[1:]
 	if p := w.pods[uid]; p != nil {
@@ -366,7 +366,7 @@ func (w *world) step() {
 }
 
 // settle tries pods until nothing happens any more.
-func (w *world) settle() {
+func (w *fixture) settle() {
 	for {
 		w.tell()
 		w.activate()
@@ -384,7 +384,7 @@ func (w *world) settle() {
 	}
 }
 
-func (w *world) pool(name string, number, size int) (addrs []netip.Addr) {
+func (w *fixture) pool(name string, number, size int) (addrs []netip.Addr) {
 	addr := netip.AddrFrom4([4]byte{10, byte(number), 0, 1})
 	for range size {
 		w.home[addr] = name
@@ -401,19 +401,19 @@ func TestAttemptsPerAddress(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		// before prepares the world before the pods come; each frees one address.
-		before func(w *world)
-		each   func(w *world, addr netip.Addr)
+		before func(w *fixture)
+		each   func(w *fixture, addr netip.Addr)
 		atOnce bool
 		want   int
 	}{
-		{name: "of a full pool", each: (*world).giveBack, want: freed},
-		{name: "of a full pool, all at once", each: (*world).giveBack, atOnce: true, want: freed},
-		{name: "retained for their owner", each: func(w *world, addr netip.Addr) { w.retain(addr, "app") }, want: freed},
-		{name: "retained for their owner, all at once", each: func(w *world, addr netip.Addr) { w.retain(addr, "app") }, atOnce: true, want: freed},
+		{name: "of a full pool", each: (*fixture).giveBack, want: freed},
+		{name: "of a full pool, all at once", each: (*fixture).giveBack, atOnce: true, want: freed},
+		{name: "retained for their owner", each: func(w *fixture, addr netip.Addr) { w.retain(addr, "app") }, want: freed},
+		{name: "retained for their owner, all at once", each: func(w *fixture, addr netip.Addr) { w.retain(addr, "app") }, atOnce: true, want: freed},
 		{
 			name:   "of an owner that has all it may have",
-			before: func(w *world) { w.limits["app"] = 0 },
-			each: func(w *world, addr netip.Addr) {
+			before: func(w *fixture) { w.limits["app"] = 0 },
+			each: func(w *fixture, addr netip.Addr) {
 				w.limits["app"]++
 				w.giveBack(addr)
 				w.untold = append(w.untold, ipam.Change{Owner: ownerNamed("app"), More: 1})
@@ -422,11 +422,11 @@ func TestAttemptsPerAddress(t *testing.T) {
 		},
 		{
 			name: "of an owner that may have more, it is not known how many",
-			before: func(w *world) {
+			before: func(w *fixture) {
 				w.limits["app"] = 0
 				w.free["web"] = w.pool("web", 0, freed)
 			},
-			each: func(w *world, addr netip.Addr) {
+			each: func(w *fixture, addr netip.Addr) {
 				if w.limits["app"]++; w.limits["app"] == freed {
 					w.untold = append(w.untold, ipam.Change{Owner: ownerNamed("app")})
 				}
@@ -435,7 +435,7 @@ func TestAttemptsPerAddress(t *testing.T) {
 		},
 		{
 			name: "of which a newcomer takes each before who was woken",
-			each: func(w *world, addr netip.Addr) {
+			each: func(w *fixture, addr netip.Addr) {
 				w.giveBack(addr)
 				w.tell()
 				w.free["web"] = nil
@@ -444,7 +444,7 @@ func TestAttemptsPerAddress(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			addrs := w.pool("web", 0, freed)
 			if test.before != nil {
 				test.before(w)
@@ -499,7 +499,7 @@ func TestNobodyWaitsInVain(t *testing.T) {
 }
 
 func inVain(t *testing.T, seed uint64) {
-	w := newWorld(t)
+	w := newFixture(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	pools := []string{"web", "db", "mail"}
 	var used []netip.Addr
@@ -601,7 +601,7 @@ func inVain(t *testing.T, seed uint64) {
 }
 
 // check looks for a pod that could be placed.
-func (w *world) check(seed uint64) {
+func (w *fixture) check(seed uint64) {
 	t := w.t
 	for uid, p := range w.pods {
 		waits := w.line.pods[uid]

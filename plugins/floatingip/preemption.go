@@ -63,7 +63,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 	if s == nil || !pl.reader.Asks(&pod.Spec) {
 		return nil
 	}
-	s.change(func(r *preemption) {
+	s.updatePreemption(func(r *preemption) {
 		if _, nominated := r.nominated[pod.UID]; nominated {
 			delete(r.nominated, pod.UID)
 		} else {
@@ -81,7 +81,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 	if s == nil || !pl.reader.Asks(&pod.Spec) {
 		return nil
 	}
-	s.change(func(r *preemption) {
+	s.updatePreemption(func(r *preemption) {
 		if _, removed := r.removed[pod.UID]; removed {
 			delete(r.removed, pod.UID)
 			return
@@ -93,8 +93,8 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, add
 	return nil
 }
 
-// change modifies the state's preemption, which no copy of the state shares.
-func (s *cycleState) change(mutate func(*preemption)) {
+// updatePreemption modifies the state's preemption, which no copy of the state shares.
+func (s *cycleState) updatePreemption(mutate func(*preemption)) {
 	if s.preemption == nil {
 		s.preemption = &preemption{removed: map[types.UID]*v1.Pod{}, nominated: map[types.UID]nominee{}}
 	}

@@ -58,17 +58,17 @@ func needIPVS(t *testing.T) {
 	t.Skipf("this machine has no %s; make test-kube-proxy runs this test in an emulated machine", lacks)
 }
 
-// world is a node whose pods' addresses are of another subnet than its own, and another host
+// topology is a node whose pods' addresses are of another subnet than its own, and another host
 // on the same network, which is also the router of both.
-type world struct {
+type topology struct {
 	t             *testing.T
 	node, outside *netnstest.Host
 }
 
-func newWorld(t *testing.T) *world {
+func newTopology(t *testing.T) *topology {
 	t.Helper()
 	needIPVS(t)
-	w := &world{t: t, node: netnstest.New(t), outside: netnstest.New(t)}
+	w := &topology{t: t, node: netnstest.New(t), outside: netnstest.New(t)}
 	network := netnstest.NewWire(t)
 	w.node.Run(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) })
 	network.Plug(w.node, "eth0", netip.MustParsePrefix(nodeAddress+"/24"))
@@ -80,7 +80,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // pod makes a pod with a floating IP of the network behind an uplink.
-func (w *world) pod(id, address, uplink string) *netnstest.Host {
+func (w *topology) pod(id, address, uplink string) *netnstest.Host {
 	w.t.Helper()
 	h := netnstest.New(w.t)
 	addr := netip.MustParseAddr(address)
@@ -94,7 +94,7 @@ func (w *world) pod(id, address, uplink string) *netnstest.Host {
 }
 
 // serve answers each client with the server's address and the client's.
-func (w *world) serve(h *netnstest.Host) {
+func (w *topology) serve(h *netnstest.Host) {
 	w.t.Helper()
 	var listener net.Listener
 	h.Run(func() (err error) { listener, err = net.Listen("tcp", ":"+strconv.Itoa(podPort)); return err })
@@ -113,22 +113,22 @@ func (w *world) serve(h *netnstest.Host) {
 }
 
 // reaches returns whether a server answers soon.
-func (w *world) reaches(from *netnstest.Host, to string, port int32) bool {
+func (w *topology) reaches(from *netnstest.Host, to string, port int32) bool {
 	_, err := w.askWithin(brief, from, "", to, port)
 	return err == nil
 }
 
 // ask connects from a host and returns what the server says.
-func (w *world) ask(from *netnstest.Host, to string, port int32) (string, error) {
+func (w *topology) ask(from *netnstest.Host, to string, port int32) (string, error) {
 	return w.askFrom(from, "", to, port)
 }
 
 // askFrom is ask with one of the host's addresses.
-func (w *world) askFrom(from *netnstest.Host, source, to string, port int32) (string, error) {
+func (w *topology) askFrom(from *netnstest.Host, source, to string, port int32) (string, error) {
 	return w.askWithin(patience, from, source, to, port)
 }
 
-func (w *world) askWithin(patience time.Duration, from *netnstest.Host, source, to string, port int32) (string, error) {
+func (w *topology) askWithin(patience time.Duration, from *netnstest.Host, source, to string, port int32) (string, error) {
 	var answer []byte
 	err := from.Try(func() error {
 		dialer := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
@@ -165,7 +165,7 @@ func TestServices(t *testing.T) {
 		"everything masqueraded": {MasqueradeAll: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			client, server := w.pod("a", first, "eth0"), w.pod("b", second, "eth0")
 			s.Services = services
 			s.start(t, w.node)
@@ -225,7 +225,7 @@ func TestServices(t *testing.T) {
 // A pod whose addresses are of another network than its node's is reached by a NodePort, and
 // sees the client: the replies, which get the node's address back, leave by the node's network.
 func TestSecondUplink(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	// The pool's gateway knows no way to the client.
 	gateway := netnstest.New(t)
 	network := netnstest.NewWire(t)

@@ -38,7 +38,7 @@ func TestPolicies(t *testing.T) {
 		toServer, toOut, port       = "10.96.0.6", "10.96.0.50", 80
 		nodePort              int32 = 30006
 	)
-	w := newWorld(t)
+	w := newTopology(t)
 	a, _, c := w.pod("a", client, "eth0"), w.pod("b", server, "eth0"), w.pod("c", other, "eth0")
 	settings{Services: []service{
 		{Name: "server", ClusterIP: toServer, Endpoint: server, Port: port, NodePort: nodePort, Local: true},

@@ -25,8 +25,8 @@ type Node struct {
 	number    int
 }
 
-// change finds a node and locks the cluster until unlock is called.
-func (c *Cluster) change(ctx context.Context, name string) (n *Node, unlock func(), err error) {
+// lockNode finds a node and locks the cluster until unlock is called.
+func (c *Cluster) lockNode(ctx context.Context, name string) (n *Node, unlock func(), err error) {
 	if n, err = c.Node(name); err != nil {
 		return nil, nil, err
 	}
@@ -39,7 +39,7 @@ func (c *Cluster) change(ctx context.Context, name string) (n *Node, unlock func
 // its port of the switch has no link. Its disk stays. It does nothing when
 // the node is stopped.
 func (c *Cluster) StopNode(ctx context.Context, name string) error {
-	n, unlock, err := c.change(ctx, name)
+	n, unlock, err := c.lockNode(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (c *Cluster) StopNode(ctx context.Context, name string) error {
 // been started; [Cluster.WaitReady] waits for more. The node has the disk of
 // before and nothing else. It does nothing when the node runs.
 func (c *Cluster) StartNode(ctx context.Context, name string) error {
-	n, unlock, err := c.change(ctx, name)
+	n, unlock, err := c.lockNode(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (c *Cluster) AddCable(ctx context.Context, node, link string) error {
 // withCable calls change with the processes whose network namespaces the ends of a node's
 // cables are in: the node's and the switch's.
 func (c *Cluster) withCable(ctx context.Context, node string, change func(pid, sw int) error) error {
-	n, unlock, err := c.change(ctx, node)
+	n, unlock, err := c.lockNode(ctx, node)
 	if err != nil {
 		return err
 	}

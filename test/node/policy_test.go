@@ -120,7 +120,7 @@ func tell(t *testing.T, pod *corev1.Pod, addresses ...string) *corev1.Pod {
 }
 
 // addressesIn are the addresses that the runtime was told.
-func addressesIn(r *current.Result) []string { return strings.Split(addressesOf(r), ",") }
+func addressesIn(r *current.Result) []string { return strings.Split(resultAddresses(r), ",") }
 
 // start does ADD as runtime and kubelet do.
 func (n *node) startPod(c *container) []string {

@@ -21,7 +21,7 @@ import (
 // several are addresses of one pod: of both families and of two subnets.
 const several = "10.0.70.5,2001:db8:70::5,10.0.80.5,10.0.70.6"
 
-func addressesOf(r *current.Result) string {
+func resultAddresses(r *current.Result) string {
 	var all []string
 	for _, ip := range r.IPs {
 		all = append(all, ip.Address.IP.String())
@@ -69,7 +69,7 @@ func TestSeveralAddresses(t *testing.T) {
 	c := newContainer(t, "c1", pod)
 
 	r := n.mustAdd(c)
-	if got := addressesOf(r); got != several {
+	if got := resultAddresses(r); got != several {
 		t.Errorf("the runtime is told %s, want %s", got, several)
 	}
 	if told, has, want := macOf(t, r), c.mac(), wantedMAC("10.0.70.5"); told != want || has != want {
@@ -142,7 +142,7 @@ func TestMove(t *testing.T) {
 		bind(t, addresses, pod)
 		c := newContainer(t, fmt.Sprint("c", i), pod)
 		r := n.mustAdd(c)
-		if got := addressesOf(r); got != addresses {
+		if got := resultAddresses(r); got != addresses {
 			t.Errorf("on %s the runtime is told %s, want %s", n.name, got, addresses)
 		}
 		if told, has, want := macOf(t, r), c.mac(), wantedMAC("2001:db8:70::5"); told != want || has != want {
@@ -223,7 +223,7 @@ func TestGalaxyAliases(t *testing.T) {
 		pod = create(t, pod)
 		bind(t, "10.0.70.5", pod)
 		c := newContainer(t, "c1", pod)
-		if got := addressesOf(n.mustAdd(c)); !strings.HasPrefix(got, want) {
+		if got := resultAddresses(n.mustAdd(c)); !strings.HasPrefix(got, want) {
 			t.Errorf("on %s the pod has %s, want %s", n.name, got, want)
 		}
 		n.mustDel(c)

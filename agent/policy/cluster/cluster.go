@@ -612,12 +612,12 @@ func (c *Cluster) setPod(p *corev1.Pod) {
 		c.tellPod(c.store.delete(name, p.UID))
 		return
 	}
-	c.tellPod(c.store.set(&policy.Pod{NamespacedName: name, UID: p.UID, Labels: p.Labels, Addresses: addressesOf(p), Ports: namedPorts(p)}))
+	c.tellPod(c.store.set(&policy.Pod{NamespacedName: name, UID: p.UID, Labels: p.Labels, Addresses: podAddresses(p), Ports: namedPorts(p)}))
 }
 
-func (c *Cluster) tellPod(change change) {
-	if change.was != nil || change.is != nil {
-		c.sink.SetPod(change.was, change.is)
+func (c *Cluster) tellPod(update podUpdate) {
+	if update.was != nil || update.is != nil {
+		c.sink.SetPod(update.was, update.is)
 	}
 }
 

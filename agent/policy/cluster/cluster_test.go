@@ -117,8 +117,8 @@ func (s *server) WatchWithContext(ctx context.Context, options metav1.ListOption
 	return w, nil
 }
 
-// world is an API server and a cluster that follows it.
-type world struct {
+// fakeCluster is an API server and a cluster that follows it.
+type fakeCluster struct {
 	*testing.T
 	networkPolicies, clusterPolicies, definitions, namespaces, pods *server
 	// live has the objects for reads of single pods and namespaces.
@@ -132,13 +132,13 @@ const (
 	otherNode = "node-2"
 )
 
-// run calls f with a world, once for API servers that stream lists and once for others.
-func run(t *testing.T, f func(w *world)) {
+// run calls f with a fakeCluster, once for API servers that stream lists and once for others.
+func run(t *testing.T, f func(w *fakeCluster)) {
 	t.Helper()
 	for _, streams := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streams=%v", streams), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &world{T: t, live: map[types.NamespacedName]runtime.Object{}}
+				w := &fakeCluster{T: t, live: map[types.NamespacedName]runtime.Object{}}
 				for _, s := range []**server{&w.networkPolicies, &w.clusterPolicies, &w.definitions, &w.namespaces, &w.pods} {
 					*s = newServer(streams)
 				}
@@ -157,7 +157,7 @@ func run(t *testing.T, f func(w *world)) {
 	}
 }
 
-func read[T runtime.Object](w *world) func(ctx context.Context, namespace, name string) (T, error) {
+func read[T runtime.Object](w *fakeCluster) func(ctx context.Context, namespace, name string) (T, error) {
 	return func(_ context.Context, namespace, name string) (T, error) {
 		object, ok := w.live[types.NamespacedName{Namespace: namespace, Name: name}].(T)
 		if !ok {
@@ -167,7 +167,7 @@ func read[T runtime.Object](w *world) func(ctx context.Context, namespace, name 
 	}
 }
 
-func (w *world) start() {
+func (w *fakeCluster) start() {
 	ctx, cancel := context.WithCancel(w.Context())
 	done := make(chan struct{})
 	go func() {
@@ -187,14 +187,14 @@ func (w *world) start() {
 }
 
 // after lets time pass.
-func (w *world) after(d time.Duration) {
+func (w *fakeCluster) after(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
 // expect waits until nothing happens, and compares the objects that the sink was told with the
 // cluster's.
-func (w *world) expect(what string, policies, namespaces, pods []string) {
+func (w *fakeCluster) expect(what string, policies, namespaces, pods []string) {
 	w.Helper()
 	synctest.Wait()
 	w.sink.compare(what)
@@ -213,12 +213,12 @@ func (w *world) expect(what string, policies, namespaces, pods []string) {
 }
 
 // policy returns in which form the sink was told a policy.
-func (w *world) policy(name string) (generation int64) {
+func (w *fakeCluster) policy(name string) (generation int64) {
 	w.cluster.Do(func() { generation = w.sink.policies[name] })
 	return generation
 }
 
-func (w *world) pod(name string) (pod policy.Pod) {
+func (w *fakeCluster) pod(name string) (pod policy.Pod) {
 	w.cluster.Do(func() { pod = w.sink.pods[name] })
 	return pod
 }
@@ -341,7 +341,7 @@ func allowing(namespace, name string) *networkingv1.NetworkPolicy {
 	return p
 }
 
-func (w *world) twoNodes() {
+func (w *fakeCluster) twoNodes() {
 	for _, name := range []string{"shop", "bank"} {
 		w.namespaces.Add(namespaceObject(name))
 	}
@@ -358,7 +358,7 @@ var (
 
 // Namespaces and pods are watched and held as far as the policies need them.
 func TestHeld(t *testing.T) {
-	run(t, func(w *world) {
+	run(t, func(w *fakeCluster) {
 		w.twoNodes()
 		w.start()
 		w.expect("no policy", nil, nil, nil)
@@ -395,7 +395,7 @@ func TestHeld(t *testing.T) {
 
 // A policy is not told before the objects that it needs are known; others go on meanwhile.
 func TestPolicyWaitsForPods(t *testing.T) {
-	run(t, func(w *world) {
+	run(t, func(w *fakeCluster) {
 		w.twoNodes()
 		w.networkPolicies.Add(isolating("shop", "deny"))
 		w.start()
@@ -433,7 +433,7 @@ func TestPolicyWaitsForPods(t *testing.T) {
 
 // While the API server does not answer, all stays; after it, deleted objects are gone.
 func TestOutage(t *testing.T) {
-	run(t, func(w *world) {
+	run(t, func(w *fakeCluster) {
 		w.twoNodes()
 		w.networkPolicies.Add(allowing("shop", "allow"))
 		w.networkPolicies.Add(allowing("shop", "old"))
@@ -470,7 +470,7 @@ func TestOutage(t *testing.T) {
 
 // ClusterNetworkPolicies are found when their kind is installed, and forgotten with it.
 func TestInstalledLater(t *testing.T) {
-	run(t, func(w *world) {
+	run(t, func(w *fakeCluster) {
 		w.twoNodes()
 		w.definitions.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "others.example.org"}})
 		w.start()
@@ -500,7 +500,7 @@ func TestInstalledLater(t *testing.T) {
 
 // The first policies are not known before their lists are.
 func TestWait(t *testing.T) {
-	run(t, func(w *world) {
+	run(t, func(w *fakeCluster) {
 		forbidden := errors.New("networkpolicies is forbidden")
 		w.networkPolicies.fail(forbidden)
 		w.start()
@@ -518,7 +518,7 @@ func TestWait(t *testing.T) {
 
 // A pod is known from Ensure on, also while the watch tells late.
 func TestEnsure(t *testing.T) {
-	run(t, func(w *world) {
+	run(t, func(w *fakeCluster) {
 		w.twoNodes()
 		w.start()
 		name := types.NamespacedName{Namespace: "new", Name: "web"}

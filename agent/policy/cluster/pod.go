@@ -62,7 +62,7 @@ func namedPorts(p *corev1.Pod) []policy.NamedPort {
 	return ports
 }
 
-func addressesOf(p *corev1.Pod) []netip.Addr {
+func podAddresses(p *corev1.Pod) []netip.Addr {
 	addresses := make([]netip.Addr, 0, 2)
 	for _, ip := range p.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {

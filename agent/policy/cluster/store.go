@@ -37,8 +37,8 @@ type space struct {
 	pods  map[string]*record
 }
 
-// change has a pod before and after. Both are nil where nothing changed.
-type change struct{ was, is *policy.Pod }
+// podUpdate has a pod before and after. Both are nil where nothing changed.
+type podUpdate struct{ was, is *policy.Pod }
 
 func (s *store) space(name string) *space {
 	sp := s.spaces[name]
@@ -85,7 +85,7 @@ func (s *store) deleteNamespace(name string) bool {
 }
 
 // set makes the pod as it is now. Its UID is another where it was replaced.
-func (s *store) set(pod *policy.Pod) change {
+func (s *store) set(pod *policy.Pod) podUpdate {
 	sp := s.space(pod.Namespace)
 	had := sp.pods[pod.Name]
 	s.shapes.write(pod.Name, pod.Labels, pod.Ports)
@@ -93,9 +93,9 @@ func (s *store) set(pod *policy.Pod) change {
 	now.pass = s.pass
 	if had != nil && s.isSame(had, &now, rest) && had.shape.text == string(s.shapes.text) {
 		had.pass = s.pass
-		return change{}
+		return podUpdate{}
 	}
-	var c change
+	var c podUpdate
 	if had == nil {
 		had = &record{}
 		if sp.pods == nil {
@@ -126,12 +126,12 @@ func (s *store) isSame(had, now *record, rest odd) bool {
 }
 
 // delete forgets the pod, if it still has the UID.
-func (s *store) delete(name types.NamespacedName, uid types.UID) change {
+func (s *store) delete(name types.NamespacedName, uid types.UID) podUpdate {
 	sp := s.spaces[name.Namespace]
 	if sp == nil || sp.pods[name.Name] == nil || s.uidOf(sp.pods[name.Name]) != uid {
-		return change{}
+		return podUpdate{}
 	}
-	c := change{was: s.read(name, sp.pods[name.Name])}
+	c := podUpdate{was: s.read(name, sp.pods[name.Name])}
 	s.remove(name.Name, sp)
 	s.tidy(name.Namespace, sp)
 	return c
@@ -282,7 +282,7 @@ func (s *store) sweepNamespaces(version string) []string {
 }
 
 // sweepPods forgets the pods of one namespace that were not in the last reading of all, and yields each.
-func (s *store) sweepPods(namespace, version string, gone func(change)) {
+func (s *store) sweepPods(namespace, version string, gone func(podUpdate)) {
 	sp := s.spaces[namespace]
 	if sp == nil {
 		return
@@ -293,7 +293,7 @@ func (s *store) sweepPods(namespace, version string, gone func(change)) {
 		if r.pass == s.pass || !s.isNewer(full, version) {
 			continue
 		}
-		c := change{was: s.read(full, r)}
+		c := podUpdate{was: s.read(full, r)}
 		s.remove(name, sp)
 		gone(c)
 	}

@@ -158,7 +158,7 @@ func TestStoreIsAMap(t *testing.T) {
 	pick := func(texts ...string) string { return texts[r.IntN(len(texts))] }
 	var s store
 	is := map[types.NamespacedName]policy.Pod{}
-	check := func(c change, name types.NamespacedName, now *policy.Pod) {
+	check := func(c podUpdate, name types.NamespacedName, now *policy.Pod) {
 		t.Helper()
 		before, had := is[name]
 		if now == nil {
@@ -192,7 +192,7 @@ func TestStoreIsAMap(t *testing.T) {
 				}
 			}
 			for _, namespace := range []string{"a", "b"} {
-				s.sweepPods(namespace, "", func(c change) { check(c, c.was.NamespacedName, nil) })
+				s.sweepPods(namespace, "", func(c podUpdate) { check(c, c.was.NamespacedName, nil) })
 			}
 		case 5:
 			s.setNamespace(name.Namespace, map[string]string{"team": pick("x", "y")})

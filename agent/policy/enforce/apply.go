@@ -182,7 +182,7 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 		e.queue.AddAfter(key, wait)
 		return nil
 	case key == nodeKey:
-		return e.endConnections(ctx, j.target, addressesOf(j.want))
+		return e.endConnections(ctx, j.target, governedAddresses(j.want))
 	default:
 		return e.endConnections(ctx, j.target, j.direct)
 	}
@@ -293,8 +293,8 @@ func (e *Enforcer) endConnections(ctx context.Context, t *target, addresses map[
 	return nil
 }
 
-// addressesOf lists the addresses of the pods that a ruleset of the node governs.
-func addressesOf(rs *ruleset.Ruleset) map[netip.Addr]string {
+// governedAddresses lists the addresses of the pods that a ruleset of the node governs.
+func governedAddresses(rs *ruleset.Ruleset) map[netip.Addr]string {
 	all := map[netip.Addr]string{}
 	for _, m := range rs.Maps {
 		for a := range m.Chains {

@@ -91,7 +91,7 @@ func TestUnrecorded(t *testing.T) {
 // counted.
 func TestTraceAndShow(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t)
+	w := newTopology(t)
 	if text, err := w.enforcer.Trace(inquiry.PolicyTrace{From: "shop/db", To: "10.0.0.1", Port: 80, Protocol: "TCP"}); err == nil || !strings.Contains(err.Error(), "not known here") {
 		t.Errorf("Trace() = %q, %v", text, err)
 	}
@@ -169,7 +169,7 @@ func TestTraceAndShow(t *testing.T) {
 
 // A pod whose packets nothing sees, and a policy that cannot be carried out, are told once.
 func TestTell(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.set(allow("db", "db"))
 	db := w.newPod("db", "10.1.0.1")
 	w.add(db, "routed")
@@ -201,7 +201,7 @@ func TestTell(t *testing.T) {
 // Cleanup finds the rules in the namespaces of pods, and only these.
 func TestLeftovers(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t)
+	w := newTopology(t)
 	folder := t.TempDir()
 	w.set(allow("db", "db"))
 	db, web := w.newPod("db", "10.0.60.21"), w.newPod("web", "10.0.60.22")

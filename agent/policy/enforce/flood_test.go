@@ -68,7 +68,7 @@ func TestFlood(t *testing.T) {
 		"routed": {"10.1.0.1", "10.1.0.2"}, "bridge": {"10.244.0.11", "10.244.0.12"}, "macvlan": {"10.0.60.21", "10.0.60.22"},
 	} {
 		t.Run(kind, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			silence := allow("db", "db")
 			silence.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 			w.set(silence)

@@ -176,8 +176,8 @@ func (k onNode) Connections(netns string) ([]socket.Connection, error) {
 	return socket.Connections(netns)
 }
 
-// world is a node that routes between its pods, on veth pairs, on a bridge and on macvlan links.
-type world struct {
+// topology is a node that routes between its pods, on veth pairs, on a bridge and on macvlan links.
+type topology struct {
 	t       *testing.T
 	node    *netnstest.Host
 	cluster *memory
@@ -207,10 +207,10 @@ func (r *recorder) Eventf(about, _ runtime.Object, _, reason, _, note string, ar
 	r.notes = append(r.notes, name+" "+reason+": "+fmt.Sprintf(note, args...))
 }
 
-func newWorld(t *testing.T) *world {
+func newTopology(t *testing.T) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &world{t: t, node: netnstest.New(t), events: &recorder{}, cluster: &memory{
+	w := &topology{t: t, node: netnstest.New(t), events: &recorder{}, cluster: &memory{
 		labels: map[string]map[string]string{"shop": {"kubernetes.io/metadata.name": "shop"}}, known: make(chan struct{}),
 	}}
 	w.node.IPBatch(`link add uplink type veth peer name switch
@@ -228,16 +228,16 @@ addr add 10.244.0.1/24 dev cni0
 	return w
 }
 
-func (w *world) Policed() []Container {
+func (w *topology) Policed() []Container {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.listed)
 }
 
-func (w *world) WaitForPods(context.Context) bool { return true }
+func (w *topology) WaitForPods(context.Context) bool { return true }
 
 // start starts an agent's enforcer.
-func (w *world) start() {
+func (w *topology) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.enforcer = New(Options{Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}, w.refuse}, Events: w.events})
@@ -263,7 +263,7 @@ type pod struct {
 }
 
 // newPod is a pod that the API knows, and whose network is not made.
-func (w *world) newPod(name, address string) *pod {
+func (w *topology) newPod(name, address string) *pod {
 	p := &pod{Host: netnstest.New(w.t)}
 	p.Container = Container{Pod: api.Pod{Namespace: "shop", Name: name, UID: "uid-" + name}, ID: "c-" + name + "/eth0", NetNS: p.Path(), Interfaces: []string{"eth0"}}
 	p.api = &policy.Pod{NamespacedName: types.NamespacedName{Namespace: "shop", Name: name}, UID: types.UID("uid-" + name), Labels: map[string]string{"app": name}}
@@ -276,7 +276,7 @@ func (w *world) newPod(name, address string) *pod {
 }
 
 // wire gives the pod its network, as a plugin does.
-func (w *world) wire(p *pod, kind string) {
+func (w *topology) wire(p *pod, kind string) {
 	short := p.Pod.Name
 	address := p.Addresses[0].String()
 	switch kind {
@@ -294,7 +294,7 @@ func (w *world) wire(p *pod, kind string) {
 }
 
 // add makes the calls of an ADD.
-func (w *world) add(p *pod, kind string) {
+func (w *topology) add(p *pod, kind string) {
 	w.t.Helper()
 	if err := w.enforcer.Prepare(w.t.Context(), p.Container); err != nil {
 		w.t.Fatal(err)
@@ -307,14 +307,14 @@ func (w *world) add(p *pod, kind string) {
 	w.enforcer.Attached(p.ID)
 }
 
-func (w *world) list(p *pod) {
+func (w *topology) list(p *pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.listed = append(w.listed, p.Container)
 }
 
 // del makes the calls of a DEL.
-func (w *world) del(p *pod) {
+func (w *topology) del(p *pod) {
 	w.mu.Lock()
 	w.listed = slices.DeleteFunc(w.listed, func(c Container) bool { return c.ID == p.ID })
 	w.mu.Unlock()
@@ -338,16 +338,16 @@ func allow(name, to string, from ...string) *networkingv1.NetworkPolicy {
 	return p
 }
 
-func (w *world) set(p *networkingv1.NetworkPolicy) {
+func (w *topology) set(p *networkingv1.NetworkPolicy) {
 	w.cluster.Do(func() { w.cluster.sink.SetNetworkPolicy(p) })
 }
 
-func (w *world) unset(p *networkingv1.NetworkPolicy) {
+func (w *topology) unset(p *networkingv1.NetworkPolicy) {
 	w.cluster.Do(func() { w.cluster.sink.DeleteNetworkPolicy(p.Namespace, p.Name) })
 }
 
 // has returns whether a namespace has a table of policies.
-func (w *world) has(h *netnstest.Host) bool {
+func (w *topology) has(h *netnstest.Host) bool {
 	w.t.Helper()
 	out, err := h.Command("nft", "list", "tables")
 	if err != nil {
@@ -356,7 +356,7 @@ func (w *world) has(h *netnstest.Host) bool {
 	return strings.Contains(out, ruleset.TableName)
 }
 
-func (w *world) eventually(what string, is func() bool) {
+func (w *topology) eventually(what string, is func() bool) {
 	w.t.Helper()
 	netnstest.Eventually(w.t, func() error {
 		if !is() {
@@ -385,7 +385,7 @@ func TestKinds(t *testing.T) {
 		"macvlan": {"10.0.60.21", "10.0.60.22", "10.0.60.23"},
 	} {
 		t.Run(kind, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			policy := allow("db", "db", "web")
 			w.set(policy)
 			db, web, other := w.newPod("db", addresses[0]), w.newPod("web", addresses[1]), w.newPod("other", addresses[2])
@@ -424,7 +424,7 @@ func TestKinds(t *testing.T) {
 func TestPacketsThatWait(t *testing.T) {
 	for name, governed := range map[string]bool{"governed": true, "not governed": false} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			w.set(allow("db", map[bool]string{true: "db", false: "somebody"}[governed]))
 			other, db := w.newPod("other", "10.1.0.2"), w.newPod("db", "10.1.0.1")
 			w.add(other, "routed")
@@ -465,7 +465,7 @@ func TestPacketsThatWait(t *testing.T) {
 // Packets that the node sends for others, as kube-proxy does in mode ipvs, are judged by the pods at their
 // ends; the node's own packets always arrive.
 func TestPacketsThatTheNodeSends(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	egress := allow("web", "web")
 	egress.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
 	w.set(allow("db", "db", "web"))
@@ -531,7 +531,7 @@ func TestFirstInstant(t *testing.T) {
 	} {
 		t.Run(kind, func(t *testing.T) {
 			for _, denied := range []bool{false, true} {
-				w := newWorld(t)
+				w := newTopology(t)
 				if denied {
 					w.set(allow("db", "db"))
 				} else {
@@ -576,7 +576,7 @@ const podMAC = "0a:58:00:00:00:01"
 // Rules that another program deletes come back, also in the namespace of a pod.
 func TestDeletedRules(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t)
+	w := newTopology(t)
 	w.set(allow("db", "db", "web"))
 	db, other := w.newPod("db", "10.0.60.21"), w.newPod("other", "10.0.60.22")
 	w.add(db, "macvlan")
@@ -616,7 +616,7 @@ func TestConnectionsWhileRulesAreGone(t *testing.T) {
 	for kind, addresses := range map[string][2]string{"routed": {"10.1.0.1", "10.1.0.2"}, "macvlan": {"10.0.60.21", "10.0.60.22"}} {
 		t.Run(kind, func(t *testing.T) {
 			netnstest.NeedLinks(t, "macvlan")
-			w := newWorld(t)
+			w := newTopology(t)
 			w.set(allow("db", "db"))
 			db, other := w.newPod("db", addresses[0]), w.newPod("other", addresses[1])
 			w.add(db, kind)
@@ -639,7 +639,7 @@ func TestConnectionsWhileRulesAreGone(t *testing.T) {
 // and one that goes while a pod is attached leaves its gate open.
 func TestPolicyComesAndGoesWithADD(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t)
+	w := newTopology(t)
 	db, other := w.newPod("db", "10.0.60.21"), w.newPod("other", "10.0.60.22")
 	w.add(db, "macvlan")
 	w.add(other, "macvlan")
@@ -682,7 +682,7 @@ func within(t *testing.T, limit time.Duration, what string, is func() bool) {
 
 // Open connections of the last pod with an address do not reach the next one.
 func TestConnectionsOfPredecessor(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	// Somebody else on the node has connections tracked.
 	w.set(allow("other", "other", "first"))
 	first, other := w.newPod("first", "10.1.0.1"), w.newPod("other", "10.1.0.2")
@@ -734,7 +734,7 @@ func TestConnectionsOfPredecessor(t *testing.T) {
 // Pods on one bridge do not reach each other past their policies by the addresses that the kernel gives
 // their links, nor by one that a router announced.
 func TestLinkLocal(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	db, other := w.newPod("db", "10.244.0.11"), w.newPod("other", "10.244.0.12")
 	w.add(db, "bridge")
 	w.add(other, "bridge")
@@ -764,7 +764,7 @@ func TestLinkLocal(t *testing.T) {
 
 // A change that the kernel refuses fails the ADD, is shown, and is tried again; pods keep the old rules.
 func TestRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.end()
 	var refused atomic.Bool
 	w.refuse = func() error {
@@ -806,7 +806,7 @@ func TestRefused(t *testing.T) {
 // knows them; one that starts without policies leaves none.
 func TestLostRecords(t *testing.T) {
 	netnstest.NeedLinks(t, "macvlan")
-	w := newWorld(t)
+	w := newTopology(t)
 	policy := allow("db", "db")
 	w.set(policy)
 	db, other, direct := w.newPod("db", "10.1.0.1"), w.newPod("other", "10.1.0.2"), w.newPod("direct", "10.0.60.21")
@@ -863,7 +863,7 @@ func TestConnections(t *testing.T) {
 		"routed": {"10.1.0.1", "10.1.0.2", "10.1.0.3"}, "bridge": {"10.244.0.11", "10.244.0.12", "10.244.0.13"}, "macvlan": {"10.0.60.21", "10.0.60.22", "10.0.60.23"},
 	} {
 		t.Run(kind, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			db, web, other := w.newPod("db", addresses[0]), w.newPod("web", addresses[1]), w.newPod("other", addresses[2])
 			for _, p := range []*pod{db, web, other} {
 				w.add(p, kind)
@@ -910,7 +910,7 @@ func TestOlderConnections(t *testing.T) {
 				if kind == "macvlan" {
 					netnstest.NeedLinks(t, kind)
 				}
-				w := newWorld(t)
+				w := newTopology(t)
 				db, web, other := w.newPod("db", addresses[0]), w.newPod("web", addresses[1]), w.newPod("other", addresses[2])
 				for _, p := range []*pod{db, web, other} {
 					w.add(p, kind)

@@ -25,8 +25,8 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// world is a node with an uplink, two bridges and a pod.
-type world struct {
+// topology is a node with an uplink, two bridges and a pod.
+type topology struct {
 	node, pod *netnstest.Host
 }
 
@@ -43,16 +43,16 @@ link add plain0 type bridge
 link set plain0 up
 `
 
-func newWorld(t *testing.T) world {
+func newTopology(t *testing.T) topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := world{node: netnstest.New(t), pod: netnstest.New(t)}
+	w := topology{node: netnstest.New(t), pod: netnstest.New(t)}
 	w.node.IPBatch(batch)
 	return w
 }
 
 // find finds the place of the pod, without the addresses that the kernel gives links by itself.
-func (w world) find(t *testing.T, names ...string) Place {
+func (w topology) find(t *testing.T, names ...string) Place {
 	t.Helper()
 	p := w.findAll(t, names...)
 	maps.DeleteFunc(p.Addresses, func(a netip.Addr, _ string) bool { return a.IsLinkLocalUnicast() })
@@ -66,7 +66,7 @@ func (w world) find(t *testing.T, names ...string) Place {
 	return p
 }
 
-func (w world) findAll(t *testing.T, names ...string) Place {
+func (w topology) findAll(t *testing.T, names ...string) Place {
 	t.Helper()
 	var p Place
 	w.node.Run(func() (err error) { p, err = Find(w.pod.Path(), names); return err })
@@ -79,7 +79,7 @@ func TestLinkLocal(t *testing.T) {
 	linkLocal := netip.MustParseAddr("fe80::1:2:3")
 	for name, bridge := range map[string]string{"bridged": "cni0", "direct": "plain0"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			w.node.IPBatch("link add pod0 type veth peer name eth0 netns " + w.pod.Path() + "\nlink set pod0 master " + bridge + " up")
 			w.pod.IPBatch("link set eth0 up\naddr add fe80::1:2:3/64 dev eth0 nodad")
 			p := w.findAll(t, "eth0")
@@ -172,7 +172,7 @@ func TestFind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, test.needs...)
-			w := newWorld(t)
+			w := newTopology(t)
 			w.node.IPBatch(strings.ReplaceAll(test.node, "POD", w.pod.Path()))
 			w.pod.IPBatch(test.pod)
 			if diff := cmp.Diff(test.want, w.find(t, test.names...)); diff != "" {
@@ -198,7 +198,7 @@ func TestDrivers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			netnstest.NeedLinks(t, test.needs...)
-			w := newWorld(t)
+			w := newTopology(t)
 			spec := vlan.Spec{Spec: wire.Spec{
 				ContainerID: "c", NetNS: w.pod.Path(), IfName: "eth0", Uplink: "uplink", MAC: v1alpha1.MACOf(netip.MustParseAddr("10.0.70.5")),
 				Addresses: []api.Address{{Address: netip.MustParseAddr("10.0.70.5"), Subnet: netip.MustParsePrefix("10.0.70.0/24"), Gateway: netip.MustParseAddr("10.0.70.1")}},
@@ -219,7 +219,7 @@ func TestDrivers(t *testing.T) {
 
 // A namespace that is gone has no place.
 func TestFindGone(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.pod.Remove()
 	w.node.Run(func() error {
 		if _, err := Find(w.pod.Path(), nil); !errors.Is(err, ErrNoNamespace) {
@@ -234,7 +234,7 @@ func TestFindGone(t *testing.T) {
 
 // A bridge shows its packets, and the journal knows the old value.
 func TestShow(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	root := t.TempDir()
 	file := filepath.Join(root, "settings.json")
 	s := Shower{SysctlRoot: "/proc/sys", Settings: settings.NewJournal(file, root)}
@@ -278,7 +278,7 @@ func TestShow(t *testing.T) {
 
 // The kernel takes the rule for which it loads br_netfilter, and nothing of it stays.
 func TestRequest(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.node.Run(func() error {
 		if err := request(); err != nil {
 			return err
@@ -297,7 +297,7 @@ func TestRequest(t *testing.T) {
 
 // The node's addresses are the addresses of all its links.
 func TestNodeAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.node.Run(func() error {
 		got, err := NodeAddresses()
 		want := []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("2001:db8:60::11")}

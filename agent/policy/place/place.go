@@ -112,7 +112,7 @@ func linksOf(path string, names []string) (namespace, error) {
 			if !isOfPlugin(l, names) {
 				continue
 			}
-			addrs, err := addressesOf(l)
+			addrs, err := linkAddresses(l)
 			if err != nil {
 				return err
 			}
@@ -159,8 +159,8 @@ func isOfPlugin(l netlink.Link, names []string) bool {
 	}
 }
 
-// addressesOf lists a link's addresses.
-func addressesOf(l netlink.Link) ([]netip.Addr, error) {
+// linkAddresses lists a link's addresses.
+func linkAddresses(l netlink.Link) ([]netip.Addr, error) {
 	found, err := netlinksafe.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
@@ -221,7 +221,7 @@ func (n namespace) seen(l netlink.Link) (w where, bridge string, err error) {
 	case "vrf":
 		return node, "", nil
 	case "bridge":
-		addrs, err := addressesOf(master)
+		addrs, err := linkAddresses(master)
 		if err != nil {
 			return 0, "", fmt.Errorf("list the addresses of bridge %s: %w", master.Attrs().Name, err)
 		}

@@ -22,7 +22,7 @@ import (
 )
 
 // sink counts the datagrams that come to a port of the server.
-func (w *world) sink(at netip.AddrPort) *atomic.Int64 {
+func (w *topology) sink(at netip.AddrPort) *atomic.Int64 {
 	w.t.Helper()
 	var conn *net.UDPConn
 	w.server.Run(func() (err error) { conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at)); return err })
@@ -43,7 +43,7 @@ func (w *world) sink(at netip.AddrPort) *atomic.Int64 {
 // traffic is floods of datagrams that are never answered, so that rules decide about each of
 // them.
 type traffic struct {
-	w *world
+	w *topology
 	// leaked counts the packets that came to denied ports, and arrived the packets to allowed ones.
 	leaked, arrived []*atomic.Int64
 	denied, sent    atomic.Int64
@@ -53,7 +53,7 @@ type traffic struct {
 
 // flood sends to a denied port as fast as it can, and to an allowed one as fast as its packets
 // arrive.
-func (w *world) flood() *traffic {
+func (w *topology) flood() *traffic {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(w.t.Context())
 	f := &traffic{w: w, stop: stop}
@@ -156,7 +156,7 @@ func variants() []*ruleset.Ruleset {
 // During any change or replacement, no packet passes that both the old and the new rules drop,
 // and none is lost that both accept.
 func TestAtomic(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	all := variants()
 	w.apply(all[0])
 	f := w.flood()
@@ -192,7 +192,7 @@ func TestKilled(t *testing.T) {
 			fmt.Printf("applied %d\n", i)
 		}
 	}
-	w := newWorld(t)
+	w := newTopology(t)
 	w.apply(isolated())
 	f := w.flood()
 	for kill := range 15 {

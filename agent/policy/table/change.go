@@ -27,9 +27,9 @@ func whole(have *nftables.Contents, rs *ruleset.Ruleset, anew bool) (*nftables.C
 	return nftables.Replacement(have, after.names.tableOf(rs, constants, after.counters), anew), after
 }
 
-// change returns the change that turns the table of one ruleset into the table of another. It
+// transition returns the change that turns the table of one ruleset into the table of another. It
 // returns false where the table must be replaced.
-func change(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
+func transition(before *applied, rs *ruleset.Ruleset) (*nftables.Change, *applied, bool) {
 	d, ok := deltaOf(before.rs, rs)
 	if !ok {
 		return nil, nil, false

@@ -28,7 +28,7 @@ func locals() map[netip.Addr]string {
 	return all
 }
 
-func (w *world) end(want int) {
+func (w *topology) end(want int) {
 	w.t.Helper()
 	ended, err := w.table.EndConnections(w.t.Context(), locals())
 	if err != nil || ended != want {
@@ -37,7 +37,7 @@ func (w *world) end(want int) {
 }
 
 // open begins a connection that must be answered.
-func (w *world) open(protocol string, to netip.AddrPort) net.Conn {
+func (w *topology) open(protocol string, to netip.AddrPort) net.Conn {
 	w.t.Helper()
 	conn, err := w.dial(protocol, to, patience)
 	if err != nil {
@@ -56,7 +56,7 @@ func TestConnections(t *testing.T) {
 	for _, e := range both {
 		for _, protocol := range []string{"tcp", "udp"} {
 			t.Run(fmt.Sprintf("%v %s", e.Family, protocol), func(t *testing.T) {
-				w := newWorld(t)
+				w := newTopology(t)
 				w.serve(openPort, otherPort)
 				open := isolated()
 				// Another port of the server, which is allowed throughout.
@@ -97,7 +97,7 @@ func TestPickUp(t *testing.T) {
 	for _, e := range both {
 		for _, protocol := range []string{"tcp", "udp"} {
 			t.Run(fmt.Sprintf("%v %s", e.Family, protocol), func(t *testing.T) {
-				w := newWorld(t)
+				w := newTopology(t)
 				w.apply(isolated())
 				at := netip.AddrPortFrom(e.server, openPort)
 				var sent func(text string) error
@@ -176,7 +176,7 @@ func TestPickUp(t *testing.T) {
 }
 
 // flows lists the connections of the node.
-func (w *world) flows() []*conntrack.Flow {
+func (w *topology) flows() []*conntrack.Flow {
 	w.t.Helper()
 	var all []*conntrack.Flow
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -189,7 +189,7 @@ func (w *world) flows() []*conntrack.Flow {
 
 // Connections of SCTP and of protocols without ports end as well.
 func TestConnectionsOfOtherProtocols(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.apply(with(isolated(), chain("i-server", ruleset.NoHook)))
 	// The kernel forgets an association after 3 seconds that only began: too soon for a busy machine.
 	for _, name := range []string{"sctp_timeout_cookie_wait", "icmp_timeout", "icmpv6_timeout"} {
@@ -248,7 +248,7 @@ func TestConnectionsOfOtherProtocols(t *testing.T) {
 
 // A connection to an address that the node translates is judged by where it leads.
 func TestTranslatedConnections(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.serve(openPort)
 	var conns []net.Conn
 	for i, service := range []string{"10.96.0.1", "fd00:96::1"} {
@@ -279,7 +279,7 @@ func TestTranslatedConnections(t *testing.T) {
 
 // Connections of the node with its pods are none of the policies.
 func TestConnectionsOfTheNode(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.serve(openPort)
 	w.apply(isolated())
 	for _, e := range both {
@@ -299,7 +299,7 @@ func TestConnectionsOfTheNode(t *testing.T) {
 
 // In the namespace of a pod the table has the hooks input and output, for its interfaces.
 func TestConnectionsOfAPod(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.serve(openPort)
 	table := New(w.server.Path())
 	direct := &ruleset.Set{Name: "direct", Kind: ruleset.Interfaces, Interfaces: []string{"eth0"}}

@@ -75,7 +75,7 @@ func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 		before := t.applied
 		t.applied = nil
 		if before != nil && !t.replace {
-			if change, after, ok := change(before, rs); ok {
+			if change, after, ok := transition(before, rs); ok {
 				err := t.commit(ctx, change, after)
 				if err == nil {
 					return nil

@@ -12,7 +12,7 @@ import (
 // Packets meet the applied rules, changes and replacements alike, and all pass when the table is
 // gone.
 func TestApply(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.serve(openPort, otherPort)
 	check := func(open, other bool) {
 		t.Helper()
@@ -60,7 +60,7 @@ func TestApply(t *testing.T) {
 // Counters go on through changes and replacements, by processes that know nothing of each other, and
 // go with the last rule that names them.
 func TestCounters(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.serve(openPort)
 	to := netip.AddrPortFrom(both[0].server, openPort)
 	packets := func(name string) uint64 {

@@ -222,7 +222,7 @@ func TestDifferences(t *testing.T) {
 				t.Fatalf("seed %d, step %d: the test makes a wrong ruleset: %v", seed, step, err)
 			}
 			if before := table.applied; before != nil {
-				if _, _, ok := change(before, rs); !ok {
+				if _, _, ok := transition(before, rs); !ok {
 					t.Fatalf("seed %d, step %d: no difference", seed, step)
 				}
 			}

@@ -284,7 +284,7 @@ func (c *comparison) comparePods() {
 	// shared has the pods of each address that several pods have.
 	had, shared := map[netip.Addr]bool{}, map[netip.Addr][]*v1.Pod{}
 	for pod := range c.running() {
-		for _, addr := range addressesOf(pod) {
+		for _, addr := range claimedByPod(pod) {
 			if had[addr] {
 				shared[addr] = nil
 			}
@@ -292,7 +292,7 @@ func (c *comparison) comparePods() {
 		}
 	}
 	for pod := range c.running() {
-		for _, addr := range addressesOf(pod) {
+		for _, addr := range claimedByPod(pod) {
 			if pods, several := shared[addr]; several {
 				shared[addr] = append(pods, pod)
 			}
@@ -316,9 +316,9 @@ func (c *comparison) comparePods() {
 	}
 }
 
-// addressesOf returns the floating IPs that a pod is bound with and, if it has a request for
+// claimedByPod returns the floating IPs that a pod is bound with and, if it has a request for
 // any, its IPs.
-func addressesOf(pod *v1.Pod) []netip.Addr {
+func claimedByPod(pod *v1.Pod) []netip.Addr {
 	var addrs []netip.Addr
 	names, _ := podrequest.NamesOf(pod)
 	for _, name := range names {

@@ -23,9 +23,9 @@ const nowhere = "203.0.113.9"
 
 // manyAddresses gives a node a pod and, before it, the routing of more addresses of the
 // pool.
-func manyAddresses(b *testing.B, more int) (*world, *pod) {
+func manyAddresses(b *testing.B, more int) (*topology, *pod) {
 	b.Helper()
-	w := newWorld(b)
+	w := newTopology(b)
 	w.router.IP("route", "add", "blackhole", "203.0.113.0/24")
 	first, p := w.pod("first", "10.0.70.5"), w.pod("p", "10.0.70.6")
 	for _, p := range []*pod{first, p} {
@@ -96,7 +96,7 @@ func sendMany(b *testing.B, from *netnstest.Host, to string) {
 func BenchmarkCarry(b *testing.B) {
 	for _, more := range []int{0, 200} {
 		b.Run(fmt.Sprintf("addresses=%d", more), func(b *testing.B) {
-			w := newWorld(b)
+			w := newTopology(b)
 			w.nodeA.Run(func() error {
 				for i := range 500 {
 					_, dst, err := net.ParseCIDR(fmt.Sprintf("10.%d.%d.0/24", 200+i/256, i%256))

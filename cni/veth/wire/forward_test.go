@@ -114,7 +114,7 @@ func TestFirewallThatDrops(t *testing.T) {
 			if _, err := exec.LookPath(f.needs); f.needs != "" && err != nil {
 				t.Skip(err)
 			}
-			w := newWorld(t)
+			w := newTopology(t)
 			f.make(t, w.nodeA)
 			before := f.text(w.nodeA)
 			p, neighbour := w.pod("p", "10.0.70.5", "2001:db8:70::5"), w.pod("q", "10.0.70.6")
@@ -165,7 +165,7 @@ func TestFirewallRulesPrevail(t *testing.T) {
 	if _, err := exec.LookPath("iptables"); err != nil {
 		t.Skip(err)
 	}
-	w := newWorld(t)
+	w := newTopology(t)
 	rule := func(args ...string) string {
 		out, err := w.nodeA.Command("iptables", args...)
 		if err != nil {

@@ -23,9 +23,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// world is two nodes in 10.0.60.0/24 and a client in the pool's 10.0.70.0/24 on
+// topology is two nodes in 10.0.60.0/24 and a client in the pool's 10.0.70.0/24 on
 // one layer 2 network, with the router of both.
-type world struct {
+type topology struct {
 	t                            testing.TB
 	wire                         *netnstest.Wire
 	nodeA, nodeB, client, router *netnstest.Host
@@ -36,10 +36,10 @@ const (
 	outside6 = "2001:db8:99::1"
 )
 
-func newWorld(t testing.TB) *world {
+func newTopology(t testing.TB) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &world{t: t, wire: netnstest.NewWire(t)}
+	w := &topology{t: t, wire: netnstest.NewWire(t)}
 	w.nodeA, w.nodeB, w.client, w.router = netnstest.New(t), netnstest.New(t), netnstest.New(t), netnstest.New(t)
 	plug := func(h *netnstest.Host, addrs ...string) {
 		var prefixes []netip.Prefix
@@ -87,7 +87,7 @@ type pod struct {
 	spec Spec
 }
 
-func (w *world) pod(id string, addrs ...string) *pod {
+func (w *topology) pod(id string, addrs ...string) *pod {
 	w.t.Helper()
 	h := netnstest.New(w.t)
 	p := &pod{Host: h, spec: Spec{ContainerID: id, IfName: "eth0", NetNS: h.Path(), Uplink: "eth0"}}
@@ -140,7 +140,7 @@ func TestTraffic(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			before := snapshot(w.nodeA)
 			a, a2, b := w.pod("a", c.a), w.pod("a2", c.a2), w.pod("b", c.b)
 			setup(w.nodeA, a)
@@ -175,7 +175,7 @@ func TestTraffic(t *testing.T) {
 
 // A pod must not make itself the router of its node.
 func TestRouterAdvertisement(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	// A node without IPv6 pods is a host to IPv6.
 	sysctl(t, w.nodeA, "net/ipv6/conf/all/forwarding", "0")
 	p := w.pod("a", "10.0.70.5")
@@ -222,7 +222,7 @@ func routerAdvertisement(mac net.HardwareAddr, source netip.Addr) []byte {
 }
 
 func TestDefaultNetworkPods(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a := w.pod("a", "10.0.70.5")
 	setup(w.nodeA, a)
 	// A bridge with a pod of the node's default network.
@@ -266,7 +266,7 @@ func TestSetupIsIdempotentAndCheckFindsWhatIsMissing(t *testing.T) {
 		"pod MAC":      {"POD", "link", "set", "eth0", "address", "02:00:00:00:00:01"},
 		"pod deletion": {"POD", "link", "del", "eth0"},
 	}
-	w := newWorld(t)
+	w := newTopology(t)
 	a := w.pod("a", "10.0.70.5")
 	setup(w.nodeA, a)
 	for name, args := range breakage {
@@ -311,7 +311,7 @@ func tableText(node *netnstest.Host) string {
 
 // The kubelet makes a new sandbox for a pod before it takes the old one down.
 func TestOldLinkDoesNotTakeTheNewOnesAddress(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	old, fresh := w.pod("old", "10.0.70.5"), w.pod("new", "10.0.70.5")
 	setup(w.nodeA, old)
 	setup(w.nodeA, fresh)
@@ -326,7 +326,7 @@ func TestOldLinkDoesNotTakeTheNewOnesAddress(t *testing.T) {
 func TestTakeover(t *testing.T) {
 	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			a, b := w.pod("a", addr), w.pod("b", addr)
 			setup(w.nodeA, a)
 			w.client.Ping(addr)
@@ -359,7 +359,7 @@ func TestTakeover(t *testing.T) {
 }
 
 func TestTeardownFindsNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a := w.pod("a", "10.0.70.5")
 	before := snapshot(w.nodeA)
 	gone := a.spec
@@ -373,7 +373,7 @@ func TestTeardownFindsNothing(t *testing.T) {
 }
 
 func TestTeardownWithoutRecord(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	a := w.pod("a", "10.0.70.5")
 	setup(w.nodeA, a)
@@ -384,7 +384,7 @@ func TestTeardownWithoutRecord(t *testing.T) {
 }
 
 func TestRemoveLoose(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	a, b := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6")
 	setup(w.nodeA, a)
@@ -404,7 +404,7 @@ func TestRemoveLoose(t *testing.T) {
 }
 
 func TestSetupErrors(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	a := w.pod("a", "10.0.70.5")
 	taken := w.pod("taken", "10.0.70.5")
 	taken.IP("link", "add", "eth0", "type", "bridge")
@@ -454,7 +454,7 @@ func TestSetupErrors(t *testing.T) {
 // Packets with an address of another do not leave the node, even where the node itself
 // filters nothing.
 func TestForgedSourceIsDropped(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	for _, key := range []string{"all", "default", "eth0"} {
 		sysctl(t, w.nodeA, "net/ipv4/conf/"+key+"/rp_filter", "0")
 	}

@@ -22,7 +22,7 @@ func TestSpoofing(t *testing.T) {
 		"IPv6": {"2001:db8:70::5", "2001:db8:70::6", "2001:db8:70::7", "2001:db8:70::50"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			a, b := w.pod("a", c.own), w.pod("b", c.neighbour)
 			setup(w.nodeA, a)
 			setup(w.nodeA, b)
@@ -57,7 +57,7 @@ func TestSourceIsKept(t *testing.T) {
 		"IPv6": {"2001:db8:70::5", "2001:db8:60::11", "2001:db8:70::50"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			p := w.pod("a", c.own)
 			setup(w.nodeA, p)
 			w.nodeA.Run(netnstest.Masquerade)
@@ -94,7 +94,7 @@ func TestRulesTakenAway(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			a, b := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6", "2001:db8:70::6")
 			setup(w.nodeA, a)
 			setup(w.nodeA, b)

@@ -16,7 +16,7 @@ import (
 // A node may have a route over the overlay to an address that moved to another node before
 // the node withdraws it. Such a route is no pod of this node: the node stops answering.
 func TestWithdrawWithOverlay(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p := w.pod("a", "10.0.70.5", "2001:db8:70::5")
 	setup(w.nodeA, p)
 	w.client.Ping("10.0.70.5")

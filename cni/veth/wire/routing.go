@@ -129,17 +129,17 @@ func (r route) toPod() (netip.Addr, bool) {
 
 // carried lists the addresses that rules of ours lead to their pod.
 func (k *routing) carried() []netip.Addr {
-	return addressesOf(k.routes, func(r route) bool { return r.table == podsTable })
+	return routedAddresses(k.routes, func(r route) bool { return r.table == podsTable })
 }
 
 // present lists the addresses of pods on this node, also addresses that package vlan leads to their
 // pod.
 func (k *routing) present() []netip.Addr {
-	return addressesOf(k.routes, func(route) bool { return true })
+	return routedAddresses(k.routes, func(route) bool { return true })
 }
 
-// addressesOf lists the addresses to whose pods the routes lead that match selects, each once.
-func addressesOf(routes []route, match func(route) bool) []netip.Addr {
+// routedAddresses lists the addresses to whose pods the routes lead that match selects, each once.
+func routedAddresses(routes []route, match func(route) bool) []netip.Addr {
 	known := map[netip.Addr]bool{}
 	var all []netip.Addr
 	for _, r := range routes {

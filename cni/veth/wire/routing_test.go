@@ -23,7 +23,7 @@ import (
 
 // secondUplink gives node A and the router a link to a network of its own, where a pool is
 // 10.0.80.0/24 with a client.
-func (w *world) secondUplink(nodeAddrs ...netip.Prefix) (client *netnstest.Host, second *netnstest.Wire) {
+func (w *topology) secondUplink(nodeAddrs ...netip.Prefix) (client *netnstest.Host, second *netnstest.Wire) {
 	w.t.Helper()
 	second, client = netnstest.NewWire(w.t), netnstest.New(w.t)
 	second.Plug(w.router, "eth1", netip.MustParsePrefix("10.0.80.1/24"))
@@ -34,7 +34,7 @@ func (w *world) secondUplink(nodeAddrs ...netip.Prefix) (client *netnstest.Host,
 }
 
 // onSecond makes a pod of the second uplink's pool.
-func (w *world) onSecond(id, addr string) *pod {
+func (w *topology) onSecond(id, addr string) *pod {
 	w.t.Helper()
 	p := w.pod(id, addr)
 	p.spec.Uplink = "eth1"
@@ -59,7 +59,7 @@ func TestSecondUplink(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			client, _ := w.secondUplink(c.own...)
 			if c.prepare != nil {
 				c.prepare(w.nodeA)
@@ -129,7 +129,7 @@ func TestRoutedUplink(t *testing.T) {
 		"no address":                  nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			client, _ := w.secondUplink(own...)
 			w.router.IP("addr", "add", "2001:db8:80::1/64", "dev", "eth1", "nodad")
 			mac := strings.Fields(w.nodeA.IP("-br", "link", "show", "eth1"))[2]
@@ -174,7 +174,7 @@ func TestRoutedUplink(t *testing.T) {
 // answerFrom asks at a port of address, behind the router's outside, and returns the address that
 // answers. The pod serves; the router drops packets with the node's address from the pool's
 // network.
-func (w *world) answerFrom(server *pod, port int, address string) string {
+func (w *topology) answerFrom(server *pod, port int, address string) string {
 	w.t.Helper()
 	sysctl(w.t, w.router, "net/ipv4/conf/eth1/rp_filter", "1")
 	defer sysctl(w.t, w.router, "net/ipv4/conf/eth1/rp_filter", "0")
@@ -213,7 +213,7 @@ func (w *world) answerFrom(server *pod, port int, address string) string {
 }
 
 // secondRouter is another gateway of 10.0.70.0/24, and the only way to 10.99.0.2.
-func (w *world) secondRouter() {
+func (w *topology) secondRouter() {
 	w.t.Helper()
 	router := netnstest.New(w.t)
 	w.wire.Plug(router, "eth0", netip.MustParsePrefix("10.0.70.254/24"))
@@ -239,7 +239,7 @@ var othersMarks = []uint32{
 func TestOtherTrafficIsNotRerouted(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the rule comes after the pods %v", late), func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			_, second := w.secondUplink(netip.MustParsePrefix("10.0.80.11/24"))
 			w.secondRouter()
 			addRule := func() {
@@ -319,7 +319,7 @@ func TestOtherTrafficIsNotRerouted(t *testing.T) {
 
 // Two pools may have one subnet and two gateways, also one after the other.
 func TestTwoGateways(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.secondRouter()
 	before := snapshot(w.nodeA)
 	a, b, c := w.pod("a", "10.0.70.5"), w.pod("b", "10.0.70.6"), w.pod("c", "10.0.70.7")
@@ -368,7 +368,7 @@ func TestTwoGateways(t *testing.T) {
 // The node's way out comes from router advertisements, and the first IPv6 pod makes the
 // node a router.
 func TestNodeKeepsItsRouter(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	w.nodeA.IP("-6", "route", "del", "default")
 	sysctl(t, w.nodeA, "net/ipv6/conf/all/forwarding", "0")
 	for _, name := range []string{"plain", "deaf"} {

@@ -22,7 +22,7 @@ import (
 
 // several makes a pod with two addresses of each family, and before them one of
 // a subnet that has no gateway and a host of its own.
-func (w *world) several(id string) (*pod, *netnstest.Host) {
+func (w *topology) several(id string) (*pod, *netnstest.Host) {
 	w.t.Helper()
 	storage := netnstest.New(w.t)
 	w.wire.Plug(storage, "eth0", netip.MustParsePrefix("10.0.80.50/24"))
@@ -43,7 +43,7 @@ func (p *pod) sourceOf(to string) string {
 }
 
 func TestSeveralAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	p, storage := w.several("p")
 	setup(w.nodeA, p)
@@ -87,7 +87,7 @@ func TestSeveralAddresses(t *testing.T) {
 
 // Remove needs no record, even for as many addresses as a pod can have.
 func TestMostAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	var addrs []string
 	for i := range MaxAddresses {
@@ -111,7 +111,7 @@ func TestMostAddresses(t *testing.T) {
 }
 
 func TestCheckOfSeveralFindsWhatIsMissing(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	p, _ := w.several("p")
 	setup(w.nodeA, p)
 	for name, args := range map[string][]string{
@@ -137,7 +137,7 @@ func TestCheckOfSeveralFindsWhatIsMissing(t *testing.T) {
 
 // Where Setup fails at the second address, Teardown removes the first.
 func TestPartialFailure(t *testing.T) {
-	w := newWorld(t)
+	w := newTopology(t)
 	before := snapshot(w.nodeA)
 	p := w.pod("p", "10.0.70.5", "2001:db8:70::5")
 	// A /proc/sys in which the pod can be configured and the node cannot.
@@ -178,7 +178,7 @@ func (p *pod) mac() net.HardwareAddr {
 func TestMAC(t *testing.T) {
 	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			want := v1alpha1.MACOf(netip.MustParseAddr(addr))
 			for node, id := range map[*netnstest.Host]string{w.nodeA: "a", w.nodeB: "b"} {
 				p := w.pod(id, addr)
@@ -202,7 +202,7 @@ func TestMAC(t *testing.T) {
 func TestKeepsHostMAC(t *testing.T) {
 	for name, addr := range map[string]string{"IPv4": "10.0.70.5", "IPv6": "2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newTopology(t)
 			before := snapshot(w.nodeA)
 			p := w.pod("p", addr)
 			setup(w.nodeA, p)

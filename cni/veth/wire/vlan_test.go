@@ -36,7 +36,7 @@ func tagged(addr, subnet string, vlan int) api.Address {
 // on a trunk. Each address answers in its own VLAN only.
 func TestVLAN(t *testing.T) {
 	netnstest.NeedLinks(t, "vlan")
-	w := newWorld(t)
+	w := newTopology(t)
 	seven, eight := netnstest.New(t), netnstest.New(t)
 	for _, h := range []*netnstest.Host{seven, eight} {
 		sysctl(t, h, "net/ipv6/conf/default/accept_dad", "0")

@@ -369,7 +369,7 @@ func (w *world) verify(ctx context.Context, o Options, r *run, leasesBefore int)
 	if leases < wantLeases || wantLeases == 0 && leases > 0 || len(r.adds) < wantAdds {
 		return fmt.Errorf("%d pods run; host-local has given %d addresses, want %d, and Berth's agents tell of %d ADDs, want %d", r.running, leases, wantLeases, len(r.adds), wantAdds)
 	}
-	return w.reach(ctx)
+	return w.callPods(ctx)
 }
 
 // leases counts the addresses that host-local has given on all nodes.
@@ -416,8 +416,8 @@ func (w *world) readAgents(ctx context.Context, r *run) error {
 	return nil
 }
 
-// reach sends a packet to one pod of each Deployment, from the client host.
-func (w *world) reach(ctx context.Context) error {
+// callPods sends a packet to one pod of each Deployment, from the client host.
+func (w *world) callPods(ctx context.Context) error {
 	pods, err := w.kube.CoreV1().Pods(name).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err

@@ -524,13 +524,13 @@ func TestAddressesOf(t *testing.T) {
 		"IPv6":                {v1alpha1.IPPoolSpec{Subnet: "2001:db8::/64", Ranges: []string{"2001:db8::/124"}}, 16},
 	} {
 		t.Run(name, func(t *testing.T) {
-			all, err := addressesOf(&test.spec)
+			all, err := poolAddresses(&test.spec)
 			if err != nil || len(all) != test.want {
 				t.Errorf("%d addresses (%v), want %d", len(all), err, test.want)
 			}
 		})
 	}
-	if _, err := addressesOf(&v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{"x"}}); err == nil {
+	if _, err := poolAddresses(&v1alpha1.IPPoolSpec{Subnet: "10.0.70.0/24", Ranges: []string{"x"}}); err == nil {
 		t.Error("takes a range that is none")
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// addressesOf writes out all addresses that a pool may give. The pools of a test
+// poolAddresses writes out all addresses that a pool may give. The pools of a test
 // are small.
-func addressesOf(spec *v1alpha1.IPPoolSpec) (map[netip.Addr]bool, error) {
+func poolAddresses(spec *v1alpha1.IPPoolSpec) (map[netip.Addr]bool, error) {
 	subnet, err := netip.ParsePrefix(spec.Subnet)
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func lastOf(prefix netip.Prefix) netip.Addr {
 func (s *State) homes() (home map[netip.Addr]*Pool, wrong []string) {
 	home = map[netip.Addr]*Pool{}
 	for _, pool := range s.oldest() {
-		all, err := addressesOf(&pool.Spec)
+		all, err := poolAddresses(&pool.Spec)
 		if err != nil {
 			wrong = append(wrong, fmt.Sprintf("pool %s: %v", pool.Name, err))
 		}

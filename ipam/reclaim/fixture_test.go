@@ -34,9 +34,9 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// world is a Reclaimer on two API servers in memory: berth has Berth's objects, kube the
+// fixture is a Reclaimer on two API servers in memory: berth has Berth's objects, kube the
 // objects of Kubernetes.
-type world struct {
+type fixture struct {
 	*Reclaimer
 	t       testing.TB
 	berth   *ipamtest.Server
@@ -55,12 +55,12 @@ type world struct {
 	emitted     []string
 }
 
-// newWorld returns a world whose API servers have these objects and namespace ns. Its
+// newFixture returns a fixture whose API servers have these objects and namespace ns. Its
 // informers do not run, and its caches have namespace ns.
-func newWorld(t testing.TB, objects ...runtime.Object) *world {
+func newFixture(t testing.TB, objects ...runtime.Object) *fixture {
 	t.Helper()
 	ns := namespaceOf("ns", "now", 0)
-	w := &world{t: t, berth: ipamtest.NewServer(), kube: fake.NewClientset(ns), registry: metrics.NewKubeRegistry()}
+	w := &fixture{t: t, berth: ipamtest.NewServer(), kube: fake.NewClientset(ns), registry: metrics.NewKubeRegistry()}
 	w.kube.Resources = []*metav1.APIResourceList{
 		{GroupVersion: "batch/v1", APIResources: []metav1.APIResource{{Name: "jobs", Kind: "Job", Namespaced: true}}},
 	}
@@ -82,7 +82,7 @@ func newWorld(t testing.TB, objects ...runtime.Object) *world {
 }
 
 // put creates objects on the API servers, or replaces them.
-func (w *world) put(objects ...runtime.Object) {
+func (w *fixture) put(objects ...runtime.Object) {
 	w.t.Helper()
 	for _, object := range objects {
 		switch o := object.(type) {
@@ -105,7 +105,7 @@ func (w *world) put(objects ...runtime.Object) {
 }
 
 // remove deletes objects from the API servers.
-func (w *world) remove(objects ...runtime.Object) {
+func (w *fixture) remove(objects ...runtime.Object) {
 	w.t.Helper()
 	for _, object := range objects {
 		switch o := object.(type) {
@@ -121,7 +121,7 @@ func (w *world) remove(objects ...runtime.Object) {
 }
 
 // find says where the API server has an object of Kubernetes.
-func (w *world) find(object runtime.Object) (resource schema.GroupVersionResource, namespace, name string) {
+func (w *fixture) find(object runtime.Object) (resource schema.GroupVersionResource, namespace, name string) {
 	w.t.Helper()
 	kinds, _, err := scheme.Scheme.ObjectKinds(object)
 	if err != nil {
@@ -133,7 +133,7 @@ func (w *world) find(object runtime.Object) (resource schema.GroupVersionResourc
 }
 
 // cache puts objects into the caches. Of FloatingIPs, these have the state of the API server.
-func (w *world) cache(objects ...runtime.Object) {
+func (w *fixture) cache(objects ...runtime.Object) {
 	w.t.Helper()
 	for _, object := range objects {
 		var indexer cache.Indexer
@@ -159,7 +159,7 @@ func (w *world) cache(objects ...runtime.Object) {
 }
 
 // start runs the informers and the Reclaimer. The test must be in a synctest bubble.
-func (w *world) start() {
+func (w *fixture) start() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var group sync.WaitGroup
 	group.Go(func() { w.view.Run(ctx) })
@@ -174,13 +174,13 @@ func (w *world) start() {
 }
 
 // after lets this much time pass.
-func (w *world) after(d time.Duration) {
+func (w *fixture) after(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
 // counted returns the metrics that are not 0: the counters, and the sum of the lags.
-func (w *world) counted() map[string]float64 {
+func (w *fixture) counted() map[string]float64 {
 	w.t.Helper()
 	families, err := w.registry.Gather()
 	if err != nil {
@@ -202,7 +202,7 @@ func (w *world) counted() map[string]float64 {
 }
 
 // Detach is the external assigner.
-func (w *world) Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error {
+func (w *fixture) Detach(ctx context.Context, address netip.Addr, node string, revision uint64) error {
 	if now := w.berth.IP(address.String()); now == nil || now.ResourceVersion != strconv.FormatUint(revision, 10) {
 		w.t.Errorf("detached at revision %d, it is at %v", revision, now)
 	}
@@ -225,7 +225,7 @@ func (w *world) Detach(ctx context.Context, address netip.Addr, node string, rev
 }
 
 // Eventf notes an event.
-func (w *world) Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
+func (w *fixture) Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	text := reason + " of " + regarding.(metav1.Object).GetName()
@@ -239,19 +239,19 @@ func (w *world) Eventf(regarding, related runtime.Object, eventtype, reason, act
 }
 
 // look has the Reclaimer see an address as its cache has it, and reconciles it.
-func (w *world) look(name string) error {
+func (w *fixture) look(name string) error {
 	w.addressChanged(w.cached(name), false)
 	_, err := w.reconcile(w.t.Context(), name, false)
 	return err
 }
 
 // failsReads makes every read of an object of Kubernetes fail.
-func (w *world) failsReads(err error) {
+func (w *fixture) failsReads(err error) {
 	w.kube.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, err })
 }
 
 // mustNotBeAsked fails the test where the Reclaimer asks an API server for an object.
-func (w *world) mustNotBeAsked() {
+func (w *fixture) mustNotBeAsked() {
 	w.berth.Fail(ipamtest.Fault{Verb: "get", Before: func() { w.t.Error("Berth's API server was asked") }})
 	w.kube.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		w.t.Errorf("the API server was asked: %v", action)

@@ -19,8 +19,8 @@ import (
 	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
-// world is a node that routes between two pods.
-type world struct {
+// topology is a node that routes between two pods.
+type topology struct {
 	t                    *testing.T
 	node, client, server *netnstest.Host
 	table                *Table
@@ -46,10 +46,10 @@ const (
 	brief    = 300 * time.Millisecond
 )
 
-func newWorld(t *testing.T) *world {
+func newTopology(t *testing.T) *topology {
 	t.Helper()
 	netnstest.Need(t)
-	w := &world{t: t, node: netnstest.New(t), client: netnstest.New(t), server: netnstest.New(t)}
+	w := &topology{t: t, node: netnstest.New(t), client: netnstest.New(t), server: netnstest.New(t)}
 	for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		w.node.Run(func() error { return os.WriteFile("/proc/sys/net/"+key, []byte("1"), 0o644) })
 	}
@@ -64,7 +64,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) apply(rs *ruleset.Ruleset) {
+func (w *topology) apply(rs *ruleset.Ruleset) {
 	w.t.Helper()
 	if err := errors.Join(rulesettest.Check(rs), w.table.Apply(w.t.Context(), rs)); err != nil {
 		w.t.Fatal(err)
@@ -72,7 +72,7 @@ func (w *world) apply(rs *ruleset.Ruleset) {
 }
 
 // serve echoes TCP and UDP on each port, in both families.
-func (w *world) serve(ports ...uint16) {
+func (w *topology) serve(ports ...uint16) {
 	w.t.Helper()
 	for _, p := range ports {
 		at := netip.AddrPortFrom(netip.IPv6Unspecified(), p)
@@ -121,7 +121,7 @@ func (w *world) serve(ports ...uint16) {
 }
 
 // dial begins a connection from the client.
-func (w *world) dial(protocol string, to netip.AddrPort, wait time.Duration) (conn net.Conn, err error) {
+func (w *topology) dial(protocol string, to netip.AddrPort, wait time.Duration) (conn net.Conn, err error) {
 	err = w.client.Try(func() error {
 		conn, err = net.DialTimeout(protocol, to.String(), wait)
 		return err
@@ -163,7 +163,7 @@ func ask(conn net.Conn, text string, wait time.Duration) error {
 }
 
 // reaches returns nil where the client gets an answer.
-func (w *world) reaches(protocol string, to netip.AddrPort, wait time.Duration) error {
+func (w *topology) reaches(protocol string, to netip.AddrPort, wait time.Duration) error {
 	if protocol == "sctp" {
 		return nil
 	}
@@ -175,14 +175,14 @@ func (w *world) reaches(protocol string, to netip.AddrPort, wait time.Duration) 
 	return ask(conn, "who is there?", wait)
 }
 
-func (w *world) must(protocol string, to netip.AddrPort) {
+func (w *topology) must(protocol string, to netip.AddrPort) {
 	w.t.Helper()
 	if err := w.reaches(protocol, to, patience); err != nil {
 		w.t.Errorf("%s to %s: %v", protocol, to, err)
 	}
 }
 
-func (w *world) mustNot(protocol string, to netip.AddrPort) {
+func (w *topology) mustNot(protocol string, to netip.AddrPort) {
 	w.t.Helper()
 	if w.reaches(protocol, to, brief) == nil {
 		w.t.Errorf("%s to %s is answered", protocol, to)
