@@ -5,9 +5,13 @@
 #
 # make help lists all.
 #
-# With GOWORK=off no dependency of test/ raises a version in the programs.
+# With GOWORK=off no dependency of test/ raises a version in the programs. Programs are
+# compiled without cgo and with -trimpath; so are tests and what linters read, for Go keeps
+# compiled packages by these settings, and would compile all of them once more for others.
 
 export GOWORK := off
+export CGO_ENABLED := 0
+export GOFLAGS := $(shell go env GOFLAGS) -trimpath
 
 CONTROLLER_GEN := go run sigs.k8s.io/controller-tools/cmd/controller-gen@v0.21.0
 BUF            := go run github.com/bufbuild/buf/cmd/buf@v1.59.0
@@ -60,14 +64,14 @@ help: ## List the targets.
 ##@ Build and try
 
 build: ## Compile Berth's programs into bin/.
-	@$(foreach p,$(PROGRAMS),echo "go build $(lastword $(subst :, ,$(p)))" && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/$(firstword $(subst :, ,$(p))) $(lastword $(subst :, ,$(p))) &&) true
+	@$(foreach p,$(PROGRAMS),echo "go build $(lastword $(subst :, ,$(p)))" && go build -ldflags='-s -w' -o bin/$(firstword $(subst :, ,$(p))) $(lastword $(subst :, ,$(p))) &&) true
 	cp cmd/kubectl-berth/kubectl_complete-berth bin/
 
 images: ## Write container images of the programs for amd64 and arm64 (ARCH) into dist/, without an engine or a registry.
-	cd test && go build -trimpath -o bin/images ./cmd/images && bin/images -out ../dist -version $(VERSION) -registry $(REGISTRY) -arch $(ARCH)
+	cd test && go build -o bin/images ./cmd/images && bin/images -out ../dist -version $(VERSION) -registry $(REGISTRY) -arch $(ARCH)
 
 chart: ## Package the chart, and the objects of its defaults for kubectl, into dist/.
-	cd test/helm && CGO_ENABLED=0 go build -trimpath -o ../bin/helm helm.sh/helm/v4/cmd/helm && CGO_ENABLED=0 go build -trimpath -o ../bin/render ./render
+	cd test/helm && go build -o ../bin/helm helm.sh/helm/v4/cmd/helm && go build -o ../bin/render ./render
 	rm -rf dist/.chart && mkdir -p dist && cp -r manifests/chart dist/.chart
 	sed -i 's/:dev$$/:$(VERSION)/; s#ghcr.io/berth-dev$$#$(REGISTRY)#; s#ghcr.io/berth-dev/berth#$(REGISTRY)/berth#' dist/.chart/Chart.yaml dist/.chart/values.yaml
 	test/bin/helm package dist/.chart --version $(CHART_VERSION) --app-version $(VERSION) -d dist
@@ -77,7 +81,7 @@ chart: ## Package the chart, and the objects of its defaults for kubectl, into d
 krew: ## Pack the kubectl plugin for krew, with its manifest, into dist/: archives for six platforms.
 	@rm -rf dist/.krew && mkdir -p dist/.krew
 	@for p in $(KREW); do echo "go build kubectl-berth for $$p" && \
-		CGO_ENABLED=0 GOOS=$${p%-*} GOARCH=$${p#*-} go build -trimpath -ldflags='-s -w' -o dist/.krew/$$p/ ./cmd/kubectl-berth || exit 1; done
+		GOOS=$${p%-*} GOARCH=$${p#*-} go build -ldflags='-s -w' -o dist/.krew/$$p/ ./cmd/kubectl-berth || exit 1; done
 	cd test && go run ./cmd/krew -from ../dist/.krew -out ../dist -license ../LICENSE -version $(VERSION) -url https://github.com/berth-dev/berth/releases/download/$(VERSION)
 	rm -r dist/.krew
 
@@ -97,10 +101,10 @@ sign: ## Sign the images and the chart that publish pushed, and the checksums, a
 	$(COSIGN) sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS
 
 demo: ## Show the main job on a real cluster; KEEP=1 leaves it up.
-	cd test && go build -trimpath -o bin/demo ./cmd/demo && go build -trimpath -o bin/lab ./cmd/lab && bin/demo $(if $(KEEP),-keep)
+	cd test && go build -o bin/demo ./cmd/demo && go build -o bin/lab ./cmd/lab && bin/demo $(if $(KEEP),-keep)
 
 lab: ## Build the command that runs clusters: test/bin/lab.
-	cd test && go build -trimpath -o bin/lab ./cmd/lab && bin/lab prepare
+	cd test && go build -o bin/lab ./cmd/lab && bin/lab prepare
 
 lab-down: lab ## Take down every cluster, also the rest of a crashed one.
 	test/bin/lab down --all
@@ -128,7 +132,7 @@ lint: ## All of .golangci.yml, both modules, and the workflows.
 
 test-unit: ## Beside the code: unit, model, kernel tests in namespaces.
 	REQUIRE_NETNS=1 $(GOTEST) ./...
-	cd test/helm && CGO_ENABLED=0 $(GOTEST) -trimpath ./...
+	cd test/helm && $(GOTEST) ./...
 
 test-release: ## The parts of a release: images, the packages of Debian in them, plugin archives.
 	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./debian/... ./deploy/... ./image/... ./krew/...
@@ -156,7 +160,7 @@ test-e2e: lab build ## The lab, and Berth on it.
 generate: ## Deep copies and CRDs from ipam/api, manifests/ from the chart, Go code of the external assigner's protocol, pages of docs/reference.
 	$(BUF) generate --template ipam/assigner/buf.gen.yaml --path ipam/assigner/v1
 	$(CONTROLLER_GEN) object paths=./ipam/api/... crd:crdVersions=v1 output:crd:dir=manifests/chart/crd
-	cd test/helm && CGO_ENABLED=0 go build -trimpath -o ../bin/render ./render
+	cd test/helm && go build -o ../bin/render ./render
 	test/bin/render -out manifests
 	BERTH_GENERATE=1 go test -count=1 -run '^TestReference' ./cmd/...
 
@@ -167,7 +171,7 @@ verify: generate ## Fail if generated files or go.mod are not up to date.
 ##@ Test longer
 
 test-race: ## test-unit under the race detector.
-	REQUIRE_NETNS=1 $(GOTEST) -race ./...
+	REQUIRE_NETNS=1 CGO_ENABLED=1 $(GOTEST) -race ./...
 
 test-policy: ## Network policies of POLICY_CLUSTERS (15000) random clusters, and of POLICY_KERNEL_CLUSTERS (300) with real packets, against the documents of the APIs.
 	REQUIRE_NETNS=1 BERTH_TEST_POLICY_CLUSTERS=$(POLICY_CLUSTERS) BERTH_TEST_POLICY_KERNEL_CLUSTERS=$(POLICY_KERNEL_CLUSTERS) $(GOTESTPROGRAMS) -timeout 2h -v -run 'TestDifferential|TestKernel' ./agent/policy/policytest/
@@ -224,4 +228,4 @@ vulncheck: ## Vulnerabilities that are known of Go and of the modules, in code t
 ##@ Measure
 
 bench: ## All benchmarks; BENCH='-small' is a quick look, BENCH_OUT the folder for results.
-	cd test && go build -trimpath -o bin/bench ./bench && BENCH_OUT='$(BENCH_OUT)' bin/bench $(BENCH)
+	cd test && go build -o bin/bench ./bench && BENCH_OUT='$(BENCH_OUT)' bin/bench $(BENCH)
