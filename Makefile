@@ -147,7 +147,7 @@ test-api: lab build ## Scheduler and controller on a real API server, and the li
 	cd test && $(GOTESTPROGRAMS) -p 2 -parallel 2 $(API) # four API servers at once: they wait more than they compute
 
 test-node: lab build ## Agent, shim and plugins on a real kernel.
-	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) ./node/...
+	cd test && REQUIRE_NETNS=1 $(GOTESTPROGRAMS) -parallel 4 ./node/... # each with an API server of its own: they wait more than they compute
 
 test-chaos: lab ## Two minutes of chaos, the same each time but for BERTH_CHAOS_SEED, and a judge of the result.
 	cd test && BERTH_CHAOS_SEED=$(or $(BERTH_CHAOS_SEED),1) $(GOTESTPROGRAMS) ./chaos/...

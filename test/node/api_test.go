@@ -50,7 +50,7 @@ func requesting(pod *corev1.Pod, name corev1.ResourceName, number int) {
 
 func create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
-	created, err := shared.kube.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
+	created, err := apiOf(t).kube.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func nameOf(text string) string {
 func deletePod(t *testing.T, name string) {
 	t.Helper()
 	now := int64(0)
-	err := shared.kube.CoreV1().Pods("default").Delete(ctxOf(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	err := apiOf(t).kube.CoreV1().Pods("default").Delete(ctxOf(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
@@ -107,7 +107,7 @@ func bind(t *testing.T, addresses string, pod *corev1.Pod) {
 func bindOne(t *testing.T, address string, pod *corev1.Pod) {
 	t.Helper()
 	name := nameOf(address)
-	ip, err := shared.ips.Get(t.Context(), name, metav1.GetOptions{})
+	ip, err := apiOf(t).ips.Get(t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		ip = &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.FloatingIPSpec{
 			Address: address, Network: networkOf(t, address),
@@ -118,10 +118,10 @@ func bindOne(t *testing.T, address string, pod *corev1.Pod) {
 	ip.Spec.Pod = &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}
 	ip.Spec.Node = pod.Spec.NodeName
 	if ip.ResourceVersion == "" {
-		_, err = shared.ips.Create(t.Context(), ip, metav1.CreateOptions{})
-		t.Cleanup(func() { _ = shared.ips.Delete(ctxOf(t), name, metav1.DeleteOptions{}) })
+		_, err = apiOf(t).ips.Create(t.Context(), ip, metav1.CreateOptions{})
+		t.Cleanup(func() { _ = apiOf(t).ips.Delete(ctxOf(t), name, metav1.DeleteOptions{}) })
 	} else {
-		_, err = shared.ips.Update(t.Context(), ip, metav1.UpdateOptions{})
+		_, err = apiOf(t).ips.Update(t.Context(), ip, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)

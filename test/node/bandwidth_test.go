@@ -40,18 +40,18 @@ func annotate(t *testing.T, pod *corev1.Pod, key string, value any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shared.kube.CoreV1().Pods(pod.Namespace).Patch(t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Patch(t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func newProfile(t *testing.T, name string, spec v1alpha1.NetworkProfileSpec) *v1alpha1.NetworkProfile {
 	t.Helper()
-	p, err := shared.profiles.Create(t.Context(), &v1alpha1.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	p, err := apiOf(t).profiles.Create(t.Context(), &v1alpha1.NetworkProfile{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = shared.profiles.Delete(ctxOf(t), name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = apiOf(t).profiles.Delete(ctxOf(t), name, metav1.DeleteOptions{}) })
 	return p
 }
 
@@ -85,7 +85,7 @@ func TestBandwidth(t *testing.T) {
 	annotate(t, ordinary, profile.AnnotationIngress, "60M")
 	becomes(t, down, "ordinary pod's ingress after a change", 60*mbit)
 	slow.Spec.Egress.Rate = resource.MustParse("60M")
-	if _, err := shared.profiles.Update(t.Context(), slow, metav1.UpdateOptions{}); err != nil {
+	if _, err := apiOf(t).profiles.Update(t.Context(), slow, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	becomes(t, up4, "floating pod's egress after a change", 60*mbit)
@@ -136,6 +136,7 @@ func TestBandwidth(t *testing.T) {
 
 // A profile that a pod cannot have is told in an event, and the pod has its network.
 func TestProfileNotFound(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "no-profile", "10.0.60.11")
 	pod := createPod(t, n.name, "no-profile", "")
@@ -143,7 +144,7 @@ func TestProfileNotFound(t *testing.T) {
 	c := newContainer(t, "c1", pod)
 	ping(t, n.Host, n.mustAdd(c).IPs[0].Address.IP.String())
 	netnstest.Eventually(t, func() error {
-		events, err := shared.kube.EventsV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
+		events, err := apiOf(t).kube.EventsV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}

@@ -30,8 +30,10 @@ import (
 // says who has it, the node carries nothing, and when the host gives the address up the
 // runtime's next ADD succeeds.
 func TestConflict(t *testing.T) {
+	t.Parallel()
 	for name, addresses := range map[string]string{"ipv4": "10.0.70.5", "ipv6": "2001:db8:70::5", "second": "10.0.70.6,2001:db8:70::5"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			network := newNetwork(t)
 			n := network.newNode(t, "conflict-"+name, "10.0.60.11")
 			all := strings.Split(addresses, ",")
@@ -80,7 +82,7 @@ func TestConflict(t *testing.T) {
 // conflictOf returns what the FloatingIP of an address says, nil if nothing.
 func conflictOf(t *testing.T, address string) *metav1.Condition {
 	t.Helper()
-	ip, err := shared.ips.Get(t.Context(), nameOf(address), metav1.GetOptions{})
+	ip, err := apiOf(t).ips.Get(t.Context(), nameOf(address), metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,6 +93,7 @@ func conflictOf(t *testing.T, address string) *metav1.Condition {
 // it, and then the node, which announces the addresses twice. Users see who it was, and that it is
 // over.
 func TestDefend(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	n := network.newNode(t, "defend-a", "10.0.60.11")
 	addresses := []string{"10.0.70.5", "2001:db8:70::5"}
@@ -135,7 +138,7 @@ func TestDefend(t *testing.T) {
 		})
 	}
 	eventually(t, func() error {
-		events, err := shared.kube.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod.Name})
+		events, err := apiOf(t).kube.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod.Name})
 		if err != nil || !slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
 			return e.Reason == "AddressConflict" && strings.Contains(e.Message, wrong.String())
 		}) {
@@ -217,6 +220,7 @@ func announce(from *netnstest.Host, address string) {
 // TestMoveIsNotDefended: the old node of an address hears that its new node announces it. It
 // withdraws the address and claims nothing.
 func TestMoveIsNotDefended(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	a, b := network.newNode(t, "undefended-a", "10.0.60.11"), network.newNode(t, "undefended-b", "10.0.60.12")
 	pod := createPod(t, a.name, "undefended", "10.0.70.5")

@@ -313,7 +313,7 @@ func TestCostOfMemory(t *testing.T) {
 	if group != nil {
 		n.restartIn(group)
 	}
-	config, err := shared.cp.RESTConfig()
+	config, err := apiOf(t).cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,6 +58,7 @@ func (n *node) crashed(point string, err error) {
 // TestCrash kills the agent after every single side effect of ADD and DEL and
 // looks at what the next one makes of it.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	cases := map[string]struct {
 		address string
 		// plugin, if given, is the first of the floating network.
@@ -73,6 +74,7 @@ func TestCrash(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			n := net.newNode(t, "crash-"+strings.ReplaceAll(strings.ToLower(name), " ", "-"), "10.0.60.11")
 			if c.plugin != "" {
@@ -184,6 +186,7 @@ func works(n *node, c *container, before string) {
 
 // A restart must not touch pods that run.
 func TestRestartKeepsPods(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "restart-a", "10.0.60.11")
 	pod := createPod(t, n.name, "restart", "10.0.70.5")
@@ -210,8 +213,10 @@ func TestRestartKeepsPods(t *testing.T) {
 // the boot ID the agent knows containers of before also where the path of their namespace is another
 // container's by now; in the other case the missing path says so.
 func TestReboot(t *testing.T) {
+	t.Parallel()
 	for name, known := range map[string]bool{"known": true, "unknown": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			n := net.newNode(t, "reboot-"+name, "10.0.60.11")
 			stranger := newContainer(t, "stranger", createPod(t, n.name, "stranger-"+name, ""))
@@ -270,6 +275,7 @@ func TestReboot(t *testing.T) {
 // After a reboot plugins give back the leases of further networks, too, also where nobody knows the pod any
 // more.
 func TestRebootFreesNamedNetworks(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "reboot-networks", "10.0.60.11")
 	define(t, newNetworks(t), "default", "reboot-storage", storage(n.dir+"/storage"))
@@ -302,6 +308,7 @@ func TestRebootFreesNamedNetworks(t *testing.T) {
 
 // On a disk the state file outlives the node's kernel, and its records count for nothing after a reboot.
 func TestRebootWithStateOnDisk(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "reboot-disk", "10.0.60.11")
 	before := n.kernel()

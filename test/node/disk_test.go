@@ -49,6 +49,7 @@ func fill(t *testing.T, dir string) (file string) {
 // runs keeps its network; a pod that loses its address is silent, though DEL cannot be noted. With
 // room again all is as if nothing had been.
 func TestDiskWithoutRoom(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "no-room", "10.0.60.11")
 	disk := n.ownDisk("512k")
@@ -99,6 +100,7 @@ func TestDiskWithoutRoom(t *testing.T) {
 
 // An agent that cannot write its file says so, blames no file and renames none.
 func TestDiskReadOnly(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "read-only", "10.0.60.11")
 	pod := createPod(t, n.name, "read-only", "10.0.70.5")
@@ -129,6 +131,7 @@ func TestDiskReadOnly(t *testing.T) {
 // The API server is away while the runtime ends containers: they end all the same, new ones
 // are told why they cannot begin, and the agent catches up with what it missed.
 func TestAPIAway(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "api-away", "10.0.60.11")
 	before := n.kernel()

@@ -21,12 +21,12 @@ import (
 // createPolicy makes a policy of the namespace default, which the test's end deletes.
 func createPolicy(t *testing.T, p *networkingv1.NetworkPolicy) *networkingv1.NetworkPolicy {
 	t.Helper()
-	created, err := shared.kube.NetworkingV1().NetworkPolicies("default").Create(t.Context(), p, metav1.CreateOptions{})
+	created, err := apiOf(t).kube.NetworkingV1().NetworkPolicies("default").Create(t.Context(), p, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = shared.kube.NetworkingV1().NetworkPolicies("default").Delete(ctxOf(t), p.Name, metav1.DeleteOptions{})
+		_ = apiOf(t).kube.NetworkingV1().NetworkPolicies("default").Delete(ctxOf(t), p.Name, metav1.DeleteOptions{})
 	})
 	return created
 }
@@ -58,6 +58,7 @@ func hasPolicies(t *testing.T, h *netnstest.Host) bool {
 // Policies hold for pods of every network type from the first instant on, follow changes, stand while
 // the agent is away, come back after somebody deleted them, and leave nothing.
 func TestNetworkPolicy(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		addresses [2]string
 		plugin    string
@@ -69,6 +70,7 @@ func TestNetworkPolicy(t *testing.T) {
 		"macvlan":         {addresses: [2]string{"10.0.70.5", "10.0.70.6"}, plugin: `{"type":"berth-vlan","mode":"macvlan"}`, direct: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			n := net.newNode(t, "policy-"+strings.ReplaceAll(name, " ", "-"), "10.0.60.11")
 			if test.plugin != "" {
@@ -133,7 +135,7 @@ func TestNetworkPolicy(t *testing.T) {
 
 			// A policy that was deleted and one that was changed meanwhile.
 			n.kill()
-			policies := shared.kube.NetworkingV1().NetworkPolicies("default")
+			policies := apiOf(t).kube.NetworkingV1().NetworkPolicies("default")
 			patch := `{"spec":{"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.70.50/32"}}]}]}}`
 			if _, err := policies.Patch(t.Context(), "db", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 				t.Fatal(err)
@@ -175,6 +177,7 @@ func TestNetworkPolicy(t *testing.T) {
 // An agent that is killed while it writes rules leaves the ones of before or the new ones, and the
 // next agent completes them; so do agents whose state file was lost, for the pods that run.
 func TestNetworkPolicyCrash(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "policy-crash", "10.0.60.11")
 	add := func(app string) (*container, string) {
@@ -184,7 +187,7 @@ func TestNetworkPolicyCrash(t *testing.T) {
 		address := n.mustAdd(c).IPs[0].Address.IP.String()
 		// As the kubelet does.
 		patch := fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, address, address)
-		if _, err := shared.kube.CoreV1().Pods("default").Patch(t.Context(), app, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
+		if _, err := apiOf(t).kube.CoreV1().Pods("default").Patch(t.Context(), app, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
 			t.Fatal(err)
 		}
 		return c, address
@@ -195,7 +198,7 @@ func TestNetworkPolicyCrash(t *testing.T) {
 		_, err := web.Command("ping", "-c", "1", "-W", "1", address)
 		return err == nil
 	}
-	policies := shared.kube.NetworkingV1().NetworkPolicies("default")
+	policies := apiOf(t).kube.NetworkingV1().NetworkPolicies("default")
 	for i, point := range []string{"policy/apply 1", "policy/applied 1"} {
 		if !reaches() {
 			t.Errorf("%s: web does not reach the pod without a policy", point)

@@ -24,12 +24,13 @@ import (
 
 // TestErrors checks the texts that a user reads in the pod's events, and that nothing is left.
 func TestErrors(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "errors-a", "10.0.60.11")
 	before := n.kernel()
 	annotate := func(pod *corev1.Pod, value string) {
 		pod.Annotations = map[string]string{v1alpha1.AnnotationFloatingIPs: value}
-		if _, err := shared.kube.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		if _, err := apiOf(t).kube.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -140,6 +141,7 @@ func want(t *testing.T, err error, code uint, texts ...string) {
 // TestStateFile: a file of a newer agent stays as it is, the agent says what to do, and
 // doing that keeps pods running and lets DEL clean up.
 func TestStateFile(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "state-a", "10.0.60.11")
 	before := n.kernel()
@@ -184,6 +186,7 @@ func TestStateFile(t *testing.T) {
 }
 
 func TestSocketAndConfiguration(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "socket-a", "10.0.60.11")
 	for path, mode := range map[string]os.FileMode{"/run": 0o700, "/run/agent.sock": 0o600, "/agent.db": 0o600} {
@@ -227,8 +230,10 @@ func (n *node) gc(keep ...*container) {
 // first, and after the loss of the state file nor do records. Links of containers that the
 // runtime knows stay; links of other containers go, also where their pod is alive.
 func TestGCOfFurtherInterfaces(t *testing.T) {
+	t.Parallel()
 	for name, plugin := range map[string]string{"veth": `{"type":"berth-veth"}`, "macvlan": `{"type":"berth-vlan","mode":"macvlan"}`} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			n := net.newNode(t, "gc-further-"+name, "10.0.60.11")
 			define(t, newNetworks(t), "default", "floating", `{"cniVersion":"1.1.0","plugins":[`+plugin+`]}`)
@@ -260,6 +265,7 @@ func TestGCOfFurtherInterfaces(t *testing.T) {
 }
 
 func TestGC(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "gc-a", "10.0.60.11")
 	before := n.kernel()
@@ -294,6 +300,7 @@ func TestGC(t *testing.T) {
 
 // TestPluginHangs: an ADD whose runtime gave up is undone.
 func TestPluginHangs(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	bin := t.TempDir()
 	if err := os.Symlink(shared.bin+"/ptp", bin+"/ptp"); err != nil {

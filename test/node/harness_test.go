@@ -54,7 +54,7 @@ type process struct {
 	done chan struct{}
 }
 
-// network is the layer 2 network with the pools' router and a client.
+// network is the layer 2 network with the pools' router and a client, and an API server.
 type network struct {
 	wire           *netnstest.Wire
 	client, router *netnstest.Host
@@ -63,6 +63,7 @@ type network struct {
 
 func newNetwork(t *testing.T) *network {
 	t.Helper()
+	shared.apis.take(t)
 	n := &network{wire: netnstest.NewWire(t), client: netnstest.New(t), router: netnstest.New(t)}
 	n.plug(n.client, "10.0.70.50/24", "2001:db8:70::50/64")
 	n.plug(n.router, "10.0.60.1/24", "10.0.70.1/24", "2001:db8:60::1/64", "2001:db8:70::1/64")
@@ -352,7 +353,7 @@ func (n *network) newAPI(t *testing.T) *apiServer {
 	t.Helper()
 	h := netnstest.New(t)
 	n.plug(h, apiAddress+"/24")
-	config, err := shared.cp.RESTConfig()
+	config, err := apiOf(t).cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -365,7 +366,7 @@ func (n *network) newAPI(t *testing.T) *apiServer {
 
 func kubeconfig(t *testing.T) string {
 	t.Helper()
-	raw, err := os.ReadFile(shared.kubeconfig)
+	raw, err := os.ReadFile(apiOf(t).cp.Kubeconfig())
 	if err != nil {
 		t.Fatal(err)
 	}

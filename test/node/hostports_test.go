@@ -109,8 +109,10 @@ func (n *network) expect(t *testing.T, from *netnstest.Host, address, want strin
 // A pod's host port is open when ADD returns and as long as the container lives: through
 // restarts of the agent, a flush of all rules and a new sandbox.
 func TestHostPorts(t *testing.T) {
+	t.Parallel()
 	for name, address := range map[string]string{"floating": "10.0.70.5,2001:db8:70::5", "default": ""} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			n := net.newNode(t, "ports-"+name, "10.0.60.11")
 			before := n.kernel()
@@ -181,6 +183,7 @@ func TestHostPorts(t *testing.T) {
 // A static pod runs on when somebody deletes its mirror, and so do its ports; the next mirror
 // is told the ports of the node's choice.
 func TestStaticPodHostPorts(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "static-ports", "10.0.60.11")
 	object := podObject(n.name, n.name)
@@ -209,12 +212,12 @@ func TestStaticPodHostPorts(t *testing.T) {
 		n.kill()
 		n.start()
 	}
-	mirror, err := shared.kube.CoreV1().Pods("default").Get(t.Context(), mirror.Name, metav1.GetOptions{})
+	mirror, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), mirror.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	mirror.Status.Phase = corev1.PodSucceeded
-	if _, err := shared.kube.CoreV1().Pods("default").UpdateStatus(t.Context(), mirror, metav1.UpdateOptions{}); err != nil {
+	if _, err := apiOf(t).kube.CoreV1().Pods("default").UpdateStatus(t.Context(), mirror, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error { return refuses(net.client, "10.0.60.11:8080") })
@@ -224,7 +227,7 @@ func TestStaticPodHostPorts(t *testing.T) {
 // toldPorts returns the annotation that tells a pod its host ports.
 func toldPorts(t *testing.T, pod *corev1.Pod) string {
 	t.Helper()
-	now, err := shared.kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
+	now, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,6 +237,7 @@ func toldPorts(t *testing.T, pod *corev1.Pod) string {
 // With its state file lost the agent finds the host ports of running pods again, in the kernel. A pod that
 // ended meanwhile loses its own.
 func TestDamagedStateKeepsHostPorts(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "lost-ports", "10.0.60.11")
 	before := n.kernel()
@@ -314,7 +318,7 @@ func TestDamagedStateKeepsHostPorts(t *testing.T) {
 // isRunning writes what the kubelet writes on a pod whose network is there.
 func isRunning(t *testing.T, pod *corev1.Pod, result *current.Result) {
 	t.Helper()
-	now, err := shared.kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	now, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +330,7 @@ func isRunning(t *testing.T, pod *corev1.Pod, result *current.Result) {
 	// The kubelet tells it together with the addresses.
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
 	now.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: now.Spec.Containers[0].Name, State: running}}
-	if _, err := shared.kube.CoreV1().Pods(pod.Namespace).UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err != nil {
+	if _, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -340,6 +344,7 @@ func lacking(n *node) error {
 
 // A pod that leaves the choice to the node learns its ports from its annotation.
 func TestRandomHostPorts(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "random-ports", "10.0.60.11", "--host-port-range=21000-21003", "--galaxy-aliases")
 	object := podObject(n.name, n.name)
@@ -349,7 +354,7 @@ func TestRandomHostPorts(t *testing.T) {
 	c := newContainer(t, "c1", pod)
 	c.serve(t)
 	result := n.mustAdd(c)
-	pod, err := shared.kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
+	pod, err := apiOf(t).kube.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +382,7 @@ func TestRandomHostPorts(t *testing.T) {
 
 	// A user's annotation decides nothing.
 	pod.Annotations[v1alpha1.AnnotationHostPortsStatus] = `[{"hostPort":22,"containerPort":80,"protocol":"TCP"}]`
-	if _, err := shared.kube.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+	if _, err := apiOf(t).kube.CoreV1().Pods("default").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	n.kill()

@@ -25,6 +25,7 @@ func codeOf(err error) uint {
 
 // TestIPAMRefuses checks berth-ipam's errors where it gives no address.
 func TestIPAMRefuses(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "ipam-refuses", "10.0.60.11")
 	n.bridged("10.0.60.11")

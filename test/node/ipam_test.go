@@ -109,8 +109,10 @@ func (n *network) nodesFor(t *testing.T, plugin, prefix string) (a, b *node) {
 // It survives the agent, falls silent with the pod without a DEL, and goes on at another node.
 // For IPv6 upstream's plugins write to /proc/sys, which the agent's container has read-only.
 func TestIPAMInChain(t *testing.T) {
+	t.Parallel()
 	for plugin, settings := range foreignPlugins {
 		t.Run(plugin, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			a, b := net.nodesFor(t, plugin, "chain-")
 			for _, n := range []*node{a, b} {
@@ -255,8 +257,10 @@ func (d *direct) mustDel(c *container) {
 
 // TestIPAMDirect: the runtime runs a plugin of another project itself, which asks berth-ipam.
 func TestIPAMDirect(t *testing.T) {
+	t.Parallel()
 	for _, plugin := range []string{"bridge", "macvlan"} {
 		t.Run(plugin, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			a, b := net.nodesFor(t, plugin, "direct-")
 			before := a.kernel()
@@ -306,6 +310,7 @@ func TestIPAMDirect(t *testing.T) {
 // TestIPAMForgotten: nobody calls DEL. GC ends what the network does not list, and the agent
 // itself what has lost its network namespace; nothing else.
 func TestIPAMForgotten(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "ipam-forgotten", "10.0.60.11")
 	d := n.direct("macvlan", "")

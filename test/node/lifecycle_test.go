@@ -13,6 +13,7 @@ import (
 )
 
 func TestFloatingPod(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "floating-a", "10.0.60.11")
 	before := n.kernel()
@@ -47,6 +48,7 @@ func TestFloatingPod(t *testing.T) {
 }
 
 func TestDefaultNetwork(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "default-a", "10.0.60.11")
 	before := n.kernel()
@@ -80,6 +82,7 @@ func TestDefaultNetwork(t *testing.T) {
 // Connections of a pod outlive its agent, also where it is killed: one that is used now and
 // then, and transfers at full rate both ways. The next agent breaks none while it repairs.
 func TestRestartKeepsConnections(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "keeps-a", "10.0.60.11")
 	pod := createPod(t, n.name, "keeps", "10.0.70.5")

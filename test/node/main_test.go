@@ -10,26 +10,16 @@ import (
 	"path/filepath"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-
-	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/test/bench/table"
 	"github.com/berth-dev/berth/test/deploy"
 	"github.com/berth-dev/berth/test/lab"
 )
 
-// env has the programs and the API server that all tests share. Every test has its
-// own node.
+// env has the programs that all tests share, and API servers, of which a test has one for
+// itself. Every test has its own node.
 type env struct {
-	bin        string
-	cp         *lab.ControlPlane
-	kubeconfig string
-	kube       *kubernetes.Clientset
-	ips        *client.FloatingIPs
-	profiles   *client.NetworkProfiles
+	bin  string
+	apis kubeAPIs
 }
 
 var shared *env
@@ -56,39 +46,14 @@ func runTests(m *testing.M) int {
 }
 
 func newEnv(ctx context.Context) (e *env, stop func() error, err error) {
-	e = &env{}
+	e = &env{apis: kubeAPIs{of: map[string]*kubeAPI{}}}
 	if e.bin, err = os.MkdirTemp("", "berth-bin-"); err != nil {
 		return nil, nil, err
 	}
 	if err := buildPrograms(ctx, e.bin); err != nil {
 		return nil, nil, errors.Join(err, os.RemoveAll(e.bin))
 	}
-	if e.cp, err = lab.StartControlPlane(ctx, lab.ControlPlaneOptions{}); err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(e.bin))
-	}
-	stop = func() error { return errors.Join(e.cp.Stop(), os.RemoveAll(e.bin)) }
-	e.kubeconfig = e.cp.Kubeconfig()
-	if e.kube, err = e.cp.Clientset(); err != nil {
-		return nil, nil, errors.Join(err, stop())
-	}
-	config, err := e.cp.RESTConfig()
-	if err != nil {
-		return nil, nil, errors.Join(err, stop())
-	}
-	config.QPS, config.Burst = 1000, 1000
-	berth, err := client.NewForConfig(config)
-	if err != nil {
-		return nil, nil, errors.Join(err, stop())
-	}
-	e.ips, e.profiles = berth.FloatingIPs, berth.NetworkProfiles
-	crds, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, nil, errors.Join(err, stop())
-	}
-	if err := applyCRDs(ctx, crds); err != nil {
-		return nil, nil, errors.Join(err, stop())
-	}
-	return e, stop, nil
+	return e, func() error { return errors.Join(e.apis.stop(), os.RemoveAll(e.bin)) }, nil
 }
 
 // buildPrograms builds ours with fault points, but without where their cost is measured;
@@ -108,20 +73,6 @@ func buildPrograms(ctx context.Context, dir string) error {
 	for _, name := range []string{"ptp", "bridge", "host-local"} {
 		if err := os.Symlink(filepath.Join(upstream, name), filepath.Join(dir, name)); err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-func applyCRDs(ctx context.Context, c dynamic.Interface) error {
-	crds := c.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
-	objects, err := deploy.Manifests("crd")
-	if err != nil {
-		return err
-	}
-	for _, object := range objects {
-		if _, err := crds.Create(ctx, object, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("%s: %w", object.GetName(), err)
 		}
 	}
 	return nil

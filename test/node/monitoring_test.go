@@ -18,10 +18,11 @@ import (
 // Whoever reaches a node reaches its agent: that tells everybody whether it is
 // well, and its metrics to those only who may get them.
 func TestMonitoring(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	const address = "10.0.60.11"
 	n := network.newNode(t, "monitoring-a", address, "--bind-address="+address, "--secure-port=10265")
-	config, err := shared.cp.RESTConfig()
+	config, err := apiOf(t).cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func storage(dir string) string {
 
 func newNetworks(t *testing.T) *deploy.Networks {
 	t.Helper()
-	config, err := shared.cp.RESTConfig()
+	config, err := apiOf(t).cp.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ type networkStatus struct {
 
 func statusOf(t *testing.T, pod *corev1.Pod) []networkStatus {
 	t.Helper()
-	now, err := shared.kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	now, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,6 +93,7 @@ func statusOf(t *testing.T, pod *corev1.Pod) []networkStatus {
 // TestNetworks: pods have the networks that they name, talk over them, and leave nothing on
 // the node; the agent forgets none of it over a restart.
 func TestNetworks(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "networks-a", "10.0.60.11")
 	define(t, newNetworks(t), "default", "storage", storage(n.dir+"/storage"))
@@ -141,6 +142,7 @@ func TestNetworks(t *testing.T) {
 // TestFloatingOnNamed: a pod with an ordinary first interface and its floating IP on a
 // network that it names.
 func TestFloatingOnNamed(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "named-a", "10.0.60.11")
 	define(t, newNetworks(t), "default", "floating", `{"cniVersion":"1.1.0","plugins":[{"type":"berth-veth"}]}`)
@@ -183,6 +185,7 @@ func TestFloatingOnNamed(t *testing.T) {
 // TestNetworksRefused: a pod that names a network which it cannot have does not start, the
 // runtime is told why, and nothing stays on the node.
 func TestNetworksRefused(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "refused-a", "10.0.60.11")
 	networks := newNetworks(t)
@@ -211,6 +214,7 @@ func TestNetworksRefused(t *testing.T) {
 // network of its floating IP. Its packets to elsewhere leave there, its answers from its floating
 // IP leave by the floating IP's interface, and plugins' CHECK agrees.
 func TestDefaultRoute(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "default-route-a", "10.0.60.11")
 	networks := newNetworks(t)

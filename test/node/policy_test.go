@@ -88,12 +88,12 @@ func (c cast) remote(namespace, name string, has labels, addresses ...string) *c
 	c.t.Helper()
 	object := podObject("elsewhere", c.name+"-"+name)
 	object.Namespace, object.Labels = namespace, maps.Clone(has)
-	pod, err := shared.kube.CoreV1().Pods(namespace).Create(c.t.Context(), object, metav1.CreateOptions{})
+	pod, err := apiOf(c.t).kube.CoreV1().Pods(namespace).Create(c.t.Context(), object, metav1.CreateOptions{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
-		err := shared.kube.CoreV1().Pods(namespace).Delete(ctxOf(c.t), object.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+		err := apiOf(c.t).kube.CoreV1().Pods(namespace).Delete(ctxOf(c.t), object.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 		if err != nil && !apierrors.IsNotFound(err) {
 			c.t.Error(err)
 		}
@@ -104,7 +104,7 @@ func (c cast) remote(namespace, name string, has labels, addresses ...string) *c
 // tell writes a pod's addresses to its status, as the kubelet does after ADD.
 func tell(t *testing.T, pod *corev1.Pod, addresses ...string) *corev1.Pod {
 	t.Helper()
-	now, err := shared.kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	now, err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func tell(t *testing.T, pod *corev1.Pod, addresses ...string) *corev1.Pod {
 		now.Status.PodIPs = append(now.Status.PodIPs, corev1.PodIP{IP: address})
 	}
 	now.Status.PodIP = addresses[0]
-	if now, err = shared.kube.CoreV1().Pods(pod.Namespace).UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err != nil {
+	if now, err = apiOf(t).kube.CoreV1().Pods(pod.Namespace).UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	return now
@@ -135,7 +135,7 @@ func (c cast) policy(name string, selects labels, set func(*networkingv1.Network
 	c.t.Helper()
 	spec := networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: selects}}
 	set(&spec)
-	policies := shared.kube.NetworkingV1().NetworkPolicies("default")
+	policies := apiOf(c.t).kube.NetworkingV1().NetworkPolicies("default")
 	object := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: c.name + "-" + name}, Spec: spec}
 	_, err := policies.Create(c.t.Context(), object, metav1.CreateOptions{})
 	if err == nil {
@@ -155,7 +155,7 @@ func (c cast) policy(name string, selects labels, set func(*networkingv1.Network
 // withdraw deletes a policy.
 func (c cast) withdraw(name string) {
 	c.t.Helper()
-	err := shared.kube.NetworkingV1().NetworkPolicies("default").Delete(ctxOf(c.t), c.name+"-"+name, metav1.DeleteOptions{})
+	err := apiOf(c.t).kube.NetworkingV1().NetworkPolicies("default").Delete(ctxOf(c.t), c.name+"-"+name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		c.t.Error(err)
 	}
@@ -531,7 +531,7 @@ func nothingOf(t *testing.T, h *netnstest.Host, before string, addresses ...stri
 // tellOf is the first address of a pod that runs.
 func tellOf(t *testing.T, c *container) string {
 	t.Helper()
-	now, err := shared.kube.CoreV1().Pods(c.pod.Namespace).Get(t.Context(), c.pod.Name, metav1.GetOptions{})
+	now, err := apiOf(t).kube.CoreV1().Pods(c.pod.Namespace).Get(t.Context(), c.pod.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -798,7 +798,7 @@ func TestPolicyNamespaces(t *testing.T) {
 	onlyAsked(t)
 	network, cast := newNetwork(t), newCast(t)
 	n := network.newNode(t, cast.name, "10.0.60.11")
-	namespaces := shared.kube.CoreV1().Namespaces()
+	namespaces := apiOf(t).kube.CoreV1().Namespaces()
 	namespace, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-", Labels: labels{"team": "red"}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -834,10 +834,10 @@ func TestPolicyNamespaces(t *testing.T) {
 
 	change := func(set func(pod *corev1.Pod)) {
 		t.Helper()
-		now, err := shared.kube.CoreV1().Pods(namespace.Name).Get(t.Context(), pod.Name, metav1.GetOptions{})
+		now, err := apiOf(t).kube.CoreV1().Pods(namespace.Name).Get(t.Context(), pod.Name, metav1.GetOptions{})
 		if err == nil {
 			set(now)
-			_, err = shared.kube.CoreV1().Pods(namespace.Name).Update(t.Context(), now, metav1.UpdateOptions{})
+			_, err = apiOf(t).kube.CoreV1().Pods(namespace.Name).Update(t.Context(), now, metav1.UpdateOptions{})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -848,12 +848,12 @@ func TestPolicyNamespaces(t *testing.T) {
 	change(func(pod *corev1.Pod) { pod.Labels["role"] = "friend" })
 	allowed(t, network.client, to)
 	// A pod that has finished has its address no more.
-	now, err := shared.kube.CoreV1().Pods(namespace.Name).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	now, err := apiOf(t).kube.CoreV1().Pods(namespace.Name).Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	now.Status.Phase = corev1.PodSucceeded
-	if _, err := shared.kube.CoreV1().Pods(namespace.Name).UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err != nil {
+	if _, err := apiOf(t).kube.CoreV1().Pods(namespace.Name).UpdateStatus(t.Context(), now, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	becomesDenied(t, network.client, to)

@@ -71,7 +71,7 @@ func TestPolicyStorm(t *testing.T) {
 		namespaces: []string{"default"}, policies: make([]bool, policies), pods: make([]*corev1.Pod, pods), changes: map[string]int{},
 	}
 	for range 3 {
-		namespace, err := shared.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "storm-"}}, metav1.CreateOptions{})
+		namespace, err := apiOf(t).kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "storm-"}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,10 +143,10 @@ func (s *storm) change() {
 		s.changeLocal(s.IntN(len(s.local)))
 	case dice < 99 || s.IntN(10) > 0:
 		name := s.namespaces[1+s.IntN(len(s.namespaces)-1)]
-		namespace, err := shared.kube.CoreV1().Namespaces().Get(s.t.Context(), name, metav1.GetOptions{})
+		namespace, err := apiOf(s.t).kube.CoreV1().Namespaces().Get(s.t.Context(), name, metav1.GetOptions{})
 		if err == nil {
 			namespace.Labels["team"] = s.color()
-			_, err = shared.kube.CoreV1().Namespaces().Update(s.t.Context(), namespace, metav1.UpdateOptions{})
+			_, err = apiOf(s.t).kube.CoreV1().Namespaces().Update(s.t.Context(), namespace, metav1.UpdateOptions{})
 		}
 		s.must("namespace labelled", err)
 	default:
@@ -158,7 +158,7 @@ func (s *storm) change() {
 
 func (s *storm) changePolicy(i int) {
 	s.t.Helper()
-	api, name := shared.kube.NetworkingV1().NetworkPolicies("default"), fmt.Sprintf("%s-%d", s.name, i)
+	api, name := apiOf(s.t).kube.NetworkingV1().NetworkPolicies("default"), fmt.Sprintf("%s-%d", s.name, i)
 	if s.policies[i] && s.IntN(3) == 0 {
 		s.policies[i] = false
 		s.must("policy deleted", api.Delete(s.t.Context(), name, metav1.DeleteOptions{}))
@@ -208,12 +208,12 @@ func (s *storm) changePod(i int) {
 		object := podObject("elsewhere", fmt.Sprintf("%s-%d", s.name, i))
 		object.Namespace, object.Labels = s.namespace(), s.role(s.color())
 		object.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "web", ContainerPort: int32(8000 + s.IntN(3))}}
-		made, err := shared.kube.CoreV1().Pods(object.Namespace).Create(s.t.Context(), object, metav1.CreateOptions{})
+		made, err := apiOf(s.t).kube.CoreV1().Pods(object.Namespace).Create(s.t.Context(), object, metav1.CreateOptions{})
 		s.must("pod made", err)
 		s.pods[i] = tell(s.t, made, s.address(i))
 		return
 	}
-	api := shared.kube.CoreV1().Pods(pod.Namespace)
+	api := apiOf(s.t).kube.CoreV1().Pods(pod.Namespace)
 	switch s.IntN(4) {
 	case 0:
 		s.pods[i] = nil
@@ -254,10 +254,10 @@ func (s *storm) settle() {
 		s.changeLocal(0)
 	}
 	last := s.namespaces[len(s.namespaces)-1]
-	namespace, err := shared.kube.CoreV1().Namespaces().Get(s.t.Context(), last, metav1.GetOptions{})
+	namespace, err := apiOf(s.t).kube.CoreV1().Namespaces().Get(s.t.Context(), last, metav1.GetOptions{})
 	if err == nil {
 		namespace.Labels["last"] = "yes"
-		_, err = shared.kube.CoreV1().Namespaces().Update(s.t.Context(), namespace, metav1.UpdateOptions{})
+		_, err = apiOf(s.t).kube.CoreV1().Namespaces().Update(s.t.Context(), namespace, metav1.UpdateOptions{})
 	}
 	s.must("last namespace", err)
 	s.remote(last, "last", s.role("last"), "198.51.100.77")
@@ -290,14 +290,14 @@ func (s *storm) clear() {
 	ctx := ctxOf(s.t)
 	for i, there := range s.policies {
 		if there {
-			if err := shared.kube.NetworkingV1().NetworkPolicies("default").Delete(ctx, fmt.Sprintf("%s-%d", s.name, i), metav1.DeleteOptions{}); err != nil {
+			if err := apiOf(s.t).kube.NetworkingV1().NetworkPolicies("default").Delete(ctx, fmt.Sprintf("%s-%d", s.name, i), metav1.DeleteOptions{}); err != nil {
 				s.t.Error(err)
 			}
 		}
 	}
 	for _, pod := range s.pods {
 		if pod != nil {
-			if err := shared.kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+			if err := apiOf(s.t).kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 				s.t.Error(err)
 			}
 		}

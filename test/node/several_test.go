@@ -59,6 +59,7 @@ func wantedMAC(address string) string {
 }
 
 func TestSeveralAddresses(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	storage := netnstest.New(t)
 	network.plug(storage, "10.0.80.50/24")
@@ -134,6 +135,7 @@ func neighbour(from *netnstest.Host, address string) string {
 // TestMove: the pod's next incarnation on another node has all addresses, in
 // their order, and the MAC; neighbours learn of each address without asking.
 func TestMove(t *testing.T) {
+	t.Parallel()
 	const addresses = "2001:db8:70::5,10.0.70.5,10.0.70.6"
 	network := newNetwork(t)
 	a, b := network.newNode(t, "move-a", "10.0.60.11"), network.newNode(t, "move-b", "10.0.60.12")
@@ -168,6 +170,7 @@ func TestMove(t *testing.T) {
 // TestOneOfSeveralLost: a pod that has lost one of its addresses is not what the
 // scheduler placed any more; the node lets go of all of them.
 func TestOneOfSeveralLost(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	n := network.newNode(t, "lost-a", "10.0.60.11")
 	before := n.kernel()
@@ -187,6 +190,7 @@ func TestOneOfSeveralLost(t *testing.T) {
 
 // TestPartialFailure: a pod of which one address cannot be wired has none.
 func TestPartialFailure(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	n := network.newNode(t, "partial-a", "10.0.60.11")
 	before := n.kernel()
@@ -213,6 +217,7 @@ func TestPartialFailure(t *testing.T) {
 // TestGalaxyAliases: Galaxy's resource asks for a floating IP where the agent is
 // told so, and for nothing elsewhere.
 func TestGalaxyAliases(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	with := network.newNode(t, "galaxy-with", "10.0.60.11", "--galaxy-aliases")
 	without := network.newNode(t, "galaxy-without", "10.0.60.12")

@@ -46,6 +46,7 @@ func (n *node) cnitool(folder string, c *container, args ...string) (string, err
 // TestCNITool: CNI's own tool drives every verb in every version of the specification, for
 // pods with and without a floating IP, in networks of older versions, too.
 func TestCNITool(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	n := network.newNode(t, "cnitool-a", "10.0.60.11")
 	n.write("cache/results/.keep", "")
@@ -208,6 +209,7 @@ func (n *node) call(t *testing.T, c call) error {
 // TestErrorCodes: every verb of berth-cni fails with the codes of the CNI
 // specification, and an error of the runtime changes nothing on the node.
 func TestErrorCodes(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	n := network.newNode(t, "codes-a", "10.0.60.11")
 	before := n.kernel()
@@ -282,6 +284,7 @@ func TestErrorCodes(t *testing.T) {
 // TestErrorsOfPlugins: a plugin's own code reaches the runtime, a failed ADD is undone, and
 // DEL succeeds where a plugin says that it does not know the container.
 func TestErrorsOfPlugins(t *testing.T) {
+	t.Parallel()
 	network := newNetwork(t)
 	bin := t.TempDir()
 	if err := os.Symlink(shared.bin+"/ptp", bin+"/ptp"); err != nil {

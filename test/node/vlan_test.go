@@ -23,6 +23,7 @@ func (n *node) floating(plugin string) {
 // agent that died finds it again, it falls silent when its pod is deleted, without a DEL, and
 // the address goes on at another node.
 func TestMacvlan(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	a, b := net.newNode(t, "macvlan-a", "10.0.60.11"), net.newNode(t, "macvlan-b", "10.0.60.12")
 	for _, n := range []*node{a, b} {
@@ -54,7 +55,7 @@ func TestMacvlan(t *testing.T) {
 	eventually(t, func() error { return a.check(c) })
 
 	zero := int64(0)
-	if err := shared.kube.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
+	if err := apiOf(t).kube.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {

@@ -54,7 +54,7 @@ func losses() map[string]func(t *testing.T, pod *corev1.Pod) {
 		},
 		"finished": func(t *testing.T, pod *corev1.Pod) {
 			pod.Status.Phase = corev1.PodFailed
-			if _, err := shared.kube.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+			if _, err := apiOf(t).kube.CoreV1().Pods("default").UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -64,8 +64,10 @@ func losses() map[string]func(t *testing.T, pod *corev1.Pod) {
 // TestWithdraw: whatever takes the address from the pod, the node stops
 // answering for it without waiting for the runtime, and DEL still works.
 func TestWithdraw(t *testing.T) {
+	t.Parallel()
 	for name, lose := range losses() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			n := net.newNode(t, "withdraw-"+name, "10.0.60.11")
 			before := n.kernel()
@@ -93,8 +95,10 @@ func TestWithdraw(t *testing.T) {
 // TestDamagedState: with its file damaged the agent begins anew by itself. Pods keep their
 // network, also over another restart, and whoever loses an address is still withdrawn.
 func TestDamagedState(t *testing.T) {
+	t.Parallel()
 	for name, lose := range losses() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			n := net.newNode(t, "damaged-"+name, "10.0.60.11")
 			before := n.kernel()
@@ -130,6 +134,7 @@ func TestDamagedState(t *testing.T) {
 // it. The node withdraws the address and the pod's events say so; then the pod has its
 // network back. The operator sees both on the node.
 func TestCorrected(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "corrected", "10.0.60.11")
 	pod := createPod(t, n.name, "corrected", "10.0.70.5")
@@ -176,7 +181,7 @@ func (n *node) inspect(pod string) string {
 
 func eventOn(t *testing.T, pod *corev1.Pod, reason, text string) error {
 	t.Helper()
-	all, err := shared.kube.EventsV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
+	all, err := apiOf(t).kube.EventsV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -192,6 +197,7 @@ func eventOn(t *testing.T, pod *corev1.Pod, reason, text string) error {
 // for the address and finishes the work as soon as the plugin lets it, without the
 // runtime.
 func TestPluginKeepsNothing(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	bin := t.TempDir()
 	for _, name := range []string{"ptp", "host-local"} {
@@ -267,8 +273,10 @@ func TestPluginKeepsNothing(t *testing.T) {
 // works there; when the first node is back it lets go at once and nobody has
 // to clear a neighbour cache.
 func TestPartition(t *testing.T) {
+	t.Parallel()
 	for name, agentLives := range map[string]bool{"agent lives": true, "agent dies": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			net := newNetwork(t)
 			suffix := strings.Fields(name)[1]
 			a := net.newNode(t, "partition-a-"+suffix, "10.0.60.11")
@@ -339,6 +347,7 @@ func macOfLink(h *netnstest.Host) string {
 // TestNewSandbox: the kubelet replaces a pod's sandbox; the old one's DEL comes
 // after the new one's ADD.
 func TestNewSandbox(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "sandbox-a", "10.0.60.11")
 	before := n.kernel()
@@ -361,6 +370,7 @@ func TestNewSandbox(t *testing.T) {
 
 // The kernel forgets what hangs on a link that goes down.
 func TestUplinkFlap(t *testing.T) {
+	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "flap-a", "10.0.60.11")
 	pod := createPod(t, n.name, "flap", "10.0.70.5")
