@@ -65,14 +65,14 @@ func (r *root) pack(ctx context.Context, work string, suites []Suite) error {
 		return err
 	}
 	init := filepath.Join(work, "init")
-	if err := goBuild(ctx, "", "build", "-trimpath", "-o", init, "github.com/berth-dev/berth/test/machine/init"); err != nil {
+	if err := goBuild(ctx, "", "build", "-trimpath", "-ldflags=-s -w", "-o", init, "github.com/berth-dev/berth/test/machine/init"); err != nil {
 		return err
 	}
 	t.file("init", init)
 	var jobs []guest.Job
 	for i, s := range suites {
 		binary := filepath.Join(work, fmt.Sprintf("suite%d.test", i))
-		if err := goBuild(ctx, s.Module, "test", "-c", "-trimpath", "-tags", s.Tags, "-o", binary, s.Package); err != nil {
+		if err := goBuild(ctx, s.Module, "test", "-c", "-trimpath", "-ldflags=-s -w", "-tags", s.Tags, "-o", binary, s.Package); err != nil {
 			return err
 		}
 		folder := path.Join("suites", fmt.Sprint(i))
