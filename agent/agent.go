@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berth-dev/berth/agent/addressconflict"
 	"github.com/berth-dev/berth/agent/announce"
@@ -86,43 +85,9 @@ type networks interface {
 	Named(n *attachdef.Network) (network *chain.Network, floating *nettype.Floating, err error)
 }
 
-// driver wires floating IPs to containers in the agent's own process: it must stop
-// carrying an address also where no plugin can run. Methods are idempotent and block for
-// the kernel only; calls for one address run one after another.
-type driver interface {
-	// Setup wires the interface's addresses to the container.
-	Setup(i *Interface) (*current.Result, error)
-	// CheckNode returns an error that names the missing pieces of the node's side.
-	CheckNode(i *Interface) error
-	// Repair makes the missing pieces of the node's side.
-	Repair(i *Interface) error
-	// Withdraw stops the node from carrying the interface's addresses.
-	Withdraw(i *Interface) error
-	// Teardown withdraws, and removes the container's interface. It knows an
-	// interface by its name, the container and the namespace alone.
-	Teardown(i *Interface) error
-	// Announce tells the network that the addresses are here.
-	Announce(i *Interface) error
-}
-
-// Drivers has the drivers by the names that records give them. A driver that can do more than
-// every driver must implements podChecker, uplinkChecker, linkOwner, onSegment or defended, too.
-type Drivers map[string]driver
-
-// Interface is an interface of a container as a driver sees it.
-type Interface struct {
-	ContainerID string
-	NetNS       string
-	// Secondary says that the container's default route is on another interface.
-	Secondary bool
-	state.Attachment
-}
-
-// Link is the host end of a container's interface in the floating network.
-type Link struct {
-	Name      string
-	Addresses []netip.Addr
-}
+// Drivers has the drivers of network types by the names that records give them. A driver that can do
+// more than every driver must implements podChecker, uplinkChecker, linkOwner, onSegment or defended, too.
+type Drivers map[string]nettype.Driver
 
 // Options of an Agent; Metrics may be nil, Shaper to limit nothing, Prober to look for no
 // conflicts, Listener to hear of none later, and ConflictLog to note them nowhere.

@@ -46,7 +46,7 @@ type world struct {
 	// hang, if given, is called in ADD and DEL of plugins.
 	hang func(context.Context)
 	// links of the node.
-	links []Link
+	links []nettype.Link
 	// podEnds are their other ends' names.
 	podEnds map[string]string
 	// podIP, if given, is the address that plugins give.
@@ -161,33 +161,33 @@ func (f fakePlugins) GC(context.Context, *chain.Network, []types.GCAttachment) e
 
 type fakeDriver struct{ *world }
 
-func (f fakeDriver) Setup(a *Interface) (*current.Result, error) {
+func (f fakeDriver) Setup(a *nettype.Interface) (*current.Result, error) {
 	f.note("setup %s", a.ContainerID)
 	return &current.Result{CNIVersion: current.ImplementedSpecVersion}, nil
 }
-func (f fakeDriver) Teardown(a *Interface) error {
+func (f fakeDriver) Teardown(a *nettype.Interface) error {
 	f.note("teardown %s", a.ContainerID)
 	return nil
 }
-func (f fakeDriver) Check(*Interface) error     { return f.missing }
-func (f fakeDriver) CheckNode(*Interface) error { return f.missing }
-func (f fakeDriver) Repair(a *Interface) error {
+func (f fakeDriver) Check(*nettype.Interface) error     { return f.missing }
+func (f fakeDriver) CheckNode(*nettype.Interface) error { return f.missing }
+func (f fakeDriver) Repair(a *nettype.Interface) error {
 	f.note("repair %s", a.ContainerID)
 	f.missing = nil
 	return nil
 }
 func (f fakeDriver) Ready(string) error { return f.missing }
-func (f fakeDriver) Withdraw(a *Interface) error {
+func (f fakeDriver) Withdraw(a *nettype.Interface) error {
 	f.note("withdraw %s", a.ContainerID)
 	return nil
 }
-func (f fakeDriver) Announce(a *Interface) error {
+func (f fakeDriver) Announce(a *nettype.Interface) error {
 	f.note("announce %s", a.ContainerID)
 	return nil
 }
 func (f fakeDriver) LinkOf(key state.Key) string        { return "bth" + key.ContainerID }
 func (f fakeDriver) PodEnd(link string) (string, error) { return f.podEnds[link], nil }
-func (f fakeDriver) Links() ([]Link, error)             { return f.links, nil }
+func (f fakeDriver) Links() ([]nettype.Link, error)     { return f.links, nil }
 func (f fakeDriver) Remove(link string) error {
 	f.note("remove %s", link)
 	f.links = nil
@@ -365,7 +365,7 @@ func TestAgent(t *testing.T) {
 			code: types.ErrUnknownContainer, left: map[string]state.Phase{},
 		},
 		"GC without a list removes nothing that a pod may have": {
-			world: func(w *world) { w.links = []Link{{Name: "bthx"}} },
+			world: func(w *world) { w.links = []nettype.Link{{Name: "bthx"}} },
 			do: func(ctx context.Context, a *Agent, _ *world) error {
 				_, err := a.Add(ctx, addRequest("c"))
 				return errors.Join(err, a.GC(ctx, &api.Request{Config: json.RawMessage(`{}`)}))
@@ -574,7 +574,7 @@ func TestOrphans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a, w := newAgent(t)
-				w.links = []Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}, {Name: "bthbare"}}
+				w.links = []nettype.Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}, {Name: "bthbare"}}
 				w.holds, w.alive = c.holds, c.alive
 				run(t, a)
 				if diff := cmp.Diff(c.log, w.log); diff != "" {
@@ -587,7 +587,7 @@ func TestOrphans(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			a, w := newAgent(t)
 			put(t, a, "x", state.Added, "/proc/self/ns/net", w.addrs)
-			w.links = []Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}}
+			w.links = []nettype.Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}}
 			w.holds = podinfo.ErrNotHolder
 			run(t, a)
 			if slices.Contains(w.log, "remove bthx") {
@@ -598,7 +598,7 @@ func TestOrphans(t *testing.T) {
 	t.Run("the pod is deleted later", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			a, w := newAgent(t)
-			w.links = []Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}}
+			w.links = []nettype.Link{{Name: "bthx", Addresses: []netip.Addr{w.addrs[0].Address}}}
 			run(t, a)
 			w.mu.Lock()
 			w.alive = false
@@ -659,7 +659,7 @@ func TestInspect(t *testing.T) {
 		put(t, a, "good", state.Added, "/proc/self/ns/net", w.addrs)
 		put(t, a, "stuck", state.Deleting, "/proc/self/ns/net", w.addrs)
 		w.delErr = errors.New("boom")
-		w.links = []Link{{Name: "bthx"}}
+		w.links = []nettype.Link{{Name: "bthx"}}
 		run(t, a)
 		in, err := a.Inspect(t.Context(), "", true)
 		if err != nil {

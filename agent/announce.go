@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 )
 
@@ -34,7 +35,7 @@ func (a *Agent) announceAgain(ctx context.Context, record *state.Container) (car
 			return nil
 		}
 		carried = true
-		return a.eachInterface(now, driver.Announce)
+		return a.eachInterface(now, nettype.Driver.Announce)
 	})
 	return carried, err
 }

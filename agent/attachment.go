@@ -13,7 +13,7 @@ import (
 )
 
 // driverOf returns the driver of an attachment, nil where plugins do all the work.
-func (a *Agent) driverOf(record *state.Container, i int) (driver, error) {
+func (a *Agent) driverOf(record *state.Container, i int) (nettype.Driver, error) {
 	name := record.Attachments[i].Driver
 	if name == "" {
 		return nil, nil
@@ -24,13 +24,13 @@ func (a *Agent) driverOf(record *state.Container, i int) (driver, error) {
 	return nil, fmt.Errorf("the record of container %s names the driver %q, which this agent does not have: run the agent's version that wrote it", record.ContainerID, name)
 }
 
-func interfaceOf(record *state.Container, i int) *Interface {
-	return &Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: isSecondary(record, i), Attachment: record.Attachments[i]}
+func interfaceOf(record *state.Container, i int) *nettype.Interface {
+	return &nettype.Interface{ContainerID: record.ContainerID, NetNS: record.NetNS, Secondary: isSecondary(record, i), Attachment: record.Attachments[i]}
 }
 
 // eachInterface calls do for every interface of the record that a driver wires, and
 // returns all errors.
-func (a *Agent) eachInterface(record *state.Container, do func(d driver, i *Interface) error) error {
+func (a *Agent) eachInterface(record *state.Container, do func(d nettype.Driver, i *nettype.Interface) error) error {
 	var errs []error
 	for i := range record.Attachments {
 		d, err := a.driverOf(record, i)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
@@ -35,11 +36,11 @@ func (a *Agent) Check(ctx context.Context, req *api.Request) error {
 // is for CHECK alone, because a pod may change its own side.
 type podChecker interface {
 	// Check returns an error that names the missing pieces of the interface.
-	Check(i *Interface) error
+	Check(i *nettype.Interface) error
 }
 
 // checkWhole verifies both sides of an interface whose driver knows both.
-func checkWhole(d driver, i *Interface) error {
+func checkWhole(d nettype.Driver, i *nettype.Interface) error {
 	if c, ok := d.(podChecker); ok {
 		return c.Check(i)
 	}

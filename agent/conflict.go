@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 )
@@ -14,7 +15,7 @@ import (
 type onSegment interface {
 	// Targets lists the interface's addresses before it is set up, each with the node's link to its
 	// network, which may be made for it. Beside an error it has the addresses whose link was found.
-	Targets(i *Interface) ([]conflict.Target, error)
+	Targets(i *nettype.Interface) ([]conflict.Target, error)
 }
 
 // defended is a driver that knows the MACs by which the network reaches its addresses, so that the
@@ -22,11 +23,11 @@ type onSegment interface {
 type defended interface {
 	// Carried lists the addresses of an interface that is set up, as Targets does. It makes no
 	// links.
-	Carried(i *Interface) ([]conflict.Target, error)
+	Carried(i *nettype.Interface) ([]conflict.Target, error)
 }
 
 // toProbe lists the addresses that the network is asked for before an interface is set up.
-func toProbe(d driver, i *Interface) ([]conflict.Target, error) {
+func toProbe(d nettype.Driver, i *nettype.Interface) ([]conflict.Target, error) {
 	if s, ok := d.(onSegment); ok {
 		return s.Targets(i)
 	}
@@ -34,7 +35,7 @@ func toProbe(d driver, i *Interface) ([]conflict.Target, error) {
 }
 
 // toDefend lists the addresses of an interface that is set up.
-func toDefend(d driver, i *Interface) ([]conflict.Target, error) {
+func toDefend(d nettype.Driver, i *nettype.Interface) ([]conflict.Target, error) {
 	if s, ok := d.(defended); ok {
 		return s.Carried(i)
 	}
@@ -42,9 +43,9 @@ func toDefend(d driver, i *Interface) ([]conflict.Target, error) {
 }
 
 // targets lists the addresses of the record that are on layer 2 networks.
-func (a *Agent) targets(record *state.Container, of func(driver, *Interface) ([]conflict.Target, error)) ([]conflict.Target, error) {
+func (a *Agent) targets(record *state.Container, of func(nettype.Driver, *nettype.Interface) ([]conflict.Target, error)) ([]conflict.Target, error) {
 	var targets []conflict.Target
-	err := a.eachInterface(record, func(d driver, i *Interface) error {
+	err := a.eachInterface(record, func(d nettype.Driver, i *nettype.Interface) error {
 		found, err := of(d, i)
 		targets = append(targets, found...)
 		return err

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
 )
@@ -77,7 +78,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 // never was looks the same.
 func (a *Agent) detachUnknown(ctx context.Context, req *api.Request) {
 	logger := klog.FromContext(ctx)
-	unknown := &Interface{ContainerID: req.ContainerID, NetNS: req.NetNS, Attachment: state.Attachment{IfName: req.IfName}}
+	unknown := &nettype.Interface{ContainerID: req.ContainerID, NetNS: req.NetNS, Attachment: state.Attachment{IfName: req.IfName}}
 	for name, d := range a.Drivers {
 		if err := d.Teardown(unknown); err != nil {
 			logger.Error(err, "Cannot clean up after a container without a record", "containerID", req.ContainerID, "driver", name)

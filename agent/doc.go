@@ -26,10 +26,10 @@
 //
 // A record is a container with its attachments, one for each network. The addresses of an
 // attachment are wired, withdrawn and taken down together, in the agent's own process, by
-// the driver that the record names. Plugins may be chained to it. An attachment without
-// addresses has no driver: the plugins of its network do all the work. They do so, too, where
-// they have the addresses from berth-ipam, whose calls IPAM answers (ipam.go); the driver then
-// only silences the interface when the addresses are withdrawn.
+// the driver of the network type that the record names (package nettype). Plugins may be chained
+// to it. An attachment without addresses has no driver: the plugins of its network do all the work.
+// They do so, too, where they have the addresses from berth-ipam, whose calls IPAM answers
+// (ipam.go); the driver then only silences the interface when the addresses are withdrawn.
 //
 // The steps are a list in the code (steps in add.go). After a failure in 3 to 11 the agent does a DEL.
 //

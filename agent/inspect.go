@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/agent/inquiry"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/reconcile"
 	"github.com/berth-dev/berth/agent/state"
 )
@@ -73,7 +74,7 @@ func (a *Agent) inspect(record *state.Container, came reconcile.Outcome, check b
 		c.HostPorts = append(c.HostPorts, port.HostPort)
 	}
 	if check && record.Phase == state.Added {
-		if err := a.eachInterface(record, driver.CheckNode); err != nil {
+		if err := a.eachInterface(record, nettype.Driver.CheckNode); err != nil {
 			c.Missing = err.Error()
 		}
 	}

@@ -68,7 +68,7 @@ func (a *Agent) attachInterface(ctx context.Context, record *state.Container, i 
 }
 
 // setup wires the floating IPs of an attachment.
-func (a *Agent) setup(ctx context.Context, d driver, record *state.Container, i int) (*current.Result, error) {
+func (a *Agent) setup(ctx context.Context, d nettype.Driver, record *state.Container, i int) (*current.Result, error) {
 	unlock, err := a.lockAddresses(ctx, record.Addresses())
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (a *Agent) setup(ctx context.Context, d driver, record *state.Container, i 
 // announceNow announces the addresses of an attachment. A lost announcement leaves stale
 // neighbour entries, and the announcer repeats it: the pod's network is complete and must
 // not fail for it.
-func announceNow(ctx context.Context, d driver, record *state.Container, i int) {
+func announceNow(ctx context.Context, d nettype.Driver, record *state.Container, i int) {
 	if err := d.Announce(interfaceOf(record, i)); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot announce", "ips", addressList(record), "err", err)
 	}

@@ -374,7 +374,7 @@ type unseenDriver struct {
 	made *bool
 }
 
-func (d unseenDriver) Withdraw(i *Interface) error {
+func (d unseenDriver) Withdraw(i *nettype.Interface) error {
 	_ = d.fakeDriver.Withdraw(i)
 	if *d.made {
 		return nil
@@ -478,8 +478,14 @@ func TestAddAfterIPAM(t *testing.T) {
 // nodeDriver notes the network namespaces that it is to work in.
 type nodeDriver struct{ fakeDriver }
 
-func (d nodeDriver) Withdraw(i *Interface) error { d.note("withdraw in %q", i.NetNS); return nil }
-func (d nodeDriver) Teardown(i *Interface) error { d.note("teardown in %q", i.NetNS); return nil }
+func (d nodeDriver) Withdraw(i *nettype.Interface) error {
+	d.note("withdraw in %q", i.NetNS)
+	return nil
+}
+func (d nodeDriver) Teardown(i *nettype.Interface) error {
+	d.note("teardown in %q", i.NetNS)
+	return nil
+}
 
 // The path of DEL may lead to the node by now, as after its process ID was used again.
 func TestIPAMDelOnNode(t *testing.T) {

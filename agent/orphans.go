@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -19,7 +20,7 @@ import (
 // orphan is a link without a record: the loss of the state file leaves it. Its pod may be
 // alive, so it stays while the API says that a pod of this node holds its addresses.
 type orphan struct {
-	Link
+	nettype.Link
 	driver linkOwner
 }
 
@@ -32,7 +33,7 @@ type linkOwner interface {
 	// is none any more.
 	PodEnd(link string) (string, error)
 	// Links lists the host ends on the node, with and without a record.
-	Links() ([]Link, error)
+	Links() ([]nettype.Link, error)
 	// Remove removes a host end and all that belongs to it.
 	Remove(link string) error
 	// RemoveLoose removes Berth's kernel state that belongs to no link.

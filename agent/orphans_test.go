@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berth-dev/berth/agent/nettype"
 )
 
 // Links without a record stay at GC where the runtime has their container, whichever of its
@@ -15,7 +17,7 @@ import (
 func TestOrphansOfGC(t *testing.T) {
 	a, w := newAgent(t)
 	// The fake's link of container c is bthc.
-	w.links = []Link{{Name: "bthfirst"}, {Name: "bthfurther"}, {Name: "bthother"}, {Name: "bthended"}}
+	w.links = []nettype.Link{{Name: "bthfirst"}, {Name: "bthfurther"}, {Name: "bthother"}, {Name: "bthended"}}
 	w.podEnds = map[string]string{"bthfurther": "net1", "bthother": "net1"}
 	got, err := a.orphans([]types.GCAttachment{{ContainerID: "first", IfName: "eth0"}, {ContainerID: "further", IfName: "unlike"}})
 	must(t, err)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/ipam/event"
@@ -84,7 +85,7 @@ func (a *Agent) repair(ctx context.Context, key state.Key) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyPatience)
 	defer cancel()
-	if a.eachInterface(record, driver.CheckNode) == nil {
+	if a.eachInterface(record, nettype.Driver.CheckNode) == nil {
 		a.conflicts.End(ctx, record.Pod, func() ([]conflict.Target, error) { return a.targets(record, toDefend) })
 		return nil
 	}
@@ -125,7 +126,7 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 			return err
 		}
 		defer a.Policies.Attached(policedID(restored))
-		if err := a.eachInterface(now, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }); err != nil {
+		if err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error { _, err := d.Setup(i); return err }); err != nil {
 			return err
 		}
 		now.Phase, now.Reason = state.Added, ""
@@ -147,16 +148,16 @@ func (a *Agent) repairWithdrawn(ctx context.Context, record *state.Container) er
 // setupAgain makes the missing pieces of a complete attachment, of the node's side only
 // unless whole.
 func (a *Agent) setupAgain(ctx context.Context, record *state.Container, whole bool) error {
-	check, repair := driver.CheckNode, driver.Repair
+	check, repair := nettype.Driver.CheckNode, nettype.Driver.Repair
 	if whole {
-		check, repair = checkWhole, func(d driver, i *Interface) error { _, err := d.Setup(i); return err }
+		check, repair = checkWhole, func(d nettype.Driver, i *nettype.Interface) error { _, err := d.Setup(i); return err }
 	}
 	return a.withAddresses(ctx, record, func(now *state.Container) error {
 		if now.Phase != state.Added {
 			return nil
 		}
 		var missing error
-		err := a.eachInterface(now, func(d driver, i *Interface) error {
+		err := a.eachInterface(now, func(d nettype.Driver, i *nettype.Interface) error {
 			lacks := check(d, i)
 			if lacks == nil {
 				return nil

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/fault"
 )
@@ -72,7 +73,7 @@ func (a *Agent) deleting(ctx context.Context, record *state.Container) error {
 	deleting := *record
 	deleting.Phase = state.Deleting
 	unwritten := a.Store.Put(&deleting)
-	if err := a.eachInterface(record, driver.Withdraw); err != nil && !isUnseen(record, err) {
+	if err := a.eachInterface(record, nettype.Driver.Withdraw); err != nil && !isUnseen(record, err) {
 		klog.FromContext(ctx).Error(err, "Cannot withdraw the addresses of a container before its DEL", "containerID", record.ContainerID, "ips", addressList(record))
 	}
 	return unwritten

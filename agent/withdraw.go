@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
@@ -102,7 +103,7 @@ func (a *Agent) withdrawLocked(ctx context.Context, now *state.Container, reason
 	if now.Phase == state.Withdrawn {
 		return nil
 	}
-	err := a.eachInterface(now, driver.Withdraw)
+	err := a.eachInterface(now, nettype.Driver.Withdraw)
 	unseen := isUnseen(now, err)
 	if err != nil && !unseen {
 		return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)
@@ -155,7 +156,7 @@ func isUnseen(record *state.Container, err error) bool {
 // withdrawAgain repeats a withdrawal. It fails while the interface has not been seen; one that
 // was, and is not there any more, has gone.
 func (a *Agent) withdrawAgain(now *state.Container) error {
-	err := a.eachInterface(now, driver.Withdraw)
+	err := a.eachInterface(now, nettype.Driver.Withdraw)
 	if isUnseen(now, err) {
 		if _, waits := a.unseen.Load(now.Key()); waits {
 			return fmt.Errorf("withdraw the addresses of pod %s: %w", now.Pod, err)

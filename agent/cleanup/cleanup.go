@@ -19,6 +19,7 @@ import (
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/agent/overlay"
 	"github.com/berth-dev/berth/agent/policy/enforce"
 	"github.com/berth-dev/berth/agent/state"
@@ -27,9 +28,7 @@ import (
 	"github.com/berth-dev/berth/cni/netfilter"
 	"github.com/berth-dev/berth/cni/settings"
 	"github.com/berth-dev/berth/cni/shaping"
-	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
-	"github.com/berth-dev/berth/cni/vlan"
 )
 
 // Node is a node to clean. Its paths are paths of the node until Clean resolves them; a value
@@ -172,22 +171,24 @@ const netnsDir = "/run/netns"
 type sweeper func() ([]leftover.Item, error)
 
 // sweepers are in the order of removal; the runtime stops to call Berth first. A package
-// that makes something on the node adds its function here.
+// that makes something on the node adds its function here, and a network type in package nettype.
 func (n *Node) sweepers() []sweeper {
-	return []sweeper{
+	all := []sweeper{
 		n.configuration,
 		shaping.Leftovers,
 		func() ([]leftover.Item, error) { return enforce.Leftovers(filepath.Join(n.Root, netnsDir)) },
 		// Before the table with their guard goes.
 		hostport.Leftovers,
-		// Before the links by which it finds the containers go.
-		vlan.New(wire.New(n.SysctlRoot), sriov.New(sriov.DirBeside(n.StateFile))).Leftovers,
-		wire.New(n.SysctlRoot).Leftovers,
+	}
+	for _, list := range nettype.Leftovers(nettype.Kernel{Wirer: wire.New(n.SysctlRoot), StateFile: n.StateFile}) {
+		all = append(all, list)
+	}
+	return append(all,
 		netfilter.Leftovers,
 		func() ([]leftover.Item, error) { return overlay.Leftovers(n.Root) },
 		settings.NewJournal(settings.FileBeside(n.StateFile), n.SysctlRoot).Leftovers,
 		n.plugins,
-	}
+	)
 }
 
 // sweep removes everything. It goes on where something cannot be removed, and then keeps

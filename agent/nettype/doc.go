@@ -9,7 +9,9 @@
 //     agent runs ([Wiring])
 //   - what other parts of the agent have to know of these pods: whether their replies pass the
 //     node, and whether the node is their gateway
+//   - what the agent does to an interface in its own process ([Driver]), and the things that may
+//     be left of it on a node ([Leftovers])
 //
-// Package agent asks the type of an attachment ([Of]) and compares no names of types. A type owns
-// no records and decides nothing about addresses.
+// Package agent asks the type of an attachment ([Of]) and compares no names of types. Packages below
+// cni change the kernel. A type owns no records and decides nothing about addresses.
 package nettype

@@ -4,13 +4,18 @@ package nettype
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/conflict"
 	"github.com/berth-dev/berth/cni/foreign"
+	"github.com/berth-dev/berth/cni/rtnl"
+	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
 // Names of the types of interfaces that plugins of other projects make, with addresses from
@@ -23,8 +28,8 @@ const (
 )
 
 var (
-	ipam       = &Type{Name: IPAM, Wired: ByPlugins}
-	ipamCaller = &Type{Name: IPAMCaller, Wired: ByCaller}
+	ipam       = &Type{Name: IPAM, Wired: ByPlugins, driver: newIPAMDriver}
+	ipamCaller = &Type{Name: IPAMCaller, Wired: ByCaller, driver: newIPAMDriver}
 )
 
 // readIPAM returns a network whose first plugin gets the floating IPs from berth-ipam, nil for
@@ -100,4 +105,81 @@ func IPAMResult(network *chain.Network, addrs []api.Address) (*current.Result, e
 		return nil, fmt.Errorf("%w %q: the plugin %s does not name %s as its ipam.type", foreign.ErrConfig, network.Name(), network.Types()[0], api.IPAMType)
 	}
 	return conf.Result(addrs)
+}
+
+// ipamDriver can only silence interfaces and put them up again: it repairs none of their pieces, and
+// has no links of its own. It does not defend addresses: the plugin chooses the MAC of the interface,
+// so that a claim of the pod itself would look like that of another host.
+type ipamDriver struct{}
+
+func newIPAMDriver(Kernel) Driver { return ipamDriver{} }
+
+func foreignOf(i *Interface) foreign.Interface {
+	f := foreign.Interface{ContainerID: i.ContainerID, NetNS: i.NetNS, Name: i.IfName}
+	for _, a := range i.Addresses {
+		f.Addresses = append(f.Addresses, a.Address)
+	}
+	if len(i.Result) > 0 {
+		// A result that cannot be read names no links.
+		if versioned, err := create.CreateFromBytes(i.Result); err == nil {
+			f.Result, _ = current.NewResultFromResult(versioned)
+		}
+	}
+	return f
+}
+
+// Setup puts up an interface that was silenced.
+func (ipamDriver) Setup(i *Interface) (*current.Result, error) {
+	f := foreignOf(i)
+	return f.Result, wire.ToCNIError(f.Restore())
+}
+
+// Withdraw returns foreign.ErrNotSeen where the plugin may be about to make the interface. One
+// that the agent runs is over.
+func (ipamDriver) Withdraw(i *Interface) error {
+	err := foreignOf(i).Silence()
+	if i.Driver != IPAMCaller && errors.Is(err, foreign.ErrNotSeen) {
+		return nil
+	}
+	return err
+}
+
+// Teardown silences: the interface's plugin removes it. Without a record it is not known whose
+// the interface is.
+func (ipamDriver) Teardown(i *Interface) error {
+	if len(i.Addresses) == 0 {
+		return nil
+	}
+	if err := foreignOf(i).Silence(); !errors.Is(err, foreign.ErrNotSeen) {
+		return err
+	}
+	return nil
+}
+
+// Announce marks the interface before: it is the first call after the plugin made it.
+func (ipamDriver) Announce(i *Interface) error {
+	f := foreignOf(i)
+	return errors.Join(f.Mark(), f.Announce())
+}
+
+// CheckNode and Repair are about the mark of the interface.
+func (ipamDriver) CheckNode(i *Interface) error { return foreignOf(i).CheckMark() }
+func (ipamDriver) Repair(i *Interface) error    { return foreignOf(i).Mark() }
+
+// Targets is for the detection of conflicts. The plugin makes a link that is missing yet, and
+// nobody has an address there.
+func (ipamDriver) Targets(i *Interface) ([]conflict.Target, error) {
+	if i.Uplink == "" {
+		return nil, nil
+	}
+	link, err := rtnl.LinkOrNil(i.Uplink)
+	if err != nil || link == nil {
+		return nil, err
+	}
+	own := wireSpecOf(i).MAC
+	var targets []conflict.Target
+	for _, a := range i.Addresses {
+		targets = append(targets, conflict.Target{Address: a.Address, Link: link.Attrs().Index, Own: own})
+	}
+	return targets, nil
 }

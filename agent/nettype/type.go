@@ -5,6 +5,7 @@ package nettype
 import (
 	"github.com/berth-dev/berth/agent/chain"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/leftover"
 )
 
 // Type is a network type.
@@ -25,6 +26,11 @@ type Type struct {
 	detached func(network *chain.Network) (bool, error)
 	// furtherInterfaces is for FurtherInterfaces; nil where there are none.
 	furtherInterfaces func(ifName string, addrs []api.Address) []string
+	// driver is for Drivers; nil where plugins do all the work, and nothing of an interface is left
+	// to the agent.
+	driver func(k Kernel) Driver
+	// leftovers is for Leftovers; nil where nothing is left.
+	leftovers func(k Kernel) ([]leftover.Item, error)
 }
 
 // Wiring says which program makes the interfaces of a network type's pods.

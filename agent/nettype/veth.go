@@ -2,7 +2,20 @@
 
 package nettype
 
-import "github.com/berth-dev/berth/agent/chain"
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/leftover"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
 
 // Veth is the name of the type of pairs of virtual Ethernet links: the node answers and routes.
 const Veth = "veth"
@@ -21,5 +34,101 @@ var veth = &Type{
 		}
 		return wired(Veth, network, conf, node)
 	},
-	detached: func(*chain.Network) (bool, error) { return false, nil },
+	detached:  func(*chain.Network) (bool, error) { return false, nil },
+	driver:    func(k Kernel) Driver { return &vethDriver{wirer: k.Wirer} },
+	leftovers: func(k Kernel) ([]leftover.Item, error) { return k.Wirer.Leftovers() },
+}
+
+// vethDriver has package wire do the work, which does not know the agent's records.
+type vethDriver struct {
+	wirer *wire.Wirer
+}
+
+func wireSpecOf(i *Interface) wire.Spec {
+	spec := wire.Spec{ContainerID: i.ContainerID, IfName: i.IfName, NetNS: i.NetNS, Uplink: i.Uplink, MTU: i.MTU, Addresses: i.Addresses, Secondary: i.Secondary}
+	// An agent wrote the MAC. Wire refuses one that cannot be read.
+	spec.MAC, _ = net.ParseMAC(i.MAC)
+	spec.Routed = isRouted(i)
+	return spec
+}
+
+// isRouted reads from the configuration that ADD used, and that the record has, whether the
+// network leads packets for the addresses to this node without asking for them.
+func isRouted(i *Interface) bool {
+	var list struct {
+		Plugins []struct {
+			Routed bool `json:"routed"`
+		} `json:"plugins"`
+	}
+	// ADD refused an unreadable value.
+	return json.Unmarshal(i.Network, &list) == nil && len(list.Plugins) > 0 && list.Plugins[0].Routed
+}
+
+func (v *vethDriver) Setup(i *Interface) (*current.Result, error) {
+	spec := wireSpecOf(i)
+	wired, err := v.wirer.Setup(spec)
+	if err != nil {
+		return nil, wire.ToCNIError(err)
+	}
+	return wire.Result(spec, wired), nil
+}
+
+func (v *vethDriver) CheckNode(i *Interface) error { return v.wirer.CheckNode(wireSpecOf(i)) }
+
+func (v *vethDriver) Repair(i *Interface) error { return v.wirer.Repair(wireSpecOf(i)) }
+
+func (v *vethDriver) Teardown(i *Interface) error { return v.wirer.Teardown(wireSpecOf(i)) }
+
+func (v *vethDriver) Ready(uplink string) error { return v.wirer.Ready(uplink) }
+
+func (v *vethDriver) Check(i *Interface) error { return wire.ToCNIError(v.wirer.Check(wireSpecOf(i))) }
+
+func (v *vethDriver) Withdraw(i *Interface) error { return v.wirer.Withdraw(wireSpecOf(i)) }
+
+func (v *vethDriver) Announce(i *Interface) error { return v.wirer.Announce(wireSpecOf(i)) }
+
+func (v *vethDriver) LinkOf(key state.Key) string { return wire.HostLink(key.ContainerID, key.IfName) }
+
+func (v *vethDriver) PodEnd(link string) (string, error) { return v.wirer.PodEnd(link) }
+
+func (v *vethDriver) Links() ([]Link, error) {
+	links, err := v.wirer.List()
+	return linksOf(links), err
+}
+
+// linksOf converts the links of a driver's package.
+func linksOf(links []wire.Link) []Link {
+	all := make([]Link, 0, len(links))
+	for _, l := range links {
+		all = append(all, Link{Name: l.Name, Addresses: l.Addresses})
+	}
+	return all
+}
+
+func (v *vethDriver) Remove(link string) error { return v.wirer.Remove(link) }
+
+func (v *vethDriver) RemoveLoose() error { return v.wirer.RemoveLoose() }
+
+// Carried is for the defence of addresses.
+func (v *vethDriver) Carried(i *Interface) ([]conflict.Target, error) { return v.Targets(i) }
+
+// Targets is for the detection of conflicts: a pair's addresses are on layer 2 networks.
+func (v *vethDriver) Targets(i *Interface) ([]conflict.Target, error) {
+	spec := wireSpecOf(i)
+	if spec.Routed {
+		// Others may answer for all addresses there.
+		return nil, nil
+	}
+	own := spec.MAC
+	var targets []conflict.Target
+	var errs []error
+	for _, a := range i.Addresses {
+		link, err := wire.NetworkLink(i.Uplink, a.VLAN)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("find the network of %s: %w", a.Address, err))
+			continue
+		}
+		targets = append(targets, conflict.Target{Address: a.Address, Link: link, Own: own})
+	}
+	return targets, errors.Join(errs...)
 }

@@ -3,10 +3,17 @@
 package nettype
 
 import (
+	"encoding/json"
 	"fmt"
 
+	current "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/conflict"
+	"github.com/berth-dev/berth/cni/leftover"
+	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/vlan"
 )
 
@@ -26,6 +33,8 @@ var vlanType = &Type{
 	read:              readVlan,
 	detached:          isDetachedVlan,
 	furtherInterfaces: vlanInterfaces,
+	driver:            func(k Kernel) Driver { return newVlanDriver(k) },
+	leftovers:         func(k Kernel) ([]leftover.Item, error) { return newVlanDriver(k).driver.Leftovers() },
 }
 
 func readVlan(network *chain.Network, node Node) (*Floating, error) {
@@ -57,4 +66,144 @@ func vlanInterfaces(ifName string, addrs []api.Address) []string {
 		}
 	}
 	return all
+}
+
+// vlanDriver has package vlan do the work, which does not know the agent's records.
+type vlanDriver struct {
+	driver *vlan.Driver
+}
+
+func newVlanDriver(k Kernel) *vlanDriver {
+	return &vlanDriver{driver: vlan.New(k.Wirer, sriov.New(sriov.DirBeside(k.StateFile)))}
+}
+
+// vlanSpecOf reads the mode from the configuration that ADD used, and that the record has.
+// An interface without a record has no configuration: its links show its mode.
+func vlanSpecOf(i *Interface) (vlan.Spec, error) {
+	spec := vlan.Spec{Spec: wireSpecOf(i)}
+	if len(i.Network) == 0 {
+		return spec, nil
+	}
+	var list struct {
+		Plugins []vlanConfig `json:"plugins"`
+	}
+	if err := json.Unmarshal(i.Network, &list); err != nil {
+		return spec, fmt.Errorf("read the configuration of interface %s: %w", i.IfName, err)
+	}
+	if len(list.Plugins) == 0 {
+		return spec, fmt.Errorf("the configuration of interface %s names no plugin", i.IfName)
+	}
+	plugin := list.Plugins[0]
+	for _, given := range []map[string]json.RawMessage{i.Args, i.Capabilities} {
+		raw := given[api.CapabilityDeviceID]
+		if plugin.Type != SriovPlugin || len(raw) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(raw, &plugin.DeviceID); err != nil {
+			// No device has this address, and DEL works.
+			plugin.DeviceID = string(raw)
+		}
+	}
+	var err error
+	spec.Config, err = plugin.forType()
+	if err != nil {
+		err = fmt.Errorf("the configuration of interface %s: %w", i.IfName, err)
+	}
+	return spec, err
+}
+
+// withSpec calls do with the spec of an interface.
+func withSpec(i *Interface, do func(vlan.Spec) error) error {
+	spec, err := vlanSpecOf(i)
+	if err != nil {
+		return err
+	}
+	return do(spec)
+}
+
+func (v *vlanDriver) Setup(i *Interface) (*current.Result, error) {
+	spec, err := vlanSpecOf(i)
+	if err != nil {
+		return nil, err
+	}
+	result, err := v.driver.Setup(spec)
+	return result, vlan.ToCNIError(err)
+}
+
+func (v *vlanDriver) CheckNode(i *Interface) error { return withSpec(i, v.driver.CheckNode) }
+
+func (v *vlanDriver) Repair(i *Interface) error { return withSpec(i, v.driver.Repair) }
+
+func (v *vlanDriver) Teardown(i *Interface) error {
+	return vlan.ToCNIError(withSpec(i, v.driver.Teardown))
+}
+
+func (v *vlanDriver) Ready(uplink string) error { return v.driver.Ready(uplink) }
+
+func (v *vlanDriver) Check(i *Interface) error {
+	return vlan.ToCNIError(withSpec(i, v.driver.Check))
+}
+
+func (v *vlanDriver) Withdraw(i *Interface) error { return withSpec(i, v.driver.Withdraw) }
+
+func (v *vlanDriver) Announce(i *Interface) error { return withSpec(i, v.driver.Announce) }
+
+func (v *vlanDriver) LinkOf(key state.Key) string { return vlan.NodeLink(key.ContainerID, key.IfName) }
+
+func (v *vlanDriver) PodEnd(link string) (string, error) { return v.driver.PodEnd(link) }
+
+func (v *vlanDriver) Links() ([]Link, error) {
+	links, err := v.driver.List()
+	return linksOf(links), err
+}
+
+func (v *vlanDriver) Remove(link string) error { return v.driver.Remove(link) }
+
+func (v *vlanDriver) RemoveLoose() error { return v.driver.RemoveLoose() }
+
+// Targets is for the detection of conflicts.
+func (v *vlanDriver) Targets(i *Interface) ([]conflict.Target, error) {
+	return targetsOf(i, v.driver.Networks)
+}
+
+// Carried is for the defence of addresses.
+func (v *vlanDriver) Carried(i *Interface) ([]conflict.Target, error) {
+	return targetsOf(i, v.driver.NetworksNow)
+}
+
+func targetsOf(i *Interface, networksOf func(vlan.Spec) ([]vlan.Network, error)) ([]conflict.Target, error) {
+	spec, err := vlanSpecOf(i)
+	if err != nil {
+		return nil, err
+	}
+	networks, err := networksOf(spec)
+	var targets []conflict.Target
+	for _, n := range networks {
+		targets = append(targets, conflict.Target{Address: n.Address, Link: n.Link, Own: n.MAC})
+	}
+	if err != nil {
+		err = fmt.Errorf("find the networks of interface %s: %w", i.IfName, err)
+	}
+	return targets, err
+}
+
+// vlanConfig is the configuration with the name of its plugin.
+type vlanConfig struct {
+	Type string `json:"type"`
+	vlan.Config
+}
+
+// forType returns the configuration with the mode that the plugin has.
+func (v vlanConfig) forType() (vlan.Config, error) {
+	c := v.Config
+	switch {
+	case v.Type != SriovPlugin && c.Mode == vlan.SRIOV:
+		return c, fmt.Errorf("mode %s needs the plugin %s", vlan.SRIOV, SriovPlugin)
+	case v.Type != SriovPlugin:
+		return c, nil
+	case c.Mode != "" && c.Mode != vlan.SRIOV:
+		return c, fmt.Errorf(`%s has no "mode"; remove it`, SriovPlugin)
+	}
+	c.Mode = vlan.SRIOV
+	return c, nil
 }

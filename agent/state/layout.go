@@ -100,8 +100,8 @@ type Attachment struct {
 	// Definition is namespace/name of the NetworkAttachmentDefinition; empty for a
 	// network of the node's.
 	Definition string `json:"definition,omitempty"`
-	// Driver names the part of the agent that wires the addresses; empty where the
-	// network's plugins do all the work.
+	// Driver is the name of the network type (package nettype); empty where the network takes
+	// no floating IPs, and its plugins do all the work.
 	Driver string `json:"driver,omitempty"`
 	// Addresses are the pod's floating IPs on the interface; none without a driver.
 	Addresses []api.Address `json:"addresses,omitempty"`

@@ -32,9 +32,7 @@ import (
 	"github.com/berth-dev/berth/cni/nftables"
 	"github.com/berth-dev/berth/cni/relay"
 	"github.com/berth-dev/berth/cni/settings"
-	"github.com/berth-dev/berth/cni/sriov"
 	"github.com/berth-dev/berth/cni/veth/wire"
-	"github.com/berth-dev/berth/cni/vlan"
 	"github.com/berth-dev/berth/ipam/podrequest"
 )
 
@@ -78,7 +76,7 @@ func run(ctx context.Context, o *Options) error {
 	}
 	options := agent.Options{
 		Pods: node, ConflictLog: node, Store: store,
-		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: newDrivers(o, journal),
+		Networks: networks, Plugins: newRunner(o, exec, bootID), Drivers: nettype.Drivers(nettype.Kernel{Wirer: newWirer(o, journal), StateFile: o.StateFile}),
 		PodNetworks:   &attachdef.Reader{Get: clients.definition, Shared: o.NetworkNamespaces},
 		DefaultRoutes: defaultroute.Kernel{},
 		Prober:        &o.Conflicts,
@@ -178,14 +176,6 @@ func detectNetfilter(ctx context.Context) *netfilter.Detector {
 // share: each of two would lose the other's entries.
 func newJournal(o *Options) *settings.Journal {
 	return settings.NewJournal(settings.FileBeside(o.StateFile), o.SysctlRoot)
-}
-
-func newDrivers(o *Options, journal *settings.Journal) agent.Drivers {
-	wirer := newWirer(o, journal)
-	return agent.Drivers{
-		nettype.Veth: &veth{wirer: wirer}, nettype.Vlan: &vlanDriver{driver: vlan.New(wirer, sriov.New(sriov.DirBeside(o.StateFile)))},
-		nettype.IPAM: &foreignDriver{}, nettype.IPAMCaller: &foreignDriver{},
-	}
 }
 
 func newWirer(o *Options, journal *settings.Journal) *wire.Wirer {

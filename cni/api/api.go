@@ -30,8 +30,6 @@ const (
 	ShimType = "berth-cni"
 	// IPAMType is the IPAM plugin that hands floating IPs to plugins of other projects.
 	IPAMType = "berth-ipam"
-	// SriovType is the plugin that gives a pod a virtual function of a network card.
-	SriovType = "berth-sriov"
 	// NetworkName is the network in the runtime's configuration.
 	NetworkName = "berth"
 	// FloatingNetworkName is the network of pods with a floating IP.

@@ -52,27 +52,6 @@ type Config struct {
 	DeviceID string `json:"deviceID,omitempty"`
 }
 
-// PluginConfig is the configuration with the name of its plugin, berth-vlan or berth-sriov.
-type PluginConfig struct {
-	Type string `json:"type"`
-	Config
-}
-
-// ForType returns the configuration with the mode that the plugin has.
-func (p PluginConfig) ForType() (Config, error) {
-	c := p.Config
-	switch {
-	case p.Type != api.SriovType && c.Mode == SRIOV:
-		return c, fmt.Errorf("mode %s needs the plugin %s", SRIOV, api.SriovType)
-	case p.Type != api.SriovType:
-		return c, nil
-	case c.Mode != "" && c.Mode != SRIOV:
-		return c, fmt.Errorf(`%s has no "mode"; remove it`, api.SriovType)
-	}
-	c.Mode = SRIOV
-	return c, nil
-}
-
 // Validate returns an error that names the wrong field.
 func (c Config) Validate() error {
 	switch c.Mode {

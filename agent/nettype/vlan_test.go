@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package nettype
 
 import (
 	"encoding/json"
 	"strings"
 	"testing"
 
-	"github.com/berth-dev/berth/agent"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/vlan"
 )
@@ -33,7 +32,7 @@ func TestSpecOfSRIOV(t *testing.T) {
 		"mode without its plugin":  {plugin: `{"type":"berth-vlan","mode":"sriov"}`, wrong: "mode sriov needs the plugin berth-sriov"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spec, err := vlanSpecOf(&agent.Interface{Attachment: state.Attachment{
+			spec, err := vlanSpecOf(&Interface{Attachment: state.Attachment{
 				IfName: "eth0", Network: json.RawMessage(`{"plugins":[` + c.plugin + `]}`), Args: c.args, Capabilities: c.capabilities,
 			}})
 			if c.wrong != "" {
@@ -47,7 +46,7 @@ func TestSpecOfSRIOV(t *testing.T) {
 			}
 		})
 	}
-	other, err := vlanSpecOf(&agent.Interface{Attachment: state.Attachment{Network: json.RawMessage(`{"plugins":[{"type":"berth-vlan","mode":"macvlan"}]}`), Args: raw(`"0000:01:10.2"`)}})
+	other, err := vlanSpecOf(&Interface{Attachment: state.Attachment{Network: json.RawMessage(`{"plugins":[{"type":"berth-vlan","mode":"macvlan"}]}`), Args: raw(`"0000:01:10.2"`)}})
 	if err != nil || other.DeviceID != "" || other.Config.Validate() != nil {
 		t.Errorf("vlanSpecOf() = %+v, %v for a macvlan network of a pod with a device", other.Config, err)
 	}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nettype
+
+import (
+	"net/netip"
+	"slices"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/berth-dev/berth/agent/state"
+	"github.com/berth-dev/berth/cni/leftover"
+	"github.com/berth-dev/berth/cni/veth/wire"
+)
+
+// Driver does the work of a network type in the agent's own process: it must stop carrying an
+// address also where no plugin can run. Methods are idempotent and block for the kernel only; calls
+// for one address run one after another. Package agent has an interface for each thing that some
+// drivers can do beside these: podChecker, uplinkChecker, linkOwner, onSegment and defended.
+type Driver interface {
+	// Setup wires the interface's addresses to the container.
+	Setup(i *Interface) (*current.Result, error)
+	// CheckNode returns an error that names the missing pieces of the node's side.
+	CheckNode(i *Interface) error
+	// Repair makes the missing pieces of the node's side.
+	Repair(i *Interface) error
+	// Withdraw stops the node from carrying the interface's addresses.
+	Withdraw(i *Interface) error
+	// Teardown withdraws, and removes the container's interface. It knows an
+	// interface by its name, the container and the namespace alone.
+	Teardown(i *Interface) error
+	// Announce tells the network that the addresses are here.
+	Announce(i *Interface) error
+}
+
+// Interface is an interface of a container as a driver sees it.
+type Interface struct {
+	ContainerID string
+	NetNS       string
+	// Secondary says that the container's default route is on another interface.
+	Secondary bool
+	state.Attachment
+}
+
+// Link is the host end of a container's interface.
+type Link struct {
+	Name      string
+	Addresses []netip.Addr
+}
+
+// Kernel has the parts that drivers work with.
+type Kernel struct {
+	Wirer *wire.Wirer
+	// StateFile is the agent's. Types keep their own files beside it.
+	StateFile string
+}
+
+// Drivers returns the drivers of all types by the types' names.
+func Drivers(k Kernel) map[string]Driver {
+	all := map[string]Driver{}
+	for _, t := range types {
+		if t.driver != nil {
+			all[t.Name] = t.driver(k)
+		}
+	}
+	return all
+}
+
+// Leftovers returns a function for each type that lists the things that the type left on the node.
+// They are in the order of removal: a type may find its things by those of an earlier line of types.
+func Leftovers(k Kernel) []func() ([]leftover.Item, error) {
+	var all []func() ([]leftover.Item, error)
+	for _, t := range slices.Backward(types) {
+		if t.leftovers != nil {
+			all = append(all, func() ([]leftover.Item, error) { return t.leftovers(k) })
+		}
+	}
+	return all
+}
