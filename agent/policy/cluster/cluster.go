@@ -558,37 +558,32 @@ func (c *Cluster) sweepNamespaces(version string) {
 }
 
 func (c *Cluster) podFeed(of scope) *feed {
+	// newer calls do with a Pod that is newer than the stored one; do holds c.mu.
+	newer := func(do func(p *corev1.Pod, name types.NamespacedName)) func(object runtime.Object, live bool) {
+		return func(object runtime.Object, live bool) {
+			p, ok := object.(*corev1.Pod)
+			if !ok {
+				return
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if live {
+				c.store.version = p.ResourceVersion
+			}
+			if name := (types.NamespacedName{Namespace: p.Namespace, Name: p.Name}); c.store.isNewer(name, p.ResourceVersion) {
+				do(p, name)
+			}
+		}
+	}
 	f := &feed{
 		kind: pods, source: c.o.Pods, reached: c.noteReach(pods),
 		begin: c.locked(func() { c.store.pass++ }),
-		put: func(object runtime.Object, live bool) {
-			p, ok := object.(*corev1.Pod)
-			if !ok {
-				return
-			}
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if live {
-				c.store.version = p.ResourceVersion
-			}
-			if c.store.isNewer(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, p.ResourceVersion) && (of == allNodes || p.Spec.NodeName == c.o.Node) {
+		put: newer(func(p *corev1.Pod, _ types.NamespacedName) {
+			if of == allNodes || p.Spec.NodeName == c.o.Node {
 				c.setPod(p)
 			}
-		},
-		remove: func(object runtime.Object, live bool) {
-			p, ok := object.(*corev1.Pod)
-			if !ok {
-				return
-			}
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if live {
-				c.store.version = p.ResourceVersion
-			}
-			if c.store.isNewer(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, p.ResourceVersion) {
-				c.tellPod(c.store.delete(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, p.UID))
-			}
-		},
+		}),
+		remove: newer(func(p *corev1.Pod, name types.NamespacedName) { c.tellPod(c.store.delete(name, p.UID)) }),
 		end: func(version string) {
 			c.sweepPods(version)
 			c.locked(func() {
