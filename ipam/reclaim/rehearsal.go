@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -47,7 +50,7 @@ func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
 	return &Caches{
-		FloatingIPs: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byPodUID: indexers()[byPodUID], byPurpose: indexByPurpose}),
+		FloatingIPs: newCoarse(cache.Indexers{byPodUID: indexers()[byPodUID], byPurpose: indexByPurpose}),
 		pod:         pod,
 		IPPools:     empty(), IPClaims: empty(), Namespaces: empty(), Nodes: empty(),
 		StatefulSets: empty(), Deployments: empty(), ReplicaSets: empty(), DaemonSets: empty(), Jobs: empty(), CronJobs: empty(),
@@ -58,9 +61,9 @@ func NewCaches(pod func(key types.NamespacedName) *v1.Pod) *Caches {
 // them with the least work: it finds addresses together that it compares with one another.
 func (c *Caches) Names() []string {
 	var names []string
-	for _, purpose := range c.FloatingIPs.ListIndexFuncValues(byPurpose) {
-		keys, _ := c.FloatingIPs.IndexKeys(byPurpose, purpose) // fails without the index only
-		names = append(names, keys...)
+	for _, key := range c.FloatingIPs.ListIndexFuncValues(byPurpose) {
+		some, _ := c.FloatingIPs.IndexKeys(byPurpose, key) // fails without the index only
+		names = append(names, some...)
 	}
 	return names
 }
@@ -74,6 +77,48 @@ func indexByPurpose(object any) ([]string, error) {
 		return []string{purposeOf(owner).String()}, nil
 	}
 	return []string{""}, nil
+}
+
+// coarse is an Indexer whose indexes have few keys: each stands for many values of an index
+// function. Nearly each address has a pod and a purpose of its own, and an index takes 300
+// bytes for a key.
+type coarse struct {
+	cache.Indexer
+	exact cache.Indexers
+	seed  maphash.Seed
+}
+
+// coarseKeys is the number of keys of an index.
+const coarseKeys = 1 << 14
+
+func newCoarse(exact cache.Indexers) coarse {
+	c := coarse{exact: exact, seed: maphash.MakeSeed()}
+	indexers := cache.Indexers{}
+	for index, valuesOf := range exact {
+		indexers[index] = func(object any) ([]string, error) {
+			values, err := valuesOf(object)
+			keys := make([]string, len(values))
+			for i, value := range values {
+				keys[i] = c.key(value)
+			}
+			return keys, err
+		}
+	}
+	c.Indexer = cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers)
+	return c
+}
+
+func (c coarse) key(value string) string {
+	return strconv.FormatUint(maphash.String(c.seed, value)%coarseKeys, 16)
+}
+
+// ByIndex returns the objects for which the index function returns value.
+func (c coarse) ByIndex(index, value string) ([]any, error) {
+	objects, err := c.Indexer.ByIndex(index, c.key(value))
+	return slices.DeleteFunc(objects, func(object any) bool {
+		values, _ := c.exact[index](object) // it returned no error when the object came
+		return !slices.Contains(values, value)
+	}), err
 }
 
 // Clients read the API server for a [Rehearsal].

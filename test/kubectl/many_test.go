@@ -28,7 +28,7 @@ import (
 const envMany = "BERTH_TEST_CHECK_ADDRESSES"
 
 // mostMemory is the memory that check may take, in MB, with 150,000 addresses.
-const mostMemory = 600
+const mostMemory = 500
 
 // TestCheckMany says how long check takes, and how much memory, with many addresses that pods
 // have. It limits only the memory: its numbers are for docs.

@@ -15,9 +15,9 @@ import (
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// With 150,000 addresses and pods, check stays below 600 MB.
+// With 150,000 addresses and pods, check stays below 500 MB.
 func TestMemory(t *testing.T) {
-	const n, most = 20000, 2500
+	const n, most = 20000, 1900
 	text := func(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 	uid := func(i int, kind string) types.UID {
 		return types.UID(text("%08x-%s-4000-8000-0000%08x", i, kind, i))

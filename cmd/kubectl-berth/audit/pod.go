@@ -21,7 +21,7 @@ import (
 type pod struct {
 	key                   types.NamespacedName
 	uid                   types.UID
-	controller            *metav1.OwnerReference
+	controller            unique.Handle[controller]
 	node                  string
 	phase                 v1.PodPhase
 	hostNetwork           bool
@@ -29,6 +29,13 @@ type pod struct {
 	requested             int64
 	resource              v1.ResourceName
 	ips                   []v1.PodIP
+}
+
+// controller has the fields of an OwnerReference with controller: true; none if the pod has no
+// controller. All pods of a ReplicaSet share one.
+type controller struct {
+	apiVersion, kind, name string
+	uid                    types.UID
 }
 
 func newPods() cache.Store {
@@ -43,15 +50,14 @@ func slimPod(object runtime.Object) any {
 	if requested == 0 && floatingIPs == "" {
 		return nil
 	}
-	controller := metav1.GetControllerOf(of)
-	if controller != nil {
-		share(&controller.APIVersion, &controller.Kind, &controller.Name)
-		share(&controller.UID)
+	var by controller
+	if reference := metav1.GetControllerOfNoCopy(of); reference != nil {
+		by = controller{reference.APIVersion, reference.Kind, reference.Name, reference.UID}
 	}
 	share(&of.Namespace, &of.Spec.NodeName)
 	share(&of.Status.Phase)
 	return &pod{
-		key: types.NamespacedName{Namespace: of.Namespace, Name: of.Name}, uid: of.UID, controller: controller, node: of.Spec.NodeName,
+		key: types.NamespacedName{Namespace: of.Namespace, Name: of.Name}, uid: of.UID, controller: unique.Make(by), node: of.Spec.NodeName,
 		phase: of.Status.Phase, hostNetwork: of.Spec.HostNetwork, floatingIPs: floatingIPs, networks: of.Annotations[annotationNetworks],
 		requested: requested, resource: resource, ips: of.Status.PodIPs,
 	}
@@ -64,6 +70,15 @@ func share[S ~string](all ...*S) {
 	}
 }
 
+// repeat makes strings that equal the first use the memory of the first.
+func repeat[S, T ~string](first S, others ...*T) {
+	for _, other := range others {
+		if string(*other) == string(first) {
+			*other = T(first)
+		}
+	}
+}
+
 // whole returns a Pod with the fields that are known.
 func (p *pod) whole() *v1.Pod {
 	whole := &v1.Pod{
@@ -71,8 +86,8 @@ func (p *pod) whole() *v1.Pod {
 		Spec:       v1.PodSpec{NodeName: p.node, HostNetwork: p.hostNetwork},
 		Status:     v1.PodStatus{Phase: p.phase, PodIPs: p.ips},
 	}
-	if p.controller != nil {
-		whole.OwnerReferences = []metav1.OwnerReference{*p.controller}
+	if by := p.controller.Value(); by != (controller{}) {
+		whole.OwnerReferences = []metav1.OwnerReference{{APIVersion: by.apiVersion, Kind: by.kind, Name: by.name, UID: by.uid, Controller: new(true)}}
 	}
 	for name, value := range map[string]string{v1alpha1.AnnotationFloatingIPs: p.floatingIPs, annotationNetworks: p.networks} {
 		if value != "" {

@@ -183,9 +183,14 @@ func slimAddress(object runtime.Object) any {
 	if spec.Network != nil {
 		share(&spec.Network.Subnet, &spec.Network.Gateway)
 	}
-	if spec.Owner != nil {
-		share(&spec.Owner.APIVersion, &spec.Owner.Kind, &spec.Owner.Namespace)
-		share(&spec.Owner.NamespaceUID)
+	repeat(ip.Name, &spec.Address)
+	if owner := spec.Owner; owner != nil {
+		share(&owner.APIVersion, &owner.Kind, &owner.Namespace)
+		share(&owner.NamespaceUID)
+		if spec.Pod != nil {
+			repeat(spec.Pod.Name, &owner.Name, &owner.PodName)
+			repeat(spec.Pod.UID, &owner.UID)
+		}
 	}
 	return &v1alpha1.FloatingIP{
 		ObjectMeta: metav1.ObjectMeta{
