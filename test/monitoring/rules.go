@@ -63,14 +63,9 @@ func Alerts() ([]Alert, error) {
 // table renders alerts for docs/how-to/monitoring.md.
 func table(alerts []Alert) string {
 	var b strings.Builder
-	b.WriteString("| alert | severity | fires if |\n|---|---|---|\n")
+	b.WriteString("| alert | severity | fires after |\n|---|---|---|\n")
 	for _, a := range alerts {
-		lasting := ""
-		if a.For != "" {
-			lasting = " for " + a.For
-		}
-		expr := strings.ReplaceAll(a.Expr, "|", `\|`)
-		fmt.Fprintf(&b, "| [%s](troubleshooting.md#%s) | %s | `%s`%s |\n", a.Alert, strings.ToLower(a.Alert), a.Labels["severity"], expr, lasting)
+		fmt.Fprintf(&b, "| [%s](troubleshooting.md#%s) | %s | %s |\n", a.Alert, strings.ToLower(a.Alert), a.Labels["severity"], a.For)
 	}
 	return b.String()
 }

@@ -5,6 +5,7 @@ package referencetest
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,32 +13,96 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 )
 
-// Command is a page of a command and all below it: the purpose, usage, examples and
+// few is the number of commands from which on a flag of all of them is described once.
+const few = 5
+
+// Command returns a page of a command and all below it: the purpose, usage, examples and
 // flags of each.
 func Command(command *cobra.Command) string {
-	var b strings.Builder
-	section(&b, command, "#")
-	return b.String()
+	p := page{commands: map[flag]int{}}
+	p.count(command)
+	p.section(command, "#")
+	return p.String()
 }
 
-func section(b *strings.Builder, command *cobra.Command, level string) {
-	fmt.Fprintf(b, "%s %s\n\n%s\n", level, command.CommandPath(), text(description(command)))
-	if command.Runnable() {
-		fmt.Fprintf(b, "\n    %s\n", command.UseLine())
-	}
-	if command.Example != "" {
-		fmt.Fprintf(b, "\nExamples:\n\n%s\n", indented(command.Example))
-	}
-	flags(b, command.NonInheritedFlags())
-	for _, child := range command.Commands() {
-		if !child.Hidden && !generic(child) {
-			b.WriteString("\n")
-			section(b, child, "##")
+// page is a page while it is written. commands counts the commands that have a flag.
+type page struct {
+	strings.Builder
+	commands map[flag]int
+	shared   []flag
+}
+
+// flag is a flag as the page describes it.
+type flag struct{ name, text string }
+
+func (p *page) count(command *cobra.Command) {
+	own, _ := flagsOf(command)
+	for _, f := range own {
+		if p.commands[f]++; p.commands[f] == few {
+			p.shared = append(p.shared, f)
 		}
 	}
+	for _, child := range below(command) {
+		p.count(child)
+	}
 }
 
-// generic says that a command is cobra's and the same in every program.
+func (p *page) section(command *cobra.Command, level string) {
+	fmt.Fprintf(p, "%s %s\n\n%s\n", level, command.CommandPath(), text(description(command)))
+	if command.Runnable() {
+		fmt.Fprintf(p, "\n    %s\n", command.UseLine())
+	}
+	if command.Example != "" {
+		fmt.Fprintf(p, "\nExamples:\n\n%s\n", indented(command.Example))
+	}
+	p.flags(command)
+	if level == "#" && len(p.shared) > 0 {
+		p.WriteString("\nFlags of several commands:\n")
+		p.table(p.shared)
+	}
+	for _, child := range below(command) {
+		p.WriteString("\n")
+		p.section(child, "##")
+	}
+}
+
+// flags adds a table of the flags that few other commands have, and names the rest.
+func (p *page) flags(command *cobra.Command) {
+	all, ofKubectl := flagsOf(command)
+	var own []flag
+	var shared []string
+	for _, f := range all {
+		if p.commands[f] >= few {
+			shared = append(shared, f.name)
+		} else {
+			own = append(own, f)
+		}
+	}
+	p.table(own)
+	if len(shared) > 0 {
+		fmt.Fprintf(p, "\nAs above: %s.\n", strings.Join(shared, ", "))
+	}
+	if len(ofKubectl) > 0 {
+		fmt.Fprintf(p, "\nAs in kubectl: %s.\n", strings.Join(ofKubectl, ", "))
+	}
+}
+
+func (p *page) table(flags []flag) {
+	if len(flags) == 0 {
+		return
+	}
+	p.WriteString("\n| flag | default | meaning |\n|---|---|---|\n")
+	for _, f := range flags {
+		fmt.Fprintf(p, "| %s%s |\n", f.name, f.text)
+	}
+}
+
+// below returns the commands of a command that the page describes.
+func below(command *cobra.Command) []*cobra.Command {
+	return slices.DeleteFunc(slices.Clone(command.Commands()), func(child *cobra.Command) bool { return child.Hidden || generic(child) })
+}
+
+// generic returns whether a command is cobra's and the same in every program.
 func generic(command *cobra.Command) bool {
 	return command.Name() == "help" || command.Name() == "completion"
 }
@@ -49,12 +114,12 @@ func description(command *cobra.Command) string {
 	return strings.TrimSuffix(command.Short, ".") + "."
 }
 
-// text is plain text as Markdown, in which only brackets of placeholders mean something.
+// text returns plain text as Markdown, in which only brackets of placeholders mean something.
 func text(plain string) string {
 	return strings.NewReplacer("<", `\<`, "|", `\|`, "*", `\*`).Replace(plain)
 }
 
-// indented is code, with the least indentation of its lines replaced by four blanks.
+// indented returns code with the least indentation of its lines replaced by four blanks.
 func indented(code string) string {
 	lines := strings.Split(strings.Trim(code, "\n"), "\n")
 	least := -1
@@ -71,38 +136,32 @@ func indented(code string) string {
 	return strings.Join(lines, "\n")
 }
 
-// flags adds a table, without kubectl's own flags, which are named only.
-func flags(b *strings.Builder, set *pflag.FlagSet) {
-	ofKubectl := pflag.NewFlagSet("kubectl", pflag.ContinueOnError)
-	genericclioptions.NewConfigFlags(true).AddFlags(ofKubectl)
-	rows, known := 0, []string(nil)
-	set.VisitAll(func(flag *pflag.Flag) {
-		if flag.Hidden || flag.Deprecated != "" || flag.Name == "help" {
+// flagsOf returns the flags of a command, and the names of the ones that are kubectl's own.
+func flagsOf(command *cobra.Command) (own []flag, ofKubectl []string) {
+	kubectl := pflag.NewFlagSet("kubectl", pflag.ContinueOnError)
+	genericclioptions.NewConfigFlags(true).AddFlags(kubectl)
+	command.NonInheritedFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Deprecated != "" || f.Name == "help" {
 			return
 		}
-		if same := ofKubectl.Lookup(flag.Name); same != nil && same.Usage == flag.Usage {
-			known = append(known, "`--"+flag.Name+"`")
+		name := "`--" + f.Name + "`"
+		if same := kubectl.Lookup(f.Name); same != nil && same.Usage == f.Usage {
+			ofKubectl = append(ofKubectl, name)
 			return
 		}
-		if rows++; rows == 1 {
-			b.WriteString("\n| flag | default | meaning |\n|---|---|---|\n")
+		if f.Shorthand != "" {
+			name = "`-" + f.Shorthand + "`, " + name
 		}
-		value, usage := pflag.UnquoteUsage(flag)
-		name := "`--" + flag.Name + "`"
-		if flag.Shorthand != "" {
-			name = "`-" + flag.Shorthand + "`, " + name
-		}
+		value, usage := pflag.UnquoteUsage(f)
 		if value != "" {
-			name += " " + value
+			value = " " + value
 		}
-		fmt.Fprintf(b, "| %s | %s | %s |\n", name, byDefault(flag), text(strings.Join(strings.Fields(usage), " ")))
+		own = append(own, flag{name, fmt.Sprintf("%s | %s | %s", value, byDefault(f), text(strings.Join(strings.Fields(usage), " ")))})
 	})
-	if len(known) > 0 {
-		fmt.Fprintf(b, "\nAs in kubectl: %s.\n", strings.Join(known, ", "))
-	}
+	return own, ofKubectl
 }
 
-// byDefault is the default of a flag, without values of this machine.
+// byDefault returns the default of a flag, without values of this machine.
 func byDefault(flag *pflag.Flag) string {
 	switch flag.DefValue {
 	case "", "[]", "0", "0s", "false":

@@ -39,7 +39,7 @@ func New(flags *genericclioptions.ConfigFlags, all *pflag.FlagSet) *Cluster {
 // AddNamespace adds --namespace to a command about pods, claims or workloads. Others have
 // no such flag, so that it is not ignored silently.
 func (c *Cluster) AddNamespace(command *cobra.Command) {
-	command.Flags().StringVarP(c.namespace, "namespace", "n", "", "Namespace of the pod, claim or workload. By default that of the kubeconfig's context.")
+	command.Flags().StringVarP(c.namespace, "namespace", "n", "", "Namespace of the pod, claim or workload. By default the namespace of the kubeconfig's context.")
 }
 
 // Namespace returns the namespace that the user means.
