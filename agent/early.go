@@ -127,7 +127,7 @@ func (a *Agent) Came(ctx context.Context, pod podinfo.Pod) {
 
 // probeEarly returns the targets of a pod's addresses if no other host has one.
 func (a *Agent) probeEarly(ctx context.Context, pod podinfo.Pod) ([]conflict.Target, error) {
-	attachments, err := a.planAttachments(ctx, pod, firstInterface)
+	attachments, err := a.planner().attachments(ctx, pod, firstInterface)
 	if err != nil {
 		return nil, err
 	}

@@ -101,8 +101,12 @@ func (a *Agent) ipamAdd(ctx context.Context, req *api.Request) (json.RawMessage,
 	if record, i := a.attachmentOf(req.ContainerID, req.IfName); record != nil && !ofCaller(record) {
 		return ipamOfChain(record, i, args)
 	}
-	record, err := a.planForCaller(ctx, req, args)
+	record, err := a.planner().forCaller(ctx, req, args)
 	if err != nil {
+		return nil, err
+	}
+	// Before the lock: the caller may be a plugin that Add runs, which holds it.
+	if err := a.onOneInterface(record); err != nil {
 		return nil, err
 	}
 	unlock, err := a.lockContainer(ctx, req.ContainerID)
@@ -132,43 +136,6 @@ func ipamOfChain(record *state.Container, i int, args podArgs) (json.RawMessage,
 		return nil, fmt.Errorf("%w: interface %s of pod %s", ErrNoFloatingIP, attachment.IfName, record.Pod)
 	}
 	return ipamResult(record, i)
-}
-
-// planForCaller makes the record of an interface that another program's plugins wire. It
-// waits for no lock: such a program may be a plugin that Add runs.
-func (a *Agent) planForCaller(ctx context.Context, req *api.Request, args podArgs) (*state.Container, error) {
-	conf, ours, err := foreign.ParseConfig(req.Config)
-	if err != nil {
-		return nil, err
-	}
-	if !ours {
-		return nil, fmt.Errorf("%w: it does not name %s as its ipam.type", foreign.ErrConfig, api.IPAMType)
-	}
-	pod, err := a.Pods.Pod(ctx, args.namespace, args.name, args.uid)
-	if err != nil {
-		return nil, err
-	}
-	if pod.Finished {
-		return nil, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
-	}
-	if pod.Wants == 0 {
-		return nil, fmt.Errorf("%w: pod %s requests none: let a container request berth.dev/ip, or name an IPAM plugin for such pods in ipam.delegate of the network %q", ErrNoFloatingIP, pod.Pod, conf.Name)
-	}
-	addrs, err := a.held(ctx, pod)
-	if err != nil {
-		return nil, err
-	}
-	floating, err := nettype.OfCaller(conf, req.Config)
-	if err != nil {
-		return nil, err
-	}
-	attachment := floating.Attachment()
-	attachment.IfName, attachment.Addresses = req.IfName, addrs
-	record := &state.Container{
-		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding,
-		Attachments: []state.Attachment{attachment},
-	}
-	return record, a.onOneInterface(record)
 }
 
 // onOneInterface returns an error where another interface of the record's container has its

@@ -15,19 +15,38 @@ import (
 	"github.com/berth-dev/berth/agent/podinfo"
 	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
+	"github.com/berth-dev/berth/cni/foreign"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 )
 
-// plan makes the record. It changes nothing.
-func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf requestConfig) (*state.Container, error) {
-	pod, err := a.Pods.Pod(ctx, args.namespace, args.name, args.uid)
+// planner makes records of ADDs from the API and the networks of the node. It changes nothing.
+type planner struct {
+	Pods        pods
+	Networks    networks
+	PodNetworks podNetworks
+}
+
+func (a *Agent) planner() planner { return planner{a.Pods, a.Networks, a.PodNetworks} }
+
+// runningPod returns the pod of a call; a pod that has finished gets no network.
+func (p planner) runningPod(ctx context.Context, args podArgs) (podinfo.Pod, error) {
+	pod, err := p.Pods.Pod(ctx, args.namespace, args.name, args.uid)
+	if err != nil {
+		return pod, err
+	}
+	if pod.Finished {
+		return pod, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
+	}
+	return pod, nil
+}
+
+// plan returns the record of an ADD.
+func (p planner) plan(ctx context.Context, req *api.Request, args podArgs, conf requestConfig) (*state.Container, error) {
+	pod, err := p.runningPod(ctx, args)
 	if err != nil {
 		return nil, err
 	}
-	if pod.Finished {
-		return nil, fmt.Errorf("%w: pod %s has finished", podinfo.ErrPodReplaced, pod.Pod)
-	}
-	attachments, err := a.planAttachments(ctx, pod, req.IfName)
+	attachments, err := p.attachments(ctx, pod, req.IfName)
 	if err != nil {
 		return nil, err
 	}
@@ -41,15 +60,15 @@ func (a *Agent) plan(ctx context.Context, req *api.Request, args podArgs, conf r
 	}, nil
 }
 
-// planAttachments returns the attachment to the pod's first network, and the attachments to the
+// attachments returns the attachment to the pod's first network, and the attachments to the
 // networks that its annotation names. The pod's floating IPs are on the network that takes floating
 // IPs: one of the annotation, or the first.
-func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
-	named, err := a.planNamed(ctx, pod, ifName)
+func (p planner) attachments(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
+	named, err := p.named(ctx, pod, ifName)
 	if err != nil {
 		return nil, err
 	}
-	first, err := a.planFirst(pod, named)
+	first, err := p.first(pod, named)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +77,7 @@ func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName str
 	if pod.Wants == 0 {
 		return all, planDefaultRoute(all)
 	}
-	addrs, err := a.held(ctx, pod)
+	addrs, err := p.held(ctx, pod)
 	if err != nil {
 		return nil, err
 	}
@@ -76,8 +95,8 @@ func (a *Agent) planAttachments(ctx context.Context, pod podinfo.Pod, ifName str
 }
 
 // held returns the addresses that the pod holds on this node.
-func (a *Agent) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, error) {
-	addrs, err := a.Pods.Addresses(ctx, pod)
+func (p planner) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, error) {
+	addrs, err := p.Pods.Addresses(ctx, pod)
 	if errors.Is(err, podinfo.ErrNotPlaced) {
 		return nil, fmt.Errorf("pod %s requests berth.dev/ip but has no floating IP, %w: set spec.schedulerName to berth-scheduler", pod.Pod, err)
 	}
@@ -87,16 +106,16 @@ func (a *Agent) held(ctx context.Context, pod podinfo.Pod) ([]api.Address, error
 	return addrs, nil
 }
 
-// planFirst returns the attachment to the network that every pod has.
-func (a *Agent) planFirst(pod podinfo.Pod, named []state.Attachment) (state.Attachment, error) {
+// first returns the attachment to the network that every pod has.
+func (p planner) first(pod podinfo.Pod, named []state.Attachment) (state.Attachment, error) {
 	if pod.Wants > 0 && floatingOf(named) == nil {
-		floating, err := a.Networks.Floating()
+		floating, err := p.Networks.Floating()
 		if err != nil {
 			return state.Attachment{}, err
 		}
 		return floating.Attachment(), nil
 	}
-	network, err := a.Networks.Default()
+	network, err := p.Networks.Default()
 	if errors.Is(err, chain.ErrNoNetwork) {
 		return state.Attachment{}, fmt.Errorf("%w: the first network of pod %s is the default network, because it has no floating IP there: %w", ErrNoDefaultNetwork, pod.Pod, err)
 	}
@@ -106,18 +125,18 @@ func (a *Agent) planFirst(pod podinfo.Pod, named []state.Attachment) (state.Atta
 	return state.Attachment{Network: network.Raw()}, nil
 }
 
-// planNamed returns the attachments to the networks of the pod's annotation.
-func (a *Agent) planNamed(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
-	if a.PodNetworks == nil {
+// named returns the attachments to the networks of the pod's annotation.
+func (p planner) named(ctx context.Context, pod podinfo.Pod, ifName string) ([]state.Attachment, error) {
+	if p.PodNetworks == nil {
 		return nil, nil
 	}
-	named, err := a.PodNetworks.Networks(ctx, pod.Namespace, pod.Networks, ifName)
+	named, err := p.PodNetworks.Networks(ctx, pod.Namespace, pod.Networks, ifName)
 	if err != nil {
 		return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 	}
 	var all []state.Attachment
 	for i := range named {
-		attachment, err := a.planOne(&named[i], pod.Wants)
+		attachment, err := p.one(&named[i], pod.Wants)
 		if err != nil {
 			return nil, fmt.Errorf("pod %s: %w", pod.Pod, err)
 		}
@@ -132,9 +151,9 @@ func (a *Agent) planNamed(ctx context.Context, pod podinfo.Pod, ifName string) (
 	return all, nil
 }
 
-// planOne returns the attachment to a network for a pod that wants so many floating IPs.
-func (a *Agent) planOne(n *attachdef.Network, wants int) (state.Attachment, error) {
-	network, floating, err := a.Networks.Named(n)
+// one returns the attachment to a network for a pod that wants so many floating IPs.
+func (p planner) one(n *attachdef.Network, wants int) (state.Attachment, error) {
+	network, floating, err := p.Networks.Named(n)
 	if err != nil {
 		return state.Attachment{}, err
 	}
@@ -156,6 +175,38 @@ func (a *Agent) planOne(n *attachdef.Network, wants int) (state.Attachment, erro
 	attachment.IfName, attachment.Definition, attachment.Capabilities, attachment.Args = n.IfName, n.Definition, n.Capabilities, n.Args
 	attachment.DefaultRoute = n.DefaultRoute
 	return attachment, nil
+}
+
+// forCaller returns the record of an interface that another program's plugins wire.
+func (p planner) forCaller(ctx context.Context, req *api.Request, args podArgs) (*state.Container, error) {
+	conf, ours, err := foreign.ParseConfig(req.Config)
+	if err != nil {
+		return nil, err
+	}
+	if !ours {
+		return nil, fmt.Errorf("%w: it does not name %s as its ipam.type", foreign.ErrConfig, api.IPAMType)
+	}
+	pod, err := p.runningPod(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	if pod.Wants == 0 {
+		return nil, fmt.Errorf("%w: pod %s requests none: let a container request berth.dev/ip, or name an IPAM plugin for such pods in ipam.delegate of the network %q", ErrNoFloatingIP, pod.Pod, conf.Name)
+	}
+	addrs, err := p.held(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	floating, err := nettype.OfCaller(conf, req.Config)
+	if err != nil {
+		return nil, err
+	}
+	attachment := floating.Attachment()
+	attachment.IfName, attachment.Addresses = req.IfName, addrs
+	return &state.Container{
+		ContainerID: req.ContainerID, IfName: req.IfName, NetNS: req.NetNS, Pod: pod.Pod, Args: req.Args, Phase: state.Adding,
+		Attachments: []state.Attachment{attachment},
+	}, nil
 }
 
 // floatingOf returns the attachment that takes floating IPs, nil where there is none.
