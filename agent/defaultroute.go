@@ -55,7 +55,7 @@ func planDefaultRoute(all []state.Attachment) error {
 	}
 	if !nettype.Of(floating.Driver).NodeIsGateway {
 		return fmt.Errorf("%w: network %s: default-route: a pod with its floating IPs on a network of another plugin than %s has its default route there; remove default-route",
-			attachdef.ErrAnnotation, all[holder].Definition, nettype.Plugins(func(t *nettype.Type) bool { return t.NodeIsGateway }))
+			attachdef.ErrAnnotation, all[holder].Definition, nettype.GatewayPlugins())
 	}
 	for _, a := range floating.Addresses {
 		i := slices.IndexFunc(gateways, func(g netip.Addr) bool { return g.Is4() == a.Address.Is4() })

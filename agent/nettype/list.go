@@ -48,11 +48,16 @@ func Read(network *chain.Network, node Node) (*Floating, error) {
 // ErrorOf returns the error of a floating network that no type serves.
 func ErrorOf(network *chain.Network) error {
 	return fmt.Errorf("network configuration %q: the first plugin must be %s, or name %s as its ipam.type, is %s",
-		network.Name(), Plugins(func(*Type) bool { return true }), api.IPAMType, network.Types()[0])
+		network.Name(), Plugins(), api.IPAMType, network.Types()[0])
 }
 
-// Plugins names the plugins that choose one of some types, such as "x, y or z".
-func Plugins(some func(*Type) bool) string {
+// Plugins names the plugins that choose a type, such as "x, y or z".
+func Plugins() string { return pluginsOf(func(*Type) bool { return true }) }
+
+// GatewayPlugins names the plugins that choose a type with NodeIsGateway.
+func GatewayPlugins() string { return pluginsOf(func(t *Type) bool { return t.NodeIsGateway }) }
+
+func pluginsOf(some func(*Type) bool) string {
 	var all []string
 	for _, t := range types {
 		if some(t) {

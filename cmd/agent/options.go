@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berth-dev/berth/agent/attachdef"
+	"github.com/berth-dev/berth/agent/nettype"
 	"github.com/berth-dev/berth/cmd/internal/monitoring"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/cni/conflict"
@@ -95,7 +96,7 @@ func (o *Options) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Overlay, "overlay", o.Overlay, "The network of pods without a floating IP: off (the default network of the node, see --default-network), or the agent's own with the backend vxlan or host-gw. manifests/agent/overlay has what that needs.")
 	fs.BoolVar(&o.OverlayFloating, "overlay-floating-ips", o.OverlayFloating, "Reach floating IPs of other nodes over the overlay, for networks that do not deliver packets between pods' and floating addresses. The agent then watches all FloatingIPs.")
 	fs.StringSliceVar(&o.OverlayInside, "overlay-non-masquerade-cidrs", o.OverlayInside, "CIDRs outside the cluster that see the own addresses of the overlay's pods. Pods, floating IPs and Services always do.")
-	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin berth-veth, berth-vlan or berth-sriov, or with one whose ipam.type is berth-ipam; if empty, that plugin alone.")
+	fs.StringVar(&o.FloatingNetwork, "floating-network", o.FloatingNetwork, "CNI configuration list of pods with a floating IP, beginning with the plugin "+nettype.Plugins()+", or with one whose ipam.type is "+api.IPAMType+"; if empty, "+nettype.Default+" alone.")
 	fs.StringVar(&o.Uplink, "uplink", o.Uplink, "The node's link to the pools' networks; if empty, the link with the address --node-ip.")
 	fs.StringVar(&o.HostRoot, "host-root", o.HostRoot, "Folder where the node's file system is mounted; CNI plugins then run in it (manifests/agent/host-root has what that needs). If empty, they run in the agent's own file system.")
 	fs.StringVar(&o.SysctlRoot, "sysctl-root", o.SysctlRoot, "Path of the node's /proc/sys; IPv6 pools need its folder net to be writable.")
