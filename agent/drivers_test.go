@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/agent/nettype"
 )
 
-// A driver whose method differs from that of an interface of this package would lose the ability
+// A driver whose method differs from the method of an interface of this package would lose the ability
 // without an error.
 func TestDriversCan(t *testing.T) {
 	got := map[string][]string{}

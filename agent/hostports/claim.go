@@ -55,8 +55,8 @@ func (p *Ports) Claim(ctx context.Context, record *state.Container) (holder *Hol
 	return nil, older, p.Store.Put(record)
 }
 
-// others lists the containers with host ports beside the record's: those of records, and one for
-// each port whose record was lost. The caller holds the lock.
+// others lists the containers with host ports beside the record's: the containers of records, and
+// one for each port whose record was lost. The caller holds the lock.
 func (p *Ports) others(record *state.Container) ([]*state.Container, error) {
 	others := slices.DeleteFunc(p.Store.List(), func(r *state.Container) bool { return r.Key() == record.Key() || len(r.HostPorts) == 0 })
 	lost, err := p.readUnrecorded()

@@ -67,7 +67,7 @@ func Drivers(k Kernel) map[string]Driver {
 }
 
 // Leftovers returns a function for each type that lists the things that the type left on the node.
-// They are in the order of removal: a type may find its things by those of an earlier line of types.
+// They are in the order of removal: a type may find its things by the things of an earlier type in types.
 func Leftovers(k Kernel) []func() ([]leftover.Item, error) {
 	var all []func() ([]leftover.Item, error)
 	for _, t := range slices.Backward(types) {

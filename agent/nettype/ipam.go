@@ -109,7 +109,7 @@ func IPAMResult(network *chain.Network, addrs []api.Address) (*current.Result, e
 
 // ipamDriver can only silence interfaces and put them up again: it repairs none of their pieces, and
 // has no links of its own. It does not defend addresses: the plugin chooses the MAC of the interface,
-// so that a claim of the pod itself would look like that of another host.
+// so that a claim of the pod itself would look like another host's.
 type ipamDriver struct{}
 
 func newIPAMDriver(Kernel) Driver { return ipamDriver{} }

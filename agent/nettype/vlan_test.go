@@ -11,7 +11,7 @@ import (
 	"github.com/berth-dev/berth/cni/vlan"
 )
 
-// The plugin's name decides the mode, and the pod's device goes before that of the network.
+// The plugin's name decides the mode, and the pod's device goes before the network's.
 func TestSpecOfSRIOV(t *testing.T) {
 	raw := func(text string) map[string]json.RawMessage {
 		return map[string]json.RawMessage{"deviceID": json.RawMessage(text)}

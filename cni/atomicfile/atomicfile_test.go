@@ -25,7 +25,7 @@ func TestWrite(t *testing.T) {
 			path := filepath.Join(dir, "file.json")
 			broken := errors.New("broken")
 			if err := write(path, io.MultiReader(strings.NewReader("half"), iotest.ErrReader(broken)), 0o600); !errors.Is(err, broken) {
-				t.Errorf("the error is %v, want that of the content", err)
+				t.Errorf("the error is %v, want the content's error", err)
 			}
 			if names := list(t, dir); len(names) > 0 {
 				t.Errorf("a failed write left %q", names)

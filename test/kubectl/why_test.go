@@ -76,7 +76,7 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// Limits that are not a pool's: what a node advertises, and the fixed set of a custom kind.
+// Limits that are not a pool's: the number that a node advertises, and the fixed set of a custom kind.
 func TestWhyLimits(t *testing.T) {
 	t.Parallel()
 	w := simulation.NewWith(t, simulation.Options{Patience: 2 * time.Minute, ControlPlaneOptions: lab.ControlPlaneOptions{Controllers: true}})

@@ -45,7 +45,7 @@ func hostBatch(l links, port string, switchPID int) string {
 }
 
 // cableBatch is the `ip -batch` text that gives a host one more link without an address, to run
-// as that of hostBatch.
+// as hostBatch's.
 func cableBatch(link, port string, switchPID int) string {
 	return fmt.Sprintf("link add %[1]s type veth peer name %[2]s netns %[3]d\nlink set %[1]s up\n", link, port, switchPID)
 }

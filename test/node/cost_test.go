@@ -320,8 +320,8 @@ func TestCostOfMemory(t *testing.T) {
 	report := table.Table{
 		Title: "Memory of the agent, MB",
 		Note: "Half of the pods have a floating IP, every tenth a host port. Resident is all of the process (VmRSS), " +
-			"anonymous what of it is no file (RssAnon), peak the most so far (VmHWM); charged is what its memory cgroup is charged with, and working set what `kubectl top` shows of that " +
-			"(without inactive files); heap is what Go's objects have now, and from the system all that Go has.",
+			"anonymous the part of it that is no file (RssAnon), peak the most so far (VmHWM); charged is all that its memory cgroup is charged with, and working set the part that `kubectl top` shows " +
+			"(without inactive files); heap is the memory of Go's objects now, and from the system all that Go has.",
 		Rows: table.Rows{{"pods", "resident", "anonymous", "peak", "charged", "working set", "heap", "from the system"}},
 	}
 	c := ordinary(t, n, 0)

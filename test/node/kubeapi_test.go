@@ -68,7 +68,7 @@ func (s *kubeAPIs) pop() *kubeAPI {
 	return a
 }
 
-// stop stops those that no test has: all, after the last test.
+// stop stops the servers that no test has: all, after the last test.
 func (s *kubeAPIs) stop() error {
 	var errs []error
 	for a := s.pop(); a != nil; a = s.pop() {

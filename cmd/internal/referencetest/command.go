@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
 // few is the number of commands from which on a flag of all of them is described once.
@@ -68,7 +69,7 @@ func (p *page) section(command *cobra.Command, level string) {
 
 // flags adds a table of the flags that few other commands have, and names the rest.
 func (p *page) flags(command *cobra.Command) {
-	all, ofKubectl := flagsOf(command)
+	all, foreign := flagsOf(command)
 	var own []flag
 	var shared []string
 	for _, f := range all {
@@ -82,8 +83,10 @@ func (p *page) flags(command *cobra.Command) {
 	if len(shared) > 0 {
 		fmt.Fprintf(p, "\nAs above: %s.\n", strings.Join(shared, ", "))
 	}
-	if len(ofKubectl) > 0 {
-		fmt.Fprintf(p, "\nAs in kubectl: %s.\n", strings.Join(ofKubectl, ", "))
+	for _, of := range []string{"kubectl", "Kubernetes' components"} {
+		if names := foreign[of]; len(names) > 0 {
+			fmt.Fprintf(p, "\nAs in %s: %s.\n", of, strings.Join(names, ", "))
+		}
 	}
 }
 
@@ -136,17 +139,25 @@ func indented(code string) string {
 	return strings.Join(lines, "\n")
 }
 
-// flagsOf returns the flags of a command, and the names of the ones that are kubectl's own.
-func flagsOf(command *cobra.Command) (own []flag, ofKubectl []string) {
+// flagsOf returns the flags of a command, and the names of flags that come from kubectl or from
+// Kubernetes' logging and are documented there.
+func flagsOf(command *cobra.Command) (own []flag, foreign map[string][]string) {
+	foreign = map[string][]string{}
 	kubectl := pflag.NewFlagSet("kubectl", pflag.ContinueOnError)
 	genericclioptions.NewConfigFlags(true).AddFlags(kubectl)
+	logging := pflag.NewFlagSet("logging", pflag.ContinueOnError)
+	logsapi.AddFlags(logsapi.NewLoggingConfiguration(), logging)
 	command.NonInheritedFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Deprecated != "" || f.Name == "help" {
 			return
 		}
 		name := "`--" + f.Name + "`"
 		if same := kubectl.Lookup(f.Name); same != nil && same.Usage == f.Usage {
-			ofKubectl = append(ofKubectl, name)
+			foreign["kubectl"] = append(foreign["kubectl"], name)
+			return
+		}
+		if strings.HasPrefix(f.Name, "log-") && logging.Lookup(f.Name) != nil {
+			foreign["Kubernetes' components"] = append(foreign["Kubernetes' components"], name)
 			return
 		}
 		if f.Shorthand != "" {
@@ -158,7 +169,7 @@ func flagsOf(command *cobra.Command) (own []flag, ofKubectl []string) {
 		}
 		own = append(own, flag{name, fmt.Sprintf("%s | %s | %s", value, byDefault(f), text(strings.Join(strings.Fields(usage), " ")))})
 	})
-	return own, ofKubectl
+	return own, foreign
 }
 
 // byDefault returns the default of a flag, without values of this machine.

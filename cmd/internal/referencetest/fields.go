@@ -57,14 +57,14 @@ func fields(b *strings.Builder, path string, object *apiextensions.JSONSchemaPro
 		if slices.Contains(object.Required, name) {
 			kind += ", required"
 		}
-		fmt.Fprintf(b, "| `%s` | %s | %s |\n", path+"."+name, kind, paragraph(field.Description)+bounds(&field))
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", path+"."+name, kind, meaning(name, field.Description)+bounds(&field))
 		if known(inner) == "" {
 			fields(b, at, inner)
 		}
 	}
 }
 
-// known is the name of Kubernetes' own types, whose fields are not Berth's to explain.
+// known returns the name of Kubernetes' own types, whose fields are not Berth's to explain.
 func known(schema *apiextensions.JSONSchemaProps) string {
 	if _, ok := schema.Properties["matchExpressions"]; ok {
 		return "label selector"
@@ -90,7 +90,7 @@ func kindOf(schema *apiextensions.JSONSchemaProps) string {
 	return cmp.Or(known(schema), schema.Type)
 }
 
-// bounds are the rules that a value must keep, as far as they are no expressions.
+// bounds returns the rules that a value must keep, as far as they are no expressions.
 func bounds(schema *apiextensions.JSONSchemaProps) string {
 	var rules []string
 	if schema.Default != nil {
@@ -129,7 +129,19 @@ func bounds(schema *apiextensions.JSONSchemaProps) string {
 	return " *" + strings.Join(rules, "; ") + "*"
 }
 
-// paragraph is a description in one line.
+// meaning returns a description in one line, without the field's name at its beginning where the
+// rest is a definition: "vlan is the 802.1Q tag" becomes "The 802.1Q tag".
+func meaning(name, description string) string {
+	line := paragraph(description)
+	for _, verb := range []string{" is the ", " are the "} {
+		if rest, ok := strings.CutPrefix(line, name+verb); ok {
+			return "The " + rest
+		}
+	}
+	return line
+}
+
+// paragraph returns a description in one line.
 func paragraph(description string) string {
 	return text(strings.Join(strings.Fields(description), " "))
 }

@@ -20,7 +20,7 @@ import (
 )
 
 const freeLong = `Prints the free addresses of a pool as ranges, or the first few of them. Addresses that
-cool down, are reserved, retained or excluded are not free. What the scheduler promised to
+cool down, are reserved, retained or excluded are not free. Addresses that the scheduler promised to
 a pod a moment ago may still be shown.
 
 The exit code is 2 if there are fewer than asked for.`

@@ -52,7 +52,7 @@ func (o *owned) compare(a, b *tenure) int {
 	return cmp.Or(a.Created.Compare(b.Created), a.addr.Compare(b.addr))
 }
 
-// add takes an address in. It takes note of the ranks that it and those after it have
+// add takes an address in. It takes note of the ranks that it and later addresses have
 // now: only by this do ranks become worse.
 func (x *index) add(t *tenure, oldestFirst bool) {
 	owner := t.Spec.Owner

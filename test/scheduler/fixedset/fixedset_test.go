@@ -137,7 +137,7 @@ func listed(w *simulation.World, app string) []v1.Pod {
 	return list.Items
 }
 
-// running waits until so many pods of an app run and none of those is being deleted.
+// running waits until so many pods of an app run and none of them is being deleted.
 func running(w *simulation.World, app string, n int) {
 	w.T.Helper()
 	w.Eventually(fmt.Sprintf("wait for %d pods of %s to run", n, app), func() error {

@@ -113,7 +113,7 @@ func TestAssignerOrder(t *testing.T) {
 	p.Delete("first")
 	p.Bound("second")
 	if diff := cmp.Diff([]string{">node1", "node1>", ">node2"}, p.moves()); diff != "" {
-		t.Errorf("what the provider did (-want +got):\n%s", diff)
+		t.Errorf("calls of the provider (-want +got):\n%s", diff)
 	}
 	p.Delete("second")
 	p.Eventually("wait for the address to be free", func() error { return p.Becomes(the, "free") })
@@ -243,7 +243,7 @@ func TestDetachFails(t *testing.T) {
 	p.Before(nil)
 	p.Bound("second")
 	if diff := cmp.Diff([]string{">node1", "node1>", ">node2"}, p.moves()); diff != "" {
-		t.Errorf("what the provider did (-want +got):\n%s", diff)
+		t.Errorf("calls of the provider (-want +got):\n%s", diff)
 	}
 	p.Invariants()
 }

@@ -40,7 +40,7 @@ func (f *failures) summarize(t testing.TB) {
 		return
 	}
 	shown := f.texts[:min(n, mostFailures)]
-	t.Logf("what failed, in short (%d):\n%s", n, strings.Join(shown, "\n"))
+	t.Logf("the failures, in short (%d):\n%s", n, strings.Join(shown, "\n"))
 	if n > len(shown) {
 		t.Logf("and %d more", n-len(shown))
 	}

@@ -41,7 +41,7 @@ func TestReleaseOfPods(t *testing.T) {
 		name   string
 		policy v1alpha1.ReleasePolicy
 		happen func(w *simulation.World, pod string)
-		// is what becomes of the address.
+		// is the state of the address in the end.
 		is string
 	}{
 		{"deleted", v1alpha1.ReleasePodDeleted, gone, "free"},

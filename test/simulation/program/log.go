@@ -8,7 +8,7 @@ import (
 	"regexp"
 )
 
-// ofWatches is what client-go logs of itself and of watches that do what they
+// ofWatches are client-go's log lines about itself and about watches that do what they
 // should: at the beginning and the end of a program, where one looks for what that
 // did.
 var ofWatches = regexp.MustCompile(`^I\d{4} \S+ +\d+ (?:(?:reflector|shared_informer|with_retry|envvar)\.go:\d+\] |\S+:\d+\] "(?:Waiting|Done waiting)" )`)
