@@ -134,7 +134,7 @@ type work struct {
 	reclaimer   *reclaim.Reclaimer
 	status      *poolstatus.Writer
 	ahead       *preallocation.Loop
-	book        *ipam.IPAM
+	ipam        *ipam.IPAM
 	workers     int
 	ready       atomic.Bool
 }
@@ -179,10 +179,10 @@ func newWork(config *rest.Config, kube kubernetes.Interface, options *options) (
 	if err != nil {
 		return nil, err
 	}
-	if w.book, err = ipam.New(seen, store.New(ahead.FloatingIPs), nil); err != nil {
+	if w.ipam, err = ipam.New(seen, store.New(ahead.FloatingIPs), nil); err != nil {
 		return nil, err
 	}
-	if w.ahead, err = preallocation.NewLoop(w.book, seen, factory); err != nil {
+	if w.ahead, err = preallocation.NewLoop(w.ipam, seen, factory); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(
@@ -229,7 +229,7 @@ func eventScheme() (*runtime.Scheme, error) {
 func (w *work) follow(ctx context.Context) {
 	w.factory.StartWithContext(ctx)
 	go w.view.Run(ctx)
-	go w.book.Run(ctx)
+	go w.ipam.Run(ctx)
 	w.ready.Store(true)
 }
 

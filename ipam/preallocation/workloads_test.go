@@ -40,7 +40,7 @@ type fixture struct {
 	t        *testing.T
 	kube     *fake.Clientset
 	registry metrics.KubeRegistry
-	book     *ipam.IPAM
+	ipam     *ipam.IPAM
 
 	mu sync.Mutex
 	// bookFails is why the book gives no address. attempts counts its calls.
@@ -61,7 +61,7 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if w.book, err = ipam.New(seen, w.Store(), nil); err != nil {
+		if w.ipam, err = ipam.New(seen, w.Store(), nil); err != nil {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(w.kube, 0)
@@ -78,7 +78,7 @@ func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 		var group sync.WaitGroup
 		factory.Start(ctx.Done())
 		group.Go(func() { seen.Run(ctx) })
-		group.Go(func() { w.book.Run(ctx) })
+		group.Go(func() { w.ipam.Run(ctx) })
 		group.Go(func() { loop.Run(ctx) })
 		test(w)
 		cancel()
@@ -96,7 +96,7 @@ func (w *fixture) Preallocate(ctx context.Context, request ipam.Request, count i
 	if err != nil {
 		return 0, err
 	}
-	return w.book.Preallocate(ctx, request, count)
+	return w.ipam.Preallocate(ctx, request, count)
 }
 
 func (w *fixture) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {

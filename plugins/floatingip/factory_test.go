@@ -122,8 +122,8 @@ func TestToStatus(t *testing.T) {
 
 func TestOpenBook(t *testing.T) {
 	for _, options := range []assigner.Options{{}, {Address: "unix:///run/assigner.sock"}} {
-		if book, err := openBook(ipamtest.NewServer().Config(), Args{Assigner: options}); book == nil || err != nil {
-			t.Errorf("openBook(%+v) = %v, %v", options, book, err)
+		if addresses, err := openIPAM(ipamtest.NewServer().Config(), Args{Assigner: options}); addresses == nil || err != nil {
+			t.Errorf("openIPAM(%+v) = %v, %v", options, addresses, err)
 		}
 	}
 }

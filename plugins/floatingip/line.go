@@ -58,9 +58,9 @@ import (
 // begin one within beginsWithin is delayed by something else; its offer goes to the
 // next pod.
 type line struct {
-	book  pool
-	pods  map[types.UID]*waiter
-	order []*waiter
+	supply supply
+	pods   map[types.UID]*waiter
+	order  []*waiter
 	// trying is the pod whose attempt is under way.
 	trying *waiter
 	// changes counts all changes; it numbers the offers.
@@ -84,8 +84,8 @@ const (
 	beginsWithin = 5 * time.Second
 )
 
-// pool has the methods of the book that the line uses. No method blocks.
-type pool interface {
+// supply has the methods of ipam.IPAM that the line uses. No method blocks.
+type supply interface {
 	// Helps returns a function that says whether a change may help a request. The
 	// caller must use it at once and not keep it.
 	Helps(change ipam.Change) func(request *ipam.Request, lack ipam.Lack) bool
@@ -175,8 +175,8 @@ func (w *waiter) answered() bool { return w.offer != nil && w.offer.number <= w.
 
 const lackAnything = ipam.LackAddress | ipam.LackOwner
 
-func newLine(book pool) *line {
-	return &line{book: book, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}, serving: map[string]time.Time{}}
+func newLine(supply supply) *line {
+	return &line{supply: supply, pods: map[types.UID]*waiter{}, offered: map[netip.Addr]*waiter{}, wake: map[types.UID]*v1.Pod{}, serving: map[string]time.Time{}}
 }
 
 func byTurn(a, b *waiter) int {
@@ -348,7 +348,7 @@ func (l *line) changed(change ipam.Change, now time.Time) {
 		}
 		return
 	}
-	if w := l.trying; w != nil && w.state == attempting && l.book.Helps(change)(&w.request, lackAnything) {
+	if w := l.trying; w != nil && w.state == attempting && l.supply.Helps(change)(&w.request, lackAnything) {
 		w.state = overtaken
 	}
 	fresh := &offer{Change: change, number: l.changes}
@@ -374,7 +374,7 @@ func (l *line) pass(o *offer, n int, now time.Time) {
 	if o == nil || !l.idle(o) {
 		return
 	}
-	helps := l.book.Helps(o.Change)
+	helps := l.supply.Helps(o.Change)
 	var displaced []*offer
 	for _, w := range l.order {
 		if n == 0 {
@@ -398,7 +398,7 @@ func (l *line) pass(o *offer, n int, now time.Time) {
 }
 
 // idle says whether the offered address, if the offer has one, is still idle.
-func (l *line) idle(o *offer) bool { return !o.Addr.IsValid() || l.book.IsIdle(o.Addr) }
+func (l *line) idle(o *offer) bool { return !o.Addr.IsValid() || l.supply.IsIdle(o.Addr) }
 
 func (l *line) give(w *waiter, o *offer) {
 	w.offer = o

@@ -228,7 +228,7 @@ func (w *fixture) create(name, owner string, n int, pools ...string) *worldPod {
 	return p
 }
 
-// Helps acts like the book's; owners with a limit act like claims.
+// Helps acts like ipam.IPAM; owners with a limit act like claims.
 func (w *fixture) Helps(change ipam.Change) func(*ipam.Request, ipam.Lack) bool {
 	return func(request *ipam.Request, lack ipam.Lack) bool {
 		limit, limited := w.limits[request.Owner.Name]

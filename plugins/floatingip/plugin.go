@@ -52,7 +52,7 @@ type Factory struct {
 // shared is the state that all profiles share.
 type shared struct {
 	args    Args
-	book    *ipam.IPAM
+	ipam    *ipam.IPAM
 	waiting *waiting
 	nodes   *nodes
 	pods    *knownPods
@@ -66,7 +66,7 @@ func NewFactory() *Factory {
 	return &Factory{}
 }
 
-func openBook(config *rest.Config, args Args) (*ipam.IPAM, error) {
+func openIPAM(config *rest.Config, args Args) (*ipam.IPAM, error) {
 	if !args.Assigner.Enabled() {
 		return ipam.NewForConfig(config, nil)
 	}
@@ -96,7 +96,7 @@ func (f *Factory) New(ctx context.Context, object runtime.Object, handle fwk.Han
 	return &Plugin{
 		handle:     handle,
 		reader:     podrequest.Reader{Galaxy: args.GalaxyAliases},
-		addresses:  shared.book,
+		addresses:  shared.ipam,
 		waiting:    shared.waiting,
 		nodes:      shared.nodes,
 		nodeLister: informers.Core().V1().Nodes().Lister(),
@@ -120,7 +120,7 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		}
 		return f.shared, nil
 	}
-	book, err := openBook(handle.KubeConfig(), args)
+	addresses, err := openIPAM(handle.KubeConfig(), args)
 	if err != nil {
 		return nil, fmt.Errorf("open the book of addresses: %w", err)
 	}
@@ -138,8 +138,8 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 	core, apps := handle.SharedInformerFactory().Core().V1(), handle.SharedInformerFactory().Apps().V1()
 	pods := newKnownPods(core.Pods().Lister(), core.Nodes().Lister())
 	shared := &shared{
-		args: args, book: book, nodes: &nodes{}, pods: pods, jobs: jobs,
-		waiting: newWaiting(handle, book, pods.isPending, clock.RealClock{}),
+		args: args, ipam: addresses, nodes: &nodes{}, pods: pods, jobs: jobs,
+		waiting: newWaiting(handle, addresses, pods.isPending, clock.RealClock{}),
 	}
 	customs, err := newCustomSets(apart, headers, shared.ownerChanged)
 	if err != nil {
@@ -150,9 +150,9 @@ func (f *Factory) share(ctx context.Context, args Args, handle fwk.Handle) (*sha
 		customs.queue.ShutDown() // run, which does it otherwise, is never called
 		return nil, err
 	}
-	book.KnowPods(shared.pods)
-	book.OnChange(shared.waiting.changed)
-	go book.Run(ctx)
+	addresses.KnowPods(shared.pods)
+	addresses.OnChange(shared.waiting.changed)
+	go addresses.Run(ctx)
 	go jobs.run(ctx)
 	go customs.run(ctx)
 	go shared.waiting.run(ctx)
@@ -226,7 +226,7 @@ func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 			was, is := before.(*v1.Node), after.(*v1.Node)
 			s.nodes.changed(was, is)
 			if !sameReach(was, is) {
-				for _, pool := range s.book.Gained(ipam.NodeOf(was), ipam.NodeOf(is)) {
+				for _, pool := range s.ipam.Gained(ipam.NodeOf(was), ipam.NodeOf(is)) {
 					s.waiting.serves(pool)
 				}
 			}
@@ -247,7 +247,7 @@ func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 // or it is being deleted and its node is lost.
 func (s *shared) ended(pod *v1.Pod) {
 	if names, _ := podrequest.NamesOf(pod); len(names) > 0 {
-		s.book.PodEnded(string(pod.UID), names)
+		s.ipam.PodEnded(string(pod.UID), names)
 	}
 }
 

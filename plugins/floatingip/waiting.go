@@ -34,8 +34,8 @@ type waiting struct {
 	news wakeup.Signal
 }
 
-func newWaiting(activator fwk.PodActivator, book pool, pending func(*v1.Pod) bool, clock clock.Clock) *waiting {
-	return &waiting{activator: activator, clock: clock, pending: pending, line: newLine(book), news: wakeup.New()}
+func newWaiting(activator fwk.PodActivator, supply supply, pending func(*v1.Pod) bool, clock clock.Clock) *waiting {
+	return &waiting{activator: activator, clock: clock, pending: pending, line: newLine(supply), news: wakeup.New()}
 }
 
 // do changes the line. It signals run if pods must be woken or the deadline changed.
