@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nettype has the network types: the ways to join a pod to the network of its floating
-// IPs. A type has a file of its own and a line in types (list.go). The file says
+// IPs. A type has a file and a line in types (list.go). The file says
 //
 //   - which plugins of a network configuration choose the type, and how it reads the
 //     configuration ([Read])

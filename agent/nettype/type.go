@@ -16,8 +16,8 @@ type Type struct {
 	Plugins []string
 	// Wired says which program makes the interfaces.
 	Wired Wiring
-	// NodeIsGateway is true where the container's default route is made with the interface, by
-	// gateways that are the node. Others can then give the container another default route.
+	// NodeIsGateway says that the driver makes the container's default route, by gateways that are
+	// the node. Only such a container may have its default route on another interface.
 	NodeIsGateway bool
 
 	// read returns a network that has one of Plugins, completed with values of the node.
@@ -26,8 +26,7 @@ type Type struct {
 	detached func(network *chain.Network) (bool, error)
 	// furtherInterfaces is for FurtherInterfaces; nil where there are none.
 	furtherInterfaces func(ifName string, addrs []api.Address) []string
-	// driver is for Drivers; nil where plugins do all the work, and nothing of an interface is left
-	// to the agent.
+	// driver is for Drivers; nil where the agent does nothing to an interface.
 	driver func(k Kernel) Driver
 	// leftovers is for Leftovers; nil where nothing is left.
 	leftovers func(k Kernel) ([]leftover.Item, error)
