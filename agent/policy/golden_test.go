@@ -76,12 +76,12 @@ func golden(t *testing.T, file string) {
 		out = append(out, txtar.File{Name: fileProblems, Data: b.Bytes()})
 	}
 	rulesets := map[string]*ruleset.Ruleset{fileNode: node}
-	out = append(out, txtar.File{Name: fileNode, Data: []byte(ruleset.Text(node))})
+	out = append(out, txtar.File{Name: fileNode, Data: []byte(rulesettest.Text(node))})
 	for _, l := range locals {
 		if len(l.Direct) > 0 {
 			name := strings.ReplaceAll(l.String(), "/", "-") + ".nft"
 			rulesets[name] = w.index.Pod(l.UID)
-			out = append(out, txtar.File{Name: name, Data: []byte(ruleset.Text(rulesets[name]))})
+			out = append(out, txtar.File{Name: name, Data: []byte(rulesettest.Text(rulesets[name]))})
 		}
 	}
 	for name, rs := range rulesets {

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/ruleset/rulesettest"
 )
 
 func networkPolicy(t testing.TB, text string) *networkingv1.NetworkPolicy {
@@ -29,7 +30,7 @@ func TestNoPolicy(t *testing.T) {
 	w.namespace("a", nil)
 	w.local(w.pod("a", "server", map[string]string{"app": "server"}, "10.0.0.1"))
 	if n := w.index.Node(); len(n.Chains)+len(n.Maps)+len(n.Sets) > 0 {
-		t.Errorf("there is %v", ruleset.Text(n))
+		t.Errorf("there is %v", rulesettest.Text(n))
 	}
 }
 

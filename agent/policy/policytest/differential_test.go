@@ -108,16 +108,16 @@ func compareSteps(t *testing.T, c *Cluster) {
 	for _, n := range c.Nodes {
 		n.Catch()
 		before[n] = n.Index.Node()
-		texts[n] = ruleset.Text(before[n])
+		texts[n] = rulesettest.Text(before[n])
 	}
 	c.ChangeUnseen()
 	for _, n := range c.Nodes {
 		n.Catch()
 		was, is := before[n], n.Index.Node()
-		if diff := cmp.Diff(texts[n], ruleset.Text(was)); diff != "" {
+		if diff := cmp.Diff(texts[n], rulesettest.Text(was)); diff != "" {
 			t.Errorf("a ruleset changed after it was made:\n%s", diff)
 		}
-		if was != is && texts[n] == ruleset.Text(is) {
+		if was != is && texts[n] == rulesettest.Text(is) {
 			t.Error("nothing changed, and there is another ruleset")
 		}
 		samePointers(t, "set", was.Sets, is.Sets)
@@ -142,7 +142,7 @@ func compareRulesets(t *testing.T, n *Node, seen *statistics) {
 		if err := rulesettest.Check(got); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if diff := cmp.Diff(strings.Split(ruleset.Text(want), "\n"), strings.Split(ruleset.Text(got), "\n")); diff != "" {
+		if diff := cmp.Diff(strings.Split(rulesettest.Text(want), "\n"), strings.Split(rulesettest.Text(got), "\n")); diff != "" {
 			t.Errorf("%s: - as built anew, + as it became:\n%s", what, diff)
 		}
 	}

@@ -233,7 +233,7 @@ func TestCheck(t *testing.T) {
 }
 
 func TestText(t *testing.T) {
-	got := ruleset.Text(sample())
+	got := rulesettest.Text(sample())
 	for _, want := range []string{
 		"\t\ttype filter hook forward priority filter; policy accept;\n",
 		"\t\tct state established,related accept\n",
@@ -253,7 +253,7 @@ func TestText(t *testing.T) {
 			t.Errorf("the text lacks %q", want)
 		}
 	}
-	if diff := cmp.Diff(got, ruleset.Text(sample())); diff != "" {
+	if diff := cmp.Diff(got, rulesettest.Text(sample())); diff != "" {
 		t.Errorf("another text of an equal ruleset: %s", diff)
 	}
 	if t.Failed() {
@@ -268,8 +268,8 @@ func TestTextForNFT(t *testing.T) {
 		t.Skipf("only nft itself can say whether it reads the text: %v", err)
 	}
 	command := exec.Command(nft, "-c", "-f", "-")
-	command.Stdin = strings.NewReader(ruleset.Text(sample()))
+	command.Stdin = strings.NewReader(rulesettest.Text(sample()))
 	if out, err := command.CombinedOutput(); err != nil {
-		t.Errorf("%v: %s\n%s", err, out, ruleset.Text(sample()))
+		t.Errorf("%v: %s\n%s", err, out, rulesettest.Text(sample()))
 	}
 }

@@ -4,134 +4,12 @@ package ruleset
 
 import (
 	"fmt"
-	"io"
-	"maps"
 	"net/netip"
-	"slices"
 	"strings"
 )
 
 // TableName is the name of the table of the family inet that a ruleset becomes in the kernel.
 const TableName = "berth-policy"
-
-// Text returns a ruleset in the syntax of nft, as "nft -f" reads it and "nft list table" shows
-// it, but for the comments with the origins of rules. Equal rulesets have equal texts.
-func Text(rs *Ruleset) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "table inet %s {\n", TableName)
-	for _, name := range counters(rs) {
-		fmt.Fprintf(&b, "\tcounter %s {\n\t}\n\n", name)
-	}
-	for _, name := range slices.Sorted(maps.Keys(rs.Sets)) {
-		writeSet(&b, rs.Sets[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(rs.Maps)) {
-		writeMap(&b, rs.Maps[name])
-	}
-	// nft wants the chains that rules name in any order, so base chains can come first.
-	chains := slices.SortedFunc(maps.Values(rs.Chains), func(a, b *Chain) int {
-		if (a.Hook == NoHook) != (b.Hook == NoHook) {
-			if a.Hook == NoHook {
-				return 1
-			}
-			return -1
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
-	inHook := map[Hook]int{}
-	for i, c := range chains {
-		if i > 0 {
-			b.WriteString("\n")
-		}
-		fmt.Fprintf(&b, "\tchain %s {\n", c.Name)
-		if c.Hook != NoHook {
-			priority := "filter"
-			if n := inHook[c.Hook]; n > 0 {
-				priority = fmt.Sprintf("filter + %d", n)
-			}
-			inHook[c.Hook]++
-			fmt.Fprintf(&b, "\t\ttype filter hook %s priority %s; policy accept;\n", c.Hook, priority)
-		}
-		for i := range c.Rules {
-			fmt.Fprintf(&b, "\t\t%s\n", RuleText(rs, c, &c.Rules[i]))
-		}
-		b.WriteString("\t}\n")
-	}
-	b.WriteString("}\n")
-	return b.String()
-}
-
-// counters returns the names of all counters, sorted.
-func counters(rs *Ruleset) []string {
-	all := map[string]bool{}
-	for _, c := range rs.Chains {
-		for i := range c.Rules {
-			if name := c.Rules[i].Counter; name != "" {
-				all[name] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(all))
-}
-
-func writeSet(b *strings.Builder, s *Set) {
-	fmt.Fprintf(b, "\tset %s {\n\t\ttype %s\n", s.Name, s.typeText())
-	if s.Kind == Ranges {
-		b.WriteString("\t\tflags interval\n")
-	}
-	writeElements(b, s.elements())
-	b.WriteString("\t}\n\n")
-}
-
-func writeMap(b *strings.Builder, m *Map) {
-	fmt.Fprintf(b, "\tmap %s {\n\t\ttype %s : verdict\n", m.Name, m.Family.typeText())
-	var elements []string
-	for _, a := range slices.SortedFunc(maps.Keys(m.Chains), netip.Addr.Compare) {
-		elements = append(elements, fmt.Sprintf("%s : goto %s", a, m.Chains[a]))
-	}
-	writeElements(b, elements)
-	b.WriteString("\t}\n\n")
-}
-
-// writeElements writes one element a line, so that a difference of two texts shows single elements.
-func writeElements(b io.Writer, elements []string) {
-	if len(elements) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\t\telements = { %s }\n", strings.Join(elements, ",\n\t\t\t     "))
-}
-
-func (s *Set) typeText() string {
-	switch s.Kind {
-	case Endpoints:
-		return s.Family.typeText() + " . inet_proto . inet_service"
-	case Pairs:
-		return s.Family.typeText() + " . " + s.Family.typeText()
-	case Interfaces:
-		return "ifname"
-	}
-	return s.Family.typeText()
-}
-
-func (s *Set) elements() []string {
-	var all []string
-	for _, a := range s.Addresses {
-		all = append(all, a.String())
-	}
-	for _, r := range s.Ranges {
-		all = append(all, r.String())
-	}
-	for _, e := range s.Endpoints {
-		all = append(all, fmt.Sprintf("%s . %s . %d", e.Address, e.Protocol, e.Port))
-	}
-	for _, p := range s.Pairs {
-		all = append(all, fmt.Sprintf("%s . %s", p.Source, p.Destination))
-	}
-	for _, name := range s.Interfaces {
-		all = append(all, fmt.Sprintf("%q", name))
-	}
-	return all
-}
 
 // RuleText returns a rule of a chain in the syntax of nft.
 func RuleText(rs *Ruleset, c *Chain, r *Rule) string {
@@ -235,13 +113,6 @@ func (f Family) String() string {
 		return "ipv6"
 	}
 	return "inet"
-}
-
-func (f Family) typeText() string {
-	if f == IPv6 {
-		return "ipv6_addr"
-	}
-	return "ipv4_addr"
 }
 
 // String returns the name of a protocol of policies, and the number of another.

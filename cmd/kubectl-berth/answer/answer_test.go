@@ -72,7 +72,7 @@ func TestUnknownFormat(t *testing.T) {
 }
 
 func TestPaint(t *testing.T) {
-	if got := Paint(true).Red("x") + Paint(true).Green("") + Paint(false).Red("y") + PaintOf(io.Discard).Faint("z"); got != "\x1b[31mx\x1b[0myz" {
+	if got := Paint(true).Red("x") + Paint(true).Green("") + Paint(false).Red("y") + PaintOf(io.Discard).Red("z"); got != "\x1b[31mx\x1b[0myz" {
 		t.Errorf("painted %q", got)
 	}
 }

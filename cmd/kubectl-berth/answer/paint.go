@@ -21,7 +21,7 @@ func PaintOf(out io.Writer) Paint {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// Red, Yellow, Green and Faint colour text.
+// Red, Yellow and Green colour text.
 func (p Paint) Red(text string) string { return p.with("31", text) }
 
 // Yellow marks possible problems.
@@ -29,9 +29,6 @@ func (p Paint) Yellow(text string) string { return p.with("33", text) }
 
 // Green marks healthy states.
 func (p Paint) Green(text string) string { return p.with("32", text) }
-
-// Faint marks less important text.
-func (p Paint) Faint(text string) string { return p.with("2", text) }
 
 func (p Paint) with(code, text string) string {
 	if !p || text == "" {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rulesettest finds the errors in a ruleset. Tests of the compiler of policies prove with
-// Check that it makes none.
+// Package rulesettest finds the errors in a ruleset, and writes it as text. Tests of the compiler
+// of policies prove with Check that it makes no error, and compare texts.
 package rulesettest
 
 import (
