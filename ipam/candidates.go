@@ -252,7 +252,7 @@ func (c *Candidates) isHomedIn(record *allocator.Record, nodePools []int) bool {
 }
 
 func (c *Candidates) admitted(position int) bool {
-	return c.pool(position).AdmitsNamespace(c.request.NamespaceLabels())
+	return c.pool(position).AdmitsNamespace(c.request.namespaceLabels())
 }
 
 // wants returns the wants for the book on a node with these pools.

@@ -93,7 +93,7 @@ type ownerState struct {
 // owner says whether a change of an owner may help a request.
 func (h *helping) owner(request *Request, lack Lack) bool {
 	switch {
-	case !request.OwnerKey().SameWorkload(*h.change.Owner):
+	case !request.ownerKey().SameWorkload(*h.change.Owner):
 		return false
 	case h.change.Addr.IsValid(), h.change.More == 0:
 		return true
@@ -149,7 +149,7 @@ func (h *helping) anybody(request *Request, lack Lack) bool {
 
 // hasIn says whether the request's owner has an address of the pool.
 func (h *helping) hasIn(request *Request) bool {
-	return slices.ContainsFunc(h.ipam.book.RecordsOf(request.OwnerKey()), func(record allocator.Record) bool {
+	return slices.ContainsFunc(h.ipam.book.RecordsOf(request.ownerKey()), func(record allocator.Record) bool {
 		home, ok := h.state.snapshot.Home(record.Addr)
 		return ok && h.state.snapshot.Pools()[home] == h.pool
 	})
@@ -169,7 +169,7 @@ func (h *helping) isAtCap(namespace string) bool {
 }
 
 func (h *helping) stateOf(request *Request) *ownerState {
-	key := ownerKey{owner: request.OwnerKey(), maxPods: request.MaxPods}
+	key := ownerKey{owner: request.ownerKey(), maxPods: request.MaxPods}
 	if known := h.owners[key]; known != nil {
 		return known
 	}

@@ -75,8 +75,8 @@ func RequestOfPod(reader podrequest.Reader, pod *v1.Pod, between podrequest.Betw
 // Part is one address of a request.
 type Part = podrequest.Part
 
-// NamespaceLabels returns the labels to match with a pool's namespaceSelector.
-func (r *Request) NamespaceLabels() labels.Set {
+// namespaceLabels returns the labels to match with a pool's namespaceSelector.
+func (r *Request) namespaceLabels() labels.Set {
 	if r.NamespaceMeta == nil {
 		return nil
 	}
@@ -97,9 +97,9 @@ func (r *Request) mayKeep(record *allocator.Record) bool {
 		v1alpha1.IsOfNamespace(types.UID(record.NamespaceUID), record.Created, r.NamespaceMeta)
 }
 
-// OwnerKey returns the owner of the addresses, before the claim is looked up: for a
+// ownerKey returns the owner of the addresses, before the claim is looked up: for a
 // claim without its UID.
-func (r *Request) OwnerKey() Owner {
+func (r *Request) ownerKey() Owner {
 	if r.Claim == "" {
 		return r.Owner
 	}
@@ -122,7 +122,7 @@ func (r *Request) names(pool *pools.Pool) bool {
 
 // mayUse says whether the request may draw from a pool.
 func (r *Request) mayUse(pool *pools.Pool) bool {
-	return r.names(pool) && pool.AdmitsNamespace(r.NamespaceLabels())
+	return r.names(pool) && pool.AdmitsNamespace(r.namespaceLabels())
 }
 
 // fitsPool says whether the part can be served from a pool.

@@ -90,7 +90,7 @@ func (i *IPAM) Reserve(c *Candidates, node Node, reach *pools.Reach) (*Reservati
 // Unreserve gives back the addresses that Reserve took. It is idempotent, and does
 // nothing to committed addresses. It does not block.
 func (i *IPAM) Unreserve(r *Reservation) {
-	owner := r.request.OwnerKey()
+	owner := r.request.ownerKey()
 	for _, a := range r.addrs {
 		switch {
 		case i.book.Release(a.Addr, r.request.UID):

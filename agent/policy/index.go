@@ -442,9 +442,9 @@ func (x *Index) DeleteLocal(uid types.UID) {
 	}
 }
 
-// Knows says whether the cluster has shown a pod of this node. Until then nothing passes to and from
+// knows says whether the cluster has shown a pod of this node. Until then nothing passes to and from
 // it that policies could forbid.
-func (x *Index) Knows(uid types.UID) bool {
+func (x *Index) knows(uid types.UID) bool {
 	l := x.locals[uid]
 	return l != nil && l.pod != nil
 }

@@ -85,7 +85,7 @@ const (
 // zero.
 func ICMPv6(sourceMAC, destinationMAC net.HardwareAddr, source, destination netip.Addr, message []byte) []byte {
 	src, dst := source.As16(), destination.As16()
-	binary.BigEndian.PutUint16(message[2:4], Checksum(src, dst, message))
+	binary.BigEndian.PutUint16(message[2:4], checksum(src, dst, message))
 	f := make([]byte, 0, header+ipv6Header+len(message))
 	f = append(f, destinationMAC...)
 	f = append(f, sourceMAC...)
@@ -98,9 +98,9 @@ func ICMPv6(sourceMAC, destinationMAC net.HardwareAddr, source, destination neti
 	return append(f, message...)
 }
 
-// Checksum returns the Internet checksum over the pseudo header and an ICMPv6 message,
+// checksum returns the Internet checksum over the pseudo header and an ICMPv6 message,
 // whose checksum field is zero. Of a message with its checksum it is 0.
-func Checksum(src, dst [16]byte, message []byte) uint16 {
+func checksum(src, dst [16]byte, message []byte) uint16 {
 	var sum uint32
 	add := func(b []byte) {
 		for i := 0; i+1 < len(b); i += 2 {
@@ -148,7 +148,7 @@ func ParseAdvertisement(f []byte) (a Advertisement, ok bool) {
 		return Advertisement{}, false
 	}
 	m := f[start : start+length]
-	if m[0] != NeighborAdvertisement || m[1] != 0 || Checksum([16]byte(f[header+8:]), [16]byte(f[header+24:]), m) != 0 {
+	if m[0] != NeighborAdvertisement || m[1] != 0 || checksum([16]byte(f[header+8:]), [16]byte(f[header+24:]), m) != 0 {
 		return Advertisement{}, false
 	}
 	a = Advertisement{Target: netip.AddrFrom16([16]byte(m[8:24])), MAC: clone(f[6:12]), Flags: m[4]}

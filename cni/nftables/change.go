@@ -57,7 +57,7 @@ func (t *Transaction) deleteAll(of *Table, gone Gone) {
 	}
 	for _, name := range gone.Maps {
 		// Older kernels take a chain for used to which a deleted map leads.
-		t.FlushSet(of, name)
+		t.flushSet(of, name)
 		t.DeleteSet(of, name)
 	}
 	for _, name := range gone.Chains {
@@ -67,7 +67,7 @@ func (t *Transaction) deleteAll(of *Table, gone Gone) {
 		t.DeleteSet(of, name)
 	}
 	for _, o := range gone.Objects {
-		t.DeleteObject(of, o.Name, o.Kind)
+		t.deleteObject(of, o.Name, o.Kind)
 	}
 }
 
@@ -214,7 +214,7 @@ func (c *Change) undo() error {
 func (t *Transaction) changeElements(of *Table, s SetChange) {
 	if s.Interval {
 		// The end of one may be the beginning of another.
-		t.FlushSet(of, s.Name)
+		t.flushSet(of, s.Name)
 		t.AddElements(of, s.Name, s.Elements)
 		return
 	}

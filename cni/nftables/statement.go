@@ -215,8 +215,8 @@ func (f Field) And(mask ...byte) Field {
 	return f
 }
 
-// HasAny matches where one of the bits of a number of the kernel's is set.
-func (f Field) HasAny(bits uint32) Statement {
+// hasAny matches where one of the bits of a number of the kernel's is set.
+func (f Field) hasAny(bits uint32) Statement {
 	return f.And(binary.NativeEndian.AppendUint32(nil, bits)...).IsNot(0, 0, 0, 0)
 }
 
@@ -251,9 +251,9 @@ func (f Field) IsNotLink(name string) Statement { return f.IsNot(AppendName(nil,
 // Conditions with names of their own.
 var (
 	// Established matches packets of connections that both sides know, and of related connections.
-	Established = CTState.HasAny(1<<1 | 1<<2) // ESTABLISHED and RELATED of nf_conntrack_common.h
+	Established = CTState.hasAny(1<<1 | 1<<2) // ESTABLISHED and RELATED of nf_conntrack_common.h
 	// DestinationTranslated matches packets of connections whose destination the node translates.
-	DestinationTranslated = CTStatus.HasAny(1 << 5) // IPS_DST_NAT
+	DestinationTranslated = CTStatus.hasAny(1 << 5) // IPS_DST_NAT
 	// IsReply matches packets against the direction of their connection.
 	IsReply = CTDirection.Is(1) // IP_CT_DIR_REPLY
 	// ToNode and FromNode match packets with an address of the network namespace.

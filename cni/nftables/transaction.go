@@ -67,7 +67,7 @@ func (t *Transaction) Make(of *Table) {
 
 func (t *Transaction) makeContent(of *Table) {
 	for _, name := range of.Counters {
-		t.AddCounter(of, name)
+		t.addCounter(of, name)
 	}
 	for _, c := range of.Chains {
 		t.AddChain(of, c)
@@ -267,8 +267,8 @@ func (t *Transaction) DeleteSet(of *Table, name string) {
 	t.end()
 }
 
-// FlushSet deletes all elements of a set or map.
-func (t *Transaction) FlushSet(of *Table, name string) {
+// flushSet deletes all elements of a set or map.
+func (t *Transaction) flushSet(of *Table, name string) {
 	t.begin(unix.NFT_MSG_DELSETELEM, 0, of, "the elements of set "+name)
 	t.text(unix.NFTA_SET_ELEM_LIST_TABLE, of.Name)
 	t.text(unix.NFTA_SET_ELEM_LIST_SET, name)
@@ -333,8 +333,8 @@ func (t *Transaction) element(e Element) {
 	t.close(at)
 }
 
-// AddCounter adds a counter that begins at 0.
-func (t *Transaction) AddCounter(of *Table, name string) {
+// addCounter adds a counter that begins at 0.
+func (t *Transaction) addCounter(of *Table, name string) {
 	t.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, of, "counter "+name)
 	t.text(unix.NFTA_OBJ_TABLE, of.Name)
 	t.text(unix.NFTA_OBJ_NAME, name)
@@ -343,8 +343,8 @@ func (t *Transaction) AddCounter(of *Table, name string) {
 	t.end()
 }
 
-// DeleteObject deletes a counter, or another object of the kind, that no rule names.
-func (t *Transaction) DeleteObject(of *Table, name string, kind uint32) {
+// deleteObject deletes a counter, or another object of the kind, that no rule names.
+func (t *Transaction) deleteObject(of *Table, name string, kind uint32) {
 	t.begin(unix.NFT_MSG_DELOBJ, 0, of, "counter "+name)
 	t.text(unix.NFTA_OBJ_TABLE, of.Name)
 	t.text(unix.NFTA_OBJ_NAME, name)

@@ -30,7 +30,7 @@ func (d *Driver) Check(spec Spec) error {
 // the filters at them. A container may change its addresses and routes: a VPN takes the default
 // route.
 func (d *Driver) CheckNode(spec Spec) error {
-	if err := spec.Validate(); err != nil {
+	if err := spec.validate(); err != nil {
 		return err
 	}
 	if spec.Mode == Pure {
@@ -258,7 +258,7 @@ func insideOf(spec Spec, do func() error) error {
 // Repair makes the pieces that CheckNode verifies. Where an interface is missing, it sets up the
 // container's side, too; otherwise the container's own changes of its routes stay.
 func (d *Driver) Repair(spec Spec) error {
-	if err := spec.Validate(); err != nil {
+	if err := spec.validate(); err != nil {
 		return err
 	}
 	if spec.Mode == Pure {

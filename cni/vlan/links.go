@@ -183,7 +183,7 @@ type Network struct {
 // Networks lists the networks of a container's addresses, and makes links that are missing; a
 // Teardown removes them. In mode l3 there are none: other hosts route the addresses.
 func (d *Driver) Networks(spec Spec) ([]Network, error) {
-	if err := spec.Validate(); err != nil {
+	if err := spec.validate(); err != nil {
 		return nil, err
 	}
 	if spec.routed() && !spec.answers() {
@@ -200,7 +200,7 @@ func (d *Driver) Networks(spec Spec) ([]Network, error) {
 
 // NetworksNow lists the networks whose links exist. It makes none.
 func (d *Driver) NetworksNow(spec Spec) ([]Network, error) {
-	if err := spec.Validate(); err != nil || spec.routed() && !spec.answers() {
+	if err := spec.validate(); err != nil || spec.routed() && !spec.answers() {
 		return nil, err
 	}
 	segments := spec.segments()

@@ -24,7 +24,7 @@ import (
 // Setup gives the container its interfaces and returns their CNI result. It is idempotent: a
 // second call makes the missing pieces. After an error the caller calls Teardown.
 func (d *Driver) Setup(spec Spec) (*current.Result, error) {
-	if err := spec.Validate(); err != nil {
+	if err := spec.validate(); err != nil {
 		return nil, err
 	}
 	segments := spec.segments()

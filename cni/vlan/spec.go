@@ -52,7 +52,7 @@ type Config struct {
 	DeviceID string `json:"deviceID,omitempty"`
 }
 
-// Validate returns an error that names the wrong field.
+// validate returns an error that names the wrong field.
 func (c Config) Validate() error {
 	switch c.Mode {
 	case Bridge, Macvlan, IPvlan, Pure, SRIOV:
@@ -94,8 +94,8 @@ type Spec struct {
 	Config
 }
 
-// Validate returns an error for a Spec that Setup refuses.
-func (s Spec) Validate() error {
+// validate returns an error for a Spec that Setup refuses.
+func (s Spec) validate() error {
 	if err := s.Config.Validate(); err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func (c *Client) Detach(ctx context.Context, address netip.Addr, node string, re
 // repeat sends a request until it succeeds, fails permanently or times out. It returns nil
 // or the last failure.
 func (c *Client) repeat(ctx context.Context, verb string, send func(context.Context) error) *status.Status {
-	ctx, cancel := context.WithTimeout(ctx, c.options.Longest())
+	ctx, cancel := context.WithTimeout(ctx, c.options.longest())
 	defer cancel()
 	var last *status.Status
 	answered := func(ctx context.Context) (bool, error) {

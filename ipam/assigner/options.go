@@ -38,15 +38,15 @@ type Options struct {
 	Insecure bool `json:"insecure,omitempty"`
 
 	// Timeout is the time limit of one request. 0: DefaultTimeout. A request that fails
-	// temporarily is repeated, for up to Longest in total.
+	// temporarily is repeated, for up to longest in total.
 	Timeout metav1.Duration `json:"timeout,omitzero"`
 }
 
 // Enabled reports whether there is an assigner.
 func (o *Options) Enabled() bool { return o.Address != "" }
 
-// Longest returns the maximum duration of Attach or Detach, repetitions included.
-func (o *Options) Longest() time.Duration { return 3 * o.timeout() }
+// longest returns the maximum duration of Attach or Detach, repetitions included.
+func (o *Options) longest() time.Duration { return 3 * o.timeout() }
 
 func (o *Options) timeout() time.Duration {
 	if o.Timeout.Duration == 0 {

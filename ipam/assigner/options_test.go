@@ -88,7 +88,7 @@ func TestFlagsAndArgs(t *testing.T) {
 	if diff := cmp.Diff(args, flags); diff != "" {
 		t.Errorf("args (-) and flags (+) differ:\n%s", diff)
 	}
-	if got := args.Longest(); got != 9*time.Second {
+	if got := args.longest(); got != 9*time.Second {
 		t.Errorf("longest: got %v", got)
 	}
 }

@@ -19,7 +19,7 @@ import (
 // gather is how long changes of a claim's addresses are gathered.
 const gather = preallocation.Gather
 
-// Parts has the dependencies of a Controller. The caller runs the view.
+// Parts has the dependencies of a controller. The caller runs the view.
 type Parts struct {
 	API      *client.Client
 	Recorder event.Recorder
@@ -27,8 +27,8 @@ type Parts struct {
 	View     *view.View
 }
 
-// Controller reconciles claims in a [preallocation.Loop].
-type Controller struct {
+// controller reconciles claims in a [preallocation.Loop].
+type controller struct {
 	preallocation.States[state]
 
 	loop     *preallocation.Loop
@@ -45,7 +45,7 @@ func keyOf(namespace, name string) preallocation.Key {
 
 // Add has a loop reconcile claims.
 func Add(loop *preallocation.Loop, parts Parts) error {
-	c := &Controller{
+	c := &controller{
 		loop: loop, api: parts.API, store: store.New(parts.API.FloatingIPs), recorder: parts.Recorder, metrics: parts.Metrics,
 		claims: parts.View.IPClaims.GetIndexer(),
 	}
@@ -53,7 +53,7 @@ func Add(loop *preallocation.Loop, parts Parts) error {
 	return preallocation.Watch(loop, parts.View.IPClaims, c.claimChanged)
 }
 
-func (c *Controller) claimChanged(before, after *v1alpha1.IPClaim) {
+func (c *controller) claimChanged(before, after *v1alpha1.IPClaim) {
 	if before != nil && after != nil && before.UID == after.UID && before.Generation == after.Generation &&
 		(before.DeletionTimestamp == nil) == (after.DeletionTimestamp == nil) {
 		return // its status
@@ -63,12 +63,12 @@ func (c *Controller) claimChanged(before, after *v1alpha1.IPClaim) {
 }
 
 // Affected implements [preallocation.Owners].
-func (c *Controller) Affected(key preallocation.Key) []preallocation.Key {
+func (c *controller) Affected(key preallocation.Key) []preallocation.Key {
 	return []preallocation.Key{key}
 }
 
 // claim returns a claim from the cache, or nil.
-func (c *Controller) claim(namespace, name string) *v1alpha1.IPClaim {
+func (c *controller) claim(namespace, name string) *v1alpha1.IPClaim {
 	object, exists, err := c.claims.GetByKey(namespace + "/" + name)
 	if err != nil || !exists {
 		return nil
@@ -78,7 +78,7 @@ func (c *Controller) claim(namespace, name string) *v1alpha1.IPClaim {
 
 // recordedFor returns the addresses recorded under a claim's name in the present
 // namespace. It ignores addresses of an earlier namespace of the same name.
-func (c *Controller) recordedFor(key preallocation.Key) []*v1alpha1.FloatingIP {
+func (c *controller) recordedFor(key preallocation.Key) []*v1alpha1.FloatingIP {
 	in, err := c.loop.Namespace(key.Namespace)
 	if err != nil {
 		return nil // the event of the namespace enqueues its claims

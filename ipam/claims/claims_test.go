@@ -34,7 +34,7 @@ import (
 	"github.com/berth-dev/berth/ipam/view"
 )
 
-// fixture is a Controller and the book of addresses on an API server in memory. Time is the
+// fixture is a controller and the book of addresses on an API server in memory. Time is the
 // test's own.
 type fixture struct {
 	*ipamtest.Server
@@ -50,7 +50,7 @@ type fixture struct {
 	events    []string
 }
 
-// simulate runs a test with a Controller, as long as the test lasts. There is a pool with
+// simulate runs a test with a controller, as long as the test lasts. There is a pool with
 // these addresses.
 func simulate(t *testing.T, addresses string, test func(w *fixture)) {
 	synctest.Test(t, func(t *testing.T) {

@@ -22,6 +22,6 @@ const (
 	EventOversized = "Oversized"
 )
 
-func (c *Controller) tell(claim *v1alpha1.IPClaim, e event.Event) {
+func (c *controller) tell(claim *v1alpha1.IPClaim, e event.Event) {
 	e.Record(c.recorder, claim, nil, "KeepClaim")
 }

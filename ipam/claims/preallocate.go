@@ -12,7 +12,7 @@ import (
 )
 
 // preallocate takes the missing addresses.
-func (c *Controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
+func (c *controller) preallocate(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	namespace, err := c.loop.Namespace(claim.Namespace)
 	if err != nil {
 		return nil, 0, err

@@ -37,7 +37,7 @@ type state struct {
 }
 
 // Reconcile reconciles one claim.
-func (c *Controller) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
+func (c *controller) Reconcile(ctx context.Context, key preallocation.Key) (again time.Duration, err error) {
 	claim := c.claim(key.Namespace, key.Name)
 	if claim == nil {
 		c.metrics.forget(key)
@@ -59,7 +59,7 @@ func (c *Controller) Reconcile(ctx context.Context, key preallocation.Key) (agai
 
 // work adopts and takes addresses. It returns the reason why the claim does not have all
 // that it asks for (nil if it has), and when to look again.
-func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
+func (c *controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preallocation.Progress, t *tally) (*preallocation.Problem, time.Duration, error) {
 	if claim.DeletionTimestamp != nil {
 		p.Wait()
 		return problem(ReasonDeleting, "The claim is being deleted: its addresses are freed when their pods end."), 0, nil
@@ -86,7 +86,7 @@ func (c *Controller) work(ctx context.Context, claim *v1alpha1.IPClaim, p *preal
 
 // adopt makes the claim the owner of addresses that an earlier claim of its name left. more
 // says that the caller should look again.
-func (c *Controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (adopted preallocation.Count, more bool, err error) {
+func (c *controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (adopted preallocation.Count, more bool, err error) {
 	adopted = preallocation.Count{}
 	room, own := preallocation.Count{}, t.ownCount()
 	for _, family := range both {
@@ -114,7 +114,7 @@ func (c *Controller) adopt(ctx context.Context, claim *v1alpha1.IPClaim, t *tall
 }
 
 // asClaimed returns the spec of an address of the claim, with the UID of the namespace.
-func (c *Controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
+func (c *controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim) v1alpha1.FloatingIPSpec {
 	spec := asClaimed(ip, claim)
 	if namespace, err := c.loop.Namespace(claim.Namespace); err == nil {
 		spec.Owner.NamespaceUID = namespace.UID
@@ -123,13 +123,13 @@ func (c *Controller) asClaimed(ip *v1alpha1.FloatingIP, claim *v1alpha1.IPClaim)
 }
 
 // stillThere asks the API server whether the claim is still as in the cache.
-func (c *Controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) error {
+func (c *controller) stillThere(ctx context.Context, claim *v1alpha1.IPClaim) error {
 	return preallocation.StillThere(ctx, claim, c.api.IPClaims(claim.Namespace).Get)
 }
 
 // follow writes the claim's release policy and retainFor into addresses with other
 // values. more says that there were some.
-func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (more bool, err error) {
+func (c *controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tally) (more bool, err error) {
 	others := slices.DeleteFunc(slices.Clone(t.own), func(ip *v1alpha1.FloatingIP) bool { return released(ip, claim) })
 	if len(others) == 0 {
 		return false, nil
@@ -147,7 +147,7 @@ func (c *Controller) follow(ctx context.Context, claim *v1alpha1.IPClaim, t *tal
 
 // servable returns the reason why a claim that does not preallocate cannot get any
 // address, or nil.
-func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, time.Duration, error) {
+func (c *controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, time.Duration, error) {
 	namespace, err := c.loop.Namespace(claim.Namespace)
 	if err != nil {
 		return nil, 0, err
@@ -162,7 +162,7 @@ func (c *Controller) servable(claim *v1alpha1.IPClaim) (*preallocation.Problem, 
 
 // report writes the status if it changed. If the last write is too recent, it returns
 // when to look again.
-func (c *Controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally, wrong *preallocation.Problem) (time.Duration, error) {
+func (c *controller) report(ctx context.Context, claim *v1alpha1.IPClaim, s *state, t *tally, wrong *preallocation.Problem) (time.Duration, error) {
 	before := claim.Status
 	if order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, s.writtenVersion); err == nil && order < 0 {
 		before = s.written // the watch is behind

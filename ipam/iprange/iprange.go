@@ -93,8 +93,8 @@ func (r Range) Contains(addr netip.Addr) bool {
 	return addr.BitLen() == r.First.BitLen() && !addr.Less(r.First) && !r.Last.Less(addr)
 }
 
-// Common returns the intersection of two ranges; false if it is empty.
-func (r Range) Common(other Range) (Range, bool) {
+// common returns the intersection of two ranges; false if it is empty.
+func (r Range) common(other Range) (Range, bool) {
 	if r.First.Less(other.First) {
 		r.First = other.First
 	}

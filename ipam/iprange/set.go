@@ -60,7 +60,7 @@ func (s Set) Size() uint64 {
 func (s Set) Common(r Range) iter.Seq2[int, Range] {
 	return func(yield func(int, Range) bool) {
 		for at := s.search(r.First); at < len(s); at++ {
-			both, overlap := s[at].Common(r)
+			both, overlap := s[at].common(r)
 			if !overlap || !yield(at, both) {
 				return
 			}

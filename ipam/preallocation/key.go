@@ -18,9 +18,9 @@ const (
 	kindReplicaSet = "ReplicaSet"
 )
 
-// KeyOf returns the key of the owner of an address; ok is false if the owner is of no
+// keyOf returns the key of the owner of an address; ok is false if the owner is of no
 // kind that preallocates.
-func KeyOf(ip *v1alpha1.FloatingIP) (k Key, ok bool) {
+func keyOf(ip *v1alpha1.FloatingIP) (k Key, ok bool) {
 	owner := ip.Spec.Owner
 	switch {
 	case owner == nil:
@@ -41,7 +41,7 @@ func (k Key) String() string { return k.Kind + "/" + k.Namespace + "/" + k.Name 
 const byOwner = "preallocation"
 
 func ownerIndex(object any) ([]string, error) {
-	if k, ok := KeyOf(object.(*v1alpha1.FloatingIP)); ok {
+	if k, ok := keyOf(object.(*v1alpha1.FloatingIP)); ok {
 		return []string{k.String()}, nil
 	}
 	return nil, nil

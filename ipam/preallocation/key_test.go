@@ -26,7 +26,7 @@ func TestKeyOf(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ip := newIP("10.0.0.1")
 			test.edit(&ip.Spec)
-			k, ok := KeyOf(ip)
+			k, ok := keyOf(ip)
 			if ok != (test.want != "") || ok && k.String() != test.want {
 				t.Errorf("it is %v %q, want %q", ok, k, test.want)
 			}

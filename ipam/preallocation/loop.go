@@ -111,7 +111,7 @@ func (l *Loop) addressChanged(before, after *v1alpha1.FloatingIP) {
 		if ip == nil {
 			continue
 		}
-		if key, ok := KeyOf(ip); ok && l.owners[key.Kind] != nil {
+		if key, ok := keyOf(ip); ok && l.owners[key.Kind] != nil {
 			for _, affected := range l.owners[key.Kind].Affected(key) {
 				l.queue.AddAfter(affected, Gather)
 			}
@@ -119,7 +119,7 @@ func (l *Loop) addressChanged(before, after *v1alpha1.FloatingIP) {
 	}
 	if namespace, ok := freed(before, after); ok {
 		l.each(func(key Key, p *Progress) bool {
-			return p.WaitsFor(before.Family()) && (namespace == "" || namespace == key.Namespace)
+			return p.waitsFor(before.Family()) && (namespace == "" || namespace == key.Namespace)
 		}, func(key Key) { l.queue.AddAfter(key, Interval) })
 	}
 }

@@ -57,10 +57,10 @@ func NoPool(request *ipam.Request, snapshot *pools.Snapshot) *Problem {
 	return &Problem{reasons[shortage.Cause], shortage.Error()}
 }
 
-// Failed reports whether a problem needs attention, rather than being work in progress.
-func (p *Problem) Failed() bool { return p != nil && Failed(p.Reason) }
+// failed reports whether a problem needs attention, rather than being work in progress.
+func (p *Problem) failed() bool { return p != nil && Failed(p.Reason) }
 
-// Failed reports whether a reason needs attention, as [Problem.Failed] does.
+// Failed reports whether a reason needs attention, as [Problem.failed] does.
 func Failed(reason string) bool {
 	return slices.Contains([]string{
 		ReasonPoolsExhausted, ReasonNamespaceAtCap, ReasonNamespaceAtQuota, ReasonNoSuchPool, ReasonNoPoolFits, ReasonPreallocationFailed, ReasonInvalid,

@@ -83,7 +83,7 @@ type taker struct {
 }
 
 // Progress is remembered for one owner between reconciles; losing it is harmless. It is
-// not safe for concurrent use, except WaitsFor.
+// not safe for concurrent use, except waitsFor.
 type Progress struct {
 	// expected is the number of addresses that the watch should bring before until.
 	expected Count
@@ -99,16 +99,16 @@ type Progress struct {
 	waiting4, waiting6 atomic.Bool
 }
 
-// WaitsFor reports whether a free address of the family may help the owner. Safe for
+// waitsFor reports whether a free address of the family may help the owner. Safe for
 // concurrent use.
-func (p *Progress) WaitsFor(family v1alpha1.IPFamily) bool {
+func (p *Progress) waitsFor(family v1alpha1.IPFamily) bool {
 	if family == v1alpha1.IPv6 {
 		return p.waiting6.Load()
 	}
 	return p.waiting4.Load()
 }
 
-// Wait sets the families that [Progress.WaitsFor] reports from now on.
+// Wait sets the families that [Progress.waitsFor] reports from now on.
 func (p *Progress) Wait(families ...v1alpha1.IPFamily) {
 	p.waiting4.Store(slices.Contains(families, v1alpha1.IPv4))
 	p.waiting6.Store(slices.Contains(families, v1alpha1.IPv6))

@@ -104,7 +104,7 @@ func TestTake(t *testing.T) {
 			}
 			for i := range test.wants {
 				w := &test.wants[i]
-				if waits := o.WaitsFor(w.family()); waits != (test.asked != "") {
+				if waits := o.waitsFor(w.family()); waits != (test.asked != "") {
 					t.Errorf("it waits for %s: %v", w.family(), waits)
 				}
 			}
@@ -161,7 +161,7 @@ func TestTakeAgain(t *testing.T) {
 	}
 	o.pass(Interval)
 	o.goal.Wants[0].Has = 3
-	if got := o.take(); got != "0s" || o.WaitsFor(v1alpha1.IPv4) {
+	if got := o.take(); got != "0s" || o.waitsFor(v1alpha1.IPv4) {
 		t.Errorf("when it is complete it returns %q", got)
 	}
 }

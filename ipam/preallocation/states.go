@@ -11,7 +11,7 @@ import (
 // States has the memory of owners between reconciles, a Progress and a state of their
 // kind; losing it is harmless. The zero value has nothing. Safe for concurrent use. Only the
 // worker that has an owner's key may use its memory; others may call only methods of the
-// Progress that are safe for concurrent use, such as [Progress.WaitsFor].
+// Progress that are safe for concurrent use, such as [Progress.waitsFor].
 type States[S any] struct {
 	mu  sync.Mutex
 	all map[Key]*Memory[S]
@@ -41,8 +41,8 @@ func (s *States[S]) Of(key Key, uid types.UID) *Memory[S] {
 	return m
 }
 
-// Has reports whether there is a memory for a key.
-func (s *States[S]) Has(key Key) bool {
+// has reports whether there is a memory for a key.
+func (s *States[S]) has(key Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all[key] != nil

@@ -29,7 +29,7 @@ const (
 	EventPreallocationFailed = "PreallocationFailed"
 )
 
-// Parts has the dependencies of Workloads. The caller runs the informers.
+// Parts has the dependencies of workloads. The caller runs the informers.
 type Parts struct {
 	Kube     kubernetes.Interface
 	Recorder event.Recorder
@@ -37,12 +37,12 @@ type Parts struct {
 	Factory  informers.SharedInformerFactory
 }
 
-// Workloads preallocates the addresses of Deployments and ReplicaSets that ask for it.
+// workloads preallocates the addresses of Deployments and ReplicaSets that ask for it.
 //
 // The scheduler gives addresses to the pods of the same workloads, and neither waits for
 // the other. If both take addresses at once, the workload has too many for a moment, and
 // the reclaimer frees addresses without a pod.
-type Workloads struct {
+type workloads struct {
 	States[said]
 
 	loop     *Loop
@@ -65,7 +65,7 @@ type said struct {
 // AddWorkloads has a loop reconcile workloads.
 func AddWorkloads(loop *Loop, parts Parts) error {
 	apps := parts.Factory.Apps().V1()
-	w := &Workloads{
+	w := &workloads{
 		loop: loop, apps: parts.Kube.AppsV1(), recorder: parts.Recorder, metrics: parts.Metrics,
 		deployments: apps.Deployments().Lister(), replicaSets: apps.ReplicaSets().Lister(),
 	}
@@ -81,8 +81,8 @@ func AddWorkloads(loop *Loop, parts Parts) error {
 }
 
 // Affected implements Owners.
-func (w *Workloads) Affected(key Key) []Key {
-	if !w.Has(key) {
+func (w *workloads) Affected(key Key) []Key {
+	if !w.has(key) {
 		return nil
 	}
 	return []Key{key}
@@ -92,13 +92,13 @@ func (w *Workloads) Affected(key Key) []Key {
 func workloadChanged[T any, W interface {
 	*T
 	workload
-}](w *Workloads, kind string, before, after W) {
+}](w *workloads, kind string, before, after W) {
 	object := after
 	if object == nil {
 		object = before
 	}
 	k := Key{kind, object.GetNamespace(), object.GetName()}
-	if _, asks := setOf(object); !asks && !w.Has(k) {
+	if _, asks := setOf(object); !asks && !w.has(k) {
 		return
 	}
 	if before != nil && after != nil && before.GetUID() == object.GetUID() && before.GetGeneration() == object.GetGeneration() &&
@@ -110,7 +110,7 @@ func workloadChanged[T any, W interface {
 }
 
 // find returns the set of a workload in the cache; false if it does not preallocate.
-func (w *Workloads) find(k Key) (set, bool) {
+func (w *workloads) find(k Key) (set, bool) {
 	var object workload
 	var err error
 	if k.Kind == kindReplicaSet {
@@ -125,7 +125,7 @@ func (w *Workloads) find(k Key) (set, bool) {
 }
 
 // Reconcile takes the missing addresses of one workload.
-func (w *Workloads) Reconcile(ctx context.Context, k Key) (again time.Duration, err error) {
+func (w *workloads) Reconcile(ctx context.Context, k Key) (again time.Duration, err error) {
 	found, ok := w.find(k)
 	if !ok {
 		w.metrics.forget(k)
@@ -159,7 +159,7 @@ func (w *Workloads) Reconcile(ctx context.Context, k Key) (again time.Duration, 
 }
 
 // stillThere asks the API server whether the workload is still as in the cache.
-func (w *Workloads) stillThere(ctx context.Context, found *set) error {
+func (w *workloads) stillThere(ctx context.Context, found *set) error {
 	if found.kind == kindReplicaSet {
 		return StillThere(ctx, found.meta, w.apps.ReplicaSets(found.meta.GetNamespace()).Get)
 	}
@@ -168,14 +168,14 @@ func (w *Workloads) stillThere(ctx context.Context, found *set) error {
 
 // report sets the metrics and emits events about changes. It reports that all addresses
 // are there only if some were missing since this process started.
-func (w *Workloads) report(k Key, found *set, s *said, goal *Goal, wrong *Problem) {
+func (w *workloads) report(k Key, found *set, s *said, goal *Goal, wrong *Problem) {
 	missing, size := goal.missing()
 	w.metrics.set(k, missing, size)
 	switch {
 	case wrong == nil && s.lacked:
 		w.tell(found, event.Normal(EventPreallocated, fmt.Sprintf("All %d addresses of the replicas are there.", size)))
 		s.lacked, s.told = false, ""
-	case wrong.Failed() && wrong.Reason != s.told:
+	case wrong.failed() && wrong.Reason != s.told:
 		w.tell(found, event.Warning(EventPreallocationFailed, wrong.Reason+": "+wrong.Message))
 		s.lacked, s.told = true, wrong.Reason
 	case wrong != nil:
@@ -183,6 +183,6 @@ func (w *Workloads) report(k Key, found *set, s *said, goal *Goal, wrong *Proble
 	}
 }
 
-func (w *Workloads) tell(found *set, e event.Event) {
+func (w *workloads) tell(found *set, e event.Event) {
 	e.Record(w.recorder, found.meta, nil, "KeepFixedSet")
 }

@@ -22,7 +22,7 @@ const (
 // select the pod, nothing comes to it until Enforce. It blocks for the policies, the API server and the
 // kernel.
 func (e *Enforcer) Prepare(ctx context.Context, c Container) error {
-	if err := e.Known(ctx); err != nil {
+	if err := e.known(ctx); err != nil {
 		return err
 	}
 	if !e.active() {

@@ -197,8 +197,8 @@ func (e *Enforcer) Run(ctx context.Context, all containers) error {
 	}
 }
 
-// Known returns an error while the policies are not known.
-func (e *Enforcer) Known(ctx context.Context) error {
+// known returns an error while the policies are not known.
+func (e *Enforcer) known(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := e.Objects.Wait(ctx); err != nil {

@@ -250,7 +250,7 @@ func (w *topology) start() {
 	}()
 	w.end = sync.OnceFunc(func() { cancel(); <-done })
 	w.t.Cleanup(w.end)
-	if err := w.enforcer.Known(ctx); err != nil {
+	if err := w.enforcer.known(ctx); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -177,8 +177,8 @@ func (w *Walker) apply(r *Rule, p Packet) (verdict Verdict, target string, match
 	}{
 		{r.InInterface, func(s *Set) bool { return s.hasInterface(p.InInterface) }},
 		{r.OutInterface, func(s *Set) bool { return s.hasInterface(p.OutInterface) }},
-		{r.Source, func(s *Set) bool { return s.Has(p.Source) }},
-		{r.Destination, func(s *Set) bool { return s.Has(p.Destination) }},
+		{r.Source, func(s *Set) bool { return s.has(p.Source) }},
+		{r.Destination, func(s *Set) bool { return s.has(p.Destination) }},
 		{r.Endpoint, func(s *Set) bool { return s.hasEndpoint(Endpoint{p.Destination, p.Protocol, p.Port}) }},
 		{r.Pair, func(s *Set) bool { return s.hasPair(Pair{p.Source, p.Destination}) }},
 	} {
@@ -195,8 +195,8 @@ func (w *Walker) lookup(name string, a netip.Addr) (Verdict, string, bool) {
 	return Goto, target, ok
 }
 
-// Has returns whether an address is in a set of Addresses or Ranges.
-func (s *Set) Has(a netip.Addr) bool {
+// has returns whether an address is in a set of Addresses or Ranges.
+func (s *Set) has(a netip.Addr) bool {
 	switch s.Kind {
 	case Addresses:
 		_, found := slices.BinarySearchFunc(s.Addresses, a, netip.Addr.Compare)

@@ -47,8 +47,8 @@ var (
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// PodGateway returns the gateway of a pod with the address.
-func PodGateway(addr netip.Addr) netip.Addr {
+// podGateway returns the gateway of a pod with the address.
+func podGateway(addr netip.Addr) netip.Addr {
 	if addr.Is4() {
 		return gateway4
 	}

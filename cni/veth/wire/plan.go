@@ -123,8 +123,8 @@ func planHost(a api.Address, host int, uplink *netlink.LinkAttrs, mac net.Hardwa
 	return plan
 }
 
-// PodRoute is a route of a pod through its node.
-type PodRoute struct {
+// podRoute is a route of a pod through its node.
+type podRoute struct {
 	Destination netip.Prefix
 	Gateway     netip.Addr
 	// Source is the source address of the route; the zero Addr where the pod has
@@ -132,12 +132,12 @@ type PodRoute struct {
 	Source netip.Addr
 }
 
-// PodRoutes returns the routes of a pod with these addresses, for each family the
+// podRoutes returns the routes of a pod with these addresses, for each family the
 // default route first. The pod sends to each of its subnets from its first address
 // of that subnet. It sends to other networks from the first address of the family
 // with a gateway or, where none has a gateway, from the first address.
-func PodRoutes(addrs []api.Address) []PodRoute {
-	var routes []PodRoute
+func podRoutes(addrs []api.Address) []podRoute {
+	var routes []podRoute
 	for _, is4 := range []bool{true, false} {
 		routes = append(routes, familyRoutes(slices.DeleteFunc(slices.Clone(addrs), func(a api.Address) bool { return a.Address.Is4() != is4 }))...)
 	}
@@ -145,22 +145,22 @@ func PodRoutes(addrs []api.Address) []PodRoute {
 }
 
 // familyRoutes returns the routes for addresses of one family.
-func familyRoutes(addrs []api.Address) []PodRoute {
+func familyRoutes(addrs []api.Address) []podRoute {
 	if len(addrs) == 0 {
 		return nil
 	}
 	first := max(0, slices.IndexFunc(addrs, func(a api.Address) bool { return a.Gateway.IsValid() }))
-	way := PodRoute{Destination: rtnl.AnyPrefix(addrs[0].Address), Gateway: PodGateway(addrs[0].Address)}
+	way := podRoute{Destination: rtnl.AnyPrefix(addrs[0].Address), Gateway: podGateway(addrs[0].Address)}
 	if len(addrs) == 1 {
-		return []PodRoute{way}
+		return []podRoute{way}
 	}
 	way.Source = addrs[first].Address
-	return append([]PodRoute{way}, subnetRoutes(addrs)...)
+	return append([]podRoute{way}, subnetRoutes(addrs)...)
 }
 
 // subnetRoutes returns a route to each subnet of the addresses.
-func subnetRoutes(addrs []api.Address) []PodRoute {
-	var routes []PodRoute
+func subnetRoutes(addrs []api.Address) []podRoute {
+	var routes []podRoute
 	seen := map[netip.Prefix]bool{}
 	for _, a := range addrs {
 		subnet := a.Subnet.Masked()
@@ -169,7 +169,7 @@ func subnetRoutes(addrs []api.Address) []PodRoute {
 			continue
 		}
 		seen[subnet] = true
-		routes = append(routes, PodRoute{Destination: subnet, Gateway: PodGateway(a.Address), Source: a.Address})
+		routes = append(routes, podRoute{Destination: subnet, Gateway: podGateway(a.Address), Source: a.Address})
 	}
 	return routes
 }
@@ -215,7 +215,7 @@ func planPod(spec Spec, link int, hostMAC net.HardwareAddr) podPlan {
 		defaults = tableSecondary
 	}
 	known := map[netip.Addr]bool{}
-	for _, way := range PodRoutes(spec.Addresses) {
+	for _, way := range podRoutes(spec.Addresses) {
 		family, gw := rtnl.FamilyOf(way.Gateway), way.Gateway
 		if !known[gw] {
 			known[gw] = true

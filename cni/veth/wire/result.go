@@ -25,10 +25,10 @@ func Result(spec Spec, wired Wired) *current.Result {
 	}
 	for _, a := range spec.Addresses {
 		r.IPs = append(r.IPs, &current.IPConfig{
-			Interface: current.Int(1), Address: *rtnl.IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: PodGateway(a.Address).AsSlice(),
+			Interface: current.Int(1), Address: *rtnl.IPNet(netip.PrefixFrom(a.Address, a.Address.BitLen())), Gateway: podGateway(a.Address).AsSlice(),
 		})
 	}
-	routes := PodRoutes
+	routes := podRoutes
 	if spec.Secondary {
 		routes = subnetRoutes
 	}

@@ -210,7 +210,7 @@ func TestKeepsHostMAC(t *testing.T) {
 			const hostEnd = "02:be:01:02:03:04"
 			w.nodeA.IP("link", "set", p.spec.HostLink(), "address", hostEnd)
 			w.nodeA.IP("neigh", "replace", addr, "lladdr", first.String(), "dev", p.spec.HostLink(), "nud", "permanent")
-			p.IP("neigh", "replace", PodGateway(p.spec.Addresses[0].Address).String(), "lladdr", hostEnd, "dev", "eth0", "nud", "permanent")
+			p.IP("neigh", "replace", podGateway(p.spec.Addresses[0].Address).String(), "lladdr", hostEnd, "dev", "eth0", "nud", "permanent")
 			w.client.Ping(addr)
 			w.nodeA.Run(func() error { return New("").Check(p.spec) })
 			setup(w.nodeA, p) // a repair
