@@ -165,7 +165,7 @@ var (
 	// know and this agent does not serve.
 	ErrUnsupported = errors.New("unsupported field in the CNI configuration")
 	// ErrNodeNetNS is returned for an ADD to the network namespace of the node.
-	ErrNodeNetNS = errors.New("the network namespace is that of the node")
+	ErrNodeNetNS = errors.New("the network namespace is the node's own")
 	// ErrUnknownContainer is returned by Check for a container without a
 	// record.
 	ErrUnknownContainer = errors.New("container not known")

@@ -163,7 +163,7 @@ func (p planner) one(n *attachdef.Network, wants int) (state.Attachment, error) 
 	}
 	if floating != nil {
 		if n.Capabilities[api.CapabilityMAC] != nil {
-			return state.Attachment{}, fmt.Errorf("%w: network %s: mac: the MAC of an interface with floating IPs follows from the address, so that no pod takes that of another host; remove mac",
+			return state.Attachment{}, fmt.Errorf("%w: network %s: mac: the MAC of an interface with floating IPs follows from the address, so that no pod takes the MAC of another host; remove mac",
 				attachdef.ErrAnnotation, n.Definition)
 		}
 		if len(n.IPs) > 0 {

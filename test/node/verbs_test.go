@@ -245,7 +245,7 @@ func TestErrorCodes(t *testing.T) {
 		{call{env: map[string]string{"CNI_ARGS": "K8S_POD_NAMESPACE=default"}}, []string{"ADD"}, types.ErrInvalidEnvironmentVariables, "CNI_ARGS"},
 		{call{conf: map[string]any{"runtimeConfig": 5}}, []string{"ADD"}, types.ErrDecodingFailure, "runtimeConfig"},
 		{call{conf: map[string]any{"cni.dev/valid-attachments": "all"}}, []string{"GC"}, types.ErrDecodingFailure, "valid-attachments"},
-		{call{env: map[string]string{"CNI_NETNS": n.Path()}}, []string{"ADD"}, types.ErrInvalidNetNS, "namespace is that of the node"},
+		{call{env: map[string]string{"CNI_NETNS": n.Path()}}, []string{"ADD"}, types.ErrInvalidNetNS, "namespace is the node's own"},
 		{call{}, []string{"ADD"}, types.ErrTryAgainLater, "pod not found"},
 		{call{conf: map[string]any{"socket": n.dir + "/none.sock"}}, []string{"ADD", "DEL", "CHECK", "GC"}, types.ErrTryAgainLater, "none.sock"},
 		{call{conf: map[string]any{"socket": n.dir + "/none.sock"}}, []string{"STATUS"}, api.CodeNotAvailable, "none.sock"},
