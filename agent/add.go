@@ -119,7 +119,7 @@ func (a *Agent) steps(watch *stopwatch) []step {
 		{"alive", a.stillThere},
 		{"policies-prepared", a.preparePolicies},
 		{"superseded", a.supersede},
-		{"probed", a.probe},
+		{"probed", a.detectConflicts},
 		{"plugins", func(ctx context.Context, record *state.Container) error {
 			return a.attachInterfaces(ctx, record, watch)
 		}},

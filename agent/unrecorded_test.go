@@ -6,125 +6,137 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/netip"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
-	"github.com/berth-dev/berth/agent/hostports"
-	"github.com/berth-dev/berth/agent/podinfo"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berth-dev/berth/agent/chain"
+	"github.com/berth-dev/berth/agent/state"
 	"github.com/berth-dev/berth/cni/api"
-	"github.com/berth-dev/berth/cni/hostport"
 )
 
-func tcpPort(number, containerPort uint16) api.HostPort {
-	return api.HostPort{HostPort: number, ContainerPort: containerPort, Protocol: "TCP"}
-}
-
-func leads(number, containerPort uint16, pod string) hostport.Mapping {
-	m := hostport.Mapping{HostPort: tcpPort(number, containerPort), Pod: netip.MustParseAddr(pod)}
-	m.HostIP = netip.IPv4Unspecified()
-	return m
-}
-
-func running(name, addr string, given ...api.HostPort) podinfo.Running {
-	return podinfo.Running{
-		Pod:       podinfo.Pod{Pod: api.Pod{Namespace: "ns", Name: name, UID: name}},
-		Addresses: []netip.Addr{netip.MustParseAddr(addr)}, Given: given,
-	}
-}
-
-// lostState is a node with pods that an agent whose state file is lost gave host ports, and a
-// rule that is nobody's.
-func lostState(t *testing.T) (*Agent, *world, *fakeForwarder) {
+// attached is an attachment of a container to a network, in the namespace that another container has now.
+func attached(t *testing.T, network, id string, earlier bool) chain.Attached {
 	t.Helper()
-	a, w, f := ordinary(t)
-	f.found = []hostport.Mapping{
-		leads(80, 8080, "10.244.0.2"), leads(20001, 81, "10.244.0.3"), leads(443, 8443, "10.244.0.9"), leads(90, 8080, "10.244.0.2"),
-	}
-	random := running("random", "10.244.0.3")
-	random.HostPorts.Random = []api.HostPort{tcpPort(0, 81)}
-	w.running = []podinfo.Running{running("web", "10.244.0.2", tcpPort(80, 8080)), random}
-	return a, w, f
+	n, err := chain.ParseNamed([]byte(`{"cniVersion":"1.0.0","type":"p"}`), network)
+	must(t, err)
+	return chain.Attached{Network: n, Attachment: chain.Attachment{ContainerID: id, IfName: "eth0", NetNS: "/proc/self/ns/net"}, Earlier: earlier}
 }
 
-const (
-	webOpen    = "TCP 0.0.0.0:80 to 10.244.0.2:8080"
-	randomOpen = "TCP 0.0.0.0:20001 to 10.244.0.3:81"
-)
+// dels are the plugins' DELs, sorted.
+func (w *world) dels() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := slices.DeleteFunc(slices.Clone(w.log), func(line string) bool { return !strings.HasPrefix(line, "DEL ") })
+	slices.Sort(all)
+	return all
+}
 
-// Host ports of running pods stay open without records, from the first change on; a port that no
-// pod has is closed when the pods are known, and a port that a pod lost before the file was closes.
-func TestUnrecordedPorts(t *testing.T) {
+// After a restart of the node there are no records. The agent has the plugins of all networks free
+// their files for the containers of before, and does nothing else for them; new containers have
+// addresses and ports at once.
+func TestAfterBoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, w, f := lostState(t)
-		w.synced = make(chan struct{})
+		a, w := newAgent(t)
+		w.podIP = "10.0.70.5"
+		w.delErr = errors.New("not now")
+		w.attached = []chain.Attached{attached(t, "first", "old", true), attached(t, "second", "old", true), attached(t, "first", "older", true), attached(t, "first", "now", false), attached(t, "first", "gone", false)}
+		w.attached[4].NetNS = "/nowhere"
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { a.Run(ctx); close(done) }()
 		synctest.Wait()
-		f.expect(t, randomOpen, "TCP 0.0.0.0:443 to 10.244.0.9:8443", webOpen, "TCP 0.0.0.0:90 to 10.244.0.2:8080")
-		close(w.synced)
-		synctest.Wait()
-		f.expect(t, randomOpen, webOpen)
-		if in, err := a.Inspect(ctx, "", false); err != nil || len(in.OrphanPorts) != 2 || in.OrphanPorts[0].Pod != w.running[0].Pod.Pod {
-			t.Errorf("Inspect() shows %+v, %v", in.OrphanPorts, err)
+		a.Suspect()
+		must(t, a.Verify(t.Context()))
+		must(t, add(t, a, ports("new", web)))
+		a.HostPorts.(*fakeForwarder).expect(t, "TCP 8080 to 10.0.70.5:80")
+		if len(w.attached) != 5 {
+			t.Errorf("%d attachments are left, though the plugins fail", len(w.attached))
 		}
-		must(t, a.Gone(ctx, w.running[0].Pod.Pod), a.Gone(ctx, api.Pod{Namespace: "ns", Name: "random", UID: "another"}))
-		f.expect(t, randomOpen)
+		w.mu.Lock()
+		w.delErr, w.log = nil, nil
+		w.mu.Unlock()
+		<-time.After(freeRetry)
+		synctest.Wait()
 		stop()
 		<-done
+		if diff := cmp.Diff([]string{"DEL first gone", "DEL first old", "DEL first older", "DEL second old"}, w.dels()); diff != "" {
+			t.Errorf("the plugins' calls (-want +got):\n%s", diff)
+		}
+		if len(w.attached) != 1 || w.attached[0].ContainerID != "now" {
+			t.Errorf("left: %v", w.attached)
+		}
+		if diff := cmp.Diff(map[string]state.Phase{"new": state.Added}, phases(t, a)); diff != "" {
+			t.Errorf("records (-want +got):\n%s", diff)
+		}
+		for _, line := range w.log {
+			if verb, id, _ := strings.Cut(line, " "); slices.Contains([]string{"old", "older", "now"}, id) {
+				t.Errorf("the agent does %s for container %s", verb, id)
+			}
+		}
 	})
 }
 
-// Another pod does not get such a port while its pod is alive, the pod's next container does,
-// and its DEL closes it.
-func TestUnrecordedPortsHaveAnOwner(t *testing.T) {
-	const mine = `{"hostPort":80,"containerPort":8080}`
-	a, w, f := lostState(t)
-	if err := add(t, a, ports("other", mine)); !errors.Is(err, hostports.ErrTaken) {
-		t.Errorf("another pod: %v", err)
+// The plugins of a container of before get no namespace, whose path may belong to another
+// container; a container that lost its record alone gets the namespace of the runtime's call.
+func TestUnrecordedNamespace(t *testing.T) {
+	for _, earlier := range []bool{true, false} {
+		a, w := newAgent(t)
+		seen := map[string]string{}
+		a.Plugins = netnsSeen{fakePlugins{w}, seen}
+		w.attached = []chain.Attached{attached(t, "first", "old", earlier), attached(t, "second", "old", earlier)}
+		must(t, a.Del(t.Context(), addRequest("old")))
+		want := map[string]string{"first": "/run/netns/old", "second": "/run/netns/old"}
+		if earlier {
+			want = map[string]string{"first": "", "second": ""}
+		}
+		if diff := cmp.Diff(want, seen); diff != "" {
+			t.Errorf("earlier: %v: namespaces of DEL (-want +got):\n%s", earlier, diff)
+		}
+		must(t, a.Del(t.Context(), addRequest("old")))
+		if !slices.Contains(w.dels(), "DEL default old") {
+			t.Errorf("a DEL of an unknown container: %q", w.dels())
+		}
 	}
-	w.pod.Pod, w.pod.HostPorts, w.podIP = w.running[1].Pod.Pod, w.running[1].HostPorts, "10.244.0.6"
-	must(t, add(t, a, addRequest("new")))
-	f.expect(t, webOpen, "TCP 20001 to 10.244.0.6:81")
-	must(t, a.Del(t.Context(), addRequest("new")))
-	f.expect(t, webOpen)
-
-	del := addRequest("old")
-	del.Args = "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=web"
-	del.Config = json.RawMessage(`{"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.244.0.99/24"}]}}`)
-	must(t, a.Del(t.Context(), del))
-	f.expect(t, webOpen) // an earlier sandbox of the pod
-	del.Config = json.RawMessage(`{"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.244.0.2/24"}]}}`)
-	must(t, a.Del(t.Context(), del))
-	f.expect(t)
-
-	// Without the result the pod's UID says which.
-	b, _, f := lostState(t)
-	must(t, b.ports.FindPods(t.Context()))
-	del.Config = nil
-	must(t, b.Del(t.Context(), del))
-	f.expect(t, randomOpen)
-
-	// The API knows first that the pod is gone.
-	c, w, f := lostState(t)
-	must(t, c.ports.FindPods(t.Context()))
-	w.alive = false
-	if err := add(t, c, ports("other", mine)); !errors.Is(err, podinfo.ErrPodReplaced) {
-		t.Errorf("a pod that is gone, too: %v", err)
-	}
-	f.expect(t, randomOpen)
 }
 
-// Where the kernel's forwards cannot be read, nothing is closed.
-func TestUnrecordedPortsUnread(t *testing.T) {
-	a, _, f := lostState(t)
-	f.open, f.err = []string{webOpen}, errors.New("no netfilter")
-	if _, err := a.ports.Apply(t.Context()); !errors.Is(err, f.err) {
-		t.Errorf("Apply() = %v", err)
+// netnsSeen notes the namespaces of DELs by network.
+type netnsSeen struct {
+	fakePlugins
+	seen map[string]string
+}
+
+func (n netnsSeen) Del(ctx context.Context, network *chain.Network, a chain.Attachment, result json.RawMessage) error {
+	n.mu.Lock()
+	if network.Name() != "default" {
+		n.seen[network.Name()] = a.NetNS
 	}
-	f.expect(t, webOpen)
-	f.err = nil
-	must(t, a.ports.FindPods(t.Context()))
-	f.expect(t, randomOpen, webOpen)
+	n.mu.Unlock()
+	return n.fakePlugins.Del(ctx, network, a, result)
+}
+
+// GC frees the plugins' files for containers that neither the runtime nor a record knows.
+func TestGCUnrecorded(t *testing.T) {
+	a, w := newAgent(t)
+	must(t, add(t, a, addRequest("recorded")))
+	for _, id := range []string{"recorded", "listed", "gone"} {
+		w.attached = append(w.attached, attached(t, "first", id, false))
+	}
+	gc := func(config string) {
+		t.Helper()
+		must(t, a.GC(t.Context(), &api.Request{Command: "GC", Config: json.RawMessage(config)}))
+	}
+	gc(`{}`) // a runtime that gives no list
+	if dels := w.dels(); len(dels) > 0 {
+		t.Errorf("the agent calls %q", dels)
+	}
+	gc(fmt.Sprintf(`{"cni.dev/valid-attachments":[{"containerID":%q,"ifname":"eth0"},{"containerID":%q,"ifname":"eth0"}]}`, "recorded", "listed"))
+	if diff := cmp.Diff([]string{"DEL first gone"}, w.dels()); diff != "" {
+		t.Errorf("the plugins' calls (-want +got):\n%s", diff)
+	}
 }

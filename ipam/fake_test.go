@@ -62,7 +62,7 @@ func openWith(t *testing.T, s *server, watch *poolWatch) *IPAM {
 	t.Helper()
 	i := &IPAM{store: s.Store, watch: watch, pools: pools.NewSource(func() []*v1alpha1.IPPool { return watch.pools })}
 	i.book = allocator.New(recordedPods{&i.known})
-	i.cooldowns = newCooldowns(i.cooldown, i.rested)
+	i.deletions = newDeletions(i.cooldown, i.rested)
 	s.Follow(i.handler())
 	synced := make(chan struct{})
 	i.OnChange(func(change Change) {

@@ -70,7 +70,7 @@ type IPAM struct {
 
 	state     atomic.Pointer[state] // nil until synced
 	known     atomic.Pointer[KnownPods]
-	cooldowns *cooldowns
+	deletions *deletions
 
 	mu        sync.Mutex
 	listeners []func(Change)
@@ -101,7 +101,7 @@ func NewForConfig(config *rest.Config, assigner externalAssigner) (*IPAM, error)
 func New(seen *view.View, ips ipStore, assigner externalAssigner) (*IPAM, error) {
 	i := &IPAM{store: ips, pools: seen.Pools, assigner: assigner}
 	i.book = allocator.New(recordedPods{&i.known})
-	i.cooldowns = newCooldowns(i.cooldown, i.rested)
+	i.deletions = newDeletions(i.cooldown, i.rested)
 	var err error
 	if i.watch, err = store.NewWatch(seen, i.handler()); err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (i *IPAM) Run(ctx context.Context) {
 	if i.own != nil {
 		group.Go(func() { i.own.Run(ctx) })
 	}
-	group.Go(func() { i.cooldowns.run(ctx) })
+	group.Go(func() { i.deletions.run(ctx) })
 	defer group.Wait()
 	if !i.watch.WaitForSync(ctx) {
 		return
@@ -145,7 +145,7 @@ func (i *IPAM) Run(ctx context.Context) {
 		snapshot := i.pools.Snapshot()
 		i.setPools(snapshot)
 		logger.V(2).Info("Compiled pools", "pools", len(snapshot.Pools()))
-		i.cooldowns.review()
+		i.deletions.review()
 		i.tell(Change{Everything: true})
 		select {
 		case <-ctx.Done():
@@ -209,7 +209,7 @@ func (i *IPAM) handler() store.Handler {
 				i.tellShare(addr, namespaceOf(ip))
 			}
 			if rests {
-				i.cooldowns.begin(addr, ip.Spec.Pool)
+				i.deletions.begin(addr, ip.Spec.Pool)
 				i.tellShare(addr, namespaceOf(ip))
 			}
 			if record, err := recordOf(ip); err == nil && record.Owner != (Owner{}) {

@@ -20,7 +20,7 @@ type Listing struct{ ipam *IPAM }
 func NewListing(all []*v1alpha1.IPPool, claims []*v1alpha1.IPClaim, pods KnownPods) *Listing {
 	i := &IPAM{watch: listedClaims(claims)}
 	i.book = allocator.New(recordedPods{&i.known})
-	i.cooldowns = newCooldowns(i.cooldown, i.rested)
+	i.deletions = newDeletions(i.cooldown, i.rested)
 	i.setPools(pools.Compile(all))
 	if pods != nil {
 		i.KnowPods(pods)

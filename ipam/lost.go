@@ -19,9 +19,19 @@ func IsGone(pod *v1.Pod, uid string) bool {
 	return pod == nil || pod.UID != types.UID(uid) || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// IsLost says whether a node is lost: Kubernetes has tainted it as unreachable, or an
-// operator as out of service (KEP-2268).
-func IsLost(node *v1.Node) bool {
+// IsLost says whether the pod is lost with its node, so that its deletion may never end: it is
+// being deleted, and its node does not exist or is lost. node is the one that the pod names; nil:
+// there is none.
+func IsLost(pod *v1.Pod, node *v1.Node) bool {
+	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" {
+		return false
+	}
+	return node == nil || IsNodeLost(node)
+}
+
+// IsNodeLost says whether a node is tainted as unreachable by Kubernetes or as out of service by an
+// operator (KEP-2268).
+func IsNodeLost(node *v1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(taint v1.Taint) bool {
 		return taint.Key == v1.TaintNodeUnreachable || taint.Key == v1.TaintNodeOutOfService
 	})

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package leftover describes the things that Berth leaves on a node, for `berth-agent cleanup`.
-// Each package that makes something on the node lists it in a function Leftovers, which
-// cmd/agent/cleanup.go calls. It never removes anything by itself.
+// Each package that makes something on the node lists it in a function Leftovers, which package
+// agent/cleanup calls. It never removes anything by itself.
 package leftover
 
 // Item is one thing that Berth made on the node, or changed.

@@ -4,17 +4,18 @@ package reclaim
 
 import (
 	"context"
-	"errors"
-	"sync"
+	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
-	"github.com/berth-dev/berth/ipam/store"
 )
+
+// The cooldown of an address begins where giveBack decides it (decide.go), or where another client
+// deletes its FloatingIP (deleted.go), and ends where endCooldown decides it. Meanwhile the book of
+// each scheduler gives the address to no pod.
 
 // resting returns the spec of an address that cools down since a time.
 func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.FloatingIPSpec {
@@ -24,71 +25,33 @@ func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.Floating
 	}
 }
 
-// cooldowns has the addresses that another client freed by deleting their FloatingIP, so
-// that their cooldown must be recorded in a new one. Until then, schedulers that saw the
-// deletion give the addresses to no pod. Safe for concurrent use.
-type cooldowns struct {
-	mu  sync.Mutex
-	all map[string]deletion // by FloatingIP
-}
-
-type deletion struct {
-	ip    *v1alpha1.FloatingIP // as it was when it was deleted
-	since metav1.Time
-}
-
-func (c *cooldowns) begin(ip *v1alpha1.FloatingIP) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.all[ip.Name] = deletion{ip, storedNow()}
-}
-
-func (c *cooldowns) of(name string) (deletion, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	found, ok := c.all[name]
-	return found, ok
-}
-
-func (c *cooldowns) forget(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.all, name)
-}
-
-// noteDeletion notes deleted FloatingIPs with a cooldown that has not begun, before it
-// passes the event on. Only a real deletion event counts: with a tombstone after a broken
-// watch, the address may have cooled down already.
-func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { next.OnAdd(object, false) },
-		UpdateFunc: next.OnUpdate,
-		DeleteFunc: func(object any) {
-			if ip, ok := object.(*v1alpha1.FloatingIP); ok && ip.Spec.IsToRest() && r.cooldown(ip) > 0 {
-				r.cooldowns.begin(ip)
-			}
-			next.OnDelete(object)
-		},
+// cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
+func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
+	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
+	if err != nil || !found {
+		return 0
 	}
+	return cooldownOf(object.(*v1alpha1.IPPool))
 }
 
-// rest records the cooldown of an address after its FloatingIP was deleted.
-func (r *Reclaimer) rest(ctx context.Context, name string) error {
-	deleted, ok := r.cooldowns.of(name)
-	if !ok {
-		return nil
+// cooldownNow is cooldown with the pool read from the API server.
+func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {
+	if ip.Spec.Pool == "" {
+		return 0, nil
 	}
-	if time.Since(deleted.since.Time) >= r.cooldown(deleted.ip) {
-		r.cooldowns.forget(name)
-		return nil
+	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return 0, nil
 	}
-	_, err := r.ips.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since)})
-	if err != nil && !errors.Is(err, store.ErrTaken) {
-		return err
+	if err != nil {
+		return 0, fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
 	}
-	r.cooldowns.forget(name)
-	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Another client deleted a floating IP, its cooldown begins", "ip", deleted.ip.Spec.Address, "pool", deleted.ip.Spec.Pool)
+	return cooldownOf(pool), nil
+}
+
+func cooldownOf(pool *v1alpha1.IPPool) time.Duration {
+	if pool.Spec.Cooldown == nil {
+		return 0
 	}
-	return nil
+	return pool.Spec.Cooldown.Duration
 }

@@ -182,34 +182,3 @@ func (r *Reclaimer) pod(ctx context.Context, ip *v1alpha1.FloatingIP) (holder *v
 func finished(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
-
-// cooldown returns the cooldown of the address's pool; 0 if the pool is gone.
-func (r *Reclaimer) cooldown(ip *v1alpha1.FloatingIP) time.Duration {
-	object, found, err := r.poolsOf.GetByKey(ip.Spec.Pool)
-	if err != nil || !found {
-		return 0
-	}
-	return cooldownOf(object.(*v1alpha1.IPPool))
-}
-
-// cooldownNow is cooldown with the pool read from the API server.
-func (r *Reclaimer) cooldownNow(ctx context.Context, ip *v1alpha1.FloatingIP) (time.Duration, error) {
-	if ip.Spec.Pool == "" {
-		return 0, nil
-	}
-	pool, err := r.pools.Get(ctx, ip.Spec.Pool, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("get IPPool %s: %w", ip.Spec.Pool, err)
-	}
-	return cooldownOf(pool), nil
-}
-
-func cooldownOf(pool *v1alpha1.IPPool) time.Duration {
-	if pool.Spec.Cooldown == nil {
-		return 0
-	}
-	return pool.Spec.Cooldown.Duration
-}

@@ -228,7 +228,7 @@ func (r *Reclaimer) addressChanged(ip *v1alpha1.FloatingIP, gone bool) {
 	if gone {
 		r.rankings.remove(ip.Name)
 	} else {
-		r.cooldowns.forget(ip.Name)
+		r.deletions.forget(ip.Name)
 	}
 	if !gone && r.rankings.put(ip) {
 		for _, last := range r.rankings.lastYielding(ip.Spec.Owner) {

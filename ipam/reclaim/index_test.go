@@ -98,7 +98,7 @@ func TestMissedDeletion(t *testing.T) {
 		if known != wants || known && !bound.(bool) {
 			t.Errorf("missed %v: the pod is known as deleted: %v, bound %v", missed, known, bound)
 		}
-		if _, known := w.cooldowns.of(ip.Name); known != wants {
+		if _, known := w.deletions.of(ip.Name); known != wants {
 			t.Errorf("missed %v: the address rests: %v", missed, known)
 		}
 		if told != 2 {

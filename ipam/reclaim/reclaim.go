@@ -88,7 +88,7 @@ type Reclaimer struct {
 	events     event.Recorder
 	metrics    *Metrics
 	clocks     clockings
-	cooldowns  cooldowns
+	deletions  deletions
 	// deleted has the UIDs of recently deleted pods, and whether they had been bound.
 	deleted *lru.Cache
 	synced  []cache.DoneChecker
@@ -116,7 +116,7 @@ func New(config Config) (*Reclaimer, error) {
 		events:     config.Events,
 		metrics:    config.Metrics,
 		clocks:     clockings{since: map[string]time.Time{}},
-		cooldowns:  cooldowns{all: map[string]deletion{}},
+		deletions:  deletions{all: map[string]deletion{}},
 		deleted:    lru.New(rememberDeleted),
 
 		queue: newQueue("reclaim"), detaching: newQueue("reclaim-detach"),

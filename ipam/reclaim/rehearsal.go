@@ -169,7 +169,7 @@ func Rehearse(clients Clients, caches *Caches) *Rehearsal {
 			return nil, apierrors.NewNotFound(v1.Resource("pods"), name)
 		},
 		namespaces: corelisters.NewNamespaceLister(caches.Namespaces),
-		clocks:     clockings{}, cooldowns: cooldowns{}, deleted: lru.New(1),
+		clocks:     clockings{}, deletions: deletions{}, deleted: lru.New(1),
 		queue: newQueue(""), detaching: newQueue(""),
 	}
 	r.rankings = newRankings(r.asked)

@@ -335,7 +335,7 @@ func TestKnownPods(t *testing.T) {
 		}
 		out := node("n3")
 		out.Spec.Taints = []v1.Taint{{Key: v1.TaintNodeOutOfService}}
-		if !ipam.IsLost(out) || ipam.IsLost(node("n1")) {
+		if !ipam.IsNodeLost(out) || ipam.IsNodeLost(node("n1")) {
 			t.Error("which nodes are lost")
 		}
 	})

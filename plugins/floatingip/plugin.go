@@ -230,7 +230,7 @@ func (s *shared) nodeHandler(ctx context.Context) cache.ResourceEventHandler {
 					s.waiting.serves(pool)
 				}
 			}
-			if ipam.IsLost(is) && !ipam.IsLost(was) {
+			if ipam.IsNodeLost(is) && !ipam.IsNodeLost(was) {
 				s.lost(ctx, is)
 			}
 		},

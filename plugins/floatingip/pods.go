@@ -102,11 +102,11 @@ func (k *knownPods) IsLost(namespace, name, uid string) bool {
 }
 
 func (k *knownPods) lost(pod *v1.Pod) bool {
-	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" {
-		return false
-	}
 	node, err := k.nodes.Get(pod.Spec.NodeName)
-	return err != nil || ipam.IsLost(node)
+	if err != nil {
+		node = nil
+	}
+	return ipam.IsLost(pod, node)
 }
 
 // get returns nil for a pod that does not exist.

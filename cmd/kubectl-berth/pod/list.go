@@ -216,13 +216,9 @@ func (k *known) IsTerminating(_, name, uid string) bool {
 }
 
 // IsLost says whether the pod is being deleted and its node is lost.
-func (k *known) IsLost(namespace, name, uid string) bool {
+func (k *known) IsLost(_, name, uid string) bool {
 	pod := k.of(name, uid)
-	if pod == nil || !k.IsTerminating(namespace, name, uid) || pod.Spec.NodeName == "" {
-		return false
-	}
-	node := k.nodes[pod.Spec.NodeName]
-	return node == nil || ipam.IsLost(node)
+	return pod != nil && ipam.IsLost(pod, k.nodes[pod.Spec.NodeName])
 }
 
 // NeverBound is not known of pods that are gone.

@@ -30,7 +30,7 @@ import (
 
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/backup"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/migrate"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/client"
 	"github.com/berth-dev/berth/ipam/galaxy"
@@ -352,17 +352,17 @@ func (c *cluster) readBerth(ctx context.Context, progress *progress) (*backup.Ob
 }
 
 // readWorkloads reads pods and the workloads that may own them.
-func (c *cluster) readWorkloads(ctx context.Context, input *migrate.Input, progress *progress) error {
+func (c *cluster) readWorkloads(ctx context.Context, input *galaxyimport.Input, progress *progress) error {
 	keep := []string{galaxy.AnnotationArgs, galaxy.AnnotationPool, galaxy.AnnotationReleasePolicy}
 	err := c.readPods(ctx, progress, func(pod *v1.Pod) { input.Pods = append(input.Pods, slim(pod, keep...)) })
 	if err != nil {
 		return err
 	}
 	input.Kinds = c.kinds
-	for _, name := range migrate.Kinds(input.IPs, input.Pods) {
+	for _, name := range galaxyimport.Kinds(input.IPs, input.Pods) {
 		for _, kind := range c.kinds[name] {
 			err := c.readKind(ctx, kind, progress, func(o *metav1.PartialObjectMetadata) {
-				input.Workloads = append(input.Workloads, migrate.Workload{
+				input.Workloads = append(input.Workloads, galaxyimport.Workload{
 					GroupVersionKind: kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID, Controller: metav1.GetControllerOf(o),
 				})
 			})

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/migrate"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 	"github.com/berth-dev/berth/test/lab"
@@ -36,7 +36,7 @@ func TestImportGalaxyPrinted(t *testing.T) {
 	g.Scheduler(simulation.SchedulerOptions{})
 
 	printed := g.kubectl("", "berth", "import-galaxy", "-o", "yaml")
-	if n := strings.Count(printed, "uid: "+string(migrate.NilUID)); n != 2 {
+	if n := strings.Count(printed, "uid: "+string(galaxyimport.NilUID)); n != 2 {
 		t.Fatalf("%d of the objects have an owner without a UID, want 2:\n%s", n, printed)
 	}
 	g.kubectl(printed, "create", "-f", "-")

@@ -16,7 +16,7 @@ import (
 	"github.com/berth-dev/berth/cmd/kubectl-berth/answer"
 	chosen "github.com/berth-dev/berth/cmd/kubectl-berth/cluster"
 	"github.com/berth-dev/berth/cmd/kubectl-berth/command"
-	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/migrate"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
 
@@ -146,7 +146,7 @@ func (o *importOptions) run(ctx context.Context, call *command.Call) error {
 	if err != nil {
 		return err
 	}
-	plan, err := migrate.Make(input)
+	plan, err := galaxyimport.Make(input)
 	if err != nil {
 		return configError(err)
 	}
@@ -176,7 +176,7 @@ func (o *importOptions) run(ctx context.Context, call *command.Call) error {
 }
 
 // read collects the input of the plan.
-func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *progress) (*migrate.Input, []string, error) {
+func (o *importOptions) read(ctx context.Context, api *cluster, given *given, progress *progress) (*galaxyimport.Input, []string, error) {
 	notes, err := o.readGalaxy(ctx, api, given, progress)
 	if err != nil {
 		return nil, nil, err
@@ -185,9 +185,9 @@ func (o *importOptions) read(ctx context.Context, api *cluster, given *given, pr
 	if err != nil {
 		return nil, nil, configError(err)
 	}
-	input := &migrate.Input{
+	input := &galaxyimport.Input{
 		Subnets: subnets, IPs: given.ips, Pools: given.pools,
-		Options: migrate.Options{
+		Options: galaxyimport.Options{
 			PoolPrefix:       o.poolPrefix,
 			EnablePools:      o.enablePools,
 			ExternalAssigner: o.externalAssigner,
@@ -209,18 +209,18 @@ func (o *importOptions) read(ctx context.Context, api *cluster, given *given, pr
 // write applies a plan: claims first, because addresses carry their UIDs; then addresses;
 // pools last, so that nothing is allocated from them before all addresses in use are
 // recorded.
-func (o *importOptions) write(ctx context.Context, applier *applier, made *migrate.Plan) error {
+func (o *importOptions) write(ctx context.Context, applier *applier, made *galaxyimport.Plan) error {
 	claims, ips, pools := toWrite(made)
 	uids := map[types.NamespacedName]types.UID{}
 	var mu sync.Mutex
-	createClaim := func(ctx context.Context, item *migrate.Item) error {
+	createClaim := func(ctx context.Context, item *galaxyimport.Item) error {
 		uid, err := applier.write(ctx, item, nil)
 		mu.Lock()
 		defer mu.Unlock()
 		uids[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}] = uid
 		return err
 	}
-	createIP := func(ctx context.Context, item *migrate.Item) error {
+	createIP := func(ctx context.Context, item *galaxyimport.Item) error {
 		if owner := item.IP.Spec.Owner; owner != nil && owner.IsAwaited() && owner.IsClaim() {
 			if uid, ok := uids[types.NamespacedName{Namespace: owner.Namespace, Name: owner.Name}]; ok {
 				owner.UID = uid
@@ -233,7 +233,7 @@ func (o *importOptions) write(ctx context.Context, applier *applier, made *migra
 }
 
 // fromGalaxy returns the summary's remark about addresses of live pods.
-func fromGalaxy(plan *migrate.Plan) string {
+func fromGalaxy(plan *galaxyimport.Plan) string {
 	live := 0
 	for i := range plan.Items {
 		if ip := plan.Items[i].IP; ip != nil && ip.Spec.Pod != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/berth-dev/berth/ipam/wakeup"
 )
 
-// cooldowns ends the cooldown, in the book, of addresses whose FloatingIP somebody deleted
+// deletions ends the cooldown, in the book, of addresses whose FloatingIP somebody deleted
 // while their owner had them. The controller records it in another FloatingIP (package
-// reclaim, cooldown.go). Until the book sees that one, and if no controller runs, nothing
+// reclaim, deleted.go). Until the book sees that one, and if no controller runs, nothing
 // but the book keeps the address from other pods. Safe for concurrent use.
-type cooldowns struct {
+type deletions struct {
 	// cooldown returns the cooldown of a pool.
 	cooldown func(pool string) time.Duration
 	// over is called when the cooldown of an address is over, serially, without a lock.
@@ -31,12 +31,12 @@ type deletion struct {
 	since time.Time
 }
 
-func newCooldowns(cooldown func(pool string) time.Duration, over func(addr netip.Addr)) *cooldowns {
-	return &cooldowns{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: wakeup.New()}
+func newDeletions(cooldown func(pool string) time.Duration, over func(addr netip.Addr)) *deletions {
+	return &deletions{cooldown: cooldown, over: over, all: map[netip.Addr]deletion{}, again: wakeup.New()}
 }
 
 // begin notes that the cooldown of an address begins now. It does not block.
-func (r *cooldowns) begin(addr netip.Addr, pool string) {
+func (r *deletions) begin(addr netip.Addr, pool string) {
 	r.mu.Lock()
 	r.all[addr] = deletion{pool, time.Now()}
 	r.mu.Unlock()
@@ -45,12 +45,12 @@ func (r *cooldowns) begin(addr netip.Addr, pool string) {
 
 // review makes run check all addresses again, because pools may have changed. It does
 // not block.
-func (r *cooldowns) review() {
+func (r *deletions) review() {
 	r.again.Send()
 }
 
 // run ends cooldowns when they are over, until ctx ends. It blocks.
-func (r *cooldowns) run(ctx context.Context) {
+func (r *deletions) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -72,7 +72,7 @@ func (r *cooldowns) run(ctx context.Context) {
 
 // take removes and returns the addresses whose cooldown is over. next is the time until
 // the next one; 0: there is none.
-func (r *cooldowns) take(now time.Time) (ended []netip.Addr, next time.Duration) {
+func (r *deletions) take(now time.Time) (ended []netip.Addr, next time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for addr, deleted := range r.all {

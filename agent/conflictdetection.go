@@ -53,9 +53,9 @@ func (a *Agent) targets(record *state.Container, of func(nettype.Driver, *nettyp
 	return targets, err
 }
 
-// probe returns addressconflict.ErrConflict where another host has an address of the record. The node
+// detectConflicts returns addressconflict.ErrConflict where another host has an address of the record. The node
 // carries none of them yet.
-func (a *Agent) probe(ctx context.Context, record *state.Container) error {
+func (a *Agent) detectConflicts(ctx context.Context, record *state.Container) error {
 	if a.conflicts.Prober == nil {
 		return nil
 	}

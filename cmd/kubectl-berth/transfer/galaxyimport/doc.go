@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package migrate plans the move of a cluster's addresses from Galaxy to Berth: the
+// Package galaxyimport plans the move of a cluster's addresses from Galaxy to Berth: the
 // IPPools, IPClaims and FloatingIPs to create, and the objects that are left out, with
 // reasons. It does no I/O.
 //
@@ -21,4 +21,4 @@
 //
 // Galaxy's pools have no namespace, Berth's claims do: a Galaxy pool that several
 // namespaces use becomes a claim in each of them.
-package migrate
+package galaxyimport

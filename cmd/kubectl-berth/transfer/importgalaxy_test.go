@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/migrate"
+	"github.com/berth-dev/berth/cmd/kubectl-berth/transfer/galaxyimport"
 	"github.com/berth-dev/berth/ipam/api/v1alpha1"
 	"github.com/berth-dev/berth/ipam/galaxy"
 )
@@ -58,7 +58,7 @@ func somePod(name, uid, kind, owner string) *v1.Pod {
 }
 
 // galaxyPlan makes a plan of testdata/galaxy.yaml in a cluster with one Berth object.
-func galaxyPlan(t *testing.T) *migrate.Plan {
+func galaxyPlan(t *testing.T) *galaxyimport.Plan {
 	t.Helper()
 	given, err := readFiles([]string{"testdata/galaxy.yaml"}, nil, "floatingips")
 	if err != nil {
@@ -68,13 +68,13 @@ func galaxyPlan(t *testing.T) *migrate.Plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan, err := migrate.Make(&migrate.Input{
+	plan, err := galaxyimport.Make(&galaxyimport.Input{
 		Subnets: subnets, IPs: given.ips, Pools: given.pools,
 		Pods: []*v1.Pod{
 			somePod("web-0", "uid-web-0", "StatefulSet", "web"),
 			somePod("gate-1-x", "uid-gate", "ReplicaSet", "gate-1"),
 		},
-		Workloads: []migrate.Workload{{
+		Workloads: []galaxyimport.Workload{{
 			GroupVersionKind: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "StatefulSet"},
 			Namespace:        "shop", Name: "web", UID: "uid-web",
 		}},
@@ -82,7 +82,7 @@ func galaxyPlan(t *testing.T) *migrate.Plan {
 			ObjectMeta: metav1.ObjectMeta{Name: "10.0.70.4"},
 			Spec:       v1alpha1.FloatingIPSpec{Address: "10.0.70.4", Reserved: true},
 		}},
-		Options: migrate.Options{PoolPrefix: "galaxy-"},
+		Options: galaxyimport.Options{PoolPrefix: "galaxy-"},
 	})
 	if err != nil {
 		t.Fatal(err)

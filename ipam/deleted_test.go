@@ -19,7 +19,7 @@ func TestCooldowns(t *testing.T) {
 		short.Store(int64(time.Minute))
 		var mu sync.Mutex
 		var over []string
-		r := newCooldowns(func(pool string) time.Duration {
+		r := newDeletions(func(pool string) time.Duration {
 			if pool == "short" {
 				return time.Duration(short.Load())
 			}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// attempts is how often a change is tried that another program's change came before.
+const attempts = 3
+
+// Sync makes the kernel's table the wanted one, in one transaction, and returns whether anything was
+// different. It leaves alone the elements of sets that others fill, unless it must replace the table.
+func (t *Table) Sync() (changed bool, err error) {
+	for range attempts {
+		var have *State
+		if have, err = t.Read(); err != nil {
+			return false, err
+		}
+		if changed, err = t.SyncFrom(have); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
+	return changed, err
+}
+
+// SyncFrom is Sync for a caller that has read the table. It fails where another program has changed
+// it since.
+func (t *Table) SyncFrom(have *State) (changed bool, err error) {
+	var tx Transaction
+	if have.differs != nil {
+		tx.Replace(t)
+	} else {
+		for _, s := range t.Sets {
+			if s.Elements == nil {
+				continue
+			}
+			if gone, came := difference(have.elements[s.Name], sorted(s.Elements)); len(gone)+len(came) > 0 {
+				tx.changeElements(t, SetChange{s, slices.Values(gone), slices.Values(came)})
+			}
+		}
+	}
+	if tx.IsEmpty() {
+		return false, nil
+	}
+	return true, tx.Commit()
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package preallocation
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam"
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+)
+
+// take takes the missing addresses. has is the number of all the owner's addresses in the
+// view, even if they count for no want. take returns the reason why addresses are still
+// missing (nil if none are), and when to try again; 0 means at the next event. It fails if
+// goal.Confirm does, and has taken nothing then.
+func (p *Progress) take(ctx context.Context, by taker, goal Goal, has Count) (*Problem, time.Duration, error) {
+	now := by.Clock.Now()
+	if p.generation != goal.Generation {
+		p.generation, p.shortage, p.failures = goal.Generation, nil, 0
+	} else if soon := p.attempted.Add(Interval).Sub(now); p.failures > 0 && soon > 0 {
+		return p.Shortfall(goal), soon, nil
+	}
+	// Set this first: an address that becomes free from now on triggers another attempt.
+	var families []v1alpha1.IPFamily
+	for i := range goal.Wants {
+		families = append(families, goal.Wants[i].family())
+	}
+	p.Wait(families...)
+	a := attempt{taken: Count{}}
+	for i := range goal.Wants {
+		if err := a.take(ctx, by, &goal, &goal.Wants[i]); err != nil {
+			return nil, 0, err
+		}
+	}
+	if n := a.taken.Total(); n > 0 {
+		p.Expect(has, a.taken, now)
+		p.failures = 0
+		owner := goal.Wants[0].Request.Owner
+		klog.FromContext(ctx).V(2).Info("Preallocated floating IPs", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "count", n)
+	}
+	p.attempted = now
+	switch {
+	case len(a.problems) > 0:
+		p.failures++
+		// The book may not have seen yet the changes that this watch brought: the claim,
+		// its size, or an address that became free. So the first failure is not shown.
+		if a.certain || p.failures > 1 || p.shortage != nil {
+			shortage := joined(a.problems)
+			p.shortage = &shortage
+		}
+		return p.Shortfall(goal), min(patience, Interval<<min(p.failures-1, 10)), nil
+	case a.missing > 0:
+		p.shortage, p.failures = nil, 0
+		return p.Shortfall(goal), Gather, nil
+	}
+	p.shortage, p.failures = nil, 0
+	p.Wait()
+	return nil, 0, nil
+}
+
+// attempt is the result of an attempt.
+type attempt struct {
+	// asked: the owner is still as it was.
+	asked bool
+	// missing is the number of addresses it was for, taken the number it got.
+	missing int
+	taken   Count
+	// problems has one element for each failed want. certain says that one of them does
+	// not depend on free addresses.
+	problems []Problem
+	certain  bool
+}
+
+func (a *attempt) take(ctx context.Context, by taker, goal *Goal, w *Want) error {
+	missing := w.Size - w.Has
+	if missing <= 0 {
+		return nil
+	}
+	a.missing += missing
+	if p := NoPool(&w.Request, by.Pools()); p != nil {
+		a.problems = append(a.problems, Problem{p.Reason, w.have() + ": " + p.Message})
+		a.certain = true
+		return nil
+	}
+	if !a.asked {
+		if err := goal.Confirm(ctx); err != nil {
+			return err
+		}
+		a.asked = true
+	}
+	request := w.Request
+	request.Quota = by.Quota(request.Namespace)
+	made, err := by.Preallocator.Preallocate(ctx, request, min(missing, AtOnce))
+	a.taken[w.family()] += made
+	if err == nil || passing(err) || ctx.Err() != nil {
+		return nil //nolint:nilerr // a passing error is tried again, and is no problem to report
+	}
+	now := *w
+	now.Has += made
+	p := Problem{ReasonPreallocationFailed, now.have() + ": " + err.Error()}
+	if shortage := new(ipam.ShortageError); errors.As(err, &shortage) {
+		p.Reason = reasons[shortage.Cause]
+	} else {
+		owner := w.Request.Owner
+		klog.FromContext(ctx).Error(err, "Failed to preallocate addresses, will retry", "kind", owner.Kind, "owner", klog.KRef(owner.Namespace, owner.Name), "family", w.family())
+	}
+	a.problems = append(a.problems, p)
+	return nil
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reclaim
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/berth-dev/berth/ipam/api/v1alpha1"
+	"github.com/berth-dev/berth/ipam/store"
+)
+
+// deletions has the addresses that another client freed by deleting their FloatingIP, so
+// that their cooldown must be recorded in a new one. Until then, schedulers that saw the
+// deletion give the addresses to no pod. Safe for concurrent use.
+type deletions struct {
+	mu  sync.Mutex
+	all map[string]deletion // by FloatingIP
+}
+
+type deletion struct {
+	ip    *v1alpha1.FloatingIP // as it was when it was deleted
+	since metav1.Time
+}
+
+func (c *deletions) begin(ip *v1alpha1.FloatingIP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all[ip.Name] = deletion{ip, storedNow()}
+}
+
+func (c *deletions) of(name string) (deletion, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	found, ok := c.all[name]
+	return found, ok
+}
+
+func (c *deletions) forget(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.all, name)
+}
+
+// noteDeletion notes deleted FloatingIPs with a cooldown that has not begun, before it
+// passes the event on. Only a real deletion event counts: with a tombstone after a broken
+// watch, the address may have cooled down already.
+func (r *Reclaimer) noteDeletion(next cache.ResourceEventHandler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { next.OnAdd(object, false) },
+		UpdateFunc: next.OnUpdate,
+		DeleteFunc: func(object any) {
+			if ip, ok := object.(*v1alpha1.FloatingIP); ok && ip.Spec.IsToRest() && r.cooldown(ip) > 0 {
+				r.deletions.begin(ip)
+			}
+			next.OnDelete(object)
+		},
+	}
+}
+
+// rest records the cooldown of an address after its FloatingIP was deleted.
+func (r *Reclaimer) rest(ctx context.Context, name string) error {
+	deleted, ok := r.deletions.of(name)
+	if !ok {
+		return nil
+	}
+	if time.Since(deleted.since.Time) >= r.cooldown(deleted.ip) {
+		r.deletions.forget(name)
+		return nil
+	}
+	_, err := r.ips.Create(ctx, &v1alpha1.FloatingIP{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resting(&deleted.ip.Spec, deleted.since)})
+	if err != nil && !errors.Is(err, store.ErrTaken) {
+		return err
+	}
+	r.deletions.forget(name)
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Another client deleted a floating IP, its cooldown begins", "ip", deleted.ip.Spec.Address, "pool", deleted.ip.Spec.Pool)
+	}
+	return nil
+}
