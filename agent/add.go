@@ -144,7 +144,10 @@ func (a *Agent) attach(ctx context.Context, record *state.Container, watch *stop
 	// From here on the pod's deletion finds the record.
 	for _, step := range a.steps(watch) {
 		if err := step.do(ctx, record); err != nil {
-			return nil, errors.Join(err, a.rollBack(ctx, record))
+			if undo := a.undoOrLater(ctx, record); undo != nil {
+				err = errors.Join(err, fmt.Errorf("undo: %w", undo))
+			}
+			return nil, err
 		}
 		fault.Point("add/" + step.name)
 		watch.done(step.name)
@@ -163,15 +166,6 @@ func (a *Agent) attached(ctx context.Context, record *state.Container) {
 	a.announcer.Later(record)
 	a.defender.ListenSoon()
 	a.tellStatus(ctx, record)
-}
-
-// rollBack undoes an ADD that failed, now or later.
-func (a *Agent) rollBack(ctx context.Context, record *state.Container) error {
-	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
-		a.reconciler.FinishLater(record.Key())
-		return fmt.Errorf("undo: %w", err)
-	}
-	return nil
 }
 
 // complete writes the result, if nobody took the addresses or host ports away meanwhile.

@@ -63,8 +63,7 @@ func (a *Agent) detach(ctx context.Context, key state.Key, req *api.Request) err
 		// It is empty where the namespace is gone.
 		record.NetNS = req.NetNS
 	}
-	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
-		a.reconciler.FinishLater(key)
+	if err := a.undoOrLater(ctx, record); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Detached", "pod", klog.KRef(record.Pod.Namespace, record.Pod.Name),

@@ -184,11 +184,7 @@ func (a *Agent) endOfCaller(ctx context.Context, key state.Key, netns *string) e
 	if netns != nil {
 		record.NetNS = *netns
 	}
-	if err := a.undo(context.WithoutCancel(ctx), record); err != nil {
-		a.reconciler.FinishLater(key)
-		return err
-	}
-	return nil
+	return a.undoOrLater(ctx, record)
 }
 
 // ipamCheck returns the addresses that the interface was given.

@@ -19,6 +19,16 @@ import (
 // delTimeout limits the plugins' DEL, which may outlive the runtime's call.
 const delTimeout = 90 * time.Second
 
+// undoOrLater undoes an ADD that failed, and the ADD of a container that ends, whether or not the
+// runtime waits. After a failure the reconciler tries again.
+func (a *Agent) undoOrLater(ctx context.Context, record *state.Container) error {
+	err := a.undo(context.WithoutCancel(ctx), record)
+	if err != nil {
+		a.reconciler.FinishLater(record.Key())
+	}
+	return err
+}
+
 // undo takes the network of a container down and removes its record: it withdraws all
 // addresses and closes the host ports, and then, last attachment first, runs the plugins' DEL and removes the
 // interface. The caller holds the container's lock. undo goes on after a failure, but then

@@ -15,7 +15,8 @@ import (
 
 // The cooldown of an address begins where giveBack decides it (decide.go), or where another client
 // deletes its FloatingIP (deleted.go), and ends where endCooldown decides it. Meanwhile the book of
-// each scheduler gives the address to no pod.
+// each scheduler gives the address to no pod (ipam/allocator, Cooling in record.go; after such a
+// deletion ipam/deleted.go).
 
 // resting returns the spec of an address that cools down since a time.
 func resting(spec *v1alpha1.FloatingIPSpec, since metav1.Time) v1alpha1.FloatingIPSpec {
