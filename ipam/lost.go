@@ -20,12 +20,13 @@ func IsGone(pod *v1.Pod, uid string) bool {
 }
 
 // IsLost says whether the pod is lost with its node, so that its deletion may never end: it is
-// being deleted, and its node does not exist or is lost. node is the one that the pod names; nil:
-// there is none.
-func IsLost(pod *v1.Pod, node *v1.Node) bool {
+// being deleted, and its node does not exist or is lost. nodeOf returns the node that the pod
+// names, nil where there is none; it is called for a pod that is being deleted only.
+func IsLost(pod *v1.Pod, nodeOf func() *v1.Node) bool {
 	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" {
 		return false
 	}
+	node := nodeOf()
 	return node == nil || IsNodeLost(node)
 }
 

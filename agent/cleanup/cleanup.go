@@ -31,8 +31,7 @@ import (
 	"github.com/berth-dev/berth/cni/veth/wire"
 )
 
-// Node is a node to clean. Its paths are paths of the node until Clean resolves them; a value
-// serves one caller.
+// Node is a node to clean. Its paths are paths of the node.
 type Node struct {
 	// Root is the folder where the node's file system is mounted.
 	Root string
@@ -47,8 +46,6 @@ type Node struct {
 	Force bool
 	// Out gets a line for each thing.
 	Out io.Writer
-
-	resolved bool
 }
 
 // again is how long CleanUntilDone waits before it tries once more.
@@ -66,10 +63,14 @@ var ErrLeft = errors.New("there is something of Berth on this node, see above")
 // CleanUntilDone cleans the node until nothing is left, or returns the last error when the context
 // ends.
 func (n *Node) CleanUntilDone(ctx context.Context) error {
+	inRoot, err := n.inRoot()
+	if err != nil {
+		return err
+	}
 	tick := time.NewTicker(again)
 	defer tick.Stop()
 	said := ""
-	for err := n.Clean(ctx); err != nil; err = n.Clean(ctx) {
+	for err := inRoot.clean(ctx); err != nil; err = inRoot.clean(ctx) {
 		if text := err.Error(); text != said {
 			fmt.Fprintf(n.Out, "trying again every %s: %s\n", again, text)
 			said = text
@@ -86,9 +87,31 @@ func (n *Node) CleanUntilDone(ctx context.Context) error {
 // Clean removes everything of Berth from the node. It returns a RefusedError, and removes nothing, where an
 // agent or pods with floating IPs run.
 func (n *Node) Clean(ctx context.Context) error {
-	if err := n.resolve(); err != nil {
+	inRoot, err := n.inRoot()
+	if err != nil {
 		return err
 	}
+	return inRoot.clean(ctx)
+}
+
+// inRoot returns the node with paths of this process.
+func (n *Node) inRoot() (*Node, error) {
+	in := *n
+	for _, path := range []*string{&in.Socket, &in.StateFile, &in.ConfDir, &in.BinDir, &in.CacheDir, &in.SysctlRoot} {
+		if !filepath.IsAbs(*path) {
+			return nil, fmt.Errorf("%q must be an absolute path", *path)
+		}
+		found, err := securejoin.SecureJoin(n.Root, *path)
+		if err != nil {
+			return nil, fmt.Errorf("find %s in %s: %w", *path, n.Root, err)
+		}
+		*path = found
+	}
+	return &in, nil
+}
+
+// clean is Clean for a node with paths of this process.
+func (n *Node) clean(ctx context.Context) error {
 	if !n.Force && !n.DryRun && !n.Check {
 		if err := n.unused(); err != nil {
 			return err
@@ -131,25 +154,6 @@ func (n *Node) unused() error {
 	}
 	slices.Sort(pods)
 	return RefusedError{fmt.Errorf("pods with floating IPs run on this node and would lose their network: %s. Let the agent run here (agent.mode=run), delete them, and clean again", strings.Join(pods, ", "))}
-}
-
-// resolve turns the node's paths into paths of this process.
-func (n *Node) resolve() error {
-	if n.resolved {
-		return nil
-	}
-	for _, path := range []*string{&n.Socket, &n.StateFile, &n.ConfDir, &n.BinDir, &n.CacheDir, &n.SysctlRoot} {
-		if !filepath.IsAbs(*path) {
-			return fmt.Errorf("%q must be an absolute path", *path)
-		}
-		inRoot, err := securejoin.SecureJoin(n.Root, *path)
-		if err != nil {
-			return fmt.Errorf("find %s in %s: %w", *path, n.Root, err)
-		}
-		*path = inRoot
-	}
-	n.resolved = true
-	return nil
 }
 
 // alone keeps agents from starting until unlock is called.

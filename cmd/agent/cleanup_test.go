@@ -415,3 +415,14 @@ func TestCleanupLeavesOthers(t *testing.T) {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 }
+
+// A path that cannot be is an error at once, also where the cleanup stays: no node changes it.
+func TestCleanupOfRelativePath(t *testing.T) {
+	s := newSite(t)
+	s.options.Socket = "run/berth/agent.sock"
+	for _, args := range [][]string{nil, {"--stay"}} {
+		if out, refused, err := s.cleanup(args...); err == nil || refused || !strings.Contains(err.Error(), "absolute") || out != "" && !strings.HasPrefix(out, "Error") {
+			t.Errorf("cleanup %v: refused %v, %v\n%s", args, refused, err, out)
+		}
+	}
+}

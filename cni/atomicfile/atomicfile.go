@@ -29,9 +29,10 @@ func ReplaceSynced(path string, content io.Reader, mode fs.FileMode) error {
 // fs.ErrExist where the file exists.
 func CreateSynced(path string, content io.Reader, mode fs.FileMode) error {
 	return write(path, content, mode, syncAndClose, func(temp, path string) error {
-		if err := errors.Join(os.Link(temp, path), os.Remove(temp)); err != nil {
+		if err := os.Link(temp, path); err != nil {
 			return err
 		}
+		_ = os.Remove(temp) // the file is there; Unfinished finds the other name
 		return SyncFolder(filepath.Dir(path))
 	})
 }

@@ -52,7 +52,7 @@ type Config struct {
 	DeviceID string `json:"deviceID,omitempty"`
 }
 
-// validate returns an error that names the wrong field.
+// Validate returns an error that names the wrong field.
 func (c Config) Validate() error {
 	switch c.Mode {
 	case Bridge, Macvlan, IPvlan, Pure, SRIOV:

@@ -102,11 +102,13 @@ func (k *knownPods) IsLost(namespace, name, uid string) bool {
 }
 
 func (k *knownPods) lost(pod *v1.Pod) bool {
-	node, err := k.nodes.Get(pod.Spec.NodeName)
-	if err != nil {
-		node = nil
-	}
-	return ipam.IsLost(pod, node)
+	return ipam.IsLost(pod, func() *v1.Node {
+		node, err := k.nodes.Get(pod.Spec.NodeName)
+		if err != nil {
+			return nil
+		}
+		return node
+	})
 }
 
 // get returns nil for a pod that does not exist.

@@ -92,19 +92,20 @@ func apiOf(t *testing.T) *kubeAPI {
 }
 
 func startAPI(ctx context.Context) (a *kubeAPI, err error) {
-	a = &kubeAPI{}
-	if a.cp, err = lab.StartControlPlane(ctx, lab.ControlPlaneOptions{}); err != nil {
+	cp, err := lab.StartControlPlane(ctx, lab.ControlPlaneOptions{})
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, a.cp.Stop())
+			err = errors.Join(err, cp.Stop())
 		}
 	}()
-	if a.kube, err = a.cp.Clientset(); err != nil {
+	kube, err := cp.Clientset()
+	if err != nil {
 		return nil, err
 	}
-	config, err := a.cp.RESTConfig()
+	config, err := cp.RESTConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +114,7 @@ func startAPI(ctx context.Context) (a *kubeAPI, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a.ips, a.profiles = berth.FloatingIPs, berth.NetworkProfiles
+	a = &kubeAPI{cp: cp, kube: kube, ips: berth.FloatingIPs, profiles: berth.NetworkProfiles}
 	crds, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, err

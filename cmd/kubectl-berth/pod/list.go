@@ -218,7 +218,7 @@ func (k *known) IsTerminating(_, name, uid string) bool {
 // IsLost says whether the pod is being deleted and its node is lost.
 func (k *known) IsLost(_, name, uid string) bool {
 	pod := k.of(name, uid)
-	return pod != nil && ipam.IsLost(pod, k.nodes[pod.Spec.NodeName])
+	return pod != nil && ipam.IsLost(pod, func() *v1.Node { return k.nodes[pod.Spec.NodeName] })
 }
 
 // NeverBound is not known of pods that are gone.
