@@ -98,6 +98,8 @@ func claimantOf(r *Request) allocator.Claimant {
 
 // look fills in the candidates from the book and the pools.
 func (i *IPAM) look(c *Candidates) error {
+	// Before Held: a pod may end at any moment.
+	c.claimant.SetWasFull = !i.book.SetHasRoom(c.claimant)
 	held := slices.DeleteFunc(i.book.Held(c.claimant.Owner, c.request.UID, c.request.Name), func(record allocator.Record) bool {
 		return !c.request.mayKeep(&record)
 	})
@@ -111,7 +113,7 @@ func (i *IPAM) look(c *Candidates) error {
 	if c.state.capped {
 		c.shares = i.book.Shares(c.request.Namespace)
 	}
-	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited && i.book.SetHasRoom(c.claimant)
+	c.plain = len(held) == 0 && len(c.parts) == 1 && len(c.request.Parts[0].Ranges) == 0 && !c.claimant.Limited && !c.claimant.SetWasFull
 	return nil
 }
 

@@ -687,3 +687,56 @@ func TestGained(t *testing.T) {
 		}
 	}
 }
+
+// A set that was full when the pod's candidates were listed gives it no free address, even if the
+// pods that have its addresses end before one is reserved: their addresses are for this pod.
+func TestSetIsFullUntilItIsListedAgain(t *testing.T) {
+	s := newServer()
+	i := openWith(t, s, &poolWatch{pools: []*v1alpha1.IPPool{testPool("web", "10.0.70.2-10.0.70.9")}})
+	of := func(pod string) Request {
+		r := request(pod, pod, v1alpha1.ReleaseRetain)
+		r.Owner = Owner{APIVersion: "apps/v1", Kind: "Deployment", Namespace: "shop", Name: "web", UID: "d"}
+		r.Parts = []Part{{Family: v1alpha1.IPv4}, {Family: v1alpha1.IPv4}}
+		r.FixedSet, r.MaxPods = true, 1
+		return r
+	}
+	old := reserve(t, i, of("old"))
+	commit(t, i, old)
+	retain := func(addr netip.Addr) {
+		t.Helper()
+		spec := *s.IP(addr.String()).Spec.DeepCopy()
+		spec.Pod, spec.LastPod = nil, "old"
+		if _, err := s.Update(context.Background(), s.IP(addr.String()), spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listed := map[string]*Candidates{}
+	list := func(when string) {
+		t.Helper()
+		c, err := i.Candidates(of("next"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		listed[when] = c
+	}
+	list("the old pod runs")
+	retain(old.Addrs()[0])
+	list("one address is retained")
+	i.KnowPods(knownPods{gone: "old"})
+	for when, c := range listed {
+		r, err := i.Reserve(c, Node{Name: "node1"}, everywhere(c))
+		var shortage *ShortageError
+		if !errors.As(err, &shortage) {
+			t.Errorf("listed when %s, reserved when the old pod is gone: %v, %v", when, r, err)
+		}
+		if r != nil {
+			i.Unreserve(r)
+		}
+	}
+	list("the old pod is gone")
+	c := listed["the old pod is gone"]
+	r, err := i.Reserve(c, Node{Name: "node1"}, everywhere(c))
+	if err != nil || !r.Kept() {
+		t.Errorf("the next attempt: %v, %v", r, err)
+	}
+}

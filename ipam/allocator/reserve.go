@@ -21,6 +21,9 @@ type Claimant struct {
 	// have addresses that a policy keeps, another pod gets no free address.
 	FixedSet bool
 	MaxPods  int
+	// SetWasFull says that the set had no room before Held listed the owner's addresses. Addresses
+	// that came idle since are for the pod's next attempt, and no reason for a free one.
+	SetWasFull bool
 }
 
 // Want is one address that a pod needs: one of its owner's, or a free one.
@@ -331,6 +334,9 @@ func (a *Allocator) SetHasRoom(c Claimant) bool {
 // first counts addresses; only if they are too many does it count distinct pods that
 // are neither gone nor lost.
 func (a *Allocator) setHasRoom(c Claimant) bool {
+	if c.SetWasFull {
+		return false
+	}
 	var taken []*entry
 	for e := range a.ownedBy(c.Owner.key()) {
 		if e.takenFrom(c) {
