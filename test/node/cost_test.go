@@ -107,7 +107,8 @@ const (
 	costDirect = "10.0.80.%d"
 )
 
-// costNode is a node as it ships with ways to compare, each with containers of its own.
+// costNode is a node as it ships with ways to compare, each with containers of its own. The
+// second way has a host without an agent: the agent removes interfaces that it has no record of.
 type costNode struct {
 	*node
 	ways       [2]way
@@ -115,10 +116,10 @@ type costNode struct {
 }
 
 // ordinary are pods of the default network.
-func ordinary(t *testing.T, n *node, pods int) *costNode {
+func ordinary(t *testing.T, n, alone *node, pods int) *costNode {
 	t.Helper()
 	n.write("net.d/10-default.conflist", string(encoded(t, map[string]any{"cniVersion": "1.0.0", "name": "default-net", "plugins": []any{n.delegates()}})))
-	c := &costNode{node: n, ways: [2]way{n.shim(), n.directly("bridge", func(*container) map[string]any { return n.delegates() })}}
+	c := &costNode{node: n, ways: [2]way{n.shim(), alone.directly("bridge", func(*container) map[string]any { return alone.delegates() })}}
 	for i := range pods {
 		name := fmt.Sprintf("%s-%d", n.name, i)
 		pod := createPod(t, n.name, name, "")
@@ -130,10 +131,10 @@ func ordinary(t *testing.T, n *node, pods int) *costNode {
 }
 
 // floating are pods with a floating IP each.
-func floating(t *testing.T, n *node, first, pods int) *costNode {
+func floating(t *testing.T, n, alone *node, first, pods int) *costNode {
 	t.Helper()
 	addresses := map[string]string{}
-	c := &costNode{node: n, ways: [2]way{n.shim(), n.wired(func(c *container) netip.Addr { return netip.MustParseAddr(addresses[c.id]) })}}
+	c := &costNode{node: n, ways: [2]way{n.shim(), alone.wired(func(c *container) netip.Addr { return netip.MustParseAddr(addresses[c.id]) })}}
 	for i := range pods {
 		name := fmt.Sprintf("%s-%d", n.name, i)
 		address := fmt.Sprintf(costPool, first+i)
@@ -219,11 +220,15 @@ func TestCostOfAdd(t *testing.T) {
 		pod  string
 		make func() *costNode
 	}{
-		{"ordinary", func() *costNode { return ordinary(t, network.costNode(t, "cost-ordinary", "10.0.60.11"), pods) }},
-		{"floating, no probes", func() *costNode {
-			return floating(t, network.costNode(t, "cost-floating", "10.0.60.12", "--conflict-probes=0"), 100, pods)
+		{"ordinary", func() *costNode {
+			return ordinary(t, network.costNode(t, "cost-ordinary", "10.0.60.11"), network.newHost(t, "alone-ordinary", "10.0.60.21"), pods)
 		}},
-		{"floating, default", func() *costNode { return floating(t, network.costNode(t, "cost-probing", "10.0.60.13"), 180, pods) }},
+		{"floating, no probes", func() *costNode {
+			return floating(t, network.costNode(t, "cost-floating", "10.0.60.12", "--conflict-probes=0"), network.newHost(t, "alone-floating", "10.0.60.22"), 100, pods)
+		}},
+		{"floating, default", func() *costNode {
+			return floating(t, network.costNode(t, "cost-probing", "10.0.60.13"), network.newHost(t, "alone-probing", "10.0.60.23"), 180, pods)
+		}},
 	} {
 		c := tc.make()
 		adds, dels := c.oneByOne(t)
@@ -274,8 +279,8 @@ func TestCostOfManyAdds(t *testing.T) {
 		pod string
 		*costNode
 	}{
-		{"ordinary", ordinary(t, network.costNode(t, "many-ordinary", "10.0.60.11"), pods)},
-		{"floating, no probes", floating(t, network.costNode(t, "many-floating", "10.0.60.12", "--conflict-probes=0"), 100, pods)},
+		{"ordinary", ordinary(t, network.costNode(t, "many-ordinary", "10.0.60.11"), network.newHost(t, "alone-ordinary", "10.0.60.21"), pods)},
+		{"floating, no probes", floating(t, network.costNode(t, "many-floating", "10.0.60.12", "--conflict-probes=0"), network.newHost(t, "alone-floating", "10.0.60.22"), 100, pods)},
 	} {
 		var took [2][]time.Duration
 		var ratios []float64
@@ -324,7 +329,7 @@ func TestCostOfMemory(t *testing.T) {
 			"(without inactive files); heap is the memory of Go's objects now, and from the system all that Go has.",
 		Rows: table.Rows{{"pods", "resident", "anonymous", "peak", "charged", "working set", "heap", "from the system"}},
 	}
-	c := ordinary(t, n, 0)
+	c := ordinary(t, n, network.newHost(t, "alone-memory", "10.0.60.21"), 0)
 	have := 0
 	for _, pods := range []int{0, few(2, 50), few(4, 200)} {
 		for ; have < pods; have++ {

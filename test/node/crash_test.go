@@ -322,7 +322,7 @@ func TestRebootWithStateOnDisk(t *testing.T) {
 		c.Remove()
 	}
 	n.fromBefore("/nowhere", ordinary)
-	db, err := bbolt.Open(n.dir+"/agent.db", 0o600, nil)
+	db, err := bbolt.Open(n.dir+"/run/state.db", 0o600, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -346,7 +346,7 @@ func TestRebootWithStateOnDisk(t *testing.T) {
 // forget removes the records of containers from the file of an agent that does not run.
 func (n *node) forget(containers ...*container) {
 	n.t.Helper()
-	store, err := state.Open(n.dir + "/agent.db")
+	store, err := state.Open(n.dir + "/run/state.db")
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -13,14 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// mountMemory makes a folder that is in memory until the test ends, of at most size as in tmpfs(5).
+func mountMemory(t *testing.T, dir, size string) {
+	t.Helper()
+	if err := errors.Join(os.Mkdir(dir, 0o700), unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0700,size="+size)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
 // ownDisk starts the agent anew with its state file on a file system of its own.
 func (n *node) ownDisk(size string) (dir string) {
 	n.t.Helper()
 	dir = filepath.Join(n.dir, "disk")
-	if err := errors.Join(os.Mkdir(dir, 0o700), unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size)); err != nil {
-		n.t.Fatal(err)
-	}
-	n.t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	mountMemory(n.t, dir, size)
 	n.stop()
 	n.args = append(n.args, "--state-file", dir+"/agent.db")
 	n.start()

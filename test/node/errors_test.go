@@ -152,7 +152,7 @@ func TestStateFile(t *testing.T) {
 	n.mustAdd(c)
 	n.mustAdd(ordinary)
 	n.stop()
-	db, err := bbolt.Open(n.dir+"/agent.db", 0o600, nil)
+	db, err := bbolt.Open(n.dir+"/run/state.db", 0o600, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,18 +160,18 @@ func TestStateFile(t *testing.T) {
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
 	}
-	newer, err := os.ReadFile(n.dir + "/agent.db")
+	newer, err := os.ReadFile(n.dir + "/run/state.db")
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.launch()
 	<-n.agent.done
-	for _, text := range []string{"state file unusable", n.dir + "/agent.db", `schema \"99\"`, "--reset-state"} {
+	for _, text := range []string{"state file unusable", n.dir + "/run/state.db", `schema \"99\"`, "--reset-state"} {
 		if !strings.Contains(n.agent.text(), text) {
 			t.Errorf("the agent's last words lack %q:\n%s", text, n.agent.text())
 		}
 	}
-	if raw, err := os.ReadFile(n.dir + "/agent.db"); err != nil || !bytes.Equal(raw, newer) {
+	if raw, err := os.ReadFile(n.dir + "/run/state.db"); err != nil || !bytes.Equal(raw, newer) {
 		t.Errorf("the file was changed (%v)", err)
 	}
 	ping(t, net.client, "10.0.70.5")
@@ -189,7 +189,7 @@ func TestSocketAndConfiguration(t *testing.T) {
 	t.Parallel()
 	net := newNetwork(t)
 	n := net.newNode(t, "socket-a", "10.0.60.11")
-	for path, mode := range map[string]os.FileMode{"/run": 0o700, "/run/agent.sock": 0o600, "/agent.db": 0o600} {
+	for path, mode := range map[string]os.FileMode{"/run": 0o700, "/run/agent.sock": 0o600, "/run/state.db": 0o600} {
 		info, err := os.Stat(n.dir + path)
 		if err != nil || info.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v, want mode %v", path, info.Mode(), err, mode)

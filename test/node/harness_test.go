@@ -91,9 +91,8 @@ func (n *network) plug(h *netnstest.Host, addrs ...string) int {
 	return n.ports
 }
 
-// newNode makes a node with a default network of upstream plugins and starts
-// its agent.
-func (n *network) newNode(t *testing.T, name, address string, args ...string) *node {
+// newHost makes a node without an agent.
+func (n *network) newHost(t *testing.T, name, address string) *node {
 	t.Helper()
 	h := netnstest.New(t)
 	port := n.plug(h, address+"/24", strings.Replace(address, "10.0.60.", "2001:db8:60::", 1)+"/64")
@@ -105,9 +104,19 @@ func (n *network) newNode(t *testing.T, name, address string, args ...string) *n
 	sysctl(h, "net/ipv6/conf/all/forwarding", "1")
 	sysctl(h, "net/ipv6/conf/eth0/proxy_ndp", "1")
 	dir := sockettest.Folder(t)
-	nd := &node{t: t, Host: h, name: name, dir: dir, args: args, port: port}
+	// /run is in memory on nodes.
+	mountMemory(t, dir+"/run", "0")
+	return &node{t: t, Host: h, name: name, dir: dir, port: port}
+}
+
+// newNode makes a node with a default network of upstream plugins and starts
+// its agent.
+func (n *network) newNode(t *testing.T, name, address string, args ...string) *node {
+	t.Helper()
+	nd := n.newHost(t, name, address)
+	nd.args = args
 	nd.write("net.d/10-default.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"default-net","plugins":[
-		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, dir+"/host-local"))
+		{"type":"ptp","ipam":{"type":"host-local","subnet":"10.244.0.0/24","dataDir":%q,"routes":[{"dst":"0.0.0.0/0"}]}}]}`, nd.dir+"/host-local"))
 	nd.write("kubeconfig", kubeconfig(t))
 	nd.start()
 	t.Cleanup(nd.stop)
@@ -160,7 +169,7 @@ func (n *node) launch() {
 	n.t.Helper()
 	args := append([]string{
 		"--node-name", n.name, "--uplink", "eth0", "--kubeconfig", n.dir + "/kubeconfig", "--socket", n.dir + "/run/agent.sock",
-		"--state-file", n.dir + "/agent.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
+		"--state-file", n.dir + "/run/state.db", "--cni-cache-dir", n.dir + "/cni-cache", "--cni-conf-dir", n.dir + "/net.d", "--cni-bin-dir", shared.bin, "--secure-port", "0", "-v", "4",
 	}, n.args...)
 	p := &process{cmd: n.confined("berth-agent", args...), log: &bytes.Buffer{}, mu: &sync.Mutex{}, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p

@@ -282,7 +282,7 @@ func TestDamagedStateKeepsHostPorts(t *testing.T) {
 	}
 	answer()
 	n.kill()
-	n.write("agent.db", "this is not a database")
+	n.write("run/state.db", "this is not a database")
 	deletePod(t, ended.pod.Name)
 	n.start()
 	answer()

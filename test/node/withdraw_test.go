@@ -109,9 +109,9 @@ func TestDamagedState(t *testing.T) {
 			n.mustAdd(c)
 			n.mustAdd(stays)
 			n.kill()
-			n.write("agent.db", "this is not a database, but somebody may want to look at it")
+			n.write("run/state.db", "this is not a database, but somebody may want to look at it")
 			n.start()
-			if raw, err := filepath.Glob(n.dir + "/agent.db.bak-*"); err != nil || len(raw) != 1 {
+			if raw, err := filepath.Glob(n.dir + "/run/state.db.bak-*"); err != nil || len(raw) != 1 {
 				t.Errorf("the damaged file is kept as %q, %v", raw, err)
 			}
 			n.kill()
