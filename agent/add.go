@@ -92,7 +92,7 @@ func (a *Agent) earlier(ctx context.Context, record *state.Container) (result js
 		return old.Result, true, nil
 	}
 	// The old record may have other addresses than the new one.
-	if err := a.undo(context.WithoutCancel(ctx), old); err != nil {
+	if err := a.undoOrLater(ctx, old); err != nil {
 		return nil, false, fmt.Errorf("undo an earlier ADD of container %s: %w", record.ContainerID, err)
 	}
 	return nil, false, nil

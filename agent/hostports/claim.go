@@ -77,11 +77,11 @@ func holders(record *state.Container, others []*state.Container) (holder *Holder
 		if !claims(other) {
 			continue
 		}
-		taken := conflicts(record.HostPorts, other.HostPorts)
+		taken := slices.IndexFunc(record.HostPorts, func(port state.HostPort) bool { return conflict(port, other.HostPorts) })
 		switch {
-		case len(taken) == 0:
+		case taken < 0:
 		case !other.Pod.Is(record.Pod):
-			holder := &Holder{Port: taken[0], Pod: other.Pod}
+			holder := &Holder{Port: record.HostPorts[taken], Pod: other.Pod}
 			if other.ContainerID != "" {
 				holder.Record = other
 			}
@@ -98,11 +98,14 @@ func claims(record *state.Container) bool {
 	return record.Phase == state.Added || record.Phase == state.Adding
 }
 
-// conflicts lists the ports of ours that the node cannot have beside theirs.
-func conflicts(ours, theirs []state.HostPort) []state.HostPort {
-	return slices.DeleteFunc(slices.Clone(ours), func(our state.HostPort) bool {
-		return !slices.ContainsFunc(theirs, func(their state.HostPort) bool { return hostport.Conflict(our.HostPort, their.HostPort) })
-	})
+// conflict returns true where the node cannot have a port beside one of others.
+func conflict(port state.HostPort, others []state.HostPort) bool {
+	return slices.ContainsFunc(others, func(other state.HostPort) bool { return hostport.Conflict(port.HostPort, other.HostPort) })
+}
+
+// beside lists the ports of ours that the node can have beside theirs.
+func beside(ours, theirs []state.HostPort) []state.HostPort {
+	return slices.DeleteFunc(slices.Clone(ours), func(our state.HostPort) bool { return conflict(our, theirs) })
 }
 
 // tellPlugins puts the ports that the node chose into the capabilities of a network whose

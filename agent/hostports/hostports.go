@@ -89,12 +89,19 @@ func New(o Options) *Ports {
 const patience = 10 * time.Second
 
 // lock locks the host ports of all records. Its caller may write records and change the
-// kernel, and runs no plugin and asks no API meanwhile.
+// kernel, and runs no plugin and asks no API meanwhile. lock returns the cause where the context has
+// ended: a withdrawal may end it while an ADD waits for the lock.
 func (p *Ports) lock(ctx context.Context) (func(), error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	unlock, err := p.locks.Lock(ctx, "")
-	if err != nil {
+	unlock, err := p.locks.Lock(limited, "")
+	switch {
+	case ctx.Err() != nil:
+		if err == nil {
+			unlock()
+		}
+		return nil, context.Cause(ctx)
+	case err != nil:
 		return nil, fmt.Errorf("wait for another call for host ports: %w", err)
 	}
 	return unlock, nil
@@ -112,10 +119,6 @@ func (p *Ports) Open(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	defer unlock()
-	// A withdrawal may have ended the context before it got the lock.
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	p.mu.Lock()
 	p.opening[record.Key()] = mappings
 	p.mu.Unlock()
@@ -140,17 +143,14 @@ func (p *Ports) Complete(ctx context.Context, record *state.Container) error {
 		return err
 	}
 	defer unlock()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	err = p.Store.Change(func(records map[state.Key]*state.Container) ([]*state.Container, error) {
 		changed := []*state.Container{record}
 		for key, other := range records {
-			taken := conflicts(other.HostPorts, record.HostPorts)
-			if key == record.Key() || !other.Pod.Is(record.Pod) || other.Phase != state.Added || len(taken) == 0 {
+			left := beside(other.HostPorts, record.HostPorts)
+			if key == record.Key() || !other.Pod.Is(record.Pod) || other.Phase != state.Added || len(left) == len(other.HostPorts) {
 				continue
 			}
-			other.HostPorts = slices.DeleteFunc(other.HostPorts, func(port state.HostPort) bool { return slices.Contains(taken, port) })
+			other.HostPorts = left
 			changed = append(changed, other)
 		}
 		return changed, nil
@@ -196,11 +196,9 @@ func (p *Ports) Reopen(ctx context.Context, record *state.Container) error {
 	}
 	defer unlock()
 	for _, other := range p.Store.List() {
-		if other.Key() == record.Key() || !claims(other) {
-			continue
+		if other.Key() != record.Key() && claims(other) {
+			record.HostPorts = beside(record.HostPorts, other.HostPorts)
 		}
-		taken := conflicts(record.HostPorts, other.HostPorts)
-		record.HostPorts = slices.DeleteFunc(record.HostPorts, func(port state.HostPort) bool { return slices.Contains(taken, port) })
 	}
 	if err := p.Store.Put(record); err != nil {
 		return err
