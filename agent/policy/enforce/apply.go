@@ -188,7 +188,8 @@ func (e *Enforcer) write(ctx context.Context, key string) error {
 	}
 }
 
-// start returns the job of a key, nil where the key has no target any more.
+// start returns the job of a key, nil where the key has no target any more, or a pod's rules are not known
+// because its place is not: the table stays as it is then.
 func (e *Enforcer) start(key string) *job {
 	j := &job{key: key}
 	e.mu.Lock()
@@ -197,6 +198,7 @@ func (e *Enforcer) start(key string) *job {
 		return nil
 	}
 	j.gone = j.target.gone
+	placed := key == nodeKey || e.containers[key].known
 	e.mu.Unlock()
 	e.Objects.Do(func() {
 		j.version = e.version
@@ -204,10 +206,15 @@ func (e *Enforcer) start(key string) *job {
 		case j.gone:
 		case key == nodeKey:
 			j.want = e.index.Node()
+		case !placed && e.index.Governs(j.uid):
+			j = nil
 		default:
 			j.want = e.index.Pod(j.uid)
 		}
 	})
+	if j == nil {
+		return nil
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	j.check, j.written = j.target.check, j.target.written

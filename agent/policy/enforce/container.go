@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -60,9 +61,13 @@ type container struct {
 	phase phase
 	// closed says that Prepare closed its gate.
 	closed bool
-	// place is where its packets can be seen; it is to be found, or found again, unless placed.
-	place  place.Place
-	placed bool
+	// place is where its packets can be seen; it is to be found, or found again, unless placed. It counts once
+	// it is known: where it was never found in NetNS, nobody knows which rules its namespace must have.
+	place         place.Place
+	placed, known bool
+	// placeErr is why it could not be found the last time, and misses how often in a row.
+	placeErr error
+	misses   int
 	// target is the table in its network namespace, nil where it had no namespace so far.
 	target *target
 	// problem says why policies do not hold for all of its packets, empty where they do.
@@ -90,8 +95,21 @@ func (e *Enforcer) enter(told Container, now phase) *container {
 		c = &container{}
 		e.containers[told.ID] = c
 	}
+	if c.NetNS != told.NetNS {
+		c.unplace()
+	}
 	c.Container, c.phase = told, now
 	return c
+}
+
+// unplace forgets where the packets of a container can be seen.
+func (c *container) unplace() {
+	c.place, c.placed, c.known, c.placeErr, c.misses = place.Place{}, false, false, nil, 0
+}
+
+// settlePlace notes where the packets of a container can be seen.
+func (c *container) settlePlace(p place.Place) {
+	c.place, c.placed, c.known, c.placeErr, c.misses = p, true, true, nil, 0
 }
 
 // leave has the table of a container removed, and the container forgotten then. The caller holds the lock.
@@ -104,15 +122,15 @@ func (e *Enforcer) leave(c *container) {
 	e.queue.Add(c.ID)
 }
 
-// note stores a container as an ADD tells it, with its place; nil means that the place is to be found.
+// note stores a container as an ADD tells it, with its place; nil means that the place is to be found, and is
+// as before until then.
 func (e *Enforcer) note(told Container, p *place.Place) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.record(told)
 	c := e.enter(told, adding)
-	c.place, c.placed = place.Place{}, p != nil
-	if p != nil {
-		c.place = *p
+	if c.placed = false; p != nil {
+		c.settlePlace(*p)
 	}
 	e.ensureTarget(c, true)
 }
@@ -194,25 +212,42 @@ func (e *Enforcer) findPlaces(ctx context.Context) {
 		}
 	}
 	e.mu.Unlock()
+	wait := lastLook
 	for _, c := range missing {
-		if err := e.findPlace(c); err != nil {
+		if misses, err := e.findPlace(c); err != nil {
+			wait = min(wait, firstLook<<min(misses-1, 10))
 			klog.FromContext(ctx).Error(err, "Cannot find where the packets of a pod can be seen, will try again", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name))
 		}
 	}
+	if wait < lastLook {
+		e.lookSoon.Reset(wait)
+	}
 }
 
-// findPlace notes the place of a container. One without a namespace has none.
-func (e *Enforcer) findPlace(of Container) error {
+// The waits after the place of a container was not found a first time and at most.
+const firstLook, lastLook = time.Second, recheck
+
+// findPlace notes the place of a container. One whose namespace is gone has none; one whose place cannot be found
+// keeps the place that it has; misses is how often in a row.
+func (e *Enforcer) findPlace(of Container) (misses int, err error) {
 	p, err := e.Kernel.Find(of.NetNS, of.Interfaces)
-	if err != nil && !isGone(err) {
-		return err
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if c := e.containers[of.ID]; c != nil {
-		c.place, c.placed = p, true
+	c := e.containers[of.ID]
+	switch {
+	case c == nil || c.NetNS != of.NetNS:
+	case err == nil:
+		c.settlePlace(p)
+	case isGone(err):
+		// It may be there again when its table is written, which then stays as it is.
+		c.unplace()
+		c.placed = true
+	default:
+		c.placeErr = err
+		c.misses++
+		return c.misses, err
 	}
-	return nil
+	return 0, nil
 }
 
 // localsOf joins the containers of each pod. An address belongs to the container that lives, and to a

@@ -27,7 +27,8 @@
 // # Restart
 //
 // The rules in the kernel stand until all policies, all that they need and all pods of the node are
-// known; then each table is replaced in one transaction. Pods that run without a record, because the
+// known; then each table is replaced in one transaction. A pod whose place cannot be found keeps its table
+// until it is. Pods that run without a record, because the
 // record was lost, are taken from the API.
 //
 // # Locks

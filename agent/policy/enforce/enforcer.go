@@ -112,6 +112,8 @@ type Enforcer struct {
 
 	queue workqueue.TypedRateLimitingInterface[string]
 	soon  wakeup.Signal
+	// lookSoon calls Soon for places that were not found.
+	lookSoon *time.Timer
 	// started is closed when the containers of the node and the policies were known once.
 	started chan struct{}
 
@@ -145,6 +147,8 @@ func New(o Options) *Enforcer {
 		node:  &target{table: o.Kernel.Table("")}, containers: map[string]*container{}, recorded: map[string]bool{},
 		bridges: map[string]error{}, problems: map[policy.Problem]bool{}, readings: readings{past: map[counted]uint64{}},
 	}
+	e.lookSoon = time.AfterFunc(recheck, e.Soon)
+	e.lookSoon.Stop()
 	return e
 }
 

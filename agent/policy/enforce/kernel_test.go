@@ -119,8 +119,8 @@ func (m *memory) Held() (held cluster.Held) {
 type onNode struct {
 	*netnstest.Host
 	place.Shower
-	// refuse, where it is not nil, returns the kernel's error.
-	refuse func() error
+	// refuse and hide, where they are not nil, return the kernel's error for tables and for places.
+	refuse, hide func() error
 }
 
 func (k onNode) Table(netns string) Table {
@@ -146,6 +146,11 @@ func (r refusing) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
 }
 
 func (k onNode) Find(netns string, names []string) (p place.Place, err error) {
+	if k.hide != nil {
+		if err := k.hide(); err != nil {
+			return place.Place{}, err
+		}
+	}
 	_ = k.Try(func() error { p, err = place.Find(netns, names); return nil })
 	return p, err
 }
@@ -188,7 +193,8 @@ type topology struct {
 
 	enforcer *Enforcer
 	end      func()
-	refuse   func() error
+	// refuse and hide are of onNode.
+	refuse, hide func() error
 }
 
 // recorder keeps the notes of events.
@@ -240,7 +246,7 @@ func (w *topology) WaitForPods(context.Context) bool { return true }
 func (w *topology) start() {
 	w.cluster.known = make(chan struct{})
 	ctx, cancel := context.WithCancel(w.t.Context())
-	w.enforcer = New(Options{Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}, w.refuse}, Events: w.events})
+	w.enforcer = New(Options{Objects: w.cluster, Kernel: onNode{w.node, place.Shower{SysctlRoot: "/proc/sys"}, w.refuse, w.hide}, Events: w.events})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -854,6 +860,63 @@ func TestLostRecords(t *testing.T) {
 	w.eventually("no table is left", func() bool { return !w.has(w.node) && !w.has(direct.Host) })
 	if !answers(other.Host, db) {
 		t.Error("other does not reach db without a policy")
+	}
+}
+
+// The rules of a direct pod stand while the agent cannot find out where the pod's packets can be seen, as after a
+// restart; it says so, and looks again soon.
+func TestPlaceNotFound(t *testing.T) {
+	netnstest.NeedLinks(t, "macvlan")
+	w := newTopology(t)
+	policy := allow("direct", "direct")
+	w.set(policy)
+	direct, other := w.newPod("direct", "10.0.60.21"), w.newPod("other", "10.0.60.22")
+	w.add(direct, "macvlan")
+	w.add(other, "macvlan")
+	w.end()
+	w.cluster.before = func() {
+		w.cluster.sink.SetNetworkPolicy(policy)
+		for _, p := range w.cluster.pods {
+			w.cluster.sink.SetPod(nil, p)
+		}
+	}
+	var blind atomic.Bool
+	blind.Store(true)
+	w.hide = func() error {
+		if blind.Load() {
+			return unix.ENOBUFS
+		}
+		return nil
+	}
+	told := func() bool {
+		w.events.mu.Lock()
+		defer w.events.mu.Unlock()
+		return slices.ContainsFunc(w.events.notes, func(n string) bool {
+			return strings.HasPrefix(n, "Pod direct "+EventNotEnforced) && strings.Contains(n, "is not known")
+		})
+	}
+	w.start()
+	w.eventually("the pod's event", told)
+	// The queue of tables is empty when this write has ended.
+	later := w.newPod("later", "10.1.0.3")
+	w.cluster.Do(func() { w.enforcer.index.SetPod(nil, later.api) })
+	version := w.enforcer.publish()
+	w.enforcer.queue.Add(nodeKey)
+	if err := w.enforcer.wait(t.Context(), nodeKey, version); err != nil {
+		t.Fatal(err)
+	}
+	if !w.has(direct.Host) || reaches(other.Host, direct) {
+		t.Error("the rules of a pod went because its place was not found")
+	}
+	// An ADD of another attachment of the container does not know the place either.
+	w.enforcer.note(direct.Container, nil)
+	w.enforcer.Attached(direct.ID)
+
+	w.cluster.Do(func() { w.cluster.sink.SetNetworkPolicy(allow("direct", "direct", "other")) })
+	blind.Store(false)
+	within(t, 10*time.Second, "the place is found and the newer policy holds", func() bool { return reaches(other.Host, direct) })
+	if in := w.enforcer.Inspect(); len(in.Unenforced) > 0 {
+		t.Errorf("Inspect() = %+v", in)
 	}
 }
 

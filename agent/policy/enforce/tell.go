@@ -181,6 +181,9 @@ func (e *Enforcer) problemOf(c *container) string {
 			all = append(all, "network policies do not hold between pods on bridge "+bridge+": "+err.Error())
 		}
 	}
+	if c.placeErr != nil {
+		all = append(all, "network policies are not up to date: where the packets of the pod can be seen is not known: "+c.placeErr.Error())
+	}
 	if c.target != nil && c.target.err != nil {
 		all = append(all, "network policies are not up to date in the pod's network namespace: "+c.target.err.Error())
 	}
