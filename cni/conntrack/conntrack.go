@@ -26,6 +26,8 @@ type Flow struct {
 	// Original has the addresses of the first packet before the kernel translated it, Reply has the
 	// answers' addresses. So the connection really leads to the source of Reply.
 	Original, Reply Tuple
+	// Mark is the connection mark, of which several programs share the bits.
+	Mark uint32
 
 	// tuple and id are the kernel's name for it.
 	tuple, id []byte
@@ -79,6 +81,21 @@ func End(f *Flow) error {
 	req.AddData(nl.NewRtAttr(nl.CTA_ID, f.id))
 	if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("end the connection from %s to %s: %w", f.Original.Source, f.Original.Destination, err)
+	}
+	return nil
+}
+
+// markMask is CTA_MARK_MASK of the kernel's uapi/linux/netfilter/nfnetlink_conntrack.h.
+const markMask = 21
+
+// SetMark sets the bits of a mask in the mark of a connection, which may be gone, and leaves the other bits.
+func SetMark(f *Flow, mark, mask uint32) error {
+	req := request(familyOf(f.Original.Source.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK)
+	req.AddData(nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, f.tuple))
+	req.AddData(nl.NewRtAttr(nl.CTA_MARK, binary.BigEndian.AppendUint32(nil, mark)))
+	req.AddData(nl.NewRtAttr(markMask, binary.BigEndian.AppendUint32(nil, mask)))
+	if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("mark the connection from %s to %s: %w", f.Original.Source, f.Original.Destination, err)
 	}
 	return nil
 }
@@ -141,6 +158,11 @@ func parse(m []byte) (f *Flow, zone uint16, err error) {
 			_, f.Reply, err = parseTuple(value)
 		case nl.CTA_ID:
 			f.id = append([]byte(nil), value...)
+		case nl.CTA_MARK:
+			if len(value) < 4 {
+				return errShort
+			}
+			f.Mark = binary.BigEndian.Uint32(value)
 		case nl.CTA_ZONE:
 			if len(value) < 2 {
 				return errShort

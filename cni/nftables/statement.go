@@ -122,6 +122,7 @@ var (
 	nfProto   = meta(unix.NFT_META_NFPROTO, 1)
 
 	CTState     = conntrack(unix.NFT_CT_STATE, 4, -1)
+	ctMark      = conntrack(unix.NFT_CT_MARK, 4, -1)
 	CTStatus    = conntrack(unix.NFT_CT_STATUS, 4, -1)
 	CTDirection = conntrack(unix.NFT_CT_DIRECTION, 1, -1)
 	// CTOriginalDPort is the destination port before it was translated.
@@ -276,6 +277,14 @@ var (
 		})
 	}}.Is(1)
 )
+
+// HasConnectionMark matches packets of connections whose mark has one of the bits.
+func HasConnectionMark(bits uint32) Statement { return ctMark.hasAny(bits) }
+
+// LacksConnectionMark matches where HasConnectionMark does not.
+func LacksConnectionMark(bits uint32) Statement {
+	return ctMark.And(binary.NativeEndian.AppendUint32(nil, bits)...).Is(0, 0, 0, 0)
+}
 
 // Types of ICMP (RFC 792) and ICMPv6 messages (RFC 4861, RFC 2710, RFC 3810).
 const (

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package table brings rulesets into the kernel: as table inet berth-policy of the network
-// namespace of the node or of a pod. It owns that table, and the connections that end because a
-// new ruleset would not let them begin. It decides nothing about policies.
+// namespace of the node or of a pod. It owns that table. It decides nothing about policies.
 //
 // # Changes
 //
@@ -29,12 +28,6 @@
 //
 //	set ports.<hash>      the ports of rules with several; rules with the same share one
 //	set icmpv6.nd         the types of neighbour discovery
-//	set cut4, cut6        source . destination . protocol . port . port: packets of connections
-//	                      that were ended, in both directions. Rules behind the one for established
-//	                      connections drop them. Without them conntrack would take the next
-//	                      packet of the other side for the beginning of a connection in that direction,
-//	                      which may be allowed. An element leaves after an hour, or when
-//	                      a ruleset allows its connection again
 //
 // Base chains of one hook have priorities in the order of their names.
 //

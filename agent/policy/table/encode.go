@@ -12,32 +12,24 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berth-dev/berth/agent/policy/connections"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
-// family is an address family with its set of connections that were ended.
-type family struct {
-	*nftables.IP
-	cut string
-}
-
-var families = []family{{nftables.V4, "cut4"}, {nftables.V6, "cut6"}}
-
-func familyOf(f ruleset.Family) family {
+func familyOf(f ruleset.Family) *nftables.IP {
 	if f == ruleset.IPv4 {
-		return families[0]
+		return nftables.V4
 	}
-	return families[1]
+	return nftables.V6
 }
 
 // names is the suffix by which the names of a ruleset's objects in the kernel differ from the
-// names in the ruleset; each replacement changes it. Base chains, counters and the sets of ended
-// connections, which outlive replacements, have none.
+// names in the ruleset; each replacement changes it. Base chains and counters, which outlive
+// replacements, have none.
 type names string
 
 func (n names) of(name string) string {
@@ -67,9 +59,7 @@ func next(have *nftables.Contents) names {
 		used[names(name[at:])] = true
 	}
 	for _, s := range have.Sets {
-		if !isCut(s.Name) {
-			use(s.Name)
-		}
+		use(s.Name)
 	}
 	for _, c := range have.Chains {
 		if c.Base == nil {
@@ -81,18 +71,6 @@ func next(have *nftables.Contents) names {
 		suffix = names(fmt.Sprintf(".%d", i))
 	}
 	return suffix
-}
-
-// isCut returns whether it is a set of ended connections.
-func isCut(set string) bool { return set == families[0].cut || set == families[1].cut }
-
-// cutFor is how long packets of an ended connection are dropped: longer than anybody repeats
-// one that is not answered.
-const cutFor = time.Hour
-
-// cutSet is the set of packets of ended connections.
-func (f family) cutSet() *nftables.Set {
-	return &nftables.Set{Name: f.cut, Timeout: cutFor, Key: []nftables.Type{f.Addr, f.Addr, nftables.InetProto, nftables.InetService, nftables.InetService}}
 }
 
 // setOf returns a set as the kernel has it.
@@ -226,9 +204,6 @@ var hooks = map[ruleset.Hook]nftables.Hook{ruleset.Forward: nftables.Forward, ru
 // tableOf returns the table of a ruleset, whose sets that follow from rules are constants.
 func (n names) tableOf(rs *ruleset.Ruleset, constants map[string]constant, counters map[string]int) *nftables.Table {
 	t := &nftables.Table{Family: nftables.INet, Name: ruleset.TableName, Counters: slices.Sorted(maps.Keys(counters))}
-	for _, f := range families {
-		t.Sets = append(t.Sets, f.cutSet())
-	}
 	for _, name := range slices.Sorted(maps.Keys(constants)) {
 		t.Sets = append(t.Sets, n.constant(constants[name]))
 	}
@@ -273,36 +248,16 @@ func baseChains(rs *ruleset.Ruleset) []*ruleset.Chain {
 // rulesOf yields the rules of a chain as the kernel has them.
 func (n names) rulesOf(c *ruleset.Chain) iter.Seq[nftables.Rule] {
 	return func(yield func(nftables.Rule) bool) {
-		cut := func() bool {
-			for _, f := range families {
-				if !yield(nftables.NewRule("connections that were ended", f.Is, f.inCut(), nftables.Drop)) {
-					return false
-				}
-			}
-			return true
-		}
-		done := c.Hook == ruleset.NoHook
 		for i := range c.Rules {
 			r := &c.Rules[i]
-			if !done && !r.Established {
-				if !cut() {
-					return
-				}
-				done = true
-			}
 			if !yield(nftables.NewRule(comment(r), append(n.conditions(c.Hook, r), n.action(r)...)...)) {
 				return
 			}
-		}
-		if !done {
-			cut()
+			if r.Established && !yield(nftables.NewRule("connections that were ended", nftables.HasConnectionMark(connections.EndedMark), nftables.Drop)) {
+				return
+			}
 		}
 	}
-}
-
-// inCut matches packets of connections that were ended.
-func (f family) inCut() nftables.Statement {
-	return nftables.In(f.cut, f.Addresses, nftables.L4Proto, nftables.SPort, nftables.DPort)
 }
 
 // comment says why a rule is there.
@@ -347,7 +302,7 @@ func (n names) conditions(hook ruleset.Hook, r *ruleset.Rule) (all []nftables.St
 		add(f.Is)
 	}
 	if r.Established {
-		add(nftables.Established)
+		add(nftables.Established, nftables.LacksConnectionMark(connections.EndedMark))
 	}
 	in(r.InInterface, nftables.IIFName)
 	in(r.OutInterface, nftables.OIFName)

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/berth-dev/berth/agent/policy/connections"
 	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/socket"
 	"github.com/berth-dev/berth/cni/nftables"
 )
 
@@ -66,11 +69,6 @@ const attempts = 3
 // Apply brings a ruleset, which must be one that rulesettest.Check accepts, into the kernel. After an
 // error packets meet the old rules, and the next Apply replaces all.
 func (t *Table) Apply(ctx context.Context, rs *ruleset.Ruleset) error {
-	for _, f := range families {
-		if rs.Sets[f.cut] != nil || rs.Maps[f.cut] != nil {
-			return fmt.Errorf("apply a ruleset: set %s has the name of the set of ended connections", f.cut)
-		}
-	}
 	return t.do(func() error {
 		before := t.applied
 		t.applied = nil
@@ -139,6 +137,27 @@ func (t *Table) replaceAll(ctx context.Context, rs *ruleset.Ruleset) error {
 		}
 	}
 	return fmt.Errorf("replace the table of policies: %w", errs[0])
+}
+
+// EndConnections is connections.End with the ruleset that was applied last, in the table's namespace.
+func (t *Table) EndConnections(ctx context.Context, addresses map[netip.Addr]string) (ended int, err error) {
+	if t.applied == nil {
+		return 0, fmt.Errorf("end connections: %w: nothing was applied", ErrChanged)
+	}
+	rs := t.applied.rs
+	err = t.do(func() (err error) {
+		ended, err = connections.End(ctx, rs, addresses)
+		return err
+	})
+	return ended, err
+}
+
+// Adopt is connections.Adopt in the table's namespace. It may be called in parallel.
+func (t *Table) Adopt(_ context.Context, all []socket.Connection, replace bool) error {
+	if len(all) == 0 {
+		return nil
+	}
+	return t.do(func() error { return connections.Adopt(all, replace) })
 }
 
 // Remove deletes the table, where there is one. A namespace that is gone has none.

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package connections ends the connections that a ruleset would not let begin, and lets them go on
+// where a later ruleset would. It does so by a bit of the kernel's connection mark, which the rules of
+// every backend ask for: a connection that is marked stays in the kernel's table, so its packets keep it
+// there, and no packet of its other side begins it anew in that direction, which may be allowed.
+package connections
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berth-dev/berth/agent/policy/ruleset"
+	"github.com/berth-dev/berth/agent/policy/socket"
+	"github.com/berth-dev/berth/cni/conntrack"
+)
+
+// EndedMark is the bit of the connection mark by which rules know a connection that was ended. Programs that
+// share the mark leave it alone: kube-proxy uses the bits 0x4000 and 0x8000 of the packet's mark,
+// Calico 0xffff0000, Cilium 0x0f00.
+const EndedMark = 0x2000
+
+// End ends the connections of addresses whose first packet the ruleset would drop, lets connections go on that
+// an earlier call ended and that it would allow, and returns how many it ended. It touches no other one. It works
+// in the network namespace of the calling thread, reads all connections there, and blocks for the kernel. Each
+// address has the name of its interface in the namespace of a pod; on the node the names are empty.
+func End(ctx context.Context, rs *ruleset.Ruleset, addresses map[netip.Addr]string) (ended int, err error) {
+	judge := newJudge(rs, addresses)
+	if err := judge.readNode(); err != nil {
+		return 0, err
+	}
+	denied, allowed, err := judge.changed()
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, flow := range denied {
+		errs = append(errs, conntrack.SetMark(flow, EndedMark, EndedMark))
+	}
+	for _, flow := range allowed {
+		errs = append(errs, conntrack.SetMark(flow, 0, EndedMark))
+	}
+	if err := ctx.Err(); err != nil {
+		errs = append(errs, err)
+	}
+	return len(denied), errors.Join(errs...)
+}
+
+// judge says which connections a ruleset would drop.
+type judge struct {
+	forward, in, out *ruleset.Walker
+	// addresses have their interfaces.
+	addresses map[netip.Addr]string
+	// onNode is true for a ruleset of hook forward, and node has the addresses of the node then:
+	// packets from and to them do not pass hook forward.
+	onNode bool
+	node   map[netip.Addr]bool
+}
+
+func newJudge(rs *ruleset.Ruleset, addresses map[netip.Addr]string) *judge {
+	return &judge{
+		forward: ruleset.NewWalker(rs, ruleset.Forward), in: ruleset.NewWalker(rs, ruleset.Input), out: ruleset.NewWalker(rs, ruleset.Output),
+		addresses: addresses,
+		onNode:    seesForwarded(rs),
+	}
+}
+
+// seesForwarded returns whether the ruleset has a base chain of hook forward.
+func seesForwarded(rs *ruleset.Ruleset) bool {
+	for _, c := range rs.Chains {
+		if c.Hook == ruleset.Forward {
+			return true
+		}
+	}
+	return false
+}
+
+func (j *judge) readNode() error {
+	j.node = map[netip.Addr]bool{}
+	if !j.onNode {
+		return nil
+	}
+	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range found {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			j.node[addr.Unmap()] = true
+		}
+	}
+	return nil
+}
+
+// drops returns whether the first packet of a connection would be dropped, as the hooks see it:
+// after the translation of its destination and before the translation of its source.
+func (j *judge) drops(protocol byte, from, to netip.AddrPort) bool {
+	packet := ruleset.Packet{Source: from.Addr(), Destination: to.Addr(), Protocol: ruleset.Protocol(protocol), Port: to.Port()}
+	if j.onNode {
+		return !j.node[from.Addr()] && !j.node[to.Addr()] && j.forward.Walk(packet).Verdict == ruleset.Drop
+	}
+	source, isSource := j.addresses[from.Addr()]
+	destination, isDestination := j.addresses[to.Addr()]
+	if isSource && isDestination {
+		return false
+	}
+	if isSource {
+		packet.OutInterface = source
+		return j.out.Walk(packet).Verdict == ruleset.Drop
+	}
+	packet.InInterface = destination
+	return isDestination && j.in.Walk(packet).Verdict == ruleset.Drop
+}
+
+// changed lists the connections of the addresses that the ruleset would drop and that are not ended,
+// and the ended ones that it would allow.
+func (j *judge) changed() (denied, allowed []*conntrack.Flow, err error) {
+	families := map[int]bool{}
+	for a := range j.addresses {
+		if a.Is4() {
+			families[unix.AF_INET] = true
+		} else {
+			families[unix.AF_INET6] = true
+		}
+	}
+	for family := range families {
+		err := conntrack.List(family, func(f *conntrack.Flow) bool {
+			isEnded := f.Mark&EndedMark != 0
+			switch {
+			case !j.decides(f):
+			case j.drops(f.Protocol, f.Original.Source, f.Reply.Source):
+				if !isEnded {
+					denied = append(denied, f)
+				}
+			case isEnded:
+				allowed = append(allowed, f)
+			}
+			return true
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return denied, allowed, nil
+}
+
+// decides returns whether the ruleset decides about a connection. The node's decides about all that were
+// ended there: the pod may be governed no more.
+func (j *judge) decides(f *conntrack.Flow) bool {
+	_, source := j.addresses[f.Original.Source.Addr()]
+	_, destination := j.addresses[f.Reply.Source.Addr()]
+	return source || destination || j.onNode && f.Mark&EndedMark != 0
+}
+
+// Adopt has the kernel track connections that began before tracking, each as begun by the side that began it:
+// else the kernel takes the side whose packet comes next for that. A tracked connection stays as it is, unless
+// replace is true and the kernel has the other side as the one that began. It works in the network namespace
+// of the calling thread.
+func Adopt(all []socket.Connection, replace bool) error {
+	var errs []error
+	for _, c := range all {
+		_, err := conntrack.Adopt(c.Protocol, conntrack.Tuple{Source: c.From, Destination: c.To}, replace)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
