@@ -78,8 +78,10 @@ type Cluster struct {
 	// These say which kinds have been read whole, and of which scope the pods.
 	networkRead, clusterRead, definitionsRead, namespacesRead bool
 	podsRead                                                  scope
-	// installed says whether the cluster has ClusterNetworkPolicies.
-	installed, installedNow bool
+	// installed says whether the cluster has ClusterNetworkPolicies; later, that it had none before.
+	installed, installedNow, later bool
+	// unserved is why they cannot be read though they are installed.
+	unserved error
 	// errs has by the kind why it cannot be read.
 	errs map[string]error
 	// news is closed when something was read, and replaced.
@@ -343,7 +345,7 @@ func (c *Cluster) dropClusterPolicies() {
 	defer c.mu.Unlock()
 	c.clusterPass++
 	c.sweepPolicies(true, c.clusterPass)
-	c.clusterRead = false
+	c.clusterRead, c.unserved = false, nil
 	c.tellNews()
 }
 
@@ -363,10 +365,32 @@ func (c *Cluster) networkFeed() *feed {
 }
 
 func (c *Cluster) clusterFeed() *feed {
-	return policyFeed(c, &feed{kind: clusterPolicies, source: c.o.ClusterPolicies, optional: true}, &c.clusterPass, &c.clusterRead, needOfCluster, func(p *policyv1alpha2.ClusterNetworkPolicy) {
+	return policyFeed(c, &feed{kind: clusterPolicies, source: c.o.ClusterPolicies, absent: c.noteAbsence}, &c.clusterPass, &c.clusterRead, needOfCluster, func(p *policyv1alpha2.ClusterNetworkPolicy) {
 		p.Status = policyv1alpha2.ClusterNetworkPolicyStatus{}
 		c.sink.SetClusterPolicy(p)
 	})
+}
+
+// noteAbsence notes that ClusterNetworkPolicies are installed and not served. Known ones stay. Where none are
+// known, the first of a new kind may come later; but an agent that begins now cannot tell that there are none.
+func (c *Cluster) noteAbsence(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unserved = fmt.Errorf("the API server does not serve version %s of %s, though their CustomResourceDefinition exists: "+
+		"policies that were known hold as they were, and changes of them are not seen; have it serve this version, or delete the definition to be without them: %w",
+		policyv1alpha2.GroupVersion.Version, clusterPolicies, err)
+	c.errs[clusterPolicies] = c.unserved
+	if c.later {
+		c.clusterRead = true
+	}
+	c.tellNews()
+}
+
+// Unserved returns why ClusterNetworkPolicies cannot be read though they are installed; nil where they can.
+func (c *Cluster) Unserved() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unserved
 }
 
 // policyFeed completes the feed of a kind of policies: pass counts its listings, read says that there was
@@ -396,6 +420,9 @@ func policyFeed[P interface {
 		c.locked(func() {
 			c.sweepPolicies(f.kind == clusterPolicies, *pass)
 			*read = true
+			if f.kind == clusterPolicies {
+				c.unserved = nil
+			}
 			c.tellNews()
 		})()
 	}
@@ -413,8 +440,7 @@ func (c *Cluster) definitionFeed() *feed {
 			defer c.mu.Unlock()
 			c.installedNow = installed
 			if c.definitionsRead {
-				c.installed = installed
-				c.wake()
+				c.install(installed)
 			}
 		}
 	}
@@ -424,12 +450,19 @@ func (c *Cluster) definitionFeed() *feed {
 		put:   set(true), remove: set(false),
 		end: func(string) {
 			c.locked(func() {
-				c.definitionsRead, c.installed = true, c.installedNow
-				c.wake()
+				c.install(c.installedNow)
+				c.definitionsRead = true
 				c.tellNews()
 			})()
 		},
 	}
+}
+
+// install notes whether ClusterNetworkPolicies are installed.
+func (c *Cluster) install(installed bool) {
+	c.later = installed && (c.later || c.definitionsRead && !c.installed)
+	c.installed = installed
+	c.wake()
 }
 
 // setPolicy has the sink told of a policy, as soon as all that it needs is known.

@@ -498,6 +498,47 @@ func TestInstalledLater(t *testing.T) {
 	})
 }
 
+// ClusterNetworkPolicies that are known stay while their definition exists and the API server does not serve
+// them, which is told; an agent that begins then does not take them for none.
+func TestNotServed(t *testing.T) {
+	run(t, func(w *fakeCluster) {
+		w.twoNodes()
+		w.definitions.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: DefinitionName}})
+		admin := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "admin", Generation: 1}}
+		w.clusterPolicies.Add(admin)
+		w.start()
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		err := w.cluster.Wait(ctx)
+		if err == nil || !strings.Contains(err.Error(), "does not serve version v1alpha2 of ClusterNetworkPolicies") {
+			w.Errorf("wait while the kind is not served: %v", err)
+		}
+		w.clusterPolicies.fail(nil)
+		if err := w.cluster.Wait(w.Context()); err != nil {
+			w.Error(err)
+		}
+		w.expect("served", []string{"admin"}, bothNamespaces, ownPods)
+		if err := w.cluster.Unserved(); err != nil {
+			w.Errorf("served: Unserved() = %v", err)
+		}
+
+		w.clusterPolicies.fail(apierrors.NewNotFound(schema.GroupResource{}, ""))
+		w.clusterPolicies.ResetWatch()
+		w.after(10 * time.Minute)
+		w.expect("not served any more", []string{"admin"}, bothNamespaces, ownPods)
+		if err := w.cluster.Unserved(); err == nil || !w.cluster.HasSynced() {
+			w.Errorf("not served any more: Unserved() = %v, synced: %v", err, w.cluster.HasSynced())
+		}
+		w.clusterPolicies.DeleteDropWatch(admin)
+		w.clusterPolicies.fail(nil)
+		w.after(4 * time.Minute)
+		w.expect("served and deleted", nil, nil, nil)
+		if err := w.cluster.Unserved(); err != nil {
+			w.Errorf("served again: Unserved() = %v", err)
+		}
+	})
+}
+
 // The first policies are not known before their lists are.
 func TestWait(t *testing.T) {
 	run(t, func(w *fakeCluster) {

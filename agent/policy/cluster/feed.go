@@ -30,8 +30,9 @@ type feed struct {
 	source cache.ListerWatcher
 	// selector is of fields.
 	selector string
-	// optional says that the cluster may lack the kind; it has no objects then.
-	optional bool
+	// absent is called where the API server does not serve the kind; nil where it always does. Nobody knows
+	// then which objects there are.
+	absent func(error)
 
 	// begin is called before all objects are read, end after it with the version that was read: an
 	// object that was not put in between is gone. live says that the watch tells an object, in the
@@ -76,11 +77,9 @@ func (f *feed) ListWithContext(ctx context.Context, _ metav1.ListOptions) (runti
 	}
 	for pause := absentMin; ; pause = min(2*pause, absentMax) {
 		version, err := f.all(ctx)
-		if f.optional && apierrors.IsNotFound(err) {
-			f.reached(nil)
-			f.begin()
-			f.end("")
-			klog.FromContext(ctx).V(2).Info("The API server does not serve a kind yet, will ask again", "kind", f.kind, "after", pause)
+		if f.absent != nil && apierrors.IsNotFound(err) {
+			f.absent(err)
+			klog.FromContext(ctx).V(2).Info("The API server does not serve a kind, will ask again", "kind", f.kind, "after", pause)
 			select {
 			case <-ctx.Done():
 				return nil, ctx.Err()
@@ -188,7 +187,7 @@ func (f *feed) WatchWithContext(ctx context.Context, options metav1.ListOptions)
 	if ctx.Err() == nil {
 		f.reached(err)
 	}
-	if f.optional && apierrors.IsNotFound(err) {
+	if f.absent != nil && apierrors.IsNotFound(err) {
 		// The reflector lists again, and ListWithContext waits.
 		return nil, apierrors.NewResourceExpired(f.kind + " are not served any more")
 	}

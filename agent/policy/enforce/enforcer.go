@@ -33,6 +33,7 @@ type objects interface {
 	Wait(ctx context.Context) error
 	Ensure(ctx context.Context, pod types.NamespacedName, uid types.UID) error
 	Held() cluster.Held
+	Unserved() error
 }
 
 // kernel is the kernel of the node. Methods block for it and are safe in parallel for

@@ -193,7 +193,12 @@ func TestTell(t *testing.T) {
 	if said(EventNotEnforced) != 1 {
 		t.Errorf("events: %q", w.events.notes)
 	}
-	if in := w.enforcer.Inspect(); len(in.Unenforced) != 1 {
+	w.cluster.Do(func() { w.cluster.unserved = errors.New("not served") })
+	w.enforcer.Soon()
+	w.eventually("the definition's event", func() bool {
+		return said("CustomResourceDefinition clusternetworkpolicies.policy.networking.k8s.io "+EventNotServed+": not served") == 1
+	})
+	if in := w.enforcer.Inspect(); len(in.Unenforced) != 1 || len(in.Problems) != 2 {
 		t.Errorf("Inspect() = %+v", in)
 	}
 }

@@ -49,6 +49,8 @@ type memory struct {
 	// known is closed when Wait returns, and before, if given, runs until then.
 	known  chan struct{}
 	before func()
+	// unserved is of Unserved.
+	unserved error
 }
 
 func (m *memory) Namespaces() iter.Seq2[string, map[string]string] { return maps.All(m.labels) }
@@ -109,6 +111,11 @@ func (m *memory) Wait(ctx context.Context) error {
 }
 
 func (m *memory) Ensure(context.Context, types.NamespacedName, types.UID) error { return nil }
+
+func (m *memory) Unserved() (err error) {
+	m.Do(func() { err = m.unserved })
+	return err
+}
 
 func (m *memory) Held() (held cluster.Held) {
 	m.Do(func() { held.Pods = len(m.pods) })

@@ -18,6 +18,7 @@ import (
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/berth-dev/berth/agent/policy"
+	"github.com/berth-dev/berth/agent/policy/cluster"
 	"github.com/berth-dev/berth/agent/policy/place"
 	"github.com/berth-dev/berth/cni/api"
 	"github.com/berth-dev/berth/ipam/event"
@@ -33,7 +34,14 @@ const (
 	// carried out as it is written, and allows nothing; agents that have pods of its namespace say so.
 	// Do: correct the policy as the note says.
 	EventProblem = "NetworkPolicyProblem"
+	// EventNotServed (Warning on CustomResourceDefinition): the API server does not serve the version of
+	// ClusterNetworkPolicies that agents read. Known policies hold as they were, and changes are not seen;
+	// an agent that starts attaches no pods. Do: have the definition serve the version that the note names.
+	EventNotServed = "ClusterNetworkPoliciesNotServed"
 )
+
+// kindDefinition is the kind of the problem that ClusterNetworkPolicies are not served.
+const kindDefinition = "CustomResourceDefinition"
 
 // action is the action of the agent's events.
 const action = "EnforceNetworkPolicy"
@@ -87,6 +95,9 @@ func (e *Enforcer) tell(ctx context.Context) {
 		}
 		found = e.index.Problems()
 	})
+	if err := e.Objects.Unserved(); err != nil {
+		found = append(found, policy.Problem{Kind: kindDefinition, NamespacedName: types.NamespacedName{Name: cluster.DefinitionName}, Text: err.Error()})
+	}
 	e.tellPods(ctx, governed)
 	e.tellPolicies(ctx, found, func(p policy.Problem) bool {
 		if p.Namespace == "" {
@@ -131,9 +142,14 @@ func (e *Enforcer) tellPolicies(ctx context.Context, found []policy.Problem, con
 			continue
 		}
 		klog.FromContext(ctx).Info("A network policy cannot be carried out as it is written", "kind", p.Kind, "policy", klog.KRef(p.Namespace, p.Name), "problem", p.Text)
-		if concerns(p) {
-			e.warn(reference(p), EventProblem, p.Text)
+		if !concerns(p) {
+			continue
 		}
+		reason := EventProblem
+		if p.Kind == kindDefinition {
+			reason = EventNotServed
+		}
+		e.warn(reference(p), reason, p.Text)
 	}
 }
 
@@ -145,8 +161,11 @@ func (e *Enforcer) warn(about *corev1.ObjectReference, reason, text string) {
 
 func reference(p policy.Problem) *corev1.ObjectReference {
 	version := networkingv1.SchemeGroupVersion
-	if p.Kind == policy.KindClusterNetworkPolicy {
+	switch p.Kind {
+	case policy.KindClusterNetworkPolicy:
 		version = schema.GroupVersion(policyv1alpha2.GroupVersion)
+	case kindDefinition:
+		version = schema.GroupVersion{Group: "apiextensions.k8s.io", Version: "v1"}
 	}
 	return &corev1.ObjectReference{APIVersion: version.String(), Kind: p.Kind, Namespace: p.Namespace, Name: p.Name}
 }
