@@ -58,7 +58,8 @@ type judge struct {
 	// addresses have their interfaces.
 	addresses map[netip.Addr]string
 	// onNode is true for a ruleset of hook forward, and node has the addresses of the node then:
-	// packets from and to them do not pass hook forward.
+	// packets from and to them do not pass hook forward. That is so of addresses of Services on a link of the
+	// node as well: what is sent on from there to a pod has the pod's address in Reply.
 	onNode bool
 	node   map[netip.Addr]bool
 }

@@ -295,9 +295,10 @@ func TestRequest(t *testing.T) {
 	})
 }
 
-// The node's addresses are the addresses of all its links.
+// The node's addresses are the addresses of all its links, but the addresses of Services.
 func TestNodeAddresses(t *testing.T) {
 	w := newTopology(t)
+	w.node.IPBatch("link add kube-ipvs0 type bridge\naddr add 10.96.0.10/32 dev kube-ipvs0\naddr add 2001:db8:96::10/128 dev kube-ipvs0\n")
 	w.node.Run(func() error {
 		got, err := NodeAddresses()
 		want := []netip.Addr{netip.MustParseAddr("10.0.60.11"), netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("2001:db8:60::11")}

@@ -232,8 +232,23 @@ func (n namespace) seen(l netlink.Link) (w where, bridge string, err error) {
 	return direct, "", nil
 }
 
-// NodeAddresses lists the addresses of the node itself, in order. It blocks for the kernel.
+// serviceLinks carry the addresses of Services, so that the node takes packets to them, and are no way to the
+// node: of kube-proxy in mode ipvs and of kube-router.
+var serviceLinks = []string{"kube-ipvs0", "kube-dummy-if"}
+
+// NodeAddresses lists the addresses of the node itself, in order, without the ones of Services. It blocks
+// for the kernel.
 func NodeAddresses() ([]netip.Addr, error) {
+	ofServices := map[int]bool{}
+	for _, name := range serviceLinks {
+		l, err := rtnl.LinkOrNil(name)
+		if err != nil {
+			return nil, fmt.Errorf("look for the addresses of Services: %w", err)
+		}
+		if l != nil {
+			ofServices[l.Attrs().Index] = true
+		}
+	}
 	found, err := netlinksafe.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list the addresses of the node: %w", err)
@@ -241,7 +256,7 @@ func NodeAddresses() ([]netip.Addr, error) {
 	var all []netip.Addr
 	for _, a := range found {
 		addr, ok := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); ok && !addr.IsLinkLocalUnicast() && !addr.IsLoopback() {
+		if addr = addr.Unmap(); ok && !ofServices[a.LinkIndex] && !addr.IsLinkLocalUnicast() && !addr.IsLoopback() {
 			all = append(all, addr)
 		}
 	}
